@@ -1,0 +1,21 @@
+//! The vocabulary that every part of Galaxy shares: names and numbers with
+//! units, the plan, the batch shape, and the frames that carry tensors.
+//!
+//! Nothing here opens a socket, reads a clock or touches a tensor. Every type
+//! that comes from outside is parsed once into a form that cannot be invalid.
+
+pub mod frame;
+pub mod ids;
+pub mod plan;
+pub mod shape;
+pub mod span;
+pub mod units;
+
+pub use frame::{Frame, FrameError, FrameHeader, HEADER_BYTES, MAX_PAYLOAD_BYTES};
+pub use ids::{DeviceName, Epoch, NameError, Rank, RequestId, SequenceNumber};
+pub use plan::{
+    Assignment, BlockAssignment, DevicePlan, Plan, PlanError, Strategy, WireType, apportion,
+};
+pub use shape::{BatchShape, Pooling, Segment, ShapeError, Wanted};
+pub use span::{Column, Head, Layer, Row, Span, Token, Unit};
+pub use units::{Bytes, UnitError};

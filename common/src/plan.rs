@@ -1,0 +1,354 @@
+//! The plan: which devices take part, in which ring order, and what each holds and computes.
+
+use crate::{
+    ids::{DeviceName, Rank},
+    span::{Column, Head, Layer, Row, Span, Token},
+    units::Bytes,
+};
+use serde::{Deserialize, Serialize};
+use std::{fmt, str::FromStr};
+
+/// How work is cut over devices.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Strategy {
+    /// One device does everything.
+    Local,
+    /// Tensor parallel blocks, an AllReduce after each, connective blocks replicated.
+    Megatron,
+    /// Tensor parallel blocks, sequence parallel connective blocks, ring AllGather and
+    /// ReduceScatter in tiles (Galaxy, §III-B and §III-D).
+    Galaxy,
+}
+
+/// How activations travel.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WireType {
+    /// 32 bits, exact.
+    F32,
+    /// 16 bits: half the bytes, and lossy.
+    F16,
+}
+
+impl WireType {
+    /// Bytes of one value.
+    pub fn width(self) -> u32 {
+        match self {
+            Self::F32 => 4,
+            Self::F16 => 2,
+        }
+    }
+}
+
+macro_rules! named {
+    ($type:ty, $what:literal, $($text:literal => $variant:expr),+) => {
+        impl FromStr for $type {
+            type Err = String;
+            fn from_str(text: &str) -> Result<Self, String> {
+                match text {
+                    $($text => Ok($variant),)+
+                    _ => Err(format!(concat!("{:?} is not a ", $what, ": known are ", $($text, " "),+), text).trim_end().to_owned()),
+                }
+            }
+        }
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                $(if *self == $variant { return f.write_str($text); })+
+                Ok(())
+            }
+        }
+    };
+}
+named!(Strategy, "strategy", "local" => Strategy::Local, "megatron" => Strategy::Megatron, "galaxy" => Strategy::Galaxy);
+named!(WireType, "wire type", "f32" => WireType::F32, "f16" => WireType::F16);
+
+/// The part of each block of some layers that a device computes, and so the weights it holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct BlockAssignment {
+    /// For these layers,
+    pub layers: Span<Layer>,
+    /// these query heads (and the key-value heads that they use),
+    pub heads: Span<Head>,
+    /// and these columns of the inner width of the MLP.
+    pub columns: Span<Column>,
+}
+
+/// What a device computes in one phase.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Assignment {
+    /// Blocks by runs of layers, in order, together all layers.
+    pub blocks: Vec<BlockAssignment>,
+    /// Relative weight of rows in connective blocks; turned into rows for each request by [`apportion`].
+    pub row_weight: u32,
+    /// Slice of the vocabulary whose logits it computes. Empty where the model has no such head.
+    pub vocabulary: Span<Token>,
+}
+
+impl Assignment {
+    /// The part of layer `layer`; empty where no run covers it.
+    pub fn block(&self, layer: u32) -> BlockAssignment {
+        self.blocks.iter().copied().find(|b| b.layers.has(layer)).unwrap_or(BlockAssignment {
+            layers: Span::new(layer, layer + 1),
+            heads: Span::empty(),
+            columns: Span::empty(),
+        })
+    }
+    /// Whether the device has a part in some attention block.
+    pub fn any_heads(&self) -> bool {
+        self.blocks.iter().any(|b| !b.heads.is_empty())
+    }
+    /// Whether the device has a part in some MLP block.
+    pub fn any_columns(&self) -> bool {
+        self.blocks.iter().any(|b| !b.columns.is_empty())
+    }
+    /// Whether the device has a part in the layers at all: rows, heads or columns.
+    pub fn in_layers(&self) -> bool {
+        self.row_weight > 0 || self.any_heads() || self.any_columns()
+    }
+}
+
+/// One device of a plan.
+///
+/// Holdings equal the union of the assignments until a device may hold more than it computes.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct DevicePlan {
+    /// Whose part this is.
+    pub name: DeviceName,
+    /// Bytes that the device grants to everything of ours.
+    pub budget: Bytes,
+    /// Threads for kernels.
+    pub threads: u16,
+    /// What it computes for many rows at once.
+    pub prefill: Assignment,
+    /// What it computes for one row at a time.
+    pub decode: Assignment,
+}
+
+/// A plan: made once for a model, a cluster and a workload; small, serialisable, deterministic.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Plan {
+    /// Name of the model's directory.
+    pub model: String,
+    /// Digest of what the model is; see `galaxy_model`.
+    pub fingerprint: String,
+    /// How work is cut.
+    pub strategy: Strategy,
+    /// How activations travel.
+    pub wire: WireType,
+    /// Into how many tiles each device's rows are cut, 1 to [`MAX_TILES`]. 1 means that
+    /// communication does not overlap with compute.
+    pub tiles: u16,
+    /// Most rows of one program; budgets hold for it.
+    pub max_rows: u32,
+    /// Devices in ring order.
+    pub ring: Vec<DevicePlan>,
+}
+
+/// More tiles than this cost more than any overlap gives back.
+pub const MAX_TILES: u16 = 64;
+/// More devices than this no ring on one network carries.
+pub const MAX_DEVICES: usize = 128;
+
+/// What a plan must cover; taken from the model.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Extent {
+    /// Layers.
+    pub layers: u32,
+    /// Query heads of a layer.
+    pub heads: u32,
+    /// Inner width of the MLP.
+    pub columns: u32,
+    /// Entries of the vocabulary that have logits; 0 without a language-model head.
+    pub vocabulary: u32,
+}
+
+/// A plan that is none.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PlanError {
+    /// No devices, or absurdly many.
+    #[error("a plan has 1 to {MAX_DEVICES} devices, not {devices}")]
+    Devices {
+        /// How many there are.
+        devices: usize,
+    },
+    /// A name stands twice in the ring.
+    #[error("device {name} stands twice in the ring")]
+    Twice {
+        /// Whose.
+        name: DeviceName,
+    },
+    /// A tile count out of range.
+    #[error("tiles must be 1 to {MAX_TILES}, not {tiles}")]
+    Tiles {
+        /// The count.
+        tiles: u16,
+    },
+    /// Nobody has rows, so nobody can own a result.
+    #[error("no device has a row weight above zero")]
+    NoRows,
+    /// Parts that leave something out or take something twice.
+    #[error(
+        "{what} of layer {layer} are not covered exactly once: {at} is where the parts of the devices part"
+    )]
+    Cover {
+        /// What is split.
+        what: &'static str,
+        /// Where; 0 for what no layer has.
+        layer: u32,
+        /// The first index that is left out or taken twice.
+        at: u32,
+    },
+    /// Weights that differ where a strategy has no use for them.
+    #[error("strategy local takes one device, and the plan has {devices}")]
+    Local {
+        /// How many there are.
+        devices: usize,
+    },
+}
+
+impl Plan {
+    /// Checks that the parts cover the model exactly.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn validate(&self, extent: Extent) -> Result<(), PlanError> {
+        if self.ring.is_empty() || self.ring.len() > MAX_DEVICES {
+            return Err(PlanError::Devices { devices: self.ring.len() });
+        }
+        if self.strategy == Strategy::Local && self.ring.len() != 1 {
+            return Err(PlanError::Local { devices: self.ring.len() });
+        }
+        if !(1..=MAX_TILES).contains(&self.tiles) {
+            return Err(PlanError::Tiles { tiles: self.tiles });
+        }
+        for (i, device) in self.ring.iter().enumerate() {
+            if self.ring[..i].iter().any(|d| d.name == device.name) {
+                return Err(PlanError::Twice { name: device.name.clone() });
+            }
+        }
+        for phase in [Phase::Prefill, Phase::Decode] {
+            let parts: Vec<_> = self.ring.iter().map(|d| d.assignment(phase)).collect();
+            if parts.iter().all(|p| p.row_weight == 0) {
+                return Err(PlanError::NoRows);
+            }
+            for layer in 0..extent.layers {
+                let blocks: Vec<_> = parts.iter().map(|p| p.block(layer)).collect();
+                covers(blocks.iter().map(|b| b.heads), extent.heads, "heads", layer)?;
+                covers(blocks.iter().map(|b| b.columns), extent.columns, "columns", layer)?;
+            }
+            covers(parts.iter().map(|p| p.vocabulary), extent.vocabulary, "tokens", 0)?;
+        }
+        Ok(())
+    }
+
+    /// The ring's devices with their ranks.
+    pub fn ranked(&self) -> impl Iterator<Item = (Rank, &DevicePlan)> {
+        self.ring.iter().enumerate().map(|(i, d)| (Rank(i as u16), d))
+    }
+
+    /// The rank of a device by its name.
+    pub fn rank_of(&self, name: &DeviceName) -> Option<Rank> {
+        self.ranked().find(|(_, d)| d.name == *name).map(|(rank, _)| rank)
+    }
+}
+
+/// Many rows at once, or one at a time.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub enum Phase {
+    /// Many rows.
+    Prefill,
+    /// One row of each sequence.
+    Decode,
+}
+
+impl DevicePlan {
+    /// The part in a phase.
+    pub fn assignment(&self, phase: Phase) -> &Assignment {
+        match phase {
+            Phase::Prefill => &self.prefill,
+            Phase::Decode => &self.decode,
+        }
+    }
+}
+
+fn covers<U: crate::span::Unit>(
+    parts: impl Iterator<Item = Span<U>>,
+    total: u32,
+    what: &'static str,
+    layer: u32,
+) -> Result<(), PlanError> {
+    let mut parts: Vec<_> = parts.filter(|p| !p.is_empty()).collect();
+    parts.sort_unstable();
+    let mut at = 0;
+    for part in parts {
+        if part.start() != at {
+            return Err(PlanError::Cover { what, layer, at: at.min(part.start()) });
+        }
+        at = part.end();
+    }
+    if at == total { Ok(()) } else { Err(PlanError::Cover { what, layer, at: at.min(total) }) }
+}
+
+/// Splits `total` by `weights` into runs in order, by largest remainder; ties go to the earlier.
+///
+/// A weight of zero gets nothing. All weights zero gives all to the first.
+pub fn apportion<U: crate::span::Unit>(total: u32, weights: &[u32]) -> Vec<Span<U>> {
+    let sum: u64 = weights.iter().map(|&w| u64::from(w)).sum();
+    let mut sizes: Vec<u32> = vec![0; weights.len()];
+    if sum == 0 {
+        if let Some(first) = sizes.first_mut() {
+            *first = total;
+        }
+    } else {
+        let product = |w: u32| u64::from(total) * u64::from(w);
+        for (size, &w) in sizes.iter_mut().zip(weights) {
+            *size = (product(w) / sum) as u32;
+        }
+        let mut order: Vec<usize> = (0..weights.len()).collect();
+        order.sort_by_key(|&i| std::cmp::Reverse(product(weights[i]) % sum));
+        let left = total - sizes.iter().sum::<u32>();
+        for &i in order.iter().take(left as usize) {
+            sizes[i] += 1;
+        }
+    }
+    let mut at = 0;
+    sizes
+        .into_iter()
+        .map(|size| {
+            at += size;
+            Span::new(at - size, at)
+        })
+        .collect()
+}
+
+/// The rows of each device of a batch of `rows`, by row weight.
+pub fn own_rows(plan: &Plan, phase: Phase, rows: u32) -> Vec<Span<Row>> {
+    let weights: Vec<u32> = plan.ring.iter().map(|d| d.assignment(phase).row_weight).collect();
+    apportion(rows, &weights)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn apportion_is_exact_and_proportional() {
+        let spans = apportion::<Row>(284, &[2, 1, 1]);
+        assert_eq!(spans.iter().map(|s| s.len()).collect::<Vec<_>>(), [142, 71, 71]);
+        let spans = apportion::<Row>(1, &[1, 1, 0]);
+        assert_eq!(spans.iter().map(|s| s.len()).collect::<Vec<_>>(), [1, 0, 0]);
+        let spans = apportion::<Row>(5, &[0, 3, 3]);
+        assert_eq!(spans.iter().map(|s| s.len()).collect::<Vec<_>>(), [0, 3, 2]);
+        assert_eq!(apportion::<Row>(9, &[u32::MAX, u32::MAX, 1])[2].len(), 0);
+    }
+
+    #[test]
+    fn names_round_trip() {
+        for s in [Strategy::Local, Strategy::Megatron, Strategy::Galaxy] {
+            assert_eq!(s.to_string().parse(), Ok(s));
+        }
+        let wrong = "ring".parse::<Strategy>().expect_err("no strategy");
+        assert!(wrong.contains("known are local megatron galaxy"), "{wrong}");
+    }
+}

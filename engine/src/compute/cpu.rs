@@ -1,0 +1,543 @@
+//! The cpu engine: products by `gemm`, everything else in vectors as wide as the processor has.
+
+mod area;
+mod attention;
+mod dense;
+mod product;
+mod rotary;
+mod rows;
+mod slots;
+#[cfg(test)]
+mod testing;
+mod threads;
+mod vector;
+mod wire;
+
+use super::{Binding, ComputeError, Engine, Staged};
+use crate::weights::{LayerShard, Shard, WeightError};
+use area::{Area, AreaMut, Extent};
+use attention::{Layout, Sources};
+use dense::Epilogue;
+use galaxy_common::{Bytes, Row, Span};
+use galaxy_graph::program::{
+    JoinOf, NormOf, OpKind, Operation, OutputKind, Product, Program, Reduce, Region, Slot,
+};
+use galaxy_model::{Activation, ClassActivation, HeadSpec, Positions, Table};
+use rotary::RotaryTable;
+use rows::{Joined, Norm};
+use slots::{Slots, extent};
+use threads::Threads;
+use vector::Curve;
+use wire::Tile;
+
+/// Position rows that are read at a time.
+const POSITION_ROWS: usize = 64;
+
+/// The widest vectors that this processor reports, and the kernels use: `avx512`, `avx2`, `neon`
+/// or `scalar`.
+pub fn processor() -> &'static str {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if rten_simd::is_avx512_supported() {
+            return "avx512";
+        }
+        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            return "avx2";
+        }
+    }
+    if cfg!(target_arch = "aarch64") { "neon" } else { "scalar" }
+}
+
+/// Runs the operations of one shard on kernel threads of its own.
+pub struct CpuEngine {
+    shard: Shard,
+    threads: Threads,
+    slots: Slots,
+    products: dense::Scratch,
+    attention: attention::Scratch,
+    rotary: RotaryTable,
+    positions: Vec<u32>,
+    /// A few rows on their way from a table, or between the two layers of a class head.
+    few: Vec<f32>,
+}
+
+/// Why an operation cannot be run.
+enum Misfit {
+    /// The program does not fit the shard or itself.
+    Why(&'static str),
+    /// A row of a table cannot be read.
+    Weights(WeightError),
+}
+
+impl From<&'static str> for Misfit {
+    fn from(why: &'static str) -> Self {
+        Self::Why(why)
+    }
+}
+
+impl CpuEngine {
+    /// An engine for `shard` on exactly `threads` threads: with one the calling thread computes,
+    /// with more it waits while a pool of so many does.
+    pub fn new(shard: Shard, threads: u16) -> Self {
+        let threads = Threads::new(threads);
+        let attention = attention::Scratch::new(&threads);
+        Self {
+            shard,
+            threads,
+            slots: Slots::default(),
+            products: dense::Scratch::default(),
+            attention,
+            rotary: RotaryTable::default(),
+            positions: Vec::new(),
+            few: Vec::new(),
+        }
+    }
+}
+
+impl Engine for CpuEngine {
+    fn prepare(&mut self, slots: &[Slot]) -> Result<(), ComputeError> {
+        self.slots.prepare(slots)
+    }
+
+    fn run(
+        &mut self,
+        program: &Program,
+        operation: &Operation,
+        binding: &Binding,
+        staged: Staged<'_>,
+    ) -> Result<(), ComputeError> {
+        let mut written = self.slots.take(program, &operation.writes);
+        let call = Call { program, operation, binding };
+        let result = self.compute(&call, staged, &mut written);
+        self.slots.put_back(program, &operation.writes, written);
+        result.map_err(|misfit| match misfit {
+            Misfit::Why(why) => ComputeError::Operation {
+                operation: format!("{:?}", operation.kind),
+                why: why.to_owned(),
+            },
+            Misfit::Weights(error) => error.into(),
+        })
+    }
+
+    fn labels(&self) -> u32 {
+        match &self.shard.spec().head {
+            HeadSpec::Classes(head) => head.labels,
+            HeadSpec::None | HeadSpec::Language { .. } => 0,
+        }
+    }
+
+    fn held(&self) -> (Bytes, Bytes) {
+        (self.shard.bytes(), self.slots.held())
+    }
+}
+
+/// One operation and all that it refers to.
+struct Call<'a> {
+    program: &'a Program,
+    operation: &'a Operation,
+    binding: &'a Binding,
+}
+
+impl<'a> Call<'a> {
+    fn reads(&self, at: usize) -> Result<&'a Region, Misfit> {
+        self.operation.reads.get(at).ok_or(Misfit::Why("it reads too few regions"))
+    }
+    fn writes(&self, at: usize) -> Result<&'a Region, Misfit> {
+        self.operation.writes.get(at).ok_or(Misfit::Why("it writes too few regions"))
+    }
+    fn source<'s>(&self, slots: &'s Slots, at: usize) -> Result<Area<'s>, Misfit> {
+        slots.area(self.program, self.reads(at)?).ok_or(Misfit::Why("what it reads is not held"))
+    }
+    fn target<'w>(&self, written: &'w mut [f32], at: usize) -> Result<AreaMut<'w>, Misfit> {
+        let extent = extent(self.program, self.writes(at)?);
+        extent
+            .and_then(|extent| AreaMut::new(written, extent))
+            .ok_or(Misfit::Why("what it writes has no room"))
+    }
+    /// The staged tile that stands at `at` of what is read.
+    fn tile<'s>(&self, staged: Option<&'s [u8]>, at: usize) -> Result<Tile<'s>, Misfit> {
+        let region = self.reads(at)?;
+        let (rows, columns) = (region.rows.len() as usize, region.columns.len() as usize);
+        staged
+            .and_then(|bytes| Tile::new(bytes, self.program.wire, rows, columns))
+            .ok_or(Misfit::Why("the staged tile is not there, too short or not aligned"))
+    }
+}
+
+fn alike(rows: usize, columns: usize, area: Area<'_>) -> Result<(), Misfit> {
+    if area.rows() == rows && area.columns() == columns {
+        Ok(())
+    } else {
+        Err(Misfit::Why("what it reads and writes differ in shape"))
+    }
+}
+
+fn held(shard: &Shard, layer: u32) -> Result<&LayerShard, Misfit> {
+    shard.layers.get(layer as usize).ok_or(Misfit::Why("the model has no such layer"))
+}
+
+impl CpuEngine {
+    fn compute(
+        &mut self,
+        call: &Call<'_>,
+        staged: Staged<'_>,
+        written: &mut [Vec<f32>; 2],
+    ) -> Result<(), Misfit> {
+        let [first, second] = written;
+        match call.operation.kind {
+            OpKind::Embed => self.embed(call, first),
+            OpKind::Norm(which) => {
+                let out = call.target(first, 0)?;
+                let from = call.source(&self.slots, 0)?;
+                alike(out.rows(), out.columns(), from)?;
+                rows::norm(&self.threads, self.norm(which, out.columns())?, from, out);
+                Ok(())
+            }
+            OpKind::Product { layer, product } => self.product(call, layer, product, first),
+            OpKind::Attend { layer, heads, kv_heads } => {
+                let held = held(&self.shard, layer)?;
+                if held.heads != heads || held.kv_heads != kv_heads {
+                    return Err(Misfit::Why("the heads are not those of the shard"));
+                }
+                self.attend(call, layer, first)
+            }
+            OpKind::Join { layer, join, norm, post, partial, staged: adds } => {
+                let residual = call.target(first, 0)?;
+                let (rows, columns) = (residual.rows(), residual.columns());
+                let normed = match post {
+                    true => None,
+                    false => Some(call.target(second, 1)?),
+                };
+                if normed.as_ref().is_some_and(|n| (n.rows(), n.columns()) != (rows, columns)) {
+                    return Err(Misfit::Why("residual and normed rows differ in shape"));
+                }
+                let old = call.source(&self.slots, 0)?;
+                alike(rows, columns, old)?;
+                let sum = match partial {
+                    true => Some(call.source(&self.slots, 1)?),
+                    false => None,
+                };
+                sum.map_or(Ok(()), |sum| alike(rows, columns, sum))?;
+                let tile = match adds {
+                    true => Some(call.tile(staged.input, 1 + usize::from(partial))?),
+                    false => None,
+                };
+                if tile.is_some_and(|t| t.shape() != (rows, columns)) {
+                    return Err(Misfit::Why("the staged tile differs in shape"));
+                }
+                let held = held(&self.shard, layer)?;
+                let bias = match join {
+                    JoinOf::Attention => held.attention_output_bias.as_deref(),
+                    JoinOf::Mlp => held.down_bias.as_deref(),
+                };
+                let norm = self.norm(norm, columns)?;
+                let joined = Joined { residual: old, bias, partial: sum, staged: tile, norm };
+                rows::join(&self.threads, joined, residual, normed);
+                Ok(())
+            }
+            OpKind::Export { staged: adds } => {
+                let rows = call.source(&self.slots, 0)?;
+                let tile = match adds {
+                    true => Some(call.tile(staged.input, 1)?),
+                    false => None,
+                };
+                if tile.is_some_and(|t| t.shape() != (rows.rows(), rows.columns())) {
+                    return Err(Misfit::Why("the staged tile differs in shape"));
+                }
+                let wire = call.program.wire;
+                let out = wire::tile_bytes(wire, rows.rows(), rows.columns())
+                    .and_then(|bytes| staged.output?.get_mut(..bytes))
+                    .filter(|out| wire::aligned(wire, out))
+                    .ok_or(Misfit::Why(
+                        "the tile to write is not there, too short or not aligned",
+                    ))?;
+                wire::export(&self.threads, rows, tile, wire, out);
+                Ok(())
+            }
+            OpKind::Import => {
+                let out = call.target(first, 0)?;
+                let tile = call.tile(staged.input, 0)?;
+                if tile.shape() != (out.rows(), out.columns()) {
+                    return Err(Misfit::Why("the staged tile differs in shape"));
+                }
+                wire::import(&self.threads, tile, out);
+                Ok(())
+            }
+            OpKind::Select => {
+                let mut out = call.target(first, 0)?;
+                let from = call.source(&self.slots, 0)?;
+                alike(out.rows(), out.columns(), from)?;
+                (0..out.rows()).for_each(|row| out.row(row).copy_from_slice(from.row(row)));
+                Ok(())
+            }
+            OpKind::Emit { output } => self.emit(call, output, staged.emitted),
+            OpKind::Send { .. } | OpKind::Receive { .. } => {
+                Err(Misfit::Why("it belongs to a lane of its own, not to the compute lane"))
+            }
+        }
+    }
+
+    fn norm(&self, which: NormOf, columns: usize) -> Result<Norm<'_>, Misfit> {
+        let spec = self.shard.spec();
+        let vectors = match which {
+            NormOf::Attention(layer) => &held(&self.shard, layer)?.attention_norm,
+            NormOf::Mlp(layer) => &held(&self.shard, layer)?.mlp_norm,
+            NormOf::Final => {
+                self.shard.final_norm.as_ref().ok_or(Misfit::Why("the model has no final norm"))?
+            }
+        };
+        if columns != spec.hidden as usize {
+            return Err(Misfit::Why("norms are over whole rows"));
+        }
+        Ok(Norm { kind: spec.norm, epsilon: spec.norm_epsilon, vectors })
+    }
+
+    fn embed(&mut self, call: &Call<'_>, written: &mut [f32]) -> Result<(), Misfit> {
+        let spec = self.shard.spec();
+        let hidden = spec.hidden as usize;
+        let rows = call.writes(0)?.rows;
+        let mut out = call.target(written, 0)?;
+        if out.columns() != hidden {
+            return Err(Misfit::Why("embeddings are whole rows"));
+        }
+        let tokens = call
+            .binding
+            .tokens
+            .get(rows.range())
+            .ok_or(Misfit::Why("the batch has fewer tokens"))?;
+        rotary::positions(&call.binding.shape, rows, &mut self.positions);
+        if self.positions.len() != tokens.len() {
+            return Err(Misfit::Why("the batch has fewer rows"));
+        }
+        let area = out.contiguous().ok_or(Misfit::Why("embeddings are whole rows"))?;
+        let read = |table, ids: &[u32], area: &mut [f32]| {
+            let result = self.shard.dir.embedding_rows(table, ids, area);
+            result.map_err(|error| Misfit::Weights(error.into()))
+        };
+        read(Table::Word, tokens, area)?;
+        if let Positions::Learned { offset, .. } = spec.positions {
+            dense::grow(&mut self.few, POSITION_ROWS * hidden);
+            let mut ids = [0; POSITION_ROWS];
+            let pieces = area.chunks_mut(POSITION_ROWS * hidden);
+            for (piece, positions) in pieces.zip(self.positions.chunks(POSITION_ROWS)) {
+                let ids = &mut ids[..positions.len()];
+                for (id, position) in ids.iter_mut().zip(positions) {
+                    *id = position.saturating_add(offset);
+                }
+                let table = &mut self.few[..piece.len()];
+                read(Table::Position, ids, table)?;
+                vector::add(piece, table);
+            }
+        }
+        for row in area.chunks_exact_mut(hidden.max(1)) {
+            if let Some(kind) = &self.shard.token_type {
+                vector::add(row, kind);
+            }
+            if let Some(vectors) = &self.shard.embedding_norm {
+                Norm { kind: spec.norm, epsilon: spec.norm_epsilon, vectors }.apply(row);
+            }
+        }
+        Ok(())
+    }
+
+    fn product(
+        &mut self,
+        call: &Call<'_>,
+        layer: u32,
+        product: Product,
+        written: &mut [f32],
+    ) -> Result<(), Misfit> {
+        let region = call.writes(0)?;
+        let mut out = call.target(written, 0)?;
+        let left = call.source(&self.slots, 0)?;
+        let spec = self.shard.spec();
+        let held = match product {
+            Product::Language => None,
+            _ => Some(held(&self.shard, layer)?),
+        };
+        let matrix = match (product, held) {
+            (Product::Qkv, Some(held)) => held.qkv.as_ref(),
+            (Product::AttentionOutput, Some(held)) => held.attention_output.as_ref(),
+            (Product::Up, Some(held)) => held.up.as_ref(),
+            (Product::Down, Some(held)) => held.down.as_ref(),
+            _ => self.shard.language.as_ref(),
+        };
+        let matrix = matrix.ok_or(Misfit::Why("the shard has no such matrix"))?;
+        let gated = spec.gated && product == Product::Up;
+        let outputs = if gated { matrix.outputs / 2 } else { matrix.outputs };
+        if (left.columns(), out.columns()) != (matrix.inputs, outputs) || left.rows() != out.rows()
+        {
+            return Err(Misfit::Why("rows, matrix and product do not fit together"));
+        }
+        let (threads, scratch) = (&self.threads, &mut self.products);
+        let curve = match spec.activation {
+            Activation::Gelu => Curve::Gelu,
+            Activation::GeluTanh => Curve::GeluTanh,
+            Activation::Silu => Curve::Silu,
+            Activation::Relu => Curve::Relu,
+        };
+        let mut epilogue = Epilogue { bias: None, curve: None };
+        match (product, held) {
+            (Product::Up, Some(held)) if gated => {
+                let bias = held.up_bias.as_deref();
+                dense::gated_product(threads, scratch, left, matrix, out, bias, curve);
+                return Ok(());
+            }
+            (Product::Up, Some(held)) => {
+                epilogue = Epilogue { bias: held.up_bias.as_deref(), curve: Some(curve) };
+            }
+            (Product::Qkv, Some(held)) => epilogue.bias = held.qkv_bias.as_deref(),
+            _ => {}
+        }
+        dense::product(threads, scratch, left, matrix, out.again(), epilogue);
+        if let (Product::Qkv, Some(held), Positions::Rotary { inverse_frequencies, limit }) =
+            (product, held, &spec.positions)
+        {
+            let width = spec.head_width as usize;
+            let heads = (held.heads.len() + held.kv_heads.len()) as usize;
+            rotary::positions(&call.binding.shape, region.rows, &mut self.positions);
+            let last = self.positions.iter().copied().max().unwrap_or(0);
+            if self.positions.len() != out.rows() || last >= *limit {
+                return Err(Misfit::Why("rows lie beyond the batch or the model's positions"));
+            }
+            if 2 * inverse_frequencies.len() > width {
+                return Err(Misfit::Why("more columns are rotated than a head has"));
+            }
+            self.rotary.reach(inverse_frequencies, last + 1);
+            self.rotary.turn(&self.threads, out, &self.positions, heads, width);
+        }
+        Ok(())
+    }
+
+    fn attend(&mut self, call: &Call<'_>, layer: u32, written: &mut [f32]) -> Result<(), Misfit> {
+        let spec = self.shard.spec();
+        let (queries, keys) = (call.reads(0)?, call.reads(1)?);
+        let context = call.target(written, 0)?;
+        let tensor = call.program.tensors.get(keys.tensor.0 as usize);
+        let tensor = tensor.ok_or(Misfit::Why("the program has no such tensor"))?;
+        let held = held(&self.shard, layer)?;
+        let width = spec.head_width as usize;
+        let (heads, kv_heads) = (held.heads.len() as usize, held.kv_heads.len() as usize);
+        if queries.tensor != keys.tensor || tensor.width as usize != (heads + 2 * kv_heads) * width
+        {
+            return Err(Misfit::Why("queries, keys and values are not one tensor of the heads"));
+        }
+        let rows: Span<Row> = queries.rows;
+        if context.rows() != rows.len() as usize || context.columns() != heads * width {
+            return Err(Misfit::Why("rows and context do not fit together"));
+        }
+        let shape = &call.binding.shape;
+        let mut covered = 0;
+        for (own, seen) in attention::seen(shape, rows, spec.causal) {
+            if !(keys.rows.contains(seen) && tensor.rows.contains(own)) {
+                return Err(Misfit::Why("it does not read all rows that its queries see"));
+            }
+            covered += own.len();
+        }
+        let past = shape.segments().iter().any(|s| s.past > 0);
+        if covered != rows.len() || past {
+            return Err(Misfit::Why("its rows are not all of this batch, and no cache is held"));
+        }
+        let whole =
+            Region { tensor: keys.tensor, rows: tensor.rows, columns: Span::first(tensor.width) };
+        let qkv = self.slots.area(call.program, &whole);
+        let qkv = qkv.ok_or(Misfit::Why("what it reads is not held"))?;
+        let layout = Layout {
+            start: 0,
+            heads,
+            first_head: held.heads.start() as usize,
+            kv_heads,
+            first_kv_head: held.kv_heads.start() as usize,
+            group: spec.group().max(1) as usize,
+            width,
+        };
+        let first = tensor.rows.start();
+        let sources = Sources { qkv, first, layout, causal: spec.causal };
+        attention::attend(&self.threads, &mut self.attention, sources, shape, rows, context);
+        Ok(())
+    }
+
+    fn emit(
+        &mut self,
+        call: &Call<'_>,
+        output: u32,
+        emitted: Option<&mut [f32]>,
+    ) -> Result<(), Misfit> {
+        let output = call.program.outputs.get(output as usize);
+        let output = output.ok_or(Misfit::Why("the program has no such output"))?;
+        let out = emitted.ok_or(Misfit::Why("the result has no room"))?;
+        let from = call.source(&self.slots, 0)?;
+        let hidden = self.shard.spec().hidden;
+        let (rows, width) = output.extent(hidden, self.labels());
+        let values = rows as usize * width as usize;
+        let out = out.get_mut(..values).ok_or(Misfit::Why("the result has too little room"))?;
+        if let OutputKind::Logits { vocabulary, .. } = output.kind
+            && vocabulary != self.shard.vocabulary
+        {
+            return Err(Misfit::Why("the slice of the vocabulary is not that of the shard"));
+        }
+        match output.kind {
+            OutputKind::Hidden { .. } | OutputKind::Logits { .. } => {
+                alike(rows as usize, width as usize, from)?;
+                for (row, out) in out.chunks_exact_mut(width.max(1) as usize).enumerate() {
+                    out.copy_from_slice(from.row(row));
+                }
+                Ok(())
+            }
+            OutputKind::Pooled { reduce, .. } => {
+                alike(from.rows().max(1), width as usize, from)?;
+                out.copy_from_slice(from.row(0));
+                for row in 1..from.rows() {
+                    match reduce {
+                        Reduce::Row => return Err(Misfit::Why("one row is taken, not several")),
+                        Reduce::Sum => vector::add(out, from.row(row)),
+                        Reduce::Max => vector::largest(out, from.row(row)),
+                    }
+                }
+                Ok(())
+            }
+            OutputKind::Classes => {
+                alike(1, hidden as usize, from)?;
+                classify(&self.shard, &self.threads, &mut self.products, &mut self.few, from, out)
+            }
+        }
+    }
+}
+
+fn classify(
+    shard: &Shard,
+    threads: &Threads,
+    scratch: &mut dense::Scratch,
+    few: &mut Vec<f32>,
+    row: Area<'_>,
+    out: &mut [f32],
+) -> Result<(), Misfit> {
+    let (HeadSpec::Classes(head), Some(held)) = (&shard.spec().head, &shard.classes) else {
+        return Err(Misfit::Why("the model has no class head"));
+    };
+    let single = |columns| Extent { start: 0, rows: 1, columns, stride: columns };
+    let room = Misfit::Why("the class head does not fit the row");
+    let mut row = row;
+    if let Some((dense, bias)) = &held.dense {
+        dense::grow(few, dense.outputs);
+        if dense.inputs != row.columns() {
+            return Err(room);
+        }
+        let curve = match head.dense {
+            Some(ClassActivation::Tanh) => Some(Curve::Tanh),
+            Some(ClassActivation::Relu) => Some(Curve::Relu),
+            None => None,
+        };
+        let Some(area) = AreaMut::new(few, single(dense.outputs)) else { return Err(room) };
+        dense::product(threads, scratch, row, dense, area, Epilogue { bias: Some(bias), curve });
+        row = Area::single(&few[..dense.outputs]);
+    }
+    let output = &held.output;
+    if output.inputs != row.columns() || output.outputs != out.len() {
+        return Err(room);
+    }
+    let Some(area) = AreaMut::new(out, single(output.outputs)) else { return Err(room) };
+    let epilogue = Epilogue { bias: held.bias.as_deref(), curve: None };
+    dense::product(threads, scratch, row, output, area, epilogue);
+    Ok(())
+}

@@ -1,0 +1,82 @@
+//! Calls of the `gemm` crate: the one place of this crate with pointers.
+#![allow(unsafe_code)]
+
+use super::area::{Area, AreaMut};
+
+/// A right-hand side: `[inputs, outputs]`, either way round.
+#[derive(Clone, Copy)]
+pub(crate) enum Right<'a> {
+    /// Row-major `[inputs, outputs]`.
+    Plain(Area<'a>),
+    /// The transposed of row-major `[outputs, inputs]`.
+    Transposed(Area<'a>),
+}
+
+/// `out = scale * left x right`, or with `add` `out += scale * left x right`.
+///
+/// # Shapes
+/// left `[rows, inputs]`, right `[inputs, outputs]`, out `[rows, outputs]`.
+///
+/// # Panics
+/// When they do not fit together.
+pub(crate) fn multiply(
+    left: Area<'_>,
+    right: Right<'_>,
+    scale: f32,
+    out: &mut AreaMut<'_>,
+    add: bool,
+    parallelism: gemm::Parallelism,
+) {
+    let (matrix, inputs, outputs, row_stride, column_stride) = match right {
+        Right::Plain(m) => (m, m.rows(), m.columns(), m.stride(), 1),
+        Right::Transposed(m) => (m, m.columns(), m.rows(), 1, m.stride()),
+    };
+    assert_eq!(left.columns(), inputs);
+    assert_eq!(left.rows(), out.rows());
+    assert_eq!(out.columns(), outputs);
+    if out.rows() == 0 || outputs == 0 {
+        return;
+    }
+    if inputs == 0 {
+        if !add {
+            (0..out.rows()).for_each(|row| out.row(row).fill(0.0));
+        }
+        return;
+    }
+    for (len, rows, columns, stride) in [
+        (left.values().len(), left.rows(), left.columns(), left.stride()),
+        (matrix.values().len(), matrix.rows(), matrix.columns(), matrix.stride()),
+        (out.values().len(), out.rows(), out.columns(), out.stride()),
+    ] {
+        assert!((rows - 1) * stride + columns <= len && columns <= stride.max(columns));
+        assert!(len <= isize::MAX as usize / size_of::<f32>());
+    }
+    let (rows, out_stride) = (out.rows(), out.stride() as isize);
+    // SAFETY: by the assertions above every element `row * stride + column` of the three areas
+    // lies inside their slices, which live through the call. `out` is borrowed exclusively, so it
+    // overlaps neither of the others, and `columns <= stride` (kept by `Area`) makes its elements
+    // distinct. All values are initialised f32.
+    unsafe {
+        gemm::gemm(
+            rows,
+            outputs,
+            inputs,
+            out.values().as_mut_ptr(),
+            1,
+            out_stride,
+            add,
+            left.values().as_ptr(),
+            1,
+            left.stride() as isize,
+            matrix.values().as_ptr(),
+            column_stride as isize,
+            row_stride as isize,
+            1.0_f32,
+            scale,
+            false,
+            false,
+            false,
+            parallelism,
+        );
+    }
+}

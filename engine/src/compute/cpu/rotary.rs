@@ -1,0 +1,64 @@
+//! Rotary positions: the angles of every position seen so far, and turning rows by them.
+
+use super::{area::AreaMut, threads::Threads, vector};
+use galaxy_common::{BatchShape, Row, Span};
+
+/// Cosines and sines of the positions from 0, as far as a batch has needed them.
+#[derive(Default)]
+pub(crate) struct RotaryTable {
+    /// Of each position: the cosines, then the sines, one for each frequency.
+    angles: Vec<f32>,
+    frequencies: usize,
+}
+
+impl RotaryTable {
+    /// Makes sure of positions below `positions`.
+    pub(crate) fn reach(&mut self, inverse_frequencies: &[f32], positions: u32) {
+        self.frequencies = inverse_frequencies.len();
+        let width = 2 * self.frequencies;
+        let have = self.angles.len().checked_div(width).unwrap_or(0);
+        self.angles.reserve_exact((positions as usize).saturating_sub(have) * width);
+        for position in have..positions as usize {
+            // In f64: at position 100 000 an f32 angle is off by half a percent of a turn.
+            let angle = |f: &f32| position as f64 * f64::from(*f);
+            self.angles.extend(inverse_frequencies.iter().map(|f| angle(f).cos() as f32));
+            self.angles.extend(inverse_frequencies.iter().map(|f| angle(f).sin() as f32));
+        }
+    }
+
+    /// Turns the first `heads` heads of each row, by the position of each row.
+    ///
+    /// # Panics
+    /// Where [`RotaryTable::reach`] did not reach.
+    pub(crate) fn turn(
+        &self,
+        threads: &Threads,
+        rows: AreaMut<'_>,
+        positions: &[u32],
+        heads: usize,
+        head_width: usize,
+    ) {
+        let values = rows.rows() * heads * head_width;
+        let half = self.frequencies;
+        threads.each(rows, 1, values, |at, mut rows| {
+            for row in 0..rows.rows() {
+                let position = positions[at + row] as usize;
+                let (cosines, sines) =
+                    self.angles[position * 2 * half..][..2 * half].split_at(half);
+                for head in rows.row(row)[..heads * head_width].chunks_exact_mut(head_width) {
+                    let (low, high) = head[..2 * half].split_at_mut(half);
+                    vector::turn(low, high, cosines, sines);
+                }
+            }
+        });
+    }
+}
+
+/// The positions, each in its sequence, of `rows` of the batch.
+pub(crate) fn positions(shape: &BatchShape, rows: Span<Row>, out: &mut Vec<u32>) {
+    out.clear();
+    for (own, segment) in shape.placed() {
+        let some = own.intersect(rows);
+        out.extend(some.iter().map(|row| segment.past.saturating_add(row - own.start())));
+    }
+}

@@ -1,0 +1,181 @@
+//! What is done to rows between products: norms and residual additions.
+// Hot path: no locks, no logging, no allocation.
+
+use super::{
+    area::{Area, AreaMut},
+    threads::Threads,
+    vector,
+    wire::{self, Tile},
+};
+use crate::weights::NormVectors;
+use galaxy_model::NormKind;
+
+/// A norm with its vectors.
+#[derive(Clone, Copy)]
+pub(crate) struct Norm<'a> {
+    pub(crate) kind: NormKind,
+    pub(crate) epsilon: f32,
+    pub(crate) vectors: &'a NormVectors,
+}
+
+impl Norm<'_> {
+    /// Normalises one row in place.
+    pub(crate) fn apply(&self, row: &mut [f32]) {
+        let NormVectors { weight, bias } = self.vectors;
+        match self.kind {
+            NormKind::Layer => vector::layer_norm(row, weight, bias.as_deref(), self.epsilon),
+            NormKind::Rms => vector::rms_norm(row, weight, self.epsilon),
+        }
+    }
+}
+
+/// Copies rows, normed.
+pub(crate) fn norm(threads: &Threads, norm: Norm<'_>, from: Area<'_>, out: AreaMut<'_>) {
+    let values = 4 * out.rows() * out.columns();
+    threads.each(out, 1, values, |first, mut out| {
+        for at in 0..out.rows() {
+            let row = out.row(at);
+            row.copy_from_slice(from.row(first + at));
+            norm.apply(row);
+        }
+    });
+}
+
+/// What a residual addition reads.
+#[derive(Clone, Copy)]
+pub(crate) struct Joined<'a> {
+    pub(crate) residual: Area<'a>,
+    pub(crate) bias: Option<&'a [f32]>,
+    pub(crate) partial: Option<Area<'a>>,
+    pub(crate) staged: Option<Tile<'a>>,
+    pub(crate) norm: Norm<'a>,
+}
+
+/// residual' = residual + bias + (partial + staged). With `normed` it takes the normed rows,
+/// without it the residual itself is normed.
+pub(crate) fn join(
+    threads: &Threads,
+    joined: Joined<'_>,
+    residual: AreaMut<'_>,
+    normed: Option<AreaMut<'_>>,
+) {
+    let Joined { residual: old, bias, partial, staged, norm } = joined;
+    let values = 4 * residual.rows() * residual.columns();
+    threads.each((residual, normed), 1, values, |first, (mut residual, mut normed)| {
+        for at in 0..residual.rows() {
+            let source = first + at;
+            let row = residual.row(at);
+            row.copy_from_slice(old.row(source));
+            if let Some(bias) = bias {
+                vector::add(row, bias);
+            }
+            match (partial, staged) {
+                (Some(partial), Some(tile)) => {
+                    wire::add_sum(row, partial.row(source), tile, source)
+                }
+                (Some(partial), None) => vector::add(row, partial.row(source)),
+                (None, Some(tile)) => wire::add_tile(row, tile, source),
+                (None, None) => {}
+            }
+            match &mut normed {
+                Some(normed) => {
+                    let normed = normed.row(at);
+                    normed.copy_from_slice(row);
+                    norm.apply(normed);
+                }
+                None => norm.apply(row),
+            }
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::testing::*, *};
+    use galaxy_common::WireType;
+
+    #[test]
+    fn joins_add_once_and_norm() {
+        let mut random = Random::default();
+        for (rows, columns) in [(1, 7), (3, 300), (40, 513)] {
+            let size = rows * columns;
+            let (old, sum, staged) =
+                (random.values(size), random.values(size), random.values(size));
+            let bias = random.values(columns);
+            let vectors = NormVectors { weight: random.values(columns), bias: None };
+            let norm = Norm { kind: NormKind::Rms, epsilon: 1e-6, vectors: &vectors };
+            let tile_of = |wire| -> Vec<u8> {
+                match wire {
+                    WireType::F32 => bytemuck::cast_slice(&staged).to_vec(),
+                    WireType::F16 => {
+                        let half = staged.iter().map(|v| half::f16::from_f32(*v).to_bits());
+                        half.flat_map(u16::to_le_bytes).collect()
+                    }
+                }
+            };
+            for threads in [1, 2] {
+                let threads = Threads::new(threads);
+                for (partial, wire, post) in [
+                    (true, None, false),
+                    (true, Some(WireType::F32), true),
+                    (false, Some(WireType::F16), false),
+                    (true, Some(WireType::F16), true),
+                    (false, None, false),
+                ] {
+                    // Room for any alignment that a tile needs.
+                    let bytes = wire.map(tile_of);
+                    let mut room = vec![0.0_f32; size];
+                    let tile = bytes.as_ref().zip(wire).map(|(bytes, wire)| {
+                        let area: &mut [u8] = bytemuck::cast_slice_mut(&mut room);
+                        area[..bytes.len()].copy_from_slice(bytes);
+                        Tile::new(area, wire, rows, columns).expect("a tile")
+                    });
+                    let mut residual = vec![f32::NAN; size];
+                    let mut normed = vec![f32::NAN; size];
+                    let joined = Joined {
+                        residual: whole(&old, rows, columns),
+                        bias: Some(&bias),
+                        partial: partial.then(|| whole(&sum, rows, columns)),
+                        staged: tile,
+                        norm,
+                    };
+                    join(
+                        &threads,
+                        joined,
+                        whole_mut(&mut residual, rows, columns),
+                        (!post).then(|| whole_mut(&mut normed, rows, columns)),
+                    );
+                    let added = |i: usize| -> f64 {
+                        let staged = match wire {
+                            Some(WireType::F32) => f64::from(staged[i]),
+                            Some(WireType::F16) => half::f16::from_f32(staged[i]).to_f64(),
+                            None => 0.0,
+                        };
+                        let partial = if partial { f64::from(sum[i]) } else { 0.0 };
+                        f64::from(old[i]) + f64::from(bias[i % columns]) + partial + staged
+                    };
+                    let raw: Vec<f64> = (0..size).map(added).collect();
+                    let norm: Vec<f64> = raw
+                        .chunks(columns)
+                        .flat_map(|row| {
+                            let square = row.iter().map(|v| v * v).sum::<f64>() / columns as f64;
+                            let by = 1.0 / (square + 1e-6).sqrt();
+                            let weights = vectors.weight.iter().map(|w| f64::from(*w));
+                            row.iter()
+                                .zip(weights)
+                                .map(move |(v, w)| v * by * w)
+                                .collect::<Vec<_>>()
+                        })
+                        .collect();
+                    let what = format!("{rows}x{columns} {partial} {wire:?} {post}");
+                    if post {
+                        close(&what, &residual, &norm);
+                    } else {
+                        close(&what, &residual, &raw);
+                        close(&what, &normed, &norm);
+                    }
+                }
+            }
+        }
+    }
+}

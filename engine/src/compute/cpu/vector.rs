@@ -1,0 +1,306 @@
+//! Kernels over single rows, in the widest vectors that the processor reports at run time.
+//!
+//! Plain loops inside of [`SimdOp::eval`] are compiled once for each instruction set, so they are
+//! vector loops too.
+// Hot path: no locks, no logging, no allocation.
+
+use half::slice::HalfFloatSliceExt;
+use rten_simd::{
+    Isa, SimdOp, SimdUnaryOp,
+    ops::{BitOps, FloatOps, NumOps},
+};
+use rten_vecmath::{
+    ApproxGelu, Exp, Normalize, NormalizeOptions, Silu, Softmax, Sum, SumSquare, SumSquareSub, Tanh,
+};
+
+/// GELU by the error function; the error of erf stays below 2e-7.
+struct Gelu;
+
+/// erf(x) = x * P(x * x) for |x| <= 1, fitted to the least largest error (1.2e-9).
+const ERF_NEAR: [f32; 7] = [
+    std::f32::consts::FRAC_2_SQRT_PI,
+    -0.376_126_26,
+    0.112_836,
+    -0.026_854_444,
+    0.005_189_536,
+    -0.000_802_084_2,
+    0.000_078_891_23,
+];
+/// erfc(x) = exp(-Q(x)) for 0.95 <= x <= 4.1, fitted to the least largest error of erfc (1.3e-9).
+const ERFC_FAR: [f32; 7] = [
+    0.000_256_421_22,
+    1.127_426_1,
+    0.637_599_9,
+    0.103_567_03,
+    -0.022_052_06,
+    0.002_999_555,
+    -0.000_191_505_48,
+];
+/// Beyond it erfc is below 7e-9, a tenth of the spacing of f32 at 1, and taken for 0.
+const ERF_END: f32 = 4.1;
+
+impl SimdUnaryOp<f32> for Gelu {
+    #[inline(always)]
+    fn eval<I: Isa>(&self, isa: I, x: I::F32) -> I::F32 {
+        let ops = isa.f32();
+        let half_x = ops.mul(x, ops.splat(0.5));
+        let y = ops.mul(x, ops.splat(std::f32::consts::FRAC_1_SQRT_2));
+        let distance = ops.abs(y);
+        let square = ops.mul(y, y);
+        let mut near = ops.splat(ERF_NEAR[6]);
+        for at in (0..6).rev() {
+            near = ops.mul_add(near, square, ops.splat(ERF_NEAR[at]));
+        }
+        let near = ops.mul_add(near, y, ops.one());
+        let capped = ops.min(distance, ops.splat(ERF_END));
+        let mut far = ops.splat(ERFC_FAR[6]);
+        for at in (0..6).rev() {
+            far = ops.mul_add(far, capped, ops.splat(ERFC_FAR[at]));
+        }
+        let tail = Exp::apply(isa, ops.neg(far));
+        let tail = ops.select(ops.zero(), tail, ops.gt(distance, ops.splat(ERF_END)));
+        // 1 + erf(y) is erfc(-y): for negative y the tail itself, without a difference of equals.
+        let far = ops.select(tail, ops.sub(ops.splat(2.0), tail), ops.lt(y, ops.zero()));
+        let one_and_erf = ops.select(near, far, ops.le(distance, ops.one()));
+        ops.mul(half_x, one_and_erf)
+    }
+}
+
+struct Relu;
+impl SimdUnaryOp<f32> for Relu {
+    #[inline(always)]
+    fn eval<I: Isa>(&self, isa: I, x: I::F32) -> I::F32 {
+        let ops = isa.f32();
+        ops.max(x, ops.zero())
+    }
+}
+
+/// What an element goes through after a product.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Curve {
+    Gelu,
+    GeluTanh,
+    Silu,
+    Relu,
+    Tanh,
+}
+
+impl Curve {
+    pub(crate) fn apply(self, row: &mut [f32]) {
+        match self {
+            Self::Gelu => Gelu.map_mut(row),
+            Self::GeluTanh => ApproxGelu {}.map_mut(row),
+            Self::Silu => Silu {}.map_mut(row),
+            Self::Relu => Relu.map_mut(row),
+            Self::Tanh => Tanh {}.map_mut(row),
+        }
+    }
+}
+
+macro_rules! row_loop {
+    ($(#[$doc:meta])* $name:ident, $kernel:ident, ($($arg:ident: $type:ty),+), $body:block) => {
+        struct $kernel<'a> { $($arg: $type),+ }
+        impl<'a> SimdOp for $kernel<'a> {
+            type Output = ();
+            #[inline(always)]
+            fn eval<I: Isa>(self, _: I) {
+                let Self { $($arg),+ } = self;
+                $body
+            }
+        }
+        $(#[$doc])*
+        pub(crate) fn $name<'a>($($arg: $type),+) {
+            $kernel { $($arg),+ }.dispatch();
+        }
+    };
+}
+
+row_loop!(
+    /// out += add
+    add, Add, (out: &'a mut [f32], add: &'a [f32]), {
+        for (o, a) in out.iter_mut().zip(add) { *o += a; }
+    }
+);
+row_loop!(
+    /// out *= by
+    times, Times, (out: &'a mut [f32], by: &'a [f32]), {
+        for (o, b) in out.iter_mut().zip(by) { *o *= b; }
+    }
+);
+row_loop!(
+    /// out = max(out, other)
+    largest, Largest, (out: &'a mut [f32], other: &'a [f32]), {
+        for (o, b) in out.iter_mut().zip(other) { *o = o.max(*b); }
+    }
+);
+row_loop!(
+    /// Turns the pairs (low, high) by the angles of these cosines and sines.
+    turn, Turn, (low: &'a mut [f32], high: &'a mut [f32], cosines: &'a [f32], sines: &'a [f32]), {
+        for (((l, h), c), s) in low.iter_mut().zip(high).zip(cosines).zip(sines) {
+            (*l, *h) = (*l * c - *h * s, *h * c + *l * s);
+        }
+    }
+);
+row_loop!(
+    /// out += x[0] * w[0] + .. + x[3] * w[3]; rows of `w` are at least as long as `out`.
+    add_four, AddFour, (out: &'a mut [f32], x: [f32; 4], w: [&'a [f32]; 4]), {
+        let n = out.len();
+        let [w0, w1, w2, w3] = w.map(|w| &w[..n]);
+        for j in 0..n {
+            out[j] += (x[0] * w0[j] + x[1] * w1[j]) + (x[2] * w2[j] + x[3] * w3[j]);
+        }
+    }
+);
+row_loop!(
+    /// As [`add_four`], widening bfloat16 in registers.
+    add_four_bf16, AddFourBf16, (out: &'a mut [f32], x: [f32; 4], w: [&'a [u16]; 4]), {
+        let n = out.len();
+        let [w0, w1, w2, w3] = w.map(|w| &w[..n]);
+        let wide = |bits: u16| f32::from_bits(u32::from(bits) << 16);
+        for j in 0..n {
+            out[j] += (x[0] * wide(w0[j]) + x[1] * wide(w1[j]))
+                + (x[2] * wide(w2[j]) + x[3] * wide(w3[j]));
+        }
+    }
+);
+row_loop!(
+    /// out += x * w
+    add_scaled, AddScaled, (out: &'a mut [f32], x: f32, w: &'a [f32]), {
+        for (o, w) in out.iter_mut().zip(w) { *o += x * w; }
+    }
+);
+row_loop!(
+    /// Widens bfloat16.
+    widen_bf16, WidenBf16, (bits: &'a [u16], out: &'a mut [f32]), {
+        for (o, b) in out.iter_mut().zip(bits) { *o = f32::from_bits(u32::from(*b) << 16); }
+    }
+);
+
+/// Widens half precision. Both are equally long.
+pub(crate) fn widen_f16(bits: &[u16], out: &mut [f32]) {
+    use half::slice::HalfBitsSliceExt;
+    bits.reinterpret_cast::<half::f16>().convert_to_f32_slice(out);
+}
+
+/// Rounds to half precision. Both are equally long.
+pub(crate) fn narrow_f16(values: &[f32], out: &mut [u16]) {
+    use half::slice::HalfBitsSliceExt;
+    out.reinterpret_cast_mut::<half::f16>().convert_from_f32_slice(values);
+}
+
+/// Softmax in place.
+pub(crate) fn softmax(row: &mut [f32]) {
+    Softmax::new_mut(row).dispatch();
+}
+
+/// Mean and variance to 0 and 1, then weight and bias.
+pub(crate) fn layer_norm(row: &mut [f32], weight: &[f32], bias: Option<&[f32]>, epsilon: f32) {
+    let width = row.len() as f32;
+    let mean = Sum::new(row).dispatch() / width;
+    let variance = SumSquareSub::new(row, mean).dispatch() / width;
+    let options = NormalizeOptions {
+        pre_scale_bias: mean,
+        scale: 1.0 / (variance + epsilon).sqrt(),
+        element_scale: Some(weight),
+        element_bias: bias,
+        ..Default::default()
+    };
+    Normalize::new_mut(row, options).dispatch();
+}
+
+/// Mean square to 1, then weight.
+pub(crate) fn rms_norm(row: &mut [f32], weight: &[f32], epsilon: f32) {
+    let mean_square = SumSquare::new(row).dispatch() / row.len() as f32;
+    let options = NormalizeOptions {
+        scale: 1.0 / (mean_square + epsilon).sqrt(),
+        element_scale: Some(weight),
+        ..Default::default()
+    };
+    Normalize::new_mut(row, options).dispatch();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn points() -> Vec<f32> {
+        (-12_000..=12_000).map(|i| i as f32 * 1e-3).collect()
+    }
+
+    /// erf by its series, or by the continued fraction of erfc where that converges faster.
+    fn erf(x: f64) -> f64 {
+        if x.abs() < 2.5 {
+            let mut term = x;
+            let mut sum = x;
+            for n in 1..60 {
+                term *= -x * x / f64::from(n);
+                sum += term / f64::from(2 * n + 1);
+            }
+            return sum * 2.0 / std::f64::consts::PI.sqrt();
+        }
+        let z = x.abs();
+        let fraction = (1..60).rev().fold(z, |f, n| z + f64::from(n) / 2.0 / f);
+        let erfc = (-z * z).exp() / (fraction * std::f64::consts::PI.sqrt());
+        (1.0 - erfc).copysign(x)
+    }
+
+    fn worst(curve: Curve, reference: impl Fn(f64) -> f64) -> f64 {
+        let mut got = points();
+        curve.apply(&mut got);
+        let error = |(x, y): (&f32, &f32)| {
+            let x = f64::from(*x);
+            (f64::from(*y) - reference(x)).abs() / x.abs().max(1.0)
+        };
+        points().iter().zip(&got).map(error).fold(0.0, f64::max)
+    }
+
+    #[test]
+    fn curves_are_exact_to_their_last_bits() {
+        let gelu = |x: f64| 0.5 * x * (1.0 + erf(x / 2.0_f64.sqrt()));
+        let root = (2.0 / std::f64::consts::PI).sqrt();
+        let tanh_gelu = |x: f64| 0.5 * x * (1.0 + (root * (x + 0.044715 * x * x * x)).tanh());
+        for (curve, error) in [
+            (Curve::Gelu, worst(Curve::Gelu, gelu)),
+            (Curve::GeluTanh, worst(Curve::GeluTanh, tanh_gelu)),
+            (Curve::Silu, worst(Curve::Silu, |x| x / (1.0 + (-x).exp()))),
+            (Curve::Relu, worst(Curve::Relu, |x| x.max(0.0))),
+            (Curve::Tanh, worst(Curve::Tanh, f64::tanh)),
+        ] {
+            assert!(error <= 2e-7, "{curve:?}: {error:e}");
+        }
+    }
+
+    #[test]
+    fn curves_keep_what_is_not_a_number_and_end_flat() {
+        for curve in [Curve::Gelu, Curve::GeluTanh, Curve::Silu] {
+            let mut row = [f32::NAN, 1e30, -1e30, -0.0];
+            curve.apply(&mut row);
+            assert!(row[0].is_nan(), "{curve:?}");
+            assert_eq!(row[1..], [1e30, 0.0, 0.0], "{curve:?}");
+        }
+    }
+
+    #[test]
+    fn norms_survive_a_large_mean() {
+        let width = 37;
+        let values: Vec<f32> = (0..width).map(|i| 1000.0 + (i as f32 * 0.7).sin()).collect();
+        let weight: Vec<f32> = (0..width).map(|i| 1.0 + i as f32 * 0.01).collect();
+        let bias: Vec<f32> = (0..width).map(|i| i as f32 * 0.02).collect();
+        let wide = |v: &[f32]| v.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
+        let (x, w, b) = (wide(&values), wide(&weight), wide(&bias));
+        let mean = x.iter().sum::<f64>() / width as f64;
+        let variance = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / width as f64;
+        let square = x.iter().map(|x| x * x).sum::<f64>() / width as f64;
+        let mut layer = values.clone();
+        layer_norm(&mut layer, &weight, Some(&bias), 1e-12);
+        let mut rms = values.clone();
+        rms_norm(&mut rms, &weight, 1e-6);
+        for i in 0..width {
+            let want = (x[i] - mean) / (variance + 1e-12).sqrt() * w[i] + b[i];
+            // The mean of values near 1000 is known to 6e-5 at best.
+            assert!((f64::from(layer[i]) - want).abs() < 2e-4, "{i}: {} {want}", layer[i]);
+            let want = x[i] / (square + 1e-6).sqrt() * w[i];
+            assert!((f64::from(rms[i]) - want).abs() < 2e-6, "{i}: {} {want}", rms[i]);
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! Rows in wire format: writing, reading and adding them.
+// Hot path: no locks, no logging, no allocation.
+
+use super::{
+    area::{Area, AreaMut, WireRows},
+    threads::Threads,
+    vector,
+};
+use galaxy_common::WireType;
+
+#[cfg(target_endian = "big")]
+compile_error!("tiles are little endian, and are used where they lie");
+
+/// Values of a row that are widened at a time, on the stack.
+const PIECE: usize = 256;
+
+/// Rows in wire format, `columns` values each.
+#[derive(Clone, Copy)]
+pub(crate) enum Tile<'a> {
+    F32 { values: &'a [f32], columns: usize },
+    F16 { bits: &'a [u16], columns: usize },
+}
+
+impl<'a> Tile<'a> {
+    /// The first `rows` rows of a staging buffer; nothing if it is too short or not aligned.
+    pub(crate) fn new(
+        bytes: &'a [u8],
+        wire: WireType,
+        rows: usize,
+        columns: usize,
+    ) -> Option<Self> {
+        let bytes = bytes.get(..tile_bytes(wire, rows, columns)?)?;
+        match wire {
+            WireType::F32 => {
+                let values = bytemuck::try_cast_slice(bytes).ok()?;
+                Some(Self::F32 { values, columns })
+            }
+            WireType::F16 => {
+                let bits = bytemuck::try_cast_slice(bytes).ok()?;
+                Some(Self::F16 { bits, columns })
+            }
+        }
+    }
+}
+
+impl Tile<'_> {
+    /// Rows and columns.
+    pub(crate) fn shape(&self) -> (usize, usize) {
+        let (len, columns) = match *self {
+            Self::F32 { values, columns } => (values.len(), columns),
+            Self::F16 { bits, columns } => (bits.len(), columns),
+        };
+        (len.checked_div(columns).unwrap_or(0), columns)
+    }
+}
+
+/// Bytes of rows in wire format.
+pub(crate) fn tile_bytes(wire: WireType, rows: usize, columns: usize) -> Option<usize> {
+    rows.checked_mul(columns)?.checked_mul(wire.width() as usize)
+}
+
+/// Runs `work` on pieces of a row of the tile: (first column, values).
+fn pieces(tile: Tile<'_>, row: usize, mut work: impl FnMut(usize, &[f32])) {
+    match tile {
+        Tile::F32 { values, columns } => work(0, &values[row * columns..][..columns]),
+        Tile::F16 { bits, columns } => {
+            let mut wide = [0.0; PIECE];
+            for (at, bits) in bits[row * columns..][..columns].chunks(PIECE).enumerate() {
+                let wide = &mut wide[..bits.len()];
+                vector::widen_f16(bits, wide);
+                work(at * PIECE, wide);
+            }
+        }
+    }
+}
+
+/// out += tile
+pub(crate) fn add_tile(out: &mut [f32], tile: Tile<'_>, row: usize) {
+    pieces(tile, row, |at, values| vector::add(&mut out[at..at + values.len()], values));
+}
+
+/// out += (partial + tile)
+pub(crate) fn add_sum(out: &mut [f32], partial: &[f32], tile: Tile<'_>, row: usize) {
+    pieces(tile, row, |at, values| {
+        for (at, values) in values.chunks(PIECE).enumerate().map(|(i, v)| (at + i * PIECE, v)) {
+            let mut sum = [0.0; PIECE];
+            let sum = &mut sum[..values.len()];
+            sum.copy_from_slice(&partial[at..at + values.len()]);
+            vector::add(sum, values);
+            vector::add(&mut out[at..at + values.len()], sum);
+        }
+    });
+}
+
+/// rows = tile
+pub(crate) fn import(threads: &Threads, tile: Tile<'_>, out: AreaMut<'_>) {
+    let values = out.rows() * out.columns();
+    threads.each(out, 1, values, |first, mut out| {
+        for at in 0..out.rows() {
+            let row = out.row(at);
+            pieces(tile, first + at, |at, values| {
+                row[at..at + values.len()].copy_from_slice(values);
+            });
+        }
+    });
+}
+
+/// tile' = rows (+ tile)
+///
+/// # Panics
+/// When `out` is not aligned for its values; [`aligned`] tells.
+pub(crate) fn export(
+    threads: &Threads,
+    rows: Area<'_>,
+    staged: Option<Tile<'_>>,
+    wire: WireType,
+    out: &mut [u8],
+) {
+    let width = rows.columns() * wire.width() as usize;
+    let values = rows.rows() * rows.columns();
+    threads.each(WireRows { bytes: out, width }, 1, values, |first, out| {
+        for (at, out) in out.bytes.chunks_exact_mut(width.max(1)).enumerate() {
+            let source = first + at;
+            let row = rows.row(source);
+            match wire {
+                WireType::F32 => {
+                    let out: &mut [f32] = bytemuck::cast_slice_mut(out);
+                    out.copy_from_slice(row);
+                    if let Some(tile) = staged {
+                        add_tile(out, tile, source);
+                    }
+                }
+                WireType::F16 => {
+                    let out: &mut [u16] = bytemuck::cast_slice_mut(out);
+                    let Some(tile) = staged else {
+                        vector::narrow_f16(row, out);
+                        continue;
+                    };
+                    pieces(tile, source, |at, values| {
+                        let mut sum = [0.0; PIECE];
+                        let sum = &mut sum[..values.len()];
+                        sum.copy_from_slice(&row[at..at + values.len()]);
+                        vector::add(sum, values);
+                        vector::narrow_f16(sum, &mut out[at..at + values.len()]);
+                    });
+                }
+            }
+        }
+    });
+}
+
+/// Whether a staging buffer can be used in place.
+pub(crate) fn aligned(wire: WireType, bytes: &[u8]) -> bool {
+    bytes.as_ptr().addr().is_multiple_of(wire.width() as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::testing::*, *};
+
+    #[test]
+    fn tiles_go_out_and_come_back() {
+        let mut random = Random::default();
+        for wire in [WireType::F32, WireType::F16] {
+            for (rows, columns) in [(1, 1), (1, 7), (5, 300), (64, 513)] {
+                let threads = Threads::new(2);
+                let (values, more) = (random.values(rows * columns), random.values(rows * columns));
+                let bytes = tile_bytes(wire, rows, columns).expect("small");
+                let mut first = vec![0.0_f32; rows * columns];
+                let mut second = first.clone();
+                let first: &mut [u8] = &mut bytemuck::cast_slice_mut(&mut first)[..bytes];
+                let second: &mut [u8] = &mut bytemuck::cast_slice_mut(&mut second)[..bytes];
+                export(&threads, whole(&values, rows, columns), None, wire, first);
+                let tile = Tile::new(first, wire, rows, columns).expect("a tile");
+                assert_eq!(tile.shape(), (rows, columns));
+                export(&threads, whole(&more, rows, columns), Some(tile), wire, second);
+                let tile = Tile::new(second, wire, rows, columns).expect("a tile");
+                let mut out = vec![f32::NAN; rows * columns];
+                import(&threads, tile, whole_mut(&mut out, rows, columns));
+                let round = |v: f32| match wire {
+                    WireType::F32 => v,
+                    WireType::F16 => half::f16::from_f32(v).to_f32(),
+                };
+                // To the bit: what is on the wire is rounded once for each export.
+                let sums = values.iter().zip(&more).map(|(v, m)| round(m + round(*v)));
+                assert_eq!(out, sums.collect::<Vec<_>>(), "{wire} {rows}x{columns}");
+            }
+        }
+    }
+
+    #[test]
+    fn short_and_crooked_buffers_are_refused() {
+        let room = [0.0_f32; 8];
+        let bytes: &[u8] = bytemuck::cast_slice(&room);
+        assert!(Tile::new(bytes, WireType::F32, 2, 4).is_some());
+        assert!(Tile::new(bytes, WireType::F32, 3, 3).is_none());
+        assert!(Tile::new(bytes, WireType::F32, usize::MAX, 3).is_none());
+        assert!(Tile::new(&bytes[1..], WireType::F32, 1, 4).is_none());
+        assert!(Tile::new(&bytes[1..], WireType::F16, 1, 4).is_none());
+        assert!(!aligned(WireType::F32, &bytes[2..]) && aligned(WireType::F16, &bytes[2..]));
+    }
+}

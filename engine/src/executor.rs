@@ -1,0 +1,299 @@
+//! The executor: runs programs on the lanes of one device, and measures them.
+//!
+//! The compute lane is a thread of its own that owns the engine; each end of a link is an I/O
+//! thread. All three kinds follow their list of operations, wait for each other by counters, and
+//! stamp each operation's begin and end. So while tile k is multiplied, tile k+1 is on the wire.
+//!
+//! Hot path: between the first and the last operation of a run, lanes take one short lock for each
+//! operation, and neither log nor allocate.
+
+mod lanes;
+mod run;
+
+use crate::{
+    compute::{Binding, ComputeError, Engine},
+    link::{LinkError, Links},
+    staging::Staging,
+};
+use galaxy_common::{Epoch, Rank, SequenceNumber};
+use galaxy_graph::{
+    Program,
+    program::Lane,
+    timeline::{LaneUse, Times, lane_use, traffic},
+};
+use run::Run;
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        mpsc::{Receiver, SyncSender, sync_channel},
+    },
+    thread::JoinHandle,
+    time::Instant,
+};
+
+/// One program to run.
+pub struct Job {
+    /// Epoch of the links it needs.
+    pub epoch: Epoch,
+    /// Its place in the epoch.
+    pub sequence: SequenceNumber,
+    /// What to do.
+    pub program: Arc<Program>,
+    /// With what.
+    pub binding: Binding,
+    /// When to give up.
+    pub deadline: Option<Instant>,
+}
+
+/// What a run gave.
+#[derive(Debug)]
+pub struct RunReport {
+    /// The values of each output of the program, in order.
+    pub outputs: Vec<Vec<f32>>,
+    /// When it began, on the executor's clock (nanoseconds).
+    pub started: u64,
+    /// When it ended.
+    pub ended: u64,
+    /// Begin and end of each operation.
+    pub timeline: Vec<Times>,
+    /// How the lanes spent their time.
+    pub lanes: Vec<LaneUse>,
+    /// Bytes of tiles sent.
+    pub bytes_sent: u64,
+    /// Bytes of tiles received.
+    pub bytes_received: u64,
+}
+
+/// Why a run ended without a result.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// It was aborted, or its links were replaced.
+    #[error("the run was aborted")]
+    Aborted,
+    /// Its deadline passed.
+    #[error("the deadline passed while it ran")]
+    Deadline,
+    /// It needs links of another epoch.
+    #[error("the run is of epoch {wanted}, and the links are of epoch {have}")]
+    Stale {
+        /// The job's.
+        wanted: Epoch,
+        /// The links'.
+        have: Epoch,
+    },
+    /// It needs a link that is not there.
+    #[error("there is no link {0:?}")]
+    NoLink(Lane),
+    /// A link failed.
+    #[error("the link with rank {peer} failed: {source}")]
+    Link {
+        /// Whose.
+        peer: Rank,
+        /// Why.
+        source: LinkError,
+    },
+    /// The engine failed.
+    #[error(transparent)]
+    Compute(#[from] ComputeError),
+    /// A program that uses memory in a way that its waits do not allow.
+    #[error("{0}")]
+    Program(String),
+    /// A thread of the executor is gone.
+    #[error("the executor has stopped")]
+    Stopped,
+}
+
+/// A thread of a lane, and the way to give it runs.
+struct Worker {
+    lane: Lane,
+    runs: Option<SyncSender<Arc<Run>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Worker {
+    fn spawn(
+        name: String,
+        lane: Lane,
+        body: impl FnOnce(Receiver<Arc<Run>>) + Send + 'static,
+    ) -> std::io::Result<Self> {
+        let (runs, inbox) = sync_channel(1);
+        let thread = std::thread::Builder::new().name(name).spawn(move || body(inbox))?;
+        Ok(Self { lane, runs: Some(runs), thread: Some(thread) })
+    }
+    fn give(&self, run: &Arc<Run>) -> Result<(), RunError> {
+        let runs = self.runs.as_ref().ok_or(RunError::Stopped)?;
+        runs.send(run.clone()).map_err(|_| RunError::Stopped)
+    }
+    fn join(&mut self) {
+        self.runs = None;
+        if let Some(thread) = self.thread.take() {
+            // A lane that panicked has failed its run already.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The links of an epoch and the threads that drive them.
+struct Connected {
+    epoch: Epoch,
+    workers: Vec<Worker>,
+    closers: Vec<Arc<dyn crate::link::LinkCloser>>,
+    current: Option<Arc<Run>>,
+}
+
+/// Runs the programs of one device.
+pub struct Executor {
+    name: String,
+    started: Instant,
+    compute: Mutex<Worker>,
+    connected: Mutex<Connected>,
+    /// One program at a time; keeps the staging memory of the last for the next.
+    turn: Mutex<Option<(Arc<Program>, Arc<Staging>)>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Executor {
+    /// Starts the compute thread of the device `name`.
+    ///
+    /// # Errors
+    /// When the system gives no thread.
+    pub fn start(name: &str, engine: Box<dyn Engine>) -> Result<Self, std::io::Error> {
+        let compute = Worker::spawn(format!("{name}-compute"), Lane::Compute, move |inbox| {
+            lanes::compute(engine, &inbox);
+        })?;
+        Ok(Self {
+            name: name.to_owned(),
+            started: Instant::now(),
+            compute: Mutex::new(compute),
+            connected: Mutex::new(Connected {
+                epoch: Epoch::default(),
+                workers: Vec::new(),
+                closers: Vec::new(),
+                current: None,
+            }),
+            turn: Mutex::new(None),
+        })
+    }
+
+    /// Replaces the links. What ran over the old ones is aborted.
+    pub fn connect(&self, epoch: Epoch, links: Links) {
+        self.disconnect();
+        let mut workers = Vec::new();
+        for (peer, sender) in links.senders {
+            let body = move |inbox: Receiver<Arc<Run>>| lanes::send(peer, sender, &inbox);
+            let name = format!("{}-send-{peer}", self.name);
+            // A link without its thread makes every run fail with `NoLink`, which says enough.
+            workers.extend(Worker::spawn(name, Lane::Send(peer), body).ok());
+        }
+        for (peer, receiver) in links.receivers {
+            let body = move |inbox: Receiver<Arc<Run>>| lanes::receive(peer, receiver, &inbox);
+            let name = format!("{}-receive-{peer}", self.name);
+            workers.extend(Worker::spawn(name, Lane::Receive(peer), body).ok());
+        }
+        let mut connected = lock(&self.connected);
+        *connected = Connected { epoch, workers, closers: links.closers, current: None };
+    }
+
+    /// Aborts what runs and closes all links. Returns when their threads are gone.
+    pub fn disconnect(&self) {
+        let mut workers = {
+            let mut connected = lock(&self.connected);
+            if let Some(run) = &connected.current {
+                run.fail(RunError::Aborted);
+            }
+            for closer in connected.closers.drain(..) {
+                closer.close();
+            }
+            connected.epoch = Epoch::default();
+            std::mem::take(&mut connected.workers)
+        };
+        for worker in &mut workers {
+            worker.join();
+        }
+    }
+
+    /// Nanoseconds on the clock of the timelines.
+    pub fn clock(&self) -> u64 {
+        self.started.elapsed().as_nanos() as u64
+    }
+
+    /// Runs one program to its end. Blocks; runs of other threads wait for their turn.
+    ///
+    /// # Errors
+    /// See [`RunError`]. After a failed link or an abort the epoch's links are of no further use.
+    pub fn run(&self, job: Job) -> Result<RunReport, RunError> {
+        let mut turn = lock(&self.turn);
+        let program = job.program.clone();
+        let staging = match turn.take() {
+            Some((last, staging)) if Arc::ptr_eq(&last, &program) => staging,
+            former => {
+                let former = former.and_then(|(_, staging)| Arc::try_unwrap(staging).ok());
+                Arc::new(Staging::new(&program, former))
+            }
+        };
+        let run = Arc::new(Run::new(job, staging.clone(), self.started));
+        let result = self.run_lanes(&run);
+        lock(&self.connected).current = None;
+        if result.is_ok() {
+            *turn = Some((program, staging));
+        }
+        result
+    }
+
+    fn run_lanes(&self, run: &Arc<Run>) -> Result<RunReport, RunError> {
+        let started = self.clock();
+        {
+            let mut connected = lock(&self.connected);
+            let needs_links = run.program.lanes.len() > 1;
+            if needs_links && connected.epoch != run.epoch {
+                return Err(RunError::Stale { wanted: run.epoch, have: connected.epoch });
+            }
+            connected.current = Some(run.clone());
+            let peers = || run.program.lanes.iter().filter(|(lane, _)| *lane != Lane::Compute);
+            for (lane, _) in peers() {
+                if !connected.workers.iter().any(|w| w.lane == *lane) {
+                    return Err(RunError::NoLink(*lane));
+                }
+            }
+            for (lane, _) in peers() {
+                let worker = connected.workers.iter().find(|w| w.lane == *lane);
+                if let Some(worker) = worker {
+                    run.enter();
+                    worker.give(run).inspect_err(|_| run.leave())?;
+                }
+            }
+            run.enter();
+            lock(&self.compute).give(run).inspect_err(|_| run.leave())?;
+        }
+        run.wait(|| self.close_links());
+        let outcome = run.outcome()?;
+        let lanes = lane_use(&run.program, &outcome.timeline);
+        let (bytes_sent, bytes_received) = traffic(&run.program);
+        Ok(RunReport {
+            outputs: outcome.outputs,
+            started,
+            ended: self.clock(),
+            timeline: outcome.timeline,
+            lanes,
+            bytes_sent,
+            bytes_received,
+        })
+    }
+
+    /// Wakes lanes that are blocked in a link; the epoch is over for this device.
+    fn close_links(&self) {
+        for closer in &lock(&self.connected).closers {
+            closer.close();
+        }
+    }
+}
+
+impl Drop for Executor {
+    fn drop(&mut self) {
+        self.disconnect();
+        lock(&self.compute).join();
+    }
+}

@@ -1,0 +1,158 @@
+//! The threads of the lanes.
+
+use super::{RunError, run::Run};
+use crate::{
+    compute::{Engine, Staged},
+    link::{LinkError, LinkReceiver, LinkSender},
+    staging::InUse,
+};
+use galaxy_common::{FrameHeader, Rank};
+use galaxy_graph::program::{Lane, Memory, OpKind, Operation, Region};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, mpsc::Receiver},
+};
+
+/// Runs the operations of one lane of each run that comes, until the executor hangs up.
+fn drive(
+    lane: Lane,
+    inbox: &Receiver<Arc<Run>>,
+    mut step: impl FnMut(&Run, &Operation) -> Result<(), RunError>,
+) {
+    while let Ok(run) = inbox.recv() {
+        let body = AssertUnwindSafe(|| {
+            let lanes = &run.program.lanes;
+            let Some(index) = lanes.iter().position(|(l, _)| *l == lane) else { return };
+            for &id in &lanes[index].1 {
+                let op = run.program.operation(id);
+                let mut begin = run.now();
+                let Ok(()) = run.reach(index, id) else { return };
+                // A kernel begins when it may; an I/O operation when its lane turns to it.
+                if lane == Lane::Compute {
+                    begin = run.now();
+                }
+                if let Err(error) = step(&run, op) {
+                    run.fail(error);
+                    return;
+                }
+                run.finish(index, id, begin);
+            }
+        });
+        if catch_unwind(body).is_err() {
+            run.fail(RunError::Program(format!("lane {lane:?} panicked")));
+        }
+        run.leave();
+    }
+}
+
+fn in_use(error: InUse) -> RunError {
+    RunError::Program(error.to_string())
+}
+
+/// The compute lane.
+pub(super) fn compute(mut engine: Box<dyn Engine>, inbox: &Receiver<Arc<Run>>) {
+    let mut prepared: Option<Arc<galaxy_graph::Program>> = None;
+    drive(Lane::Compute, inbox, |run, op| {
+        if !prepared.as_ref().is_some_and(|p| Arc::ptr_eq(p, &run.program)) {
+            engine.prepare(&run.program.slots)?;
+            prepared = Some(run.program.clone());
+        }
+        kernel(engine.as_mut(), run, op)
+    });
+}
+
+fn kernel(engine: &mut dyn Engine, run: &Run, op: &Operation) -> Result<(), RunError> {
+    let program = &run.program;
+    let staged = |regions: &[Region]| {
+        regions.iter().copied().find(|r| program.tensor(r.tensor).memory == Memory::Staging)
+    };
+    let slot = |region: &Region| program.tensor(region.tensor).slot;
+    let size = |region: &Region| program.region_bytes(region) as usize;
+    let (read, write) = (staged(&op.reads), staged(&op.writes));
+    let input = read.map(|r| run.staging.read(slot(&r))).transpose().map_err(in_use)?;
+    let mut output = write.map(|w| run.staging.take(slot(&w))).transpose().map_err(in_use)?;
+    let mut emitted = match op.kind {
+        OpKind::Emit { output } => {
+            let kind = program.outputs[output as usize];
+            let region = &op.reads[0];
+            let (rows, width) = kind.extent(region.columns.len(), engine.labels());
+            Some(vec![0.0; rows as usize * width as usize])
+        }
+        _ => None,
+    };
+    let result = engine.run(
+        program,
+        op,
+        &run.binding,
+        Staged {
+            input: input.as_ref().zip(read.as_ref()).map(|(tile, r)| tile.bytes(size(r))),
+            output: output
+                .as_mut()
+                .and_then(Arc::get_mut)
+                .zip(write.as_ref())
+                .map(|(tile, w)| tile.bytes_mut(size(w))),
+            emitted: emitted.as_deref_mut(),
+        },
+    );
+    if let (Some(tile), Some(write)) = (output, write) {
+        run.staging.put(slot(&write), tile);
+    }
+    if let (OpKind::Emit { output }, Some(values)) = (op.kind, emitted) {
+        run.emit(output as usize, values);
+    }
+    result.map_err(RunError::from)
+}
+
+fn header(run: &Run, op: &Operation, region: &Region) -> FrameHeader {
+    let (OpKind::Send { transfer, tile } | OpKind::Receive { transfer, tile }) = op.kind else {
+        return FrameHeader {
+            epoch: run.epoch,
+            sequence: run.sequence,
+            transfer: u32::MAX,
+            tile: 0,
+            wire: run.program.wire,
+            payload: 0,
+        };
+    };
+    FrameHeader {
+        epoch: run.epoch,
+        sequence: run.sequence,
+        transfer,
+        tile,
+        wire: run.program.wire,
+        // Lowering refuses tiles that a frame cannot carry.
+        payload: run.program.region_bytes(region) as u32,
+    }
+}
+
+fn link_error(peer: Rank) -> impl FnOnce(LinkError) -> RunError {
+    move |source| RunError::Link { peer, source }
+}
+
+/// A send lane.
+pub(super) fn send(peer: Rank, mut link: Box<dyn LinkSender>, inbox: &Receiver<Arc<Run>>) {
+    drive(Lane::Send(peer), inbox, |run, op| {
+        let region = op.reads[0];
+        let tile = run.staging.read(run.program.tensor(region.tensor).slot).map_err(in_use)?;
+        let header = header(run, op, &region);
+        link.send(&header, tile.bytes(header.payload as usize)).map_err(link_error(peer))
+    });
+}
+
+/// A receive lane.
+pub(super) fn receive(peer: Rank, mut link: Box<dyn LinkReceiver>, inbox: &Receiver<Arc<Run>>) {
+    drive(Lane::Receive(peer), inbox, |run, op| {
+        let region = op.writes[0];
+        let slot = run.program.tensor(region.tensor).slot;
+        let mut tile = run.staging.take(slot).map_err(in_use)?;
+        let header = header(run, op, &region);
+        let got = match Arc::get_mut(&mut tile) {
+            Some(own) => link
+                .receive(&header, own.bytes_mut(header.payload as usize))
+                .map_err(link_error(peer)),
+            None => Err(in_use(InUse(slot))),
+        };
+        run.staging.put(slot, tile);
+        got
+    });
+}

@@ -1,0 +1,13 @@
+//! Runs programs on a device.
+//!
+//! [`executor::Executor`] runs the lanes of a program: one thread for the kernels, which owns an
+//! [`compute::Engine`], and one for each end of a [`link`]. [`local::LocalCluster`] runs whole plans
+//! in one process over links in memory.
+
+pub mod compute;
+pub mod executor;
+pub mod link;
+pub mod local;
+pub mod merge;
+mod staging;
+pub mod weights;

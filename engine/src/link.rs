@@ -1,0 +1,166 @@
+//! The link trait: how tiles get from one device to the next, and its in-memory form.
+//!
+//! A link carries frames one way, in order, from one device to one other. Its two ends are driven
+//! by the send lane and the receive lane of an executor, each an I/O thread of its own that sleeps
+//! when there is nothing to do; so the trait blocks. A third handle closes it from anywhere.
+
+use galaxy_common::{FrameError, FrameHeader, Rank};
+use std::sync::Arc;
+
+/// What went wrong on a link.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    /// The other end is gone, or we closed it.
+    #[error("the link is closed")]
+    Closed,
+    /// The transport failed.
+    #[error("the link failed: {0}")]
+    Io(#[from] std::io::Error),
+    /// The peer sent bytes that are no frame.
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    /// The peer sent a frame that the program does not have here.
+    #[error("expected transfer {} of sequence {} epoch {}, got transfer {} of sequence {} epoch {}",
+        wanted.transfer, wanted.sequence, wanted.epoch, got.transfer, got.sequence, got.epoch)]
+    Unexpected {
+        /// What the program has here.
+        wanted: Box<FrameHeader>,
+        /// What came.
+        got: Box<FrameHeader>,
+    },
+}
+
+/// The sending end.
+pub trait LinkSender: Send {
+    /// Sends one frame: returns when the transport has taken all of it.
+    ///
+    /// # Errors
+    /// When the link is closed or fails; it is of no further use then.
+    fn send(&mut self, header: &FrameHeader, payload: &[u8]) -> Result<(), LinkError>;
+}
+
+/// The receiving end.
+pub trait LinkReceiver: Send {
+    /// Receives the frame that `wanted` describes, into `payload` of `wanted.payload` bytes.
+    ///
+    /// Frames of an older epoch or sequence number are dropped unread.
+    ///
+    /// # Errors
+    /// When the link is closed or fails, or another frame comes.
+    fn receive(&mut self, wanted: &FrameHeader, payload: &mut [u8]) -> Result<(), LinkError>;
+}
+
+/// Closes a link from any thread; both ends then return [`LinkError::Closed`] or an I/O error.
+pub trait LinkCloser: Send + Sync {
+    /// Closes it.
+    fn close(&self);
+}
+
+/// The links of one device for one epoch.
+#[derive(Default)]
+pub struct Links {
+    /// To peers.
+    pub senders: Vec<(Rank, Box<dyn LinkSender>)>,
+    /// From peers.
+    pub receivers: Vec<(Rank, Box<dyn LinkReceiver>)>,
+    /// Closes all of them.
+    pub closers: Vec<Arc<dyn LinkCloser>>,
+}
+
+/// Decides what to do with a frame that arrived while `wanted` was expected.
+///
+/// # Errors
+/// [`LinkError::Unexpected`] when it is neither the frame nor a stale one.
+pub fn accept(wanted: &FrameHeader, got: &FrameHeader) -> Result<Accept, LinkError> {
+    if got == wanted {
+        Ok(Accept::Take)
+    } else if (got.epoch, got.sequence) < (wanted.epoch, wanted.sequence) {
+        Ok(Accept::Drop)
+    } else {
+        Err(LinkError::Unexpected { wanted: Box::new(*wanted), got: Box::new(*got) })
+    }
+}
+
+/// What to do with a frame.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Accept {
+    /// It is the one.
+    Take,
+    /// It is stale: read over it.
+    Drop,
+}
+
+/// A link between two executors of one process.
+pub mod memory {
+    use super::{Accept, LinkCloser, LinkError, LinkReceiver, LinkSender, accept};
+    use galaxy_common::FrameHeader;
+    use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+    /// One frame in flight: sender and receiver meet, as on the narrowest link there can be.
+    #[derive(Default)]
+    struct Pipe {
+        state: Mutex<State>,
+        changed: Condvar,
+    }
+    #[derive(Default)]
+    struct State {
+        header: Option<FrameHeader>,
+        payload: Vec<u8>,
+        closed: bool,
+    }
+    impl Pipe {
+        fn lock(&self) -> MutexGuard<'_, State> {
+            self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        }
+    }
+    struct End(Arc<Pipe>);
+
+    /// A new link.
+    pub fn link() -> (Box<dyn LinkSender>, Box<dyn LinkReceiver>, Arc<dyn LinkCloser>) {
+        let pipe = Arc::new(Pipe::default());
+        (Box::new(End(pipe.clone())), Box::new(End(pipe.clone())), Arc::new(End(pipe)))
+    }
+
+    impl LinkSender for End {
+        fn send(&mut self, header: &FrameHeader, payload: &[u8]) -> Result<(), LinkError> {
+            let mut state = self.0.lock();
+            while state.header.is_some() && !state.closed {
+                state = self.0.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+            if state.closed {
+                return Err(LinkError::Closed);
+            }
+            state.payload.clear();
+            state.payload.extend_from_slice(payload);
+            state.header = Some(*header);
+            self.0.changed.notify_all();
+            Ok(())
+        }
+    }
+    impl LinkReceiver for End {
+        fn receive(&mut self, wanted: &FrameHeader, payload: &mut [u8]) -> Result<(), LinkError> {
+            let mut state = self.0.lock();
+            loop {
+                if let Some(got) = state.header {
+                    let verdict = accept(wanted, &got)?;
+                    state.header = None;
+                    self.0.changed.notify_all();
+                    if verdict == Accept::Take && state.payload.len() == payload.len() {
+                        payload.copy_from_slice(&state.payload);
+                        return Ok(());
+                    }
+                } else if state.closed {
+                    return Err(LinkError::Closed);
+                } else {
+                    state = self.0.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                }
+            }
+        }
+    }
+    impl LinkCloser for End {
+        fn close(&self) {
+            self.0.lock().closed = true;
+            self.0.changed.notify_all();
+        }
+    }
+}

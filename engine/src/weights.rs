@@ -1,0 +1,395 @@
+//! A device's shard: its slices of a model's matrices, and the small vectors, in memory.
+//!
+//! Everything is read by byte range straight to where it stays: while a shard loads, the process
+//! holds no more than the shard and one bounded read buffer. Embedding tables are not held; their
+//! rows are read from disk when a batch needs them.
+
+use galaxy_common::{Bytes, DevicePlan, Head, Layer, Span, Token};
+use galaxy_graph::{budget, lower::kv_span};
+use galaxy_model::{
+    Dtype, HeadSpec, Matrix, ModelDir, ModelError, ModelSpec, NormKind, NormPlace, Vector,
+};
+use std::{ops::Range, sync::Arc};
+
+/// Why a shard could not be loaded, or a row of a table not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum WeightError {
+    /// The model's files do not give what the shard needs.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// Memory for a matrix could not be had.
+    #[error("the device has no room for {wanted} of weights, with {held} held already")]
+    Memory {
+        /// The matrix.
+        wanted: Bytes,
+        /// What was loaded before it.
+        held: Bytes,
+    },
+    /// A plan that this build cannot hold.
+    #[error(
+        "the plan gives the device other {what} for decode than for prefill in layer {layer}: give both phases the same"
+    )]
+    Phases {
+        /// Of what.
+        what: &'static str,
+        /// Where; 0 for what no layer has.
+        layer: u32,
+    },
+}
+
+/// The values of a matrix, as wide as the checkpoint has them.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Values {
+    /// 32 bits.
+    F32(Vec<f32>),
+    /// Bits of IEEE half precision.
+    F16(Vec<u16>),
+    /// Bits of bfloat16.
+    Bf16(Vec<u16>),
+}
+
+/// A matrix or a slice of one.
+///
+/// # Shapes
+/// Row-major `[inputs, outputs]`, whatever the checkpoint's order.
+#[derive(Clone, PartialEq, Debug)]
+pub struct HeldMatrix {
+    /// Width of what it multiplies.
+    pub inputs: usize,
+    /// Width of the product.
+    pub outputs: usize,
+    /// `inputs * outputs` values.
+    pub values: Values,
+}
+
+impl HeldMatrix {
+    /// Bytes of its values.
+    pub fn bytes(&self) -> Bytes {
+        let values = match &self.values {
+            Values::F32(values) => size_of_val(values.as_slice()),
+            Values::F16(bits) | Values::Bf16(bits) => size_of_val(bits.as_slice()),
+        };
+        Bytes(values as u64)
+    }
+}
+
+/// What a norm scales by, and what it adds.
+#[derive(Clone, PartialEq, Debug)]
+pub struct NormVectors {
+    /// One for each column.
+    pub weight: Vec<f32>,
+    /// One for each column; none for an RMS norm.
+    pub bias: Option<Vec<f32>>,
+}
+
+/// What a device holds of one layer. A matrix of no rows or columns is not there.
+#[derive(Clone, PartialEq, Debug)]
+pub struct LayerShard {
+    /// Query heads.
+    pub heads: Span<Head>,
+    /// The key-value heads that they use.
+    pub kv_heads: Span<Head>,
+    /// hidden -> queries | keys | values of the heads.
+    pub qkv: Option<HeldMatrix>,
+    /// Bias of these.
+    pub qkv_bias: Option<Vec<f32>>,
+    /// context of the heads -> hidden.
+    pub attention_output: Option<HeldMatrix>,
+    /// Its bias, whole: it joins at the owner of a row.
+    pub attention_output_bias: Option<Vec<f32>>,
+    /// hidden -> inner columns; gated: gate columns | up columns.
+    pub up: Option<HeldMatrix>,
+    /// Bias of these.
+    pub up_bias: Option<Vec<f32>>,
+    /// inner columns -> hidden.
+    pub down: Option<HeldMatrix>,
+    /// Its bias, whole.
+    pub down_bias: Option<Vec<f32>>,
+    /// The attention's norm.
+    pub attention_norm: NormVectors,
+    /// The MLP's norm.
+    pub mlp_norm: NormVectors,
+}
+
+/// The class head.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ClassShard {
+    /// A dense layer before the output, and its bias.
+    pub dense: Option<(HeldMatrix, Vec<f32>)>,
+    /// hidden -> classes.
+    pub output: HeldMatrix,
+    /// Bias of the output.
+    pub bias: Option<Vec<f32>>,
+}
+
+/// The part of a model that one device holds.
+#[derive(Debug)]
+pub struct Shard {
+    pub(crate) dir: Arc<ModelDir>,
+    pub(crate) layers: Vec<LayerShard>,
+    pub(crate) embedding_norm: Option<NormVectors>,
+    pub(crate) token_type: Option<Vec<f32>>,
+    pub(crate) final_norm: Option<NormVectors>,
+    pub(crate) vocabulary: Span<Token>,
+    pub(crate) language: Option<HeldMatrix>,
+    pub(crate) classes: Option<ClassShard>,
+    bytes: Bytes,
+}
+
+impl Shard {
+    /// Loads the part of `device`. `progress` is told the bytes that are there and the bytes that
+    /// there will be, after each matrix.
+    ///
+    /// # Errors
+    /// When the model's files do not have what the device is to hold, or memory does not.
+    pub fn load(
+        dir: Arc<ModelDir>,
+        device: &DevicePlan,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Self, WeightError> {
+        let spec = dir.spec();
+        same_phases(spec, device)?;
+        let total = budget::weights(spec, dir.dtype().width(), device).0;
+        let mut loader = Loader { dir: &dir, scratch: Vec::new(), held: 0, total, progress };
+        let part = &device.prefill;
+        let mut layers = Vec::with_capacity(spec.layers as usize);
+        for layer in 0..spec.layers {
+            let block = part.block(layer);
+            layers.push(loader.layer(layer, block.heads, block.columns.iter())?);
+        }
+        let embedding_norm = match spec.embedding_norm {
+            true => Some(loader.norm(Vector::EmbeddingNorm, Vector::EmbeddingNormBias)?),
+            false => None,
+        };
+        let final_norm = match spec.norm_place {
+            NormPlace::Pre => Some(loader.norm(Vector::FinalNorm, Vector::FinalNormBias)?),
+            NormPlace::Post => None,
+        };
+        let token_type = loader.vector_if(spec.token_types, Vector::TokenTypeRow)?;
+        let hidden = 0..spec.hidden;
+        let language =
+            loader.matrix(&[(Matrix::LanguageHead, hidden.clone(), part.vocabulary.iter())])?;
+        let classes = match &spec.head {
+            HeadSpec::Classes(head) => {
+                let dense = match head.dense {
+                    Some(_) => loader
+                        .matrix(&[(Matrix::ClassDense, hidden.clone(), hidden.clone())])?
+                        .zip(loader.vector_if(true, Vector::ClassDenseBias)?),
+                    None => None,
+                };
+                let output = loader.matrix(&[(Matrix::ClassOutput, hidden, 0..head.labels)])?;
+                let bias = loader.vector_if(head.bias, Vector::ClassOutputBias)?;
+                output.map(|output| ClassShard { dense, output, bias })
+            }
+            HeadSpec::None | HeadSpec::Language { .. } => None,
+        };
+        let bytes = Bytes(loader.held);
+        (loader.progress)(total, total);
+        drop(loader);
+        let vocabulary = part.vocabulary;
+        Ok(Self {
+            dir,
+            layers,
+            embedding_norm,
+            token_type,
+            final_norm,
+            vocabulary,
+            language,
+            classes,
+            bytes,
+        })
+    }
+
+    /// Bytes of all matrices and vectors that it holds. Never more than `graph::budget` says.
+    pub fn bytes(&self) -> Bytes {
+        self.bytes
+    }
+
+    /// The model that it is a part of.
+    pub fn spec(&self) -> &ModelSpec {
+        self.dir.spec()
+    }
+}
+
+/// Products name a matrix, not a part of one, so a device cannot hold more than a phase computes.
+fn same_phases(spec: &ModelSpec, device: &DevicePlan) -> Result<(), WeightError> {
+    let layers = Span::<Layer>::first(spec.layers);
+    for layer in layers.iter() {
+        let (prefill, decode) = (device.prefill.block(layer), device.decode.block(layer));
+        if prefill.heads != decode.heads {
+            return Err(WeightError::Phases { what: "heads", layer });
+        }
+        if prefill.columns != decode.columns {
+            return Err(WeightError::Phases { what: "columns", layer });
+        }
+    }
+    if device.prefill.vocabulary != device.decode.vocabulary {
+        return Err(WeightError::Phases { what: "tokens", layer: 0 });
+    }
+    Ok(())
+}
+
+/// A part of a matrix: inputs and outputs.
+type Part = (Matrix, Range<u32>, Range<u32>);
+
+struct Loader<'a> {
+    dir: &'a ModelDir,
+    /// What file bytes pass through; it grows to the read limit of `galaxy_model` and no further.
+    scratch: Vec<u8>,
+    held: u64,
+    total: u64,
+    progress: &'a mut dyn FnMut(u64, u64),
+}
+
+impl Loader<'_> {
+    fn layer(
+        &mut self,
+        layer: u32,
+        heads: Span<Head>,
+        columns: Range<u32>,
+    ) -> Result<LayerShard, WeightError> {
+        let spec = self.dir.spec();
+        let hidden = 0..spec.hidden;
+        let kv_heads = kv_span(spec, heads);
+        let width = spec.head_width;
+        let queries = heads.start() * width..heads.end() * width;
+        let keys = kv_heads.start() * width..kv_heads.end() * width;
+        let qkv = self.matrix(&[
+            (Matrix::Query(layer), hidden.clone(), queries.clone()),
+            (Matrix::Key(layer), hidden.clone(), keys.clone()),
+            (Matrix::Value(layer), hidden.clone(), keys.clone()),
+        ])?;
+        let qkv_bias = match spec.qkv_bias && !queries.is_empty() {
+            true => Some(self.slices(&[
+                (Vector::QueryBias(layer), queries.clone()),
+                (Vector::KeyBias(layer), keys.clone()),
+                (Vector::ValueBias(layer), keys),
+            ])?),
+            false => None,
+        };
+        let attention_output =
+            self.matrix(&[(Matrix::AttentionOutput(layer), queries, hidden.clone())])?;
+        let (up, up_bias) = if spec.gated {
+            let up = self.matrix(&[
+                (Matrix::Gate(layer), hidden.clone(), columns.clone()),
+                (Matrix::Up(layer), hidden.clone(), columns.clone()),
+            ])?;
+            let slices = [
+                (Vector::GateBias(layer), columns.clone()),
+                (Vector::UpBias(layer), columns.clone()),
+            ];
+            let held = spec.mlp_bias && !columns.is_empty();
+            (up, if held { Some(self.slices(&slices)?) } else { None })
+        } else {
+            let up = self.matrix(&[(Matrix::Up(layer), hidden.clone(), columns.clone())])?;
+            let held = spec.mlp_bias && !columns.is_empty();
+            let slices = [(Vector::UpBias(layer), columns.clone())];
+            (up, if held { Some(self.slices(&slices)?) } else { None })
+        };
+        let down = self.matrix(&[(Matrix::Down(layer), columns, hidden)])?;
+        Ok(LayerShard {
+            heads,
+            kv_heads,
+            qkv,
+            qkv_bias,
+            attention_output,
+            attention_output_bias: self
+                .vector_if(spec.attention_output_bias, Vector::AttentionOutputBias(layer))?,
+            up,
+            up_bias,
+            down,
+            down_bias: self.vector_if(spec.mlp_bias, Vector::DownBias(layer))?,
+            attention_norm: self
+                .norm(Vector::AttentionNorm(layer), Vector::AttentionNormBias(layer))?,
+            mlp_norm: self.norm(Vector::MlpNorm(layer), Vector::MlpNormBias(layer))?,
+        })
+    }
+
+    /// Parts that have the same inputs, side by side; nothing where they have no values.
+    fn matrix(&mut self, parts: &[Part]) -> Result<Option<HeldMatrix>, WeightError> {
+        let inputs = parts[0].1.len();
+        let outputs: usize = parts.iter().map(|p| p.2.len()).sum();
+        if inputs == 0 || outputs == 0 {
+            return Ok(None);
+        }
+        let mut sources = Vec::with_capacity(parts.len());
+        for (which, ..) in parts {
+            sources.push(self.dir.matrix(*which)?);
+        }
+        let mut dtype = sources[0].dtype();
+        if sources.iter().any(|s| s.dtype() != dtype) {
+            dtype = Dtype::F32;
+        }
+        let size = inputs * outputs;
+        let values = match dtype {
+            Dtype::F32 => {
+                let mut values = self.room::<f32>(size)?;
+                let mut at = 0;
+                for (source, (_, rows, columns)) in sources.iter().zip(parts) {
+                    let width = columns.len();
+                    let (rows, columns) = (rows.clone(), columns.clone());
+                    source.read_f32(rows, columns, &mut values, outputs, at, &mut self.scratch)?;
+                    at += width;
+                }
+                Values::F32(values)
+            }
+            Dtype::F16 | Dtype::Bf16 => {
+                let mut bits = self.room::<u16>(size)?;
+                let mut at = 0;
+                for (source, (_, rows, columns)) in sources.iter().zip(parts) {
+                    let width = columns.len();
+                    let (rows, columns) = (rows.clone(), columns.clone());
+                    source.read_u16(rows, columns, &mut bits, outputs, at, &mut self.scratch)?;
+                    at += width;
+                }
+                if dtype == Dtype::F16 { Values::F16(bits) } else { Values::Bf16(bits) }
+            }
+        };
+        let matrix = HeldMatrix { inputs, outputs, values };
+        self.count(matrix.bytes().0);
+        Ok(Some(matrix))
+    }
+
+    /// Exactly `size` zeros, once: never grown, never copied.
+    fn room<T: Default + Clone>(&self, size: usize) -> Result<Vec<T>, WeightError> {
+        let mut values = Vec::new();
+        values.try_reserve_exact(size).map_err(|_| WeightError::Memory {
+            wanted: Bytes((size * size_of::<T>()) as u64),
+            held: Bytes(self.held),
+        })?;
+        values.resize(size, T::default());
+        Ok(values)
+    }
+
+    fn slices(&mut self, parts: &[(Vector, Range<u32>)]) -> Result<Vec<f32>, WeightError> {
+        let mut all = Vec::with_capacity(parts.iter().map(|p| p.1.len()).sum());
+        for (which, range) in parts {
+            let whole = self.dir.vector(*which)?;
+            let range = range.start as usize..range.end as usize;
+            // A span beyond the model has failed already, when the matrix was read.
+            all.extend_from_slice(whole.get(range).unwrap_or_default());
+        }
+        self.count(size_of_val(all.as_slice()) as u64);
+        Ok(all)
+    }
+
+    fn vector_if(&mut self, held: bool, which: Vector) -> Result<Option<Vec<f32>>, WeightError> {
+        if !held {
+            return Ok(None);
+        }
+        let vector = self.dir.vector(which)?;
+        self.count(size_of_val(vector.as_slice()) as u64);
+        Ok(Some(vector))
+    }
+
+    fn norm(&mut self, weight: Vector, bias: Vector) -> Result<NormVectors, WeightError> {
+        let biased = self.dir.spec().norm == NormKind::Layer;
+        let weight = self.vector_if(true, weight)?.unwrap_or_default();
+        Ok(NormVectors { weight, bias: self.vector_if(biased, bias)? })
+    }
+
+    fn count(&mut self, bytes: u64) {
+        self.held += bytes;
+        (self.progress)(self.held.min(self.total), self.total);
+    }
+}

@@ -1,0 +1,100 @@
+//! The bytes that a plan asks of each device: the sum that law 2 bounds.
+
+use crate::{
+    lower::{LowerError, kv_span, lower},
+    program::Memory,
+};
+use galaxy_common::{BatchShape, Bytes, DevicePlan, Plan, Rank, Segment, Wanted, plan::Phase};
+use galaxy_model::{HeadSpec, ModelSpec, NormKind};
+
+/// What the process takes before the first weight: code, stacks, connections, allocator slack.
+pub const PROCESS: Bytes = Bytes(32_000_000);
+
+/// Bytes of one device under a plan.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Needs {
+    /// Weights as held.
+    pub weights: Bytes,
+    /// Device slots of the largest program.
+    pub activations: Bytes,
+    /// Staging slots of the largest program.
+    pub staging: Bytes,
+    /// The process itself.
+    pub process: Bytes,
+}
+
+impl Needs {
+    /// All together.
+    pub fn total(&self) -> Bytes {
+        self.weights + self.activations + self.staging + self.process
+    }
+}
+
+/// What the plan asks of the device of `rank`, for programs of up to `plan.max_rows` rows.
+///
+/// `matrix_width` is the bytes of one value of the model's matrices, 2 or 4.
+///
+/// # Errors
+/// When the plan cannot be lowered.
+pub fn needs(
+    spec: &ModelSpec,
+    matrix_width: u32,
+    plan: &Plan,
+    rank: Rank,
+) -> Result<Needs, LowerError> {
+    // The widest program is the one of most rows that all want the widest result.
+    let wanted = match spec.head {
+        HeadSpec::Language { .. } => Wanted::AllLogits,
+        _ => Wanted::Hidden,
+    };
+    let length = spec.position_limit().min(plan.max_rows).max(1);
+    let mut segments = Vec::new();
+    let mut left = plan.max_rows;
+    while left > 0 {
+        let rows = length.min(left);
+        segments.push(Segment { slot: segments.len() as u32, past: 0, rows, wanted });
+        left -= rows;
+    }
+    let shape = BatchShape::new(segments)?;
+    let programs = lower(spec, plan, Phase::Prefill, &shape)?;
+    let program = &programs[rank.index()];
+    Ok(Needs {
+        weights: weights(spec, matrix_width, &plan.ring[rank.index()]),
+        activations: program.slot_bytes(Memory::Device),
+        staging: program.slot_bytes(Memory::Staging),
+        process: PROCESS,
+    })
+}
+
+/// Bytes of the shard that `device` holds.
+pub fn weights(spec: &ModelSpec, matrix_width: u32, device: &DevicePlan) -> Bytes {
+    let (hidden, width) = (u64::from(spec.hidden), u64::from(matrix_width));
+    let norm = hidden * if spec.norm == NormKind::Layer { 2 } else { 1 } * 4;
+    let mut total = 0;
+    for layer in 0..spec.layers {
+        let block = device.prefill.block(layer);
+        let queries = u64::from(block.heads.len()) * u64::from(spec.head_width);
+        let keys = u64::from(kv_span(spec, block.heads).len()) * u64::from(spec.head_width);
+        let columns = u64::from(block.columns.len());
+        let inner = columns * if spec.gated { 2 } else { 1 };
+        total += (hidden * (queries + 2 * keys) + queries * hidden) * width;
+        total += (hidden * inner + columns * hidden) * width;
+        total += 2 * norm;
+        if spec.qkv_bias {
+            total += (queries + 2 * keys) * 4;
+        }
+        if spec.attention_output_bias {
+            total += hidden * 4;
+        }
+        if spec.mlp_bias {
+            total += (inner + hidden) * 4;
+        }
+    }
+    total += 2 * norm;
+    total += u64::from(device.prefill.vocabulary.len()) * hidden * width;
+    if let HeadSpec::Classes(head) = &spec.head {
+        let dense = if head.dense.is_some() { hidden * hidden * width + hidden * 4 } else { 0 };
+        total += dense + u64::from(head.labels) * (hidden * width + 4);
+    }
+    Bytes(total)
+}

@@ -1,0 +1,18 @@
+//! Operations, programs, lowering, verifier, simulator.
+//!
+//! A [`galaxy_common::Plan`] and a [`galaxy_common::BatchShape`] are lowered into one
+//! [`program::Program`] for each device. The same programs are verified, simulated, and executed.
+//! Everything here is pure: no clock, no files, no sockets; equal inputs give equal outputs.
+
+pub mod budget;
+pub mod lower;
+pub mod program;
+pub mod share;
+pub mod simulate;
+pub mod timeline;
+pub mod verify;
+
+pub use lower::{LowerError, digest, links, lower};
+pub use program::Program;
+pub use simulate::{Costs, Deadlock, LinkRate, Observed, Predicted, simulate};
+pub use verify::{VerifyError, verify};

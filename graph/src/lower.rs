@@ -1,0 +1,168 @@
+//! Lowering: a plan and a batch shape become one program for each device.
+
+mod build;
+mod galaxy;
+mod head;
+mod megatron;
+mod ring;
+
+use crate::program::Program;
+use galaxy_common::{
+    BatchShape, Head, MAX_PAYLOAD_BYTES, Plan, PlanError, Rank, Row, ShapeError, Span, Strategy,
+    Wanted, plan::Phase,
+};
+use galaxy_model::{HeadSpec, ModelSpec};
+use ring::Ring;
+
+/// Changes whenever the same plan and shape lower to another program.
+pub const LOWERING: u32 = 1;
+
+/// A plan and a shape that give no programs.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LowerError {
+    /// The plan is none.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The shape is none.
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
+    /// More rows than the budgets were made for.
+    #[error("a batch of {rows} rows is above the plan's limit of {limit}")]
+    Rows {
+        /// Rows of the batch.
+        rows: u32,
+        /// What the plan allows.
+        limit: u32,
+    },
+    /// A sequence longer than the model's positions.
+    #[error("text {segment} has {rows} tokens, and the model has positions for {limit}")]
+    Positions {
+        /// Which.
+        segment: usize,
+        /// Its rows, past ones included.
+        rows: u32,
+        /// What the model allows.
+        limit: u32,
+    },
+    /// An output that the model cannot give.
+    #[error("this model ({family}) gives no {wanted}")]
+    Output {
+        /// `model_type` of the model.
+        family: String,
+        /// What was asked for.
+        wanted: &'static str,
+    },
+    /// Rows of earlier programs, which this strategy keeps nowhere.
+    #[error(
+        "text {segment} continues an earlier one, and strategy {strategy} keeps no key-value cache"
+    )]
+    Past {
+        /// Which.
+        segment: usize,
+        /// The strategy.
+        strategy: Strategy,
+    },
+    /// A tile that no frame can carry.
+    #[error(
+        "a tile of {bytes} bytes is above a frame's limit of {MAX_PAYLOAD_BYTES}: use more tiles or a smaller max_rows"
+    )]
+    Tile {
+        /// Its size.
+        bytes: u64,
+    },
+}
+
+/// One program for each rank of the plan.
+///
+/// # Errors
+/// When the plan, the shape and the model do not fit together.
+pub fn lower(
+    spec: &ModelSpec,
+    plan: &Plan,
+    phase: Phase,
+    shape: &BatchShape,
+) -> Result<Vec<Program>, LowerError> {
+    plan.validate(spec.extent())?;
+    check(spec, plan, shape)?;
+    plan.ranked()
+        .map(|(rank, _)| match plan.strategy {
+            Strategy::Local | Strategy::Galaxy => galaxy::program(spec, plan, phase, shape, rank),
+            Strategy::Megatron => megatron::program(spec, plan, phase, shape, rank),
+        })
+        .collect()
+}
+
+/// The digest of all programs: equal on devices that will do the same.
+pub fn digest(programs: &[Program]) -> [u8; 32] {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&LOWERING.to_le_bytes());
+    for program in programs {
+        let bytes = postcard::to_stdvec(program).expect("a program is plain data without maps");
+        hasher.update(&(bytes.len() as u64).to_le_bytes());
+        hasher.update(&bytes);
+    }
+    *hasher.finalize().as_bytes()
+}
+
+/// The ordered pairs (from, to) of ranks between which programs of this plan send.
+pub fn links(plan: &Plan) -> Vec<(Rank, Rank)> {
+    let mut pairs = Vec::new();
+    for phase in [Phase::Prefill, Phase::Decode] {
+        for ring in [Ring::layers(plan, phase), Ring::head(plan, phase)] {
+            for at in 0..ring.len() {
+                let pair = (ring.rank(at), ring.rank(ring.next(at)));
+                if pair.0 != pair.1 && !pairs.contains(&pair) {
+                    pairs.push(pair);
+                }
+            }
+        }
+    }
+    pairs.sort_unstable();
+    pairs
+}
+
+/// The key-value heads that these query heads use. Neighbours may share one.
+pub fn kv_span(spec: &ModelSpec, heads: Span<Head>) -> Span<Head> {
+    if heads.is_empty() {
+        return Span::empty();
+    }
+    Span::new(heads.start() / spec.group(), heads.end().div_ceil(spec.group()))
+}
+
+/// The wanted rows of each segment that wants logits: (segment, rows of the batch).
+fn wanted_rows(shape: &BatchShape) -> Vec<(u32, Span<Row>)> {
+    let mut wanted = Vec::new();
+    for (index, (rows, segment)) in shape.placed().enumerate() {
+        match segment.wanted {
+            Wanted::LastLogits => {
+                wanted.push((index as u32, Span::new(rows.end() - 1, rows.end())))
+            }
+            Wanted::AllLogits => wanted.push((index as u32, rows)),
+            _ => {}
+        }
+    }
+    wanted
+}
+
+fn check(spec: &ModelSpec, plan: &Plan, shape: &BatchShape) -> Result<(), LowerError> {
+    if shape.rows() > plan.max_rows {
+        return Err(LowerError::Rows { rows: shape.rows(), limit: plan.max_rows });
+    }
+    for (index, segment) in shape.segments().iter().enumerate() {
+        if segment.past > 0 {
+            return Err(LowerError::Past { segment: index, strategy: plan.strategy });
+        }
+        let (rows, limit) = (segment.past.saturating_add(segment.rows), spec.position_limit());
+        if rows > limit {
+            return Err(LowerError::Positions { segment: index, rows, limit });
+        }
+        let refused = |wanted| Err(LowerError::Output { family: spec.family.clone(), wanted });
+        match (segment.wanted, &spec.head) {
+            (Wanted::Classes, HeadSpec::Classes(_)) | (Wanted::Hidden | Wanted::Pooled(_), _) => {}
+            (Wanted::Classes, _) => return refused("class logits: it has no classification head"),
+            (_, HeadSpec::Language { .. }) => {}
+            _ => return refused("next-token logits: it has no language-model head"),
+        }
+    }
+    Ok(())
+}

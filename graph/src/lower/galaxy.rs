@@ -1,0 +1,425 @@
+//! Tensor-parallel blocks, sequence-parallel connective blocks, ring collectives in tiles
+//! (Galaxy, §III-B and §III-D). With one device nothing is left of the rings: strategy `local`.
+//!
+//! Tiles: each device's rows are cut into `plan.tiles` runs. A block's first product runs on each
+//! tile as it arrives while the next is on the wire; its last product runs tile by tile in the
+//! order in which the ring sums them, so that a tile's sum travels while the next is multiplied;
+//! and a tile that is summed is joined, normed and sent on at once. With one tile nothing
+//! overlaps: each collective ends before the product that reads it begins.
+
+use super::{
+    LowerError,
+    build::{Builder, Value},
+    head, kv_span,
+    ring::Ring,
+};
+use crate::program::{Block, JoinOf, NormOf, OpKind, Product, Program, Region, Role};
+use galaxy_common::{
+    BatchShape, BlockAssignment, Plan, Rank, Row, Span,
+    plan::{Phase, own_rows},
+};
+use galaxy_model::{ModelSpec, NormPlace};
+
+/// The four collectives of a layer, in order; the head's follows the last layer's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Collective {
+    Gather,
+    Scatter,
+}
+
+/// Names the transfer of a tile so that both ends of every link agree.
+pub(crate) fn transfer(
+    layer: u32,
+    block: Block,
+    collective: Collective,
+    ring: usize,
+    owner: usize,
+    tiles: u16,
+    tile: usize,
+) -> u32 {
+    let of_layer = match (block, collective) {
+        (Block::Mlp, Collective::Gather) => 2,
+        (Block::Mlp, Collective::Scatter) => 3,
+        (_, Collective::Gather) => 0,
+        (_, Collective::Scatter) => 1,
+    };
+    let collective = layer * 4 + of_layer;
+    (collective * ring as u32 + owner as u32) * u32::from(tiles) + tile as u32
+}
+
+pub(super) fn program(
+    spec: &ModelSpec,
+    plan: &Plan,
+    phase: Phase,
+    shape: &BatchShape,
+    rank: Rank,
+) -> Result<Program, LowerError> {
+    let ring = Ring::layers(plan, phase);
+    let rows = own_rows(plan, phase, shape.rows());
+    let depth = 2 * usize::from(plan.tiles) * ring.len();
+    let mut builder = Builder::new(rank, plan.wire, depth);
+    let mut last = None;
+    if let Some(me) = ring.position(rank) {
+        let tiles = |at: usize| -> Vec<Span<Row>> {
+            let own = rows[ring.rank(at).index()];
+            own.cut(u32::from(plan.tiles)).filter(|t| !t.is_empty()).collect()
+        };
+        let mut device = Device {
+            spec,
+            plan,
+            shape,
+            phase,
+            me,
+            own: rows[rank.index()],
+            tiles: (0..ring.len()).map(tiles).collect(),
+            all: Span::first(shape.rows()),
+            ring: ring.clone(),
+            b: &mut builder,
+        };
+        last = device.layers();
+    }
+    head::lower(&mut builder, spec, plan, phase, shape, &rows, last);
+    builder.finish()
+}
+
+/// The rows that a device carries between blocks.
+#[derive(Clone, Copy)]
+struct Carried {
+    residual: Value,
+    normed: Value,
+}
+
+/// Where normed tiles go next.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Next {
+    layer: u32,
+    block: Block,
+}
+
+struct Device<'a> {
+    spec: &'a ModelSpec,
+    plan: &'a Plan,
+    shape: &'a BatchShape,
+    phase: Phase,
+    me: usize,
+    own: Span<Row>,
+    /// Tiles of each position of the ring.
+    tiles: Vec<Vec<Span<Row>>>,
+    all: Span<Row>,
+    ring: Ring,
+    b: &'a mut Builder,
+}
+
+impl Device<'_> {
+    fn hidden(&self) -> u32 {
+        self.spec.hidden
+    }
+    fn part(&self, at: usize, layer: u32) -> BlockAssignment {
+        self.plan.ring[self.ring.rank(at).index()].assignment(self.phase).block(layer)
+    }
+    /// Who computes in a block.
+    fn active(&self, next: Next) -> Vec<bool> {
+        (0..self.ring.len())
+            .map(|at| {
+                let part = self.part(at, next.layer);
+                if next.block == Block::Attention {
+                    !part.heads.is_empty()
+                } else {
+                    !part.columns.is_empty()
+                }
+            })
+            .collect()
+    }
+    fn overlaps(&self) -> bool {
+        self.plan.tiles > 1
+    }
+    fn transfer(&self, next: Next, collective: Collective, owner: usize, tile: usize) -> u32 {
+        transfer(next.layer, next.block, collective, self.ring.len(), owner, self.plan.tiles, tile)
+    }
+
+    /// All layers; returns the rows after the last norm.
+    fn layers(&mut self) -> Option<Value> {
+        let first = Next { layer: 0, block: Block::Attention };
+        let mut staged = Vec::new();
+        let mut carried = self.embed(first, &mut staged);
+        for layer in 0..self.spec.layers {
+            for block in [Block::Attention, Block::Mlp] {
+                let here = Next { layer, block };
+                let next = match block {
+                    Block::Attention => Some(Next { layer, block: Block::Mlp }),
+                    _ if layer + 1 < self.spec.layers => {
+                        Some(Next { layer: layer + 1, block: Block::Attention })
+                    }
+                    _ => None,
+                };
+                let inner = self.enter(here, carried, std::mem::take(&mut staged));
+                carried = self.leave(here, next, carried, inner, &mut staged);
+            }
+        }
+        carried.map(|c| c.normed)
+    }
+
+    /// Embeds the own rows, norms them for the first block, and starts their way to it.
+    fn embed(&mut self, next: Next, staged: &mut Vec<Value>) -> Option<Carried> {
+        if self.own.is_empty() {
+            return None;
+        }
+        self.b.at = (Block::Embedding, 0);
+        let residual = self.b.tensor(Role::Residual, self.own, self.hidden());
+        self.b.compute(OpKind::Embed, vec![], vec![residual.all()]);
+        let normed = match self.spec.norm_place {
+            NormPlace::Post => residual,
+            NormPlace::Pre => {
+                let normed = self.b.tensor(Role::Normed, self.own, self.hidden());
+                let kind = OpKind::Norm(NormOf::Attention(0));
+                self.b.compute(kind, vec![residual.all()], vec![normed.all()]);
+                normed
+            }
+        };
+        for tile in 0..self.tiles[self.me].len() {
+            self.depart(next, normed, tile, staged);
+        }
+        Some(Carried { residual, normed })
+    }
+
+    /// Exports one own tile for the gather of `next`, and sends it.
+    fn depart(&mut self, next: Next, normed: Value, tile: usize, staged: &mut Vec<Value>) {
+        let needs = self.active(next);
+        let hop = self.ring.gather_hop(self.me, self.me, &needs);
+        // Without overlap the whole input is multiplied at once, so the own rows join it too.
+        let joins = !self.overlaps() && needs[self.me] && self.own != self.all;
+        if !hop.send && !joins {
+            return;
+        }
+        let rows = self.tiles[self.me][tile];
+        let out = self.b.tensor(Role::RowTile, rows, self.hidden());
+        let kind = OpKind::Export { staged: false };
+        self.b.compute(kind, vec![normed.rows(rows)], vec![out.all()]);
+        if hop.send {
+            let to = self.ring.rank(self.ring.next(self.me));
+            let id = self.transfer(next, Collective::Gather, self.me, tile);
+            self.b.send(to, id, tile as u16, out);
+        }
+        if joins {
+            staged.push(out);
+        }
+    }
+
+    /// AllGather into a block and its first product. Returns the product's rows.
+    fn enter(&mut self, here: Next, carried: Option<Carried>, staged: Vec<Value>) -> Option<Value> {
+        self.b.at = (here.block, here.layer);
+        let needs = self.active(here);
+        let (role, width, product) = match here.block {
+            Block::Attention => {
+                let heads = self.part(self.me, here.layer).heads;
+                let kv = kv_span(self.spec, heads);
+                let width = (heads.len() + 2 * kv.len()) * self.spec.head_width;
+                (Role::Qkv, width, Product::Qkv)
+            }
+            _ => (Role::Inner, self.part(self.me, here.layer).columns.len(), Product::Up),
+        };
+        let kind = OpKind::Product { layer: here.layer, product };
+        let needed = needs[self.me];
+        let inner = needed.then(|| self.b.tensor(role, self.all, width));
+        let whole = (needed && !self.overlaps() && self.own != self.all)
+            .then(|| self.b.tensor(Role::Gathered, self.all, self.hidden()));
+        if let (Some(inner), None, Some(carried)) = (inner, whole, carried) {
+            self.b.compute(kind, vec![carried.normed.all()], vec![inner.rows(self.own)]);
+        }
+        if let Some(whole) = whole {
+            for tile in &staged {
+                self.b.compute(OpKind::Import, vec![tile.all()], vec![whole.rows(tile.rows)]);
+            }
+        }
+        for owner in self.ring.arrivals(self.me).skip(1) {
+            let hop = self.ring.gather_hop(owner, self.me, &needs);
+            if !hop.receive {
+                continue;
+            }
+            for (index, rows) in self.tiles[owner].clone().into_iter().enumerate() {
+                let from = self.ring.rank(self.ring.previous(self.me));
+                let id = self.transfer(here, Collective::Gather, owner, index);
+                let tile = index as u16;
+                let staged = self.b.receive(from, id, tile, Role::RowTile, rows, self.hidden());
+                if hop.send {
+                    self.b.send(self.ring.rank(self.ring.next(self.me)), id, tile, staged);
+                }
+                if let Some(whole) = whole {
+                    self.b.compute(OpKind::Import, vec![staged.all()], vec![whole.rows(rows)]);
+                } else if let Some(inner) = inner {
+                    let piece = self.b.tensor(Role::Gathered, rows, self.hidden());
+                    self.b.compute(OpKind::Import, vec![staged.all()], vec![piece.all()]);
+                    self.b.compute(kind, vec![piece.all()], vec![inner.rows(rows)]);
+                }
+            }
+        }
+        if let (Some(whole), Some(inner)) = (whole, inner) {
+            self.b.compute(kind, vec![whole.all()], vec![inner.all()]);
+        }
+        inner
+    }
+
+    /// The last product of a block, ReduceScatter, and the connective block that follows.
+    fn leave(
+        &mut self,
+        here: Next,
+        next: Option<Next>,
+        carried: Option<Carried>,
+        inner: Option<Value>,
+        staged: &mut Vec<Value>,
+    ) -> Option<Carried> {
+        self.b.at = (here.block, here.layer);
+        let contributes = self.active(here);
+        // Without overlap one product makes all rows before the first is sent.
+        let whole = match inner {
+            Some(inner) if !self.overlaps() => Some(self.partial(here, inner, self.all)),
+            _ => None,
+        };
+        let joined = carried.map(|_| self.joined());
+        for owner in self.ring.departures(self.me) {
+            let hop = self.ring.scatter_hop(owner, self.me, &contributes);
+            for (index, rows) in self.tiles[owner].clone().into_iter().enumerate() {
+                self.b.at = (here.block, here.layer);
+                let mine = owner == self.me;
+                if !mine && !hop.send {
+                    continue;
+                }
+                let partial = match (inner, whole) {
+                    (_, Some(whole)) => Some(whole.rows(rows)),
+                    (Some(inner), None) => Some(self.partial(here, inner, rows).all()),
+                    (None, None) => None,
+                };
+                let id = self.transfer(here, Collective::Scatter, owner, index);
+                let tile = index as u16;
+                let added = hop.receive.then(|| {
+                    let from = self.ring.rank(self.ring.previous(self.me));
+                    self.b.receive(from, id, tile, Role::SumTile, rows, self.hidden())
+                });
+                if !mine {
+                    let out = match partial {
+                        Some(partial) => self.export(partial, rows, added),
+                        // Passed through without a copy.
+                        None => added.unwrap_or_else(|| unreachable_hop(owner)),
+                    };
+                    let to = self.ring.rank(self.ring.next(self.me));
+                    self.b.send(to, id, tile, out);
+                } else if let (Some(carried), Some(joined)) = (carried, joined) {
+                    self.join(here, carried, joined, rows, partial, added);
+                    if let Some(next) = next {
+                        self.depart(next, joined.normed, index, staged);
+                    }
+                }
+            }
+        }
+        joined
+    }
+
+    fn joined(&mut self) -> Carried {
+        let residual = self.b.tensor(Role::Residual, self.own, self.hidden());
+        let normed = match self.spec.norm_place {
+            NormPlace::Post => residual,
+            NormPlace::Pre => self.b.tensor(Role::Normed, self.own, self.hidden()),
+        };
+        Carried { residual, normed }
+    }
+
+    /// The device's partial sums of some rows.
+    fn partial(&mut self, here: Next, inner: Value, rows: Span<Row>) -> Value {
+        let out = self.b.tensor(Role::Partial, rows, self.hidden());
+        if here.block == Block::Attention {
+            let heads = self.part(self.me, here.layer).heads;
+            let context = attend(self.b, self.spec, self.shape, here.layer, heads, inner, rows);
+            let kind = OpKind::Product { layer: here.layer, product: Product::AttentionOutput };
+            self.b.compute(kind, vec![context.all()], vec![out.all()]);
+        } else {
+            let kind = OpKind::Product { layer: here.layer, product: Product::Down };
+            self.b.compute(kind, vec![inner.rows(rows)], vec![out.all()]);
+        }
+        out
+    }
+
+    fn export(&mut self, partial: Region, rows: Span<Row>, added: Option<Value>) -> Value {
+        let out = self.b.tensor(Role::SumTile, rows, self.hidden());
+        let mut reads = vec![partial];
+        reads.extend(added.map(Value::all));
+        self.b.compute(OpKind::Export { staged: added.is_some() }, reads, vec![out.all()]);
+        out
+    }
+
+    fn join(
+        &mut self,
+        here: Next,
+        carried: Carried,
+        joined: Carried,
+        rows: Span<Row>,
+        partial: Option<Region>,
+        added: Option<Value>,
+    ) {
+        self.b.at = (Block::Connective, here.layer);
+        let (kind, writes_two) =
+            join_kind(self.spec, here.layer, here.block, partial.is_some(), added.is_some());
+        let mut reads = vec![carried.residual.rows(rows)];
+        reads.extend(partial);
+        reads.extend(added.map(Value::all));
+        let mut writes = vec![joined.residual.rows(rows)];
+        if writes_two {
+            writes.push(joined.normed.rows(rows));
+        }
+        self.b.compute(kind, reads, writes);
+    }
+}
+
+/// A device on a route that neither contributes nor receives cannot be: [`Ring::scatter_hop`] starts
+/// a route at the first contributor.
+fn unreachable_hop(owner: usize) -> Value {
+    panic!("a scatter route for position {owner} starts at a device that contributes")
+}
+
+/// The residual addition after a block, with the norm that follows at once; and whether the norm
+/// has a tensor of its own.
+pub(super) fn join_kind(
+    spec: &ModelSpec,
+    layer: u32,
+    block: Block,
+    partial: bool,
+    staged: bool,
+) -> (OpKind, bool) {
+    let post = spec.norm_place == NormPlace::Post;
+    let attention = block == Block::Attention;
+    let norm = match (attention, post) {
+        (true, true) => NormOf::Attention(layer),
+        (true, false) | (false, true) => NormOf::Mlp(layer),
+        (false, false) if layer + 1 < spec.layers => NormOf::Attention(layer + 1),
+        (false, false) => NormOf::Final,
+    };
+    let join = if attention { JoinOf::Attention } else { JoinOf::Mlp };
+    (OpKind::Join { layer, join, norm, post, partial, staged }, !post)
+}
+
+/// Attention of `rows` over the queries, keys and values of the device's heads.
+pub(super) fn attend(
+    b: &mut Builder,
+    spec: &ModelSpec,
+    shape: &BatchShape,
+    layer: u32,
+    heads: Span<galaxy_common::Head>,
+    qkv: Value,
+    rows: Span<Row>,
+) -> Value {
+    let kv_heads = kv_span(spec, heads);
+    let queries = heads.len() * spec.head_width;
+    let context = b.tensor(Role::Context, rows, queries);
+    let mut visible: Option<(u32, u32)> = None;
+    for (segment, _) in shape.placed().filter(|(segment, _)| segment.overlaps(rows)) {
+        let end = if spec.causal { segment.end().min(rows.end()) } else { segment.end() };
+        let start = visible.map_or(segment.start(), |(start, _)| start);
+        visible = Some((start, end));
+    }
+    let (start, end) = visible.unwrap_or((rows.start(), rows.end()));
+    let reads = vec![
+        qkv.part(rows, Span::first(queries)),
+        qkv.part(Span::new(start, end), Span::new(queries, qkv.width)),
+    ];
+    b.compute(OpKind::Attend { layer, heads, kv_heads }, reads, vec![context.all()]);
+    context
+}

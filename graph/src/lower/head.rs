@@ -1,0 +1,199 @@
+//! What follows the last layer: results of own rows, and the vocabulary-split head.
+
+use super::{
+    build::{Builder, Value},
+    galaxy::{Collective, transfer},
+    ring::Ring,
+    wanted_rows,
+};
+use crate::program::{Block, OpKind, Output, OutputKind, Product, Reduce, Role};
+use galaxy_common::{BatchShape, Plan, Pooling, Row, Span, Wanted, plan::Phase};
+use galaxy_model::{ClassRow, HeadSpec, ModelSpec};
+
+/// Emits the results of the rows that this device owns by `owned` (a span for each rank), reading
+/// them from `last`, the rows after the last norm; then gathers the rows that the vocabulary-split
+/// head reads, and multiplies this device's slice.
+pub(super) fn lower(
+    b: &mut Builder,
+    spec: &ModelSpec,
+    plan: &Plan,
+    phase: Phase,
+    shape: &BatchShape,
+    owned: &[Span<Row>],
+    last: Option<Value>,
+) {
+    b.at = (Block::Head, spec.layers);
+    let rank = b.rank();
+    let own = owned[rank.index()];
+    if let Some(last) = last {
+        for (index, (rows, segment)) in shape.placed().enumerate() {
+            let here = rows.intersect(own);
+            if !here.is_empty() {
+                emit_rows(b, spec, index as u32, rows, segment.wanted, here, last);
+            }
+        }
+    }
+    logits(b, spec, plan, phase, shape, owned, last);
+}
+
+fn emit_rows(
+    b: &mut Builder,
+    spec: &ModelSpec,
+    segment: u32,
+    rows: Span<Row>,
+    wanted: Wanted,
+    here: Span<Row>,
+    last: Value,
+) {
+    let first_row = Span::new(rows.start(), rows.start() + 1);
+    let last_row = Span::new(rows.end() - 1, rows.end());
+    let mut one = |row: Span<Row>, kind: OutputKind| {
+        if here.contains(row) {
+            b.emit(Output { segment, kind }, last.rows(row));
+        }
+    };
+    match wanted {
+        Wanted::Hidden => {
+            let within = Span::new(here.start() - rows.start(), here.end() - rows.start());
+            b.emit(Output { segment, kind: OutputKind::Hidden { rows: within } }, last.rows(here));
+        }
+        Wanted::Pooled(pooling) => {
+            let pooled = |reduce, rows| OutputKind::Pooled { reduce, rows };
+            match pooling {
+                Pooling::Cls => one(first_row, pooled(Reduce::Row, 1)),
+                Pooling::LastToken => one(last_row, pooled(Reduce::Row, 1)),
+                Pooling::Mean | Pooling::MeanSqrtLen => {
+                    let kind = pooled(Reduce::Sum, here.len());
+                    b.emit(Output { segment, kind }, last.rows(here));
+                }
+                Pooling::Max => {
+                    let kind = pooled(Reduce::Max, here.len());
+                    b.emit(Output { segment, kind }, last.rows(here));
+                }
+            }
+        }
+        Wanted::Classes => {
+            if let HeadSpec::Classes(head) = &spec.head {
+                let row = match head.row {
+                    ClassRow::First => first_row,
+                    ClassRow::Last => last_row,
+                };
+                one(row, OutputKind::Classes);
+            }
+        }
+        Wanted::LastLogits | Wanted::AllLogits => {}
+    }
+}
+
+fn logits(
+    b: &mut Builder,
+    spec: &ModelSpec,
+    plan: &Plan,
+    phase: Phase,
+    shape: &BatchShape,
+    owned: &[Span<Row>],
+    last: Option<Value>,
+) {
+    let wanted = wanted_rows(shape);
+    let ring = Ring::head(plan, phase);
+    let Some(me) = ring.position(b.rank()) else { return };
+    if wanted.is_empty() {
+        return;
+    }
+    // Wanted rows are numbered in row order; those of one owner follow one another.
+    let mut counted = 0;
+    let compact: Vec<(u32, Span<Row>, Span<Row>)> = wanted
+        .iter()
+        .map(|&(segment, rows)| {
+            counted += rows.len();
+            (segment, rows, Span::new(counted - rows.len(), counted))
+        })
+        .collect();
+    let owned_compact = |at: usize| -> Span<Row> {
+        let own = owned[ring.rank(at).index()];
+        let before = |edge: u32| -> u32 {
+            wanted.iter().map(|(_, rows)| edge.clamp(rows.start(), rows.end()) - rows.start()).sum()
+        };
+        if own.is_empty() {
+            Span::empty()
+        } else {
+            Span::new(before(own.start()), before(own.end()))
+        }
+    };
+    let vocabulary = |at: usize| plan.ring[ring.rank(at).index()].assignment(phase).vocabulary;
+    let needs: Vec<bool> = (0..ring.len()).map(|at| !vocabulary(at).is_empty()).collect();
+    let slice = vocabulary(me);
+    let width = spec.hidden;
+    let tiles = |at: usize| -> Vec<Span<Row>> {
+        owned_compact(at).cut(u32::from(plan.tiles)).filter(|t| !t.is_empty()).collect()
+    };
+    let id = |owner: usize, tile: usize| {
+        let (n, t) = (ring.len(), plan.tiles);
+        transfer(spec.layers, Block::Head, Collective::Gather, n, owner, t, tile)
+    };
+    let product = OpKind::Product { layer: 0, product: Product::Language };
+    let out =
+        (!slice.is_empty()).then(|| b.tensor(Role::Logits, Span::first(counted), slice.len()));
+    for owner in ring.arrivals(me) {
+        let hop = ring.gather_hop(owner, me, &needs);
+        for (tile, rows) in tiles(owner).into_iter().enumerate() {
+            let piece = if owner == me {
+                let Some(last) = last else { continue };
+                if !hop.send && out.is_none() {
+                    continue;
+                }
+                let own = owned[b.rank().index()];
+                let piece = b.tensor(Role::Wanted, rows, width);
+                for &(_, batch, numbers) in &compact {
+                    // Of this segment's wanted rows: those that are mine and in this tile.
+                    let mine = batch.intersect(own);
+                    if mine.is_empty() {
+                        continue;
+                    }
+                    let from = numbers.start() + (mine.start() - batch.start());
+                    let here = Span::new(from, from + mine.len()).intersect(rows);
+                    if here.is_empty() {
+                        continue;
+                    }
+                    let start = batch.start() + (here.start() - numbers.start());
+                    let source = last.rows(Span::new(start, start + here.len()));
+                    b.compute(OpKind::Select, vec![source], vec![piece.rows(here)]);
+                }
+                if hop.send {
+                    let staged = b.tensor(Role::RowTile, rows, width);
+                    let kind = OpKind::Export { staged: false };
+                    b.compute(kind, vec![piece.all()], vec![staged.all()]);
+                    b.send(ring.rank(ring.next(me)), id(owner, tile), tile as u16, staged);
+                }
+                piece
+            } else {
+                if !hop.receive {
+                    continue;
+                }
+                let from = ring.rank(ring.previous(me));
+                let staged =
+                    b.receive(from, id(owner, tile), tile as u16, Role::RowTile, rows, width);
+                if hop.send {
+                    b.send(ring.rank(ring.next(me)), id(owner, tile), tile as u16, staged);
+                }
+                if out.is_none() {
+                    continue;
+                }
+                let piece = b.tensor(Role::Wanted, rows, width);
+                b.compute(OpKind::Import, vec![staged.all()], vec![piece.all()]);
+                piece
+            };
+            if let Some(out) = out {
+                b.compute(product, vec![piece.all()], vec![out.rows(rows)]);
+            }
+        }
+    }
+    if let Some(out) = out {
+        for &(segment, batch, numbers) in &compact {
+            let (rows, _) = shape.placed().nth(segment as usize).expect("numbered by the shape");
+            let within = Span::new(batch.start() - rows.start(), batch.end() - rows.start());
+            let kind = OutputKind::Logits { rows: within, vocabulary: slice };
+            b.emit(Output { segment, kind }, out.rows(numbers));
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Tensor parallel blocks with an AllReduce after each, connective blocks replicated
+//! (the baseline of Galaxy, §IV-A). Nothing overlaps.
+
+use super::{
+    LowerError,
+    build::{Builder, Value},
+    galaxy::{Collective, attend, join_kind, transfer},
+    head, kv_span,
+    ring::Ring,
+};
+use crate::program::{Block, NormOf, OpKind, Product, Program, Role};
+use galaxy_common::{BatchShape, Plan, Rank, Row, Span, plan::Phase};
+use galaxy_model::{ModelSpec, NormPlace};
+
+pub(super) fn program(
+    spec: &ModelSpec,
+    plan: &Plan,
+    phase: Phase,
+    shape: &BatchShape,
+    rank: Rank,
+) -> Result<Program, LowerError> {
+    let ring = Ring::layers(plan, phase);
+    let mut b = Builder::new(rank, plan.wire, 4 * ring.len());
+    let all = Span::<Row>::first(shape.rows());
+    // Sums are made and results are given by equal runs of rows, whoever holds what.
+    let chunks: Vec<Span<Row>> = all.cut(ring.len() as u32).collect();
+    let mut owned = vec![Span::empty(); plan.ring.len()];
+    for (at, chunk) in chunks.iter().enumerate() {
+        owned[ring.rank(at).index()] = *chunk;
+    }
+    let mut last = None;
+    if let Some(me) = ring.position(rank) {
+        let hidden = spec.hidden;
+        let pre = spec.norm_place == NormPlace::Pre;
+        let mut residual = b.tensor(Role::Residual, all, hidden);
+        b.compute(OpKind::Embed, vec![], vec![residual.all()]);
+        let mut normed = residual;
+        if pre {
+            normed = b.tensor(Role::Normed, all, hidden);
+            let kind = OpKind::Norm(NormOf::Attention(0));
+            b.compute(kind, vec![residual.all()], vec![normed.all()]);
+        }
+        for layer in 0..spec.layers {
+            for block in [Block::Attention, Block::Mlp] {
+                b.at = (block, layer);
+                let part =
+                    |at: usize| plan.ring[ring.rank(at).index()].assignment(phase).block(layer);
+                let contributes: Vec<bool> = (0..ring.len())
+                    .map(|at| match block {
+                        Block::Attention => !part(at).heads.is_empty(),
+                        _ => !part(at).columns.is_empty(),
+                    })
+                    .collect();
+                let partial = contributes[me].then(|| match block {
+                    Block::Attention => {
+                        let heads = part(me).heads;
+                        let kv = kv_span(spec, heads);
+                        let width = (heads.len() + 2 * kv.len()) * spec.head_width;
+                        let qkv = b.tensor(Role::Qkv, all, width);
+                        let kind = OpKind::Product { layer, product: Product::Qkv };
+                        b.compute(kind, vec![normed.all()], vec![qkv.all()]);
+                        let context = attend(&mut b, spec, shape, layer, heads, qkv, all);
+                        let kind = OpKind::Product { layer, product: Product::AttentionOutput };
+                        product(&mut b, kind, context, hidden)
+                    }
+                    _ => {
+                        let inner = b.tensor(Role::Inner, all, part(me).columns.len());
+                        let kind = OpKind::Product { layer, product: Product::Up };
+                        b.compute(kind, vec![normed.all()], vec![inner.all()]);
+                        let kind = OpKind::Product { layer, product: Product::Down };
+                        product(&mut b, kind, inner, hidden)
+                    }
+                });
+                let sum = match (ring.len(), partial) {
+                    (1, Some(partial)) => partial,
+                    _ => {
+                        let id = |collective, owner| {
+                            transfer(layer, block, collective, ring.len(), owner, plan.tiles, 0)
+                        };
+                        all_reduce(&mut b, &ring, me, &chunks, &contributes, partial, hidden, id)
+                    }
+                };
+                b.at = (Block::Connective, layer);
+                let (kind, two) = join_kind(spec, layer, block, true, false);
+                let joined = b.tensor(Role::Residual, all, hidden);
+                let mut writes = vec![joined.all()];
+                let mut next = joined;
+                if two {
+                    next = b.tensor(Role::Normed, all, hidden);
+                    writes.push(next.all());
+                }
+                b.compute(kind, vec![residual.all(), sum.all()], writes);
+                (residual, normed) = (joined, next);
+            }
+        }
+        last = Some(normed);
+    }
+    head::lower(&mut b, spec, plan, phase, shape, &owned, last);
+    b.finish()
+}
+
+fn product(b: &mut Builder, kind: OpKind, input: Value, width: u32) -> Value {
+    let out = b.tensor(Role::Partial, input.rows, width);
+    b.compute(kind, vec![input.all()], vec![out.all()]);
+    out
+}
+
+/// Ring ReduceScatter, then ring AllGather. The sum of a run of rows is made once and copied, so
+/// that replicas agree to the bit, in every wire type.
+#[expect(clippy::too_many_arguments, reason = "one collective, all of it is its input")]
+fn all_reduce(
+    b: &mut Builder,
+    ring: &Ring,
+    me: usize,
+    chunks: &[Span<Row>],
+    contributes: &[bool],
+    partial: Option<Value>,
+    width: u32,
+    id: impl Fn(Collective, usize) -> u32,
+) -> Value {
+    let all = Span::first(chunks.last().map_or(0, |c| c.end()));
+    let sum = b.tensor(Role::Sum, all, width);
+    let (before, after) = (ring.rank(ring.previous(me)), ring.rank(ring.next(me)));
+    let mut own = None;
+    for owner in ring.departures(me) {
+        let (rows, hop) = (chunks[owner], ring.scatter_hop(owner, me, contributes));
+        if rows.is_empty() || (owner != me && !hop.send) {
+            continue;
+        }
+        let transfer = id(Collective::Scatter, owner);
+        let added = hop.receive.then(|| b.receive(before, transfer, 0, Role::SumTile, rows, width));
+        let out = match (partial, added) {
+            (Some(partial), added) => {
+                let out = b.tensor(Role::SumTile, rows, width);
+                let mut reads = vec![partial.rows(rows)];
+                reads.extend(added.map(Value::all));
+                let kind = OpKind::Export { staged: added.is_some() };
+                b.compute(kind, reads, vec![out.all()]);
+                Some(out)
+            }
+            (None, added) => added,
+        };
+        if owner == me {
+            own = out;
+        } else if let Some(out) = out {
+            b.send(after, transfer, 0, out);
+        }
+    }
+    let needs = vec![true; ring.len()];
+    for owner in ring.arrivals(me) {
+        let (rows, hop) = (chunks[owner], ring.gather_hop(owner, me, &needs));
+        if rows.is_empty() {
+            continue;
+        }
+        let transfer = id(Collective::Gather, owner);
+        let tile = match (owner == me, own) {
+            (true, Some(own)) => own,
+            (true, None) => continue,
+            (false, _) => b.receive(before, transfer, 0, Role::SumTile, rows, width),
+        };
+        if hop.send {
+            b.send(after, transfer, 0, tile);
+        }
+        b.compute(OpKind::Import, vec![tile.all()], vec![sum.rows(rows)]);
+    }
+    sum
+}

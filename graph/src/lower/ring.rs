@@ -1,0 +1,120 @@
+//! Rings of devices, and the routes of tiles around them.
+
+use galaxy_common::{Plan, Rank, plan::Phase};
+
+/// Devices in ring order. Positions count from 0 along the ring; ranks are the plan's.
+#[derive(Clone, Debug)]
+pub(crate) struct Ring {
+    ranks: Vec<Rank>,
+}
+
+/// What a device does with the tiles of one owner.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Hop {
+    /// Takes them from the device before it.
+    pub receive: bool,
+    /// Passes them to the device after it.
+    pub send: bool,
+}
+
+impl Ring {
+    /// The devices that have a part in the layers. By plan, not by batch, so that links stand.
+    pub fn layers(plan: &Plan, phase: Phase) -> Self {
+        Self::of(plan, |d| {
+            let part = d.assignment(phase);
+            match plan.strategy {
+                galaxy_common::Strategy::Megatron => part.any_heads() || part.any_columns(),
+                _ => part.in_layers(),
+            }
+        })
+    }
+
+    /// The devices that own rows or a slice of the vocabulary.
+    pub fn head(plan: &Plan, phase: Phase) -> Self {
+        let layers = Self::layers(plan, phase);
+        Self::of(plan, |d| {
+            let rank = plan.rank_of(&d.name);
+            !d.assignment(phase).vocabulary.is_empty()
+                || rank.is_some_and(|r| layers.position(r).is_some())
+        })
+    }
+
+    fn of(plan: &Plan, part: impl Fn(&galaxy_common::DevicePlan) -> bool) -> Self {
+        Self { ranks: plan.ranked().filter(|(_, d)| part(d)).map(|(rank, _)| rank).collect() }
+    }
+
+    pub fn len(&self) -> usize {
+        self.ranks.len()
+    }
+    pub fn rank(&self, at: usize) -> Rank {
+        self.ranks[at]
+    }
+    pub fn position(&self, rank: Rank) -> Option<usize> {
+        self.ranks.iter().position(|&r| r == rank)
+    }
+    pub fn next(&self, at: usize) -> usize {
+        (at + 1) % self.len()
+    }
+    pub fn previous(&self, at: usize) -> usize {
+        (at + self.len() - 1) % self.len()
+    }
+    /// Steps along the ring from `from` to `to`.
+    fn distance(&self, from: usize, to: usize) -> usize {
+        (to + self.len() - from) % self.len()
+    }
+    /// Owners in the order in which their gathered tiles reach `me`: itself, then backwards.
+    pub fn arrivals(&self, me: usize) -> impl Iterator<Item = usize> + use<> {
+        let n = self.len();
+        (0..n).map(move |step| (me + n - step) % n)
+    }
+    /// Owners in the order in which `me` computes their sums (Galaxy, §III-D.2): the device before
+    /// it first, itself last.
+    pub fn departures(&self, me: usize) -> impl Iterator<Item = usize> + use<> {
+        let n = self.len();
+        (1..=n).map(move |step| (me + n - step) % n)
+    }
+
+    /// AllGather: tiles of `owner` go along the ring up to the last device that needs them.
+    pub fn gather_hop(&self, owner: usize, me: usize, needs: &[bool]) -> Hop {
+        let last = (1..self.len()).rev().find(|d| needs[(owner + d) % self.len()]).unwrap_or(0);
+        let here = self.distance(owner, me);
+        Hop { receive: here > 0 && here <= last, send: here < last }
+    }
+
+    /// ReduceScatter: sums for `owner` start at the first device after it that contributes, and end
+    /// at the owner.
+    pub fn scatter_hop(&self, owner: usize, me: usize, contributes: &[bool]) -> Hop {
+        let Some(first) = (1..self.len()).find(|d| contributes[(owner + d) % self.len()]) else {
+            return Hop::default();
+        };
+        match self.distance(owner, me) {
+            0 => Hop { receive: true, send: false },
+            here => Hop { receive: here > first, send: here >= first },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn routes_skip_who_has_no_part() {
+        let ring = Ring { ranks: (0..4).map(Rank).collect() };
+        // Rank 2 needs nothing but passes on; rank 3 is the last that needs.
+        let needs = [true, true, false, true];
+        assert_eq!(ring.gather_hop(0, 0, &needs), Hop { receive: false, send: true });
+        assert_eq!(ring.gather_hop(0, 2, &needs), Hop { receive: true, send: true });
+        assert_eq!(ring.gather_hop(0, 3, &needs), Hop { receive: true, send: false });
+        // From 3: 0 and 1 need, 2 is after the last.
+        assert_eq!(ring.gather_hop(3, 1, &needs), Hop { receive: true, send: false });
+        assert_eq!(ring.gather_hop(3, 2, &needs), Hop::default());
+        // Sums for 0 when 1 does not contribute start at 2.
+        let contributes = [true, false, true, true];
+        assert_eq!(ring.scatter_hop(0, 1, &contributes), Hop::default());
+        assert_eq!(ring.scatter_hop(0, 2, &contributes), Hop { receive: false, send: true });
+        assert_eq!(ring.scatter_hop(0, 3, &contributes), Hop { receive: true, send: true });
+        assert_eq!(ring.scatter_hop(0, 0, &contributes), Hop { receive: true, send: false });
+        assert_eq!(ring.scatter_hop(0, 0, &[true, false, false, false]), Hop::default());
+    }
+}

@@ -1,0 +1,378 @@
+//! Programs: what one device does for one batch, as operations on lanes.
+//!
+//! A program is data. The simulator predicts its timeline, the verifier proves things about it,
+//! the executor runs it; none of them asks where it came from.
+
+use galaxy_common::{Bytes, Column, Head, Rank, Row, Span, Token, WireType};
+use serde::{Deserialize, Serialize};
+
+/// A resource of a device that runs one operation after another, in the order of its list.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub enum Lane {
+    /// The kernels.
+    Compute,
+    /// Copies between device memory and host memory, where they run beside the kernels (a GPU).
+    Copy,
+    /// Frames to one peer.
+    Send(Rank),
+    /// Frames from one peer.
+    Receive(Rank),
+    /// Weights from disk; one lane for each loader.
+    Load(u16),
+}
+
+/// An index into [`Program::tensors`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub struct TensorId(pub u32);
+/// An index into [`Program::slots`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub struct SlotId(pub u32);
+/// An index into [`Program::operations`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub struct OpId(pub u32);
+/// An index into [`Program::lanes`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub struct LaneId(pub u8);
+
+/// Where a tensor or slot lives.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub enum Memory {
+    /// Memory of the engine, f32; only the compute and copy lanes touch it.
+    Device,
+    /// Host memory in wire format; every lane may touch it.
+    Staging,
+}
+
+/// A value of the program: rows x columns, each element written exactly once.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Tensor {
+    /// What it holds.
+    pub role: Role,
+    /// Rows of the batch (or, for [`Role::Wanted`] and [`Role::Logits`], of the wanted rows) that it has room for.
+    pub rows: Span<Row>,
+    /// Values in a row.
+    pub width: u32,
+    /// Where it lives.
+    pub memory: Memory,
+    /// Its bytes are the first of this slot.
+    pub slot: SlotId,
+}
+
+/// What a tensor holds; for people, for costs, and for the verifier's rules on partial sums.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub enum Role {
+    /// The residual stream.
+    Residual,
+    /// Rows after a norm: what blocks read.
+    Normed,
+    /// Rows gathered from all devices.
+    Gathered,
+    /// Queries, keys and values of the device's heads, one behind another.
+    Qkv,
+    /// Attention's output before the output product.
+    Context,
+    /// The inner rows of the MLP.
+    Inner,
+    /// Partial sums of a row-split product.
+    Partial,
+    /// Complete sums (AllReduce).
+    Sum,
+    /// Rows that the head reads.
+    Wanted,
+    /// Logits of a slice of the vocabulary.
+    Logits,
+    /// A tile of normed rows in wire format.
+    RowTile,
+    /// A tile of partial sums in wire format.
+    SumTile,
+}
+
+/// A piece of memory that tensors take in turns.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Slot {
+    /// Where.
+    pub memory: Memory,
+    /// How much.
+    pub bytes: u64,
+}
+
+/// Rows x columns of a tensor. Rows count as the tensor's do (in rows of the batch).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Region {
+    /// Of which tensor.
+    pub tensor: TensorId,
+    /// Which rows.
+    pub rows: Span<Row>,
+    /// Which columns.
+    pub columns: Span<Column>,
+}
+
+/// The blocks that operations belong to, for traces and costs.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub enum Block {
+    /// Token and position embedding.
+    Embedding,
+    /// Attention.
+    Attention,
+    /// MLP.
+    Mlp,
+    /// Residual and norm between them.
+    Connective,
+    /// What stands on top of the layers.
+    Head,
+}
+
+/// The products of a device. Each names a matrix of the device's shard.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub enum Product {
+    /// hidden -> queries | keys | values of the device's heads, bias joined, queries and keys rotated.
+    Qkv,
+    /// context -> hidden: a partial sum, no bias.
+    AttentionOutput,
+    /// hidden -> inner columns, bias and activation joined; gated: act(gate) * up.
+    Up,
+    /// inner columns -> hidden: a partial sum, no bias.
+    Down,
+    /// hidden -> logits of the device's slice of the vocabulary.
+    Language,
+}
+
+/// Which residual addition.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub enum JoinOf {
+    /// After attention.
+    Attention,
+    /// After the MLP.
+    Mlp,
+}
+
+/// Which norm.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub enum NormOf {
+    /// `Vector::AttentionNorm` of a layer.
+    Attention(u32),
+    /// `Vector::MlpNorm` of a layer.
+    Mlp(u32),
+    /// The norm after the last layer.
+    Final,
+}
+
+/// How rows become (part of) one vector.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub enum Reduce {
+    /// One row as it is.
+    Row,
+    /// The sum of rows.
+    Sum,
+    /// The largest value of each column.
+    Max,
+}
+
+/// What an operation does. What it reads and writes stands in its regions, in the order given here.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub enum OpKind {
+    /// Embeds rows: tokens + positions + types, then the embedding norm if the model has one.
+    /// Reads nothing; writes [Residual rows].
+    Embed,
+    /// Normalises rows. Reads [Residual rows]; writes [Normed rows].
+    Norm(NormOf),
+    /// A product of `layer`. Reads [rows x in]; writes [rows x out].
+    Product {
+        /// Whose matrix; 0 for [`Product::Language`].
+        layer: u32,
+        /// Which.
+        product: Product,
+    },
+    /// Attention of query rows. Reads [Qkv rows: queries], [Qkv rows: keys and values that they see];
+    /// writes [Context rows].
+    Attend {
+        /// Of which layer (for a key-value cache).
+        layer: u32,
+        /// Query heads of the device.
+        heads: Span<Head>,
+        /// Key-value heads of the device.
+        kv_heads: Span<Head>,
+    },
+    /// residual' = residual + bias + sum, where the sum is a partial region, a staged tile in wire
+    /// format, or both; `norm` on top: with a post-norm the residual itself is normed, otherwise a
+    /// second tensor takes the normed rows.
+    /// Reads [Residual], then [Partial or Sum] if `partial`, then [SumTile] if `staged`;
+    /// writes [Residual'], then [Normed] if the norm is a pre-norm.
+    Join {
+        /// Of which layer.
+        layer: u32,
+        /// Whose output bias joins here, once.
+        join: JoinOf,
+        /// The norm that follows at once.
+        norm: NormOf,
+        /// Whether the norm replaces the residual.
+        post: bool,
+        /// Whether a region of f32 sums is read.
+        partial: bool,
+        /// Whether a staged tile is added.
+        staged: bool,
+    },
+    /// Writes rows in wire format, adding a staged tile if there is one: partial sums are summed
+    /// in ring order here. Reads [rows], then [SumTile] if `staged`; writes [RowTile or SumTile].
+    Export {
+        /// Whether a staged tile is added.
+        staged: bool,
+    },
+    /// Reads rows from wire format. Reads [RowTile or SumTile]; writes [rows].
+    Import,
+    /// Copies rows into the compact tensor of wanted rows. Reads [Normed or Residual rows];
+    /// writes [Wanted rows], as many.
+    Select,
+    /// Sends a staged tile. Reads [tile]; writes nothing here.
+    Send {
+        /// The edge: equal on both ends.
+        transfer: u32,
+        /// Tile of its collective, for traces.
+        tile: u16,
+    },
+    /// Receives a staged tile. Reads nothing here; writes [tile].
+    Receive {
+        /// The edge: equal on both ends.
+        transfer: u32,
+        /// Tile of its collective, for traces.
+        tile: u16,
+    },
+    /// Hands rows to the coordinator. Reads [rows]; the result is `outputs[output]`.
+    Emit {
+        /// Index into [`Program::outputs`].
+        output: u32,
+    },
+}
+
+/// One result of a device, on its way to the coordinator.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Output {
+    /// Of which segment.
+    pub segment: u32,
+    /// What it is.
+    pub kind: OutputKind,
+}
+
+/// What a result is.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub enum OutputKind {
+    /// Hidden states of these rows (counted within the segment): rows x hidden.
+    Hidden {
+        /// Which rows of the segment.
+        rows: Span<Row>,
+    },
+    /// Part of a pooled vector: 1 x hidden, over `rows` rows.
+    Pooled {
+        /// How rows were reduced.
+        reduce: Reduce,
+        /// Over how many rows.
+        rows: u32,
+    },
+    /// The logits of the classes: 1 x labels. The engine runs the class head on the row it reads.
+    Classes,
+    /// Logits of a slice of the vocabulary: rows x slice.
+    Logits {
+        /// Rows within the segment.
+        rows: Span<Row>,
+        /// Which slice.
+        vocabulary: Span<Token>,
+    },
+}
+
+impl Output {
+    /// Rows and width of the result. `hidden` and `labels` are the model's.
+    pub fn extent(&self, hidden: u32, labels: u32) -> (u32, u32) {
+        match self.kind {
+            OutputKind::Hidden { rows } => (rows.len(), hidden),
+            OutputKind::Pooled { .. } => (1, hidden),
+            OutputKind::Classes => (1, labels),
+            OutputKind::Logits { rows, vocabulary } => (rows.len(), vocabulary.len()),
+        }
+    }
+}
+
+/// "Not before that lane has finished its first `count` operations."
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Wait {
+    /// Another lane of the same device.
+    pub lane: LaneId,
+    /// How many of its operations.
+    pub count: u32,
+}
+
+/// An operation.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Operation {
+    /// What it does.
+    pub kind: OpKind,
+    /// On which lane.
+    pub lane: LaneId,
+    /// What it reads.
+    pub reads: Vec<Region>,
+    /// What it writes.
+    pub writes: Vec<Region>,
+    /// What it waits for, besides the operation before it on its lane; at most one for each lane.
+    pub waits: Vec<Wait>,
+    /// Bytes of slots that are taken by its start (first writes).
+    pub takes: Bytes,
+    /// Bytes of slots that are free after its end (last uses).
+    pub gives: Bytes,
+    /// The block it belongs to,
+    pub block: Block,
+    /// and the layer of that block.
+    pub layer: u32,
+}
+
+/// What one device does for one batch shape.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Program {
+    /// Whose.
+    pub rank: Rank,
+    /// How tiles are written.
+    pub wire: WireType,
+    /// Its values.
+    pub tensors: Vec<Tensor>,
+    /// Their memory.
+    pub slots: Vec<Slot>,
+    /// Its operations, in an order that respects every wait and every lane.
+    pub operations: Vec<Operation>,
+    /// Lanes that are used, and their operations in order.
+    pub lanes: Vec<(Lane, Vec<OpId>)>,
+    /// Results.
+    pub outputs: Vec<Output>,
+}
+
+impl Program {
+    /// An operation.
+    pub fn operation(&self, id: OpId) -> &Operation {
+        &self.operations[id.0 as usize]
+    }
+    /// A tensor.
+    pub fn tensor(&self, id: TensorId) -> &Tensor {
+        &self.tensors[id.0 as usize]
+    }
+    /// Bytes of a region: f32 on the device, wire format in staging.
+    pub fn region_bytes(&self, region: &Region) -> u64 {
+        let value = match self.tensor(region.tensor).memory {
+            Memory::Device => 4,
+            Memory::Staging => u64::from(self.wire.width()),
+        };
+        u64::from(region.rows.len()) * u64::from(region.columns.len()) * value
+    }
+    /// Bytes of all slots: what the program takes besides weights.
+    pub fn slot_bytes(&self, memory: Memory) -> Bytes {
+        self.slots.iter().filter(|s| s.memory == memory).map(|s| Bytes(s.bytes)).sum()
+    }
+    /// The peers that it sends to and receives from.
+    pub fn peers(&self) -> (Vec<Rank>, Vec<Rank>) {
+        let (mut to, mut from) = (Vec::new(), Vec::new());
+        for (lane, _) in &self.lanes {
+            match *lane {
+                Lane::Send(rank) => to.push(rank),
+                Lane::Receive(rank) => from.push(rank),
+                _ => {}
+            }
+        }
+        (to, from)
+    }
+}

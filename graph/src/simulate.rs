@@ -1,0 +1,217 @@
+//! The simulator: runs programs against costs of operations and rates of links in virtual time.
+
+use crate::{
+    program::{Lane, OpId, OpKind, Operation, Program},
+    timeline::Times,
+    verify::{Site, site},
+};
+use galaxy_common::Rank;
+use std::collections::HashMap;
+
+/// What a link carries.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct LinkRate {
+    /// From the end of a send to the arrival of its last byte, nanoseconds.
+    pub latency: u64,
+    /// Bytes per second.
+    pub rate: f64,
+    /// Bytes that may be on their way or in buffers before their receive begins.
+    pub window: u64,
+}
+
+/// What operations and links cost.
+pub trait Costs {
+    /// Nanoseconds of an operation that is no send or receive.
+    fn compute(&self, program: &Program, operation: &Operation) -> u64;
+    /// The link between two devices.
+    fn link(&self, from: Rank, to: Rank) -> LinkRate;
+}
+
+/// Bytes that a frame adds to its tile: our header, TLS records, TCP and IP at 1448 bytes a packet.
+const FRAME_OVERHEAD: f64 = 1.05;
+
+/// A predicted run.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Predicted {
+    /// For each rank, begin and end of each operation.
+    pub times: Vec<Vec<Times>>,
+    /// End of the last operation.
+    pub total: u64,
+}
+
+/// Programs that stop for ever.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the programs stop: {left} operations never start, the first is {site}")]
+pub struct Deadlock {
+    /// One that never starts.
+    pub site: Site,
+    /// How many never start.
+    pub left: usize,
+}
+
+/// Runs `programs` in virtual time, all lanes in their order, each operation as early as it can.
+///
+/// # Errors
+/// When they deadlock; programs that the verifier passed never do.
+pub fn simulate(programs: &[Program], costs: &dyn Costs) -> Result<Predicted, Deadlock> {
+    let mut links: HashMap<(Rank, Rank), Link> = HashMap::new();
+    let mut times: Vec<Vec<Option<Times>>> =
+        programs.iter().map(|p| vec![None; p.operations.len()]).collect();
+    let mut cursor: Vec<Vec<usize>> = programs.iter().map(|p| vec![0; p.lanes.len()]).collect();
+    let mut moved = true;
+    while moved {
+        moved = false;
+        for (rank, program) in programs.iter().enumerate() {
+            for lane in 0..program.lanes.len() {
+                while let Some(&id) = program.lanes[lane].1.get(cursor[rank][lane]) {
+                    let Some(ready) = ready(program, &times[rank], lane, cursor[rank][lane], id)
+                    else {
+                        break;
+                    };
+                    let op = program.operation(id);
+                    let done = match program.lanes[lane].0 {
+                        Lane::Send(to) => {
+                            let rate = costs.link(program.rank, to);
+                            let bytes = op.reads.iter().map(|r| program.region_bytes(r)).sum();
+                            let link = links.entry((program.rank, to)).or_default();
+                            link.send(ready, bytes, rate)
+                        }
+                        Lane::Receive(from) => {
+                            let link = links.entry((from, program.rank)).or_default();
+                            link.receive(ready)
+                        }
+                        _ => Some((ready, ready + costs.compute(program, op))),
+                    };
+                    let Some(done) = done else { break };
+                    times[rank][id.0 as usize] = Some(done);
+                    cursor[rank][lane] += 1;
+                    moved = true;
+                }
+            }
+        }
+    }
+    let stuck = |rank: usize| {
+        let program = &programs[rank];
+        let next = |lane: usize| program.lanes[lane].1.get(cursor[rank][lane]).copied();
+        (0..program.lanes.len()).find_map(next).map(|id| site(program, id))
+    };
+    if let Some(site) = (0..programs.len()).find_map(stuck) {
+        let left = times.iter().flatten().filter(|t| t.is_none()).count();
+        return Err(Deadlock { site, left });
+    }
+    let times: Vec<Vec<Times>> =
+        times.into_iter().map(|t| t.into_iter().flatten().collect()).collect();
+    let total = times.iter().flatten().map(|t| t.1).max().unwrap_or(0);
+    Ok(Predicted { times, total })
+}
+
+/// When an operation may start, once everything that it waits for has ended.
+fn ready(
+    program: &Program,
+    times: &[Option<Times>],
+    lane: usize,
+    at: usize,
+    id: OpId,
+) -> Option<u64> {
+    let mut ready = match at.checked_sub(1) {
+        Some(before) => times[program.lanes[lane].1[before].0 as usize]?.1,
+        None => 0,
+    };
+    for wait in &program.operation(id).waits {
+        if let Some(last) = (wait.count as usize).checked_sub(1) {
+            let id = program.lanes[usize::from(wait.lane.0)].1[last];
+            ready = ready.max(times[id.0 as usize]?.1);
+        }
+    }
+    Some(ready)
+}
+
+/// Frames of one link: when each arrived, and when each was received.
+#[derive(Default)]
+struct Link {
+    arrived: Vec<(u64, u64)>,
+    received: Vec<u64>,
+}
+
+impl Link {
+    fn send(&mut self, ready: u64, bytes: u64, rate: LinkRate) -> Option<Times> {
+        // Frames back from this one that still fit the window may be unreceived; the rest may not.
+        let (mut room, mut must) = (rate.window, self.arrived.len());
+        while must > 0 && self.arrived[must - 1].1 <= room {
+            room -= self.arrived[must - 1].1;
+            must -= 1;
+        }
+        let open = match must.checked_sub(1) {
+            Some(last) => *self.received.get(last)?,
+            None => 0,
+        };
+        let begin = ready.max(open);
+        let wire = (bytes as f64 * FRAME_OVERHEAD / rate.rate * 1e9) as u64;
+        let end = begin + wire;
+        self.arrived.push((end + rate.latency, bytes));
+        Some((begin, end))
+    }
+    fn receive(&mut self, ready: u64) -> Option<Times> {
+        let (arrival, _) = *self.arrived.get(self.received.len())?;
+        let end = ready.max(arrival);
+        self.received.push(end);
+        Some((ready, end))
+    }
+}
+
+/// Costs learnt from timelines of the same devices: the median of what was seen for operations of
+/// the same kind and size, and in proportion to rows for sizes that were not seen.
+#[derive(Clone, Default, Debug)]
+pub struct Observed {
+    seen: HashMap<(Rank, u64), HashMap<u32, Vec<u64>>>,
+    link: Option<LinkRate>,
+}
+
+impl Observed {
+    /// Nothing seen yet; every link is `link`.
+    pub fn new(link: LinkRate) -> Self {
+        Self { seen: HashMap::new(), link: Some(link) }
+    }
+    /// Learns from one measured run.
+    pub fn learn(&mut self, program: &Program, times: &[Times]) {
+        for (op, time) in program.operations.iter().zip(times) {
+            if let Some((key, rows)) = key(program, op) {
+                let samples = self.seen.entry(key).or_default().entry(rows).or_default();
+                samples.push(time.1.saturating_sub(time.0));
+            }
+        }
+    }
+}
+
+/// What makes two operations cost the same: kind and widths; and the rows, which scale it.
+fn key(program: &Program, op: &Operation) -> Option<((Rank, u64), u32)> {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    let mut hasher = DefaultHasher::new();
+    std::mem::discriminant(&op.kind).hash(&mut hasher);
+    match op.kind {
+        OpKind::Send { .. } | OpKind::Receive { .. } => return None,
+        OpKind::Product { product, .. } => product.hash(&mut hasher),
+        OpKind::Join { partial, staged, .. } => (partial, staged).hash(&mut hasher),
+        OpKind::Export { staged } => staged.hash(&mut hasher),
+        _ => {}
+    }
+    let region = op.writes.first().or(op.reads.first())?;
+    region.columns.len().hash(&mut hasher);
+    Some(((program.rank, hasher.finish()), region.rows.len()))
+}
+
+impl Costs for Observed {
+    fn compute(&self, program: &Program, operation: &Operation) -> u64 {
+        let Some((key, rows)) = key(program, operation) else { return 0 };
+        let Some(sizes) = self.seen.get(&key) else { return 0 };
+        let nearest = sizes.iter().min_by_key(|(seen, _)| (seen.abs_diff(rows), **seen));
+        let Some((&seen, samples)) = nearest else { return 0 };
+        let mut sorted = samples.clone();
+        sorted.sort_unstable();
+        let median = sorted[sorted.len() / 2];
+        (median as f64 * f64::from(rows) / f64::from(seen.max(1))) as u64
+    }
+    fn link(&self, _: Rank, _: Rank) -> LinkRate {
+        self.link.unwrap_or(LinkRate { latency: 0, rate: f64::INFINITY, window: u64::MAX })
+    }
+}

@@ -1,0 +1,278 @@
+//! Data: what is written, read, and handed on.
+
+use super::{VerifyError, order::Order, site};
+use crate::program::{
+    Block, JoinOf, NormOf, OpId, OpKind, Operation, Product, Program, Region, TensorId,
+};
+use galaxy_common::{Plan, Rank, plan::Phase};
+use galaxy_model::{ModelSpec, NormPlace};
+use std::{collections::BTreeMap, fmt};
+
+/// What the elements of a tensor are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Content {
+    /// The raw residual stream before block `0` (2 x layer, + 1 before the MLP).
+    Residual(u32),
+    /// Rows that block `0` reads.
+    Rows(u32),
+    /// What the first product of block `0` makes, or attention on top of it.
+    Inside(u32),
+    /// Sums after block `0` of the devices of a set.
+    Sum(u32, u128),
+    Logits,
+}
+
+impl fmt::Display for Content {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Residual(at) => write!(f, "the residual before block {at}"),
+            Self::Rows(at) => write!(f, "normed rows for block {at}"),
+            Self::Inside(at) => write!(f, "inner values of block {at}"),
+            Self::Sum(at, who) => write!(f, "sums of block {at} over devices {who:b}"),
+            Self::Logits => write!(f, "logits"),
+        }
+    }
+}
+
+pub(super) fn check(
+    spec: &ModelSpec,
+    plan: &Plan,
+    programs: &[Program],
+    order: &Order,
+) -> Result<(), VerifyError> {
+    for (rank, program) in programs.iter().enumerate() {
+        accesses(programs, rank, program, order)?;
+    }
+    contents(spec, plan, programs, order)
+}
+
+/// Writes once, reads covered, slots handed on in order.
+fn accesses(
+    programs: &[Program],
+    rank: usize,
+    program: &Program,
+    order: &Order,
+) -> Result<(), VerifyError> {
+    let mut writes: Vec<Vec<(Region, OpId)>> = vec![Vec::new(); program.tensors.len()];
+    // For each tensor, its last access on each lane; and its first access, which orders a slot.
+    let mut last: Vec<BTreeMap<u8, OpId>> = vec![BTreeMap::new(); program.tensors.len()];
+    let mut by_slot: BTreeMap<u32, Vec<TensorId>> = BTreeMap::new();
+    let operations = || program.operations.iter().enumerate().map(|(i, op)| (OpId(i as u32), op));
+    for (id, op) in operations() {
+        for region in op.reads.iter().chain(&op.writes) {
+            let lasts = &mut last[region.tensor.0 as usize];
+            if lasts.is_empty() {
+                let slot = program.tensor(region.tensor).slot.0;
+                by_slot.entry(slot).or_default().push(region.tensor);
+            }
+            lasts.insert(op.lane.0, id);
+        }
+        for region in &op.writes {
+            let former = &mut writes[region.tensor.0 as usize];
+            if former.iter().any(|(other, _)| meet(other, region).is_some()) {
+                let (tensor, rows) = (region.tensor.0, region.rows);
+                return Err(VerifyError::DoubleWrite { site: site(program, id), tensor, rows });
+            }
+            former.push((*region, id));
+        }
+    }
+    for (id, op) in operations() {
+        for region in &op.reads {
+            let mut covered = 0;
+            for (written, writer) in &writes[region.tensor.0 as usize] {
+                let Some(area) = meet(written, region) else { continue };
+                if order.before(programs, rank, *writer, id) {
+                    covered += area;
+                }
+            }
+            if covered != u64::from(region.rows.len()) * u64::from(region.columns.len()) {
+                let (tensor, rows) = (region.tensor.0, region.rows);
+                return Err(VerifyError::UncoveredRead { site: site(program, id), tensor, rows });
+            }
+        }
+    }
+    for (slot, tensors) in by_slot {
+        for pair in tensors.windows(2) {
+            let (former, next) = (pair[0].0 as usize, pair[1].0 as usize);
+            for (_, writer) in &writes[next] {
+                for user in last[former].values() {
+                    if !order.before(programs, rank, *user, *writer) {
+                        return Err(VerifyError::Reuse {
+                            site: site(program, *writer),
+                            slot,
+                            former: site(program, *user),
+                        });
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// How many elements two regions share.
+fn meet(a: &Region, b: &Region) -> Option<u64> {
+    let rows = a.rows.intersect(b.rows).len();
+    let columns = a.columns.intersect(b.columns).len();
+    (rows > 0 && columns > 0).then(|| u64::from(rows) * u64::from(columns))
+}
+
+/// Every operation reads what it is meant to read.
+fn contents(
+    spec: &ModelSpec,
+    plan: &Plan,
+    programs: &[Program],
+    order: &Order,
+) -> Result<(), VerifyError> {
+    let mut held: Vec<Vec<Option<Content>>> =
+        programs.iter().map(|p| vec![None; p.tensors.len()]).collect();
+    for &(rank, id) in &order.sequence {
+        let program = &programs[rank];
+        let op = program.operation(id);
+        let read = |at: usize| op.reads.get(at).and_then(|r| held[rank][r.tensor.0 as usize]);
+        let wrong = |have: Option<Content>, want: &str| {
+            let have = have.map_or_else(|| "nothing".to_owned(), |h| h.to_string());
+            Err(VerifyError::Content { site: site(program, id), have, want: want.to_owned() })
+        };
+        let want = |at: usize, content: Content| match read(at) {
+            Some(have) if have == content => Ok(()),
+            have => wrong(have, &content.to_string()),
+        };
+        let made = match op.kind {
+            OpKind::Embed => vec![entry(spec)],
+            OpKind::Norm(norm) => {
+                let stage = stage(spec, norm);
+                want(0, Content::Residual(stage))?;
+                vec![Content::Rows(stage)]
+            }
+            OpKind::Product { layer, product } => match product {
+                Product::Qkv | Product::Up => {
+                    let at = 2 * layer + u32::from(product == Product::Up);
+                    want(0, Content::Rows(at))?;
+                    vec![Content::Inside(at)]
+                }
+                Product::AttentionOutput | Product::Down => {
+                    let at = 2 * layer + u32::from(product == Product::Down);
+                    want(0, Content::Inside(at))?;
+                    vec![Content::Sum(at, 1 << (rank % 128))]
+                }
+                Product::Language => {
+                    want(0, Content::Rows(2 * spec.layers))?;
+                    vec![Content::Logits]
+                }
+            },
+            OpKind::Attend { layer, .. } => {
+                want(0, Content::Inside(2 * layer))?;
+                vec![Content::Inside(2 * layer)]
+            }
+            OpKind::Export { staged: true } => match (read(0), read(1)) {
+                (Some(Content::Sum(a, who)), Some(Content::Sum(b, others)))
+                    if a == b && who & others == 0 =>
+                {
+                    vec![Content::Sum(a, who | others)]
+                }
+                (_, have) => return wrong(have, "sums of the same block over other devices"),
+            },
+            OpKind::Export { staged: false } | OpKind::Import | OpKind::Select => match read(0) {
+                Some(have) => vec![have],
+                None => return wrong(None, "rows"),
+            },
+            OpKind::Join { layer, join, norm, post, partial, staged } => {
+                let at = 2 * layer + u32::from(join == JoinOf::Mlp);
+                want(0, if post { Content::Rows(at) } else { Content::Residual(at) })?;
+                let mut sum = 0u128;
+                for index in 1..1 + usize::from(partial) + usize::from(staged) {
+                    match read(index) {
+                        Some(Content::Sum(of, who)) if of == at && who & sum == 0 => sum |= who,
+                        have => return wrong(have, "sums of this block, each device once"),
+                    }
+                }
+                let all = contributors(plan, at);
+                if sum != all {
+                    let have = Some(Content::Sum(at, sum));
+                    return wrong(have, &Content::Sum(at, all).to_string());
+                }
+                if stage(spec, norm) != at + 1 {
+                    return wrong(None, "the norm of the block that follows");
+                }
+                if post {
+                    vec![Content::Rows(at + 1)]
+                } else {
+                    vec![Content::Residual(at + 1), Content::Rows(at + 1)]
+                }
+            }
+            OpKind::Receive { .. } => {
+                let sent = order.source.get(&(rank, id)).and_then(|&(from, send)| {
+                    let send = programs[from].operation(send);
+                    held[from][send.reads[0].tensor.0 as usize]
+                });
+                match sent {
+                    Some(sent) => vec![sent],
+                    None => return wrong(None, "a tile"),
+                }
+            }
+            OpKind::Emit { .. } => {
+                if op.block == Block::Head && !matches!(read(0), Some(Content::Logits)) {
+                    want(0, Content::Rows(2 * spec.layers))?;
+                }
+                vec![]
+            }
+            OpKind::Send { .. } => vec![],
+        };
+        store(&mut held[rank], program, id, op, &made)?;
+    }
+    Ok(())
+}
+
+fn store(
+    held: &mut [Option<Content>],
+    program: &Program,
+    id: OpId,
+    op: &Operation,
+    made: &[Content],
+) -> Result<(), VerifyError> {
+    if made.len() != op.writes.len() {
+        let why = format!("{} writes {} regions", site(program, id), op.writes.len());
+        return Err(VerifyError::Malformed(why));
+    }
+    for (region, content) in op.writes.iter().zip(made) {
+        let place = &mut held[region.tensor.0 as usize];
+        if place.is_some_and(|former| former != *content) {
+            return Err(VerifyError::Content {
+                site: site(program, id),
+                have: content.to_string(),
+                want: place.map(|p| p.to_string()).unwrap_or_default(),
+            });
+        }
+        *place = Some(*content);
+    }
+    Ok(())
+}
+
+fn entry(spec: &ModelSpec) -> Content {
+    match spec.norm_place {
+        NormPlace::Post => Content::Rows(0),
+        NormPlace::Pre => Content::Residual(0),
+    }
+}
+
+/// The block whose input a norm makes.
+fn stage(spec: &ModelSpec, norm: NormOf) -> u32 {
+    match (norm, spec.norm_place) {
+        (NormOf::Attention(layer), NormPlace::Pre) => 2 * layer,
+        (NormOf::Mlp(layer), NormPlace::Pre) | (NormOf::Attention(layer), NormPlace::Post) => {
+            2 * layer + 1
+        }
+        (NormOf::Mlp(layer), NormPlace::Post) => 2 * (layer + 1),
+        (NormOf::Final, _) => 2 * spec.layers,
+    }
+}
+
+fn contributors(plan: &Plan, block: u32) -> u128 {
+    let has = |(rank, device): (Rank, &galaxy_common::DevicePlan)| {
+        let part = device.assignment(Phase::Prefill).block(block / 2);
+        let some = if block % 2 == 0 { !part.heads.is_empty() } else { !part.columns.is_empty() };
+        if some { 1u128 << (rank.0 % 128) } else { 0 }
+    };
+    plan.ranked().map(has).fold(0, |a, b| a | b)
+}

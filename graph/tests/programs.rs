@@ -1,0 +1,339 @@
+//! Programs of random plans: what the verifier passes never deadlocks, and what is broken on
+//! purpose it finds.
+#![allow(clippy::unwrap_used)]
+
+use galaxy_common::{
+    Assignment, BatchShape, BlockAssignment, Bytes, DeviceName, DevicePlan, Plan, Pooling, Rank,
+    Segment, Span, Strategy, Wanted, WireType, apportion, plan::Phase,
+};
+use galaxy_graph::{
+    Costs, LinkRate, Program, VerifyError, lower,
+    program::{Lane, OpId, OpKind, Operation, Wait},
+    simulate, verify,
+};
+use galaxy_model::{
+    Activation, ClassActivation, ClassHead, ClassRow, HeadSpec, ModelSpec, NormKind, NormPlace,
+    Positions,
+};
+use proptest::prelude::{Strategy as Arbitrary, *};
+
+fn spec(pre: bool, causal: bool, kv: u32, head: HeadSpec) -> ModelSpec {
+    ModelSpec {
+        family: "test".into(),
+        hidden: 12,
+        layers: 2,
+        heads: 6,
+        kv_heads: kv,
+        head_width: 2,
+        inner: 10,
+        vocabulary: 11,
+        norm: NormKind::Layer,
+        norm_place: if pre { NormPlace::Pre } else { NormPlace::Post },
+        norm_epsilon: 1e-5,
+        activation: Activation::Gelu,
+        gated: false,
+        causal,
+        positions: Positions::Learned { rows: 300, offset: 0 },
+        token_types: false,
+        embedding_norm: false,
+        qkv_bias: true,
+        attention_output_bias: true,
+        mlp_bias: true,
+        head,
+    }
+}
+
+fn language() -> HeadSpec {
+    HeadSpec::Language { tied: true }
+}
+fn classes() -> HeadSpec {
+    HeadSpec::Classes(ClassHead {
+        row: ClassRow::First,
+        dense: Some(ClassActivation::Tanh),
+        labels: 3,
+        bias: true,
+        names: vec!["a".into(), "b".into(), "c".into()],
+    })
+}
+
+/// Weights for (heads, columns, rows, vocabulary) of each device.
+fn plan(strategy: Strategy, tiles: u16, spec: &ModelSpec, weights: &[[u32; 4]]) -> Plan {
+    let column = |k: usize| -> Vec<u32> { weights.iter().map(|w| w[k]).collect() };
+    let extent = spec.extent();
+    let (heads, columns, words) = (
+        apportion(extent.heads, &column(0)),
+        apportion(extent.columns, &column(1)),
+        apportion(extent.vocabulary, &column(3)),
+    );
+    let ring = (0..weights.len())
+        .map(|i| {
+            let part = Assignment {
+                blocks: vec![BlockAssignment {
+                    layers: Span::first(extent.layers),
+                    heads: heads[i],
+                    columns: columns[i],
+                }],
+                row_weight: weights[i][2],
+                vocabulary: words[i],
+            };
+            DevicePlan {
+                name: DeviceName::new(format!("d{i}")).unwrap(),
+                budget: Bytes(1 << 40),
+                threads: 1,
+                prefill: part.clone(),
+                decode: part,
+            }
+        })
+        .collect();
+    Plan {
+        model: "test".into(),
+        fingerprint: String::new(),
+        strategy,
+        wire: WireType::F32,
+        tiles,
+        max_rows: 400,
+        ring,
+    }
+}
+
+struct Random(u64, u64);
+impl Costs for Random {
+    fn compute(&self, program: &Program, op: &Operation) -> u64 {
+        use std::hash::{DefaultHasher, Hash, Hasher};
+        let mut hasher = DefaultHasher::new();
+        (self.0, program.rank, op).hash(&mut hasher);
+        hasher.finish() % 1000
+    }
+    fn link(&self, from: Rank, to: Rank) -> LinkRate {
+        let seed = self.0 ^ u64::from(from.0 * 31 + to.0);
+        LinkRate { latency: seed % 5000, rate: (seed % 100 + 1) as f64 * 1e6, window: self.1 }
+    }
+}
+
+fn any_plan() -> impl Arbitrary<Value = (ModelSpec, Plan, BatchShape)> {
+    let weights = prop::collection::vec([0u32..4, 0u32..4, 0u32..4, 0u32..4], 1..5);
+    let segments = prop::collection::vec((1u32..20, 0usize..7), 1..5);
+    let model =
+        (any::<bool>(), any::<bool>(), prop::sample::select(vec![1u32, 2, 3, 6]), any::<bool>());
+    (weights, segments, model, any::<bool>(), 1u16..6).prop_map(
+        |(mut weights, segments, (pre, causal, kv, lm), galaxy, tiles)| {
+            for k in 0..4 {
+                if weights.iter().all(|w| w[k] == 0) {
+                    weights[0][k] = 1;
+                }
+            }
+            let spec = spec(pre, causal, kv, if lm { language() } else { classes() });
+            let wanted = |kind: usize| match (kind, lm) {
+                (0, _) => Wanted::Hidden,
+                (1, _) => Wanted::Pooled(Pooling::Mean),
+                (2, _) => Wanted::Pooled(Pooling::Cls),
+                (3, _) => Wanted::Pooled(Pooling::Max),
+                (4, _) => Wanted::Pooled(Pooling::LastToken),
+                (5, true) => Wanted::LastLogits,
+                (_, true) => Wanted::AllLogits,
+                (_, false) => Wanted::Classes,
+            };
+            let segments = segments.into_iter().enumerate();
+            let segments = segments
+                .map(|(i, (rows, kind))| Segment {
+                    slot: i as u32,
+                    past: 0,
+                    rows,
+                    wanted: wanted(kind),
+                })
+                .collect();
+            let strategy = if galaxy { Strategy::Galaxy } else { Strategy::Megatron };
+            let plan = plan(strategy, tiles, &spec, &weights);
+            (spec, plan, BatchShape::new(segments).unwrap())
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+    #[test]
+    fn lowered_programs_verify_and_never_deadlock((spec, plan, shape) in any_plan(), seed: u64) {
+        let programs = lower(&spec, &plan, Phase::Prefill, &shape).unwrap();
+        prop_assert_eq!(verify(&spec, 4, &plan, &shape, &programs), Ok(()));
+        for window in [0, 500, u64::MAX] {
+            prop_assert!(simulate(&programs, &Random(seed, window)).is_ok());
+        }
+        let again = lower(&spec, &plan, Phase::Prefill, &shape).unwrap();
+        prop_assert_eq!(galaxy_graph::digest(&programs), galaxy_graph::digest(&again));
+        let links = galaxy_graph::links(&plan);
+        for program in &programs {
+            for to in program.peers().0 {
+                prop_assert!(links.contains(&(program.rank, to)));
+            }
+        }
+    }
+
+    /// Whatever is broken at random: either the verifier finds it, or it runs to the end.
+    #[test]
+    fn broken_programs_are_found_or_run((spec, plan, shape) in any_plan(), seed: u64, at: prop::sample::Index, how in 0..4) {
+        let mut programs = lower(&spec, &plan, Phase::Prefill, &shape).unwrap();
+        let total: usize = programs.iter().map(|p| p.operations.len()).sum();
+        let mut index = at.index(total);
+        let rank = programs.iter().position(|p| {
+            let here = index < p.operations.len();
+            if !here { index -= p.operations.len(); }
+            here
+        }).unwrap();
+        let program = &mut programs[rank];
+        let lane = program.operations[index].lane;
+        let ids = &mut program.lanes[usize::from(lane.0)].1;
+        let place = ids.iter().position(|i| i.0 as usize == index).unwrap();
+        match how {
+            0 => program.operations[index].waits.clear(),
+            1 if place + 1 < ids.len() => ids.swap(place, place + 1),
+            2 => { program.operations[index].writes.pop(); }
+            _ => { program.operations[index].reads.pop(); }
+        }
+        if verify(&spec, 4, &plan, &shape, &programs).is_ok() {
+            prop_assert!(simulate(&programs, &Random(seed, 0)).is_ok());
+        }
+    }
+}
+
+struct Case {
+    spec: ModelSpec,
+    plan: Plan,
+    shape: BatchShape,
+    programs: Vec<Program>,
+}
+
+fn case() -> Case {
+    let spec = spec(true, true, 3, language());
+    let plan = plan(Strategy::Galaxy, 2, &spec, &[[2, 2, 1, 1], [1, 1, 1, 1], [1, 1, 1, 0]]);
+    let shape = BatchShape::single(24, Wanted::LastLogits).unwrap();
+    let programs = lower(&spec, &plan, Phase::Prefill, &shape).unwrap();
+    Case { spec, plan, shape, programs }
+}
+
+impl Case {
+    fn verify(&self) -> Result<(), VerifyError> {
+        verify(&self.spec, 4, &self.plan, &self.shape, &self.programs)
+    }
+    fn find(&self, rank: usize, kind: impl Fn(&OpKind) -> bool) -> OpId {
+        let at = self.programs[rank].operations.iter().position(|op| kind(&op.kind));
+        OpId(at.unwrap() as u32)
+    }
+    /// Removes an operation from its lane and everything that counted on it there.
+    fn remove(&mut self, rank: usize, id: OpId) {
+        let program = &mut self.programs[rank];
+        let lane = program.operation(id).lane;
+        let ids = &mut program.lanes[usize::from(lane.0)].1;
+        let place = ids.iter().position(|&i| i == id).unwrap() as u32;
+        ids.retain(|&i| i != id);
+        program.operations.remove(id.0 as usize);
+        for (_, ids) in &mut program.lanes {
+            for i in ids.iter_mut().filter(|i| i.0 > id.0) {
+                i.0 -= 1;
+            }
+        }
+        for op in &mut program.operations {
+            for wait in op.waits.iter_mut().filter(|w| w.lane == lane && w.count > place) {
+                wait.count -= 1;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_missing_receive_is_found() {
+    let mut case = case();
+    assert_eq!(case.verify(), Ok(()));
+    let last = case.programs[1].operations.len() - 1;
+    let receive = (0..=last)
+        .rev()
+        .find(|&i| matches!(case.programs[1].operations[i].kind, OpKind::Receive { .. }));
+    case.remove(1, OpId(receive.unwrap() as u32));
+    let found = case.verify().unwrap_err();
+    assert!(
+        matches!(found, VerifyError::Unmatched { .. } | VerifyError::Mismatch { .. }),
+        "{found}"
+    );
+}
+
+#[test]
+fn a_double_write_is_found() {
+    let mut case = case();
+    let imports: Vec<usize> = (0..case.programs[0].operations.len())
+        .filter(|&i| case.programs[0].operations[i].kind == OpKind::Import)
+        .collect();
+    let first = case.programs[0].operations[imports[0]].writes[0];
+    case.programs[0].operations[imports[1]].writes[0] = first;
+    let found = case.verify().unwrap_err();
+    assert!(matches!(found, VerifyError::DoubleWrite { .. }), "{found}");
+}
+
+#[test]
+fn an_uncovered_read_is_found() {
+    let mut case = case();
+    let import = case.find(0, |k| *k == OpKind::Import);
+    case.remove(0, import);
+    let found = case.verify().unwrap_err();
+    assert!(matches!(found, VerifyError::UncoveredRead { .. }), "{found}");
+    // And a read that is covered, but too early.
+    let mut case = self::case();
+    let import = case.find(0, |k| *k == OpKind::Import);
+    case.programs[0].operations[import.0 as usize].waits.clear();
+    let found = case.verify().unwrap_err();
+    assert!(matches!(found, VerifyError::UncoveredRead { .. }), "{found}");
+}
+
+#[test]
+fn a_cycle_through_lane_order_is_found() {
+    let mut case = case();
+    // The first send waits for the last operation of the compute lane, which waits for what
+    // answers that send.
+    let send = case.find(0, |k| matches!(k, OpKind::Send { .. }));
+    let compute = &case.programs[0].lanes[0];
+    assert_eq!(compute.0, Lane::Compute);
+    let wait = Wait { lane: galaxy_graph::program::LaneId(0), count: compute.1.len() as u32 };
+    case.programs[0].operations[send.0 as usize].waits = vec![wait];
+    let found = case.verify().unwrap_err();
+    assert!(matches!(found, VerifyError::Cycle { .. }), "{found}");
+    assert!(simulate(&case.programs, &Random(1, u64::MAX)).is_err());
+}
+
+#[test]
+fn a_budget_overflow_is_found_with_both_numbers() {
+    let mut case = case();
+    case.plan.ring[1].budget = Bytes(1_000_000);
+    let found = case.verify().unwrap_err();
+    let VerifyError::Budget { device, grants, needs } = &found else { panic!("{found}") };
+    assert_eq!((device.as_str(), *grants), ("d1", Bytes(1_000_000)));
+    assert!(needs.0 > 32_000_000);
+    assert!(found.to_string().contains("1.0 MB"), "{found}");
+}
+
+#[test]
+fn memory_reused_too_early_is_found() {
+    let mut case = case();
+    // A tile arrives in the slot of the tile before it, which may not have been imported yet.
+    let receives: Vec<usize> = (0..case.programs[0].operations.len())
+        .filter(|&i| matches!(case.programs[0].operations[i].kind, OpKind::Receive { .. }))
+        .collect();
+    let tensor = |op: usize| case.programs[0].operations[op].writes[0].tensor.0 as usize;
+    let (former, next) = (tensor(receives[0]), tensor(receives[1]));
+    case.programs[0].tensors[next].slot = case.programs[0].tensors[former].slot;
+    let found = case.verify().unwrap_err();
+    assert!(matches!(found, VerifyError::Reuse { .. }), "{found}");
+}
+
+#[test]
+fn an_incomplete_sum_is_found() {
+    let mut case = case();
+    for op in &mut case.programs[2].operations {
+        if let OpKind::Export { staged } = &mut op.kind
+            && *staged
+        {
+            *staged = false;
+            op.reads.truncate(1);
+            break;
+        }
+    }
+    let found = case.verify().unwrap_err();
+    assert!(matches!(found, VerifyError::Content { .. }), "{found}");
+}

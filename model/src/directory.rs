@@ -1,0 +1,642 @@
+//! An opened model directory: its spec, and its tensors by what they are for.
+
+use crate::{
+    config::Fields,
+    error::ModelError,
+    family::{self, Family},
+    matrix::{MatrixSource, Storage},
+    spec::*,
+    store::{Dtype, MAX_JSON_BYTES, Store, read_bounded},
+};
+use half::{bf16, f16};
+use std::path::{Path, PathBuf};
+
+/// A matrix of a model, by layer. Mathematically `[inputs, outputs]` whatever its storage.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Matrix {
+    /// `[hidden, heads * head_width]`.
+    Query(u32),
+    /// `[hidden, kv_heads * head_width]`.
+    Key(u32),
+    /// `[hidden, kv_heads * head_width]`.
+    Value(u32),
+    /// `[heads * head_width, hidden]`.
+    AttentionOutput(u32),
+    /// `[hidden, inner]`, of a gated MLP.
+    Gate(u32),
+    /// `[hidden, inner]`.
+    Up(u32),
+    /// `[inner, hidden]`.
+    Down(u32),
+    /// `[hidden, hidden]`, of a class head.
+    ClassDense,
+    /// `[hidden, labels]`, of a class head.
+    ClassOutput,
+    /// `[hidden, vocabulary]`; of a tied head, the embedding table.
+    LanguageHead,
+}
+
+/// A bias or the weights of a norm, by layer.
+///
+/// With [`NormPlace::Pre`], `AttentionNorm` stands before attention and `MlpNorm` before the MLP;
+/// with [`NormPlace::Post`], each follows its block's residual addition.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Vector {
+    /// Of the query projection.
+    QueryBias(u32),
+    /// Of the key projection.
+    KeyBias(u32),
+    /// Of the value projection.
+    ValueBias(u32),
+    /// Of the attention's output projection.
+    AttentionOutputBias(u32),
+    /// Of the up (or only first) product of the MLP.
+    UpBias(u32),
+    /// Of the gate of the MLP.
+    GateBias(u32),
+    /// Of the second product of the MLP.
+    DownBias(u32),
+    /// Weight of the attention's norm.
+    AttentionNorm(u32),
+    /// Bias of the attention's norm.
+    AttentionNormBias(u32),
+    /// Weight of the MLP's norm.
+    MlpNorm(u32),
+    /// Bias of the MLP's norm.
+    MlpNormBias(u32),
+    /// Weight of the norm that follows the embedding.
+    EmbeddingNorm,
+    /// Its bias.
+    EmbeddingNormBias,
+    /// Weight of the norm after the last layer.
+    FinalNorm,
+    /// Its bias.
+    FinalNormBias,
+    /// Row 0 of the table of token types.
+    TokenTypeRow,
+    /// Of the dense layer of a class head.
+    ClassDenseBias,
+    /// Of the output of a class head.
+    ClassOutputBias,
+}
+
+/// A table that is read by rows.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Table {
+    /// `[vocabulary, hidden]`.
+    Word,
+    /// `[positions, hidden]`; of learned positions only.
+    Position,
+}
+
+impl Matrix {
+    /// Inputs and outputs, or `None` where a model of this spec has no such matrix.
+    pub fn shape(self, spec: &ModelSpec) -> Option<(u32, u32)> {
+        let attention = spec.heads * spec.head_width;
+        let kv = spec.kv_heads * spec.head_width;
+        let class = match &spec.head {
+            HeadSpec::Classes(head) => Some(head),
+            _ => None,
+        };
+        let layer = |layer: u32, shape| (layer < spec.layers).then_some(shape);
+        match self {
+            Self::Query(l) => layer(l, (spec.hidden, attention)),
+            Self::Key(l) | Self::Value(l) => layer(l, (spec.hidden, kv)),
+            Self::AttentionOutput(l) => layer(l, (attention, spec.hidden)),
+            Self::Gate(l) => layer(l, (spec.hidden, spec.inner)).filter(|_| spec.gated),
+            Self::Up(l) => layer(l, (spec.hidden, spec.inner)),
+            Self::Down(l) => layer(l, (spec.inner, spec.hidden)),
+            Self::ClassDense => class.and_then(|c| c.dense).map(|_| (spec.hidden, spec.hidden)),
+            Self::ClassOutput => class.map(|c| (spec.hidden, c.labels)),
+            Self::LanguageHead => matches!(spec.head, HeadSpec::Language { .. })
+                .then_some((spec.hidden, spec.vocabulary)),
+        }
+    }
+
+    /// All matrices of a model.
+    pub fn all(spec: &ModelSpec) -> impl Iterator<Item = Self> {
+        let layers = (0..spec.layers).flat_map(|l| {
+            use Matrix::*;
+            [Query(l), Key(l), Value(l), AttentionOutput(l), Gate(l), Up(l), Down(l)]
+        });
+        layers
+            .chain([Self::ClassDense, Self::ClassOutput, Self::LanguageHead])
+            .filter(|m| m.shape(spec).is_some())
+    }
+}
+
+impl Vector {
+    /// How many values, or `None` where a model of this spec has no such vector.
+    pub fn width(self, spec: &ModelSpec) -> Option<u32> {
+        let attention = spec.heads * spec.head_width;
+        let kv = spec.kv_heads * spec.head_width;
+        let class = match &spec.head {
+            HeadSpec::Classes(head) => Some(head),
+            _ => None,
+        };
+        let hidden = spec.hidden;
+        let norm_bias = spec.norm == NormKind::Layer;
+        let last = spec.norm_place == NormPlace::Pre;
+        let layer = |l: u32, there: bool, width| (l < spec.layers && there).then_some(width);
+        match self {
+            Self::QueryBias(l) => layer(l, spec.qkv_bias, attention),
+            Self::KeyBias(l) | Self::ValueBias(l) => layer(l, spec.qkv_bias, kv),
+            Self::AttentionOutputBias(l) => layer(l, spec.attention_output_bias, hidden),
+            Self::UpBias(l) => layer(l, spec.mlp_bias, spec.inner),
+            Self::GateBias(l) => layer(l, spec.mlp_bias && spec.gated, spec.inner),
+            Self::DownBias(l) => layer(l, spec.mlp_bias, hidden),
+            Self::AttentionNorm(l) | Self::MlpNorm(l) => layer(l, true, hidden),
+            Self::AttentionNormBias(l) | Self::MlpNormBias(l) => layer(l, norm_bias, hidden),
+            Self::EmbeddingNorm => spec.embedding_norm.then_some(hidden),
+            Self::EmbeddingNormBias => (spec.embedding_norm && norm_bias).then_some(hidden),
+            Self::FinalNorm => last.then_some(hidden),
+            Self::FinalNormBias => (last && norm_bias).then_some(hidden),
+            Self::TokenTypeRow => spec.token_types.then_some(hidden),
+            Self::ClassDenseBias => class.and_then(|c| c.dense).map(|_| hidden),
+            Self::ClassOutputBias => class.filter(|c| c.bias).map(|c| c.labels),
+        }
+    }
+
+    /// All vectors of a model.
+    pub fn all(spec: &ModelSpec) -> impl Iterator<Item = Self> {
+        use Vector::*;
+        let layers = (0..spec.layers).flat_map(|l| {
+            [
+                QueryBias(l),
+                KeyBias(l),
+                ValueBias(l),
+                AttentionOutputBias(l),
+                UpBias(l),
+                GateBias(l),
+                DownBias(l),
+                AttentionNorm(l),
+                AttentionNormBias(l),
+                MlpNorm(l),
+                MlpNormBias(l),
+            ]
+        });
+        layers
+            .chain([
+                EmbeddingNorm,
+                EmbeddingNormBias,
+                FinalNorm,
+                FinalNormBias,
+                TokenTypeRow,
+                ClassDenseBias,
+                ClassOutputBias,
+            ])
+            .filter(|v| v.width(spec).is_some())
+    }
+}
+
+/// An opened Hugging Face directory.
+///
+/// Holds its files open and their headers in memory; contents are read when they are asked for.
+/// Shared by reference between threads: reads are positioned.
+pub struct ModelDir {
+    path: PathBuf,
+    name: String,
+    spec: ModelSpec,
+    family: &'static Family,
+    prefix: &'static str,
+    type_rows: u32,
+    fingerprint: String,
+    dtype: Dtype,
+    store: Store,
+}
+
+/// Where a vector lies: a run of values of a tensor.
+struct Run {
+    shard: usize,
+    dtype: Dtype,
+    offset: u64,
+    count: u32,
+}
+
+impl ModelDir {
+    /// Opens a directory with `config.json` and `model.safetensors`, or the shards of
+    /// `model.safetensors.index.json`. Reads headers only.
+    ///
+    /// # Errors
+    /// When a file is missing or damaged, the config describes what this build does not know, or
+    /// a tensor that the spec needs is missing, or has another shape or an unknown type.
+    pub fn open(path: &Path) -> Result<Self, ModelError> {
+        let config_path = path.join("config.json");
+        if !config_path.is_file() {
+            return Err(ModelError::NotThere {
+                path: path.to_owned(),
+                wanted: "config.json".to_owned(),
+            });
+        }
+        let bytes = read_bounded(&config_path, MAX_JSON_BYTES)?;
+        let json = |source| ModelError::Json { path: config_path.clone(), source };
+        let value: serde_json::Value = serde_json::from_slice(&bytes).map_err(json)?;
+        let config = Fields::new(&config_path, &value)?;
+        let (family, spec) = family::read(&config)?;
+        let type_rows = config.count_or_none(&["type_vocab_size"], 1 << 24)?.unwrap_or(2);
+        let store = Store::open(path)?;
+        let found = |prefix: &&str| store.has(&format!("{prefix}{}.weight", family.names.word));
+        let prefix = family.prefixes.iter().copied().find(found).ok_or_else(|| {
+            let tensor = format!("{}.weight", family.names.word);
+            ModelError::MissingTensor { path: path.to_owned(), tensor }
+        })?;
+
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&(bytes.len() as u64).to_le_bytes());
+        hasher.update(&bytes);
+        store.digest(&mut hasher);
+        let model = Self {
+            name: base_name(path),
+            path: path.to_owned(),
+            spec,
+            family,
+            prefix,
+            type_rows,
+            fingerprint: hasher.finalize().to_hex().to_string(),
+            dtype: Dtype::F32,
+            store,
+        };
+        model.table(Table::Word)?;
+        if matches!(model.spec.positions, Positions::Learned { .. }) {
+            model.table(Table::Position)?;
+        }
+        for which in Matrix::all(&model.spec) {
+            model.matrix(which)?;
+        }
+        for which in Vector::all(&model.spec) {
+            model.run(which)?;
+        }
+        let dtype = model.matrix(Matrix::Query(0))?.dtype();
+        Ok(Self { dtype, ..model })
+    }
+
+    /// Base name of the directory.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+    /// What the model is made of.
+    pub fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+    /// Digest of the config and of all tensors' names, types, shapes and places, not contents.
+    pub fn fingerprint(&self) -> &str {
+        &self.fingerprint
+    }
+    /// How the layers' matrices are stored: the first one's type, where they are mixed.
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// A matrix, to read parts of.
+    ///
+    /// # Errors
+    /// When the model has no such matrix.
+    pub fn matrix(&self, which: Matrix) -> Result<MatrixSource<'_>, ModelError> {
+        let absent = || ModelError::NotInModel { what: format!("{which:?}") };
+        let (inputs, outputs) = which.shape(&self.spec).ok_or_else(absent)?;
+        let names = &self.family.names;
+        let tied = self.spec.head == HeadSpec::Language { tied: true };
+        let (pattern, layer) = match which {
+            Matrix::Query(l) => (names.query, l),
+            Matrix::Key(l) => (names.key, l),
+            Matrix::Value(l) => (names.value, l),
+            Matrix::AttentionOutput(l) => (names.attention_output, l),
+            Matrix::Gate(l) => (names.gate, l),
+            Matrix::Up(l) => (names.up, l),
+            Matrix::Down(l) => (names.down, l),
+            Matrix::ClassDense => (names.class_dense, 0),
+            Matrix::ClassOutput => (names.class_output, 0),
+            Matrix::LanguageHead if tied => (names.word, 0),
+            Matrix::LanguageHead => (names.language_head, 0),
+        };
+        let in_layer = pattern.contains("{}");
+        let storage = if in_layer { self.family.storage } else { Storage::OutputRows };
+        let third = match which {
+            Matrix::Query(_) => Some(0),
+            Matrix::Key(_) => Some(1),
+            Matrix::Value(_) => Some(2),
+            _ => None,
+        };
+        let (parts, part) = match third.filter(|_| self.family.fused) {
+            Some(part) => (3, part),
+            None => (1, 0),
+        };
+        let (stored_inputs, stored_outputs) = (u64::from(inputs), u64::from(outputs) * parts);
+        let shape = match storage {
+            Storage::OutputRows => [stored_outputs, stored_inputs],
+            Storage::InputRows => [stored_inputs, stored_outputs],
+        };
+        let name = self.full(pattern, layer, ".weight");
+        let (tensor, dtype) = self.store.tensor(&name, &shape)?;
+        Ok(MatrixSource {
+            store: &self.store,
+            shard: tensor.shard,
+            offset: tensor.offset,
+            name,
+            dtype,
+            storage,
+            pitch: shape[1],
+            first_output: u64::from(outputs) * part,
+            inputs,
+            outputs,
+        })
+    }
+
+    /// A whole vector, widened to f32.
+    ///
+    /// # Errors
+    /// When the model has no such vector, or the file cannot be read.
+    pub fn vector(&self, which: Vector) -> Result<Vec<f32>, ModelError> {
+        let run = self.run(which)?;
+        let mut out = vec![0.0; run.count as usize];
+        let mut bytes = vec![0; out.len() * run.dtype.width() as usize];
+        self.store.read_at(run.shard, &mut bytes, run.offset)?;
+        widen(run.dtype, &bytes, &mut out);
+        Ok(out)
+    }
+
+    /// Reads rows of a table, widened to f32; rows that follow one another in one go.
+    ///
+    /// # Shapes
+    /// `out`: `[ids.len(), hidden]`.
+    ///
+    /// # Errors
+    /// When there is no such table or row, `out` has another size, or the file cannot be read.
+    pub fn embedding_rows(
+        &self,
+        table: Table,
+        ids: &[u32],
+        out: &mut [f32],
+    ) -> Result<(), ModelError> {
+        let hidden = self.spec.hidden as usize;
+        let (name, rows, run) = self.table(table)?;
+        let (need, have) = (ids.len().saturating_mul(hidden) as u64, out.len() as u64);
+        if need != have {
+            return Err(ModelError::Area { tensor: name, need, have });
+        }
+        if let Some(&id) = ids.iter().find(|&&id| id >= rows) {
+            return Err(ModelError::Row { tensor: name, id, rows });
+        }
+        let row_bytes = hidden * run.dtype.width() as usize;
+        // One row at least, and otherwise the bound that matrices keep.
+        let most = ((4 << 20) / row_bytes).max(1);
+        let mut bytes = Vec::new();
+        let mut done = 0;
+        while done < ids.len() {
+            let first = ids[done];
+            let following = ids[done..].iter().zip(0..most as u32);
+            let count = following.take_while(|&(&id, i)| id - first.min(id) == i && id >= first);
+            let count = count.count();
+            bytes.resize(count * row_bytes, 0);
+            let at = run.offset + u64::from(first) * row_bytes as u64;
+            self.store.read_at(run.shard, &mut bytes, at)?;
+            widen(run.dtype, &bytes, &mut out[done * hidden..][..count * hidden]);
+            done += count;
+        }
+        Ok(())
+    }
+
+    fn table(&self, table: Table) -> Result<(String, u32, Run), ModelError> {
+        let (pattern, rows) = match (table, &self.spec.positions) {
+            (Table::Word, _) => (self.family.names.word, self.spec.vocabulary),
+            (Table::Position, Positions::Learned { rows, .. }) => {
+                (self.family.names.position, *rows)
+            }
+            (Table::Position, Positions::Rotary { .. }) => {
+                return Err(ModelError::NotInModel { what: "table of positions".to_owned() });
+            }
+        };
+        let name = self.full(pattern, 0, ".weight");
+        let count = self.spec.hidden;
+        let (tensor, dtype) = self.store.tensor(&name, &[rows.into(), count.into()])?;
+        let run = Run { shard: tensor.shard, dtype, offset: tensor.offset, count };
+        Ok((name, rows, run))
+    }
+
+    fn run(&self, which: Vector) -> Result<Run, ModelError> {
+        use Vector::*;
+        let absent = || ModelError::NotInModel { what: format!("{which:?}") };
+        let count = which.width(&self.spec).ok_or_else(absent)?;
+        let names = &self.family.names;
+        let (weight, bias) = ([".weight", ".gamma"], [".bias", ".beta"]);
+        let (pattern, layer, endings) = match which {
+            QueryBias(l) => (names.query, l, bias),
+            KeyBias(l) => (names.key, l, bias),
+            ValueBias(l) => (names.value, l, bias),
+            AttentionOutputBias(l) => (names.attention_output, l, bias),
+            UpBias(l) => (names.up, l, bias),
+            GateBias(l) => (names.gate, l, bias),
+            DownBias(l) => (names.down, l, bias),
+            AttentionNorm(l) => (names.attention_norm, l, weight),
+            AttentionNormBias(l) => (names.attention_norm, l, bias),
+            MlpNorm(l) => (names.mlp_norm, l, weight),
+            MlpNormBias(l) => (names.mlp_norm, l, bias),
+            EmbeddingNorm => (names.embedding_norm, 0, weight),
+            EmbeddingNormBias => (names.embedding_norm, 0, bias),
+            FinalNorm => (names.final_norm, 0, weight),
+            FinalNormBias => (names.final_norm, 0, bias),
+            TokenTypeRow => (names.token_type, 0, weight),
+            ClassDenseBias => (names.class_dense, 0, bias),
+            ClassOutputBias => (names.class_output, 0, bias),
+        };
+        let third = match which {
+            QueryBias(_) => Some(0),
+            KeyBias(_) => Some(1),
+            ValueBias(_) => Some(2),
+            _ => None,
+        };
+        let (shape, part) = match (which, third.filter(|_| self.family.fused)) {
+            (TokenTypeRow, _) => (vec![self.type_rows.into(), count.into()], 0),
+            (_, Some(part)) => (vec![3 * u64::from(count)], part),
+            (_, None) => (vec![count.into()], 0),
+        };
+        // Checkpoints that came from TensorFlow call a norm's weights gamma and beta.
+        let modern = self.full(pattern, layer, endings[0]);
+        let old = self.full(pattern, layer, endings[1]);
+        let name = if !self.store.has(&modern) && self.store.has(&old) { old } else { modern };
+        let (tensor, dtype) = self.store.tensor(&name, &shape)?;
+        let skip = part * u64::from(count) * u64::from(dtype.width());
+        Ok(Run { shard: tensor.shard, dtype, offset: tensor.offset + skip, count })
+    }
+
+    /// The tensor's name: prefix, pattern with the layer, ending.
+    fn full(&self, pattern: &str, layer: u32, ending: &str) -> String {
+        let (prefix, pattern) = match pattern.strip_prefix('/') {
+            Some(rest) => ("", rest),
+            None => (self.prefix, pattern),
+        };
+        format!("{prefix}{}{ending}", pattern.replace("{}", &layer.to_string()))
+    }
+}
+
+impl std::fmt::Debug for ModelDir {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ModelDir")
+            .field("path", &self.path)
+            .field("fingerprint", &self.fingerprint)
+            .finish_non_exhaustive()
+    }
+}
+
+fn base_name(path: &Path) -> String {
+    // "." and ".." have no base name of their own.
+    let name = match path.file_name() {
+        Some(name) => Some(name.to_owned()),
+        None => path.canonicalize().ok().and_then(|p| p.file_name().map(ToOwned::to_owned)),
+    };
+    name.map_or_else(|| "model".to_owned(), |n| n.to_string_lossy().into_owned())
+}
+
+fn widen(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
+    match dtype {
+        Dtype::F32 => {
+            for (value, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
+                *value = f32::from_le_bytes(*bytes);
+            }
+        }
+        Dtype::F16 => {
+            for (value, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
+                *value = f16::from_bits(u16::from_le_bytes(*bytes)).to_f32();
+            }
+        }
+        Dtype::Bf16 => {
+            for (value, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
+                *value = bf16::from_bits(u16::from_le_bytes(*bytes)).to_f32();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{golden, golden_copy};
+    use std::fs;
+
+    /// Replaces text in a file of a copy; in a header, `new` must be as long as `old`.
+    fn edit(copy: &tempfile::TempDir, file: &str, old: &str, new: &str) {
+        let path = copy.path().join(file);
+        let bytes = fs::read(&path).expect("a file");
+        let places: Vec<_> =
+            bytes.windows(old.len()).enumerate().filter(|(_, w)| *w == old.as_bytes()).collect();
+        assert!(!places.is_empty(), "{file} has no {old:?}");
+        let at = places[0].0;
+        let mut edited = bytes[..at].to_vec();
+        edited.extend_from_slice(new.as_bytes());
+        edited.extend_from_slice(&bytes[at + old.len()..]);
+        fs::write(path, edited).expect("a file");
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let error = ModelDir::open(Path::new("/nowhere/at-all")).expect_err("nothing there");
+        assert!(error.to_string().contains("config.json"), "{error}");
+
+        let copy = golden_copy("bert");
+        let key = "layer.2.attention.self.key.bias";
+        edit(&copy, "model.safetensors", key, "layer.2.attention.self.kez.bias");
+        let error = ModelDir::open(copy.path()).expect_err("a tensor less");
+        let want = format!("bert.encoder.{key}");
+        assert!(matches!(&error, ModelError::MissingTensor { tensor, .. } if *tensor == want));
+
+        let copy = golden_copy("gpt2");
+        edit(&copy, "model.safetensors", "transformer.wte", "transformer.wtx");
+        let error = ModelDir::open(copy.path()).expect_err("no table");
+        assert!(error.to_string().contains("wte.weight"), "{error}");
+    }
+
+    #[test]
+    fn config_and_weights_must_agree() {
+        let cases = [
+            ("bert", "\"intermediate_size\": 50", "\"intermediate_size\": 51", "51"),
+            ("bert", "\"vocab_size\": 97", "\"vocab_size\": 96", "word_embeddings"),
+            ("bert", "\"type_vocab_size\": 2", "\"type_vocab_size\": 3", "token_type"),
+            ("bert", "\"max_position_embeddings\": 160", "\"max_position_embeddings\": 161", "161"),
+            ("gpt2", "\"n_layer\": 3", "\"n_layer\": 4", "h.3."),
+            ("llama", "\"head_dim\": 10", "\"head_dim\": 8", "q_proj"),
+            ("llama", "\"mlp_bias\": false", "\"mlp_bias\": true", "bias"),
+        ];
+        for (name, old, new, want) in cases {
+            let copy = golden_copy(name);
+            edit(&copy, "config.json", old, new);
+            let error = ModelDir::open(copy.path()).expect_err(new).to_string();
+            assert!(error.contains(want), "{error}\nlacks {want:?}");
+        }
+    }
+
+    #[test]
+    fn gamma_and_beta_are_the_same_norm() {
+        let copy = golden_copy("bert");
+        let name = "bert.embeddings.LayerNorm.weight\"";
+        edit(&copy, "model.safetensors", name, "bert.embeddings.LayerNorm.gamma\" ");
+        edit(
+            &copy,
+            "model.safetensors",
+            "bert.embeddings.LayerNorm.bias\"",
+            "bert.embeddings.LayerNorm.beta\"",
+        );
+        let renamed = ModelDir::open(copy.path()).expect("a model");
+        let model = ModelDir::open(&golden("bert")).expect("a model");
+        for which in [Vector::EmbeddingNorm, Vector::EmbeddingNormBias] {
+            let have = renamed.vector(which).expect("a vector");
+            assert_eq!(have, model.vector(which).expect("a vector"));
+        }
+        assert_ne!(renamed.fingerprint(), model.fingerprint());
+    }
+
+    #[test]
+    fn the_fingerprint_is_of_what_is_there() {
+        let model = ModelDir::open(&golden("llama-tied-bf16")).expect("a model");
+        assert_eq!(model.fingerprint().len(), 64);
+        let copy = golden_copy("llama-tied-bf16");
+        let same = ModelDir::open(copy.path()).expect("a model");
+        assert_eq!(same.fingerprint(), model.fingerprint());
+        assert_ne!(same.name(), model.name());
+        assert_eq!(model.name(), "llama-tied-bf16");
+        edit(&copy, "config.json", "{", "{ ");
+        let other = ModelDir::open(copy.path()).expect("a model");
+        assert_ne!(other.fingerprint(), model.fingerprint());
+    }
+
+    #[test]
+    fn questions_beyond_the_model_are_the_callers_fault() {
+        let model = ModelDir::open(&golden("llama")).expect("a model");
+        let mut out = vec![0.0; 48];
+        let errors = [
+            model.matrix(Matrix::Query(3)).err(),
+            model.matrix(Matrix::ClassDense).err(),
+            model.vector(Vector::QueryBias(0)).err(),
+            model.vector(Vector::FinalNormBias).err(),
+            model.vector(Vector::TokenTypeRow).err(),
+            model.embedding_rows(Table::Position, &[0], &mut out).err(),
+            model.embedding_rows(Table::Word, &[97], &mut out).err(),
+            model.embedding_rows(Table::Word, &[u32::MAX, 0], &mut [0.0; 96]).err(),
+            model.embedding_rows(Table::Word, &[1, 2], &mut out).err(),
+        ];
+        for (i, error) in errors.into_iter().enumerate() {
+            let error = error.unwrap_or_else(|| panic!("question {i} was answered"));
+            assert!(error.is_caller(), "{error}");
+        }
+        assert!(model.embedding_rows(Table::Word, &[], &mut []).is_ok());
+        let bert = ModelDir::open(&golden("bert")).expect("a model");
+        assert!(bert.matrix(Matrix::Gate(0)).is_err());
+        assert!(bert.matrix(Matrix::LanguageHead).is_err());
+    }
+
+    #[test]
+    fn rows_come_in_any_order() {
+        let model = ModelDir::open(&golden("bert-f16")).expect("a model");
+        let ids = [5, 6, 7, 7, 8, 0, 96, 95, 96, 1];
+        let mut together = vec![0.0; ids.len() * 42];
+        model.embedding_rows(Table::Word, &ids, &mut together).expect("rows");
+        for (i, &id) in ids.iter().enumerate() {
+            let mut one = vec![0.0; 42];
+            model.embedding_rows(Table::Word, &[id], &mut one).expect("a row");
+            assert_eq!(one, together[i * 42..][..42]);
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! What a model is: an ordinary Hugging Face directory read as a [`ModelSpec`] and as tensors by
+//! byte range.
+//!
+//! [`ModelDir::open`] reads `config.json` and the headers of the safetensors files, never the
+//! tensors. A model family is a small table (see `family`): fields of the config become a
+//! [`ModelSpec`], and names of tensors become [`Matrix`] and [`Vector`]. After that nothing knows
+//! the family. [`MatrixSource`] reads any part of a matrix with positioned reads into a bounded
+//! buffer: no memory map, no whole tensor, no whole file.
+//!
+//! Everything in a model directory is untrusted: lengths are bounded before they are allocated,
+//! and every defect is a [`ModelError`].
+
+mod config;
+mod directory;
+mod error;
+mod family;
+mod matrix;
+pub mod sentence;
+pub mod spec;
+mod store;
+#[cfg(test)]
+mod testing;
+#[cfg(feature = "tokenizer")]
+pub mod tokenizer;
+
+pub use directory::{Matrix, ModelDir, Table, Vector};
+pub use error::{HeaderProblem, ModelError};
+pub use matrix::MatrixSource;
+pub use spec::*;
+pub use store::Dtype;

@@ -1,0 +1,458 @@
+//! Part of a matrix, read from its file straight to where it is wanted.
+// Hot path of loading: no locks, no logging, no allocation but the caller's scratch.
+
+use crate::{
+    error::ModelError,
+    store::{Dtype, Store},
+};
+use half::{bf16, f16};
+use std::ops::Range;
+
+/// The largest piece that is read at once.
+const BUFFER_BYTES: u64 = 4 << 20;
+/// The largest part of one stored row in a piece: leaves 16 rows in a buffer, so that a
+/// transposed block fills whole cache lines of the destination.
+const SEGMENT_BYTES: u64 = BUFFER_BYTES / BLOCK as u64;
+/// Reading over a gap of this size costs less than another system call.
+const GAP_BYTES: u64 = 16 << 10;
+/// Stored rows that are transposed together: 16 f32 are one cache line.
+const BLOCK: usize = 16;
+
+/// Which way a checkpoint stores a matrix.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Storage {
+    /// One stored row for each output (`nn.Linear`).
+    OutputRows,
+    /// One stored row for each input (GPT-2's `Conv1D`).
+    InputRows,
+}
+
+/// A matrix of a checkpoint, mathematically `[inputs, outputs]` whatever its storage.
+pub struct MatrixSource<'a> {
+    pub(crate) store: &'a Store,
+    pub(crate) name: String,
+    pub(crate) shard: usize,
+    pub(crate) dtype: Dtype,
+    pub(crate) storage: Storage,
+    /// Of the first value of the tensor, from the start of its file.
+    pub(crate) offset: u64,
+    /// Values of one stored row, of the whole tensor.
+    pub(crate) pitch: u64,
+    /// Where this matrix begins in a fused tensor, counted in outputs.
+    pub(crate) first_output: u64,
+    pub(crate) inputs: u32,
+    pub(crate) outputs: u32,
+}
+
+impl MatrixSource<'_> {
+    /// Input width.
+    pub fn rows(&self) -> u32 {
+        self.inputs
+    }
+    /// Output width.
+    pub fn columns(&self) -> u32 {
+        self.outputs
+    }
+    /// How its values are stored.
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+    /// Name of its tensor.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Reads `inputs` x `outputs` of the matrix, widened to f32.
+    ///
+    /// # Shapes
+    /// `out` is row-major `[inputs.len(), stride]`; columns `at..at + outputs.len()` of it are
+    /// written, and nothing else. The last row may end there.
+    ///
+    /// # Errors
+    /// When a range or the area does not fit, or the file cannot be read. `scratch` grows to
+    /// 4 MiB at most.
+    pub fn read_f32(
+        &self,
+        inputs: Range<u32>,
+        outputs: Range<u32>,
+        out: &mut [f32],
+        stride: usize,
+        at: usize,
+        scratch: &mut Vec<u8>,
+    ) -> Result<(), ModelError> {
+        let window = self.window(inputs, outputs, out.len(), stride, at)?;
+        match self.dtype {
+            Dtype::F32 => self.read(window, out, scratch, f32::from_le_bytes),
+            Dtype::F16 => {
+                self.read(window, out, scratch, |b| f16::from_bits(u16::from_le_bytes(b)).to_f32())
+            }
+            Dtype::Bf16 => {
+                self.read(window, out, scratch, |b| bf16::from_bits(u16::from_le_bytes(b)).to_f32())
+            }
+        }
+    }
+
+    /// Reads `inputs` x `outputs` of a 16-bit matrix, bits unchanged. Otherwise as
+    /// [`MatrixSource::read_f32`].
+    ///
+    /// # Errors
+    /// As there, and [`ModelError::NotSixteenBit`] when the checkpoint stores f32.
+    pub fn read_u16(
+        &self,
+        inputs: Range<u32>,
+        outputs: Range<u32>,
+        out: &mut [u16],
+        stride: usize,
+        at: usize,
+        scratch: &mut Vec<u8>,
+    ) -> Result<(), ModelError> {
+        if self.dtype == Dtype::F32 {
+            return Err(ModelError::NotSixteenBit { tensor: self.name.clone() });
+        }
+        let window = self.window(inputs, outputs, out.len(), stride, at)?;
+        self.read(window, out, scratch, u16::from_le_bytes)
+    }
+
+    fn window(
+        &self,
+        inputs: Range<u32>,
+        outputs: Range<u32>,
+        area: usize,
+        stride: usize,
+        at: usize,
+    ) -> Result<Window, ModelError> {
+        let sides = [("inputs", &inputs, self.inputs), ("outputs", &outputs, self.outputs)];
+        for (what, range, have) in sides {
+            if range.start > range.end || range.end > have {
+                return Err(ModelError::Range {
+                    tensor: self.name.clone(),
+                    what,
+                    start: range.start,
+                    end: range.end,
+                    have,
+                });
+            }
+        }
+        let (rows, columns) = (inputs.len() as u64, outputs.len() as u64);
+        let (stride, at) = (stride as u64, at as u64);
+        if rows > 0 && columns > 0 {
+            let too_small =
+                |need| ModelError::Area { tensor: self.name.clone(), need, have: area as u64 };
+            let width = at.saturating_add(columns);
+            let need = (rows - 1).saturating_mul(stride).saturating_add(width);
+            if width > stride || need > area as u64 {
+                return Err(too_small(need.max(rows.saturating_mul(width))));
+            }
+        }
+        let first = self.first_output;
+        let outputs = first + u64::from(outputs.start)..first + u64::from(outputs.end);
+        let inputs = u64::from(inputs.start)..u64::from(inputs.end);
+        let (rows, columns) = match self.storage {
+            Storage::OutputRows => (outputs, inputs),
+            Storage::InputRows => (inputs, outputs),
+        };
+        Ok(Window { rows, columns, stride: stride as usize, at: at as usize })
+    }
+
+    /// Reads the window piece by piece and hands each over.
+    fn read<const W: usize, T>(
+        &self,
+        window: Window,
+        out: &mut [T],
+        scratch: &mut Vec<u8>,
+        convert: impl Fn([u8; W]) -> T + Copy,
+    ) -> Result<(), ModelError> {
+        let width = W as u64;
+        let Window { rows, columns, stride, at } = window;
+        if rows.is_empty() || columns.is_empty() {
+            return Ok(());
+        }
+        let row_bytes = self.pitch * width;
+        let mut from = columns.start;
+        while from < columns.end {
+            let to = columns.end.min(from + SEGMENT_BYTES / width);
+            let segment = (to - from) * width;
+            // One read over all rows of a piece where the gaps are small, else one for each row.
+            let together = row_bytes - segment < GAP_BYTES && row_bytes <= BUFFER_BYTES;
+            let pitch = if together { row_bytes } else { segment };
+            let most = ((BUFFER_BYTES - segment) / pitch + 1).min(rows.end - rows.start);
+            // Whole blocks, so that only the last piece ends inside one.
+            let most = if most > BLOCK as u64 { most - most % BLOCK as u64 } else { most };
+            let mut row = rows.start;
+            while row < rows.end {
+                let count = most.min(rows.end - row);
+                let bytes = ((count - 1) * pitch + segment) as usize;
+                if scratch.len() < bytes {
+                    scratch.reserve_exact(bytes - scratch.len());
+                    scratch.resize(bytes, 0);
+                }
+                let piece = &mut scratch[..bytes];
+                let start = self.offset + row * row_bytes + from * width;
+                if together {
+                    self.store.read_at(self.shard, piece, start)?;
+                } else {
+                    for (i, part) in piece.chunks_exact_mut(segment as usize).enumerate() {
+                        self.store.read_at(self.shard, part, start + i as u64 * row_bytes)?;
+                    }
+                }
+                let place = Place {
+                    rows: count as usize,
+                    columns: (to - from) as usize,
+                    pitch: pitch as usize,
+                    first_row: (row - rows.start) as usize,
+                    first_column: (from - columns.start) as usize,
+                    stride,
+                    at,
+                };
+                match self.storage {
+                    Storage::InputRows => place.copy(piece, out, convert),
+                    Storage::OutputRows => place.transpose(piece, out, convert),
+                }
+                row += count;
+            }
+            from = to;
+        }
+        Ok(())
+    }
+}
+
+/// What is read, in stored rows and columns, and where it goes.
+struct Window {
+    rows: Range<u64>,
+    columns: Range<u64>,
+    stride: usize,
+    at: usize,
+}
+
+/// One piece in the buffer and its place in the window.
+struct Place {
+    rows: usize,
+    columns: usize,
+    /// Bytes from one row to the next in the buffer.
+    pitch: usize,
+    first_row: usize,
+    first_column: usize,
+    stride: usize,
+    at: usize,
+}
+
+impl Place {
+    fn copy<const W: usize, T>(&self, piece: &[u8], out: &mut [T], convert: impl Fn([u8; W]) -> T) {
+        for row in 0..self.rows {
+            let source = &piece[row * self.pitch..][..self.columns * W];
+            let target = (self.first_row + row) * self.stride + self.at + self.first_column;
+            let target = &mut out[target..][..self.columns];
+            for (value, bytes) in target.iter_mut().zip(source.as_chunks::<W>().0) {
+                *value = convert(*bytes);
+            }
+        }
+    }
+
+    fn transpose<const W: usize, T>(
+        &self,
+        piece: &[u8],
+        out: &mut [T],
+        convert: impl Fn([u8; W]) -> T,
+    ) {
+        for block in (0..self.rows).step_by(BLOCK) {
+            let count = BLOCK.min(self.rows - block);
+            // Bytes of each row of the block; those beyond `count` stay empty.
+            let mut sources: [&[[u8; W]]; BLOCK] = [&[]; BLOCK];
+            for (i, source) in sources.iter_mut().take(count).enumerate() {
+                *source = piece[(block + i) * self.pitch..][..self.columns * W].as_chunks::<W>().0;
+            }
+            for column in 0..self.columns {
+                let target =
+                    (self.first_column + column) * self.stride + self.at + self.first_row + block;
+                let target = &mut out[target..][..count];
+                for (value, source) in target.iter_mut().zip(&sources) {
+                    *value = convert(source[column]);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::file;
+    use proptest::prelude::*;
+
+    /// A store of one f32 matrix of `outputs * parts` outputs, and one of its parts.
+    /// Value (i, o) of the whole is i * 1000 + o.
+    fn with<R>(
+        inputs: u32,
+        outputs: u32,
+        (parts, part): (u32, u32),
+        storage: Storage,
+        dtype: Dtype,
+        test: impl FnOnce(MatrixSource<'_>) -> R,
+    ) -> R {
+        let all = outputs * parts;
+        let (rows, columns) = match storage {
+            Storage::OutputRows => (all, inputs),
+            Storage::InputRows => (inputs, all),
+        };
+        let mut bytes = Vec::new();
+        for r in 0..rows {
+            for c in 0..columns {
+                let (i, o) = if storage == Storage::OutputRows { (c, r) } else { (r, c) };
+                match dtype {
+                    Dtype::F32 => bytes.extend(value(i, o).to_le_bytes()),
+                    _ => bytes.extend(bits(i, o).to_le_bytes()),
+                }
+            }
+        }
+        let shape = vec![u64::from(rows), u64::from(columns)];
+        let name = match dtype {
+            Dtype::F32 => "F32",
+            Dtype::F16 => "F16",
+            Dtype::Bf16 => "BF16",
+        };
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let text = file(&[("w", name, shape.clone(), bytes)]);
+        std::fs::write(directory.path().join("model.safetensors"), text).expect("a file");
+        let store = Store::open(directory.path()).expect("valid");
+        let (tensor, dtype) = store.tensor("w", &shape).expect("there");
+        test(MatrixSource {
+            store: &store,
+            name: "w".to_owned(),
+            shard: tensor.shard,
+            dtype,
+            storage,
+            offset: tensor.offset,
+            pitch: u64::from(columns),
+            first_output: u64::from(outputs * part),
+            inputs,
+            outputs,
+        })
+    }
+
+    fn value(i: u32, o: u32) -> f32 {
+        (i * 1000 + o) as f32
+    }
+    /// Finite in both 16-bit types.
+    fn bits(i: u32, o: u32) -> u16 {
+        ((i * 31 + o * 7) % 0x7000) as u16
+    }
+
+    /// Reads a window into an area with margins, and compares all of it.
+    fn check_f32(
+        m: &MatrixSource<'_>,
+        inputs: Range<u32>,
+        outputs: Range<u32>,
+        want: &dyn Fn(u32, u32) -> f32,
+    ) {
+        let (at, stride) = (3, outputs.len() + 5);
+        let mut out = vec![-1.0; inputs.len() * stride];
+        let mut scratch = Vec::new();
+        m.read_f32(inputs.clone(), outputs.clone(), &mut out, stride, at, &mut scratch)
+            .expect("in range");
+        assert!(scratch.capacity() as u64 <= BUFFER_BYTES);
+        for (row, i) in inputs.enumerate() {
+            for column in 0..stride {
+                let inside = (at..at + outputs.len()).contains(&column);
+                let want =
+                    if inside { want(i, outputs.start + (column - at) as u32) } else { -1.0 };
+                let have = out[row * stride + column];
+                assert!(have == want, "({i}, {column}): {have} is not {want}");
+            }
+        }
+    }
+
+    #[test]
+    fn large_windows_are_read_in_pieces() {
+        for storage in [Storage::OutputRows, Storage::InputRows] {
+            // Stored rows of 800 kB in segments; strided parts of them with large gaps; and many
+            // short rows, more than one buffer of them.
+            for (rows, columns) in [(21, 200_000), (70_000, 33)] {
+                let (inputs, outputs) = match storage {
+                    Storage::OutputRows => (columns, rows),
+                    Storage::InputRows => (rows, columns),
+                };
+                with(inputs, outputs, (1, 0), storage, Dtype::F32, |m| {
+                    check_f32(&m, 0..inputs, 0..outputs, &value);
+                    check_f32(&m, inputs / 3..inputs / 2, 1..outputs - 1, &value);
+                    check_f32(&m, 1..inputs - 1, outputs / 3..outputs / 2, &value);
+                });
+            }
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_an_error() {
+        with(4, 6, (1, 0), Storage::OutputRows, Dtype::F32, |m| {
+            let mut scratch = Vec::new();
+            let mut out = [0.0; 24];
+            let mut read = |i: Range<u32>, o: Range<u32>, stride, at| {
+                m.read_f32(i, o, &mut out, stride, at, &mut scratch)
+            };
+            assert!(read(0..4, 0..6, 6, 0).is_ok());
+            assert!(matches!(
+                read(0..5, 0..6, 6, 0),
+                Err(ModelError::Range { what: "inputs", .. })
+            ));
+            assert!(matches!(
+                read(0..4, 5..7, 6, 0),
+                Err(ModelError::Range { what: "outputs", .. })
+            ));
+            #[allow(clippy::reversed_empty_ranges)]
+            let backwards = read(3..2, 0..6, 6, 0);
+            assert!(matches!(backwards, Err(ModelError::Range { .. })));
+            assert!(matches!(read(0..4, 0..6, 5, 0), Err(ModelError::Area { .. })));
+            assert!(matches!(read(0..4, 0..6, 6, 1), Err(ModelError::Area { .. })));
+            assert!(matches!(read(0..4, 0..3, 7, 4), Err(ModelError::Area { .. })));
+            assert!(matches!(read(0..4, 0..3, usize::MAX, 0), Err(ModelError::Area { .. })));
+            assert!(read(2..2, 0..6, 0, 0).is_ok());
+            assert!(read(0..3, 0..3, 7, 4).is_ok());
+            let mut out = [0; 24];
+            let raw = m.read_u16(0..4, 0..6, &mut out, 6, 0, &mut scratch);
+            assert!(matches!(raw, Err(ModelError::NotSixteenBit { .. })));
+        });
+    }
+
+    #[test]
+    fn a_file_that_shrinks_later_is_an_error() {
+        with(4, 6, (1, 0), Storage::OutputRows, Dtype::F32, |mut m| {
+            m.offset += 64;
+            let read = m.read_f32(0..4, 0..6, &mut [0.0; 24], 6, 0, &mut Vec::new());
+            assert!(matches!(read, Err(ModelError::Io { .. })));
+        });
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn any_window_is_exact(
+            (inputs, i) in (1u32..60).prop_flat_map(|n| (Just(n), (0..=n, 0..=n))),
+            (outputs, o) in (1u32..60).prop_flat_map(|n| (Just(n), (0..=n, 0..=n))),
+            part in (1u32..4).prop_flat_map(|n| (Just(n), 0..n)),
+            by_output in any::<bool>(),
+            dtype in prop_oneof![Just(Dtype::F32), Just(Dtype::F16), Just(Dtype::Bf16)],
+        ) {
+            let storage = if by_output { Storage::OutputRows } else { Storage::InputRows };
+            let i = i.0.min(i.1)..i.0.max(i.1);
+            let o = o.0.min(o.1)..o.0.max(o.1);
+            let shift = outputs * part.1;
+            with(inputs, outputs, part, storage, dtype, |m| {
+                prop_assert_eq!((m.rows(), m.columns(), m.dtype()), (inputs, outputs, dtype));
+                check_f32(&m, i.clone(), o.clone(), &|i, o| match dtype {
+                    Dtype::F32 => value(i, o + shift),
+                    Dtype::F16 => f16::from_bits(bits(i, o + shift)).to_f32(),
+                    Dtype::Bf16 => bf16::from_bits(bits(i, o + shift)).to_f32(),
+                });
+                if dtype != Dtype::F32 {
+                    let mut out = vec![0; i.len() * o.len()];
+                    let width = o.len();
+                    m.read_u16(i.clone(), o.clone(), &mut out, width, 0, &mut Vec::new())
+                        .expect("in range");
+                    let want: Vec<u16> =
+                        i.flat_map(|i| o.clone().map(move |o| bits(i, o + shift))).collect();
+                    prop_assert_eq!(out, want);
+                }
+                Ok(())
+            })?;
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! The description of a model: what every layer is made of, whatever family it comes from.
+//!
+//! One description-driven layer replaces a file for each architecture. A family is a table of
+//! names and fields that ends in a [`ModelSpec`]; nothing after it knows the family.
+
+use galaxy_common::plan::Extent;
+use serde::{Deserialize, Serialize};
+
+/// Which kind of norm.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum NormKind {
+    /// Mean and variance, weight and bias.
+    Layer,
+    /// Root mean square, weight only.
+    Rms,
+}
+
+/// Where a layer's norms stand.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum NormPlace {
+    /// Before each block; the residual stays raw; one more norm after the last layer.
+    Pre,
+    /// After each block's residual addition.
+    Post,
+}
+
+/// The activation of an MLP.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Activation {
+    /// GELU by the error function.
+    Gelu,
+    /// GELU by the tanh approximation.
+    GeluTanh,
+    /// x * sigmoid(x).
+    Silu,
+    /// max(x, 0).
+    Relu,
+}
+
+/// How rows know their place.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub enum Positions {
+    /// A table of `rows` rows is added to the embedding; position p reads row p + `offset`.
+    Learned {
+        /// Rows of the table.
+        rows: u32,
+        /// Added to the position.
+        offset: u32,
+    },
+    /// The first `inverse_frequencies.len() * 2` columns of each query and key head are rotated:
+    /// column i with column i + dims/2 (Llama's order), by position * `inverse_frequencies[i]`.
+    Rotary {
+        /// One for each pair of columns; every scaling rule of the config is already in it.
+        inverse_frequencies: Vec<f32>,
+        /// Positions that the model was made for.
+        limit: u32,
+    },
+}
+
+/// What turns the pooled row into class logits.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ClassHead {
+    /// Which row it reads.
+    pub row: ClassRow,
+    /// A dense layer of hidden x hidden with bias before the output, and its activation.
+    pub dense: Option<ClassActivation>,
+    /// Number of classes.
+    pub labels: u32,
+    /// Whether the output layer has a bias.
+    pub bias: bool,
+    /// Names of the classes, as many as `labels`.
+    pub names: Vec<String>,
+}
+
+/// Which row a class head reads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum ClassRow {
+    /// The first.
+    First,
+    /// The last.
+    Last,
+}
+
+/// What follows the dense layer of a class head.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum ClassActivation {
+    /// tanh (BERT's pooler).
+    Tanh,
+    /// max(x, 0) (DistilBERT).
+    Relu,
+}
+
+/// What stands on top of the layers.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum HeadSpec {
+    /// Nothing: hidden states and pooled vectors only.
+    None,
+    /// Classes.
+    Classes(ClassHead),
+    /// Logits of the next token: hidden x vocabulary, no bias.
+    Language {
+        /// Whether its weights are the embedding table's.
+        tied: bool,
+    },
+}
+
+/// The description of a model.
+///
+/// Widths are in values, not bytes. `heads * head_width` may differ from `hidden`.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct ModelSpec {
+    /// `model_type` of the config, for messages.
+    pub family: String,
+    /// Width of a row.
+    pub hidden: u32,
+    /// Layers.
+    pub layers: u32,
+    /// Query heads.
+    pub heads: u32,
+    /// Key-value heads; divides `heads`.
+    pub kv_heads: u32,
+    /// Width of a head.
+    pub head_width: u32,
+    /// Inner width of the MLP.
+    pub inner: u32,
+    /// Rows of the embedding table.
+    pub vocabulary: u32,
+    /// Kind of all norms.
+    pub norm: NormKind,
+    /// Their place.
+    pub norm_place: NormPlace,
+    /// Added to the variance.
+    pub norm_epsilon: f32,
+    /// Activation of the MLP.
+    pub activation: Activation,
+    /// Whether the MLP is gated: down(act(gate(x)) * up(x)).
+    pub gated: bool,
+    /// Whether rows see earlier rows only.
+    pub causal: bool,
+    /// Positions.
+    pub positions: Positions,
+    /// Whether row 0 of a table of token types is added to the embedding.
+    pub token_types: bool,
+    /// Whether a norm follows the embedding.
+    pub embedding_norm: bool,
+    /// Whether the query, key and value projections have a bias.
+    pub qkv_bias: bool,
+    /// Whether the attention's output projection has a bias.
+    pub attention_output_bias: bool,
+    /// Whether the MLP's products have biases.
+    pub mlp_bias: bool,
+    /// What stands on top.
+    pub head: HeadSpec,
+}
+
+impl ModelSpec {
+    /// What a plan must cover.
+    pub fn extent(&self) -> Extent {
+        Extent {
+            layers: self.layers,
+            heads: self.heads,
+            columns: self.inner,
+            vocabulary: match self.head {
+                HeadSpec::Language { .. } => self.vocabulary,
+                _ => 0,
+            },
+        }
+    }
+
+    /// Query heads that share one key-value head.
+    pub fn group(&self) -> u32 {
+        self.heads / self.kv_heads
+    }
+
+    /// The longest sequence that the positions allow.
+    pub fn position_limit(&self) -> u32 {
+        match &self.positions {
+            Positions::Learned { rows, offset } => rows.saturating_sub(*offset),
+            Positions::Rotary { limit, .. } => *limit,
+        }
+    }
+}

@@ -1,0 +1,498 @@
+//! The safetensors files of a directory: their headers, checked, and positioned reads.
+
+use crate::error::{HeaderProblem, ModelError};
+use serde::{
+    Deserialize, Deserializer,
+    de::{IgnoredAny, MapAccess, Visitor},
+};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    fmt,
+    fs::File,
+    io::Read,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+};
+
+/// The format's own limit for a header.
+pub(crate) const MAX_HEADER_BYTES: u64 = 100_000_000;
+/// A config names labels at most; far above any that is real.
+pub(crate) const MAX_JSON_BYTES: u64 = 16 << 20;
+/// Each shard is an open file; far above any model that is real.
+const MAX_SHARDS: usize = 1024;
+
+/// How a checkpoint stores values.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Dtype {
+    /// 32-bit float.
+    F32,
+    /// IEEE 16-bit float.
+    F16,
+    /// The upper half of a 32-bit float.
+    Bf16,
+}
+
+impl Dtype {
+    /// Bytes of one value.
+    pub fn width(self) -> u32 {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
+    fn parse(text: &str) -> Option<Self> {
+        match text {
+            "F32" => Some(Self::F32),
+            "F16" => Some(Self::F16),
+            "BF16" => Some(Self::Bf16),
+            _ => None,
+        }
+    }
+}
+
+/// One open safetensors file.
+pub(crate) struct Shard {
+    pub(crate) path: PathBuf,
+    name: String,
+    file: File,
+    bytes: u64,
+}
+
+/// Where a tensor lies.
+pub(crate) struct Tensor {
+    pub(crate) shard: usize,
+    dtype: String,
+    pub(crate) shape: Vec<u64>,
+    /// From the start of the file.
+    pub(crate) offset: u64,
+    bytes: u64,
+}
+
+/// All tensors of a directory.
+pub(crate) struct Store {
+    directory: PathBuf,
+    shards: Vec<Shard>,
+    tensors: HashMap<String, Tensor>,
+}
+
+impl Store {
+    /// Opens `model.safetensors`, or the shards of `model.safetensors.index.json`.
+    pub(crate) fn open(directory: &Path) -> Result<Self, ModelError> {
+        let mut store =
+            Self { directory: directory.to_owned(), shards: Vec::new(), tensors: HashMap::new() };
+        if directory.join("model.safetensors").is_file() {
+            store.add("model.safetensors")?;
+            return Ok(store);
+        }
+        let index_path = directory.join("model.safetensors.index.json");
+        if !index_path.is_file() {
+            return Err(ModelError::NotThere {
+                path: directory.to_owned(),
+                wanted: "model.safetensors".to_owned(),
+            });
+        }
+        let index: Index = serde_json::from_slice(&read_bounded(&index_path, MAX_HEADER_BYTES)?)
+            .map_err(|source| ModelError::Json { path: index_path.clone(), source })?;
+        let names: BTreeSet<&str> = index.weight_map.values().map(String::as_str).collect();
+        if names.len() > MAX_SHARDS {
+            return Err(ModelError::Field {
+                path: index_path,
+                field: "weight_map".to_owned(),
+                problem: format!("names {} shards; at most {MAX_SHARDS} are opened", names.len()),
+            });
+        }
+        for name in names {
+            let plain = Path::new(name).file_name().is_some_and(|f| f == name);
+            if !plain || name.contains(['/', '\\', '\0']) {
+                return Err(ModelError::ShardName { path: index_path, shard: name.to_owned() });
+            }
+            store.add(name)?;
+        }
+        for (tensor, shard) in &index.weight_map {
+            let at_home = store.tensors.get(tensor).map(|t| &store.shards[t.shard].name);
+            if at_home != Some(shard) {
+                return Err(ModelError::MissingTensor {
+                    path: directory.join(shard),
+                    tensor: tensor.clone(),
+                });
+            }
+        }
+        Ok(store)
+    }
+
+    fn add(&mut self, name: &str) -> Result<(), ModelError> {
+        let path = self.directory.join(name);
+        if !path.is_file() {
+            return Err(ModelError::NotThere {
+                path: self.directory.clone(),
+                wanted: name.to_owned(),
+            });
+        }
+        let io = |source| ModelError::Io { path: path.clone(), source };
+        let file = File::open(&path).map_err(io)?;
+        let bytes = file.metadata().map_err(io)?.len();
+        let header = |problem| ModelError::Header { path: path.clone(), problem };
+        if bytes < 8 {
+            return Err(header(HeaderProblem::Short { have: bytes }));
+        }
+        let mut length = [0; 8];
+        file.read_exact_at(&mut length, 0).map_err(io)?;
+        let length = u64::from_le_bytes(length);
+        let allowed = (bytes - 8).min(MAX_HEADER_BYTES);
+        if length > allowed {
+            return Err(header(HeaderProblem::Length { bytes: length, allowed }));
+        }
+        let mut text = vec![0; length as usize];
+        file.read_exact_at(&mut text, 8).map_err(io)?;
+        let entries = parse_header(&text).map_err(header)?;
+        let shard = self.shards.len();
+        let start = 8 + length;
+        for (name, entry) in entries {
+            let end = start.saturating_add(entry.data_offsets.1);
+            if end > bytes {
+                return Err(ModelError::Truncated { path, tensor: name, end, have: bytes });
+            }
+            let tensor = Tensor {
+                shard,
+                dtype: entry.dtype,
+                shape: entry.shape,
+                offset: start + entry.data_offsets.0,
+                bytes: entry.data_offsets.1 - entry.data_offsets.0,
+            };
+            if self.tensors.contains_key(&name) {
+                return Err(ModelError::Duplicate { path, tensor: name });
+            }
+            self.tensors.insert(name, tensor);
+        }
+        self.shards.push(Shard { path, name: name.to_owned(), file, bytes });
+        Ok(())
+    }
+
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    /// The tensor, its type known and its shape as wanted.
+    pub(crate) fn tensor(&self, name: &str, want: &[u64]) -> Result<(&Tensor, Dtype), ModelError> {
+        let tensor = self.tensors.get(name).ok_or_else(|| ModelError::MissingTensor {
+            path: self.directory.clone(),
+            tensor: name.to_owned(),
+        })?;
+        let path = || self.shards[tensor.shard].path.clone();
+        if tensor.shape != want {
+            return Err(ModelError::Shape {
+                path: path(),
+                tensor: name.to_owned(),
+                want: want.to_vec(),
+                have: tensor.shape.clone(),
+            });
+        }
+        match Dtype::parse(&tensor.dtype) {
+            Some(dtype) => Ok((tensor, dtype)),
+            None => Err(ModelError::TensorType {
+                path: path(),
+                tensor: name.to_owned(),
+                dtype: tensor.dtype.clone(),
+            }),
+        }
+    }
+
+    /// Fills `out` from byte `at` of a shard.
+    pub(crate) fn read_at(&self, shard: usize, out: &mut [u8], at: u64) -> Result<(), ModelError> {
+        let shard = &self.shards[shard];
+        shard
+            .file
+            .read_exact_at(out, at)
+            .map_err(|source| ModelError::Io { path: shard.path.clone(), source })
+    }
+
+    /// Adds everything but the contents to a digest, in an order that does not depend on hashing.
+    pub(crate) fn digest(&self, hasher: &mut blake3::Hasher) {
+        let mut text = |bytes: &[u8]| {
+            hasher.update(&(bytes.len() as u64).to_le_bytes());
+            hasher.update(bytes);
+        };
+        for shard in &self.shards {
+            text(shard.name.as_bytes());
+            text(&shard.bytes.to_le_bytes());
+        }
+        let sorted: BTreeMap<_, _> = self.tensors.iter().collect();
+        for (name, tensor) in sorted {
+            text(name.as_bytes());
+            text(tensor.dtype.as_bytes());
+            text(&(tensor.shard as u64).to_le_bytes());
+            text(&tensor.offset.to_le_bytes());
+            text(&tensor.bytes.to_le_bytes());
+            let shape: Vec<u8> = tensor.shape.iter().flat_map(|d| d.to_le_bytes()).collect();
+            text(&shape);
+        }
+    }
+}
+
+/// Reads a whole small file.
+pub(crate) fn read_bounded(path: &Path, limit: u64) -> Result<Vec<u8>, ModelError> {
+    let io = |source| ModelError::Io { path: path.to_owned(), source };
+    let metadata = std::fs::metadata(path).map_err(io)?;
+    if !metadata.is_file() {
+        let wanted = "regular file".to_owned();
+        return Err(ModelError::NotThere { path: path.to_owned(), wanted });
+    }
+    let mut bytes = Vec::new();
+    // One byte more than allowed, so that a file that grows meanwhile is noticed too.
+    let file = File::open(path).map_err(io)?;
+    file.take(limit + 1).read_to_end(&mut bytes).map_err(io)?;
+    if bytes.len() as u64 > limit {
+        let bytes = metadata.len().max(limit + 1);
+        return Err(ModelError::TooLarge { path: path.to_owned(), bytes, limit });
+    }
+    Ok(bytes)
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+/// One tensor of a header.
+#[derive(Deserialize, Debug)]
+pub(crate) struct Entry {
+    dtype: String,
+    shape: Vec<u64>,
+    data_offsets: (u64, u64),
+}
+
+/// Bits of one value of each type of the format; other types are refused only when they are needed.
+fn bits(dtype: &str) -> Option<u64> {
+    Some(match dtype {
+        "BOOL" | "U8" | "I8" | "F8_E5M2" | "F8_E4M3" | "F8_E8M0" => 8,
+        "I16" | "U16" | "F16" | "BF16" => 16,
+        "I32" | "U32" | "F32" => 32,
+        "I64" | "U64" | "F64" | "C64" => 64,
+        _ => return None,
+    })
+}
+
+/// The tensors of a header, in the order of their bytes, which follow one another without a gap.
+pub(crate) fn parse_header(text: &[u8]) -> Result<Vec<(String, Entry)>, HeaderProblem> {
+    let Entries(mut entries) = serde_json::from_slice(text)
+        .map_err(|error| HeaderProblem::Json { text: error.to_string() })?;
+    let mut seen = HashSet::new();
+    if let Some((name, _)) = entries.iter().find(|(name, _)| !seen.insert(name.as_str())) {
+        return Err(HeaderProblem::Twice { tensor: name.clone() });
+    }
+    entries.sort_by_key(|(_, entry)| entry.data_offsets);
+    let mut expected = 0;
+    for (name, entry) in &entries {
+        let (start, end) = entry.data_offsets;
+        if start != expected {
+            return Err(HeaderProblem::Offsets { tensor: name.clone(), start, expected });
+        }
+        let impossible = || HeaderProblem::Impossible { tensor: name.clone() };
+        let have = end.checked_sub(start).ok_or_else(impossible)?;
+        let count = entry.shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
+        let count = count.ok_or_else(impossible)?;
+        if let Some(bits) = bits(&entry.dtype) {
+            let want = count.checked_mul(bits).ok_or_else(impossible)? / 8;
+            if want != have {
+                return Err(HeaderProblem::Size { tensor: name.clone(), want, have });
+            }
+        }
+        expected = end;
+    }
+    Ok(entries)
+}
+
+/// A header as it stands: a map would hide a name that stands twice.
+struct Entries(Vec<(String, Entry)>);
+
+impl<'de> Deserialize<'de> for Entries {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Map;
+        impl<'de> Visitor<'de> for Map {
+            type Value = Entries;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a map of tensors")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries, A::Error> {
+                let mut entries = Vec::new();
+                while let Some(name) = map.next_key::<String>()? {
+                    if name == "__metadata__" {
+                        map.next_value::<IgnoredAny>()?;
+                    } else {
+                        entries.push((name, map.next_value()?));
+                    }
+                }
+                Ok(Entries(entries))
+            }
+        }
+        deserializer.deserialize_map(Map)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{TestTensor, file, raw};
+    use proptest::prelude::*;
+
+    fn open(files: &[(&str, Vec<u8>)]) -> Result<Store, ModelError> {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        for (name, bytes) in files {
+            std::fs::write(directory.path().join(name), bytes).expect("a file");
+        }
+        Store::open(directory.path())
+    }
+
+    fn open_one(bytes: Vec<u8>) -> Result<Store, ModelError> {
+        open(&[("model.safetensors", bytes)])
+    }
+
+    fn problem(bytes: Vec<u8>) -> HeaderProblem {
+        match open_one(bytes) {
+            Err(ModelError::Header { problem, .. }) => problem,
+            Err(other) => panic!("another error: {other}"),
+            Ok(_) => panic!("a damaged file was accepted"),
+        }
+    }
+
+    fn tensor(name: &str) -> TestTensor<'_> {
+        (name, "F32", vec![2, 1], vec![0; 8])
+    }
+
+    #[test]
+    fn a_valid_file_opens() {
+        let store = open_one(file(&[tensor("b"), tensor("a")])).expect("valid");
+        assert!(store.has("a") && !store.has("c"));
+        let (a, dtype) = store.tensor("a", &[2, 1]).expect("there");
+        assert_eq!((dtype, a.bytes), (Dtype::F32, 8));
+        assert!(matches!(store.tensor("a", &[1, 2]), Err(ModelError::Shape { .. })));
+        assert!(matches!(store.tensor("c", &[1]), Err(ModelError::MissingTensor { .. })));
+    }
+
+    #[test]
+    fn lengths_are_bounded_by_the_file() {
+        assert_eq!(problem(vec![1; 7]), HeaderProblem::Short { have: 7 });
+        for length in [u64::MAX, 101_000_000, 9] {
+            let mut bytes = length.to_le_bytes().to_vec();
+            bytes.extend_from_slice(b"{}      ");
+            assert_eq!(problem(bytes), HeaderProblem::Length { bytes: length, allowed: 8 });
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_cut_short_is_noticed() {
+        let mut bytes = file(&[tensor("a"), tensor("b")]);
+        bytes.pop();
+        let have = bytes.len() as u64;
+        match open_one(bytes) {
+            Err(ModelError::Truncated { tensor, end, have: h, .. }) => {
+                assert_eq!((tensor.as_str(), end, h), ("b", have + 1, have));
+            }
+            other => panic!("{:?}", other.err()),
+        }
+    }
+
+    #[test]
+    fn offsets_must_follow_one_another() {
+        let header = |b: &str| {
+            let a = r#"{"dtype":"F32","shape":[2],"data_offsets":[0,8]}"#;
+            raw(&format!(r#"{{"a":{a},"b":{b}}}"#), &[0; 64])
+        };
+        for start in [4u64, 12] {
+            let end = start + 8;
+            let entry = format!(r#"{{"dtype":"F32","shape":[2],"data_offsets":[{start},{end}]}}"#);
+            assert!(matches!(problem(header(&entry)), HeaderProblem::Offsets { .. }));
+        }
+        let entry = r#"{"dtype":"F32","shape":[3],"data_offsets":[8,16]}"#;
+        assert!(matches!(problem(header(entry)), HeaderProblem::Size { want: 12, have: 8, .. }));
+        let entry = r#"{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[8,16]}"#;
+        assert!(matches!(problem(header(entry)), HeaderProblem::Impossible { .. }));
+        let entry = r#"{"dtype":"F32","shape":[0],"data_offsets":[8,4]}"#;
+        assert!(matches!(problem(header(entry)), HeaderProblem::Impossible { .. }));
+        let entry = r#"{"dtype":"F9","shape":[],"data_offsets":[8,18446744073709551615]}"#;
+        assert!(matches!(open_one(header(entry)), Err(ModelError::Truncated { .. })));
+        let entry = r#"{"dtype":"F32","shape":[-1],"data_offsets":[8,12]}"#;
+        assert!(matches!(problem(header(entry)), HeaderProblem::Json { .. }));
+    }
+
+    #[test]
+    fn a_name_stands_once() {
+        let entry = r#"{"dtype":"F32","shape":[],"data_offsets":[0,4]}"#;
+        let twice = raw(&format!(r#"{{"a":{entry},"a":{entry}}}"#), &[0; 4]);
+        assert_eq!(problem(twice), HeaderProblem::Twice { tensor: "a".to_owned() });
+    }
+
+    #[test]
+    fn other_types_matter_only_where_they_are_needed() {
+        let mask = ("mask", "BOOL", vec![3], vec![0; 3]);
+        let store = open_one(file(&[mask, tensor("a")])).expect("valid");
+        assert!(store.tensor("a", &[2, 1]).is_ok());
+        let error = store.tensor("mask", &[3]).err().expect("no float").to_string();
+        assert!(error.contains("BOOL") && error.contains("F32, F16, BF16"), "{error}");
+    }
+
+    fn index(pairs: &[(&str, &str)]) -> Vec<u8> {
+        let map: BTreeMap<_, _> = pairs.iter().copied().collect();
+        serde_json::json!({ "metadata": {}, "weight_map": map }).to_string().into_bytes()
+    }
+
+    #[test]
+    fn shards_are_plain_files_that_keep_the_promise() {
+        const INDEX: &str = "model.safetensors.index.json";
+        let one = ("1.safetensors", file(&[tensor("a")]));
+        let two = ("2.safetensors", file(&[tensor("b")]));
+        let both = index(&[("a", "1.safetensors"), ("b", "2.safetensors")]);
+        let store = open(&[one.clone(), two.clone(), (INDEX, both.clone())]).expect("valid");
+        assert!(store.has("a") && store.has("b"));
+
+        let missing = open(&[one.clone(), (INDEX, both.clone())]);
+        assert!(matches!(missing, Err(ModelError::NotThere { wanted, .. }) if wanted == two.0));
+        let broken = open(&[one.clone(), ("2.safetensors", file(&[tensor("c")])), (INDEX, both)]);
+        assert!(matches!(broken, Err(ModelError::MissingTensor { tensor, .. }) if tensor == "b"));
+        let names = index(&[("a", "1.safetensors"), ("c", "3.safetensors")]);
+        let third = ("3.safetensors", file(&[tensor("a"), tensor("c")]));
+        let twice = open(&[one, third, (INDEX, names)]);
+        assert!(matches!(twice, Err(ModelError::Duplicate { tensor, .. }) if tensor == "a"));
+        for name in ["../x.safetensors", "/etc/passwd", "..", "", ".", "a/b", "a\\b"] {
+            let result = open(&[(INDEX, index(&[("a", name)]))]);
+            assert!(matches!(result, Err(ModelError::ShardName { .. })), "{name:?}");
+        }
+        assert!(matches!(open(&[]), Err(ModelError::NotThere { .. })));
+        let text = open(&[(INDEX, b"{".to_vec())]);
+        assert!(matches!(text, Err(ModelError::Json { .. })));
+    }
+
+    #[test]
+    fn small_files_are_bounded() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let path = directory.path().join("x");
+        std::fs::write(&path, [0; 9]).expect("a file");
+        assert!(read_bounded(&path, 9).is_ok());
+        assert!(matches!(read_bounded(&path, 8), Err(ModelError::TooLarge { bytes: 9, .. })));
+        assert!(read_bounded(directory.path(), 8).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_handled(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = parse_header(&bytes);
+            let _ = open_one(bytes);
+        }
+
+        #[test]
+        fn any_entry_is_handled(
+            dtype in prop_oneof![Just("F32"), Just("BF16"), Just("F4"), Just("")],
+            shape in proptest::collection::vec(prop_oneof![0u64..5, any::<u64>()], 0..4),
+            start in prop_oneof![Just(0u64), any::<u64>()],
+            end in prop_oneof![0u64..64, any::<u64>()],
+        ) {
+            let entry = serde_json::json!({
+                "a": { "dtype": dtype, "shape": shape, "data_offsets": [start, end] }
+            });
+            if let Ok(store) = open_one(raw(&entry.to_string(), &[0; 32])) {
+                prop_assert!(end <= 32);
+                let _ = store.tensor("a", &shape);
+            }
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! Model directories for tests: tiny safetensors files written by hand, and the golden ones.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// Name, type, shape, bytes.
+pub(crate) type TestTensor<'a> = (&'a str, &'a str, Vec<u64>, Vec<u8>);
+
+/// A header of these entries as they stand (so that wrong ones can be written), and the data.
+pub(crate) fn raw(header: &str, data: &[u8]) -> Vec<u8> {
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend_from_slice(header.as_bytes());
+    file.extend_from_slice(data);
+    file
+}
+
+/// A valid file of these tensors.
+pub(crate) fn file(tensors: &[TestTensor<'_>]) -> Vec<u8> {
+    let mut header = serde_json::Map::new();
+    let mut data = Vec::new();
+    for (name, dtype, shape, bytes) in tensors {
+        let offsets = [data.len(), data.len() + bytes.len()];
+        let entry = serde_json::json!({ "dtype": dtype, "shape": shape, "data_offsets": offsets });
+        header.insert((*name).to_owned(), entry);
+        data.extend_from_slice(bytes);
+    }
+    raw(&serde_json::Value::Object(header).to_string(), &data)
+}
+
+/// A copy of a golden checkpoint that a test may damage.
+pub(crate) fn golden_copy(name: &str) -> tempfile::TempDir {
+    let copy = tempfile::tempdir().expect("a temporary directory");
+    for entry in fs::read_dir(golden(name)).expect("a golden checkpoint") {
+        let entry = entry.expect("an entry");
+        fs::copy(entry.path(), copy.path().join(entry.file_name())).expect("a copy");
+    }
+    copy
+}
+
+pub(crate) fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/golden").join(name)
+}

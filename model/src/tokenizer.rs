@@ -1,0 +1,142 @@
+//! Text to token ids and back, as `tokenizer.json` says.
+
+use crate::{error::ModelError, store::read_bounded};
+use std::path::{Path, PathBuf};
+use tokenizers::{PostProcessor, TruncationDirection};
+
+/// The largest that are real have 35 MB.
+const MAX_BYTES: u64 = 256 << 20;
+
+/// A tokenizer. Neither pads nor cuts on its own, whatever its file says.
+pub struct Tokenizer {
+    path: PathBuf,
+    inner: tokenizers::Tokenizer,
+    direction: TruncationDirection,
+}
+
+impl Tokenizer {
+    /// Opens the `tokenizer.json` of a model directory.
+    ///
+    /// # Errors
+    /// When there is none, or it cannot be read.
+    pub fn open(directory: &Path) -> Result<Self, ModelError> {
+        let path = directory.join("tokenizer.json");
+        if !path.is_file() {
+            return Err(ModelError::NoTokenizer { path: directory.to_owned() });
+        }
+        let bytes = read_bounded(&path, MAX_BYTES)?;
+        let wrong = |error: tokenizers::Error| ModelError::Tokenizer {
+            path: path.clone(),
+            problem: error.to_string(),
+        };
+        let mut inner = tokenizers::Tokenizer::from_bytes(&bytes).map_err(wrong)?;
+        let direction = inner.get_truncation().map_or(TruncationDirection::Right, |t| t.direction);
+        inner.with_padding(None);
+        inner.with_truncation(None).map_err(wrong)?;
+        Ok(Self { path, inner, direction })
+    }
+
+    /// The tokens of a text, special tokens added. With a limit, text is cut so that all special
+    /// tokens stay.
+    ///
+    /// # Errors
+    /// When the tokenizer refuses the text, or the limit leaves no room for it.
+    pub fn encode(&self, text: &str, limit: Option<usize>) -> Result<Vec<u32>, ModelError> {
+        let special = self.special_tokens();
+        if let Some(limit) = limit.filter(|&l| l <= special) {
+            return Err(ModelError::TokenLimit { limit, special });
+        }
+        let mut encoding = self.inner.encode_fast(text, false).map_err(|e| self.wrong(e))?;
+        if let Some(limit) = limit {
+            encoding.truncate(limit - special, 0, self.direction);
+        }
+        let encoding = self.inner.post_process(encoding, None, true).map_err(|e| self.wrong(e))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The text of tokens, special ones left out.
+    ///
+    /// # Errors
+    /// When the tokenizer refuses them.
+    pub fn decode(&self, ids: &[u32]) -> Result<String, ModelError> {
+        self.inner.decode(ids, true).map_err(|e| self.wrong(e))
+    }
+
+    /// Special tokens that are added to every text.
+    pub fn special_tokens(&self) -> usize {
+        self.inner.get_post_processor().map_or(0, |p| p.added_tokens(false))
+    }
+
+    fn wrong(&self, error: tokenizers::Error) -> ModelError {
+        ModelError::Tokenizer { path: self.path.clone(), problem: error.to_string() }
+    }
+}
+
+impl std::fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tokenizer").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open(text: &str) -> Result<Tokenizer, ModelError> {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        std::fs::write(directory.path().join("tokenizer.json"), text).expect("a file");
+        Tokenizer::open(directory.path())
+    }
+
+    /// Words, `[CLS] text [SEP]`, and padding and truncation as sentence-transformers leave them.
+    const WORDS: &str = r#"{
+        "version": "1.0",
+        "truncation": {"max_length": 4, "strategy": "LongestFirst", "stride": 0, "direction": "Right"},
+        "padding": {"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": null,
+            "pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"},
+        "added_tokens": [
+            {"id": 1, "content": "[CLS]", "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": true},
+            {"id": 2, "content": "[SEP]", "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": true}
+        ],
+        "normalizer": {"type": "Lowercase"},
+        "pre_tokenizer": {"type": "Whitespace"},
+        "post_processor": {"type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "[CLS]", "type_id": 0}},
+                {"Sequence": {"id": "A", "type_id": 0}},
+                {"SpecialToken": {"id": "[SEP]", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {
+                "[CLS]": {"id": "[CLS]", "ids": [1], "tokens": ["[CLS]"]},
+                "[SEP]": {"id": "[SEP]", "ids": [2], "tokens": ["[SEP]"]}}},
+        "decoder": null,
+        "model": {"type": "WordLevel", "unk_token": "[UNK]", "vocab": {
+            "[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "[UNK]": 3, "one": 4, "two": 5, "three": 6, "four": 7}}
+    }"#;
+
+    #[test]
+    fn neither_pads_nor_cuts_unless_asked() {
+        let tokenizer = open(WORDS).expect("a tokenizer");
+        let encode = |text, limit| tokenizer.encode(text, limit).expect("tokens");
+        assert_eq!(encode("One two THREE four five", None), [1, 4, 5, 6, 7, 3, 2]);
+        assert_eq!(encode("one two three", Some(5)), [1, 4, 5, 6, 2]);
+        assert_eq!(encode("one two three", Some(4)), [1, 4, 5, 2]);
+        assert_eq!(encode("one two three", Some(3)), [1, 4, 2]);
+        assert_eq!(encode("", None), [1, 2]);
+        assert!(matches!(
+            tokenizer.encode("one", Some(2)),
+            Err(ModelError::TokenLimit { limit: 2, special: 2 })
+        ));
+        assert_eq!(tokenizer.decode(&[1, 4, 5, 2]).expect("text"), "one two");
+        assert_eq!(tokenizer.special_tokens(), 2);
+    }
+
+    #[test]
+    fn without_one_ids_are_the_way() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let error = Tokenizer::open(directory.path()).expect_err("none").to_string();
+        assert!(error.contains("token ids instead"), "{error}");
+        assert!(matches!(open("{"), Err(ModelError::Tokenizer { .. })));
+    }
+}

@@ -1,0 +1,29 @@
+//! Compiles the .proto files without a `protoc`, and finds out which commit this is.
+
+use std::{error::Error, path::Path, process::Command};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let files = ["common", "worker", "coordinator"].map(|f| format!("galaxy/v1/{f}.proto"));
+    for file in &files {
+        println!("cargo:rerun-if-changed={file}");
+    }
+    let descriptors = protox::compile(&files, ["."])?;
+    tonic_prost_build::configure().bytes(".galaxy.v1.OutputPiece.data").compile_fds(descriptors)?;
+
+    // The file that changes with every checkout and commit; a missing file would rebuild always.
+    for watched in ["../.git/HEAD", "../.git/logs/HEAD"] {
+        if Path::new(watched).exists() {
+            println!("cargo:rerun-if-changed={watched}");
+        }
+    }
+    let commit = Command::new("git")
+        .args(["rev-parse", "--short", "HEAD"])
+        .output()
+        .ok()
+        .filter(|output| output.status.success())
+        .and_then(|output| String::from_utf8(output.stdout).ok())
+        .map(|text| text.trim().to_owned())
+        .unwrap_or_else(|| "unknown".to_owned());
+    println!("cargo:rustc-env=GALAXY_COMMIT={commit}");
+    Ok(())
+}

@@ -1,0 +1,374 @@
+//! Dialling: TCP and TLS with errors that say what a person can do, and gRPC channels on top.
+
+use crate::{
+    ALPN_CONTROL,
+    identity::{Identity, Moment, Role, dns_name, server_name},
+};
+use galaxy_common::DeviceName;
+use hyper_util::rt::TokioIo;
+use rustls::{AlertDescription, CertificateError, ClientConfig};
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+use tokio::net::TcpStream;
+use tokio_rustls::{TlsConnector, client::TlsStream};
+use tonic::transport::{Channel, Endpoint};
+
+/// Why no connection stands.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// Text that is no address.
+    #[error("{address:?} is not an address: write host:port, like 192.168.1.20:7100")]
+    Address {
+        /// What was given.
+        address: String,
+    },
+    /// A name that nobody knows.
+    #[error("the host of {address} could not be found: {source}")]
+    Resolve {
+        /// Where.
+        address: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// A host on which nobody listens there.
+    #[error("nobody listens at {address}: is the process started, and is the port right?")]
+    Refused {
+        /// Where.
+        address: String,
+    },
+    /// Silence.
+    #[error("{address} did not answer within {after:?}: is the machine on and reachable?")]
+    TimedOut {
+        /// Where.
+        address: String,
+        /// How long we waited.
+        after: Duration,
+    },
+    /// The transport failed.
+    #[error("the connection to {address} failed: {source}")]
+    Io {
+        /// Where.
+        address: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// A certificate of the peer that is not valid any more.
+    #[error(
+        "the certificate of {whose} at {address} has expired; the clock of this machine says {now}: \
+         is the clock right? If it is, issue {whose} a new certificate"
+    )]
+    Expired {
+        /// Where.
+        address: String,
+        /// Its name.
+        whose: String,
+        /// Our clock.
+        now: Moment,
+    },
+    /// A certificate of the peer that is not valid yet.
+    #[error(
+        "the certificate of {whose} at {address} is not valid yet; the clock of this machine says \
+         {now}: is the clock of this machine right, and that of the one that issued it?"
+    )]
+    NotYetValid {
+        /// Where.
+        address: String,
+        /// Its name.
+        whose: String,
+        /// Our clock.
+        now: Moment,
+    },
+    /// Someone else answers there.
+    #[error(
+        "{address} answers as {presented}, and {wanted} was expected: is the address right, and \
+         does the certificate there carry that name and role?"
+    )]
+    WrongName {
+        /// Where.
+        address: String,
+        /// Whom we wanted.
+        wanted: String,
+        /// Who is there.
+        presented: String,
+    },
+    /// A certificate of another authority.
+    #[error(
+        "the certificate of {whose} at {address} is not of this cluster's authority: were both \
+         identities issued by the same `galaxy keys init`?"
+    )]
+    Foreign {
+        /// Where.
+        address: String,
+        /// Its name.
+        whose: String,
+    },
+    /// The peer refused our certificate.
+    #[error("{address} refused our certificate: {why}; the clock of this machine says {now}")]
+    RefusedUs {
+        /// Where.
+        address: String,
+        /// What it said.
+        why: &'static str,
+        /// Our clock.
+        now: Moment,
+    },
+    /// The peer speaks no TLS, or another protocol.
+    #[error("{address} does not speak Galaxy's protocol: {source}")]
+    Tls {
+        /// Where.
+        address: String,
+        /// What was wrong.
+        source: io::Error,
+    },
+    /// Plain text beyond this machine.
+    #[error("{address} is not on this machine: without an identity only loopback is allowed")]
+    NotLoopback {
+        /// Where.
+        address: String,
+    },
+}
+
+impl ConnectError {
+    /// Whether the same attempt may succeed later with nobody doing anything.
+    pub fn retryable(&self) -> bool {
+        matches!(
+            self,
+            Self::Resolve { .. } | Self::Refused { .. } | Self::TimedOut { .. } | Self::Io { .. }
+        )
+    }
+    /// A stable name in snake case.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Address { .. } => "bad_address",
+            Self::Resolve { .. } => "name_not_resolved",
+            Self::Refused { .. } => "connection_refused",
+            Self::TimedOut { .. } => "timed_out",
+            Self::Io { .. } => "connection_failed",
+            Self::Expired { .. } => "certificate_expired",
+            Self::NotYetValid { .. } => "certificate_not_yet_valid",
+            Self::WrongName { .. } => "wrong_name",
+            Self::Foreign { .. } => "foreign_authority",
+            Self::RefusedUs { .. } => "certificate_refused",
+            Self::Tls { .. } => "not_galaxy",
+            Self::NotLoopback { .. } => "not_loopback",
+        }
+    }
+}
+
+/// Opens a gRPC channel to `server`, and again whenever it broke and is used.
+///
+/// Without an identity the channel is plain text, and only this machine can be reached. The
+/// timeout is for one connection attempt.
+///
+/// # Errors
+/// When the first attempt fails.
+pub async fn connect(
+    address: &str,
+    identity: Option<&Identity>,
+    server: (&DeviceName, Role),
+    timeout: Duration,
+) -> Result<Channel, ConnectError> {
+    let target = Target {
+        address: address.to_owned(),
+        tls: identity.map(|identity| identity.client_config(ALPN_CONTROL)),
+        name: server.0.clone(),
+        role: server.1,
+        timeout,
+    };
+    let first = target.open().await?;
+    let address = target.address.clone();
+    let ready = Arc::new(Mutex::new(Some(first)));
+    let endpoint = Endpoint::from_shared(format!("http://{}", dns_name(server.0, server.1)))
+        .map_err(|_| ConnectError::Address { address: address.clone() })?
+        .initial_stream_window_size(1 << 20)
+        .initial_connection_window_size(4 << 20)
+        .connect_timeout(timeout);
+    let connector = tower::service_fn(move |_| {
+        let (target, ready) = (target.clone(), ready.clone());
+        async move {
+            let first = ready.lock().unwrap_or_else(PoisonError::into_inner).take();
+            match first {
+                Some(stream) => Ok(stream),
+                None => target.open().await,
+            }
+        }
+    });
+    endpoint
+        .connect_with_connector(connector)
+        .await
+        .map_err(|error| ConnectError::Io { address, source: io::Error::other(error) })
+}
+
+/// Either kind of stream, as hyper wants it.
+type Duplex = TokioIo<Box<dyn Both>>;
+trait Both: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin {}
+impl<T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin> Both for T {}
+
+#[derive(Clone)]
+struct Target {
+    address: String,
+    tls: Option<Arc<ClientConfig>>,
+    name: DeviceName,
+    role: Role,
+    timeout: Duration,
+}
+
+impl Target {
+    async fn open(&self) -> Result<Duplex, ConnectError> {
+        let stream: Box<dyn Both> = match &self.tls {
+            Some(tls) => Box::new(
+                dial(&self.address, tls.clone(), (&self.name, self.role), self.timeout).await?,
+            ),
+            None => {
+                let stream = dial_plain(&self.address, self.timeout).await?;
+                if !stream.peer_addr().is_ok_and(|peer| peer.ip().is_loopback()) {
+                    return Err(ConnectError::NotLoopback { address: self.address.clone() });
+                }
+                Box::new(stream)
+            }
+        };
+        Ok(TokioIo::new(stream))
+    }
+}
+
+/// Opens a TCP connection, without delay of small writes.
+///
+/// # Errors
+/// Typed by what a person can do.
+pub async fn dial_plain(address: &str, timeout: Duration) -> Result<TcpStream, ConnectError> {
+    let address = address.to_owned();
+    let wrong = || ConnectError::Address { address: address.clone() };
+    let (host, port) = address.rsplit_once(':').ok_or_else(wrong)?;
+    if host.is_empty() || port.parse::<u16>().is_err() {
+        return Err(wrong());
+    }
+    let connect = async {
+        let found: Vec<SocketAddr> = tokio::net::lookup_host(&address)
+            .await
+            .map_err(|source| ConnectError::Resolve { address: address.clone(), source })?
+            .collect();
+        let stream =
+            TcpStream::connect(&found[..]).await.map_err(|source| match source.kind() {
+                io::ErrorKind::ConnectionRefused => {
+                    ConnectError::Refused { address: address.clone() }
+                }
+                io::ErrorKind::TimedOut => {
+                    ConnectError::TimedOut { address: address.clone(), after: timeout }
+                }
+                _ => ConnectError::Io { address: address.clone(), source },
+            })?;
+        stream
+            .set_nodelay(true)
+            .map_err(|source| ConnectError::Io { address: address.clone(), source })?;
+        Ok(stream)
+    };
+    tokio::time::timeout(timeout, connect).await.unwrap_or_else(|_| {
+        Err(ConnectError::TimedOut { address: address.clone(), after: timeout })
+    })
+}
+
+/// Opens a TLS connection and waits until the peer has accepted our certificate too.
+///
+/// # Errors
+/// Typed by what a person can do.
+pub async fn dial(
+    address: &str,
+    config: Arc<ClientConfig>,
+    server: (&DeviceName, Role),
+    timeout: Duration,
+) -> Result<TlsStream<TcpStream>, ConnectError> {
+    let connect = async {
+        let stream = dial_plain(address, timeout).await?;
+        let mut stream = TlsConnector::from(config)
+            .connect(server_name(server.0, server.1), stream)
+            .await
+            .map_err(|error| explain(address, server, error))?;
+        accepted(&mut stream).await.map_err(|error| explain(address, server, error))?;
+        Ok(stream)
+    };
+    tokio::time::timeout(timeout, connect).await.unwrap_or_else(|_| {
+        Err(ConnectError::TimedOut { address: address.to_owned(), after: timeout })
+    })
+}
+
+/// Waits for the first bytes after the handshake. In TLS 1.3 the client is done before the server
+/// has seen its certificate; what comes first is a session ticket, or the alert that refuses us.
+async fn accepted(stream: &mut TlsStream<TcpStream>) -> io::Result<()> {
+    let (socket, session) = stream.get_mut();
+    loop {
+        socket.readable().await?;
+        let mut reader = TryReader(socket);
+        match session.read_tls(&mut reader) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(_) => {
+                session
+                    .process_new_packets()
+                    .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+                return Ok(());
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+struct TryReader<'a>(&'a TcpStream);
+impl io::Read for TryReader<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.0.try_read(buffer)
+    }
+}
+
+fn explain(address: &str, server: (&DeviceName, Role), error: io::Error) -> ConnectError {
+    let address = address.to_owned();
+    let whose = format!("{} {}", server.1, server.0);
+    let now = Moment::now();
+    let tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+    match tls {
+        Some(rustls::Error::InvalidCertificate(certificate)) => match certificate {
+            CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
+                ConnectError::Expired { address, whose, now }
+            }
+            CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+                ConnectError::NotYetValid { address, whose, now }
+            }
+            CertificateError::NotValidForNameContext { presented, .. } => ConnectError::WrongName {
+                address,
+                wanted: dns_name(server.0, server.1),
+                presented: presented.join(", "),
+            },
+            CertificateError::NotValidForName => ConnectError::WrongName {
+                address,
+                wanted: dns_name(server.0, server.1),
+                presented: "someone else".to_owned(),
+            },
+            _ => ConnectError::Foreign { address, whose },
+        },
+        Some(rustls::Error::AlertReceived(alert)) => {
+            let why = match alert {
+                AlertDescription::CertificateExpired => {
+                    "it has expired by the clock there: are both clocks right?"
+                }
+                AlertDescription::UnknownCA | AlertDescription::DecryptError => {
+                    "it is of another authority"
+                }
+                AlertDescription::CertificateRequired => "it was not shown",
+                AlertDescription::BadCertificate | AlertDescription::CertificateUnknown => {
+                    "it is not valid there: are both clocks right?"
+                }
+                AlertDescription::NoApplicationProtocol => "it speaks another protocol",
+                _ => "it broke off the handshake",
+            };
+            ConnectError::RefusedUs { address, why, now }
+        }
+        Some(_) => ConnectError::Tls { address, source: error },
+        None if error.kind() == io::ErrorKind::UnexpectedEof => {
+            ConnectError::Tls { address, source: error }
+        }
+        None => ConnectError::Io { address, source: error },
+    }
+}

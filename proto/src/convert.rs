@@ -1,0 +1,127 @@
+//! Wire types to domain types and back. Wire types stop at the handlers.
+
+use crate::v1;
+use galaxy_common::{BatchShape, Pooling, Segment, ShapeError, Wanted};
+
+/// A message that does not say what it must.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConvertError {
+    /// A wanted output that this build does not know.
+    #[error("output {code} is unknown to this build")]
+    Wanted {
+        /// Theirs.
+        code: i32,
+    },
+    /// No output named.
+    #[error("the request does not say which output it wants")]
+    Unspecified,
+    /// Segments that make no batch.
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
+    /// More segments than a batch may have rows.
+    #[error("{segments} texts are more than a batch of {rows} tokens can hold")]
+    Segments {
+        /// How many segments.
+        segments: usize,
+        /// How many tokens.
+        rows: usize,
+    },
+}
+
+impl TryFrom<v1::Wanted> for Wanted {
+    type Error = ConvertError;
+    fn try_from(wanted: v1::Wanted) -> Result<Self, ConvertError> {
+        Ok(match wanted {
+            v1::Wanted::Unspecified => return Err(ConvertError::Unspecified),
+            v1::Wanted::Hidden => Self::Hidden,
+            v1::Wanted::PooledCls => Self::Pooled(Pooling::Cls),
+            v1::Wanted::PooledMean => Self::Pooled(Pooling::Mean),
+            v1::Wanted::PooledMeanSqrtLen => Self::Pooled(Pooling::MeanSqrtLen),
+            v1::Wanted::PooledMax => Self::Pooled(Pooling::Max),
+            v1::Wanted::PooledLastToken => Self::Pooled(Pooling::LastToken),
+            v1::Wanted::Classes => Self::Classes,
+            v1::Wanted::LastLogits => Self::LastLogits,
+            v1::Wanted::AllLogits => Self::AllLogits,
+        })
+    }
+}
+
+impl From<Wanted> for v1::Wanted {
+    fn from(wanted: Wanted) -> Self {
+        match wanted {
+            Wanted::Hidden => Self::Hidden,
+            Wanted::Pooled(Pooling::Cls) => Self::PooledCls,
+            Wanted::Pooled(Pooling::Mean) => Self::PooledMean,
+            Wanted::Pooled(Pooling::MeanSqrtLen) => Self::PooledMeanSqrtLen,
+            Wanted::Pooled(Pooling::Max) => Self::PooledMax,
+            Wanted::Pooled(Pooling::LastToken) => Self::PooledLastToken,
+            Wanted::Classes => Self::Classes,
+            Wanted::LastLogits => Self::LastLogits,
+            Wanted::AllLogits => Self::AllLogits,
+        }
+    }
+}
+
+/// The domain's wanted output of a wire number.
+///
+/// # Errors
+/// When the number is unknown or stands for nothing.
+pub fn wanted(code: i32) -> Result<Wanted, ConvertError> {
+    v1::Wanted::try_from(code).map_err(|_| ConvertError::Wanted { code })?.try_into()
+}
+
+impl TryFrom<v1::Segment> for Segment {
+    type Error = ConvertError;
+    fn try_from(segment: v1::Segment) -> Result<Self, ConvertError> {
+        let v1::Segment { slot, past, rows, wanted: code } = segment;
+        Ok(Self { slot, past, rows, wanted: wanted(code)? })
+    }
+}
+
+impl From<Segment> for v1::Segment {
+    fn from(segment: Segment) -> Self {
+        let Segment { slot, past, rows, wanted } = segment;
+        Self { slot, past, rows, wanted: v1::Wanted::from(wanted).into() }
+    }
+}
+
+/// The batch shape of a request of `tokens` tokens.
+///
+/// # Errors
+/// When a segment or the whole cannot be run.
+pub fn shape(segments: Vec<v1::Segment>, tokens: usize) -> Result<BatchShape, ConvertError> {
+    if segments.len() > tokens.max(1) {
+        return Err(ConvertError::Segments { segments: segments.len(), rows: tokens });
+    }
+    let segments: Result<Vec<_>, _> = segments.into_iter().map(Segment::try_from).collect();
+    Ok(BatchShape::new(segments?)?)
+}
+
+/// The wire form of a batch shape.
+pub fn segments(shape: &BatchShape) -> Vec<v1::Segment> {
+    shape.segments().iter().map(|s| (*s).into()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_wanted_survives() {
+        for code in 1..=9 {
+            let wanted = wanted(code).expect("known");
+            assert_eq!(i32::from(v1::Wanted::from(wanted)), code);
+        }
+        assert_eq!(wanted(0), Err(ConvertError::Unspecified));
+        assert_eq!(wanted(77), Err(ConvertError::Wanted { code: 77 }));
+    }
+
+    #[test]
+    fn shapes_survive_and_bad_ones_do_not() {
+        let segment = Segment { slot: 1, past: 0, rows: 3, wanted: Wanted::Hidden };
+        let shape_in = BatchShape::new(vec![segment; 2]).expect("valid");
+        assert_eq!(shape(segments(&shape_in), 6), Ok(shape_in.clone()));
+        assert!(matches!(shape(segments(&shape_in), 1), Err(ConvertError::Segments { .. })));
+        assert_eq!(shape(vec![], 0), Err(ConvertError::Shape(ShapeError::Empty)));
+    }
+}

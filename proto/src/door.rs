@@ -1,0 +1,259 @@
+//! The door of a server: it accepts TCP, shakes hands, and knows who comes in.
+//!
+//! One port serves several protocols, told apart by ALPN: gRPC goes to tonic with the caller's
+//! [`Peer`] attached, everything else to a hook.
+
+use crate::{
+    ALPN_CONTROL,
+    fault::{Fault, to_status},
+    identity::{Identity, Role, peer},
+};
+use galaxy_common::DeviceName;
+use std::{
+    io,
+    net::SocketAddr,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::{TcpListener, TcpStream},
+    sync::{Semaphore, mpsc},
+    task::JoinSet,
+};
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
+use tokio_stream::Stream;
+use tonic::{Code, Request, Status, transport::server::Connected};
+
+/// Handshakes at one time; more wait in the kernel's queue, so strangers cannot fill our memory.
+const HANDSHAKES: usize = 64;
+/// A handshake that takes longer is none.
+const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
+/// After an accept that failed (no descriptors left, most likely).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Who is at the other end of a connection.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Peer {
+    /// By its certificate; `None` on a plain connection from this machine.
+    pub identity: Option<(DeviceName, Role)>,
+    /// From where; for messages only.
+    pub address: SocketAddr,
+}
+
+impl std::fmt::Display for Peer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.identity {
+            Some((name, role)) => write!(f, "{role} {name} at {}", self.address),
+            None => write!(f, "a caller without a certificate at {}", self.address),
+        }
+    }
+}
+
+/// Takes connections of a protocol that is not gRPC. It must not block.
+pub type Hook = Arc<dyn Fn(Peer, TlsStream<TcpStream>) + Send + Sync>;
+
+/// Connections whose handshake is done: give it to tonic's `serve_with_incoming_shutdown`.
+///
+/// Dropping it closes the door; handshakes under way are given up.
+pub struct Door {
+    connections: mpsc::Receiver<Connection>,
+}
+
+impl Door {
+    /// Opens the door behind `listener`.
+    ///
+    /// Without an identity connections are plain, and only those from this machine are taken.
+    pub fn open(
+        listener: TcpListener,
+        identity: Option<&Identity>,
+        other: Option<(&'static [u8], Hook)>,
+    ) -> Self {
+        let (sender, connections) = mpsc::channel(HANDSHAKES);
+        let (alpn, hook) = other.unzip();
+        let tls = identity.map(|identity| {
+            let alpns: Vec<&[u8]> = [ALPN_CONTROL].into_iter().chain(alpn).collect();
+            TlsAcceptor::from(identity.server_config(&alpns))
+        });
+        tokio::spawn(accept(listener, Arc::new(Porter { tls, alpn, hook, sender })));
+        Self { connections }
+    }
+}
+
+impl Stream for Door {
+    type Item = io::Result<Connection>;
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.connections.poll_recv(cx).map(|next| next.map(Ok))
+    }
+}
+
+struct Porter {
+    tls: Option<TlsAcceptor>,
+    alpn: Option<&'static [u8]>,
+    hook: Option<Hook>,
+    sender: mpsc::Sender<Connection>,
+}
+
+async fn accept(listener: TcpListener, porter: Arc<Porter>) {
+    let permits = Arc::new(Semaphore::new(HANDSHAKES));
+    let mut handshakes = JoinSet::new();
+    loop {
+        while handshakes.try_join_next().is_some() {}
+        let Ok(permit) = permits.clone().acquire_owned().await else { return };
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = porter.sender.closed() => return,
+        };
+        match accepted {
+            Ok((stream, address)) => {
+                let porter = porter.clone();
+                handshakes.spawn(async move {
+                    let done = porter.greet(stream, address);
+                    if tokio::time::timeout(HANDSHAKE_DEADLINE, done).await.is_err() {
+                        tracing::debug!(%address, "handshake took too long");
+                    }
+                    drop(permit);
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "accepting a connection failed");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+impl Porter {
+    async fn greet(&self, stream: TcpStream, address: SocketAddr) {
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%address, %error, "connection gone");
+            return;
+        }
+        let Some(tls) = &self.tls else {
+            if address.ip().is_loopback() {
+                let peer = Peer { identity: None, address };
+                drop(self.sender.send(Connection { peer, stream: Inner::Plain(stream) }).await);
+            } else {
+                tracing::warn!(%address, "refused: without an identity only loopback is served");
+            }
+            return;
+        };
+        let stream = match tls.accept(stream).await {
+            Ok(stream) => stream,
+            Err(error) => {
+                tracing::warn!(%address, %error, "refused a connection");
+                return;
+            }
+        };
+        let session = stream.get_ref().1;
+        let identity = match peer(session.peer_certificates().unwrap_or_default()) {
+            Ok(identity) => identity,
+            Err(error) => {
+                tracing::warn!(%address, %error, "refused a connection");
+                return;
+            }
+        };
+        let peer = Peer { identity: Some(identity), address };
+        match (session.alpn_protocol(), &self.hook) {
+            (Some(alpn), Some(hook)) if Some(alpn) == self.alpn => hook(peer, stream),
+            (Some(ALPN_CONTROL), _) => {
+                let stream = Inner::Tls(Box::new(stream));
+                drop(self.sender.send(Connection { peer, stream }).await);
+            }
+            _ => tracing::warn!(%peer, "refused: it names no protocol of ours"),
+        }
+    }
+}
+
+/// A connection whose peer is known.
+pub struct Connection {
+    peer: Peer,
+    stream: Inner,
+}
+
+enum Inner {
+    Tls(Box<TlsStream<TcpStream>>),
+    Plain(TcpStream),
+}
+
+impl Connected for Connection {
+    type ConnectInfo = Peer;
+    fn connect_info(&self) -> Peer {
+        self.peer.clone()
+    }
+}
+
+macro_rules! delegate {
+    ($self:ident, $stream:ident => $call:expr) => {
+        match &mut $self.get_mut().stream {
+            Inner::Tls(stream) => {
+                let $stream = Pin::new(stream.as_mut());
+                $call
+            }
+            Inner::Plain(stream) => {
+                let $stream = Pin::new(stream);
+                $call
+            }
+        }
+    };
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        delegate!(self, stream => stream.poll_read(cx, buffer))
+    }
+}
+impl AsyncWrite for Connection {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        delegate!(self, stream => stream.poll_write(cx, bytes))
+    }
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        delegate!(self, stream => stream.poll_write_vectored(cx, bytes))
+    }
+    fn is_write_vectored(&self) -> bool {
+        match &self.stream {
+            Inner::Tls(stream) => stream.is_write_vectored(),
+            Inner::Plain(stream) => stream.is_write_vectored(),
+        }
+    }
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        delegate!(self, stream => stream.poll_flush(cx))
+    }
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        delegate!(self, stream => stream.poll_shutdown(cx))
+    }
+}
+
+/// Checks that the caller of `request` has `role`. A plain connection comes from this machine
+/// and may act as a client, and as nothing else.
+///
+/// # Errors
+/// `PermissionDenied`, saying who called and which role is needed.
+pub fn require<T>(role: Role, request: &Request<T>) -> Result<Peer, Status> {
+    let denied = |message: String| {
+        to_status(Code::PermissionDenied, Fault::new("permission_denied", message, false))
+    };
+    let peer = request
+        .extensions()
+        .get::<Peer>()
+        .ok_or_else(|| denied("the caller is not known".to_owned()))?;
+    match &peer.identity {
+        Some((_, has)) if *has == role => Ok(peer.clone()),
+        None if role == Role::Client && peer.address.ip().is_loopback() => Ok(peer.clone()),
+        _ => Err(denied(format!("{peer} called what only the role {role} may call"))),
+    }
+}

@@ -1,0 +1,106 @@
+//! Typed errors across gRPC: a [`Fault`] in the details of a status.
+
+use crate::v1;
+use prost::Message;
+use std::fmt;
+use tonic::{Code, Status};
+
+/// What went wrong at the other side, in a form that a program can branch on.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Fault {
+    /// Stable, in snake case.
+    pub code: String,
+    /// For a person.
+    pub message: String,
+    /// Whether the same call may succeed later.
+    pub retryable: bool,
+    /// Whose fault it is, if a device's; else empty.
+    pub device: String,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.device.is_empty() && !self.message.contains(&self.device) {
+            write!(f, "device {}: ", self.device)?;
+        }
+        f.write_str(&self.message)
+    }
+}
+impl std::error::Error for Fault {}
+
+impl Fault {
+    /// A fault that is no device's.
+    pub fn new(code: &str, message: impl Into<String>, retryable: bool) -> Self {
+        Self { code: code.to_owned(), message: message.into(), retryable, device: String::new() }
+    }
+    /// The same, of a device.
+    #[must_use]
+    pub fn of(mut self, device: impl fmt::Display) -> Self {
+        self.device = device.to_string();
+        self
+    }
+}
+
+/// Puts a fault into a status.
+pub fn to_status(code: Code, fault: Fault) -> Status {
+    let Fault { code: name, message, retryable, device } = fault;
+    let wire = v1::Fault { code: name, message: message.clone(), retryable, device };
+    Status::with_details(code, message, wire.encode_to_vec().into())
+}
+
+/// Reads the fault of a status; one without details becomes a fault named after its gRPC code.
+pub fn from_status(status: &Status) -> Fault {
+    if !status.details().is_empty()
+        && let Ok(fault) = v1::Fault::decode(status.details())
+        && !fault.code.is_empty()
+    {
+        let v1::Fault { code, message, retryable, device } = fault;
+        return Fault { code, message, retryable, device };
+    }
+    let (code, retryable) = match status.code() {
+        Code::Unavailable => ("unavailable", true),
+        Code::DeadlineExceeded => ("deadline_exceeded", true),
+        Code::Cancelled => ("cancelled", true),
+        Code::ResourceExhausted => ("overloaded", true),
+        Code::PermissionDenied => ("permission_denied", false),
+        Code::Unauthenticated => ("unauthenticated", false),
+        Code::InvalidArgument => ("invalid_argument", false),
+        Code::OutOfRange => ("out_of_range", false),
+        Code::NotFound => ("not_found", false),
+        Code::FailedPrecondition => ("failed_precondition", false),
+        Code::Unimplemented => ("unimplemented", false),
+        _ => ("internal", false),
+    };
+    let mut message = status.message().to_owned();
+    // A transport error says little itself; its sources say what happened.
+    let mut source = std::error::Error::source(status);
+    while let Some(error) = source {
+        let text = error.to_string();
+        if !message.contains(&text) {
+            message = format!("{message}: {text}");
+        }
+        source = error.source();
+    }
+    Fault::new(code, message, retryable)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_survives_the_wire() {
+        let fault = Fault::new("overloaded", "the queue of 4 is full", true).of("pi-1");
+        let status = to_status(Code::ResourceExhausted, fault.clone());
+        assert_eq!(from_status(&status), fault);
+        assert_eq!(fault.to_string(), "device pi-1: the queue of 4 is full");
+    }
+
+    #[test]
+    fn garbage_in_details_is_no_fault() {
+        let status =
+            Status::with_details(Code::Unavailable, "gone", vec![0xff, 0xff, 1, 2, 3].into());
+        let fault = from_status(&status);
+        assert_eq!((fault.code.as_str(), fault.retryable), ("unavailable", true));
+    }
+}

@@ -1,0 +1,217 @@
+//! Identities: who is who in a cluster, by certificates of one authority.
+//!
+//! A certificate carries a role and a name as the DNS name `NAME.ROLE.galaxy`. Peers are known by
+//! it and never by their address. TLS 1.3 only, mutual always.
+
+mod authority;
+mod held;
+
+pub use authority::Authority;
+pub use held::Identity;
+
+use galaxy_common::{DeviceName, NameError};
+use rustls::{
+    crypto::CryptoProvider,
+    pki_types::{CertificateDer, ServerName, UnixTime},
+};
+use std::{fmt, io, path::PathBuf, str::FromStr, sync::Arc};
+
+/// What the holder of a certificate may do.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Role {
+    /// Serves control to coordinators, and joins rings.
+    Device,
+    /// Controls devices, serves clients.
+    Coordinator,
+    /// Asks coordinators.
+    Client,
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Device => "device",
+            Self::Coordinator => "coordinator",
+            Self::Client => "client",
+        })
+    }
+}
+
+impl FromStr for Role {
+    type Err = IdentityError;
+    fn from_str(text: &str) -> Result<Self, IdentityError> {
+        match text {
+            "device" => Ok(Self::Device),
+            "coordinator" => Ok(Self::Coordinator),
+            "client" => Ok(Self::Client),
+            _ => Err(IdentityError::Role { text: text.to_owned() }),
+        }
+    }
+}
+
+/// A moment as messages show it: UTC, to the second.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Moment(pub u64);
+
+impl Moment {
+    /// Now, by the clock of this machine.
+    pub fn now() -> Self {
+        Self(UnixTime::now().as_secs())
+    }
+}
+impl From<UnixTime> for Moment {
+    fn from(time: UnixTime) -> Self {
+        Self(time.as_secs())
+    }
+}
+impl fmt::Display for Moment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let time = i64::try_from(self.0)
+            .ok()
+            .and_then(|seconds| time::OffsetDateTime::from_unix_timestamp(seconds).ok());
+        match time {
+            Some(t) => write!(
+                f,
+                "{:04}-{:02}-{:02} {:02}:{:02}:{:02} UTC",
+                t.year(),
+                u8::from(t.month()),
+                t.day(),
+                t.hour(),
+                t.minute(),
+                t.second()
+            ),
+            None => write!(f, "second {} after 1970", self.0),
+        }
+    }
+}
+
+/// What is wrong with an identity or an authority.
+#[derive(Debug, thiserror::Error)]
+pub enum IdentityError {
+    /// A file that cannot be read or written.
+    #[error("cannot use {}: {source}", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A file that is there and must not be replaced.
+    #[error("{} exists already: keep it, or choose another directory", path.display())]
+    Exists {
+        /// Which.
+        path: PathBuf,
+    },
+    /// A file that holds something else.
+    #[error("{} holds no {what} in PEM form", path.display())]
+    Pem {
+        /// Which.
+        path: PathBuf,
+        /// What it should hold.
+        what: &'static str,
+    },
+    /// A role that is none.
+    #[error("{text:?} is not a role: known are device, coordinator, client")]
+    Role {
+        /// What was given.
+        text: String,
+    },
+    /// A name that is none.
+    #[error(transparent)]
+    Name(#[from] NameError),
+    /// A certificate without a name of ours.
+    #[error("the certificate carries no name of the form NAME.ROLE.galaxy")]
+    Nameless,
+    /// A certificate that is not valid any more.
+    #[error(
+        "the certificate of {whose} expired on {until}, and the clock of this machine says {now}: \
+         is the clock right? If it is, issue a new certificate"
+    )]
+    Expired {
+        /// The name in it.
+        whose: String,
+        /// End of validity.
+        until: Moment,
+        /// Our clock.
+        now: Moment,
+    },
+    /// A certificate that is not valid yet.
+    #[error(
+        "the certificate of {whose} is not valid before {from}, and the clock of this machine says \
+         {now}: is the clock of this machine right, and that of the one that issued it?"
+    )]
+    NotYetValid {
+        /// The name in it.
+        whose: String,
+        /// Begin of validity.
+        from: Moment,
+        /// Our clock.
+        now: Moment,
+    },
+    /// A certificate that another authority issued.
+    #[error("{} was not issued by the authority in {}", certificate.display(), authority.display())]
+    Foreign {
+        /// The certificate.
+        certificate: PathBuf,
+        /// The authority.
+        authority: PathBuf,
+    },
+    /// A key that does not fit its certificate, or what else the TLS library finds.
+    #[error("{} and its key cannot be used: {source}", path.display())]
+    Unusable {
+        /// The certificate.
+        path: PathBuf,
+        /// Why.
+        source: rustls::Error,
+    },
+    /// Certificates cannot be made.
+    #[error("a certificate could not be made: {source}")]
+    Make {
+        /// Why.
+        #[from]
+        source: rcgen::Error,
+    },
+    /// A validity that no calendar has.
+    #[error("a certificate cannot be valid for {days} days")]
+    Days {
+        /// What was asked for.
+        days: u32,
+    },
+}
+
+/// The name under which a peer is verified.
+pub fn server_name(name: &DeviceName, role: Role) -> ServerName<'static> {
+    ServerName::try_from(dns_name(name, role)).expect(
+        "a device name is one DNS label of at most 48 bytes, so with a role it is a DNS name",
+    )
+}
+
+/// The DNS name of a certificate.
+pub(crate) fn dns_name(name: &DeviceName, role: Role) -> String {
+    format!("{name}.{role}.galaxy")
+}
+
+/// The name and role that a verified peer's certificate carries.
+///
+/// # Errors
+/// When there is no certificate, or none of its names is one of ours.
+pub fn peer(certificates: &[CertificateDer<'_>]) -> Result<(DeviceName, Role), IdentityError> {
+    let first = certificates.first().ok_or(IdentityError::Nameless)?;
+    let certificate =
+        webpki::EndEntityCert::try_from(first).map_err(|_| IdentityError::Nameless)?;
+    certificate.valid_dns_names().find_map(parse_name).ok_or(IdentityError::Nameless)
+}
+
+fn parse_name(dns: &str) -> Option<(DeviceName, Role)> {
+    let mut labels = dns.split('.');
+    let (name, role, galaxy) = (labels.next()?, labels.next()?, labels.next()?);
+    if galaxy != "galaxy" || labels.next().is_some() {
+        return None;
+    }
+    Some((DeviceName::new(name).ok()?, role.parse().ok()?))
+}
+
+/// The cryptography that all connections use; passed explicitly, never a global default.
+pub(crate) fn provider() -> Arc<CryptoProvider> {
+    Arc::new(rustls::crypto::ring::default_provider())
+}

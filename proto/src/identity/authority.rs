@@ -1,0 +1,153 @@
+//! The authority of a cluster: the one key that everyone trusts, and what it issues.
+
+use super::{Identity, IdentityError, Role, dns_name};
+use galaxy_common::DeviceName;
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256,
+};
+use std::{
+    fs::{self, OpenOptions},
+    io::{ErrorKind, Write},
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+};
+use time::{Duration, OffsetDateTime};
+
+/// Issued this long ago, so that clocks which differ a little do no harm.
+const BACKDATED: Duration = Duration::HOUR;
+/// An authority outlives the devices: changing it means new certificates for all of them.
+const AUTHORITY_DAYS: i64 = 20 * 365;
+
+/// The authority of a cluster.
+pub struct Authority {
+    dir: PathBuf,
+    certificate: String,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Authority {
+    /// Makes an authority in `dir/ca`: `ca.pem`, `ca.key` (readable by its owner only) and the
+    /// cluster's name in `cluster`.
+    ///
+    /// # Errors
+    /// When there is one already, or files cannot be written.
+    pub fn create(dir: &Path, cluster: &str) -> Result<Self, IdentityError> {
+        let ca = dir.join("ca");
+        let key_path = ca.join("ca.key");
+        if key_path.exists() {
+            return Err(IdentityError::Exists { path: key_path });
+        }
+        fs::create_dir_all(&ca).map_err(at(&ca))?;
+        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
+        let mut params = authority_params(cluster);
+        let now = OffsetDateTime::now_utc();
+        params.not_before = now - BACKDATED;
+        params.not_after = now + Duration::days(AUTHORITY_DAYS);
+        let certificate = params.self_signed(&key)?.pem();
+        write_new(&key_path, &key.serialize_pem(), 0o600)?;
+        write_new(&ca.join("ca.pem"), &certificate, 0o644)?;
+        write_new(&ca.join("cluster"), cluster, 0o644)?;
+        Ok(Self { dir: dir.to_owned(), certificate, issuer: Issuer::new(params, key) })
+    }
+
+    /// Opens the authority in `dir/ca`.
+    ///
+    /// # Errors
+    /// When it is not there or cannot be read.
+    pub fn open(dir: &Path) -> Result<Self, IdentityError> {
+        let read = |name: &str| {
+            let path = dir.join("ca").join(name);
+            fs::read_to_string(&path).map_err(|source| IdentityError::File { path, source })
+        };
+        let cluster = read("cluster")?;
+        let certificate = read("ca.pem")?;
+        let key = KeyPair::from_pem(&read("ca.key")?)
+            .map_err(|_| IdentityError::Pem { path: dir.join("ca/ca.key"), what: "private key" })?;
+        let issuer = Issuer::new(authority_params(cluster.trim()), key);
+        Ok(Self { dir: dir.to_owned(), certificate, issuer })
+    }
+
+    /// Issues an identity of `days` days into `dir/NAME`: `cert.pem`, `key.pem` (readable by its
+    /// owner only) and `ca.pem`. Returns that directory.
+    ///
+    /// # Errors
+    /// When there is one of that name already, or files cannot be written.
+    pub fn issue(
+        &self,
+        name: &DeviceName,
+        role: Role,
+        days: u32,
+    ) -> Result<PathBuf, IdentityError> {
+        let now = OffsetDateTime::now_utc();
+        let until = now
+            .checked_add(Duration::days(i64::from(days)))
+            // RFC 5280 gives years four digits.
+            .filter(|until| until.year() < 9999)
+            .ok_or(IdentityError::Days { days })?;
+        let into = self.issue_between(name, role, now - BACKDATED, until)?;
+        // A ca.pem and a ca.key of two authorities would show only on a device far away.
+        Identity::load(&into).inspect_err(|_| drop(fs::remove_dir_all(&into)))?;
+        Ok(into)
+    }
+
+    /// Issues an identity that is valid from one moment to another, whether or not that is now.
+    ///
+    /// # Errors
+    /// As [`Authority::issue`].
+    pub fn issue_between(
+        &self,
+        name: &DeviceName,
+        role: Role,
+        from: OffsetDateTime,
+        until: OffsetDateTime,
+    ) -> Result<PathBuf, IdentityError> {
+        let into = self.dir.join(name.as_str());
+        if into.exists() {
+            return Err(IdentityError::Exists { path: into });
+        }
+        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
+        let mut params = CertificateParams::new(vec![dns_name(name, role)])?;
+        params.distinguished_name = common_name(&format!("{role} {name}"));
+        (params.not_before, params.not_after) = (from, until);
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth];
+        params.use_authority_key_identifier_extension = true;
+        let certificate = params.signed_by(&key, &self.issuer)?.pem();
+        fs::create_dir_all(&into).map_err(at(&into))?;
+        write_new(&into.join("key.pem"), &key.serialize_pem(), 0o600)?;
+        write_new(&into.join("cert.pem"), &certificate, 0o644)?;
+        write_new(&into.join("ca.pem"), &self.certificate, 0o644)?;
+        Ok(into)
+    }
+}
+
+/// What the issuer's name is rebuilt from: it must be the same at creation and at every opening.
+fn authority_params(cluster: &str) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = common_name(&format!("galaxy cluster {cluster}"));
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    params
+}
+
+fn common_name(name: &str) -> DistinguishedName {
+    let mut distinguished = DistinguishedName::new();
+    distinguished.push(DnType::CommonName, name);
+    distinguished
+}
+
+fn at(path: &Path) -> impl FnOnce(std::io::Error) -> IdentityError {
+    let path = path.to_owned();
+    move |source| IdentityError::File { path, source }
+}
+
+fn write_new(path: &Path, text: &str, mode: u32) -> Result<(), IdentityError> {
+    let file = OpenOptions::new().write(true).create_new(true).mode(mode).open(path);
+    let written = file.and_then(|mut file| file.write_all(text.as_bytes()));
+    written.map_err(|source| match source.kind() {
+        ErrorKind::AlreadyExists => IdentityError::Exists { path: path.to_owned() },
+        _ => IdentityError::File { path: path.to_owned(), source },
+    })
+}

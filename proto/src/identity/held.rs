@@ -1,0 +1,147 @@
+//! The identity that a process holds: its certificate, its key, and whom it trusts.
+
+use super::{IdentityError, Role, peer, provider};
+use galaxy_common::DeviceName;
+use rustls::{
+    ClientConfig, RootCertStore, ServerConfig,
+    client::Resumption,
+    pki_types::{CertificateDer, PrivateKeyDer, UnixTime, pem::PemObject},
+    server::WebPkiClientVerifier,
+    version::TLS13,
+};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+/// A PEM file of ours has a few KB; more is some other file.
+const MAX_PEM_BYTES: u64 = 1 << 20;
+
+/// An identity, checked and ready for connections.
+#[derive(Clone)]
+pub struct Identity {
+    name: DeviceName,
+    role: Role,
+    client: ClientConfig,
+    server: ServerConfig,
+}
+
+impl Identity {
+    /// Loads `cert.pem`, `key.pem` and `ca.pem` of a directory; checks that the certificate is of
+    /// that authority, valid by the clock of this machine, and fits the key.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, and in which file.
+    pub fn load(dir: &Path) -> Result<Self, IdentityError> {
+        let [cert_path, key_path, ca_path] =
+            ["cert.pem", "key.pem", "ca.pem"].map(|name| dir.join(name));
+        let certificate = certificate(&cert_path)?;
+        let authority = certificate_of(&ca_path, "certificate of an authority")?;
+        let key = PrivateKeyDer::from_pem_slice(&read(&key_path)?)
+            .map_err(|_| IdentityError::Pem { path: key_path, what: "private key" })?;
+        let (name, role) = peer(std::slice::from_ref(&certificate))?;
+        check(&certificate, &cert_path, &authority, &ca_path, &format!("{role} {name}"))?;
+
+        let unusable = |source| IdentityError::Unusable { path: cert_path.clone(), source };
+        let mut roots = RootCertStore::empty();
+        roots.add(authority).map_err(unusable)?;
+        let roots = Arc::new(roots);
+        let mut client = ClientConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&TLS13])
+            .map_err(unusable)?
+            .with_root_certificates(roots.clone())
+            .with_client_auth_cert(vec![certificate.clone()], key.clone_key())
+            .map_err(unusable)?;
+        // Connections live long, and a resumed one would not look at certificates again.
+        client.resumption = Resumption::disabled();
+        let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider())
+            .build()
+            .map_err(|error| unusable(rustls::Error::General(error.to_string())))?;
+        let server = ServerConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&TLS13])
+            .map_err(unusable)?
+            .with_client_cert_verifier(verifier)
+            .with_single_cert(vec![certificate], key)
+            .map_err(unusable)?;
+        Ok(Self { name, role, client, server })
+    }
+
+    /// The name in the certificate.
+    pub fn name(&self) -> &DeviceName {
+        &self.name
+    }
+    /// The role in the certificate.
+    pub fn role(&self) -> Role {
+        self.role
+    }
+    /// How to dial, for one protocol.
+    pub fn client_config(&self, alpn: &[u8]) -> Arc<ClientConfig> {
+        let mut config = self.client.clone();
+        config.alpn_protocols = vec![alpn.to_vec()];
+        Arc::new(config)
+    }
+    /// How to answer, for these protocols. Peers without a certificate of ours are refused.
+    pub fn server_config(&self, alpns: &[&[u8]]) -> Arc<ServerConfig> {
+        let mut config = self.server.clone();
+        config.alpn_protocols = alpns.iter().map(|alpn| alpn.to_vec()).collect();
+        Arc::new(config)
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, IdentityError> {
+    let file = |source| IdentityError::File { path: path.to_owned(), source };
+    if fs::metadata(path).map_err(file)?.len() > MAX_PEM_BYTES {
+        return Err(IdentityError::Pem { path: path.to_owned(), what: "certificate or key" });
+    }
+    fs::read(path).map_err(file)
+}
+
+fn certificate(path: &Path) -> Result<CertificateDer<'static>, IdentityError> {
+    certificate_of(path, "certificate")
+}
+
+fn certificate_of(
+    path: &Path,
+    what: &'static str,
+) -> Result<CertificateDer<'static>, IdentityError> {
+    CertificateDer::from_pem_slice(&read(path)?)
+        .map_err(|_| IdentityError::Pem { path: path.to_owned(), what })
+}
+
+fn check(
+    certificate: &CertificateDer<'_>,
+    path: &Path,
+    authority: &CertificateDer<'_>,
+    authority_path: &Path,
+    whose: &str,
+) -> Result<(), IdentityError> {
+    let pem = |path: &Path, what| IdentityError::Pem { path: PathBuf::from(path), what };
+    let anchor = webpki::anchor_from_trusted_cert(authority)
+        .map_err(|_| pem(authority_path, "certificate of an authority"))?;
+    let end = webpki::EndEntityCert::try_from(certificate).map_err(|_| pem(path, "certificate"))?;
+    let anchors = [anchor];
+    let verdict = end.verify_for_usage(
+        provider().signature_verification_algorithms.all,
+        &anchors,
+        &[],
+        UnixTime::now(),
+        webpki::KeyUsage::client_auth(),
+        None,
+        None,
+    );
+    let whose = whose.to_owned();
+    match verdict {
+        Ok(_) => Ok(()),
+        Err(webpki::Error::CertExpired { time, not_after }) => {
+            Err(IdentityError::Expired { whose, until: not_after.into(), now: time.into() })
+        }
+        Err(webpki::Error::CertNotValidYet { time, not_before }) => {
+            Err(IdentityError::NotYetValid { whose, from: not_before.into(), now: time.into() })
+        }
+        Err(_) => Err(IdentityError::Foreign {
+            certificate: path.to_owned(),
+            authority: authority_path.to_owned(),
+        }),
+    }
+}

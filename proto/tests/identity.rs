@@ -1,0 +1,200 @@
+//! Who gets through a door, and what the others are told.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+use galaxy_common::DeviceName;
+use galaxy_proto::{
+    ALPN_CONTROL, ALPN_RING,
+    channel::{ConnectError, connect, dial},
+    door::{Door, Hook, Peer},
+    identity::{Authority, Identity, IdentityError, Role},
+};
+use rustls::ClientConfig;
+use std::{fs, path::Path, sync::Arc, time::Duration};
+use time::OffsetDateTime;
+use tokio::{net::TcpListener, sync::mpsc};
+use tokio_stream::StreamExt;
+
+const LONG: Duration = Duration::from_secs(20);
+
+fn name(text: &str) -> DeviceName {
+    DeviceName::new(text).unwrap()
+}
+
+fn issue(authority: &Authority, who: &str, role: Role) -> Identity {
+    Identity::load(&authority.issue(&name(who), role, 30).unwrap()).unwrap()
+}
+
+fn hours(from: i64, until: i64) -> (OffsetDateTime, OffsetDateTime) {
+    let now = OffsetDateTime::now_utc();
+    (now + time::Duration::hours(from), now + time::Duration::hours(until))
+}
+
+/// A config that shows a certificate which `Identity::load` would refuse to show.
+fn unchecked(dir: &Path, alpn: &[u8]) -> Arc<ClientConfig> {
+    use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(dir.join("ca.pem")).unwrap()).unwrap();
+    let mut config = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_client_auth_cert(
+            vec![CertificateDer::from_pem_file(dir.join("cert.pem")).unwrap()],
+            PrivateKeyDer::from_pem_file(dir.join("key.pem")).unwrap(),
+        )
+        .unwrap();
+    config.alpn_protocols = vec![alpn.to_vec()];
+    Arc::new(config)
+}
+
+/// A door of `identity`: its address, who came by gRPC, and who came by ring.
+async fn door(
+    identity: Option<&Identity>,
+) -> (String, mpsc::UnboundedReceiver<()>, mpsc::UnboundedReceiver<Peer>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let (control_sender, control) = mpsc::unbounded_channel();
+    let (ring_sender, ring) = mpsc::unbounded_channel();
+    let hook: Hook = Arc::new(move |peer, _stream| ring_sender.send(peer).unwrap());
+    let mut door = Door::open(listener, identity, Some((ALPN_RING, hook)));
+    tokio::spawn(async move {
+        let mut open = Vec::new();
+        while let Some(connection) = door.next().await {
+            open.push(connection);
+            drop(control_sender.send(()));
+        }
+    });
+    (address, control, ring)
+}
+
+#[test]
+fn an_authority_is_made_once_and_opens_again() {
+    let dir = tempfile::tempdir().unwrap();
+    Authority::create(dir.path(), "home").unwrap();
+    assert!(matches!(Authority::create(dir.path(), "home"), Err(IdentityError::Exists { .. })));
+    let authority = Authority::open(dir.path()).unwrap();
+    let identity = issue(&authority, "pi-1", Role::Device);
+    assert_eq!((identity.name(), identity.role()), (&name("pi-1"), Role::Device));
+    assert!(matches!(
+        authority.issue(&name("pi-1"), Role::Device, 30),
+        Err(IdentityError::Exists { .. })
+    ));
+    use std::os::unix::fs::PermissionsExt;
+    for key in ["ca/ca.key", "pi-1/key.pem"] {
+        let mode = fs::metadata(dir.path().join(key)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{key}");
+    }
+}
+
+#[test]
+fn loading_names_what_is_wrong() {
+    let dir = tempfile::tempdir().unwrap();
+    let authority = Authority::create(dir.path(), "home").unwrap();
+    let issue = |who: &str, from, until| {
+        let (from, until) = hours(from, until);
+        authority.issue_between(&name(who), Role::Device, from, until).unwrap()
+    };
+    let error = Identity::load(&issue("old", -48, -24)).err().unwrap();
+    assert!(matches!(error, IdentityError::Expired { .. }));
+    assert!(error.to_string().contains("device old"), "{error}");
+    let error = Identity::load(&issue("young", 24, 48)).err().unwrap();
+    assert!(matches!(error, IdentityError::NotYetValid { .. }));
+    assert!(error.to_string().contains("clock"), "{error}");
+
+    let other_dir = tempfile::tempdir().unwrap();
+    let other = Authority::create(other_dir.path(), "away").unwrap();
+    let foreign = other.issue(&name("pi-9"), Role::Device, 30).unwrap();
+    fs::copy(dir.path().join("ca/ca.pem"), foreign.join("ca.pem")).unwrap();
+    assert!(matches!(Identity::load(&foreign), Err(IdentityError::Foreign { .. })));
+
+    let mixed = issue("mixed", -1, 24);
+    fs::copy(issue("twin", -1, 24).join("key.pem"), mixed.join("key.pem")).unwrap();
+    assert!(matches!(Identity::load(&mixed), Err(IdentityError::Unusable { .. })));
+    fs::write(mixed.join("cert.pem"), "no certificate").unwrap();
+    let error = Identity::load(&mixed).err().unwrap();
+    assert!(error.to_string().contains("cert.pem"), "{error}");
+    assert!(matches!(Identity::load(dir.path()), Err(IdentityError::File { .. })));
+}
+
+#[tokio::test]
+async fn the_right_ones_get_through_by_protocol() {
+    let dir = tempfile::tempdir().unwrap();
+    let authority = Authority::create(dir.path(), "home").unwrap();
+    let device = issue(&authority, "pi-1", Role::Device);
+    let coordinator = issue(&authority, "desk", Role::Coordinator);
+    let (address, mut control, mut ring) = door(Some(&device)).await;
+    let to = (&name("pi-1"), Role::Device);
+    connect(&address, Some(&coordinator), to, LONG).await.unwrap();
+    control.recv().await.unwrap();
+    dial(&address, coordinator.client_config(ALPN_RING), to, LONG).await.unwrap();
+    let peer = ring.recv().await.unwrap();
+    assert_eq!(peer.identity, Some((name("desk"), Role::Coordinator)));
+}
+
+#[tokio::test]
+async fn the_wrong_ones_are_told_why() {
+    let dir = tempfile::tempdir().unwrap();
+    let authority = Authority::create(dir.path(), "home").unwrap();
+    let device = issue(&authority, "pi-1", Role::Device);
+    let coordinator = issue(&authority, "desk", Role::Coordinator);
+    let (address, _control, mut ring) = door(Some(&device)).await;
+
+    // Another name, and another role, than the one that answers.
+    for wanted in [(&name("pi-2"), Role::Device), (&name("pi-1"), Role::Coordinator)] {
+        let error = connect(&address, Some(&coordinator), wanted, LONG).await.unwrap_err();
+        assert!(matches!(error, ConnectError::WrongName { .. }), "{error}");
+        assert!(error.to_string().contains("pi-1.device.galaxy"), "{error}");
+    }
+    // A certificate of another authority.
+    let other_dir = tempfile::tempdir().unwrap();
+    let other = Authority::create(other_dir.path(), "away").unwrap();
+    let stranger = issue(&other, "desk", Role::Coordinator);
+    let to = (&name("pi-1"), Role::Device);
+    let error = connect(&address, Some(&stranger), to, LONG).await.unwrap_err();
+    assert!(matches!(error, ConnectError::Foreign { .. }), "{error}");
+    // Ours is out of its time: the device refuses it, and we learn so at once.
+    for (who, from, until) in [("old", -48, -24), ("young", 24, 48)] {
+        let (from, until) = hours(from, until);
+        let dir = authority.issue_between(&name(who), Role::Device, from, until).unwrap();
+        let error = dial(&address, unchecked(&dir, ALPN_RING), to, LONG).await.unwrap_err();
+        assert!(matches!(error, ConnectError::RefusedUs { .. }), "{error}");
+        assert!(error.to_string().contains("clock"), "{error}");
+    }
+    // A protocol that is not spoken.
+    let error = dial(&address, device.client_config(b"smtp"), to, LONG).await.unwrap_err();
+    assert!(matches!(error, ConnectError::RefusedUs { .. }), "{error}");
+    // Nobody there, no address, nobody of that name.
+    let error = connect("127.0.0.1:1", None, to, LONG).await.unwrap_err();
+    assert!(matches!(error, ConnectError::Refused { .. }), "{error}");
+    assert!(error.retryable());
+    let error = connect("pi-1", None, to, LONG).await.unwrap_err();
+    assert!(matches!(error, ConnectError::Address { .. }), "{error}");
+    assert!(ring.try_recv().is_err(), "nobody came through");
+}
+
+#[tokio::test]
+async fn without_an_identity_only_this_machine_is_served() {
+    let (address, mut control, _ring) = door(None).await;
+    connect(&address, None, (&name("desk"), Role::Coordinator), LONG).await.unwrap();
+    control.recv().await.unwrap();
+}
+
+#[tokio::test]
+async fn garbage_does_not_close_the_door() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let dir = tempfile::tempdir().unwrap();
+    let authority = Authority::create(dir.path(), "home").unwrap();
+    let device = issue(&authority, "pi-1", Role::Device);
+    let (address, mut control, _ring) = door(Some(&device)).await;
+    for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 4096], &[0x16, 3, 1, 0xff, 0xff, 1]] {
+        let mut stream = tokio::net::TcpStream::connect(&address).await.unwrap();
+        stream.write_all(garbage).await.unwrap();
+        stream.shutdown().await.unwrap();
+        drop(stream.read_to_end(&mut Vec::new()).await);
+    }
+    let coordinator = issue(&authority, "desk", Role::Coordinator);
+    let to = (&name("pi-1"), Role::Device);
+    connect(&address, Some(&coordinator), to, LONG).await.unwrap();
+    control.recv().await.unwrap();
+}

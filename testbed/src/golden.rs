@@ -1,0 +1,356 @@
+//! Golden outputs: every family, strategy and split against what `transformers` computed.
+//!
+//! Law 1: max|a-b| / max|b| <= 1e-4. The checkpoints are small, random, and of awkward shapes;
+//! `scripts/golden.py` makes them.
+
+use crate::pairwise::pairwise;
+use anyhow::{Context, Result, bail, ensure};
+use galaxy_common::{
+    Assignment, BatchShape, BlockAssignment, Bytes, DeviceName, DevicePlan, Plan, Pooling, Segment,
+    Span, Strategy, Wanted, WireType, apportion, plan::Phase,
+};
+use galaxy_engine::{local::LocalCluster, merge::Merged};
+use galaxy_graph::{lower, verify};
+use galaxy_model::{HeadSpec, ModelDir};
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+/// Law 1.
+pub const TOLERANCE: f32 = 1e-4;
+
+/// How work is cut over devices; beyond equal and uneven, what is easy to get wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Split {
+    /// The same share for all.
+    Equal,
+    /// Each device half as much again as the one before.
+    Uneven,
+    /// The first device has one head and one column, the others the rest.
+    OneHead,
+    /// The last device has no rows.
+    NoRows,
+    /// The last device has nothing but a slice of the vocabulary.
+    TableOnly,
+    /// The last device has nothing but rows.
+    RowsOnly,
+    /// The first device has no MLP columns, the last no heads.
+    HalfBlocks,
+}
+
+/// All splits.
+pub const SPLITS: [Split; 7] = [
+    Split::Equal,
+    Split::Uneven,
+    Split::OneHead,
+    Split::NoRows,
+    Split::TableOnly,
+    Split::RowsOnly,
+    Split::HalfBlocks,
+];
+/// Checkpoints under `testdata/golden`.
+pub const CHECKPOINTS: [&str; 7] =
+    ["bert", "bert-f16", "distilbert", "gpt2", "gpt2-classes", "llama", "llama-tied-bf16"];
+/// Strategies.
+pub const STRATEGIES: [Strategy; 3] = [Strategy::Local, Strategy::Megatron, Strategy::Galaxy];
+/// Tile counts.
+pub const TILES: [u16; 3] = [1, 2, 5];
+/// Text lengths with reference outputs.
+pub const LENGTHS: [u32; 5] = [1, 2, 7, 64, 129];
+
+/// One cluster to run.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    /// Which checkpoint.
+    pub checkpoint: &'static str,
+    /// How work is cut,
+    pub strategy: Strategy,
+    /// over how many devices,
+    pub devices: usize,
+    /// and in which proportions.
+    pub split: Split,
+    /// Tiles.
+    pub tiles: u16,
+    /// Kernel threads of each device.
+    pub threads: u16,
+}
+
+/// The cases: pairwise combinations, or all.
+pub fn cases(full: bool) -> Vec<Case> {
+    let case = |c: usize, s: usize, d: usize, p: usize, t: usize, threads: usize| Case {
+        checkpoint: CHECKPOINTS[c],
+        strategy: STRATEGIES[s],
+        devices: if STRATEGIES[s] == Strategy::Local { 1 } else { d + 1 },
+        split: SPLITS[p],
+        tiles: TILES[t],
+        threads: threads as u16 + 1,
+    };
+    let sizes = [CHECKPOINTS.len(), STRATEGIES.len(), 4, SPLITS.len(), TILES.len(), 2];
+    if !full {
+        return pairwise(&sizes).iter().map(|r| case(r[0], r[1], r[2], r[3], r[4], r[5])).collect();
+    }
+    let mut all = Vec::new();
+    for c in 0..CHECKPOINTS.len() {
+        all.push(case(c, 0, 0, 0, 0, 0));
+        all.push(case(c, 0, 0, 0, 0, 1));
+        for s in 1..STRATEGIES.len() {
+            for d in 0..4 {
+                for p in 0..SPLITS.len() {
+                    for t in 0..TILES.len() {
+                        all.push(case(c, s, d, p, t, (d + p + t) % 2));
+                    }
+                }
+            }
+        }
+    }
+    all
+}
+
+/// Relative weights of (heads, columns, rows, vocabulary) for each device of a split.
+fn weights(split: Split, devices: usize) -> Vec<[u32; 4]> {
+    let last = devices - 1;
+    (0..devices)
+        .map(|i| match split {
+            _ if devices == 1 => [1; 4],
+            Split::Equal => [1; 4],
+            Split::Uneven => [2u32.pow(i as u32), 3u32.pow(i as u32), 1 + i as u32, 2],
+            // One head of six and one column of many: weights that round to one.
+            Split::OneHead if i == 0 => [1, 1, 1, 1],
+            Split::OneHead => [40, 400, 2, 3],
+            Split::NoRows if i == last => [1, 1, 0, 1],
+            Split::TableOnly if i == last => [0, 0, 0, 1],
+            Split::RowsOnly if i == last => [0, 0, 1, 0],
+            Split::HalfBlocks if i == 0 => [1, 0, 1, 1],
+            Split::HalfBlocks if i == last => [0, 1, 1, 1],
+            _ => [1; 4],
+        })
+        .collect()
+}
+
+/// A plan of such a split.
+///
+/// # Errors
+/// When a device has no valid name (never).
+pub fn plan(dir: &ModelDir, case: &Case, wire: WireType) -> Result<Plan> {
+    let weights = weights(case.split, case.devices);
+    let column = |k: usize| -> Vec<u32> { weights.iter().map(|w| w[k]).collect() };
+    let extent = dir.spec().extent();
+    let mut heads = apportion(extent.heads, &column(0));
+    let mut columns = apportion(extent.columns, &column(1));
+    if case.split == Split::OneHead && case.devices > 1 {
+        let rest: Vec<u32> = vec![1; case.devices - 1];
+        let shift = |spans: Vec<(u32, u32)>| spans.into_iter().map(|(a, b)| (a + 1, b + 1));
+        let cut = |total: u32| -> Vec<(u32, u32)> {
+            apportion::<galaxy_common::Head>(total - 1, &rest)
+                .iter()
+                .map(|s| (s.start(), s.end()))
+                .collect()
+        };
+        heads = std::iter::once((0, 1))
+            .chain(shift(cut(extent.heads)))
+            .map(|(a, b)| Span::new(a, b))
+            .collect();
+        columns = std::iter::once((0, 1))
+            .chain(shift(cut(extent.columns)))
+            .map(|(a, b)| Span::new(a, b))
+            .collect();
+    }
+    let words = apportion(extent.vocabulary, &column(3));
+    let ring = (0..case.devices)
+        .map(|i| {
+            let part = Assignment {
+                blocks: vec![BlockAssignment {
+                    layers: Span::first(extent.layers),
+                    heads: heads[i],
+                    columns: columns[i],
+                }],
+                row_weight: weights[i][2],
+                vocabulary: words[i],
+            };
+            Ok(DevicePlan {
+                name: DeviceName::new(format!("d{i}"))?,
+                budget: Bytes(1 << 40),
+                threads: case.threads,
+                prefill: part.clone(),
+                decode: part,
+            })
+        })
+        .collect::<Result<_>>()?;
+    Ok(Plan {
+        model: dir.name().to_owned(),
+        fingerprint: dir.fingerprint().to_owned(),
+        strategy: case.strategy,
+        wire,
+        tiles: case.tiles,
+        max_rows: LENGTHS.iter().sum(),
+        ring,
+    })
+}
+
+/// Reference tensors of a checkpoint by name.
+pub struct Expected(HashMap<String, Vec<f32>>, HashMap<String, Vec<u32>>);
+
+impl Expected {
+    /// Reads `expected.safetensors`.
+    ///
+    /// # Errors
+    /// When it is not there or not as `scripts/golden.py` writes it.
+    pub fn read(dir: &Path) -> Result<Self> {
+        let path = dir.join("expected.safetensors");
+        let bytes = std::fs::read(&path).with_context(|| path.display().to_string())?;
+        let file = safetensors::SafeTensors::deserialize(&bytes)?;
+        let (mut floats, mut ids) = (HashMap::new(), HashMap::new());
+        for (name, view) in file.tensors() {
+            let words = view.data().chunks_exact(4).map(|b| [b[0], b[1], b[2], b[3]]);
+            if name.starts_with("ids.") {
+                ids.insert(name, words.map(u32::from_le_bytes).collect());
+            } else {
+                floats.insert(name, words.map(f32::from_le_bytes).collect());
+            }
+        }
+        Ok(Self(floats, ids))
+    }
+    /// Token ids of a text of this length.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn ids(&self, length: u32) -> Result<&[u32]> {
+        Ok(self.1.get(&format!("ids.{length}")).context("no ids of this length")?)
+    }
+    /// Reference values: `hidden` or `logits` of a text of this length.
+    ///
+    /// # Errors
+    /// When there are none.
+    pub fn values(&self, what: &str, length: u32) -> Result<&[f32]> {
+        Ok(self
+            .0
+            .get(&format!("{what}.{length}"))
+            .with_context(|| format!("no {what}.{length}"))?)
+    }
+}
+
+/// max|a-b| / max|b|.
+///
+/// # Errors
+/// When lengths differ or something is not finite.
+pub fn deviation(got: &[f32], want: &[f32]) -> Result<f32> {
+    ensure!(got.len() == want.len(), "{} values for {}", got.len(), want.len());
+    ensure!(got.iter().all(|v| v.is_finite()), "a value is not finite");
+    let largest = want.iter().fold(0f32, |m, v| m.max(v.abs()));
+    let apart = got.iter().zip(want).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+    Ok(apart / largest.max(f32::MIN_POSITIVE))
+}
+
+/// Where the checkpoints lie.
+pub fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/golden")
+}
+
+/// Runs one case over all lengths and outputs; returns the largest deviation.
+///
+/// # Errors
+/// When programs do not verify, a run fails, or a result is further off than `tolerance`.
+pub fn run(case: &Case, wire: WireType, tolerance: f32) -> Result<f32> {
+    let path = folder().join(case.checkpoint);
+    let dir = Arc::new(ModelDir::open(&path)?);
+    let expected = Expected::read(&path)?;
+    let plan = plan(&dir, case, wire)?;
+    let cluster = LocalCluster::open(dir.clone(), plan.clone())?;
+    let (language, classes) = match dir.spec().head {
+        HeadSpec::Language { .. } => (true, false),
+        HeadSpec::Classes(_) => (false, true),
+        HeadSpec::None => (false, false),
+    };
+    let mut kinds =
+        vec![Wanted::Hidden, Wanted::Pooled(Pooling::Mean), Wanted::Pooled(Pooling::Max)];
+    kinds.extend([Wanted::Pooled(Pooling::Cls), Wanted::Pooled(Pooling::LastToken)]);
+    if language {
+        kinds.extend([Wanted::AllLogits, Wanted::LastLogits]);
+    }
+    if classes {
+        kinds.push(Wanted::Classes);
+    }
+    // Each length alone with two outputs, then all lengths together with all outputs in turn.
+    let mut batches: Vec<Vec<(u32, Wanted)>> = Vec::new();
+    for (i, &length) in LENGTHS.iter().enumerate() {
+        batches.push(vec![(length, Wanted::Hidden)]);
+        batches.push(vec![(length, kinds[kinds.len() - 1 - i % 2 * usize::from(language)])]);
+    }
+    batches.push(LENGTHS.iter().enumerate().map(|(i, &l)| (l, kinds[i % kinds.len()])).collect());
+    batches.push(
+        LENGTHS.iter().enumerate().map(|(i, &l)| (l, kinds[(i + 3) % kinds.len()])).collect(),
+    );
+    let mut worst = 0f32;
+    for batch in batches {
+        let segments = batch.iter().enumerate().map(|(slot, &(rows, wanted))| Segment {
+            slot: slot as u32,
+            past: 0,
+            rows,
+            wanted,
+        });
+        let shape = BatchShape::new(segments.collect())?;
+        let programs = lower(dir.spec(), &plan, Phase::Prefill, &shape)?;
+        verify(dir.spec(), dir.dtype().width(), &plan, &shape, &programs)?;
+        let mut tokens = Vec::new();
+        for &(length, _) in &batch {
+            tokens.extend_from_slice(expected.ids(length)?);
+        }
+        let merged = cluster.run(&shape, tokens.into())?;
+        for (&(length, wanted), got) in batch.iter().zip(&merged) {
+            let want = reference(
+                &expected,
+                dir.spec().hidden as usize,
+                dir.spec().vocabulary as usize,
+                length,
+                wanted,
+                got,
+            )?;
+            let off = deviation(got.values(), &want)?;
+            if off > tolerance {
+                bail!(
+                    "{case:?}: {wanted:?} of {length} tokens is {off:e} off, above {tolerance:e}"
+                );
+            }
+            worst = worst.max(off);
+        }
+    }
+    Ok(worst)
+}
+
+fn reference(
+    expected: &Expected,
+    hidden: usize,
+    vocabulary: usize,
+    length: u32,
+    wanted: Wanted,
+    got: &Merged,
+) -> Result<Vec<f32>> {
+    let rows = || -> Result<_> { Ok(expected.values("hidden", length)?.chunks_exact(hidden)) };
+    Ok(match wanted {
+        Wanted::Hidden => expected.values("hidden", length)?.to_vec(),
+        Wanted::Classes | Wanted::AllLogits => expected.values("logits", length)?.to_vec(),
+        Wanted::LastLogits => {
+            let all = expected.values("logits", length)?;
+            all[all.len() - vocabulary..].to_vec()
+        }
+        Wanted::Pooled(pooling) => {
+            ensure!(matches!(got, Merged::Vector(_)), "not a vector");
+            let column = |k: usize| -> Result<Vec<f32>> { Ok(rows()?.map(|r| r[k]).collect()) };
+            (0..hidden)
+                .map(|k| {
+                    let values = column(k)?;
+                    let sum: f64 = values.iter().map(|&v| f64::from(v)).sum();
+                    Ok(match pooling {
+                        Pooling::Cls => values[0],
+                        Pooling::LastToken => values[values.len() - 1],
+                        Pooling::Max => values.iter().copied().fold(f32::MIN, f32::max),
+                        Pooling::Mean => (sum / values.len() as f64) as f32,
+                        Pooling::MeanSqrtLen => (sum / (values.len() as f64).sqrt()) as f32,
+                    })
+                })
+                .collect::<Result<_>>()?
+        }
+    })
+}

@@ -1,0 +1,59 @@
+//! `galaxy-testbed`: measurements and long checks that anyone can run.
+
+use anyhow::{Result, bail};
+use clap::{Parser, Subcommand};
+use galaxy_common::WireType;
+use galaxy_testbed::golden;
+
+#[derive(Parser)]
+#[command(version, about = "Measurements and long checks that anyone can run")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Compares every family, strategy and split with the golden outputs.
+    Golden {
+        /// The whole matrix instead of pairwise combinations.
+        #[arg(long)]
+        full: bool,
+        /// f16 on the wire, with a tolerance of 3e-2.
+        #[arg(long)]
+        half: bool,
+    },
+}
+
+fn main() -> Result<()> {
+    match Arguments::parse().command {
+        Command::Golden { full, half } => golden(full, half),
+    }
+}
+
+fn golden(full: bool, half: bool) -> Result<()> {
+    let cases = golden::cases(full);
+    let (wire, tolerance) =
+        if half { (WireType::F16, 3e-2) } else { (WireType::F32, golden::TOLERANCE) };
+    let (mut worst, mut failed) = (0f32, 0);
+    for (done, case) in cases.iter().enumerate() {
+        match golden::run(case, wire, tolerance) {
+            Ok(off) => worst = worst.max(off),
+            Err(error) => {
+                failed += 1;
+                eprintln!("{case:?}: {error:#}");
+            }
+        }
+        if (done + 1) % 50 == 0 {
+            eprintln!("{} of {} cases, worst deviation {worst:.2e}", done + 1, cases.len());
+        }
+    }
+    println!(
+        "{} cases, {failed} failed, worst deviation {worst:.2e} (bound {tolerance:.0e})",
+        cases.len()
+    );
+    if failed > 0 {
+        bail!("{failed} cases failed");
+    }
+    Ok(())
+}

@@ -6,7 +6,7 @@ use crate::{
     units::Bytes,
 };
 use serde::{Deserialize, Serialize};
-use std::{fmt, str::FromStr};
+use std::{fmt, num::NonZeroU64, str::FromStr};
 
 /// How work is cut over devices.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -296,20 +296,23 @@ fn covers<U: crate::span::Unit>(
 pub fn apportion<U: crate::span::Unit>(total: u32, weights: &[u32]) -> Vec<Span<U>> {
     let sum: u64 = weights.iter().map(|&w| u64::from(w)).sum();
     let mut sizes: Vec<u32> = vec![0; weights.len()];
-    if sum == 0 {
-        if let Some(first) = sizes.first_mut() {
-            *first = total;
+    match NonZeroU64::new(sum) {
+        None => {
+            if let Some(first) = sizes.first_mut() {
+                *first = total;
+            }
         }
-    } else {
-        let product = |w: u32| u64::from(total) * u64::from(w);
-        for (size, &w) in sizes.iter_mut().zip(weights) {
-            *size = (product(w) / sum) as u32;
-        }
-        let mut order: Vec<usize> = (0..weights.len()).collect();
-        order.sort_by_key(|&i| std::cmp::Reverse(product(weights[i]) % sum));
-        let left = total - sizes.iter().sum::<u32>();
-        for &i in order.iter().take(left as usize) {
-            sizes[i] += 1;
+        Some(sum) => {
+            let product = |w: u32| u64::from(total) * u64::from(w);
+            for (size, &w) in sizes.iter_mut().zip(weights) {
+                *size = (product(w) / sum) as u32;
+            }
+            let mut order: Vec<usize> = (0..weights.len()).collect();
+            order.sort_by_key(|&i| std::cmp::Reverse(product(weights[i]) % sum));
+            let left = total - sizes.iter().sum::<u32>();
+            for &i in order.iter().take(left as usize) {
+                sizes[i] += 1;
+            }
         }
     }
     let mut at = 0;

@@ -313,8 +313,14 @@ impl Loader<'_> {
             return Ok(None);
         }
         let mut sources = Vec::with_capacity(parts.len());
-        for (which, ..) in parts {
-            sources.push(self.dir.matrix(*which)?);
+        for (which, rows, columns) in parts {
+            let source = self.dir.matrix(*which)?;
+            if rows.end > source.rows() || columns.end > source.columns() {
+                // Refused before there is memory for it; the error is the reader's own.
+                let (rows, columns) = (rows.clone(), columns.clone());
+                source.read_f32(rows, columns, &mut [], outputs, 0, &mut self.scratch)?;
+            }
+            sources.push(source);
         }
         let mut dtype = sources[0].dtype();
         if sources.iter().any(|s| s.dtype() != dtype) {

@@ -6,8 +6,8 @@ use galaxy_common::{
     Strategy, Wanted, WireType, plan::Phase,
 };
 use galaxy_engine::{
-    compute::{Binding, Engine, Staged, cpu::CpuEngine},
-    weights::Shard,
+    compute::{Binding, ComputeError, Engine, Staged, cpu::CpuEngine},
+    weights::{Shard, WeightError},
 };
 use galaxy_graph::{budget, lower, program::OpKind};
 use galaxy_model::{HeadSpec, ModelDir};
@@ -166,3 +166,92 @@ families!(
     llama: "llama",
     llama_tied_in_bf16: "llama-tied-bf16",
 );
+
+fn load(dir: &Arc<ModelDir>, device: &DevicePlan) -> Result<Shard, WeightError> {
+    Shard::load(dir.clone(), device, &mut |_, _| {})
+}
+
+/// What a device is refused for is what it then holds.
+#[test]
+fn shards_of_any_split_hold_what_the_budget_says() {
+    for name in ["bert", "bert-f16", "distilbert", "gpt2", "llama", "llama-tied-bf16"] {
+        let dir = Arc::new(ModelDir::open(&golden(name)).unwrap());
+        let spec = dir.spec();
+        let whole = local(&dir, 1, 16).ring.remove(0);
+        for (heads, columns, vocabulary) in [
+            ((0, 1), (0, 0), (0, 3)),
+            ((1, 4), (3, 20), (3, 90)),
+            ((0, 0), (0, 0), (0, 0)),
+            ((3, 4), (20, 21), (0, 0)),
+        ] {
+            let mut device = whole.clone();
+            let part = &mut device.prefill;
+            part.blocks[0].heads = Span::new(heads.0, heads.1);
+            part.blocks[0].columns = Span::new(columns.0, columns.1);
+            if matches!(spec.head, HeadSpec::Language { .. }) {
+                part.vocabulary = Span::new(vocabulary.0, vocabulary.1);
+            }
+            device.decode = device.prefill.clone();
+            let shard = load(&dir, &device).unwrap();
+            let (held, said) =
+                (shard.bytes().0, budget::weights(spec, dir.dtype().width(), &device).0);
+            // Norms that not every model has are counted for all.
+            let slack = 4 * u64::from(spec.hidden) * 4 + 64;
+            assert!(held <= said && said <= held + slack, "{name} {heads:?}: {held} and {said}");
+        }
+    }
+}
+
+#[test]
+fn plans_that_do_not_fit_the_model_are_errors() {
+    let dir = Arc::new(ModelDir::open(&golden("llama")).unwrap());
+    let whole = local(&dir, 1, 16).ring.remove(0);
+    let mut device = whole.clone();
+    device.decode.blocks[0].heads = Span::new(0, 1);
+    assert!(matches!(load(&dir, &device), Err(WeightError::Phases { what: "heads", layer: 0 })));
+    let mut device = whole.clone();
+    device.prefill.blocks[0].columns = Span::new(0, 1 << 20);
+    device.decode = device.prefill.clone();
+    assert!(matches!(load(&dir, &device), Err(WeightError::Model(_))));
+    let dir = Arc::new(ModelDir::open(&golden("bert")).unwrap());
+    let mut device = local(&dir, 1, 16).ring.remove(0);
+    device.prefill.vocabulary = Span::new(0, 5);
+    device.decode = device.prefill.clone();
+    assert!(matches!(load(&dir, &device), Err(WeightError::Model(_))));
+}
+
+/// A program of another plan, tokens that the model does not know, a program without its slots:
+/// errors all, and the engine still works.
+#[test]
+fn what_does_not_fit_the_shard_is_an_error() {
+    let dir = Arc::new(ModelDir::open(&golden("llama")).unwrap());
+    let plan = local(&dir, 1, 64);
+    let mut half = plan.ring[0].clone();
+    half.prefill.blocks[0].heads = Span::new(0, 3);
+    half.decode = half.prefill.clone();
+    let shape = BatchShape::single(5, Wanted::AllLogits).unwrap();
+    let program = lower(dir.spec(), &plan, Phase::Prefill, &shape).unwrap().remove(0);
+    let failing = |engine: &mut CpuEngine, tokens: &[u32], slots: bool| {
+        let binding = Binding { shape: shape.clone(), tokens: tokens.into() };
+        if slots {
+            engine.prepare(&program.slots).unwrap();
+        }
+        program.operations.iter().find_map(|operation| {
+            let mut room = vec![0.0; 5 * 97];
+            let staged = Staged { input: None, output: None, emitted: Some(&mut room) };
+            engine.run(&program, operation, &binding, staged).err()
+        })
+    };
+    let tokens = [1, 2, 3, 4, 5];
+    let mut engine = CpuEngine::new(load(&dir, &half).unwrap(), 1);
+    let error = failing(&mut engine, &tokens, true);
+    assert!(matches!(error, Some(ComputeError::Operation { .. })), "{error:?}");
+    let mut engine = CpuEngine::new(load(&dir, &plan.ring[0]).unwrap(), 1);
+    let error = failing(&mut engine, &tokens, false);
+    assert!(matches!(error, Some(ComputeError::Operation { .. })), "{error:?}");
+    let error = failing(&mut engine, &[1, 2, 3, 4, 1 << 20], true);
+    assert!(matches!(error, Some(ComputeError::Weights(WeightError::Model(_)))), "{error:?}");
+    let error = failing(&mut engine, &tokens[..4], true);
+    assert!(matches!(error, Some(ComputeError::Operation { .. })), "{error:?}");
+    assert!(failing(&mut engine, &tokens, true).is_none());
+}

@@ -62,10 +62,9 @@ pub fn simulate(programs: &[Program], costs: &dyn Costs) -> Result<Predicted, De
     while moved {
         moved = false;
         for (rank, program) in programs.iter().enumerate() {
-            for lane in 0..program.lanes.len() {
-                while let Some(&id) = program.lanes[lane].1.get(cursor[rank][lane]) {
-                    let Some(ready) = ready(program, &times[rank], lane, cursor[rank][lane], id)
-                    else {
+            for (lane, at) in cursor[rank].iter_mut().enumerate() {
+                while let Some(&id) = program.lanes[lane].1.get(*at) {
+                    let Some(ready) = ready(program, &times[rank], lane, *at, id) else {
                         break;
                     };
                     let op = program.operation(id);
@@ -84,7 +83,7 @@ pub fn simulate(programs: &[Program], costs: &dyn Costs) -> Result<Predicted, De
                     };
                     let Some(done) = done else { break };
                     times[rank][id.0 as usize] = Some(done);
-                    cursor[rank][lane] += 1;
+                    *at += 1;
                     moved = true;
                 }
             }

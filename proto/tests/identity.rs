@@ -3,7 +3,7 @@
 
 use galaxy_common::DeviceName;
 use galaxy_proto::{
-    ALPN_CONTROL, ALPN_RING,
+    ALPN_RING,
     channel::{ConnectError, connect, dial},
     door::{Door, Hook, Peer},
     identity::{Authority, Identity, IdentityError, Role},
@@ -62,7 +62,7 @@ async fn door(
         let mut open = Vec::new();
         while let Some(connection) = door.next().await {
             open.push(connection);
-            drop(control_sender.send(()));
+            let _ = control_sender.send(());
         }
     });
     (address, control, ring)

@@ -1,4 +1,7 @@
 //! End-to-end tests and measurements: golden outputs, clusters of real processes, faults.
 
+pub mod emulate;
 pub mod golden;
+pub mod models;
+pub mod overlap;
 pub mod pairwise;

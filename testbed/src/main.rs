@@ -3,7 +3,7 @@
 use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
 use galaxy_common::WireType;
-use galaxy_testbed::golden;
+use galaxy_testbed::{golden, overlap};
 
 #[derive(Parser)]
 #[command(version, about = "Measurements and long checks that anyone can run")]
@@ -23,11 +23,21 @@ enum Command {
         #[arg(long)]
         half: bool,
     },
+    /// Measures how much communication tiles hide, on two emulated devices (needs root).
+    Overlap(overlap::Options),
+    /// The coordinator's side of `overlap`.
+    #[command(hide = true)]
+    OverlapInner {
+        /// What to do, as JSON.
+        inner: String,
+    },
 }
 
 fn main() -> Result<()> {
     match Arguments::parse().command {
         Command::Golden { full, half } => golden(full, half),
+        Command::Overlap(options) => overlap::run(&options),
+        Command::OverlapInner { inner } => overlap::inner(&inner),
     }
 }
 

@@ -170,7 +170,7 @@ impl Builder {
         let mut free: Vec<SlotId> = Vec::new();
         let mut seen = vec![false; self.tensors.len()];
         let mut before = vec![BTreeMap::new(); self.tensors.len()];
-        for index in 0..self.operations.len() {
+        for (index, &at) in place.iter().enumerate() {
             let ids = touched(&self.operations[index]);
             for &id in &ids {
                 let tensor = id.0 as usize;
@@ -201,7 +201,7 @@ impl Builder {
                 let slot = self.tensors[tensor].slot;
                 let lane = self.operations[index].lane;
                 let count = used[slot.0 as usize].entry(lane).or_insert(0);
-                *count = (*count).max(place[index] + 1);
+                *count = (*count).max(at + 1);
                 if last[tensor] == index && !free.contains(&slot) {
                     free.push(slot);
                     self.operations[index].gives.0 += self.bytes(&self.tensors[tensor]);

@@ -271,7 +271,8 @@ fn stage(spec: &ModelSpec, norm: NormOf) -> u32 {
 fn contributors(plan: &Plan, block: u32) -> u128 {
     let has = |(rank, device): (Rank, &galaxy_common::DevicePlan)| {
         let part = device.assignment(Phase::Prefill).block(block / 2);
-        let some = if block % 2 == 0 { !part.heads.is_empty() } else { !part.columns.is_empty() };
+        let some =
+            if block.is_multiple_of(2) { !part.heads.is_empty() } else { !part.columns.is_empty() };
         if some { 1u128 << (rank.0 % 128) } else { 0 }
     };
     plan.ranked().map(has).fold(0, |a, b| a | b)

@@ -6,6 +6,9 @@ use galaxy_common::Rank;
 use petgraph::graph::{DiGraph, NodeIndex};
 use std::collections::HashMap;
 
+/// The send that each receive takes from: (rank, operation) of both.
+type Sources = HashMap<(usize, OpId), (usize, OpId)>;
+
 /// What is known about order.
 pub(super) struct Order {
     /// All operations, each after everything it depends on: (rank, operation).
@@ -18,7 +21,7 @@ pub(super) struct Order {
     /// Number of the first lane of each device.
     first_lane: Vec<usize>,
     /// The send that a receive takes from.
-    pub source: HashMap<(usize, OpId), (usize, OpId)>,
+    pub source: Sources,
 }
 
 impl Order {
@@ -126,7 +129,7 @@ fn predecessors<'a>(
 }
 
 /// The k-th send of a link meets the k-th receive: links are FIFO.
-fn pair(programs: &[Program]) -> Result<HashMap<(usize, OpId), (usize, OpId)>, VerifyError> {
+fn pair(programs: &[Program]) -> Result<Sources, VerifyError> {
     let mut ends: HashMap<(Rank, Rank), (Vec<OpId>, Vec<OpId>)> = HashMap::new();
     for program in programs {
         for (lane, ids) in &program.lanes {

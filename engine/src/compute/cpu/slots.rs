@@ -22,13 +22,13 @@ impl Slots {
             Memory::Staging => 0,
         };
         let total = slots.iter().map(need).fold(0, usize::saturating_add);
-        self.peak = self.peak.max(total);
+        let peak = self.peak.max(total);
         if self.buffers.len() < slots.len() {
             self.buffers.resize_with(slots.len(), Vec::new);
         }
         let needs = |at: usize| slots.get(at).map_or(0, need);
         let kept = |(at, buffer): (usize, &Vec<f32>)| buffer.len().max(needs(at));
-        if self.buffers.iter().enumerate().map(kept).fold(0, usize::saturating_add) > self.peak {
+        if self.buffers.iter().enumerate().map(kept).fold(0, usize::saturating_add) > peak {
             for (at, buffer) in self.buffers.iter_mut().enumerate() {
                 if buffer.len() > needs(at) {
                     *buffer = Vec::new();
@@ -46,6 +46,7 @@ impl Slots {
                 buffer.resize(len, 0.0);
             }
         }
+        self.peak = peak;
         Ok(())
     }
 
@@ -110,4 +111,34 @@ pub(crate) fn extent(program: &Program, region: &Region) -> Option<Extent> {
         columns: region.columns.len() as usize,
         stride,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn prepare(slots: &mut Slots, sizes: &[u64]) -> u64 {
+        let slot = |&bytes: &u64| Slot { memory: Memory::Device, bytes };
+        slots.prepare(&sizes.iter().map(slot).collect::<Vec<_>>()).expect("there is memory");
+        let enough = |(buffer, &bytes): (&Vec<f32>, &u64)| buffer.len() as u64 * 4 >= bytes;
+        assert!(slots.buffers.iter().zip(sizes).all(enough), "{sizes:?}");
+        slots.held().0
+    }
+
+    #[test]
+    fn together_they_never_hold_more_than_the_largest_program_takes() {
+        let mut slots = Slots::default();
+        assert_eq!(prepare(&mut slots, &[1000, 40]), 1040);
+        assert_eq!(prepare(&mut slots, &[400, 40, 200]), 640);
+        // What is there stays: nothing is allocated for a smaller program.
+        let before = slots.buffers[0].as_ptr();
+        assert_eq!(prepare(&mut slots, &[4, 4, 4]), 640);
+        assert_eq!(slots.buffers[0].as_ptr(), before);
+        assert_eq!(prepare(&mut slots, &[1000, 40]), 1040);
+        assert!(prepare(&mut slots, &[8, 0, 1000, 32]) <= 1040);
+        let staging = Slot { memory: Memory::Staging, bytes: 1 << 40 };
+        slots.prepare(&[staging]).expect("staging is not the engine's");
+        assert!(slots.prepare(&[Slot { memory: Memory::Device, bytes: u64::MAX / 2 }]).is_err());
+        assert_eq!(prepare(&mut slots, &[16]), 16);
+    }
 }

@@ -1,0 +1,245 @@
+//! Arguments, and which command they mean.
+
+mod demo;
+mod failure;
+mod ids;
+mod in_process;
+mod keys;
+mod loopback;
+mod progress;
+mod run;
+mod status;
+mod table;
+mod tensors;
+mod texts;
+mod trace;
+
+use clap::{Args, Parser, Subcommand};
+use failure::Failure;
+use galaxy_client::Client;
+use std::{
+    io::{ErrorKind, Write},
+    path::PathBuf,
+    process::ExitCode,
+    time::Duration,
+};
+
+/// One transformer request, run by all the devices in the room.
+#[derive(Parser, Debug)]
+#[command(name = "galaxy", disable_version_flag = true, arg_required_else_help = true)]
+struct Cli {
+    /// Prints version, commit and protocol.
+    #[arg(long, short = 'V')]
+    version: bool,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Turns texts into vectors.
+    Embed(texts::EmbedArgs),
+    /// Sorts texts into the model's classes.
+    Classify(texts::ClassifyArgs),
+    /// The raw door: token ids in, tensors out, on a cluster or in this process.
+    Run(run::RunArgs),
+    /// Says what the cluster is, who holds what, and how it fares.
+    Status(status::StatusArgs),
+    /// Makes identities for devices, coordinators and clients.
+    Keys(keys::KeysArgs),
+    /// Shows what every lane of every device did during a request.
+    Trace(trace::TraceArgs),
+    /// Embeds a few sentences and shows how the cluster did it.
+    Demo(demo::DemoArgs),
+    /// Asks the coordinator to finish what is queued and to take no more.
+    Drain(status::DrainArgs),
+}
+
+/// Which coordinator, and who we are.
+#[derive(Args, Debug, Clone)]
+#[command(next_help_heading = "Coordinator")]
+struct Connection {
+    /// Where the coordinator listens.
+    #[arg(
+        long,
+        value_name = "HOST:PORT",
+        env = "GALAXY_COORDINATOR",
+        default_value = "127.0.0.1:7000"
+    )]
+    coordinator: String,
+    /// Directory of our identity; without one, only a coordinator on this machine can be reached.
+    #[arg(long, value_name = "DIR", env = "GALAXY_IDENTITY")]
+    identity: Option<PathBuf>,
+    /// Name in the coordinator's certificate.
+    #[arg(long, value_name = "NAME", default_value = "coordinator")]
+    coordinator_name: String,
+    /// Time that each call has, like 500ms, 60s or 5m.
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
+    timeout: Duration,
+}
+
+impl Connection {
+    async fn open(&self) -> Result<Client, Failure> {
+        let mut builder = Client::builder()
+            .address(&self.coordinator)
+            .coordinator(&self.coordinator_name)
+            .timeout(self.timeout);
+        if let Some(identity) = &self.identity {
+            builder = builder.identity(identity);
+        }
+        Ok(progress::watch("connecting", builder.connect()).await?)
+    }
+}
+
+/// Runs the command that the arguments mean.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match execute(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            // Nobody is left to tell when stderr is closed too.
+            let _ = writeln!(std::io::stderr(), "{failure}");
+            ExitCode::from(failure.exit_code())
+        }
+    }
+}
+
+fn execute(cli: Cli) -> Result<(), Failure> {
+    if cli.version {
+        return print(&format!("galaxy {}\n", galaxy_proto::version_line()));
+    }
+    let Some(command) = cli.command else {
+        return Err(Failure::usage("no command is given").todo("`galaxy --help` lists them"));
+    };
+    // The command waits for one answer at a time; compute runs on threads of its own.
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .map_err(|e| Failure::new(format!("the async runtime does not start: {e}")))?;
+    runtime.block_on(async {
+        match command {
+            Command::Embed(args) => texts::embed(args).await,
+            Command::Classify(args) => texts::classify(args).await,
+            Command::Run(args) => run::run(args).await,
+            Command::Status(args) => status::status(args).await,
+            Command::Keys(args) => keys::keys(&args),
+            Command::Trace(args) => trace::trace(args).await,
+            Command::Demo(args) => demo::demo(args).await,
+            Command::Drain(args) => status::drain(args).await,
+        }
+    })
+}
+
+/// Writes results to stdout. A reader that has seen enough is no error.
+fn print(text: &str) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(Failure::new(format!("cannot write the result: {error}")).at("stdout"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A value as one line of JSON.
+fn json(value: &impl serde::Serialize) -> Result<String, Failure> {
+    serde_json::to_string(value)
+        .map(|text| text + "\n")
+        .map_err(|e| Failure::new(format!("cannot write the result as JSON: {e}")))
+}
+
+/// A time as people read it.
+fn milliseconds(time: Duration) -> String {
+    format!("{:.2} ms", time.as_secs_f64() * 1e3)
+}
+
+/// Parses `500ms`, `60s`, `5m`.
+fn duration(text: &str) -> Result<Duration, String> {
+    let wrong = || {
+        format!(
+            "{text:?} is not a time: write a number above zero and one of ms, s, m, like \"60s\""
+        )
+    };
+    let trimmed = text.trim();
+    let split = trimmed.find(|c: char| c.is_ascii_alphabetic()).ok_or_else(wrong)?;
+    let (number, unit) = trimmed.split_at(split);
+    let scale = match unit {
+        "ms" => 1e-3,
+        "s" => 1.0,
+        "m" => 60.0,
+        _ => return Err(wrong()),
+    };
+    let seconds = number.trim().parse::<f64>().map_err(|_| wrong())? * scale;
+    // A day: longer waits are mistakes.
+    if seconds > 0.0 && seconds <= 86_400.0 {
+        Ok(Duration::from_secs_f64(seconds))
+    } else {
+        Err(wrong())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use clap::CommandFactory;
+
+    fn parse(line: &str) -> Result<Cli, clap::Error> {
+        Cli::try_parse_from(line.split_whitespace())
+    }
+
+    #[test]
+    fn the_arguments_are_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn commands_parse() {
+        for line in [
+            "galaxy --version",
+            "galaxy embed hello world --truncate --json",
+            "galaxy embed --file texts.txt",
+            "galaxy classify fine --coordinator 10.0.0.1:7000 --identity keys/laptop",
+            "galaxy run --ids 5,17,9 --output logits --all-rows -o out.safetensors",
+            "galaxy run --ids @ids.json --model m --devices 3 --strategy galaxy --tiles 5 --wire f16 --share 2,1,1 --threads 1",
+            "galaxy status --json --timeout 200ms",
+            "galaxy keys init --dir keys --cluster home",
+            "galaxy keys issue pi-1 --role device --days 30",
+            "galaxy trace last -o trace.json",
+            "galaxy trace 17 --summary --link-rate 125Mbit/s",
+            "galaxy demo --model m",
+            "galaxy drain --off",
+        ] {
+            parse(line).unwrap_or_else(|e| panic!("{line}: {e}"));
+        }
+    }
+
+    #[test]
+    fn bad_usage_exits_with_2() {
+        for line in [
+            "galaxy run --output hidden",
+            "galaxy run --ids 5,x",
+            "galaxy run --ids 5 --devices 2",
+            "galaxy run --ids 5 --output tokens",
+            "galaxy run --ids 5 --model m --wire f64",
+            "galaxy keys issue pi-1 --role king",
+            "galaxy keys issue Pi_1 --role device",
+            "galaxy trace yesterday",
+            "galaxy status --timeout 10",
+            "galaxy ebmed hello",
+        ] {
+            assert_eq!(parse(line).expect_err(line).exit_code(), 2, "{line}");
+        }
+    }
+
+    #[test]
+    fn times_parse() {
+        assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(duration("1.5 s"), Ok(Duration::from_millis(1500)));
+        assert_eq!(duration("5m"), Ok(Duration::from_secs(300)));
+        for bad in ["", "5", "s", "-1s", "0s", "1h", "nans", "1e9s"] {
+            assert!(duration(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! How a command fails: what, where, what to do.
+
+use galaxy_client::ClientError;
+use std::fmt;
+
+/// Why a command has no result. Shown as `error: what; where; what to do`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    what: String,
+    place: Option<String>,
+    todo: Option<String>,
+    usage: bool,
+}
+
+impl Failure {
+    /// Something went wrong.
+    pub fn new(what: impl Into<String>) -> Self {
+        Self { what: what.into(), place: None, todo: None, usage: false }
+    }
+    /// The arguments do not go together.
+    pub fn usage(what: impl Into<String>) -> Self {
+        Self { usage: true, ..Self::new(what) }
+    }
+    /// Says where.
+    pub fn at(mut self, place: impl fmt::Display) -> Self {
+        self.place = Some(place.to_string());
+        self
+    }
+    /// Says what to do.
+    pub fn todo(mut self, todo: impl Into<String>) -> Self {
+        self.todo = Some(todo.into());
+        self
+    }
+    /// What the process exits with: 2 for bad usage, else 1.
+    pub fn exit_code(&self) -> u8 {
+        if self.usage { 2 } else { 1 }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "error: {}", self.what)?;
+        for part in [&self.place, &self.todo].into_iter().flatten() {
+            write!(f, "; {part}")?;
+        }
+        Ok(())
+    }
+}
+
+impl From<ClientError> for Failure {
+    fn from(error: ClientError) -> Self {
+        let mut failure = Self::new(error.to_string());
+        if let Some(device) = error.device()
+            && !failure.what.contains(device)
+        {
+            failure = failure.at(format_args!("device {device:?}"));
+        }
+        let todo = match error.code() {
+            "connection_refused" | "timed_out" => {
+                Some("start galaxy-coord, or say where it listens with --coordinator")
+            }
+            "bad_address" => Some("correct --coordinator"),
+            "not_loopback" => Some("name your identity with --identity"),
+            "identity" | "certificate_refused" | "foreign_authority" => {
+                Some("`galaxy keys issue NAME --role client` makes an identity")
+            }
+            "permission_denied" => Some("use an identity of role client with --identity"),
+            "wrong_name" => Some("correct --coordinator, or name it with --coordinator-name"),
+            "text_too_long" => Some("--truncate cuts it"),
+            "deadline" => Some("give it more time with --timeout, or look at `galaxy status`"),
+            "draining" => Some("`galaxy drain --off` lets it take requests again"),
+            "unavailable" | "device_lost" => Some("look at `galaxy status`, then try again"),
+            _ if error.retryable() => Some("try again later"),
+            _ => None,
+        };
+        match todo {
+            Some(todo) => failure.todo(todo),
+            None => failure,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_says_what_where_and_what_to_do() {
+        let failure = Failure::new("no such file").at("ids.json").todo("correct --ids");
+        assert_eq!(failure.to_string(), "error: no such file; ids.json; correct --ids");
+        assert_eq!(failure.exit_code(), 1);
+        let failure = Failure::usage("--all-rows is for logits").todo("leave it out");
+        assert_eq!(failure.to_string(), "error: --all-rows is for logits; leave it out");
+        assert_eq!(failure.exit_code(), 2);
+    }
+
+    fn refused(code: &str, message: &str, device: Option<&str>, retryable: bool) -> String {
+        Failure::from(ClientError::Refused {
+            code: code.to_owned(),
+            message: message.to_owned(),
+            retryable,
+            device: device.map(str::to_owned),
+        })
+        .to_string()
+    }
+
+    #[test]
+    fn faults_are_told_apart() {
+        assert_eq!(
+            refused("device_lost", "it went silent", Some("pi-2"), true),
+            "error: it went silent; device \"pi-2\"; look at `galaxy status`, then try again"
+        );
+        assert_eq!(
+            refused("overloaded", "the queue of 64 is full", None, true),
+            "error: the queue of 64 is full; try again later"
+        );
+        assert_eq!(refused("empty_text", "text 3 is empty", None, false), "error: text 3 is empty");
+        assert_eq!(
+            refused("text_too_long", "text 0 has 900 tokens, limit 256", None, false),
+            "error: text 0 has 900 tokens, limit 256; --truncate cuts it"
+        );
+    }
+}

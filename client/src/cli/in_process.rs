@@ -1,0 +1,195 @@
+//! A model run by workers of this process, over in-memory links.
+
+use super::failure::Failure;
+use galaxy_client::{Output, Tensor};
+use galaxy_common::{BatchShape, Bytes, DeviceName, Strategy, Wanted, WireType};
+use galaxy_engine::{local::LocalCluster, merge::Merged};
+use galaxy_graph::share::{Member, Terms, plan};
+use galaxy_model::{HeadSpec, ModelDir, ModelError, sentence::SentenceConfig};
+use std::{path::Path, sync::Arc};
+
+/// How the work is cut.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// By which strategy.
+    pub strategy: Strategy,
+    /// Into how many tiles.
+    pub tiles: u16,
+    /// How activations travel.
+    pub wire: WireType,
+    /// The relative share of each device; as many as there are devices.
+    pub shares: Vec<f64>,
+    /// Kernel threads of each device.
+    pub threads: u16,
+}
+
+impl Settings {
+    /// One device that does everything with every core of this machine.
+    pub fn single() -> Self {
+        Self {
+            strategy: Strategy::Local,
+            tiles: 1,
+            wire: WireType::F32,
+            shares: vec![1.0],
+            threads: cores(),
+        }
+    }
+}
+
+/// Cores that this process may use.
+pub fn cores() -> u16 {
+    std::thread::available_parallelism().map_or(1, |n| u16::try_from(n.get()).unwrap_or(u16::MAX))
+}
+
+/// Workers of this process, with their shards loaded.
+pub struct InProcess {
+    model: Arc<ModelDir>,
+    sentence: Option<SentenceConfig>,
+    cluster: LocalCluster,
+}
+
+/// Opens a model directory.
+pub fn open_model(path: &Path) -> Result<Arc<ModelDir>, Failure> {
+    ModelDir::open(path).map(Arc::new).map_err(model_failure)
+}
+
+/// A model's defect as a failure.
+pub fn model_failure(error: ModelError) -> Failure {
+    Failure::new(error.to_string())
+}
+
+impl InProcess {
+    /// Loads `model` for programs of at most `max_rows` rows.
+    pub fn start(
+        model: Arc<ModelDir>,
+        settings: &Settings,
+        max_rows: u32,
+    ) -> Result<Self, Failure> {
+        let terms = Terms {
+            model: model.name(),
+            fingerprint: model.fingerprint(),
+            strategy: settings.strategy,
+            wire: settings.wire,
+            tiles: settings.tiles,
+            max_rows,
+        };
+        let members = settings
+            .shares
+            .iter()
+            .enumerate()
+            .map(|(i, &share)| {
+                Ok(Member {
+                    name: DeviceName::new(format!("device-{i}"))
+                        .map_err(|e| Failure::new(e.to_string()))?,
+                    // This process lives within whatever this machine has.
+                    budget: Bytes(1 << 50),
+                    threads: settings.threads,
+                    share,
+                })
+            })
+            .collect::<Result<Vec<_>, Failure>>()?;
+        let plan = plan(model.spec(), &terms, &members)
+            .map_err(|e| Failure::usage(e.to_string()).at("--devices, --share, --tiles"))?;
+        let cluster = LocalCluster::open(model.clone(), plan)
+            .map_err(|e| Failure::new(e.to_string()).at(model.path().display()))?;
+        Ok(Self { model, sentence: None, cluster })
+    }
+
+    /// The result of one sequence, which is number `index` of the request.
+    pub fn run(&mut self, index: u32, ids: &[u32], output: Output) -> Result<Tensor, Failure> {
+        check(&self.model, index, ids)?;
+        let wanted = self.wanted(output)?;
+        let here = |what: String| Failure::new(what).at(format_args!("sequence {index}"));
+        // `check` bounds the length by the model's positions, which are counted in u32.
+        let rows = ids.len() as u32;
+        let shape = BatchShape::single(rows, wanted).map_err(|e| here(e.to_string()))?;
+        let merged = self.cluster.run(&shape, ids.into()).map_err(|e| here(e.to_string()))?;
+        let hidden = self.model.spec().hidden;
+        let result = merged.into_iter().next().ok_or_else(|| here("no result came".to_owned()))?;
+        let (shape, values) = match result {
+            Merged::Hidden(values) => (vec![rows, hidden], values),
+            Merged::Vector(mut values) => {
+                if self.sentence.as_ref().is_some_and(|s| s.normalise) {
+                    normalise(&mut values);
+                }
+                (vec![hidden], values)
+            }
+            Merged::Classes(values) => (vec![values.len() as u32], values),
+            Merged::Logits { rows: 1, values } if output == Output::Logits => {
+                (vec![values.len() as u32], values)
+            }
+            Merged::Logits { rows, values } => {
+                (vec![rows, values.len() as u32 / rows.max(1)], values)
+            }
+        };
+        Ok(Tensor { sequence: index, shape, values })
+    }
+
+    fn wanted(&mut self, output: Output) -> Result<Wanted, Failure> {
+        let none = |what: &str| {
+            Failure::new(format!("the model has no {what}"))
+                .at(self.model.path().display())
+                .todo("ask for --output hidden or pooled")
+        };
+        Ok(match (output, &self.model.spec().head) {
+            (Output::Hidden, _) => Wanted::Hidden,
+            (Output::Logits, HeadSpec::Classes(_)) => Wanted::Classes,
+            (Output::Logits, HeadSpec::Language { .. }) => Wanted::LastLogits,
+            (Output::AllLogits, HeadSpec::Language { .. }) => Wanted::AllLogits,
+            (Output::Logits, HeadSpec::None) => return Err(none("head that gives logits")),
+            (Output::AllLogits, _) => return Err(none("head that gives logits of every row")),
+            (Output::Pooled, _) => Wanted::Pooled(self.sentence()?.pooling),
+        })
+    }
+
+    fn sentence(&mut self) -> Result<&SentenceConfig, Failure> {
+        if self.sentence.is_none() {
+            self.sentence = Some(self.model.sentence().map_err(model_failure)?);
+        }
+        Ok(self.sentence.get_or_insert_default())
+    }
+}
+
+/// Ids that the model can run.
+pub fn check(model: &ModelDir, index: u32, ids: &[u32]) -> Result<(), Failure> {
+    let spec = model.spec();
+    let here = |what: String| Failure::new(what).at(format_args!("sequence {index}"));
+    if ids.is_empty() {
+        return Err(here("it has no token ids".to_owned()));
+    }
+    let limit = spec.position_limit();
+    if ids.len() > limit as usize {
+        return Err(here(format!("{} token ids, and the model has {limit} positions", ids.len()))
+            .todo("shorten it"));
+    }
+    match ids.iter().find(|&&id| id >= spec.vocabulary) {
+        Some(id) => Err(here(format!(
+            "token id {id} is unknown: the model's vocabulary has {} entries",
+            spec.vocabulary
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// Scales a vector to length one.
+fn normalise(values: &mut [f32]) {
+    let length = values.iter().map(|&v| f64::from(v) * f64::from(v)).sum::<f64>().sqrt();
+    // As PyTorch's `normalize`: a vector of zeros stays one.
+    let scale = 1.0 / length.max(1e-12);
+    values.iter_mut().for_each(|v| *v = (f64::from(*v) * scale) as f32);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vectors_get_length_one() {
+        let mut values = [3.0, 4.0];
+        normalise(&mut values);
+        assert_eq!(values, [0.6, 0.8]);
+        let mut zeros = [0.0; 3];
+        normalise(&mut zeros);
+        assert_eq!(zeros, [0.0; 3]);
+    }
+}

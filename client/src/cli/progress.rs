@@ -1,0 +1,36 @@
+//! A word on the terminal while something takes longer than a second.
+
+use indicatif::{ProgressBar, ProgressStyle};
+use std::{future::Future, io::IsTerminal, pin::pin, time::Duration};
+
+/// Nothing is shown before: most commands are over by then.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Waits for `work`; after a second shows on stderr, where it is a terminal, that it goes on.
+pub async fn watch<T>(what: &'static str, work: impl Future<Output = T>) -> T {
+    let mut work = pin!(work);
+    if let Ok(done) = tokio::time::timeout(PATIENCE, work.as_mut()).await {
+        return done;
+    }
+    if !std::io::stderr().is_terminal() {
+        return work.await;
+    }
+    let bar = ProgressBar::new_spinner().with_message(what).with_elapsed(PATIENCE);
+    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
+        bar.set_style(style);
+    }
+    bar.enable_steady_tick(Duration::from_millis(200));
+    let done = work.await;
+    bar.finish_and_clear();
+    done
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn work_that_is_done_comes_back() {
+        assert_eq!(watch("working", async { 7 }).await, 7);
+    }
+}

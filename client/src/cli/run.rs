@@ -1,0 +1,256 @@
+//! `galaxy run`: the raw door.
+
+use super::{
+    Connection,
+    failure::Failure,
+    ids::Ids,
+    in_process::{self, InProcess, Settings},
+    print, progress,
+    tensors::{Destination, as_json},
+};
+use clap::Args;
+use galaxy_client::{Output, Tensors};
+use galaxy_common::{Strategy, WireType};
+use std::path::PathBuf;
+
+const SHAPES: &str = "\
+Results are one JSON object, on stdout or in FILE.json:
+
+  {
+    \"output\": \"hidden\",
+    \"tensors\": [
+      {\"sequence\": 0, \"shape\": [3, 384], \"values\": [...]}
+    ],
+    \"report\": {\"requests\": [17], \"queue_ms\": 0.1, \"execute_ms\": 12.0, ...}
+  }
+
+with one tensor for each sequence, in order. Values are row-major: hidden is
+[rows, hidden], pooled is [hidden], logits is [classes] or [vocabulary], and
+logits with --all-rows is [rows, vocabulary]. report is null with --model.
+FILE.safetensors holds the same tensors in f32, named sequence.0, sequence.1, ...";
+
+/// Arguments of `galaxy run`.
+#[derive(Args, Debug)]
+#[command(after_long_help = SHAPES)]
+pub struct RunArgs {
+    /// Token ids of a sequence: 5,17,9, or @FILE.json with a list of ids or a list of such lists.
+    /// May be given several times.
+    #[arg(long, required = true, value_name = "IDS|@FILE")]
+    ids: Vec<Ids>,
+    /// What is wanted: hidden (states of every row, after the last norm), logits (of the classes,
+    /// or of the token after the last row), or pooled (as the model's own files say).
+    #[arg(long, value_enum, default_value_t = Door::Hidden)]
+    output: Door,
+    /// With --output logits, the logits after every row.
+    #[arg(long)]
+    all_rows: bool,
+    /// Write the result here: FILE.json or FILE.safetensors.
+    #[arg(short, value_name = "FILE")]
+    o: Option<Destination>,
+    /// Print one JSON object even with -o. Without -o that is what is printed anyway.
+    #[arg(long)]
+    json: bool,
+    /// Run this model directory in this process, without a cluster; then no coordinator is asked.
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+    #[command(flatten)]
+    local: Local,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+/// What can be asked for by name.
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+enum Door {
+    Hidden,
+    Logits,
+    Pooled,
+}
+
+/// How the work is cut when it runs in this process.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "With --model")]
+struct Local {
+    /// Devices, each a worker of this process.
+    #[arg(long, value_name = "N", requires = "model", value_parser = clap::value_parser!(u16).range(1..=64))]
+    devices: Option<u16>,
+    /// local, megatron or galaxy. Default: galaxy, and local for one device.
+    #[arg(long, value_name = "S", requires = "model")]
+    strategy: Option<Strategy>,
+    /// Tiles of each device's rows; 1 means no overlap. Default: 4.
+    #[arg(long, value_name = "T", requires = "model", value_parser = clap::value_parser!(u16).range(1..=64))]
+    tiles: Option<u16>,
+    /// How activations travel: f32, or f16 (half the bytes, and lossy). Default: f32.
+    #[arg(long, value_name = "W", requires = "model")]
+    wire: Option<WireType>,
+    /// Relative share of work of each device, like 2,1,1. Default: equal.
+    #[arg(long, value_name = "LIST", requires = "model", value_delimiter = ',')]
+    share: Vec<f64>,
+    /// Kernel threads of each device. Default: the cores of this machine over the devices.
+    #[arg(long, value_name = "N", requires = "model", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+}
+
+impl Local {
+    fn settings(&self) -> Result<Settings, Failure> {
+        // clap allows at most 64 devices, and more shares than that are wrong anyway.
+        let listed = u16::try_from(self.share.len()).unwrap_or(u16::MAX);
+        let devices = self.devices.unwrap_or(listed.max(1));
+        if !self.share.is_empty() && listed != devices {
+            return Err(Failure::usage(format!(
+                "--share names {listed} devices, and --devices says {devices}"
+            )));
+        }
+        if let Some(share) = self.share.iter().find(|s| !(s.is_finite() && **s > 0.0)) {
+            return Err(Failure::usage(format!("a share of {share} is not a number above zero")));
+        }
+        let strategy =
+            self.strategy.unwrap_or(if devices == 1 { Strategy::Local } else { Strategy::Galaxy });
+        if strategy == Strategy::Local && devices > 1 {
+            return Err(Failure::usage(format!("strategy local takes one device, not {devices}"))
+                .todo("choose galaxy or megatron, or leave --devices out"));
+        }
+        let shares = if self.share.is_empty() {
+            vec![1.0; usize::from(devices)]
+        } else {
+            self.share.clone()
+        };
+        Ok(Settings {
+            strategy,
+            tiles: self.tiles.unwrap_or(4),
+            wire: self.wire.unwrap_or(WireType::F32),
+            shares,
+            threads: self.threads.unwrap_or((in_process::cores() / devices).max(1)),
+        })
+    }
+}
+
+/// `galaxy run`.
+pub async fn run(args: RunArgs) -> Result<(), Failure> {
+    let output = match (args.output, args.all_rows) {
+        (Door::Hidden, false) => Output::Hidden,
+        (Door::Pooled, false) => Output::Pooled,
+        (Door::Logits, false) => Output::Logits,
+        (Door::Logits, true) => Output::AllLogits,
+        (_, true) => return Err(Failure::usage("--all-rows goes with --output logits only")),
+    };
+    let mut sequences = Vec::new();
+    for ids in &args.ids {
+        sequences.extend(ids.read()?);
+    }
+    if sequences.is_empty() {
+        return Err(Failure::new("there are no sequences to run").at("--ids"));
+    }
+    let tensors = match args.model {
+        Some(path) => {
+            let settings = args.local.settings()?;
+            let work =
+                tokio::task::spawn_blocking(move || here(&path, &settings, &sequences, output));
+            progress::watch("running in this process", work)
+                .await
+                .map_err(|e| Failure::new(format!("the run broke off: {e}")))??
+        }
+        None => {
+            let client = args.connection.open().await?;
+            progress::watch("running", client.run(&sequences, output)).await?
+        }
+    };
+    if let Some(destination) = &args.o {
+        destination.write(output, &tensors)?;
+        if !args.json {
+            let count = tensors.tensors.len();
+            let plural = if count == 1 { "" } else { "s" };
+            return print(&format!(
+                "wrote {count} tensor{plural} to {}\n",
+                destination.path().display()
+            ));
+        }
+    }
+    print(&as_json(output, &tensors)?)
+}
+
+/// Runs sequences on workers of this process.
+fn here(
+    path: &std::path::Path,
+    settings: &Settings,
+    sequences: &[Vec<u32>],
+    output: Output,
+) -> Result<Tensors, Failure> {
+    let model = in_process::open_model(path)?;
+    // All of them before anything is loaded: a wrong id should not cost a minute first.
+    for (index, ids) in (0..).zip(sequences) {
+        in_process::check(&model, index, ids)?;
+    }
+    // Bounded by the model's positions, which `check` compared.
+    let max_rows = sequences.iter().map(Vec::len).max().unwrap_or(1) as u32;
+    let mut cluster = InProcess::start(model, settings, max_rows)?;
+    let tensors = (0..)
+        .zip(sequences)
+        .map(|(index, ids)| cluster.run(index, ids, output))
+        .collect::<Result<_, _>>()?;
+    Ok(Tensors { tensors, report: None })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser, Debug)]
+    struct Only {
+        #[command(flatten)]
+        run: RunArgs,
+    }
+
+    fn settings(line: &str) -> Result<Settings, Failure> {
+        let line = format!("galaxy --ids 1 --model m {line}");
+        Only::try_parse_from(line.split_whitespace()).unwrap().run.local.settings()
+    }
+
+    #[test]
+    fn shares_and_devices_agree() {
+        assert_eq!(settings("--share 2,1,1").unwrap().shares, [2.0, 1.0, 1.0]);
+        assert_eq!(settings("--devices 2").unwrap().shares, [1.0, 1.0]);
+        assert_eq!(settings("--devices 2").unwrap().strategy, Strategy::Galaxy);
+        assert_eq!(settings("").unwrap().strategy, Strategy::Local);
+        for bad in [
+            "--devices 2 --share 1,1,1",
+            "--devices 2 --strategy local",
+            "--share 1,0",
+            "--share 1,nan",
+        ] {
+            assert_eq!(settings(bad).unwrap_err().exit_code(), 2, "{bad}");
+        }
+    }
+
+    #[tokio::test]
+    async fn all_rows_is_for_logits() {
+        let line = "galaxy --ids 1 --all-rows --output pooled".split_whitespace();
+        let failure = run(Only::try_parse_from(line).unwrap().run).await.unwrap_err();
+        assert_eq!(failure.exit_code(), 2);
+    }
+
+    /// Any cut of the work gives what one device gives.
+    #[test]
+    fn splits_agree_with_one_device() {
+        let model =
+            std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/golden/bert");
+        let sequences = [vec![5, 17, 9], vec![1; 20]];
+        for output in [Output::Hidden, Output::Logits, Output::Pooled] {
+            let one = here(&model, &settings("").unwrap(), &sequences, output).unwrap();
+            let three = "--share 3,2,1 --threads 1 --tiles 2";
+            let three = here(&model, &settings(three).unwrap(), &sequences, output).unwrap();
+            assert_eq!(one.tensors.len(), 2);
+            for (a, b) in one.tensors.iter().zip(&three.tensors) {
+                assert_eq!(a.shape, b.shape, "{output}");
+                let largest = a.values.iter().fold(0f32, |m, v| m.max(v.abs()));
+                let apart = a.values.iter().zip(&b.values).map(|(a, b)| (a - b).abs());
+                let apart = apart.fold(0f32, f32::max);
+                assert!(apart <= 1e-4 * largest, "{output}: {apart} of {largest}");
+            }
+        }
+        let failure = here(&model, &settings("").unwrap(), &[vec![1 << 30]], Output::Hidden);
+        assert!(failure.unwrap_err().to_string().contains("token id 1073741824 is unknown"));
+    }
+}

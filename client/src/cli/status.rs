@@ -1,0 +1,166 @@
+//! `galaxy status` and `galaxy drain`.
+
+use super::{
+    Connection,
+    failure::Failure,
+    json, print, progress,
+    table::{row, table},
+};
+use clap::Args;
+use galaxy_client::{ClusterStatus, DeviceStatus};
+use galaxy_common::Bytes;
+use std::{fmt::Write as _, ops::Range};
+
+/// Where the slice of the vocabulary stands in a row.
+const TOKENS: usize = 4;
+/// No machine has so much: a budget above it means that there is none.
+const UNLIMITED: Bytes = Bytes(1 << 50);
+
+/// Arguments of `galaxy status`.
+#[derive(Args, Debug)]
+pub struct StatusArgs {
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+/// Arguments of `galaxy drain`.
+#[derive(Args, Debug)]
+pub struct DrainArgs {
+    /// Let the coordinator take requests again.
+    #[arg(long)]
+    off: bool,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+/// `galaxy status`.
+pub async fn status(args: StatusArgs) -> Result<(), Failure> {
+    let client = args.connection.open().await?;
+    let status = progress::watch("asking the coordinator", client.status()).await?;
+    if args.json { print(&json(&status)?) } else { print(&show(&status)) }
+}
+
+/// `galaxy drain`.
+pub async fn drain(args: DrainArgs) -> Result<(), Failure> {
+    let client = args.connection.open().await?;
+    if args.off {
+        progress::watch("asking the coordinator", client.undrain()).await?;
+    } else {
+        progress::watch("waiting for what is queued", client.drain()).await?;
+    }
+    if args.json {
+        return print(&json(&serde_json::json!({ "draining": !args.off }))?);
+    }
+    print(if args.off { "requests are taken again\n" } else { "no more requests are taken\n" })
+}
+
+fn show(status: &ClusterStatus) -> String {
+    let mut out = String::new();
+    let _ = writeln!(out, "cluster {:?} is {}", status.cluster, status.state);
+    let _ = writeln!(
+        out,
+        "  model {}, strategy {}, wire {}, tiles {}, epoch {}",
+        status.model, status.strategy, status.wire, status.tiles, status.epoch
+    );
+    let _ = writeln!(
+        out,
+        "  {} queued, {} served, {} failed",
+        status.queued, status.served, status.failed
+    );
+    let _ = writeln!(
+        out,
+        "  coordinator {} (commit {}, protocol {})",
+        status.version, status.commit, status.protocol
+    );
+    out + &devices(&status.devices)
+}
+
+/// Who holds what.
+pub fn devices(devices: &[DeviceStatus]) -> String {
+    let mut rows = vec![row([
+        "device", "state", "heads", "columns", "tokens", "rows", "threads", "kernels", "weights",
+        "needs", "grants", "address", "",
+    ])];
+    let weights: u64 = devices.iter().map(|d| u64::from(d.row_weight)).sum();
+    for device in devices {
+        let share = if weights == 0 {
+            "-".to_owned()
+        } else {
+            format!("{:.0}%", 100.0 * f64::from(device.row_weight) / weights as f64)
+        };
+        rows.push(vec![
+            device.name.clone(),
+            device.state.clone(),
+            span(&device.heads),
+            span(&device.columns),
+            span(&device.vocabulary),
+            share,
+            device.threads.to_string(),
+            device.processor.clone(),
+            device.weight_bytes.to_string(),
+            device.needed_bytes.to_string(),
+            if device.budget_bytes < UNLIMITED {
+                device.budget_bytes.to_string()
+            } else {
+                "no limit".to_owned()
+            },
+            device.address.clone(),
+            device.detail.clone(),
+        ]);
+    }
+    // Most models have no logits over a vocabulary, and then nobody holds a slice of it.
+    if devices.iter().all(|d| d.vocabulary.is_empty()) {
+        rows.iter_mut().for_each(|row| drop(row.remove(TOKENS)));
+    }
+    table(&rows)
+}
+
+fn span(range: &Range<u32>) -> String {
+    if range.is_empty() { "-".to_owned() } else { format!("{}..{}", range.start, range.end) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_shows_who_holds_what() {
+        let device = DeviceStatus {
+            name: "pi-1".to_owned(),
+            address: "10.0.0.1:7100".to_owned(),
+            state: "lost".to_owned(),
+            detail: "no answer for 2.5 s".to_owned(),
+            heads: 0..6,
+            columns: 0..768,
+            vocabulary: 0..0,
+            row_weight: 2,
+            weight_bytes: Bytes(12_000_000),
+            budget_bytes: Bytes(1_500_000_000),
+            needed_bytes: Bytes(80_000_000),
+            threads: 2,
+            processor: "neon".to_owned(),
+        };
+        let other = DeviceStatus { row_weight: 1, budget_bytes: Bytes(u64::MAX), ..device.clone() };
+        let text = devices(&[device.clone(), other]);
+        for part in [
+            "0..6",
+            "0..768",
+            "67%",
+            "33%",
+            "12.0 MB",
+            "1.50 GB",
+            "no limit",
+            "no answer for 2.5 s",
+        ] {
+            assert!(text.contains(part), "{part} in\n{text}");
+        }
+        assert!(!text.contains("tokens"), "{text}");
+        assert!(devices(&[DeviceStatus { vocabulary: 0..97, ..device }]).contains("0..97"));
+    }
+}

@@ -1,0 +1,156 @@
+//! Writes raw results as JSON or safetensors.
+
+use super::failure::Failure;
+use galaxy_client::{Output, Tensors};
+use safetensors::tensor::{Dtype, TensorView};
+use serde::Serialize;
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+
+/// Where a raw result goes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Destination {
+    path: PathBuf,
+    format: Format,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Format {
+    Json,
+    Safetensors,
+}
+
+impl FromStr for Destination {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let path = PathBuf::from(text);
+        let format = match path.extension().and_then(|e| e.to_str()) {
+            Some("json") => Format::Json,
+            Some("safetensors") => Format::Safetensors,
+            _ => return Err("the name must end in .json or .safetensors".to_owned()),
+        };
+        Ok(Self { path, format })
+    }
+}
+
+/// What `galaxy run` prints or writes.
+#[derive(Serialize)]
+struct Document<'a> {
+    output: String,
+    #[serde(flatten)]
+    tensors: &'a Tensors,
+}
+
+/// A raw result as one JSON object.
+pub fn as_json(output: Output, tensors: &Tensors) -> Result<String, Failure> {
+    super::json(&Document { output: output.to_string(), tensors })
+}
+
+/// A raw result as safetensors: f32 tensors `sequence.0`, `sequence.1`, ...
+fn as_safetensors(output: Output, tensors: &Tensors) -> Result<Vec<u8>, Failure> {
+    let wrong = |e| Failure::new(format!("cannot write the result as safetensors: {e}"));
+    let named: Vec<(String, Vec<usize>, Vec<u8>)> = tensors
+        .tensors
+        .iter()
+        .map(|tensor| {
+            let shape = tensor.shape.iter().map(|&axis| axis as usize).collect();
+            let bytes = tensor.values.iter().flat_map(|v| v.to_le_bytes()).collect();
+            (format!("sequence.{}", tensor.sequence), shape, bytes)
+        })
+        .collect();
+    let views = named
+        .iter()
+        .map(|(name, shape, bytes)| {
+            Ok((name.as_str(), TensorView::new(Dtype::F32, shape.clone(), bytes).map_err(wrong)?))
+        })
+        .collect::<Result<Vec<_>, Failure>>()?;
+    let about = HashMap::from([
+        ("output".to_owned(), output.to_string()),
+        ("producer".to_owned(), format!("galaxy {}", galaxy_proto::VERSION)),
+    ]);
+    safetensors::serialize(views, Some(about)).map_err(wrong)
+}
+
+impl Destination {
+    /// Where.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes a raw result: beside the file first, so that what is there is whole.
+    pub fn write(&self, output: Output, tensors: &Tensors) -> Result<(), Failure> {
+        let bytes = match self.format {
+            Format::Json => as_json(output, tensors)?.into_bytes(),
+            Format::Safetensors => as_safetensors(output, tensors)?,
+        };
+        let mut beside = self.path.clone().into_os_string();
+        beside.push(".part");
+        std::fs::write(&beside, bytes).and_then(|()| std::fs::rename(&beside, &self.path)).map_err(
+            |e| Failure::new(format!("cannot write the result: {e}")).at(self.path.display()),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use galaxy_client::Tensor;
+    use safetensors::SafeTensors;
+
+    fn result() -> Tensors {
+        let tensor = |sequence, shape: &[u32], values: &[f32]| Tensor {
+            sequence,
+            shape: shape.to_vec(),
+            values: values.to_vec(),
+        };
+        Tensors {
+            tensors: vec![
+                tensor(0, &[2, 2], &[1.0, -2.5, 0.1, f32::MIN_POSITIVE]),
+                tensor(1, &[2], &[3.0, 4.0]),
+            ],
+            report: None,
+        }
+    }
+
+    #[test]
+    fn destinations_say_the_format() {
+        assert_eq!("a.json".parse::<Destination>().unwrap().format, Format::Json);
+        assert_eq!("b/a.safetensors".parse::<Destination>().unwrap().format, Format::Safetensors);
+        assert!("a.npy".parse::<Destination>().unwrap_err().contains(".safetensors"));
+    }
+
+    #[test]
+    fn json_keeps_every_bit() {
+        let text = as_json(Output::Hidden, &result()).unwrap();
+        let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(value["output"], "hidden");
+        assert_eq!(value["tensors"][0]["shape"], serde_json::json!([2, 2]));
+        let values: Vec<f32> =
+            serde_json::from_value(value["tensors"][0]["values"].clone()).unwrap();
+        assert_eq!(values, result().tensors[0].values);
+        assert!(value["report"].is_null());
+    }
+
+    #[test]
+    fn files_are_written_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("out.safetensors");
+        let destination: Destination = path.to_str().unwrap().parse().unwrap();
+        destination.write(Output::Logits, &result()).unwrap();
+        let bytes = std::fs::read(destination.path()).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let tensor = file.tensor("sequence.0").unwrap();
+        assert_eq!((tensor.dtype(), tensor.shape()), (Dtype::F32, &[2, 2][..]));
+        assert_eq!(tensor.data()[4..8], (-2.5f32).to_le_bytes());
+        assert_eq!(file.tensor("sequence.1").unwrap().shape(), [2]);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+        let nowhere: Destination =
+            dir.path().join("no/out.json").to_str().unwrap().parse().unwrap();
+        let failure = nowhere.write(Output::Logits, &result()).unwrap_err();
+        assert!(failure.to_string().contains("out.json"), "{failure}");
+    }
+}

@@ -1,0 +1,386 @@
+//! The connection to a coordinator and the calls over it.
+
+use crate::{
+    answer::{Classes, Embeddings, Output, Report, Tensor, Tensors, rows},
+    error::ClientError,
+    parts::parts,
+    pieces::{Pieces, report},
+    retry::{RetryPolicy, jitter},
+    status::ClusterStatus,
+    trace::Trace,
+};
+use galaxy_common::{DeviceName, RequestId};
+use galaxy_proto::{
+    MAX_MESSAGE_BYTES, channel,
+    identity::{Identity, Role},
+    v1::{self, galaxy_client::GalaxyClient},
+};
+use std::{
+    future::Future,
+    ops::Range,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+use tonic::transport::Channel;
+
+/// The time a call has, unless told otherwise.
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
+type Stub = GalaxyClient<Channel>;
+
+/// What happens to a text with more tokens than the model takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum TooLong {
+    /// The call fails with `text_too_long`.
+    #[default]
+    Refuse,
+    /// The text is cut.
+    Truncate,
+}
+
+/// Says where the coordinator is and who we are.
+#[derive(Clone, Debug)]
+pub struct Builder {
+    address: String,
+    identity: Option<PathBuf>,
+    coordinator: String,
+    timeout: Duration,
+    retry: RetryPolicy,
+}
+
+impl Default for Builder {
+    fn default() -> Self {
+        Self {
+            address: "127.0.0.1:7000".to_owned(),
+            identity: None,
+            coordinator: "coordinator".to_owned(),
+            timeout: DEFAULT_TIMEOUT,
+            retry: RetryPolicy::default(),
+        }
+    }
+}
+
+impl Builder {
+    /// Where the coordinator listens, as host:port. Default: 127.0.0.1:7000.
+    pub fn address(mut self, address: impl Into<String>) -> Self {
+        self.address = address.into();
+        self
+    }
+    /// The directory of our identity, made by `galaxy keys issue NAME --role client`.
+    ///
+    /// Without one the connection is not encrypted, which is allowed on loopback only.
+    pub fn identity(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.identity = Some(directory.into());
+        self
+    }
+    /// The name in the coordinator's certificate. Default: `coordinator`.
+    pub fn coordinator(mut self, name: impl Into<String>) -> Self {
+        self.coordinator = name.into();
+        self
+    }
+    /// The time each call has, retries among it. Default: [`DEFAULT_TIMEOUT`].
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+    /// When calls are tried again.
+    pub fn retry(mut self, policy: RetryPolicy) -> Self {
+        self.retry = policy;
+        self
+    }
+
+    /// Connects.
+    ///
+    /// # Errors
+    /// When the identity cannot be used or no connection comes about within the timeout.
+    pub async fn connect(self) -> Result<Client, ClientError> {
+        let identity = match &self.identity {
+            Some(path) => Some(Identity::load(path)?),
+            None => None,
+        };
+        let name = DeviceName::new(self.coordinator)?;
+        // A coordinator that takes longer to accept is gone, however much time the call has.
+        let patience = self.timeout.min(Duration::from_secs(10));
+        let server = (&name, Role::Coordinator);
+        let channel = channel::connect(&self.address, identity.as_ref(), server, patience).await?;
+        let stub = GalaxyClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        Ok(Client { stub, timeout: self.timeout, retry: self.retry })
+    }
+}
+
+/// A connection to a coordinator. Cheap to clone; clones share the connection.
+///
+/// # Cancel safety
+/// Dropping the future of a call tells the coordinator that nobody waits any more.
+#[derive(Clone, Debug)]
+pub struct Client {
+    stub: Stub,
+    timeout: Duration,
+    retry: RetryPolicy,
+}
+
+impl Client {
+    /// Where to begin.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// The same connection with another time for each call.
+    pub fn with_timeout(&self, timeout: Duration) -> Self {
+        Self { timeout, ..self.clone() }
+    }
+
+    /// One vector for each text, pooled and normalised as the model says.
+    ///
+    /// More than [`MAX_TEXTS_PER_PART`] texts are sent in parts, one after another.
+    ///
+    /// # Errors
+    /// `empty_text`, `text_too_long`, `overloaded`, `unavailable`, `device_lost`, `deadline`, ...
+    pub async fn embed<T: AsRef<str>>(&self, texts: &[T]) -> Result<Embeddings, ClientError> {
+        self.embed_with(texts, TooLong::Refuse).await
+    }
+
+    /// [`Client::embed`], with a choice for texts that are too long.
+    ///
+    /// # Errors
+    /// As [`Client::embed`].
+    pub async fn embed_with<T: AsRef<str>>(
+        &self,
+        texts: &[T],
+        too_long: TooLong,
+    ) -> Result<Embeddings, ClientError> {
+        let deadline = Instant::now() + self.timeout;
+        let mut all = Embeddings { vectors: Vec::new(), report: Report::default() };
+        for part in parts(texts.iter().map(|t| t.as_ref().len())) {
+            let request = v1::EmbedRequest {
+                texts: owned(&texts[part.clone()]),
+                truncate: too_long == TooLong::Truncate,
+            };
+            let reply = self
+                .call(deadline, request, |mut stub, request| async move {
+                    Ok(stub.embed(request).await?.into_inner())
+                })
+                .await
+                .and_then(|reply| {
+                    let vectors = rows(&reply.vectors, part.len(), reply.width as usize)?;
+                    Ok((vectors, report(reply.report)?))
+                });
+            let (vectors, cost) = reply.map_err(|e| in_part(e, &part, texts.len()))?;
+            all.vectors.extend(vectors);
+            all.report.absorb(cost);
+        }
+        Ok(all)
+    }
+
+    /// The logits of the model's classes for each text.
+    ///
+    /// # Errors
+    /// As [`Client::embed`], and `unsupported_output` when the model has no classes.
+    pub async fn classify<T: AsRef<str>>(&self, texts: &[T]) -> Result<Classes, ClientError> {
+        self.classify_with(texts, TooLong::Refuse).await
+    }
+
+    /// [`Client::classify`], with a choice for texts that are too long.
+    ///
+    /// # Errors
+    /// As [`Client::classify`].
+    pub async fn classify_with<T: AsRef<str>>(
+        &self,
+        texts: &[T],
+        too_long: TooLong,
+    ) -> Result<Classes, ClientError> {
+        let deadline = Instant::now() + self.timeout;
+        let mut all = Classes { labels: Vec::new(), logits: Vec::new(), report: Report::default() };
+        for part in parts(texts.iter().map(|t| t.as_ref().len())) {
+            let request = v1::ClassifyRequest {
+                texts: owned(&texts[part.clone()]),
+                truncate: too_long == TooLong::Truncate,
+            };
+            let reply = self
+                .call(deadline, request, |mut stub, request| async move {
+                    Ok(stub.classify(request).await?.into_inner())
+                })
+                .await
+                .and_then(|reply| {
+                    let logits = rows(&reply.logits, part.len(), reply.labels.len())?;
+                    Ok((reply.labels, logits, report(reply.report)?))
+                });
+            let (labels, logits, cost) = reply.map_err(|e| in_part(e, &part, texts.len()))?;
+            all.labels = labels;
+            all.logits.extend(logits);
+            all.report.absorb(cost);
+        }
+        Ok(all)
+    }
+
+    /// The raw door: token ids in, tensors out. For models without a tokenizer too.
+    ///
+    /// # Errors
+    /// As [`Client::embed`], and `unknown_token`, `unsupported_output`.
+    pub async fn run<S: AsRef<[u32]>>(
+        &self,
+        sequences: &[S],
+        output: Output,
+    ) -> Result<Tensors, ClientError> {
+        let deadline = Instant::now() + self.timeout;
+        let mut tensors = Vec::new();
+        let mut cost = Report::default();
+        let sizes = sequences.iter().map(|s| s.as_ref().len().saturating_mul(5));
+        for part in parts(sizes) {
+            let (wanted, pooled) = match output {
+                Output::Hidden => (v1::Wanted::Hidden, false),
+                Output::Logits => (v1::Wanted::LastLogits, false),
+                Output::AllLogits => (v1::Wanted::AllLogits, false),
+                Output::Pooled => (v1::Wanted::Unspecified, true),
+            };
+            let sequence = |s: &S| v1::Sequence { ids: s.as_ref().to_vec() };
+            let request = v1::RunRequest {
+                sequences: sequences[part.clone()].iter().map(sequence).collect(),
+                output: wanted.into(),
+                pooled,
+            };
+            let count = part.len();
+            let (found, part_cost) = self
+                .call(deadline, request, |mut stub, request| async move {
+                    collect(stub.run(request).await?.into_inner(), count).await
+                })
+                .await
+                .map_err(|e| in_part(e, &part, sequences.len()))?;
+            // Sequences have u32 indices on the wire, so a part starts far below its limit.
+            let first = part.start as u32;
+            tensors.extend(found.into_iter().map(|t| Tensor { sequence: t.sequence + first, ..t }));
+            cost.absorb(part_cost);
+        }
+        Ok(Tensors { tensors, report: Some(cost) })
+    }
+
+    /// What the cluster is and how it fares.
+    ///
+    /// # Errors
+    /// When the coordinator does not answer.
+    pub async fn status(&self) -> Result<ClusterStatus, ClientError> {
+        let deadline = Instant::now() + self.timeout;
+        self.call(deadline, v1::StatusRequest {}, |mut stub, request| async move {
+            Ok(stub.status(request).await?.into_inner().into())
+        })
+        .await
+    }
+
+    /// The measured lanes of a request that ran lately; of the last one without `request`.
+    ///
+    /// # Errors
+    /// When the request is not known any more.
+    pub async fn trace(&self, request: Option<RequestId>) -> Result<Trace, ClientError> {
+        let deadline = Instant::now() + self.timeout;
+        let message = v1::TraceRequest { request: request.map_or(0, |id| id.0) };
+        self.call(deadline, message, |mut stub, request| async move {
+            Ok(stub.trace(request).await?.into_inner().into())
+        })
+        .await
+    }
+
+    /// Asks the coordinator to finish what is queued and to take no more.
+    ///
+    /// # Errors
+    /// When the coordinator does not answer.
+    pub async fn drain(&self) -> Result<(), ClientError> {
+        self.set_draining(true).await
+    }
+
+    /// Asks a draining coordinator to take requests again.
+    ///
+    /// # Errors
+    /// When the coordinator does not answer.
+    pub async fn undrain(&self) -> Result<(), ClientError> {
+        self.set_draining(false).await
+    }
+
+    async fn set_draining(&self, draining: bool) -> Result<(), ClientError> {
+        let deadline = Instant::now() + self.timeout;
+        let message = v1::GalaxyDrainRequest { off: !draining };
+        self.call(deadline, message, |mut stub, request| async move {
+            stub.drain(request).await?;
+            Ok(())
+        })
+        .await
+    }
+
+    /// One call: every attempt carries the time that is left, and none outlives the deadline.
+    async fn call<M, T, F, A>(
+        &self,
+        deadline: Instant,
+        message: M,
+        attempt: F,
+    ) -> Result<T, ClientError>
+    where
+        M: Clone,
+        F: Fn(Stub, tonic::Request<M>) -> A,
+        A: Future<Output = Result<T, ClientError>>,
+    {
+        let timeout = self.timeout;
+        let mut failed = 0;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(ClientError::Timeout { timeout });
+            }
+            let mut request = tonic::Request::new(message.clone());
+            request.set_timeout(left);
+            let error = match tokio::time::timeout(left, attempt(self.stub.clone(), request)).await
+            {
+                Ok(Ok(answer)) => return Ok(answer),
+                Ok(Err(error)) => error,
+                Err(_) => return Err(ClientError::Timeout { timeout }),
+            };
+            failed += 1;
+            let left = deadline.saturating_duration_since(Instant::now());
+            // The transport and the coordinator know the deadline too, and may be first to say so.
+            if left.is_zero() && matches!(error.code(), "cancelled" | "deadline_exceeded") {
+                return Err(ClientError::Timeout { timeout });
+            }
+            match self.retry.pause(failed, error.retryable(), jitter(), left) {
+                Some(pause) => tokio::time::sleep(pause).await,
+                None => return Err(error),
+            }
+        }
+    }
+}
+
+/// Gathers the pieces of a raw result of `count` sequences.
+async fn collect(
+    mut stream: tonic::Streaming<v1::RunEvent>,
+    count: usize,
+) -> Result<(Vec<Tensor>, Report), ClientError> {
+    let mut pieces = Pieces::new(count);
+    while let Some(event) = stream.message().await? {
+        if let Some(event) = event.event {
+            pieces.take(event)?;
+        }
+    }
+    pieces.finish()
+}
+
+fn owned<T: AsRef<str>>(texts: &[T]) -> Vec<String> {
+    texts.iter().map(|t| t.as_ref().to_owned()).collect()
+}
+
+fn in_part(error: ClientError, part: &Range<usize>, total: usize) -> ClientError {
+    if part.len() == total {
+        return error;
+    }
+    ClientError::Part { first: part.start, count: part.len(), source: Box::new(error) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_part_of_several_is_named() {
+        let error = || ClientError::Malformed { what: String::new() };
+        assert!(matches!(in_part(error(), &(0..5), 5), ClientError::Malformed { .. }));
+        assert!(matches!(
+            in_part(error(), &(1024..1500), 1500),
+            ClientError::Part { first: 1024, count: 476, .. }
+        ));
+    }
+}

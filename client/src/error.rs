@@ -1,0 +1,136 @@
+//! What can go wrong with a call.
+
+use galaxy_proto::{channel::ConnectError, fault, identity::IdentityError};
+use std::time::Duration;
+
+/// Why a call failed.
+///
+/// A program branches on [`ClientError::code`]; [`ClientError::retryable`] says whether the same
+/// call may succeed later. The SDK has then already tried again, as far as its policy and the
+/// deadline allow.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClientError {
+    /// The identity that was named cannot be used.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    /// A coordinator's name that is no name.
+    #[error(transparent)]
+    Name(#[from] galaxy_common::NameError),
+    /// No connection came about.
+    #[error("no connection to the coordinator: {source}")]
+    Connect {
+        /// Why, and where it was looked for.
+        #[from]
+        source: ConnectError,
+    },
+    /// The coordinator, or a device behind it, refused or failed.
+    #[error("{message}")]
+    Refused {
+        /// Stable name of the reason, like `text_too_long`.
+        code: String,
+        /// For a person.
+        message: String,
+        /// Whether the same call may succeed later.
+        retryable: bool,
+        /// The device at fault, if it is one.
+        device: Option<String>,
+    },
+    /// The caller's time ran out.
+    #[error("no answer within {timeout:?}")]
+    Timeout {
+        /// The time that the call had.
+        timeout: Duration,
+    },
+    /// The answer is not what was asked for: the coordinator is broken, or of another version.
+    #[error("the coordinator's answer is malformed: {what}")]
+    Malformed {
+        /// What is wrong.
+        what: String,
+    },
+    /// One part of a call that was sent in parts failed. Indices in `source` count within it.
+    #[error("in the part of items {first} to {last}: {source}", last = first + count.saturating_sub(1))]
+    Part {
+        /// Index of the first item of the part.
+        first: usize,
+        /// Items of the part.
+        count: usize,
+        /// What happened to it.
+        source: Box<ClientError>,
+    },
+}
+
+impl ClientError {
+    /// A stable name of the reason.
+    pub fn code(&self) -> &str {
+        match self {
+            Self::Identity(_) => "identity",
+            Self::Name(_) => "invalid_argument",
+            Self::Connect { source, .. } => source.code(),
+            Self::Refused { code, .. } => code,
+            Self::Timeout { .. } => "deadline",
+            Self::Malformed { .. } => "malformed_answer",
+            Self::Part { source, .. } => source.code(),
+        }
+    }
+
+    /// Whether the same call may succeed later.
+    pub fn retryable(&self) -> bool {
+        match self {
+            Self::Refused { retryable, .. } => *retryable,
+            Self::Connect { source, .. } => source.retryable(),
+            Self::Part { source, .. } => source.retryable(),
+            _ => false,
+        }
+    }
+
+    /// The device at fault, if it is one.
+    pub fn device(&self) -> Option<&str> {
+        match self {
+            Self::Refused { device, .. } => device.as_deref(),
+            Self::Part { source, .. } => source.device(),
+            _ => None,
+        }
+    }
+}
+
+impl From<tonic::Status> for ClientError {
+    fn from(status: tonic::Status) -> Self {
+        let fault::Fault { code, message, retryable, device } = fault::from_status(&status);
+        let device = Some(device).filter(|name| !name.is_empty());
+        Self::Refused { code, message, retryable, device }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lost() -> ClientError {
+        ClientError::Refused {
+            code: "device_lost".to_owned(),
+            message: "device pi-2 was lost: no answer for 2.5 s".to_owned(),
+            retryable: true,
+            device: Some("pi-2".to_owned()),
+        }
+    }
+
+    #[test]
+    fn a_part_speaks_for_its_source() {
+        let part = ClientError::Part { first: 1024, count: 512, source: Box::new(lost()) };
+        assert_eq!(part.code(), "device_lost");
+        assert!(part.retryable());
+        assert_eq!(part.device(), Some("pi-2"));
+        assert_eq!(
+            part.to_string(),
+            "in the part of items 1024 to 1535: device pi-2 was lost: no answer for 2.5 s"
+        );
+    }
+
+    #[test]
+    fn a_timeout_is_the_callers() {
+        let error = ClientError::Timeout { timeout: Duration::from_secs(60) };
+        assert_eq!((error.code(), error.retryable(), error.device()), ("deadline", false, None));
+        assert_eq!(error.to_string(), "no answer within 60s");
+    }
+}

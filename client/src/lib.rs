@@ -1,0 +1,39 @@
+//! The Rust SDK: talks to a Galaxy coordinator and gets vectors, classes and tensors back.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), galaxy_client::ClientError> {
+//! use galaxy_client::Client;
+//!
+//! let client = Client::builder().address("192.168.1.10:7000").identity("keys/laptop").connect().await?;
+//! let answer = client.embed(&["a lighthouse at night", "a beam over the sea"]).await?;
+//! println!("{} values each; executed in {:?}", answer.vectors[0].len(), answer.report.execute);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Every call has a deadline, errors are typed ([`ClientError`]), and a call is tried again only
+//! where the coordinator's error says that a retry can help, and only within that deadline.
+
+mod answer;
+mod client;
+mod error;
+mod parts;
+mod pieces;
+mod rate;
+mod retry;
+mod status;
+mod trace;
+
+pub use answer::{Classes, DeviceReport, Embeddings, Output, Report, Tensor, Tensors};
+pub use client::{Builder, Client, DEFAULT_TIMEOUT, TooLong};
+pub use error::ClientError;
+pub use parts::MAX_TEXTS_PER_PART;
+pub use rate::{LinkRate, RateError};
+pub use retry::RetryPolicy;
+pub use status::{ClusterStatus, DeviceStatus};
+pub use trace::{DeviceTrace, LaneTrace, Trace, hidden_communication};
+
+/// The example of the README compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

@@ -1,0 +1,110 @@
+//! What a cluster is and how it fares.
+
+use galaxy_common::Bytes;
+use galaxy_proto::v1;
+use serde::Serialize;
+use std::ops::Range;
+
+/// What a coordinator says about itself and its devices.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct ClusterStatus {
+    /// Version of the coordinator.
+    pub version: String,
+    /// Commit that it was built from.
+    pub commit: String,
+    /// Protocol version that it speaks.
+    pub protocol: u32,
+    /// Name of the cluster.
+    pub cluster: String,
+    /// Name of the model.
+    pub model: String,
+    /// How work is cut.
+    pub strategy: String,
+    /// How activations travel.
+    pub wire: String,
+    /// Tiles of a transfer.
+    pub tiles: u32,
+    /// `starting`, `ready`, `degraded` or `draining`.
+    pub state: String,
+    /// Epoch of the plan.
+    pub epoch: u64,
+    /// Devices in ring order.
+    pub devices: Vec<DeviceStatus>,
+    /// Requests that wait.
+    pub queued: u32,
+    /// Requests answered.
+    pub served: u64,
+    /// Requests that failed.
+    pub failed: u64,
+}
+
+/// One device of a cluster.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct DeviceStatus {
+    /// Its name.
+    pub name: String,
+    /// Where its worker listens.
+    pub address: String,
+    /// `unreachable`, `connected`, `placing`, `ready`, `lost` or `idle`.
+    pub state: String,
+    /// Why, where there is something to say.
+    pub detail: String,
+    /// Query heads of each layer.
+    pub heads: Range<u32>,
+    /// Columns of the inner width of each MLP.
+    pub columns: Range<u32>,
+    /// Slice of the vocabulary.
+    pub vocabulary: Range<u32>,
+    /// Relative weight of its rows in connective blocks.
+    pub row_weight: u32,
+    /// Weights as held.
+    pub weight_bytes: Bytes,
+    /// What it grants.
+    pub budget_bytes: Bytes,
+    /// What its part needs.
+    pub needed_bytes: Bytes,
+    /// Threads for kernels.
+    pub threads: u32,
+    /// Its widest kernels.
+    pub processor: String,
+}
+
+impl From<v1::StatusReply> for ClusterStatus {
+    fn from(wire: v1::StatusReply) -> Self {
+        Self {
+            version: wire.version,
+            commit: wire.commit,
+            protocol: wire.protocol,
+            cluster: wire.cluster,
+            model: wire.model,
+            strategy: wire.strategy,
+            wire: wire.wire,
+            tiles: wire.tiles,
+            state: wire.state,
+            epoch: wire.epoch,
+            devices: wire.devices.into_iter().map(DeviceStatus::from).collect(),
+            queued: wire.queued,
+            served: wire.served,
+            failed: wire.failed,
+        }
+    }
+}
+impl From<v1::DeviceStatus> for DeviceStatus {
+    fn from(wire: v1::DeviceStatus) -> Self {
+        Self {
+            name: wire.name,
+            address: wire.address,
+            state: wire.state,
+            detail: wire.detail,
+            heads: wire.heads_from..wire.heads_to,
+            columns: wire.columns_from..wire.columns_to,
+            vocabulary: wire.vocabulary_from..wire.vocabulary_to,
+            row_weight: wire.row_weight,
+            weight_bytes: Bytes(wire.weight_bytes),
+            budget_bytes: Bytes(wire.budget_bytes),
+            needed_bytes: Bytes(wire.needed_bytes),
+            threads: wire.threads,
+            processor: wire.processor,
+        }
+    }
+}

@@ -1,0 +1,363 @@
+//! The API: the Galaxy service over a [`Session`]. Wire types end here.
+
+use crate::{
+    error::RequestError,
+    fleet::{DeviceView, Readiness},
+    session::{Report, RunOutput, Session, Tensor},
+    trace::DeviceSum,
+};
+use galaxy_common::Wanted;
+use galaxy_proto::{
+    COMMIT, MAX_MESSAGE_BYTES, PROTOCOL, VERSION, convert,
+    door::{Door, require},
+    identity::{Identity, Role},
+    v1::{
+        self,
+        galaxy_server::{Galaxy, GalaxyServer},
+        run_event::Event,
+    },
+};
+use std::{future::Future, pin::Pin, time::Duration};
+use tokio::{net::TcpListener, sync::mpsc};
+use tokio_stream::{Stream, wrappers::ReceiverStream};
+use tonic::{Request, Response, Status, metadata::MetadataMap};
+
+/// Bytes of one piece of a tensor.
+const PIECE: usize = 1 << 20;
+/// Pieces on their way to a client that reads slowly.
+const PIECES: usize = 4;
+
+/// The service.
+#[derive(Clone)]
+pub struct Api {
+    session: Session,
+    cluster: String,
+}
+
+impl Api {
+    /// The service of `session`, under the cluster's name.
+    pub fn new(session: Session, cluster: impl Into<String>) -> Self {
+        Self { session, cluster: cluster.into() }
+    }
+
+    /// Serves clients on `listener` until `stop` ends and every call is answered.
+    ///
+    /// Without an identity it is plaintext, and only this machine is let in.
+    ///
+    /// # Errors
+    /// When the transport fails.
+    pub async fn serve(
+        self,
+        listener: TcpListener,
+        identity: Option<&Identity>,
+        stop: impl Future<Output = ()>,
+    ) -> Result<(), tonic::transport::Error> {
+        let door = Door::open(listener, identity, None);
+        let service = GalaxyServer::new(self)
+            .max_decoding_message_size(MAX_MESSAGE_BYTES)
+            .max_encoding_message_size(MAX_MESSAGE_BYTES);
+        tonic::transport::Server::builder()
+            .add_service(service)
+            .serve_with_incoming_shutdown(door, stop)
+            .await
+    }
+
+    fn state(&self) -> &'static str {
+        let readiness = self.session.readiness();
+        if self.session.admission().draining() {
+            return "draining";
+        }
+        match readiness {
+            Readiness::Ready(_) => "ready",
+            Readiness::Waiting { .. }
+                if self.session.devices().iter().any(|d| d.state == "lost") =>
+            {
+                "degraded"
+            }
+            Readiness::Waiting { .. } => "starting",
+        }
+    }
+}
+
+/// Of a call's time, at most this much is kept for the way of a typed error to the caller.
+const WAY_BACK: Duration = Duration::from_millis(20);
+
+/// The time that a call may take, by its `grpc-timeout`.
+fn allowed(metadata: &MetadataMap) -> Result<Option<Duration>, Status> {
+    Ok(timeout(metadata)?.map(|time| time.saturating_sub(WAY_BACK.min(time / 10))))
+}
+
+fn timeout(metadata: &MetadataMap) -> Result<Option<Duration>, Status> {
+    let Some(value) = metadata.get("grpc-timeout") else { return Ok(None) };
+    let wrong = || {
+        let why =
+            "grpc-timeout is not a number of up to 8 digits and one of H M S m u n".to_owned();
+        Status::from(RequestError::Invalid { why })
+    };
+    let text = value.to_str().map_err(|_| wrong())?;
+    let (digits, unit) = text.split_at_checked(text.len().saturating_sub(1)).ok_or_else(wrong)?;
+    if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|b| b.is_ascii_digit()) {
+        return Err(wrong());
+    }
+    let n: u64 = digits.parse().map_err(|_| wrong())?;
+    Ok(Some(match unit {
+        "H" => Duration::from_secs(n * 3600),
+        "M" => Duration::from_secs(n * 60),
+        "S" => Duration::from_secs(n),
+        "m" => Duration::from_millis(n),
+        "u" => Duration::from_micros(n),
+        "n" => Duration::from_nanos(n),
+        _ => return Err(wrong()),
+    }))
+}
+
+type Events = Pin<Box<dyn Stream<Item = Result<v1::RunEvent, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl Galaxy for Api {
+    type RunStream = Events;
+
+    async fn embed(
+        &self,
+        request: Request<v1::EmbedRequest>,
+    ) -> Result<Response<v1::EmbedReply>, Status> {
+        require(Role::Client, &request)?;
+        let limit = allowed(request.metadata())?;
+        let v1::EmbedRequest { texts, truncate } = request.into_inner();
+        let done = self.session.embed(texts, truncate, limit).await?;
+        Ok(Response::new(v1::EmbedReply {
+            width: done.width,
+            vectors: bytes(&done.vectors),
+            report: Some(report(done.report)),
+        }))
+    }
+
+    async fn classify(
+        &self,
+        request: Request<v1::ClassifyRequest>,
+    ) -> Result<Response<v1::ClassifyReply>, Status> {
+        require(Role::Client, &request)?;
+        let limit = allowed(request.metadata())?;
+        let v1::ClassifyRequest { texts, truncate } = request.into_inner();
+        let done = self.session.classify(texts, truncate, limit).await?;
+        Ok(Response::new(v1::ClassifyReply {
+            labels: done.labels,
+            logits: bytes(&done.logits),
+            report: Some(report(done.report)),
+        }))
+    }
+
+    async fn run(&self, request: Request<v1::RunRequest>) -> Result<Response<Events>, Status> {
+        require(Role::Client, &request)?;
+        let limit = allowed(request.metadata())?;
+        let request = request.into_inner();
+        let output = output(&request)?;
+        let sequences = request.sequences.into_iter().map(|s| s.ids).collect();
+        let done = self.session.run(sequences, output, limit).await?;
+        let (sender, receiver) = mpsc::channel(PIECES);
+        // Ends when all is sent or the client is gone.
+        tokio::spawn(send(sender, done.tensors, done.report));
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+    }
+
+    async fn status(
+        &self,
+        request: Request<v1::StatusRequest>,
+    ) -> Result<Response<v1::StatusReply>, Status> {
+        require(Role::Client, &request)?;
+        let plan = self.session.plan();
+        let (served, failed) = self.session.counts();
+        let epoch = match self.session.readiness() {
+            Readiness::Ready(epoch) => epoch.0,
+            Readiness::Waiting { .. } => 0,
+        };
+        Ok(Response::new(v1::StatusReply {
+            version: VERSION.to_owned(),
+            commit: COMMIT.to_owned(),
+            protocol: PROTOCOL,
+            cluster: self.cluster.clone(),
+            model: plan.model.clone(),
+            strategy: plan.strategy.to_string(),
+            wire: plan.wire.to_string(),
+            tiles: u32::from(plan.tiles),
+            state: self.state().to_owned(),
+            epoch,
+            devices: self.session.devices().into_iter().map(device).collect(),
+            queued: u32::try_from(self.session.admission().queued()).unwrap_or(u32::MAX),
+            served,
+            failed,
+        }))
+    }
+
+    async fn trace(
+        &self,
+        request: Request<v1::TraceRequest>,
+    ) -> Result<Response<v1::TraceReply>, Status> {
+        require(Role::Client, &request)?;
+        let trace = self.session.trace(request.into_inner().request).await?;
+        let devices = trace.devices.into_iter().map(traced).collect();
+        Ok(Response::new(v1::TraceReply { chrome_json: trace.chrome_json, devices }))
+    }
+
+    async fn drain(
+        &self,
+        request: Request<v1::GalaxyDrainRequest>,
+    ) -> Result<Response<v1::GalaxyDrainReply>, Status> {
+        require(Role::Client, &request)?;
+        let limit = allowed(request.metadata())?;
+        if request.into_inner().off {
+            self.session.admission().drain(false);
+        } else {
+            let drained = self.session.drain();
+            match limit {
+                // What is left when the caller's time is over still ends by itself.
+                Some(limit) => drop(tokio::time::timeout(limit, drained).await),
+                None => drained.await,
+            }
+        }
+        Ok(Response::new(v1::GalaxyDrainReply {}))
+    }
+}
+
+fn output(request: &v1::RunRequest) -> Result<RunOutput, Status> {
+    let unspecified = request.output == i32::from(v1::Wanted::Unspecified);
+    if request.pooled && !unspecified {
+        let why =
+            "the request asks for the model's pooling and for an output: ask for one".to_owned();
+        return Err(RequestError::Invalid { why }.into());
+    }
+    if unspecified {
+        return Ok(RunOutput::Sentence);
+    }
+    let wanted: Wanted = convert::wanted(request.output)
+        .map_err(|e| RequestError::Invalid { why: e.to_string() })?;
+    Ok(RunOutput::Wanted(wanted))
+}
+
+async fn send(
+    sender: mpsc::Sender<Result<v1::RunEvent, Status>>,
+    tensors: Vec<Tensor>,
+    cost: Report,
+) {
+    let event = |event| Ok(v1::RunEvent { event: Some(event) });
+    for (sequence, tensor) in tensors.into_iter().enumerate() {
+        let sequence = u32::try_from(sequence).unwrap_or(u32::MAX);
+        let head = v1::TensorHead { sequence, shape: tensor.shape };
+        if sender.send(event(Event::Tensor(head))).await.is_err() {
+            return;
+        }
+        for piece in tensor.values.chunks(PIECE / 4) {
+            if sender.send(event(Event::Data(bytes(piece)))).await.is_err() {
+                return;
+            }
+        }
+    }
+    // A client that is gone needs no report.
+    drop(sender.send(event(Event::Report(report(cost)))).await);
+}
+
+fn bytes(values: &[f32]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(values.len() * 4);
+    for value in values {
+        bytes.extend_from_slice(&value.to_le_bytes());
+    }
+    bytes
+}
+
+fn ns(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn report(report: Report) -> v1::RequestReport {
+    let devices = report.devices.into_iter().map(|(name, cost)| v1::DeviceReport {
+        device: name.into(),
+        compute_busy_ns: cost.compute_busy_ns,
+        awaiting_receive_ns: cost.awaiting_receive_ns,
+        bytes_sent: cost.bytes_sent,
+        bytes_received: cost.bytes_received,
+        total_ns: cost.total_ns,
+    });
+    v1::RequestReport {
+        request: report.request.0,
+        epoch: report.epoch.0,
+        queue_ns: ns(report.queue),
+        tokenize_ns: ns(report.tokenize),
+        execute_ns: ns(report.execute),
+        tokens: u32::try_from(report.tokens).unwrap_or(u32::MAX),
+        programs: report.programs,
+        devices: devices.collect(),
+    }
+}
+
+fn device(view: DeviceView) -> v1::DeviceStatus {
+    let mut status = v1::DeviceStatus {
+        name: view.name,
+        address: view.address,
+        state: view.state.to_owned(),
+        detail: view.detail,
+        weight_bytes: view.weight_bytes.0,
+        budget_bytes: view.budget.0,
+        needed_bytes: view.needed.0,
+        threads: u32::from(view.threads),
+        processor: view.processor,
+        ..v1::DeviceStatus::default()
+    };
+    if let Some(part) = view.part {
+        let block = part.prefill.block(0);
+        (status.heads_from, status.heads_to) = (block.heads.start(), block.heads.end());
+        (status.columns_from, status.columns_to) = (block.columns.start(), block.columns.end());
+        let vocabulary = part.prefill.vocabulary;
+        (status.vocabulary_from, status.vocabulary_to) = (vocabulary.start(), vocabulary.end());
+        status.row_weight = part.prefill.row_weight;
+    }
+    status
+}
+
+fn traced(sum: DeviceSum) -> v1::TraceDevice {
+    let lane = |l: crate::trace::LaneSum| v1::TraceLane {
+        lane: l.lane,
+        busy_ns: l.busy_ns,
+        idle_ns: l.idle_ns,
+    };
+    v1::TraceDevice {
+        device: sum.device,
+        lanes: sum.lanes.into_iter().map(lane).collect(),
+        wall_ns: sum.wall_ns,
+        awaiting_receive_ns: sum.awaiting_receive_ns,
+        bytes_received: sum.bytes_received,
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn header(text: &str) -> Result<Option<Duration>, Status> {
+        let mut metadata = MetadataMap::new();
+        metadata.insert("grpc-timeout", text.parse().unwrap());
+        timeout(&metadata)
+    }
+
+    #[test]
+    fn timeouts_of_callers_are_read() {
+        assert_eq!(timeout(&MetadataMap::new()).unwrap(), None);
+        assert_eq!(header("200m").unwrap(), Some(Duration::from_millis(200)));
+        assert_eq!(header("99999999H").unwrap(), Some(Duration::from_secs(99_999_999 * 3600)));
+        for bad in ["", "S", "1", "1x", "-1S", "123456789S", "+1S"] {
+            assert!(header(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn one_output_at_a_time() {
+        let mut request = v1::RunRequest { sequences: vec![], output: 0, pooled: true };
+        assert_eq!(output(&request).unwrap(), RunOutput::Sentence);
+        request.output = v1::Wanted::Hidden.into();
+        assert!(output(&request).is_err());
+        request.pooled = false;
+        assert_eq!(output(&request).unwrap(), RunOutput::Wanted(Wanted::Hidden));
+        request.output = 99;
+        assert!(output(&request).is_err());
+    }
+}

@@ -1,0 +1,437 @@
+//! The cluster file: read once, checked, and never looked at again.
+
+mod table;
+
+pub use table::Place;
+
+use galaxy_common::{
+    Bytes, DeviceName,
+    plan::{MAX_DEVICES, MAX_TILES, Strategy, WireType},
+    shape::MAX_ROWS,
+};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
+use table::{Section, line_of};
+use toml::de::{DeTable, DeValue};
+
+/// Where the API listens if nothing else is said: this machine only.
+pub const DEFAULT_LISTEN: &str = "127.0.0.1:7000";
+/// Rows of one program if nothing else is said: what a sentence model's batch of 32 short texts has.
+pub const DEFAULT_MAX_ROWS: u32 = 512;
+/// Requests that wait if nothing else is said.
+pub const DEFAULT_QUEUE: usize = 64;
+/// How long a request may take if neither it nor the file says.
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
+/// Tiles if nothing else is said: the paper's ring steps, cut so that transfers hide.
+pub const DEFAULT_TILES: u16 = 4;
+
+const CLUSTER_KEYS: &[&str] = &[
+    "name", "model", "identity", "strategy", "wire", "tiles", "listen", "max_rows", "queue",
+    "plain", "timeout",
+];
+const DEVICE_KEYS: &[&str] = &["name", "address", "memory", "threads", "share"];
+const TOP_KEYS: &[&str] = &["cluster", "device"];
+
+/// A cluster, as its file describes it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Cluster {
+    /// Its name, for people.
+    pub name: String,
+    /// The model's directory.
+    pub model: PathBuf,
+    /// The directory of the coordinator's identity.
+    pub identity: PathBuf,
+    /// How work is cut.
+    pub strategy: Strategy,
+    /// How activations travel.
+    pub wire: WireType,
+    /// Into how many tiles.
+    pub tiles: u16,
+    /// Where the API listens.
+    pub listen: String,
+    /// Most rows of one program.
+    pub max_rows: u32,
+    /// Most requests that wait.
+    pub queue: usize,
+    /// Whether ring links go without TLS.
+    pub plain: bool,
+    /// How long a request may take that does not say.
+    pub timeout: Duration,
+    /// The devices in ring order.
+    pub devices: Vec<Device>,
+}
+
+/// A device, as the cluster file describes it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Device {
+    /// Its name, as in its certificate.
+    pub name: DeviceName,
+    /// host:port of its worker.
+    pub address: String,
+    /// What it grants.
+    pub memory: Bytes,
+    /// Threads for kernels; without it, what its worker was started with.
+    pub threads: Option<u16>,
+    /// Relative weight of work.
+    pub share: f64,
+}
+
+/// A cluster file that is none.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum ClusterError {
+    /// It cannot be read.
+    #[error("{path} cannot be read: {why}")]
+    Read {
+        /// Which file.
+        path: PathBuf,
+        /// What the system said.
+        why: String,
+    },
+    /// It is not TOML.
+    #[error("line {line}: {why}")]
+    Syntax {
+        /// Where.
+        line: usize,
+        /// What the parser said.
+        why: String,
+    },
+    /// A key that nobody knows.
+    #[error("{at} is not a key{}; known are {}", suggestion.map(|s| format!(": did you mean {s:?}?")).unwrap_or_default(), known.join(", "))]
+    UnknownKey {
+        /// Which.
+        at: Place,
+        /// What was meant, if one is near.
+        suggestion: Option<&'static str>,
+        /// What would be known.
+        known: &'static [&'static str],
+    },
+    /// A key that must be there.
+    #[error("line {line}: [{table}] has no {key:?}")]
+    Missing {
+        /// In which table.
+        table: String,
+        /// Which key.
+        key: &'static str,
+        /// Where the table begins.
+        line: usize,
+    },
+    /// A value of another type.
+    #[error("{at} must be {wanted}")]
+    WrongType {
+        /// Which.
+        at: Place,
+        /// What it must be.
+        wanted: &'static str,
+    },
+    /// A number out of its range.
+    #[error("{at} = {value} is out of range: {low} to {high}")]
+    Range {
+        /// Which.
+        at: Place,
+        /// What it is.
+        value: String,
+        /// Smallest.
+        low: u32,
+        /// Largest.
+        high: u32,
+    },
+    /// A text that cannot be read as what it stands for.
+    #[error("{at}: {why}")]
+    Value {
+        /// Which.
+        at: Place,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A share that is no weight.
+    #[error("{at} = {share} is no weight: give a number above zero, like 2.0")]
+    Share {
+        /// Which.
+        at: Place,
+        /// What it is.
+        share: f64,
+    },
+    /// An address without a port.
+    #[error("{at}: {address:?} is not an address: write host:port, like \"192.168.1.20:7100\"")]
+    Address {
+        /// Which.
+        at: Place,
+        /// What it is.
+        address: String,
+    },
+    /// Two devices of one name.
+    #[error("{at}: the name {name} is used twice (first on line {first})")]
+    NameTwice {
+        /// The second.
+        at: Place,
+        /// Which name.
+        name: DeviceName,
+        /// Line of the first.
+        first: usize,
+    },
+    /// Two devices at one address.
+    #[error("{at}: the address {address} is used twice: {other} has it too (line {first})")]
+    AddressTwice {
+        /// The second.
+        at: Place,
+        /// Which address.
+        address: String,
+        /// Whose it is.
+        other: DeviceName,
+        /// Line of the first.
+        first: usize,
+    },
+    /// No devices, or too many.
+    #[error("a cluster has 1 to {MAX_DEVICES} [[device]] tables, and this has {devices}")]
+    Devices {
+        /// How many there are.
+        devices: usize,
+    },
+}
+
+impl Cluster {
+    /// Reads and checks a cluster file. Paths in it count from its directory.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, with key and line.
+    pub fn open(path: &Path) -> Result<Self, ClusterError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|e| ClusterError::Read { path: path.to_owned(), why: e.to_string() })?;
+        Self::parse(&text, path.parent().unwrap_or(Path::new("")))
+    }
+
+    /// Checks the text of a cluster file that lies in `base`.
+    ///
+    /// # Errors
+    /// As [`Cluster::open`].
+    pub fn parse(text: &str, base: &Path) -> Result<Self, ClusterError> {
+        let document = DeTable::parse(text).map_err(|e| ClusterError::Syntax {
+            line: e.span().map_or(1, |s| line_of(text, s.start)),
+            why: e.message().to_owned(),
+        })?;
+        let top = document.get_ref();
+        Section::new(text, "file".into(), 1, top, TOP_KEYS)?;
+        let mut sections = Vec::new();
+        let mut cluster = None;
+        for (key, value) in top {
+            let line = line_of(text, key.span().start);
+            match (key.get_ref().as_ref(), value.get_ref()) {
+                ("cluster", DeValue::Table(table)) => {
+                    cluster =
+                        Some(Section::new(text, "cluster".into(), line, table, CLUSTER_KEYS)?);
+                }
+                ("device", DeValue::Array(tables)) => {
+                    for (i, item) in tables.iter().enumerate() {
+                        let name = format!("device {}", i + 1);
+                        let line = line_of(text, item.span().start);
+                        let DeValue::Table(table) = item.get_ref() else {
+                            let at = Place { key: name, line };
+                            return Err(ClusterError::WrongType { at, wanted: "a table" });
+                        };
+                        sections.push(Section::new(text, name, line, table, DEVICE_KEYS)?);
+                    }
+                }
+                (key, _) => {
+                    let wanted =
+                        if key == "device" { "[[device]] tables" } else { "a [cluster] table" };
+                    return Err(ClusterError::WrongType {
+                        at: Place { key: key.into(), line },
+                        wanted,
+                    });
+                }
+            }
+        }
+        let missing = || ClusterError::Missing { table: "file".into(), key: "[cluster]", line: 1 };
+        let cluster = cluster.ok_or_else(missing)?;
+        let devices = devices(&sections)?;
+        if devices.is_empty() || devices.len() > MAX_DEVICES {
+            return Err(ClusterError::Devices { devices: devices.len() });
+        }
+        let listen = cluster.text("listen")?.unwrap_or(DEFAULT_LISTEN).to_owned();
+        if !is_address(&listen) {
+            return Err(ClusterError::Address { at: cluster.place("listen"), address: listen });
+        }
+        Ok(Self {
+            name: cluster.text("name")?.unwrap_or("galaxy").to_owned(),
+            model: base.join(cluster.required("model", cluster.text("model")?)?),
+            identity: base.join(cluster.required("identity", cluster.text("identity")?)?),
+            strategy: cluster.parsed("strategy")?.unwrap_or(Strategy::Galaxy),
+            wire: cluster.parsed("wire")?.unwrap_or(WireType::F32),
+            tiles: cluster
+                .whole("tiles", 1, u32::from(MAX_TILES))?
+                .map_or(DEFAULT_TILES, |t| t as u16),
+            listen,
+            max_rows: cluster.whole("max_rows", 1, MAX_ROWS)?.unwrap_or(DEFAULT_MAX_ROWS),
+            queue: cluster.whole("queue", 1, 65_536)?.map_or(DEFAULT_QUEUE, |q| q as usize),
+            plain: cluster.switch("plain")?.unwrap_or(false),
+            timeout: cluster.duration("timeout")?.unwrap_or(DEFAULT_TIMEOUT),
+            devices,
+        })
+    }
+}
+
+fn devices(sections: &[Section<'_>]) -> Result<Vec<Device>, ClusterError> {
+    let mut devices: Vec<Device> = Vec::with_capacity(sections.len());
+    for section in sections {
+        let name = section.required("name", section.text("name")?)?;
+        let name = DeviceName::new(name)
+            .map_err(|e| ClusterError::Value { at: section.place("name"), why: e.to_string() })?;
+        if let Some(i) = devices.iter().position(|d| d.name == name) {
+            let first = sections[i].place("name").line;
+            return Err(ClusterError::NameTwice { at: section.place("name"), name, first });
+        }
+        let address = section.required("address", section.text("address")?)?.trim().to_owned();
+        if !is_address(&address) {
+            return Err(ClusterError::Address { at: section.place("address"), address });
+        }
+        if let Some(i) = devices.iter().position(|d| same_address(&d.address, &address)) {
+            return Err(ClusterError::AddressTwice {
+                at: section.place("address"),
+                address,
+                other: devices[i].name.clone(),
+                first: sections[i].place("address").line,
+            });
+        }
+        let memory: Bytes = section.required("memory", section.parsed("memory")?)?;
+        if memory.0 == 0 {
+            let why = "a device that grants nothing can take no part".to_owned();
+            return Err(ClusterError::Value { at: section.place("memory"), why });
+        }
+        let share = section.number("share")?.unwrap_or(1.0);
+        if !(share > 0.0 && share.is_finite()) {
+            return Err(ClusterError::Share { at: section.place("share"), share });
+        }
+        let threads = section.whole("threads", 1, 1024)?.map(|t| t as u16);
+        devices.push(Device { name, address, memory, threads, share });
+    }
+    Ok(devices)
+}
+
+/// Whether the text is host:port with a port that can be dialled.
+fn is_address(text: &str) -> bool {
+    text.rsplit_once(':').is_some_and(|(host, port)| {
+        let bracketed = host.starts_with('[') && host.ends_with(']');
+        !host.is_empty()
+            && (bracketed || !host.contains(':'))
+            && !host.contains(char::is_whitespace)
+            && port.parse::<u16>().is_ok()
+    })
+}
+
+/// Whether two texts are one address: letter case, leading zeros and the names of loopback do not
+/// make a difference.
+fn same_address(a: &str, b: &str) -> bool {
+    let key = |text: &str| {
+        let (host, port) = text.rsplit_once(':')?;
+        let host = host.to_ascii_lowercase();
+        let host = if host == "localhost" { "127.0.0.1".to_owned() } else { host };
+        Some((host, port.parse::<u16>().ok()?))
+    };
+    key(a) == key(b)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = r#"
+[cluster]
+name = "home"
+model = "models/m"
+identity = "keys/coordinator"
+strategy = "galaxy"
+wire = "f32"
+tiles = 4
+
+[[device]]
+name = "pi-1"
+address = "192.168.1.20:7100"
+memory = "1.5GB"
+threads = 2
+share = 2.0
+
+[[device]]
+name = "pi-2"
+address = "192.168.1.21:7100"
+memory = "1GB"
+"#;
+
+    fn with(from: &str, to: &str) -> Result<Cluster, ClusterError> {
+        assert!(GOOD.contains(from), "{from}");
+        Cluster::parse(&GOOD.replacen(from, to, 1), Path::new("/etc/galaxy"))
+    }
+
+    #[test]
+    fn a_good_file_is_read() {
+        let cluster = with("tiles = 4", "tiles = 4\ntimeout = \"2s\"\nqueue = 7").unwrap();
+        assert_eq!(cluster.model, Path::new("/etc/galaxy/models/m"));
+        assert_eq!(cluster.identity, Path::new("/etc/galaxy/keys/coordinator"));
+        assert_eq!((cluster.queue, cluster.timeout), (7, Duration::from_secs(2)));
+        assert_eq!(cluster.devices[0].memory, Bytes(1_500_000_000));
+        assert_eq!(cluster.devices[0].threads, Some(2));
+        assert_eq!(cluster.devices[1].share, 1.0);
+        assert_eq!(cluster.listen, DEFAULT_LISTEN);
+    }
+
+    #[test]
+    fn each_error_names_key_and_line() {
+        let cases = [
+            ("tiles = 4", "tile = 4", "line 8: cluster.tile is not a key: did you mean \"tiles\"?"),
+            (
+                "share = 2.0",
+                "shares = 2.0",
+                "device 1.shares is not a key: did you mean \"share\"?",
+            ),
+            ("[cluster]", "[clusters]", "did you mean \"cluster\"?"),
+            ("model = \"models/m\"\n", "", "line 2: [cluster] has no \"model\""),
+            ("identity = \"keys/coordinator\"\n", "", "[cluster] has no \"identity\""),
+            ("address = \"192.168.1.20:7100\"\n", "", "[device 1] has no \"address\""),
+            ("memory = \"1GB\"\n", "", "[device 2] has no \"memory\""),
+            ("name = \"pi-2\"\n", "", "[device 2] has no \"name\""),
+            ("\"1.5GB\"", "\"1.5XB\"", "line 13: device 1.memory: \"1.5XB\" is not a size"),
+            ("\"1.5GB\"", "1500", "device 1.memory must be a text in quotes"),
+            ("\"1.5GB\"", "\"0GB\"", "grants nothing"),
+            ("tiles = 4", "tiles = 0", "line 8: cluster.tiles = 0 is out of range: 1 to 64"),
+            ("tiles = 4", "tiles = 65", "out of range: 1 to 64"),
+            ("tiles = 4", "tiles = \"4\"", "cluster.tiles must be a whole number"),
+            ("threads = 2", "threads = 0", "device 1.threads = 0 is out of range"),
+            ("share = 2.0", "share = 0", "device 1.share = 0 is no weight"),
+            ("share = 2.0", "share = -1.5", "is no weight"),
+            ("share = 2.0", "share = nan", "is no weight"),
+            ("share = 2.0", "share = inf", "is no weight"),
+            ("\"galaxy\"", "\"ring\"", "known are local megatron galaxy"),
+            ("\"f32\"", "\"f8\"", "known are f32 f16"),
+            (
+                "pi-2",
+                "pi-1",
+                "line 18: device 2.name: the name pi-1 is used twice (first on line 11)",
+            ),
+            ("pi-2", "Pi 2", "is not a name"),
+            ("192.168.1.21:7100", "192.168.1.20:07100", "is used twice: pi-1 has it too"),
+            ("192.168.1.21:7100", "192.168.1.21", "is not an address: write host:port"),
+            ("tiles = 4", "timeout = \"60\"", "is not a duration"),
+            ("tiles = 4", "tiles = ", "line 8"),
+            ("tiles = 4", "plain = \"yes\"", "cluster.plain must be true or false"),
+        ];
+        for (from, to, want) in cases {
+            let error = with(from, to).expect_err(to).to_string();
+            assert!(error.contains(want), "{to}: {error}");
+        }
+    }
+
+    #[test]
+    fn loopback_has_one_name() {
+        assert!(same_address("localhost:7100", "127.0.0.1:7100"));
+        assert!(!same_address("localhost:7100", "127.0.0.1:7101"));
+    }
+
+    #[test]
+    fn no_devices_is_no_cluster() {
+        let error = Cluster::parse("[cluster]\nmodel = \"m\"\nidentity = \"k\"\n", Path::new("."))
+            .expect_err("none");
+        assert_eq!(error, ClusterError::Devices { devices: 0 });
+    }
+}

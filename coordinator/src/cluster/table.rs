@@ -1,0 +1,232 @@
+//! A table of the cluster file: typed access to its keys, each error with key and line.
+
+use super::ClusterError;
+use std::time::Duration;
+use toml::de::{DeTable, DeValue};
+
+/// Where a key stands: `cluster.tiles`, line 4.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// The key, with the table that it stands in.
+    pub key: String,
+    /// Its line, counted from 1.
+    pub line: usize,
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "line {}: {}", self.line, self.key)
+    }
+}
+
+/// The line of a byte of the text.
+pub(super) fn line_of(text: &str, byte: usize) -> usize {
+    text.bytes().take(byte).filter(|&b| b == b'\n').count() + 1
+}
+
+/// One table, under the name that messages use.
+pub(super) struct Section<'a> {
+    text: &'a str,
+    name: String,
+    line: usize,
+    table: &'a DeTable<'a>,
+}
+
+impl<'a> Section<'a> {
+    /// A view of `table`, after a look at its keys.
+    pub(super) fn new(
+        text: &'a str,
+        name: String,
+        line: usize,
+        table: &'a DeTable<'a>,
+        known: &'static [&'static str],
+    ) -> Result<Self, ClusterError> {
+        for key in table.keys() {
+            let word: &str = key.get_ref();
+            if !known.contains(&word) {
+                return Err(ClusterError::UnknownKey {
+                    at: Place {
+                        key: format!("{name}.{word}"),
+                        line: line_of(text, key.span().start),
+                    },
+                    suggestion: closest(word, known),
+                    known,
+                });
+            }
+        }
+        Ok(Self { text, name, line, table })
+    }
+
+    /// Where `key` stands, or where its table begins.
+    pub(super) fn place(&self, key: &str) -> Place {
+        let line = self
+            .table
+            .iter()
+            .find(|(k, _)| k.get_ref() == key)
+            .map_or(self.line, |(k, _)| line_of(self.text, k.span().start));
+        Place { key: format!("{}.{key}", self.name), line }
+    }
+
+    fn value(&self, key: &str) -> Option<&'a DeValue<'a>> {
+        self.table.iter().find(|(k, _)| k.get_ref() == key).map(|(_, v)| v.get_ref())
+    }
+
+    fn wrong(&self, key: &str, wanted: &'static str) -> ClusterError {
+        ClusterError::WrongType { at: self.place(key), wanted }
+    }
+
+    /// Turns a "no such key" into an error.
+    pub(super) fn required<T>(
+        &self,
+        key: &'static str,
+        found: Option<T>,
+    ) -> Result<T, ClusterError> {
+        found.ok_or_else(|| ClusterError::Missing {
+            table: self.name.clone(),
+            key,
+            line: self.line,
+        })
+    }
+
+    /// A text.
+    pub(super) fn text(&self, key: &str) -> Result<Option<&'a str>, ClusterError> {
+        match self.value(key) {
+            None => Ok(None),
+            Some(DeValue::String(text)) if !text.trim().is_empty() => Ok(Some(text.as_ref())),
+            Some(_) => Err(self.wrong(key, "a text in quotes")),
+        }
+    }
+
+    /// A switch.
+    pub(super) fn switch(&self, key: &str) -> Result<Option<bool>, ClusterError> {
+        match self.value(key) {
+            None => Ok(None),
+            Some(DeValue::Boolean(value)) => Ok(Some(*value)),
+            Some(_) => Err(self.wrong(key, "true or false")),
+        }
+    }
+
+    /// A whole number of a range.
+    pub(super) fn whole(
+        &self,
+        key: &str,
+        low: u32,
+        high: u32,
+    ) -> Result<Option<u32>, ClusterError> {
+        match self.value(key) {
+            None => Ok(None),
+            Some(DeValue::Integer(number)) => {
+                let value = i128::from_str_radix(number.as_str(), number.radix()).ok();
+                value
+                    .and_then(|v| u32::try_from(v).ok())
+                    .filter(|v| (low..=high).contains(v))
+                    .map(Some)
+                    .ok_or_else(|| ClusterError::Range {
+                        at: self.place(key),
+                        value: number.as_str().to_owned(),
+                        low,
+                        high,
+                    })
+            }
+            Some(_) => Err(self.wrong(key, "a whole number")),
+        }
+    }
+
+    /// A number, whole or not. May be NaN.
+    pub(super) fn number(&self, key: &str) -> Result<Option<f64>, ClusterError> {
+        let text = match self.value(key) {
+            None => return Ok(None),
+            Some(DeValue::Integer(number)) if number.radix() == 10 => number.as_str(),
+            Some(DeValue::Float(number)) => number.as_str(),
+            Some(_) => return Err(self.wrong(key, "a number")),
+        };
+        text.parse().map(Some).map_err(|_| self.wrong(key, "a number"))
+    }
+
+    /// A text of which `T` knows the form.
+    pub(super) fn parsed<T>(&self, key: &str) -> Result<Option<T>, ClusterError>
+    where
+        T: std::str::FromStr,
+        T::Err: std::fmt::Display,
+    {
+        let Some(text) = self.text(key)? else { return Ok(None) };
+        text.parse().map(Some).map_err(|why: T::Err| ClusterError::Value {
+            at: self.place(key),
+            why: why.to_string(),
+        })
+    }
+
+    /// A duration like "200ms", "60s", "5min".
+    pub(super) fn duration(&self, key: &str) -> Result<Option<Duration>, ClusterError> {
+        let Some(text) = self.text(key)? else { return Ok(None) };
+        parse_duration(text).map(Some).ok_or_else(|| ClusterError::Value {
+            at: self.place(key),
+            why: format!(
+                "{text:?} is not a duration: write a number above zero and one of ms, s, min, like \"60s\""
+            ),
+        })
+    }
+}
+
+/// Reads "200ms", "1.5s", "5min"; above zero and at most a day.
+pub(super) fn parse_duration(text: &str) -> Option<Duration> {
+    let text = text.trim();
+    let split = text.find(|c: char| c.is_ascii_alphabetic())?;
+    let (number, unit) = text.split_at(split);
+    let scale = match unit {
+        "ms" => 1e-3,
+        "s" => 1.0,
+        "min" => 60.0,
+        _ => return None,
+    };
+    let seconds = number.trim().parse::<f64>().ok()? * scale;
+    (seconds > 0.0 && seconds <= 86_400.0).then(|| Duration::from_secs_f64(seconds))
+}
+
+/// The known word that is nearest, if it is near enough to be meant.
+fn closest(word: &str, known: &[&'static str]) -> Option<&'static str> {
+    known
+        .iter()
+        .map(|k| (distance(word, k), *k))
+        .min()
+        .filter(|(d, k)| *d <= 1 + k.len().min(word.len()) / 3)
+        .map(|(_, k)| k)
+}
+
+/// Levenshtein's distance, by one row of the table.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let next = (diagonal + usize::from(x != *y)).min(row[j] + 1).min(row[j + 1] + 1);
+            diagonal = row[j + 1];
+            row[j + 1] = next;
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn near_words_are_suggested_and_far_ones_are_not() {
+        let known = &["strategy", "tiles", "wire"];
+        assert_eq!(closest("stratgy", known), Some("strategy"));
+        assert_eq!(closest("tile", known), Some("tiles"));
+        assert_eq!(closest("quux", known), None);
+    }
+
+    #[test]
+    fn durations() {
+        assert_eq!(parse_duration("200ms"), Some(Duration::from_millis(200)));
+        assert_eq!(parse_duration("1.5 s"), Some(Duration::from_millis(1500)));
+        for bad in ["", "60", "0s", "-1s", "nans", "2h"] {
+            assert_eq!(parse_duration(bad), None, "{bad}");
+        }
+    }
+}

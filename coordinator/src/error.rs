@@ -1,0 +1,247 @@
+//! What a request can fail with, and the one place where that becomes a gRPC status.
+
+use galaxy_common::DeviceName;
+use galaxy_proto::fault::{Fault, to_status};
+use std::time::Duration;
+use tonic::{Code, Status};
+
+/// Why a request has no answer.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum RequestError {
+    /// Nothing was asked.
+    #[error("the request has no {what}: give at least one")]
+    Nothing {
+        /// What it should have.
+        what: &'static str,
+    },
+    /// A text of white space only.
+    #[error("text {index} is empty: leave it out, or give it words")]
+    EmptyText {
+        /// Which, counted from 0.
+        index: usize,
+    },
+    /// A text of more tokens than fit.
+    #[error(
+        "text {index} has {tokens} tokens, and {limited_by} allows {limit}: shorten it, or ask to truncate"
+    )]
+    TextTooLong {
+        /// Which, counted from 0.
+        index: usize,
+        /// Its tokens.
+        tokens: usize,
+        /// How many are allowed.
+        limit: u32,
+        /// By what.
+        limited_by: &'static str,
+    },
+    /// More texts than one request may have.
+    #[error("{texts} texts are more than the {limit} of one request: send them in parts")]
+    TooManyTexts {
+        /// How many there are.
+        texts: usize,
+        /// How many are allowed.
+        limit: usize,
+    },
+    /// A result beyond what one reply should carry.
+    #[error(
+        "the result would have {bytes} bytes, and a request may ask for {limit}: send the sequences in parts, or ask for less of each"
+    )]
+    ResultTooLarge {
+        /// How many it would have.
+        bytes: u64,
+        /// How many are allowed.
+        limit: u64,
+    },
+    /// A token id that the model does not have.
+    #[error("sequence {index} has token {token}, and the vocabulary has {vocabulary}")]
+    UnknownToken {
+        /// Which sequence, counted from 0.
+        index: usize,
+        /// The id.
+        token: u32,
+        /// Entries of the vocabulary.
+        vocabulary: u32,
+    },
+    /// An output that the model does not have.
+    #[error("model {model} has no {wanted}: {why}")]
+    UnsupportedOutput {
+        /// Which model.
+        model: String,
+        /// What was asked.
+        wanted: String,
+        /// Why not.
+        why: String,
+    },
+    /// A model directory without what the request needs.
+    #[error("{why}")]
+    Model {
+        /// What is missing or damaged.
+        why: String,
+    },
+    /// A request that is malformed in another way.
+    #[error("{why}")]
+    Invalid {
+        /// What is wrong.
+        why: String,
+    },
+    /// The queue is full.
+    #[error("{queue} requests are waiting already: try again later")]
+    Overloaded {
+        /// Places of the queue.
+        queue: usize,
+    },
+    /// The request's time is over.
+    #[error("the request was not done within {allowed:?}")]
+    Deadline {
+        /// How much time it had.
+        allowed: Duration,
+    },
+    /// The cluster is not ready.
+    #[error("the cluster is not ready: {reason}")]
+    Unavailable {
+        /// Whose fault it is, if a device's.
+        device: Option<DeviceName>,
+        /// Why.
+        reason: String,
+    },
+    /// A device was lost while the request ran.
+    #[error("device {device} was lost while the request ran: {reason}")]
+    DeviceLost {
+        /// Which.
+        device: DeviceName,
+        /// How that was noticed.
+        reason: String,
+    },
+    /// A device could not run the program.
+    #[error("device {device} failed: {reason}")]
+    DeviceFailed {
+        /// Which.
+        device: DeviceName,
+        /// Why.
+        reason: String,
+        /// Whether another try may help.
+        retryable: bool,
+    },
+    /// No more requests are taken.
+    #[error("the coordinator is draining and takes no more requests")]
+    Draining,
+    /// A trace that is not kept.
+    #[error("request {request} is not among the last {kept} requests{}", last.map(|l| format!("; the last one is {l}")).unwrap_or_default())]
+    NoTrace {
+        /// Which.
+        request: u64,
+        /// How many are kept.
+        kept: usize,
+        /// The last one.
+        last: Option<u64>,
+    },
+    /// A fault of ours.
+    #[error("internal fault: {why}")]
+    Internal {
+        /// What broke.
+        why: String,
+    },
+}
+
+impl RequestError {
+    /// The stable name in snake case.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Nothing { .. } | Self::Invalid { .. } => "invalid_argument",
+            Self::EmptyText { .. } => "empty_text",
+            Self::TextTooLong { .. } => "text_too_long",
+            Self::TooManyTexts { .. } => "too_many_texts",
+            Self::ResultTooLarge { .. } => "result_too_large",
+            Self::UnknownToken { .. } => "unknown_token",
+            Self::UnsupportedOutput { .. } => "unsupported_output",
+            Self::Model { .. } => "unsupported_model",
+            Self::Overloaded { .. } => "overloaded",
+            Self::Deadline { .. } => "deadline",
+            Self::Unavailable { .. } => "unavailable",
+            Self::DeviceLost { .. } => "device_lost",
+            Self::DeviceFailed { .. } => "device_failed",
+            Self::Draining => "draining",
+            Self::NoTrace { .. } => "no_trace",
+            Self::Internal { .. } => "internal",
+        }
+    }
+
+    /// Whether the same request may succeed later.
+    pub fn retryable(&self) -> bool {
+        match self {
+            Self::Overloaded { .. } | Self::Unavailable { .. } | Self::DeviceLost { .. } => true,
+            Self::DeviceFailed { retryable, .. } => *retryable,
+            _ => false,
+        }
+    }
+
+    /// The device whose fault it is.
+    pub fn device(&self) -> Option<&DeviceName> {
+        match self {
+            Self::Unavailable { device, .. } => device.as_ref(),
+            Self::DeviceLost { device, .. } | Self::DeviceFailed { device, .. } => Some(device),
+            _ => None,
+        }
+    }
+
+    fn grpc(&self) -> Code {
+        match self {
+            Self::Nothing { .. }
+            | Self::Invalid { .. }
+            | Self::EmptyText { .. }
+            | Self::TextTooLong { .. }
+            | Self::TooManyTexts { .. }
+            | Self::ResultTooLarge { .. }
+            | Self::UnknownToken { .. } => Code::InvalidArgument,
+            Self::UnsupportedOutput { .. } | Self::Model { .. } => Code::FailedPrecondition,
+            Self::Overloaded { .. } => Code::ResourceExhausted,
+            Self::Deadline { .. } => Code::DeadlineExceeded,
+            Self::Unavailable { .. } | Self::DeviceLost { .. } | Self::Draining => {
+                Code::Unavailable
+            }
+            Self::DeviceFailed { .. } => Code::Aborted,
+            Self::NoTrace { .. } => Code::NotFound,
+            Self::Internal { .. } => Code::Internal,
+        }
+    }
+}
+
+impl From<RequestError> for Status {
+    fn from(error: RequestError) -> Self {
+        let mut fault = Fault::new(error.code(), error.to_string(), error.retryable());
+        if let Some(device) = error.device() {
+            fault = fault.of(device);
+        }
+        to_status(error.grpc(), fault)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use galaxy_proto::fault::from_status;
+
+    #[test]
+    fn a_lost_device_is_named_and_worth_a_retry() {
+        let device = DeviceName::new("pi-2").unwrap();
+        let error = RequestError::DeviceLost { device, reason: "no sign of life".into() };
+        let status = Status::from(error);
+        let fault = from_status(&status);
+        assert_eq!(status.code(), Code::Unavailable);
+        assert_eq!((fault.code.as_str(), fault.device.as_str()), ("device_lost", "pi-2"));
+        assert!(fault.retryable);
+    }
+
+    #[test]
+    fn what_the_caller_did_wrong_is_not_worth_a_retry() {
+        let errors = [
+            RequestError::EmptyText { index: 3 },
+            RequestError::TooManyTexts { texts: 10_000, limit: 1024 },
+            RequestError::Draining,
+        ];
+        for error in errors {
+            assert!(!from_status(&Status::from(error)).retryable);
+        }
+    }
+}

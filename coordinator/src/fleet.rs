@@ -1,0 +1,192 @@
+//! The fleet: what executes one program on every device of a plan, wherever the devices are.
+
+mod local;
+pub(crate) mod remote;
+
+pub use local::LocalFleet;
+pub use remote::{Notice, RemoteFleet};
+
+use galaxy_common::{
+    BatchShape, Bytes, DeviceName, Epoch, SequenceNumber,
+    plan::{DevicePlan, Phase, Plan},
+};
+use galaxy_graph::{Program, lower, program::Output};
+use galaxy_model::ModelSpec;
+use std::{
+    collections::VecDeque,
+    future::Future,
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+use tokio::sync::watch;
+
+use crate::error::RequestError;
+
+/// A future on the heap.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// Whether programs may run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Readiness {
+    /// They may, in this epoch.
+    Ready(Epoch),
+    /// Not now.
+    Waiting {
+        /// Because of whom, if it is a device.
+        device: Option<DeviceName>,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// What one program cost one device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DeviceCost {
+    /// From its start to the end of its last operation, in ns.
+    pub total_ns: u64,
+    /// Its compute lane at work, in ns.
+    pub compute_busy_ns: u64,
+    /// Its compute lane idle until a receive ended, in ns.
+    pub awaiting_receive_ns: u64,
+    /// Bytes that it sent to other devices.
+    pub bytes_sent: u64,
+    /// Bytes that it received from other devices.
+    pub bytes_received: u64,
+}
+
+/// What one device did with a program.
+#[derive(Debug, Clone)]
+pub struct DeviceRun {
+    /// Which device.
+    pub name: DeviceName,
+    /// What its results are,
+    pub outputs: Vec<Output>,
+    /// and their values.
+    pub values: Vec<Vec<f32>>,
+    /// What it cost.
+    pub cost: DeviceCost,
+}
+
+/// A program that ran on every device.
+#[derive(Debug, Clone)]
+pub struct Run {
+    /// In which epoch.
+    pub epoch: Epoch,
+    /// Its place in the epoch.
+    pub sequence: SequenceNumber,
+    /// By which plan.
+    pub plan: Arc<Plan>,
+    /// The devices, by rank.
+    pub devices: Vec<DeviceRun>,
+    /// From dispatch to the last result.
+    pub took: Duration,
+}
+
+/// When the operations of one program started and ended on one device.
+#[derive(Debug, Clone, Default)]
+pub struct Timeline {
+    /// For each operation: start and end, in ns of the device's own clock.
+    pub operations: Vec<(u64, u64)>,
+    /// What to add to get to the coordinator's clock, in ns.
+    pub offset_ns: i64,
+}
+
+/// A device, as a status shows it.
+#[derive(Debug, Clone, Default)]
+pub struct DeviceView {
+    /// Its name.
+    pub name: String,
+    /// Where its worker is.
+    pub address: String,
+    /// unreachable, connected, placing, ready, lost or idle.
+    pub state: &'static str,
+    /// More about it, for a person.
+    pub detail: String,
+    /// Its part of the plan, if it has one.
+    pub part: Option<DevicePlan>,
+    /// Weights as held; 0 before it is placed.
+    pub weight_bytes: Bytes,
+    /// What it grants.
+    pub budget: Bytes,
+    /// What its part needs.
+    pub needed: Bytes,
+    /// Kernel threads.
+    pub threads: u16,
+    /// Its widest kernels.
+    pub processor: String,
+}
+
+/// What executes programs. One at a time: the caller holds the turn.
+pub trait Fleet: Send + Sync {
+    /// Whether programs may run, now and later.
+    fn readiness(&self) -> watch::Receiver<Readiness>;
+    /// The plan that is placed, or will be.
+    fn plan(&self) -> Arc<Plan>;
+    /// Runs one program on every device. Not to be dropped before it is done: the caller gives it
+    /// a task of its own, so that a program runs on all devices or on none.
+    fn execute(
+        &self,
+        shape: BatchShape,
+        tokens: Arc<[u32]>,
+        limit: Duration,
+    ) -> BoxFuture<'_, Result<Run, RequestError>>;
+    /// The measured operations of a program that ran lately, by rank.
+    fn timelines(
+        &self,
+        epoch: Epoch,
+        sequence: SequenceNumber,
+    ) -> BoxFuture<'_, Result<Vec<Timeline>, RequestError>>;
+    /// The devices, for a status.
+    fn devices(&self) -> Vec<DeviceView>;
+    /// Lets go of the devices.
+    fn close(&self) -> BoxFuture<'_, ()>;
+}
+
+/// Shapes whose programs are kept.
+const LOWERED: usize = 16;
+
+type Kept = (Arc<Plan>, BatchShape, Arc<Vec<Program>>);
+
+/// Programs by shape: those used last are kept.
+pub(crate) struct Lowered {
+    spec: ModelSpec,
+    kept: Mutex<VecDeque<Kept>>,
+}
+
+impl Lowered {
+    pub(crate) fn new(spec: ModelSpec) -> Self {
+        Self { spec, kept: Mutex::new(VecDeque::with_capacity(LOWERED)) }
+    }
+
+    /// The programs of a shape. Blocks: not for an async task.
+    pub(crate) fn programs(
+        &self,
+        plan: &Arc<Plan>,
+        shape: &BatchShape,
+    ) -> Result<Arc<Vec<Program>>, RequestError> {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = kept.iter().position(|(p, s, _)| Arc::ptr_eq(p, plan) && s == shape);
+        let entry = match found.and_then(|i| kept.remove(i)) {
+            Some(entry) => entry,
+            None => {
+                let programs = lower(&self.spec, plan, Phase::Prefill, shape)
+                    .map_err(|e| RequestError::Internal { why: e.to_string() })?;
+                (plan.clone(), shape.clone(), Arc::new(programs))
+            }
+        };
+        let programs = entry.2.clone();
+        kept.truncate(LOWERED - 1);
+        kept.push_front(entry);
+        Ok(programs)
+    }
+}
+
+/// Runs `work` where blocking is allowed.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, RequestError> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|e| RequestError::Internal { why: format!("a task broke off: {e}") })
+}

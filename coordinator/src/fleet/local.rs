@@ -1,0 +1,156 @@
+//! A fleet in this process: the engine on threads of our own, over links in memory.
+
+use super::{
+    BoxFuture, DeviceCost, DeviceRun, DeviceView, Fleet, Readiness, Run, Timeline, blocking,
+};
+use crate::error::RequestError;
+use galaxy_common::{BatchShape, Bytes, Epoch, SequenceNumber, plan::Plan};
+use galaxy_engine::{
+    compute::cpu::processor,
+    executor::RunReport,
+    local::{LocalCluster, LocalError},
+};
+use galaxy_graph::{budget, program::Lane};
+use galaxy_model::ModelDir;
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+use tokio::sync::watch;
+
+/// Programs whose timelines are kept.
+const TIMELINES: usize = 64;
+/// A process that ends takes its devices with it: there is one epoch only.
+const EPOCH: Epoch = Epoch(1);
+
+type Kept = VecDeque<(SequenceNumber, Vec<Vec<(u64, u64)>>)>;
+
+/// The devices of a plan as threads of this process.
+pub struct LocalFleet {
+    cluster: Arc<LocalCluster>,
+    plan: Arc<Plan>,
+    sequence: AtomicU64,
+    timelines: Mutex<Kept>,
+    readiness: watch::Sender<Readiness>,
+    devices: Vec<DeviceView>,
+}
+
+impl LocalFleet {
+    /// Loads every device's shard. Blocks.
+    ///
+    /// # Errors
+    /// When a shard cannot be loaded.
+    pub fn open(model: Arc<ModelDir>, plan: Plan) -> Result<Self, LocalError> {
+        let width = model.dtype().width();
+        let devices = plan
+            .ranked()
+            .map(|(rank, device)| {
+                let needed = budget::needs(model.spec(), width, &plan, rank);
+                DeviceView {
+                    name: device.name.to_string(),
+                    address: "in this process".to_owned(),
+                    state: "ready",
+                    detail: String::new(),
+                    part: Some(device.clone()),
+                    weight_bytes: budget::weights(model.spec(), width, device),
+                    budget: device.budget,
+                    needed: needed.map_or(Bytes(0), |n| n.total()),
+                    threads: device.threads,
+                    processor: processor().to_owned(),
+                }
+            })
+            .collect();
+        let cluster = Arc::new(LocalCluster::open(model, plan.clone())?);
+        Ok(Self {
+            cluster,
+            plan: Arc::new(plan),
+            sequence: AtomicU64::new(0),
+            timelines: Mutex::new(VecDeque::with_capacity(TIMELINES)),
+            readiness: watch::Sender::new(Readiness::Ready(EPOCH)),
+            devices,
+        })
+    }
+}
+
+/// Sums of one device's report.
+fn cost(report: &RunReport) -> DeviceCost {
+    let compute = report.lanes.iter().find(|l| l.lane == Lane::Compute);
+    DeviceCost {
+        total_ns: report.ended.saturating_sub(report.started),
+        compute_busy_ns: compute.map_or(0, |l| l.busy),
+        awaiting_receive_ns: compute.map_or(0, |l| l.awaiting_receive),
+        bytes_sent: report.bytes_sent,
+        bytes_received: report.bytes_received,
+    }
+}
+
+impl Fleet for LocalFleet {
+    fn readiness(&self) -> watch::Receiver<Readiness> {
+        self.readiness.subscribe()
+    }
+
+    fn plan(&self) -> Arc<Plan> {
+        self.plan.clone()
+    }
+
+    fn execute(
+        &self,
+        shape: BatchShape,
+        tokens: Arc<[u32]>,
+        _limit: Duration,
+    ) -> BoxFuture<'_, Result<Run, RequestError>> {
+        Box::pin(async move {
+            let cluster = self.cluster.clone();
+            let begun = Instant::now();
+            let (programs, reports) = blocking(move || cluster.execute(&shape, tokens))
+                .await?
+                .map_err(|e| RequestError::Internal { why: e.to_string() })?;
+            let took = begun.elapsed();
+            let sequence = SequenceNumber(self.sequence.fetch_add(1, Ordering::Relaxed) + 1);
+            let mut times = Vec::with_capacity(reports.len());
+            let mut devices = Vec::with_capacity(reports.len());
+            for ((part, program), report) in self.plan.ring.iter().zip(&programs).zip(reports) {
+                let cost = cost(&report);
+                times.push(report.timeline);
+                devices.push(DeviceRun {
+                    name: part.name.clone(),
+                    outputs: program.outputs.clone(),
+                    values: report.outputs,
+                    cost,
+                });
+            }
+            let mut kept = self.timelines.lock().unwrap_or_else(PoisonError::into_inner);
+            kept.truncate(TIMELINES - 1);
+            kept.push_front((sequence, times));
+            Ok(Run { epoch: EPOCH, sequence, plan: self.plan.clone(), devices, took })
+        })
+    }
+
+    fn timelines(
+        &self,
+        _epoch: Epoch,
+        sequence: SequenceNumber,
+    ) -> BoxFuture<'_, Result<Vec<Timeline>, RequestError>> {
+        let kept = self.timelines.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = kept.iter().find(|(s, _)| *s == sequence).map(|(_, times)| {
+            let timeline = |t: &Vec<_>| Timeline { operations: t.clone(), offset_ns: 0 };
+            times.iter().map(timeline).collect()
+        });
+        let found = found.ok_or_else(|| RequestError::Invalid {
+            why: format!("the timelines of program {sequence} are not kept any more"),
+        });
+        Box::pin(std::future::ready(found))
+    }
+
+    fn devices(&self) -> Vec<DeviceView> {
+        self.devices.clone()
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
+}

@@ -1,0 +1,227 @@
+//! The calls to one worker that are not executions: connect, ping, place, cancel, timeline.
+
+use super::{
+    Shared,
+    board::{Connection, Notice},
+};
+use crate::{
+    error::RequestError,
+    fleet::Timeline,
+    membership::{Event, Index},
+};
+use galaxy_common::{Bytes, Epoch, SequenceNumber};
+use galaxy_proto::{
+    MAX_MESSAGE_BYTES, PROTOCOL, channel,
+    fault::from_status,
+    identity::Role,
+    v1::{
+        CancelRequest, DescribeReply, DescribeRequest, HealthRequest, Peer, PlaceReady,
+        PlaceRequest, TimelineRequest, place_event, worker_client::WorkerClient,
+    },
+};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tonic::{Code, Status};
+
+/// How long TCP and TLS may take.
+const DIAL: Duration = Duration::from_secs(3);
+/// How long a description or a cancellation may take.
+const SHORT: Duration = Duration::from_secs(2);
+/// A ping that takes longer than this is none; silence is declared well before.
+const PING_LIMIT: Duration = Duration::from_secs(5);
+
+/// Whether a status says that the connection is gone, rather than what the worker thinks.
+pub(super) fn gone(status: &Status) -> bool {
+    status.details().is_empty()
+        && matches!(
+            status.code(),
+            Code::Unavailable | Code::Unknown | Code::Cancelled | Code::Internal
+        )
+}
+
+/// Forms a fresh connection and asks who is there.
+pub(super) async fn connect(shared: Arc<Shared>, device: Index, attempt: u64) {
+    let event = match introduce(&shared, device).await {
+        Ok((connection, description)) => {
+            {
+                let mut board = shared.board();
+                let entry = &mut board.entries[device];
+                if entry.attempt != attempt {
+                    return;
+                }
+                entry.connection = Some(connection);
+                entry.description = Some(description);
+            }
+            Event::Connected { device, attempt }
+        }
+        Err(reason) => Event::Broken { device, attempt, reason },
+    };
+    shared.tell(event).await;
+}
+
+async fn introduce(shared: &Shared, device: Index) -> Result<(Connection, DescribeReply), String> {
+    let at = &shared.ring[device];
+    let server = (&at.name, Role::Device);
+    let channel = channel::connect(&at.address, Some(&shared.identity), server, DIAL)
+        .await
+        .map_err(|e| e.to_string())?;
+    let mut connection = WorkerClient::new(channel)
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES);
+    let asked = connection.describe(DescribeRequest { protocol: PROTOCOL });
+    let description = tokio::time::timeout(SHORT, asked)
+        .await
+        .map_err(|_| format!("it does not describe itself within {SHORT:?}"))?
+        .map_err(|status| from_status(&status).to_string())?
+        .into_inner();
+    if description.protocol != PROTOCOL {
+        return Err(format!(
+            "it speaks protocol {} (version {}), and this coordinator speaks {PROTOCOL} (version {}): install the same version on both",
+            description.protocol,
+            description.version,
+            galaxy_proto::VERSION
+        ));
+    }
+    if description.name != at.name.as_str() {
+        return Err(format!("it calls itself {:?}: is the address right?", description.name));
+    }
+    Ok((connection, description))
+}
+
+fn connection(shared: &Shared, device: Index) -> Option<(u64, Connection)> {
+    let board = shared.board();
+    let entry = &board.entries[device];
+    entry.connection.clone().map(|connection| (entry.attempt, connection))
+}
+
+/// Asks for health, and samples the clock.
+pub(super) async fn ping(shared: Arc<Shared>, device: Index, attempt: u64) {
+    let Some((of, mut connection)) = connection(&shared, device) else { return };
+    if of != attempt {
+        return;
+    }
+    let (asked, asked_ns) = (shared.now(), shared.now_ns());
+    let answer = tokio::time::timeout(PING_LIMIT, connection.health(HealthRequest {})).await;
+    let event = match answer {
+        Ok(Ok(reply)) => {
+            let (reply, answered) = (reply.into_inner(), shared.now_ns());
+            let mut board = shared.board();
+            let entry = &mut board.entries[device];
+            if entry.attempt == attempt {
+                entry.sample_clock(asked_ns, answered, reply.clock_ns);
+            }
+            Event::Pong { device, attempt, asked, epoch: Epoch(reply.epoch) }
+        }
+        Ok(Err(status)) => {
+            let reason = from_status(&status).to_string();
+            Event::Broken { device, attempt, reason }
+        }
+        // The membership counts the silence itself.
+        Err(_) => return,
+    };
+    shared.tell(event).await;
+}
+
+/// Sends a device its part and waits until it holds it.
+pub(super) async fn place(shared: Arc<Shared>, device: Index, epoch: Epoch) {
+    let Some((attempt, connection)) = connection(&shared, device) else { return };
+    let event = match placed(&shared, device, attempt, epoch, connection).await {
+        Ok(ready) => {
+            let (name, weights) = (shared.ring[device].name.clone(), Bytes(ready.weight_bytes));
+            shared.board().entries[device].weight_bytes = weights;
+            let PlaceReady { reused, seconds, .. } = ready;
+            (shared.listener)(Notice::Placed { device: name, weights, reused, seconds });
+            Event::Placed { device, epoch }
+        }
+        Err(status) if gone(&status) => {
+            Event::Broken { device, attempt, reason: from_status(&status).to_string() }
+        }
+        Err(status) => Event::PlaceFailed { device, epoch, reason: from_status(&status).message },
+    };
+    shared.tell(event).await;
+}
+
+async fn placed(
+    shared: &Shared,
+    device: Index,
+    attempt: u64,
+    epoch: Epoch,
+    mut connection: Connection,
+) -> Result<PlaceReady, Status> {
+    let begun = Instant::now();
+    let request = {
+        let board = shared.board();
+        let peers = shared.ring.iter().zip(&board.entries).map(|(peer, entry)| Peer {
+            name: peer.name.to_string(),
+            address: peer.address.clone(),
+            plain_port: entry.description.as_ref().map_or(0, |d| d.plain_port),
+        });
+        let refused = |e: postcard::Error| {
+            Status::invalid_argument(format!("the plan has no wire form: {e}"))
+        };
+        PlaceRequest {
+            epoch: epoch.0,
+            plan: postcard::to_stdvec(&*board.plan).map_err(refused)?,
+            rank: u32::try_from(device).unwrap_or(u32::MAX),
+            peers: peers.collect(),
+            plain: shared.cluster.plain,
+            memory_bytes: shared.ring[device].memory.0,
+        }
+    };
+    let mut events = connection.place(request).await?.into_inner();
+    let name = &shared.ring[device].name;
+    while let Some(event) = events.message().await? {
+        match event.event {
+            Some(place_event::Event::Progress(progress)) => {
+                shared.tell(Event::Heard { device, attempt }).await;
+                let (done, total) = (Bytes(progress.bytes_done), Bytes(progress.bytes_total));
+                shared.board().entries[device].detail = format!("{done} of {total}");
+                let elapsed = begun.elapsed();
+                (shared.listener)(Notice::Loading { device: name.clone(), done, total, elapsed });
+            }
+            Some(place_event::Event::Ready(ready)) => return Ok(ready),
+            None => {}
+        }
+    }
+    Err(Status::unavailable("it broke off while it took its place"))
+}
+
+/// Tells a device to abort an epoch. What comes of it is its own matter.
+pub(super) async fn cancel(shared: Arc<Shared>, device: Index, epoch: Epoch) {
+    let Some((_, mut connection)) = connection(&shared, device) else { return };
+    let answer =
+        tokio::time::timeout(SHORT, connection.cancel(CancelRequest { epoch: epoch.0 })).await;
+    if !matches!(answer, Ok(Ok(_))) {
+        tracing::debug!(device = %shared.ring[device].name, %epoch, "cancel was not answered");
+    }
+}
+
+/// Fetches the measured operations of a program from every device.
+pub(super) async fn timelines(
+    shared: &Shared,
+    epoch: Epoch,
+    sequence: SequenceNumber,
+) -> Result<Vec<Timeline>, RequestError> {
+    let mut timelines = Vec::with_capacity(shared.ring.len());
+    for (index, device) in shared.ring.iter().enumerate() {
+        let name = &device.name;
+        let unavailable = |reason: String| RequestError::Unavailable {
+            device: Some(name.clone()),
+            reason: format!("the timeline of device {name} cannot be had: {reason}"),
+        };
+        let (_, mut connection) = connection(shared, index)
+            .ok_or_else(|| unavailable("it is not connected".to_owned()))?;
+        let asked = connection.timeline(TimelineRequest { epoch: epoch.0, sequence: sequence.0 });
+        let reply = tokio::time::timeout(PING_LIMIT, asked)
+            .await
+            .map_err(|_| unavailable("no answer".to_owned()))?
+            .map_err(|status| unavailable(from_status(&status).to_string()))?
+            .into_inner();
+        let offset_ns = shared.board().entries[index].offset_ns();
+        let operations = reply.start_ns.into_iter().zip(reply.end_ns).collect();
+        timelines.push(Timeline { operations, offset_ns });
+    }
+    Ok(timelines)
+}

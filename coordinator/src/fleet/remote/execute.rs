@@ -1,0 +1,262 @@
+//! One program on every worker: dispatch, results, and what happens when one of them fails.
+
+use super::{Shared, board::Connection, calls::gone};
+use crate::{
+    error::RequestError,
+    fleet::{DeviceCost, DeviceRun, Readiness, Run, blocking},
+    membership::{Event, Index},
+};
+use galaxy_common::{BatchShape, DeviceName, Epoch, SequenceNumber};
+use galaxy_graph::digest;
+use galaxy_model::HeadSpec;
+use galaxy_proto::{
+    convert::segments,
+    fault::{Fault, from_status},
+    v1::{ExecuteDone, ExecuteRequest, OutputPiece, execute_event},
+};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, Instant},
+};
+use tokio::{sync::watch, task::JoinSet};
+use tonic::Status;
+
+/// When one device reports a broken link, the device at its other end is most often the one that
+/// is gone: for so long we wait for the membership to name it. Twice the time between pings, and
+/// some for the answer.
+const VERDICT: Duration = Duration::from_millis(1500);
+
+/// Why one device has no result.
+enum Failure {
+    /// Its connection is gone.
+    Gone { attempt: u64, reason: String },
+    /// It said why.
+    Fault(Fault),
+}
+
+/// Runs one program on every device. The caller holds the turn.
+pub(super) async fn execute(
+    shared: &Arc<Shared>,
+    shape: BatchShape,
+    tokens: Arc<[u32]>,
+    limit: Duration,
+) -> Result<Run, RequestError> {
+    let begun = Instant::now();
+    let mut readiness = shared.readiness.subscribe();
+    let epoch = match &*readiness.borrow_and_update() {
+        Readiness::Ready(epoch) => *epoch,
+        Readiness::Waiting { device, reason } => {
+            let (device, reason) = (device.clone(), reason.clone());
+            return Err(RequestError::Unavailable { device, reason });
+        }
+    };
+    let plan = shared.board().plan.clone();
+    let programs = {
+        let (shared, plan, shape) = (shared.clone(), plan.clone(), shape.clone());
+        blocking(move || shared.lowered.programs(&plan, &shape)).await??
+    };
+    let sequence = SequenceNumber(shared.sequence.fetch_add(1, Ordering::SeqCst) + 1);
+    let request = ExecuteRequest {
+        epoch: epoch.0,
+        sequence: sequence.0,
+        digest: digest(&programs).to_vec(),
+        segments: segments(&shape),
+        tokens: tokens.to_vec(),
+        timeout_ms: u64::try_from(limit.as_millis()).unwrap_or(u64::MAX),
+    };
+    let connections: Vec<_> =
+        shared.board().entries.iter().map(|e| (e.attempt, e.connection.clone())).collect();
+    let spec = shared.model.spec();
+    let labels = match &spec.head {
+        HeadSpec::Classes(head) => head.labels,
+        _ => 0,
+    };
+    let mut calls = JoinSet::new();
+    for (device, (attempt, connection)) in connections.into_iter().enumerate() {
+        let lost = || ended(shared, epoch, device);
+        let connection = connection.ok_or_else(lost)?;
+        let outputs = programs[device].outputs.clone();
+        let sizes = outputs.iter().map(|o| {
+            let (rows, width) = o.extent(spec.hidden, labels);
+            rows as usize * width as usize
+        });
+        let (sizes, request, shared) = (sizes.collect(), request.clone(), shared.clone());
+        calls.spawn(async move {
+            let answer = run_on(&shared, device, attempt, connection, request, sizes).await;
+            (device, attempt, outputs, answer)
+        });
+    }
+    let mut results: Vec<Option<DeviceRun>> = vec![None; shared.ring.len()];
+    let deadline = tokio::time::sleep(limit);
+    tokio::pin!(deadline);
+    loop {
+        let (device, attempt, outputs, answer) = tokio::select! {
+            joined = calls.join_next() => match joined {
+                None => break,
+                Some(Ok(done)) => done,
+                Some(Err(error)) => {
+                    spoil(shared, epoch, 0, "a call broke off").await;
+                    return Err(RequestError::Internal { why: format!("a call broke off: {error}") });
+                }
+            },
+            _ = left(&mut readiness, epoch) => return Err(ended(shared, epoch, 0)),
+            () = &mut deadline => {
+                spoil(shared, epoch, 0, "a program took too long").await;
+                return Err(RequestError::Deadline { allowed: limit });
+            }
+        };
+        match answer {
+            Ok((values, done)) => {
+                let name = shared.ring[device].name.clone();
+                results[device] = Some(DeviceRun { name, outputs, values, cost: cost(&done) });
+            }
+            Err(status) => {
+                let failure = if gone(&status) {
+                    Failure::Gone { attempt, reason: from_status(&status).to_string() }
+                } else {
+                    Failure::Fault(from_status(&status))
+                };
+                return Err(verdict(shared, &mut readiness, epoch, device, failure).await);
+            }
+        }
+    }
+    let devices: Option<Vec<_>> = results.into_iter().collect();
+    let missing = || RequestError::Internal { why: "a device has no result".to_owned() };
+    let devices = devices.ok_or_else(missing)?;
+    Ok(Run { epoch, sequence, plan, devices, took: begun.elapsed() })
+}
+
+/// Waits until programs of `epoch` may not run any more.
+async fn left(readiness: &mut watch::Receiver<Readiness>, epoch: Epoch) {
+    // Without a sender the fleet is gone, and the epoch with it.
+    drop(readiness.wait_for(|r| *r != Readiness::Ready(epoch)).await);
+}
+
+/// Tells the driver that the links of an epoch are of no further use.
+async fn spoil(shared: &Shared, epoch: Epoch, device: Index, reason: &str) {
+    shared.tell(Event::Spoiled { epoch, device, reason: reason.to_owned() }).await;
+}
+
+/// The error of a program whose epoch has ended.
+fn ended(shared: &Shared, epoch: Epoch, fallback: Index) -> RequestError {
+    let board = shared.board();
+    let (device, reason) = match &board.ended {
+        Some((of, device, reason)) if *of == epoch => (*device, reason.clone()),
+        _ => (fallback, "it is not connected".to_owned()),
+    };
+    RequestError::DeviceLost { device: shared.ring[device].name.clone(), reason }
+}
+
+/// Finds out whose fault a failure is, and ends the epoch: the other devices wait for tiles that
+/// will not come.
+async fn verdict(
+    shared: &Shared,
+    readiness: &mut watch::Receiver<Readiness>,
+    epoch: Epoch,
+    device: Index,
+    failure: Failure,
+) -> RequestError {
+    match failure {
+        Failure::Gone { attempt, reason } => {
+            shared.tell(Event::Broken { device, attempt, reason }).await;
+            drop(tokio::time::timeout(VERDICT, left(readiness, epoch)).await);
+            ended(shared, epoch, device)
+        }
+        Failure::Fault(fault) => {
+            let link = matches!(fault.code.as_str(), "link_lost" | "aborted");
+            if link && tokio::time::timeout(VERDICT, left(readiness, epoch)).await.is_ok() {
+                return ended(shared, epoch, device);
+            }
+            spoil(shared, epoch, device, &fault.message).await;
+            let blamed = DeviceName::new(fault.device.clone()).ok();
+            let known = blamed.filter(|b| shared.ring.iter().any(|d| d.name == *b));
+            let device = known.unwrap_or_else(|| shared.ring[device].name.clone());
+            let Fault { message: reason, retryable, code, .. } = fault;
+            match code.as_str() {
+                "draining" => RequestError::Unavailable { device: Some(device), reason },
+                _ => RequestError::DeviceFailed { device, reason, retryable: retryable || link },
+            }
+        }
+    }
+}
+
+async fn run_on(
+    shared: &Shared,
+    device: Index,
+    attempt: u64,
+    mut connection: Connection,
+    request: ExecuteRequest,
+    sizes: Vec<usize>,
+) -> Result<(Vec<Vec<f32>>, ExecuteDone), Status> {
+    let mut values: Vec<Vec<f32>> = sizes.iter().map(|n| Vec::with_capacity(*n)).collect();
+    let mut events = connection.execute(request).await?.into_inner();
+    while let Some(event) = events.message().await? {
+        match event.event {
+            Some(execute_event::Event::Piece(piece)) => {
+                shared.tell(Event::Heard { device, attempt }).await;
+                take(&mut values, &sizes, &piece)?;
+            }
+            Some(execute_event::Event::Done(done)) => {
+                let whole = values.iter().zip(&sizes).all(|(v, n)| v.len() == *n);
+                return if whole { Ok((values, done)) } else { Err(short()) };
+            }
+            None => {}
+        }
+    }
+    Err(Status::unavailable("it broke off before its result was complete"))
+}
+
+fn short() -> Status {
+    Status::data_loss("its result is not what the program says")
+}
+
+/// Appends a piece to its output. Pieces of an output come in order.
+fn take(values: &mut [Vec<f32>], sizes: &[usize], piece: &OutputPiece) -> Result<(), Status> {
+    let index = piece.output as usize;
+    let (Some(value), Some(&size)) = (values.get_mut(index), sizes.get(index)) else {
+        return Err(short());
+    };
+    let fits = piece.data.len().is_multiple_of(4)
+        && piece.offset == value.len() as u64 * 4
+        && value.len() + piece.data.len() / 4 <= size;
+    if !fits {
+        return Err(short());
+    }
+    let floats = piece.data.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+    value.extend(floats);
+    Ok(())
+}
+
+fn cost(done: &ExecuteDone) -> DeviceCost {
+    let compute = done.lanes.iter().find(|l| l.lane == "compute");
+    DeviceCost {
+        total_ns: done.seconds_ns,
+        compute_busy_ns: compute.map_or(0, |l| l.busy_ns),
+        awaiting_receive_ns: compute.map_or(0, |l| l.awaiting_receive_ns),
+        bytes_sent: done.bytes_sent,
+        bytes_received: done.bytes_received,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn piece(output: u32, offset: u64, values: &[f32]) -> OutputPiece {
+        let data = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        OutputPiece { output, offset, data }
+    }
+
+    #[test]
+    fn pieces_that_do_not_fit_are_refused() {
+        let mut values = vec![Vec::new(), Vec::new()];
+        let sizes = [3, 0];
+        assert!(take(&mut values, &sizes, &piece(0, 0, &[1.0, 2.0])).is_ok());
+        assert!(take(&mut values, &sizes, &piece(0, 0, &[1.0])).is_err(), "out of order");
+        assert!(take(&mut values, &sizes, &piece(0, 8, &[1.0, 2.0])).is_err(), "too long");
+        assert!(take(&mut values, &sizes, &piece(1, 0, &[1.0])).is_err(), "more than none");
+        assert!(take(&mut values, &sizes, &piece(9, 0, &[])).is_err(), "no such output");
+        assert!(take(&mut values, &sizes, &piece(0, 8, &[3.0])).is_ok());
+        assert_eq!(values[0], [1.0, 2.0, 3.0]);
+    }
+}

@@ -1,0 +1,21 @@
+//! The coordinator: the one place that clients ask.
+//!
+//! A request comes in through [`api`], is checked and turned into batches by [`session`], waits
+//! in [`admission`], and runs on the [`fleet`]: on workers over gRPC, whose presence
+//! [`membership`] follows and whose parts [`placement`] cuts from the [`cluster`] file, or on
+//! engines in this process. Activations never pass through here: devices hand over results only.
+
+pub mod admission;
+pub mod api;
+pub mod cluster;
+pub mod error;
+pub mod fleet;
+pub mod membership;
+pub mod placement;
+pub mod session;
+pub mod trace;
+
+pub use cluster::{Cluster, ClusterError};
+pub use error::RequestError;
+pub use fleet::{Fleet, LocalFleet, Notice, RemoteFleet};
+pub use session::{Limits, RunOutput, Session};

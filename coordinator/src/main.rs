@@ -1,0 +1,248 @@
+//! `galaxy-coord`: the coordinator of a cluster, or a model embedded in this process.
+
+use anyhow::{Context, Result, bail};
+use clap::Parser;
+use galaxy_common::{
+    Bytes, DeviceName, Epoch,
+    plan::{Plan, Strategy, WireType},
+};
+use galaxy_coord::{
+    Cluster, Fleet, Limits, LocalFleet, Notice, RemoteFleet, Session,
+    api::Api,
+    cluster::{DEFAULT_LISTEN, DEFAULT_MAX_ROWS, DEFAULT_QUEUE, DEFAULT_TIMEOUT},
+};
+use galaxy_graph::share::{self, Member, Terms};
+use galaxy_model::ModelDir;
+use galaxy_proto::identity::{Identity, Role};
+use std::{
+    collections::HashMap,
+    io::Write,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+use tokio::{
+    net::TcpListener,
+    signal::unix::{SignalKind, signal},
+};
+
+/// Between two lines about one device's loading.
+const PROGRESS: Duration = Duration::from_millis(500);
+/// Most rows of an embedded model's program: more only makes activations larger.
+const EMBEDDED_ROWS: u32 = 8192;
+/// How long connections may take to end once every request is answered.
+const GOODBYE: Duration = Duration::from_secs(2);
+
+/// The coordinator of a Galaxy cluster; or, without a cluster file, a model in this process.
+#[derive(Parser)]
+#[command(name = "galaxy-coord", disable_version_flag = true)]
+struct Flags {
+    /// The cluster file.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "threads", "identity"])]
+    cluster: Option<PathBuf>,
+    /// Without a cluster: the model's directory.
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+    /// Without a cluster: threads for kernels (default: all cores).
+    #[arg(long, value_name = "N")]
+    threads: Option<u16>,
+    /// Where clients are served (default: what the cluster file says, or 127.0.0.1:7000).
+    #[arg(long, value_name = "ADDR:PORT")]
+    listen: Option<String>,
+    /// Without a cluster: the coordinator's identity; without one, plaintext on loopback only.
+    #[arg(long, value_name = "DIR")]
+    identity: Option<PathBuf>,
+    /// Print version, commit and protocol.
+    #[arg(long)]
+    version: bool,
+}
+
+fn main() -> ExitCode {
+    let flags = Flags::parse();
+    if flags.version {
+        say(&format!("galaxy-coord {}", galaxy_proto::version_line()));
+        return ExitCode::SUCCESS;
+    }
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_max_level(tracing::Level::WARN)
+        .init();
+    match start(flags) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn start(flags: Flags) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("no async runtime")?;
+    match (&flags.cluster, &flags.model) {
+        (Some(file), _) => runtime.block_on(cluster(file, flags.listen.as_deref())),
+        (None, Some(model)) => runtime.block_on(embedded(model, &flags)),
+        (None, None) => bail!("give --cluster FILE, or --model DIR to run a model in this process"),
+    }
+}
+
+/// Coordinates the workers of a cluster file.
+async fn cluster(file: &Path, listen: Option<&str>) -> Result<()> {
+    let cluster = Cluster::open(file).with_context(|| file.display().to_string())?;
+    let identity = coordinator(&cluster.identity)?;
+    let model = Arc::new(ModelDir::open(&cluster.model)?);
+    let listener = bind(listen.unwrap_or(&cluster.listen)).await?;
+    let limits = Limits { queue: cluster.queue, timeout: cluster.timeout };
+    let name = cluster.name.clone();
+    say(&format!(
+        "cluster {name}: {} on {} devices by {}, wire {}, {} tiles",
+        model.name(),
+        cluster.devices.len(),
+        cluster.strategy,
+        cluster.wire,
+        cluster.tiles
+    ));
+    let serving = identity.clone();
+    let fleet = RemoteFleet::start(cluster, model.clone(), identity, first_epoch(), listener_of())?;
+    let session = tokio::task::spawn_blocking(move || {
+        Session::new(model, Arc::new(fleet) as Arc<dyn Fleet>, limits)
+    });
+    serve(session.await?, &name, listener, Some(&serving)).await
+}
+
+/// Runs a model in this process.
+async fn embedded(path: &Path, flags: &Flags) -> Result<()> {
+    let identity = flags.identity.as_deref().map(coordinator).transpose()?;
+    let listen = flags.listen.as_deref().unwrap_or(DEFAULT_LISTEN);
+    let model = Arc::new(ModelDir::open(path)?);
+    let listener = bind(listen).await?;
+    if identity.is_none() && !listener.local_addr()?.ip().is_loopback() {
+        bail!(
+            "{listen} can be reached from other machines: give --identity, or listen on 127.0.0.1"
+        );
+    }
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let threads = flags.threads.unwrap_or(u16::try_from(cores).unwrap_or(u16::MAX)).max(1);
+    let plan = alone(&model, threads)?;
+    let begun = Instant::now();
+    let opened = model.clone();
+    let session = tokio::task::spawn_blocking(move || {
+        let fleet = LocalFleet::open(opened.clone(), plan)?;
+        let limits = Limits { queue: DEFAULT_QUEUE, timeout: DEFAULT_TIMEOUT };
+        Ok::<_, anyhow::Error>(Session::new(opened, Arc::new(fleet) as Arc<dyn Fleet>, limits))
+    });
+    let session = session.await??;
+    let weights: Bytes = session.devices().iter().map(|d| d.weight_bytes).sum();
+    let took = begun.elapsed().as_secs_f64();
+    say(&format!(
+        "ready: {} in this process, {weights} of weights in {took:.1} s, {threads} threads",
+        model.name()
+    ));
+    serve(session, "embedded", listener, identity.as_ref()).await
+}
+
+/// The plan of a machine on its own.
+fn alone(model: &ModelDir, threads: u16) -> Result<Plan> {
+    let name = DeviceName::new("local")?;
+    let member = Member { name, budget: Bytes(u64::MAX), threads, share: 1.0 };
+    let terms = Terms {
+        model: model.name(),
+        fingerprint: model.fingerprint(),
+        strategy: Strategy::Local,
+        wire: WireType::F32,
+        tiles: 1,
+        max_rows: model.spec().position_limit().clamp(DEFAULT_MAX_ROWS, EMBEDDED_ROWS),
+    };
+    Ok(share::plan(model.spec(), &terms, &[member])?)
+}
+
+fn coordinator(directory: &Path) -> Result<Identity> {
+    let identity = Identity::load(directory)?;
+    if identity.role() != Role::Coordinator {
+        bail!(
+            "{} is the identity of {} {}, and a coordinator's is needed: run `galaxy keys issue NAME --role coordinator`",
+            directory.display(),
+            identity.role(),
+            identity.name()
+        );
+    }
+    Ok(identity)
+}
+
+/// Opens the port and says so.
+async fn bind(listen: &str) -> Result<TcpListener> {
+    let listener = TcpListener::bind(listen).await.with_context(|| {
+        format!("cannot listen on {listen}: is the address this machine's, and is the port free?")
+    })?;
+    say(&format!("listening on {}", listener.local_addr()?));
+    Ok(listener)
+}
+
+/// Serves until a signal comes, then answers what was taken, and ends.
+async fn serve(
+    session: Session,
+    name: &str,
+    listener: TcpListener,
+    identity: Option<&Identity>,
+) -> Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let (drained, after) = tokio::sync::oneshot::channel();
+    let draining = session.clone();
+    let stop = async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        say("draining: answering what was taken, taking no more");
+        tokio::select! {
+            () = draining.drain() => {}
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        // The other end is gone only if the server has failed already.
+        let _ = drained.send(());
+    };
+    let served = Api::new(session.clone(), name).serve(listener, identity, stop);
+    let late = async {
+        let _ = after.await;
+        tokio::time::sleep(GOODBYE).await;
+    };
+    let ended = tokio::select! {
+        ended = served => ended,
+        () = late => Ok(()),
+    };
+    session.close().await;
+    Ok(ended?)
+}
+
+/// Grows over restarts, so that workers never take a new coordinator for a stale one.
+fn first_epoch() -> Epoch {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    Epoch(seconds << 20)
+}
+
+/// Prints what happens; progress of one device not more often than every [`PROGRESS`].
+fn listener_of() -> Arc<dyn Fn(Notice) + Send + Sync> {
+    let last: Mutex<HashMap<DeviceName, Instant>> = Mutex::new(HashMap::new());
+    Arc::new(move |notice| {
+        if let Notice::Loading { device, .. } = &notice {
+            let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+            if last.get(device).is_some_and(|at| at.elapsed() < PROGRESS) {
+                return;
+            }
+            last.insert(device.clone(), Instant::now());
+        }
+        say(&notice.to_string());
+    })
+}
+
+/// Prints a line at once. A console that is gone is no reason to stop serving.
+fn say(line: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+}

@@ -1,0 +1,220 @@
+//! The membership in virtual time: a world of devices that answer, answer late, or do not.
+
+use super::*;
+
+#[derive(Clone, Copy, PartialEq)]
+enum Device {
+    /// Answers every ping after this time.
+    Answers(Duration),
+    /// Takes connections down with it: every call fails at once.
+    Killed,
+    /// Says nothing at all.
+    Frozen,
+}
+
+struct World {
+    membership: Membership,
+    devices: Vec<Device>,
+    epochs: Vec<Epoch>,
+    now: Now,
+    due: Vec<(Now, Event)>,
+    log: Vec<(Now, Action)>,
+}
+
+const FAST: Device = Device::Answers(Duration::from_millis(2));
+
+impl World {
+    fn new(devices: usize) -> Self {
+        Self {
+            membership: Membership::new(devices, Epoch(100)),
+            devices: vec![FAST; devices],
+            epochs: vec![Epoch(0); devices],
+            now: Now::ZERO,
+            due: Vec::new(),
+            log: Vec::new(),
+        }
+    }
+
+    fn send(&mut self, event: Event) {
+        let actions = self.membership.handle(self.now, event);
+        for action in actions {
+            self.log.push((self.now, action.clone()));
+            self.answer(action);
+        }
+    }
+
+    fn answer(&mut self, action: Action) {
+        let now = self.now;
+        let (device, event) = match action {
+            Action::Connect { device, attempt } => (device, Event::Connected { device, attempt }),
+            Action::Ping { device, attempt } => {
+                let epoch = self.epochs[device];
+                (device, Event::Pong { device, attempt, asked: now, epoch })
+            }
+            Action::Place { device, epoch } => {
+                if let Device::Answers(_) = self.devices[device] {
+                    self.epochs[device] = epoch;
+                }
+                (device, Event::Placed { device, epoch })
+            }
+            _ => return,
+        };
+        match self.devices[device] {
+            Device::Answers(after) => self.due.push((now + after, event)),
+            Device::Frozen => {}
+            Device::Killed => {
+                let attempt = self.membership.members[device].attempt;
+                let reason = "connection refused".to_owned();
+                let at = now + Duration::from_millis(1);
+                self.due.push((at, Event::Broken { device, attempt, reason }));
+            }
+        }
+    }
+
+    /// Lets time pass in steps of a millisecond.
+    fn run(&mut self, for_: Duration) {
+        let end = self.now + for_;
+        while self.now < end {
+            self.now += Duration::from_millis(1);
+            let (due, later): (Vec<_>, Vec<_>) =
+                std::mem::take(&mut self.due).into_iter().partition(|(at, _)| *at <= self.now);
+            self.due = later;
+            for (_, event) in due {
+                self.send(event);
+            }
+            if self.now.as_millis().is_multiple_of(TICK.as_millis()) {
+                self.send(Event::Tick);
+            }
+        }
+    }
+
+    fn first(&self, after: Now, which: impl Fn(&Action) -> bool) -> Option<Now> {
+        self.log.iter().find(|(at, a)| *at >= after && which(a)).map(|(at, _)| *at)
+    }
+}
+
+fn seconds(s: f64) -> Duration {
+    Duration::from_secs_f64(s)
+}
+
+#[test]
+fn all_answer_and_the_cluster_is_ready() {
+    let mut world = World::new(3);
+    world.run(seconds(1.0));
+    assert_eq!(world.membership.ready(), Some(Epoch(101)));
+    assert_eq!(world.membership.obstacle(), None);
+    world.run(seconds(60.0));
+    assert_eq!(world.membership.ready(), Some(Epoch(101)));
+}
+
+#[test]
+fn a_frozen_device_is_lost_within_three_seconds_of_silence() {
+    let mut world = World::new(3);
+    world.run(seconds(1.234));
+    let frozen = world.now;
+    world.devices[1] = Device::Frozen;
+    world.run(seconds(6.0));
+    let fail = |a: &Action| matches!(a, Action::Fail { epoch: Epoch(101), device: 1, .. });
+    let at = world.first(frozen, fail).expect("a loss");
+    assert!(at - frozen <= seconds(3.0), "{:?}", at - frozen);
+    for device in [0, 2] {
+        let cancel = Action::Cancel { device, epoch: Epoch(101) };
+        assert_eq!(world.first(frozen, |a| *a == cancel), Some(at));
+    }
+    assert_eq!(world.membership.state(1).word(), "lost");
+    let (device, reason) = world.membership.obstacle().expect("not ready");
+    assert!(device == 1 && reason.contains("was lost"), "{reason}");
+}
+
+#[test]
+fn a_killed_device_is_lost_at_once_and_comes_back_with_a_new_epoch() {
+    let mut world = World::new(2);
+    world.run(seconds(1.0));
+    let killed = world.now;
+    world.devices[0] = Device::Killed;
+    world.run(seconds(10.0));
+    let at = world.first(killed, |a| matches!(a, Action::Fail { .. })).expect("a loss");
+    assert!(at - killed <= PING + TICK, "{:?}", at - killed);
+    let attempts = world
+        .log
+        .iter()
+        .filter(|(t, a)| *t > killed && matches!(a, Action::Connect { .. }))
+        .count();
+    assert!((4..=8).contains(&attempts), "{attempts} attempts in 10 s");
+    world.devices[0] = FAST;
+    world.epochs[0] = Epoch(0);
+    world.run(RETRY_MAX + TICK * 2);
+    assert_eq!(world.membership.ready(), Some(Epoch(102)));
+}
+
+#[test]
+fn a_device_twenty_times_slower_is_not_lost() {
+    let mut world = World::new(2);
+    world.run(seconds(1.0));
+    world.devices[1] = Device::Answers(Duration::from_millis(40));
+    world.run(seconds(30.0));
+    world.devices[1] = Device::Answers(Duration::from_millis(1900));
+    world.run(seconds(30.0));
+    assert_eq!(world.membership.ready(), Some(Epoch(101)));
+}
+
+#[test]
+fn a_worker_that_forgot_its_epoch_was_restarted() {
+    let mut world = World::new(2);
+    world.run(seconds(1.0));
+    world.epochs[1] = Epoch(0);
+    world.run(seconds(2.0));
+    assert!(world.first(seconds(1.0), |a| matches!(a, Action::Fail { device: 1, .. })).is_some());
+    assert_eq!(world.membership.ready(), Some(Epoch(102)));
+}
+
+#[test]
+fn an_answer_from_before_the_placement_says_nothing() {
+    let mut world = World::new(1);
+    world.run(seconds(1.0));
+    let attempt = world.membership.members[0].attempt;
+    let asked = Now::ZERO;
+    world.send(Event::Pong { device: 0, attempt, asked, epoch: Epoch(0) });
+    assert_eq!(world.membership.ready(), Some(Epoch(101)));
+}
+
+#[test]
+fn a_refused_place_is_tried_again_later_and_named() {
+    let mut world = World::new(2);
+    world.run(Duration::from_millis(104));
+    assert_eq!(world.membership.epoch(), Epoch(101));
+    world.due.clear();
+    let reason = "not enough memory".to_owned();
+    world.send(Event::PlaceFailed { device: 1, epoch: Epoch(101), reason });
+    let (device, reason) = world.membership.obstacle().expect("not ready");
+    assert!(device == 1 && reason.contains("not enough memory"), "{reason}");
+    let refused = world.now;
+    world.run(REPLACE + TICK * 2);
+    let place = |a: &Action| matches!(a, Action::Place { .. });
+    let again = world.first(refused, place).expect("another try");
+    assert!(again - refused >= REPLACE);
+    assert_eq!(world.membership.ready(), Some(Epoch(102)));
+}
+
+#[test]
+fn a_spoiled_epoch_is_replaced_without_reconnecting() {
+    let mut world = World::new(3);
+    world.run(seconds(1.0));
+    let from = world.now;
+    let spoiled = Event::Spoiled { epoch: Epoch(101), device: 2, reason: "link closed".to_owned() };
+    world.send(spoiled.clone());
+    world.run(seconds(1.0));
+    assert_eq!(world.membership.ready(), Some(Epoch(102)));
+    assert_eq!(world.first(from, |a| matches!(a, Action::Connect { .. })), None);
+    world.send(spoiled);
+    assert_eq!(world.membership.ready(), Some(Epoch(102)), "an old epoch cannot be spoiled");
+}
+
+#[test]
+fn words_of_an_old_attempt_are_ignored() {
+    let mut world = World::new(1);
+    world.run(seconds(1.0));
+    let reason = "late".to_owned();
+    world.send(Event::Broken { device: 0, attempt: 0, reason });
+    assert_eq!(world.membership.ready(), Some(Epoch(101)));
+}

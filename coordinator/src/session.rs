@@ -1,0 +1,631 @@
+//! The session: from requests to batches, through the queue, and from results to answers.
+
+mod batch;
+
+use crate::{
+    admission::{Admission, Ticket},
+    error::RequestError,
+    fleet::{DeviceCost, DeviceView, Fleet, Readiness, Run, blocking},
+    trace::{Trace, TraceLog, TracedProgram},
+};
+use batch::{Batch, pack};
+use galaxy_common::{BatchShape, DeviceName, Epoch, RequestId, Wanted, plan::Plan};
+use galaxy_engine::merge::{Merged, merge};
+use galaxy_graph::program::Output;
+use galaxy_model::{HeadSpec, ModelDir, ModelSpec, sentence::SentenceConfig, tokenizer::Tokenizer};
+use std::{
+    future::Future,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+/// Texts that one request may have; the SDK sends more in parts.
+pub const MAX_TEXTS: usize = 1024;
+/// Bytes of results that one request may ask for.
+pub const MAX_RESULT_BYTES: u64 = 512 << 20;
+/// How long a request waits for a cluster that is not ready.
+const READY_WAIT: Duration = Duration::from_secs(4);
+
+/// What a session grants.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Requests that wait while one runs.
+    pub queue: usize,
+    /// How long a request may take that does not say.
+    pub timeout: Duration,
+}
+
+/// What the raw door is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RunOutput {
+    /// The model's own pooling and normalisation, as for [`Session::embed`].
+    Sentence,
+    /// One of the outputs, as it is.
+    Wanted(Wanted),
+}
+
+/// What a request cost.
+#[derive(Debug, Clone, Default)]
+pub struct Report {
+    /// Its number, for a trace.
+    pub request: RequestId,
+    /// The epoch of its last program.
+    pub epoch: Epoch,
+    /// Waiting for readiness and for the turn.
+    pub queue: Duration,
+    /// Tokenising.
+    pub tokenize: Duration,
+    /// Programs on the devices.
+    pub execute: Duration,
+    /// Tokens in all.
+    pub tokens: u64,
+    /// Programs.
+    pub programs: u32,
+    /// Sums over the programs, by device.
+    pub devices: Vec<(DeviceName, DeviceCost)>,
+}
+
+/// Vectors of texts.
+#[derive(Debug, Clone)]
+pub struct Embeddings {
+    /// Values of each.
+    pub width: u32,
+    /// texts x width.
+    pub vectors: Vec<f32>,
+    /// What it cost.
+    pub report: Report,
+}
+
+/// Class logits of texts.
+#[derive(Debug, Clone)]
+pub struct Classes {
+    /// Names of the classes.
+    pub labels: Vec<String>,
+    /// texts x labels.
+    pub logits: Vec<f32>,
+    /// What it cost.
+    pub report: Report,
+}
+
+/// One result of the raw door.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tensor {
+    /// Extents, the outermost first.
+    pub shape: Vec<u32>,
+    /// Values, row after row.
+    pub values: Vec<f32>,
+}
+
+/// Results of the raw door.
+#[derive(Debug, Clone)]
+pub struct Tensors {
+    /// One for each sequence, in their order.
+    pub tensors: Vec<Tensor>,
+    /// What it cost.
+    pub report: Report,
+}
+
+/// A session over a fleet. Copies are the same session.
+#[derive(Clone)]
+pub struct Session {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    model: Arc<ModelDir>,
+    fleet: Arc<dyn Fleet>,
+    admission: Admission,
+    limits: Limits,
+    /// Without one: why.
+    tokenizer: Result<Tokenizer, String>,
+    /// Without one: why.
+    sentence: Result<SentenceConfig, String>,
+    log: Mutex<TraceLog>,
+    requests: AtomicU64,
+    served: AtomicU64,
+    failed: AtomicU64,
+}
+
+impl Session {
+    /// A session over `fleet`. Reads the tokenizer: blocks.
+    pub fn new(model: Arc<ModelDir>, fleet: Arc<dyn Fleet>, limits: Limits) -> Self {
+        let tokenizer = Tokenizer::open(model.path()).map_err(|e| e.to_string());
+        let sentence = model.sentence().map_err(|e| e.to_string());
+        let inner = Inner {
+            admission: Admission::new(limits.queue),
+            log: Mutex::new(TraceLog::default()),
+            requests: AtomicU64::new(0),
+            served: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
+            model,
+            fleet,
+            limits,
+            tokenizer,
+            sentence,
+        };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// The model.
+    pub fn model(&self) -> &ModelDir {
+        &self.inner.model
+    }
+    /// The plan.
+    pub fn plan(&self) -> Arc<Plan> {
+        self.inner.fleet.plan()
+    }
+    /// The devices, for a status.
+    pub fn devices(&self) -> Vec<DeviceView> {
+        self.inner.fleet.devices()
+    }
+    /// Whether programs may run now.
+    pub fn readiness(&self) -> Readiness {
+        self.inner.fleet.readiness().borrow().clone()
+    }
+    /// The queue.
+    pub fn admission(&self) -> &Admission {
+        &self.inner.admission
+    }
+    /// Requests that were answered, and requests that failed.
+    pub fn counts(&self) -> (u64, u64) {
+        (self.inner.served.load(Ordering::Relaxed), self.inner.failed.load(Ordering::Relaxed))
+    }
+
+    /// One vector for each text, pooled and normalised as the model says.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves the queue; a program that runs is finished and its result dropped.
+    ///
+    /// # Errors
+    /// Each kind is its own variant.
+    pub async fn embed(
+        &self,
+        texts: Vec<String>,
+        truncate: bool,
+        timeout: Option<Duration>,
+    ) -> Result<Embeddings, RequestError> {
+        let work = async {
+            let sentence = self.sentence()?.clone();
+            let limit = self.text_limit(sentence.max_tokens);
+            let wanted = Wanted::Pooled(sentence.pooling);
+            let mut answer = self.begin()?;
+            let (sequences, took) = self.tokenize(texts, truncate, limit, Some(sentence)).await?;
+            answer.report.tokenize = took;
+            let results = answer.run(sequences, wanted, true).await?;
+            let width = self.spec().hidden;
+            let vectors = results.into_iter().flat_map(|t| t.values).collect();
+            Ok(Embeddings { width, vectors, report: answer.end() })
+        };
+        self.timed(timeout, work).await
+    }
+
+    /// Class logits for each text.
+    ///
+    /// # Cancel safety
+    /// As [`Session::embed`].
+    ///
+    /// # Errors
+    /// Each kind is its own variant.
+    pub async fn classify(
+        &self,
+        texts: Vec<String>,
+        truncate: bool,
+        timeout: Option<Duration>,
+    ) -> Result<Classes, RequestError> {
+        let work = async {
+            let wanted = self.supported(Wanted::Classes)?;
+            let mut answer = self.begin()?;
+            let limit = self.text_limit(None);
+            let (sequences, took) = self.tokenize(texts, truncate, limit, None).await?;
+            answer.report.tokenize = took;
+            let results = answer.run(sequences, wanted, false).await?;
+            let labels = match &self.spec().head {
+                HeadSpec::Classes(head) => head.names.clone(),
+                _ => Vec::new(),
+            };
+            let logits = results.into_iter().flat_map(|t| t.values).collect();
+            Ok(Classes { labels, logits, report: answer.end() })
+        };
+        self.timed(timeout, work).await
+    }
+
+    /// The raw door: token ids in, tensors out.
+    ///
+    /// # Cancel safety
+    /// As [`Session::embed`].
+    ///
+    /// # Errors
+    /// Each kind is its own variant.
+    pub async fn run(
+        &self,
+        sequences: Vec<Vec<u32>>,
+        output: RunOutput,
+        timeout: Option<Duration>,
+    ) -> Result<Tensors, RequestError> {
+        let work = async {
+            let (wanted, normalise) = match output {
+                RunOutput::Sentence => {
+                    let sentence = self.sentence()?;
+                    (Wanted::Pooled(sentence.pooling), sentence.normalise)
+                }
+                RunOutput::Wanted(wanted) => (self.supported(wanted)?, false),
+            };
+            self.check(&sequences, wanted)?;
+            let mut answer = self.begin()?;
+            let tensors = answer.run(sequences, wanted, normalise).await?;
+            Ok(Tensors { tensors, report: answer.end() })
+        };
+        self.timed(timeout, work).await
+    }
+
+    /// The measured lanes of a request that ran lately; of the last one for 0.
+    ///
+    /// # Errors
+    /// [`RequestError::NoTrace`] when it is not kept any more.
+    pub async fn trace(&self, request: u64) -> Result<Trace, RequestError> {
+        let entry = {
+            let log = self.inner.log.lock().unwrap_or_else(PoisonError::into_inner);
+            log.find(request)?
+        };
+        let mut timelines = Vec::with_capacity(entry.programs.len());
+        let mut last = None;
+        for program in &entry.programs {
+            match self.inner.fleet.timelines(program.epoch, program.sequence).await {
+                Ok(times) => timelines.push((program.clone(), times)),
+                // Long requests have more programs than devices keep: the others are shown.
+                Err(error) => last = Some(error),
+            }
+        }
+        if let (true, Some(error)) = (timelines.is_empty(), last) {
+            return Err(error);
+        }
+        let spec = self.spec().clone();
+        blocking(move || Trace::new(&spec, entry.request, timelines)).await?
+    }
+
+    /// Takes no more requests, and waits until those that were taken are answered.
+    pub async fn drain(&self) {
+        self.inner.admission.drain(true);
+        self.inner.admission.idle().await;
+    }
+
+    /// Lets go of the devices.
+    pub async fn close(&self) {
+        self.inner.fleet.close().await;
+    }
+
+    fn spec(&self) -> &ModelSpec {
+        self.inner.model.spec()
+    }
+
+    fn sentence(&self) -> Result<&SentenceConfig, RequestError> {
+        let why = |why: &String| RequestError::Model { why: why.clone() };
+        self.inner.sentence.as_ref().map_err(why)
+    }
+
+    /// Most tokens of a text, and what limits them.
+    fn text_limit(&self, max_tokens: Option<u32>) -> (u32, &'static str) {
+        let limits = [
+            (self.spec().position_limit(), "the model's table of positions"),
+            (self.plan().max_rows, "max_rows of the cluster"),
+            (max_tokens.unwrap_or(u32::MAX), "the model's sentence configuration"),
+        ];
+        limits.into_iter().min_by_key(|(limit, _)| *limit).expect("the array has three elements")
+    }
+
+    /// The output as this model has it.
+    fn supported(&self, wanted: Wanted) -> Result<Wanted, RequestError> {
+        let refuse = |name: &str, why: &str| RequestError::UnsupportedOutput {
+            model: self.inner.model.name().to_owned(),
+            wanted: name.to_owned(),
+            why: why.to_owned(),
+        };
+        match (&self.spec().head, wanted) {
+            (_, Wanted::Hidden | Wanted::Pooled(_)) => Ok(wanted),
+            (HeadSpec::Classes(_), Wanted::Classes | Wanted::LastLogits) => Ok(Wanted::Classes),
+            (HeadSpec::Language { .. }, Wanted::LastLogits | Wanted::AllLogits) => Ok(wanted),
+            (HeadSpec::Language { .. }, Wanted::Classes) => {
+                Err(refuse("classes", "it predicts the next token: ask for logits"))
+            }
+            (HeadSpec::Classes(_), Wanted::AllLogits) => {
+                Err(refuse("logits of all rows", "it classifies whole texts: ask for logits"))
+            }
+            (HeadSpec::None, Wanted::Classes) => Err(refuse(
+                "classes",
+                "nothing stands on top of its layers: ask for pooled or hidden",
+            )),
+            (HeadSpec::None, _) => Err(refuse(
+                "logits",
+                "nothing stands on top of its layers: ask for pooled or hidden",
+            )),
+        }
+    }
+
+    /// Checks what the raw door was given.
+    fn check(&self, sequences: &[Vec<u32>], wanted: Wanted) -> Result<(), RequestError> {
+        let spec = self.spec();
+        check_count(sequences.len(), "sequences")?;
+        let (limit, limited_by) = self.text_limit(None);
+        for (index, ids) in sequences.iter().enumerate() {
+            if ids.is_empty() {
+                return Err(RequestError::Invalid { why: format!("sequence {index} has no ids") });
+            }
+            if ids.len() > limit as usize {
+                let tokens = ids.len();
+                return Err(RequestError::TextTooLong { index, tokens, limit, limited_by });
+            }
+            if let Some(&token) = ids.iter().find(|&&id| id >= spec.vocabulary) {
+                let vocabulary = spec.vocabulary;
+                return Err(RequestError::UnknownToken { index, token, vocabulary });
+            }
+        }
+        let rows: u64 = sequences.iter().map(|s| s.len() as u64).sum();
+        let values = match wanted {
+            Wanted::Hidden => rows * u64::from(spec.hidden),
+            Wanted::AllLogits => rows * u64::from(spec.vocabulary),
+            Wanted::LastLogits => sequences.len() as u64 * u64::from(spec.vocabulary),
+            Wanted::Pooled(_) | Wanted::Classes => 0,
+        };
+        if values * 4 > MAX_RESULT_BYTES {
+            return Err(RequestError::ResultTooLarge {
+                bytes: values * 4,
+                limit: MAX_RESULT_BYTES,
+            });
+        }
+        Ok(())
+    }
+
+    /// Texts to tokens, where blocking is allowed.
+    async fn tokenize(
+        &self,
+        texts: Vec<String>,
+        truncate: bool,
+        (limit, limited_by): (u32, &'static str),
+        sentence: Option<SentenceConfig>,
+    ) -> Result<(Vec<Vec<u32>>, Duration), RequestError> {
+        check_count(texts.len(), "texts")?;
+        if let Some(index) = texts.iter().position(|t| t.trim().is_empty()) {
+            return Err(RequestError::EmptyText { index });
+        }
+        let session = self.clone();
+        blocking(move || {
+            let begun = Instant::now();
+            let wrong = |why: &String| RequestError::Model { why: why.clone() };
+            let tokenizer = session.inner.tokenizer.as_ref().map_err(wrong)?;
+            let mut sequences = Vec::with_capacity(texts.len());
+            for (index, mut text) in texts.into_iter().enumerate() {
+                if let Some(sentence) = &sentence {
+                    if let Some(prompt) = &sentence.prompt {
+                        text.insert_str(0, prompt);
+                    }
+                    if sentence.lower_case {
+                        text = text.to_lowercase();
+                    }
+                }
+                let cut = truncate.then_some(limit as usize);
+                let ids = tokenizer
+                    .encode(&text, cut)
+                    .map_err(|e| RequestError::Invalid { why: format!("text {index}: {e}") })?;
+                if ids.is_empty() {
+                    return Err(RequestError::EmptyText { index });
+                }
+                if ids.len() > limit as usize {
+                    let tokens = ids.len();
+                    return Err(RequestError::TextTooLong { index, tokens, limit, limited_by });
+                }
+                let vocabulary = session.spec().vocabulary;
+                if let Some(&token) = ids.iter().find(|&&id| id >= vocabulary) {
+                    return Err(RequestError::UnknownToken { index, token, vocabulary });
+                }
+                sequences.push(ids);
+            }
+            Ok((sequences, begun.elapsed()))
+        })
+        .await?
+    }
+
+    fn begin(&self) -> Result<Answer<'_>, RequestError> {
+        let ticket = self.inner.admission.admit()?;
+        let request = RequestId(self.inner.requests.fetch_add(1, Ordering::Relaxed) + 1);
+        let report = Report { request, ..Report::default() };
+        Ok(Answer { session: self, ticket, report, programs: Vec::new() })
+    }
+
+    /// Puts a deadline on `work`, and counts its end.
+    async fn timed<T>(
+        &self,
+        timeout: Option<Duration>,
+        work: impl Future<Output = Result<T, RequestError>>,
+    ) -> Result<T, RequestError> {
+        let allowed = timeout.unwrap_or(self.inner.limits.timeout);
+        let late = |_| match self.readiness() {
+            // It waited for the cluster all the time, most likely: say for what.
+            Readiness::Waiting { device, reason } => {
+                Err(RequestError::Unavailable { device, reason })
+            }
+            Readiness::Ready(_) => Err(RequestError::Deadline { allowed }),
+        };
+        let result = tokio::time::timeout(allowed, work).await.unwrap_or_else(late);
+        let count = if result.is_ok() { &self.inner.served } else { &self.inner.failed };
+        count.fetch_add(1, Ordering::Relaxed);
+        result
+    }
+
+    /// Waits until programs may run, but not for long.
+    async fn ready(&self) -> Result<(), RequestError> {
+        let mut readiness = self.inner.fleet.readiness();
+        let ready = readiness.wait_for(|r| matches!(r, Readiness::Ready(_)));
+        if let Ok(Ok(_)) = tokio::time::timeout(READY_WAIT, ready).await {
+            return Ok(());
+        }
+        match self.readiness() {
+            Readiness::Ready(_) => Ok(()),
+            Readiness::Waiting { device, reason } => {
+                Err(RequestError::Unavailable { device, reason })
+            }
+        }
+    }
+}
+
+fn check_count(count: usize, what: &'static str) -> Result<(), RequestError> {
+    match count {
+        0 => Err(RequestError::Nothing { what }),
+        1..=MAX_TEXTS => Ok(()),
+        _ => Err(RequestError::TooManyTexts { texts: count, limit: MAX_TEXTS }),
+    }
+}
+
+/// A request on its way.
+struct Answer<'a> {
+    session: &'a Session,
+    ticket: Ticket,
+    report: Report,
+    programs: Vec<TracedProgram>,
+}
+
+impl Answer<'_> {
+    /// Runs all sequences, in as many programs as it takes; results in the order of the sequences.
+    async fn run(
+        &mut self,
+        sequences: Vec<Vec<u32>>,
+        wanted: Wanted,
+        normalise: bool,
+    ) -> Result<Vec<Tensor>, RequestError> {
+        let normalise = normalise && self.session.sentence().is_ok_and(|s| s.normalise);
+        let plan = self.session.plan();
+        self.report.tokens = sequences.iter().map(|s| s.len() as u64).sum();
+        let mut results: Vec<Option<Tensor>> = vec![None; sequences.len()];
+        for batch in pack(&sequences, plan.max_rows, wanted)? {
+            let run = self.program(&batch).await?;
+            let (session, shape) = (self.session.clone(), batch.shape);
+            let merged = blocking(move || session.merged(&run, &shape, normalise)).await??;
+            for (index, tensor) in batch.indices.into_iter().zip(merged) {
+                results[index] = Some(tensor);
+            }
+        }
+        let missing = || RequestError::Internal { why: "a sequence has no result".to_owned() };
+        results.into_iter().collect::<Option<Vec<_>>>().ok_or_else(missing)
+    }
+
+    /// Waits for the turn and runs one program.
+    async fn program(&mut self, batch: &Batch) -> Result<Run, RequestError> {
+        let waiting = Instant::now();
+        let turn = loop {
+            self.session.ready().await?;
+            let turn = self.ticket.turn().await?;
+            if matches!(self.session.readiness(), Readiness::Ready(_)) {
+                break turn;
+            }
+        };
+        self.report.queue += waiting.elapsed();
+        let fleet = self.session.inner.fleet.clone();
+        let (shape, tokens) = (batch.shape.clone(), batch.tokens.clone());
+        let limit = self.session.inner.limits.timeout;
+        // A task of its own: the program runs to its end, whoever still waits for it.
+        let task = tokio::spawn(async move {
+            let run = fleet.execute(shape, tokens, limit).await;
+            drop(turn);
+            run
+        });
+        let broke = |e| RequestError::Internal { why: format!("a task broke off: {e}") };
+        let run = task.await.map_err(broke)??;
+        self.report.execute += run.took;
+        self.report.programs += 1;
+        self.report.epoch = run.epoch;
+        if self.report.devices.len() != run.devices.len() {
+            let zero = |d: &crate::fleet::DeviceRun| (d.name.clone(), DeviceCost::default());
+            self.report.devices = run.devices.iter().map(zero).collect();
+        }
+        for ((_, sum), device) in self.report.devices.iter_mut().zip(&run.devices) {
+            sum.total_ns += device.cost.total_ns;
+            sum.compute_busy_ns += device.cost.compute_busy_ns;
+            sum.awaiting_receive_ns += device.cost.awaiting_receive_ns;
+            sum.bytes_sent += device.cost.bytes_sent;
+            sum.bytes_received += device.cost.bytes_received;
+        }
+        self.programs.push(TracedProgram {
+            epoch: run.epoch,
+            sequence: run.sequence,
+            plan: run.plan.clone(),
+            shape: batch.shape.clone(),
+        });
+        Ok(run)
+    }
+
+    /// Remembers the request for traces.
+    fn end(self) -> Report {
+        let mut log = self.session.inner.log.lock().unwrap_or_else(PoisonError::into_inner);
+        log.push(self.report.request, self.programs);
+        self.report
+    }
+}
+
+impl Session {
+    /// The results of one program, one for each segment. Blocks.
+    fn merged(
+        &self,
+        run: &Run,
+        shape: &BatchShape,
+        normalise: bool,
+    ) -> Result<Vec<Tensor>, RequestError> {
+        let parts: Vec<(&[Output], &[Vec<f32>])> =
+            run.devices.iter().map(|d| (&d.outputs[..], &d.values[..])).collect();
+        let merged = merge(self.spec(), shape, &parts)
+            .map_err(|e| RequestError::Internal { why: e.to_string() })?;
+        let hidden = self.spec().hidden;
+        let tensors =
+            merged.into_iter().zip(shape.segments()).map(|(merged, segment)| match merged {
+                Merged::Hidden(values) => Tensor { shape: vec![segment.rows, hidden], values },
+                Merged::Vector(mut values) => {
+                    if normalise {
+                        to_unit_length(&mut values);
+                    }
+                    Tensor { shape: vec![hidden], values }
+                }
+                Merged::Classes(values) => Tensor { shape: vec![values.len() as u32], values },
+                Merged::Logits { rows, values } => {
+                    let vocabulary = self.spec().vocabulary;
+                    let shape = match segment.wanted {
+                        Wanted::LastLogits => vec![vocabulary],
+                        _ => vec![rows, vocabulary],
+                    };
+                    Tensor { shape, values }
+                }
+            });
+        Ok(tensors.collect())
+    }
+}
+
+/// Scales to length one; what has no length stays.
+fn to_unit_length(values: &mut [f32]) {
+    let length = values.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt();
+    if length > 1e-12 {
+        values.iter_mut().for_each(|v| *v = (f64::from(*v) / length) as f32);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_have_limits() {
+        assert_eq!(check_count(0, "texts"), Err(RequestError::Nothing { what: "texts" }));
+        assert!(check_count(1024, "texts").is_ok());
+        let error = check_count(10_000, "texts").expect_err("too many").to_string();
+        assert!(error.contains("10000") && error.contains("1024") && error.contains("parts"));
+    }
+
+    #[test]
+    fn unit_length() {
+        let mut values = [3.0, 4.0];
+        to_unit_length(&mut values);
+        assert_eq!(values, [0.6, 0.8]);
+        let mut zero = [0.0; 3];
+        to_unit_length(&mut zero);
+        assert_eq!(zero, [0.0; 3]);
+    }
+}

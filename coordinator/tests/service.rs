@@ -1,0 +1,381 @@
+//! The whole coordinator in this process: the API over real gRPC on loopback, engines on threads.
+#![allow(clippy::unwrap_used)]
+
+use galaxy_common::{
+    BatchShape, Bytes, DeviceName, Epoch, SequenceNumber, Wanted,
+    plan::{Plan, Strategy, WireType},
+};
+use galaxy_coord::{
+    Fleet, Limits, LocalFleet, RequestError, RunOutput, Session,
+    api::Api,
+    fleet::{BoxFuture, DeviceView, Readiness, Run, Timeline},
+};
+use galaxy_graph::share::{self, Member, Terms};
+use galaxy_model::ModelDir;
+use galaxy_proto::{
+    channel,
+    fault::{Fault, from_status},
+    identity::Role,
+    v1::{self, galaxy_client::GalaxyClient, run_event::Event},
+};
+use safetensors::SafeTensors;
+use std::{
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+use tokio::{
+    net::TcpListener,
+    sync::{Notify, oneshot, watch},
+    task::JoinHandle,
+};
+use tonic::transport::Channel;
+
+const LIMITS: Limits = Limits { queue: 2, timeout: Duration::from_secs(60) };
+const MAX_ROWS: u32 = 140;
+
+fn golden() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/golden/bert")
+}
+
+fn plan(model: &ModelDir, shares: &[f64], strategy: Strategy) -> Plan {
+    let members: Vec<Member> = shares
+        .iter()
+        .enumerate()
+        .map(|(i, share)| Member {
+            name: DeviceName::new(format!("dev-{i}")).unwrap(),
+            budget: Bytes(1 << 32),
+            threads: 1,
+            share: *share,
+        })
+        .collect();
+    let terms = Terms {
+        model: model.name(),
+        fingerprint: model.fingerprint(),
+        strategy,
+        wire: WireType::F32,
+        tiles: 2,
+        max_rows: MAX_ROWS,
+    };
+    share::plan(model.spec(), &terms, &members).unwrap()
+}
+
+struct Service {
+    client: GalaxyClient<Channel>,
+    session: Session,
+    stop: oneshot::Sender<()>,
+    server: JoinHandle<()>,
+}
+
+impl Service {
+    async fn start(fleet: Option<Arc<dyn Fleet>>) -> Self {
+        let model = Arc::new(ModelDir::open(&golden()).unwrap());
+        let fleet = fleet.unwrap_or_else(|| {
+            let plan = plan(&model, &[3.0, 2.0, 1.0], Strategy::Galaxy);
+            Arc::new(LocalFleet::open(model.clone(), plan).unwrap())
+        });
+        let session = Session::new(model, fleet, LIMITS);
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let (stop, stopped) = oneshot::channel();
+        let api = Api::new(session.clone(), "test");
+        let server = tokio::spawn(async move {
+            let stopped = async { drop(stopped.await) };
+            api.serve(listener, None, stopped).await.unwrap();
+        });
+        let name = DeviceName::new("coordinator").unwrap();
+        let server_name = (&name, Role::Coordinator);
+        let channel =
+            channel::connect(&address, None, server_name, Duration::from_secs(5)).await.unwrap();
+        Self { client: GalaxyClient::new(channel), session, stop, server }
+    }
+
+    async fn stop(self) {
+        drop(self.client);
+        let _ = self.stop.send(());
+        self.server.await.unwrap();
+    }
+
+    async fn run(
+        &mut self,
+        ids: &[Vec<u32>],
+        output: v1::Wanted,
+    ) -> Result<(Vec<(Vec<u32>, Vec<f32>)>, v1::RequestReport), Fault> {
+        let sequences = ids.iter().map(|ids| v1::Sequence { ids: ids.clone() }).collect();
+        let request = v1::RunRequest { sequences, output: output.into(), pooled: false };
+        let mut events = self.client.run(request).await.map_err(|s| from_status(&s))?.into_inner();
+        let mut tensors: Vec<(Vec<u32>, Vec<f32>)> = Vec::new();
+        while let Some(event) = events.message().await.map_err(|s| from_status(&s))? {
+            match event.event.unwrap() {
+                Event::Tensor(head) => tensors.push((head.shape, Vec::new())),
+                Event::Data(data) => {
+                    let values = data.chunks_exact(4);
+                    let values = values.map(|b| f32::from_le_bytes(b.try_into().unwrap()));
+                    tensors.last_mut().unwrap().1.extend(values);
+                }
+                Event::Report(report) => return Ok((tensors, report)),
+            }
+        }
+        panic!("the stream ended without a report");
+    }
+}
+
+/// Token ids and a reference output of each length.
+fn cases(kind: &str) -> (Vec<Vec<u32>>, Vec<Vec<f32>>) {
+    let bytes = std::fs::read(golden().join("expected.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let words = |name: String| {
+        let tensor = tensors.tensor(&name).unwrap();
+        let words = tensor.data().chunks_exact(4).map(|b| b.try_into().unwrap());
+        words.collect::<Vec<[u8; 4]>>()
+    };
+    let lengths = [129, 1, 64, 2, 7];
+    let ids =
+        lengths.map(|n| words(format!("ids.{n}")).into_iter().map(u32::from_le_bytes).collect());
+    let want =
+        lengths.map(|n| words(format!("{kind}.{n}")).into_iter().map(f32::from_le_bytes).collect());
+    (ids.to_vec(), want.to_vec())
+}
+
+fn deviation(got: &[f32], want: &[f32]) -> f32 {
+    assert_eq!(got.len(), want.len());
+    let largest = want.iter().fold(0.0_f32, |m, v| m.max(v.abs()));
+    got.iter().zip(want).fold(0.0_f32, |m, (a, b)| m.max((a - b).abs())) / largest
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_raw_door_gives_the_reference_outputs() {
+    let mut service = Service::start(None).await;
+    for (kind, output) in [("hidden", v1::Wanted::Hidden), ("logits", v1::Wanted::Classes)] {
+        let (ids, want) = cases(kind);
+        let (got, report) = service.run(&ids, output).await.unwrap();
+        assert_eq!(got.len(), want.len());
+        for ((ids, (shape, got)), want) in ids.iter().zip(&got).zip(&want) {
+            let error = deviation(got, want);
+            assert!(error <= 1e-4, "{kind} of {} tokens: {error:e}", ids.len());
+            let first = if kind == "hidden" { ids.len() as u32 } else { 3 };
+            assert_eq!(shape[0], first);
+        }
+        assert_eq!(report.tokens, 203);
+        assert_eq!(report.programs, 2, "129 rows and 74 rows do not fit into one program of 140");
+        let devices: Vec<_> = report.devices.iter().map(|d| d.device.as_str()).collect();
+        assert_eq!(devices, ["dev-0", "dev-1", "dev-2"]);
+        assert!(report.devices.iter().all(|d| d.bytes_received > 0 && d.total_ns > 0));
+    }
+    // The logits of a class model are its class logits.
+    let (ids, want) = cases("logits");
+    let (got, _) = service.run(&ids, v1::Wanted::LastLogits).await.unwrap();
+    assert!(got.iter().zip(&want).all(|((_, got), want)| deviation(got, want) <= 1e-4));
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bad_input_gets_a_clear_error() {
+    let mut service = Service::start(None).await;
+    let embed = |texts: Vec<String>| v1::EmbedRequest { texts, truncate: false };
+    let texts = [
+        (vec![], "invalid_argument", "no texts"),
+        (vec!["word".to_owned(), " \t\n".to_owned()], "empty_text", "text 1"),
+        (vec!["word".to_owned(); 10_000], "too_many_texts", "in parts"),
+        (vec!["word".to_owned()], "unsupported_model", "tokenizer"),
+    ];
+    for (texts, code, word) in texts {
+        let status = service.client.embed(embed(texts)).await.expect_err(code);
+        let fault = from_status(&status);
+        assert_eq!(fault.code, code, "{fault:?}");
+        assert!(fault.message.contains(word) && !fault.retryable, "{fault:?}");
+    }
+    let runs = [
+        (vec![], v1::Wanted::Hidden, "invalid_argument", "no sequences"),
+        (vec![vec![1], vec![]], v1::Wanted::Hidden, "invalid_argument", "sequence 1 has no ids"),
+        (vec![vec![1], vec![5, 97]], v1::Wanted::Hidden, "unknown_token", "vocabulary has 97"),
+        (vec![vec![1; 141]], v1::Wanted::Hidden, "text_too_long", "max_rows"),
+        (vec![vec![1]], v1::Wanted::AllLogits, "unsupported_output", "classifies"),
+    ];
+    for (ids, output, code, word) in runs {
+        let fault = service.run(&ids, output).await.expect_err(code);
+        assert_eq!(fault.code, code, "{fault:?}");
+        assert!(fault.message.contains(word) && !fault.retryable, "{fault:?}");
+    }
+    let status = service.client.status(v1::StatusRequest {}).await.unwrap().into_inner();
+    assert_eq!((status.state.as_str(), status.failed, status.served), ("ready", 9, 0));
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_trace_shows_every_operation_of_every_device() {
+    let mut service = Service::start(None).await;
+    let none = service.client.trace(v1::TraceRequest { request: 0 }).await.expect_err("none yet");
+    assert_eq!(from_status(&none).code, "no_trace");
+    let (ids, _) = cases("hidden");
+    let (_, report) = service.run(&ids[2..3], v1::Wanted::Hidden).await.unwrap();
+    let request = v1::TraceRequest { request: report.request };
+    let trace = service.client.trace(request).await.unwrap().into_inner();
+    let json: serde_json::Value = serde_json::from_str(&trace.chrome_json).unwrap();
+    let events = json["traceEvents"].as_array().unwrap();
+    let names: Vec<_> = events.iter().filter_map(|e| e["args"]["name"].as_str()).collect();
+    for name in ["dev-0", "dev-1", "dev-2", "compute"] {
+        assert!(names.contains(&name), "{names:?}");
+    }
+    let operations = events.iter().filter(|e| e["ph"] == "X").count();
+    assert!(operations > 100, "{operations}");
+    assert!(events.iter().all(|e| e["ph"] != "X" || e["ts"].as_f64().unwrap() >= 0.0));
+    assert!(events.iter().any(|e| e["name"].as_str().unwrap().starts_with("L2 mlp up")));
+    assert_eq!(trace.devices.len(), 3);
+    for (device, cost) in trace.devices.iter().zip(&report.devices) {
+        assert_eq!(device.bytes_received, cost.bytes_received);
+        assert_eq!(device.awaiting_receive_ns, cost.awaiting_receive_ns);
+        assert!(device.lanes.iter().any(|l| l.lane == "compute" && l.busy_ns > 0));
+    }
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_drain_requests_are_refused() {
+    let mut service = Service::start(None).await;
+    service.client.drain(v1::GalaxyDrainRequest { off: false }).await.unwrap();
+    let fault = service.run(&[vec![1, 2]], v1::Wanted::Hidden).await.expect_err("draining");
+    assert_eq!((fault.code.as_str(), fault.retryable), ("draining", false));
+    let status = service.client.status(v1::StatusRequest {}).await.unwrap().into_inner();
+    assert_eq!(status.state, "draining");
+    service.client.drain(v1::GalaxyDrainRequest { off: true }).await.unwrap();
+    assert!(service.run(&[vec![1, 2]], v1::Wanted::Hidden).await.is_ok());
+    service.stop().await;
+}
+
+/// A fleet whose programs run for as long as the test likes.
+struct Paused {
+    plan: Arc<Plan>,
+    readiness: watch::Sender<Readiness>,
+    started: Notify,
+    proceed: Notify,
+    finished: Notify,
+    runs: AtomicUsize,
+}
+
+impl Paused {
+    fn new() -> Arc<Self> {
+        let model = ModelDir::open(&golden()).unwrap();
+        Arc::new(Self {
+            plan: Arc::new(plan(&model, &[1.0], Strategy::Local)),
+            readiness: watch::Sender::new(Readiness::Ready(Epoch(1))),
+            started: Notify::new(),
+            proceed: Notify::new(),
+            finished: Notify::new(),
+            runs: AtomicUsize::new(0),
+        })
+    }
+}
+
+impl Fleet for Paused {
+    fn readiness(&self) -> watch::Receiver<Readiness> {
+        self.readiness.subscribe()
+    }
+    fn plan(&self) -> Arc<Plan> {
+        self.plan.clone()
+    }
+    fn execute(
+        &self,
+        _: BatchShape,
+        _: Arc<[u32]>,
+        _: Duration,
+    ) -> BoxFuture<'_, Result<Run, RequestError>> {
+        Box::pin(async {
+            self.runs.fetch_add(1, Ordering::SeqCst);
+            self.started.notify_one();
+            self.proceed.notified().await;
+            self.finished.notify_one();
+            let device = DeviceName::new("dev-0").unwrap();
+            Err(RequestError::DeviceLost { device, reason: "unplugged".to_owned() })
+        })
+    }
+    fn timelines(
+        &self,
+        _: Epoch,
+        _: SequenceNumber,
+    ) -> BoxFuture<'_, Result<Vec<Timeline>, RequestError>> {
+        Box::pin(async { Ok(Vec::new()) })
+    }
+    fn devices(&self) -> Vec<DeviceView> {
+        Vec::new()
+    }
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async {})
+    }
+}
+
+fn hidden(session: &Session, time: Option<Duration>) -> JoinHandle<Result<(), RequestError>> {
+    let session = session.clone();
+    let output = RunOutput::Wanted(Wanted::Hidden);
+    tokio::spawn(async move { session.run(vec![vec![1, 2]], output, time).await.map(drop) })
+}
+
+#[tokio::test]
+async fn a_full_queue_refuses_and_a_lost_device_is_named() {
+    let fleet = Paused::new();
+    let mut service = Service::start(Some(fleet.clone())).await;
+    let first = hidden(&service.session, None);
+    fleet.started.notified().await;
+    let others = [hidden(&service.session, None), hidden(&service.session, None)];
+    while service.session.admission().queued() < 2 {
+        tokio::task::yield_now().await;
+    }
+    let fault = service.run(&[vec![1]], v1::Wanted::Hidden).await.expect_err("full");
+    assert_eq!((fault.code.as_str(), fault.retryable), ("overloaded", true));
+    fleet.proceed.notify_one();
+    assert!(matches!(first.await.unwrap(), Err(RequestError::DeviceLost { .. })));
+    for other in others {
+        fleet.started.notified().await;
+        fleet.proceed.notify_one();
+        assert!(other.await.unwrap().is_err());
+    }
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn a_client_that_goes_away_leaves_the_queue_but_its_program_ends() {
+    let fleet = Paused::new();
+    let service = Service::start(Some(fleet.clone())).await;
+    let running = hidden(&service.session, None);
+    fleet.started.notified().await;
+    let waiting = hidden(&service.session, None);
+    while service.session.admission().queued() < 1 {
+        tokio::task::yield_now().await;
+    }
+    waiting.abort();
+    running.abort();
+    assert!(waiting.await.is_err() && running.await.is_err());
+    assert_eq!(service.session.admission().queued(), 0);
+    let session = service.session.clone();
+    let drained = session.drain();
+    tokio::pin!(drained);
+    let ended = tokio::time::timeout(Duration::ZERO, &mut drained).await;
+    assert!(ended.is_err(), "the program is still running");
+    fleet.proceed.notify_one();
+    fleet.finished.notified().await;
+    drained.await;
+    assert_eq!(fleet.runs.load(Ordering::SeqCst), 1, "the one that waited never ran");
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn deadlines_end_waits() {
+    let fleet = Paused::new();
+    let service = Service::start(Some(fleet.clone())).await;
+    let late = hidden(&service.session, Some(Duration::from_millis(5))).await.unwrap();
+    assert_eq!(late.expect_err("late").code(), "deadline");
+    fleet.proceed.notify_one();
+    let device = Some(DeviceName::new("dev-0").unwrap());
+    let reason = "device dev-0 is not reachable: nobody listens".to_owned();
+    fleet.readiness.send_replace(Readiness::Waiting { device: device.clone(), reason });
+    let error = hidden(&service.session, Some(Duration::from_millis(5))).await.unwrap();
+    let error = error.expect_err("not ready");
+    assert_eq!(
+        (error.code(), error.device(), error.retryable()),
+        ("unavailable", device.as_ref(), true)
+    );
+    service.stop().await;
+}

@@ -1,0 +1,245 @@
+#!/usr/bin/env python3
+"""House rules that no compiler checks: layers, purity, file sizes, words, unsafe code, sleeps.
+
+    scripts/tidy.py          one line for each violation, and exit code 1 if there is any
+
+Looks at what git tracks or would track. Needs Python 3.8, git and cargo; no packages.
+A rule that is wrong is changed here, with a reason, never worked around.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# A crate depends only on those before it.
+LAYERS = [
+    "galaxy-common", "galaxy-proto", "galaxy-model", "galaxy-graph", "galaxy-planner",
+    "galaxy-engine", "galaxy-worker", "galaxy-coord", "galaxy-client", "galaxy-testbed",
+]
+# They meet through proto only.
+STRANGERS = ("galaxy-worker", "galaxy-coord")
+# Crates from outside that only some of ours may name. A name ends at "-" too: rten-simd is rten.
+OUTSIDE = {
+    "tonic": {"galaxy-proto", "galaxy-worker", "galaxy-coord", "galaxy-client"},
+    "gemm": {"galaxy-engine"},
+    "rten": {"galaxy-engine"},
+    "burn": {"galaxy-engine"},
+    "quinn": {"galaxy-worker"},
+}
+PURE = ["graph/src/", "planner/src/"]
+PURE_CRATES = {"galaxy-graph", "galaxy-planner"}
+NOT_PURE_CRATES = ["tokio", "burn"]
+
+# What -> (pattern, where it may stand, what to do).
+PLACES = {
+    "a crate for kernels": (
+        r"\b(gemm|rten_simd|rten_vecmath|burn)::",
+        ("engine/src/compute",),
+        "kernels live behind the Engine trait, under engine/src/compute",
+    ),
+    "a socket": (
+        r"\b(quinn|TcpStream|TcpListener|UdpSocket|UnixStream|UnixListener)\b",
+        (
+            "worker/src/ring", "proto/src/door.rs", "proto/src/channel.rs",
+            # They bind the port that the door then takes.
+            "worker/src/serve.rs", "coordinator/src/main.rs", "coordinator/src/api.rs",
+            # It measures what loopback carries.
+            "client/src/cli/loopback.rs",
+            "testbed/",
+        ),
+        "links live under worker/src/ring, connections under proto/src/door.rs and channel.rs",
+    ),
+}
+
+MAX_LINES = 700
+UNSAFE_FILES = {"engine/src/compute/cpu/product.rs"}
+SLEEP_FILES = set()
+BAD_NAMES = {"utils.rs", "util.rs", "helpers.rs", "types.rs", "manager.rs"}
+BAD_MACROS = r"\b(todo|unimplemented|dbg)!"
+BAD_WORDS = r"\b(FIXME|XXX|HACK)\b"
+DATA = ("testdata/", "Cargo.lock", "LICENSE")
+THIS = "scripts/tidy.py"
+
+# Comments, strings, characters (not lifetimes).
+NO_CODE = re.compile(
+    r"""//[^\n]*|/\*.*?\*/|b?r(#*)".*?"\1|b?"(?:\\.|[^"\\])*"|b?'(?:\\[^'\n]+|[^\\'\n])'""", re.S
+)
+
+problems = []
+
+
+def problem(path, line, what, remedy):
+    problems.append(f"{path}:{line}: {what}; {remedy}")
+
+
+def run(*command):
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        sys.exit(f"error: {' '.join(command)} failed; its message is above")
+    return done.stdout
+
+
+def code_of(text):
+    """The text with comments and strings blanked, line for line."""
+    return NO_CODE.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)
+
+
+class Source:
+    """A Rust file: its lines, its code without comments, and where its tests begin."""
+
+    def __init__(self, path, text):
+        self.path = path
+        self.lines = text.splitlines()
+        self.code = code_of(text).splitlines()
+        self.test_modules = set()  # declared by `#[cfg(test)] mod name;`
+        self.tests_from = len(self.code)
+        parts = Path(path).parts
+        if {"tests", "benches"} & set(parts[:-1]) or parts[-1] == "tests.rs":
+            self.tests_from = 0
+        for at, line in enumerate(self.code):
+            if line.strip() != "#[cfg(test)]":
+                continue
+            after = [l.strip() for l in self.code[at + 1 :]]
+            item = next((l for l in after if l and not l.startswith("#[")), "")
+            declared = re.fullmatch(r"(?:pub(?:\(\w+\))? )?mod (\w+);", item)
+            if declared:
+                self.test_modules.add(declared.group(1))
+            elif re.match(r"(?:pub(?:\(\w+\))? )?mod \w+", item):
+                self.tests_from = min(self.tests_from, at)
+
+    def module_file(self, name):
+        """Where `mod name;` of this file lives."""
+        path = Path(self.path)
+        folder = path.parent
+        if path.name not in ("lib.rs", "main.rs", "mod.rs"):
+            folder = folder / path.stem
+        return str(folder / f"{name}.rs")
+
+    def find(self, pattern, begin=0, end=None):
+        for at, line in enumerate(self.code[begin:end], begin):
+            found = re.search(pattern, line)
+            if found:
+                yield at + 1, found.group()
+
+
+def check_layers():
+    metadata = json.loads(run("cargo", "metadata", "--no-deps", "--format-version", "1", "--offline"))
+    for package in metadata["packages"]:
+        name = package["name"]
+        path = Path(package["manifest_path"]).relative_to(ROOT)
+        text = (ROOT / path).read_text().splitlines()
+
+        def line_of(dependency):
+            return next((i for i, l in enumerate(text, 1) if l.startswith(dependency)), 1)
+
+        if name not in LAYERS:
+            problem(path, 1, f"crate {name} has no layer", f"give it a place in {THIS}")
+            continue
+        for dependency in {d["name"] for d in package["dependencies"]}:
+            line = line_of(dependency)
+            if dependency in LAYERS and LAYERS.index(dependency) >= LAYERS.index(name):
+                problem(path, line, f"{name} depends on {dependency}, which is not below it",
+                        "move what it needs down, or the code up")
+            if name in STRANGERS and dependency in STRANGERS:
+                problem(path, line, f"{name} depends on {dependency}",
+                        "worker and coordinator meet through proto only")
+            for outside, allowed in OUTSIDE.items():
+                if re.fullmatch(rf"{outside}(-.*)?", dependency) and name not in allowed:
+                    problem(path, line, f"{name} depends on {dependency}",
+                            f"only {', '.join(sorted(allowed))} may")
+            if name in PURE_CRATES and dependency in NOT_PURE_CRATES:
+                problem(path, line, f"{name} depends on {dependency}",
+                        "it is pure: equal inputs, equal outputs")
+
+
+def check_source(source, is_test):
+    path, size = source.path, source.tests_from
+    if is_test:
+        source.tests_from = size = 0
+    if size > MAX_LINES:
+        problem(path, MAX_LINES, f"{size} lines without tests, above {MAX_LINES}",
+                "look for the seam and split it")
+    if Path(path).name in BAD_NAMES:
+        problem(path, 1, "a name that owns nothing", "name the file after the thing that it owns")
+    for line, found in source.find(BAD_MACROS):
+        problem(path, line, f"`{found}`", "finish it, or return an error that says what is missing")
+    for line, _ in source.find(r"\.unwrap\(\)", end=size):
+        problem(path, line, "`.unwrap()` outside tests",
+                "return an error, or `expect` an invariant that the lines above prove")
+    if path.startswith(tuple(PURE)):
+        pattern = r"\b(tokio::|burn::|std::fs\b|std::net\b|Instant\b|SystemTime\b|fs::|net::)"
+        for line, found in source.find(pattern, end=size):
+            problem(path, line, f"`{found}` in a pure crate", "take the value as an argument")
+    for what, (pattern, allowed, remedy) in PLACES.items():
+        if not path.startswith(allowed):
+            for line, found in source.find(pattern, end=size):
+                problem(path, line, f"`{found}`: {what} out of place", remedy)
+    if path not in SLEEP_FILES:
+        for line, _ in source.find(r"\bsleep(_until)?\(", begin=size):
+            problem(path, line, "a test that sleeps", "wait for the condition itself")
+    check_unsafe(source)
+    # lib.rs and main.rs of a crate, not of a module's folder.
+    if re.fullmatch(r"\w+/src/(lib|main)\.rs", path) and not "".join(source.lines[:1]).startswith("//!"):
+        problem(path, 1, "a crate without its story", "begin with `//!`: what it is, what it is not")
+
+
+def check_unsafe(source):
+    uses = list(source.find(r"\bunsafe\b"))
+    if not uses:
+        return
+    if source.path not in UNSAFE_FILES:
+        problem(source.path, uses[0][0], f"`unsafe`, {len(uses)} times, first here",
+                f"keep it to the modules that exist for it (the list is in {THIS})")
+    elif not any("#![allow(unsafe_code)]" in line for line in source.code):
+        problem(source.path, 1, "unsafe code without `#![allow(unsafe_code)]`", "say so at the top")
+    for line, _ in uses:
+        before = "\n".join(source.lines[max(0, line - 6) : line])
+        if "SAFETY" not in before and "# Safety" not in before:
+            problem(source.path, line, "`unsafe` without a SAFETY note",
+                    "say right before it why it is sound")
+
+
+def check_text(path, text):
+    if path == THIS or path.startswith(DATA):
+        return
+    for at, line in enumerate(text.splitlines(), 1):
+        found = re.search(BAD_WORDS, line)
+        if found:
+            problem(path, at, f"`{found.group()}`", "do it, or open an issue and leave the word out")
+    first = text.split("\n", 1)[0]
+    if path.endswith(".sh") or (first.startswith("#!") and re.search(r"\b(ba)?sh\b", first)):
+        if not re.search(r"^set -euo pipefail$", text, re.M):
+            problem(path, 1, "a shell script that goes on after errors", "add `set -euo pipefail`")
+
+
+def main():
+    listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    sources = []
+    for path in sorted(set(filter(None, listed.split("\0")))):
+        file = ROOT / path
+        if not file.is_file():
+            continue  # removed, and the removal is not committed yet
+        data = file.read_bytes()
+        if b"\0" in data[:8192]:
+            continue
+        text = data.decode("utf-8", "replace")
+        check_text(path, text)
+        if path.endswith(".rs"):
+            sources.append(Source(path, text))
+    test_files = {s.module_file(name) for s in sources for name in s.test_modules}
+    for source in sources:
+        check_source(source, source.path in test_files)
+    check_layers()
+    for line in problems:
+        print(line)
+    if problems:
+        sys.exit(f"error: {len(problems)} house rules are broken; see above")
+    print(f"tidy: {len(sources)} Rust files follow the house rules")
+
+
+if __name__ == "__main__":
+    main()

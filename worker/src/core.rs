@@ -1,0 +1,159 @@
+//! What all handlers of a worker share.
+
+use crate::{
+    error::WorkerError,
+    execute::{Lowered, Timelines},
+    models::Models,
+    ring::Ring,
+    state::State,
+};
+use galaxy_common::{Assignment, Bytes, DeviceName, Epoch, Plan, Rank};
+use galaxy_engine::executor::Executor;
+use galaxy_model::ModelDir;
+use galaxy_proto::identity::Identity;
+use std::{
+    future::Future,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+};
+use tokio::{
+    sync::{RwLock, watch},
+    task::JoinSet,
+};
+
+/// What all handlers of a worker share.
+pub(crate) struct Core {
+    pub(crate) name: DeviceName,
+    pub(crate) identity: Identity,
+    pub(crate) models: Models,
+    pub(crate) threads: u16,
+    pub(crate) memory: Option<Bytes>,
+    /// Port of plain ring links, if they are allowed.
+    pub(crate) plain_port: Option<u16>,
+    pub(crate) state: watch::Sender<State>,
+    pub(crate) ring: Ring,
+    /// The shard: read while a program runs, written when another is loaded. So no two shards
+    /// are in memory at once, not even while one goes.
+    pub(crate) held: Arc<RwLock<Option<Held>>>,
+    pub(crate) timelines: Mutex<Timelines>,
+    pub(crate) tasks: Tasks,
+    active: Mutex<Option<Arc<Active>>>,
+}
+
+/// A shard in memory, inside the executor that runs it.
+pub(crate) struct Held {
+    pub(crate) key: HeldKey,
+    pub(crate) executor: Arc<Executor>,
+    pub(crate) bytes: Bytes,
+}
+
+/// What makes two shards the same.
+#[derive(Clone, PartialEq)]
+pub(crate) struct HeldKey {
+    pub(crate) fingerprint: String,
+    pub(crate) prefill: Assignment,
+    pub(crate) decode: Assignment,
+    pub(crate) threads: u16,
+}
+
+/// The epoch that is placed.
+pub(crate) struct Active {
+    pub(crate) epoch: Epoch,
+    pub(crate) rank: Rank,
+    pub(crate) plan: Arc<Plan>,
+    pub(crate) model: Arc<ModelDir>,
+    /// Weak: the shard inside goes when another is to be loaded, whoever still reports on a run.
+    pub(crate) executor: Weak<Executor>,
+    pub(crate) lowered: Mutex<Lowered>,
+}
+
+impl Active {
+    /// The name of a device of the plan.
+    pub(crate) fn name(&self, rank: Rank) -> Option<&DeviceName> {
+        self.plan.ring.get(rank.index()).map(|device| &device.name)
+    }
+}
+
+impl Core {
+    pub(crate) fn new(
+        identity: Identity,
+        models: Models,
+        threads: u16,
+        memory: Option<Bytes>,
+        plain_port: Option<u16>,
+    ) -> Self {
+        Self {
+            name: identity.name().clone(),
+            identity,
+            models,
+            threads,
+            memory,
+            plain_port,
+            state: watch::Sender::new(State::default()),
+            ring: Ring::default(),
+            held: Arc::default(),
+            timelines: Mutex::default(),
+            tasks: Tasks::default(),
+            active: Mutex::default(),
+        }
+    }
+
+    /// Tells the state machine of an event; whoever waits for a change sees it.
+    pub(crate) fn tell<T>(&self, event: impl FnOnce(&mut State) -> T) -> T {
+        let mut answer = None;
+        self.state.send_modify(|state| answer = Some(event(state)));
+        answer.expect("send_modify calls its closure once")
+    }
+
+    /// The epoch that is placed.
+    pub(crate) fn active(&self) -> Option<Arc<Active>> {
+        lock(&self.active).clone()
+    }
+    pub(crate) fn activate(&self, active: Option<Arc<Active>>) -> Option<Arc<Active>> {
+        std::mem::replace(&mut *lock(&self.active), active)
+    }
+
+    /// Aborts what runs and closes the links of the epoch that is placed.
+    pub(crate) async fn disconnect(&self) -> Result<(), WorkerError> {
+        match self.activate(None) {
+            Some(active) => {
+                blocking(move || {
+                    if let Some(executor) = active.executor.upgrade() {
+                        executor.disconnect();
+                    }
+                })
+                .await
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// Runs what blocks where it may.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, WorkerError> {
+    tokio::task::spawn_blocking(work).await.map_err(|_| WorkerError::Bug)
+}
+
+/// A lock that a panic elsewhere does not close.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Tasks that outlive the call that began them; joined at shutdown.
+#[derive(Default)]
+pub(crate) struct Tasks {
+    set: Mutex<JoinSet<()>>,
+}
+
+impl Tasks {
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let mut set = lock(&self.set);
+        while set.try_join_next().is_some() {}
+        set.spawn(task);
+    }
+    /// All tasks, to be joined.
+    pub(crate) fn take(&self) -> JoinSet<()> {
+        std::mem::take(&mut *lock(&self.set))
+    }
+}

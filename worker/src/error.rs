@@ -1,0 +1,219 @@
+//! What a worker answers when it cannot do what it is asked: one enum, one place that maps it.
+
+use crate::{ring::RingError, state::Refusal};
+use galaxy_common::{Bytes, DeviceName, PlanError, Rank};
+use galaxy_engine::{executor::RunError, weights::WeightError};
+use galaxy_graph::LowerError;
+use galaxy_model::ModelError;
+use galaxy_proto::{
+    convert::ConvertError,
+    fault::{Fault, to_status},
+};
+use tonic::{Code, Status};
+
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkerError {
+    /// Not in this state.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// The caller hung up, or a later epoch came.
+    #[error(
+        "the placement was given up: the coordinator went away, cancelled it, or placed a later epoch"
+    )]
+    GivenUp,
+    /// Bytes that are no plan.
+    #[error(
+        "the plan cannot be read ({bytes} bytes): do coordinator and worker have the same version?"
+    )]
+    PlanBytes {
+        /// How many bytes came.
+        bytes: usize,
+    },
+    /// A plan that does not cover its model.
+    #[error("the plan does not fit the model: {0}")]
+    Plan(#[from] PlanError),
+    /// A plan that names another device at our place.
+    #[error("the plan has {found} at rank {rank}, and this device is {own}")]
+    NotMine {
+        /// The rank that we were given.
+        rank: Rank,
+        /// Who is there.
+        found: String,
+        /// Who we are.
+        own: DeviceName,
+    },
+    /// Peers that are not the plan's devices.
+    #[error("the addresses given are not those of the plan's devices")]
+    Peers,
+    /// A model that is not here.
+    #[error("model {name:?} is not on this device: under {place} there are {known}")]
+    UnknownModel {
+        /// Its name.
+        name: String,
+        /// Where we looked.
+        place: String,
+        /// What is there.
+        known: String,
+    },
+    /// A model of the same name and other contents.
+    #[error(
+        "model {name:?} on this device (fingerprint {have}) is not the coordinator's ({want}): copy the same files to both"
+    )]
+    Fingerprint {
+        /// Its name.
+        name: String,
+        /// Ours.
+        have: String,
+        /// The plan's.
+        want: String,
+    },
+    /// A model that cannot be opened.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// More than the device grants.
+    #[error(
+        "model needs {needed} on device {device:?}, which grants {granted} ({granter}): raise memory to {needed} or give it a smaller share"
+    )]
+    Budget {
+        /// With activations, buffers and the process.
+        needed: Bytes,
+        /// The least of the limits.
+        granted: Bytes,
+        /// Who set it.
+        granter: &'static str,
+        /// Whose.
+        device: DeviceName,
+    },
+    /// The shard cannot be loaded.
+    #[error(transparent)]
+    Weights(#[from] WeightError),
+    /// The links cannot be formed.
+    #[error(transparent)]
+    Ring(#[from] RingError),
+    /// Plain ring links that this worker does not take.
+    #[error("this worker takes no plain ring links: start it with --plain")]
+    NoPlain,
+    /// A batch that is none.
+    #[error(transparent)]
+    Shape(#[from] ConvertError),
+    /// Token ids that are not one for each row.
+    #[error("{tokens} token ids came for {rows} rows")]
+    Tokens {
+        /// How many came.
+        tokens: usize,
+        /// How many rows there are.
+        rows: u32,
+    },
+    /// A token that the model does not have.
+    #[error("row {row} has token {token}, and the vocabulary has {vocabulary}")]
+    Token {
+        /// Where.
+        row: usize,
+        /// Which.
+        token: u32,
+        /// How many there are.
+        vocabulary: u32,
+    },
+    /// A batch that gives no program.
+    #[error(transparent)]
+    Lower(#[from] LowerError),
+    /// Programs that differ from the coordinator's.
+    #[error(
+        "this worker's programs differ from the coordinator's: install the same version on both (this one is {})",
+        galaxy_proto::version_line()
+    )]
+    Digest,
+    /// The program failed.
+    #[error("{}", run_message(source, peer))]
+    Run {
+        /// Why.
+        source: RunError,
+        /// The peer, where a link failed.
+        peer: Option<DeviceName>,
+    },
+    /// The deadline passed before the program started.
+    #[error("the request's time was over before the program could start")]
+    Deadline,
+    /// A timeline that is not kept.
+    #[error("no timeline of that program is kept: the last {kept} are")]
+    NoTimeline {
+        /// How many are.
+        kept: usize,
+    },
+    /// A thread that cannot be started.
+    #[error("threads cannot be started: {0}")]
+    Thread(#[from] std::io::Error),
+    /// A task of ours that panicked.
+    #[error("a task of the worker ended early: this is a bug; its log says where")]
+    Bug,
+}
+
+fn run_message(source: &RunError, peer: &Option<DeviceName>) -> String {
+    match peer {
+        Some(peer) => format!("the link with device {peer} broke: {source}"),
+        None => source.to_string(),
+    }
+}
+
+impl WorkerError {
+    /// The epoch ended before the program did.
+    pub(crate) fn aborted() -> Self {
+        Self::Run { source: RunError::Aborted, peer: None }
+    }
+
+    /// gRPC code, our code, and whether the same call may succeed later.
+    fn class(&self) -> (Code, &'static str, bool) {
+        match self {
+            Self::Refused(Refusal::StaleEpoch { .. }) => {
+                (Code::FailedPrecondition, "stale_epoch", true)
+            }
+            Self::Refused(Refusal::NotPlaced { .. }) => {
+                (Code::FailedPrecondition, "not_placed", true)
+            }
+            Self::Refused(Refusal::Draining) => (Code::Unavailable, "draining", true),
+            Self::Refused(Refusal::Overloaded) => (Code::ResourceExhausted, "overloaded", true),
+            Self::Refused(Refusal::OutOfOrder { .. }) => (Code::Aborted, "out_of_order", true),
+            Self::GivenUp => (Code::Aborted, "given_up", true),
+            Self::PlanBytes { .. } | Self::Plan(_) | Self::NotMine { .. } | Self::Peers => {
+                (Code::InvalidArgument, "bad_plan", false)
+            }
+            Self::UnknownModel { .. } => (Code::NotFound, "unknown_model", false),
+            Self::Fingerprint { .. } => (Code::FailedPrecondition, "model_differs", false),
+            Self::Model(_) => (Code::FailedPrecondition, "bad_model", false),
+            Self::Budget { .. } => (Code::FailedPrecondition, "over_budget", false),
+            Self::Weights(_) => (Code::FailedPrecondition, "load_failed", false),
+            Self::Ring(error) => (Code::Unavailable, "no_link", error.retryable()),
+            Self::NoPlain => (Code::FailedPrecondition, "no_plain", false),
+            Self::Shape(_) | Self::Tokens { .. } | Self::Token { .. } => {
+                (Code::InvalidArgument, "invalid_argument", false)
+            }
+            Self::Lower(_) => (Code::InvalidArgument, "cannot_lower", false),
+            Self::Digest => (Code::FailedPrecondition, "digest_mismatch", false),
+            Self::Run { source, .. } => match source {
+                RunError::Aborted => (Code::Aborted, "aborted", true),
+                RunError::Deadline => (Code::DeadlineExceeded, "deadline_exceeded", true),
+                RunError::Link { .. } => (Code::Unavailable, "link_lost", true),
+                RunError::Stale { .. } => (Code::FailedPrecondition, "stale_epoch", true),
+                _ => (Code::Internal, "run_failed", false),
+            },
+            Self::Deadline => (Code::DeadlineExceeded, "deadline_exceeded", true),
+            Self::NoTimeline { .. } => (Code::NotFound, "no_timeline", false),
+            Self::Thread(_) => (Code::ResourceExhausted, "no_threads", true),
+            Self::Bug => (Code::Internal, "internal", false),
+        }
+    }
+
+    /// The status that goes to the coordinator.
+    pub(crate) fn into_status(self, own: &DeviceName) -> Status {
+        let (code, name, retryable) = self.class();
+        let fault = Fault::new(name, self.to_string(), retryable);
+        // A lost link is its other end's fault, as far as one can tell from here.
+        let device = match &self {
+            Self::Run { peer: Some(peer), .. } => peer,
+            Self::Ring(error) => error.peer(),
+            _ => own,
+        };
+        to_status(code, fault.of(device))
+    }
+}

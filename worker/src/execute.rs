@@ -1,0 +1,320 @@
+//! Execute: one program, in sequence order, its results in pieces.
+
+use crate::{
+    core::{Active, Core, blocking, lock},
+    error::WorkerError,
+    state::Turn,
+};
+use bytes::Bytes;
+use galaxy_common::{BatchShape, Epoch, SequenceNumber, plan::Phase};
+use galaxy_engine::{
+    compute::Binding,
+    executor::{Job, RunError, RunReport},
+};
+use galaxy_graph::{
+    Program,
+    program::Lane,
+    timeline::{LaneUse, Times},
+};
+use galaxy_proto::{convert, v1};
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::sync::mpsc;
+use tonic::Status;
+
+/// Lowered programs that are kept: requests come in a few shapes.
+const LOWERED: usize = 16;
+/// Timelines that are kept, for `galaxy trace`.
+const TIMELINES: usize = 32;
+/// Bytes of a piece of a result: far below the limit of a message, far above its overhead.
+const PIECE_BYTES: usize = 1 << 20;
+/// For a request that names no time, and for one that names an absurd one.
+const LONGEST: Duration = Duration::from_secs(3600);
+
+/// Where events of an execution go.
+pub(crate) type Events = mpsc::Sender<Result<v1::ExecuteEvent, Status>>;
+
+/// This device's program for a shape, and the digest of all devices' programs.
+type Ours = ([u8; 32], Arc<Program>);
+
+/// The programs that were lowered lately for a plan.
+#[derive(Default)]
+pub(crate) struct Lowered {
+    /// The latest use last.
+    kept: VecDeque<(BatchShape, Ours)>,
+}
+
+impl Lowered {
+    fn get(&mut self, shape: &BatchShape) -> Option<Ours> {
+        let at = self.kept.iter().position(|(kept, _)| kept == shape)?;
+        let entry = self.kept.remove(at)?;
+        let ours = entry.1.clone();
+        self.kept.push_back(entry);
+        Some(ours)
+    }
+    fn put(&mut self, shape: BatchShape, ours: Ours) {
+        if self.kept.len() == LOWERED {
+            self.kept.pop_front();
+        }
+        self.kept.push_back((shape, ours));
+    }
+}
+
+/// The timelines of the programs that ran lately.
+#[derive(Default)]
+pub(crate) struct Timelines {
+    kept: VecDeque<(Epoch, SequenceNumber, Vec<Times>)>,
+}
+
+impl Timelines {
+    fn put(&mut self, epoch: Epoch, sequence: SequenceNumber, times: Vec<Times>) {
+        if self.kept.len() == TIMELINES {
+            self.kept.pop_front();
+        }
+        self.kept.push_back((epoch, sequence, times));
+    }
+    /// Begin and end of each operation of a program that ran.
+    pub(crate) fn get(
+        &self,
+        epoch: Epoch,
+        sequence: SequenceNumber,
+    ) -> Result<&[Times], WorkerError> {
+        let found = self.kept.iter().find(|(e, s, _)| (*e, *s) == (epoch, sequence));
+        found
+            .map(|(_, _, times)| times.as_slice())
+            .ok_or(WorkerError::NoTimeline { kept: TIMELINES })
+    }
+}
+
+/// A program's place in the queue. Leaves it when dropped, whatever happened.
+struct Place {
+    core: Arc<Core>,
+    epoch: Epoch,
+    sequence: SequenceNumber,
+}
+
+impl Place {
+    fn take(core: &Arc<Core>, epoch: Epoch, sequence: SequenceNumber) -> Result<Self, WorkerError> {
+        core.tell(|state| state.admit(epoch, sequence))?;
+        Ok(Self { core: core.clone(), epoch, sequence })
+    }
+
+    /// Waits until it is our turn, and starts.
+    async fn start(&self, deadline: Instant) -> Result<(), WorkerError> {
+        let (epoch, sequence) = (self.epoch, self.sequence);
+        let mut state = self.core.state.subscribe();
+        let turn = async {
+            loop {
+                match self.core.tell(|state| state.start(epoch, sequence)) {
+                    Turn::Start => return Ok(()),
+                    Turn::Gone => return Err(WorkerError::aborted()),
+                    Turn::Wait => {}
+                }
+                let changed = state.wait_for(|state| state.turn(epoch, sequence) != Turn::Wait);
+                changed.await.map_err(|_| WorkerError::Bug)?;
+            }
+        };
+        tokio::time::timeout_at(deadline.into(), turn).await.unwrap_or(Err(WorkerError::Deadline))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.core.tell(|state| state.leave(self.epoch, self.sequence));
+    }
+}
+
+/// An execution that was admitted.
+pub(crate) struct Execution {
+    place: Place,
+    active: Arc<Active>,
+    digest: Vec<u8>,
+    shape: BatchShape,
+    tokens: Arc<[u32]>,
+    deadline: Instant,
+}
+
+impl Execution {
+    /// Checks a request and takes its place in the queue.
+    pub(crate) fn admit(
+        core: &Arc<Core>,
+        request: v1::ExecuteRequest,
+    ) -> Result<Self, WorkerError> {
+        let v1::ExecuteRequest { epoch, sequence, digest, segments, tokens, timeout_ms } = request;
+        let left = match timeout_ms {
+            0 => LONGEST,
+            ms => Duration::from_millis(ms).min(LONGEST),
+        };
+        let deadline = Instant::now() + left;
+        let shape = convert::shape(segments, tokens.len())?;
+        if shape.rows() as usize != tokens.len() {
+            return Err(WorkerError::Tokens { tokens: tokens.len(), rows: shape.rows() });
+        }
+        let epoch = Epoch(epoch);
+        let place = Place::take(core, epoch, SequenceNumber(sequence))?;
+        let active = core
+            .active()
+            .filter(|active| active.epoch == epoch)
+            .ok_or(WorkerError::Refused(crate::state::Refusal::NotPlaced { epoch }))?;
+        let vocabulary = active.model.spec().vocabulary;
+        if let Some(row) = tokens.iter().position(|token| *token >= vocabulary) {
+            return Err(WorkerError::Token { row, token: tokens[row], vocabulary });
+        }
+        Ok(Self { place, active, digest, shape, tokens: tokens.into(), deadline })
+    }
+
+    /// Runs it and reports into `events`. Once it runs, it runs to its end or to a Cancel,
+    /// whether or not anybody listens: the other devices depend on it.
+    pub(crate) async fn run(self, events: Events) {
+        let (epoch, sequence) = (self.place.epoch, self.place.sequence);
+        let core = self.place.core.clone();
+        let result = self.finish().await;
+        let sent = match result {
+            Ok((report, active)) => send_all(&events, report, &active).await,
+            Err(error) => {
+                tracing::warn!(%epoch, %sequence, %error, "execution failed");
+                events.send(Err(error.into_status(&core.name))).await.is_ok()
+            }
+        };
+        if !sent {
+            tracing::debug!(%epoch, %sequence, "the caller hung up");
+        }
+    }
+
+    async fn finish(self) -> Result<(RunReport, Arc<Active>), WorkerError> {
+        let Self { place, active, digest, shape, tokens, deadline } = self;
+        let (lowering, wanted) = (active.clone(), shape.clone());
+        let (ours, program) = blocking(move || lowering.lower(&wanted)).await??;
+        if digest != ours {
+            return Err(WorkerError::Digest);
+        }
+        // While this is read nobody loads another shard.
+        let held = place.core.held.clone().read_owned().await;
+        place.start(deadline).await?;
+        let job = Job {
+            epoch: place.epoch,
+            sequence: place.sequence,
+            program,
+            binding: Binding { shape, tokens },
+            deadline: Some(deadline),
+        };
+        let executor = active.executor.upgrade().ok_or_else(WorkerError::aborted)?;
+        let result = blocking(move || {
+            let result = executor.run(job);
+            // In this order: whoever may load finds the executor gone.
+            drop(executor);
+            drop(held);
+            result
+        });
+        let report = result.await?.map_err(|source| {
+            let peer = match &source {
+                RunError::Link { peer, .. } => active.name(*peer).cloned(),
+                _ => None,
+            };
+            WorkerError::Run { source, peer }
+        })?;
+        lock(&place.core.timelines).put(place.epoch, place.sequence, report.timeline.clone());
+        Ok((report, active))
+    }
+}
+
+impl Active {
+    /// This device's program for a shape.
+    fn lower(&self, shape: &BatchShape) -> Result<Ours, WorkerError> {
+        if let Some(ours) = lock(&self.lowered).get(shape) {
+            return Ok(ours);
+        }
+        let mut programs =
+            galaxy_graph::lower(self.model.spec(), &self.plan, Phase::Prefill, shape)?;
+        let digest = galaxy_graph::digest(&programs);
+        let ours = (digest, Arc::new(programs.swap_remove(self.rank.index())));
+        lock(&self.lowered).put(shape.clone(), ours.clone());
+        Ok(ours)
+    }
+
+    fn lane(&self, lane: Lane) -> String {
+        let name = |rank| self.name(rank).map_or_else(String::new, ToString::to_string);
+        match lane {
+            Lane::Compute => "compute".to_owned(),
+            Lane::Copy => "copy".to_owned(),
+            Lane::Send(rank) => format!("send {}", name(rank)),
+            Lane::Receive(rank) => format!("receive {}", name(rank)),
+            Lane::Load(loader) => format!("load {loader}"),
+        }
+    }
+}
+
+/// Sends results in pieces, then what they cost. False when nobody listens.
+async fn send_all(events: &Events, report: RunReport, active: &Active) -> bool {
+    for (output, values) in report.outputs.iter().enumerate() {
+        let mut offset = 0;
+        for part in values.chunks(PIECE_BYTES / 4) {
+            // Little endian, as all processors are that this builds for.
+            let data = Bytes::copy_from_slice(bytemuck::cast_slice(part));
+            let bytes = data.len() as u64;
+            let piece = v1::OutputPiece { output: output as u32, offset, data };
+            let event = v1::execute_event::Event::Piece(piece);
+            if events.send(Ok(v1::ExecuteEvent { event: Some(event) })).await.is_err() {
+                return false;
+            }
+            offset += bytes;
+        }
+    }
+    let lane = |used: &LaneUse| v1::LaneSummary {
+        lane: active.lane(used.lane),
+        busy_ns: used.busy,
+        awaiting_receive_ns: used.awaiting_receive,
+    };
+    let done = v1::ExecuteDone {
+        seconds_ns: report.ended.saturating_sub(report.started),
+        lanes: report.lanes.iter().map(lane).collect(),
+        bytes_sent: report.bytes_sent,
+        bytes_received: report.bytes_received,
+    };
+    let event = v1::execute_event::Event::Done(done);
+    events.send(Ok(v1::ExecuteEvent { event: Some(event) })).await.is_ok()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use galaxy_common::{Rank, Wanted, WireType};
+
+    #[test]
+    fn the_least_recent_shape_goes() {
+        let program = Arc::new(Program {
+            rank: Rank(0),
+            wire: WireType::F32,
+            tensors: vec![],
+            slots: vec![],
+            operations: vec![],
+            lanes: vec![],
+            outputs: vec![],
+        });
+        let shape = |rows| BatchShape::single(rows, Wanted::Hidden).unwrap();
+        let mut lowered = Lowered::default();
+        for rows in 1..=LOWERED as u32 {
+            lowered.put(shape(rows), ([0; 32], program.clone()));
+        }
+        assert!(lowered.get(&shape(1)).is_some());
+        lowered.put(shape(99), ([0; 32], program));
+        assert!(lowered.get(&shape(1)).is_some());
+        assert!(lowered.get(&shape(2)).is_none());
+        assert_eq!(lowered.kept.len(), LOWERED);
+    }
+
+    #[test]
+    fn the_oldest_timeline_goes() {
+        let mut timelines = Timelines::default();
+        for n in 0..=TIMELINES as u64 {
+            timelines.put(Epoch(1), SequenceNumber(n), vec![]);
+        }
+        assert!(timelines.get(Epoch(1), SequenceNumber(0)).is_err());
+        assert!(timelines.get(Epoch(1), SequenceNumber(1)).is_ok());
+        assert!(timelines.get(Epoch(2), SequenceNumber(1)).is_err());
+    }
+}

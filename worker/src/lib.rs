@@ -1,0 +1,24 @@
+//! The worker of a device: the control service that a coordinator drives, and the ring links to
+//! the other devices of a plan.
+//!
+//! - [`serve`]: a worker as a whole; one port, told apart by ALPN.
+//! - [`state`]: what it is doing, as a pure state machine.
+//! - `place`: check the plan and the budget, hold the shard, form the links of an epoch.
+//! - `execute`: lower, compare digests, run in sequence order, stream the results.
+//! - [`ring`]: how devices find each other, and the links that carry tiles.
+//! - [`error`]: every way to fail, and how the coordinator is told.
+//!
+//! Async tasks do no tensor maths; whatever blocks runs on threads of its own.
+
+mod core;
+mod execute;
+mod place;
+mod service;
+
+pub mod error;
+pub mod models;
+pub mod ring;
+pub mod serve;
+pub mod state;
+
+pub use serve::{StartError, Worker, WorkerConfig};

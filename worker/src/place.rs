@@ -1,0 +1,232 @@
+//! Place: check the plan, hold the shard, form the links.
+
+use crate::{
+    core::{Active, Core, Held, HeldKey, blocking},
+    error::WorkerError,
+    ring::{Formation, PeerAddress},
+};
+use galaxy_common::{Bytes, DevicePlan, Epoch, Plan, Rank};
+use galaxy_engine::{compute::cpu::CpuEngine, executor::Executor, weights::Shard};
+use galaxy_graph::budget;
+use galaxy_model::ModelDir;
+use galaxy_proto::v1;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::sync::mpsc;
+use tonic::Status;
+
+/// A plan for the largest cluster has some ten KB.
+const MAX_PLAN_BYTES: usize = 4 << 20;
+/// Progress is for people.
+const PROGRESS_EVERY: Duration = Duration::from_millis(100);
+
+/// Where events of a placement go. When it closes, the coordinator hung up.
+pub(crate) type Events = mpsc::Sender<Result<v1::PlaceEvent, Status>>;
+
+/// A request that was checked as far as that goes without files.
+struct Request {
+    epoch: Epoch,
+    rank: Rank,
+    plan: Arc<Plan>,
+    digest: [u8; 32],
+    peers: Vec<PeerAddress>,
+    plain: bool,
+    limit: Option<Bytes>,
+}
+
+/// Places an epoch and reports into `events`.
+pub(crate) async fn place(core: Arc<Core>, request: v1::PlaceRequest, events: Events) {
+    let epoch = Epoch(request.epoch);
+    let begun = Instant::now();
+    let event = match until_ready(&core, request, &events).await {
+        Ok((bytes, reused)) => {
+            tracing::info!(%epoch, %bytes, reused, "placed");
+            let seconds = begun.elapsed().as_secs_f64();
+            let ready = v1::PlaceReady { weight_bytes: bytes.0, reused, seconds };
+            Ok(v1::PlaceEvent { event: Some(v1::place_event::Event::Ready(ready)) })
+        }
+        Err(error) => {
+            tracing::warn!(%epoch, %error, "placement failed");
+            Err(error.into_status(&core.name))
+        }
+    };
+    // Nobody listens any more if this fails.
+    drop(events.send(event).await);
+}
+
+async fn until_ready(
+    core: &Arc<Core>,
+    request: v1::PlaceRequest,
+    events: &Events,
+) -> Result<(Bytes, bool), WorkerError> {
+    let request = Request::read(core, request)?;
+    let epoch = request.epoch;
+    let model = open(core, &request).await?;
+    core.tell(|state| state.place(epoch))?;
+    let placed = {
+        let mut state = core.state.subscribe();
+        tokio::select! {
+            placed = hold_and_link(core, request, model, events) => placed,
+            () = events.closed() => Err(WorkerError::GivenUp),
+            _ = state.wait_for(|state| !state.alive(epoch)) => Err(WorkerError::GivenUp),
+        }
+    };
+    if placed.is_err() && core.tell(|state| state.cancel(epoch)) {
+        core.ring.close(epoch);
+    }
+    placed
+}
+
+impl Request {
+    fn read(core: &Core, request: v1::PlaceRequest) -> Result<Self, WorkerError> {
+        let v1::PlaceRequest { epoch, plan: bytes, rank, peers, plain, memory_bytes } = request;
+        let unreadable = WorkerError::PlanBytes { bytes: bytes.len() };
+        if bytes.len() > MAX_PLAN_BYTES {
+            return Err(unreadable);
+        }
+        let plan: Plan = postcard::from_bytes(&bytes).map_err(|_| unreadable)?;
+        let rank = Rank(u16::try_from(rank).unwrap_or(u16::MAX));
+        let device = plan.ring.get(rank.index());
+        if device.is_none_or(|device| device.name != core.name) {
+            let found = device.map_or("nobody".to_owned(), |device| device.name.to_string());
+            return Err(WorkerError::NotMine { rank, found, own: core.name.clone() });
+        }
+        let same = peers.len() == plan.ring.len()
+            && peers.iter().zip(&plan.ring).all(|(peer, device)| peer.name == device.name.as_str());
+        if !same {
+            return Err(WorkerError::Peers);
+        }
+        if plain && core.plain_port.is_none() {
+            return Err(WorkerError::NoPlain);
+        }
+        let address = |peer: v1::Peer| {
+            let plain_port = u16::try_from(peer.plain_port).unwrap_or(0);
+            PeerAddress { address: peer.address, plain_port }
+        };
+        Ok(Self {
+            epoch: Epoch(epoch),
+            rank,
+            digest: *blake3::hash(&bytes).as_bytes(),
+            plan: Arc::new(plan),
+            peers: peers.into_iter().map(address).collect(),
+            plain,
+            limit: (memory_bytes > 0).then_some(Bytes(memory_bytes)),
+        })
+    }
+
+    fn device(&self) -> &DevicePlan {
+        &self.plan.ring[self.rank.index()]
+    }
+}
+
+/// Opens the model and checks the plan and the budget against it: nothing is loaded yet.
+async fn open(core: &Arc<Core>, request: &Request) -> Result<Arc<ModelDir>, WorkerError> {
+    let (models, plan, rank) = (core.models.clone(), request.plan.clone(), request.rank);
+    let checked = blocking(move || {
+        let model = models.open(&plan.model, &plan.fingerprint)?;
+        plan.validate(model.spec().extent())?;
+        let needs = budget::needs(model.spec(), model.dtype().width(), &plan, rank)?;
+        Ok::<_, WorkerError>((Arc::new(model), needs.total()))
+    });
+    let (model, needed) = checked.await??;
+    let limits = [
+        Some((request.device().budget, "its budget in the plan")),
+        request.limit.map(|limit| (limit, "memory in the cluster file")),
+        core.memory.map(|limit| (limit, "the worker's own --memory")),
+    ];
+    let least = limits.into_iter().flatten().min_by_key(|(limit, _)| *limit);
+    match least {
+        Some((granted, granter)) if needed > granted => {
+            Err(WorkerError::Budget { needed, granted, granter, device: core.name.clone() })
+        }
+        _ => Ok(model),
+    }
+}
+
+async fn hold_and_link(
+    core: &Arc<Core>,
+    request: Request,
+    model: Arc<ModelDir>,
+    events: &Events,
+) -> Result<(Bytes, bool), WorkerError> {
+    core.disconnect().await?;
+    let formation = Formation {
+        epoch: request.epoch,
+        rank: request.rank,
+        digest: request.digest,
+        plan: request.plan.clone(),
+        peers: request.peers.clone(),
+        plain: request.plain,
+        links: galaxy_graph::links(&request.plan),
+    };
+    // Together, because peers load for different times, and each has little time to be there.
+    let links =
+        async { core.ring.form(&core.identity, formation).await.map_err(WorkerError::from) };
+    let shard = hold(core, request.device(), model.clone(), events);
+    let ((executor, bytes, reused), links) = tokio::try_join!(shard, links)?;
+    let epoch = request.epoch;
+    let connected = Arc::downgrade(&executor);
+    blocking(move || executor.connect(epoch, links)).await?;
+    core.activate(Some(Arc::new(Active {
+        epoch,
+        rank: request.rank,
+        plan: request.plan,
+        model,
+        executor: connected,
+        lowered: Default::default(),
+    })));
+    if core.tell(|state| state.placed(epoch)) {
+        Ok((bytes, reused))
+    } else {
+        core.disconnect().await?;
+        Err(WorkerError::GivenUp)
+    }
+}
+
+/// Holds the shard of `device`: the one that is there if it is the same, else a new one, loaded
+/// after the old one has gone.
+///
+/// # Cancel safety
+/// A load that has begun runs to its end, and is held for the next placement.
+async fn hold(
+    core: &Arc<Core>,
+    device: &DevicePlan,
+    model: Arc<ModelDir>,
+    events: &Events,
+) -> Result<(Arc<Executor>, Bytes, bool), WorkerError> {
+    // No more kernel threads than the device grants, whatever a plan says.
+    let threads = device.threads.clamp(1, core.threads);
+    let key = HeldKey {
+        fingerprint: model.fingerprint().to_owned(),
+        prefill: device.prefill.clone(),
+        decode: device.decode.clone(),
+        threads,
+    };
+    let mut held = core.held.clone().write_owned().await;
+    if let Some(held) = held.as_ref().filter(|held| held.key == key) {
+        return Ok((held.executor.clone(), held.bytes, true));
+    }
+    let (device, name, events) = (device.clone(), core.name.to_string(), events.clone());
+    blocking(move || {
+        *held = None;
+        let mut told = Instant::now();
+        let mut progress = |bytes_done, bytes_total| {
+            if told.elapsed() >= PROGRESS_EVERY {
+                told = Instant::now();
+                let progress = v1::PlaceProgress { bytes_done, bytes_total };
+                let event = v1::place_event::Event::Progress(progress);
+                // A slow reader misses some.
+                drop(events.try_send(Ok(v1::PlaceEvent { event: Some(event) })));
+            }
+        };
+        let shard = Shard::load(model, &device, &mut progress)?;
+        let bytes = shard.bytes();
+        let engine = Box::new(CpuEngine::new(shard, threads));
+        let executor = Arc::new(Executor::start(&name, engine)?);
+        *held = Some(Held { key, executor: executor.clone(), bytes });
+        Ok((executor, bytes, false))
+    })
+    .await?
+}

@@ -1,0 +1,13 @@
+//! Ring links: how the devices of a plan find each other, and what carries their tiles.
+//!
+//! Each link of a plan goes one way; the sender dials. Both ends check that the other is the
+//! device that the plan names, by its certificate, and that both were placed with the same plan.
+
+pub mod hello;
+pub mod tcp;
+
+mod arrival;
+mod form;
+
+pub use arrival::Ring;
+pub use form::{Formation, PeerAddress, RingError};

@@ -1,0 +1,184 @@
+//! Those who dial us: each says hello, and waits until we are placed in the epoch that it names.
+
+use super::hello::{Answer, HELLO_BYTES, Hello};
+use galaxy_common::{DeviceName, Epoch, Rank};
+use galaxy_proto::{door::Peer, identity::Role};
+use std::{io, sync::Arc, time::Duration};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    sync::{Semaphore, mpsc, watch},
+    time::timeout,
+};
+use tokio_rustls::server::TlsStream;
+
+/// Arrivals at one time: one for each device that a plan can have, so that all may come before
+/// we are placed, and strangers cannot fill our memory.
+const ARRIVALS: usize = galaxy_common::plan::MAX_DEVICES;
+/// For a hello to come.
+const HELLO_DEADLINE: Duration = Duration::from_secs(5);
+/// For our own placement to come. The coordinator places all devices at once.
+const PARK_DEADLINE: Duration = Duration::from_secs(10);
+
+/// The ring's side of the door.
+#[derive(Clone)]
+pub struct Ring {
+    pub(super) expected: Arc<watch::Sender<Expected>>,
+    arrivals: Arc<Semaphore>,
+}
+
+/// Whom we expect.
+#[derive(Clone)]
+pub(super) struct Expected {
+    pub(super) epoch: Epoch,
+    pub(super) plan: [u8; 32],
+    pub(super) from: Vec<(Rank, DeviceName)>,
+    pub(super) plain: bool,
+    pub(super) arrived: mpsc::Sender<Arrival>,
+}
+
+/// Someone who was expected and is here; waits to be welcomed.
+pub(super) struct Arrival {
+    pub(super) from: Rank,
+    pub(super) stream: Incoming,
+}
+
+/// Either kind of connection.
+pub(super) enum Incoming {
+    Tls(Box<TlsStream<TcpStream>>),
+    Plain(TcpStream),
+}
+
+impl Incoming {
+    async fn hello(&mut self) -> io::Result<[u8; HELLO_BYTES]> {
+        let mut bytes = [0; HELLO_BYTES];
+        match self {
+            Self::Tls(stream) => stream.read_exact(&mut bytes).await?,
+            Self::Plain(stream) => stream.read_exact(&mut bytes).await?,
+        };
+        Ok(bytes)
+    }
+    pub(super) async fn answer(&mut self, answer: Answer) -> io::Result<()> {
+        let bytes = answer.encode();
+        match self {
+            Self::Tls(stream) => {
+                stream.write_all(&bytes).await?;
+                stream.flush().await
+            }
+            Self::Plain(stream) => stream.write_all(&bytes).await,
+        }
+    }
+}
+
+impl Default for Ring {
+    fn default() -> Self {
+        let nobody = Expected {
+            epoch: Epoch(0),
+            plan: [0; 32],
+            from: Vec::new(),
+            plain: false,
+            arrived: mpsc::channel(1).0,
+        };
+        Self {
+            expected: Arc::new(watch::Sender::new(nobody)),
+            arrivals: Arc::new(Semaphore::new(ARRIVALS)),
+        }
+    }
+}
+
+impl Ring {
+    /// Takes a connection that came with TLS.
+    pub async fn arrive(self, peer: Peer, stream: TlsStream<TcpStream>) {
+        self.take(peer, Incoming::Tls(Box::new(stream))).await;
+    }
+    /// Takes a connection that came without.
+    pub async fn arrive_plain(self, peer: Peer, stream: TcpStream) {
+        self.take(peer, Incoming::Plain(stream)).await;
+    }
+
+    async fn take(self, peer: Peer, mut stream: Incoming) {
+        let Ok(_permit) = self.arrivals.try_acquire() else {
+            tracing::warn!(%peer, "refused a ring link: too many wait");
+            return;
+        };
+        let hello = match timeout(HELLO_DEADLINE, stream.hello()).await {
+            Ok(Ok(bytes)) => Hello::decode(&bytes),
+            Ok(Err(_)) | Err(_) => return tracing::debug!(%peer, "no hello came"),
+        };
+        let hello = match hello {
+            Ok(hello) => hello,
+            Err(error) => return tracing::warn!(%peer, %error, "refused a ring link"),
+        };
+        let mut expected = self.expected.subscribe();
+        let wait = expected.wait_for(|expected| expected.epoch >= hello.epoch);
+        let expected = match timeout(PARK_DEADLINE, wait).await {
+            Ok(Ok(expected)) => expected.clone(),
+            Ok(Err(_)) | Err(_) => return tracing::debug!(%peer, "its epoch did not come"),
+        };
+        let answer = judge(&expected, &hello, &peer, matches!(stream, Incoming::Plain(_)));
+        if answer == Answer::Welcome {
+            let arrival = Arrival { from: hello.from, stream };
+            // Full or closed: that epoch's links stand, or it was given up.
+            drop(expected.arrived.try_send(arrival));
+        } else {
+            tracing::warn!(%peer, epoch = %hello.epoch, ?answer, "refused a ring link");
+            drop(timeout(HELLO_DEADLINE, stream.answer(answer)).await);
+        }
+    }
+}
+
+/// Whether someone may link: a ring takes only the devices of its plan.
+fn judge(expected: &Expected, hello: &Hello, peer: &Peer, plain: bool) -> Answer {
+    if hello.epoch != expected.epoch {
+        return Answer::Stale;
+    }
+    let certified = match &peer.identity {
+        Some((name, role)) => *role == Role::Device && *name == hello.name,
+        None => plain && expected.plain,
+    };
+    let named = expected.from.iter().any(|(rank, name)| *rank == hello.from && *name == hello.name);
+    if !certified || !named {
+        return Answer::WrongName;
+    }
+    if hello.plan != expected.plan {
+        return Answer::OtherPlan;
+    }
+    Answer::Welcome
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_devices_of_the_plan_may_link() {
+        let name = |text: &str| DeviceName::new(text).unwrap();
+        let expected = Expected {
+            epoch: Epoch(3),
+            plan: [1; 32],
+            from: vec![(Rank(1), name("b"))],
+            plain: false,
+            arrived: mpsc::channel(1).0,
+        };
+        let hello = Hello { epoch: Epoch(3), from: Rank(1), plan: [1; 32], name: name("b") };
+        let peer = |identity| Peer { identity, address: ([127, 0, 0, 1], 1).into() };
+        let device = |text: &str| peer(Some((name(text), Role::Device)));
+        let judge = |hello: &Hello, peer: &Peer| judge(&expected, hello, peer, false);
+
+        assert_eq!(judge(&hello, &device("b")), Answer::Welcome);
+        // A device of the cluster that lends itself another's name, and one that is not in the plan.
+        assert_eq!(judge(&hello, &device("c")), Answer::WrongName);
+        let c = Hello { name: name("c"), ..hello.clone() };
+        assert_eq!(judge(&c, &device("c")), Answer::WrongName);
+        let client = peer(Some((name("b"), Role::Client)));
+        assert_eq!(judge(&hello, &client), Answer::WrongName);
+        assert_eq!(judge(&hello, &peer(None)), Answer::WrongName);
+        let other_rank = Hello { from: Rank(2), ..hello.clone() };
+        assert_eq!(judge(&other_rank, &device("b")), Answer::WrongName);
+        let stale = Hello { epoch: Epoch(2), ..hello.clone() };
+        assert_eq!(judge(&stale, &device("b")), Answer::Stale);
+        let other = Hello { plan: [2; 32], ..hello };
+        assert_eq!(judge(&other, &device("b")), Answer::OtherPlan);
+    }
+}

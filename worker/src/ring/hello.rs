@@ -1,0 +1,182 @@
+//! What two devices say to each other before a link carries frames. Pure functions over bytes.
+//!
+//! The dialler sends a hello, the other side answers with a welcome. All integers are little endian.
+//!
+//! ```text
+//! hello:   0  4  magic "GLXH"      welcome: 0  4  magic "GLXW"
+//!          4  1  version                    4  1  answer
+//!          5  1  length of the name         5  3  zero
+//!          6  2  rank of the dialler
+//!          8  8  epoch
+//!          16 32 digest of the plan
+//!          48 48 name of the dialler, padded with zeros
+//! ```
+
+use galaxy_common::{DeviceName, Epoch, Rank, ids::MAX_NAME_BYTES};
+
+/// Bytes of a hello.
+pub const HELLO_BYTES: usize = 48 + MAX_NAME_BYTES;
+/// Bytes of a welcome.
+pub const WELCOME_BYTES: usize = 8;
+const HELLO_MAGIC: [u8; 4] = *b"GLXH";
+const WELCOME_MAGIC: [u8; 4] = *b"GLXW";
+const VERSION: u8 = 1;
+
+/// Who dials, and for what.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Hello {
+    /// For which set of links.
+    pub epoch: Epoch,
+    /// The dialler's rank in the plan.
+    pub from: Rank,
+    /// Digest of the plan: both ends must mean the same.
+    pub plan: [u8; 32],
+    /// The dialler's name.
+    pub name: DeviceName,
+}
+
+/// What the other side says to a hello.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Answer {
+    /// The link stands.
+    Welcome,
+    /// The epoch is over.
+    Stale,
+    /// The certificate and the plan do not name the dialler so.
+    WrongName,
+    /// The other side was placed with another plan.
+    OtherPlan,
+}
+
+/// Bytes that are no hello or no welcome.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum HelloError {
+    /// Not ours.
+    #[error("it does not speak Galaxy's ring protocol")]
+    Magic,
+    /// Another version.
+    #[error("it speaks version {version} of the ring protocol, and this build version {VERSION}")]
+    Version {
+        /// Theirs.
+        version: u8,
+    },
+    /// A name that is none.
+    #[error("it gives a name that is none")]
+    Name,
+    /// An answer that we do not know.
+    #[error("it answers {code}, which this build does not know")]
+    Answer {
+        /// Theirs.
+        code: u8,
+    },
+}
+
+impl Hello {
+    /// Writes it.
+    pub fn encode(&self) -> [u8; HELLO_BYTES] {
+        let mut out = [0; HELLO_BYTES];
+        let name = self.name.as_str().as_bytes();
+        out[0..4].copy_from_slice(&HELLO_MAGIC);
+        out[4] = VERSION;
+        out[5] = name.len() as u8; // at most MAX_NAME_BYTES
+        out[6..8].copy_from_slice(&self.from.0.to_le_bytes());
+        out[8..16].copy_from_slice(&self.epoch.0.to_le_bytes());
+        out[16..48].copy_from_slice(&self.plan);
+        out[48..48 + name.len()].copy_from_slice(name);
+        out
+    }
+
+    /// Reads it.
+    ///
+    /// # Errors
+    /// When the bytes are no hello. Never panics.
+    pub fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, HelloError> {
+        if bytes[0..4] != HELLO_MAGIC {
+            return Err(HelloError::Magic);
+        }
+        if bytes[4] != VERSION {
+            return Err(HelloError::Version { version: bytes[4] });
+        }
+        let name = bytes[48..]
+            .get(..usize::from(bytes[5]))
+            .and_then(|name| std::str::from_utf8(name).ok())
+            .and_then(|name| DeviceName::new(name).ok())
+            .ok_or(HelloError::Name)?;
+        let mut epoch = [0; 8];
+        epoch.copy_from_slice(&bytes[8..16]);
+        let mut plan = [0; 32];
+        plan.copy_from_slice(&bytes[16..48]);
+        Ok(Self {
+            epoch: Epoch(u64::from_le_bytes(epoch)),
+            from: Rank(u16::from_le_bytes([bytes[6], bytes[7]])),
+            plan,
+            name,
+        })
+    }
+}
+
+impl Answer {
+    /// Writes it.
+    pub fn encode(self) -> [u8; WELCOME_BYTES] {
+        let mut out = [0; WELCOME_BYTES];
+        out[0..4].copy_from_slice(&WELCOME_MAGIC);
+        out[4] = match self {
+            Self::Welcome => 0,
+            Self::Stale => 1,
+            Self::WrongName => 2,
+            Self::OtherPlan => 3,
+        };
+        out
+    }
+
+    /// Reads it.
+    ///
+    /// # Errors
+    /// When the bytes are no answer.
+    pub fn decode(bytes: &[u8; WELCOME_BYTES]) -> Result<Self, HelloError> {
+        if bytes[0..4] != WELCOME_MAGIC {
+            return Err(HelloError::Magic);
+        }
+        match bytes[4] {
+            0 => Ok(Self::Welcome),
+            1 => Ok(Self::Stale),
+            2 => Ok(Self::WrongName),
+            3 => Ok(Self::OtherPlan),
+            code => Err(HelloError::Answer { code }),
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn hello_and_answers_survive() {
+        let hello = Hello {
+            epoch: Epoch(1 << 50),
+            from: Rank(7),
+            plan: [9; 32],
+            name: DeviceName::new("x".repeat(MAX_NAME_BYTES)).unwrap(),
+        };
+        assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
+        for answer in [Answer::Welcome, Answer::Stale, Answer::WrongName, Answer::OtherPlan] {
+            assert_eq!(Answer::decode(&answer.encode()), Ok(answer));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_handled(mut bytes in proptest::collection::vec(any::<u8>(), HELLO_BYTES), ours: bool) {
+            if ours {
+                bytes[..5].copy_from_slice(b"GLXH\x01");
+            }
+            let bytes: [u8; HELLO_BYTES] = bytes.try_into().unwrap();
+            if let Ok(hello) = Hello::decode(&bytes) {
+                prop_assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
+            }
+        }
+    }
+}

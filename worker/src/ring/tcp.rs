@@ -1,0 +1,232 @@
+//! Links over TCP, with TLS or plain. Hot path: no locks, no logging, no allocation of ours for
+//! each frame.
+//!
+//! The handshake is done by the async side; a link then owns a blocking socket, because each of
+//! its ends is driven by an I/O thread of its own.
+
+use galaxy_common::{FrameHeader, HEADER_BYTES};
+use galaxy_engine::link::{Accept, LinkCloser, LinkError, LinkReceiver, LinkSender, accept};
+use rustls::Connection;
+use std::{
+    io::{self, BufReader, IoSlice, Read, Write},
+    net::{Shutdown, TcpStream},
+    sync::Arc,
+};
+
+/// Cipher text that waits for the socket: enough to keep it busy while the next part is sealed.
+const SEND_BUFFER: usize = 256 << 10;
+/// Bytes taken from the socket at once; rustls asks for 4 KiB at a time.
+const RECEIVE_BUFFER: usize = 128 << 10;
+/// What stale payloads are read into.
+const SCRATCH: usize = 16 << 10;
+
+/// A connection that the async side has set up.
+pub enum Stream {
+    /// With TLS. The session may hold bytes that were read with the handshake.
+    Tls(TcpStream, Box<Connection>),
+    /// Without.
+    Plain(TcpStream),
+}
+
+impl Stream {
+    /// Takes over from tokio.
+    ///
+    /// # Errors
+    /// When the socket cannot be made blocking.
+    pub fn plain(stream: tokio::net::TcpStream) -> io::Result<Self> {
+        Ok(Self::Plain(blocking(stream)?))
+    }
+    /// Takes over from tokio.
+    ///
+    /// # Errors
+    /// When the socket cannot be made blocking.
+    pub fn tls(stream: tokio::net::TcpStream, session: Connection) -> io::Result<Self> {
+        Ok(Self::Tls(blocking(stream)?, Box::new(session)))
+    }
+
+    fn socket(&self) -> &TcpStream {
+        match self {
+            Self::Tls(socket, _) | Self::Plain(socket) => socket,
+        }
+    }
+
+    /// What closes it from anywhere.
+    ///
+    /// # Errors
+    /// When the system has no descriptor left.
+    pub fn closer(&self) -> io::Result<Arc<dyn LinkCloser>> {
+        Ok(Arc::new(Closer(self.socket().try_clone()?)))
+    }
+
+    /// The sending end.
+    pub fn sender(self) -> Box<dyn LinkSender> {
+        match self {
+            Self::Plain(socket) => Box::new(PlainSender { socket }),
+            Self::Tls(socket, mut session) => {
+                session.set_buffer_limit(Some(SEND_BUFFER));
+                Box::new(TlsSender { socket, session })
+            }
+        }
+    }
+
+    /// The receiving end.
+    pub fn receiver(self) -> Box<dyn LinkReceiver> {
+        let scratch = vec![0; SCRATCH].into_boxed_slice();
+        match self {
+            Self::Plain(socket) => Box::new(Receiver { source: socket, scratch }),
+            Self::Tls(socket, session) => {
+                let socket = BufReader::with_capacity(RECEIVE_BUFFER, socket);
+                Box::new(Receiver { source: TlsReader { socket, session }, scratch })
+            }
+        }
+    }
+}
+
+fn blocking(stream: tokio::net::TcpStream) -> io::Result<TcpStream> {
+    let stream = stream.into_std()?;
+    stream.set_nonblocking(false)?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+struct Closer(TcpStream);
+
+impl LinkCloser for Closer {
+    fn close(&self) {
+        // An error says that it is closed already.
+        self.0.shutdown(Shutdown::Both).ok();
+    }
+}
+
+struct PlainSender {
+    socket: TcpStream,
+}
+
+impl LinkSender for PlainSender {
+    fn send(&mut self, header: &FrameHeader, payload: &[u8]) -> Result<(), LinkError> {
+        let header = header.encode();
+        let mut sent = 0;
+        // Header and payload in one packet; whatever is left after that is payload.
+        while sent < HEADER_BYTES {
+            let parts = [IoSlice::new(&header[sent..]), IoSlice::new(payload)];
+            match self.socket.write_vectored(&parts) {
+                Ok(0) => return Err(LinkError::Closed),
+                Ok(bytes) => sent += bytes,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(closed_or(error)),
+            }
+        }
+        self.socket.write_all(&payload[sent - HEADER_BYTES..]).map_err(closed_or)
+    }
+}
+
+struct TlsSender {
+    socket: TcpStream,
+    session: Box<Connection>,
+}
+
+impl TlsSender {
+    /// Seals bytes; writes to the socket whenever the buffer is full.
+    fn seal(&mut self, mut bytes: &[u8]) -> Result<(), LinkError> {
+        while !bytes.is_empty() {
+            let taken = self.session.writer().write(bytes)?;
+            bytes = &bytes[taken..];
+            if taken == 0 || !bytes.is_empty() {
+                self.flush()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), LinkError> {
+        while self.session.wants_write() {
+            match self.session.write_tls(&mut self.socket) {
+                Ok(0) => return Err(LinkError::Closed),
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(closed_or(error)),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl LinkSender for TlsSender {
+    fn send(&mut self, header: &FrameHeader, payload: &[u8]) -> Result<(), LinkError> {
+        self.seal(&header.encode())?;
+        self.seal(payload)?;
+        self.flush()
+    }
+}
+
+struct TlsReader {
+    socket: BufReader<TcpStream>,
+    session: Box<Connection>,
+}
+
+impl Read for TlsReader {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match self.session.reader().read(out) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                done => return done,
+            }
+            if self.session.read_tls(&mut self.socket)? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            self.session
+                .process_new_packets()
+                .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+        }
+    }
+}
+
+struct Receiver<R> {
+    source: R,
+    scratch: Box<[u8]>,
+}
+
+impl<R: Read + Send> LinkReceiver for Receiver<R> {
+    fn receive(&mut self, wanted: &FrameHeader, payload: &mut [u8]) -> Result<(), LinkError> {
+        loop {
+            let mut header = [0; HEADER_BYTES];
+            self.source.read_exact(&mut header).map_err(closed_or)?;
+            let got = FrameHeader::decode(&header)?;
+            match accept(wanted, &got)? {
+                Accept::Take if got.payload as usize == payload.len() => {
+                    return self.source.read_exact(payload).map_err(closed_or);
+                }
+                Accept::Take => {
+                    return Err(LinkError::Io(io::Error::new(
+                        io::ErrorKind::InvalidInput,
+                        "the frame's payload and the room for it differ in length",
+                    )));
+                }
+                Accept::Drop => self.skip(got.payload as usize)?,
+            }
+        }
+    }
+}
+
+impl<R: Read> Receiver<R> {
+    fn skip(&mut self, mut bytes: usize) -> Result<(), LinkError> {
+        while bytes > 0 {
+            let part = bytes.min(self.scratch.len());
+            self.source.read_exact(&mut self.scratch[..part]).map_err(closed_or)?;
+            bytes -= part;
+        }
+        Ok(())
+    }
+}
+
+fn closed_or(error: io::Error) -> LinkError {
+    use io::ErrorKind::{
+        BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected, UnexpectedEof,
+    };
+    match error.kind() {
+        BrokenPipe | ConnectionAborted | ConnectionReset | NotConnected | UnexpectedEof => {
+            LinkError::Closed
+        }
+        _ => LinkError::Io(error),
+    }
+}

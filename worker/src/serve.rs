@@ -1,0 +1,206 @@
+//! A worker as a whole: its sockets, its service, its end.
+
+use crate::{core::Core, models::Models, ring::Ring, service::Control};
+use galaxy_common::Bytes;
+use galaxy_proto::{
+    ALPN_RING, MAX_MESSAGE_BYTES,
+    door::{Door, Hook, Peer},
+    identity::{Identity, IdentityError, Role},
+    v1::worker_server::WorkerServer,
+};
+use std::{io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use tokio::{
+    net::TcpListener,
+    sync::{oneshot, watch},
+    task::JoinHandle,
+    time::timeout,
+};
+use tonic::transport::Server;
+
+/// For programs that run when the worker is told to end.
+const DRAIN_DEADLINE: Duration = Duration::from_secs(10);
+/// For connections to close after that.
+const CLOSE_DEADLINE: Duration = Duration::from_secs(2);
+/// Calls at one time on one connection: a coordinator has a handful.
+const STREAMS: u32 = 64;
+/// After an accept that failed (no descriptors left, most likely).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// How a worker is started.
+#[derive(Clone, Debug)]
+pub struct WorkerConfig {
+    /// Directory of its identity; the certificate has its name.
+    pub identity: PathBuf,
+    /// Where it listens; port 0 takes any that is free.
+    pub listen: SocketAddr,
+    /// Directory of model directories, or one model directory.
+    pub models: PathBuf,
+    /// Cores that it may use for kernels.
+    pub threads: u16,
+    /// Bytes that it grants, beside what the coordinator's files say.
+    pub memory: Option<Bytes>,
+    /// Whether ring links without TLS are taken, on a port of their own.
+    pub plain: bool,
+}
+
+/// Why a worker does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// Its identity is not in order.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    /// Its certificate is not a device's.
+    #[error("{} is the identity of a {role}: a worker needs one issued with --role device", path.display())]
+    Role {
+        /// Where it is.
+        path: PathBuf,
+        /// What it is.
+        role: Role,
+    },
+    /// Its models cannot be found.
+    #[error("no models in {}: {source}", path.display())]
+    Models {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// No threads granted.
+    #[error("a worker needs at least one thread")]
+    Threads,
+    /// The address cannot be listened on.
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// A worker that serves. End it with [`Worker::shutdown`].
+pub struct Worker {
+    core: Arc<Core>,
+    address: SocketAddr,
+    server: JoinHandle<Result<(), tonic::transport::Error>>,
+    stop: oneshot::Sender<()>,
+    stopped: watch::Sender<bool>,
+}
+
+impl Worker {
+    /// Checks the config, then binds, then serves. Must be called inside a tokio runtime.
+    ///
+    /// # Errors
+    /// What is wrong with the config, or with the address.
+    pub async fn start(config: WorkerConfig) -> Result<Self, StartError> {
+        let WorkerConfig { identity: path, listen, models, threads, memory, plain } = config;
+        let identity = Identity::load(&path)?;
+        if identity.role() != Role::Device {
+            return Err(StartError::Role { path, role: identity.role() });
+        }
+        let models =
+            Models::new(&models).map_err(|source| StartError::Models { path: models, source })?;
+        if threads == 0 {
+            return Err(StartError::Threads);
+        }
+        let (listener, address) = bind(listen).await?;
+        let plain = match plain {
+            true => Some(bind(SocketAddr::new(listen.ip(), 0)).await?),
+            false => None,
+        };
+        let plain_port = plain.as_ref().map(|(_, address)| address.port());
+        let core = Arc::new(Core::new(identity, models, threads, memory, plain_port));
+
+        let door = {
+            // Not the core itself: the door must not keep it alive.
+            let (ring, tasks) = (core.ring.clone(), Arc::downgrade(&core));
+            let hook: Hook = Arc::new(move |peer, stream| {
+                if let Some(core) = tasks.upgrade() {
+                    core.tasks.spawn(ring.clone().arrive(peer, stream));
+                }
+            });
+            Door::open(listener, Some(&core.identity), Some((ALPN_RING, hook)))
+        };
+        let stopped = watch::Sender::new(false);
+        if let Some((listener, _)) = plain {
+            let ring = core.ring.clone();
+            core.tasks.spawn(accept_plain(listener, ring, stopped.subscribe()));
+        }
+        let (stop, stopping) = oneshot::channel();
+        let service = WorkerServer::new(Control(core.clone()))
+            .max_decoding_message_size(MAX_MESSAGE_BYTES)
+            .max_encoding_message_size(MAX_MESSAGE_BYTES);
+        let server = Server::builder().max_concurrent_streams(STREAMS).add_service(service);
+        let server = tokio::spawn(server.serve_with_incoming_shutdown(door, async {
+            // A sender that is gone means the same.
+            drop(stopping.await);
+        }));
+        Ok(Self { core, address, server, stop, stopped })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Where it takes plain ring links.
+    pub fn plain_port(&self) -> Option<u16> {
+        self.core.plain_port
+    }
+
+    /// Ends it: takes no more, finishes what runs, closes all, and joins every task and thread.
+    pub async fn shutdown(self) {
+        let Self { core, mut server, stop, stopped, .. } = self;
+        core.tell(|state| state.drain(true));
+        let mut state = core.state.subscribe();
+        if timeout(DRAIN_DEADLINE, state.wait_for(|state| state.quiet())).await.is_err() {
+            tracing::warn!("a program still runs: it is aborted");
+        }
+        let epoch = core.state.borrow().epoch();
+        core.tell(|state| state.cancel(epoch));
+        core.ring.close(epoch);
+        if let Err(error) = core.disconnect().await {
+            tracing::warn!(%error, "closing the links");
+        }
+        stopped.send_replace(true);
+        // Results that were ready are on their way; connections that idle are closed at once.
+        let _ = stop.send(());
+        if timeout(CLOSE_DEADLINE, &mut server).await.is_err() {
+            server.abort();
+        }
+        let mut tasks = core.tasks.take();
+        tasks.abort_all();
+        while tasks.join_next().await.is_some() {}
+        // Joins the compute thread.
+        let held = core.held.clone().write_owned().await.take();
+        drop(tokio::task::spawn_blocking(move || drop(held)).await);
+    }
+}
+
+async fn bind(address: SocketAddr) -> Result<(TcpListener, SocketAddr), StartError> {
+    let error = |source| StartError::Listen { address, source };
+    let listener = TcpListener::bind(address).await.map_err(error)?;
+    let bound = listener.local_addr().map_err(error)?;
+    Ok((listener, bound))
+}
+
+/// The door of plain ring links. What arrives is bounded by the ring.
+async fn accept_plain(listener: TcpListener, ring: Ring, mut stopped: watch::Receiver<bool>) {
+    let mut arrivals = tokio::task::JoinSet::new();
+    loop {
+        while arrivals.try_join_next().is_some() {}
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            _ = stopped.wait_for(|stopped| *stopped) => return,
+        };
+        match accepted {
+            Ok((stream, address)) => {
+                arrivals.spawn(ring.clone().arrive_plain(Peer { identity: None, address }, stream));
+            }
+            Err(error) => {
+                tracing::warn!(%error, "accepting a plain ring link failed");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}

@@ -103,7 +103,8 @@ impl Builder {
         let server = (&name, Role::Coordinator);
         let channel = channel::connect(&self.address, identity.as_ref(), server, patience).await?;
         let stub = GalaxyClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES);
-        Ok(Client { stub, timeout: self.timeout, retry: self.retry })
+        let encrypted = identity.is_some();
+        Ok(Client { stub, timeout: self.timeout, retry: self.retry, encrypted })
     }
 }
 
@@ -116,6 +117,7 @@ pub struct Client {
     stub: Stub,
     timeout: Duration,
     retry: RetryPolicy,
+    encrypted: bool,
 }
 
 impl Client {
@@ -334,10 +336,11 @@ impl Client {
             failed += 1;
             let left = deadline.saturating_duration_since(Instant::now());
             // The transport and the coordinator know the deadline too, and may be first to say so.
-            if left.is_zero() && matches!(error.code(), "cancelled" | "deadline_exceeded") {
+            if error.is_deadline(left) {
                 return Err(ClientError::Timeout { timeout });
             }
-            match self.retry.pause(failed, error.retryable(), jitter(), left) {
+            let error = error.explained(self.encrypted);
+            match self.retry.pause(failed, self.retry.covers(&error), jitter(), left) {
                 Some(pause) => tokio::time::sleep(pause).await,
                 None => return Err(error),
             }

@@ -24,6 +24,15 @@ pub enum ClientError {
         #[from]
         source: ConnectError,
     },
+    /// A connection without TLS ended before an answer came.
+    #[error(
+        "the coordinator broke off the connection, which is not encrypted: it stopped, or it \
+         takes clients with an identity only ({why})"
+    )]
+    Plain {
+        /// What the transport says.
+        why: String,
+    },
     /// The coordinator, or a device behind it, refused or failed.
     #[error("{message}")]
     Refused {
@@ -67,6 +76,7 @@ impl ClientError {
             Self::Identity(_) => "identity",
             Self::Name(_) => "invalid_argument",
             Self::Connect { source, .. } => source.code(),
+            Self::Plain { .. } => "connection_broken",
             Self::Refused { code, .. } => code,
             Self::Timeout { .. } => "deadline",
             Self::Malformed { .. } => "malformed_answer",
@@ -90,6 +100,29 @@ impl ClientError {
             Self::Refused { device, .. } => device.as_deref(),
             Self::Part { source, .. } => source.device(),
             _ => None,
+        }
+    }
+}
+
+impl ClientError {
+    /// Whether this is the deadline as the transport tells it, with so much of it `left`.
+    pub(crate) fn is_deadline(&self, left: Duration) -> bool {
+        match self {
+            Self::Refused { code, message, .. } => {
+                matches!(&**code, "cancelled" | "deadline_exceeded")
+                    && (left.is_zero() || message.contains("Timeout expired"))
+            }
+            _ => false,
+        }
+    }
+
+    /// A coordinator that wants TLS hangs up on who speaks without; the transport cannot know.
+    pub(crate) fn explained(self, encrypted: bool) -> Self {
+        match self {
+            Self::Refused { message, .. } if !encrypted && message.contains("transport error") => {
+                Self::Plain { why: message }
+            }
+            other => other,
         }
     }
 }

@@ -12,7 +12,8 @@
 //! ```
 //!
 //! Every call has a deadline, errors are typed ([`ClientError`]), and a call is tried again only
-//! where the coordinator's error says that a retry can help, and only within that deadline.
+//! where the coordinator's error says that a retry can help, and only within that deadline
+//! ([`RetryPolicy`]).
 
 mod answer;
 mod client;

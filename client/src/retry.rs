@@ -1,5 +1,6 @@
 //! When to try again, as a pure function.
 
+use crate::error::ClientError;
 use std::time::Duration;
 
 /// How often, and after which pauses, a call is tried again.
@@ -14,16 +15,20 @@ pub struct RetryPolicy {
     pub first: Duration,
     /// No pause is longer.
     pub longest: Duration,
+    /// Whether to try again when a device is at fault. Such a device comes back in its own time,
+    /// and the coordinator has waited for it already; so by default the caller is told at once.
+    pub device_faults: bool,
 }
 
 impl Default for RetryPolicy {
-    /// Six attempts over about 5 seconds: as long as a cluster takes to notice a lost device and
-    /// to form again.
+    /// Six attempts with about 5 seconds between the first and the last: a full queue is served,
+    /// or a coordinator started again, in less.
     fn default() -> Self {
         Self {
             attempts: 6,
             first: Duration::from_millis(200),
             longest: Duration::from_millis(3_200),
+            device_faults: false,
         }
     }
 }
@@ -34,19 +39,24 @@ impl RetryPolicy {
         Self { attempts: 1, ..Self::default() }
     }
 
+    /// Whether another attempt may help against this error.
+    pub fn covers(&self, error: &ClientError) -> bool {
+        error.retryable() && (self.device_faults || error.device().is_none())
+    }
+
     /// The pause before the next attempt; `None` when there is to be none.
     ///
-    /// `failed` attempts are over, `retryable` is what the last error says, `jitter` lies in
+    /// `failed` attempts are over, `covered` says whether another may help, `jitter` lies in
     /// 0..1, and `left` is the time to the caller's deadline: a pause that would use it up is
     /// not begun.
     pub fn pause(
         &self,
         failed: u32,
-        retryable: bool,
+        covered: bool,
         jitter: f64,
         left: Duration,
     ) -> Option<Duration> {
-        if !retryable || failed == 0 || failed >= self.attempts {
+        if !covered || failed == 0 || failed >= self.attempts {
             return None;
         }
         // Above 2^20 times the first pause, every sane limit has long been reached.

@@ -144,7 +144,12 @@ async fn serve(service: Scripted) -> (SocketAddr, oneshot::Sender<()>) {
 
 /// Pauses of no length worth waiting for.
 fn quick() -> RetryPolicy {
-    RetryPolicy { attempts: 3, first: Duration::from_micros(1), longest: Duration::from_micros(4) }
+    RetryPolicy {
+        attempts: 3,
+        first: Duration::from_micros(1),
+        longest: Duration::from_micros(4),
+        device_faults: false,
+    }
 }
 
 async fn client(address: SocketAddr) -> Client {
@@ -163,7 +168,7 @@ fn too_long() -> Status {
 
 #[tokio::test]
 async fn retryable_faults_are_tried_again() {
-    let service = Scripted::failing([overloaded(), lost()]);
+    let service = Scripted::failing([overloaded(), overloaded()]);
     let (address, _stop) = serve(service.clone()).await;
     let answer = client(address).await.embed(&["a", "abc"]).await.unwrap();
     assert_eq!(answer.vectors, [[1.0, 1.0], [3.0, 1.0]]);
@@ -174,15 +179,28 @@ async fn retryable_faults_are_tried_again() {
 }
 
 #[tokio::test]
-async fn attempts_are_bounded_and_the_last_error_is_told() {
-    let service = Scripted::failing([overloaded(), overloaded(), lost(), lost()]);
+async fn attempts_are_bounded() {
+    let service = Scripted::failing([overloaded(), overloaded(), overloaded(), overloaded()]);
+    let (address, _stop) = serve(service.clone()).await;
+    let error = client(address).await.embed(&["a"]).await.unwrap_err();
+    assert_eq!((error.code(), error.retryable(), error.device()), ("overloaded", true, None));
+    assert_eq!(service.sizes.lock().unwrap().len(), 3);
+}
+
+#[tokio::test]
+async fn a_lost_device_is_told_at_once_unless_asked_otherwise() {
+    let service = Scripted::failing([lost(), lost()]);
     let (address, _stop) = serve(service.clone()).await;
     let error = client(address).await.embed(&["a"]).await.unwrap_err();
     assert_eq!(
         (error.code(), error.retryable(), error.device()),
         ("device_lost", true, Some("pi-2"))
     );
-    assert_eq!(service.sizes.lock().unwrap().len(), 3);
+    assert_eq!(service.sizes.lock().unwrap().len(), 1);
+    let patient = RetryPolicy { device_faults: true, ..quick() };
+    let client =
+        Client::builder().address(address.to_string()).retry(patient).connect().await.unwrap();
+    client.embed(&["a"]).await.unwrap();
 }
 
 #[tokio::test]
@@ -268,6 +286,25 @@ async fn small_calls_answer() {
     assert_eq!(client.trace(Some(RequestId(9))).await.unwrap().chrome_json, "9");
     client.drain().await.unwrap();
     client.undrain().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_coordinator_that_hangs_up_on_plain_text_is_explained() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    // Accepts as a TLS server does, and hangs up on what is no handshake.
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let _ = stream.readable().await;
+        }
+    });
+    let client = Client::builder().address(address.to_string()).connect().await;
+    let error = match client {
+        Ok(client) => client.status().await.unwrap_err(),
+        Err(error) => error,
+    };
+    assert_eq!(error.code(), "connection_broken", "{error}");
+    assert!(error.to_string().contains("identity"), "{error}");
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@ use galaxy_common::{
     plan::{Plan, Strategy, WireType},
 };
 use galaxy_coord::{
-    Cluster, Fleet, Limits, LocalFleet, Notice, RemoteFleet, Session,
+    Cluster, ClusterError, Fleet, Limits, LocalFleet, Notice, RemoteFleet, Session,
     api::Api,
     cluster::{DEFAULT_LISTEN, DEFAULT_MAX_ROWS, DEFAULT_QUEUE, DEFAULT_TIMEOUT},
 };
@@ -92,10 +92,13 @@ fn start(flags: Flags) -> Result<()> {
 
 /// Coordinates the workers of a cluster file.
 async fn cluster(file: &Path, listen: Option<&str>) -> Result<()> {
-    let cluster = Cluster::open(file).with_context(|| file.display().to_string())?;
+    let cluster = Cluster::open(file).map_err(|error| match error {
+        ClusterError::Read { .. } => anyhow::Error::new(error),
+        _ => anyhow::Error::new(error).context(file.display().to_string()),
+    })?;
     let identity = coordinator(&cluster.identity)?;
     let model = Arc::new(ModelDir::open(&cluster.model)?);
-    let listener = bind(listen.unwrap_or(&cluster.listen)).await?;
+    let listen = listen.unwrap_or(&cluster.listen).to_owned();
     let limits = Limits { queue: cluster.queue, timeout: cluster.timeout };
     let name = cluster.name.clone();
     say(&format!(
@@ -108,6 +111,7 @@ async fn cluster(file: &Path, listen: Option<&str>) -> Result<()> {
     ));
     let serving = identity.clone();
     let fleet = RemoteFleet::start(cluster, model.clone(), identity, first_epoch(), listener_of())?;
+    let listener = bind(&listen).await?;
     let session = tokio::task::spawn_blocking(move || {
         Session::new(model, Arc::new(fleet) as Arc<dyn Fleet>, limits)
     });

@@ -1,6 +1,6 @@
 //! Who is there: a state machine `(now, event) -> actions` for the devices of a cluster.
 //!
-//! It never reads a clock and never touches a socket; the driver in [`crate::remote`] does both.
+//! It never reads a clock and never touches a socket; the driver of [`crate::fleet::RemoteFleet`] does both.
 //! A device is lost when nothing has come from it for [`SILENCE`], however late answers are: one
 //! that is slow still answers, because workers answer pings from their I/O side.
 

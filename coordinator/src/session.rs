@@ -1,17 +1,16 @@
 //! The session: from requests to batches, through the queue, and from results to answers.
 
+mod answer;
 mod batch;
 
 use crate::{
-    admission::{Admission, Ticket},
+    admission::Admission,
     error::RequestError,
-    fleet::{DeviceCost, DeviceView, Fleet, Readiness, Run, blocking},
-    trace::{Trace, TraceLog, TracedProgram},
+    fleet::{DeviceCost, DeviceView, Fleet, Readiness, blocking},
+    trace::{Trace, TraceLog},
 };
-use batch::{Batch, pack};
-use galaxy_common::{BatchShape, DeviceName, Epoch, RequestId, Wanted, plan::Plan};
-use galaxy_engine::merge::{Merged, merge};
-use galaxy_graph::program::Output;
+use answer::Answer;
+use galaxy_common::{DeviceName, Epoch, RequestId, Wanted, plan::Plan};
 use galaxy_model::{HeadSpec, ModelDir, ModelSpec, sentence::SentenceConfig, tokenizer::Tokenizer};
 use std::{
     future::Future,
@@ -193,7 +192,7 @@ impl Session {
             let wanted = Wanted::Pooled(sentence.pooling);
             let mut answer = self.begin()?;
             let (sequences, took) = self.tokenize(texts, truncate, limit, Some(sentence)).await?;
-            answer.report.tokenize = took;
+            answer.tokenized(took);
             let results = answer.run(sequences, wanted, true).await?;
             let width = self.spec().hidden;
             let vectors = results.into_iter().flat_map(|t| t.values).collect();
@@ -220,7 +219,7 @@ impl Session {
             let mut answer = self.begin()?;
             let limit = self.text_limit(None);
             let (sequences, took) = self.tokenize(texts, truncate, limit, None).await?;
-            answer.report.tokenize = took;
+            answer.tokenized(took);
             let results = answer.run(sequences, wanted, false).await?;
             let labels = match &self.spec().head {
                 HeadSpec::Classes(head) => head.names.clone(),
@@ -431,7 +430,7 @@ impl Session {
         let ticket = self.inner.admission.admit()?;
         let request = RequestId(self.inner.requests.fetch_add(1, Ordering::Relaxed) + 1);
         let report = Report { request, ..Report::default() };
-        Ok(Answer { session: self, ticket, report, programs: Vec::new() })
+        Ok(Answer::new(self, ticket, report))
     }
 
     /// Puts a deadline on `work`, and counts its end.
@@ -478,135 +477,6 @@ fn check_count(count: usize, what: &'static str) -> Result<(), RequestError> {
     }
 }
 
-/// A request on its way.
-struct Answer<'a> {
-    session: &'a Session,
-    ticket: Ticket,
-    report: Report,
-    programs: Vec<TracedProgram>,
-}
-
-impl Answer<'_> {
-    /// Runs all sequences, in as many programs as it takes; results in the order of the sequences.
-    async fn run(
-        &mut self,
-        sequences: Vec<Vec<u32>>,
-        wanted: Wanted,
-        normalise: bool,
-    ) -> Result<Vec<Tensor>, RequestError> {
-        let normalise = normalise && self.session.sentence().is_ok_and(|s| s.normalise);
-        let plan = self.session.plan();
-        self.report.tokens = sequences.iter().map(|s| s.len() as u64).sum();
-        let mut results: Vec<Option<Tensor>> = vec![None; sequences.len()];
-        for batch in pack(&sequences, plan.max_rows, wanted)? {
-            let run = self.program(&batch).await?;
-            let (session, shape) = (self.session.clone(), batch.shape);
-            let merged = blocking(move || session.merged(&run, &shape, normalise)).await??;
-            for (index, tensor) in batch.indices.into_iter().zip(merged) {
-                results[index] = Some(tensor);
-            }
-        }
-        let missing = || RequestError::Internal { why: "a sequence has no result".to_owned() };
-        results.into_iter().collect::<Option<Vec<_>>>().ok_or_else(missing)
-    }
-
-    /// Waits for the turn and runs one program.
-    async fn program(&mut self, batch: &Batch) -> Result<Run, RequestError> {
-        let waiting = Instant::now();
-        let turn = loop {
-            self.session.ready().await?;
-            let turn = self.ticket.turn().await?;
-            if matches!(self.session.readiness(), Readiness::Ready(_)) {
-                break turn;
-            }
-        };
-        self.report.queue += waiting.elapsed();
-        let fleet = self.session.inner.fleet.clone();
-        let (shape, tokens) = (batch.shape.clone(), batch.tokens.clone());
-        let limit = self.session.inner.limits.timeout;
-        // A task of its own: the program runs to its end, whoever still waits for it.
-        let task = tokio::spawn(async move {
-            let run = fleet.execute(shape, tokens, limit).await;
-            drop(turn);
-            run
-        });
-        let broke = |e| RequestError::Internal { why: format!("a task broke off: {e}") };
-        let run = task.await.map_err(broke)??;
-        self.report.execute += run.took;
-        self.report.programs += 1;
-        self.report.epoch = run.epoch;
-        if self.report.devices.len() != run.devices.len() {
-            let zero = |d: &crate::fleet::DeviceRun| (d.name.clone(), DeviceCost::default());
-            self.report.devices = run.devices.iter().map(zero).collect();
-        }
-        for ((_, sum), device) in self.report.devices.iter_mut().zip(&run.devices) {
-            sum.total_ns += device.cost.total_ns;
-            sum.compute_busy_ns += device.cost.compute_busy_ns;
-            sum.awaiting_receive_ns += device.cost.awaiting_receive_ns;
-            sum.bytes_sent += device.cost.bytes_sent;
-            sum.bytes_received += device.cost.bytes_received;
-        }
-        self.programs.push(TracedProgram {
-            epoch: run.epoch,
-            sequence: run.sequence,
-            plan: run.plan.clone(),
-            shape: batch.shape.clone(),
-        });
-        Ok(run)
-    }
-
-    /// Remembers the request for traces.
-    fn end(self) -> Report {
-        let mut log = self.session.inner.log.lock().unwrap_or_else(PoisonError::into_inner);
-        log.push(self.report.request, self.programs);
-        self.report
-    }
-}
-
-impl Session {
-    /// The results of one program, one for each segment. Blocks.
-    fn merged(
-        &self,
-        run: &Run,
-        shape: &BatchShape,
-        normalise: bool,
-    ) -> Result<Vec<Tensor>, RequestError> {
-        let parts: Vec<(&[Output], &[Vec<f32>])> =
-            run.devices.iter().map(|d| (&d.outputs[..], &d.values[..])).collect();
-        let merged = merge(self.spec(), shape, &parts)
-            .map_err(|e| RequestError::Internal { why: e.to_string() })?;
-        let hidden = self.spec().hidden;
-        let tensors =
-            merged.into_iter().zip(shape.segments()).map(|(merged, segment)| match merged {
-                Merged::Hidden(values) => Tensor { shape: vec![segment.rows, hidden], values },
-                Merged::Vector(mut values) => {
-                    if normalise {
-                        to_unit_length(&mut values);
-                    }
-                    Tensor { shape: vec![hidden], values }
-                }
-                Merged::Classes(values) => Tensor { shape: vec![values.len() as u32], values },
-                Merged::Logits { rows, values } => {
-                    let vocabulary = self.spec().vocabulary;
-                    let shape = match segment.wanted {
-                        Wanted::LastLogits => vec![vocabulary],
-                        _ => vec![rows, vocabulary],
-                    };
-                    Tensor { shape, values }
-                }
-            });
-        Ok(tensors.collect())
-    }
-}
-
-/// Scales to length one; what has no length stays.
-fn to_unit_length(values: &mut [f32]) {
-    let length = values.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt();
-    if length > 1e-12 {
-        values.iter_mut().for_each(|v| *v = (f64::from(*v) / length) as f32);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -617,15 +487,5 @@ mod tests {
         assert!(check_count(1024, "texts").is_ok());
         let error = check_count(10_000, "texts").expect_err("too many").to_string();
         assert!(error.contains("10000") && error.contains("1024") && error.contains("parts"));
-    }
-
-    #[test]
-    fn unit_length() {
-        let mut values = [3.0, 4.0];
-        to_unit_length(&mut values);
-        assert_eq!(values, [0.6, 0.8]);
-        let mut zero = [0.0; 3];
-        to_unit_length(&mut zero);
-        assert_eq!(zero, [0.0; 3]);
     }
 }

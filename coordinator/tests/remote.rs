@@ -23,7 +23,7 @@ use std::{
     },
     time::Duration,
 };
-use tokio::{net::TcpListener, sync::Notify, task::JoinHandle};
+use tokio::{net::TcpListener, runtime::Runtime, sync::Notify};
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
@@ -110,7 +110,7 @@ impl worker_server::Worker for Control {
 struct World {
     keys: tempfile::TempDir,
     worker: Arc<Worker>,
-    server: JoinHandle<()>,
+    server: Option<Runtime>,
     address: SocketAddr,
 }
 
@@ -131,7 +131,7 @@ impl World {
         });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let server = serve(listener, worker.clone(), keys.path());
+        let server = Some(serve(listener, worker.clone(), keys.path()));
         Self { keys, worker, server, address }
     }
 
@@ -151,27 +151,42 @@ impl World {
         Session::new(model, Arc::new(fleet) as Arc<dyn Fleet>, limits)
     }
 
-    /// As a SIGKILL does: every connection is reset, and nobody listens any more.
+    /// As a SIGKILL does: every connection is closed, and nobody listens any more.
     async fn kill(&mut self) {
-        self.server.abort();
-        assert!((&mut self.server).await.is_err());
+        let server = self.server.take().unwrap();
+        let ended = move || server.shutdown_timeout(Duration::from_secs(10));
+        tokio::task::spawn_blocking(ended).await.unwrap();
     }
 
     async fn restart(&mut self) {
         *self.worker.placed.lock().unwrap() = (0, None);
         let listener = TcpListener::bind(self.address).await.unwrap();
-        self.server = serve(listener, self.worker.clone(), self.keys.path());
+        self.server = Some(serve(listener, self.worker.clone(), self.keys.path()));
     }
 }
 
-fn serve(listener: TcpListener, worker: Arc<Worker>, keys: &Path) -> JoinHandle<()> {
+impl Drop for World {
+    fn drop(&mut self) {
+        if let Some(server) = self.server.take() {
+            server.shutdown_background();
+        }
+    }
+}
+
+/// A runtime of its own stands for the worker's process.
+fn serve(listener: TcpListener, worker: Arc<Worker>, keys: &Path) -> Runtime {
     let identity = Identity::load(&keys.join("solo")).unwrap();
-    tokio::spawn(async move {
+    let listener = listener.into_std().unwrap();
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let runtime = builder.worker_threads(1).enable_all().build().unwrap();
+    runtime.spawn(async move {
+        let listener = TcpListener::from_std(listener).unwrap();
         let door = Door::open(listener, Some(&identity), None);
         let service = worker_server::WorkerServer::new(Control(worker));
         let server = tonic::transport::Server::builder().add_service(service);
         server.serve_with_incoming(door).await.unwrap();
-    })
+    });
+    runtime
 }
 
 async fn run(session: &Session) -> Result<(), RequestError> {

@@ -52,8 +52,9 @@ impl Network {
             sh(&format!("ip netns exec {p}-{i} ip link set eth0 up"))?;
             sh(&format!("ip netns exec {p}-{i} ip link set lo up"))?;
             if i < devices {
-                // A burst of 4 ms at the rate; segments of a whole burst need room too.
-                let burst = (bits / 8 / 250).max(131_072);
+                // One full segment of the network stack: the smallest burst that passes it whole.
+                // A larger one would let the head of every tile through unshaped.
+                let burst = 70_000;
                 let shape = format!("root tbf rate {bits}bit burst {burst} limit 16000000");
                 sh(&format!("ip netns exec {p}-{i} tc qdisc add dev eth0 {shape}"))?;
                 sh(&format!("ip netns exec {p}-hub tc qdisc add dev h{i} {shape}"))?;

@@ -2,6 +2,7 @@
 
 pub mod emulate;
 pub mod golden;
+pub mod lean;
 pub mod models;
 pub mod overlap;
 pub mod pairwise;

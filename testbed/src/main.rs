@@ -3,7 +3,7 @@
 use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
 use galaxy_common::WireType;
-use galaxy_testbed::{golden, overlap};
+use galaxy_testbed::{golden, lean, overlap};
 
 #[derive(Parser)]
 #[command(version, about = "Measurements and long checks that anyone can run")]
@@ -25,6 +25,8 @@ enum Command {
     },
     /// Measures how much communication tiles hide, on two emulated devices (needs root).
     Overlap(overlap::Options),
+    /// Measures how lean a worker is: start, idle time, peak memory, memory over many requests.
+    Lean(lean::Options),
     /// The coordinator's side of `overlap`.
     #[command(hide = true)]
     OverlapInner {
@@ -37,6 +39,7 @@ fn main() -> Result<()> {
     match Arguments::parse().command {
         Command::Golden { full, half } => golden(full, half),
         Command::Overlap(options) => overlap::run(&options),
+        Command::Lean(options) => lean::run(&options),
         Command::OverlapInner { inner } => overlap::inner(&inner),
     }
 }

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use std::{
     io::{BufRead, BufReader},
     path::{Path, PathBuf},
-    process::{Child, Stdio},
+    process::{Child, Command, Stdio},
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -116,7 +116,11 @@ impl Drop for Workers {
     }
 }
 
-fn beside(program: &str) -> Result<PathBuf> {
+/// A program of this build.
+///
+/// # Errors
+/// When it is not built.
+pub fn beside(program: &str) -> Result<PathBuf> {
     let me = std::env::current_exe()?;
     let path = me.with_file_name(program);
     ensure!(path.exists(), "{} is missing: build the workspace first", path.display());
@@ -197,22 +201,31 @@ fn worker(
         .arg("--identity")
         .arg(identity)
         .arg("--models")
-        .arg(models)
-        .stdout(Stdio::piped());
+        .arg(models);
     if plain {
         command.arg("--plain");
     }
-    let mut child = command.spawn()?;
+    Ok(start(command)?.0)
+}
+
+/// Starts a worker and waits until it says where it listens.
+///
+/// # Errors
+/// When it ends before that.
+pub fn start(mut command: Command) -> Result<(Child, String)> {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
     let out = child.stdout.take().context("a pipe was asked for")?;
     let mut lines = BufReader::new(out).lines();
     for line in &mut lines {
-        if line?.starts_with("listening on") {
+        if let Some(address) = line?.strip_prefix("listening on ") {
+            let address = address.trim().to_owned();
             // The pipe is drained so that the worker never blocks on it.
             std::thread::spawn(move || lines.for_each(drop));
-            return Ok(child);
+            return Ok((child, address));
         }
     }
-    bail!("the worker of device {i} did not start")
+    let _ = child.wait();
+    bail!("a worker did not start: run it by hand to see why")
 }
 
 /// The coordinator's side, in its own namespace.

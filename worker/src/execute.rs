@@ -34,6 +34,9 @@ const PIECE_BYTES: usize = 1 << 20;
 /// For a request that names no time, and for one that names an absurd one.
 const LONGEST: Duration = Duration::from_secs(3600);
 
+/// Past its deadline, for a request to be told so.
+const REPORT: Duration = Duration::from_secs(5);
+
 /// Where events of an execution go.
 pub(crate) type Events = mpsc::Sender<Result<v1::ExecuteEvent, Status>>;
 
@@ -171,15 +174,20 @@ impl Execution {
     pub(crate) async fn run(self, events: Events) {
         let (epoch, sequence) = (self.place.epoch, self.place.sequence);
         let core = self.place.core.clone();
+        let deadline = self.deadline;
         let result = self.finish().await;
-        let sent = match result {
-            Ok((report, active)) => send_all(&events, report, &active).await,
-            Err(error) => {
-                tracing::warn!(%epoch, %sequence, %error, "execution failed");
-                events.send(Err(error.into_status(&core.name))).await.is_ok()
+        let sent = async {
+            match result {
+                Ok((report, active)) => send_all(&events, report, &active).await,
+                Err(error) => {
+                    tracing::warn!(%epoch, %sequence, %error, "execution failed");
+                    events.send(Err(error.into_status(&core.name))).await.is_ok()
+                }
             }
         };
-        if !sent {
+        // A caller that takes nothing must not make us keep results without end.
+        let sent = tokio::time::timeout_at((deadline + REPORT).into(), sent).await;
+        if sent != Ok(true) {
             tracing::debug!(%epoch, %sequence, "the caller hung up");
         }
     }

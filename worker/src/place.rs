@@ -6,7 +6,7 @@ use crate::{
     ring::{Formation, PeerAddress},
 };
 use galaxy_common::{Bytes, DevicePlan, Epoch, Plan, Rank};
-use galaxy_engine::{compute::cpu::CpuEngine, executor::Executor, weights::Shard};
+use galaxy_engine::{compute::cpu::CpuEngine, executor::Executor, link::Links, weights::Shard};
 use galaxy_graph::budget;
 use galaxy_model::ModelDir;
 use galaxy_proto::v1;
@@ -14,7 +14,7 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedRwLockWriteGuard, mpsc};
 use tonic::Status;
 
 /// A plan for the largest cluster has some ten KB.
@@ -75,6 +75,7 @@ async fn until_ready(
     };
     if placed.is_err() && core.tell(|state| state.cancel(epoch)) {
         core.ring.close(epoch);
+        core.disconnect().await?;
     }
     placed
 }
@@ -165,28 +166,44 @@ async fn hold_and_link(
     let links =
         async { core.ring.form(&core.identity, formation).await.map_err(WorkerError::from) };
     let shard = hold(core, request.device(), model.clone(), events);
-    let ((executor, bytes, reused), links) = tokio::try_join!(shard, links)?;
-    let epoch = request.epoch;
-    let connected = Arc::downgrade(&executor);
-    blocking(move || executor.connect(epoch, links)).await?;
-    core.activate(Some(Arc::new(Active {
-        epoch,
-        rank: request.rank,
-        plan: request.plan,
-        model,
-        executor: connected,
-        lowered: Default::default(),
-    })));
-    if core.tell(|state| state.placed(epoch)) {
-        Ok((bytes, reused))
-    } else {
-        core.disconnect().await?;
+    let ((held, bytes, reused), links) = tokio::try_join!(shard, links)?;
+    let shared = core.clone();
+    blocking(move || shared.connect(&held, request, model, links)).await??;
+    Ok((bytes, reused))
+}
+
+impl Core {
+    /// Hands the links to the executor. Runs to its end even if nobody waits for it any more, so
+    /// it looks itself whether the epoch still lives; `held` keeps the next placement waiting.
+    fn connect(
+        &self,
+        held: &OwnedRwLockWriteGuard<Option<Held>>,
+        request: Request,
+        model: Arc<ModelDir>,
+        links: Links,
+    ) -> Result<(), WorkerError> {
+        let held = held.as_ref().expect("hold() returns the lock with a shard inside");
+        let epoch = request.epoch;
+        held.executor.connect(epoch, links);
+        self.activate(Some(Arc::new(Active {
+            epoch,
+            rank: request.rank,
+            plan: request.plan,
+            model,
+            executor: Arc::downgrade(&held.executor),
+            lowered: Default::default(),
+        })));
+        if self.tell(|state| state.placed(epoch)) {
+            return Ok(());
+        }
+        self.activate(None);
+        held.executor.disconnect();
         Err(WorkerError::GivenUp)
     }
 }
 
 /// Holds the shard of `device`: the one that is there if it is the same, else a new one, loaded
-/// after the old one has gone.
+/// after the old one has gone. Nobody else changes it while the lock that is returned lives.
 ///
 /// # Cancel safety
 /// A load that has begun runs to its end, and is held for the next placement.
@@ -195,7 +212,7 @@ async fn hold(
     device: &DevicePlan,
     model: Arc<ModelDir>,
     events: &Events,
-) -> Result<(Arc<Executor>, Bytes, bool), WorkerError> {
+) -> Result<(OwnedRwLockWriteGuard<Option<Held>>, Bytes, bool), WorkerError> {
     // No more kernel threads than the device grants, whatever a plan says.
     let threads = device.threads.clamp(1, core.threads);
     let key = HeldKey {
@@ -205,8 +222,8 @@ async fn hold(
         threads,
     };
     let mut held = core.held.clone().write_owned().await;
-    if let Some(held) = held.as_ref().filter(|held| held.key == key) {
-        return Ok((held.executor.clone(), held.bytes, true));
+    if let Some(bytes) = held.as_ref().filter(|held| held.key == key).map(|held| held.bytes) {
+        return Ok((held, bytes, true));
     }
     let (device, name, events) = (device.clone(), core.name.to_string(), events.clone());
     blocking(move || {
@@ -225,8 +242,8 @@ async fn hold(
         let bytes = shard.bytes();
         let engine = Box::new(CpuEngine::new(shard, threads));
         let executor = Arc::new(Executor::start(&name, engine)?);
-        *held = Some(Held { key, executor: executor.clone(), bytes });
-        Ok((executor, bytes, false))
+        *held = Some(Held { key, executor, bytes });
+        Ok((held, bytes, false))
     })
     .await?
 }

@@ -463,3 +463,29 @@ async fn a_bad_config_does_not_bind() {
     let error = start(config(device, golden(), 0)).await;
     assert!(matches!(error, StartError::Threads), "{error}");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "takes half a minute"]
+async fn memory_stays_flat_over_ten_thousand_requests() {
+    let cluster = Cluster::of("bert", 2).await;
+    let plan = cluster.plan(Strategy::Galaxy);
+    cluster.place_all(&plan, 1, false).await;
+    let mut control = cluster.workers[0].1.clone();
+    let mut warm = 0;
+    for sequence in 0..10_000u64 {
+        let tokens: Vec<u32> = (0..1 + (sequence * 7 % 40) as u32).collect();
+        cluster.run(&plan, 1, sequence, &tokens).await;
+        if sequence == 2_000 {
+            let health = control.health(v1::HealthRequest {}).await.unwrap().into_inner();
+            warm = health.resident_bytes;
+        }
+    }
+    // And over placements, with and without TLS.
+    for epoch in 2..200 {
+        cluster.place_all(&plan, epoch, epoch % 2 == 0).await;
+    }
+    let health = control.health(v1::HealthRequest {}).await.unwrap().into_inner();
+    let grown = health.resident_bytes.saturating_sub(warm);
+    assert!(grown < 4 << 20, "grew by {grown} bytes");
+    cluster.end().await;
+}

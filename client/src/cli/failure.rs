@@ -60,6 +60,7 @@ impl From<ClientError> for Failure {
                 Some("start galaxy-coord, or say where it listens with --coordinator")
             }
             "bad_address" => Some("correct --coordinator"),
+            "connection_broken" => Some("name your identity with --identity"),
             "not_loopback" => Some("name your identity with --identity"),
             "identity" | "certificate_refused" | "foreign_authority" => {
                 Some("`galaxy keys issue NAME --role client` makes an identity")

@@ -1,6 +1,6 @@
 //! The identity that a process holds: its certificate, its key, and whom it trusts.
 
-use super::{IdentityError, Role, peer, provider};
+use super::{IdentityError, Role, hardware_aes, peer, provider};
 use galaxy_common::DeviceName;
 use rustls::{
     ClientConfig, RootCertStore, ServerConfig,
@@ -58,12 +58,14 @@ impl Identity {
         let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider())
             .build()
             .map_err(|error| unusable(rustls::Error::General(error.to_string())))?;
-        let server = ServerConfig::builder_with_provider(provider())
+        let mut server = ServerConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&TLS13])
             .map_err(unusable)?
             .with_client_cert_verifier(verifier)
             .with_single_cert(vec![certificate], key)
             .map_err(unusable)?;
+        // The side without instructions for AES chooses, whichever side dials.
+        server.ignore_client_order = !hardware_aes();
         Ok(Self { name, role, client, server })
     }
 

@@ -1,0 +1,172 @@
+//! A request on its way through the queue and the fleet.
+
+use super::{
+    Report, Session, Tensor,
+    batch::{Batch, pack},
+};
+use crate::{
+    admission::Ticket,
+    error::RequestError,
+    fleet::{DeviceCost, DeviceRun, Readiness, Run, blocking},
+    trace::TracedProgram,
+};
+use galaxy_common::{BatchShape, Wanted};
+use galaxy_engine::merge::{Merged, merge};
+use galaxy_graph::program::Output;
+use std::{
+    sync::PoisonError,
+    time::{Duration, Instant},
+};
+
+/// A request on its way.
+pub(super) struct Answer<'a> {
+    session: &'a Session,
+    ticket: Ticket,
+    report: Report,
+    programs: Vec<TracedProgram>,
+}
+
+impl<'a> Answer<'a> {
+    pub(super) fn new(session: &'a Session, ticket: Ticket, report: Report) -> Self {
+        Self { session, ticket, report, programs: Vec::new() }
+    }
+
+    /// Notes how long tokenising took.
+    pub(super) fn tokenized(&mut self, took: Duration) {
+        self.report.tokenize = took;
+    }
+
+    /// Runs all sequences, in as many programs as it takes; results in the order of the sequences.
+    pub(super) async fn run(
+        &mut self,
+        sequences: Vec<Vec<u32>>,
+        wanted: Wanted,
+        normalise: bool,
+    ) -> Result<Vec<Tensor>, RequestError> {
+        let normalise = normalise && self.session.sentence().is_ok_and(|s| s.normalise);
+        let plan = self.session.plan();
+        self.report.tokens = sequences.iter().map(|s| s.len() as u64).sum();
+        let mut results: Vec<Option<Tensor>> = vec![None; sequences.len()];
+        for batch in pack(&sequences, plan.max_rows, wanted)? {
+            let run = self.program(&batch).await?;
+            let (session, shape) = (self.session.clone(), batch.shape);
+            let merged = blocking(move || session.merged(&run, &shape, normalise)).await??;
+            for (index, tensor) in batch.indices.into_iter().zip(merged) {
+                results[index] = Some(tensor);
+            }
+        }
+        let missing = || RequestError::Internal { why: "a sequence has no result".to_owned() };
+        results.into_iter().collect::<Option<Vec<_>>>().ok_or_else(missing)
+    }
+
+    /// Waits for the turn and runs one program.
+    async fn program(&mut self, batch: &Batch) -> Result<Run, RequestError> {
+        let waiting = Instant::now();
+        let turn = loop {
+            self.session.ready().await?;
+            let turn = self.ticket.turn().await?;
+            if matches!(self.session.readiness(), Readiness::Ready(_)) {
+                break turn;
+            }
+        };
+        self.report.queue += waiting.elapsed();
+        let fleet = self.session.inner.fleet.clone();
+        let (shape, tokens) = (batch.shape.clone(), batch.tokens.clone());
+        let limit = self.session.inner.limits.timeout;
+        // A task of its own: the program runs to its end, whoever still waits for it.
+        let task = tokio::spawn(async move {
+            let run = fleet.execute(shape, tokens, limit).await;
+            drop(turn);
+            run
+        });
+        let broke = |e| RequestError::Internal { why: format!("a task broke off: {e}") };
+        let run = task.await.map_err(broke)??;
+        self.report.execute += run.took;
+        self.report.programs += 1;
+        self.report.epoch = run.epoch;
+        if self.report.devices.len() != run.devices.len() {
+            let zero = |d: &DeviceRun| (d.name.clone(), DeviceCost::default());
+            self.report.devices = run.devices.iter().map(zero).collect();
+        }
+        for ((_, sum), device) in self.report.devices.iter_mut().zip(&run.devices) {
+            sum.total_ns += device.cost.total_ns;
+            sum.compute_busy_ns += device.cost.compute_busy_ns;
+            sum.awaiting_receive_ns += device.cost.awaiting_receive_ns;
+            sum.bytes_sent += device.cost.bytes_sent;
+            sum.bytes_received += device.cost.bytes_received;
+        }
+        self.programs.push(TracedProgram {
+            epoch: run.epoch,
+            sequence: run.sequence,
+            plan: run.plan.clone(),
+            shape: batch.shape.clone(),
+        });
+        Ok(run)
+    }
+
+    /// Remembers the request for traces.
+    pub(super) fn end(self) -> Report {
+        let mut log = self.session.inner.log.lock().unwrap_or_else(PoisonError::into_inner);
+        log.push(self.report.request, self.programs);
+        self.report
+    }
+}
+
+impl Session {
+    /// The results of one program, one for each segment. Blocks.
+    fn merged(
+        &self,
+        run: &Run,
+        shape: &BatchShape,
+        normalise: bool,
+    ) -> Result<Vec<Tensor>, RequestError> {
+        let parts: Vec<(&[Output], &[Vec<f32>])> =
+            run.devices.iter().map(|d| (&d.outputs[..], &d.values[..])).collect();
+        let merged = merge(self.spec(), shape, &parts)
+            .map_err(|e| RequestError::Internal { why: e.to_string() })?;
+        let hidden = self.spec().hidden;
+        let tensors =
+            merged.into_iter().zip(shape.segments()).map(|(merged, segment)| match merged {
+                Merged::Hidden(values) => Tensor { shape: vec![segment.rows, hidden], values },
+                Merged::Vector(mut values) => {
+                    if normalise {
+                        to_unit_length(&mut values);
+                    }
+                    Tensor { shape: vec![hidden], values }
+                }
+                Merged::Classes(values) => Tensor { shape: vec![values.len() as u32], values },
+                Merged::Logits { rows, values } => {
+                    let vocabulary = self.spec().vocabulary;
+                    let shape = match segment.wanted {
+                        Wanted::LastLogits => vec![vocabulary],
+                        _ => vec![rows, vocabulary],
+                    };
+                    Tensor { shape, values }
+                }
+            });
+        Ok(tensors.collect())
+    }
+}
+
+/// Scales to length one; what has no length stays.
+fn to_unit_length(values: &mut [f32]) {
+    let length = values.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt();
+    if length > 1e-12 {
+        values.iter_mut().for_each(|v| *v = (f64::from(*v) / length) as f32);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unit_length() {
+        let mut values = [3.0, 4.0];
+        to_unit_length(&mut values);
+        assert_eq!(values, [0.6, 0.8]);
+        let mut zero = [0.0; 3];
+        to_unit_length(&mut zero);
+        assert_eq!(zero, [0.0; 3]);
+    }
+}

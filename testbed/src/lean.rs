@@ -1,0 +1,232 @@
+//! How lean a worker is: start, idle processor time, peak memory, and memory over many requests.
+
+use crate::{models, overlap};
+use anyhow::{Context, Result, ensure};
+use galaxy_common::{
+    BatchShape, Bytes, DeviceName, Epoch, Pooling, Segment, Strategy, Wanted, WireType,
+};
+use galaxy_coord::{Cluster, Fleet, RemoteFleet, cluster::Device, fleet::Readiness};
+use galaxy_model::ModelDir;
+use galaxy_proto::identity::{Authority, Identity, Role};
+use std::{
+    path::{Path, PathBuf},
+    process::{Child, Command},
+    sync::Arc,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+/// What to measure.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Options {
+    /// Requests over which memory must stay flat.
+    #[arg(long, default_value_t = 10_000)]
+    pub requests: usize,
+    /// Layers of the BERT-Large shape whose peak memory is measured.
+    #[arg(long, default_value_t = 24)]
+    pub layers: u32,
+    /// Starts that are timed.
+    #[arg(long, default_value_t = 10)]
+    pub starts: usize,
+    /// Seconds over which an idle worker is watched.
+    #[arg(long, default_value_t = 10)]
+    pub idle: u64,
+    /// Where the random model is kept.
+    #[arg(long, default_value = "target/testbed-models")]
+    pub cache: PathBuf,
+    /// The model of the many requests.
+    #[arg(long, default_value = "models/all-MiniLM-L6-v2")]
+    pub model: PathBuf,
+}
+
+struct Owned(Child);
+impl Drop for Owned {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A value of `/proc/PID/status` in bytes.
+fn status(pid: u32, key: &str) -> Result<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = text.lines().find(|l| l.starts_with(key)).with_context(|| key.to_owned())?;
+    let kilobytes: u64 = line.split_whitespace().nth(1).context("a number")?.parse()?;
+    Ok(kilobytes * 1024)
+}
+
+/// Processor time of a process, in clock ticks of 10 ms.
+fn ticks(pid: u32) -> Result<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let fields: Vec<&str> = text[text.rfind(')').context("a name")?..].split_whitespace().collect();
+    Ok(fields[12].parse::<u64>()? + fields[13].parse::<u64>()?)
+}
+
+fn spread(values: &[f64]) -> String {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let at = |i: usize| sorted.get(i).copied().unwrap_or(f64::NAN);
+    format!("{:.1} ({:.1} to {:.1})", at(sorted.len() / 2), at(0), at(sorted.len() - 1))
+}
+
+struct Bench {
+    keys: PathBuf,
+    workers: Vec<(Owned, String)>,
+    _work: tempfile::TempDir,
+}
+
+impl Bench {
+    fn up(devices: usize, models: &Path) -> Result<Self> {
+        let work = tempfile::tempdir()?;
+        let keys = work.path().join("keys");
+        let authority = Authority::create(&keys, "lean")?;
+        authority.issue(&DeviceName::new("coordinator")?, Role::Coordinator, 1)?;
+        let mut workers = Vec::new();
+        for i in 0..devices {
+            let identity = authority.issue(&DeviceName::new(format!("d{i}"))?, Role::Device, 1)?;
+            let mut command = Command::new(overlap::beside("galaxy-worker")?);
+            command.args(["--listen", "127.0.0.1:0", "--threads", "1"]);
+            command.arg("--identity").arg(identity).arg("--models").arg(models);
+            let (child, address) = overlap::start(command)?;
+            workers.push((Owned(child), address));
+        }
+        Ok(Self { keys, workers, _work: work })
+    }
+
+    async fn fleet(&self, model: &Arc<ModelDir>, max_rows: u32) -> Result<RemoteFleet> {
+        let device = |(i, (_, address)): (usize, &(Owned, String))| -> Result<Device> {
+            Ok(Device {
+                name: DeviceName::new(format!("d{i}"))?,
+                address: address.clone(),
+                memory: Bytes(8_000_000_000),
+                threads: Some(1),
+                share: 1.0,
+            })
+        };
+        let cluster = Cluster {
+            name: "lean".into(),
+            model: model.path().to_owned(),
+            identity: self.keys.join("coordinator"),
+            strategy: Strategy::Galaxy,
+            wire: WireType::F32,
+            tiles: 4,
+            listen: "127.0.0.1:0".into(),
+            max_rows,
+            queue: 4,
+            plain: false,
+            timeout: Duration::from_secs(60),
+            devices: self.workers.iter().enumerate().map(device).collect::<Result<_>>()?,
+        };
+        let epoch = Epoch(SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs() << 20);
+        let identity = Identity::load(&self.keys.join("coordinator"))?;
+        let fleet =
+            RemoteFleet::start(cluster, model.clone(), identity, epoch, Arc::new(|_| {}))?;
+        let mut ready = fleet.readiness();
+        ready.wait_for(|r| matches!(r, Readiness::Ready(_))).await?;
+        Ok(fleet)
+    }
+}
+
+/// Measures all of it and prints a table.
+///
+/// # Errors
+/// When a process fails or a bound is not kept.
+pub fn run(options: &Options) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let none = tempfile::tempdir()?;
+    let mut starts = Vec::new();
+    for _ in 0..options.starts {
+        let work = tempfile::tempdir()?;
+        let keys = work.path().join("keys");
+        let identity =
+            Authority::create(&keys, "lean")?.issue(&DeviceName::new("d0")?, Role::Device, 1)?;
+        let mut command = Command::new(overlap::beside("galaxy-worker")?);
+        command.args(["--listen", "127.0.0.1:0", "--threads", "1"]);
+        command.arg("--identity").arg(identity).arg("--models").arg(none.path());
+        let begin = Instant::now();
+        let (child, _) = overlap::start(command)?;
+        starts.push(begin.elapsed().as_secs_f64() * 1e3);
+        drop(Owned(child));
+    }
+    println!("| what | bound | measured |\n| --- | ---: | ---: |");
+    println!("| start to listening, ms | 100 | {} |", spread(&starts));
+    runtime.block_on(peak(options))?;
+    runtime.block_on(many(options))
+}
+
+async fn peak(options: &Options) -> Result<()> {
+    let name = format!("bert-large-{}", options.layers);
+    let path = models::bert(&options.cache, &name, options.layers, 1024, 16)?.canonicalize()?;
+    let model = Arc::new(ModelDir::open(&path)?);
+    let bench = Bench::up(2, path.parent().context("a model has a parent directory")?)?;
+    let fleet = bench.fleet(&model, 512).await?;
+    let tokens: Arc<[u32]> = (0..512).map(|i| 3 + i * 7 % 900).collect();
+    let shape = BatchShape::single(512, Wanted::Hidden)?;
+    for _ in 0..3 {
+        let run = fleet.execute(shape.clone(), tokens.clone(), Duration::from_secs(60)).await;
+        run.map_err(|e| anyhow::anyhow!("{e}"))?;
+    }
+    for ((worker, _), device) in bench.workers.iter().zip(fleet.devices()) {
+        let pid = worker.0.id();
+        let (peak, weights) = (status(pid, "VmHWM")?, device.weight_bytes.0);
+        let bound = weights + weights * 15 / 100 + 60_000_000;
+        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"))?;
+        println!(
+            "| peak memory of {}, BERT-Large shape, {} of weights, 512 tokens | {} | {} |",
+            device.name,
+            Bytes(weights),
+            Bytes(bound),
+            Bytes(peak)
+        );
+        println!("| model files mapped | 0 | {} |", maps.matches("safetensors").count());
+        ensure!(peak <= bound, "the peak is above its bound");
+        ensure!(!maps.contains("safetensors"), "a model file is mapped");
+    }
+    let before: Vec<u64> =
+        bench.workers.iter().map(|(w, _)| ticks(w.0.id())).collect::<Result<_>>()?;
+    tokio::time::sleep(Duration::from_secs(options.idle)).await;
+    for ((worker, _), before) in bench.workers.iter().zip(before) {
+        let used = (ticks(worker.0.id())? - before) as f64 / options.idle as f64;
+        println!("| idle processor time, % of a core over {} s | 1 | {used:.2} |", options.idle);
+    }
+    fleet.close().await;
+    Ok(())
+}
+
+async fn many(options: &Options) -> Result<()> {
+    let path = options.model.canonicalize().context("run scripts/setup first")?;
+    let model = Arc::new(ModelDir::open(&path)?);
+    let bench = Bench::up(2, path.parent().context("a model has a parent directory")?)?;
+    let fleet = bench.fleet(&model, 512).await?;
+    let resident = || -> Result<Vec<u64>> {
+        bench.workers.iter().map(|(w, _)| status(w.0.id(), "VmRSS")).collect()
+    };
+    let mut after_first = Vec::new();
+    let begin = Instant::now();
+    for i in 0..options.requests {
+        // Lengths and kinds vary, so that programs are lowered again and slots change.
+        let rows = 1 + (i as u32 * 37) % 60;
+        let segment = |slot, rows| Segment { slot, past: 0, rows, wanted: Wanted::Pooled(Pooling::Mean) };
+        let shape = BatchShape::new(vec![segment(0, rows), segment(1, 1 + rows / 2)])?;
+        let tokens: Arc<[u32]> = (0..shape.rows()).map(|t| 1000 + (t * 31 + i as u32) % 20_000).collect();
+        let run = fleet.execute(shape, tokens, Duration::from_secs(60)).await;
+        run.map_err(|e| anyhow::anyhow!("request {i}: {e}"))?;
+        if i == options.requests / 10 {
+            after_first = resident()?;
+        }
+        if i % 1000 == 999 {
+            eprintln!("{} requests, {:.0} s", i + 1, begin.elapsed().as_secs_f64());
+        }
+    }
+    for (first, last) in after_first.iter().zip(resident()?) {
+        println!(
+            "| resident memory after {} and after {} requests | flat | {} and {} |",
+            options.requests / 10,
+            options.requests,
+            Bytes(*first),
+            Bytes(last)
+        );
+        ensure!(last < first + 4_000_000, "memory grows");
+    }
+    fleet.close().await;
+    Ok(())
+}

@@ -1,0 +1,543 @@
+//! Real processes under test: workers and a coordinator with fresh keys, and what may befall them.
+
+use crate::emulate::Network;
+use anyhow::{Context, Result, bail, ensure};
+use galaxy_client::{Client, RetryPolicy};
+use galaxy_common::DeviceName;
+use galaxy_proto::{
+    channel,
+    identity::{Authority, Identity, Role},
+    v1::{self, worker_client::WorkerClient},
+};
+use std::{
+    fmt::Write as _,
+    io::{BufRead, BufReader, Read},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+use tempfile::TempDir;
+use tonic::transport::Channel;
+
+/// How long a process may take to say or become what it should: a hang, not slowness, exceeds it.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+/// Between two looks at something that does not tell when it changes.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// A program of the workspace, built into the directory above the tests' own.
+///
+/// # Errors
+/// When it is not built.
+pub fn program(name: &str) -> Result<PathBuf> {
+    let me = std::env::current_exe()?;
+    let found = me.ancestors().skip(1).take(3).map(|dir| dir.join(name)).find(|p| p.is_file());
+    found.with_context(|| {
+        format!("{name} is not built: run `cargo build --release --workspace --bins` first")
+    })
+}
+
+/// The root of the checkout.
+pub fn root() -> PathBuf {
+    let crate_dir = Path::new(env!("CARGO_MANIFEST_DIR"));
+    crate_dir.parent().unwrap_or(crate_dir).to_owned()
+}
+
+/// Looks until `found` gives something, at most for [`PATIENCE`].
+///
+/// # Errors
+/// When it never does; `what` says what was waited for.
+pub async fn until<T, F: Future<Output = Option<T>>>(
+    what: &str,
+    mut found: impl FnMut() -> F,
+) -> Result<T> {
+    let look = async {
+        loop {
+            if let Some(found) = found().await {
+                return found;
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    };
+    let late = || format!("waited {PATIENCE:?} in vain until {what}");
+    tokio::time::timeout(PATIENCE, look).await.with_context(late)
+}
+
+#[derive(Default)]
+struct Said {
+    lines: Mutex<Vec<String>>,
+    more: Condvar,
+}
+
+impl Said {
+    fn lines(&self) -> MutexGuard<'_, Vec<String>> {
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A process that was started here, and is ended when dropped.
+pub struct Process {
+    name: String,
+    child: Child,
+    said: Arc<Said>,
+    readers: Vec<JoinHandle<()>>,
+}
+
+impl Process {
+    /// Starts it and reads what it prints.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn spawn(name: &str, mut command: Command) -> Result<Self> {
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().with_context(|| format!("{name} does not start"))?;
+        let said = Arc::new(Said::default());
+        let pipes: [Option<Box<dyn Read + Send>>; 2] = [
+            child.stdout.take().map(|pipe| Box::new(pipe) as _),
+            child.stderr.take().map(|pipe| Box::new(pipe) as _),
+        ];
+        let reader = |pipe: Box<dyn Read + Send>| {
+            let said = said.clone();
+            std::thread::spawn(move || {
+                for line in BufReader::new(pipe).lines().map_while(Result::ok) {
+                    said.lines().push(line);
+                    said.more.notify_all();
+                }
+            })
+        };
+        let readers = pipes.into_iter().flatten().map(reader).collect();
+        Ok(Self { name: name.to_owned(), child, said, readers })
+    }
+
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// All that it printed so far.
+    pub fn output(&self) -> String {
+        self.said.lines().join("\n")
+    }
+
+    /// Waits for a line that holds `text`.
+    ///
+    /// # Errors
+    /// When it ends without, or takes longer than [`PATIENCE`].
+    pub fn line(&mut self, text: &str) -> Result<String> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let ended = self.child.try_wait()?;
+            let lines = self.said.lines();
+            if let Some(line) = lines.iter().find(|line| line.contains(text)) {
+                return Ok(line.clone());
+            }
+            let all = lines.join("\n");
+            let left = deadline.saturating_duration_since(Instant::now());
+            if let Some(status) = ended.filter(|_| self.readers.iter().all(|r| r.is_finished())) {
+                bail!("{} ended ({status}) without saying {text:?}; it said:\n{all}", self.name);
+            }
+            ensure!(!left.is_zero(), "{} does not say {text:?}; it said:\n{all}", self.name);
+            drop(self.said.more.wait_timeout(lines, left.min(LOOK)));
+        }
+    }
+
+    /// Waits until it ends by itself, and gives what it printed.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub fn ended(&mut self) -> Result<(ExitStatus, String)> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                for reader in self.readers.drain(..) {
+                    drop(reader.join());
+                }
+                return Ok((status, self.output()));
+            }
+            ensure!(Instant::now() < deadline, "{} does not end:\n{}", self.name, self.output());
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// Sends it a signal, like `STOP`.
+    ///
+    /// # Errors
+    /// When it is gone.
+    pub fn signal(&self, signal: &str) -> Result<()> {
+        let id = self.id().to_string();
+        let sent = Command::new("kill").args([&format!("-{signal}"), &id]).status()?;
+        ensure!(sent.success(), "{} takes no signal {signal}", self.name);
+        Ok(())
+    }
+
+    /// Ends it at once, and waits until the system has let go of it.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn kill(&mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Also where it is stopped: SIGKILL reaches it then too.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        for reader in self.readers.drain(..) {
+            drop(reader.join());
+        }
+    }
+}
+
+/// A directory of identities under one authority.
+pub struct Keys {
+    /// The authority, for identities of unusual validity.
+    pub authority: Authority,
+    dir: PathBuf,
+}
+
+impl Keys {
+    /// A fresh authority in `dir`.
+    ///
+    /// # Errors
+    /// When files cannot be written.
+    pub fn create(dir: &Path) -> Result<Self> {
+        Ok(Self { authority: Authority::create(dir, "test")?, dir: dir.to_owned() })
+    }
+
+    /// The identity of that name, issued when it is first asked for.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn of(&self, name: &str, role: Role) -> Result<PathBuf> {
+        let path = self.dir.join(name);
+        if path.exists() {
+            return Ok(path);
+        }
+        Ok(self.authority.issue(&DeviceName::new(name)?, role, 1)?)
+    }
+}
+
+/// What a cluster under test is like. The devices are `d0`, `d1`, and so on.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// The model's directory.
+    pub model: PathBuf,
+    /// `local`, `megatron` or `galaxy`.
+    pub strategy: &'static str,
+    /// `f32` or `f16`.
+    pub wire: &'static str,
+    /// Tiles of a transfer.
+    pub tiles: u16,
+    /// Ring links without TLS.
+    pub plain: bool,
+    /// Most rows of a program.
+    pub max_rows: u32,
+    /// A device for each, with its share.
+    pub shares: Vec<f64>,
+    /// What each device grants.
+    pub memory: &'static str,
+    /// Whether the devices stand behind links of their own that can be pulled; needs root.
+    pub network: bool,
+}
+
+impl Setup {
+    /// Three unequal devices.
+    pub fn new(model: impl Into<PathBuf>) -> Self {
+        Self {
+            model: model.into(),
+            strategy: "galaxy",
+            wire: "f32",
+            tiles: 4,
+            plain: false,
+            max_rows: 512,
+            shares: vec![3.0, 2.0, 1.0],
+            memory: "1GB",
+            network: false,
+        }
+    }
+
+    /// The cluster file for workers at these addresses.
+    pub fn cluster_file(&self, identity: &Path, addresses: &[String]) -> String {
+        let Self { strategy, wire, tiles, plain, max_rows, memory, .. } = self;
+        let mut text = format!(
+            "[cluster]\nname = \"test\"\nmodel = {:?}\nidentity = {identity:?}\n\
+             strategy = \"{strategy}\"\nwire = \"{wire}\"\ntiles = {tiles}\nplain = {plain}\n\
+             max_rows = {max_rows}\nlisten = \"127.0.0.1:0\"\n",
+            self.model
+        );
+        for (i, (address, share)) in addresses.iter().zip(&self.shares).enumerate() {
+            // Writing to a String cannot fail.
+            let _ = write!(
+                text,
+                "\n[[device]]\nname = \"d{i}\"\naddress = \"{address}\"\nmemory = \"{memory}\"\n\
+                 threads = 1\nshare = {share:?}\n"
+            );
+        }
+        text
+    }
+}
+
+/// The address of this process among devices that stand behind links of their own.
+const OUTSIDE: &str = "10.201.77.200/24";
+
+/// Workers and a coordinator.
+pub struct TestCluster {
+    /// What it is like.
+    pub setup: Setup,
+    /// The identities.
+    pub keys: Keys,
+    /// The workers, by rank of the file.
+    pub workers: Vec<Process>,
+    /// The coordinator.
+    pub coordinator: Process,
+    /// Where workers listen.
+    pub addresses: Vec<String>,
+    /// Where the coordinator listens.
+    pub address: String,
+    /// The links, if the devices have some of their own.
+    pub network: Option<Network>,
+    dir: TempDir,
+}
+
+impl TestCluster {
+    /// Starts all, and waits until requests can be served.
+    ///
+    /// # Errors
+    /// When something does not start.
+    pub fn start(setup: Setup) -> Result<Self> {
+        let mut cluster = Self::begin(setup)?;
+        cluster.coordinator.line("ready: ")?;
+        Ok(cluster)
+    }
+
+    /// Starts all, and does not wait for more than open ports.
+    ///
+    /// # Errors
+    /// When something does not start.
+    pub fn begin(setup: Setup) -> Result<Self> {
+        let dir = tempfile::tempdir()?;
+        let keys = Keys::create(&dir.path().join("keys"))?;
+        let network = match setup.network {
+            true => Some(joined(setup.shares.len())?),
+            false => None,
+        };
+        let (mut workers, mut addresses) = (Vec::new(), Vec::new());
+        for i in 0..setup.shares.len() {
+            let host = match &network {
+                Some(_) => Network::address(i),
+                None => "127.0.0.1".to_owned(),
+            };
+            let mut process =
+                worker(&keys, network.as_ref(), &setup, i, &format!("{host}:0"), &[])?;
+            addresses.push(listening(&mut process)?);
+            workers.push(process);
+        }
+        let file = setup.cluster_file(&keys.of("coordinator", Role::Coordinator)?, &addresses);
+        std::fs::write(dir.path().join("cluster.toml"), file)?;
+        let (coordinator, address) = coordinator(&dir.path().join("cluster.toml"))?;
+        Ok(Self { setup, keys, workers, coordinator, addresses, address, network, dir })
+    }
+
+    /// A client that does not try again by itself.
+    ///
+    /// # Errors
+    /// When the coordinator does not answer.
+    pub async fn client(&self) -> Result<Client> {
+        self.client_as("laptop", Role::Client).await
+    }
+
+    /// A client with an identity of this role.
+    ///
+    /// # Errors
+    /// When the coordinator does not answer.
+    pub async fn client_as(&self, name: &str, role: Role) -> Result<Client> {
+        let builder = Client::builder().address(&self.address).retry(RetryPolicy::never());
+        Ok(builder.identity(self.keys.of(name, role)?).connect().await?)
+    }
+
+    /// A connection to a worker's control service, as from a coordinator.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub async fn control(&self, i: usize) -> Result<WorkerClient<Channel>> {
+        let identity = Identity::load(&self.keys.of("coordinator", Role::Coordinator)?)?;
+        let name = DeviceName::new(format!("d{i}"))?;
+        let server = (&name, Role::Device);
+        let channel =
+            channel::connect(&self.addresses[i], Some(&identity), server, PATIENCE).await?;
+        Ok(WorkerClient::new(channel))
+    }
+
+    /// What a worker says of itself.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub async fn health(&self, i: usize) -> Result<v1::HealthReply> {
+        Ok(self.control(i).await?.health(v1::HealthRequest {}).await?.into_inner())
+    }
+
+    /// Waits until a program runs on device `i`.
+    ///
+    /// # Errors
+    /// When none does.
+    pub async fn running(&self, i: usize) -> Result<()> {
+        let mut control = self.control(i).await?;
+        until("a program runs", || {
+            let asked = control.health(v1::HealthRequest {});
+            async { asked.await.ok().filter(|h| h.get_ref().running).map(drop) }
+        })
+        .await
+    }
+
+    /// Starts a worker anew where it was, with further flags.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub fn restart_worker(&mut self, i: usize, flags: &[&str]) -> Result<()> {
+        self.workers[i].kill()?;
+        let (network, at) = (self.network.as_ref(), &self.addresses[i]);
+        let mut process = worker(&self.keys, network, &self.setup, i, at, flags)?;
+        listening(&mut process)?;
+        self.workers[i] = process;
+        Ok(())
+    }
+
+    /// Starts a coordinator anew; it takes a free port.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub fn restart_coordinator(&mut self) -> Result<()> {
+        self.coordinator.kill()?;
+        (self.coordinator, self.address) = coordinator(&self.dir.path().join("cluster.toml"))?;
+        self.coordinator.line("ready: ").map(drop)
+    }
+
+    /// All that anyone printed, to be shown when a test fails.
+    pub fn output(&self) -> String {
+        let mut text = format!("coordinator:\n{}\n", self.coordinator.output());
+        for worker in &self.workers {
+            text += &format!("{}:\n{}\n", worker.name, worker.output());
+        }
+        text
+    }
+}
+
+/// Starts a coordinator and says where it listens.
+///
+/// # Errors
+/// When it does not start.
+pub fn coordinator(file: &Path) -> Result<(Process, String)> {
+    let mut command = Command::new(program("galaxy-coord")?);
+    command.arg("--cluster").arg(file);
+    let mut process = Process::spawn("the coordinator", command)?;
+    let address = listening(&mut process)?;
+    Ok((process, address))
+}
+
+/// The command of a worker that listens on a free port of this machine.
+///
+/// # Errors
+/// When it is not built.
+pub fn worker_command(identity: &Path, models: &Path) -> Result<Command> {
+    let mut command = Command::new(program("galaxy-worker")?);
+    command.arg("--identity").arg(identity).arg("--models").arg(models);
+    command.args(["--threads", "1"]);
+    Ok(command)
+}
+
+fn worker(
+    keys: &Keys,
+    network: Option<&Network>,
+    setup: &Setup,
+    i: usize,
+    listen: &str,
+    flags: &[&str],
+) -> Result<Process> {
+    let identity = keys.of(&format!("d{i}"), Role::Device)?;
+    let alone = worker_command(&identity, &setup.model)?;
+    let mut command = match network {
+        Some(network) => {
+            let mut inside = network.command(i, &alone.get_program().to_string_lossy());
+            inside.args(alone.get_args());
+            inside
+        }
+        None => alone,
+    };
+    command.args(["--listen", listen]).args(flags);
+    if setup.plain {
+        command.arg("--plain");
+    }
+    Process::spawn(&format!("worker d{i}"), command)
+}
+
+/// Waits for an open port.
+///
+/// # Errors
+/// When none is opened.
+pub fn listening(process: &mut Process) -> Result<String> {
+    let line = process.line("listening on ")?;
+    let (_, address) = line.split_once("listening on ").context("line() found it")?;
+    Ok(address.trim().to_owned())
+}
+
+/// A network of devices with this process beside them.
+fn joined(devices: usize) -> Result<Network> {
+    // Ten Gbit/s: a link that does not matter.
+    let network = Network::up(devices, 10_000_000_000)?;
+    let name = network.namespace(0);
+    let prefix = name.strip_suffix("-0").context("namespaces are numbered")?;
+    let steps = [
+        format!("link add {prefix}x type veth peer name {prefix}y"),
+        format!("link set {prefix}y netns {prefix}-hub"),
+        format!("-n {prefix}-hub link set {prefix}y master br0 up"),
+        format!("addr add {OUTSIDE} dev {prefix}x"),
+        format!("link set {prefix}x up"),
+    ];
+    for step in steps {
+        let done = Command::new("ip").args(step.split_whitespace()).output()?;
+        let why = String::from_utf8_lossy(&done.stderr);
+        ensure!(done.status.success(), "`ip {step}` failed: {}", why.trim());
+    }
+    Ok(network)
+}
+
+/// A share of one core that a process may use; needs root and cgroups of the first version.
+pub struct Throttle {
+    group: PathBuf,
+}
+
+impl Throttle {
+    /// One twentieth of a core.
+    ///
+    /// # Errors
+    /// Where such a group cannot be made.
+    pub fn twentieth(process: &Process) -> Result<Self> {
+        let parent = Path::new("/sys/fs/cgroup/cpu");
+        let group = parent.join(format!("galaxy-{}-{}", std::process::id(), process.id()));
+        std::fs::create_dir(&group)?;
+        let throttle = Self { group };
+        // The smallest slice that the kernel grants is 1 ms.
+        for (file, value) in [("cpu.cfs_period_us", 20_000), ("cpu.cfs_quota_us", 1_000)] {
+            std::fs::write(throttle.group.join(file), value.to_string())?;
+        }
+        std::fs::write(throttle.group.join("cgroup.procs"), process.id().to_string())?;
+        Ok(throttle)
+    }
+}
+
+impl Drop for Throttle {
+    fn drop(&mut self) {
+        // Its processes go back first, or the group cannot be removed.
+        let members =
+            std::fs::read_to_string(self.group.join("cgroup.procs")).unwrap_or_default();
+        for member in members.lines() {
+            let _ = std::fs::write("/sys/fs/cgroup/cpu/cgroup.procs", member);
+        }
+        let _ = std::fs::remove_dir(&self.group);
+    }
+}

@@ -16,7 +16,7 @@ use galaxy_model::ModelDir;
 use galaxy_proto::identity::{Identity, Role};
 use std::{
     collections::HashMap,
-    io::Write,
+    io::{IsTerminal, Write},
     path::{Path, PathBuf},
     process::ExitCode,
     sync::{Arc, Mutex, PoisonError},
@@ -66,6 +66,7 @@ fn main() -> ExitCode {
     }
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
         .with_max_level(tracing::Level::WARN)
         .init();
     match start(flags) {

@@ -339,7 +339,7 @@ fn explain(address: &str, server: (&DeviceName, Role), error: io::Error) -> Conn
             CertificateError::NotValidForNameContext { presented, .. } => ConnectError::WrongName {
                 address,
                 wanted: dns_name(server.0, server.1),
-                presented: presented.join(", "),
+                presented: plain_names(&presented),
             },
             CertificateError::NotValidForName => ConnectError::WrongName {
                 address,
@@ -371,4 +371,10 @@ fn explain(address: &str, server: (&DeviceName, Role), error: io::Error) -> Conn
         }
         None => ConnectError::Io { address, source: error },
     }
+}
+
+/// Names as rustls prints them, `DnsName("pi-1.device.galaxy")`, without the wrapping.
+fn plain_names(presented: &[String]) -> String {
+    let inner = |name: &String| name.split('"').nth(1).unwrap_or(name).to_owned();
+    presented.iter().map(inner).collect::<Vec<_>>().join(", ")
 }

@@ -57,7 +57,11 @@ pub fn from_status(status: &Status) -> Fault {
         let v1::Fault { code, message, retryable, device } = fault;
         return Fault { code, message, retryable, device };
     }
+    // Only a status that was made on this side has a source: the transport broke, and nobody
+    // answered.
+    let broken = std::error::Error::source(status).is_some();
     let (code, retryable) = match status.code() {
+        Code::Unknown | Code::Internal if broken => ("unavailable", true),
         Code::Unavailable => ("unavailable", true),
         Code::DeadlineExceeded => ("deadline_exceeded", true),
         Code::Cancelled => ("cancelled", true),
@@ -94,6 +98,14 @@ mod tests {
         let status = to_status(Code::ResourceExhausted, fault.clone());
         assert_eq!(from_status(&status), fault);
         assert_eq!(fault.to_string(), "device pi-1: the queue of 4 is full");
+    }
+
+    #[test]
+    fn a_connection_that_breaks_is_worth_a_retry() {
+        let fault = from_status(&Status::from_error(Box::new(std::io::Error::other("cut off"))));
+        assert_eq!((fault.code.as_str(), fault.retryable), ("unavailable", true), "{fault:?}");
+        let said = from_status(&Status::unknown("no idea"));
+        assert_eq!((said.code.as_str(), said.retryable), ("internal", false));
     }
 
     #[test]

@@ -118,8 +118,7 @@ impl Bench {
         };
         let epoch = Epoch(SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs() << 20);
         let identity = Identity::load(&self.keys.join("coordinator"))?;
-        let fleet =
-            RemoteFleet::start(cluster, model.clone(), identity, epoch, Arc::new(|_| {}))?;
+        let fleet = RemoteFleet::start(cluster, model.clone(), identity, epoch, Arc::new(|_| {}))?;
         let mut ready = fleet.readiness();
         ready.wait_for(|r| matches!(r, Readiness::Ready(_))).await?;
         Ok(fleet)
@@ -131,7 +130,8 @@ impl Bench {
 /// # Errors
 /// When a process fails or a bound is not kept.
 pub fn run(options: &Options) -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let none = tempfile::tempdir()?;
     let mut starts = Vec::new();
     for _ in 0..options.starts {
@@ -205,9 +205,11 @@ async fn many(options: &Options) -> Result<()> {
     for i in 0..options.requests {
         // Lengths and kinds vary, so that programs are lowered again and slots change.
         let rows = 1 + (i as u32 * 37) % 60;
-        let segment = |slot, rows| Segment { slot, past: 0, rows, wanted: Wanted::Pooled(Pooling::Mean) };
+        let segment =
+            |slot, rows| Segment { slot, past: 0, rows, wanted: Wanted::Pooled(Pooling::Mean) };
         let shape = BatchShape::new(vec![segment(0, rows), segment(1, 1 + rows / 2)])?;
-        let tokens: Arc<[u32]> = (0..shape.rows()).map(|t| 1000 + (t * 31 + i as u32) % 20_000).collect();
+        let tokens: Arc<[u32]> =
+            (0..shape.rows()).map(|t| 1000 + (t * 31 + i as u32) % 20_000).collect();
         let run = fleet.execute(shape, tokens, Duration::from_secs(60)).await;
         run.map_err(|e| anyhow::anyhow!("request {i}: {e}"))?;
         if i == options.requests / 10 {

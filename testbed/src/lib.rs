@@ -6,3 +6,4 @@ pub mod lean;
 pub mod models;
 pub mod overlap;
 pub mod pairwise;
+pub mod processes;

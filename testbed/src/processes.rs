@@ -386,10 +386,13 @@ impl TestCluster {
     /// # Errors
     /// When none does.
     pub async fn running(&self, i: usize) -> Result<()> {
-        let mut control = self.control(i).await?;
+        let control = self.control(i).await?;
         until("a program runs", || {
-            let asked = control.health(v1::HealthRequest {});
-            async { asked.await.ok().filter(|h| h.get_ref().running).map(drop) }
+            let mut control = control.clone();
+            async move {
+                let health = control.health(v1::HealthRequest {}).await.ok()?;
+                health.get_ref().running.then_some(())
+            }
         })
         .await
     }
@@ -533,8 +536,7 @@ impl Throttle {
 impl Drop for Throttle {
     fn drop(&mut self) {
         // Its processes go back first, or the group cannot be removed.
-        let members =
-            std::fs::read_to_string(self.group.join("cgroup.procs")).unwrap_or_default();
+        let members = std::fs::read_to_string(self.group.join("cgroup.procs")).unwrap_or_default();
         for member in members.lines() {
             let _ = std::fs::write("/sys/fs/cgroup/cpu/cgroup.procs", member);
         }

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use galaxy_client::{Client, ClientError, Output, Tensors};
+use galaxy_proto::v1::HealthRequest;
 use galaxy_testbed::{
     models,
     processes::{Setup, TestCluster, Throttle, until},
@@ -54,11 +55,11 @@ fn assert_lost(cluster: &TestCluster, error: &ClientError) {
 async fn assert_let_go(cluster: &TestCluster, before: &[u64]) {
     for (i, &before) in before.iter().enumerate().filter(|(i, _)| *i != VICTIM) {
         let what = format!("d{i} lets go of the request ({before} bytes before)");
-        let mut control = cluster.control(i).await.unwrap();
+        let control = cluster.control(i).await.unwrap();
         let free = until(&what, || {
-            let asked = control.health(Default::default());
+            let mut control = control.clone();
             async move {
-                let health = asked.await.ok()?.into_inner();
+                let health = control.health(HealthRequest {}).await.ok()?.into_inner();
                 (!health.running && health.resident_bytes <= before + SLACK).then_some(())
             }
         });
@@ -148,7 +149,8 @@ async fn a_device_that_is_merely_slow() {
     let Scene { cluster, client, first, .. } = scene(false).await;
     let epoch = client.status().await.unwrap().epoch;
     let victim = &cluster.workers[VICTIM];
-    let slowly = client.run(&sequences(1), Output::Hidden);
+    let one = sequences(1);
+    let slowly = client.run(&one, Output::Hidden);
     let answer = match Throttle::twentieth(victim) {
         Ok(_throttle) => slowly.await,
         Err(why) => {
@@ -168,6 +170,8 @@ async fn a_device_that_is_merely_slow() {
     };
     let answer = answer.unwrap_or_else(|e| panic!("{e}\n{}", cluster.output()));
     assert_eq!(answer.tensors, first.tensors);
+    let cost = |answer: &Tensors| answer.report.as_ref().unwrap().execute;
+    eprintln!("slowly in {:?}, at full speed in {:?}", cost(&answer), cost(&first));
     let status = client.status().await.unwrap();
     assert_eq!((status.state.as_str(), status.epoch), ("ready", epoch), "nobody was lost");
 }

@@ -4,7 +4,12 @@ use anyhow::Context;
 use clap::Parser;
 use galaxy_common::Bytes;
 use galaxy_worker::{Worker, WorkerConfig};
-use std::{io::Write, net::SocketAddr, path::PathBuf, process::ExitCode};
+use std::{
+    io::{IsTerminal, Write},
+    net::SocketAddr,
+    path::PathBuf,
+    process::ExitCode,
+};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Threads of the I/O side; kernels have their own.
@@ -45,7 +50,10 @@ fn main() -> ExitCode {
         println!("galaxy-worker {}", galaxy_proto::version_line());
         return ExitCode::SUCCESS;
     }
-    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .init();
     match run(flags) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -25,12 +25,8 @@ fn drive(
             let Some(index) = lanes.iter().position(|(l, _)| *l == lane) else { return };
             for &id in &lanes[index].1 {
                 let op = run.program.operation(id);
-                let mut begin = run.now();
                 let Ok(()) = run.reach(index, id) else { return };
-                // A kernel begins when it may; an I/O operation when its lane turns to it.
-                if lane == Lane::Compute {
-                    begin = run.now();
-                }
+                let begin = run.now();
                 if let Err(error) = step(&run, op) {
                     run.fail(error);
                     return;

@@ -133,7 +133,7 @@ impl Client {
 
     /// One vector for each text, pooled and normalised as the model says.
     ///
-    /// More than [`MAX_TEXTS_PER_PART`] texts are sent in parts, one after another.
+    /// More than 1024 texts are sent in parts, one after another.
     ///
     /// # Errors
     /// `empty_text`, `text_too_long`, `overloaded`, `unavailable`, `device_lost`, `deadline`, ...

@@ -172,9 +172,9 @@ pub enum Reduce {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub enum OpKind {
     /// Embeds rows: tokens + positions + types, then the embedding norm if the model has one.
-    /// Reads nothing; writes [Residual rows].
+    /// Reads nothing; writes `Residual rows`.
     Embed,
-    /// Normalises rows. Reads [Residual rows]; writes [Normed rows].
+    /// Normalises rows. Reads `Residual rows`; writes `Normed rows`.
     Norm(NormOf),
     /// A product of `layer`. Reads [rows x in]; writes [rows x out].
     Product {
@@ -196,8 +196,8 @@ pub enum OpKind {
     /// residual' = residual + bias + sum, where the sum is a partial region, a staged tile in wire
     /// format, or both; `norm` on top: with a post-norm the residual itself is normed, otherwise a
     /// second tensor takes the normed rows.
-    /// Reads [Residual], then [Partial or Sum] if `partial`, then [SumTile] if `staged`;
-    /// writes [Residual'], then [Normed] if the norm is a pre-norm.
+    /// Reads `Residual`, then `Partial or Sum` if `partial`, then `SumTile` if `staged`;
+    /// writes `Residual'`, then `Normed` if the norm is a pre-norm.
     Join {
         /// Of which layer.
         layer: u32,
@@ -213,31 +213,31 @@ pub enum OpKind {
         staged: bool,
     },
     /// Writes rows in wire format, adding a staged tile if there is one: partial sums are summed
-    /// in ring order here. Reads [rows], then [SumTile] if `staged`; writes [RowTile or SumTile].
+    /// in ring order here. Reads `rows`, then `SumTile` if `staged`; writes `RowTile or SumTile`.
     Export {
         /// Whether a staged tile is added.
         staged: bool,
     },
-    /// Reads rows from wire format. Reads [RowTile or SumTile]; writes [rows].
+    /// Reads rows from wire format. Reads `RowTile or SumTile`; writes `rows`.
     Import,
-    /// Copies rows into the compact tensor of wanted rows. Reads [Normed or Residual rows];
-    /// writes [Wanted rows], as many.
+    /// Copies rows into the compact tensor of wanted rows. Reads `Normed or Residual rows`;
+    /// writes `Wanted rows`, as many.
     Select,
-    /// Sends a staged tile. Reads [tile]; writes nothing here.
+    /// Sends a staged tile. Reads `tile`; writes nothing here.
     Send {
         /// The edge: equal on both ends.
         transfer: u32,
         /// Tile of its collective, for traces.
         tile: u16,
     },
-    /// Receives a staged tile. Reads nothing here; writes [tile].
+    /// Receives a staged tile. Reads nothing here; writes `tile`.
     Receive {
         /// The edge: equal on both ends.
         transfer: u32,
         /// Tile of its collective, for traces.
         tile: u16,
     },
-    /// Hands rows to the coordinator. Reads [rows]; the result is `outputs[output]`.
+    /// Hands rows to the coordinator. Reads `rows`; the result is `outputs[output]`.
     Emit {
         /// Index into [`Program::outputs`].
         output: u32,

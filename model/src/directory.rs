@@ -244,7 +244,7 @@ impl ModelDir {
         let mut hasher = blake3::Hasher::new();
         hasher.update(&(bytes.len() as u64).to_le_bytes());
         hasher.update(&bytes);
-        store.digest(&mut hasher);
+        store.digest(&mut hasher)?;
         let model = Self {
             name: base_name(path),
             path: path.to_owned(),
@@ -282,7 +282,8 @@ impl ModelDir {
     pub fn spec(&self) -> &ModelSpec {
         &self.spec
     }
-    /// Digest of the config and of all tensors' names, types, shapes and places, not contents.
+    /// Digest of the config, of all tensors' names, types, shapes and places, and of a sample of
+    /// their contents: tells models apart, and does not prove that every byte is the same.
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint
     }
@@ -600,6 +601,19 @@ mod tests {
         edit(&copy, "config.json", "{", "{ ");
         let other = ModelDir::open(copy.path()).expect("a model");
         assert_ne!(other.fingerprint(), model.fingerprint());
+
+        // A retrained model of the same shape is another one.
+        let model = ModelDir::open(&golden("bert")).expect("a model");
+        let copy = golden_copy("bert");
+        let path = copy.path().join("model.safetensors");
+        let mut bytes = fs::read(&path).expect("a file");
+        let header = u64::from_le_bytes(bytes[..8].try_into().expect("8 bytes")) as usize;
+        for byte in &mut bytes[8 + header..] {
+            *byte ^= 1;
+        }
+        fs::write(&path, bytes).expect("a file");
+        let retrained = ModelDir::open(copy.path()).expect("a model");
+        assert_ne!(retrained.fingerprint(), model.fingerprint());
     }
 
     #[test]

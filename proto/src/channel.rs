@@ -172,35 +172,21 @@ pub async fn connect(
     server: (&DeviceName, Role),
     timeout: Duration,
 ) -> Result<Channel, ConnectError> {
-    let target = Target {
-        address: address.to_owned(),
-        tls: identity.map(|identity| identity.client_config(ALPN_CONTROL)),
-        name: server.0.clone(),
-        role: server.1,
-        timeout,
-    };
-    let first = target.open().await?;
-    let address = target.address.clone();
-    let ready = Arc::new(Mutex::new(Some(first)));
-    let endpoint = Endpoint::from_shared(format!("http://{}", dns_name(server.0, server.1)))
-        .map_err(|_| ConnectError::Address { address: address.clone() })?
-        .initial_stream_window_size(1 << 20)
-        .initial_connection_window_size(4 << 20)
-        .connect_timeout(timeout);
-    let connector = tower::service_fn(move |_| {
-        let (target, ready) = (target.clone(), ready.clone());
-        async move {
-            let first = ready.lock().unwrap_or_else(PoisonError::into_inner).take();
-            match first {
-                Some(stream) => Ok(stream),
-                None => target.open().await,
-            }
-        }
-    });
-    endpoint
-        .connect_with_connector(connector)
-        .await
-        .map_err(|error| ConnectError::Io { address, source: io::Error::other(error) })
+    Target::new(address, identity, server, timeout).channel(true).await
+}
+
+/// [`connect`] for who must notice when the process at the other end is another one: once it
+/// broke, every call on the channel fails.
+///
+/// # Errors
+/// When the attempt fails.
+pub async fn connect_once(
+    address: &str,
+    identity: Option<&Identity>,
+    server: (&DeviceName, Role),
+    timeout: Duration,
+) -> Result<Channel, ConnectError> {
+    Target::new(address, identity, server, timeout).channel(false).await
 }
 
 /// Either kind of stream, as hyper wants it.
@@ -218,6 +204,45 @@ struct Target {
 }
 
 impl Target {
+    fn new(
+        address: &str,
+        identity: Option<&Identity>,
+        (name, role): (&DeviceName, Role),
+        timeout: Duration,
+    ) -> Self {
+        let tls = identity.map(|identity| identity.client_config(ALPN_CONTROL));
+        Self { address: address.to_owned(), tls, name: name.clone(), role, timeout }
+    }
+
+    async fn channel(self, again: bool) -> Result<Channel, ConnectError> {
+        let first = self.open().await?;
+        let (address, timeout) = (self.address.clone(), self.timeout);
+        let ready = Arc::new(Mutex::new(Some(first)));
+        let endpoint = Endpoint::from_shared(format!("http://{}", dns_name(&self.name, self.role)))
+            .map_err(|_| ConnectError::Address { address: address.clone() })?
+            .initial_stream_window_size(1 << 20)
+            .initial_connection_window_size(4 << 20)
+            .connect_timeout(timeout);
+        let connector = tower::service_fn(move |_| {
+            let (target, ready) = (self.clone(), ready.clone());
+            async move {
+                let first = ready.lock().unwrap_or_else(PoisonError::into_inner).take();
+                match first {
+                    Some(stream) => Ok(stream),
+                    None if again => target.open().await,
+                    None => Err(ConnectError::Io {
+                        address: target.address,
+                        source: io::Error::new(io::ErrorKind::BrokenPipe, "it was closed"),
+                    }),
+                }
+            }
+        });
+        endpoint
+            .connect_with_connector(connector)
+            .await
+            .map_err(|error| ConnectError::Io { address, source: io::Error::other(error) })
+    }
+
     async fn open(&self) -> Result<Duplex, ConnectError> {
         let stream: Box<dyn Both> = match &self.tls {
             Some(tls) => Box::new(

@@ -40,7 +40,7 @@ pub struct DemoArgs {
     /// The model's directory here, to compare with what one device gives alone.
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
-    /// Write the timeline in Chrome trace format; open it at https://ui.perfetto.dev.
+    /// Write the timeline in Chrome trace format; open it at <https://ui.perfetto.dev>.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Rate of the links, like 125Mbit/s. Default: where the coordinator is on this machine, what

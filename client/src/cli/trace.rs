@@ -13,7 +13,7 @@ pub struct TraceArgs {
     /// Number of a request, as its report gives it; or `last`.
     #[arg(value_name = "REQUEST|last")]
     request: Which,
-    /// Write the timeline in Chrome trace format; open it at https://ui.perfetto.dev.
+    /// Write the timeline in Chrome trace format; open it at <https://ui.perfetto.dev>.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Print idle time for each lane, and the share of communication that compute hid:

@@ -64,7 +64,8 @@ pub(super) async fn connect(shared: Arc<Shared>, device: Index, attempt: u64) {
 async fn introduce(shared: &Shared, device: Index) -> Result<(Connection, DescribeReply), String> {
     let at = &shared.ring[device];
     let server = (&at.name, Role::Device);
-    let channel = channel::connect(&at.address, Some(&shared.identity), server, DIAL)
+    // Once: a worker that was started anew describes itself anew, and holds nothing.
+    let channel = channel::connect_once(&at.address, Some(&shared.identity), server, DIAL)
         .await
         .map_err(|e| e.to_string())?;
     let mut connection = WorkerClient::new(channel)

@@ -99,7 +99,7 @@ number!(
 impl Epoch {
     /// The epoch after this one.
     pub fn next(self) -> Self {
-        Self(self.0 + 1)
+        Self(self.0.saturating_add(1))
     }
 }
 impl SequenceNumber {

@@ -2,6 +2,7 @@
 
 use crate::{
     ids::{DeviceName, Rank},
+    shape::MAX_ROWS,
     span::{Column, Head, Layer, Row, Span, Token},
     units::Bytes,
 };
@@ -184,6 +185,12 @@ pub enum PlanError {
         /// The count.
         tiles: u16,
     },
+    /// A bound on rows that is none, or beyond what any program may have.
+    #[error("max_rows must be 1 to {MAX_ROWS}, not {rows}")]
+    Rows {
+        /// The bound.
+        rows: u32,
+    },
     /// Nobody has rows, so nobody can own a result.
     #[error("no device has a row weight above zero")]
     NoRows,
@@ -221,6 +228,9 @@ impl Plan {
         }
         if !(1..=MAX_TILES).contains(&self.tiles) {
             return Err(PlanError::Tiles { tiles: self.tiles });
+        }
+        if !(1..=MAX_ROWS).contains(&self.max_rows) {
+            return Err(PlanError::Rows { rows: self.max_rows });
         }
         for (i, device) in self.ring.iter().enumerate() {
             if self.ring[..i].iter().any(|d| d.name == device.name) {
@@ -344,6 +354,41 @@ mod tests {
         let spans = apportion::<Row>(5, &[0, 3, 3]);
         assert_eq!(spans.iter().map(|s| s.len()).collect::<Vec<_>>(), [0, 3, 2]);
         assert_eq!(apportion::<Row>(9, &[u32::MAX, u32::MAX, 1])[2].len(), 0);
+    }
+
+    #[test]
+    fn a_bound_on_rows_is_within_what_a_program_may_have() {
+        let part = Assignment {
+            blocks: vec![BlockAssignment {
+                layers: Span::first(1),
+                heads: Span::first(2),
+                columns: Span::first(4),
+            }],
+            row_weight: 1,
+            vocabulary: Span::empty(),
+        };
+        let name = DeviceName::new("a").expect("a name");
+        let mut plan = Plan {
+            model: "m".into(),
+            fingerprint: "f".into(),
+            strategy: Strategy::Local,
+            wire: WireType::F32,
+            tiles: 1,
+            max_rows: MAX_ROWS,
+            ring: vec![DevicePlan {
+                name,
+                budget: Bytes(0),
+                threads: 1,
+                prefill: part.clone(),
+                decode: part,
+            }],
+        };
+        let extent = Extent { layers: 1, heads: 2, columns: 4, vocabulary: 0 };
+        assert_eq!(plan.validate(extent), Ok(()));
+        for rows in [0, MAX_ROWS + 1, u32::MAX] {
+            plan.max_rows = rows;
+            assert_eq!(plan.validate(extent), Err(PlanError::Rows { rows }));
+        }
     }
 
     #[test]

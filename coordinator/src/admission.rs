@@ -11,11 +11,12 @@ use std::sync::{
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// The queue.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Admission {
     inner: Arc<Inner>,
 }
 
+#[derive(Debug)]
 struct Inner {
     queue: usize,
     places: Arc<Semaphore>,
@@ -25,7 +26,7 @@ struct Inner {
 }
 
 /// A place in the queue, given back when the last copy is dropped.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Ticket {
     admission: Admission,
     _place: Arc<OwnedSemaphorePermit>,

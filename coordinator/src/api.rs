@@ -3,7 +3,7 @@
 use crate::{
     error::RequestError,
     fleet::{DeviceView, Readiness},
-    session::{Report, RunOutput, Session, Tensor},
+    session::{Report, RunOutput, Session, Tensors},
     trace::DeviceSum,
 };
 use galaxy_common::Wanted;
@@ -17,27 +17,45 @@ use galaxy_proto::{
         run_event::Event,
     },
 };
-use std::{future::Future, pin::Pin, time::Duration};
-use tokio::{net::TcpListener, sync::mpsc};
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+use tokio::{net::TcpListener, sync::mpsc, task::JoinSet};
 use tokio_stream::{Stream, wrappers::ReceiverStream};
-use tonic::{Request, Response, Status, metadata::MetadataMap};
+use tonic::{
+    Request, Response, Status, metadata::MetadataMap, service::interceptor::InterceptedService,
+};
 
 /// Bytes of one piece of a tensor.
 const PIECE: usize = 1 << 20;
 /// Pieces on their way to a client that reads slowly.
 const PIECES: usize = 4;
+/// How long a client may leave a piece where it is; then it has no more use for the rest.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Bytes of one request: 1024 texts of 16 kB.
+const MAX_REQUEST_BYTES: usize = 16 << 20;
+/// Calls at one time on one connection; more wait in the client.
+const STREAMS: u32 = 32;
+/// How long a connection may be silent before the client is asked for a sign of life, and how long
+/// that may take.
+const KEEPALIVE: Duration = Duration::from_secs(10);
 
 /// The service.
 #[derive(Clone)]
 pub struct Api {
     session: Session,
     cluster: String,
+    /// Results on their way to clients.
+    replies: Arc<Mutex<JoinSet<()>>>,
 }
 
 impl Api {
     /// The service of `session`, under the cluster's name.
     pub fn new(session: Session, cluster: impl Into<String>) -> Self {
-        Self { session, cluster: cluster.into() }
+        Self { session, cluster: cluster.into(), replies: Arc::default() }
     }
 
     /// Serves clients on `listener` until `stop` ends and every call is answered.
@@ -53,13 +71,34 @@ impl Api {
         stop: impl Future<Output = ()>,
     ) -> Result<(), tonic::transport::Error> {
         let door = Door::open(listener, identity, None);
+        let replies = self.replies.clone();
         let service = GalaxyServer::new(self)
-            .max_decoding_message_size(MAX_MESSAGE_BYTES)
+            .max_decoding_message_size(MAX_REQUEST_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);
-        tonic::transport::Server::builder()
+        // Who calls is checked before a byte of the request is read.
+        let service = InterceptedService::new(service, |request: Request<()>| {
+            require(Role::Client, &request)?;
+            Ok(request)
+        });
+        let served = tonic::transport::Server::builder()
+            .max_concurrent_streams(STREAMS)
+            .http2_keepalive_interval(Some(KEEPALIVE))
+            .http2_keepalive_timeout(Some(KEEPALIVE))
             .add_service(service)
             .serve_with_incoming_shutdown(door, stop)
-            .await
+            .await;
+        let mut left = std::mem::take(&mut *replies.lock().unwrap_or_else(PoisonError::into_inner));
+        left.shutdown().await;
+        served
+    }
+
+    /// Sends results until they are taken, or the client is gone or has no use for them.
+    fn reply(&self, done: Tensors) -> Events {
+        let (sender, receiver) = mpsc::channel(PIECES);
+        let mut replies = self.replies.lock().unwrap_or_else(PoisonError::into_inner);
+        while replies.try_join_next().is_some() {}
+        replies.spawn(send(sender, done, PATIENCE));
+        Box::pin(ReceiverStream::new(receiver))
     }
 
     fn state(&self) -> &'static str {
@@ -121,7 +160,6 @@ impl Galaxy for Api {
         &self,
         request: Request<v1::EmbedRequest>,
     ) -> Result<Response<v1::EmbedReply>, Status> {
-        require(Role::Client, &request)?;
         let limit = allowed(request.metadata())?;
         let v1::EmbedRequest { texts, truncate } = request.into_inner();
         let done = self.session.embed(texts, truncate, limit).await?;
@@ -136,7 +174,6 @@ impl Galaxy for Api {
         &self,
         request: Request<v1::ClassifyRequest>,
     ) -> Result<Response<v1::ClassifyReply>, Status> {
-        require(Role::Client, &request)?;
         let limit = allowed(request.metadata())?;
         let v1::ClassifyRequest { texts, truncate } = request.into_inner();
         let done = self.session.classify(texts, truncate, limit).await?;
@@ -148,23 +185,18 @@ impl Galaxy for Api {
     }
 
     async fn run(&self, request: Request<v1::RunRequest>) -> Result<Response<Events>, Status> {
-        require(Role::Client, &request)?;
         let limit = allowed(request.metadata())?;
         let request = request.into_inner();
         let output = output(&request)?;
         let sequences = request.sequences.into_iter().map(|s| s.ids).collect();
         let done = self.session.run(sequences, output, limit).await?;
-        let (sender, receiver) = mpsc::channel(PIECES);
-        // Ends when all is sent or the client is gone.
-        tokio::spawn(send(sender, done.tensors, done.report));
-        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+        Ok(Response::new(self.reply(done)))
     }
 
     async fn status(
         &self,
-        request: Request<v1::StatusRequest>,
+        _request: Request<v1::StatusRequest>,
     ) -> Result<Response<v1::StatusReply>, Status> {
-        require(Role::Client, &request)?;
         let plan = self.session.plan();
         let (served, failed) = self.session.counts();
         let epoch = match self.session.readiness() {
@@ -193,7 +225,6 @@ impl Galaxy for Api {
         &self,
         request: Request<v1::TraceRequest>,
     ) -> Result<Response<v1::TraceReply>, Status> {
-        require(Role::Client, &request)?;
         let trace = self.session.trace(request.into_inner().request).await?;
         let devices = trace.devices.into_iter().map(traced).collect();
         Ok(Response::new(v1::TraceReply { chrome_json: trace.chrome_json, devices }))
@@ -203,7 +234,6 @@ impl Galaxy for Api {
         &self,
         request: Request<v1::GalaxyDrainRequest>,
     ) -> Result<Response<v1::GalaxyDrainReply>, Status> {
-        require(Role::Client, &request)?;
         let limit = allowed(request.metadata())?;
         if request.into_inner().off {
             self.session.admission().drain(false);
@@ -234,26 +264,31 @@ fn output(request: &v1::RunRequest) -> Result<RunOutput, Status> {
     Ok(RunOutput::Wanted(wanted))
 }
 
+/// Sends results in pieces. Each must be taken within `patience`; the request keeps its place in
+/// the queue until then.
 async fn send(
     sender: mpsc::Sender<Result<v1::RunEvent, Status>>,
-    tensors: Vec<Tensor>,
-    cost: Report,
+    Tensors { tensors, report: cost, ticket }: Tensors,
+    patience: Duration,
 ) {
-    let event = |event| Ok(v1::RunEvent { event: Some(event) });
+    let send = async |event| {
+        let event = v1::RunEvent { event: Some(event) };
+        sender.send_timeout(Ok(event), patience).await.is_ok()
+    };
     for (sequence, tensor) in tensors.into_iter().enumerate() {
         let sequence = u32::try_from(sequence).unwrap_or(u32::MAX);
-        let head = v1::TensorHead { sequence, shape: tensor.shape };
-        if sender.send(event(Event::Tensor(head))).await.is_err() {
+        if !send(Event::Tensor(v1::TensorHead { sequence, shape: tensor.shape })).await {
             return;
         }
         for piece in tensor.values.chunks(PIECE / 4) {
-            if sender.send(event(Event::Data(bytes(piece)))).await.is_err() {
+            if !send(Event::Data(bytes(piece))).await {
                 return;
             }
         }
     }
-    // A client that is gone needs no report.
-    drop(sender.send(event(Event::Report(report(cost)))).await);
+    // Without a report the client knows that it has not all.
+    send(Event::Report(report(cost))).await;
+    drop(ticket);
 }
 
 fn bytes(values: &[f32]) -> Vec<u8> {
@@ -332,6 +367,7 @@ fn traced(sum: DeviceSum) -> v1::TraceDevice {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::session::Tensor;
 
     fn header(text: &str) -> Result<Option<Duration>, Status> {
         let mut metadata = MetadataMap::new();
@@ -347,6 +383,19 @@ mod tests {
         for bad in ["", "S", "1", "1x", "-1S", "123456789S", "+1S"] {
             assert!(header(bad).is_err(), "{bad}");
         }
+    }
+
+    #[tokio::test]
+    async fn results_that_nobody_takes_are_given_up() {
+        let admission = crate::admission::Admission::new(1);
+        let ticket = admission.admit().unwrap();
+        let tensor = Tensor { shape: vec![PIECE as u32], values: vec![0.0; PIECE] };
+        let done = Tensors { tensors: vec![tensor], report: Report::default(), ticket };
+        let (sender, mut receiver) = mpsc::channel(1);
+        send(sender, done, Duration::from_millis(1)).await;
+        admission.idle().await;
+        assert!(receiver.recv().await.is_some());
+        assert!(receiver.recv().await.is_none(), "no report");
     }
 
     #[test]

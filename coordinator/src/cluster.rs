@@ -10,6 +10,7 @@ use galaxy_common::{
     shape::MAX_ROWS,
 };
 use std::{
+    net::IpAddr,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -183,6 +184,20 @@ pub enum ClusterError {
         /// Line of the first.
         first: usize,
     },
+    /// A device at an address that only its own machine can reach.
+    #[error(
+        "{at}: device {device} is at {address}, which {other} cannot reach: give its address on the network, like \"192.168.1.20:7100\""
+    )]
+    Loopback {
+        /// Where it stands.
+        at: Place,
+        /// Which device.
+        device: DeviceName,
+        /// What it is.
+        address: String,
+        /// A device elsewhere.
+        other: DeviceName,
+    },
     /// No devices, or too many.
     #[error("a cluster has 1 to {MAX_DEVICES} [[device]] tables, and this has {devices}")]
     Devices {
@@ -306,6 +321,17 @@ fn devices(sections: &[Section<'_>]) -> Result<Vec<Device>, ClusterError> {
         let threads = section.whole("threads", 1, 1024)?.map(|t| t as u16);
         devices.push(Device { name, address, memory, threads, share });
     }
+    // Devices dial each other by these addresses. All on one machine is fine.
+    let elsewhere = devices.iter().find(|d| !is_loopback(&d.address));
+    let here = devices.iter().position(|d| is_loopback(&d.address));
+    if let (Some(other), Some(i)) = (elsewhere, here) {
+        return Err(ClusterError::Loopback {
+            at: sections[i].place("address"),
+            device: devices[i].name.clone(),
+            address: devices[i].address.clone(),
+            other: other.name.clone(),
+        });
+    }
     Ok(devices)
 }
 
@@ -318,6 +344,14 @@ fn is_address(text: &str) -> bool {
             && !host.contains(char::is_whitespace)
             && port.parse::<u16>().is_ok()
     })
+}
+
+/// Whether an address can be reached from its own machine only.
+fn is_loopback(address: &str) -> bool {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    host.eq_ignore_ascii_case("localhost")
+        || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
 /// Whether two texts are one address: letter case, leading zeros and the names of loopback do not
@@ -411,6 +445,12 @@ memory = "1GB"
             ),
             ("pi-2", "Pi 2", "is not a name"),
             ("192.168.1.21:7100", "192.168.1.20:07100", "is used twice: pi-1 has it too"),
+            (
+                "192.168.1.20:7100",
+                "127.0.0.1:7100",
+                "line 12: device 1.address: device pi-1 is at 127.0.0.1:7100, which pi-2 cannot",
+            ),
+            ("192.168.1.21:7100", "[::1]:7100", "which pi-1 cannot reach: give its address on"),
             ("192.168.1.21:7100", "192.168.1.21", "is not an address: write host:port"),
             ("tiles = 4", "timeout = \"60\"", "is not a duration"),
             ("tiles = 4", "tiles = ", "line 8"),
@@ -426,6 +466,13 @@ memory = "1GB"
     fn loopback_has_one_name() {
         assert!(same_address("localhost:7100", "127.0.0.1:7100"));
         assert!(!same_address("localhost:7100", "127.0.0.1:7101"));
+    }
+
+    #[test]
+    fn a_cluster_on_one_machine_may_use_loopback() {
+        let text = GOOD.replace("192.168.1.20:7100", "localhost:7100");
+        let text = text.replace("192.168.1.21:7100", "127.0.0.1:7101");
+        assert!(Cluster::parse(&text, Path::new(".")).is_ok());
     }
 
     #[test]

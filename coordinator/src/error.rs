@@ -91,10 +91,12 @@ pub enum RequestError {
         queue: usize,
     },
     /// The request's time is over.
-    #[error("the request was not done within {allowed:?}")]
+    #[error("the request was not done within {allowed:?}{}", if *ours { ", what this coordinator allows one that does not say" } else { "" })]
     Deadline {
         /// How much time it had.
         allowed: Duration,
+        /// Whether it is the coordinator's limit, and not the caller's.
+        ours: bool,
     },
     /// The cluster is not ready.
     #[error("the cluster is not ready: {reason}")]
@@ -171,6 +173,7 @@ impl RequestError {
         match self {
             Self::Overloaded { .. } | Self::Unavailable { .. } | Self::DeviceLost { .. } => true,
             Self::DeviceFailed { retryable, .. } => *retryable,
+            Self::Deadline { ours, .. } => *ours,
             _ => false,
         }
     }

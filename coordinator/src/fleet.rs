@@ -10,7 +10,7 @@ use galaxy_common::{
     BatchShape, Bytes, DeviceName, Epoch, SequenceNumber,
     plan::{DevicePlan, Phase, Plan},
 };
-use galaxy_graph::{Program, lower, program::Output};
+use galaxy_graph::{digest, lower, program::Output};
 use galaxy_model::ModelSpec;
 use std::{
     collections::VecDeque,
@@ -143,12 +143,20 @@ pub trait Fleet: Send + Sync {
     fn close(&self) -> BoxFuture<'_, ()>;
 }
 
-/// Shapes whose programs are kept.
-const LOWERED: usize = 16;
+/// Shapes that are kept: what is kept of each is small.
+const LOWERED: usize = 256;
 
-type Kept = (Arc<Plan>, BatchShape, Arc<Vec<Program>>);
+/// What the programs of a shape are known by, and what they give.
+pub(crate) struct Dispatch {
+    /// Of all programs.
+    pub(crate) digest: [u8; 32],
+    /// Results of each device, by rank.
+    pub(crate) outputs: Vec<Vec<Output>>,
+}
 
-/// Programs by shape: those used last are kept.
+type Kept = (Arc<Plan>, BatchShape, Arc<Dispatch>);
+
+/// Dispatches by shape: those used last are kept. The programs themselves are the workers' matter.
 pub(crate) struct Lowered {
     spec: ModelSpec,
     kept: Mutex<VecDeque<Kept>>,
@@ -159,12 +167,12 @@ impl Lowered {
         Self { spec, kept: Mutex::new(VecDeque::with_capacity(LOWERED)) }
     }
 
-    /// The programs of a shape. Blocks: not for an async task.
-    pub(crate) fn programs(
+    /// The dispatch of a shape. Blocks: not for an async task.
+    pub(crate) fn dispatch(
         &self,
         plan: &Arc<Plan>,
         shape: &BatchShape,
-    ) -> Result<Arc<Vec<Program>>, RequestError> {
+    ) -> Result<Arc<Dispatch>, RequestError> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let found = kept.iter().position(|(p, s, _)| Arc::ptr_eq(p, plan) && s == shape);
         let entry = match found.and_then(|i| kept.remove(i)) {
@@ -172,13 +180,17 @@ impl Lowered {
             None => {
                 let programs = lower(&self.spec, plan, Phase::Prefill, shape)
                     .map_err(|e| RequestError::Internal { why: e.to_string() })?;
-                (plan.clone(), shape.clone(), Arc::new(programs))
+                let dispatch = Dispatch {
+                    digest: digest(&programs),
+                    outputs: programs.into_iter().map(|p| p.outputs).collect(),
+                };
+                (plan.clone(), shape.clone(), Arc::new(dispatch))
             }
         };
-        let programs = entry.2.clone();
+        let dispatch = entry.2.clone();
         kept.truncate(LOWERED - 1);
         kept.push_front(entry);
-        Ok(programs)
+        Ok(dispatch)
     }
 }
 

@@ -19,7 +19,7 @@ use std::{
     io::{IsTerminal, Write},
     path::{Path, PathBuf},
     process::ExitCode,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, mpsc},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 use tokio::{
@@ -31,6 +31,8 @@ use tokio::{
 const PROGRESS: Duration = Duration::from_millis(500);
 /// Most rows of an embedded model's program: more only makes activations larger.
 const EMBEDDED_ROWS: u32 = 8192;
+/// Lines that wait for the console.
+const LINES: usize = 256;
 /// How long connections may take to end once every request is answered.
 const GOODBYE: Duration = Duration::from_secs(2);
 
@@ -111,7 +113,8 @@ async fn cluster(file: &Path, listen: Option<&str>) -> Result<()> {
         cluster.tiles
     ));
     let serving = identity.clone();
-    let fleet = RemoteFleet::start(cluster, model.clone(), identity, first_epoch(), listener_of())?;
+    let fleet =
+        RemoteFleet::start(cluster, model.clone(), identity, first_epoch(), listener_of()?)?;
     let listener = bind(&listen).await?;
     let session = tokio::task::spawn_blocking(move || {
         Session::new(model, Arc::new(fleet) as Arc<dyn Fleet>, limits)
@@ -232,9 +235,19 @@ fn first_epoch() -> Epoch {
 }
 
 /// Prints what happens; progress of one device not more often than every [`PROGRESS`].
-fn listener_of() -> Arc<dyn Fn(Notice) + Send + Sync> {
+///
+/// The console has a thread of its own: one that is held up holds up nobody, and lines that it
+/// does not keep up with are dropped. The thread ends when the listener is dropped; nobody waits
+/// for it, because the console may be held up for good.
+fn listener_of() -> Result<Arc<dyn Fn(Notice) + Send + Sync>> {
+    let (lines, printed) = mpsc::sync_channel::<String>(LINES);
+    let print = move || printed.iter().for_each(|line| say(&line));
+    std::thread::Builder::new()
+        .name("console".to_owned())
+        .spawn(print)
+        .context("no thread for the console")?;
     let last: Mutex<HashMap<DeviceName, Instant>> = Mutex::new(HashMap::new());
-    Arc::new(move |notice| {
+    Ok(Arc::new(move |notice| {
         if let Notice::Loading { device, .. } = &notice {
             let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
             if last.get(device).is_some_and(|at| at.elapsed() < PROGRESS) {
@@ -242,8 +255,9 @@ fn listener_of() -> Arc<dyn Fn(Notice) + Send + Sync> {
             }
             last.insert(device.clone(), Instant::now());
         }
-        say(&notice.to_string());
-    })
+        // Full: dropped.
+        let _ = lines.try_send(notice.to_string());
+    }))
 }
 
 /// Prints a line at once. A console that is gone is no reason to stop serving.

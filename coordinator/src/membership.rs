@@ -39,6 +39,8 @@ pub enum Event {
         device: Index,
         /// Which attempt.
         attempt: u64,
+        /// The latest epoch that it knows of; 0 for none.
+        epoch: Epoch,
     },
     /// A connection could not be formed, or broke, or the device is not who it should be.
     Broken {
@@ -208,6 +210,7 @@ struct Member {
 #[derive(Debug, Clone)]
 pub struct Membership {
     members: Vec<Member>,
+    /// The latest that was given out, here or by a coordinator before us.
     epoch: Epoch,
     /// Whether the epoch has been given out and not been given up.
     live: bool,
@@ -215,6 +218,8 @@ pub struct Membership {
     place_after: Now,
     /// Why the last placement failed, and who said so.
     refusal: Option<(Index, String)>,
+    /// When something happened last.
+    seen: Now,
 }
 
 impl Membership {
@@ -228,6 +233,7 @@ impl Membership {
             live: false,
             place_after: Now::ZERO,
             refusal: None,
+            seen: Now::ZERO,
         }
     }
 
@@ -272,14 +278,18 @@ impl Membership {
         Some((device, "is being placed".to_owned()))
     }
 
-    /// Takes an event in and says what to do.
+    /// Takes an event in and says what to do. `now` is when it happened: events that had to wait
+    /// keep their time, so that a device is not blamed for what kept us.
     pub fn handle(&mut self, now: Now, event: Event) -> Vec<Action> {
         let mut actions = Vec::new();
+        self.excuse(now);
         match event {
             Event::Tick => {}
-            Event::Connected { device, attempt } => {
+            Event::Connected { device, attempt, epoch } => {
                 let member = &mut self.members[device];
                 if member.attempt == attempt && matches!(member.state, State::Connecting { .. }) {
+                    // While a device connects no epoch is live. It refuses those that it knows.
+                    self.epoch = self.epoch.max(epoch);
                     member.state = State::Connected;
                     member.heard = now;
                     member.pinged = None;
@@ -307,7 +317,8 @@ impl Membership {
                 let placing = matches!(self.members[device].state, State::Placing);
                 if self.live && epoch == self.epoch && placing {
                     self.members[device].state = State::Ready { since: now };
-                    self.members[device].heard = now;
+                    let heard = &mut self.members[device].heard;
+                    *heard = now.max(*heard);
                     if let Some(epoch) = self.ready() {
                         self.refusal = None;
                         actions.push(Action::Ready { epoch });
@@ -334,7 +345,19 @@ impl Membership {
     fn hear(&mut self, now: Now, device: Index, attempt: u64) {
         let member = &mut self.members[device];
         if member.attempt == attempt && member.state.connected() {
-            member.heard = now;
+            member.heard = now.max(member.heard);
+        }
+    }
+
+    /// Time in which nothing at all happened, not even a tick, is our own silence: nobody was
+    /// asked in it, and it counts against nobody.
+    fn excuse(&mut self, now: Now) {
+        let gap = now.saturating_sub(self.seen);
+        self.seen = now.max(self.seen);
+        if gap > PING {
+            for member in &mut self.members {
+                member.heard += gap;
+            }
         }
     }
 

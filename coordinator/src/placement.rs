@@ -23,8 +23,8 @@ pub enum PlacementError {
     Lower(#[from] LowerError),
     /// A device's part does not fit into what it grants.
     #[error(
-        "device {device} needs {} for its part ({} weights, {} activations, {} transfers, {} process) and grants {grants}: {} are missing. Raise its memory to {}, give it a smaller share, add a device, or lower max_rows",
-        needs.total(), needs.weights, needs.activations, needs.staging, needs.process,
+        "device {device} needs {} for its part ({} weights, {} activations, {} transfers, {} results, {} scratch, {} process) and grants {grants}: {} are missing. Raise its memory to {}, give it a smaller share, add a device, or lower max_rows",
+        needs.total(), needs.weights, needs.activations, needs.staging, needs.results, needs.scratch, needs.process,
         Bytes(needs.total().0.saturating_sub(grants.0)), megabytes(needs.total())
     )]
     Budget {
@@ -82,10 +82,10 @@ pub fn fit(
     plan: &Plan,
     limits: &[Option<Bytes>],
 ) -> Result<Vec<Needs>, PlacementError> {
-    let width = model.dtype().width();
-    plan.ranked()
-        .map(|(rank, device)| {
-            let needs = budget::needs(model.spec(), width, plan, rank)?;
+    let all = budget::needs_all(model.spec(), model.dtype().width(), plan)?;
+    all.into_iter()
+        .zip(plan.ranked())
+        .map(|(needs, (rank, device))| {
             let own = limits.get(rank.index()).copied().flatten();
             let grants = own.map_or(device.budget, |own| own.min(device.budget));
             if needs.total() > grants {

@@ -4,7 +4,7 @@ mod answer;
 mod batch;
 
 use crate::{
-    admission::Admission,
+    admission::{Admission, Ticket},
     error::RequestError,
     fleet::{DeviceCost, DeviceView, Fleet, Readiness, blocking},
     trace::{Trace, TraceLog},
@@ -25,8 +25,12 @@ use std::{
 pub const MAX_TEXTS: usize = 1024;
 /// Bytes of results that one request may ask for.
 pub const MAX_RESULT_BYTES: u64 = 512 << 20;
-/// How long a request waits for a cluster that is not ready.
-const READY_WAIT: Duration = Duration::from_secs(4);
+/// How long a request waits for a cluster that is not ready. A loss takes up to 3 s to be seen, and
+/// within 5 s its request shall know.
+const READY_WAIT: Duration = Duration::from_secs(2);
+/// What a request that does not say its time gets on top of the limit: a program that runs into it
+/// then ends first, and its error names a device.
+const GRACE: Duration = Duration::from_millis(500);
 
 /// What a session grants.
 #[derive(Debug, Clone, Copy)]
@@ -105,6 +109,9 @@ pub struct Tensors {
     pub tensors: Vec<Tensor>,
     /// What it cost.
     pub report: Report,
+    /// The request's place in the queue: for who holds the results until they are taken, so that
+    /// results that nobody takes are no more than the queue has places.
+    pub ticket: Ticket,
 }
 
 /// A session over a fleet. Copies are the same session.
@@ -126,6 +133,8 @@ struct Inner {
     requests: AtomicU64,
     served: AtomicU64,
     failed: AtomicU64,
+    /// Programs that ran to their end.
+    programs: AtomicU64,
 }
 
 impl Session {
@@ -139,6 +148,7 @@ impl Session {
             requests: AtomicU64::new(0),
             served: AtomicU64::new(0),
             failed: AtomicU64::new(0),
+            programs: AtomicU64::new(0),
             model,
             fleet,
             limits,
@@ -255,7 +265,8 @@ impl Session {
             self.check(&sequences, wanted)?;
             let mut answer = self.begin()?;
             let tensors = answer.run(sequences, wanted, normalise).await?;
-            Ok(Tensors { tensors, report: answer.end() })
+            let ticket = answer.ticket();
+            Ok(Tensors { tensors, report: answer.end(), ticket })
         };
         self.timed(timeout, work).await
     }
@@ -270,19 +281,22 @@ impl Session {
             log.find(request)?
         };
         let mut timelines = Vec::with_capacity(entry.programs.len());
-        let mut last = None;
+        let (mut last, mut missing) = (None, 0);
         for program in &entry.programs {
             match self.inner.fleet.timelines(program.epoch, program.sequence).await {
                 Ok(times) => timelines.push((program.clone(), times)),
                 // Long requests have more programs than devices keep: the others are shown.
-                Err(error) => last = Some(error),
+                Err(error) => {
+                    missing += 1;
+                    last = Some(error);
+                }
             }
         }
         if let (true, Some(error)) = (timelines.is_empty(), last) {
             return Err(error);
         }
         let spec = self.spec().clone();
-        blocking(move || Trace::new(&spec, entry.request, timelines)).await?
+        blocking(move || Trace::new(&spec, entry.request, timelines, missing)).await?
     }
 
     /// Takes no more requests, and waits until those that were taken are answered.
@@ -445,19 +459,20 @@ impl Session {
             Readiness::Waiting { device, reason } => {
                 Err(RequestError::Unavailable { device, reason })
             }
-            Readiness::Ready(_) => Err(RequestError::Deadline { allowed }),
+            Readiness::Ready(_) => Err(RequestError::Deadline { allowed, ours: timeout.is_none() }),
         };
-        let result = tokio::time::timeout(allowed, work).await.unwrap_or_else(late);
+        let wait = if timeout.is_none() { allowed.saturating_add(GRACE) } else { allowed };
+        let result = tokio::time::timeout(wait, work).await.unwrap_or_else(late);
         let count = if result.is_ok() { &self.inner.served } else { &self.inner.failed };
         count.fetch_add(1, Ordering::Relaxed);
         result
     }
 
-    /// Waits until programs may run, but not for long.
-    async fn ready(&self) -> Result<(), RequestError> {
+    /// Waits until programs may run, but not beyond `until`.
+    async fn ready(&self, until: Instant) -> Result<(), RequestError> {
         let mut readiness = self.inner.fleet.readiness();
         let ready = readiness.wait_for(|r| matches!(r, Readiness::Ready(_)));
-        if let Ok(Ok(_)) = tokio::time::timeout(READY_WAIT, ready).await {
+        if let Ok(Ok(_)) = tokio::time::timeout_at(until.into(), ready).await {
             return Ok(());
         }
         match self.readiness() {

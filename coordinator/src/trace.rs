@@ -100,11 +100,13 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Joins measured times with what the programs say. Blocks: it lowers the programs again.
+    /// Joins measured times with what the programs say; of `missing` programs there are none any
+    /// more. Blocks: it lowers the programs again.
     pub(crate) fn new(
         spec: &ModelSpec,
         request: RequestId,
         measured: Vec<(TracedProgram, Vec<Timeline>)>,
+        missing: usize,
     ) -> Result<Self, RequestError> {
         let mut devices: Vec<DeviceSum> = Vec::new();
         let mut writer = chrome::Writer::new(request);
@@ -132,7 +134,7 @@ impl Trace {
                 }
             }
         }
-        Ok(Self { chrome_json: writer.finish(), devices })
+        Ok(Self { chrome_json: writer.finish(missing), devices })
     }
 }
 

@@ -1,7 +1,7 @@
 //! The fleet over real gRPC and TLS, with a worker that does what the test says.
 #![allow(clippy::unwrap_used)]
 
-use galaxy_common::{DeviceName, Epoch, Wanted, plan::Plan};
+use galaxy_common::{BatchShape, DeviceName, Epoch, Wanted, plan::Plan};
 use galaxy_coord::{
     Cluster, Fleet, Limits, RemoteFleet, RequestError, RunOutput, Session, fleet::Readiness,
 };
@@ -59,6 +59,7 @@ impl worker_server::Worker for Control {
             name: self.0.name.clone(),
             threads: 1,
             memory_bytes: self.0.memory.load(Ordering::SeqCst),
+            epoch: self.0.placed.lock().unwrap().0,
             ..v1::DescribeReply::default()
         }))
     }
@@ -81,7 +82,7 @@ impl worker_server::Worker for Control {
         let (epoch, local) = self.0.placed.lock().unwrap().clone();
         assert_eq!(epoch, request.epoch);
         let shape = convert::shape(request.segments, request.tokens.len()).unwrap();
-        let (_, reports) = local.unwrap().execute(&shape, request.tokens.into()).unwrap();
+        let (_, reports) = local.unwrap().execute(&shape, request.tokens.into(), None).unwrap();
         let mut events = Vec::new();
         for (output, values) in reports[0].outputs.iter().enumerate() {
             let data: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
@@ -136,6 +137,12 @@ impl World {
     }
 
     fn coordinate(&self) -> Session {
+        let (model, fleet) = self.fleet();
+        let limits = Limits { queue: 8, timeout: Duration::from_secs(60) };
+        Session::new(model, fleet, limits)
+    }
+
+    fn fleet(&self) -> (Arc<ModelDir>, Arc<dyn Fleet>) {
         let text = format!(
             "[cluster]\nmodel = {:?}\nidentity = {:?}\nstrategy = \"local\"\n[[device]]\nname = \"solo\"\naddress = \"{}\"\nmemory = \"1GB\"\n",
             golden(),
@@ -147,8 +154,7 @@ impl World {
         let identity = Identity::load(&cluster.identity).unwrap();
         let quiet = Arc::new(|_| ());
         let fleet = RemoteFleet::start(cluster, model.clone(), identity, Epoch(7), quiet).unwrap();
-        let limits = Limits { queue: 8, timeout: Duration::from_secs(60) };
-        Session::new(model, Arc::new(fleet) as Arc<dyn Fleet>, limits)
+        (model, Arc::new(fleet))
     }
 
     /// As a SIGKILL does: every connection is closed, and nobody listens any more.
@@ -227,6 +233,33 @@ async fn a_worker_that_hangs_in_a_program_and_dies_is_named_and_used_again() {
     until(&session, "Ready(").await;
     run(&session).await.unwrap();
     session.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_program_beyond_the_limit_names_who_has_no_result_and_may_be_tried_again() {
+    let world = World::new().await;
+    world.worker.hang.store(true, Ordering::SeqCst);
+    let (_, fleet) = world.fleet();
+    let mut readiness = fleet.readiness();
+    readiness.wait_for(|r| matches!(r, Readiness::Ready(_))).await.unwrap();
+    let shape = BatchShape::single(3, Wanted::Hidden).unwrap();
+    let error = fleet.execute(shape, Arc::from([5, 6, 7]), Duration::from_millis(20)).await;
+    let error = error.expect_err("too long");
+    assert_eq!((error.code(), error.retryable()), ("device_failed", true), "{error}");
+    assert_eq!(error.device().unwrap().as_str(), "solo");
+    readiness.wait_for(|r| *r == Readiness::Ready(Epoch(9))).await.unwrap();
+    fleet.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_knows_a_later_epoch_is_placed_after_it() {
+    let world = World::new().await;
+    world.worker.placed.lock().unwrap().0 = 1 << 50;
+    let (_, fleet) = world.fleet();
+    let mut readiness = fleet.readiness();
+    let ready = readiness.wait_for(|r| matches!(r, Readiness::Ready(_))).await.unwrap().clone();
+    assert_eq!(ready, Readiness::Ready(Epoch((1 << 50) + 1)));
+    fleet.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -15,7 +15,7 @@ use galaxy_model::ModelDir;
 use galaxy_proto::{
     channel,
     fault::{Fault, from_status},
-    identity::Role,
+    identity::{Authority, Identity, Role},
     v1::{self, galaxy_client::GalaxyClient, run_event::Event},
 };
 use safetensors::SafeTensors;
@@ -359,6 +359,35 @@ async fn a_client_that_goes_away_leaves_the_queue_but_its_program_ends() {
     drained.await;
     assert_eq!(fleet.runs.load(Ordering::SeqCst), 1, "the one that waited never ran");
     service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_device_is_no_client() {
+    let keys = tempfile::tempdir().unwrap();
+    let authority = Authority::create(keys.path(), "test").unwrap();
+    let name = |n: &str| DeviceName::new(n).unwrap();
+    let identity =
+        |n: &str, role| Identity::load(&authority.issue(&name(n), role, 1).unwrap()).unwrap();
+    let model = Arc::new(ModelDir::open(&golden()).unwrap());
+    let api = Api::new(Session::new(model, Paused::new(), LIMITS), "test");
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let coordinator = identity("coordinator", Role::Coordinator);
+    let server = tokio::spawn(async move {
+        api.serve(listener, Some(&coordinator), std::future::pending()).await.unwrap();
+    });
+    for (n, role) in [("pi-1", Role::Device), ("me", Role::Client)] {
+        let caller = identity(n, role);
+        let to = (&name("coordinator"), Role::Coordinator);
+        let channel =
+            channel::connect(&address, Some(&caller), to, Duration::from_secs(5)).await.unwrap();
+        let answer = GalaxyClient::new(channel).status(v1::StatusRequest {}).await;
+        match role {
+            Role::Client => drop(answer.unwrap()),
+            _ => assert_eq!(from_status(&answer.expect_err("refused")).code, "permission_denied"),
+        }
+    }
+    server.abort();
 }
 
 #[tokio::test]

@@ -180,7 +180,7 @@ impl Executor {
 
     /// Replaces the links. What ran over the old ones is aborted.
     pub fn connect(&self, epoch: Epoch, links: Links) {
-        self.disconnect();
+        self.disconnect(None);
         let mut workers = Vec::new();
         for (peer, sender) in links.senders {
             let body = move |inbox: Receiver<Arc<Run>>| lanes::send(peer, sender, &inbox);
@@ -197,10 +197,14 @@ impl Executor {
         *connected = Connected { epoch, workers, closers: links.closers, current: None };
     }
 
-    /// Aborts what runs and closes all links. Returns when their threads are gone.
-    pub fn disconnect(&self) {
+    /// Aborts what runs and closes all links. Returns when their threads are gone. With an epoch,
+    /// only if its links are the ones that stand: whoever ends an epoch late ends no later one.
+    pub fn disconnect(&self, epoch: Option<Epoch>) {
         let mut workers = {
             let mut connected = lock(&self.connected);
+            if epoch.is_some_and(|epoch| epoch != connected.epoch) {
+                return;
+            }
             if let Some(run) = &connected.current {
                 run.fail(RunError::Aborted);
             }
@@ -245,6 +249,10 @@ impl Executor {
 
     fn run_lanes(&self, run: &Arc<Run>) -> Result<RunReport, RunError> {
         let started = self.clock();
+        if run.late() {
+            self.close_links(run.epoch);
+            return Err(RunError::Deadline);
+        }
         {
             let mut connected = lock(&self.connected);
             let needs_links = run.program.lanes.len() > 1;
@@ -268,7 +276,7 @@ impl Executor {
             run.enter();
             lock(&self.compute).give(run).inspect_err(|_| run.leave())?;
         }
-        run.wait(|| self.close_links());
+        run.wait(|| self.close_links(run.epoch));
         let outcome = run.outcome()?;
         let lanes = lane_use(&run.program, &outcome.timeline);
         let (bytes_sent, bytes_received) = traffic(&run.program);
@@ -283,17 +291,18 @@ impl Executor {
         })
     }
 
-    /// Wakes lanes that are blocked in a link; the epoch is over for this device.
-    fn close_links(&self) {
-        for closer in &lock(&self.connected).closers {
-            closer.close();
+    /// Wakes lanes that are blocked in a link; `epoch` is over for this device.
+    fn close_links(&self, epoch: Epoch) {
+        let connected = lock(&self.connected);
+        if connected.epoch == epoch {
+            connected.closers.iter().for_each(|closer| closer.close());
         }
     }
 }
 
 impl Drop for Executor {
     fn drop(&mut self) {
-        self.disconnect();
+        self.disconnect(None);
         lock(&self.compute).join();
     }
 }

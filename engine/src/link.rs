@@ -19,6 +19,14 @@ pub enum LinkError {
     /// The peer sent bytes that are no frame.
     #[error(transparent)]
     Frame(#[from] FrameError),
+    /// A payload that does not fill the room that the program has for it.
+    #[error("the frame carries {got} bytes, and there is room for {room}")]
+    Length {
+        /// What came.
+        got: usize,
+        /// What the program has here.
+        room: usize,
+    },
     /// The peer sent a frame that the program does not have here.
     #[error("expected transfer {} of sequence {} epoch {}, got transfer {} of sequence {} epoch {}",
         wanted.transfer, wanted.sequence, wanted.epoch, got.transfer, got.sequence, got.epoch)]
@@ -145,10 +153,15 @@ pub mod memory {
                     let verdict = accept(wanted, &got)?;
                     state.header = None;
                     self.0.changed.notify_all();
-                    if verdict == Accept::Take && state.payload.len() == payload.len() {
-                        payload.copy_from_slice(&state.payload);
-                        return Ok(());
+                    if verdict == Accept::Drop {
+                        continue;
                     }
+                    let (got, room) = (state.payload.len(), payload.len());
+                    if got != room {
+                        return Err(LinkError::Length { got, room });
+                    }
+                    payload.copy_from_slice(&state.payload);
+                    return Ok(());
                 } else if state.closed {
                     return Err(LinkError::Closed);
                 } else {
@@ -162,5 +175,36 @@ pub mod memory {
             self.0.lock().closed = true;
             self.0.changed.notify_all();
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::{LinkError, memory};
+    use galaxy_common::{Epoch, FrameHeader, SequenceNumber, WireType};
+
+    #[test]
+    fn a_payload_of_another_length_is_an_error() {
+        let header = |sequence| FrameHeader {
+            epoch: Epoch(1),
+            sequence: SequenceNumber(sequence),
+            transfer: 0,
+            tile: 0,
+            wire: WireType::F32,
+            payload: 8,
+        };
+        let (mut sender, mut receiver, _) = memory::link();
+        let sending = std::thread::spawn(move || {
+            sender.send(&header(1), &[1; 8]).unwrap();
+            sender.send(&header(2), &[2; 8]).unwrap();
+            sender.send(&header(3), &[3; 4]).unwrap();
+        });
+        let mut payload = [0; 8];
+        receiver.receive(&header(2), &mut payload).unwrap();
+        assert_eq!(payload, [2; 8], "the stale frame is dropped");
+        let error = receiver.receive(&header(3), &mut payload).unwrap_err();
+        assert!(matches!(error, LinkError::Length { got: 4, room: 8 }), "{error}");
+        sending.join().unwrap();
     }
 }

@@ -10,7 +10,11 @@ use crate::{
 use galaxy_common::{BatchShape, Epoch, Plan, SequenceNumber, plan::Phase};
 use galaxy_graph::{LowerError, Program, links, lower};
 use galaxy_model::ModelDir;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    ops::ControlFlow,
+    sync::{Arc, Mutex, PoisonError},
+    time::Instant,
+};
 
 /// Why a local cluster fails.
 #[derive(Debug, thiserror::Error)]
@@ -59,7 +63,7 @@ impl LocalCluster {
         plan.validate(dir.spec().extent()).map_err(LowerError::from)?;
         let mut executors = Vec::new();
         for device in &plan.ring {
-            let shard = Shard::load(dir.clone(), device, &mut |_, _| {})?;
+            let shard = Shard::load(dir.clone(), device, &mut |_, _| ControlFlow::Continue(()))?;
             let engine = Box::new(CpuEngine::new(shard, device.threads));
             executors.push(Executor::start(device.name.as_str(), engine)?);
         }
@@ -126,14 +130,16 @@ impl LocalCluster {
 
     /// Runs one batch on all devices: programs and reports in ring order.
     ///
-    /// `tokens` has one id for each row of `shape`.
+    /// `tokens` has one id for each row of `shape`; at `deadline` the batch is given up.
     ///
     /// # Errors
-    /// When the shape cannot be lowered or a device fails; the next batch starts afresh.
+    /// When the shape cannot be lowered, a device fails or the deadline passes; the next batch
+    /// starts afresh.
     pub fn execute(
         &self,
         shape: &BatchShape,
         tokens: Arc<[u32]>,
+        deadline: Option<Instant>,
     ) -> Result<(Vec<Arc<Program>>, Vec<RunReport>), LocalError> {
         let mut state = self.lock();
         let programs = Self::lowered(&self.dir, &self.plan, &mut state, shape)?;
@@ -144,7 +150,7 @@ impl LocalCluster {
             sequence: state.sequence,
             program: program.clone(),
             binding: binding.clone(),
-            deadline: None,
+            deadline,
         };
         let results: Vec<Result<RunReport, RunError>> = std::thread::scope(|scope| {
             let threads: Vec<_> = self
@@ -157,7 +163,7 @@ impl LocalCluster {
                         let result = executor.run(job);
                         if result.is_err() {
                             // The others wait for this device's tiles: let them go.
-                            self.executors.iter().for_each(Executor::disconnect);
+                            self.executors.iter().for_each(|e| e.disconnect(None));
                         }
                         result
                     })
@@ -192,7 +198,7 @@ impl LocalCluster {
     /// # Errors
     /// As [`LocalCluster::execute`].
     pub fn run(&self, shape: &BatchShape, tokens: Arc<[u32]>) -> Result<Vec<Merged>, LocalError> {
-        let (programs, reports) = self.execute(shape, tokens)?;
+        let (programs, reports) = self.execute(shape, tokens, None)?;
         let parts: Vec<_> = programs
             .iter()
             .zip(&reports)

@@ -9,7 +9,10 @@ use galaxy_graph::{budget, lower::kv_span};
 use galaxy_model::{
     Dtype, HeadSpec, Matrix, ModelDir, ModelError, ModelSpec, NormKind, NormPlace, Vector,
 };
-use std::{ops::Range, sync::Arc};
+use std::{
+    ops::{ControlFlow, Range},
+    sync::Arc,
+};
 
 /// Why a shard could not be loaded, or a row of a table not be read.
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +28,9 @@ pub enum WeightError {
         /// What was loaded before it.
         held: Bytes,
     },
+    /// Whoever was told of the progress wanted no more of it.
+    #[error("loading was stopped")]
+    Stopped,
     /// A plan that this build cannot hold.
     #[error(
         "the plan gives the device other {what} for decode than for prefill in layer {layer}: give both phases the same"
@@ -138,14 +144,15 @@ pub struct Shard {
 
 impl Shard {
     /// Loads the part of `device`. `progress` is told the bytes that are there and the bytes that
-    /// there will be, after each matrix.
+    /// there will be, after each matrix, and says whether to go on.
     ///
     /// # Errors
-    /// When the model's files do not have what the device is to hold, or memory does not.
+    /// When the model's files do not have what the device is to hold, memory does not, or
+    /// `progress` breaks off.
     pub fn load(
         dir: Arc<ModelDir>,
         device: &DevicePlan,
-        progress: &mut dyn FnMut(u64, u64),
+        progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<Self, WeightError> {
         let spec = dir.spec();
         same_phases(spec, device)?;
@@ -184,7 +191,7 @@ impl Shard {
             HeadSpec::None | HeadSpec::Language { .. } => None,
         };
         let bytes = Bytes(loader.held);
-        (loader.progress)(total, total);
+        loader.tell(total)?;
         drop(loader);
         let vocabulary = part.vocabulary;
         Ok(Self {
@@ -238,7 +245,7 @@ struct Loader<'a> {
     scratch: Vec<u8>,
     held: u64,
     total: u64,
-    progress: &'a mut dyn FnMut(u64, u64),
+    progress: &'a mut dyn FnMut(u64, u64) -> ControlFlow<()>,
 }
 
 impl Loader<'_> {
@@ -352,7 +359,7 @@ impl Loader<'_> {
             }
         };
         let matrix = HeldMatrix { inputs, outputs, values };
-        self.count(matrix.bytes().0);
+        self.count(matrix.bytes().0)?;
         Ok(Some(matrix))
     }
 
@@ -375,7 +382,7 @@ impl Loader<'_> {
             // A span beyond the model has failed already, when the matrix was read.
             all.extend_from_slice(whole.get(range).unwrap_or_default());
         }
-        self.count(size_of_val(all.as_slice()) as u64);
+        self.count(size_of_val(all.as_slice()) as u64)?;
         Ok(all)
     }
 
@@ -384,7 +391,7 @@ impl Loader<'_> {
             return Ok(None);
         }
         let vector = self.dir.vector(which)?;
-        self.count(size_of_val(vector.as_slice()) as u64);
+        self.count(size_of_val(vector.as_slice()) as u64)?;
         Ok(Some(vector))
     }
 
@@ -394,8 +401,15 @@ impl Loader<'_> {
         Ok(NormVectors { weight, bias: self.vector_if(biased, bias)? })
     }
 
-    fn count(&mut self, bytes: u64) {
+    fn count(&mut self, bytes: u64) -> Result<(), WeightError> {
         self.held += bytes;
-        (self.progress)(self.held.min(self.total), self.total);
+        self.tell(self.held.min(self.total))
+    }
+
+    fn tell(&mut self, done: u64) -> Result<(), WeightError> {
+        match (self.progress)(done, self.total) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(WeightError::Stopped),
+        }
     }
 }

@@ -13,6 +13,7 @@ use galaxy_graph::{budget, lower, program::OpKind};
 use galaxy_model::{HeadSpec, ModelDir};
 use safetensors::SafeTensors;
 use std::{
+    ops::ControlFlow,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -107,8 +108,10 @@ fn check(name: &str, threads: u16) {
     };
     let plan = local(&dir, threads, 512);
     let mut progress = Vec::new();
-    let shard =
-        Shard::load(dir.clone(), &plan.ring[0], &mut |done, all| progress.push((done, all)));
+    let shard = Shard::load(dir.clone(), &plan.ring[0], &mut |done, all| {
+        progress.push((done, all));
+        ControlFlow::Continue(())
+    });
     let shard = shard.unwrap();
     let total = budget::weights(dir.spec(), dir.dtype().width(), &plan.ring[0]);
     assert_eq!(progress.last(), Some(&(total.0, total.0)));
@@ -168,7 +171,7 @@ families!(
 );
 
 fn load(dir: &Arc<ModelDir>, device: &DevicePlan) -> Result<Shard, WeightError> {
-    Shard::load(dir.clone(), device, &mut |_, _| {})
+    Shard::load(dir.clone(), device, &mut |_, _| ControlFlow::Continue(()))
 }
 
 /// What a device is refused for is what it then holds.

@@ -2,13 +2,22 @@
 
 use crate::{
     lower::{LowerError, kv_span, lower},
-    program::Memory,
+    program::{Memory, Program},
 };
-use galaxy_common::{BatchShape, Bytes, DevicePlan, Plan, Rank, Segment, Wanted, plan::Phase};
+use galaxy_common::{
+    BatchShape, Bytes, DevicePlan, Plan, Rank, Segment, ShapeError, Wanted, plan::Phase,
+    shape::MAX_ROWS,
+};
 use galaxy_model::{HeadSpec, ModelSpec, NormKind};
 
 /// What the process takes before the first weight: code, stacks, connections, allocator slack.
 pub const PROCESS: Bytes = Bytes(32_000_000);
+
+/// What each kernel thread packs panels of a product into.
+const THREAD_SCRATCH: u64 = 512 << 10;
+
+/// What the kernels of a device share: packed panels that all threads read, and scores.
+const SHARED_SCRATCH: u64 = 2 << 20;
 
 /// Bytes of one device under a plan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -19,6 +28,10 @@ pub struct Needs {
     pub activations: Bytes,
     /// Staging slots of the largest program.
     pub staging: Bytes,
+    /// Results of the largest program, on their way to the coordinator.
+    pub results: Bytes,
+    /// What the kernels work in.
+    pub scratch: Bytes,
     /// The process itself.
     pub process: Bytes,
 }
@@ -26,7 +39,7 @@ pub struct Needs {
 impl Needs {
     /// All together.
     pub fn total(&self) -> Bytes {
-        self.weights + self.activations + self.staging + self.process
+        self.weights + self.activations + self.staging + self.results + self.scratch + self.process
     }
 }
 
@@ -36,12 +49,31 @@ impl Needs {
 ///
 /// # Errors
 /// When the plan cannot be lowered.
+///
+/// # Panics
+/// When the plan has no such rank.
 pub fn needs(
     spec: &ModelSpec,
     matrix_width: u32,
     plan: &Plan,
     rank: Rank,
 ) -> Result<Needs, LowerError> {
+    Ok(needs_all(spec, matrix_width, plan)?[rank.index()])
+}
+
+/// [`needs`] of every device, in ring order, for one lowering.
+///
+/// # Errors
+/// When the plan cannot be lowered.
+pub fn needs_all(
+    spec: &ModelSpec,
+    matrix_width: u32,
+    plan: &Plan,
+) -> Result<Vec<Needs>, LowerError> {
+    if plan.max_rows > MAX_ROWS {
+        let rows = u64::from(plan.max_rows);
+        return Err(ShapeError::TooManyRows { rows, limit: MAX_ROWS }.into());
+    }
     // The widest program is the one of most rows that all want the widest result.
     let wanted = match spec.head {
         HeadSpec::Language { .. } => Wanted::AllLogits,
@@ -57,13 +89,33 @@ pub fn needs(
     }
     let shape = BatchShape::new(segments)?;
     let programs = lower(spec, plan, Phase::Prefill, &shape)?;
-    let program = &programs[rank.index()];
-    Ok(Needs {
-        weights: weights(spec, matrix_width, &plan.ring[rank.index()]),
+    let each = programs.iter().zip(&plan.ring);
+    Ok(each.map(|(program, device)| of_program(spec, matrix_width, device, program)).collect())
+}
+
+/// What `device` needs to hold its shard and run `program`.
+pub fn of_program(
+    spec: &ModelSpec,
+    matrix_width: u32,
+    device: &DevicePlan,
+    program: &Program,
+) -> Needs {
+    let labels = match &spec.head {
+        HeadSpec::Classes(head) => head.labels,
+        _ => 0,
+    };
+    let results = program.outputs.iter().map(|output| {
+        let (rows, width) = output.extent(spec.hidden, labels);
+        Bytes(u64::from(rows) * u64::from(width) * 4)
+    });
+    Needs {
+        weights: weights(spec, matrix_width, device),
         activations: program.slot_bytes(Memory::Device),
         staging: program.slot_bytes(Memory::Staging),
+        results: results.sum(),
+        scratch: Bytes(u64::from(device.threads) * THREAD_SCRATCH + SHARED_SCRATCH),
         process: PROCESS,
-    })
+    }
 }
 
 /// Bytes of the shard that `device` holds.

@@ -160,8 +160,7 @@ pub fn verify(
     data::check(spec, plan, programs, &order)?;
     results(spec, shape, programs)?;
     for (program, device) in programs.iter().zip(&plan.ring) {
-        let slots: Bytes = program.slots.iter().map(|s| Bytes(s.bytes)).sum();
-        let needs = budget::weights(spec, matrix_width, device) + slots + budget::PROCESS;
+        let needs = budget::of_program(spec, matrix_width, device, program).total();
         if needs > device.budget {
             return Err(VerifyError::Budget {
                 device: device.name.clone(),

@@ -7,7 +7,7 @@ use galaxy_common::{
     Segment, Span, Strategy, Wanted, WireType, apportion, plan::Phase,
 };
 use galaxy_graph::{
-    Costs, LinkRate, Program, VerifyError, lower,
+    Costs, LinkRate, Program, VerifyError, budget, lower,
     program::{Lane, OpId, OpKind, Operation, Wait},
     simulate, verify,
 };
@@ -306,6 +306,27 @@ fn a_budget_overflow_is_found_with_both_numbers() {
     assert_eq!((device.as_str(), *grants), ("d1", Bytes(1_000_000)));
     assert!(needs.0 > 32_000_000);
     assert!(found.to_string().contains("1.0 MB"), "{found}");
+}
+
+#[test]
+fn needs_of_all_devices_are_those_of_each_and_bounded() {
+    let case = case();
+    let all = budget::needs_all(&case.spec, 4, &case.plan).unwrap();
+    assert_eq!(all.len(), case.plan.ring.len());
+    for (rank, device) in case.plan.ranked() {
+        let needs = budget::needs(&case.spec, 4, &case.plan, rank).unwrap();
+        assert_eq!(needs, all[rank.index()]);
+        // A smaller program never needs more than was granted for the widest.
+        let program = &case.programs[rank.index()];
+        assert!(budget::of_program(&case.spec, 4, device, program).total() <= needs.total());
+    }
+    // All rows of a head-less model, once: what the devices hand over together.
+    let spec = spec(false, false, 6, HeadSpec::None);
+    let mut plan = plan(Strategy::Galaxy, 2, &spec, &[[1; 4], [2; 4]]);
+    let results = budget::needs_all(&spec, 4, &plan).unwrap().iter().map(|n| n.results).sum();
+    assert_eq!(Bytes(u64::from(plan.max_rows * spec.hidden) * 4), results);
+    plan.max_rows = u32::MAX;
+    assert!(budget::needs_all(&spec, 4, &plan).is_err());
 }
 
 #[test]

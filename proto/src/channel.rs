@@ -364,7 +364,7 @@ fn explain(address: &str, server: (&DeviceName, Role), error: io::Error) -> Conn
             CertificateError::NotValidForNameContext { presented, .. } => ConnectError::WrongName {
                 address,
                 wanted: dns_name(server.0, server.1),
-                presented: plain_names(&presented),
+                presented: plain_names(presented),
             },
             CertificateError::NotValidForName => ConnectError::WrongName {
                 address,

@@ -1,7 +1,7 @@
 //! Wire types to domain types and back. Wire types stop at the handlers.
 
 use crate::v1;
-use galaxy_common::{BatchShape, Pooling, Segment, ShapeError, Wanted};
+use galaxy_common::{BatchShape, Pooling, Segment, ShapeError, Wanted, shape::MAX_ROWS};
 
 /// A message that does not say what it must.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -90,6 +90,10 @@ impl From<Segment> for v1::Segment {
 /// # Errors
 /// When a segment or the whole cannot be run.
 pub fn shape(segments: Vec<v1::Segment>, tokens: usize) -> Result<BatchShape, ConvertError> {
+    if tokens > MAX_ROWS as usize {
+        let error = ShapeError::TooManyRows { rows: tokens as u64, limit: MAX_ROWS };
+        return Err(error.into());
+    }
     if segments.len() > tokens.max(1) {
         return Err(ConvertError::Segments { segments: segments.len(), rows: tokens });
     }
@@ -122,6 +126,10 @@ mod tests {
         let shape_in = BatchShape::new(vec![segment; 2]).expect("valid");
         assert_eq!(shape(segments(&shape_in), 6), Ok(shape_in.clone()));
         assert!(matches!(shape(segments(&shape_in), 1), Err(ConvertError::Segments { .. })));
+        assert!(matches!(
+            shape(segments(&shape_in), MAX_ROWS as usize + 1),
+            Err(ConvertError::Shape(ShapeError::TooManyRows { .. }))
+        ));
         assert_eq!(shape(vec![], 0), Err(ConvertError::Shape(ShapeError::Empty)));
     }
 }

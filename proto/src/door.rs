@@ -20,7 +20,7 @@ use std::{
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
-    sync::{Semaphore, mpsc},
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
     task::JoinSet,
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
@@ -29,6 +29,8 @@ use tonic::{Code, Request, Status, transport::server::Connected};
 
 /// Handshakes at one time; more wait in the kernel's queue, so strangers cannot fill our memory.
 const HANDSHAKES: usize = 64;
+/// gRPC connections at one time; whoever comes then is sent away.
+const CONNECTIONS: usize = 256;
 /// A handshake that takes longer is none.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 /// After an accept that failed (no descriptors left, most likely).
@@ -77,7 +79,8 @@ impl Door {
             let alpns: Vec<&[u8]> = [ALPN_CONTROL].into_iter().chain(alpn).collect();
             TlsAcceptor::from(identity.server_config(&alpns))
         });
-        tokio::spawn(accept(listener, Arc::new(Porter { tls, alpn, hook, sender })));
+        let live = Arc::new(Semaphore::new(CONNECTIONS));
+        tokio::spawn(accept(listener, Arc::new(Porter { tls, alpn, hook, live, sender })));
         Self { connections }
     }
 }
@@ -93,6 +96,7 @@ struct Porter {
     tls: Option<TlsAcceptor>,
     alpn: Option<&'static [u8]>,
     hook: Option<Hook>,
+    live: Arc<Semaphore>,
     sender: mpsc::Sender<Connection>,
 }
 
@@ -134,7 +138,7 @@ impl Porter {
         let Some(tls) = &self.tls else {
             if address.ip().is_loopback() {
                 let peer = Peer { identity: None, address };
-                drop(self.sender.send(Connection { peer, stream: Inner::Plain(stream) }).await);
+                self.admit(peer, Inner::Plain(stream)).await;
             } else {
                 tracing::warn!(%address, "refused: without an identity only loopback is served");
             }
@@ -159,10 +163,17 @@ impl Porter {
         match (session.alpn_protocol(), &self.hook) {
             (Some(alpn), Some(hook)) if Some(alpn) == self.alpn => hook(peer, stream),
             (Some(ALPN_CONTROL), _) => {
-                let stream = Inner::Tls(Box::new(stream));
-                drop(self.sender.send(Connection { peer, stream }).await);
+                self.admit(peer, Inner::Tls(Box::new(stream))).await;
             }
             _ => tracing::warn!(%peer, "refused: it names no protocol of ours"),
+        }
+    }
+
+    async fn admit(&self, peer: Peer, stream: Inner) {
+        match self.live.clone().try_acquire_owned() {
+            // A closed channel is a closed door.
+            Ok(live) => drop(self.sender.send(Connection { peer, stream, _live: live }).await),
+            Err(_) => tracing::warn!(%peer, "refused: {CONNECTIONS} connections stand already"),
         }
     }
 }
@@ -171,6 +182,7 @@ impl Porter {
 pub struct Connection {
     peer: Peer,
     stream: Inner,
+    _live: OwnedSemaphorePermit,
 }
 
 enum Inner {

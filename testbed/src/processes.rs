@@ -2,7 +2,7 @@
 
 use crate::emulate::Network;
 use anyhow::{Context, Result, bail, ensure};
-use galaxy_client::{Client, RetryPolicy};
+use galaxy_client::{Builder, Client, RetryPolicy};
 use galaxy_common::DeviceName;
 use galaxy_proto::{
     channel,
@@ -351,13 +351,20 @@ impl TestCluster {
         self.client_as("laptop", Role::Client).await
     }
 
-    /// A client with an identity of this role.
+    /// A client with an identity of this role, that does not try again by itself.
     ///
     /// # Errors
     /// When the coordinator does not answer.
     pub async fn client_as(&self, name: &str, role: Role) -> Result<Client> {
-        let builder = Client::builder().address(&self.address).retry(RetryPolicy::never());
-        Ok(builder.identity(self.keys.of(name, role)?).connect().await?)
+        Ok(self.builder(name, role)?.retry(RetryPolicy::never()).connect().await?)
+    }
+
+    /// A client of this cluster that has not connected yet.
+    ///
+    /// # Errors
+    /// When there is no identity for it.
+    pub fn builder(&self, name: &str, role: Role) -> Result<Builder> {
+        Ok(Client::builder().address(&self.address).identity(self.keys.of(name, role)?))
     }
 
     /// A connection to a worker's control service, as from a coordinator.

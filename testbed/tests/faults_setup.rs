@@ -260,6 +260,15 @@ async fn peers_that_may_not_do_what_they_try() {
     let stranger = stranger.identity(other.of("laptop", Role::Client).unwrap());
     let error = stranger.connect().await.unwrap_err();
     assert_eq!((error.code(), error.retryable()), ("foreign_authority", false), "{error}");
+    // Nor is someone whose time is over.
+    let (now, hour) = (OffsetDateTime::now_utc(), time::Duration::HOUR);
+    let guest = DeviceName::new("guest").unwrap();
+    let authority = &cluster.keys.authority;
+    let guest = authority.issue_between(&guest, Role::Client, now - hour * 2, now - hour).unwrap();
+    let error = Client::builder().address(&cluster.address).identity(guest).connect().await;
+    let error = error.unwrap_err();
+    assert_eq!((error.code(), error.retryable()), ("identity", false), "{error}");
+    assert_says(&error.to_string(), &["certificate of client guest expired on", "is the clock"]);
     // Nor is someone without a certificate.
     let nobody = Client::builder().address(&cluster.address).retry(RetryPolicy::never());
     let error = nobody.connect().await.unwrap().status().await.unwrap_err();
@@ -300,7 +309,7 @@ async fn workers_whose_certificates_are_not_in_order() {
     let words: [&[&str]; 3] = [
         &["certificate of device d0", "is not of this cluster's authority"],
         &["certificate of device d1", "has expired", "is the clock right?"],
-        &["answers as device d3", "device d2 was expected"],
+        &["answers as d3.device.galaxy", "d2.device.galaxy was expected"],
     ];
     for (i, words) in words.iter().enumerate() {
         assert_says(&process.line(&format!("device d{i} (")).unwrap(), words);

@@ -13,7 +13,7 @@ use galaxy_model::ModelDir;
 use galaxy_proto::identity::Identity;
 use std::{
     future::Future,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, atomic::AtomicBool},
 };
 use tokio::{
     sync::{RwLock, watch},
@@ -36,6 +36,8 @@ pub(crate) struct Core {
     pub(crate) held: Arc<RwLock<Option<Held>>>,
     pub(crate) timelines: Mutex<Timelines>,
     pub(crate) tasks: Tasks,
+    /// The worker ends: a shard that is being loaded is given up.
+    pub(crate) ending: Arc<AtomicBool>,
     active: Mutex<Option<Arc<Active>>>,
 }
 
@@ -93,6 +95,7 @@ impl Core {
             held: Arc::default(),
             timelines: Mutex::default(),
             tasks: Tasks::default(),
+            ending: Arc::default(),
             active: Mutex::default(),
         }
     }
@@ -112,13 +115,15 @@ impl Core {
         std::mem::replace(&mut *lock(&self.active), active)
     }
 
-    /// Aborts what runs and closes the links of the epoch that is placed.
-    pub(crate) async fn disconnect(&self) -> Result<(), WorkerError> {
-        match self.activate(None) {
+    /// Aborts what runs and closes the links, if `last` or an earlier epoch is placed: whoever
+    /// ends an epoch late ends no later one.
+    pub(crate) async fn disconnect(&self, last: Epoch) -> Result<(), WorkerError> {
+        let over = lock(&self.active).take_if(|active| active.epoch <= last);
+        match over {
             Some(active) => {
                 blocking(move || {
                     if let Some(executor) = active.executor.upgrade() {
-                        executor.disconnect();
+                        executor.disconnect(Some(active.epoch));
                     }
                 })
                 .await

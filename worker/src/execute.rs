@@ -200,7 +200,9 @@ impl Execution {
             return Err(WorkerError::Digest);
         }
         // While this is read nobody loads another shard.
-        let held = place.core.held.clone().read_owned().await;
+        let held = tokio::time::timeout_at(deadline.into(), place.core.held.clone().read_owned())
+            .await
+            .map_err(|_| WorkerError::Deadline)?;
         place.start(deadline).await?;
         let job = Job {
             epoch: place.epoch,

@@ -93,7 +93,17 @@ fn run(flags: Flags) -> anyhow::Result<()> {
             _ = interrupt.recv() => {}
         }
         tracing::info!("draining");
-        worker.shutdown().await;
+        tokio::select! {
+            () = worker.shutdown() => {}
+            _ = terminate.recv() => at_once(),
+            _ = interrupt.recv() => at_once(),
+        }
         Ok(())
     })
+}
+
+/// For who does not want to wait until all is closed. Not by returning: that joins threads.
+fn at_once() -> ! {
+    tracing::warn!("told twice: ending at once");
+    std::process::exit(1)
 }

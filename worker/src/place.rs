@@ -4,14 +4,21 @@ use crate::{
     core::{Active, Core, Held, HeldKey, blocking},
     error::WorkerError,
     ring::{Formation, PeerAddress},
+    state::Refusal,
 };
 use galaxy_common::{Bytes, DevicePlan, Epoch, Plan, Rank};
-use galaxy_engine::{compute::cpu::CpuEngine, executor::Executor, link::Links, weights::Shard};
+use galaxy_engine::{
+    compute::cpu::CpuEngine,
+    executor::Executor,
+    link::Links,
+    weights::{Shard, WeightError},
+};
 use galaxy_graph::budget;
 use galaxy_model::ModelDir;
 use galaxy_proto::v1;
 use std::{
-    sync::Arc,
+    ops::ControlFlow,
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 use tokio::sync::{OwnedRwLockWriteGuard, mpsc};
@@ -75,7 +82,7 @@ async fn until_ready(
     };
     if placed.is_err() && core.tell(|state| state.cancel(epoch)) {
         core.ring.close(epoch);
-        core.disconnect().await?;
+        core.disconnect(epoch).await?;
     }
     placed
 }
@@ -152,7 +159,7 @@ async fn hold_and_link(
     model: Arc<ModelDir>,
     events: &Events,
 ) -> Result<(Bytes, bool), WorkerError> {
-    core.disconnect().await?;
+    core.disconnect(request.epoch).await?;
     let formation = Formation {
         epoch: request.epoch,
         rank: request.rank,
@@ -197,7 +204,7 @@ impl Core {
             return Ok(());
         }
         self.activate(None);
-        held.executor.disconnect();
+        held.executor.disconnect(Some(epoch));
         Err(WorkerError::GivenUp)
     }
 }
@@ -206,7 +213,8 @@ impl Core {
 /// after the old one has gone. Nobody else changes it while the lock that is returned lives.
 ///
 /// # Cancel safety
-/// A load that has begun runs to its end, and is held for the next placement.
+/// A load that has begun runs to its end, and is held for the next placement; only the end of the
+/// worker stops it.
 async fn hold(
     core: &Arc<Core>,
     device: &DevicePlan,
@@ -226,6 +234,7 @@ async fn hold(
         return Ok((held, bytes, true));
     }
     let (device, name, events) = (device.clone(), core.name.to_string(), events.clone());
+    let ending = core.ending.clone();
     blocking(move || {
         *held = None;
         let mut told = Instant::now();
@@ -237,8 +246,15 @@ async fn hold(
                 // A slow reader misses some.
                 drop(events.try_send(Ok(v1::PlaceEvent { event: Some(event) })));
             }
+            match ending.load(Ordering::Relaxed) {
+                false => ControlFlow::Continue(()),
+                true => ControlFlow::Break(()),
+            }
         };
-        let shard = Shard::load(model, &device, &mut progress)?;
+        let shard = match Shard::load(model, &device, &mut progress) {
+            Err(WeightError::Stopped) => return Err(Refusal::Draining.into()),
+            loaded => loaded?,
+        };
         let bytes = shard.bytes();
         let engine = Box::new(CpuEngine::new(shard, threads));
         let executor = Arc::new(Executor::start(&name, engine)?);

@@ -3,12 +3,17 @@
 use crate::{core::Core, models::Models, ring::Ring, service::Control};
 use galaxy_common::Bytes;
 use galaxy_proto::{
-    ALPN_RING, MAX_MESSAGE_BYTES,
+    ALPN_RING,
     door::{Door, Hook, Peer},
     identity::{Identity, IdentityError, Role},
-    v1::worker_server::WorkerServer,
 };
-use std::{io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    io,
+    net::SocketAddr,
+    path::PathBuf,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 use tokio::{
     net::TcpListener,
     sync::{oneshot, watch},
@@ -23,6 +28,9 @@ const DRAIN_DEADLINE: Duration = Duration::from_secs(10);
 const CLOSE_DEADLINE: Duration = Duration::from_secs(2);
 /// Calls at one time on one connection: a coordinator has a handful.
 const STREAMS: u32 = 64;
+/// Between signs of life on a connection, and for an answer to one: whoever was unplugged must not
+/// keep a connection for good.
+const KEEPALIVE: Duration = Duration::from_secs(10);
 /// After an accept that failed (no descriptors left, most likely).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -127,10 +135,11 @@ impl Worker {
             core.tasks.spawn(accept_plain(listener, ring, stopped.subscribe()));
         }
         let (stop, stopping) = oneshot::channel();
-        let service = WorkerServer::new(Control(core.clone()))
-            .max_decoding_message_size(MAX_MESSAGE_BYTES)
-            .max_encoding_message_size(MAX_MESSAGE_BYTES);
-        let server = Server::builder().max_concurrent_streams(STREAMS).add_service(service);
+        let server = Server::builder()
+            .max_concurrent_streams(STREAMS)
+            .http2_keepalive_interval(Some(KEEPALIVE))
+            .http2_keepalive_timeout(Some(KEEPALIVE))
+            .add_service(Control::service(core.clone()));
         let server = tokio::spawn(server.serve_with_incoming_shutdown(door, async {
             // A sender that is gone means the same.
             drop(stopping.await);
@@ -152,6 +161,7 @@ impl Worker {
     pub async fn shutdown(self) {
         let Self { core, mut server, stop, stopped, .. } = self;
         core.tell(|state| state.drain(true));
+        core.ending.store(true, Ordering::Relaxed);
         let mut state = core.state.subscribe();
         if timeout(DRAIN_DEADLINE, state.wait_for(|state| state.quiet())).await.is_err() {
             tracing::warn!("a program still runs: it is aborted");
@@ -159,7 +169,7 @@ impl Worker {
         let epoch = core.state.borrow().epoch();
         core.tell(|state| state.cancel(epoch));
         core.ring.close(epoch);
-        if let Err(error) = core.disconnect().await {
+        if let Err(error) = core.disconnect(epoch).await {
             tracing::warn!(%error, "closing the links");
         }
         stopped.send_replace(true);

@@ -1,37 +1,62 @@
 //! The control service: wire types in, wire types out, and nobody but coordinators.
 
 use crate::{
-    core::{Core, lock},
+    core::{Core, blocking, lock},
     execute::Execution,
     place,
 };
 use galaxy_common::{Epoch, SequenceNumber};
 use galaxy_engine::compute::cpu;
 use galaxy_proto::{
-    COMMIT, PROTOCOL, VERSION,
+    COMMIT, MAX_MESSAGE_BYTES, PROTOCOL, VERSION,
     door::require,
     identity::Role,
-    v1::{self, worker_server::Worker},
+    v1::{
+        self,
+        worker_server::{Worker, WorkerServer},
+    },
 };
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response, Status, service::interceptor::InterceptedService};
 
 /// Events of a call that wait for the network: pieces of 1 MiB.
 const EVENTS: usize = 4;
 
+/// The largest message that a coordinator sends: the tokens of the largest batch, and room.
+const MESSAGE_BYTES: usize = 8 << 20;
+/// For the system to say what we hold. Whether we live must not depend on it.
+const RESIDENT_DEADLINE: Duration = Duration::from_millis(250);
+
 /// The control service of a worker.
-pub(crate) struct Control(pub(crate) Arc<Core>);
+pub(crate) struct Control(Arc<Core>);
+
+type Gate = fn(Request<()>) -> Result<Request<()>, Status>;
+
+impl Control {
+    /// The service as it is served: who calls is looked at before anything is read from it.
+    pub(crate) fn service(core: Arc<Core>) -> InterceptedService<WorkerServer<Self>, Gate> {
+        let service = WorkerServer::new(Self(core))
+            .max_decoding_message_size(MESSAGE_BYTES)
+            .max_encoding_message_size(MAX_MESSAGE_BYTES);
+        InterceptedService::new(service, |request| {
+            require(Role::Coordinator, &request)?;
+            Ok(request)
+        })
+    }
+}
 
 type Answer<T> = Result<Response<T>, Status>;
 type Events<T> = ReceiverStream<Result<T, Status>>;
 
 #[tonic::async_trait]
 impl Worker for Control {
-    async fn describe(&self, request: Request<v1::DescribeRequest>) -> Answer<v1::DescribeReply> {
-        require(Role::Coordinator, &request)?;
+    async fn describe(&self, _: Request<v1::DescribeRequest>) -> Answer<v1::DescribeReply> {
         let core = &self.0;
+        let models = core.models.clone();
+        let models =
+            blocking(move || models.list()).await.map_err(|error| error.into_status(&core.name))?;
         let state = core.state.borrow().clone();
         Ok(Response::new(v1::DescribeReply {
             protocol: PROTOCOL,
@@ -41,7 +66,7 @@ impl Worker for Control {
             threads: core.threads.into(),
             memory_bytes: core.memory.map_or(0, |memory| memory.0),
             processor: cpu::processor().to_owned(),
-            models: core.models.list().into_iter().map(|(name, _)| name).collect(),
+            models: models.into_iter().map(|(name, _)| name).collect(),
             draining: state.draining(),
             epoch: state.epoch().0,
             plain_port: core.plain_port.unwrap_or(0).into(),
@@ -61,7 +86,6 @@ impl Worker for Control {
 
     type ExecuteStream = Events<v1::ExecuteEvent>;
     async fn execute(&self, request: Request<v1::ExecuteRequest>) -> Answer<Self::ExecuteStream> {
-        require(Role::Coordinator, &request)?;
         let execution = Execution::admit(&self.0, request.into_inner())
             .map_err(|error| error.into_status(&self.0.name))?;
         let (events, stream) = mpsc::channel(EVENTS);
@@ -69,8 +93,8 @@ impl Worker for Control {
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 
-    async fn health(&self, request: Request<v1::HealthRequest>) -> Answer<v1::HealthReply> {
-        require(Role::Coordinator, &request)?;
+    async fn health(&self, _: Request<v1::HealthRequest>) -> Answer<v1::HealthReply> {
+        let resident = tokio::time::timeout(RESIDENT_DEADLINE, blocking(resident_bytes)).await;
         let state = self.0.state.borrow().clone();
         let clock = self.0.active().and_then(|active| active.executor.upgrade());
         let clock = clock.map_or(0, |executor| executor.clock());
@@ -80,24 +104,22 @@ impl Worker for Control {
             running: state.running().is_some(),
             draining: state.draining(),
             clock_ns: clock,
-            resident_bytes: resident_bytes(),
+            resident_bytes: resident.map_or(0, |bytes| bytes.unwrap_or(0)),
         }))
     }
 
     async fn cancel(&self, request: Request<v1::CancelRequest>) -> Answer<v1::CancelReply> {
-        require(Role::Coordinator, &request)?;
         let epoch = Epoch(request.into_inner().epoch);
         if self.0.tell(|state| state.cancel(epoch)) {
             tracing::info!(%epoch, "cancelled");
             self.0.ring.close(epoch);
-            let disconnected = self.0.disconnect().await;
+            let disconnected = self.0.disconnect(epoch).await;
             disconnected.map_err(|error| error.into_status(&self.0.name))?;
         }
         Ok(Response::new(v1::CancelReply {}))
     }
 
     async fn drain(&self, request: Request<v1::DrainRequest>) -> Answer<v1::DrainReply> {
-        require(Role::Coordinator, &request)?;
         let on = !request.into_inner().off;
         tracing::info!(on, "draining");
         self.0.tell(|state| state.drain(on));
@@ -105,7 +127,6 @@ impl Worker for Control {
     }
 
     async fn timeline(&self, request: Request<v1::TimelineRequest>) -> Answer<v1::TimelineReply> {
-        require(Role::Coordinator, &request)?;
         let v1::TimelineRequest { epoch, sequence } = request.into_inner();
         let timelines = lock(&self.0.timelines);
         let times = timelines

@@ -414,9 +414,14 @@ async fn only_coordinators_control() {
         assert_eq!(fault.code, "permission_denied");
         assert!(fault.message.contains(who.as_str()), "{fault}");
         assert!(fault.message.contains("coordinator"), "{fault}");
-        let status = client.place(v1::PlaceRequest::default()).await.unwrap_err();
+        // Refused before anything is read from it.
+        let large = v1::PlaceRequest { plan: vec![0; 9 << 20], ..Default::default() };
+        let status = client.place(large).await.unwrap_err();
         assert_eq!(from_status(&status).code, "permission_denied");
     }
+    let large = v1::PlaceRequest { plan: vec![0; 9 << 20], ..Default::default() };
+    let status = cluster.workers[0].1.clone().place(large).await.unwrap_err();
+    assert_eq!(status.code(), tonic::Code::OutOfRange, "{status}");
     let error = connect(&address, None, to, LONG).await;
     // Plain text to a door with TLS: the first call fails, the worker does not.
     if let Ok(channel) = error {

@@ -11,7 +11,7 @@ use galaxy_proto::{
     door::{Door, Hook, Peer},
     identity::{Authority, Identity, Role},
 };
-use galaxy_worker::ring::{Formation, PeerAddress, Ring, RingError};
+use galaxy_worker::ring::{Formation, PeerAddress, Ring, RingError, hello::Answer};
 use std::{sync::Arc, thread};
 use tokio::net::TcpListener;
 use tokio_stream::StreamExt;
@@ -213,6 +213,19 @@ async fn early_arrivals_wait_for_the_placement() {
     let error = error.err().unwrap();
     let stale = matches!(&error, RingError::Refused { .. }) && error.retryable();
     assert!(stale && error.peer() == &name("b"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cancelled_epoch_is_stale_for_who_comes_late() {
+    let dir = tempfile::tempdir().unwrap();
+    let authority = Authority::create(dir.path(), "home").unwrap();
+    let (a, b) = (device(&authority, "a").await, device(&authority, "b").await);
+    let plan = plan(&["a", "b"]);
+    b.ring.close(Epoch(1));
+    let error = a.ring.form(&a.identity, formation(&plan, &[&a, &b], 0, 1, false)).await;
+    let error = error.err().unwrap();
+    let stale = matches!(&error, RingError::Refused { answer: Answer::Stale, .. });
+    assert!(stale && error.retryable(), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

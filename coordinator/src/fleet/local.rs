@@ -7,7 +7,7 @@ use crate::error::RequestError;
 use galaxy_common::{BatchShape, Bytes, Epoch, SequenceNumber, plan::Plan};
 use galaxy_engine::{
     compute::cpu::processor,
-    executor::RunReport,
+    executor::{RunError, RunReport},
     local::{LocalCluster, LocalError},
 };
 use galaxy_graph::{budget, program::Lane};
@@ -46,22 +46,20 @@ impl LocalFleet {
     /// When a shard cannot be loaded.
     pub fn open(model: Arc<ModelDir>, plan: Plan) -> Result<Self, LocalError> {
         let width = model.dtype().width();
+        let needs = budget::needs_all(model.spec(), width, &plan).unwrap_or_default();
         let devices = plan
             .ranked()
-            .map(|(rank, device)| {
-                let needed = budget::needs(model.spec(), width, &plan, rank);
-                DeviceView {
-                    name: device.name.to_string(),
-                    address: "in this process".to_owned(),
-                    state: "ready",
-                    detail: String::new(),
-                    part: Some(device.clone()),
-                    weight_bytes: budget::weights(model.spec(), width, device),
-                    budget: device.budget,
-                    needed: needed.map_or(Bytes(0), |n| n.total()),
-                    threads: device.threads,
-                    processor: processor().to_owned(),
-                }
+            .map(|(rank, device)| DeviceView {
+                name: device.name.to_string(),
+                address: "in this process".to_owned(),
+                state: "ready",
+                detail: String::new(),
+                part: Some(device.clone()),
+                weight_bytes: budget::weights(model.spec(), width, device),
+                budget: device.budget,
+                needed: needs.get(rank.index()).map_or(Bytes(0), |n| n.total()),
+                threads: device.threads,
+                processor: processor().to_owned(),
             })
             .collect();
         let cluster = Arc::new(LocalCluster::open(model, plan.clone())?);
@@ -101,14 +99,20 @@ impl Fleet for LocalFleet {
         &self,
         shape: BatchShape,
         tokens: Arc<[u32]>,
-        _limit: Duration,
+        limit: Duration,
     ) -> BoxFuture<'_, Result<Run, RequestError>> {
         Box::pin(async move {
             let cluster = self.cluster.clone();
             let begun = Instant::now();
-            let (programs, reports) = blocking(move || cluster.execute(&shape, tokens))
+            let deadline = begun.checked_add(limit);
+            let (programs, reports) = blocking(move || cluster.execute(&shape, tokens, deadline))
                 .await?
-                .map_err(|e| RequestError::Internal { why: e.to_string() })?;
+                .map_err(|e| match e {
+                    LocalError::Run(RunError::Deadline) => {
+                        RequestError::Deadline { allowed: limit, ours: true }
+                    }
+                    e => RequestError::Internal { why: e.to_string() },
+                })?;
             let took = begun.elapsed();
             let sequence = SequenceNumber(self.sequence.fetch_add(1, Ordering::Relaxed) + 1);
             let mut times = Vec::with_capacity(reports.len());

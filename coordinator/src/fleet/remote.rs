@@ -14,7 +14,7 @@ use super::{BoxFuture, DeviceView, Fleet, Lowered, Readiness, Run, Timeline};
 use crate::{
     cluster::{Cluster, Device},
     error::RequestError,
-    membership::Event,
+    membership::{Event, Now},
     placement::{self, PlacementError},
 };
 use board::Board;
@@ -46,7 +46,7 @@ pub(crate) struct Shared {
     lowered: Lowered,
     board: Mutex<Board>,
     readiness: watch::Sender<Readiness>,
-    events: mpsc::Sender<Event>,
+    events: mpsc::Sender<(Now, Event)>,
     sequence: AtomicU64,
     origin: Instant,
     listener: Listener,
@@ -59,15 +59,16 @@ impl Shared {
         self.board.lock().unwrap_or_else(PoisonError::into_inner)
     }
     /// Time since the start, as the membership counts it.
-    fn now(&self) -> Duration {
+    fn now(&self) -> Now {
         self.origin.elapsed()
     }
     fn now_ns(&self) -> u64 {
         u64::try_from(self.now().as_nanos()).unwrap_or(u64::MAX)
     }
-    /// Sends an event to the driver; without a driver there is nobody to tell.
+    /// Sends an event to the driver, with the time at which it happened; without a driver there is
+    /// nobody to tell.
     async fn tell(&self, event: Event) {
-        drop(self.events.send(event).await);
+        drop(self.events.send((self.now(), event)).await);
     }
 }
 

@@ -46,7 +46,10 @@ impl World {
     fn answer(&mut self, action: Action) {
         let now = self.now;
         let (device, event) = match action {
-            Action::Connect { device, attempt } => (device, Event::Connected { device, attempt }),
+            Action::Connect { device, attempt } => {
+                let epoch = self.epochs[device];
+                (device, Event::Connected { device, attempt, epoch })
+            }
             Action::Ping { device, attempt } => {
                 let epoch = self.epochs[device];
                 (device, Event::Pong { device, attempt, asked: now, epoch })
@@ -208,6 +211,36 @@ fn a_spoiled_epoch_is_replaced_without_reconnecting() {
     assert_eq!(world.first(from, |a| matches!(a, Action::Connect { .. })), None);
     world.send(spoiled);
     assert_eq!(world.membership.ready(), Some(Epoch(102)), "an old epoch cannot be spoiled");
+}
+
+#[test]
+fn epochs_go_on_from_the_latest_that_a_device_knows() {
+    let mut world = World::new(3);
+    world.epochs[1] = Epoch(1 << 50);
+    world.run(seconds(1.0));
+    assert_eq!(world.membership.ready(), Some(Epoch((1 << 50) + 1)));
+}
+
+#[test]
+fn what_keeps_the_driver_is_nobodys_silence() {
+    let mut world = World::new(3);
+    world.run(seconds(1.0));
+    // The driver was busy: no ticks, and answers that waited for it.
+    let told = world.now + Duration::from_millis(3);
+    let pong = |device| Event::Pong { device, attempt: 1, asked: told, epoch: Epoch(101) };
+    world.now += seconds(20.0);
+    for device in 0..3 {
+        assert_eq!(world.membership.handle(told, pong(device)), []);
+    }
+    world.send(Event::Tick);
+    assert_eq!(world.membership.ready(), Some(Epoch(101)));
+    let pings =
+        world.log.iter().filter(|(at, a)| *at == world.now && matches!(a, Action::Ping { .. }));
+    assert_eq!(pings.count(), 3, "everybody is asked at once");
+    world.devices[2] = Device::Frozen;
+    world.due.clear();
+    world.run(seconds(3.0));
+    assert_eq!(world.membership.state(2).word(), "lost");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! A request on its way through the queue and the fleet.
 
 use super::{
-    Report, Session, Tensor,
+    READY_WAIT, Report, Session, Tensor,
     batch::{Batch, pack},
 };
 use crate::{
@@ -14,7 +14,7 @@ use galaxy_common::{BatchShape, Wanted};
 use galaxy_engine::merge::{Merged, merge};
 use galaxy_graph::program::Output;
 use std::{
-    sync::PoisonError,
+    sync::{PoisonError, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -62,20 +62,29 @@ impl<'a> Answer<'a> {
     /// Waits for the turn and runs one program.
     async fn program(&mut self, batch: &Batch) -> Result<Run, RequestError> {
         let waiting = Instant::now();
+        let ran = || self.session.inner.programs.load(Ordering::Relaxed);
+        let (mut until, mut before) = (waiting + READY_WAIT, ran());
         let turn = loop {
-            self.session.ready().await?;
+            self.session.ready(until).await?;
             let turn = self.ticket.turn().await?;
             if matches!(self.session.readiness(), Readiness::Ready(_)) {
                 break turn;
             }
+            // Waiting behind programs that ran is no waiting for the cluster.
+            if ran() != before {
+                (until, before) = (Instant::now() + READY_WAIT, ran());
+            }
         };
         self.report.queue += waiting.elapsed();
-        let fleet = self.session.inner.fleet.clone();
+        let session = self.session.clone();
         let (shape, tokens) = (batch.shape.clone(), batch.tokens.clone());
         let limit = self.session.inner.limits.timeout;
         // A task of its own: the program runs to its end, whoever still waits for it.
         let task = tokio::spawn(async move {
-            let run = fleet.execute(shape, tokens, limit).await;
+            let run = session.inner.fleet.execute(shape, tokens, limit).await;
+            if run.is_ok() {
+                session.inner.programs.fetch_add(1, Ordering::Relaxed);
+            }
             drop(turn);
             run
         });
@@ -102,6 +111,11 @@ impl<'a> Answer<'a> {
             shape: batch.shape.clone(),
         });
         Ok(run)
+    }
+
+    /// A copy of the request's place in the queue.
+    pub(super) fn ticket(&self) -> Ticket {
+        self.ticket.clone()
     }
 
     /// Remembers the request for traces.

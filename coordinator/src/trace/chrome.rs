@@ -87,8 +87,8 @@ impl Writer {
         tid
     }
 
-    /// The file. Times count from the first operation.
-    pub(super) fn finish(mut self) -> String {
+    /// The file. Times count from the first operation; it says how many programs are not in it.
+    pub(super) fn finish(mut self, missing: usize) -> String {
         let first =
             self.events.iter().filter_map(|e| e["ts"].as_f64()).fold(f64::INFINITY, f64::min);
         for event in &mut self.events {
@@ -99,7 +99,7 @@ impl Writer {
         }
         json!({
             "displayTimeUnit": "ms",
-            "otherData": { "request": self.request.0 },
+            "otherData": { "request": self.request.0, "missing_programs": missing },
             "traceEvents": self.events,
         })
         .to_string()

@@ -49,11 +49,17 @@ fn in_use(error: InUse) -> RunError {
 pub(super) fn compute(mut engine: Box<dyn Engine>, inbox: &Receiver<Arc<Run>>) {
     let mut prepared: Option<Arc<galaxy_graph::Program>> = None;
     drive(Lane::Compute, inbox, |run, op| {
-        if !prepared.as_ref().is_some_and(|p| Arc::ptr_eq(p, &run.program)) {
-            engine.prepare(&run.program.slots)?;
-            prepared = Some(run.program.clone());
-        }
-        kernel(engine.as_mut(), run, op)
+        // Given back only by a step that succeeds: after any other the engine is prepared anew.
+        let program = match prepared.take().filter(|p| Arc::ptr_eq(p, &run.program)) {
+            Some(program) => program,
+            None => {
+                engine.prepare(&run.program.slots)?;
+                run.program.clone()
+            }
+        };
+        kernel(engine.as_mut(), run, op)?;
+        prepared = Some(program);
+        Ok(())
     });
 }
 

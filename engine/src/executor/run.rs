@@ -85,6 +85,11 @@ impl Run {
         self.clock.elapsed().as_nanos() as u64
     }
 
+    /// Whether the deadline has passed.
+    pub fn late(&self) -> bool {
+        self.deadline.is_some_and(|deadline| deadline <= Instant::now())
+    }
+
     pub fn enter(&self) {
         self.lock().active += 1;
     }

@@ -34,6 +34,8 @@ pub(super) struct Expected {
     pub(super) plan: [u8; 32],
     pub(super) from: Vec<(Rank, DeviceName)>,
     pub(super) plain: bool,
+    /// The epoch was cancelled, or its placement failed.
+    pub(super) closed: bool,
     pub(super) arrived: mpsc::Sender<Arrival>,
 }
 
@@ -77,6 +79,7 @@ impl Default for Ring {
             plan: [0; 32],
             from: Vec::new(),
             plain: false,
+            closed: true,
             arrived: mpsc::channel(1).0,
         };
         Self {
@@ -129,7 +132,7 @@ impl Ring {
 
 /// Whether someone may link: a ring takes only the devices of its plan.
 fn judge(expected: &Expected, hello: &Hello, peer: &Peer, plain: bool) -> Answer {
-    if hello.epoch != expected.epoch {
+    if hello.epoch != expected.epoch || expected.closed {
         return Answer::Stale;
     }
     let certified = match &peer.identity {
@@ -154,31 +157,35 @@ mod tests {
     #[test]
     fn only_devices_of_the_plan_may_link() {
         let name = |text: &str| DeviceName::new(text).unwrap();
-        let expected = Expected {
+        let mut expected = Expected {
             epoch: Epoch(3),
             plan: [1; 32],
             from: vec![(Rank(1), name("b"))],
             plain: false,
+            closed: false,
             arrived: mpsc::channel(1).0,
         };
         let hello = Hello { epoch: Epoch(3), from: Rank(1), plan: [1; 32], name: name("b") };
         let peer = |identity| Peer { identity, address: ([127, 0, 0, 1], 1).into() };
         let device = |text: &str| peer(Some((name(text), Role::Device)));
-        let judge = |hello: &Hello, peer: &Peer| judge(&expected, hello, peer, false);
+        let judged = |hello: &Hello, peer: &Peer| judge(&expected, hello, peer, false);
 
-        assert_eq!(judge(&hello, &device("b")), Answer::Welcome);
+        assert_eq!(judged(&hello, &device("b")), Answer::Welcome);
         // A device of the cluster that lends itself another's name, and one that is not in the plan.
-        assert_eq!(judge(&hello, &device("c")), Answer::WrongName);
+        assert_eq!(judged(&hello, &device("c")), Answer::WrongName);
         let c = Hello { name: name("c"), ..hello.clone() };
-        assert_eq!(judge(&c, &device("c")), Answer::WrongName);
+        assert_eq!(judged(&c, &device("c")), Answer::WrongName);
         let client = peer(Some((name("b"), Role::Client)));
-        assert_eq!(judge(&hello, &client), Answer::WrongName);
-        assert_eq!(judge(&hello, &peer(None)), Answer::WrongName);
+        assert_eq!(judged(&hello, &client), Answer::WrongName);
+        assert_eq!(judged(&hello, &peer(None)), Answer::WrongName);
         let other_rank = Hello { from: Rank(2), ..hello.clone() };
-        assert_eq!(judge(&other_rank, &device("b")), Answer::WrongName);
+        assert_eq!(judged(&other_rank, &device("b")), Answer::WrongName);
         let stale = Hello { epoch: Epoch(2), ..hello.clone() };
-        assert_eq!(judge(&stale, &device("b")), Answer::Stale);
-        let other = Hello { plan: [2; 32], ..hello };
-        assert_eq!(judge(&other, &device("b")), Answer::OtherPlan);
+        assert_eq!(judged(&stale, &device("b")), Answer::Stale);
+        let other = Hello { plan: [2; 32], ..hello.clone() };
+        assert_eq!(judged(&other, &device("b")), Answer::OtherPlan);
+        // An epoch that was cancelled is over: that is no fault of who comes late.
+        expected.closed = true;
+        assert_eq!(judge(&expected, &hello, &device("b"), false), Answer::Stale);
     }
 }

@@ -50,7 +50,7 @@ pub enum RingError {
     },
     /// A peer that refused us.
     #[error("device {peer} refused the link: {}", match answer {
-        Answer::Stale => "it is in a later epoch",
+        Answer::Stale => "it is in a later epoch, or was told to give this one up",
         Answer::WrongName => "it does not know us as a device of its plan",
         Answer::OtherPlan => "it was placed with another plan",
         Answer::Welcome => "it did not",
@@ -167,12 +167,21 @@ impl Ring {
             }
         }
         let (arrived, mut arrivals) = mpsc::channel(awaited.len().max(1));
-        self.expected.send_replace(Expected {
-            epoch: wanted.epoch,
-            plan: wanted.digest,
-            from: awaited.clone(),
-            plain: wanted.plain,
-            arrived,
+        self.expected.send_if_modified(|expected| {
+            // A placement that was overtaken or cancelled must not take the place of what is.
+            let over = wanted.epoch < expected.epoch
+                || (wanted.epoch == expected.epoch && expected.closed);
+            if !over {
+                *expected = Expected {
+                    epoch: wanted.epoch,
+                    plan: wanted.digest,
+                    from: awaited.clone(),
+                    plain: wanted.plain,
+                    closed: false,
+                    arrived,
+                };
+            }
+            !over
         });
 
         let (mut to, mut from) = (Vec::new(), Vec::new());
@@ -205,6 +214,7 @@ impl Ring {
             if mine {
                 expected.epoch = epoch;
                 expected.from.clear();
+                expected.closed = true;
             }
             mine
         });

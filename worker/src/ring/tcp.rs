@@ -7,16 +7,24 @@
 use galaxy_common::{FrameHeader, HEADER_BYTES};
 use galaxy_engine::link::{Accept, LinkCloser, LinkError, LinkReceiver, LinkSender, accept};
 use rustls::Connection;
+use socket2::{SockRef, TcpKeepalive};
 use std::{
     io::{self, BufReader, IoSlice, Read, Write},
     net::{Shutdown, TcpStream},
     sync::Arc,
+    time::Duration,
 };
 
 /// Cipher text that waits for the socket: enough to keep it busy while the next part is sealed.
 const SEND_BUFFER: usize = 256 << 10;
 /// Bytes taken from the socket at once; rustls asks for 4 KiB at a time.
 const RECEIVE_BUFFER: usize = 128 << 10;
+/// When a peer that says nothing is asked whether it is there, and how often again. One that was
+/// unplugged is known after four seconds; one that is slow has a system that answers for it.
+const KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
+    .with_time(Duration::from_secs(1))
+    .with_interval(Duration::from_secs(1))
+    .with_retries(3);
 /// What stale payloads are read into.
 const SCRATCH: usize = 16 << 10;
 
@@ -86,6 +94,7 @@ fn blocking(stream: tokio::net::TcpStream) -> io::Result<TcpStream> {
     let stream = stream.into_std()?;
     stream.set_nonblocking(false)?;
     stream.set_nodelay(true)?;
+    SockRef::from(&stream).set_tcp_keepalive(&KEEPALIVE)?;
     Ok(stream)
 }
 
@@ -197,10 +206,8 @@ impl<R: Read + Send> LinkReceiver for Receiver<R> {
                     return self.source.read_exact(payload).map_err(closed_or);
                 }
                 Accept::Take => {
-                    return Err(LinkError::Io(io::Error::new(
-                        io::ErrorKind::InvalidInput,
-                        "the frame's payload and the room for it differ in length",
-                    )));
+                    let (got, room) = (got.payload as usize, payload.len());
+                    return Err(LinkError::Length { got, room });
                 }
                 Accept::Drop => self.skip(got.payload as usize)?,
             }
@@ -228,5 +235,27 @@ fn closed_or(error: io::Error) -> LinkError {
             LinkError::Closed
         }
         _ => LinkError::Io(error),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    /// Dialled and accepted sockets both come this way.
+    #[tokio::test]
+    async fn a_silent_peer_is_asked_whether_it_is_there() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let dialled = tokio::net::TcpStream::connect(listener.local_addr().unwrap());
+        let (dialled, accepted) = tokio::join!(dialled, listener.accept());
+        for stream in [dialled.unwrap(), accepted.unwrap().0] {
+            let stream = Stream::plain(stream).unwrap();
+            let socket = SockRef::from(stream.socket());
+            assert!(socket.keepalive().unwrap() && socket.tcp_nodelay().unwrap());
+            assert_eq!(socket.tcp_keepalive_time().unwrap(), Duration::from_secs(1));
+            assert_eq!(socket.tcp_keepalive_interval().unwrap(), Duration::from_secs(1));
+            assert_eq!(socket.tcp_keepalive_retries().unwrap(), 3);
+        }
     }
 }

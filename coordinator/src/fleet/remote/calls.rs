@@ -45,6 +45,7 @@ pub(super) fn gone(status: &Status) -> bool {
 pub(super) async fn connect(shared: Arc<Shared>, device: Index, attempt: u64) {
     let event = match introduce(&shared, device).await {
         Ok((connection, description)) => {
+            let epoch = Epoch(description.epoch);
             {
                 let mut board = shared.board();
                 let entry = &mut board.entries[device];
@@ -54,7 +55,7 @@ pub(super) async fn connect(shared: Arc<Shared>, device: Index, attempt: u64) {
                 entry.connection = Some(connection);
                 entry.description = Some(description);
             }
-            Event::Connected { device, attempt }
+            Event::Connected { device, attempt, epoch }
         }
         Err(reason) => Event::Broken { device, attempt, reason },
     };

@@ -3,7 +3,7 @@
 use super::{Shared, board::Notice, calls, own_limit};
 use crate::{
     fleet::{Readiness, blocking},
-    membership::{Action, Event, Index, Membership, State, TICK},
+    membership::{Action, Event, Index, Membership, Now, State, TICK},
     placement,
 };
 use galaxy_common::{Bytes, Epoch};
@@ -36,37 +36,52 @@ struct Driver {
     said: Vec<String>,
     /// Which devices were connected when we last looked.
     there: Vec<bool>,
+    /// What the last plan was made from, and what came of it.
+    planned: Option<(Grants, Planned)>,
 }
 
+/// Whether the plan is on the board; else who is to blame, and why.
+type Planned = Result<(), (Index, String)>;
+
+/// What devices say of themselves: threads in the order of the file, limits in ring order.
+type Grants = (Vec<u16>, Vec<Option<Bytes>>);
+
 /// Runs until the fleet is closed.
-pub(super) async fn drive(shared: Arc<Shared>, mut inbox: mpsc::Receiver<Event>, start: Epoch) {
+pub(super) async fn drive(
+    shared: Arc<Shared>,
+    mut inbox: mpsc::Receiver<(Now, Event)>,
+    start: Epoch,
+) {
     let devices = shared.ring.len();
     let mut driver = Driver {
         membership: Membership::new(devices, start),
         calls: (0..devices).map(|_| Calls::default()).collect(),
         said: vec![String::new(); devices],
         there: vec![false; devices],
+        planned: None,
         shared: shared.clone(),
     };
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     while !shared.stopped.load(Ordering::SeqCst) {
-        let event = tokio::select! {
-            event = inbox.recv() => event.unwrap_or(Event::Tick),
-            _ = ticks.tick() => Event::Tick,
+        // What was told comes before a tick: silence is judged when all signs of life are in.
+        let (at, event) = tokio::select! {
+            biased;
             () = shared.stop.notified() => break,
+            told = inbox.recv() => told.unwrap_or((shared.now(), Event::Tick)),
+            _ = ticks.tick() => (shared.now(), Event::Tick),
         };
-        driver.handle(event).await;
+        driver.handle(at, event).await;
     }
     driver.farewell().await;
 }
 
 impl Driver {
-    async fn handle(&mut self, event: Event) {
+    async fn handle(&mut self, at: Now, event: Event) {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
             self.speak(&event);
-            let actions = self.membership.handle(self.shared.now(), event);
+            let actions = self.membership.handle(at, event);
             let mut planned = None;
             for action in actions {
                 if let Action::Place { epoch, .. } = action {
@@ -92,10 +107,10 @@ impl Driver {
         }
     }
 
-    /// Makes the plan anew, from what the devices say now.
-    async fn plan(&mut self) -> Result<(), (Index, String)> {
+    /// Makes the plan anew, if the devices say something new.
+    async fn plan(&mut self) -> Planned {
         let shared = self.shared.clone();
-        let (threads, limits): (Vec<_>, Vec<_>) = {
+        let grants: Grants = {
             let board = shared.board();
             let described = |i: usize| board.entries[i].description.as_ref();
             let threads: Vec<u16> = shared
@@ -111,6 +126,12 @@ impl Driver {
             let limit = |i| described(i).and_then(|d| own_limit(d.memory_bytes));
             (threads, (0..shared.ring.len()).map(limit).collect())
         };
+        if let Some((from, outcome)) = &self.planned
+            && *from == grants
+        {
+            return outcome.clone();
+        }
+        let (threads, limits) = grants.clone();
         let made = blocking(move || {
             let plan = placement::plan(&shared.cluster, &shared.model, &threads)?;
             let needs = placement::fit(&shared.model, &plan, &limits)?;
@@ -118,7 +139,7 @@ impl Driver {
         })
         .await
         .map_err(|e| (0, e.to_string()))?;
-        match made {
+        let outcome = match made {
             Ok((plan, needs)) => {
                 let mut board = self.shared.board();
                 // The same plan stays the same one: programs are kept by it.
@@ -137,7 +158,9 @@ impl Driver {
                 };
                 Err((blamed.unwrap_or(0), error.to_string()))
             }
-        }
+        };
+        self.planned = Some((grants, outcome.clone()));
+        outcome
     }
 
     fn perform(&mut self, action: Action) {

@@ -7,7 +7,6 @@ use crate::{
     membership::{Event, Index},
 };
 use galaxy_common::{BatchShape, DeviceName, Epoch, SequenceNumber};
-use galaxy_graph::digest;
 use galaxy_model::HeadSpec;
 use galaxy_proto::{
     convert::segments,
@@ -25,6 +24,10 @@ use tonic::Status;
 /// is gone: for so long we wait for the membership to name it. Twice the time between pings, and
 /// some for the answer.
 const VERDICT: Duration = Duration::from_millis(1500);
+
+/// Devices get so much longer than we wait: the one that keeps the others waiting is named here,
+/// where it is known who is done.
+const LONGER: Duration = Duration::from_secs(1);
 
 /// Why one device has no result.
 enum Failure {
@@ -51,18 +54,18 @@ pub(super) async fn execute(
         }
     };
     let plan = shared.board().plan.clone();
-    let programs = {
+    let dispatch = {
         let (shared, plan, shape) = (shared.clone(), plan.clone(), shape.clone());
-        blocking(move || shared.lowered.programs(&plan, &shape)).await??
+        blocking(move || shared.lowered.dispatch(&plan, &shape)).await??
     };
     let sequence = SequenceNumber(shared.sequence.fetch_add(1, Ordering::SeqCst) + 1);
     let request = ExecuteRequest {
         epoch: epoch.0,
         sequence: sequence.0,
-        digest: digest(&programs).to_vec(),
+        digest: dispatch.digest.to_vec(),
         segments: segments(&shape),
         tokens: tokens.to_vec(),
-        timeout_ms: u64::try_from(limit.as_millis()).unwrap_or(u64::MAX),
+        timeout_ms: u64::try_from(limit.saturating_add(LONGER).as_millis()).unwrap_or(u64::MAX),
     };
     let connections: Vec<_> =
         shared.board().entries.iter().map(|e| (e.attempt, e.connection.clone())).collect();
@@ -75,7 +78,7 @@ pub(super) async fn execute(
     for (device, (attempt, connection)) in connections.into_iter().enumerate() {
         let lost = || ended(shared, epoch, device);
         let connection = connection.ok_or_else(lost)?;
-        let outputs = programs[device].outputs.clone();
+        let outputs = dispatch.outputs[device].clone();
         let sizes = outputs.iter().map(|o| {
             let (rows, width) = o.extent(spec.hidden, labels);
             rows as usize * width as usize
@@ -101,8 +104,11 @@ pub(super) async fn execute(
             },
             _ = left(&mut readiness, epoch) => return Err(ended(shared, epoch, 0)),
             () = &mut deadline => {
-                spoil(shared, epoch, 0, "a program took too long").await;
-                return Err(RequestError::Deadline { allowed: limit });
+                let device = results.iter().position(Option::is_none).unwrap_or(0);
+                let reason = format!("it has no result after {limit:?}, the limit of a program");
+                spoil(shared, epoch, device, &reason).await;
+                let device = shared.ring[device].name.clone();
+                return Err(RequestError::DeviceFailed { device, reason, retryable: true });
             }
         };
         match answer {

@@ -158,7 +158,7 @@ impl Link {
     }
 }
 
-/// Costs learnt from timelines of the same devices: the median of what was seen for operations of
+/// Costs learnt from timelines of the same devices: the mean of what was seen for operations of
 /// the same kind and size, and in proportion to rows for sizes that were not seen.
 #[derive(Clone, Default, Debug)]
 pub struct Observed {
@@ -171,12 +171,26 @@ impl Observed {
     pub fn new(link: LinkRate) -> Self {
         Self { seen: HashMap::new(), link: Some(link) }
     }
-    /// Learns from one measured run.
+    /// Learns from one measured run. An operation costs from when it could have begun (the one
+    /// before it on its lane, and all that it waits for, were over) to its end: so what it takes to
+    /// wake a lane and to count an operation as done is in it.
     pub fn learn(&mut self, program: &Program, times: &[Times]) {
-        for (op, time) in program.operations.iter().zip(times) {
-            if let Some((key, rows)) = key(program, op) {
-                let samples = self.seen.entry(key).or_default().entry(rows).or_default();
-                samples.push(time.1.saturating_sub(time.0));
+        let end = |id: OpId| times.get(id.0 as usize).map_or(0, |t| t.1);
+        for (_, ids) in &program.lanes {
+            let mut before = None;
+            for &id in ids {
+                let op = program.operation(id);
+                let waits = op.waits.iter().filter_map(|w| {
+                    let ids = &program.lanes[usize::from(w.lane.0)].1;
+                    Some(end(ids[(w.count as usize).checked_sub(1)?]))
+                });
+                let begin = times.get(id.0 as usize).map_or(0, |t| t.0);
+                let ready = waits.chain(before).max().unwrap_or(begin).min(begin);
+                before = Some(end(id));
+                if let Some((key, rows)) = key(program, op) {
+                    let samples = self.seen.entry(key).or_default().entry(rows).or_default();
+                    samples.push(end(id).saturating_sub(ready));
+                }
             }
         }
     }
@@ -205,10 +219,10 @@ impl Costs for Observed {
         let Some(sizes) = self.seen.get(&key) else { return 0 };
         let nearest = sizes.iter().min_by_key(|(seen, _)| (seen.abs_diff(rows), **seen));
         let Some((&seen, samples)) = nearest else { return 0 };
-        let mut sorted = samples.clone();
-        sorted.sort_unstable();
-        let median = sorted[sorted.len() / 2];
-        (median as f64 * f64::from(rows) / f64::from(seen.max(1))) as u64
+        // The mean, not the median: a timeline adds operations up, and I/O that takes the core now
+        // and then belongs to the sum.
+        let mean = samples.iter().sum::<u64>() as f64 / samples.len() as f64;
+        (mean * f64::from(rows) / f64::from(seen.max(1))) as u64
     }
     fn link(&self, _: Rank, _: Rank) -> LinkRate {
         self.link.unwrap_or(LinkRate { latency: 0, rate: f64::INFINITY, window: u64::MAX })

@@ -49,6 +49,11 @@ impl MatrixSource<'_> {
     pub fn rows(&self) -> u32 {
         self.inputs
     }
+    /// Whether the checkpoint stores a row for each input (GPT-2), so that few outputs of all
+    /// inputs are a small piece of every stored row.
+    pub fn stores_inputs_as_rows(&self) -> bool {
+        self.storage == Storage::InputRows
+    }
     /// Output width.
     pub fn columns(&self) -> u32 {
         self.outputs

@@ -10,8 +10,12 @@ use anyhow::{Context, Result, bail, ensure};
 use galaxy_common::{
     BatchShape, Bytes, DeviceName, Epoch, Strategy, Wanted, WireType, plan::Phase,
 };
-use galaxy_coord::{Cluster, Fleet, RemoteFleet, cluster::Device, fleet::Readiness};
-use galaxy_graph::{LinkRate, Observed, lower, simulate, timeline};
+use galaxy_coord::{
+    Cluster, Fleet, RemoteFleet,
+    cluster::Device,
+    fleet::{Readiness, Run, Timeline},
+};
+use galaxy_graph::{LinkRate, Observed, Program, lower, simulate, timeline};
 use galaxy_model::ModelDir;
 use galaxy_proto::identity::{Authority, Identity, Role};
 use serde::{Deserialize, Serialize};
@@ -76,8 +80,8 @@ pub struct Measured {
     pub hidden: Vec<f64>,
     /// Compute time of each run, ms, the larger of the devices.
     pub compute_ms: Vec<f64>,
-    /// What the simulator predicts, ms.
-    pub predicted_ms: f64,
+    /// What the simulator predicts for each run from the operations' costs in the run before, ms.
+    pub predicted_ms: Vec<f64>,
     /// Bytes that a device receives.
     pub bytes: u64,
 }
@@ -88,6 +92,22 @@ impl Measured {
         sorted.sort_by(f64::total_cmp);
         sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
     }
+    fn add(&mut self, run: &Run, programs: &[Program], times: &[Timeline], rate: f64) {
+        let mut worst = f64::MAX;
+        let mut compute = 0f64;
+        for (program, device) in programs.iter().zip(times) {
+            let lanes = timeline::lane_use(program, &device.operations);
+            let (_, received) = timeline::traffic(program);
+            self.bytes = received;
+            let hidden = timeline::hidden(lanes[0].awaiting_receive, received, rate);
+            worst = worst.min(hidden.unwrap_or(0.0));
+            compute = compute.max(lanes[0].busy as f64 * 1e-6);
+        }
+        let wall = run.devices.iter().map(|d| d.cost.total_ns).max().unwrap_or(0);
+        self.wall_ms.push(wall as f64 * 1e-6);
+        self.hidden.push(worst);
+        self.compute_ms.push(compute);
+    }
     fn line(&self) -> String {
         let spread = |v: &[f64]| {
             let (low, high) =
@@ -96,12 +116,12 @@ impl Measured {
         };
         let percent: Vec<f64> = self.hidden.iter().map(|h| h * 100.0).collect();
         format!(
-            "| {} | {} | {} | {} | {:.1} |",
+            "| {} | {} | {} | {} | {} |",
             self.tiles,
             spread(&self.wall_ms),
             spread(&self.compute_ms),
             spread(&percent),
-            self.predicted_ms
+            spread(&self.predicted_ms)
         )
     }
 }
@@ -252,11 +272,10 @@ async fn measure(inner: &Inner) -> Result<Vec<Measured>> {
     let kinds: &[u16] = if inner.rate == 0 { &[1] } else { &[1, options.tiles] };
     let mut measured: Vec<Measured> =
         kinds.iter().map(|&tiles| Measured { tiles, ..Measured::default() }).collect();
-    let mut observed: Vec<Observed> = kinds.iter().map(|_| Observed::new(link)).collect();
     let (rounds, repeats) =
         if inner.rate == 0 { (1, 3) } else { (options.rounds, options.repeats) };
     for round in 0..rounds {
-        for (kind, result) in measured.iter_mut().enumerate() {
+        for result in &mut measured {
             eprintln!("round {} of {rounds}, {} tiles", round + 1, result.tiles);
             epoch = Epoch(epoch.0 + 1000);
             let identity = Identity::load(&inner.keys.join("coordinator"))?;
@@ -267,32 +286,24 @@ async fn measure(inner: &Inner) -> Result<Vec<Measured>> {
             ready.wait_for(|r| matches!(r, Readiness::Ready(_))).await?;
             let plan = fleet.plan();
             let programs = lower(model.spec(), &plan, Phase::Prefill, &shape)?;
-            for repeat in 0..=repeats {
+            let mut before: Option<Observed> = None;
+            for _ in 0..=repeats {
                 let run =
                     fleet.execute(shape.clone(), tokens.clone(), Duration::from_secs(60)).await;
                 let run = run.map_err(|e| anyhow::anyhow!("{e}"))?;
-                if repeat == 0 {
-                    continue;
-                }
                 let times = fleet.timelines(run.epoch, run.sequence).await;
                 let times = times.map_err(|e| anyhow::anyhow!("{e}"))?;
-                let mut worst = f64::MAX;
-                let mut compute = 0f64;
+                let mut observed = Observed::new(link);
                 for (program, device) in programs.iter().zip(&times) {
-                    observed[kind].learn(program, &device.operations);
-                    let lanes = timeline::lane_use(program, &device.operations);
-                    let (_, received) = timeline::traffic(program);
-                    result.bytes = received;
-                    let hidden = timeline::hidden(lanes[0].awaiting_receive, received, rate);
-                    worst = worst.min(hidden.unwrap_or(0.0));
-                    compute = compute.max(lanes[0].busy as f64 * 1e-6);
+                    observed.learn(program, &device.operations);
                 }
-                let wall = run.devices.iter().map(|d| d.cost.total_ns).max().unwrap_or(0);
-                result.wall_ms.push(wall as f64 * 1e-6);
-                result.hidden.push(worst);
-                result.compute_ms.push(compute);
+                // The first run of a placement warms up, and teaches the second.
+                if let Some(before) = before.replace(observed) {
+                    result.add(&run, &programs, &times, rate);
+                    let predicted = simulate(&programs, &before)?;
+                    result.predicted_ms.push(predicted.total as f64 * 1e-6);
+                }
             }
-            result.predicted_ms = simulate(&programs, &observed[kind])?.total as f64 * 1e-6;
             fleet.close().await;
         }
     }
@@ -341,12 +352,13 @@ fn report(options: &Options, rate: u64, measured: &[Measured]) -> Result<()> {
     println!("{}\n{}", one.line(), many.line());
     let (a, b) = (Measured::median(&one.wall_ms), Measured::median(&many.wall_ms));
     let gain = a - b;
-    let predicted = one.predicted_ms - many.predicted_ms;
+    let (p, q) = (Measured::median(&one.predicted_ms), Measured::median(&many.predicted_ms));
+    let predicted = p - q;
     println!(
         "\ngain {gain:.1} ms measured, {predicted:.1} ms predicted: {:+.1}%; speed-up {:.3} measured, {:.3} predicted",
         (gain / predicted - 1.0) * 100.0,
         a / b,
-        one.predicted_ms / many.predicted_ms
+        p / q
     );
     if let Some(path) = &options.output {
         std::fs::write(path, serde_json::to_vec_pretty(&(options, rate, measured))?)?;

@@ -7,19 +7,19 @@ use super::{
     threads::Threads,
     vector::{self, Curve},
 };
-use crate::weights::{HeldMatrix, Values};
+use crate::weights::{HeldMatrix, PANEL, Strip, Values};
 use std::ops::Range;
 
-/// 16-bit matrices are widened in blocks of so many inputs and outputs: 512 KiB, which stays in a
-/// second-level cache until the block is multiplied.
-const BLOCK_INPUTS: usize = 512;
-const BLOCK_OUTPUTS: usize = 256;
+/// 16-bit matrices are widened by strips of so many inputs: at most 512 KiB, which stays in a
+/// second-level cache until the strip is multiplied.
+const BLOCK_INPUTS: usize = 2048;
+/// Rows that `gemm` takes without packing them again for every strip; beyond [`MANY_ROWS`] that
+/// packing is too little to matter, and fewer calls are better.
+const FEW_ROWS: usize = 48;
+const MANY_ROWS: usize = 192;
 /// The up half of a gated product waits in blocks of so many rows and columns (1 MiB).
 const GATED_ROWS: usize = 512;
 const GATED_COLUMNS: usize = 512;
-/// Columns of one row that a thread sums at a time; four widened rows of them stay in the
-/// first-level cache.
-const ROW_COLUMNS: usize = 512;
 
 /// Memory that products reuse.
 #[derive(Default)]
@@ -144,21 +144,16 @@ fn raw(
     }
     match &matrix.values {
         Values::F32(values) => {
-            let whole = Extent {
-                start: 0,
-                rows: matrix.inputs,
-                columns: matrix.outputs,
-                stride: matrix.outputs,
-            };
-            let right = Area::new(values, whole).expect("a matrix has all its values").part(
-                0,
-                matrix.inputs,
-                columns.start,
-                columns.len(),
-            );
-            let mut out = out.again();
-            threads.inside(|| {
-                multiply(left, Right::Plain(right), 1.0, &mut out, false, threads.parallelism());
+            // Threads take rows: each goes through all strips, which they share in cache.
+            let work = out.rows() * out.columns();
+            threads.each(out.again(), FEW_ROWS / 2, work, |first, mut out| {
+                let left = left.part(first, out.rows(), 0, left.columns());
+                for strip in matrix.strips(columns.clone()) {
+                    let right = strip_area(values, strip, matrix.inputs);
+                    let (rows, column) = (out.rows(), strip.column - columns.start);
+                    let mut out = out.part(0, rows, column, strip.width);
+                    by_rows(left, right, &mut out, false);
+                }
             });
         }
         Values::F16(bits) => {
@@ -167,6 +162,27 @@ fn raw(
         Values::Bf16(bits) => {
             blocks(threads, widened, left, matrix, columns, out, bits, Wide::Bf16);
         }
+    }
+}
+
+fn strip_area(values: &[f32], strip: Strip, inputs: usize) -> Area<'_> {
+    let Strip { start, width, pitch, .. } = strip;
+    let extent = Extent { start, rows: inputs, columns: width, stride: pitch };
+    Area::new(values, extent).expect("a matrix has all its values")
+}
+
+/// `out (+)= left x right`, by runs of rows of the size that `gemm` likes.
+fn by_rows(left: Area<'_>, right: Area<'_>, out: &mut AreaMut<'_>, add: bool) {
+    let rows = out.rows();
+    let runs = if rows > MANY_ROWS { 1 } else { rows.div_ceil(FEW_ROWS) };
+    let mut row = 0;
+    for run in 0..runs {
+        let height = (rows - row) / (runs - run);
+        let left = left.part(row, height, 0, left.columns());
+        let mut out = out.part(row, height, 0, out.columns());
+        let none = gemm::Parallelism::None;
+        multiply(left, Right::Plain(right), 1.0, &mut out, add, none);
+        row += height;
     }
 }
 
@@ -182,25 +198,26 @@ fn blocks(
     bits: &[u16],
     format: Wide,
 ) {
-    grow(widened, BLOCK_INPUTS * BLOCK_OUTPUTS);
-    for column in columns.clone().step_by(BLOCK_OUTPUTS) {
-        let width = BLOCK_OUTPUTS.min(columns.end - column);
+    grow(widened, BLOCK_INPUTS.min(matrix.inputs) * PANEL);
+    for strip in matrix.strips(columns.clone()) {
+        let Strip { column, width, start, pitch } = strip;
         for input in (0..matrix.inputs).step_by(BLOCK_INPUTS) {
             let height = BLOCK_INPUTS.min(matrix.inputs - input);
             let extent = Extent { start: 0, rows: height, columns: width, stride: width };
             let block = AreaMut::new(widened, extent).expect("it has grown to that");
             threads.each(block, 1, height * width, |first, mut rows| {
                 for at in 0..rows.rows() {
-                    let start = (input + first + at) * matrix.outputs + column;
+                    let start = start + (input + first + at) * pitch;
                     format.widen(&bits[start..start + width], rows.row(at));
                 }
             });
             let right = Area::new(widened, extent).expect("it has grown to that");
             let left = left.part(0, left.rows(), input, height);
-            let mut out = out.part(0, left.rows(), column - columns.start, width);
-            threads.inside(|| {
-                let parallelism = threads.parallelism();
-                multiply(left, Right::Plain(right), 1.0, &mut out, input > 0, parallelism);
+            let rows = out.rows();
+            let out = out.part(0, rows, column - columns.start, width);
+            threads.each(out, FEW_ROWS / 2, rows * height, |first, mut out| {
+                let left = left.part(first, out.rows(), 0, height);
+                by_rows(left, right, &mut out, input > 0);
             });
         }
     }
@@ -209,9 +226,9 @@ fn blocks(
 /// `out = x x matrix[.., first..]` for one row: bound by memory, so the matrix is read once, as it
 /// is held.
 fn single(x: &[f32], matrix: &HeldMatrix, first: usize, out: &mut [f32]) {
-    let pitch = matrix.outputs;
-    for (block, out) in out.chunks_mut(ROW_COLUMNS).enumerate() {
-        let start = first + block * ROW_COLUMNS;
+    for strip in matrix.strips(first..first + out.len()) {
+        let Strip { column, width, start, pitch } = strip;
+        let out = &mut out[column - first..][..width];
         match &matrix.values {
             Values::F32(values) => combine(x, out, pitch, start, values),
             Values::F16(bits) => combine_f16(x, out, pitch, start, bits),
@@ -247,7 +264,7 @@ fn combine_bf16(x: &[f32], out: &mut [f32], pitch: usize, start: usize, w: &[u16
         let rows = [row(input), row(input + 1), row(input + 2), row(input + 3)];
         vector::add_four_bf16(out, *four, rows);
     }
-    let mut wide = [0.0; ROW_COLUMNS];
+    let mut wide = [0.0; PANEL];
     for (at, x) in rest.iter().enumerate() {
         vector::widen_bf16(row(fours.len() * 4 + at), &mut wide[..width]);
         vector::add_scaled(out, *x, &wide[..width]);
@@ -258,7 +275,7 @@ fn combine_bf16(x: &[f32], out: &mut [f32], pitch: usize, start: usize, w: &[u16
 fn combine_f16(x: &[f32], out: &mut [f32], pitch: usize, start: usize, w: &[u16]) {
     let width = out.len();
     let row = |input: usize| &w[input * pitch + start..][..width];
-    let mut wide = [[0.0; ROW_COLUMNS]; 4];
+    let mut wide = [[0.0; PANEL]; 4];
     out.fill(0.0);
     let (fours, rest) = x.as_chunks::<4>();
     for (at, four) in fours.iter().enumerate() {
@@ -292,10 +309,24 @@ mod tests {
             1 => Values::F16(values.iter().map(|v| half::f16::from_f32(*v).to_bits()).collect()),
             _ => Values::Bf16(values.iter().map(|v| half::bf16::from_f32(*v).to_bits()).collect()),
         };
+        // Random values are as random in panels.
         HeldMatrix { inputs, outputs, values }
     }
 
+    /// Row-major, out of the panels.
     fn wide(matrix: &HeldMatrix) -> Vec<f64> {
+        let panels = wide_panels(matrix);
+        let mut rows = vec![f64::NAN; panels.len()];
+        for strip in matrix.strips(0..matrix.outputs) {
+            for input in 0..matrix.inputs {
+                let from = &panels[strip.start + input * strip.pitch..][..strip.width];
+                rows[input * matrix.outputs + strip.column..][..strip.width].copy_from_slice(from);
+            }
+        }
+        rows
+    }
+
+    fn wide_panels(matrix: &HeldMatrix) -> Vec<f64> {
         match &matrix.values {
             Values::F32(values) => values.iter().map(|v| f64::from(*v)).collect(),
             Values::F16(bits) => bits.iter().map(|b| half::f16::from_bits(*b).to_f64()).collect(),

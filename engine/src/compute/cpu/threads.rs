@@ -36,14 +36,6 @@ impl Threads {
         self.count
     }
 
-    /// What `gemm` is told; it must be called inside of [`Threads::inside`].
-    pub(crate) fn parallelism(&self) -> gemm::Parallelism {
-        match self.count {
-            1 => gemm::Parallelism::None,
-            count => gemm::Parallelism::Rayon(count),
-        }
-    }
-
     /// The place of the calling kernel thread, below [`Threads::count`].
     pub(crate) fn index(&self) -> usize {
         match &self.pool {

@@ -17,6 +17,8 @@ pub struct LinkRate {
     pub rate: f64,
     /// Bytes that may be on their way or in buffers before their receive begins.
     pub window: u64,
+    /// Bytes that pass at once after a pause (a token bucket); 0 on a cable.
+    pub burst: u64,
 }
 
 /// What operations and links cost.
@@ -27,8 +29,9 @@ pub trait Costs {
     fn link(&self, from: Rank, to: Rank) -> LinkRate;
 }
 
-/// Bytes that a frame adds to its tile: our header, TLS records, TCP and IP at 1448 bytes a packet.
-const FRAME_OVERHEAD: f64 = 1.05;
+/// Bytes on the wire for a byte of a tile: packets of 1514 bytes carry 1448 of it, less a TLS
+/// record's 22 in 16 KiB.
+const FRAME_OVERHEAD: f64 = 1514.0 / 1448.0 * (16_384.0 + 22.0) / 16_384.0;
 
 /// A predicted run.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -130,6 +133,8 @@ fn ready(
 struct Link {
     arrived: Vec<(u64, u64)>,
     received: Vec<u64>,
+    /// When the link's bucket was last empty.
+    empty: u64,
 }
 
 impl Link {
@@ -145,8 +150,16 @@ impl Link {
             None => 0,
         };
         let begin = ready.max(open);
-        let wire = (bytes as f64 * FRAME_OVERHEAD / rate.rate * 1e9) as u64;
-        let end = begin + wire;
+        // What the bucket has gathered since it was last empty passes at once.
+        let pause = begin.saturating_sub(self.empty) as f64 * 1e-9;
+        let tokens = (pause * rate.rate).min(rate.burst as f64);
+        let tokens = if self.arrived.is_empty() { rate.burst as f64 } else { tokens };
+        let bytes_on_wire = bytes as f64 * FRAME_OVERHEAD;
+        let late = (bytes_on_wire - tokens) / rate.rate * 1e9;
+        let end = begin + late.max(0.0) as u64;
+        // The time at which a bucket that fills without end would have been empty.
+        let left = (tokens - bytes_on_wire).max(0.0) / rate.rate * 1e9;
+        self.empty = end.saturating_sub(left as u64);
         self.arrived.push((end + rate.latency, bytes));
         Some((begin, end))
     }
@@ -225,6 +238,11 @@ impl Costs for Observed {
         (mean * f64::from(rows) / f64::from(seen.max(1))) as u64
     }
     fn link(&self, _: Rank, _: Rank) -> LinkRate {
-        self.link.unwrap_or(LinkRate { latency: 0, rate: f64::INFINITY, window: u64::MAX })
+        self.link.unwrap_or(LinkRate {
+            latency: 0,
+            rate: f64::INFINITY,
+            window: u64::MAX,
+            burst: 0,
+        })
     }
 }

@@ -106,7 +106,12 @@ impl Costs for Random {
     }
     fn link(&self, from: Rank, to: Rank) -> LinkRate {
         let seed = self.0 ^ u64::from(from.0 * 31 + to.0);
-        LinkRate { latency: seed % 5000, rate: (seed % 100 + 1) as f64 * 1e6, window: self.1 }
+        LinkRate {
+            latency: seed % 5000,
+            rate: (seed % 100 + 1) as f64 * 1e6,
+            window: self.1,
+            burst: seed % 3 * 100,
+        }
     }
 }
 

@@ -12,6 +12,11 @@ pub struct Network {
     devices: usize,
 }
 
+/// Bytes that a shaped link lets through at once after a pause: one full segment of the network
+/// stack. A smaller burst makes the stack cut packets earlier, which costs the devices' processors
+/// more than any real link does; so it stays, and predictions know of it.
+pub const BURST: u64 = 70_000;
+
 fn sh(line: &str) -> Result<String> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let (program, arguments) = words.split_first().context("an empty command")?;
@@ -52,9 +57,7 @@ impl Network {
             sh(&format!("ip netns exec {p}-{i} ip link set eth0 up"))?;
             sh(&format!("ip netns exec {p}-{i} ip link set lo up"))?;
             if i < devices {
-                // One full segment of the network stack: the smallest burst that passes it whole.
-                // A larger one would let the head of every tile through unshaped.
-                let burst = 70_000;
+                let burst = BURST;
                 let shape = format!("root tbf rate {bits}bit burst {burst} limit 16000000");
                 sh(&format!("ip netns exec {p}-{i} tc qdisc add dev eth0 {shape}"))?;
                 sh(&format!("ip netns exec {p}-hub tc qdisc add dev h{i} {shape}"))?;

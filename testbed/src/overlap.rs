@@ -5,7 +5,10 @@
 //! Runs with one tile (no overlap) and with several alternate, in one measurement; the simulator,
 //! fed with the operations' measured costs and the shaped rate, predicts both.
 
-use crate::{emulate::Network, models};
+use crate::{
+    emulate::{BURST, Network},
+    models,
+};
 use anyhow::{Context, Result, bail, ensure};
 use galaxy_common::{
     BatchShape, Bytes, DeviceName, Epoch, Strategy, Wanted, WireType, plan::Phase,
@@ -267,7 +270,7 @@ async fn measure(inner: &Inner) -> Result<Vec<Measured>> {
     let tokens: Arc<[u32]> = (0..options.tokens).map(|i| 3 + i * 7 % 900).collect();
     let shape = BatchShape::single(options.tokens, Wanted::Pooled(galaxy_common::Pooling::Mean))?;
     let rate = inner.rate as f64 / 8.0;
-    let link = LinkRate { latency: 60_000, rate, window: 4 << 20 };
+    let link = LinkRate { latency: 60_000, rate, window: 4 << 20, burst: BURST };
     let mut epoch = Epoch(SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs() << 20);
     let kinds: &[u16] = if inner.rate == 0 { &[1] } else { &[1, options.tiles] };
     let mut measured: Vec<Measured> =

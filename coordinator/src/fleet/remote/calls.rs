@@ -41,6 +41,12 @@ pub(super) fn gone(status: &Status) -> bool {
         )
 }
 
+/// What to tell a person of a connection that is gone: the transport's own words are for the log.
+pub(super) fn broke_off(status: &Status) -> String {
+    tracing::debug!(%status, "a connection broke off");
+    "its connection broke off".to_owned()
+}
+
 /// Forms a fresh connection and asks who is there.
 pub(super) async fn connect(shared: Arc<Shared>, device: Index, attempt: u64) {
     let event = match introduce(&shared, device).await {
@@ -138,7 +144,7 @@ pub(super) async fn place(shared: Arc<Shared>, device: Index, epoch: Epoch) {
             Event::Placed { device, epoch }
         }
         Err(status) if gone(&status) => {
-            Event::Broken { device, attempt, reason: from_status(&status).to_string() }
+            Event::Broken { device, attempt, reason: broke_off(&status) }
         }
         Err(status) => Event::PlaceFailed { device, epoch, reason: from_status(&status).message },
     };

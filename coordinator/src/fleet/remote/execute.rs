@@ -1,6 +1,10 @@
 //! One program on every worker: dispatch, results, and what happens when one of them fails.
 
-use super::{Shared, board::Connection, calls::gone};
+use super::{
+    Shared,
+    board::Connection,
+    calls::{broke_off, gone},
+};
 use crate::{
     error::RequestError,
     fleet::{DeviceCost, DeviceRun, Readiness, Run, blocking},
@@ -118,7 +122,7 @@ pub(super) async fn execute(
             }
             Err(status) => {
                 let failure = if gone(&status) {
-                    Failure::Gone { attempt, reason: from_status(&status).to_string() }
+                    Failure::Gone { attempt, reason: broke_off(&status) }
                 } else {
                     Failure::Fault(from_status(&status))
                 };

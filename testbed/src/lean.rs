@@ -216,7 +216,9 @@ async fn many(options: &Options) -> Result<()> {
             after_first = resident()?;
         }
         if i % 1000 == 999 {
-            eprintln!("{} requests, {:.0} s", i + 1, begin.elapsed().as_secs_f64());
+            let now: Vec<String> = resident()?.into_iter().map(|b| Bytes(b).to_string()).collect();
+            let seconds = begin.elapsed().as_secs_f64();
+            eprintln!("{} requests, {seconds:.0} s, resident {}", i + 1, now.join(" and "));
         }
     }
     for (first, last) in after_first.iter().zip(resident()?) {

@@ -123,7 +123,10 @@ pub(super) async fn ping(shared: Arc<Shared>, device: Index, attempt: u64) {
             Event::Pong { device, attempt, asked, epoch: Epoch(reply.epoch) }
         }
         Ok(Err(status)) => {
-            let reason = from_status(&status).to_string();
+            let reason = match gone(&status) {
+                true => broke_off(&status),
+                false => from_status(&status).to_string(),
+            };
             Event::Broken { device, attempt, reason }
         }
         // The membership counts the silence itself.

@@ -93,6 +93,19 @@ impl Network {
     }
 }
 
+impl Network {
+    /// Cuts the path from device `from` to device `to`, both ways for a connection, and heals it;
+    /// everyone else still reaches both.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn cut(&self, from: usize, to: usize, cut: bool) -> Result<()> {
+        let (p, verb) = (&self.prefix, if cut { "add" } else { "del" });
+        let address = Self::address(to);
+        sh(&format!("ip netns exec {p}-{from} ip route {verb} blackhole {address}/32")).map(drop)
+    }
+}
+
 impl Drop for Network {
     fn drop(&mut self) {
         for i in 0..=self.devices {

@@ -172,6 +172,30 @@ async fn a_device_that_is_unplugged() {
     assert_serves(&cluster, &client, &first).await;
 }
 
+/// Two devices lose each other, and the coordinator reaches both: no ping fails, so the ends of
+/// the link have to notice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_devices_that_lose_each_other() {
+    if !root() {
+        eprintln!("skipped: links of their own need root");
+        return;
+    }
+    let Scene { cluster, client, first, before } = scene(true).await;
+    let network = cluster.network.as_ref().unwrap();
+    let answer = long_request(&client);
+    cluster.running(2).await.unwrap();
+    network.cut(0, 1, true).unwrap();
+    // Probes of a second each, three of them: longer than a ping, and far below the deadline.
+    let answer = tokio::time::timeout(3 * BOUND, answer).await;
+    let answer = answer.unwrap_or_else(|_| panic!("no error in time; {}", cluster.output()));
+    let error = answer.unwrap().expect_err("a path is gone");
+    assert!(error.retryable(), "{} {error}", error.code());
+    eprintln!("{} {error}", error.code());
+    network.cut(0, 1, false).unwrap();
+    assert_let_go(&cluster, None, &before).await;
+    assert_serves(&cluster, &client, &first).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_device_that_is_merely_slow() {
     let Scene { cluster, client, first, .. } = scene(false).await;

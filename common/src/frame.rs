@@ -42,15 +42,6 @@ pub struct FrameHeader {
     pub payload: u32,
 }
 
-/// A header and what follows it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Frame<'a> {
-    /// The header.
-    pub header: FrameHeader,
-    /// The tile.
-    pub payload: &'a [u8],
-}
-
 /// Bytes that are no frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {

@@ -11,7 +11,7 @@ pub mod shape;
 pub mod span;
 pub mod units;
 
-pub use frame::{Frame, FrameError, FrameHeader, HEADER_BYTES, MAX_PAYLOAD_BYTES};
+pub use frame::{FrameError, FrameHeader, HEADER_BYTES, MAX_PAYLOAD_BYTES};
 pub use ids::{DeviceName, Epoch, NameError, Rank, RequestId, SequenceNumber};
 pub use plan::{
     Assignment, BlockAssignment, DevicePlan, Plan, PlanError, Strategy, WireType, apportion,

@@ -206,7 +206,7 @@ pub enum PlanError {
         /// The first index that is left out or taken twice.
         at: u32,
     },
-    /// Weights that differ where a strategy has no use for them.
+    /// More than one device where the strategy takes one.
     #[error("strategy local takes one device, and the plan has {devices}")]
     Local {
         /// How many there are.

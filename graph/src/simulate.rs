@@ -29,8 +29,8 @@ pub trait Costs {
     fn link(&self, from: Rank, to: Rank) -> LinkRate;
 }
 
-/// Bytes on the wire for a byte of a tile: packets of 1514 bytes carry 1448 of it, less a TLS
-/// record's 22 in 16 KiB.
+/// Bytes on the wire for a byte of a tile: packets of 1514 bytes carry 1448, and a TLS record adds
+/// 22 to 16 KiB.
 const FRAME_OVERHEAD: f64 = 1514.0 / 1448.0 * (16_384.0 + 22.0) / 16_384.0;
 
 /// A predicted run.
@@ -173,16 +173,16 @@ impl Link {
 
 /// Costs learnt from timelines of the same devices: the mean of what was seen for operations of
 /// the same kind and size, and in proportion to rows for sizes that were not seen.
-#[derive(Clone, Default, Debug)]
+#[derive(Clone, Debug)]
 pub struct Observed {
     seen: HashMap<(Rank, u64), HashMap<u32, Vec<u64>>>,
-    link: Option<LinkRate>,
+    link: LinkRate,
 }
 
 impl Observed {
     /// Nothing seen yet; every link is `link`.
     pub fn new(link: LinkRate) -> Self {
-        Self { seen: HashMap::new(), link: Some(link) }
+        Self { seen: HashMap::new(), link }
     }
     /// Learns from one measured run. An operation costs from when it could have begun (the one
     /// before it on its lane, and all that it waits for, were over) to its end: so what it takes to
@@ -238,11 +238,6 @@ impl Costs for Observed {
         (mean * f64::from(rows) / f64::from(seen.max(1))) as u64
     }
     fn link(&self, _: Rank, _: Rank) -> LinkRate {
-        self.link.unwrap_or(LinkRate {
-            latency: 0,
-            rate: f64::INFINITY,
-            window: u64::MAX,
-            burst: 0,
-        })
+        self.link
     }
 }

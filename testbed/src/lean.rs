@@ -1,16 +1,19 @@
 //! How lean a worker is: start, idle processor time, peak memory, and memory over many requests.
 
-use crate::{models, overlap};
+use crate::{
+    models, overlap,
+    processes::{Keys, Process, program},
+};
 use anyhow::{Context, Result, ensure};
 use galaxy_common::{
     BatchShape, Bytes, DeviceName, Epoch, Pooling, Segment, Strategy, Wanted, WireType,
 };
 use galaxy_coord::{Cluster, Fleet, RemoteFleet, cluster::Device, fleet::Readiness};
 use galaxy_model::ModelDir;
-use galaxy_proto::identity::{Authority, Identity, Role};
+use galaxy_proto::identity::{Identity, Role};
 use std::{
     path::{Path, PathBuf},
-    process::{Child, Command},
+    process::Command,
     sync::Arc,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -38,14 +41,6 @@ pub struct Options {
     pub model: PathBuf,
 }
 
-struct Owned(Child);
-impl Drop for Owned {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// A value of `/proc/PID/status` in bytes.
 fn status(pid: u32, key: &str) -> Result<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
@@ -68,32 +63,33 @@ fn spread(values: &[f64]) -> String {
     format!("{:.1} ({:.1} to {:.1})", at(sorted.len() / 2), at(0), at(sorted.len() - 1))
 }
 
+fn start(identity: &Path, model: &Path) -> Result<(Process, String)> {
+    let command = Command::new(program("galaxy-worker")?);
+    overlap::worker(command, "127.0.0.1:0", identity, model, false)
+}
+
 struct Bench {
     keys: PathBuf,
-    workers: Vec<(Owned, String)>,
+    workers: Vec<(Process, String)>,
     _work: tempfile::TempDir,
 }
 
 impl Bench {
-    fn up(devices: usize, models: &Path) -> Result<Self> {
+    fn up(devices: usize, model: &Path) -> Result<Self> {
         let work = tempfile::tempdir()?;
         let keys = work.path().join("keys");
-        let authority = Authority::create(&keys, "lean")?;
-        authority.issue(&DeviceName::new("coordinator")?, Role::Coordinator, 1)?;
+        let identities = Keys::create(&keys)?;
+        identities.of("coordinator", Role::Coordinator)?;
         let mut workers = Vec::new();
         for i in 0..devices {
-            let identity = authority.issue(&DeviceName::new(format!("d{i}"))?, Role::Device, 1)?;
-            let mut command = Command::new(overlap::beside("galaxy-worker")?);
-            command.args(["--listen", "127.0.0.1:0", "--threads", "1"]);
-            command.arg("--identity").arg(identity).arg("--models").arg(models);
-            let (child, address) = overlap::start(command)?;
-            workers.push((Owned(child), address));
+            let identity = identities.of(&format!("d{i}"), Role::Device)?;
+            workers.push(start(&identity, model)?);
         }
         Ok(Self { keys, workers, _work: work })
     }
 
     async fn fleet(&self, model: &Arc<ModelDir>, max_rows: u32) -> Result<RemoteFleet> {
-        let device = |(i, (_, address)): (usize, &(Owned, String))| -> Result<Device> {
+        let device = |(i, (_, address)): (usize, &(Process, String))| -> Result<Device> {
             Ok(Device {
                 name: DeviceName::new(format!("d{i}"))?,
                 address: address.clone(),
@@ -136,16 +132,11 @@ pub fn run(options: &Options) -> Result<()> {
     let mut starts = Vec::new();
     for _ in 0..options.starts {
         let work = tempfile::tempdir()?;
-        let keys = work.path().join("keys");
-        let identity =
-            Authority::create(&keys, "lean")?.issue(&DeviceName::new("d0")?, Role::Device, 1)?;
-        let mut command = Command::new(overlap::beside("galaxy-worker")?);
-        command.args(["--listen", "127.0.0.1:0", "--threads", "1"]);
-        command.arg("--identity").arg(identity).arg("--models").arg(none.path());
+        let identity = Keys::create(&work.path().join("keys"))?.of("d0", Role::Device)?;
         let begin = Instant::now();
-        let (child, _) = overlap::start(command)?;
+        let worker = start(&identity, &none.path().join("model"))?;
         starts.push(begin.elapsed().as_secs_f64() * 1e3);
-        drop(Owned(child));
+        drop(worker);
     }
     println!("| what | bound | measured |\n| --- | ---: | ---: |");
     println!("| start to listening, ms | 100 | {} |", spread(&starts));
@@ -157,7 +148,7 @@ async fn peak(options: &Options) -> Result<()> {
     let name = format!("bert-large-{}", options.layers);
     let path = models::bert(&options.cache, &name, options.layers, 1024, 16)?.canonicalize()?;
     let model = Arc::new(ModelDir::open(&path)?);
-    let bench = Bench::up(2, path.parent().context("a model has a parent directory")?)?;
+    let bench = Bench::up(2, &path)?;
     let fleet = bench.fleet(&model, 512).await?;
     let tokens: Arc<[u32]> = (0..512).map(|i| 3 + i * 7 % 900).collect();
     let shape = BatchShape::single(512, Wanted::Hidden)?;
@@ -166,7 +157,7 @@ async fn peak(options: &Options) -> Result<()> {
         run.map_err(|e| anyhow::anyhow!("{e}"))?;
     }
     for ((worker, _), device) in bench.workers.iter().zip(fleet.devices()) {
-        let pid = worker.0.id();
+        let pid = worker.id();
         let (peak, weights) = (status(pid, "VmHWM")?, device.weight_bytes.0);
         let bound = weights + weights * 15 / 100 + 60_000_000;
         let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"))?;
@@ -182,10 +173,10 @@ async fn peak(options: &Options) -> Result<()> {
         ensure!(!maps.contains("safetensors"), "a model file is mapped");
     }
     let before: Vec<u64> =
-        bench.workers.iter().map(|(w, _)| ticks(w.0.id())).collect::<Result<_>>()?;
+        bench.workers.iter().map(|(w, _)| ticks(w.id())).collect::<Result<_>>()?;
     tokio::time::sleep(Duration::from_secs(options.idle)).await;
     for ((worker, _), before) in bench.workers.iter().zip(before) {
-        let used = (ticks(worker.0.id())? - before) as f64 / options.idle as f64;
+        let used = (ticks(worker.id())? - before) as f64 / options.idle as f64;
         println!("| idle processor time, % of a core over {} s | 1 | {used:.2} |", options.idle);
     }
     fleet.close().await;
@@ -195,10 +186,10 @@ async fn peak(options: &Options) -> Result<()> {
 async fn many(options: &Options) -> Result<()> {
     let path = options.model.canonicalize().context("run scripts/setup first")?;
     let model = Arc::new(ModelDir::open(&path)?);
-    let bench = Bench::up(2, path.parent().context("a model has a parent directory")?)?;
+    let bench = Bench::up(2, &path)?;
     let fleet = bench.fleet(&model, 512).await?;
     let resident = || -> Result<Vec<u64>> {
-        bench.workers.iter().map(|(w, _)| status(w.0.id(), "VmRSS")).collect()
+        bench.workers.iter().map(|(w, _)| status(w.id(), "VmRSS")).collect()
     };
     let mut after_first = Vec::new();
     let begin = Instant::now();

@@ -8,6 +8,7 @@
 use crate::{
     emulate::{BURST, Network},
     models,
+    processes::{Keys, Process, program},
 };
 use anyhow::{Context, Result, bail, ensure};
 use galaxy_common::{
@@ -20,12 +21,11 @@ use galaxy_coord::{
 };
 use galaxy_graph::{LinkRate, Observed, Program, lower, simulate, timeline};
 use galaxy_model::ModelDir;
-use galaxy_proto::identity::{Authority, Identity, Role};
+use galaxy_proto::identity::{Identity, Role};
 use serde::{Deserialize, Serialize};
 use std::{
-    io::{BufRead, BufReader},
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -129,27 +129,6 @@ impl Measured {
     }
 }
 
-struct Workers(Vec<Child>);
-impl Drop for Workers {
-    fn drop(&mut self) {
-        for child in &mut self.0 {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-}
-
-/// A program of this build.
-///
-/// # Errors
-/// When it is not built.
-pub fn beside(program: &str) -> Result<PathBuf> {
-    let me = std::env::current_exe()?;
-    let path = me.with_file_name(program);
-    ensure!(path.exists(), "{} is missing: build the workspace first", path.display());
-    Ok(path)
-}
-
 /// Runs the whole measurement and prints a table.
 ///
 /// # Errors
@@ -159,20 +138,20 @@ pub fn run(options: &Options) -> Result<()> {
     let model = models::bert(&options.cache, &name, options.layers, 1024, 16)?.canonicalize()?;
     let work = tempfile::tempdir()?;
     let keys = work.path().join("keys");
-    let authority = Authority::create(&keys, "overlap")?;
-    let mut issue = |name: &str, role| -> Result<PathBuf> {
-        Ok(authority.issue(&DeviceName::new(name)?, role, 1)?)
-    };
-    issue("coordinator", Role::Coordinator)?;
+    let identities = Keys::create(&keys)?;
+    identities.of("coordinator", Role::Coordinator)?;
     let mut rate = options.rate.unwrap_or(0);
     let mut result = None;
     while result.is_none() {
         // The first pass finds the compute time on a link that does not matter.
         let network = Network::up(2, if rate == 0 { 20_000_000_000 } else { rate })?;
-        let mut workers = Workers(Vec::new());
+        let mut workers = Vec::new();
         for i in 0..2 {
-            let identity = issue_once(&keys, &mut issue, &format!("d{i}"))?;
-            workers.0.push(worker(&network, i, &identity, &model, options.plain)?);
+            let identity = identities.of(&format!("d{i}"), Role::Device)?;
+            let mut command = network.command(i, "taskset");
+            command.args(["-c", &i.to_string()]).arg(program("galaxy-worker")?);
+            let address = format!("{}:7100", Network::address(i));
+            workers.push(worker(command, &address, &identity, &model, options.plain)?.0);
         }
         let inner =
             Inner { options: options.clone(), model: model.clone(), keys: keys.clone(), rate };
@@ -199,56 +178,28 @@ pub fn run(options: &Options) -> Result<()> {
     report(options, rate, &result.context("no result")?)
 }
 
-fn issue_once(
-    keys: &Path,
-    issue: &mut impl FnMut(&str, Role) -> Result<PathBuf>,
-    name: &str,
-) -> Result<PathBuf> {
-    let dir = keys.join(name);
-    if dir.exists() { Ok(dir) } else { issue(name, Role::Device) }
-}
-
-fn worker(
-    network: &Network,
-    i: usize,
+/// Starts a worker of one kernel thread that serves `model`, with a command that ends where its
+/// arguments begin; returns it with the address that it listens on.
+///
+/// # Errors
+/// When it ends before it listens.
+pub fn worker(
+    mut command: Command,
+    listen: &str,
     identity: &Path,
     model: &Path,
     plain: bool,
-) -> Result<Child> {
+) -> Result<(Process, String)> {
     let models = model.parent().context("a model has a parent directory")?;
-    let mut command = network.command(i, "taskset");
-    command
-        .args(["-c", &i.to_string()])
-        .arg(beside("galaxy-worker")?)
-        .args(["--listen", &format!("{}:7100", Network::address(i)), "--threads", "1"])
-        .arg("--identity")
-        .arg(identity)
-        .arg("--models")
-        .arg(models);
+    command.args(["--threads", "1", "--listen", listen]);
+    command.arg("--identity").arg(identity).arg("--models").arg(models);
     if plain {
         command.arg("--plain");
     }
-    Ok(start(command)?.0)
-}
-
-/// Starts a worker and waits until it says where it listens.
-///
-/// # Errors
-/// When it ends before that.
-pub fn start(mut command: Command) -> Result<(Child, String)> {
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
-    let out = child.stdout.take().context("a pipe was asked for")?;
-    let mut lines = BufReader::new(out).lines();
-    for line in &mut lines {
-        if let Some(address) = line?.strip_prefix("listening on ") {
-            let address = address.trim().to_owned();
-            // The pipe is drained so that the worker never blocks on it.
-            std::thread::spawn(move || lines.for_each(drop));
-            return Ok((child, address));
-        }
-    }
-    let _ = child.wait();
-    bail!("a worker did not start: run it by hand to see why")
+    let mut worker = Process::spawn("galaxy-worker", command)?;
+    let line = worker.line("listening on ")?;
+    let address = line.trim_start_matches("listening on ").trim().to_owned();
+    Ok((worker, address))
 }
 
 /// The coordinator's side, in its own namespace.

@@ -150,9 +150,12 @@ pub enum WorkerError {
 }
 
 fn run_message(source: &RunError, peer: &Option<DeviceName>) -> String {
-    match peer {
-        Some(peer) => format!("the link with device {peer} broke: {source}"),
-        None => source.to_string(),
+    match (peer, source) {
+        // The name, not the rank.
+        (Some(peer), RunError::Link { source, .. }) => {
+            format!("the link with device {peer} broke: {source}")
+        }
+        _ => source.to_string(),
     }
 }
 

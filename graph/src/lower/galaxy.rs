@@ -299,7 +299,7 @@ impl Device<'_> {
                     let out = match partial {
                         Some(partial) => self.export(partial, rows, added),
                         // Passed through without a copy.
-                        None => added.unwrap_or_else(|| unreachable_hop(owner)),
+                        None => added.expect("a route of sums starts at a device that contributes"),
                     };
                     let to = self.ring.rank(self.ring.next(self.me));
                     self.b.send(to, id, tile, out);
@@ -367,12 +367,6 @@ impl Device<'_> {
         }
         self.b.compute(kind, reads, writes);
     }
-}
-
-/// A device on a route that neither contributes nor receives cannot be: [`Ring::scatter_hop`] starts
-/// a route at the first contributor.
-fn unreachable_hop(owner: usize) -> Value {
-    panic!("a scatter route for position {owner} starts at a device that contributes")
 }
 
 /// The residual addition after a block, with the norm that follows at once; and whether the norm

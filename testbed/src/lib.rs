@@ -1,6 +1,7 @@
 //! End-to-end tests and measurements: golden outputs, clusters of real processes, faults.
 
 pub mod emulate;
+pub mod environment;
 pub mod golden;
 pub mod lean;
 pub mod models;

@@ -1,0 +1,321 @@
+//! An environment: the devices that a testbed stands for, and the links between them.
+//!
+//! A file says what the *modelled* devices are: their speed, memory, link. One factor makes
+//! compute and links of the emulation faster together, so that their ratio stays and an experiment
+//! takes minutes instead of hours; another scales memory, for engines that hold weights wider than
+//! the devices' own did.
+
+use anyhow::{Context, Result, bail, ensure};
+use galaxy_common::{Bytes, DeviceName};
+use serde::{Deserialize, Deserializer, Serialize};
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    str::FromStr,
+    time::Duration,
+};
+
+/// The environments that come with the testbed, by name.
+const KNOWN: &[(&str, &str)] = &[
+    ("A", include_str!("../environments/A.toml")),
+    ("B", include_str!("../environments/B.toml")),
+    ("C", include_str!("../environments/C.toml")),
+    ("D", include_str!("../environments/D.toml")),
+    ("E", include_str!("../environments/E.toml")),
+    ("F", include_str!("../environments/F.toml")),
+    ("G", include_str!("../environments/G.toml")),
+    ("H", include_str!("../environments/H.toml")),
+    ("I", include_str!("../environments/I.toml")),
+    ("pair", include_str!("../environments/pair.toml")),
+];
+
+/// Most devices of an environment: their addresses are one byte, and their links one bridge.
+const MAX_DEVICES: usize = 64;
+/// Longest name of a device or testbed: it is part of names that the kernel cuts off.
+const MAX_NAME: usize = 16;
+
+/// Bits per second.
+#[derive(Clone, Copy, PartialEq, PartialOrd, Debug, Serialize)]
+pub struct BitRate(pub f64);
+
+/// Operations of 32-bit floats per second, in thousands of millions.
+#[derive(Clone, Copy, PartialEq, PartialOrd, Debug, Serialize)]
+pub struct Gflops(pub f64);
+
+/// A number and its unit, as `125Mbit/s`.
+fn quantity(text: &str, units: &[(&str, f64)]) -> Result<f64> {
+    let text = text.trim();
+    let at = text.find(|c: char| c.is_alphabetic()).unwrap_or(text.len());
+    let (number, unit) = (text[..at].trim(), &text[at..]);
+    let known = || units.iter().map(|u| u.0).collect::<Vec<_>>().join(", ");
+    let Some((_, factor)) = units.iter().find(|(name, _)| *name == unit) else {
+        bail!("{text:?} has no unit that fits here; write a number and one of {}", known());
+    };
+    let number: f64 = number.parse().with_context(|| format!("{text:?} has no number"))?;
+    ensure!(number.is_finite() && number >= 0.0, "{text:?} must not be negative");
+    Ok(number * factor)
+}
+
+impl FromStr for BitRate {
+    type Err = anyhow::Error;
+    fn from_str(text: &str) -> Result<Self> {
+        quantity(text, &[("kbit/s", 1e3), ("Mbit/s", 1e6), ("Gbit/s", 1e9)]).map(Self)
+    }
+}
+
+impl fmt::Display for BitRate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} Mbit/s", (self.0 / 1e4).round() / 100.0)
+    }
+}
+
+impl FromStr for Gflops {
+    type Err = anyhow::Error;
+    fn from_str(text: &str) -> Result<Self> {
+        quantity(text, &[("GFLOP/s", 1.0), ("TFLOP/s", 1e3)]).map(Self)
+    }
+}
+
+impl fmt::Display for Gflops {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} GFLOP/s", (self.0 * 100.0).round() / 100.0)
+    }
+}
+
+fn parsed<'de, T: FromStr<Err: fmt::Display>, D: Deserializer<'de>>(d: D) -> Result<T, D::Error> {
+    String::deserialize(d)?.parse().map_err(serde::de::Error::custom)
+}
+
+fn perhaps<'de, T: FromStr<Err: fmt::Display>, D: Deserializer<'de>>(
+    d: D,
+) -> Result<Option<T>, D::Error> {
+    parsed(d).map(Some)
+}
+
+fn duration<'de, D: Deserializer<'de>>(d: D) -> Result<Duration, D::Error> {
+    let text = String::deserialize(d)?;
+    quantity(&text, &[("us", 1e-6), ("ms", 1e-3), ("s", 1.0)])
+        .map(Duration::from_secs_f64)
+        .map_err(serde::de::Error::custom)
+}
+
+/// What a device's quota holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Hold {
+    /// The threads that multiply. Links are then driven beside the quota, as by a device whose
+    /// network costs it nothing; what they took is measured and shown.
+    #[default]
+    Compute,
+    /// The whole process. Its links stop with it, as no slow processor's do.
+    Process,
+}
+
+/// How much faster the emulation is than what it stands for.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Scale {
+    /// Of compute and links.
+    pub speed: f64,
+    /// Of memory.
+    pub memory: f64,
+}
+
+impl Default for Scale {
+    fn default() -> Self {
+        Self { speed: 1.0, memory: 1.0 }
+    }
+}
+
+/// A device that is stood for.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Device {
+    /// Its name.
+    pub name: DeviceName,
+    /// What it is, for people.
+    #[serde(default)]
+    pub kind: String,
+    /// Its speed; without it the device has a core of this machine to itself.
+    #[serde(default, deserialize_with = "perhaps")]
+    pub speed: Option<Gflops>,
+    /// What it grants.
+    #[serde(deserialize_with = "parsed")]
+    pub memory: Bytes,
+    /// Its link, each way.
+    #[serde(deserialize_with = "parsed")]
+    pub rate: BitRate,
+    /// Added to all that it sends.
+    #[serde(default, deserialize_with = "duration")]
+    pub delay: Duration,
+    /// The share of packets that its link loses, each way.
+    #[serde(default)]
+    pub loss: f64,
+    /// Bytes per second that it reads from disk; without it, what this machine's disk gives.
+    #[serde(default, deserialize_with = "perhaps")]
+    pub disk: Option<Bytes>,
+}
+
+/// Devices and links.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Environment {
+    /// Its name.
+    pub name: String,
+    /// What it stands for, for people.
+    #[serde(default)]
+    pub about: String,
+    /// What quotas hold.
+    #[serde(default)]
+    pub hold: Hold,
+    /// How much faster than what it stands for.
+    #[serde(default)]
+    pub scale: Scale,
+    /// The devices, in ring order.
+    #[serde(rename = "device")]
+    pub devices: Vec<Device>,
+}
+
+impl Environment {
+    /// Reads a file, or one of the environments that come with the testbed, by its name.
+    ///
+    /// # Errors
+    /// When there is none, or when it says what cannot be.
+    pub fn open(which: &str) -> Result<Self> {
+        if let Some((_, text)) = KNOWN.iter().find(|(name, _)| *name == which) {
+            return Self::parse(text).with_context(|| format!("environment {which}"));
+        }
+        let path = PathBuf::from(which);
+        let text = std::fs::read_to_string(&path).with_context(|| {
+            let names: Vec<&str> = KNOWN.iter().map(|k| k.0).collect();
+            format!("{which} is neither a file that can be read nor one of {}", names.join(", "))
+        })?;
+        Self::parse(&text).with_context(|| path.display().to_string())
+    }
+
+    fn parse(text: &str) -> Result<Self> {
+        let environment: Self = toml::from_str(text)?;
+        environment.check()?;
+        Ok(environment)
+    }
+
+    fn check(&self) -> Result<()> {
+        check_name("the environment", &self.name)?;
+        let Scale { speed, memory } = self.scale;
+        for (what, factor) in [("speed", speed), ("memory", memory)] {
+            let sound = factor.is_finite() && factor > 0.0;
+            ensure!(sound, "scale.{what} = {factor} must be above 0");
+        }
+        let count = self.devices.len();
+        ensure!((1..=MAX_DEVICES).contains(&count), "{count} devices: 1 to {MAX_DEVICES} fit");
+        for (i, device) in self.devices.iter().enumerate() {
+            let name = device.name.as_str();
+            check_name("a device", name)?;
+            let twice = self.devices[..i].iter().any(|d| d.name == device.name);
+            ensure!(!twice, "two devices are named {name:?}");
+            let taken = ["coordinator", "hub"].contains(&name);
+            ensure!(!taken, "a device cannot be named {name:?}: the testbed uses that name");
+            ensure!(device.rate.0 >= 1e5, "device {name:?}: a link needs at least 100kbit/s");
+            ensure!((0.0..1.0).contains(&device.loss), "device {name:?}: loss is a share below 1");
+            ensure!(device.delay < Duration::from_secs(1), "device {name:?}: delay above 1 s");
+            let slow = device.speed.is_some_and(|speed| speed.0 <= 0.0);
+            ensure!(!slow, "device {name:?}: speed must be above 0");
+        }
+        Ok(())
+    }
+
+    /// What the link of a device carries here.
+    pub fn rate(&self, device: &Device) -> BitRate {
+        BitRate(device.rate.0 * self.scale.speed)
+    }
+
+    /// How long its link delays here: what is faster waits less.
+    pub fn delay(&self, device: &Device) -> Duration {
+        device.delay.div_f64(self.scale.speed)
+    }
+
+    /// The speed that its quota must give here.
+    pub fn speed(&self, device: &Device) -> Option<Gflops> {
+        device.speed.map(|speed| Gflops(speed.0 * self.scale.speed))
+    }
+
+    /// What it grants here.
+    pub fn memory(&self, device: &Device) -> Bytes {
+        Bytes((device.memory.0 as f64 * self.scale.memory) as u64)
+    }
+
+    /// What it reads from disk in a second here.
+    pub fn disk(&self, device: &Device) -> Option<Bytes> {
+        device.disk.map(|disk| Bytes((disk.0 as f64 * self.scale.speed) as u64))
+    }
+}
+
+/// Letters, digits and dashes: it becomes part of the names of namespaces and groups.
+///
+/// # Errors
+/// When it is anything else.
+pub fn check_name(what: &str, name: &str) -> Result<()> {
+    let fits = (1..=MAX_NAME).contains(&name.len())
+        && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
+    ensure!(fits, "{what} is named {name:?}: 1 to {MAX_NAME} letters, digits and dashes are taken");
+    Ok(())
+}
+
+/// The directory of what a testbed keeps while it is up.
+pub fn state_directory(root: bool) -> PathBuf {
+    if root {
+        return Path::new("/run/galaxy-testbed").to_owned();
+    }
+    std::env::var_os("XDG_RUNTIME_DIR")
+        .map_or_else(std::env::temp_dir, PathBuf::from)
+        .join("galaxy-testbed")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_that_come_with_the_testbed_are_sound() {
+        for (name, _) in KNOWN {
+            let environment = Environment::open(name).unwrap();
+            assert_eq!(environment.name, *name);
+        }
+    }
+
+    #[test]
+    fn the_paper_s_boards_stand_to_each_other_as_their_clocks() {
+        let f = Environment::open("F").unwrap();
+        let speed = |i: usize| f.devices[i].speed.unwrap().0;
+        assert!((speed(0) / speed(1) - 1470.0 / 825.0).abs() < 0.01);
+        assert!((speed(2) / speed(1) - 403.0 / 825.0).abs() < 0.01);
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_with_a_reason() {
+        let sound =
+            "name = \"x\"\n[[device]]\nname = \"a\"\nmemory = \"1GB\"\nrate = \"1Mbit/s\"\n";
+        assert!(Environment::parse(sound).is_ok());
+        for (from, to, says) in [
+            ("1Mbit/s", "1", "write a number and one of kbit/s, Mbit/s"),
+            ("1Mbit/s", "1kbit/s", "at least 100kbit/s"),
+            ("name = \"a\"", "name = \"hub\"", "the testbed uses that name"),
+            ("name = \"x\"", "name = \"x y\"", "letters, digits and dashes"),
+            ("memory = \"1GB\"", "memory = \"1GB\"\nlos = 0.1", "unknown field `los`"),
+            ("memory = \"1GB\"", "memory = \"1GB\"\nloss = 1.0", "loss is a share below 1"),
+            ("memory = \"1GB\"", "memory = \"1GB\"\nspeed = \"0GFLOP/s\"", "above 0"),
+            ("[[device]]", "[scale]\nspeed = 0.0\n[[device]]", "scale.speed = 0 must be above 0"),
+        ] {
+            let error = Environment::parse(&sound.replacen(from, to, 1)).unwrap_err();
+            assert!(format!("{error:#}").contains(says), "{error:#}");
+        }
+    }
+
+    #[test]
+    fn one_factor_scales_compute_and_links_together() {
+        let a = Environment::open("A").unwrap();
+        let device = &a.devices[0];
+        let (link, speed) = (a.rate(device).0, a.speed(device).unwrap().0);
+        assert!((link / speed - 125e6 / 7.5).abs() < 1.0);
+    }
+}

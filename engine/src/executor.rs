@@ -161,7 +161,7 @@ impl Executor {
     /// # Errors
     /// When the system gives no thread.
     pub fn start(name: &str, engine: Box<dyn Engine>) -> Result<Self, std::io::Error> {
-        let compute = Worker::spawn(format!("{name}-compute"), Lane::Compute, move |inbox| {
+        let compute = Worker::spawn(format!("compute-{name}"), Lane::Compute, move |inbox| {
             lanes::compute(engine, &inbox);
         })?;
         Ok(Self {
@@ -184,13 +184,13 @@ impl Executor {
         let mut workers = Vec::new();
         for (peer, sender) in links.senders {
             let body = move |inbox: Receiver<Arc<Run>>| lanes::send(peer, sender, &inbox);
-            let name = format!("{}-send-{peer}", self.name);
+            let name = format!("send-{peer}-{}", self.name);
             // A link without its thread makes every run fail with `NoLink`, which says enough.
             workers.extend(Worker::spawn(name, Lane::Send(peer), body).ok());
         }
         for (peer, receiver) in links.receivers {
             let body = move |inbox: Receiver<Arc<Run>>| lanes::receive(peer, receiver, &inbox);
-            let name = format!("{}-receive-{peer}", self.name);
+            let name = format!("receive-{peer}-{}", self.name);
             workers.extend(Worker::spawn(name, Lane::Receive(peer), body).ok());
         }
         let mut connected = lock(&self.connected);

@@ -31,7 +31,7 @@ pub trait Costs {
 
 /// Bytes on the wire for a byte of a tile: packets of 1514 bytes carry 1448, and a TLS record adds
 /// 22 to 16 KiB.
-const FRAME_OVERHEAD: f64 = 1514.0 / 1448.0 * (16_384.0 + 22.0) / 16_384.0;
+pub const FRAME_OVERHEAD: f64 = 1514.0 / 1448.0 * (16_384.0 + 22.0) / 16_384.0;
 
 /// A predicted run.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -171,23 +171,34 @@ impl Link {
     }
 }
 
+/// From when on an operation costs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Counted {
+    /// From when it could have begun (the one before it on its lane, and all that it waits for,
+    /// were over): what it takes to wake a lane and to count an operation as done is in it. So the
+    /// simulator predicts this device.
+    FromReady,
+    /// From its begin: the work alone. So the simulator tells what a device that loses nothing
+    /// between its operations would reach.
+    Work,
+}
+
 /// Costs learnt from timelines of the same devices: the mean of what was seen for operations of
 /// the same kind and size, and in proportion to rows for sizes that were not seen.
 #[derive(Clone, Debug)]
 pub struct Observed {
     seen: HashMap<(Rank, u64), HashMap<u32, Vec<u64>>>,
-    link: LinkRate,
+    cables: Vec<LinkRate>,
 }
 
 impl Observed {
-    /// Nothing seen yet; every link is `link`.
-    pub fn new(link: LinkRate) -> Self {
-        Self { seen: HashMap::new(), link }
+    /// Nothing seen yet. Each device, by rank, has one cable to a switch; what it sends is as late as
+    /// its cable says, and as fast as the slower of the two cables on its way.
+    pub fn new(cables: Vec<LinkRate>) -> Self {
+        Self { seen: HashMap::new(), cables }
     }
-    /// Learns from one measured run. An operation costs from when it could have begun (the one
-    /// before it on its lane, and all that it waits for, were over) to its end: so what it takes to
-    /// wake a lane and to count an operation as done is in it.
-    pub fn learn(&mut self, program: &Program, times: &[Times]) {
+    /// Learns from one measured run.
+    pub fn learn(&mut self, program: &Program, times: &[Times], counted: Counted) {
         let end = |id: OpId| times.get(id.0 as usize).map_or(0, |t| t.1);
         for (_, ids) in &program.lanes {
             let mut before = None;
@@ -198,7 +209,10 @@ impl Observed {
                     Some(end(ids[(w.count as usize).checked_sub(1)?]))
                 });
                 let begin = times.get(id.0 as usize).map_or(0, |t| t.0);
-                let ready = waits.chain(before).max().unwrap_or(begin).min(begin);
+                let ready = match counted {
+                    Counted::FromReady => waits.chain(before).max().unwrap_or(begin).min(begin),
+                    Counted::Work => begin,
+                };
                 before = Some(end(id));
                 if let Some((key, rows)) = key(program, op) {
                     let samples = self.seen.entry(key).or_default().entry(rows).or_default();
@@ -237,7 +251,13 @@ impl Costs for Observed {
         let mean = samples.iter().sum::<u64>() as f64 / samples.len() as f64;
         (mean * f64::from(rows) / f64::from(seen.max(1))) as u64
     }
-    fn link(&self, _: Rank, _: Rank) -> LinkRate {
-        self.link
+    fn link(&self, from: Rank, to: Rank) -> LinkRate {
+        let (own, other) = (self.cables[from.index()], self.cables[to.index()]);
+        LinkRate {
+            latency: own.latency,
+            rate: own.rate.min(other.rate),
+            window: own.window.min(other.window),
+            burst: own.burst.min(other.burst),
+        }
     }
 }

@@ -174,6 +174,9 @@ pub struct Environment {
     /// The devices, in ring order.
     #[serde(rename = "device")]
     pub devices: Vec<Device>,
+    /// The text that it was read from.
+    #[serde(skip)]
+    source: String,
 }
 
 impl Environment {
@@ -194,8 +197,9 @@ impl Environment {
     }
 
     fn parse(text: &str) -> Result<Self> {
-        let environment: Self = toml::from_str(text)?;
+        let mut environment: Self = toml::from_str(text)?;
         environment.check()?;
+        environment.source = text.to_owned();
         Ok(environment)
     }
 
@@ -222,6 +226,11 @@ impl Environment {
             ensure!(!slow, "device {name:?}: speed must be above 0");
         }
         Ok(())
+    }
+
+    /// The text that it was read from.
+    pub fn source(&self) -> &str {
+        &self.source
     }
 
     /// What the link of a device carries here.

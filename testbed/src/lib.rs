@@ -1,5 +1,6 @@
 //! End-to-end tests and measurements: golden outputs, clusters of real processes, faults.
 
+pub mod bound;
 pub mod emulate;
 pub mod environment;
 pub mod golden;
@@ -8,3 +9,4 @@ pub mod models;
 pub mod overlap;
 pub mod pairwise;
 pub mod processes;
+pub mod stage;

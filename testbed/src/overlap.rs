@@ -247,9 +247,9 @@ async fn measure(inner: &Inner) -> Result<Vec<Measured>> {
                 let run = run.map_err(|e| anyhow::anyhow!("{e}"))?;
                 let times = fleet.timelines(run.epoch, run.sequence).await;
                 let times = times.map_err(|e| anyhow::anyhow!("{e}"))?;
-                let mut observed = Observed::new(link);
+                let mut observed = Observed::new(vec![link; programs.len()]);
                 for (program, device) in programs.iter().zip(&times) {
-                    observed.learn(program, &device.operations);
+                    observed.learn(program, &device.operations, galaxy_graph::Counted::FromReady);
                 }
                 // The first run of a placement warms up, and teaches the second.
                 if let Some(before) = before.replace(observed) {

@@ -1,0 +1,172 @@
+//! The coordinator's side of an experiment: places models on a testbed's devices and runs batches,
+//! from inside the testbed's network.
+
+use anyhow::{Context, Result, bail};
+use galaxy_common::{BatchShape, Bytes, DeviceName, Epoch, Plan, plan::Phase};
+use galaxy_coord::{
+    Cluster, Fleet, RemoteFleet,
+    fleet::{Readiness, Run, Timeline},
+    placement::PlacementError,
+};
+use galaxy_graph::{Program, lower};
+use galaxy_model::ModelDir;
+use galaxy_proto::identity::Identity;
+use std::{
+    future::Future,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+use tokio::runtime::{Builder, Runtime};
+
+/// How long weights may take to be placed: the largest models that a testbed holds, from a disk
+/// that is shared.
+const PLACING: Duration = Duration::from_secs(300);
+
+/// Threads inside a network.
+pub struct Stage {
+    runtime: Runtime,
+    identity: PathBuf,
+}
+
+/// A model on the devices.
+pub struct Placed<'a> {
+    stage: &'a Stage,
+    fleet: Arc<RemoteFleet>,
+    model: Arc<ModelDir>,
+    programs: Option<(BatchShape, Arc<Vec<Program>>)>,
+}
+
+/// Why a model is not on the devices.
+#[derive(Debug)]
+pub enum Refusal {
+    /// A device's part does not fit into what it grants.
+    Memory {
+        /// Whose.
+        device: DeviceName,
+        /// What it would take.
+        needs: Bytes,
+        /// What it grants.
+        grants: Bytes,
+    },
+    /// Anything else that is no failure: the strategy cannot cut this model so.
+    Plan(String),
+}
+
+/// A batch that ran, and what each device did when.
+pub struct Observation {
+    /// The run.
+    pub run: Run,
+    /// Its programs, by rank.
+    pub programs: Arc<Vec<Program>>,
+    /// When each operation began and ended, by rank.
+    pub timelines: Vec<Timeline>,
+}
+
+impl Stage {
+    /// Threads that `enter` a network as they start, and speak as the coordinator.
+    ///
+    /// # Errors
+    /// When there are no threads.
+    pub fn new(identity: &Path, enter: impl Fn() + Send + Sync + 'static) -> Result<Self> {
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("stage")
+            .on_thread_start(enter)
+            .enable_all()
+            .build()?;
+        Ok(Self { runtime, identity: identity.to_owned() })
+    }
+
+    /// Runs a future on the threads of the stage: only they are inside the network.
+    fn inside<T: Send + 'static>(
+        &self,
+        future: impl Future<Output = T> + Send + 'static,
+    ) -> Result<T> {
+        self.runtime.block_on(self.runtime.spawn(future)).context("the stage broke")
+    }
+
+    /// Places a model, and waits until requests can be served.
+    ///
+    /// # Errors
+    /// When a device does not answer, or fails.
+    pub fn place(
+        &self,
+        cluster: Cluster,
+        model: &Arc<ModelDir>,
+    ) -> Result<Result<Placed<'_>, Refusal>> {
+        let identity = Identity::load(&self.identity)?;
+        let epoch = Epoch(SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis() as u64);
+        let (name, dir) = (cluster.name.clone(), model.clone());
+        let begun = self.inside(async move {
+            let fleet = match RemoteFleet::start(cluster, dir, identity, epoch, Arc::new(|_| {})) {
+                Ok(fleet) => Arc::new(fleet),
+                Err(error) => return Err(error),
+            };
+            let mut ready = fleet.readiness();
+            let wait = ready.wait_for(|r| matches!(r, Readiness::Ready(_)));
+            let in_time = matches!(tokio::time::timeout(PLACING, wait).await, Ok(Ok(_)));
+            Ok((fleet, in_time))
+        })?;
+        let fleet = match begun {
+            Ok((fleet, true)) => fleet,
+            Ok((fleet, false)) => {
+                let state = fleet.readiness().borrow().clone();
+                let closing = fleet.clone();
+                self.inside(async move { closing.close().await })?;
+                let Readiness::Waiting { device, reason } = state else { bail!("it came late") };
+                let device = device.map_or_else(String::new, |d| format!("{d}: "));
+                bail!("{name}: the devices are not ready after {PLACING:?}: {device}{reason}");
+            }
+            Err(PlacementError::Budget { device, needs, grants }) => {
+                return Ok(Err(Refusal::Memory { device, needs: needs.total(), grants }));
+            }
+            Err(other) => return Ok(Err(Refusal::Plan(other.to_string()))),
+        };
+        Ok(Ok(Placed { stage: self, fleet, model: model.clone(), programs: None }))
+    }
+}
+
+impl Placed<'_> {
+    /// The plan.
+    pub fn plan(&self) -> Arc<Plan> {
+        self.fleet.plan()
+    }
+
+    /// Runs one batch.
+    ///
+    /// # Errors
+    /// When it fails, with what failed.
+    pub fn run(
+        &mut self,
+        shape: &BatchShape,
+        tokens: &Arc<[u32]>,
+        limit: Duration,
+    ) -> Result<Observation> {
+        let programs = match &self.programs {
+            Some((of, programs)) if of == shape => programs.clone(),
+            _ => {
+                let spec = self.model.spec();
+                let programs = Arc::new(lower(spec, &self.fleet.plan(), Phase::Prefill, shape)?);
+                self.programs = Some((shape.clone(), programs.clone()));
+                programs
+            }
+        };
+        let (fleet, shape, tokens) = (self.fleet.clone(), shape.clone(), tokens.clone());
+        let ran = self.stage.inside(async move {
+            let run = fleet.execute(shape, tokens, limit).await?;
+            let timelines = fleet.timelines(run.epoch, run.sequence).await?;
+            Ok::<_, galaxy_coord::RequestError>((run, timelines))
+        })?;
+        let (run, timelines) = ran?;
+        Ok(Observation { run, programs, timelines })
+    }
+}
+
+impl Drop for Placed<'_> {
+    fn drop(&mut self) {
+        let fleet = self.fleet.clone();
+        // A stage that broke has told so already.
+        drop(self.stage.inside(async move { fleet.close().await }));
+    }
+}

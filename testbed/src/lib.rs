@@ -1,11 +1,12 @@
 //! End-to-end tests and measurements: golden outputs, clusters of real processes, faults.
 
 pub mod bound;
-pub mod emulate;
 pub mod environment;
+pub mod forward;
 pub mod golden;
 pub mod lean;
 pub mod models;
+pub mod network;
 pub mod overlap;
 pub mod pairwise;
 pub mod processes;

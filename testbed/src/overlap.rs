@@ -6,8 +6,8 @@
 //! fed with the operations' measured costs and the shaped rate, predicts both.
 
 use crate::{
-    emulate::{BURST, Network},
     models,
+    network::{Link, Network, Place, burst},
     processes::{Keys, Process, program},
 };
 use anyhow::{Context, Result, bail, ensure};
@@ -143,22 +143,26 @@ pub fn run(options: &Options) -> Result<()> {
     let mut rate = options.rate.unwrap_or(0);
     let mut result = None;
     while result.is_none() {
-        // The first pass finds the compute time on a link that does not matter.
-        let network = Network::up(2, if rate == 0 { 20_000_000_000 } else { rate })?;
+        // The first pass finds the compute time on links that do not matter.
+        let link = (rate > 0).then(|| Link::of(rate));
+        let place = |name: &str, link| Place { name: name.to_owned(), link };
+        let places = [place("d0", link), place("d1", link), place("coordinator", None)];
+        let network = Network::held(&format!("overlap{}", std::process::id()), &places)?;
         let mut workers = Vec::new();
         for i in 0..2 {
             let identity = identities.of(&format!("d{i}"), Role::Device)?;
-            let mut command = network.command(i, "taskset");
+            let mut command = Command::new("taskset");
             command.args(["-c", &i.to_string()]).arg(program("galaxy-worker")?);
             let address = format!("{}:7100", Network::address(i));
-            workers.push(worker(command, &address, &identity, &model, options.plain)?.0);
+            let start = || worker(command, &address, &identity, &model, options.plain);
+            workers.push(network.inside(i, start)??.0);
         }
         let inner =
             Inner { options: options.clone(), model: model.clone(), keys: keys.clone(), rate };
         let me = std::env::current_exe()?;
-        let mut command = network.command(2, &me.display().to_string());
+        let mut command = Command::new(me);
         command.arg("overlap-inner").arg(serde_json::to_string(&inner)?).stderr(Stdio::inherit());
-        let output = command.output()?;
+        let output = network.inside(2, || command.output())??;
         ensure!(output.status.success(), "the coordinator's side failed");
         let measured: Vec<Measured> = serde_json::from_slice(&output.stdout)?;
         if rate == 0 {
@@ -221,7 +225,7 @@ async fn measure(inner: &Inner) -> Result<Vec<Measured>> {
     let tokens: Arc<[u32]> = (0..options.tokens).map(|i| 3 + i * 7 % 900).collect();
     let shape = BatchShape::single(options.tokens, Wanted::Pooled(galaxy_common::Pooling::Mean))?;
     let rate = inner.rate as f64 / 8.0;
-    let link = LinkRate { latency: 60_000, rate, window: 4 << 20, burst: BURST };
+    let link = LinkRate { latency: 60_000, rate, window: 4 << 20, burst: burst(inner.rate) };
     let mut epoch = Epoch(SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs() << 20);
     let kinds: &[u16] = if inner.rate == 0 { &[1] } else { &[1, options.tiles] };
     let mut measured: Vec<Measured> =

@@ -1,6 +1,6 @@
 //! Real processes under test: workers and a coordinator with fresh keys, and what may befall them.
 
-use crate::emulate::Network;
+use crate::network::{Held, Network, Place, namespace};
 use anyhow::{Context, Result, bail, ensure};
 use galaxy_client::{Builder, Client, RetryPolicy};
 use galaxy_common::DeviceName;
@@ -300,7 +300,7 @@ pub struct TestCluster {
     /// Where the coordinator listens.
     pub address: String,
     /// The links, if the devices have some of their own.
-    pub network: Option<Network>,
+    pub network: Option<Held>,
     dir: TempDir,
 }
 
@@ -333,7 +333,7 @@ impl TestCluster {
                 None => "127.0.0.1".to_owned(),
             };
             let mut process =
-                worker(&keys, network.as_ref(), &setup, i, &format!("{host}:0"), &[])?;
+                worker(&keys, network.as_deref(), &setup, i, &format!("{host}:0"), &[])?;
             addresses.push(listening(&mut process)?);
             workers.push(process);
         }
@@ -410,7 +410,7 @@ impl TestCluster {
     /// When it does not start.
     pub fn restart_worker(&mut self, i: usize, flags: &[&str]) -> Result<()> {
         self.workers[i].kill()?;
-        let (network, at) = (self.network.as_ref(), &self.addresses[i]);
+        let (network, at) = (self.network.as_deref(), &self.addresses[i]);
         let mut process = worker(&self.keys, network, &self.setup, i, at, flags)?;
         listening(&mut process)?;
         self.workers[i] = process;
@@ -469,20 +469,16 @@ fn worker(
     flags: &[&str],
 ) -> Result<Process> {
     let identity = keys.of(&format!("d{i}"), Role::Device)?;
-    let alone = worker_command(&identity, &setup.model)?;
-    let mut command = match network {
-        Some(network) => {
-            let mut inside = network.command(i, &alone.get_program().to_string_lossy());
-            inside.args(alone.get_args());
-            inside
-        }
-        None => alone,
-    };
+    let mut command = worker_command(&identity, &setup.model)?;
     command.args(["--listen", listen]).args(flags);
     if setup.plain {
         command.arg("--plain");
     }
-    Process::spawn(&format!("worker d{i}"), command)
+    let start = || Process::spawn(&format!("worker d{i}"), command);
+    match network {
+        Some(network) => network.inside(i, start)?,
+        None => start(),
+    }
 }
 
 /// Waits for an open port.
@@ -495,18 +491,19 @@ pub fn listening(process: &mut Process) -> Result<String> {
     Ok(address.trim().to_owned())
 }
 
-/// A network of devices with this process beside them.
-fn joined(devices: usize) -> Result<Network> {
-    // Ten Gbit/s: a link that does not matter.
-    let network = Network::up(devices, 10_000_000_000)?;
-    let name = network.namespace(0);
-    let prefix = name.strip_suffix("-0").context("namespaces are numbered")?;
+/// A network of devices, on links that do not matter, with this process beside them.
+fn joined(devices: usize) -> Result<Held> {
+    let places: Vec<Place> =
+        (0..devices).map(|i| Place { name: format!("d{i}"), link: None }).collect();
+    let testbed = format!("glx{}", std::process::id());
+    let network = Network::held(&testbed, &places)?;
+    let hub = namespace(&testbed, "hub");
+    // It vanishes with the hub.
     let steps = [
-        format!("link add {prefix}x type veth peer name {prefix}y"),
-        format!("link set {prefix}y netns {prefix}-hub"),
-        format!("-n {prefix}-hub link set {prefix}y master br0 up"),
-        format!("addr add {OUTSIDE} dev {prefix}x"),
-        format!("link set {prefix}x up"),
+        format!("link add {testbed} type veth peer name outside netns {hub}"),
+        format!("-n {hub} link set outside master br0 up"),
+        format!("addr add {OUTSIDE} dev {testbed}"),
+        format!("link set {testbed} up"),
     ];
     for step in steps {
         let done = Command::new("ip").args(step.split_whitespace()).output()?;

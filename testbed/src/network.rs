@@ -1,0 +1,624 @@
+//! The network of a testbed: a namespace for each device, and its link to a bridge, shaped both ways.
+//!
+//! Everything is named after the testbed, and lives inside its namespaces: whoever knows the name
+//! can remove it all, whatever became of those who made it. No address, route or interface of the
+//! machine itself is touched.
+
+use crate::{
+    environment::check_name,
+    forward::{self, Line},
+};
+use anyhow::{Context, Result, bail, ensure};
+use rustix::{
+    process::{Pid, Signal, geteuid, kill_process},
+    thread::{LinkNameSpaceType, move_into_link_name_space},
+};
+use serde::Deserialize;
+use std::{
+    fs::{self, File},
+    io::Write as _,
+    ops::Deref,
+    os::{fd::AsFd, unix::fs::MetadataExt},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Bytes that a shaped link lets through at once after a pause, for the rates of small devices: one
+/// super-packet of [`SUPER_PACKET`] bytes and its segments' headers. A smaller burst would make the
+/// stack cut packets before the link, which costs the devices' processors more than any real link
+/// does; a larger one passes unshaped after each pause. 250 Mbit/s both ways at once holds to 0.5%
+/// with it, for 0.08 of a core.
+pub const BURST: u64 = 20_000;
+/// Bytes of the largest packet that the stack hands to a link whole, to be cut up behind it.
+pub const SUPER_PACKET: u64 = 16_384;
+/// How late the kernel may fill a link's bucket again: a fast link needs what it carries meanwhile,
+/// or it never reaches its rate.
+const REFILL: Duration = Duration::from_micros(200);
+/// Bytes that may wait for a link: more than all windows of its connections, so that a packet is
+/// lost only where loss was asked for.
+const WAITING: u64 = 16_000_000;
+/// Where the names of network namespaces are.
+const NAMES: &str = "/run/netns";
+/// How long killed processes may take to be gone.
+const GONE: Duration = Duration::from_secs(10);
+/// Between two looks at what ends by itself.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// What a link carries, each way.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Link {
+    /// Bits per second, headers counted.
+    pub rate: u64,
+    /// Added to all that its device sends.
+    pub delay: Duration,
+    /// The share of packets that is lost, each way.
+    pub loss: f64,
+}
+
+impl Link {
+    /// A link of that rate, without delay or loss.
+    pub fn of(rate: u64) -> Self {
+        Self { rate, delay: Duration::ZERO, loss: 0.0 }
+    }
+
+    /// Whether more than its rate is emulated.
+    fn is_bent(&self) -> bool {
+        !self.delay.is_zero() || self.loss > 0.0
+    }
+}
+
+/// Bytes that a link of that rate lets through at once after a pause.
+pub fn burst(rate: u64) -> u64 {
+    BURST.max((rate as f64 / 8.0 * REFILL.as_secs_f64()) as u64)
+}
+
+/// One that takes part: a device or the coordinator.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Place {
+    /// Its name.
+    pub name: String,
+    /// Its link; without one, nothing is shaped.
+    pub link: Option<Link>,
+}
+
+/// Something that this machine lacks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Missing {
+    /// What, as "tc of iproute2".
+    pub what: String,
+    /// How to get it.
+    pub remedy: String,
+}
+
+/// The namespaces of a testbed that is up. Dropping it leaves them: see [`Held`].
+#[derive(Debug)]
+pub struct Network {
+    testbed: String,
+    places: Vec<String>,
+}
+
+impl Network {
+    /// What this machine lacks for links; `bent` where delays or losses are asked for.
+    pub fn missing(bent: bool) -> Vec<Missing> {
+        let lacks =
+            |what: &str, remedy: &str| vec![Missing { what: what.into(), remedy: remedy.into() }];
+        if !geteuid().is_root() {
+            return lacks(
+                "the rights of root",
+                "run it with sudo, or with --loopback (no shaping)",
+            );
+        }
+        for program in ["ip", "tc"] {
+            if Command::new(program).arg("-V").output().is_err() {
+                return lacks(program, "apt-get install iproute2");
+            }
+        }
+        let testbed = format!("try{}", std::process::id());
+        let hub = namespace(&testbed, "hub");
+        if let Err(error) = run("ip", &["netns", "add", &hub]) {
+            return lacks(
+                &format!("network namespaces ({error:#})"),
+                "a kernel with CONFIG_NET_NS, and the capability CAP_SYS_ADMIN",
+            );
+        }
+        let tried = inside(&hub, || {
+            let mut missing = Vec::new();
+            for (what, program, line, option) in [
+                ("bridges", "ip", "link add br0 type bridge", "CONFIG_BRIDGE"),
+                ("veth pairs", "ip", "link add h0 type veth peer name eth0", "CONFIG_VETH"),
+                (
+                    "super-packets of a chosen size",
+                    "ip",
+                    "link set h0 gso_max_size 16384 gro_max_size 16384",
+                    "iproute2 5.19",
+                ),
+                (
+                    "shaped links (tbf)",
+                    "tc",
+                    "qdisc add dev h0 root tbf rate 1mbit burst 20000 limit 100000",
+                    "CONFIG_NET_SCH_TBF",
+                ),
+            ] {
+                if let Err(error) = run(program, &line.split(' ').collect::<Vec<_>>()) {
+                    missing.push(Missing {
+                        what: format!("{what} (`{program} {line}`: {error:#})"),
+                        remedy: match option.starts_with("CONFIG") {
+                            true => format!("a kernel with {option}"),
+                            false => format!("{option} or newer"),
+                        },
+                    });
+                }
+            }
+            if bent && !has_netem("h0") {
+                missing.extend(forward::missing());
+            }
+            missing
+        });
+        let removed = Self::down(&testbed);
+        match tried {
+            Ok(missing) if removed.is_ok() => missing,
+            Ok(_) => lacks("a way to remove namespaces", "the capability CAP_SYS_ADMIN"),
+            Err(error) => {
+                lacks(&format!("a way into namespaces ({error:#})"), "the capability CAP_SYS_ADMIN")
+            }
+        }
+    }
+
+    /// Makes the namespaces of `testbed` and the links of its places, in their order.
+    ///
+    /// # Errors
+    /// Without root, where the kernel lacks something, or when it is up already.
+    pub fn up(testbed: &str, places: &[Place]) -> Result<Self> {
+        ensure!(
+            geteuid().is_root(),
+            "network namespaces need root: run this as root, or with --loopback (no shaping)"
+        );
+        check_testbed(testbed)?;
+        ensure!(places.len() <= 200, "{} places: at most 200 fit on a bridge", places.len());
+        for place in places {
+            check_name("a place", &place.name)?;
+            ensure!(place.name != "hub", "a place cannot be named \"hub\": the bridge is");
+        }
+        ensure!(
+            namespaces(testbed)?.is_empty(),
+            "testbed {testbed} is up, or something of it is left: take it down first"
+        );
+        // Whoever makes the hub owns the name.
+        run("ip", &["netns", "add", &namespace(testbed, "hub")])?;
+        let made = Self::make(testbed, places);
+        if made.is_err() {
+            let _ = Self::down(testbed);
+        }
+        made
+    }
+
+    fn make(testbed: &str, places: &[Place]) -> Result<Self> {
+        let inner = |place: &Place| namespace(testbed, &place.name);
+        let names: Vec<String> = places.iter().map(|p| format!("netns add {}", inner(p))).collect();
+        batch("ip", &names)?;
+        let hub = namespace(testbed, "hub");
+        let bent = places.iter().any(|place| place.link.is_some_and(|link| link.is_bent()));
+        let netem = bent && inside(&hub, || has_netem("lo"))?;
+        let mut lines = Vec::new();
+        for (i, place) in places.iter().enumerate() {
+            let Some(link) = place.link.filter(|link| !netem && link.is_bent()) else { continue };
+            let delay_ns = u64::try_from(link.delay.as_nanos()).context("a delay of centuries")?;
+            let (place, loss) = (place.name.clone(), link.loss);
+            lines.push(Line { i, place, delay_ns, loss, rate: link.rate });
+        }
+        if !lines.is_empty() {
+            forward::start(testbed, &lines)?;
+        }
+        inside(&hub, || -> Result<()> {
+            let mut steps = vec!["link add br0 type bridge".to_owned(), "link set br0 up".into()];
+            let mut shapes = Vec::new();
+            for (i, place) in places.iter().enumerate() {
+                let port = format!("h{i}");
+                if lines.iter().all(|line| line.i != i) {
+                    let peer = format!("eth0 netns {}", inner(place));
+                    steps.push(format!("link add {port} type veth peer name {peer}"));
+                }
+                // The alias tells `open` which place it is.
+                steps.push(format!("link set {port} alias {}", place.name));
+                steps.push(configured(&port));
+                steps.push(format!("link set {port} master br0 up"));
+                if let Some(link) = &place.link {
+                    let way = Link { delay: Duration::ZERO, ..*link };
+                    shapes.extend(shape(&port, &way, netem));
+                }
+            }
+            batch("ip", &steps)?;
+            batch("tc", &shapes)
+        })??;
+        for (i, place) in places.iter().enumerate() {
+            inside(&inner(place), || -> Result<()> {
+                let steps = [
+                    configured("eth0"),
+                    format!("addr add {}/24 dev eth0", Self::address(i)),
+                    "link set eth0 up".into(),
+                    "link set lo up".into(),
+                ];
+                batch("ip", &steps)?;
+                match &place.link {
+                    Some(link) => batch("tc", &shape("eth0", link, netem)),
+                    None => Ok(()),
+                }
+            })?
+            .with_context(|| format!("the link of {}", place.name))?;
+        }
+        let places = places.iter().map(|place| place.name.clone()).collect();
+        Ok(Self { testbed: testbed.to_owned(), places })
+    }
+
+    /// The network of a testbed that someone else has made.
+    ///
+    /// # Errors
+    /// When it is there only in part.
+    pub fn open(testbed: &str) -> Result<Option<Self>> {
+        #[derive(Deserialize)]
+        struct Port {
+            ifname: String,
+            #[serde(default)]
+            ifalias: Option<String>,
+        }
+        check_testbed(testbed)?;
+        let there = namespaces(testbed)?;
+        if there.is_empty() {
+            return Ok(None);
+        }
+        let broken =
+            || format!("only a part of testbed {testbed} is up: take it down, and up again");
+        let hub = namespace(testbed, "hub");
+        ensure!(there.contains(&hub), broken());
+        let text = inside(&hub, || run("ip", &["-j", "link", "show"]))??;
+        let ports: Vec<Port> = serde_json::from_str(&text).context("what `ip -j` says")?;
+        let mut places: Vec<(usize, String)> = ports
+            .into_iter()
+            .filter_map(|port| Some((port.ifname.strip_prefix('h')?.parse().ok()?, port.ifalias?)))
+            .collect();
+        places.sort();
+        let whole = places.iter().enumerate().all(|(i, (at, _))| i == *at)
+            && places.len() + 1 == there.len()
+            && places.iter().all(|(_, name)| there.contains(&namespace(testbed, name)));
+        ensure!(whole, broken());
+        let places = places.into_iter().map(|(_, name)| name).collect();
+        Ok(Some(Self { testbed: testbed.to_owned(), places }))
+    }
+
+    /// Ends every process in the namespaces of a testbed, and removes them; those that are not
+    /// there are no error.
+    ///
+    /// # Errors
+    /// Without root, or when a process does not end.
+    pub fn down(testbed: &str) -> Result<()> {
+        check_testbed(testbed)?;
+        let names = namespaces(testbed)?;
+        if names.is_empty() {
+            return Ok(());
+        }
+        ensure!(geteuid().is_root(), "testbed {testbed} was made by root: run this as root");
+        let deadline = Instant::now() + GONE;
+        loop {
+            let left = processes(&names)?;
+            if left.is_empty() {
+                break;
+            }
+            ensure!(
+                Instant::now() < deadline,
+                "processes of testbed {testbed} do not end when killed: {left:?}"
+            );
+            for pid in left.into_iter().filter_map(Pid::from_raw) {
+                // It may have ended by itself meanwhile.
+                let _ = kill_process(pid, Signal::KILL);
+            }
+            thread::sleep(LOOK);
+        }
+        let steps: Vec<String> = names.iter().map(|name| format!("netns del {name}")).collect();
+        batch("ip", &steps)
+    }
+
+    /// Like [`Network::up`], and removed when dropped.
+    ///
+    /// # Errors
+    /// As `up`.
+    pub fn held(testbed: &str, places: &[Place]) -> Result<Held> {
+        Self::up(testbed, places).map(Held)
+    }
+
+    /// The testbed's name.
+    pub fn testbed(&self) -> &str {
+        &self.testbed
+    }
+
+    /// Those that take part, in order.
+    pub fn places(&self) -> &[String] {
+        &self.places
+    }
+
+    /// The address of place `i`.
+    pub fn address(i: usize) -> String {
+        format!("10.201.77.{}", i + 1)
+    }
+
+    /// The name of the namespace of place `i`.
+    pub fn namespace(&self, i: usize) -> String {
+        namespace(&self.testbed, &self.places[i])
+    }
+
+    /// Calls `call` on a thread inside place `i`; see [`inside`].
+    ///
+    /// # Errors
+    /// As [`enter`].
+    pub fn inside<T: Send>(&self, i: usize, call: impl FnOnce() -> T + Send) -> Result<T> {
+        inside(&self.namespace(i), call)
+    }
+
+    /// Pulls or plugs the cable of place `i`.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn plug(&self, i: usize, plugged: bool) -> Result<()> {
+        let to = if plugged { "up" } else { "down" };
+        let hub = namespace(&self.testbed, "hub");
+        inside(&hub, || run("ip", &["link", "set", &format!("h{i}"), to]))?.map(drop)
+    }
+
+    /// Cuts the path from place `from` to place `to`, both ways for a connection, and heals it;
+    /// everyone else still reaches both.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn cut(&self, from: usize, to: usize, cut: bool) -> Result<()> {
+        let verb = if cut { "add" } else { "del" };
+        let route = format!("{}/32", Self::address(to));
+        self.inside(from, || run("ip", &["route", verb, "blackhole", &route]))?.map(drop)
+    }
+}
+
+/// A network that is removed when dropped.
+#[derive(Debug)]
+pub struct Held(Network);
+
+impl Deref for Held {
+    type Target = Network;
+    fn deref(&self) -> &Network {
+        &self.0
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Err(error) = Network::down(&self.0.testbed) {
+            eprintln!("something of testbed {} is left: {error:#}", self.0.testbed);
+        }
+    }
+}
+
+/// The name of a place's namespace; the bridge's place is `hub`.
+pub fn namespace(testbed: &str, place: &str) -> String {
+    format!("galaxy-{testbed}-{place}")
+}
+
+/// Moves the calling thread into a namespace: sockets that it makes and processes that it starts
+/// from now on are inside.
+///
+/// # Errors
+/// Without root, or when there is no such namespace.
+pub fn enter(namespace: &str) -> Result<()> {
+    let path = Path::new(NAMES).join(namespace);
+    let file = File::open(&path).with_context(|| format!("{} is not there", path.display()))?;
+    move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))
+        .with_context(|| format!("{} cannot be entered, which needs root", path.display()))
+}
+
+/// Calls `call` on a thread of its own that has entered `namespace`, and waits for it.
+///
+/// # Errors
+/// As [`enter`].
+///
+/// # Panics
+/// When `call` does.
+pub fn inside<T: Send>(namespace: &str, call: impl FnOnce() -> T + Send) -> Result<T> {
+    let entered = || enter(namespace).map(|()| call());
+    match thread::scope(|scope| scope.spawn(entered).join()) {
+        Ok(result) => result,
+        Err(panic) => std::panic::resume_unwind(panic),
+    }
+}
+
+/// A dash would let two testbeds lay claim to one name: `a` with a device `b-c`, `a-b` with `c`.
+fn check_testbed(testbed: &str) -> Result<()> {
+    check_name("the testbed", testbed)?;
+    ensure!(
+        !testbed.contains('-'),
+        "a testbed cannot be named {testbed:?}: names of devices follow a dash; \
+         give it a name of letters and digits with --name"
+    );
+    Ok(())
+}
+
+/// The namespaces of a testbed that are there, the hub last: as long as it is there, so is the name.
+fn namespaces(testbed: &str) -> Result<Vec<String>> {
+    let prefix = namespace(testbed, "");
+    let entries = match fs::read_dir(NAMES) {
+        Ok(entries) => entries,
+        // Nobody ever named a namespace.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error).context(NAMES),
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        let name = entry.context(NAMES)?.file_name().to_string_lossy().into_owned();
+        if name.starts_with(&prefix) {
+            names.push(name);
+        }
+    }
+    let hub = namespace(testbed, "hub");
+    names.sort_by_key(|name| (*name == hub, name.clone()));
+    Ok(names)
+}
+
+/// The processes in some namespaces, but for this one.
+fn processes(names: &[String]) -> Result<Vec<i32>> {
+    let of = |path: PathBuf| fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
+    let wanted: Vec<_> = names.iter().filter_map(|name| of(Path::new(NAMES).join(name))).collect();
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc").context("/proc")? {
+        let name = entry.context("/proc")?.file_name();
+        let Some(pid) = name.to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
+        // Those that ended meanwhile have no namespace any more.
+        let there = of(Path::new("/proc").join(&name).join("ns/net"));
+        let mine = i64::from(pid) == i64::from(std::process::id());
+        if !mine && there.is_some_and(|there| wanted.contains(&there)) {
+            found.push(pid);
+        }
+    }
+    Ok(found)
+}
+
+/// Whether this kernel delays and loses packets itself, tried on an interface.
+fn has_netem(interface: &str) -> bool {
+    let tries = ["qdisc", "replace", "dev", interface, "root", "netem", "delay", "1ms"];
+    let has = run("tc", &tries).is_ok();
+    if has {
+        let _ = run("tc", &["qdisc", "del", "dev", interface, "root"]);
+    }
+    has
+}
+
+/// Makes super-packets small enough for [`BURST`], and keeps IPv6 from chatting on its own.
+fn configured(interface: &str) -> String {
+    let size = SUPER_PACKET;
+    format!("link set {interface} gso_max_size {size} gro_max_size {size} addrgenmode none")
+}
+
+/// What shapes one end of a link, as lines for `tc`.
+fn shape(interface: &str, link: &Link, netem: bool) -> Vec<String> {
+    let (rate, burst) = (link.rate, burst(link.rate));
+    let tbf = format!("tbf rate {rate}bit burst {burst} limit {WAITING}");
+    if !netem || !link.is_bent() {
+        return vec![format!("qdisc add dev {interface} root {tbf}")];
+    }
+    let (delay, loss) = (link.delay.as_nanos() as f64 * 1e-3, link.loss * 100.0);
+    let netem = format!("netem limit 100000 delay {delay}us loss {loss}%");
+    vec![
+        format!("qdisc add dev {interface} root handle 1: {netem}"),
+        format!("qdisc add dev {interface} parent 1:1 handle 2: {tbf}"),
+    ]
+}
+
+/// Runs a program of iproute2 and gives what it prints.
+fn run(program: &str, arguments: &[&str]) -> Result<String> {
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(Stdio::null());
+    let output = command.output().with_context(|| needed(program))?;
+    if !output.status.success() {
+        let why = String::from_utf8_lossy(&output.stderr);
+        bail!("`{program} {}` failed: {}", arguments.join(" "), why.trim());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Runs many lines with one process.
+fn batch(program: &str, lines: &[String]) -> Result<()> {
+    if lines.is_empty() {
+        return Ok(());
+    }
+    let mut command = Command::new(program);
+    command.args(["-batch", "-"]).stdin(Stdio::piped()).stdout(Stdio::null());
+    let mut child = command.stderr(Stdio::piped()).spawn().with_context(|| needed(program))?;
+    let mut text = lines.join("\n");
+    text.push('\n');
+    let mut pipe = child.stdin.take().context("a pipe was asked for")?;
+    // It stops reading at the first line that fails, and says more about it than this would.
+    let _ = pipe.write_all(text.as_bytes());
+    drop(pipe);
+    let output = child.wait_with_output()?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let why = String::from_utf8_lossy(&output.stderr);
+    let at = why.rsplit_once("-:").and_then(|(_, at)| at.trim().parse::<usize>().ok());
+    let line = at.and_then(|at| lines.get(at.checked_sub(1)?)).map_or("-batch -", String::as_str);
+    bail!("`{program} {line}` failed: {}", why.lines().next().unwrap_or_default().trim());
+}
+
+fn needed(program: &str) -> String {
+    format!("{program} is needed (Debian: apt-get install iproute2)")
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn places(count: usize) -> Vec<Place> {
+        let link = Some(Link::of(100_000_000));
+        (0..count).map(|i| Place { name: format!("d-{i}"), link }).collect()
+    }
+
+    fn root() -> bool {
+        let root = geteuid().is_root();
+        if !root {
+            eprintln!("skipped: namespaces need root");
+        }
+        root
+    }
+
+    #[test]
+    fn a_testbed_has_no_dash_in_its_name() {
+        let error = Network::open("a-b").unwrap_err();
+        assert!(error.to_string().contains("--name"), "{error:#}");
+    }
+
+    #[test]
+    fn a_fast_link_has_a_larger_bucket() {
+        assert_eq!(burst(250_000_000), BURST);
+        assert_eq!(burst(10_000_000_000), 250_000);
+    }
+
+    #[test]
+    fn what_is_up_is_found_by_name_and_removed_with_its_processes() {
+        if !root() {
+            return;
+        }
+        let name = format!("up{}", std::process::id());
+        let other = Network::held(&format!("{name}x"), &places(1)).unwrap();
+        let made = Network::up(&name, &places(3)).unwrap();
+        let found = Network::open(&name).unwrap().expect("it is up");
+        assert_eq!(found.places(), made.places());
+        assert!(Network::up(&name, &places(3)).unwrap_err().to_string().contains("is up"));
+        let mut inner =
+            made.inside(1, || Command::new("sleep").arg("1000").spawn()).unwrap().unwrap();
+        // A half-removed one is refused, and still goes away.
+        run("ip", &["netns", "del", &made.namespace(2)]).unwrap();
+        assert!(Network::open(&name).unwrap_err().to_string().contains("a part"));
+        Network::down(&name).unwrap();
+        assert!(!inner.wait().unwrap().success(), "it was killed");
+        assert!(Network::open(&name).unwrap().is_none());
+        Network::down(&name).unwrap();
+        assert!(Network::open(other.testbed()).unwrap().is_some(), "others stay");
+    }
+
+    #[test]
+    fn places_reach_each_other_unless_cut() {
+        if !root() {
+            return;
+        }
+        let name = format!("cut{}", std::process::id());
+        let network = Network::held(&name, &places(2)).unwrap();
+        let reach = || {
+            let listener = || std::net::TcpListener::bind((Network::address(1), 0));
+            let listener = network.inside(1, listener).unwrap().unwrap();
+            let to = listener.local_addr().unwrap();
+            network.inside(0, || std::net::TcpStream::connect(to).is_ok()).unwrap()
+        };
+        assert!(reach());
+        network.cut(0, 1, true).unwrap();
+        assert!(!reach());
+        network.cut(0, 1, false).unwrap();
+        assert!(reach());
+    }
+}

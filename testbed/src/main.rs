@@ -3,7 +3,7 @@
 use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
 use galaxy_common::WireType;
-use galaxy_testbed::{golden, lean, overlap};
+use galaxy_testbed::{golden, lean, models, overlap};
 
 #[derive(Parser)]
 #[command(version, about = "Measurements and long checks that anyone can run")]
@@ -27,6 +27,8 @@ enum Command {
     Overlap(overlap::Options),
     /// Measures how lean a worker is: start, idle time, peak memory, memory over many requests.
     Lean(lean::Options),
+    /// Writes models with random weights in the shapes of well-known ones, once.
+    Models(models::Options),
     /// The coordinator's side of `overlap`.
     #[command(hide = true)]
     OverlapInner {
@@ -40,6 +42,7 @@ fn main() -> Result<()> {
         Command::Golden { full, half } => golden(full, half),
         Command::Overlap(options) => overlap::run(&options),
         Command::Lean(options) => lean::run(&options),
+        Command::Models(options) => models::run(&options),
         Command::OverlapInner { inner } => overlap::inner(&inner),
     }
 }

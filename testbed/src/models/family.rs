@@ -1,0 +1,430 @@
+//! The table of families: for each, its config and its tensors as `transformers` names them.
+
+use galaxy_model::Dtype;
+use serde_json::{Map, Value, json};
+
+/// The shape of a model, whatever its family.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Shape {
+    /// `model_type` of its config.
+    pub family: &'static str,
+    /// Layers.
+    pub layers: u32,
+    /// Width of a row.
+    pub hidden: u32,
+    /// Query heads.
+    pub heads: u32,
+    /// Key-value heads.
+    pub kv_heads: u32,
+    /// Inner width of the MLP.
+    pub inner: u32,
+    /// Rows of the embedding table; of an image model, its classes.
+    pub vocabulary: u32,
+    /// The longest sequence that it was made for.
+    pub positions: u32,
+    /// How its weights are stored.
+    pub dtype: Dtype,
+    /// What its config says beyond what its family's says, as a JSON object.
+    pub config: &'static str,
+}
+
+/// What the values of a tensor are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Fill {
+    /// Near one.
+    Norm,
+    /// Near zero.
+    Bias,
+    /// Small.
+    Weight,
+    /// Smaller: it is added to the residual once in each layer.
+    Residual,
+}
+
+/// A tensor to be written.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct Tensor {
+    pub(super) name: String,
+    pub(super) shape: Vec<u32>,
+    pub(super) fill: Fill,
+}
+
+impl Tensor {
+    pub(super) fn values(&self) -> u64 {
+        self.shape.iter().map(|&n| u64::from(n)).product()
+    }
+}
+
+/// A width that a shape gives.
+#[derive(Clone, Copy)]
+enum Of {
+    Hidden,
+    /// Query, key and value beside each other.
+    Three,
+    KeyValue,
+    Inner,
+    Vocabulary,
+    Positions,
+    /// OPT's table has two rows before the first position.
+    PositionsAfterTwo,
+    Just(u32),
+}
+use Of::*;
+
+/// One or two tensors of a family's table.
+struct Part {
+    name: &'static str,
+    /// `.weight`, or nothing for a tensor that is no module's.
+    suffix: &'static str,
+    shape: &'static [Of],
+    fill: Fill,
+    /// The width of the `.bias` beside it.
+    bias: Option<Of>,
+}
+
+/// `nn.Linear` stores `[outputs, inputs]`.
+const fn linear(name: &'static str, shape: &'static [Of; 2]) -> Part {
+    Part { name, suffix: ".weight", shape, fill: Fill::Weight, bias: Some(shape[0]) }
+}
+
+/// GPT-2's `Conv1D` stores `[inputs, outputs]`.
+const fn conv1d(name: &'static str, shape: &'static [Of; 2]) -> Part {
+    Part { name, suffix: ".weight", shape, fill: Fill::Weight, bias: Some(shape[1]) }
+}
+
+const fn norm(name: &'static str) -> Part {
+    let shape = &[Hidden];
+    Part { name, suffix: ".weight", shape, fill: Fill::Norm, bias: Some(Hidden) }
+}
+
+const fn weight(name: &'static str, shape: &'static [Of]) -> Part {
+    Part { name, suffix: ".weight", shape, fill: Fill::Weight, bias: None }
+}
+
+const fn bare(name: &'static str, shape: &'static [Of], fill: Fill) -> Part {
+    Part { name, suffix: "", shape, fill, bias: None }
+}
+
+impl Part {
+    const fn unbiased(self) -> Self {
+        Self { bias: None, ..self }
+    }
+    const fn residual(self) -> Self {
+        Self { fill: Fill::Residual, ..self }
+    }
+}
+
+/// One family. `{}` in a name stands for the layer.
+struct Family {
+    model_type: &'static str,
+    config: fn(&Shape) -> Value,
+    before: &'static [Part],
+    layer: &'static [Part],
+    after: &'static [Part],
+}
+
+static FAMILIES: [Family; 7] = [
+    Family {
+        model_type: "bert",
+        config: bert,
+        before: &[
+            weight("bert.embeddings.word_embeddings", &[Vocabulary, Hidden]),
+            weight("bert.embeddings.position_embeddings", &[Positions, Hidden]),
+            weight("bert.embeddings.token_type_embeddings", &[Just(2), Hidden]),
+            norm("bert.embeddings.LayerNorm"),
+        ],
+        layer: &[
+            linear("bert.encoder.layer.{}.attention.self.query", &[Hidden, Hidden]),
+            linear("bert.encoder.layer.{}.attention.self.key", &[Hidden, Hidden]),
+            linear("bert.encoder.layer.{}.attention.self.value", &[Hidden, Hidden]),
+            linear("bert.encoder.layer.{}.attention.output.dense", &[Hidden, Hidden]).residual(),
+            norm("bert.encoder.layer.{}.attention.output.LayerNorm"),
+            linear("bert.encoder.layer.{}.intermediate.dense", &[Inner, Hidden]),
+            linear("bert.encoder.layer.{}.output.dense", &[Hidden, Inner]).residual(),
+            norm("bert.encoder.layer.{}.output.LayerNorm"),
+        ],
+        after: &[
+            bare("cls.predictions.bias", &[Vocabulary], Fill::Bias),
+            linear("cls.predictions.transform.dense", &[Hidden, Hidden]),
+            norm("cls.predictions.transform.LayerNorm"),
+        ],
+    },
+    Family {
+        model_type: "distilbert",
+        config: distilbert,
+        before: &[
+            weight("distilbert.embeddings.word_embeddings", &[Vocabulary, Hidden]),
+            weight("distilbert.embeddings.position_embeddings", &[Positions, Hidden]),
+            norm("distilbert.embeddings.LayerNorm"),
+        ],
+        layer: &[
+            linear("distilbert.transformer.layer.{}.attention.q_lin", &[Hidden, Hidden]),
+            linear("distilbert.transformer.layer.{}.attention.k_lin", &[Hidden, Hidden]),
+            linear("distilbert.transformer.layer.{}.attention.v_lin", &[Hidden, Hidden]),
+            linear("distilbert.transformer.layer.{}.attention.out_lin", &[Hidden, Hidden])
+                .residual(),
+            norm("distilbert.transformer.layer.{}.sa_layer_norm"),
+            linear("distilbert.transformer.layer.{}.ffn.lin1", &[Inner, Hidden]),
+            linear("distilbert.transformer.layer.{}.ffn.lin2", &[Hidden, Inner]).residual(),
+            norm("distilbert.transformer.layer.{}.output_layer_norm"),
+        ],
+        after: &[
+            linear("vocab_transform", &[Hidden, Hidden]),
+            norm("vocab_layer_norm"),
+            bare("vocab_projector.bias", &[Vocabulary], Fill::Bias),
+        ],
+    },
+    Family {
+        model_type: "gpt2",
+        config: gpt2,
+        before: &[
+            weight("transformer.wte", &[Vocabulary, Hidden]),
+            weight("transformer.wpe", &[Positions, Hidden]),
+        ],
+        layer: &[
+            norm("transformer.h.{}.ln_1"),
+            conv1d("transformer.h.{}.attn.c_attn", &[Hidden, Three]),
+            conv1d("transformer.h.{}.attn.c_proj", &[Hidden, Hidden]).residual(),
+            norm("transformer.h.{}.ln_2"),
+            conv1d("transformer.h.{}.mlp.c_fc", &[Hidden, Inner]),
+            conv1d("transformer.h.{}.mlp.c_proj", &[Inner, Hidden]).residual(),
+        ],
+        after: &[norm("transformer.ln_f")],
+    },
+    Family {
+        model_type: "gptj",
+        config: gptj,
+        before: &[weight("transformer.wte", &[Vocabulary, Hidden])],
+        layer: &[
+            norm("transformer.h.{}.ln_1"),
+            weight("transformer.h.{}.attn.k_proj", &[Hidden, Hidden]),
+            weight("transformer.h.{}.attn.v_proj", &[Hidden, Hidden]),
+            weight("transformer.h.{}.attn.q_proj", &[Hidden, Hidden]),
+            weight("transformer.h.{}.attn.out_proj", &[Hidden, Hidden]).residual(),
+            linear("transformer.h.{}.mlp.fc_in", &[Inner, Hidden]),
+            linear("transformer.h.{}.mlp.fc_out", &[Hidden, Inner]).residual(),
+        ],
+        after: &[norm("transformer.ln_f"), linear("lm_head", &[Vocabulary, Hidden])],
+    },
+    Family {
+        model_type: "llama",
+        config: llama,
+        before: &[weight("model.embed_tokens", &[Vocabulary, Hidden])],
+        layer: &[
+            weight("model.layers.{}.self_attn.q_proj", &[Hidden, Hidden]),
+            weight("model.layers.{}.self_attn.k_proj", &[KeyValue, Hidden]),
+            weight("model.layers.{}.self_attn.v_proj", &[KeyValue, Hidden]),
+            weight("model.layers.{}.self_attn.o_proj", &[Hidden, Hidden]).residual(),
+            weight("model.layers.{}.mlp.gate_proj", &[Inner, Hidden]),
+            weight("model.layers.{}.mlp.up_proj", &[Inner, Hidden]),
+            weight("model.layers.{}.mlp.down_proj", &[Hidden, Inner]).residual(),
+            norm("model.layers.{}.input_layernorm").unbiased(),
+            norm("model.layers.{}.post_attention_layernorm").unbiased(),
+        ],
+        after: &[norm("model.norm").unbiased()],
+    },
+    Family {
+        model_type: "opt",
+        config: opt,
+        before: &[
+            weight("model.decoder.embed_tokens", &[Vocabulary, Hidden]),
+            weight("model.decoder.embed_positions", &[PositionsAfterTwo, Hidden]),
+        ],
+        layer: &[
+            linear("model.decoder.layers.{}.self_attn.k_proj", &[Hidden, Hidden]),
+            linear("model.decoder.layers.{}.self_attn.v_proj", &[Hidden, Hidden]),
+            linear("model.decoder.layers.{}.self_attn.q_proj", &[Hidden, Hidden]),
+            linear("model.decoder.layers.{}.self_attn.out_proj", &[Hidden, Hidden]).residual(),
+            norm("model.decoder.layers.{}.self_attn_layer_norm"),
+            linear("model.decoder.layers.{}.fc1", &[Inner, Hidden]),
+            linear("model.decoder.layers.{}.fc2", &[Hidden, Inner]).residual(),
+            norm("model.decoder.layers.{}.final_layer_norm"),
+        ],
+        after: &[norm("model.decoder.final_layer_norm")],
+    },
+    Family {
+        model_type: "vit",
+        config: vit,
+        before: &[
+            bare("vit.embeddings.cls_token", &[Just(1), Just(1), Hidden], Fill::Weight),
+            bare("vit.embeddings.position_embeddings", &[Just(1), Positions, Hidden], Fill::Weight),
+            Part {
+                name: "vit.embeddings.patch_embeddings.projection",
+                suffix: ".weight",
+                shape: &[Hidden, Just(3), Just(16), Just(16)],
+                fill: Fill::Weight,
+                bias: Some(Hidden),
+            },
+        ],
+        layer: &[
+            linear("vit.encoder.layer.{}.attention.attention.query", &[Hidden, Hidden]),
+            linear("vit.encoder.layer.{}.attention.attention.key", &[Hidden, Hidden]),
+            linear("vit.encoder.layer.{}.attention.attention.value", &[Hidden, Hidden]),
+            linear("vit.encoder.layer.{}.attention.output.dense", &[Hidden, Hidden]).residual(),
+            linear("vit.encoder.layer.{}.intermediate.dense", &[Inner, Hidden]),
+            linear("vit.encoder.layer.{}.output.dense", &[Hidden, Inner]).residual(),
+            norm("vit.encoder.layer.{}.layernorm_before"),
+            norm("vit.encoder.layer.{}.layernorm_after"),
+        ],
+        after: &[norm("vit.layernorm"), linear("classifier", &[Vocabulary, Hidden])],
+    },
+];
+
+impl Shape {
+    fn recipe(&self) -> &'static Family {
+        let found = FAMILIES.iter().find(|f| f.model_type == self.family);
+        found.expect("shapes are made in this crate, of families in the table")
+    }
+
+    /// Its `config.json`.
+    pub(super) fn config(&self) -> Value {
+        let mut config = (self.recipe().config)(self);
+        let more: Map<String, Value> =
+            serde_json::from_str(self.config).expect("an object, as a test proves");
+        let dtype = match self.dtype {
+            Dtype::F32 => "float32",
+            Dtype::F16 => "float16",
+            Dtype::Bf16 => "bfloat16",
+        };
+        config["model_type"] = self.family.into();
+        config["torch_dtype"] = dtype.into();
+        for (name, value) in more {
+            config[name] = value;
+        }
+        config
+    }
+
+    /// Its tensors, in the order of its layers.
+    pub(super) fn tensors(&self) -> Vec<Tensor> {
+        let recipe = self.recipe();
+        let mut all = Vec::new();
+        let mut add = |part: &Part, layer: u32| {
+            let base = part.name.replace("{}", &layer.to_string());
+            let shape = part.shape.iter().map(|&of| self.width(of)).collect();
+            all.push(Tensor { name: format!("{base}{}", part.suffix), shape, fill: part.fill });
+            if let Some(of) = part.bias {
+                let (name, shape) = (format!("{base}.bias"), vec![self.width(of)]);
+                all.push(Tensor { name, shape, fill: Fill::Bias });
+            }
+        };
+        recipe.before.iter().for_each(|part| add(part, 0));
+        for layer in 0..self.layers {
+            recipe.layer.iter().for_each(|part| add(part, layer));
+        }
+        recipe.after.iter().for_each(|part| add(part, 0));
+        all
+    }
+
+    fn width(&self, of: Of) -> u32 {
+        match of {
+            Hidden => self.hidden,
+            Three => 3 * self.hidden,
+            KeyValue => self.hidden / self.heads * self.kv_heads,
+            Inner => self.inner,
+            Vocabulary => self.vocabulary,
+            Positions => self.positions,
+            PositionsAfterTwo => self.positions + 2,
+            Just(n) => n,
+        }
+    }
+}
+
+fn bert(s: &Shape) -> Value {
+    json!({
+        "architectures": ["BertForMaskedLM"], "attention_probs_dropout_prob": 0.1,
+        "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "hidden_size": s.hidden,
+        "initializer_range": 0.02, "intermediate_size": s.inner, "layer_norm_eps": 1e-12,
+        "max_position_embeddings": s.positions, "num_attention_heads": s.heads,
+        "num_hidden_layers": s.layers, "pad_token_id": 0, "position_embedding_type": "absolute",
+        "type_vocab_size": 2, "use_cache": true, "vocab_size": s.vocabulary,
+    })
+}
+
+fn distilbert(s: &Shape) -> Value {
+    json!({
+        "activation": "gelu", "architectures": ["DistilBertForMaskedLM"], "attention_dropout": 0.1,
+        "dim": s.hidden, "dropout": 0.1, "hidden_dim": s.inner, "initializer_range": 0.02,
+        "max_position_embeddings": s.positions, "n_heads": s.heads, "n_layers": s.layers,
+        "pad_token_id": 0, "qa_dropout": 0.1, "seq_classif_dropout": 0.2,
+        "sinusoidal_pos_embds": false, "tie_weights_": true, "vocab_size": s.vocabulary,
+    })
+}
+
+fn gpt2(s: &Shape) -> Value {
+    json!({
+        "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
+        "bos_token_id": 50256.min(s.vocabulary - 1), "embd_pdrop": 0.1,
+        "eos_token_id": 50256.min(s.vocabulary - 1), "initializer_range": 0.02,
+        "layer_norm_epsilon": 1e-5, "n_ctx": s.positions, "n_embd": s.hidden, "n_head": s.heads,
+        "n_inner": (s.inner != 4 * s.hidden).then_some(s.inner), "n_layer": s.layers,
+        "n_positions": s.positions, "resid_pdrop": 0.1, "summary_activation": null,
+        "summary_first_dropout": 0.1, "summary_proj_to_labels": true, "summary_type": "cls_index",
+        "summary_use_proj": true, "vocab_size": s.vocabulary,
+    })
+}
+
+fn gptj(s: &Shape) -> Value {
+    json!({
+        "activation_function": "gelu_new", "architectures": ["GPTJForCausalLM"], "attn_pdrop": 0.0,
+        "bos_token_id": 50256.min(s.vocabulary - 1), "embd_pdrop": 0.0,
+        "eos_token_id": 50256.min(s.vocabulary - 1), "initializer_range": 0.02,
+        "layer_norm_epsilon": 1e-5, "n_embd": s.hidden, "n_head": s.heads,
+        "n_inner": (s.inner != 4 * s.hidden).then_some(s.inner), "n_layer": s.layers,
+        "n_positions": s.positions, "resid_pdrop": 0.0, "rotary": true,
+        "rotary_dim": s.hidden / s.heads / 4, "scale_attn_weights": true,
+        "summary_activation": null, "summary_first_dropout": 0.1, "summary_proj_to_labels": true,
+        "summary_type": "cls_index", "summary_use_proj": true, "tie_word_embeddings": false,
+        "tokenizer_class": "GPT2Tokenizer", "use_cache": true, "vocab_size": s.vocabulary,
+    })
+}
+
+fn llama(s: &Shape) -> Value {
+    json!({
+        "architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+        "bos_token_id": 1, "eos_token_id": 2, "head_dim": s.hidden / s.heads, "hidden_act": "silu",
+        "hidden_size": s.hidden, "initializer_range": 0.02, "intermediate_size": s.inner,
+        "max_position_embeddings": s.positions, "mlp_bias": false,
+        "num_attention_heads": s.heads, "num_hidden_layers": s.layers,
+        "num_key_value_heads": s.kv_heads, "pretraining_tp": 1, "rms_norm_eps": 1e-5,
+        "rope_scaling": null, "rope_theta": 10000.0, "tie_word_embeddings": true,
+        "use_cache": true, "vocab_size": s.vocabulary,
+    })
+}
+
+fn opt(s: &Shape) -> Value {
+    json!({
+        "_remove_final_layer_norm": false, "activation_dropout": 0.0, "activation_function": "relu",
+        "architectures": ["OPTForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 2,
+        "do_layer_norm_before": true, "dropout": 0.1, "eos_token_id": 2, "ffn_dim": s.inner,
+        "hidden_size": s.hidden, "init_std": 0.02, "layerdrop": 0.0,
+        "max_position_embeddings": s.positions, "num_attention_heads": s.heads,
+        "num_hidden_layers": s.layers, "pad_token_id": 1, "prefix": "</s>", "use_cache": true,
+        "vocab_size": s.vocabulary, "word_embed_proj_dim": s.hidden,
+    })
+}
+
+fn vit(s: &Shape) -> Value {
+    let label = |n: u32| format!("LABEL_{n}");
+    let names: Map<_, _> = (0..s.vocabulary).map(|n| (n.to_string(), label(n).into())).collect();
+    let numbers: Map<_, _> = (0..s.vocabulary).map(|n| (label(n), n.into())).collect();
+    json!({
+        "architectures": ["ViTForImageClassification"], "attention_probs_dropout_prob": 0.0,
+        "hidden_act": "gelu", "hidden_dropout_prob": 0.0, "hidden_size": s.hidden,
+        "id2label": names, "image_size": 224, "initializer_range": 0.02,
+        "intermediate_size": s.inner, "label2id": numbers, "layer_norm_eps": 1e-12,
+        "num_attention_heads": s.heads, "num_channels": 3, "num_hidden_layers": s.layers,
+        "patch_size": 16, "qkv_bias": true,
+    })
+}
+
+/// What stands in `preprocessor_config.json`, where a family has one.
+pub(super) fn preprocessor(shape: &Shape) -> Option<Value> {
+    (shape.family == "vit").then(|| {
+        json!({
+            "do_normalize": true, "do_rescale": true, "do_resize": true,
+            "image_mean": [0.5, 0.5, 0.5], "image_processor_type": "ViTImageProcessor",
+            "image_std": [0.5, 0.5, 0.5], "resample": 2, "rescale_factor": 1.0 / 255.0,
+            "size": { "height": 224, "width": 224 },
+        })
+    })
+}

@@ -1,0 +1,198 @@
+//! Random weights into safetensors files, as fast as the disk takes them.
+
+use super::family::{Fill, Tensor};
+use anyhow::{Context, Result};
+use galaxy_model::Dtype;
+use half::{
+    bf16, f16,
+    slice::{HalfBitsSliceExt, HalfFloatSliceExt},
+};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Map, Value, json};
+use std::{fs::File, io::Write, path::Path};
+
+/// Bytes of one file of weights, as `transformers` cut them for years.
+pub(super) const SHARD_BYTES: u64 = 5_000_000_000;
+/// Bytes that are made and written at once.
+const BUFFER: usize = 1 << 20;
+/// The largest weight: a uniform distribution with the deviation of 0.02 that models start with.
+const AMPLITUDE: f32 = 0.0346;
+
+/// Writes the tensors into `dir`, in files of at most `shard_bytes`.
+pub(super) fn write(
+    dir: &Path,
+    tensors: &[Tensor],
+    layers: u32,
+    dtype: Dtype,
+    shard_bytes: u64,
+    bar: &ProgressBar,
+) -> Result<()> {
+    let bytes = |tensor: &Tensor| tensor.values() * u64::from(dtype.width());
+    let mut shards: Vec<Vec<&Tensor>> = vec![Vec::new()];
+    let mut filled = 0;
+    for tensor in tensors {
+        if filled > 0 && filled + bytes(tensor) > shard_bytes {
+            shards.push(Vec::new());
+            filled = 0;
+        }
+        filled += bytes(tensor);
+        if let Some(last) = shards.last_mut() {
+            last.push(tensor);
+        }
+    }
+    // A model of L layers adds to its residual 2L times: together they add as much as one.
+    let residual = AMPLITUDE / (2.0 * layers.max(1) as f32).sqrt();
+    let mut buffer = Buffer::new(dtype, residual);
+    let count = shards.len();
+    let mut places = Map::new();
+    for (i, mut shard) in shards.into_iter().enumerate() {
+        // The order that the format's own writer gives them.
+        shard.sort_by(|a, b| a.name.cmp(&b.name));
+        let name = match count {
+            1 => "model.safetensors".to_owned(),
+            _ => format!("model-{:05}-of-{count:05}.safetensors", i + 1),
+        };
+        let path = dir.join(&name);
+        file(&path, &shard, &mut buffer, bar).with_context(|| path.display().to_string())?;
+        places.extend(shard.iter().map(|tensor| (tensor.name.clone(), name.clone().into())));
+    }
+    if count > 1 {
+        let total: u64 = tensors.iter().map(bytes).sum();
+        let index = json!({ "metadata": { "total_size": total }, "weight_map": places });
+        json_file(&dir.join("model.safetensors.index.json"), &index)?;
+    }
+    Ok(())
+}
+
+/// Writes JSON as `transformers` does, indented by two.
+pub(super) fn json_file(path: &Path, value: &Value) -> Result<()> {
+    let mut text = serde_json::to_vec_pretty(value)?;
+    text.push(b'\n');
+    std::fs::write(path, text).with_context(|| path.display().to_string())
+}
+
+fn file(path: &Path, tensors: &[&Tensor], buffer: &mut Buffer, bar: &ProgressBar) -> Result<()> {
+    let dtype = match buffer.dtype {
+        Dtype::F32 => "F32",
+        Dtype::F16 => "F16",
+        Dtype::Bf16 => "BF16",
+    };
+    let mut header = Map::new();
+    header.insert("__metadata__".into(), json!({ "format": "pt" }));
+    let mut at = 0;
+    for tensor in tensors {
+        let end = at + tensor.values() * u64::from(buffer.dtype.width());
+        let entry = json!({ "dtype": dtype, "shape": tensor.shape, "data_offsets": [at, end] });
+        header.insert(tensor.name.clone(), entry);
+        at = end;
+    }
+    let mut header = serde_json::to_vec(&Value::Object(header))?;
+    header.resize(header.len().next_multiple_of(8), b' ');
+    let mut file = File::create(path)?;
+    file.write_all(&(header.len() as u64).to_le_bytes())?;
+    file.write_all(&header)?;
+    for tensor in tensors {
+        let mut numbers = Numbers::new(&tensor.name);
+        let mut left = tensor.values();
+        while left > 0 {
+            let bytes = buffer.fill(tensor.fill, &mut numbers, left);
+            file.write_all(bytes)?;
+            bar.inc(bytes.len() as u64);
+            left -= bytes.len() as u64 / u64::from(buffer.dtype.width());
+        }
+    }
+    file.sync_all()?;
+    Ok(())
+}
+
+/// Numbers that look random and that the tensor's name alone decides.
+struct Numbers {
+    seed: u32,
+    next: u32,
+}
+
+impl Numbers {
+    fn new(name: &str) -> Self {
+        let digest = blake3::hash(name.as_bytes());
+        let seed = digest.as_bytes().iter().take(4).fold(0, |n, &b| n << 8 | u32::from(b));
+        Self { seed, next: 0 }
+    }
+
+    /// Values in `center - amplitude ..= center + amplitude`. Each is a hash of its place, not of
+    /// the value before it, so that the compiler makes many at once.
+    fn fill(&mut self, out: &mut [f32], center: f32, amplitude: f32) {
+        let scale = amplitude / 2f32.powi(31);
+        for (value, place) in out.iter_mut().zip(0u32..) {
+            let mut x = self.next.wrapping_add(place).wrapping_mul(0x9e37_79b9) ^ self.seed;
+            x = (x ^ x >> 16).wrapping_mul(0x7feb_352d);
+            x = (x ^ x >> 15).wrapping_mul(0x846c_a68b);
+            x ^= x >> 16;
+            *value = center + scale * x.cast_signed() as f32;
+        }
+        self.next = self.next.wrapping_add(out.len() as u32);
+    }
+}
+
+/// A piece of a tensor while it is made.
+struct Buffer {
+    dtype: Dtype,
+    residual: f32,
+    values: Vec<f32>,
+    halves: Vec<u16>,
+    bytes: Vec<u8>,
+}
+
+impl Buffer {
+    fn new(dtype: Dtype, residual: f32) -> Self {
+        let count = BUFFER / dtype.width() as usize;
+        let halves = if dtype == Dtype::F32 { 0 } else { count };
+        Self {
+            dtype,
+            residual,
+            values: vec![0.0; count],
+            halves: vec![0; halves],
+            bytes: vec![0; BUFFER],
+        }
+    }
+
+    /// The next values of a tensor, at most `left`, as they are stored.
+    fn fill(&mut self, fill: Fill, numbers: &mut Numbers, left: u64) -> &[u8] {
+        let count = left.min(self.values.len() as u64) as usize;
+        let (center, amplitude) = match fill {
+            Fill::Norm => (1.0, 0.05),
+            Fill::Bias => (0.0, 0.01),
+            Fill::Weight => (0.0, AMPLITUDE),
+            Fill::Residual => (0.0, self.residual),
+        };
+        let values = &mut self.values[..count];
+        numbers.fill(values, center, amplitude);
+        let bytes = &mut self.bytes[..count * self.dtype.width() as usize];
+        if self.dtype == Dtype::F32 {
+            for (out, value) in bytes.as_chunks_mut().0.iter_mut().zip(values) {
+                *out = value.to_le_bytes();
+            }
+            return bytes;
+        }
+        let halves = &mut self.halves[..count];
+        if self.dtype == Dtype::F16 {
+            halves.reinterpret_cast_mut::<f16>().convert_from_f32_slice(values);
+        } else {
+            halves.reinterpret_cast_mut::<bf16>().convert_from_f32_slice(values);
+        }
+        for (out, half) in bytes.as_chunks_mut().0.iter_mut().zip(halves) {
+            *out = half.to_le_bytes();
+        }
+        bytes
+    }
+}
+
+/// A bar with rate and remaining time, where stderr is a terminal.
+pub(super) fn progress(name: &str, bytes: u64) -> ProgressBar {
+    let bar = ProgressBar::new(bytes).with_message(name.to_owned());
+    let line = "{msg} {wide_bar} {decimal_bytes}/{decimal_total_bytes} \
+                {decimal_bytes_per_sec} {eta} left";
+    if let Ok(style) = ProgressStyle::with_template(line) {
+        bar.set_style(style);
+    }
+    bar
+}

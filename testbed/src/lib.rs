@@ -8,3 +8,4 @@ pub mod models;
 pub mod overlap;
 pub mod pairwise;
 pub mod processes;
+pub mod spread;

@@ -8,4 +8,5 @@ pub mod models;
 pub mod overlap;
 pub mod pairwise;
 pub mod processes;
+pub mod record;
 pub mod spread;

@@ -3,6 +3,7 @@
 pub mod emulate;
 pub mod environment;
 pub mod golden;
+pub mod health;
 pub mod lean;
 pub mod models;
 pub mod overlap;

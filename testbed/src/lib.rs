@@ -10,4 +10,5 @@ pub mod overlap;
 pub mod pairwise;
 pub mod processes;
 pub mod record;
+pub mod report;
 pub mod spread;

@@ -3,6 +3,7 @@
 use crate::{
     models, overlap,
     processes::{Keys, Process, program},
+    spread::Spread,
 };
 use anyhow::{Context, Result, ensure};
 use galaxy_common::{
@@ -54,13 +55,6 @@ fn ticks(pid: u32) -> Result<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let fields: Vec<&str> = text[text.rfind(')').context("a name")?..].split_whitespace().collect();
     Ok(fields[12].parse::<u64>()? + fields[13].parse::<u64>()?)
-}
-
-fn spread(values: &[f64]) -> String {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let at = |i: usize| sorted.get(i).copied().unwrap_or(f64::NAN);
-    format!("{:.1} ({:.1} to {:.1})", at(sorted.len() / 2), at(0), at(sorted.len() - 1))
 }
 
 fn start(identity: &Path, model: &Path) -> Result<(Process, String)> {
@@ -139,7 +133,7 @@ pub fn run(options: &Options) -> Result<()> {
         drop(worker);
     }
     println!("| what | bound | measured |\n| --- | ---: | ---: |");
-    println!("| start to listening, ms | 100 | {} |", spread(&starts));
+    println!("| start to listening, ms | 100 | {:.1} |", Spread::of(&starts));
     runtime.block_on(peak(options))?;
     runtime.block_on(many(options))
 }

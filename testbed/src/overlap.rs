@@ -9,6 +9,7 @@ use crate::{
     models,
     network::{Link, Network, Place, burst},
     processes::{Keys, Process, program},
+    spread::Spread,
 };
 use anyhow::{Context, Result, bail, ensure};
 use galaxy_common::{
@@ -90,11 +91,6 @@ pub struct Measured {
 }
 
 impl Measured {
-    fn median(values: &[f64]) -> f64 {
-        let mut sorted = values.to_vec();
-        sorted.sort_by(f64::total_cmp);
-        sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
-    }
     fn add(&mut self, run: &Run, programs: &[Program], times: &[Timeline], rate: f64) {
         let mut worst = f64::MAX;
         let mut compute = 0f64;
@@ -112,19 +108,14 @@ impl Measured {
         self.compute_ms.push(compute);
     }
     fn line(&self) -> String {
-        let spread = |v: &[f64]| {
-            let (low, high) =
-                v.iter().fold((f64::MAX, f64::MIN), |(l, h), &x| (l.min(x), h.max(x)));
-            format!("{:.1} ({low:.1} to {high:.1})", Self::median(v))
-        };
         let percent: Vec<f64> = self.hidden.iter().map(|h| h * 100.0).collect();
         format!(
-            "| {} | {} | {} | {} | {} |",
+            "| {} | {:.1} | {:.1} | {:.1} | {:.1} |",
             self.tiles,
-            spread(&self.wall_ms),
-            spread(&self.compute_ms),
-            spread(&percent),
-            spread(&self.predicted_ms)
+            Spread::of(&self.wall_ms),
+            Spread::of(&self.compute_ms),
+            Spread::of(&percent),
+            Spread::of(&self.predicted_ms)
         )
     }
 }
@@ -167,7 +158,7 @@ pub fn run(options: &Options) -> Result<()> {
         let measured: Vec<Measured> = serde_json::from_slice(&output.stdout)?;
         if rate == 0 {
             let one = measured.first().context("no runs")?;
-            let compute = Measured::median(&one.compute_ms) * 1e-3;
+            let compute = Spread::of(&one.compute_ms).median * 1e-3;
             rate = (one.bytes as f64 * 8.0 / (compute / 2.0)) as u64;
             eprintln!(
                 "compute {:.0} ms, {} received by each device: link shaped to {} Mbit/s",
@@ -308,9 +299,9 @@ fn report(options: &Options, rate: u64, measured: &[Measured]) -> Result<()> {
     println!("\n| tiles | wall, ms | compute, ms | hidden, % | predicted, ms |");
     println!("| ---: | ---: | ---: | ---: | ---: |");
     println!("{}\n{}", one.line(), many.line());
-    let (a, b) = (Measured::median(&one.wall_ms), Measured::median(&many.wall_ms));
+    let (a, b) = (Spread::of(&one.wall_ms).median, Spread::of(&many.wall_ms).median);
     let gain = a - b;
-    let (p, q) = (Measured::median(&one.predicted_ms), Measured::median(&many.predicted_ms));
+    let (p, q) = (Spread::of(&one.predicted_ms).median, Spread::of(&many.predicted_ms).median);
     let predicted = p - q;
     println!(
         "\ngain {gain:.1} ms measured, {predicted:.1} ms predicted: {:+.1}%; speed-up {:.3} measured, {:.3} predicted",

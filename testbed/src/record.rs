@@ -1,0 +1,598 @@
+//! The record of an experiment: every sample, kept from the moment it was taken.
+//!
+//! One JSON file beside the tables and plots that are made from it. It is replaced as a whole after
+//! every sample, so a run that is killed loses one sample at most and goes on where it was.
+
+use crate::{environment::Scale, processes, spread::Spread};
+use anyhow::{Context, Result, bail};
+use galaxy_common::Bytes;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::Write as _,
+    path::{Path, PathBuf},
+    process::Command,
+};
+use time::OffsetDateTime;
+
+/// The format that this build reads and writes.
+pub const FORMAT: u32 = 1;
+
+/// An experiment's results, and what they were measured with.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Record {
+    /// Its name.
+    pub experiment: String,
+    /// [`FORMAT`] of the build that wrote it.
+    pub format: u32,
+    /// When it was begun.
+    pub started: String,
+    /// The machine that stood for the devices.
+    pub machine: Machine,
+    /// What the samples were taken with; more than one when a run went on with a changed tree.
+    pub commits: Vec<String>,
+    /// Of what was run.
+    pub versions: BTreeMap<String, String>,
+    /// Without shaping or quotas: such results say nothing of the devices.
+    pub loopback: bool,
+    /// Whatever would make results incomparable when changed.
+    pub settings: Value,
+    /// By environment.
+    pub calibrations: BTreeMap<String, Calibration>,
+    /// The results.
+    pub cells: Vec<Cell>,
+}
+
+/// A machine, as it describes itself.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Machine {
+    /// Its kind of processor.
+    pub processor: String,
+    /// Its cores.
+    pub cores: usize,
+    /// Its memory.
+    pub memory: Bytes,
+    /// The release of its kernel.
+    pub kernel: String,
+    /// What the kernels' speed depends on, and whether it is virtual.
+    pub features: Vec<String>,
+}
+
+/// What the devices of an environment were set to.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Calibration {
+    /// How much faster than what it stands for.
+    pub scale: Scale,
+    /// In ring order.
+    pub devices: Vec<Calibrated>,
+}
+
+/// What a device was set to; without a speed it has a core to itself.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Calibrated {
+    /// Its name.
+    pub name: String,
+    /// The GFLOP/s that it must give here.
+    pub asked: Option<f64>,
+    /// The GFLOP/s that it gave.
+    pub measured: Option<f64>,
+    /// The share of a core that gives them.
+    pub quota: Option<f64>,
+}
+
+/// One combination of what an experiment varies.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Cell {
+    /// Its stable name, as `A/bert-large/galaxy`.
+    pub key: String,
+    /// The values of what is varied.
+    pub labels: BTreeMap<String, String>,
+    /// Its repeats, valid and invalid.
+    pub samples: Vec<Sample>,
+    /// What came of it.
+    pub outcome: Outcome,
+    /// What cannot be beaten.
+    pub bound: Option<Bound>,
+    /// The paper's figure.
+    pub paper: Option<f64>,
+    /// Figures that do not vary between samples.
+    #[serde(deserialize_with = "numbers")]
+    pub facts: BTreeMap<String, f64>,
+}
+
+/// What came of a cell.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Outcome {
+    /// It has samples, or will have.
+    #[default]
+    Measured,
+    /// There is no such plan.
+    Refused {
+        /// What it lacks.
+        why: String,
+    },
+    /// A device has too little memory.
+    OutOfMemory {
+        /// Which.
+        device: String,
+        /// What it would take; unknown where the kernel ended the worker.
+        needs: Option<Bytes>,
+        /// What it grants.
+        grants: Bytes,
+    },
+    /// It was tried in vain; a run that goes on tries it again.
+    Failed {
+        /// What went wrong.
+        error: String,
+    },
+}
+
+/// What cannot be beaten, from measured compute, the integer split and the shaped rate.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Bound {
+    /// In all.
+    #[serde(deserialize_with = "number")]
+    pub ms: f64,
+    /// What it is made of.
+    #[serde(deserialize_with = "numbers")]
+    pub parts: BTreeMap<String, f64>,
+}
+
+/// One repeat.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Sample {
+    /// When.
+    pub at: String,
+    /// What was measured: `wall_ms`, `compute_ms`, `hidden` and so on.
+    #[serde(deserialize_with = "numbers")]
+    pub values: BTreeMap<String, f64>,
+    /// Whether it counts.
+    pub verdict: Verdict,
+}
+
+/// Whether a sample counts.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// The devices were what they stand for.
+    Valid,
+    /// They were not: it is kept, and shown in no figure.
+    Invalid {
+        /// Sentences with the numbers.
+        reasons: Vec<String>,
+    },
+}
+
+/// JSON knows no NaN and writes null; a record must be read again all the same.
+fn number<'de, D: Deserializer<'de>>(d: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(d)?.unwrap_or(f64::NAN))
+}
+
+fn numbers<'de, D: Deserializer<'de>>(d: D) -> Result<BTreeMap<String, f64>, D::Error> {
+    let found: BTreeMap<String, Option<f64>> = BTreeMap::deserialize(d)?;
+    Ok(found.into_iter().map(|(name, value)| (name, value.unwrap_or(f64::NAN))).collect())
+}
+
+impl Record {
+    /// An empty one of this machine and tree. `settings` is whatever would make results
+    /// incomparable when changed; a run goes on only where they are equal.
+    ///
+    /// # Errors
+    /// When the settings are no JSON, or the machine cannot be read.
+    pub fn new(experiment: &str, loopback: bool, settings: impl Serialize) -> Result<Self> {
+        let version = |name: &str, is: String| (name.to_owned(), is);
+        Ok(Self {
+            experiment: experiment.to_owned(),
+            format: FORMAT,
+            started: now(),
+            machine: Machine::read()?,
+            commits: vec![commit()],
+            versions: BTreeMap::from([
+                version("galaxy", galaxy_proto::VERSION.to_owned()),
+                version("protocol", galaxy_proto::PROTOCOL.to_string()),
+                version("built from", galaxy_proto::COMMIT.to_owned()),
+            ]),
+            loopback,
+            settings: serde_json::to_value(settings).context("the experiment's settings")?,
+            calibrations: BTreeMap::new(),
+            cells: Vec::new(),
+        })
+    }
+
+    /// Where a record is kept by default.
+    pub fn directory(experiment: &str) -> PathBuf {
+        Path::new("target/testbed-results").join(experiment)
+    }
+
+    /// The record at `path` if there is one that can go on as `wanted`, else `wanted`, which is
+    /// saved at once, so that a place that cannot be written is found before hours of measuring.
+    /// `fresh` throws away what is there.
+    ///
+    /// # Errors
+    /// When what is there was measured otherwise, or cannot be read or written.
+    pub fn open_or_new(path: &Path, wanted: Self, fresh: bool) -> Result<Self> {
+        let there = path.try_exists().with_context(|| path.display().to_string())?;
+        if fresh || !there {
+            wanted.save(path)?;
+            return Ok(wanted);
+        }
+        let anew = || format!("cannot go on with {}; start anew with --fresh", path.display());
+        let mut found = Self::read(path).with_context(anew)?;
+        let differs = found.differences(&wanted);
+        if !differs.is_empty() {
+            let error = anyhow::anyhow!("it was measured otherwise: {}", differs.join("; "));
+            return Err(error.context(anew()));
+        }
+        for commit in wanted.commits {
+            if !found.commits.contains(&commit) {
+                found.commits.push(commit);
+            }
+        }
+        for cell in &mut found.cells {
+            if matches!(cell.outcome, Outcome::Failed { .. }) {
+                cell.outcome = Outcome::Measured;
+            }
+        }
+        Ok(found)
+    }
+
+    /// Reads one, for showing it.
+    ///
+    /// # Errors
+    /// When there is none, or none of this format.
+    pub fn read(path: &Path) -> Result<Self> {
+        let read = || -> Result<Self> {
+            let value: Value = serde_json::from_slice(&std::fs::read(path)?)?;
+            match value.get("format").and_then(Value::as_u64) {
+                Some(format) if format == u64::from(FORMAT) => Ok(serde_json::from_value(value)?),
+                Some(format) => bail!("its format is {format}, and this build knows {FORMAT}"),
+                None => bail!("it is no record of an experiment"),
+            }
+        };
+        read().with_context(|| path.display().to_string())
+    }
+
+    /// Replaces the file as a whole: whoever is killed here leaves the old one or the new one.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn save(&self, path: &Path) -> Result<()> {
+        let save = || -> Result<()> {
+            if let Some(directory) = path.parent() {
+                std::fs::create_dir_all(directory)?;
+            }
+            let part = path.with_extension("json.part");
+            let mut file = File::create(&part)?;
+            file.write_all(&serde_json::to_vec_pretty(self)?)?;
+            file.sync_all()?;
+            Ok(std::fs::rename(&part, path)?)
+        };
+        save().with_context(|| format!("{} cannot be written", path.display()))
+    }
+
+    /// The cell of that name, made where there is none.
+    pub fn cell(&mut self, key: &str, labels: &[(&str, &str)]) -> &mut Cell {
+        let found = self.cells.iter().position(|cell| cell.key == key);
+        let at = found.unwrap_or(self.cells.len());
+        if found.is_none() {
+            let label = |(name, is): &(&str, &str)| ((*name).to_owned(), (*is).to_owned());
+            self.cells.push(Cell {
+                key: key.to_owned(),
+                labels: labels.iter().map(label).collect(),
+                samples: Vec::new(),
+                outcome: Outcome::Measured,
+                bound: None,
+                paper: None,
+                facts: BTreeMap::new(),
+            });
+        }
+        &mut self.cells[at]
+    }
+
+    /// How much there is, as `4 cells, 20 samples, 1 of them invalid`.
+    pub fn extent(&self) -> String {
+        let samples: usize = self.cells.iter().map(|cell| cell.samples.len()).sum();
+        let invalid: usize = self.cells.iter().map(Cell::invalid).sum();
+        format!("{} cells, {samples} samples, {invalid} of them invalid", self.cells.len())
+    }
+
+    /// Why `wanted` cannot go on with this one.
+    fn differences(&self, wanted: &Self) -> Vec<String> {
+        let machine = |m: &Machine| Value::from(format!("{}, {} cores", m.processor, m.cores));
+        let mut found = Vec::new();
+        let (a, b) = (&self.experiment, &wanted.experiment);
+        differ("experiment", &a.as_str().into(), &b.as_str().into(), &mut found);
+        differ("machine", &machine(&self.machine), &machine(&wanted.machine), &mut found);
+        differ("loopback", &self.loopback.into(), &wanted.loopback.into(), &mut found);
+        differ("settings", &self.settings, &wanted.settings, &mut found);
+        found
+    }
+}
+
+impl Cell {
+    /// Adds a repeat. One with a value that is no number does not count.
+    pub fn add(&mut self, values: BTreeMap<String, f64>, verdict: Verdict) {
+        let mut reasons = match verdict {
+            Verdict::Valid => Vec::new(),
+            Verdict::Invalid { reasons } => reasons,
+        };
+        let broken = values.iter().filter(|(_, value)| !value.is_finite());
+        reasons.extend(broken.map(|(name, value)| format!("{name} is {value}")));
+        self.samples.push(Sample { at: now(), values, verdict: Verdict::of(reasons) });
+    }
+
+    /// The repeats that count.
+    pub fn valid(&self) -> impl Iterator<Item = &Sample> {
+        self.samples.iter().filter(|sample| sample.verdict == Verdict::Valid)
+    }
+
+    /// How many do not.
+    pub fn invalid(&self) -> usize {
+        self.samples.len() - self.valid().count()
+    }
+
+    /// Whether it needs no more samples.
+    pub fn done(&self, wanted: usize) -> bool {
+        self.outcome != Outcome::Measured || self.valid().count() >= wanted
+    }
+
+    /// One value of every repeat that counts, in the order in which they were taken.
+    pub fn values(&self, name: &str) -> Vec<f64> {
+        self.valid().filter_map(|sample| sample.values.get(name).copied()).collect()
+    }
+
+    /// How that value spreads.
+    pub fn spread(&self, name: &str) -> Spread {
+        Spread::of(&self.values(name))
+    }
+}
+
+impl Verdict {
+    /// Valid unless there are reasons against it.
+    pub fn of(reasons: Vec<String>) -> Self {
+        if reasons.is_empty() { Self::Valid } else { Self::Invalid { reasons } }
+    }
+}
+
+impl Machine {
+    /// This one.
+    ///
+    /// # Errors
+    /// Without `/proc`.
+    pub fn read() -> Result<Self> {
+        let read = |path: &str| std::fs::read_to_string(path).with_context(|| path.to_owned());
+        let board = std::fs::read_to_string("/proc/device-tree/model").unwrap_or_default();
+        Self::parse(
+            &read("/proc/cpuinfo")?,
+            &read("/proc/meminfo")?,
+            read("/proc/sys/kernel/osrelease")?.trim(),
+            board.trim_matches(['\0', '\n']),
+        )
+    }
+
+    fn parse(cpuinfo: &str, meminfo: &str, kernel: &str, board: &str) -> Result<Self> {
+        let value = |text: &str, key: &str| {
+            let pairs = text.lines().filter_map(|line| line.split_once(':'));
+            let mut found = pairs.filter(|(name, _)| name.trim() == key);
+            found.next().map(|(_, value)| value.trim().to_owned())
+        };
+        let memory = value(meminfo, "MemTotal").context("/proc/meminfo has no MemTotal")?;
+        let kilobytes: u64 = memory.trim_end_matches(" kB").parse()?;
+        let flags = value(cpuinfo, "flags").or(value(cpuinfo, "Features")).unwrap_or_default();
+        let of_note = |f: &&str| {
+            ["avx", "fma", "asimd", "sve", "bf16", "i8mm"].iter().any(|start| f.starts_with(start))
+                || *f == "hypervisor"
+        };
+        let named = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+        let processor = value(cpuinfo, "model name").or(named(board));
+        Ok(Self {
+            processor: processor.unwrap_or_else(|| "unknown".to_owned()),
+            cores: cpuinfo.lines().filter(|line| line.starts_with("processor")).count(),
+            memory: Bytes(kilobytes * 1024),
+            kernel: kernel.to_owned(),
+            features: flags.split_whitespace().filter(of_note).map(str::to_owned).collect(),
+        })
+    }
+}
+
+/// This moment in RFC 3339, to the second.
+pub fn now() -> String {
+    let t = OffsetDateTime::now_utc();
+    let (year, month, day) = t.to_calendar_date();
+    let (hour, minute, second) = t.to_hms();
+    format!("{year:04}-{:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z", u8::from(month))
+}
+
+/// The commit of the checkout, with `-dirty` where sources are changed. Results and pages are no
+/// sources: writing them must not change what they say of themselves.
+pub fn commit() -> String {
+    let git = |arguments: &[&str]| {
+        let output = Command::new("git").arg("-C").arg(processes::root()).args(arguments).output();
+        let output = output.ok().filter(|output| output.status.success())?;
+        Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    let Some(head) = git(&["rev-parse", "--short", "HEAD"]) else {
+        return galaxy_proto::COMMIT.to_owned();
+    };
+    let sources = ["status", "--porcelain", "--", "*.rs", "*.toml", "*.proto", "Cargo.lock"];
+    match git(&sources) {
+        Some(changed) if changed.is_empty() => head,
+        _ => format!("{head}-dirty"),
+    }
+}
+
+/// Where two values differ, by path.
+fn differ(path: &str, was: &Value, is: &Value, found: &mut Vec<String>) {
+    match (was, is) {
+        (Value::Object(a), Value::Object(b)) => {
+            let new = b.keys().filter(|key| !a.contains_key(*key));
+            for key in a.keys().chain(new) {
+                let value = |of: &serde_json::Map<String, Value>| of.get(key).cloned();
+                let (a, b) = (value(a).unwrap_or_default(), value(b).unwrap_or_default());
+                differ(&format!("{path}.{key}"), &a, &b, found);
+            }
+        }
+        _ if was == is => {}
+        // A float that went through a file may come back with another last bit.
+        (Value::Number(a), Value::Number(b))
+            if (a.is_f64() || b.is_f64()) && close(a.as_f64(), b.as_f64()) => {}
+        _ => found.push(format!("{path} was {was}, now {is}")),
+    }
+}
+
+fn close(a: Option<f64>, b: Option<f64>) -> bool {
+    a.zip(b).is_some_and(|(a, b)| (a - b).abs() <= 1e-12 * a.abs().max(b.abs()))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn values(wall: f64) -> BTreeMap<String, f64> {
+        BTreeMap::from([("wall_ms".to_owned(), wall)])
+    }
+
+    fn wanted(settings: Value) -> Record {
+        Record::new("table4", false, settings).unwrap()
+    }
+
+    #[test]
+    fn a_killed_run_goes_on_where_it_was() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("table4/table4.json");
+        let settings = json!({ "tokens": 30, "scale": 0.1, "envs": ["A", "B"] });
+        let mut record = Record::open_or_new(&path, wanted(settings.clone()), false).unwrap();
+        let cell = record.cell("A/bert-large/galaxy", &[("environment", "A")]);
+        cell.add(values(1031.0), Verdict::Valid);
+        cell.add(values(2500.0), Verdict::of(vec!["m1 received less".to_owned()]));
+        cell.bound = Some(Bound { ms: f64::NAN, parts: values(1.0) });
+        record.cell("A/tiny/galaxy", &[]).outcome = Outcome::Failed { error: "it ended".into() };
+        record.save(&path).unwrap();
+        // Killed in the middle of the next save.
+        std::fs::write(path.with_extension("json.part"), "{\"experiment\": \"tab").unwrap();
+
+        let mut found = Record::open_or_new(&path, wanted(settings), false).unwrap();
+        assert_eq!(found.extent(), "2 cells, 2 samples, 1 of them invalid");
+        assert_eq!(found.started, record.started);
+        let cell = found.cell("A/bert-large/galaxy", &[]);
+        assert!(cell.done(1) && !cell.done(2) && cell.labels["environment"] == "A");
+        assert_eq!((cell.values("wall_ms"), cell.invalid()), (vec![1031.0], 1));
+        assert!(cell.bound.as_ref().unwrap().ms.is_nan());
+        assert!(!found.cell("A/tiny/galaxy", &[]).done(1), "what failed is tried again");
+        found.save(&path).unwrap();
+    }
+
+    #[test]
+    fn other_settings_are_refused_by_name_until_fresh() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.json");
+        let mut record = wanted(json!({ "tokens": 30, "deep": { "tiles": [1, 4] } }));
+        record.cell("a", &[]);
+        record.save(&path).unwrap();
+        let other = wanted(json!({ "tokens": 31, "deep": { "tiles": [1, 8] }, "new": true }));
+        let error = Record::open_or_new(&path, other.clone(), false).unwrap_err();
+        let text = format!("{error:#}");
+        for part in [
+            "start anew with --fresh",
+            "settings.tokens was 30, now 31",
+            "settings.deep.tiles was [1,4], now [1,8]",
+            "settings.new was null, now true",
+        ] {
+            assert!(text.contains(part), "{text}");
+        }
+        let mut unshaped = record.clone();
+        unshaped.loopback = true;
+        let error = Record::open_or_new(&path, unshaped, false).unwrap_err();
+        assert!(format!("{error:#}").contains("loopback was false, now true"));
+        assert!(Record::open_or_new(&path, other, true).unwrap().cells.is_empty());
+        assert!(Record::read(&path).unwrap().cells.is_empty(), "it was replaced at once");
+    }
+
+    #[test]
+    fn what_is_no_record_of_this_format_says_what_to_do() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.json");
+        let record = wanted(json!({}));
+        let mut old = serde_json::to_value(&record).unwrap();
+        old["format"] = json!(0);
+        for (text, says) in [
+            (old.to_string(), "its format is 0, and this build knows 1"),
+            ("{}".to_owned(), "no record of an experiment"),
+            ("{\"format\": 1, \"exp".to_owned(), "EOF"),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            let error = Record::open_or_new(&path, record.clone(), false).unwrap_err();
+            let text = format!("{error:#}");
+            assert!(text.contains(says) && text.contains("--fresh"), "{text}");
+        }
+    }
+
+    #[test]
+    fn another_commit_goes_on_and_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.json");
+        let mut record = wanted(json!({ "rate": 0.1 + 0.2 }));
+        record.commits = vec!["aaaaaaa".to_owned()];
+        record.save(&path).unwrap();
+        record.commits = vec!["bbbbbbb-dirty".to_owned()];
+        for _ in 0..2 {
+            let found = Record::open_or_new(&path, record.clone(), false).unwrap();
+            assert_eq!(found.commits, ["aaaaaaa", "bbbbbbb-dirty"]);
+            found.save(&path).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_value_that_is_no_number_does_not_count() {
+        let mut record = wanted(json!({}));
+        let cell = record.cell("a", &[]);
+        cell.add(values(f64::NAN), Verdict::Valid);
+        let reasons = vec!["wall_ms is NaN".to_owned()];
+        assert_eq!(cell.samples[0].verdict, Verdict::Invalid { reasons });
+        let text = serde_json::to_string(&record).unwrap();
+        let again: Record = serde_json::from_str(&text).unwrap();
+        assert!(again.cells[0].samples[0].values["wall_ms"].is_nan());
+    }
+
+    #[test]
+    fn outcomes_that_need_no_samples_are_done() {
+        let mut record = wanted(json!({}));
+        let cell = record.cell("a", &[]);
+        for (outcome, done) in [
+            (Outcome::Measured, false),
+            (Outcome::Refused { why: "x".into() }, true),
+            (Outcome::OutOfMemory { device: "m".into(), needs: None, grants: Bytes(1) }, true),
+            (Outcome::Failed { error: "x".into() }, true),
+        ] {
+            cell.outcome = outcome;
+            assert_eq!(cell.done(1), done);
+        }
+    }
+
+    #[test]
+    fn a_machine_describes_itself() {
+        let x86 = "processor\t: 0\nmodel name\t: AMD EPYC\nflags\t\t: fpu avx2 fma hypervisor\n\n\
+                   processor\t: 1\nmodel name\t: AMD EPYC\n";
+        let machine = Machine::parse(x86, "MemTotal:  1000 kB\n", "6.18", "").unwrap();
+        assert_eq!((machine.processor.as_str(), machine.cores), ("AMD EPYC", 2));
+        assert_eq!(machine.memory, Bytes(1_024_000));
+        assert_eq!(machine.features, ["avx2", "fma", "hypervisor"]);
+        let arm = "processor : 0\nFeatures : fp asimd\n";
+        let machine = Machine::parse(arm, "MemTotal: 1 kB\n", "6.1", "Raspberry Pi 4").unwrap();
+        assert_eq!((machine.processor.as_str(), machine.cores), ("Raspberry Pi 4", 1));
+        assert_eq!(machine.features, ["asimd"]);
+    }
+
+    #[test]
+    fn moments_are_rfc_3339() {
+        let text = now();
+        let shape: String =
+            text.chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).collect();
+        assert_eq!(shape, "0000-00-00T00:00:00Z");
+    }
+}

@@ -4,6 +4,7 @@ pub mod environment;
 pub mod forward;
 pub mod golden;
 pub mod lean;
+pub mod links;
 pub mod models;
 pub mod network;
 pub mod overlap;

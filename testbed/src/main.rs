@@ -3,7 +3,7 @@
 use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
 use galaxy_common::WireType;
-use galaxy_testbed::{golden, lean, overlap};
+use galaxy_testbed::{forward, golden, lean, links, overlap};
 
 #[derive(Parser)]
 #[command(version, about = "Measurements and long checks that anyone can run")]
@@ -27,6 +27,17 @@ enum Command {
     Overlap(overlap::Options),
     /// Measures how lean a worker is: start, idle time, peak memory, memory over many requests.
     Lean(lean::Options),
+    /// Measures how near the links of an environment come to what was asked for (needs root and
+    /// iperf3).
+    Links(links::Options),
+    /// Delays and loses what the links of a testbed carry.
+    #[command(hide = true)]
+    Forward {
+        /// The testbed.
+        testbed: String,
+        /// Its links that delay or lose, as JSON.
+        links: String,
+    },
     /// The coordinator's side of `overlap`.
     #[command(hide = true)]
     OverlapInner {
@@ -40,6 +51,8 @@ fn main() -> Result<()> {
         Command::Golden { full, half } => golden(full, half),
         Command::Overlap(options) => overlap::run(&options),
         Command::Lean(options) => lean::run(&options),
+        Command::Links(options) => links::run(&options),
+        Command::Forward { testbed, links } => forward::run(&testbed, &links),
         Command::OverlapInner { inner } => overlap::inner(&inner),
     }
 }

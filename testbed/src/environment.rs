@@ -281,6 +281,7 @@ pub fn state_directory(root: bool) -> PathBuf {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -99,7 +99,9 @@ pub fn judge(health: &Health, devices: &[DeviceShare]) -> Verdict {
         let (took, most) = (percent(health.steal_share), percent(MOST_STEAL));
         reasons.push(format!("the host took {took} of the machine; {most} is allowed"));
     }
-    if health.least_idle_share < LEAST_IDLE {
+    // Devices with cores to themselves may take all of them.
+    let limited = devices.iter().any(|device| device.quota.is_some());
+    if limited && health.least_idle_share < LEAST_IDLE {
         let (idle, least) = (percent(health.least_idle_share), percent(LEAST_IDLE));
         reasons
             .push(format!("only {idle} of the machine was idle in some second; {least} is needed"));

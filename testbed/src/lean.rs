@@ -1,8 +1,8 @@
 //! How lean a worker is: start, idle processor time, peak memory, and memory over many requests.
 
 use crate::{
-    models, overlap,
-    processes::{Keys, Process, program},
+    models,
+    processes::{Keys, Process, listening, worker_command},
     spread::Spread,
 };
 use anyhow::{Context, Result, ensure};
@@ -14,7 +14,6 @@ use galaxy_model::ModelDir;
 use galaxy_proto::identity::{Identity, Role};
 use std::{
     path::{Path, PathBuf},
-    process::Command,
     sync::Arc,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -58,8 +57,12 @@ fn ticks(pid: u32) -> Result<u64> {
 }
 
 fn start(identity: &Path, model: &Path) -> Result<(Process, String)> {
-    let command = Command::new(program("galaxy-worker")?);
-    overlap::worker(command, "127.0.0.1:0", identity, model, false)
+    let models = model.parent().context("a model has a parent directory")?;
+    let mut command = worker_command(identity, models)?;
+    command.args(["--listen", "127.0.0.1:0"]);
+    let mut worker = Process::spawn("galaxy-worker", command)?;
+    let address = listening(&mut worker)?;
+    Ok((worker, address))
 }
 
 struct Bench {

@@ -1,17 +1,26 @@
-//! End-to-end tests and measurements: golden outputs, clusters of real processes, faults.
+//! Emulated devices and links, experiments on them, and end-to-end tests: golden outputs, clusters of
+//! real processes, faults.
 
 pub mod bound;
+pub mod calibrate;
+pub mod cgroup;
+pub mod desk;
 pub mod environment;
+pub mod experiment;
 pub mod forward;
 pub mod golden;
 pub mod health;
+pub mod inside;
+pub mod instance;
 pub mod lean;
+pub mod links;
+pub mod metronome;
 pub mod models;
 pub mod network;
-pub mod overlap;
 pub mod pairwise;
+pub mod plot;
 pub mod processes;
-pub mod stage;
 pub mod record;
 pub mod report;
 pub mod spread;
+pub mod stage;

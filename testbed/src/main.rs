@@ -1,12 +1,15 @@
-//! `galaxy-testbed`: measurements and long checks that anyone can run.
+//! `galaxy-testbed`: emulated devices and links, measurements and long checks that anyone can run.
 
 use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
 use galaxy_common::WireType;
-use galaxy_testbed::{golden, lean, models, overlap};
+use galaxy_testbed::{
+    calibrate, desk, experiment, forward, golden, inside, lean, links, metronome, models,
+};
+use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 #[derive(Parser)]
-#[command(version, about = "Measurements and long checks that anyone can run")]
+#[command(version, about = "Emulated devices and links, measurements, and long checks")]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -14,36 +17,89 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Compares every family, strategy and split with the golden outputs.
+    /// Makes devices and links on this machine, with a worker on each device
+    Up(desk::Up),
+    /// Removes a testbed, also one that a crash left
+    Down {
+        /// Which [default: the only one]
+        name: Option<String>,
+        /// Every one
+        #[arg(long)]
+        all: bool,
+    },
+    /// Shows the testbeds that are up, and their devices
+    Status {
+        /// Which [default: all]
+        name: Option<String>,
+    },
+    /// Runs a command on a device, or at the place of the coordinator
+    Exec(desk::Exec),
+    /// Runs an experiment; without a name, lists them
+    Run(experiment::Options),
+    /// Writes models with random weights in the shapes of well-known ones, once
+    Models(models::Options),
+    /// Measures how near the links of an environment come to what was asked for
+    Links(links::Options),
+    /// Compares every family, strategy and split with the golden outputs
     Golden {
-        /// The whole matrix instead of pairwise combinations.
+        /// The whole matrix instead of pairwise combinations
         #[arg(long)]
         full: bool,
-        /// f16 on the wire, with a tolerance of 3e-2.
+        /// f16 on the wire, with a tolerance of 3e-2
         #[arg(long)]
         half: bool,
     },
-    /// Measures how much communication tiles hide, on two emulated devices (needs root).
-    Overlap(overlap::Options),
-    /// Measures how lean a worker is: start, idle time, peak memory, memory over many requests.
+    /// Measures how lean a worker is: start, idle time, peak memory, memory over many requests
     Lean(lean::Options),
-    /// Writes models with random weights in the shapes of well-known ones, once.
-    Models(models::Options),
-    /// The coordinator's side of `overlap`.
+    /// Delays and loses what the links of a testbed carry
     #[command(hide = true)]
-    OverlapInner {
-        /// What to do, as JSON.
-        inner: String,
+    Forward {
+        /// The testbed
+        testbed: String,
+        /// Its links that delay or lose, as JSON
+        links: String,
+    },
+    /// Becomes a program on a device
+    #[command(hide = true)]
+    Inside(inside::Options),
+    /// Makes short quotas true
+    #[command(hide = true)]
+    Metronome(metronome::Options),
+    /// Prints the speed that the calibrating batch reaches
+    #[command(hide = true)]
+    Speed {
+        /// The calibrating model
+        model: PathBuf,
+        /// For how long, in ms
+        window: u64,
     },
 }
 
-fn main() -> Result<()> {
-    match Arguments::parse().command {
-        Command::Golden { full, half } => golden(full, half),
-        Command::Overlap(options) => overlap::run(&options),
-        Command::Lean(options) => lean::run(&options),
+fn main() -> ExitCode {
+    match run(Arguments::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> Result<()> {
+    match command {
+        Command::Up(options) => desk::up(&options),
+        Command::Down { name, all } => desk::down(name.as_deref(), all),
+        Command::Status { name } => desk::status(name.as_deref()),
+        Command::Exec(options) => desk::exec(&options),
+        Command::Run(options) => experiment::run(&options),
         Command::Models(options) => models::run(&options),
-        Command::OverlapInner { inner } => overlap::inner(&inner),
+        Command::Links(options) => links::run(&options),
+        Command::Golden { full, half } => golden(full, half),
+        Command::Lean(options) => lean::run(&options),
+        Command::Forward { testbed, links } => forward::run(&testbed, &links),
+        Command::Inside(options) => inside::run(&options),
+        Command::Metronome(options) => metronome::run(&options),
+        Command::Speed { model, window } => calibrate::speed(&model, Duration::from_millis(window)),
     }
 }
 

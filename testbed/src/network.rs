@@ -15,6 +15,7 @@ use rustix::{
 };
 use serde::Deserialize;
 use std::{
+    fmt,
     fs::{self, File},
     io::Write as _,
     ops::Deref,
@@ -90,6 +91,12 @@ pub struct Missing {
     pub what: String,
     /// How to get it.
     pub remedy: String,
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.what, self.remedy)
+    }
 }
 
 /// The namespaces of a testbed that is up. Dropping it leaves them: see [`Held`].
@@ -426,6 +433,23 @@ pub fn inside<T: Send>(namespace: &str, call: impl FnOnce() -> T + Send) -> Resu
         Ok(result) => result,
         Err(panic) => std::panic::resume_unwind(panic),
     }
+}
+
+/// The names of the testbeds that have namespaces here.
+pub fn testbeds() -> Vec<String> {
+    let entries = fs::read_dir(NAMES).into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| {
+        let name = entry.file_name().into_string().ok()?;
+        let (testbed, _) = name.strip_prefix("galaxy-")?.split_once('-')?;
+        Some(testbed.to_owned())
+    });
+    let names: std::collections::BTreeSet<String> = names.collect();
+    names.into_iter().collect()
+}
+
+/// The testbed's own processes: those beside the bridge.
+pub fn daemons(testbed: &str) -> Vec<i32> {
+    processes(&[namespace(testbed, "hub")]).unwrap_or_default()
 }
 
 /// A dash would let two testbeds lay claim to one name: `a` with a device `b-c`, `a-b` with `c`.

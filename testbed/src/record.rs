@@ -3,13 +3,14 @@
 //! One JSON file beside the tables and plots that are made from it. It is replaced as a whole after
 //! every sample, so a run that is killed loses one sample at most and goes on where it was.
 
-use crate::{environment::Scale, processes, spread::Spread};
+use crate::{calibrate::Calibration, processes, spread::Spread};
 use anyhow::{Context, Result, bail};
 use galaxy_common::Bytes;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use std::{
     collections::BTreeMap,
+    fmt,
     fs::File,
     io::Write as _,
     path::{Path, PathBuf},
@@ -60,28 +61,6 @@ pub struct Machine {
     pub features: Vec<String>,
 }
 
-/// What the devices of an environment were set to.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-pub struct Calibration {
-    /// How much faster than what it stands for.
-    pub scale: Scale,
-    /// In ring order.
-    pub devices: Vec<Calibrated>,
-}
-
-/// What a device was set to; without a speed it has a core to itself.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Calibrated {
-    /// Its name.
-    pub name: String,
-    /// The GFLOP/s that it must give here.
-    pub asked: Option<f64>,
-    /// The GFLOP/s that it gave.
-    pub measured: Option<f64>,
-    /// The share of a core that gives them.
-    pub quota: Option<f64>,
-}
-
 /// One combination of what an experiment varies.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Cell {
@@ -128,6 +107,20 @@ pub enum Outcome {
         /// What went wrong.
         error: String,
     },
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Measured => write!(f, "measured"),
+            Self::Refused { why } => write!(f, "refused: {why}"),
+            Self::OutOfMemory { device, needs, grants } => {
+                let needs = needs.map_or("more".to_owned(), |needs| needs.to_string());
+                write!(f, "out of memory: {device} grants {grants}, and it needs {needs}")
+            }
+            Self::Failed { error } => write!(f, "failed: {error}"),
+        }
+    }
 }
 
 /// What cannot be beaten, from measured compute, the integer split and the shaped rate.

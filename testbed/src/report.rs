@@ -1,6 +1,9 @@
 //! The page of an experiment: its tables in Markdown, and all that a reader must know of them.
 
-use crate::record::{Calibration, Cell, Outcome, Record, Verdict};
+use crate::{
+    calibrate::Calibration,
+    record::{Cell, Outcome, Record, Verdict},
+};
 use std::fmt::{self, Write as _};
 
 /// Most samples that did not count whose reasons are shown; the others are in the JSON.
@@ -150,17 +153,12 @@ fn list(f: &mut fmt::Formatter<'_>, title: &str, items: &[String]) -> fmt::Resul
 fn without_figure(record: &Record) -> Vec<String> {
     let said = |cell: &Cell| {
         let why = match &cell.outcome {
-            Outcome::Refused { why } => format!("refused: {why}"),
-            Outcome::OutOfMemory { device, needs, grants } => {
-                let needs = needs.map_or("more".to_owned(), |needs| needs.to_string());
-                format!("out of memory: {device} grants {grants}, and it needs {needs}")
-            }
-            Outcome::Failed { error } => format!("failed: {error}"),
             Outcome::Measured => match (cell.samples.len(), cell.valid().count()) {
                 (0, _) => "not measured yet".to_owned(),
                 (tries, 0) => format!("none of {tries} samples counts"),
                 _ => return None,
             },
+            outcome => outcome.to_string(),
         };
         Some(format!("{}: {why}", cell.key))
     };
@@ -231,8 +229,9 @@ fn calibrated(name: &str, calibration: &Calibration) -> Table {
 mod tests {
     use super::*;
     use crate::{
+        calibrate::Calibrated,
         environment::Scale,
-        record::{Calibrated, Machine},
+        record::Machine,
     };
     use galaxy_common::Bytes;
     use std::collections::BTreeMap;
@@ -357,9 +356,10 @@ mod tests {
             asked,
             measured: asked.map(|a| a * 1.01),
             quota: asked.map(|_| 0.143),
+            core: 0,
         };
         let devices = vec![device("m0", Some(15.0)), device("d1", None)];
-        record.calibrations.insert("A".into(), Calibration { scale, devices });
+        record.calibrations.insert("A".into(), Calibration { scale, devices, ..Calibration::default() });
         let text = page(&record);
         for part in [
             "**loopback: no shaping, not comparable**",

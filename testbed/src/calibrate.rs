@@ -1,0 +1,245 @@
+//! Calibration: which share of a core gives a device the speed that it stands for.
+//!
+//! A layer of BERT-Large over 284 tokens, by the engine that experiments run, is timed on whole
+//! cores first, then on all devices at once under their quotas; the quotas follow until every device
+//! is as fast as asked. So caches that are shared and memory that is busy are in the figure.
+
+use crate::{
+    cgroup::Group,
+    environment::{Environment, Gflops, Hold, Scale},
+    inside, models,
+};
+use anyhow::{Context, Result, ensure};
+use galaxy_common::{BatchShape, Bytes, DeviceName, Pooling, Strategy, Wanted, WireType};
+use galaxy_engine::local::LocalCluster;
+use galaxy_graph::share::{self, Member, Terms};
+use galaxy_model::{ModelDir, ModelSpec};
+use rustix::time::ClockId;
+use serde::{Deserialize, Serialize};
+use std::{
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// Tokens of the calibrating batch: the average of the paper's texts (Galaxy, §IV-A).
+const TOKENS: u32 = 284;
+/// How far a device's speed may be from what was asked.
+const TOLERANCE: f64 = 0.01;
+/// How often quotas are mended before what is left is only reported.
+const ROUNDS: usize = 4;
+/// How long each measurement takes: hundreds of a quota's periods.
+const WINDOW: Duration = Duration::from_millis(2500);
+/// How much of a core quotas may promise. The rest is for links, the testbed, and the machine.
+const PROMISED: f64 = 0.9;
+
+/// What was found.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Calibration {
+    /// How much faster than what they stand for.
+    pub scale: Scale,
+    /// Speed of whole cores, all busy, in GFLOP/s.
+    pub cores: Vec<f64>,
+    /// The devices.
+    pub devices: Vec<Calibrated>,
+}
+
+/// One device.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Calibrated {
+    /// Its name.
+    pub name: String,
+    /// The core that its kernels run on.
+    pub core: usize,
+    /// The speed asked for, in GFLOP/s.
+    pub asked: Option<f64>,
+    /// Its share of the core; none: all of it.
+    pub quota: Option<f64>,
+    /// Its speed under that share, all devices busy, in GFLOP/s.
+    pub measured: Option<f64>,
+}
+
+impl Calibration {
+    /// Devices without quotas, spread over the cores.
+    pub fn none(environment: &Environment) -> Self {
+        let speeds: Vec<Option<f64>> = environment
+            .devices
+            .iter()
+            .map(|device| environment.speed(device).map(|Gflops(speed)| speed))
+            .collect();
+        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+        let places = spread(&speeds, cores);
+        let devices = environment.devices.iter().zip(speeds).zip(places);
+        let devices = devices.map(|((device, asked), core)| Calibrated {
+            name: device.name.to_string(),
+            core,
+            asked,
+            quota: None,
+            measured: None,
+        });
+        Self { scale: environment.scale, cores: Vec::new(), devices: devices.collect() }
+    }
+}
+
+/// A core for each device: the fastest first, each on the core that has promised least.
+fn spread(speeds: &[Option<f64>], cores: usize) -> Vec<usize> {
+    let speed = |i: usize| speeds[i].unwrap_or(f64::MAX / 1e6);
+    let mut order: Vec<usize> = (0..speeds.len()).collect();
+    order.sort_by(|&a, &b| speed(b).total_cmp(&speed(a)));
+    let mut promised = vec![0.0; cores];
+    let mut places = vec![0; speeds.len()];
+    for i in order {
+        let least = (0..cores).min_by(|&a, &b| f64::total_cmp(&promised[a], &promised[b]));
+        places[i] = least.unwrap_or(0);
+        promised[places[i]] += speed(i);
+    }
+    places
+}
+
+/// Finds and sets the quotas of a testbed that is up.
+///
+/// # Errors
+/// When the environment asks for more than this machine has, or a measurement fails.
+pub fn calibrate(testbed: &str, environment: &Environment, cache: &Path) -> Result<Calibration> {
+    let mut found = Calibration::none(environment);
+    if found.devices.iter().all(|d| d.asked.is_none()) {
+        return Ok(found);
+    }
+    let model = models::bert(cache, "calibration", 1, 1024, 16)?.canonicalize()?;
+    eprintln!("calibrating {testbed}: the speed of whole cores");
+    let cores = found.devices.iter().map(|d| d.core).max().unwrap_or(0) + 1;
+    let whole = (0..cores).map(|core| inside::beside(testbed, Some(core), me()?));
+    // By processor time: a machine that has other work just now is no slower for that.
+    let whole = speeds(whole.collect::<Result<_>>()?, &model)?;
+    found.cores = whole.iter().map(|speed| speed.processor).collect();
+    for core in 0..cores {
+        let promised = found.devices.iter().filter(|d| d.core == core);
+        let promised = promised.filter_map(|d| d.asked).sum::<f64>() / found.cores[core];
+        ensure!(
+            promised <= PROMISED,
+            "environment {} asks core {core} for {:.0}% of its {:.0} GFLOP/s, and at most {:.0}% can be promised: lower scale.speed to {:.2} or less",
+            environment.name,
+            promised * 100.0,
+            found.cores[core],
+            PROMISED * 100.0,
+            environment.scale.speed * PROMISED / promised
+        );
+    }
+    for device in &mut found.devices {
+        device.quota = device.asked.map(|asked| asked / found.cores[device.core]);
+    }
+    for round in 1..=ROUNDS {
+        let mut commands = Vec::new();
+        for device in &found.devices {
+            if let Some(quota) = device.quota {
+                Group::open(testbed, &device.name)?.set_quota(quota)?;
+            }
+            let hold = if device.quota.is_some() { Hold::Process } else { Hold::Compute };
+            commands.push(inside::command(testbed, &device.name, hold, Some(device.core), me()?)?);
+        }
+        let measured = speeds(commands, &model)?;
+        let mut worst = 0f64;
+        for (device, speed) in found.devices.iter_mut().zip(&measured) {
+            device.measured = Some(speed.wall);
+            if let Some(asked) = device.asked {
+                worst = worst.max((speed.wall / asked - 1.0).abs());
+            }
+        }
+        eprintln!("calibrating {testbed}: round {round}, at most {:.1}% off", worst * 100.0);
+        if worst <= TOLERANCE || round == ROUNDS {
+            break;
+        }
+        for (device, speed) in found.devices.iter_mut().zip(&measured) {
+            // What a slice of a core gives, with its caches cold and other devices beside it.
+            device.quota = device.asked.map(|asked| (asked / speed.processor).min(1.0));
+        }
+    }
+    Ok(found)
+}
+
+fn me() -> Result<PathBuf> {
+    Ok(std::env::current_exe()?)
+}
+
+/// How fast the calibrating batch ran, in GFLOP/s.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Speed {
+    /// By the clock on the wall.
+    wall: f64,
+    /// By processor time: what a core to itself would give.
+    processor: f64,
+}
+
+/// Runs the calibrating batch by all commands at once.
+fn speeds(commands: Vec<Command>, model: &Path) -> Result<Vec<Speed>> {
+    let mut children: Vec<Child> = Vec::new();
+    for mut command in commands {
+        command.arg("speed").arg(model).arg(WINDOW.as_millis().to_string());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+        children.push(command.spawn()?);
+    }
+    let results = children.into_iter().map(|child| {
+        let output = child.wait_with_output()?;
+        ensure!(output.status.success(), "the calibration failed ({})", output.status);
+        serde_json::from_slice(&output.stdout).context("a speed was expected")
+    });
+    results.collect()
+}
+
+/// Operations of 32-bit floats that a batch of one text takes in the layers: products and attention.
+pub fn flops(spec: &ModelSpec, tokens: u32) -> f64 {
+    let (rows, hidden) = (f64::from(tokens), f64::from(spec.hidden));
+    let attention = f64::from(spec.heads * spec.head_width);
+    let keys = f64::from(2 * spec.kv_heads * spec.head_width);
+    let inner = f64::from(spec.inner) * if spec.gated { 3.0 } else { 2.0 };
+    let products = 2.0 * rows * hidden * (2.0 * attention + keys + inner);
+    f64::from(spec.layers) * (products + 4.0 * rows * rows * attention)
+}
+
+/// The measuring process: prints the speed that the calibrating batch reaches over `window`.
+///
+/// # Errors
+/// When the model cannot be read.
+pub fn speed(model: &Path, window: Duration) -> Result<()> {
+    let dir = Arc::new(ModelDir::open(model)?);
+    let terms = Terms {
+        model: dir.name(),
+        fingerprint: dir.fingerprint(),
+        strategy: Strategy::Local,
+        wire: WireType::F32,
+        tiles: 1,
+        max_rows: TOKENS,
+    };
+    let member =
+        Member { name: DeviceName::new("me")?, budget: Bytes(u64::MAX), threads: 1, share: 1.0 };
+    let cluster = LocalCluster::open(dir.clone(), share::plan(dir.spec(), &terms, &[member])?)?;
+    let shape = BatchShape::single(TOKENS, Wanted::Pooled(Pooling::Mean))?;
+    let tokens: Arc<[u32]> = (0..TOKENS).map(|i| 3 + i * 7 % 900).collect();
+    cluster.execute(&shape, tokens.clone(), None)?;
+    let processor = || Duration::try_from(rustix::time::clock_gettime(ClockId::ProcessCPUTime));
+    let (before, begin, mut runs) = (processor()?, Instant::now(), 0);
+    while begin.elapsed() < window || runs < 2 {
+        cluster.execute(&shape, tokens.clone(), None)?;
+        runs += 1;
+    }
+    let done = f64::from(runs) * flops(dir.spec(), TOKENS) * 1e-9;
+    let (wall, busy) = (begin.elapsed(), processor()?.saturating_sub(before));
+    let speed = Speed { wall: done / wall.as_secs_f64(), processor: done / busy.as_secs_f64() };
+    println!("{}", serde_json::to_string(&speed)?);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_spread_so_that_no_core_promises_much_more() {
+        assert_eq!(spread(&[Some(7.5); 4], 2), [0, 1, 0, 1]);
+        // The laptop has a core to itself, the boards the other.
+        assert_eq!(spread(&[Some(75.0), Some(7.5), Some(7.5), Some(7.5)], 2), [0, 1, 1, 1]);
+        assert_eq!(spread(&[None, None], 2), [0, 1]);
+        assert_eq!(spread(&[None], 1), [0]);
+    }
+}

@@ -1,0 +1,410 @@
+//! Running the cells of an experiment: testbeds up and down, models placed, runs taken in turns and
+//! judged, bounds computed.
+
+use super::{Experiment, Options, Variant};
+use crate::{
+    bound::{self, Learner, Seen},
+    environment::Environment,
+    health::{self, DeviceShare, Watch},
+    instance::{self, COORDINATOR, Testbed},
+    models, network,
+    record::{Bound, Outcome, Record, Verdict},
+    stage::{Observation, Placed, Refusal, Stage},
+};
+use anyhow::{Result, ensure};
+use galaxy_common::{BatchShape, Pooling, Strategy, Wanted};
+use galaxy_graph::timeline::{hidden, lane_use, traffic};
+use galaxy_model::ModelDir;
+use serde_json::json;
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// How long one run may take: the largest model on the slowest devices takes a minute.
+const LIMIT: Duration = Duration::from_secs(600);
+/// Invalid runs of a cell that are tried again, for each that is wanted.
+const PATIENCE: usize = 3;
+
+/// A cell that is not done.
+struct Cell {
+    key: String,
+    variant: &'static Variant,
+    learner: Option<Learner>,
+    tried: usize,
+}
+
+/// How far an experiment is.
+struct Progress {
+    begun: Instant,
+    done: usize,
+    left: usize,
+}
+
+impl Progress {
+    fn step(&mut self, key: &str, what: &str) {
+        self.done += 1;
+        self.left = self.left.saturating_sub(1);
+        let each = self.begun.elapsed().as_secs_f64() / self.done as f64;
+        let minutes = (each * self.left as f64 / 60.0).ceil();
+        eprintln!("{key}: {what}; {} runs to go, about {minutes} min", self.left);
+    }
+}
+
+/// The key of a cell: stable, so that a run that was broken off goes on.
+pub fn key(environment: &str, model: &str, variant: &str, anew: Option<usize>) -> String {
+    let key = format!("{environment}/{model}/{variant}");
+    anew.map_or(key.clone(), |n| format!("{key}/{}", n + 1))
+}
+
+/// Runs all that is left of an experiment.
+///
+/// # Errors
+/// When something fails that is no cell's own outcome. What was measured is kept.
+pub fn run(experiment: &Experiment, options: &Options) -> Result<Record> {
+    let own = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>();
+    let environments = options.environments.clone().unwrap_or_else(|| own(experiment.environments));
+    let models = options.models.clone().unwrap_or_else(|| own(experiment.models));
+    let samples = options.samples.unwrap_or(experiment.samples);
+    let environments: Vec<Environment> =
+        environments.iter().map(|name| Environment::open(name)).collect::<Result<_>>()?;
+    let settings = json!({
+        "experiment": experiment.name, "smoke": options.smoke, "loopback": options.loopback,
+        "plain": options.plain, "models": models, "samples": samples, "tokens": experiment.tokens,
+        "anew": experiment.anew,
+        "variants": experiment.variants.iter().map(|v| v.name).collect::<Vec<_>>(),
+        "environments": environments.iter().map(Environment::source).collect::<Vec<_>>(),
+    });
+    let path = options.output.join(experiment.name).join(format!("{}.json", experiment.name));
+    let wanted = Record::new(experiment.name, options.loopback, settings)?;
+    let mut record = Record::open_or_new(&path, wanted, options.fresh)?;
+    if !record.cells.is_empty() {
+        eprintln!("going on with {}: {}", path.display(), record.extent());
+    }
+    let cells = environments.len() * models.len() * experiment.variants.len() * experiment.anew;
+    let mut progress = Progress { begun: Instant::now(), done: 0, left: cells * samples };
+    progress.left -= record.cells.iter().map(|c| c.valid().count().min(samples)).sum::<usize>();
+    for environment in environments {
+        for anew in 0..experiment.anew {
+            let anew = (experiment.anew > 1).then_some(anew);
+            let open = |record: &Record, model: &String| {
+                let key = |v: &Variant| key(&environment.name, model, v.name, anew);
+                experiment.variants.iter().any(|v| !done(record, &key(v), samples))
+            };
+            let left: Vec<&String> = models.iter().filter(|m| open(&record, m)).collect();
+            let mut runs = Vec::new();
+            for model in left {
+                let Some(why) = unknown(model)? else {
+                    runs.push(model);
+                    continue;
+                };
+                for variant in experiment.variants {
+                    let key = key(&environment.name, model, variant.name, anew);
+                    record.cell(&key, &[]).outcome = Outcome::Refused { why: why.clone() };
+                    progress.left = progress.left.saturating_sub(samples);
+                    eprintln!("{key}: {why}");
+                }
+            }
+            let left = runs;
+            record.save(&path)?;
+            if left.is_empty() {
+                continue;
+            }
+            // Made before the testbed: writing gigabytes is no part of what is measured.
+            for model in &left {
+                models::ensure(&options.cache, model)?;
+            }
+            // What a run that was killed has left.
+            let name = options.testbed.as_deref().unwrap_or(experiment.name);
+            instance::down(name)?;
+            let up = Testbed::up(environment.clone(), name, options.loopback, &options.cache)?;
+            let of = anew
+                .map_or(environment.name.clone(), |n| format!("{}/{}", environment.name, n + 1));
+            record.calibrations.insert(of, up.calibration.clone());
+            for model in left {
+                let models = options.cache.canonicalize()?;
+                let (testbed, path) = (&up, path.as_path());
+                let group =
+                    Group { experiment, options, testbed, path, samples, model, models, anew };
+                group.run(&mut record, &mut progress)?;
+            }
+            up.down()?;
+        }
+    }
+    record.save(&path)?;
+    Ok(record)
+}
+
+fn done(record: &Record, key: &str, samples: usize) -> bool {
+    record.cells.iter().any(|cell| cell.key == key && cell.done(samples))
+}
+
+/// Why a model cannot run at all.
+fn unknown(model: &str) -> Result<Option<String>> {
+    let entry = models::find(model)?;
+    let why = || format!("family {} is not known to the engine yet", entry.shape.family);
+    Ok((!entry.runs()?).then(why))
+}
+
+/// All variants of one model on one testbed: they take turns.
+struct Group<'a> {
+    experiment: &'a Experiment,
+    options: &'a Options,
+    testbed: &'a Testbed,
+    path: &'a Path,
+    samples: usize,
+    model: &'a str,
+    /// The directory that workers serve.
+    models: PathBuf,
+    anew: Option<usize>,
+}
+
+impl Group<'_> {
+    fn run(&self, record: &mut Record, progress: &mut Progress) -> Result<()> {
+        let path = models::ensure(&self.options.cache, self.model)?.canonicalize()?;
+        let model = Arc::new(ModelDir::open(&path)?);
+        let environment = &self.testbed.environment;
+        self.testbed.start_workers(&self.models, self.options.plain)?;
+        let namespace = network::namespace(&self.testbed.name, COORDINATOR);
+        let loopback = self.testbed.loopback;
+        let stage = Stage::new(&self.testbed.identity(COORDINATOR), move || {
+            // A thread that is not inside reaches no device, and its first call says so.
+            if !loopback && let Err(error) = network::enter(&namespace) {
+                eprintln!("{error:#}");
+            }
+        })?;
+        let cell = |variant: &'static Variant| Cell {
+            key: key(&environment.name, self.model, variant.name, self.anew),
+            variant,
+            learner: None,
+            tried: 0,
+        };
+        let mut cells: Vec<Cell> = self.experiment.variants.iter().map(cell).collect();
+        loop {
+            let mut open = 0;
+            for cell in &mut cells {
+                let wanted = self.samples;
+                if done(record, &cell.key, wanted) || cell.tried >= wanted * PATIENCE {
+                    continue;
+                }
+                open += 1;
+                self.turn(&stage, &model, cell, record, progress)?;
+                record.save(self.path)?;
+            }
+            if open == 0 {
+                break;
+            }
+        }
+        drop(stage);
+        self.testbed.stop_workers()?;
+        bounds(&cells, record);
+        record.save(self.path)
+    }
+
+    /// Places the model in this way, and takes some runs.
+    fn turn(
+        &self,
+        stage: &Stage,
+        model: &Arc<ModelDir>,
+        cell: &mut Cell,
+        record: &mut Record,
+        progress: &mut Progress,
+    ) -> Result<()> {
+        let environment = &self.testbed.environment;
+        let speed = |d| environment.speed(d).map_or(1.0, |speed| speed.0);
+        let equal = cell.variant.strategy == Strategy::Megatron;
+        let share = |d| if equal { 1.0 } else { speed(d) };
+        let shares: Vec<f64> = environment.devices.iter().map(share).collect();
+        let Variant { strategy, tiles, .. } = *cell.variant;
+        let kills = self.kills()?;
+        let mut cluster = self.testbed.cluster(model.path(), strategy, tiles, &shares);
+        cluster.plain = self.options.plain;
+        let placed = match stage.place(cluster, model) {
+            Ok(Ok(placed)) => Ok(placed),
+            Ok(Err(refusal)) => Err(self.refused(refusal)),
+            Err(error) => Err(self.broken(&error, &kills)?),
+        };
+        let placed = placed.and_then(|placed| match self.testbed.hold() {
+            Ok(()) => Ok(placed),
+            Err(error) => Err(Outcome::Failed { error: format!("{error:#}") }),
+        });
+        let mut placed = match placed {
+            Ok(placed) => placed,
+            Err(outcome) => {
+                eprintln!("{}: {outcome}", cell.key);
+                progress.left = progress.left.saturating_sub(self.samples);
+                record.cell(&cell.key, &[]).outcome = outcome;
+                return Ok(());
+            }
+        };
+        let shape = BatchShape::single(self.experiment.tokens, Wanted::Pooled(Pooling::Mean))?;
+        let count = self.experiment.tokens;
+        let tokens: Arc<[u32]> = (0..count).map(|i| 3 + i * 7 % 900).collect();
+        // The first run of a placement lowers, fills caches and wakes links.
+        for counted in std::iter::once(false).chain((0..self.experiment.in_a_row).map(|_| true)) {
+            let sample = self.sample(&mut placed, &shape, &tokens);
+            let (values, verdict, observation) = match sample {
+                Ok(taken) => taken,
+                Err(error) => {
+                    let outcome = self.broken(&error, &kills)?;
+                    eprintln!("{}: {outcome}", cell.key);
+                    record.cell(&cell.key, &[]).outcome = outcome;
+                    return Ok(());
+                }
+            };
+            if !counted {
+                continue;
+            }
+            cell.tried += 1;
+            match &verdict {
+                Verdict::Valid => {
+                    progress.step(&cell.key, &format!("{:.0} ms", values["latency_ms"]));
+                    let rates = self.rates(&observation);
+                    cell.learner.get_or_insert_with(|| Learner::new(&rates)).learn(&observation)?;
+                }
+                Verdict::Invalid { reasons } => {
+                    eprintln!("{}: does not count: {}", cell.key, reasons.join("; "));
+                }
+            }
+            record.cell(&cell.key, &self.labels(cell.variant)).add(values, verdict);
+            record.save(self.path)?;
+            if done(record, &cell.key, self.samples) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn labels(&self, variant: &Variant) -> [(&'static str, &str); 3] {
+        let environment = self.testbed.environment.name.as_str();
+        [("environment", environment), ("model", self.model), ("variant", variant.name)]
+    }
+
+    /// Indices of the devices of a run, by rank.
+    fn devices(&self, observation: &Observation) -> Vec<usize> {
+        let index =
+            |name: &galaxy_common::DeviceName| self.testbed.device(name.as_str()).unwrap_or(0);
+        observation.run.devices.iter().map(|d| index(&d.name)).collect()
+    }
+
+    /// Bytes per second of the cable of each device of a run, by rank.
+    fn rates(&self, observation: &Observation) -> Vec<f64> {
+        let environment = &self.testbed.environment;
+        let rate = |i: usize| match self.testbed.loopback {
+            true => f64::INFINITY,
+            false => environment.rate(&environment.devices[i]).0 / 8.0,
+        };
+        self.devices(observation).into_iter().map(rate).collect()
+    }
+
+    fn sample(
+        &self,
+        placed: &mut Placed<'_>,
+        shape: &BatchShape,
+        tokens: &Arc<[u32]>,
+    ) -> Result<(BTreeMap<String, f64>, Verdict, Observation)> {
+        let count = self.testbed.environment.devices.len();
+        let usages = || (0..count).map(|i| self.testbed.usage(i)).collect::<Result<Vec<_>>>();
+        let (before, overhead) = (usages()?, self.testbed.overhead());
+        let watch = Watch::start()?;
+        let observation = placed.run(shape, tokens, LIMIT)?;
+        let after = usages()?;
+        let devices: u64 = after.iter().zip(&before).map(|(a, b)| a.total_ns - b.total_ns).sum();
+        let health = watch.finish(devices + self.testbed.overhead().saturating_sub(overhead))?;
+        let ms = |ns: u64| ns as f64 * 1e-6;
+        let mut values = bound::spent(&observation)?;
+        values.insert("latency_ms".to_owned(), observation.run.took.as_secs_f64() * 1e3);
+        let rates = self.rates(&observation);
+        let (mut shares, mut least_hidden, mut wire_cpu) = (Vec::new(), f64::MAX, 0f64);
+        for (rank, &i) in self.devices(&observation).iter().enumerate() {
+            let program = &observation.programs[rank];
+            let lanes = lane_use(program, &observation.timelines[rank].operations);
+            let (busy, awaiting) = lanes.first().map_or((0, 0), |l| (l.busy, l.awaiting_receive));
+            if let Some(hidden) = hidden(awaiting, traffic(program).1, rates[rank]) {
+                least_hidden = least_hidden.min(hidden);
+            }
+            let received = after[i].compute_ns - before[i].compute_ns;
+            wire_cpu = wire_cpu.max(ms(after[i].total_ns - before[i].total_ns) - ms(received));
+            let calibrated = &self.testbed.calibration.devices[i];
+            shares.push(DeviceShare {
+                name: calibrated.name.clone(),
+                quota: calibrated.quota,
+                received,
+                busy,
+            });
+        }
+        if least_hidden < f64::MAX && !self.testbed.loopback {
+            values.insert("hidden".to_owned(), least_hidden);
+        }
+        if !self.testbed.loopback {
+            values.insert("wire_cpu_ms".to_owned(), wire_cpu);
+        }
+        values.extend(health.values());
+        // Neither is compared with anything.
+        let verdict = match self.testbed.loopback || self.options.smoke {
+            true => Verdict::Valid,
+            false => health::judge(&health, &shares),
+        };
+        Ok((values, verdict, observation))
+    }
+
+    fn refused(&self, refusal: Refusal) -> Outcome {
+        match refusal {
+            Refusal::Memory { device, needs, grants } => {
+                Outcome::OutOfMemory { device: device.to_string(), needs: Some(needs), grants }
+            }
+            Refusal::Plan(why) => Outcome::Refused { why },
+        }
+    }
+
+    /// Processes of each device that were killed for their memory until now.
+    fn kills(&self) -> Result<Vec<u64>> {
+        let count = self.testbed.environment.devices.len();
+        (0..count).map(|i| Ok(self.testbed.usage(i)?.oom_kills)).collect()
+    }
+
+    /// What became of the devices that a run failed on; workers that ended are started again.
+    ///
+    /// # Errors
+    /// When a worker ended by itself: then it is a bug, and its last words are told.
+    fn broken(&self, error: &anyhow::Error, before: &[u64]) -> Result<Outcome> {
+        let environment = &self.testbed.environment;
+        let kills = self.kills()?;
+        let killed = (0..kills.len()).find(|&i| kills[i] > before[i]);
+        let outcome = match killed {
+            Some(i) => Outcome::OutOfMemory {
+                device: environment.devices[i].name.to_string(),
+                needs: None,
+                grants: environment.memory(&environment.devices[i]),
+            },
+            None => Outcome::Failed { error: format!("{error:#}") },
+        };
+        let workers = self.testbed.workers();
+        if let Some(ended) = workers.iter().find(|w| !w.alive()) {
+            let said = std::fs::read_to_string(self.testbed.log(&ended.device)).unwrap_or_default();
+            ensure!(
+                matches!(outcome, Outcome::OutOfMemory { .. }),
+                "the worker on {} ended ({error:#}); it said:\n{said}",
+                ended.device
+            );
+            self.testbed.start_workers(&self.models, self.options.plain)?;
+        }
+        Ok(outcome)
+    }
+}
+
+/// The bounds of all cells of a group: what one strategy needs no more compute for, another needs not
+/// either.
+fn bounds(cells: &[Cell], record: &mut Record) {
+    let seen: Vec<(&Cell, Seen)> =
+        cells.iter().filter_map(|c| Some((c, c.learner.as_ref()?.seen()))).collect();
+    let split = |c: &Cell| c.variant.strategy != Strategy::Local;
+    let least = seen.iter().filter(|(c, _)| split(c)).map(|(_, s)| s.compute());
+    let least = least.fold(f64::INFINITY, f64::min);
+    for (cell, seen) in &seen {
+        let (ms, parts) = bound::bound(cell.variant.strategy, seen, least);
+        record.cell(&cell.key, &[]).bound = Some(Bound { ms, parts });
+    }
+}

@@ -1,0 +1,355 @@
+//! Showing what an experiment found: tables, plots, and what is to be said of them.
+
+use super::{Experiment, Options, View, latency::key};
+use crate::{
+    plot::{self, Axis, Bar, Chart, Group, Kind, Point, Series},
+    record::{Cell, Outcome, Record},
+    report::{Page, Table, figure},
+    spread::Spread,
+};
+use anyhow::Result;
+use std::path::Path;
+
+/// What no factor scales.
+const NOT_KEPT: &[&str] = &[
+    "Processor time of the wire. A byte costs this machine's core a tenth to a fifth of what it costs the boards' in total, but they have four cores and we have a share of one, and their share of it is smaller. So links are driven beside the quotas, which hold the threads that multiply only; what the links took is in the column `links, CPU ms` for whoever wants to add it.",
+    "Wake-ups and locks take as long here as on a machine of full speed: a few tens of microseconds, where the boards take more.",
+    "Heads and columns stay whole: three devices share 16 heads as 6, 5, 5, here as there.",
+    "A quota comes in slices of a millisecond. A device that waited begins with a fresh slice, so each wait gives back up to one; what that gave is in the measured compute, and so in the bound.",
+    "Caches: the boards' are smaller, and slices of other devices leave ours cold.",
+    "Weights are held in 32 bit by this engine and in 16 bit by the paper's, so memory is scaled by two.",
+];
+
+/// Writes the page and the plots of a record, and prints the tables.
+///
+/// # Errors
+/// When files cannot be written.
+pub(super) fn show(experiment: &Experiment, record: &Record, options: &Options) -> Result<()> {
+    let directory = options.output.join(experiment.name);
+    let view = Found { experiment, record };
+    let (tables, notes, charts) = match experiment.view {
+        View::Strategies => view.strategies(),
+        View::Tiles => view.tiles(),
+        View::Repeats => view.repeats(),
+    };
+    let mut plots = Vec::new();
+    for (suffix, chart) in charts {
+        let name = format!("{}{suffix}", experiment.name);
+        plot::draw(&chart, &directory.join(&name))?;
+        plots.push(format!("{name}.svg"));
+    }
+    let not_kept: Vec<String> = NOT_KEPT.iter().map(|&text| text.to_owned()).collect();
+    let page = Page {
+        record,
+        about: experiment.about,
+        tables: &tables,
+        notes: &notes,
+        not_kept: &not_kept,
+        plots: &plots,
+    };
+    let path = directory.join(format!("{}.md", experiment.name));
+    std::fs::write(&path, page.to_string())?;
+    for table in &tables {
+        println!("{table}");
+    }
+    for note in &notes {
+        println!("{note}\n");
+    }
+    println!("{}", written(&path, &plots));
+    Ok(())
+}
+
+fn written(page: &Path, plots: &[String]) -> String {
+    format!(
+        "written: {} with {}, and the samples in JSON beside it",
+        page.display(),
+        plots.join(", ")
+    )
+}
+
+struct Found<'a> {
+    experiment: &'a Experiment,
+    record: &'a Record,
+}
+
+type Shown = (Vec<Table>, Vec<String>, Vec<(&'static str, Chart)>);
+
+/// A cell and what may stand beside it.
+fn part(cell: &Cell, name: &str) -> f64 {
+    let bound = cell.bound.as_ref();
+    match name {
+        "bound" => bound.map_or(f64::NAN, |b| b.ms),
+        part => bound.and_then(|b| b.parts.get(part)).copied().unwrap_or(f64::NAN),
+    }
+}
+
+fn shown(value: f64, digits: usize) -> String {
+    if value.is_finite() { format!("{value:.digits$}") } else { "-".to_owned() }
+}
+
+fn percent(value: f64) -> String {
+    if value.is_finite() { format!("{:.1}%", value * 100.0) } else { "-".to_owned() }
+}
+
+fn axis(label: &str) -> Axis {
+    Axis { label: label.to_owned(), log: false, categories: None }
+}
+
+impl Found<'_> {
+    /// Environments and models that there are cells of, in the order of the experiment.
+    fn groups(&self) -> Vec<(String, String)> {
+        let mut groups = Vec::new();
+        for cell in &self.record.cells {
+            let mut parts = cell.key.split('/').map(str::to_owned);
+            if let (Some(environment), Some(model)) = (parts.next(), parts.next())
+                && !groups.contains(&(environment.clone(), model.clone()))
+            {
+                groups.push((environment, model));
+            }
+        }
+        groups
+    }
+
+    fn cell(&self, environment: &str, model: &str, variant: &str) -> Option<&Cell> {
+        let key = key(environment, model, variant, None);
+        self.record.cells.iter().find(|cell| cell.key == key)
+    }
+
+    /// Where the latency of a cell went, against its bound.
+    fn spent(&self) -> Table {
+        let mut table = Table::new(
+            "Where the slowest device's time goes, ms (medians)",
+            &[
+                "cell",
+                "latency",
+                "bound",
+                "schedule",
+                "least compute",
+                "compute",
+                "awaiting tiles",
+                "between operations",
+                "dispatch",
+                "hidden",
+                "links, CPU ms",
+            ],
+        );
+        for cell in self.record.cells.iter().filter(|c| c.bound.is_some()) {
+            let median = |name: &str| cell.spread(name).median;
+            table.row([
+                cell.key.clone(),
+                shown(median("latency_ms"), 0),
+                shown(part(cell, "bound"), 0),
+                shown(part(cell, "schedule_ms"), 0),
+                shown(part(cell, "least_compute_ms"), 0),
+                shown(median("busy_ms"), 0),
+                shown(median("awaiting_ms"), 0),
+                shown(median("between_ms"), 0),
+                shown(median("dispatch_ms"), 0),
+                percent(median("hidden")),
+                shown(median("wire_cpu_ms"), 0),
+            ]);
+        }
+        table
+    }
+
+    fn strategies(&self) -> Shown {
+        let names: Vec<&str> = self.experiment.variants.iter().map(|v| v.name).collect();
+        let mut columns = vec!["environment", "model"];
+        let latencies: Vec<String> = names.iter().map(|n| format!("{n}, ms")).collect();
+        columns.extend(latencies.iter().map(String::as_str));
+        let mut latency = Table::new("Latency: median (range)", &columns);
+        let mut ratio = Table::new(
+            "Megatron over galaxy",
+            &[
+                "environment",
+                "model",
+                "measured",
+                "bound",
+                "of the bound",
+                "schedule",
+                "of the schedule",
+                "paper",
+            ],
+        );
+        let (mut bars, mut ratios) = (Vec::new(), Vec::new());
+        for (environment, model) in self.groups() {
+            let cells: Vec<Option<&Cell>> =
+                names.iter().map(|name| self.cell(&environment, &model, name)).collect();
+            let figures =
+                cells.iter().map(|c| c.map_or("-".to_owned(), |c| figure(c, "latency_ms")));
+            latency.row([environment.clone(), model.clone()].into_iter().chain(figures));
+            let label = format!("{environment}/{model}");
+            let bar = |(i, cell): (usize, &Option<&Cell>)| cell.map(|cell| latency_bar(i, cell));
+            let group: Vec<Bar> = cells.iter().enumerate().filter_map(bar).collect();
+            if group.iter().any(|bar| bar.value.is_some()) {
+                bars.push(Group { label: label.clone(), bars: group });
+            }
+            let galaxy = self.cell(&environment, &model, "galaxy");
+            let megatron = self.cell(&environment, &model, "megatron");
+            let (Some(galaxy), Some(megatron)) = (galaxy, megatron) else { continue };
+            let values = |cell: &Cell| cell.values("latency_ms");
+            let measured = Spread::of_ratio(&values(megatron), &values(galaxy));
+            if measured.n == 0 {
+                continue;
+            }
+            let of = |name| part(megatron, name) / part(galaxy, name);
+            let paper = (self.experiment.paper)(&environment, &model);
+            ratio.row([
+                environment.clone(),
+                model.clone(),
+                format!("{measured:.3}"),
+                shown(of("bound"), 3),
+                percent(measured.median / of("bound")),
+                shown(of("schedule_ms"), 3),
+                percent(measured.median / of("schedule_ms")),
+                paper.map_or("-".to_owned(), |paper| shown(paper, 2)),
+            ]);
+            ratios.push(Group {
+                label,
+                bars: vec![Bar {
+                    series: 0,
+                    value: Some(measured.median),
+                    low: Some(measured.low),
+                    high: Some(measured.high),
+                    mark: Some(of("bound")).filter(|v| v.is_finite()),
+                    paper,
+                    note: String::new(),
+                }],
+            });
+        }
+        let notes = vec![
+            "*Bound*: the slowest device's compute and the busiest cable's time, the larger of both for `galaxy` and the sum for `megatron`; from measured compute (for `galaxy` the least that any strategy needed for the same split), the integer split, and the shaped rate with the headers of frames, packets and TLS. *Schedule*: the same programs in the simulator, every operation at its measured cost, links at their rate, nothing lost between operations.".to_owned(),
+        ];
+        let series = names.iter().map(|&n| n.to_owned()).collect();
+        let charts = vec![
+            (
+                "",
+                Chart {
+                    title: "Latency, and its bound".to_owned(),
+                    x: axis("environment/model"),
+                    y: axis("ms"),
+                    kind: Kind::Bars { groups: bars, series },
+                },
+            ),
+            (
+                "-ratio",
+                Chart {
+                    title: "Megatron over galaxy: measured, bound, paper".to_owned(),
+                    x: axis("environment/model"),
+                    y: axis("times"),
+                    kind: Kind::Bars {
+                        groups: ratios,
+                        series: vec!["megatron / galaxy".to_owned()],
+                    },
+                },
+            ),
+        ];
+        (vec![latency, ratio, self.spent()], notes, charts)
+    }
+
+    fn tiles(&self) -> Shown {
+        let mut table = Table::new(
+            "Latency and hidden communication",
+            &["environment", "tiles", "latency, ms", "schedule, ms", "bound, ms", "hidden, %"],
+        );
+        let (mut latency, mut hidden) = (Vec::new(), Vec::new());
+        for (environment, model) in self.groups() {
+            let (mut measured, mut schedule, mut bound, mut share) =
+                (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+            for variant in self.experiment.variants {
+                let Some(cell) = self.cell(&environment, &model, variant.name) else { continue };
+                let hidden: Vec<f64> = cell.values("hidden").iter().map(|v| v * 100.0).collect();
+                table.row([
+                    environment.clone(),
+                    variant.name.to_owned(),
+                    figure(cell, "latency_ms"),
+                    shown(part(cell, "schedule_ms"), 0),
+                    shown(part(cell, "bound"), 0),
+                    format!("{:.1}", Spread::of(&hidden)),
+                ]);
+                let x = f64::from(variant.tiles);
+                let point =
+                    |s: Spread| Point { x, y: s.median, low: Some(s.low), high: Some(s.high) };
+                let plain = |y: f64| Point { x, y, low: None, high: None };
+                measured.push(point(cell.spread("latency_ms")));
+                schedule.push(plain(part(cell, "schedule_ms")));
+                bound.push(plain(part(cell, "bound")));
+                share.push(point(Spread::of(&hidden)));
+            }
+            let named = |what: &str| format!("{environment}/{model}{what}");
+            let line = |name: String, points: Vec<Point>, dashed: bool| Series {
+                name,
+                points: points.into_iter().filter(|p| p.y.is_finite()).collect(),
+                dashed,
+            };
+            latency.push(line(named(""), measured, false));
+            latency.push(line(named(", schedule"), schedule, true));
+            latency.push(line(named(", bound"), bound, true));
+            hidden.push(line(named(""), share, false));
+        }
+        let x = || Axis {
+            label: "tiles of each device's rows".to_owned(),
+            log: true,
+            categories: None,
+        };
+        let chart = |title: &str, y: &str, series| Chart {
+            title: title.to_owned(),
+            x: x(),
+            y: axis(y),
+            kind: Kind::Lines { series },
+        };
+        let charts = vec![
+            ("", chart("Latency over tiles", "ms", latency)),
+            ("-hidden", chart("Communication hidden behind compute", "%", hidden)),
+        ];
+        let notes = vec![
+            "*Hidden*: 1 - (compute lane idle while it awaits a tile) / (bytes received / shaped rate), of the worse device. With one tile every collective ends before the product that reads it begins.".to_owned(),
+        ];
+        (vec![table, self.spent()], notes, charts)
+    }
+
+    fn repeats(&self) -> Shown {
+        let mut table =
+            Table::new("Latency of runs from nothing", &["run", "latency, ms: median (range)"]);
+        let (mut medians, mut bars) = (Vec::new(), Vec::new());
+        for cell in &self.record.cells {
+            let spread = cell.spread("latency_ms");
+            if cell.outcome == Outcome::Measured && spread.n > 0 {
+                medians.push(spread.median);
+            }
+            table.row([cell.key.clone(), figure(cell, "latency_ms")]);
+            let label = cell.key.rsplit('/').next().unwrap_or_default().to_owned();
+            bars.push(Group { label, bars: vec![latency_bar(0, cell)] });
+        }
+        let all = Spread::of(&medians);
+        let notes = vec![format!(
+            "Median of the {} medians: {all} ms; spread (largest - smallest) / median: {}.",
+            all.n,
+            percent(all.relative())
+        )];
+        let chart = Chart {
+            title: "Latency of runs that were made anew".to_owned(),
+            x: axis("run"),
+            y: axis("ms"),
+            kind: Kind::Bars { groups: bars, series: vec!["galaxy".to_owned()] },
+        };
+        (vec![table], notes, vec![("", chart)])
+    }
+}
+
+fn latency_bar(series: usize, cell: &Cell) -> Bar {
+    let spread = cell.spread("latency_ms");
+    let finite = |value: f64| Some(value).filter(|v| v.is_finite());
+    Bar {
+        series,
+        value: finite(spread.median),
+        low: finite(spread.low),
+        high: finite(spread.high),
+        mark: finite(part(cell, "bound")),
+        paper: None,
+        note: match &cell.outcome {
+            Outcome::Measured if spread.n > 0 => String::new(),
+            _ => figure(cell, "latency_ms"),
+        },
+    }
+}

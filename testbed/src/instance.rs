@@ -1,0 +1,540 @@
+//! A testbed that is up: its network, limits, workers, and what is kept about it.
+//!
+//! What a testbed made is found again from its name alone (namespaces, groups), so that `down` works
+//! after any crash. What is kept in its directory serves the other commands: the environment, the
+//! calibration, keys, logs, and the workers' process ids.
+
+use crate::{
+    calibrate::{self, Calibration},
+    cgroup::{self, DiskLimit, Group, Limits, Usage},
+    environment::{Environment, Hold, check_name, state_directory},
+    inside, metronome,
+    network::{self, Link, Network, Place},
+    processes::{Keys, PATIENCE, program},
+};
+use anyhow::{Context, Result, bail, ensure};
+use galaxy_common::{Strategy, WireType};
+use galaxy_coord::{Cluster, cluster};
+use galaxy_proto::identity::Role;
+use serde::{Deserialize, Serialize};
+use std::{
+    fs::{File, TryLockError},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+/// The place of whoever coordinates: no device, no limits.
+pub const COORDINATOR: &str = "coordinator";
+/// Where workers listen; each has a network of its own.
+const PORT: u16 = 7100;
+/// Between two looks at a process that does not tell.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// A testbed.
+pub struct Testbed {
+    /// Its name.
+    pub name: String,
+    /// What it stands for.
+    pub environment: Environment,
+    /// Whether it only is a few processes on this machine: no shaping, no limits.
+    pub loopback: bool,
+    /// The devices' quotas and speeds.
+    pub calibration: Calibration,
+    directory: PathBuf,
+    /// Held while an experiment uses it.
+    lock: Option<File>,
+}
+
+/// What stands in the testbed's directory.
+#[derive(Serialize, Deserialize)]
+struct State {
+    loopback: bool,
+    calibration: Calibration,
+}
+
+/// A worker that was started.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Worker {
+    /// On which device.
+    pub device: String,
+    /// Its process,
+    pub pid: u32,
+    /// and when that began, in ticks since boot: ids are used again.
+    pub began: u64,
+    /// Where it listens.
+    pub address: String,
+}
+
+impl Worker {
+    /// Whether it still runs.
+    pub fn alive(&self) -> bool {
+        began(self.pid).is_some_and(|began| began == self.began)
+    }
+}
+
+/// When a process began, in ticks since boot; none when it is gone or a zombie.
+fn began(pid: u32) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name before may hold anything, closing brackets too.
+    let mut fields = text[text.rfind(')')? + 1..].split_whitespace();
+    let state = fields.next()?;
+    (state != "Z" && state != "X").then_some(())?;
+    fields.nth(18)?.parse().ok()
+}
+
+/// Whether this process may make namespaces and groups.
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// What a real testbed of this environment needs and this machine lacks, each with what to do.
+pub fn missing(environment: &Environment) -> Vec<String> {
+    let delayed = environment.devices.iter().any(|d| !d.delay.is_zero() || d.loss > 0.0);
+    let throttled = environment.devices.iter().any(|d| d.disk.is_some());
+    let mut missing: Vec<String> =
+        Network::missing(delayed).iter().map(ToString::to_string).collect();
+    missing.extend(cgroup::missing(throttled));
+    missing
+}
+
+impl Testbed {
+    /// Makes all of it: networks, limits, quotas that give each device its speed.
+    ///
+    /// # Errors
+    /// When the machine lacks something (all that it lacks is named), or the name is taken.
+    pub fn up(environment: Environment, name: &str, loopback: bool, cache: &Path) -> Result<Self> {
+        check_name("the testbed", name)?;
+        if !loopback {
+            let missing = missing(&environment);
+            ensure!(
+                missing.is_empty(),
+                "this machine lacks what a testbed needs:\n- {}\nWithout, only --loopback works (no shaping, no limits)",
+                missing.join("\n- ")
+            );
+        }
+        let directory = state_directory(!loopback).join(name);
+        let taken = directory.join("state.json").exists();
+        ensure!(
+            !taken,
+            "testbed {name:?} is up: take it down first (`galaxy-testbed down {name}`), or give another --name"
+        );
+        // What a crash left behind.
+        sweep(name, loopback)?;
+        std::fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
+        std::fs::write(directory.join("environment.toml"), environment.source())?;
+        let calibration = Calibration::none(&environment);
+        let lock = None;
+        let mut testbed =
+            Self { name: name.to_owned(), environment, loopback, calibration, directory, lock };
+        testbed.lock()?;
+        match testbed.build(cache) {
+            Ok(()) => Ok(testbed),
+            Err(error) => {
+                let swept = sweep(&testbed.name, loopback);
+                drop(std::fs::remove_dir_all(&testbed.directory));
+                swept.with_context(|| format!("after: {error:#}"))?;
+                Err(error)
+            }
+        }
+    }
+
+    fn build(&mut self, cache: &Path) -> Result<()> {
+        let keys = Keys::create(&self.directory.join("keys"))?;
+        for device in &self.environment.devices {
+            keys.of(device.name.as_str(), Role::Device)?;
+        }
+        keys.of(COORDINATOR, Role::Coordinator)?;
+        keys.of("client", Role::Client)?;
+        if !self.loopback {
+            let environment = &self.environment;
+            let device = |d: &crate::environment::Device| Place {
+                name: d.name.to_string(),
+                link: Some(Link {
+                    rate: environment.rate(d).0 as u64,
+                    delay: environment.delay(d),
+                    loss: d.loss,
+                }),
+            };
+            let mut places: Vec<Place> = environment.devices.iter().map(device).collect();
+            places.push(Place { name: COORDINATOR.to_owned(), link: None });
+            Network::up(&self.name, &places)?;
+            for device in &environment.devices {
+                let limits = Limits {
+                    quota: None,
+                    memory: Some(environment.memory(device)),
+                    disk: environment
+                        .disk(device)
+                        .map(|rate| DiskLimit { holding: cache.to_owned(), rate }),
+                };
+                Group::create(&self.name, device.name.as_str(), &limits)?;
+            }
+            if environment.devices.iter().any(|d| d.speed.is_some()) {
+                metronome::start(&self.name, metronome::EACH_US)?;
+            }
+            self.calibration = calibrate::calibrate(&self.name, environment, cache)?;
+        }
+        self.save()
+    }
+
+    fn save(&self) -> Result<()> {
+        let state = State { loopback: self.loopback, calibration: self.calibration.clone() };
+        let text = serde_json::to_vec_pretty(&state)?;
+        Ok(std::fs::write(self.directory.join("state.json"), text)?)
+    }
+
+    /// One that is up.
+    ///
+    /// # Errors
+    /// When none of that name is.
+    pub fn open(name: &str) -> Result<Self> {
+        for loopback in [false, true] {
+            let directory = state_directory(!loopback).join(name);
+            let Ok(text) = std::fs::read(directory.join("state.json")) else { continue };
+            let State { loopback, calibration } =
+                serde_json::from_slice(&text).with_context(|| {
+                    format!("testbed {name:?} is damaged: `galaxy-testbed down {name}`")
+                })?;
+            let environment = directory.join("environment.toml");
+            let environment = Environment::open(&environment.display().to_string())?;
+            let name = name.to_owned();
+            return Ok(Self { name, environment, loopback, calibration, directory, lock: None });
+        }
+        let names = names();
+        let up = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+        bail!("no testbed {name:?} is up (up: {up}); `galaxy-testbed up ENVIRONMENT` makes one")
+    }
+
+    /// The only one that is up, or the one of that name.
+    ///
+    /// # Errors
+    /// When none is up, or several are and no name is given.
+    pub fn find(name: Option<&str>) -> Result<Self> {
+        match (name, names().as_slice()) {
+            (Some(name), _) => Self::open(name),
+            (None, [one]) => Self::open(one),
+            (None, []) => bail!("no testbed is up; `galaxy-testbed up ENVIRONMENT` makes one"),
+            (None, many) => bail!("several are up ({}): say which by --name", many.join(", ")),
+        }
+    }
+
+    /// Keeps others from using or removing it, as long as this value lives.
+    ///
+    /// # Errors
+    /// When another does.
+    pub fn lock(&mut self) -> Result<()> {
+        let file = File::create(self.directory.join("lock"))?;
+        match file.try_lock() {
+            Ok(()) => self.lock = Some(file),
+            Err(TryLockError::WouldBlock) => {
+                bail!("testbed {:?} is in use by another galaxy-testbed", self.name)
+            }
+            Err(TryLockError::Error(error)) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
+    /// The directory of keys, logs and state.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// The identity of the coordinator, or of a client.
+    pub fn identity(&self, name: &str) -> PathBuf {
+        self.directory.join("keys").join(name)
+    }
+
+    /// Index of a device.
+    ///
+    /// # Errors
+    /// When there is none of that name.
+    pub fn device(&self, name: &str) -> Result<usize> {
+        let devices = &self.environment.devices;
+        devices.iter().position(|d| d.name.as_str() == name).with_context(|| {
+            let names: Vec<&str> = devices.iter().map(|d| d.name.as_str()).collect();
+            format!("{:?} has no device {name:?}; it has {}", self.name, names.join(", "))
+        })
+    }
+
+    /// A command that runs on a device (or at [`COORDINATOR`]), within its network and limits.
+    ///
+    /// # Errors
+    /// When there is no such place.
+    pub fn command(&self, place: &str, hold: Hold, program: &Path) -> Result<Command> {
+        if place != COORDINATOR {
+            self.device(place)?;
+        }
+        if self.loopback {
+            return Ok(Command::new(program));
+        }
+        match place {
+            COORDINATOR => inside::beside(&self.name, None, program),
+            device => inside::command(&self.name, device, hold, None, program),
+        }
+    }
+
+    /// What a device used.
+    ///
+    /// # Errors
+    /// When its group cannot be read.
+    pub fn usage(&self, device: usize) -> Result<Usage> {
+        if self.loopback {
+            return Ok(Usage::default());
+        }
+        Group::open(&self.name, self.environment.devices[device].name.as_str())?.usage()
+    }
+
+    /// Processor time of what the testbed itself runs beside the devices, in ns.
+    pub fn overhead(&self) -> u64 {
+        if self.loopback {
+            return 0;
+        }
+        network::daemons(&self.name)
+            .into_iter()
+            .flat_map(|pid| std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten())
+            .flatten()
+            .filter_map(|task| std::fs::read_to_string(task.path().join("schedstat")).ok())
+            .filter_map(|text| text.split_whitespace().next()?.parse::<u64>().ok())
+            .sum()
+    }
+
+    /// Starts a worker on every device that serves the models below `models`, and waits until all
+    /// listen.
+    ///
+    /// # Errors
+    /// When one does not.
+    pub fn start_workers(&self, models: &Path, plain: bool) -> Result<Vec<Worker>> {
+        self.stop_workers()?;
+        let mut workers = Vec::new();
+        for (i, device) in self.environment.devices.iter().enumerate() {
+            let name = device.name.as_str();
+            let hold = self.environment.hold;
+            let mut command = self.command(name, hold, &program("galaxy-worker")?)?;
+            let listen = match self.loopback {
+                true => "127.0.0.1:0".to_owned(),
+                false => format!("{}:{PORT}", Network::address(i)),
+            };
+            command.args(["--threads", "1", "--listen", &listen]);
+            command.arg("--identity").arg(self.identity(name)).arg("--models").arg(models);
+            if plain {
+                command.arg("--plain");
+            }
+            let said = self.log(name);
+            let out = File::create(&said)?;
+            command.stdin(Stdio::null()).stderr(out.try_clone()?).stdout(out);
+            // Not in our group: it outlives `up`, and no Ctrl-C of ours reaches it.
+            std::os::unix::process::CommandExt::process_group(&mut command, 0);
+            let child = command.spawn().with_context(|| format!("a worker on {name}"))?;
+            let pid = child.id();
+            let began =
+                began(pid).with_context(|| format!("the worker on {name} ended at once"))?;
+            workers.push(Worker { device: name.to_owned(), pid, began, address: String::new() });
+            self.keep(&workers)?;
+            // Somebody has to take in what is left of it when it ends before us.
+            std::thread::spawn(move || drop({ child }.wait()));
+        }
+        for worker in &mut workers {
+            worker.address = self.listening(worker)?;
+        }
+        self.keep(&workers)?;
+        Ok(workers)
+    }
+
+    /// What the worker on a device prints goes here.
+    pub fn log(&self, device: &str) -> PathBuf {
+        self.directory.join(format!("{device}.log"))
+    }
+
+    fn keep(&self, workers: &[Worker]) -> Result<()> {
+        Ok(std::fs::write(self.directory.join("workers.json"), serde_json::to_vec(workers)?)?)
+    }
+
+    fn listening(&self, worker: &Worker) -> Result<String> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let said = std::fs::read_to_string(self.log(&worker.device)).unwrap_or_default();
+            if let Some((_, address)) = said.split_once("listening on ")
+                && let Some(address) = address.split_once('\n')
+            {
+                return Ok(address.0.trim().to_owned());
+            }
+            let late = Instant::now() > deadline;
+            ensure!(
+                worker.alive() && !late,
+                "the worker on {} {}; it said:\n{said}",
+                worker.device,
+                if late { "does not listen" } else { "ended" }
+            );
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// The workers that were started last.
+    pub fn workers(&self) -> Vec<Worker> {
+        let text = std::fs::read(self.directory.join("workers.json")).unwrap_or_default();
+        serde_json::from_slice(&text).unwrap_or_default()
+    }
+
+    /// Ends all workers.
+    ///
+    /// # Errors
+    /// When one does not end.
+    pub fn stop_workers(&self) -> Result<()> {
+        end(&self.workers())?;
+        self.keep(&[])
+    }
+
+    /// Puts the threads that multiply under their devices' quotas. To be called once a model is
+    /// placed: the threads are made then.
+    ///
+    /// # Errors
+    /// When a worker is gone.
+    pub fn hold(&self) -> Result<()> {
+        if self.loopback {
+            return Ok(());
+        }
+        for (worker, device) in self.workers().iter().zip(&self.calibration.devices) {
+            let group = Group::open(&self.name, &worker.device)?;
+            for thread in compute_threads(worker.pid)? {
+                rustix::thread::sched_setaffinity(
+                    rustix::thread::Pid::from_raw(thread as i32),
+                    &core(device.core),
+                )?;
+                if device.quota.is_some() && self.environment.hold == Hold::Compute {
+                    group.hold_thread(worker.pid, thread)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The cluster of all devices, with work in proportion to `shares`.
+    pub fn cluster(&self, model: &Path, strategy: Strategy, tiles: u16, shares: &[f64]) -> Cluster {
+        let workers = self.workers();
+        let devices = self.environment.devices.iter().zip(workers).zip(shares);
+        let devices = devices.map(|((device, worker), &share)| cluster::Device {
+            name: device.name.clone(),
+            address: worker.address,
+            memory: self.environment.memory(device),
+            threads: Some(1),
+            share,
+        });
+        Cluster {
+            name: self.name.clone(),
+            model: model.to_owned(),
+            identity: self.identity(COORDINATOR),
+            strategy,
+            wire: WireType::F32,
+            tiles,
+            listen: "127.0.0.1:0".to_owned(),
+            max_rows: cluster::DEFAULT_MAX_ROWS,
+            queue: 4,
+            plain: false,
+            timeout: Duration::from_secs(600),
+            devices: devices.collect(),
+        }
+    }
+
+    /// Removes all of it.
+    ///
+    /// # Errors
+    /// When something of it stays.
+    pub fn down(self) -> Result<()> {
+        let Self { name, loopback, directory, lock, .. } = self;
+        end_workers_of(&directory)?;
+        sweep(&name, loopback)?;
+        std::fs::remove_dir_all(&directory).with_context(|| directory.display().to_string())?;
+        drop(lock);
+        Ok(())
+    }
+}
+
+/// The names of what is up, or was before a crash.
+pub fn names() -> Vec<String> {
+    let mut names = Vec::new();
+    for root in [true, false] {
+        let entries = std::fs::read_dir(state_directory(root)).into_iter().flatten().flatten();
+        names.extend(entries.filter_map(|e| e.file_name().into_string().ok()));
+    }
+    if is_root() {
+        names.extend(network::testbeds());
+    }
+    names.sort();
+    names.dedup();
+    names
+}
+
+/// Removes what is left of a testbed, whatever became of it. Nothing left is no error.
+///
+/// # Errors
+/// When it is in use, or something stays.
+pub fn down(name: &str) -> Result<()> {
+    check_name("the testbed", name)?;
+    for root in [true, false] {
+        let directory = state_directory(root).join(name);
+        if directory.exists() {
+            if let Ok(file) = File::open(directory.join("lock")) {
+                let used = matches!(file.try_lock(), Err(TryLockError::WouldBlock));
+                ensure!(
+                    !used,
+                    "testbed {name:?} is in use by another galaxy-testbed: end that first"
+                );
+            }
+            end_workers_of(&directory)?;
+            // Last, so that a name is known as long as anything of it is there.
+            sweep(name, !root)?;
+            std::fs::remove_dir_all(&directory).with_context(|| directory.display().to_string())?;
+        }
+    }
+    sweep(name, !is_root())
+}
+
+fn sweep(name: &str, loopback: bool) -> Result<()> {
+    if loopback || !is_root() {
+        return Ok(());
+    }
+    Network::down(name)?;
+    cgroup::remove(name)
+}
+
+fn end_workers_of(directory: &Path) -> Result<()> {
+    let text = std::fs::read(directory.join("workers.json")).unwrap_or_default();
+    end(&serde_json::from_slice::<Vec<Worker>>(&text).unwrap_or_default())
+}
+
+/// Ends workers at once, and waits until the system has let go of them.
+fn end(workers: &[Worker]) -> Result<()> {
+    let alive: Vec<&Worker> = workers.iter().filter(|w| w.alive()).collect();
+    for worker in &alive {
+        let pid = rustix::process::Pid::from_raw(worker.pid as i32).context("ids begin at 1")?;
+        // One that ended meanwhile is what we want.
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+    }
+    let deadline = Instant::now() + PATIENCE;
+    while let Some(worker) = alive.iter().find(|w| w.alive()) {
+        ensure!(Instant::now() < deadline, "the worker on {} does not end", worker.device);
+        std::thread::sleep(LOOK);
+    }
+    Ok(())
+}
+
+/// The threads of a worker that run kernels, by their names.
+fn compute_threads(pid: u32) -> Result<Vec<u32>> {
+    let mut found = Vec::new();
+    let tasks = format!("/proc/{pid}/task");
+    for entry in std::fs::read_dir(&tasks).with_context(|| format!("worker {pid} is gone"))? {
+        let entry = entry?;
+        let name = std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+        if name.starts_with("compute") || name.starts_with("galaxy-kernel") {
+            found.extend(entry.file_name().to_str().and_then(|id| id.parse::<u32>().ok()));
+        }
+    }
+    Ok(found)
+}
+
+/// The set of one core.
+pub fn core(index: usize) -> rustix::thread::CpuSet {
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(index);
+    set
+}

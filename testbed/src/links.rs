@@ -1,0 +1,431 @@
+//! How near links come to what was asked of them: rates with iperf3, delays with an echo.
+
+use crate::{
+    environment::Environment,
+    network::{Link, Network, Place},
+    processes::Process,
+};
+use anyhow::{Context, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+use std::{
+    net::{IpAddr, UdpSocket},
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// How far a rate may be from what was asked for.
+pub const RATE_BOUND: f64 = 0.03;
+/// How far a round trip's added delays may be from what was asked for.
+pub const DELAY_BOUND: Duration = Duration::from_micros(300);
+/// Seconds before bytes are counted: connections find their speed.
+const WARM: u64 = 1;
+/// Bytes of a segment on the wire that are not in it: Ethernet, IPv4, TCP with a time stamp.
+const HEADERS: f64 = 66.0;
+/// Where iperf3 listens inside a device.
+const PORT: &str = "5201";
+/// Messages of a round trip's measurement.
+const PROBES: usize = 200;
+/// How long a message may be under way before it counts as lost.
+const LOST: Duration = Duration::from_secs(2);
+/// Between two messages: a link that is idle, as between the steps of a ring.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// What to measure.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Options {
+    /// An environment's file, or the name of one that comes with the testbed.
+    pub environment: String,
+    /// What the testbed is called while it is measured.
+    #[arg(long, default_value = "links")]
+    pub name: String,
+    /// Seconds of each flow.
+    #[arg(long, default_value_t = 5)]
+    pub seconds: u64,
+}
+
+/// What ran beside a flow.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// The same, the other way round.
+    Pair,
+    /// A flow from every device to its next.
+    Ring,
+}
+
+/// What went from one device to another.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Flow {
+    /// The sender.
+    pub from: String,
+    /// The receiver.
+    pub to: String,
+    /// What ran beside it.
+    pub kind: Kind,
+    /// Bits per second of the slower of both links.
+    pub asked: f64,
+    /// Bits per second that arrived, headers counted.
+    pub measured: f64,
+}
+
+impl Flow {
+    /// How far it is from what was asked for, as a share of it.
+    pub fn deviation(&self) -> f64 {
+        self.measured / self.asked - 1.0
+    }
+}
+
+/// A message's way from one device to another and back.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct RoundTrip {
+    /// Who sent it.
+    pub from: String,
+    /// Who sent it back.
+    pub to: String,
+    /// Seconds that both links add.
+    pub asked: f64,
+    /// Seconds that each message took.
+    pub samples: Vec<f64>,
+    /// Messages that were lost.
+    pub lost: usize,
+}
+
+impl RoundTrip {
+    /// The sample that this share of all do not exceed; none where all were lost.
+    pub fn quantile(&self, share: f64) -> Option<f64> {
+        let mut sorted = self.samples.clone();
+        sorted.sort_by(f64::total_cmp);
+        let last = sorted.len().checked_sub(1)?;
+        sorted.get((share * last as f64).round() as usize).copied()
+    }
+
+    /// How many seconds its median is above what was asked for, over that of links without delay.
+    pub fn deviation(&self, without: &Self) -> Option<f64> {
+        Some(self.quantile(0.5)? - without.quantile(0.5)? - self.asked)
+    }
+}
+
+/// The places of an environment, and the coordinator's.
+pub fn places(environment: &Environment) -> Vec<Place> {
+    let device = |device| {
+        let rate = environment.rate(device).0.round() as u64;
+        let link = Link { rate, delay: environment.delay(device), loss: device.loss };
+        Place { name: device.name.to_string(), link: Some(link) }
+    };
+    let coordinator = Place { name: "coordinator".into(), link: None };
+    environment.devices.iter().map(device).chain([coordinator]).collect()
+}
+
+/// Brings the links of an environment up, measures them, prints tables, takes them down.
+///
+/// # Errors
+/// Without root or iperf3, or when a link is too far from what was asked for.
+pub fn run(options: &Options) -> Result<()> {
+    let environment = Environment::open(&options.environment)?;
+    let places = places(&environment);
+    let begin = Instant::now();
+    let network = Network::held(&options.name, &places)?;
+    eprintln!("{} is up after {:?}", options.name, begin.elapsed());
+    let trips = round_trips(&network, &places)?;
+    let without = undelayed(&places)?;
+    println!("| round trip | asked, ms | median (5% to 95%), ms | off, ms | lost |");
+    println!("| --- | ---: | ---: | ---: | ---: |");
+    let ms = |seconds: Option<f64>| seconds.unwrap_or(f64::NAN) * 1e3;
+    for trip in [&without].into_iter().chain(&trips) {
+        println!(
+            "| {} - {} | {:.3} | {:.3} ({:.3} to {:.3}) | {:+.3} | {} of {PROBES} |",
+            trip.from,
+            trip.to,
+            trip.asked * 1e3,
+            ms(trip.quantile(0.5)),
+            ms(trip.quantile(0.05)),
+            ms(trip.quantile(0.95)),
+            ms(trip.deviation(&without)),
+            trip.lost
+        );
+    }
+    let flows = rates(&network, &places, options.seconds)?;
+    println!("\n| flow | beside | asked, Mbit/s | measured, Mbit/s | off |");
+    println!("| --- | --- | ---: | ---: | ---: |");
+    for flow in &flows {
+        println!(
+            "| {} -> {} | {} | {:.1} | {:.2} | {:+.2}% |",
+            flow.from,
+            flow.to,
+            match flow.kind {
+                Kind::Pair => "its reverse",
+                Kind::Ring => "the ring",
+            },
+            flow.asked * 1e-6,
+            flow.measured * 1e-6,
+            flow.deviation() * 100.0
+        );
+    }
+    let slow = flows.iter().filter(|flow| flow.deviation().abs() > RATE_BOUND).count();
+    let late = |trip: &&RoundTrip| {
+        trip.deviation(&without).is_none_or(|off| off.abs() > DELAY_BOUND.as_secs_f64())
+    };
+    let late = trips.iter().filter(late).count();
+    ensure!(
+        slow == 0 && late == 0,
+        "{slow} of {} rates and {late} of {} delays are too far off",
+        flows.len(),
+        trips.len()
+    );
+    Ok(())
+}
+
+/// The numbers of those that have links.
+fn shaped(places: &[Place]) -> Vec<(usize, Link)> {
+    let link = |(i, place): (usize, &Place)| place.link.map(|link| (i, link));
+    places.iter().enumerate().filter_map(link).collect()
+}
+
+/// Measures the rate of every pair of devices, both ways at once, and then of all devices at once,
+/// each to its next.
+///
+/// # Errors
+/// Without iperf3, or when it fails.
+pub fn rates(network: &Network, places: &[Place], seconds: u64) -> Result<Vec<Flow>> {
+    let devices = shaped(places);
+    let mut flows = Vec::new();
+    for (at, &(a, one)) in devices.iter().enumerate() {
+        for &(b, other) in &devices[at + 1..] {
+            let asked = one.rate.min(other.rate) as f64;
+            let flow = |from: usize, to: usize, measured| Flow {
+                from: places[from].name.clone(),
+                to: places[to].name.clone(),
+                kind: Kind::Pair,
+                asked,
+                measured,
+            };
+            let server = listen(network, b)?;
+            let (there, back) = send(network, a, b, seconds, true)?;
+            drop(server);
+            flows.push(flow(a, b, there));
+            flows.push(flow(b, a, back.context("iperf3 measured one way only")?));
+        }
+    }
+    let next = |at: usize| devices[(at + 1) % devices.len()];
+    let servers: Result<Vec<Process>> =
+        (0..devices.len()).map(|at| listen(network, next(at).0)).collect();
+    let servers = servers?;
+    let sent: Vec<Result<_>> = thread::scope(|scope| {
+        let send = |at: usize| {
+            let (from, to) = (devices[at].0, next(at).0);
+            scope.spawn(move || send(network, from, to, seconds, false))
+        };
+        let threads: Vec<_> = (0..devices.len()).map(send).collect();
+        let joined = |thread: thread::ScopedJoinHandle<'_, _>| {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        threads.into_iter().map(joined).collect()
+    });
+    drop(servers);
+    for (at, sent) in sent.into_iter().enumerate() {
+        let ((from, one), (to, other)) = (devices[at], next(at));
+        flows.push(Flow {
+            from: places[from].name.clone(),
+            to: places[to].name.clone(),
+            kind: Kind::Ring,
+            asked: one.rate.min(other.rate) as f64,
+            measured: sent?.0,
+        });
+    }
+    Ok(flows)
+}
+
+/// An iperf3 that serves one measurement at a place.
+fn listen(network: &Network, at: usize) -> Result<Process> {
+    let mut command = Command::new("iperf3");
+    command.args(["--server", "--one-off", "--forceflush", "--port", PORT]);
+    let mut server = network
+        .inside(at, || Process::spawn("iperf3", command))?
+        .context("iperf3 is needed (Debian: apt-get install iperf3)")?;
+    server.line("listening")?;
+    Ok(server)
+}
+
+/// Sends for some seconds, and gives the bits per second that arrived there, and back.
+fn send(
+    network: &Network,
+    from: usize,
+    to: usize,
+    seconds: u64,
+    both: bool,
+) -> Result<(f64, Option<f64>)> {
+    #[derive(Deserialize)]
+    struct Report {
+        error: Option<String>,
+        start: Option<Start>,
+        end: Option<End>,
+    }
+    #[derive(Deserialize)]
+    struct Start {
+        tcp_mss_default: Option<f64>,
+    }
+    #[derive(Deserialize)]
+    struct End {
+        sum_received: Option<Sum>,
+        sum_received_bidir_reverse: Option<Sum>,
+    }
+    #[derive(Deserialize)]
+    struct Sum {
+        bits_per_second: f64,
+    }
+    let mut command = Command::new("iperf3");
+    command.args(["--client", &Network::address(to), "--port", PORT, "--json"]);
+    command.args(["--connect-timeout", "5000", "--time", &seconds.to_string()]);
+    command.args(["--omit", &WARM.to_string()]);
+    if both {
+        command.arg("--bidir");
+    }
+    command.stdin(Stdio::null());
+    let output = network.inside(from, || command.output())??;
+    let report: Report = serde_json::from_slice(&output.stdout).context("what iperf3 says")?;
+    if let Some(error) = report.error {
+        bail!("iperf3 from place {from} to place {to}: {error}");
+    }
+    let mss = report.start.and_then(|start| start.tcp_mss_default);
+    let mss = mss.context("iperf3 does not say its segments' size")?;
+    let end = report.end.context("iperf3 has no result")?;
+    let framed = |sum: Sum| sum.bits_per_second * (mss + HEADERS) / mss;
+    let there = end.sum_received.map(framed).context("iperf3 received nothing")?;
+    Ok((there, end.sum_received_bidir_reverse.map(framed)))
+}
+
+/// Measures round trips between every pair of devices.
+///
+/// # Errors
+/// When a socket fails.
+pub fn round_trips(network: &Network, places: &[Place]) -> Result<Vec<RoundTrip>> {
+    let devices = shaped(places);
+    let mut trips = Vec::new();
+    for (at, (a, one)) in devices.iter().enumerate() {
+        for (b, other) in &devices[at + 1..] {
+            let asked = one.delay + other.delay;
+            trips.push(round_trip(network, places, (*a, *b), asked)?);
+        }
+    }
+    Ok(trips)
+}
+
+/// Measures round trips between two of a testbed of its own, as the first two links, without delay.
+///
+/// # Errors
+/// When it cannot be made.
+pub fn undelayed(places: &[Place]) -> Result<RoundTrip> {
+    let rates = shaped(places).into_iter().map(|(_, link)| link.rate);
+    let place = |(i, rate)| Place { name: format!("plain{i}"), link: Some(Link::of(rate)) };
+    let places: Vec<Place> = rates.take(2).enumerate().map(place).collect();
+    ensure!(places.len() == 2, "a round trip needs two devices");
+    let network = Network::held(&format!("plain{}", std::process::id()), &places)?;
+    round_trip(&network, &places, (0, 1), Duration::ZERO)
+}
+
+fn round_trip(
+    network: &Network,
+    places: &[Place],
+    (from, to): (usize, usize),
+    asked: Duration,
+) -> Result<RoundTrip> {
+    let socket = |at: usize| -> Result<UdpSocket> {
+        let address: IpAddr = Network::address(at).parse()?;
+        let socket = network.inside(at, || UdpSocket::bind((address, 0)))??;
+        socket.set_read_timeout(Some(LOST))?;
+        Ok(socket)
+    };
+    let (mine, theirs) = (socket(from)?, socket(to)?);
+    mine.connect(theirs.local_addr()?)?;
+    let mut samples = Vec::new();
+    thread::scope(|scope| -> Result<()> {
+        // It ends when nothing arrives any more.
+        scope.spawn(|| {
+            let mut message = [0; 64];
+            while let Ok((size, from)) = theirs.recv_from(&mut message) {
+                let _ = theirs.send_to(&message[..size], from);
+                if message[0] == u8::MAX {
+                    break;
+                }
+            }
+        });
+        // The first finds the way, and is not counted.
+        for i in 0..=PROBES {
+            let begin = Instant::now();
+            let number = u64::try_from(i)?.to_be_bytes();
+            mine.send(&number)?;
+            let mut answer = [0; 64];
+            let answered = loop {
+                match mine.recv(&mut answer) {
+                    Ok(size) if answer[..size] == number => break true,
+                    Ok(_) => {} // one that was given up
+                    Err(_) => break false,
+                }
+            };
+            if answered && i > 0 {
+                samples.push(begin.elapsed().as_secs_f64());
+            }
+            thread::sleep(PAUSE);
+        }
+        mine.send(&[u8::MAX])?;
+        Ok(())
+    })?;
+    Ok(RoundTrip {
+        from: places[from].name.clone(),
+        to: places[to].name.clone(),
+        asked: asked.as_secs_f64(),
+        lost: PROBES - samples.len(),
+        samples,
+    })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_device_and_the_coordinator_have_a_place() {
+        let places = places(&Environment::open("H").unwrap());
+        assert_eq!(places.len(), 5);
+        let link = places[0].link.unwrap();
+        assert_eq!((link.rate, link.delay), (80_000_000, Duration::from_micros(1500)));
+        assert_eq!(places[4].link, None);
+    }
+
+    #[test]
+    fn a_deviation_leaves_out_what_links_without_delay_take() {
+        let trip = |asked, samples: &[f64]| RoundTrip {
+            from: "a".into(),
+            to: "b".into(),
+            asked,
+            samples: samples.to_vec(),
+            lost: 0,
+        };
+        let off = trip(0.006, &[0.0063, 0.0062, 0.0061]).deviation(&trip(0.0, &[0.0001]));
+        assert!((off.unwrap() - 0.0001).abs() < 1e-9);
+        assert_eq!(trip(0.0, &[]).quantile(0.5), None);
+    }
+
+    /// A whole link with a delay, through TAP interfaces or netem, whatever there is.
+    #[test]
+    fn messages_come_back_late_and_never_early() {
+        let bent = Link { rate: 100_000_000, delay: Duration::from_millis(1), loss: 0.0 };
+        if !Network::missing(true).is_empty() {
+            eprintln!("skipped: {:?}", Network::missing(true));
+            return;
+        }
+        if crate::processes::program("galaxy-testbed").is_err() {
+            eprintln!("skipped: galaxy-testbed is not built");
+            return;
+        }
+        let place = |name: &str| Place { name: name.into(), link: Some(bent) };
+        let places = [place("a"), place("b")];
+        let network = Network::held(&format!("bent{}", std::process::id()), &places).unwrap();
+        let trip = &round_trips(&network, &places).unwrap()[0];
+        assert_eq!(trip.lost, 0);
+        // Never early; how late is for a measurement to say.
+        assert!(trip.samples.iter().all(|&sample| sample >= 0.002), "{:?}", trip.samples);
+    }
+}

@@ -7,4 +7,5 @@ pub mod lean;
 pub mod models;
 pub mod overlap;
 pub mod pairwise;
+pub mod plot;
 pub mod processes;

@@ -228,11 +228,7 @@ fn calibrated(name: &str, calibration: &Calibration) -> Table {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::{
-        calibrate::Calibrated,
-        environment::Scale,
-        record::Machine,
-    };
+    use crate::{calibrate::Calibrated, environment::Scale, record::Machine};
     use galaxy_common::Bytes;
     use std::collections::BTreeMap;
 
@@ -359,7 +355,9 @@ mod tests {
             core: 0,
         };
         let devices = vec![device("m0", Some(15.0)), device("d1", None)];
-        record.calibrations.insert("A".into(), Calibration { scale, devices, ..Calibration::default() });
+        record
+            .calibrations
+            .insert("A".into(), Calibration { scale, devices, ..Calibration::default() });
         let text = page(&record);
         for part in [
             "**loopback: no shaping, not comparable**",

@@ -209,11 +209,11 @@ impl Found<'_> {
                 bars: vec![Bar {
                     series: 0,
                     value: Some(measured.median),
-                    low: Some(measured.low),
-                    high: Some(measured.high),
+                    low: measured.low,
+                    high: measured.high,
                     mark: Some(of("bound")).filter(|v| v.is_finite()),
                     paper,
-                    note: String::new(),
+                    note: None,
                 }],
             });
         }
@@ -268,9 +268,8 @@ impl Found<'_> {
                     format!("{:.1}", Spread::of(&hidden)),
                 ]);
                 let x = f64::from(variant.tiles);
-                let point =
-                    |s: Spread| Point { x, y: s.median, low: Some(s.low), high: Some(s.high) };
-                let plain = |y: f64| Point { x, y, low: None, high: None };
+                let point = |s: Spread| Point { x, y: s.median, low: s.low, high: s.high };
+                let plain = |y: f64| Point { x, y, low: y, high: y };
                 measured.push(point(cell.spread("latency_ms")));
                 schedule.push(plain(part(cell, "schedule_ms")));
                 bound.push(plain(part(cell, "bound")));
@@ -343,13 +342,13 @@ fn latency_bar(series: usize, cell: &Cell) -> Bar {
     Bar {
         series,
         value: finite(spread.median),
-        low: finite(spread.low),
-        high: finite(spread.high),
+        low: spread.low,
+        high: spread.high,
         mark: finite(part(cell, "bound")),
         paper: None,
         note: match &cell.outcome {
-            Outcome::Measured if spread.n > 0 => String::new(),
-            _ => figure(cell, "latency_ms"),
+            Outcome::Measured if spread.n > 0 => None,
+            _ => Some(figure(cell, "latency_ms")),
         },
     }
 }

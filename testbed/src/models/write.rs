@@ -9,12 +9,14 @@ use half::{
 };
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value, json};
-use std::{fs::File, io::Write, path::Path};
+use std::{fs::File, io::Write, path::Path, sync::mpsc::sync_channel};
 
 /// Bytes of one file of weights, as `transformers` cut them for years.
 pub(super) const SHARD_BYTES: u64 = 5_000_000_000;
 /// Bytes that are made and written at once.
 const BUFFER: usize = 1 << 20;
+/// Bytes that go to the disk together.
+const PIECE: usize = 128 << 20;
 /// The largest weight: a uniform distribution with the deviation of 0.02 that models start with.
 const AMPLITUDE: f32 = 0.0346;
 
@@ -77,11 +79,12 @@ fn file(path: &Path, tensors: &[&Tensor], buffer: &mut Buffer, bar: &ProgressBar
         Dtype::F16 => "F16",
         Dtype::Bf16 => "BF16",
     };
+    let width = u64::from(buffer.dtype.width());
     let mut header = Map::new();
     header.insert("__metadata__".into(), json!({ "format": "pt" }));
     let mut at = 0;
     for tensor in tensors {
-        let end = at + tensor.values() * u64::from(buffer.dtype.width());
+        let end = at + tensor.values() * width;
         let entry = json!({ "dtype": dtype, "shape": tensor.shape, "data_offsets": [at, end] });
         header.insert(tensor.name.clone(), entry);
         at = end;
@@ -91,16 +94,31 @@ fn file(path: &Path, tensors: &[&Tensor], buffer: &mut Buffer, bar: &ProgressBar
     let mut file = File::create(path)?;
     file.write_all(&(header.len() as u64).to_le_bytes())?;
     file.write_all(&header)?;
-    for tensor in tensors {
-        let mut numbers = Numbers::new(&tensor.name);
-        let mut left = tensor.values();
-        while left > 0 {
-            let bytes = buffer.fill(tensor.fill, &mut numbers, left);
-            file.write_all(bytes)?;
-            bar.inc(bytes.len() as u64);
-            left -= bytes.len() as u64 / u64::from(buffer.dtype.width());
+    // Another thread waits for the disk meanwhile, a piece behind: memory does not fill with what
+    // is not written yet, and the bar moves as fast as the disk.
+    let (written, pieces) = sync_channel::<()>(0);
+    let same = file.try_clone()?;
+    std::thread::scope(|scope| {
+        let disk = scope.spawn(move || pieces.iter().try_for_each(|()| same.sync_data()));
+        let mut pending = 0;
+        for tensor in tensors {
+            let mut numbers = Numbers::new(&tensor.name);
+            let mut left = tensor.values();
+            while left > 0 {
+                let bytes = buffer.fill(tensor.fill, &mut numbers, left);
+                file.write_all(bytes)?;
+                bar.inc(bytes.len() as u64);
+                left -= bytes.len() as u64 / width;
+                pending += bytes.len();
+                // A disk that failed has no receiver any more; its error comes at the end.
+                if pending >= PIECE && written.send(()).is_ok() {
+                    pending = 0;
+                }
+            }
         }
-    }
+        drop(written);
+        disk.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })?;
     file.sync_all()?;
     Ok(())
 }

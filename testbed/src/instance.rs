@@ -5,6 +5,7 @@
 //! calibration, keys, logs, and the workers' process ids.
 
 use crate::{
+    ballast::Ballast,
     calibrate::{self, Calibration},
     cgroup::{self, DiskLimit, Group, Limits, Usage},
     environment::{Environment, Hold, check_name, state_directory},
@@ -406,6 +407,31 @@ impl Testbed {
             }
         }
         Ok(())
+    }
+
+    /// Takes the quotas of devices that wait, as long as the result lives.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub fn ballast(&self) -> Result<Vec<Ballast>> {
+        let limited = self.calibration.devices.iter().filter(|d| d.quota.is_some());
+        limited.map(|d| Ballast::start(&self.name, &d.name, d.core)).collect()
+    }
+
+    /// Processor time that the kernels of a device took since its worker began, in ns.
+    ///
+    /// # Errors
+    /// When the worker is gone.
+    pub fn computed(&self, device: usize) -> Result<u64> {
+        let name = self.environment.devices[device].name.as_str();
+        let workers = self.workers();
+        let worker = workers.iter().find(|w| w.device == name).context("a worker was started")?;
+        let of = |thread: &u32| {
+            let path = format!("/proc/{}/task/{thread}/schedstat", worker.pid);
+            let text = std::fs::read_to_string(path).ok()?;
+            text.split_whitespace().next()?.parse::<u64>().ok()
+        };
+        Ok(compute_threads(worker.pid)?.iter().filter_map(of).sum())
     }
 
     /// The cluster of all devices, with work in proportion to `shares`.

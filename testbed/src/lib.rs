@@ -1,6 +1,7 @@
 //! Emulated devices and links, experiments on them, and end-to-end tests: golden outputs, clusters of
 //! real processes, faults.
 
+pub mod ballast;
 pub mod bound;
 pub mod calibrate;
 pub mod cgroup;

@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
 use galaxy_common::WireType;
 use galaxy_testbed::{
-    calibrate, desk, experiment, forward, golden, inside, lean, links, metronome, models,
+    ballast, calibrate, desk, experiment, forward, golden, inside, lean, links, metronome, models,
 };
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
@@ -65,6 +65,9 @@ enum Command {
     /// Makes short quotas true
     #[command(hide = true)]
     Metronome(metronome::Options),
+    /// Takes a quota that nobody uses
+    #[command(hide = true)]
+    Ballast,
     /// Prints the speed that the calibrating batch reaches
     #[command(hide = true)]
     Speed {
@@ -99,6 +102,7 @@ fn run(command: Command) -> Result<()> {
         Command::Forward { testbed, links } => forward::run(&testbed, &links),
         Command::Inside(options) => inside::run(&options),
         Command::Metronome(options) => metronome::run(&options),
+        Command::Ballast => ballast::run(),
         Command::Speed { model, window } => calibrate::speed(&model, Duration::from_millis(window)),
     }
 }

@@ -175,6 +175,7 @@ impl Group<'_> {
                 eprintln!("{error:#}");
             }
         })?;
+        let ballast = self.testbed.ballast()?;
         let cell = |variant: &'static Variant| Cell {
             key: key(&environment.name, self.model, variant.name, self.anew),
             variant,
@@ -197,7 +198,7 @@ impl Group<'_> {
                 break;
             }
         }
-        drop(stage);
+        drop((stage, ballast));
         self.testbed.stop_workers()?;
         bounds(&cells, record);
         record.save(self.path)
@@ -307,6 +308,7 @@ impl Group<'_> {
     ) -> Result<(BTreeMap<String, f64>, Verdict, Observation)> {
         let count = self.testbed.environment.devices.len();
         let usages = || (0..count).map(|i| self.testbed.usage(i)).collect::<Result<Vec<_>>>();
+        let computed = (0..count).map(|i| self.testbed.computed(i)).collect::<Result<Vec<_>>>()?;
         let (before, overhead) = (usages()?, self.testbed.overhead());
         let watch = Watch::start()?;
         let observation = placed.run(shape, tokens, LIMIT)?;
@@ -325,8 +327,9 @@ impl Group<'_> {
             if let Some(hidden) = hidden(awaiting, traffic(program).1, rates[rank]) {
                 least_hidden = least_hidden.min(hidden);
             }
-            let received = after[i].compute_ns - before[i].compute_ns;
-            wire_cpu = wire_cpu.max(ms(after[i].total_ns - before[i].total_ns) - ms(received));
+            let received = self.testbed.computed(i)?.saturating_sub(computed[i]);
+            let limited = after[i].compute_ns - before[i].compute_ns;
+            wire_cpu = wire_cpu.max(ms(after[i].total_ns - before[i].total_ns) - ms(limited));
             let calibrated = &self.testbed.calibration.devices[i];
             shares.push(DeviceShare {
                 name: calibrated.name.clone(),

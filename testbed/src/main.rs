@@ -4,6 +4,8 @@ use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
 use galaxy_common::WireType;
 use galaxy_testbed::{golden, lean, overlap};
+#[cfg(target_os = "linux")]
+use galaxy_testbed::{inside, metronome, quotas};
 
 #[derive(Parser)]
 #[command(version, about = "Measurements and long checks that anyone can run")]
@@ -33,6 +35,26 @@ enum Command {
         /// What to do, as JSON.
         inner: String,
     },
+    /// Becomes a program on a device.
+    #[cfg(target_os = "linux")]
+    #[command(hide = true)]
+    Inside(inside::Options),
+    /// Makes short quotas true.
+    #[cfg(target_os = "linux")]
+    #[command(hide = true)]
+    Metronome(metronome::Options),
+    /// Computes, and says how much it could.
+    #[cfg(target_os = "linux")]
+    #[command(hide = true)]
+    Busy(quotas::BusyOptions),
+    /// Takes memory.
+    #[cfg(target_os = "linux")]
+    #[command(hide = true)]
+    Hog(quotas::HogOptions),
+    /// Reads a file past the page cache.
+    #[cfg(target_os = "linux")]
+    #[command(hide = true)]
+    Read(quotas::ReadOptions),
 }
 
 fn main() -> Result<()> {
@@ -41,6 +63,16 @@ fn main() -> Result<()> {
         Command::Overlap(options) => overlap::run(&options),
         Command::Lean(options) => lean::run(&options),
         Command::OverlapInner { inner } => overlap::inner(&inner),
+        #[cfg(target_os = "linux")]
+        Command::Inside(options) => inside::run(&options),
+        #[cfg(target_os = "linux")]
+        Command::Metronome(options) => metronome::run(&options),
+        #[cfg(target_os = "linux")]
+        Command::Busy(options) => quotas::busy(&options),
+        #[cfg(target_os = "linux")]
+        Command::Hog(options) => quotas::hog(&options),
+        #[cfg(target_os = "linux")]
+        Command::Read(options) => quotas::read(&options),
     }
 }
 

@@ -1,0 +1,758 @@
+//! What holds a device to its limits: control groups of the processor, memory and disk.
+//!
+//! Each controller is looked up by itself, in a hierarchy of the first version or in the unified
+//! one of the second, so that machines which have both work too. In every hierarchy a device has
+//! the group `galaxy-TESTBED/DEVICE`, and in that of the processor `compute` below it: what is in
+//! there runs under the quota, and what is beside it does not. The names are all that there is to
+//! know about a testbed, so that [`remove`] needs no record of it.
+
+mod hierarchies;
+
+pub use hierarchies::Hierarchies;
+
+use crate::environment::check_name;
+use anyhow::{Context, Result, bail, ensure};
+use galaxy_common::Bytes;
+use hierarchies::{NO_ACCOUNTS, NO_CPU, NO_DISK, NO_MEMORY, Place, Version};
+use std::{
+    collections::BTreeSet,
+    fmt::Display,
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+/// The group below a device's own in which the quota holds.
+const COMPUTE: &str = "compute";
+/// The shortest slice that the kernel grants.
+const SLICE_US: f64 = 1000.0;
+/// The shortest period in use. A device above half a core gets a longer slice instead of a shorter
+/// period: with periods of 1 ms the metronome, which comes each half, would be too coarse.
+const SHORTEST_PERIOD_US: f64 = 2000.0;
+/// The smallest quota: the longest period of the kernel is 1 s.
+const LEAST_QUOTA: f64 = SLICE_US / 1e6;
+/// What a testbed weighs against any one other process where both want a core, as a factor: enough
+/// that a quota is kept beside compilers and browsers. Beside two compilers on two
+/// cores a quota of 0.75 gave 0.2 to 0.5 of a core without it, and with it 0.7495 to 0.7505. What
+/// must not wait for devices, like the coordinator, belongs in a group of its own without limits.
+const WEIGHT: u32 = 100;
+/// How long killed processes may take to be gone, and their groups with them.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Between two looks at a group that still holds something: the kernel does not tell.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// What a device may take. What is `None` is not limited.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Limits {
+    /// Share of one core.
+    pub quota: Option<f64>,
+    /// Memory of all its processes, page cache among it.
+    pub memory: Option<Bytes>,
+    /// What it reads from a disk.
+    pub disk: Option<DiskLimit>,
+}
+
+/// How fast a device reads from a disk.
+#[derive(Clone, PartialEq, Debug)]
+pub struct DiskLimit {
+    /// Any path on that disk.
+    pub holding: PathBuf,
+    /// Bytes of each second.
+    pub rate: Bytes,
+}
+
+/// What a device took since its group was made.
+#[derive(Clone, Copy, PartialEq, Debug, Default, serde::Serialize)]
+pub struct Usage {
+    /// Processor time under the quota, in nanoseconds.
+    pub compute_ns: u64,
+    /// Processor time of the whole device, in nanoseconds.
+    pub total_ns: u64,
+    /// Periods of the quota in which something ran.
+    pub periods: u64,
+    /// Those of them in which the quota ran out.
+    pub throttled: u64,
+    /// Most memory that it held at once; `None` where the kernel does not keep it.
+    pub memory_peak: Option<Bytes>,
+    /// Processes killed for going above the memory limit.
+    pub oom_kills: u64,
+}
+
+impl Hierarchies {
+    /// What is missing for the limits of a testbed. Looks by making a group and taking it away.
+    pub fn missing(&self, disk: bool) -> Vec<String> {
+        let mut missing = Vec::new();
+        for (place, lack) in [
+            (&self.cpu, NO_CPU),
+            (&self.accounts, NO_ACCOUNTS),
+            (&self.memory, NO_MEMORY),
+            (if disk { &self.disk } else { &self.cpu }, if disk { NO_DISK } else { NO_CPU }),
+        ] {
+            if place.is_none() && !missing.iter().any(|m| m == lack) {
+                missing.push(lack.to_owned());
+            }
+        }
+        let quota = self.cpu.is_some().then_some(0.5);
+        let memory = self.memory.is_some().then_some(Bytes(64 << 20));
+        let probe = format!("probe-{}", std::process::id());
+        match Group::create_in(self.clone(), &probe, "probe", &Limits { quota, memory, disk: None })
+        {
+            Ok(group) => {
+                if disk && let Some(place) = &self.disk {
+                    let file = group.device(place).join(disk_file(place));
+                    if !file.exists() {
+                        missing.push(format!("{} is not there; {NO_DISK}", file.display()));
+                    }
+                }
+            }
+            Err(error) => missing.push(format!("{error:#}")),
+        }
+        if let Err(error) = self.remove(&probe) {
+            missing.push(format!("{error:#}"));
+        }
+        missing
+    }
+
+    /// Removes all groups of a testbed and kills what is in them.
+    ///
+    /// # Errors
+    /// When a process does not end, or the kernel keeps a group.
+    pub fn remove(&self, testbed: &str) -> Result<()> {
+        check_name("the testbed", testbed)?;
+        for place in self.places() {
+            let top = place.root.join(top(testbed));
+            let deadline = Instant::now() + PATIENCE;
+            while let Err(error) = remove_groups(&top) {
+                let inside = processes_below(&top);
+                ensure!(
+                    Instant::now() < deadline,
+                    "cannot remove {} ({error}); still in there: {inside:?}",
+                    top.display()
+                );
+                let me = std::process::id();
+                if inside.contains(&me) {
+                    // Whoever takes a testbed down from inside must live to see it done.
+                    write(&place.root.join("cgroup.procs"), me)?;
+                }
+                kill(inside.into_iter().filter(|&id| id != me));
+                std::thread::sleep(LOOK);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What this machine lacks for quotas and memory limits, and for limits of disks where they are
+/// asked for; each with what to do about it.
+pub fn missing(disk: bool) -> Vec<String> {
+    match Hierarchies::find() {
+        Ok(found) => found.missing(disk),
+        Err(error) => vec![format!("{error:#}")],
+    }
+}
+
+/// Removes all groups of a testbed and kills what is in them; does nothing where there are none.
+///
+/// # Errors
+/// When a process does not end, or the kernel keeps a group.
+pub fn remove(testbed: &str) -> Result<()> {
+    Hierarchies::find()?.remove(testbed)
+}
+
+/// The groups of one device.
+#[derive(Clone, Debug)]
+pub struct Group {
+    hierarchies: Hierarchies,
+    name: PathBuf,
+}
+
+impl Group {
+    /// Makes the groups of a device, with its limits.
+    ///
+    /// # Errors
+    /// When they are there already, or when a controller that a limit needs is not.
+    pub fn create(testbed: &str, device: &str, limits: &Limits) -> Result<Self> {
+        Self::create_in(Hierarchies::find()?, testbed, device, limits)
+    }
+
+    /// The groups of a device that was made before.
+    ///
+    /// # Errors
+    /// When the system does not say what is mounted.
+    pub fn open(testbed: &str, device: &str) -> Result<Self> {
+        Self::open_in(Hierarchies::find()?, testbed, device)
+    }
+
+    /// Like [`Group::create`], in hierarchies found before.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn create_in(
+        hierarchies: Hierarchies,
+        testbed: &str,
+        device: &str,
+        limits: &Limits,
+    ) -> Result<Self> {
+        let group = Self::open_in(hierarchies, testbed, device)?;
+        for place in group.hierarchies.places() {
+            let dir = group.device(place);
+            ensure!(
+                !dir.exists(),
+                "{} is there already: `galaxy-testbed down {testbed}` removes what is left",
+                dir.display()
+            );
+        }
+        if let Err(error) = group.make(testbed, limits) {
+            for place in group.hierarchies.places() {
+                let _ = remove_groups(&group.device(place));
+            }
+            return Err(error);
+        }
+        Ok(group)
+    }
+
+    fn open_in(hierarchies: Hierarchies, testbed: &str, device: &str) -> Result<Self> {
+        check_name("the testbed", testbed)?;
+        check_name("a device", device)?;
+        Ok(Self { hierarchies, name: Path::new(&top(testbed)).join(device) })
+    }
+
+    fn make(&self, testbed: &str, limits: &Limits) -> Result<()> {
+        for place in self.hierarchies.places() {
+            let above = place.root.join(top(testbed));
+            let (device, compute) = (self.device(place), self.compute(place));
+            make_group(&above)?;
+            if place.version == Version::Two {
+                let controllers = self.hierarchies.handed_on(place);
+                hand_on(&place.root, &controllers)?;
+                hand_on(&above, &controllers)?;
+            }
+            if self.hierarchies.cpu.as_ref() == Some(place) {
+                let (file, one) = match place.version {
+                    Version::One => ("cpu.shares", 1024),
+                    Version::Two => ("cpu.weight", 100),
+                };
+                write(&above.join(file), one * WEIGHT)
+                    .context("the kernel needs CONFIG_FAIR_GROUP_SCHED")?;
+            }
+            make_group(&device)?;
+            if self.hierarchies.splits(place) {
+                make_group(&compute)?;
+                if place.version == Version::Two {
+                    // First the type: a group of processes may not stand below other processes.
+                    write(&compute.join("cgroup.type"), "threaded")?;
+                    hand_on(&device, &["cpu"])?;
+                }
+            }
+        }
+        if let Some(quota) = limits.quota {
+            self.set_quota(quota)?;
+        }
+        if let Some(memory) = limits.memory {
+            self.set_memory(memory)?;
+        }
+        if let Some(disk) = &limits.disk {
+            self.set_disk(disk)?;
+        }
+        Ok(())
+    }
+
+    fn device(&self, place: &Place) -> PathBuf {
+        place.root.join(&self.name)
+    }
+
+    fn compute(&self, place: &Place) -> PathBuf {
+        self.device(place).join(COMPUTE)
+    }
+
+    fn cpu(&self) -> Result<&Place> {
+        self.hierarchies.cpu.as_ref().context(NO_CPU)
+    }
+
+    /// Sets the share of one core that `compute` gets, while it runs.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn set_quota(&self, share: f64) -> Result<()> {
+        let (slice, period) = slice(share)?;
+        let place = self.cpu()?;
+        let (dir, option) = (self.compute(place), "the kernel needs CONFIG_CFS_BANDWIDTH");
+        match place.version {
+            Version::One => {
+                // Without a quota in between, or a pair that is refused could come about.
+                for (file, value) in [
+                    ("quota", -1),
+                    ("period", period.cast_signed()),
+                    ("quota", slice.cast_signed()),
+                ] {
+                    write(&dir.join(format!("cpu.cfs_{file}_us")), value).context(option)?;
+                }
+                Ok(())
+            }
+            Version::Two => {
+                write(&dir.join("cpu.max"), format!("{slice} {period}")).context(option)
+            }
+        }
+    }
+
+    fn set_memory(&self, limit: Bytes) -> Result<()> {
+        let place = self.hierarchies.memory.as_ref().context(NO_MEMORY)?;
+        let (dir, option) = (self.device(place), "the kernel needs CONFIG_MEMCG");
+        // Nothing may go to swap: what is above the limit is killed, not slow.
+        let files: &[(&str, u64)] = match place.version {
+            Version::One => &[
+                ("memory.limit_in_bytes", limit.0),
+                ("memory.memsw.limit_in_bytes", limit.0),
+                ("memory.swappiness", 0),
+            ],
+            Version::Two => {
+                &[("memory.max", limit.0), ("memory.swap.max", 0), ("memory.oom.group", 1)]
+            }
+        };
+        for (i, (file, value)) in files.iter().enumerate() {
+            let path = dir.join(file);
+            // Kernels without swap have no files for it.
+            if i == 0 || path.exists() {
+                write(&path, value).context(option)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn set_disk(&self, limit: &DiskLimit) -> Result<()> {
+        let place = self.hierarchies.disk.as_ref().context(NO_DISK)?;
+        let number = disk_holding(&limit.holding)?;
+        let rate = limit.rate.0;
+        let value = match place.version {
+            Version::One => format!("{number} {rate}"),
+            Version::Two => format!("{number} rbps={rate}"),
+        };
+        write(&self.device(place).join(disk_file(place)), value)
+            .context("the kernel needs CONFIG_BLK_DEV_THROTTLING")
+    }
+
+    /// Takes a process in, with all its threads: under every limit except the quota.
+    ///
+    /// # Errors
+    /// When the process or the group is gone.
+    pub fn adopt(&self, pid: u32) -> Result<()> {
+        for place in self.hierarchies.places() {
+            self.enter(&self.device(place), "cgroup.procs", pid)?;
+        }
+        Ok(())
+    }
+
+    /// Takes a process in, with all its threads: under every limit, the quota among them.
+    ///
+    /// # Errors
+    /// When the process or the group is gone.
+    pub fn hold_process(&self, pid: u32) -> Result<()> {
+        self.adopt(pid)?;
+        for place in self.hierarchies.places() {
+            if self.hierarchies.splits(place) {
+                self.enter(&self.compute(place), "cgroup.procs", pid)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts one thread of an adopted process under the quota.
+    ///
+    /// # Errors
+    /// When the thread or the group is gone.
+    pub fn hold_thread(&self, pid: u32, tid: u32) -> Result<()> {
+        for place in self.hierarchies.places() {
+            if self.hierarchies.splits(place) {
+                let file = match place.version {
+                    Version::One => "tasks",
+                    Version::Two => "cgroup.threads",
+                };
+                self.enter(&self.compute(place), file, tid)
+                    .with_context(|| format!("a thread of process {pid}"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets a process go, with all its threads: it runs without limits.
+    ///
+    /// # Errors
+    /// When the process is gone.
+    pub fn release(&self, pid: u32) -> Result<()> {
+        for place in self.hierarchies.places() {
+            self.enter(&place.root, "cgroup.procs", pid)?;
+        }
+        Ok(())
+    }
+
+    fn enter(&self, dir: &Path, file: &str, id: u32) -> Result<()> {
+        ensure!(dir.is_dir(), "there is no group {}: `galaxy-testbed up` makes it", dir.display());
+        write(&dir.join(file), id)
+    }
+
+    /// What the device took.
+    ///
+    /// # Errors
+    /// When the groups are gone.
+    pub fn usage(&self) -> Result<Usage> {
+        let cpu = self.cpu()?;
+        let accounts = self.hierarchies.accounts.as_ref().context(NO_ACCOUNTS)?;
+        let time = |dir: &Path| match accounts.version {
+            Version::One => number(&dir.join("cpuacct.usage")),
+            Version::Two => Ok(1000 * entry(&dir.join("cpu.stat"), "usage_usec")?),
+        };
+        let stat = self.compute(cpu).join("cpu.stat");
+        let mut usage = Usage {
+            compute_ns: time(&self.compute(accounts))?,
+            total_ns: time(&self.device(accounts))?,
+            periods: entry(&stat, "nr_periods")?,
+            throttled: entry(&stat, "nr_throttled")?,
+            ..Usage::default()
+        };
+        if let Some(memory) = &self.hierarchies.memory {
+            let dir = self.device(memory);
+            let (peak, kills) = match memory.version {
+                Version::One => ("memory.max_usage_in_bytes", "memory.oom_control"),
+                Version::Two => ("memory.peak", "memory.events"),
+            };
+            usage.memory_peak = number(&dir.join(peak)).ok().map(Bytes);
+            usage.oom_kills = entry(&dir.join(kills), "oom_kill")?;
+        }
+        Ok(usage)
+    }
+
+    /// The processes of the device, in order.
+    pub fn processes(&self) -> Vec<u32> {
+        let all = self.hierarchies.places().into_iter();
+        let ids: BTreeSet<u32> = all.flat_map(|p| processes_below(&self.device(p))).collect();
+        ids.into_iter().collect()
+    }
+}
+
+fn top(testbed: &str) -> String {
+    format!("galaxy-{testbed}")
+}
+
+/// The slice and period that give a share of one core, in microseconds: the shortest there are, so
+/// that a device is slow rather than stop and go.
+fn slice(share: f64) -> Result<(u64, u64)> {
+    let sound = share.is_finite() && share >= LEAST_QUOTA;
+    ensure!(
+        sound,
+        "a quota of {share} of a core: {LEAST_QUOTA} is the least that the kernel keeps"
+    );
+    let period = (SLICE_US / share).max(SHORTEST_PERIOD_US).round();
+    Ok(((share * period).round() as u64, period as u64))
+}
+
+fn disk_file(place: &Place) -> &'static str {
+    match place.version {
+        Version::One => "blkio.throttle.read_bps_device",
+        Version::Two => "io.max",
+    }
+}
+
+/// The number of the disk that holds a path, as `254:0`. Limits are kept for whole disks.
+fn disk_holding(path: &Path) -> Result<String> {
+    let device = fs::metadata(path)
+        .with_context(|| format!("cannot tell the disk of {}", path.display()))?
+        .dev();
+    // How Linux packs the two numbers.
+    let major = ((device >> 32) & 0xffff_f000) | ((device >> 8) & 0xfff);
+    let minor = ((device >> 12) & 0xffff_ff00) | (device & 0xff);
+    let mut number = format!("{major}:{minor}");
+    let Ok(found) = fs::canonicalize(format!("/sys/dev/block/{number}")) else {
+        bail!(
+            "{} is not on a disk whose reads can be limited (its file system is device {number}, \
+             which is no block device); choose a directory on one",
+            path.display()
+        );
+    };
+    if found.join("partition").exists() {
+        number = text(&found.join("../dev")).trim().to_owned();
+    }
+    Ok(number)
+}
+
+fn text(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}
+
+fn number(path: &Path) -> Result<u64> {
+    let text =
+        fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    text.trim().parse().with_context(|| format!("{} holds no number: {text:?}", path.display()))
+}
+
+/// The number after a name, in a file with a line for each.
+fn entry(path: &Path, name: &str) -> Result<u64> {
+    let text =
+        fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    text.lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
+        .with_context(|| format!("{} has no {name:?}", path.display()))
+}
+
+fn write(path: &Path, value: impl Display) -> Result<()> {
+    fs::write(path, value.to_string())
+        .with_context(|| format!("cannot write {value} to {}", path.display()))
+}
+
+fn make_group(dir: &Path) -> Result<()> {
+    match fs::create_dir(dir) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            let why = match error.kind() {
+                io::ErrorKind::PermissionDenied => "control groups need root",
+                io::ErrorKind::ReadOnlyFilesystem => "control groups are mounted read-only",
+                _ => "the kernel makes no control group",
+            };
+            Err(error).with_context(|| format!("cannot make {}: {why}", dir.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Lets the groups below `dir` have these controllers, which in the second version they only have
+/// once the one above hands them on.
+fn hand_on(dir: &Path, controllers: &[&str]) -> Result<()> {
+    let control = dir.join("cgroup.subtree_control");
+    let have = text(&control);
+    for controller in controllers {
+        if !have.split_whitespace().any(|c| c == *controller) {
+            write(&control, format!("+{controller}")).with_context(|| {
+                format!(
+                    "cgroup v2 does not hand the controller {controller} on: it must be in \
+                     cgroup.controllers of {}, and no process may be in that very group unless it \
+                     is the root",
+                    dir.display()
+                )
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// All processes of a group and those below it. Groups that vanish meanwhile have none, and those
+/// of threads (second version) tell theirs in the group above.
+fn processes_below(dir: &Path) -> Vec<u32> {
+    let mut found: Vec<u32> =
+        text(&dir.join("cgroup.procs")).lines().filter_map(|line| line.parse().ok()).collect();
+    found.extend(groups_in(dir).iter().flat_map(|group| processes_below(group)));
+    found
+}
+
+fn groups_in(dir: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
+    entries.flatten().map(|entry| entry.path()).filter(|path| path.is_dir()).collect()
+}
+
+/// Removes a group and those below it, from below; done where there is none.
+fn remove_groups(dir: &Path) -> io::Result<()> {
+    for group in groups_in(dir) {
+        remove_groups(&group)?;
+    }
+    match fs::remove_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+/// Ends processes at once, stopped ones too. One that is gone already is no matter.
+fn kill(processes: impl Iterator<Item = u32>) {
+    let ids: Vec<String> = processes.map(|id| id.to_string()).collect();
+    if !ids.is_empty() {
+        let _ = Command::new("kill").arg("-KILL").args(ids).stderr(Stdio::null()).status();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tempfile::TempDir;
+
+    fn limits() -> Limits {
+        Limits { quota: Some(0.14), memory: Some(Bytes(1_500_000_000)), disk: None }
+    }
+
+    /// Directories of plain files in place of the first version's hierarchies.
+    fn first() -> (TempDir, Hierarchies) {
+        let dir = tempfile::tempdir().unwrap();
+        let at = dir.path().display();
+        let mut mounts = String::new();
+        for controllers in ["cpu,cpuacct", "memory", "blkio"] {
+            fs::create_dir(dir.path().join(controllers)).unwrap();
+            mounts += &format!("cgroup {at}/{controllers} cgroup rw,{controllers} 0 0\n");
+        }
+        (dir, Hierarchies::parse(&mounts))
+    }
+
+    /// A directory of plain files in place of the unified hierarchy.
+    fn second(controllers: &str) -> (TempDir, Hierarchies) {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("cgroup.controllers"), controllers).unwrap();
+        let mounts = format!("cgroup2 {} cgroup2 rw 0 0\n", dir.path().display());
+        let found = Hierarchies::parse(&mounts);
+        (dir, found)
+    }
+
+    fn assert_holds(dir: &TempDir, files: &[(&str, &str)]) {
+        for (file, value) in files {
+            assert_eq!(text(&dir.path().join(file)), *value, "{file}");
+        }
+    }
+
+    #[test]
+    fn slices_are_the_shortest_that_give_the_share() {
+        for (share, want) in [
+            (0.07, (1000, 14286)),
+            (0.14, (1000, 7143)),
+            (0.5, (1000, 2000)),
+            (0.75, (1500, 2000)),
+            (1.0, (2000, 2000)),
+            (2.0, (4000, 2000)),
+            (0.001, (1000, 1_000_000)),
+        ] {
+            assert_eq!(slice(share).unwrap(), want, "{share}");
+        }
+        for thousandths in 1..2000 {
+            let share = f64::from(thousandths) / 1000.0;
+            let (slice, period) = slice(share).unwrap();
+            assert!((slice as f64 / period as f64 / share - 1.0).abs() < 6e-4, "{share}");
+        }
+        for wrong in [0.0, 0.0009, -1.0, f64::NAN, f64::INFINITY] {
+            assert!(slice(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_first_version_gets_its_files() {
+        let (dir, found) = first();
+        let group = Group::create_in(found, "t", "d", &limits()).unwrap();
+        assert_holds(
+            &dir,
+            &[
+                ("cpu,cpuacct/galaxy-t/cpu.shares", "102400"),
+                ("cpu,cpuacct/galaxy-t/d/compute/cpu.cfs_period_us", "7143"),
+                ("cpu,cpuacct/galaxy-t/d/compute/cpu.cfs_quota_us", "1000"),
+                ("memory/galaxy-t/d/memory.limit_in_bytes", "1500000000"),
+            ],
+        );
+        group.hold_thread(7, 8).unwrap();
+        assert_holds(&dir, &[("cpu,cpuacct/galaxy-t/d/compute/tasks", "8")]);
+        group.hold_process(9).unwrap();
+        assert_holds(
+            &dir,
+            &[
+                ("cpu,cpuacct/galaxy-t/d/compute/cgroup.procs", "9"),
+                ("memory/galaxy-t/d/cgroup.procs", "9"),
+                ("blkio/galaxy-t/d/cgroup.procs", "9"),
+            ],
+        );
+        assert_eq!(group.processes(), [9]);
+
+        let cpu = dir.path().join("cpu,cpuacct/galaxy-t/d");
+        for (file, text) in [
+            ("cpuacct.usage", "5000\n"),
+            ("compute/cpuacct.usage", "4000\n"),
+            ("compute/cpu.stat", "nr_periods 9\nnr_throttled 8\nthrottled_time 7\n"),
+            ("../../../memory/galaxy-t/d/memory.max_usage_in_bytes", "77\n"),
+            ("../../../memory/galaxy-t/d/memory.oom_control", "under_oom 0\noom_kill 2\n"),
+        ] {
+            fs::write(cpu.join(file), text).unwrap();
+        }
+        let want = Usage {
+            compute_ns: 4000,
+            total_ns: 5000,
+            periods: 9,
+            throttled: 8,
+            memory_peak: Some(Bytes(77)),
+            oom_kills: 2,
+        };
+        assert_eq!(group.usage().unwrap(), want);
+    }
+
+    #[test]
+    fn the_second_version_gets_its_files() {
+        let (dir, found) = second("cpu memory io pids");
+        let group = Group::create_in(found, "t", "d", &limits()).unwrap();
+        assert_holds(
+            &dir,
+            &[
+                // Of the three that were written the last is left, in a plain file.
+                ("cgroup.subtree_control", "+io"),
+                ("galaxy-t/cgroup.subtree_control", "+io"),
+                ("galaxy-t/cpu.weight", "10000"),
+                ("galaxy-t/d/cgroup.subtree_control", "+cpu"),
+                ("galaxy-t/d/compute/cgroup.type", "threaded"),
+                ("galaxy-t/d/compute/cpu.max", "1000 7143"),
+                ("galaxy-t/d/memory.max", "1500000000"),
+            ],
+        );
+        group.adopt(7).unwrap();
+        group.hold_thread(7, 8).unwrap();
+        assert_holds(
+            &dir,
+            &[
+                ("galaxy-t/d/cgroup.procs", "7"),
+                ("galaxy-t/d/compute/cgroup.threads", "8"),
+                ("galaxy-t/d/compute/cgroup.procs", ""),
+            ],
+        );
+        let at = dir.path().join("galaxy-t/d");
+        for (file, text) in [
+            ("cpu.stat", "usage_usec 5\nuser_usec 4\n"),
+            ("compute/cpu.stat", "usage_usec 4\nnr_periods 9\nnr_throttled 8\n"),
+            ("memory.events", "oom 3\noom_kill 2\noom_group_kill 1\n"),
+        ] {
+            fs::write(at.join(file), text).unwrap();
+        }
+        let usage = group.usage().unwrap();
+        assert_eq!((usage.compute_ns, usage.total_ns), (4000, 5000));
+        assert_eq!((usage.throttled, usage.oom_kills, usage.memory_peak), (8, 2, None));
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let (_dir, found) = second("memory");
+        let error = Group::create_in(found, "t", "d", &limits()).unwrap_err();
+        assert!(format!("{error:#}").contains("CONFIG_CFS_BANDWIDTH"), "{error:#}");
+        let missing = Hierarchies::default().missing(true).join("\n");
+        for name in ["CONFIG_CFS_BANDWIDTH", "cpuacct", "CONFIG_MEMCG", "CONFIG_BLK_DEV_THROTTLING"]
+        {
+            assert!(missing.contains(name), "{name}: {missing}");
+        }
+    }
+
+    #[test]
+    fn a_group_is_made_once_and_entered_only_when_made() {
+        let (_dir, found) = first();
+        Group::create_in(found.clone(), "t", "d", &limits()).unwrap();
+        let again = Group::create_in(found.clone(), "t", "d", &limits()).unwrap_err();
+        assert!(again.to_string().contains("galaxy-testbed down t"), "{again:#}");
+        let none = Group::open_in(found.clone(), "t", "e").unwrap().adopt(1).unwrap_err();
+        assert!(none.to_string().contains("galaxy-testbed up"), "{none:#}");
+        assert!(Group::open_in(found, "..", "e").is_err());
+    }
+
+    /// With real groups, where there are any.
+    #[test]
+    fn what_is_in_a_group_ends_with_it() {
+        let testbed = format!("end-{}", std::process::id());
+        let small = Limits { memory: Some(Bytes(64 << 20)), ..limits() };
+        let group = match Group::create(&testbed, "d", &small) {
+            Ok(group) => group,
+            Err(why) => return eprintln!("skipped: no control groups here ({why:#})"),
+        };
+        let mut child = Command::new("sleep").arg("1000").stdout(Stdio::null()).spawn().unwrap();
+        group.hold_process(child.id()).unwrap();
+        assert!(group.processes().contains(&child.id()));
+        group.set_quota(0.6).unwrap();
+        assert_eq!(group.usage().unwrap().oom_kills, 0);
+        remove(&testbed).unwrap();
+        assert!(!child.wait().unwrap().success());
+        assert!(group.usage().is_err());
+        remove(&testbed).unwrap();
+    }
+}

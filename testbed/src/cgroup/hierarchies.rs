@@ -1,0 +1,187 @@
+//! Where the controllers of a machine are.
+
+use super::{text, write};
+use anyhow::{Context, Result};
+use std::{fs, path::PathBuf};
+
+pub(super) const NO_CPU: &str = "there is no control group of the processor: mount its controller \
+    (`mkdir -p /sys/fs/cgroup/cpu && mount -t cgroup -o cpu cgroup /sys/fs/cgroup/cpu`, or cgroup \
+    v2 with `cpu` in cgroup.controllers); the kernel needs CONFIG_CFS_BANDWIDTH";
+pub(super) const NO_ACCOUNTS: &str = "there is no account of processor time: mount the controller `cpuacct` \
+    (`mount -t cgroup -o cpuacct cgroup /sys/fs/cgroup/cpuacct`); the kernel needs \
+    CONFIG_CGROUP_CPUACCT";
+pub(super) const NO_MEMORY: &str = "there is no control group of memory: mount its controller \
+    (`mount -t cgroup -o memory cgroup /sys/fs/cgroup/memory`, or cgroup v2 with `memory` in \
+    cgroup.controllers); the kernel needs CONFIG_MEMCG, and for the first version CONFIG_MEMCG_V1";
+pub(super) const NO_DISK: &str = "there is no control group of disks: mount its controller \
+    (`mount -t cgroup -o blkio cgroup /sys/fs/cgroup/blkio`, or cgroup v2 with `io` in \
+    cgroup.controllers); the kernel needs CONFIG_BLK_DEV_THROTTLING";
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Version {
+    One,
+    Two,
+}
+
+/// Where a controller lives.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Place {
+    pub(super) root: PathBuf,
+    pub(super) version: Version,
+}
+
+/// The control groups of a machine: where each controller that matters here is mounted.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Hierarchies {
+    pub(super) cpu: Option<Place>,
+    /// Accounts of processor time; in the second version part of every group.
+    pub(super) accounts: Option<Place>,
+    pub(super) memory: Option<Place>,
+    pub(super) disk: Option<Place>,
+}
+
+impl Hierarchies {
+    /// Those of this machine.
+    ///
+    /// # Errors
+    /// When the system does not say what is mounted.
+    pub fn find() -> Result<Self> {
+        let path = "/proc/self/mounts";
+        let mounts = fs::read_to_string(path)
+            .with_context(|| format!("cannot read {path}: control groups need Linux and /proc"))?;
+        Ok(Self::parse(&mounts))
+    }
+
+    /// Those among mounts, in the form of `/proc/self/mounts`. A controller is never in a hierarchy
+    /// of each version at once; of several mounts of one hierarchy the first is taken.
+    pub fn parse(mounts: &str) -> Self {
+        let mut found = Self::default();
+        for line in mounts.lines() {
+            let mut words = line.split(' ').skip(1);
+            let (Some(at), Some(kind), Some(options)) = (words.next(), words.next(), words.next())
+            else {
+                continue;
+            };
+            let root = PathBuf::from(unescaped(at));
+            let (version, controllers) = match kind {
+                "cgroup" => (Version::One, options.replace(',', " ")),
+                "cgroup2" => (Version::Two, text(&root.join("cgroup.controllers"))),
+                _ => continue,
+            };
+            for controller in controllers.split_whitespace() {
+                let slot = match controller {
+                    "cpu" => &mut found.cpu,
+                    "cpuacct" => &mut found.accounts,
+                    "memory" => &mut found.memory,
+                    "blkio" | "io" => &mut found.disk,
+                    _ => continue,
+                };
+                slot.get_or_insert_with(|| Place { root: root.clone(), version });
+            }
+        }
+        if found.cpu.as_ref().is_some_and(|cpu| cpu.version == Version::Two) {
+            found.accounts.clone_from(&found.cpu);
+        }
+        found
+    }
+
+    /// All of them, each once: several controllers may share a hierarchy.
+    pub(super) fn places(&self) -> Vec<&Place> {
+        let mut places: Vec<&Place> = Vec::new();
+        for place in [&self.cpu, &self.accounts, &self.memory, &self.disk].into_iter().flatten() {
+            if !places.contains(&place) {
+                places.push(place);
+            }
+        }
+        places
+    }
+
+    /// Those in which threads of a device are told apart.
+    pub(super) fn splits(&self, place: &Place) -> bool {
+        [&self.cpu, &self.accounts].into_iter().flatten().any(|p| p == place)
+    }
+
+    /// Controllers of the second version in that place, by name.
+    pub(super) fn handed_on(&self, place: &Place) -> Vec<&'static str> {
+        let named = [(&self.cpu, "cpu"), (&self.memory, "memory"), (&self.disk, "io")];
+        let here = named.into_iter().filter(|(p, _)| p.as_ref() == Some(place));
+        here.map(|(_, name)| name).collect()
+    }
+
+    /// Moves a process out of the groups in which nothing real-time may run: those of the first
+    /// version's processor. The second has no such groups.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn allow_real_time(&self, pid: u32) -> Result<()> {
+        match self.cpu.as_ref() {
+            Some(Place { root, version: Version::One }) => write(&root.join("cgroup.procs"), pid),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A mount point with its blanks and backslashes, which the kernel writes as octal numbers.
+fn unescaped(path: &str) -> String {
+    [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
+        .into_iter()
+        .fold(path.to_owned(), |path, (from, to)| path.replace(from, to))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn place(root: &str, version: Version) -> Option<Place> {
+        Some(Place { root: root.into(), version })
+    }
+
+    #[test]
+    fn controllers_of_the_first_version_are_found_alone_and_together() {
+        let apart = "proc /proc proc rw 0 0\n\
+            cgroup /sys/fs/cgroup/cpu cgroup rw,relatime,cpu 0 0\n\
+            cgroup /sys/fs/cgroup/cpuacct cgroup rw,relatime,cpuacct 0 0\n\
+            cgroup /sys/fs/cgroup/cpuset cgroup rw,relatime,cpuset 0 0\n\
+            cgroup /sys/fs/cgroup/memory cgroup rw,relatime,memory 0 0\n\
+            cgroup /sys/fs/cgroup/blkio cgroup rw,relatime,blkio 0 0\n\
+            cgroup /sys/fs/cgroup/systemd cgroup rw,name=systemd 0 0\n\
+            cgroup2 /nowhere cgroup2 rw,relatime 0 0\n";
+        let found = Hierarchies::parse(apart);
+        assert_eq!(found.cpu, place("/sys/fs/cgroup/cpu", Version::One));
+        assert_eq!(found.accounts, place("/sys/fs/cgroup/cpuacct", Version::One));
+        assert_eq!(found.memory, place("/sys/fs/cgroup/memory", Version::One));
+        assert_eq!(found.disk, place("/sys/fs/cgroup/blkio", Version::One));
+        assert_eq!(found.places().len(), 4);
+
+        let together = "cgroup /a\\040b/cpu,cpuacct cgroup rw,cpu,cpuacct 0 0\n";
+        let found = Hierarchies::parse(together);
+        assert_eq!(found.cpu, place("/a b/cpu,cpuacct", Version::One));
+        assert_eq!(found.accounts, found.cpu);
+        assert_eq!((found.places().len(), &found.memory), (1, &None));
+    }
+
+    #[test]
+    fn each_controller_is_where_it_is_when_both_versions_are_mounted() {
+        let unified = tempfile::tempdir().unwrap();
+        fs::write(unified.path().join("cgroup.controllers"), "cpu io hugetlb\n").unwrap();
+        let mounts = format!(
+            "cgroup /m cgroup rw,memory 0 0\ncgroup /a cgroup rw,cpuacct 0 0\n\
+             cgroup2 {} cgroup2 rw 0 0\n",
+            unified.path().display()
+        );
+        let found = Hierarchies::parse(&mounts);
+        let cpu = found.cpu.clone().unwrap();
+        assert_eq!((cpu.root.as_path(), cpu.version), (unified.path(), Version::Two));
+        // Groups of the second version keep their own accounts.
+        assert_eq!(found.accounts, found.cpu);
+        assert_eq!(found.memory.as_ref().unwrap().root, Path::new("/m"));
+        assert_eq!(found.handed_on(&cpu), ["cpu", "io"]);
+        assert!(found.splits(&cpu) && !found.splits(found.memory.as_ref().unwrap()));
+    }
+
+    #[test]
+    fn lines_that_are_no_mounts_are_passed_over() {
+        assert_eq!(Hierarchies::parse("\ncgroup\ncgroup /x cgroup\n"), Hierarchies::default());
+    }
+}

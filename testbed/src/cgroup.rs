@@ -571,6 +571,7 @@ fn kill(processes: impl Iterator<Item = u32>) {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
     use tempfile::TempDir;

@@ -358,6 +358,7 @@ pub fn read(options: &ReadOptions) -> Result<()> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

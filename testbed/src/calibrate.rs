@@ -7,7 +7,9 @@
 use crate::{
     cgroup::Group,
     environment::{Environment, Gflops, Hold, Scale},
-    inside, models,
+    inside,
+    instance::COORDINATOR,
+    models,
 };
 use anyhow::{Context, Result, ensure};
 use galaxy_common::{BatchShape, Bytes, DeviceName, Pooling, Strategy, Wanted, WireType};
@@ -109,7 +111,8 @@ pub fn calibrate(testbed: &str, environment: &Environment, cache: &Path) -> Resu
     let model = models::bert(cache, "calibration", 1, 1024, 16)?.canonicalize()?;
     eprintln!("calibrating {testbed}: the speed of whole cores");
     let cores = found.devices.iter().map(|d| d.core).max().unwrap_or(0) + 1;
-    let whole = (0..cores).map(|core| inside::beside(testbed, Some(core), me()?));
+    let whole = (0..cores)
+        .map(|core| inside::command(testbed, COORDINATOR, Hold::Compute, Some(core), me()?));
     // By processor time: a machine that has other work just now is no slower for that.
     let whole = speeds(whole.collect::<Result<_>>()?, &model)?;
     found.cores = whole.iter().map(|speed| speed.processor).collect();

@@ -73,20 +73,6 @@ pub fn command(
     Ok(command)
 }
 
-/// A command that runs `program` at the coordinator's place: in the testbed's network, without limits.
-///
-/// # Errors
-/// When `galaxy-testbed` is not built.
-pub fn beside(testbed: &str, core: Option<usize>, program: impl AsRef<OsStr>) -> Result<Command> {
-    let mut command = Command::new(processes::program("galaxy-testbed")?);
-    command.args(["inside", "--network", &format!("galaxy-{testbed}-coordinator")]);
-    if let Some(core) = core {
-        command.args(["--core", &core.to_string()]);
-    }
-    command.arg("--").arg(program);
-    Ok(command)
-}
-
 /// Becomes the program; comes back only with an error.
 ///
 /// # Errors

@@ -9,8 +9,8 @@ use crate::{
     calibrate::{self, Calibration},
     cgroup::{self, DiskLimit, Group, Limits, Usage},
     environment::{Environment, Hold, check_name, state_directory},
-    inside, metronome,
-    network::{self, Link, Network, Place},
+    inside, links, metronome,
+    network::{self, Network},
     processes::{Keys, PATIENCE, program},
 };
 use anyhow::{Context, Result, bail, ensure};
@@ -149,17 +149,7 @@ impl Testbed {
         keys.of("client", Role::Client)?;
         if !self.loopback {
             let environment = &self.environment;
-            let device = |d: &crate::environment::Device| Place {
-                name: d.name.to_string(),
-                link: Some(Link {
-                    rate: environment.rate(d).0 as u64,
-                    delay: environment.delay(d),
-                    loss: d.loss,
-                }),
-            };
-            let mut places: Vec<Place> = environment.devices.iter().map(device).collect();
-            places.push(Place { name: COORDINATOR.to_owned(), link: None });
-            Network::up(&self.name, &places)?;
+            Network::up(&self.name, &links::places(environment))?;
             for device in &environment.devices {
                 let limits = Limits {
                     quota: None,
@@ -169,6 +159,11 @@ impl Testbed {
                         .map(|rate| DiskLimit { holding: cache.to_owned(), rate }),
                 };
                 Group::create(&self.name, device.name.as_str(), &limits)?;
+            }
+            // A testbed's groups outweigh all else, so what serves its devices needs one too.
+            let served = Group::create(&self.name, COORDINATOR, &Limits::default())?;
+            for daemon in network::daemons(&self.name) {
+                served.adopt(daemon.unsigned_abs())?;
             }
             if environment.devices.iter().any(|d| d.speed.is_some()) {
                 metronome::start(&self.name, metronome::EACH_US)?;
@@ -269,7 +264,7 @@ impl Testbed {
             return Ok(Command::new(program));
         }
         match place {
-            COORDINATOR => inside::beside(&self.name, None, program),
+            COORDINATOR => inside::command(&self.name, COORDINATOR, Hold::Compute, None, program),
             device => inside::command(&self.name, device, hold, None, program),
         }
     }
@@ -283,6 +278,17 @@ impl Testbed {
             return Ok(Usage::default());
         }
         Group::open(&self.name, self.environment.devices[device].name.as_str())?.usage()
+    }
+
+    /// Moves this process beside the devices, so that they do not keep it waiting.
+    ///
+    /// # Errors
+    /// When its groups are gone.
+    pub fn join(&self) -> Result<()> {
+        match self.loopback {
+            true => Ok(()),
+            false => Group::open(&self.name, COORDINATOR)?.adopt(std::process::id()),
+        }
     }
 
     /// Processor time of what the testbed itself runs beside the devices, in ns.

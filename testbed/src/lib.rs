@@ -21,6 +21,7 @@ pub mod network;
 pub mod pairwise;
 pub mod plot;
 pub mod processes;
+pub mod quotas;
 pub mod record;
 pub mod report;
 pub mod spread;

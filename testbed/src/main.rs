@@ -5,6 +5,7 @@ use clap::{Parser, Subcommand};
 use galaxy_common::WireType;
 use galaxy_testbed::{
     ballast, calibrate, desk, experiment, forward, golden, inside, lean, links, metronome, models,
+    quotas,
 };
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
@@ -40,6 +41,8 @@ enum Command {
     Models(models::Options),
     /// Measures how near the links of an environment come to what was asked for
     Links(links::Options),
+    /// Measures how near devices come to their quotas, second by second, and whether limits kill
+    Quotas(quotas::Options),
     /// Compares every family, strategy and split with the golden outputs
     Golden {
         /// The whole matrix instead of pairwise combinations
@@ -65,6 +68,15 @@ enum Command {
     /// Makes short quotas true
     #[command(hide = true)]
     Metronome(metronome::Options),
+    /// Computes, and says how much it could
+    #[command(hide = true)]
+    Busy(quotas::BusyOptions),
+    /// Takes memory
+    #[command(hide = true)]
+    Hog(quotas::HogOptions),
+    /// Reads a file past the page cache
+    #[command(hide = true)]
+    Read(quotas::ReadOptions),
     /// Takes a quota that nobody uses
     #[command(hide = true)]
     Ballast,
@@ -97,11 +109,15 @@ fn run(command: Command) -> Result<()> {
         Command::Run(options) => experiment::run(&options),
         Command::Models(options) => models::run(&options),
         Command::Links(options) => links::run(&options),
+        Command::Quotas(options) => quotas::run(&options),
         Command::Golden { full, half } => golden(full, half),
         Command::Lean(options) => lean::run(&options),
         Command::Forward { testbed, links } => forward::run(&testbed, &links),
         Command::Inside(options) => inside::run(&options),
         Command::Metronome(options) => metronome::run(&options),
+        Command::Busy(options) => quotas::busy(&options),
+        Command::Hog(options) => quotas::hog(&options),
+        Command::Read(options) => quotas::read(&options),
         Command::Ballast => ballast::run(),
         Command::Speed { model, window } => calibrate::speed(&model, Duration::from_millis(window)),
     }

@@ -1,6 +1,9 @@
 //! Real processes under test: workers and a coordinator with fresh keys, and what may befall them.
 
-use crate::network::{Held, Network, Place, namespace};
+use crate::{
+    cgroup::{self, Group, Limits},
+    network::{Held, Network, Place, namespace},
+};
 use anyhow::{Context, Result, bail, ensure};
 use galaxy_client::{Builder, Client, RetryPolicy};
 use galaxy_common::DeviceName;
@@ -513,9 +516,11 @@ fn joined(devices: usize) -> Result<Held> {
     Ok(network)
 }
 
-/// A share of one core that a process may use; needs root and cgroups of the first version.
+/// A share of one core that a process may use; needs root and control groups.
 pub struct Throttle {
-    group: PathBuf,
+    testbed: String,
+    group: Group,
+    process: u32,
 }
 
 impl Throttle {
@@ -524,26 +529,19 @@ impl Throttle {
     /// # Errors
     /// Where such a group cannot be made.
     pub fn twentieth(process: &Process) -> Result<Self> {
-        let parent = Path::new("/sys/fs/cgroup/cpu");
-        let group = parent.join(format!("galaxy-{}-{}", std::process::id(), process.id()));
-        std::fs::create_dir(&group)?;
-        let throttle = Self { group };
-        // The smallest slice that the kernel grants is 1 ms.
-        for (file, value) in [("cpu.cfs_period_us", 20_000), ("cpu.cfs_quota_us", 1_000)] {
-            std::fs::write(throttle.group.join(file), value.to_string())?;
-        }
-        std::fs::write(throttle.group.join("cgroup.procs"), process.id().to_string())?;
+        let testbed = format!("slow-{}", process.id());
+        let group =
+            Group::create(&testbed, "d", &Limits { quota: Some(0.05), ..Limits::default() })?;
+        let throttle = Self { testbed, group, process: process.id() };
+        throttle.group.hold_process(throttle.process)?;
         Ok(throttle)
     }
 }
 
 impl Drop for Throttle {
     fn drop(&mut self) {
-        // Its processes go back first, or the group cannot be removed.
-        let members = std::fs::read_to_string(self.group.join("cgroup.procs")).unwrap_or_default();
-        for member in members.lines() {
-            let _ = std::fs::write("/sys/fs/cgroup/cpu/cgroup.procs", member);
-        }
-        let _ = std::fs::remove_dir(&self.group);
+        // It goes first, for what is in a group that is removed is ended.
+        let _ = self.group.release(self.process);
+        let _ = cgroup::remove(&self.testbed);
     }
 }

@@ -41,6 +41,9 @@ const TURN: usize = 16;
 /// How often it looks whether its namespaces still have their names: as long as it holds an
 /// interface, the kernel keeps a namespace that was removed.
 const LOOK: Duration = Duration::from_secs(1);
+/// Most that it wakes up before a frame is due, and then spins: longer than any sleep was too long
+/// on an idle virtual machine.
+const EARLY: Duration = Duration::from_micros(300);
 /// How long it may take to start.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// What it says when its interfaces are there.
@@ -221,20 +224,48 @@ impl Cable {
     }
 }
 
+/// How long to sleep so as to be awake in time, learnt from how much too long it slept before.
+#[derive(Default)]
+struct Sleep {
+    late: Duration,
+}
+
+impl Sleep {
+    /// How long to sleep before something is due; zero once it is time to spin.
+    fn before(&self, due: Duration) -> Duration {
+        due.saturating_sub(self.late)
+    }
+
+    /// Learns: fast upwards, slowly downwards, so that being late is rare and spinning short.
+    fn took_longer(&mut self, late: Duration) {
+        let late = late.min(EARLY);
+        self.late = match late > self.late {
+            true => self.late + (late - self.late) / 4,
+            false => self.late - (self.late - late) / 32,
+        };
+    }
+}
+
 /// Moves frames; `ends` are device and hub of each cable in turn.
 fn forward(ends: &[SyncDevice], cables: &mut [Cable], homes: &Homes) -> Result<()> {
     ensure!(ends.len() == 2 * cables.len(), "two ends for each link");
     let mut fds: Vec<PollFd<'_>> = ends.iter().map(|end| PollFd::new(end, PollFlags::IN)).collect();
     let mut frame = vec![0; FRAME];
     let mut look = Instant::now() + LOOK;
+    let mut sleep = Sleep::default();
     loop {
         let next = cables.iter().filter_map(Cable::due).fold(look, Instant::min);
-        let left = Timespec::try_from(next.saturating_duration_since(Instant::now()))?;
-        match poll(&mut fds, Some(&left)) {
-            Ok(_) | Err(Errno::INTR) => {}
+        let left = sleep.before(next.saturating_duration_since(Instant::now()));
+        let until = Instant::now() + left;
+        let ready = match poll(&mut fds, Some(&Timespec::try_from(left)?)) {
+            Ok(ready) => ready,
+            Err(Errno::INTR) => continue,
             Err(error) => return Err(error).context("waiting for frames"),
-        }
+        };
         let now = Instant::now();
+        if ready == 0 && !left.is_zero() {
+            sleep.took_longer(now.saturating_duration_since(until));
+        }
         if now >= look {
             if !homes.are_there() {
                 return Ok(());
@@ -319,6 +350,22 @@ mod tests {
         assert_eq!(cable.next(after(3500)), None);
         assert_eq!(cable.next(after(4000)), Some(vec![2]));
         assert_eq!(cable.due(), None);
+    }
+
+    #[test]
+    fn sleep_learns_how_late_it_wakes() {
+        let mut sleep = Sleep::default();
+        let ms = Duration::from_millis;
+        assert_eq!(sleep.before(ms(3)), ms(3));
+        for _ in 0..50 {
+            sleep.took_longer(ms(10));
+        }
+        assert!(EARLY - sleep.late < Duration::from_micros(1), "bounded: {:?}", sleep.late);
+        assert_eq!(sleep.before(Duration::from_micros(200)), Duration::ZERO);
+        for _ in 0..500 {
+            sleep.took_longer(Duration::ZERO);
+        }
+        assert!(sleep.late < Duration::from_micros(1));
     }
 
     #[test]

@@ -18,10 +18,11 @@ use std::{
 pub const RATE_BOUND: f64 = 0.03;
 /// How far a round trip's added delays may be from what was asked for.
 pub const DELAY_BOUND: Duration = Duration::from_micros(300);
-/// Seconds before bytes are counted: connections find their speed.
-const WARM: u64 = 1;
-/// Bytes of a segment on the wire that are not in it: Ethernet, IPv4, TCP with a time stamp.
-const HEADERS: f64 = 66.0;
+/// Seconds before bytes are counted: connections that share slow links find their speed, and the
+/// acknowledgements of one wait behind the first rush of another.
+const WARM: u64 = 3;
+/// Seconds that connections go on afterwards, so that none ends while bytes are counted.
+const AFTER: u64 = 1;
 /// Where iperf3 listens inside a device.
 const PORT: &str = "5201";
 /// Messages of a round trip's measurement.
@@ -65,8 +66,12 @@ pub struct Flow {
     pub kind: Kind,
     /// Bits per second of the slower of both links.
     pub asked: f64,
-    /// Bits per second that arrived, headers counted.
+    /// The share of packets that both links lose: TCP then stays below the rate.
+    pub loss: f64,
+    /// Bits per second that arrived, headers and acknowledgements counted, from the link's shaper.
     pub measured: f64,
+    /// Bits per second of payload that arrived, from iperf3.
+    pub payload: f64,
 }
 
 impl Flow {
@@ -146,11 +151,11 @@ pub fn run(options: &Options) -> Result<()> {
         );
     }
     let flows = rates(&network, &places, options.seconds)?;
-    println!("\n| flow | beside | asked, Mbit/s | measured, Mbit/s | off |");
-    println!("| --- | --- | ---: | ---: | ---: |");
+    println!("\n| flow | beside | asked, Mbit/s | measured, Mbit/s | off | payload, Mbit/s |");
+    println!("| --- | --- | ---: | ---: | ---: | ---: |");
     for flow in &flows {
         println!(
-            "| {} -> {} | {} | {:.1} | {:.2} | {:+.2}% |",
+            "| {} -> {} | {} | {:.1} | {:.2} | {:+.2}% | {:.2} |",
             flow.from,
             flow.to,
             match flow.kind {
@@ -159,10 +164,12 @@ pub fn run(options: &Options) -> Result<()> {
             },
             flow.asked * 1e-6,
             flow.measured * 1e-6,
-            flow.deviation() * 100.0
+            flow.deviation() * 100.0,
+            flow.payload * 1e-6
         );
     }
-    let slow = flows.iter().filter(|flow| flow.deviation().abs() > RATE_BOUND).count();
+    let off = |flow: &&Flow| flow.loss == 0.0 && flow.deviation().abs() > RATE_BOUND;
+    let slow = flows.iter().filter(off).count();
     let late = |trip: &&RoundTrip| {
         trip.deviation(&without).is_none_or(|off| off.abs() > DELAY_BOUND.as_secs_f64())
     };
@@ -189,51 +196,79 @@ fn shaped(places: &[Place]) -> Vec<(usize, Link)> {
 /// Without iperf3, or when it fails.
 pub fn rates(network: &Network, places: &[Place], seconds: u64) -> Result<Vec<Flow>> {
     let devices = shaped(places);
+    ensure!(devices.len() > 1, "a flow needs two devices with links");
+    let numbers: Vec<usize> = devices.iter().map(|(i, _)| *i).collect();
     let mut flows = Vec::new();
-    for (at, &(a, one)) in devices.iter().enumerate() {
-        for &(b, other) in &devices[at + 1..] {
-            let asked = one.rate.min(other.rate) as f64;
-            let flow = |from: usize, to: usize, measured| Flow {
-                from: places[from].name.clone(),
-                to: places[to].name.clone(),
-                kind: Kind::Pair,
-                asked,
-                measured,
-            };
-            let server = listen(network, b)?;
-            let (there, back) = send(network, a, b, seconds, true)?;
-            drop(server);
-            flows.push(flow(a, b, there));
-            flows.push(flow(b, a, back.context("iperf3 measured one way only")?));
+    for (at, &a) in numbers.iter().enumerate() {
+        for &b in &numbers[at + 1..] {
+            flows.extend(together(network, places, &[(a, b)], Kind::Pair, seconds)?);
         }
     }
-    let next = |at: usize| devices[(at + 1) % devices.len()];
-    let servers: Result<Vec<Process>> =
-        (0..devices.len()).map(|at| listen(network, next(at).0)).collect();
+    let next = numbers.iter().cycle().skip(1);
+    let ring: Vec<(usize, usize)> = numbers.iter().copied().zip(next.copied()).collect();
+    flows.extend(together(network, places, &ring, Kind::Ring, seconds)?);
+    Ok(flows)
+}
+
+/// Flows at the same time, with their reverses if they are a pair's.
+fn together(
+    network: &Network,
+    places: &[Place],
+    ways: &[(usize, usize)],
+    kind: Kind,
+    seconds: u64,
+) -> Result<Vec<Flow>> {
+    let servers: Result<Vec<Process>> = ways.iter().map(|way| listen(network, way.1)).collect();
     let servers = servers?;
-    let sent: Vec<Result<_>> = thread::scope(|scope| {
-        let send = |at: usize| {
-            let (from, to) = (devices[at].0, next(at).0);
-            scope.spawn(move || send(network, from, to, seconds, false))
+    let both = kind == Kind::Pair;
+    let back = ways.iter().filter(|_| both).map(|(from, to)| (*to, *from));
+    let all: Vec<(usize, usize)> = ways.iter().copied().chain(back).collect();
+    let (sent, carried) = thread::scope(|scope| {
+        let start = |&(from, to): &(usize, usize)| {
+            scope.spawn(move || send(network, from, to, seconds, both))
         };
-        let threads: Vec<_> = (0..devices.len()).map(send).collect();
-        let joined = |thread: thread::ScopedJoinHandle<'_, _>| {
-            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        let senders: Vec<_> = ways.iter().map(start).collect();
+        let carried = carried(network, &all, seconds);
+        let joined = |sender: thread::ScopedJoinHandle<'_, Result<_>>| {
+            sender.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         };
-        threads.into_iter().map(joined).collect()
+        let sent: Result<Vec<(f64, Option<f64>)>> = senders.into_iter().map(joined).collect();
+        (sent, carried)
     });
     drop(servers);
-    for (at, sent) in sent.into_iter().enumerate() {
-        let ((from, one), (to, other)) = (devices[at], next(at));
-        flows.push(Flow {
-            from: places[from].name.clone(),
-            to: places[to].name.clone(),
-            kind: Kind::Ring,
-            asked: one.rate.min(other.rate) as f64,
-            measured: sent?.0,
-        });
-    }
-    Ok(flows)
+    let (there, back): (Vec<f64>, Vec<Option<f64>>) = sent?.into_iter().unzip();
+    let payload = there.into_iter().chain(back.into_iter().flatten());
+    let carried = carried?;
+    let flow = |(((from, to), measured), payload)| -> Result<Flow> {
+        let (one, other): (&Place, &Place) = (&places[from], &places[to]);
+        let links = one.link.zip(other.link).context("both ends have links")?;
+        Ok(Flow {
+            from: one.name.clone(),
+            to: other.name.clone(),
+            kind,
+            asked: links.0.rate.min(links.1.rate) as f64,
+            loss: 1.0 - (1.0 - links.0.loss) * (1.0 - links.1.loss),
+            measured,
+            payload,
+        })
+    };
+    all.into_iter().zip(carried).zip(payload).map(flow).collect()
+}
+
+/// Bits per second, headers counted, that arrive at the end of each way, once all are at speed.
+fn carried(network: &Network, ways: &[(usize, usize)], seconds: u64) -> Result<Vec<f64>> {
+    let count = || -> Result<Vec<(f64, Instant)>> {
+        let count = |&(_, to): &(usize, usize)| Ok((network.carried(to)? as f64, Instant::now()));
+        ways.iter().map(count).collect()
+    };
+    thread::sleep(Duration::from_secs(WARM));
+    let before = count()?;
+    thread::sleep(Duration::from_secs(seconds));
+    let after = count()?;
+    let rate = |(before, after): (&(f64, Instant), &(f64, Instant))| {
+        (after.0 - before.0) * 8.0 / after.1.duration_since(before.1).as_secs_f64()
+    };
+    Ok(before.iter().zip(&after).map(rate).collect())
 }
 
 /// An iperf3 that serves one measurement at a place.
@@ -247,7 +282,7 @@ fn listen(network: &Network, at: usize) -> Result<Process> {
     Ok(server)
 }
 
-/// Sends for some seconds, and gives the bits per second that arrived there, and back.
+/// Sends for some seconds, and gives the bits of payload per second that arrived there, and back.
 fn send(
     network: &Network,
     from: usize,
@@ -258,12 +293,7 @@ fn send(
     #[derive(Deserialize)]
     struct Report {
         error: Option<String>,
-        start: Option<Start>,
         end: Option<End>,
-    }
-    #[derive(Deserialize)]
-    struct Start {
-        tcp_mss_default: Option<f64>,
     }
     #[derive(Deserialize)]
     struct End {
@@ -276,7 +306,7 @@ fn send(
     }
     let mut command = Command::new("iperf3");
     command.args(["--client", &Network::address(to), "--port", PORT, "--json"]);
-    command.args(["--connect-timeout", "5000", "--time", &seconds.to_string()]);
+    command.args(["--connect-timeout", "5000", "--time", &(seconds + AFTER).to_string()]);
     command.args(["--omit", &WARM.to_string()]);
     if both {
         command.arg("--bidir");
@@ -287,12 +317,11 @@ fn send(
     if let Some(error) = report.error {
         bail!("iperf3 from place {from} to place {to}: {error}");
     }
-    let mss = report.start.and_then(|start| start.tcp_mss_default);
-    let mss = mss.context("iperf3 does not say its segments' size")?;
     let end = report.end.context("iperf3 has no result")?;
-    let framed = |sum: Sum| sum.bits_per_second * (mss + HEADERS) / mss;
-    let there = end.sum_received.map(framed).context("iperf3 received nothing")?;
-    Ok((there, end.sum_received_bidir_reverse.map(framed)))
+    let there = end.sum_received.context("iperf3 received nothing")?.bits_per_second;
+    let back = end.sum_received_bidir_reverse.map(|sum| sum.bits_per_second);
+    ensure!(back.is_some() == both, "this iperf3 does not measure both ways at once: 3.7 does");
+    Ok((there, back))
 }
 
 /// Measures round trips between every pair of devices.

@@ -26,20 +26,22 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Bytes that a shaped link lets through at once after a pause, for the rates of small devices: one
-/// super-packet of [`SUPER_PACKET`] bytes and its segments' headers. A smaller burst would make the
-/// stack cut packets before the link, which costs the devices' processors more than any real link
-/// does; a larger one passes unshaped after each pause. 250 Mbit/s both ways at once holds to 0.5%
-/// with it, for 0.08 of a core.
-pub const BURST: u64 = 20_000;
-/// Bytes of the largest packet that the stack hands to a link whole, to be cut up behind it.
-pub const SUPER_PACKET: u64 = 16_384;
-/// How late the kernel may fill a link's bucket again: a fast link needs what it carries meanwhile,
-/// or it never reaches its rate.
-const REFILL: Duration = Duration::from_micros(200);
+/// What a link lets through at once after a pause, as time at its rate. More would let short messages
+/// pass unshaped; less, and a link never reaches its rate, because the kernel fills its bucket that
+/// late, and because the stack cuts packets before the link instead of behind it, which costs the
+/// devices' processors more than any real link does.
+const BURST: Duration = Duration::from_micros(550);
+/// Bytes of the largest packet that the stack hands to any link whole; to a slower link less, so
+/// that it fits into what passes at once. At 250 Mbit/s, both ways at once, that costs 0.08 of a core.
+const SUPER_PACKET: u64 = 65_536;
+/// The same for a slow link: two segments, and what the kernel sets aside for headers.
+const SMALL_PACKET: u64 = 4_096;
 /// Bytes that may wait for a link: more than all windows of its connections, so that a packet is
 /// lost only where loss was asked for.
 const WAITING: u64 = 16_000_000;
+/// How connections find their rate: what small devices' systems come with, whatever this machine
+/// itself uses.
+const CONGESTION: &str = "cubic";
 /// Where the names of network namespaces are.
 const NAMES: &str = "/run/netns";
 /// How long killed processes may take to be gone.
@@ -72,7 +74,17 @@ impl Link {
 
 /// Bytes that a link of that rate lets through at once after a pause.
 pub fn burst(rate: u64) -> u64 {
-    BURST.max((rate as f64 / 8.0 * REFILL.as_secs_f64()) as u64)
+    // Every packet must fit, with the headers that its segments will have.
+    in_a_burst(rate).max(super_packet(rate) * 5 / 4)
+}
+
+/// Bytes of the largest packet that the stack hands to a link of that rate whole.
+fn super_packet(rate: u64) -> u64 {
+    in_a_burst(rate).clamp(SMALL_PACKET, SUPER_PACKET)
+}
+
+fn in_a_burst(rate: u64) -> u64 {
+    (rate as f64 / 8.0 * BURST.as_secs_f64()) as u64
 }
 
 /// One that takes part: a device or the coordinator.
@@ -138,7 +150,7 @@ impl Network {
                 (
                     "super-packets of a chosen size",
                     "ip",
-                    "link set h0 gso_max_size 16384 gro_max_size 16384",
+                    "link set h0 gso_max_size 4096 gro_max_size 4096",
                     "iproute2 5.19",
                 ),
                 (
@@ -229,7 +241,7 @@ impl Network {
                 }
                 // The alias tells `open` which place it is.
                 steps.push(format!("link set {port} alias {}", place.name));
-                steps.push(configured(&port));
+                steps.push(configured(&port, place.link.as_ref()));
                 steps.push(format!("link set {port} master br0 up"));
                 if let Some(link) = &place.link {
                     let way = Link { delay: Duration::ZERO, ..*link };
@@ -241,8 +253,10 @@ impl Network {
         })??;
         for (i, place) in places.iter().enumerate() {
             inside(&inner(place), || -> Result<()> {
+                // Where the kernel has no such choice, there is nothing to choose.
+                let _ = fs::write("/proc/sys/net/ipv4/tcp_congestion_control", CONGESTION);
                 let steps = [
-                    configured("eth0"),
+                    configured("eth0", place.link.as_ref()),
                     format!("addr add {}/24 dev eth0", Self::address(i)),
                     "link set eth0 up".into(),
                     "link set lo up".into(),
@@ -370,6 +384,25 @@ impl Network {
         let to = if plugged { "up" } else { "down" };
         let hub = namespace(&self.testbed, "hub");
         inside(&hub, || run("ip", &["link", "set", &format!("h{i}"), to]))?.map(drop)
+    }
+
+    /// Bytes that the link of place `i` has carried towards it so far, headers counted: of whole
+    /// packets the stack counts one header, so these are its shaper's.
+    ///
+    /// # Errors
+    /// When the link is not shaped.
+    pub fn carried(&self, i: usize) -> Result<u64> {
+        #[derive(Deserialize)]
+        struct Shaper {
+            kind: String,
+            bytes: u64,
+        }
+        let hub = namespace(&self.testbed, "hub");
+        let port = format!("h{i}");
+        let text = inside(&hub, || run("tc", &["-s", "-j", "qdisc", "show", "dev", &port]))??;
+        let shapers: Vec<Shaper> = serde_json::from_str(&text).context("what `tc -j` says")?;
+        let shaper = shapers.iter().find(|shaper| shaper.kind == "tbf");
+        shaper.map(|shaper| shaper.bytes).with_context(|| format!("{port} is not shaped"))
     }
 
     /// Cuts the path from place `from` to place `to`, both ways for a connection, and heals it;
@@ -512,9 +545,9 @@ fn has_netem(interface: &str) -> bool {
     has
 }
 
-/// Makes super-packets small enough for [`BURST`], and keeps IPv6 from chatting on its own.
-fn configured(interface: &str) -> String {
-    let size = SUPER_PACKET;
+/// Keeps packets small enough for what the link lets through at once, and IPv6 from chatting.
+fn configured(interface: &str, link: Option<&Link>) -> String {
+    let size = link.map_or(SUPER_PACKET, |link| super_packet(link.rate));
     format!("link set {interface} gso_max_size {size} gro_max_size {size} addrgenmode none")
 }
 
@@ -599,8 +632,9 @@ mod tests {
 
     #[test]
     fn a_fast_link_has_a_larger_bucket() {
-        assert_eq!(burst(250_000_000), BURST);
-        assert_eq!(burst(10_000_000_000), 250_000);
+        assert_eq!(burst(10_000_000), 5_120);
+        assert_eq!(burst(250_000_000), 21_483);
+        assert_eq!(burst(10_000_000_000), 687_500);
     }
 
     #[test]

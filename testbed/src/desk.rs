@@ -132,8 +132,12 @@ fn table(testbed: &Testbed) -> Result<Table> {
         let state = match worker {
             None => "none".to_owned(),
             Some(worker) if worker.alive() => format!("{} at {}", worker.pid, worker.address),
-            Some(_) if usage.oom_kills > 0 => "killed: out of memory".to_owned(),
             Some(_) => format!("ended; see {}", testbed.log(device.name.as_str()).display()),
+        };
+        let state = match usage.oom_kills {
+            0 => state,
+            1 => format!("{state}; 1 process killed for its memory"),
+            kills => format!("{state}; {kills} processes killed for their memory"),
         };
         let speed =
             set.measured.or(set.asked).map_or("a core".to_owned(), |s| format!("{s:.2} GFLOP/s"));

@@ -163,7 +163,8 @@ impl Testbed {
             // A testbed's groups outweigh all else, so what serves its devices needs one too.
             let served = Group::create(&self.name, COORDINATOR, &Limits::default())?;
             for daemon in network::daemons(&self.name) {
-                served.adopt(daemon.unsigned_abs())?;
+                // One that got a real-time priority needs no weight, and is let into no group.
+                let _ = served.adopt(daemon.unsigned_abs());
             }
             if environment.devices.iter().any(|d| d.speed.is_some()) {
                 metronome::start(&self.name, metronome::EACH_US)?;

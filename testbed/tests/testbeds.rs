@@ -1,0 +1,196 @@
+//! Testbeds: up, used, killed, down; and the experiments in their smoke forms.
+
+#![allow(clippy::unwrap_used)]
+
+use galaxy_testbed::{
+    instance,
+    processes::{Process, program},
+    record::Record,
+};
+use std::process::{Command, Output};
+
+/// Two devices with quotas, and a link that delays, so that everything that a testbed can make is made.
+const SMALL: &str = r#"
+name = "small"
+about = "two small devices, for tests"
+
+[[device]]
+name = "a"
+speed = "16GFLOP/s"
+memory = "500MB"
+rate = "200Mbit/s"
+delay = "1ms"
+
+[[device]]
+name = "b"
+speed = "12GFLOP/s"
+memory = "500MB"
+rate = "100Mbit/s"
+"#;
+
+fn real() -> bool {
+    let environment = galaxy_testbed::environment::Environment::open("H").unwrap();
+    let missing = instance::missing(&environment);
+    if !missing.is_empty() {
+        println!("skipped: {}", missing.join("; "));
+    }
+    missing.is_empty()
+}
+
+fn galaxy_testbed(arguments: &[&str]) -> Output {
+    Command::new(program("galaxy-testbed").unwrap()).args(arguments).output().unwrap()
+}
+
+/// What it printed; fails when it failed.
+fn done(arguments: &[&str]) -> String {
+    let output = galaxy_testbed(arguments);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {said}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn refused(arguments: &[&str], why: &str) {
+    let output = galaxy_testbed(arguments);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains(why), "{arguments:?}: {said}");
+}
+
+/// Namespaces and groups of a testbed that are still there.
+fn left(name: &str) -> Vec<String> {
+    let mut left = Vec::new();
+    let groups = ["cpu", "cpuacct", "memory", "blkio", "."].map(|c| format!("/sys/fs/cgroup/{c}"));
+    for directory in groups.iter().map(String::as_str).chain(["/run/netns", "/run/galaxy-testbed"])
+    {
+        for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+            let entry_name = entry.file_name().to_string_lossy().into_owned();
+            let ours = format!("galaxy-{name}");
+            if entry_name == ours
+                || entry_name == name
+                || entry_name.starts_with(&format!("{ours}-"))
+            {
+                left.push(format!("{directory}/{entry_name}"));
+            }
+        }
+    }
+    left
+}
+
+fn smoke(experiment: &str, how: &[&str], cells: usize) {
+    let output = tempfile::tempdir().unwrap();
+    let to = output.path().to_str().unwrap();
+    let mut arguments = vec!["run", experiment, "--smoke", "--output", to];
+    arguments.extend(how);
+    let shown = done(&arguments);
+    let at = output.path().join(experiment);
+    let record = Record::read(&at.join(format!("{experiment}.json"))).unwrap();
+    assert_eq!(record.cells.len(), cells, "{shown}");
+    assert!(record.cells.iter().all(|cell| cell.valid().count() == 2 && cell.bound.is_some()));
+    for suffix in [".md", ".svg", ".png"] {
+        let size = at.join(format!("{experiment}{suffix}")).metadata().unwrap().len();
+        assert!(size > 500, "{suffix} of {size} bytes");
+    }
+    // A finished one is shown again and measures nothing.
+    let again = done(&arguments);
+    assert_eq!(shown, again);
+}
+
+#[test]
+fn smoke_forms_run_on_loopback_without_root() {
+    smoke("table4", &["--loopback", "--testbed", "loop4"], 12);
+    smoke("overlap", &["--loopback", "--testbed", "loopo"], 5);
+    let output = tempfile::tempdir().unwrap();
+    let to = output.path().to_str().unwrap();
+    done(&["run", "repeats", "--smoke", "--loopback", "--testbed", "loopr", "--output", to]);
+    let page = std::fs::read_to_string(output.path().join("repeats/repeats.md")).unwrap();
+    assert!(page.contains("loopback: no shaping, not comparable"), "{page}");
+    refused(
+        &["run", "repeats", "--smoke", "--loopback", "--samples", "3", "--output", to],
+        "start anew with --fresh",
+    );
+}
+
+#[test]
+fn smoke_forms_run_on_emulated_devices() {
+    if real() {
+        smoke("table4", &["--environments", "B", "--testbed", "smoke4"], 6);
+        smoke("overlap", &["--testbed", "smokeo"], 5);
+        assert_eq!(left("smoke4"), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn what_a_killed_testbed_leaves_is_removed_and_its_name_is_free_at_once() {
+    if !real() {
+        return;
+    }
+    let work = tempfile::tempdir().unwrap();
+    let file = work.path().join("small.toml");
+    std::fs::write(&file, SMALL).unwrap();
+    let (file, to) = (file.to_str().unwrap(), work.path().to_str().unwrap());
+    let run = ["run", "table4", "--smoke", "--testbed", "crash", "--output", to, "--environments"];
+    let mut command = Command::new(program("galaxy-testbed").unwrap());
+    command.args(run).arg(file).args(["--samples", "1000"]);
+    let mut running = Process::spawn("galaxy-testbed run", command).unwrap();
+    running.line("small/tiny-bert/galaxy: ").unwrap();
+    refused(&["down", "crash"], "in use by another galaxy-testbed");
+    let workers = instance::Testbed::open("crash").unwrap().workers();
+    assert!(workers.len() == 2 && workers.iter().all(instance::Worker::alive));
+    running.kill().unwrap();
+    // The testbed is there, only nobody uses it: its workers, forwarder and quotas go on.
+    assert!(workers.iter().all(instance::Worker::alive));
+    assert!(done(&["status", "crash"]).contains("at 10.201.77.1:7100"));
+    done(&["down", "crash"]);
+    assert_eq!(left("crash"), Vec::<String>::new());
+    assert!(!workers.iter().any(instance::Worker::alive));
+    // Nothing there is no error.
+    done(&["down", "crash"]);
+    done(&["up", file, "--name", "crash"]);
+    // Killed by the kernel for its memory, and the status says so.
+    let hog = program("galaxy-testbed").unwrap();
+    let hog = hog.to_str().unwrap();
+    let hogged = galaxy_testbed(&["exec", "--name", "crash", "a", hog, "hog", "900000000"]);
+    assert!(!hogged.status.success());
+    assert!(done(&["status", "crash"]).contains("1 process killed for its memory"));
+    done(&["down", "crash"]);
+    assert_eq!(left("crash"), Vec::<String>::new());
+}
+
+#[test]
+fn two_testbeds_stand_beside_each_other() {
+    if !real() {
+        return;
+    }
+    let work = tempfile::tempdir().unwrap();
+    let file = work.path().join("plain.toml");
+    // No speeds: nothing to calibrate.
+    let plain: String =
+        SMALL.lines().filter(|l| !l.starts_with("speed")).map(|l| format!("{l}\n")).collect();
+    std::fs::write(&file, plain).unwrap();
+    let file = file.to_str().unwrap();
+    for name in ["left", "right"] {
+        done(&["up", file, "--name", name]);
+    }
+    refused(&["up", file, "--name", "left"], "take it down first");
+    refused(&["exec", "--name", "left", "c", "true"], "it has a, b");
+    refused(&["exec", "a", "true"], "say which by --name");
+    refused(&["exec", "--name", "left", "a", "no-such-program"], "no program \"no-such-program\"");
+    let address = |name: &str, place: &str| {
+        done(&["exec", "--name", name, place, "ip", "-4", "-o", "addr", "show", "eth0"])
+    };
+    assert!(address("left", "b").contains("10.201.77.2"));
+    done(&["down", "left"]);
+    assert_eq!(left("left"), Vec::<String>::new());
+    assert!(address("right", "coordinator").contains("10.201.77.3"));
+    assert!(done(&["status"]).contains("testbed right"));
+    done(&["down", "right"]);
+    assert_eq!(left("right"), Vec::<String>::new());
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_what_there_is() {
+    refused(&["up", "Z", "--loopback"], "one of A, B, C");
+    refused(&["run", "nothing", "--loopback"], "there are table4, overlap, repeats");
+    refused(&["models", "gpt-5"], "there are distilbert");
+    refused(&["status", "nobody"], "no testbed \"nobody\" is up");
+    assert!(done(&["run"]).contains("table4"));
+}

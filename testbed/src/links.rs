@@ -463,5 +463,9 @@ mod tests {
         assert_eq!(trip.lost, 0);
         // Never early; how late is for a measurement to say.
         assert!(trip.samples.iter().all(|&sample| sample >= 0.002), "{:?}", trip.samples);
+        // What delays goes with the rest.
+        let name = network.testbed().to_owned();
+        drop(network);
+        assert!(Network::open(&name).unwrap().is_none());
     }
 }

@@ -23,7 +23,7 @@ impl Ballast {
         // SCHED_IDLE: whatever else wakes goes first, at once.
         let mut command = inside::command(testbed, device, Hold::Process, Some(core), "chrt")?;
         command.args(["-i", "0"]).arg(std::env::current_exe()?).arg("ballast");
-        command.stdin(Stdio::null()).stdout(Stdio::null());
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         command.spawn().map(Self).with_context(|| format!("the ballast of {device}"))
     }
 }

@@ -28,7 +28,11 @@ const PORT: &str = "5201";
 /// Messages of a round trip's measurement.
 const PROBES: usize = 200;
 /// How long a message may be under way before it counts as lost.
-const LOST: Duration = Duration::from_secs(2);
+const LOST: Duration = Duration::from_millis(500);
+/// How long the echo waits for the next message: longer than any loss in between.
+const DEAF: Duration = Duration::from_secs(5);
+/// So many lost in a row are no chance.
+const SILENT: usize = 8;
 /// Between two messages: a link that is idle, as between the steps of a ring.
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -359,13 +363,13 @@ fn round_trip(
     (from, to): (usize, usize),
     asked: Duration,
 ) -> Result<RoundTrip> {
-    let socket = |at: usize| -> Result<UdpSocket> {
+    let socket = |at: usize, patience: Duration| -> Result<UdpSocket> {
         let address: IpAddr = Network::address(at).parse()?;
         let socket = network.inside(at, || UdpSocket::bind((address, 0)))??;
-        socket.set_read_timeout(Some(LOST))?;
+        socket.set_read_timeout(Some(patience))?;
         Ok(socket)
     };
-    let (mine, theirs) = (socket(from)?, socket(to)?);
+    let (mine, theirs) = (socket(from, LOST)?, socket(to, DEAF)?);
     mine.connect(theirs.local_addr()?)?;
     let mut samples = Vec::new();
     thread::scope(|scope| -> Result<()> {
@@ -380,6 +384,7 @@ fn round_trip(
             }
         });
         // The first finds the way, and is not counted.
+        let mut silent = 0;
         for i in 0..=PROBES {
             let begin = Instant::now();
             let number = u64::try_from(i)?.to_be_bytes();
@@ -395,6 +400,8 @@ fn round_trip(
             if answered && i > 0 {
                 samples.push(begin.elapsed().as_secs_f64());
             }
+            silent = if answered { 0 } else { silent + 1 };
+            ensure!(silent < SILENT, "{SILENT} messages in a row are lost: the link is down");
             thread::sleep(PAUSE);
         }
         mine.send(&[u8::MAX])?;
@@ -456,5 +463,9 @@ mod tests {
         assert_eq!(trip.lost, 0);
         // Never early; how late is for a measurement to say.
         assert!(trip.samples.iter().all(|&sample| sample >= 0.002), "{:?}", trip.samples);
+        // What delays goes with the rest.
+        let name = network.testbed().to_owned();
+        drop(network);
+        assert!(Network::open(&name).unwrap().is_none());
     }
 }

@@ -19,7 +19,7 @@ use rustix::{
 };
 use std::{
     fs,
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, Read},
     num::NonZeroU64,
     os::unix::{
         fs::MetadataExt,
@@ -73,6 +73,8 @@ pub fn start(testbed: &str, each_us: u64) -> Result<String> {
         .args(["metronome", testbed, "--each-us", &each_us.to_string()])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
+        // It outlives us, and must not keep open what others read from.
+        .stderr(Stdio::piped())
         // A group of its own: an interrupt at the terminal is not meant for it.
         .process_group(0)
         .spawn()
@@ -81,8 +83,9 @@ pub fn start(testbed: &str, each_us: u64) -> Result<String> {
     let said = child.stdout.take().context("its output is piped")?;
     BufReader::new(said).read_line(&mut line)?;
     if !line.starts_with(READY) {
-        let status = child.wait()?;
-        bail!("the metronome ended ({status}); its message is above");
+        let mut why = String::new();
+        let _ = child.stderr.take().map(|mut pipe| pipe.read_to_string(&mut why));
+        bail!("the metronome ended ({}): {}", child.wait()?, why.trim());
     }
     Ok(line.trim_start_matches(READY).trim().to_owned())
 }

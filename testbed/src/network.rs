@@ -345,7 +345,7 @@ impl Network {
     /// # Errors
     /// As `up`.
     pub fn held(testbed: &str, places: &[Place]) -> Result<Held> {
-        Self::up(testbed, places).map(Held)
+        Ok(Held { network: Self::up(testbed, places)?, outside: None })
     }
 
     /// The testbed's name.
@@ -419,19 +419,45 @@ impl Network {
 
 /// A network that is removed when dropped.
 #[derive(Debug)]
-pub struct Held(Network);
+pub struct Held {
+    network: Network,
+    outside: Option<String>,
+}
+
+impl Held {
+    /// Connects this machine itself to the bridge, with `address`: the only interface outside of
+    /// the namespaces, named as the testbed.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn joined(mut self, address: &str) -> Result<Self> {
+        let name = self.testbed().to_owned();
+        let hub = namespace(&name, "hub");
+        let pair = format!("link add {name} type veth peer name outside netns {hub}");
+        batch("ip", &[pair])?;
+        self.outside = Some(name.clone());
+        inside(&hub, || batch("ip", &["link set outside master br0 up".into()]))??;
+        let steps = [format!("addr add {address} dev {name}"), format!("link set {name} up")];
+        batch("ip", &steps)?;
+        Ok(self)
+    }
+}
 
 impl Deref for Held {
     type Target = Network;
     fn deref(&self) -> &Network {
-        &self.0
+        &self.network
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if let Err(error) = Network::down(&self.0.testbed) {
-            eprintln!("something of testbed {} is left: {error:#}", self.0.testbed);
+        // It would vanish with the hub, but later, and until then its route leads nowhere.
+        if let Some(name) = &self.outside {
+            let _ = run("ip", &["link", "del", name]);
+        }
+        if let Err(error) = Network::down(self.testbed()) {
+            eprintln!("something of testbed {} is left: {error:#}", self.testbed());
         }
     }
 }

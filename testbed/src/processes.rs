@@ -2,7 +2,7 @@
 
 use crate::{
     cgroup::{self, Group, Limits},
-    network::{Held, Network, Place, namespace},
+    network::{Held, Network, Place},
 };
 use anyhow::{Context, Result, bail, ensure};
 use galaxy_client::{Builder, Client, RetryPolicy};
@@ -498,22 +498,7 @@ pub fn listening(process: &mut Process) -> Result<String> {
 fn joined(devices: usize) -> Result<Held> {
     let places: Vec<Place> =
         (0..devices).map(|i| Place { name: format!("d{i}"), link: None }).collect();
-    let testbed = format!("glx{}", std::process::id());
-    let network = Network::held(&testbed, &places)?;
-    let hub = namespace(&testbed, "hub");
-    // It vanishes with the hub.
-    let steps = [
-        format!("link add {testbed} type veth peer name outside netns {hub}"),
-        format!("-n {hub} link set outside master br0 up"),
-        format!("addr add {OUTSIDE} dev {testbed}"),
-        format!("link set {testbed} up"),
-    ];
-    for step in steps {
-        let done = Command::new("ip").args(step.split_whitespace()).output()?;
-        let why = String::from_utf8_lossy(&done.stderr);
-        ensure!(done.status.success(), "`ip {step}` failed: {}", why.trim());
-    }
-    Ok(network)
+    Network::held(&format!("glx{}", std::process::id()), &places)?.joined(OUTSIDE)
 }
 
 /// A share of one core that a process may use; needs root and control groups.

@@ -4,7 +4,9 @@ mod build;
 mod galaxy;
 mod head;
 mod megatron;
+mod order;
 mod ring;
+mod stagger;
 
 use crate::program::Program;
 use galaxy_common::{
@@ -15,7 +17,7 @@ use galaxy_model::{HeadSpec, ModelSpec};
 use ring::Ring;
 
 /// Changes whenever the same plan and shape lower to another program.
-pub const LOWERING: u32 = 1;
+pub const LOWERING: u32 = 2;
 
 /// A plan and a shape that give no programs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

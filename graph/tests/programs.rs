@@ -17,10 +17,10 @@ use galaxy_model::{
 };
 use proptest::prelude::{Strategy as Arbitrary, *};
 
-fn spec(pre: bool, causal: bool, kv: u32, head: HeadSpec) -> ModelSpec {
+fn spec(hidden: u32, pre: bool, causal: bool, kv: u32, head: HeadSpec) -> ModelSpec {
     ModelSpec {
         family: "test".into(),
-        hidden: 12,
+        hidden,
         layers: 2,
         heads: 6,
         kv_heads: kv,
@@ -42,6 +42,9 @@ fn spec(pre: bool, causal: bool, kv: u32, head: HeadSpec) -> ModelSpec {
         head,
     }
 }
+
+/// A width of which one row is 16 KiB.
+const WIDE: u32 = 4096;
 
 fn language() -> HeadSpec {
     HeadSpec::Language { tied: true }
@@ -118,16 +121,18 @@ impl Costs for Random {
 fn any_plan() -> impl Arbitrary<Value = (ModelSpec, Plan, BatchShape)> {
     let weights = prop::collection::vec([0u32..4, 0u32..4, 0u32..4, 0u32..4], 1..5);
     let segments = prop::collection::vec((1u32..20, 0usize..7), 1..5);
-    let model =
-        (any::<bool>(), any::<bool>(), prop::sample::select(vec![1u32, 2, 3, 6]), any::<bool>());
-    (weights, segments, model, any::<bool>(), 1u16..6).prop_map(
-        |(mut weights, segments, (pre, causal, kv, lm), galaxy, tiles)| {
+    let kv = prop::sample::select(vec![1u32, 2, 3, 6]);
+    // A row of the wide one is a tile that is worth staggering.
+    let hidden = prop::sample::select(vec![12u32, WIDE]);
+    let model = (any::<bool>(), any::<bool>(), kv, any::<bool>(), hidden);
+    (weights, segments, model, any::<bool>(), 1u16..20).prop_map(
+        |(mut weights, segments, (pre, causal, kv, lm, hidden), galaxy, tiles)| {
             for k in 0..4 {
                 if weights.iter().all(|w| w[k] == 0) {
                     weights[0][k] = 1;
                 }
             }
-            let spec = spec(pre, causal, kv, if lm { language() } else { classes() });
+            let spec = spec(hidden, pre, causal, kv, if lm { language() } else { classes() });
             let wanted = |kind: usize| match (kind, lm) {
                 (0, _) => Wanted::Hidden,
                 (1, _) => Wanted::Pooled(Pooling::Mean),
@@ -208,7 +213,7 @@ struct Case {
 }
 
 fn case() -> Case {
-    let spec = spec(true, true, 3, language());
+    let spec = spec(12, true, true, 3, language());
     let plan = plan(Strategy::Galaxy, 2, &spec, &[[2, 2, 1, 1], [1, 1, 1, 1], [1, 1, 1, 0]]);
     let shape = BatchShape::single(24, Wanted::LastLogits).unwrap();
     let programs = lower(&spec, &plan, Phase::Prefill, &shape).unwrap();
@@ -326,7 +331,7 @@ fn needs_of_all_devices_are_those_of_each_and_bounded() {
         assert!(budget::of_program(&case.spec, 4, device, program).total() <= needs.total());
     }
     // All rows of a head-less model, once: what the devices hand over together.
-    let spec = spec(false, false, 6, HeadSpec::None);
+    let spec = spec(12, false, false, 6, HeadSpec::None);
     let mut plan = plan(Strategy::Galaxy, 2, &spec, &[[1; 4], [2; 4]]);
     let results = budget::needs_all(&spec, 4, &plan).unwrap().iter().map(|n| n.results).sum();
     assert_eq!(Bytes(u64::from(plan.max_rows * spec.hidden) * 4), results);
@@ -362,4 +367,100 @@ fn an_incomplete_sum_is_found() {
     }
     let found = case.verify().unwrap_err();
     assert!(matches!(found, VerifyError::Content { .. }), "{found}");
+}
+
+/// BERT-Large and DistilBERT on equal devices.
+fn well_known(hidden: u32, layers: u32) -> ModelSpec {
+    let mut spec = spec(hidden, false, false, hidden / 64, HeadSpec::None);
+    (spec.heads, spec.head_width, spec.inner) = (hidden / 64, 64, 4 * hidden);
+    spec.layers = layers;
+    spec
+}
+
+/// Devices of 15 GFLOP/s that move 1 GB/s in row operations, on links of 250 Mbit/s: links and
+/// kernels are nearly as busy.
+struct Ideal;
+impl Costs for Ideal {
+    fn compute(&self, program: &Program, op: &Operation) -> u64 {
+        let size = |r: &galaxy_graph::program::Region| {
+            (u64::from(r.rows.len()), u64::from(r.columns.len()))
+        };
+        let work = |rows: u64, inner: u64, width: u64| 2 * rows * inner * width / 15;
+        match (op.kind, &op.reads[..], &op.writes[..]) {
+            (OpKind::Product { .. }, [read], [write]) => {
+                work(size(read).0, size(read).1, size(write).1)
+            }
+            (OpKind::Attend { .. }, [_, seen], [write]) => {
+                2 * work(size(write).0, size(seen).0, size(write).1)
+            }
+            _ => op.reads.iter().chain(&op.writes).map(|r| program.region_bytes(r)).sum(),
+        }
+    }
+    fn link(&self, _: Rank, _: Rank) -> LinkRate {
+        LinkRate { latency: 60_000, rate: 250e6 / 8.0, window: 4 << 20, burst: 0 }
+    }
+}
+
+#[test]
+fn staggered_tiles_come_near_what_compute_and_links_allow() {
+    let shape = BatchShape::single(284, Wanted::Pooled(Pooling::Mean)).unwrap();
+    for (spec, tiles, bound) in [
+        (well_known(1024, 24), 4, 1.01),
+        (well_known(1024, 24), 8, 1.01),
+        (well_known(768, 6), 4, 1.04),
+        (well_known(768, 6), 8, 1.03),
+    ] {
+        let plan = plan(Strategy::Galaxy, tiles, &spec, &[[1; 4]; 4]);
+        let programs = lower(&spec, &plan, Phase::Prefill, &shape).unwrap();
+        let busy = programs.iter().map(|program| {
+            let ids = &program.lanes[0].1;
+            let compute: u64 =
+                ids.iter().map(|&id| Ideal.compute(program, program.operation(id))).sum();
+            // Packets of 1514 bytes carry 1448.
+            let bytes = galaxy_graph::timeline::traffic(program).0 as f64 * 1514.0 / 1448.0;
+            (compute as f64).max(bytes / 250e6 * 8e9)
+        });
+        let floor = busy.fold(0f64, f64::max);
+        let total = simulate(&programs, &Ideal).unwrap().total as f64;
+        assert!(total < bound * floor, "{tiles} tiles: {total} against {floor}");
+    }
+}
+
+/// Whether some rows of a block are on their way before all sums of the block before it are.
+fn staggers(program: &Program, plan: &Plan) -> bool {
+    let collective = |id: &OpId| match program.operation(*id).kind {
+        OpKind::Send { transfer, .. } => {
+            transfer / (plan.ring.len() as u32 * u32::from(plan.tiles))
+        }
+        _ => unreachable!("only sends are on a send lane"),
+    };
+    let sends = program.lanes.iter().filter(|(lane, _)| matches!(lane, Lane::Send(_)));
+    let collectives: Vec<Vec<u32>> =
+        sends.map(|(_, ids)| ids.iter().map(collective).collect()).collect();
+    collectives.iter().any(|c| !c.is_sorted())
+}
+
+#[test]
+fn tiles_are_staggered_where_there_are_enough_of_a_size() {
+    let shape = BatchShape::single(24, Wanted::Hidden).unwrap();
+    for (hidden, tiles, expected) in
+        [(WIDE, 4, true), (WIDE, 6, true), (WIDE, 3, false), (WIDE, 1, false), (12, 4, false)]
+    {
+        let spec = spec(hidden, true, true, 3, HeadSpec::None);
+        let plan = plan(Strategy::Galaxy, tiles, &spec, &[[2, 2, 1, 1], [1; 4], [1, 1, 1, 0]]);
+        for program in lower(&spec, &plan, Phase::Prefill, &shape).unwrap() {
+            assert_eq!(staggers(&program, &plan), expected, "{hidden} wide, {tiles} tiles");
+        }
+    }
+}
+
+#[test]
+fn a_head_of_many_tiles_has_room_to_send_them() {
+    let spec = spec(12, false, false, 1, language());
+    let shape = BatchShape::single(16, Wanted::AllLogits).unwrap();
+    for tiles in [8, 16, 64] {
+        let plan = plan(Strategy::Megatron, tiles, &spec, &[[1, 1, 1, 1], [0, 1, 0, 1]]);
+        let programs = lower(&spec, &plan, Phase::Prefill, &shape).unwrap();
+        assert_eq!(verify(&spec, 4, &plan, &shape, &programs), Ok(()), "{tiles} tiles");
+    }
 }

@@ -5,7 +5,8 @@
 //! tile as it arrives while the next is on the wire; its last product runs tile by tile in the
 //! order in which the ring sums them, so that a tile's sum travels while the next is multiplied;
 //! and a tile that is summed is joined, normed and sent on at once. With one tile nothing
-//! overlaps: each collective ends before the product that reads it begins.
+//! overlaps: each collective ends before the product that reads it begins. With many, the sums of
+//! some travel while others are gathered (`stagger`).
 
 use super::{
     LowerError,
@@ -21,7 +22,7 @@ use galaxy_common::{
 use galaxy_model::{ModelSpec, NormPlace};
 
 /// The four collectives of a layer, in order; the head's follows the last layer's.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Collective {
     Gather,
     Scatter,
@@ -84,41 +85,41 @@ pub(super) fn program(
 
 /// The rows that a device carries between blocks.
 #[derive(Clone, Copy)]
-struct Carried {
-    residual: Value,
-    normed: Value,
+pub(super) struct Carried {
+    pub residual: Value,
+    pub normed: Value,
 }
 
 /// Where normed tiles go next.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Next {
-    layer: u32,
-    block: Block,
+pub(super) struct Next {
+    pub layer: u32,
+    pub block: Block,
 }
 
-struct Device<'a> {
-    spec: &'a ModelSpec,
-    plan: &'a Plan,
-    shape: &'a BatchShape,
-    phase: Phase,
-    me: usize,
-    own: Span<Row>,
+pub(super) struct Device<'a> {
+    pub spec: &'a ModelSpec,
+    pub plan: &'a Plan,
+    pub shape: &'a BatchShape,
+    pub phase: Phase,
+    pub me: usize,
+    pub own: Span<Row>,
     /// Tiles of each position of the ring.
-    tiles: Vec<Vec<Span<Row>>>,
-    all: Span<Row>,
-    ring: Ring,
-    b: &'a mut Builder,
+    pub tiles: Vec<Vec<Span<Row>>>,
+    pub all: Span<Row>,
+    pub ring: Ring,
+    pub b: &'a mut Builder,
 }
 
 impl Device<'_> {
-    fn hidden(&self) -> u32 {
+    pub(super) fn hidden(&self) -> u32 {
         self.spec.hidden
     }
     fn part(&self, at: usize, layer: u32) -> BlockAssignment {
         self.plan.ring[self.ring.rank(at).index()].assignment(self.phase).block(layer)
     }
     /// Who computes in a block.
-    fn active(&self, next: Next) -> Vec<bool> {
+    pub(super) fn active(&self, next: Next) -> Vec<bool> {
         (0..self.ring.len())
             .map(|at| {
                 let part = self.part(at, next.layer);
@@ -133,7 +134,13 @@ impl Device<'_> {
     fn overlaps(&self) -> bool {
         self.plan.tiles > 1
     }
-    fn transfer(&self, next: Next, collective: Collective, owner: usize, tile: usize) -> u32 {
+    pub(super) fn transfer(
+        &self,
+        next: Next,
+        collective: Collective,
+        owner: usize,
+        tile: usize,
+    ) -> u32 {
         transfer(next.layer, next.block, collective, self.ring.len(), owner, self.plan.tiles, tile)
     }
 
@@ -142,6 +149,10 @@ impl Device<'_> {
         let first = Next { layer: 0, block: Block::Attention };
         let mut staged = Vec::new();
         let mut carried = self.embed(first, &mut staged);
+        if let Some(tiles) = self.staggers() {
+            let inner = self.enter(first, carried, staged);
+            return self.staggered(tiles, carried, inner);
+        }
         for layer in 0..self.spec.layers {
             for block in [Block::Attention, Block::Mlp] {
                 let here = Next { layer, block };
@@ -191,10 +202,7 @@ impl Device<'_> {
         if !hop.send && !joins {
             return;
         }
-        let rows = self.tiles[self.me][tile];
-        let out = self.b.tensor(Role::RowTile, rows, self.hidden());
-        let kind = OpKind::Export { staged: false };
-        self.b.compute(kind, vec![normed.rows(rows)], vec![out.all()]);
+        let out = self.stage(normed, self.tiles[self.me][tile]);
         if hop.send {
             let to = self.ring.rank(self.ring.next(self.me));
             let id = self.transfer(next, Collective::Gather, self.me, tile);
@@ -205,10 +213,16 @@ impl Device<'_> {
         }
     }
 
-    /// AllGather into a block and its first product. Returns the product's rows.
-    fn enter(&mut self, here: Next, carried: Option<Carried>, staged: Vec<Value>) -> Option<Value> {
-        self.b.at = (here.block, here.layer);
-        let needs = self.active(here);
+    /// Puts rows into wire format.
+    pub(super) fn stage(&mut self, normed: Value, rows: Span<Row>) -> Value {
+        let out = self.b.tensor(Role::RowTile, rows, self.hidden());
+        let kind = OpKind::Export { staged: false };
+        self.b.compute(kind, vec![normed.rows(rows)], vec![out.all()]);
+        out
+    }
+
+    /// The first product of a block and the tensor that it fills, if this device computes in it.
+    pub(super) fn first(&mut self, here: Next) -> Option<(OpKind, Value)> {
         let (role, width, product) = match here.block {
             Block::Attention => {
                 let heads = self.part(self.me, here.layer).heads;
@@ -219,11 +233,26 @@ impl Device<'_> {
             _ => (Role::Inner, self.part(self.me, here.layer).columns.len(), Product::Up),
         };
         let kind = OpKind::Product { layer: here.layer, product };
-        let needed = needs[self.me];
-        let inner = needed.then(|| self.b.tensor(role, self.all, width));
-        let whole = (needed && !self.overlaps() && self.own != self.all)
+        let needed = self.active(here)[self.me];
+        needed.then(|| (kind, self.b.tensor(role, self.all, width)))
+    }
+
+    /// The first product on rows that were gathered.
+    pub(super) fn import(&mut self, kind: OpKind, staged: Value, inner: Value) {
+        let piece = self.b.tensor(Role::Gathered, staged.rows, self.hidden());
+        self.b.compute(OpKind::Import, vec![staged.all()], vec![piece.all()]);
+        self.b.compute(kind, vec![piece.all()], vec![inner.rows(staged.rows)]);
+    }
+
+    /// AllGather into a block and its first product. Returns the product's rows.
+    fn enter(&mut self, here: Next, carried: Option<Carried>, staged: Vec<Value>) -> Option<Value> {
+        self.b.at = (here.block, here.layer);
+        let needs = self.active(here);
+        let first = self.first(here);
+        let inner = first.map(|(_, inner)| inner);
+        let whole = (first.is_some() && !self.overlaps() && self.own != self.all)
             .then(|| self.b.tensor(Role::Gathered, self.all, self.hidden()));
-        if let (Some(inner), None, Some(carried)) = (inner, whole, carried) {
+        if let (Some((kind, inner)), None, Some(carried)) = (first, whole, carried) {
             self.b.compute(kind, vec![carried.normed.all()], vec![inner.rows(self.own)]);
         }
         if let Some(whole) = whole {
@@ -246,14 +275,12 @@ impl Device<'_> {
                 }
                 if let Some(whole) = whole {
                     self.b.compute(OpKind::Import, vec![staged.all()], vec![whole.rows(rows)]);
-                } else if let Some(inner) = inner {
-                    let piece = self.b.tensor(Role::Gathered, rows, self.hidden());
-                    self.b.compute(OpKind::Import, vec![staged.all()], vec![piece.all()]);
-                    self.b.compute(kind, vec![piece.all()], vec![inner.rows(rows)]);
+                } else if let Some((kind, inner)) = first {
+                    self.import(kind, staged, inner);
                 }
             }
         }
-        if let (Some(whole), Some(inner)) = (whole, inner) {
+        if let (Some(whole), Some((kind, inner))) = (whole, first) {
             self.b.compute(kind, vec![whole.all()], vec![inner.all()]);
         }
         inner
@@ -314,7 +341,7 @@ impl Device<'_> {
         joined
     }
 
-    fn joined(&mut self) -> Carried {
+    pub(super) fn joined(&mut self) -> Carried {
         let residual = self.b.tensor(Role::Residual, self.own, self.hidden());
         let normed = match self.spec.norm_place {
             NormPlace::Post => residual,
@@ -324,7 +351,7 @@ impl Device<'_> {
     }
 
     /// The device's partial sums of some rows.
-    fn partial(&mut self, here: Next, inner: Value, rows: Span<Row>) -> Value {
+    pub(super) fn partial(&mut self, here: Next, inner: Value, rows: Span<Row>) -> Value {
         let out = self.b.tensor(Role::Partial, rows, self.hidden());
         if here.block == Block::Attention {
             let heads = self.part(self.me, here.layer).heads;
@@ -338,7 +365,12 @@ impl Device<'_> {
         out
     }
 
-    fn export(&mut self, partial: Region, rows: Span<Row>, added: Option<Value>) -> Value {
+    pub(super) fn export(
+        &mut self,
+        partial: Region,
+        rows: Span<Row>,
+        added: Option<Value>,
+    ) -> Value {
         let out = self.b.tensor(Role::SumTile, rows, self.hidden());
         let mut reads = vec![partial];
         reads.extend(added.map(Value::all));
@@ -346,7 +378,7 @@ impl Device<'_> {
         out
     }
 
-    fn join(
+    pub(super) fn join(
         &mut self,
         here: Next,
         carried: Carried,

@@ -20,7 +20,9 @@ pub(super) fn program(
     rank: Rank,
 ) -> Result<Program, LowerError> {
     let ring = Ring::layers(plan, phase);
-    let mut b = Builder::new(rank, plan.wire, 4 * ring.len());
+    // The head sends all own tiles before it receives the first of another device.
+    let depth = (4 * ring.len()).max(2 * usize::from(plan.tiles));
+    let mut b = Builder::new(rank, plan.wire, depth);
     let all = Span::<Row>::first(shape.rows());
     // Sums are made and results are given by equal runs of rows, whoever holds what.
     let chunks: Vec<Span<Row>> = all.cut(ring.len() as u32).collect();

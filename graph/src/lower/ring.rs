@@ -58,6 +58,10 @@ impl Ring {
     pub fn previous(&self, at: usize) -> usize {
         (at + self.len() - 1) % self.len()
     }
+    /// The device `steps` before `at`.
+    pub fn back(&self, at: usize, steps: usize) -> usize {
+        (at + self.len() - steps % self.len()) % self.len()
+    }
     /// Steps along the ring from `from` to `to`.
     fn distance(&self, from: usize, to: usize) -> usize {
         (to + self.len() - from) % self.len()

@@ -1,0 +1,192 @@
+//! Layers whose tiles are staggered: the second half of the tiles is summed while the first is
+//! gathered, and the first product of the next block runs on what is there (ADR 0011).
+
+use super::{
+    build::Value,
+    galaxy::{Carried, Collective, Device, Next},
+    order::{Step, staggered},
+};
+use crate::program::{Block, OpKind, Role};
+use std::collections::BTreeMap;
+
+/// Fewer tiles leave no room to stagger them: what is hidden is lost again to coarser steps.
+const LEAST_TILES: usize = 4;
+
+/// Smaller tiles pass faster than they arrive. Then latency rules, and the plain order, which has
+/// all tiles of a step on their way at once, is better.
+const LEAST_BYTES: u64 = 16 << 10;
+
+/// From the last product of a block to the first of the one that follows.
+struct Half {
+    here: Next,
+    /// None after the last layer.
+    next: Option<Next>,
+    /// Who adds to the sums, and who needs the rows that come of them, by position.
+    contributes: Vec<bool>,
+    needs: Vec<bool>,
+    carried: Option<Carried>,
+    joined: Option<Carried>,
+    /// What the last product reads, and what the first fills.
+    inner: Option<Value>,
+    first: Option<(OpKind, Value)>,
+    /// By owner and tile: own parts of sums, and what is staged of each collective.
+    partials: BTreeMap<(usize, usize), Value>,
+    sums: BTreeMap<(usize, usize), Value>,
+    rows: BTreeMap<(usize, usize), Value>,
+}
+
+impl Device<'_> {
+    /// Whether tiles are staggered, and then how many a device has at most. Equal on all devices.
+    pub(super) fn staggers(&self) -> Option<usize> {
+        let tiles = self.tiles.iter().map(Vec::len).max().unwrap_or(0);
+        let rows = self.tiles.iter().flatten().map(|t| t.len()).max().unwrap_or(0);
+        let row = u64::from(self.hidden()) * u64::from(self.plan.wire.width());
+        let worth = tiles >= LEAST_TILES && u64::from(rows) * row >= LEAST_BYTES;
+        (self.ring.len() > 1 && worth).then_some(tiles)
+    }
+
+    /// All layers, from what the first product of the first made. Returns the rows after the last
+    /// norm.
+    pub(super) fn staggered(
+        &mut self,
+        tiles: usize,
+        mut carried: Option<Carried>,
+        mut inner: Option<Value>,
+    ) -> Option<Value> {
+        let order = staggered(self.spec, self.shape, self.ring.len(), tiles);
+        for layer in 0..self.spec.layers {
+            let here = Next { layer, block: Block::Attention };
+            let between = Next { layer, block: Block::Mlp };
+            let after = Next { layer: layer + 1, block: Block::Attention };
+            let after = (after.layer < self.spec.layers).then_some(after);
+            let attention = self.half(here, Some(between), carried, inner);
+            let inner_rows = attention.first.map(|(_, inner)| inner);
+            let mlp = self.half(between, after, attention.joined, inner_rows);
+            carried = mlp.joined;
+            inner = mlp.first.map(|(_, inner)| inner);
+            let mut halves = [attention, mlp];
+            for &step in &order {
+                self.step(&mut halves, step);
+            }
+        }
+        carried.map(|c| c.normed)
+    }
+
+    fn half(
+        &mut self,
+        here: Next,
+        next: Option<Next>,
+        carried: Option<Carried>,
+        inner: Option<Value>,
+    ) -> Half {
+        Half {
+            here,
+            next,
+            contributes: self.active(here),
+            needs: next.map_or_else(|| vec![false; self.ring.len()], |next| self.active(next)),
+            carried,
+            joined: carried.map(|_| self.joined()),
+            inner,
+            first: next.and_then(|next| self.first(next)),
+            partials: BTreeMap::new(),
+            sums: BTreeMap::new(),
+            rows: BTreeMap::new(),
+        }
+    }
+
+    /// One step of all devices, as far as this one has a part in it.
+    fn step(&mut self, halves: &mut [Half; 2], step: Step) {
+        let owner = |back| self.ring.back(self.me, back);
+        match step {
+            Step::Partial { half, back, tile } => {
+                self.partial_of(&mut halves[half], owner(back), tile);
+            }
+            Step::Pass { half, back, tile } => {
+                let (half, key) = (&mut halves[half], (owner(back), tile));
+                // Who has no part passes the sum through without a copy.
+                if let Some(partial) = half.partials.remove(&key) {
+                    self.b.at = (half.here.block, half.here.layer);
+                    let added = half.sums.remove(&key);
+                    half.sums.insert(key, self.export(partial.all(), partial.rows, added));
+                }
+            }
+            Step::Join { half, tile } => self.join_of(&mut halves[half], tile),
+            Step::First { half, back, tile } => {
+                self.first_of(&halves[half], owner(back), tile);
+            }
+            Step::Shift { half, collective, back, tile } => {
+                self.shift(&mut halves[half], collective, (owner(back), owner(back + 1)), tile);
+            }
+        }
+    }
+
+    fn partial_of(&mut self, half: &mut Half, owner: usize, tile: usize) {
+        let (Some(&rows), Some(inner)) = (self.tiles[owner].get(tile), half.inner) else { return };
+        let hop = self.ring.scatter_hop(owner, self.me, &half.contributes);
+        if owner == self.me || hop.send {
+            self.b.at = (half.here.block, half.here.layer);
+            half.partials.insert((owner, tile), self.partial(half.here, inner, rows));
+        }
+    }
+
+    fn join_of(&mut self, half: &mut Half, tile: usize) {
+        let (Some(&rows), Some(carried), Some(joined)) =
+            (self.tiles[self.me].get(tile), half.carried, half.joined)
+        else {
+            return;
+        };
+        let key = (self.me, tile);
+        let partial = half.partials.remove(&key).map(Value::all);
+        self.join(half.here, carried, joined, rows, partial, half.sums.remove(&key));
+        if self.ring.gather_hop(self.me, self.me, &half.needs).send {
+            half.rows.insert(key, self.stage(joined.normed, rows));
+        }
+    }
+
+    fn first_of(&mut self, half: &Half, owner: usize, tile: usize) {
+        let (Some((kind, inner)), Some(next)) = (half.first, half.next) else { return };
+        let Some(&rows) = self.tiles[owner].get(tile) else { return };
+        self.b.at = (next.block, next.layer);
+        if owner != self.me {
+            self.import(kind, half.rows[&(owner, tile)], inner);
+        } else if let Some(joined) = half.joined {
+            self.b.compute(kind, vec![joined.normed.rows(rows)], vec![inner.rows(rows)]);
+        }
+    }
+
+    /// Sends the tile of the first of `owners`, and receives that of the second.
+    fn shift(
+        &mut self,
+        half: &mut Half,
+        collective: Collective,
+        owners: (usize, usize),
+        tile: usize,
+    ) {
+        let gathers = collective == Collective::Gather;
+        let Some(at) = (if gathers { half.next } else { Some(half.here) }) else { return };
+        self.b.at = (at.block, at.layer);
+        let (staged, role) =
+            if gathers { (&mut half.rows, Role::RowTile) } else { (&mut half.sums, Role::SumTile) };
+        let hop = |owner| {
+            if gathers {
+                self.ring.gather_hop(owner, self.me, &half.needs)
+            } else {
+                self.ring.scatter_hop(owner, self.me, &half.contributes)
+            }
+        };
+        let (sent, received) = owners;
+        if self.tiles[sent].len() > tile && hop(sent).send {
+            let to = self.ring.rank(self.ring.next(self.me));
+            let id = self.transfer(at, collective, sent, tile);
+            self.b.send(to, id, tile as u16, staged[&(sent, tile)]);
+        }
+        if let Some(&rows) = self.tiles[received].get(tile)
+            && hop(received).receive
+        {
+            let from = self.ring.rank(self.ring.previous(self.me));
+            let id = self.transfer(at, collective, received, tile);
+            let value = self.b.receive(from, id, tile as u16, role, rows, self.hidden());
+            staged.insert((received, tile), value);
+        }
+    }
+}

@@ -8,7 +8,7 @@ use crate::{
     cgroup::Group,
     environment::{Environment, Gflops, Hold, Scale},
     inside,
-    instance::COORDINATOR,
+    instance::{COORDINATOR, compute_threads},
     models,
 };
 use anyhow::{Context, Result, ensure};
@@ -19,6 +19,7 @@ use galaxy_model::{ModelDir, ModelSpec};
 use rustix::time::ClockId;
 use serde::{Deserialize, Serialize};
 use std::{
+    io::{BufRead, BufReader, Read},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::Arc,
@@ -56,8 +57,10 @@ pub struct Calibrated {
     pub core: usize,
     /// The speed asked for, in GFLOP/s.
     pub asked: Option<f64>,
-    /// Its share of the core; none: all of it.
+    /// The share of the core that it gets while it computes; none: all of it.
     pub quota: Option<f64>,
+    /// What the gate or the kernel was told for that share: gates take a while to open.
+    pub told: Option<f64>,
     /// Its speed under that share, all devices busy, in GFLOP/s.
     pub measured: Option<f64>,
 }
@@ -78,6 +81,7 @@ impl Calibration {
             core,
             asked,
             quota: None,
+            told: None,
             measured: None,
         });
         Self { scale: environment.scale, cores: Vec::new(), devices: devices.collect() }
@@ -99,11 +103,16 @@ fn spread(speeds: &[Option<f64>], cores: usize) -> Vec<usize> {
     places
 }
 
-/// Finds and sets the quotas of a testbed that is up.
+/// Finds the quotas of a testbed that is up, and has `tell` set them.
 ///
 /// # Errors
 /// When the environment asks for more than this machine has, or a measurement fails.
-pub fn calibrate(testbed: &str, environment: &Environment, cache: &Path) -> Result<Calibration> {
+pub fn calibrate(
+    testbed: &str,
+    environment: &Environment,
+    cache: &Path,
+    tell: &mut dyn FnMut(&[Calibrated]) -> Result<()>,
+) -> Result<Calibration> {
     let mut found = Calibration::none(environment);
     if found.devices.iter().all(|d| d.asked.is_none()) {
         return Ok(found);
@@ -111,8 +120,10 @@ pub fn calibrate(testbed: &str, environment: &Environment, cache: &Path) -> Resu
     let model = models::bert(cache, "calibration", 1, 1024, 16)?.canonicalize()?;
     eprintln!("calibrating {testbed}: the speed of whole cores");
     let cores = found.devices.iter().map(|d| d.core).max().unwrap_or(0) + 1;
-    let whole = (0..cores)
-        .map(|core| inside::command(testbed, COORDINATOR, Hold::Compute, Some(core), me()?));
+    let whole = (0..cores).map(|core| {
+        let command = inside::command(testbed, COORDINATOR, Hold::Compute, Some(core), me()?)?;
+        Ok((command, None))
+    });
     // By processor time: a machine that has other work just now is no slower for that.
     let whole = speeds(whole.collect::<Result<_>>()?, &model)?;
     found.cores = whole.iter().map(|speed| speed.processor).collect();
@@ -131,15 +142,17 @@ pub fn calibrate(testbed: &str, environment: &Environment, cache: &Path) -> Resu
     }
     for device in &mut found.devices {
         device.quota = device.asked.map(|asked| asked / found.cores[device.core]);
+        device.told = device.quota;
     }
     for round in 1..=ROUNDS {
         let mut commands = Vec::new();
+        tell(&found.devices)?;
         for device in &found.devices {
-            if let Some(quota) = device.quota {
-                Group::open(testbed, &device.name)?.set_quota(quota)?;
-            }
-            let hold = if device.quota.is_some() { Hold::Process } else { Hold::Compute };
-            commands.push(inside::command(testbed, &device.name, hold, Some(device.core), me()?)?);
+            // As a worker runs: its kernels under the quota, all else beside.
+            let (core, hold) = (Some(device.core), Hold::Compute);
+            let command = inside::command(testbed, &device.name, hold, core, me()?)?;
+            let held = device.quota.map(|_| Group::open(testbed, &device.name)).transpose()?;
+            commands.push((command, held));
         }
         let measured = speeds(commands, &model)?;
         let mut worst = 0f64;
@@ -150,12 +163,16 @@ pub fn calibrate(testbed: &str, environment: &Environment, cache: &Path) -> Resu
             }
         }
         eprintln!("calibrating {testbed}: round {round}, at most {:.1}% off", worst * 100.0);
+        for (device, speed) in found.devices.iter_mut().zip(&measured) {
+            // What a slice of a core gives, with its caches cold and other devices beside it.
+            device.quota = device.asked.map(|asked| (asked / speed.processor).min(1.0));
+        }
         if worst <= TOLERANCE || round == ROUNDS {
             break;
         }
         for (device, speed) in found.devices.iter_mut().zip(&measured) {
-            // What a slice of a core gives, with its caches cold and other devices beside it.
-            device.quota = device.asked.map(|asked| (asked / speed.processor).min(1.0));
+            let mend = device.asked.map(|asked| asked / speed.wall);
+            device.told = device.told.zip(mend).map(|(told, mend)| (told * mend).min(1.0));
         }
     }
     Ok(found)
@@ -174,18 +191,33 @@ struct Speed {
     processor: f64,
 }
 
-/// Runs the calibrating batch by all commands at once.
-fn speeds(commands: Vec<Command>, model: &Path) -> Result<Vec<Speed>> {
+/// Runs the calibrating batch by all commands at once, with their kernels held by the groups.
+fn speeds(commands: Vec<(Command, Option<Group>)>, model: &Path) -> Result<Vec<Speed>> {
     let mut children: Vec<Child> = Vec::new();
-    for mut command in commands {
+    let mut said = Vec::new();
+    for (mut command, held) in commands {
         command.arg("speed").arg(model).arg(WINDOW.as_millis().to_string());
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
-        children.push(command.spawn()?);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+        let mut child = command.spawn()?;
+        let mut lines =
+            BufReader::new(child.stdout.take().context("a pipe was asked for")?).lines();
+        // It has run the batch once, so its threads are there.
+        lines.next().context("the calibration ended early; its message is above")??;
+        if let Some(group) = held {
+            for thread in compute_threads(child.id())? {
+                group.hold_thread(child.id(), thread)?;
+            }
+        }
+        children.push(child);
+        said.push(lines);
     }
-    let results = children.into_iter().map(|child| {
-        let output = child.wait_with_output()?;
-        ensure!(output.status.success(), "the calibration failed ({})", output.status);
-        serde_json::from_slice(&output.stdout).context("a speed was expected")
+    for child in &mut children {
+        drop(child.stdin.take());
+    }
+    let results = children.into_iter().zip(said).map(|(mut child, mut lines)| {
+        let line = lines.next().context("the calibration ended early; its message is above")??;
+        child.wait()?;
+        serde_json::from_str(&line).context("a speed was expected")
     });
     results.collect()
 }
@@ -220,6 +252,9 @@ pub fn speed(model: &Path, window: Duration) -> Result<()> {
     let shape = BatchShape::single(TOKENS, Wanted::Pooled(Pooling::Mean))?;
     let tokens: Arc<[u32]> = (0..TOKENS).map(|i| 3 + i * 7 % 900).collect();
     cluster.execute(&shape, tokens.clone(), None)?;
+    println!("ready");
+    // Until whoever started us closes it: all begin at once.
+    std::io::stdin().read_to_end(&mut Vec::new())?;
     let processor = || Duration::try_from(rustix::time::clock_gettime(ClockId::ProcessCPUTime));
     let (before, begin, mut runs) = (processor()?, Instant::now(), 0);
     while begin.elapsed() < window || runs < 2 {

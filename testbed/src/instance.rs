@@ -6,10 +6,11 @@
 
 use crate::{
     ballast::Ballast,
-    calibrate::{self, Calibration},
+    calibrate::{self, Calibrated, Calibration},
     cgroup::{self, DiskLimit, Group, Limits, Usage},
     environment::{Environment, Hold, check_name, state_directory},
-    inside, links, metronome,
+    inside, links,
+    metronome::{self, Gate},
     network::{self, Network},
     processes::{Keys, PATIENCE, program},
 };
@@ -166,10 +167,9 @@ impl Testbed {
                 // One that got a real-time priority needs no weight, and is let into no group.
                 let _ = served.adopt(daemon.unsigned_abs());
             }
-            if environment.devices.iter().any(|d| d.speed.is_some()) {
-                metronome::start(&self.name, metronome::EACH_US)?;
-            }
-            self.calibration = calibrate::calibrate(&self.name, environment, cache)?;
+            let mut metronome = None;
+            let mut tell = |devices: &[Calibrated]| tell(&self.name, devices, &mut metronome);
+            self.calibration = calibrate::calibrate(&self.name, environment, cache, &mut tell)?;
         }
         self.save()
     }
@@ -393,22 +393,24 @@ impl Testbed {
     }
 
     /// Puts the threads that multiply under their devices' quotas. To be called once a model is
-    /// placed: the threads are made then.
+    /// placed on `devices`: the threads are made then.
     ///
     /// # Errors
-    /// When a worker is gone.
-    pub fn hold(&self) -> Result<()> {
+    /// When a worker is gone, or runs no kernels.
+    pub fn hold<'a>(&self, devices: impl Iterator<Item = &'a str>) -> Result<()> {
         if self.loopback {
             return Ok(());
         }
-        for (worker, device) in self.workers().iter().zip(&self.calibration.devices) {
-            let group = Group::open(&self.name, &worker.device)?;
+        for name in devices {
+            let set = &self.calibration.devices[self.device(name)?];
+            let worker = self.worker(name)?;
+            let group = Group::open(&self.name, name)?;
             for thread in compute_threads(worker.pid)? {
                 rustix::thread::sched_setaffinity(
-                    rustix::thread::Pid::from_raw(thread as i32),
-                    &core(device.core),
+                    rustix::thread::Pid::from_raw(thread.cast_signed()),
+                    &core(set.core),
                 )?;
-                if device.quota.is_some() && self.environment.hold == Hold::Compute {
+                if set.quota.is_some() && self.environment.hold == Hold::Compute {
                     group.hold_thread(worker.pid, thread)?;
                 }
             }
@@ -416,13 +418,24 @@ impl Testbed {
         Ok(())
     }
 
+    fn worker(&self, device: &str) -> Result<Worker> {
+        let found = self.workers().into_iter().find(|w| w.device == device);
+        found.with_context(|| format!("no worker was started on {device}"))
+    }
+
     /// Takes the quotas of devices that wait, as long as the result lives.
     ///
     /// # Errors
     /// When it does not start.
     pub fn ballast(&self) -> Result<Vec<Ballast>> {
-        let limited = self.calibration.devices.iter().filter(|d| d.quota.is_some());
-        limited.map(|d| Ballast::start(&self.name, &d.name, d.core)).collect()
+        let mut limited = Vec::new();
+        for device in self.calibration.devices.iter().filter(|d| d.quota.is_some()) {
+            // What does not pass a gate in its time is gone anyway.
+            if Group::open(&self.name, &device.name)?.gate().is_none() {
+                limited.push(device);
+            }
+        }
+        limited.into_iter().map(|d| Ballast::start(&self.name, &d.name, d.core)).collect()
     }
 
     /// Processor time that the kernels of a device took since its worker began, in ns.
@@ -431,14 +444,13 @@ impl Testbed {
     /// When the worker is gone.
     pub fn computed(&self, device: usize) -> Result<u64> {
         let name = self.environment.devices[device].name.as_str();
-        let workers = self.workers();
-        let worker = workers.iter().find(|w| w.device == name).context("a worker was started")?;
+        let worker = self.worker(name)?;
         let of = |thread: &u32| {
             let path = format!("/proc/{}/task/{thread}/schedstat", worker.pid);
             let text = std::fs::read_to_string(path).ok()?;
             text.split_whitespace().next()?.parse::<u64>().ok()
         };
-        Ok(compute_threads(worker.pid)?.iter().filter_map(of).sum())
+        Ok(threads(worker.pid)?.iter().filter_map(of).sum())
     }
 
     /// The cluster of all devices, with work in proportion to `shares`.
@@ -522,6 +534,37 @@ pub fn down(name: &str) -> Result<()> {
     sweep(name, !is_root())
 }
 
+/// Sets the shares of devices: by gates where the kernel can stop single groups, else by its quotas.
+fn tell(testbed: &str, devices: &[Calibrated], metronome: &mut Option<u32>) -> Result<()> {
+    let mut gates = Vec::new();
+    for device in devices {
+        let (Some(share), group) = (device.told, Group::open(testbed, &device.name)?) else {
+            continue;
+        };
+        match group.gate() {
+            Some(file) => gates.push(Gate { core: device.core, file, share }),
+            None => group.set_quota(share)?,
+        }
+    }
+    if let Some(old) = metronome.filter(|_| !gates.is_empty()) {
+        // It may have stopped devices when it ends: its successor lets them go on.
+        kill(old)?;
+        *metronome = None;
+    }
+    if metronome.is_none() {
+        let (pid, _) = metronome::start(testbed, metronome::EACH_US, &gates)?;
+        *metronome = Some(pid);
+    }
+    Ok(())
+}
+
+/// Ends a process at once; one that has ended is no error.
+fn kill(pid: u32) -> Result<()> {
+    let pid = rustix::process::Pid::from_raw(pid.cast_signed()).context("ids begin at 1")?;
+    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+    Ok(())
+}
+
 fn sweep(name: &str, loopback: bool) -> Result<()> {
     if loopback || !is_root() {
         return Ok(());
@@ -539,9 +582,7 @@ fn end_workers_of(directory: &Path) -> Result<()> {
 fn end(workers: &[Worker]) -> Result<()> {
     let alive: Vec<&Worker> = workers.iter().filter(|w| w.alive()).collect();
     for worker in &alive {
-        let pid = rustix::process::Pid::from_raw(worker.pid as i32).context("ids begin at 1")?;
-        // One that ended meanwhile is what we want.
-        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        kill(worker.pid)?;
     }
     let deadline = Instant::now() + PATIENCE;
     while let Some(worker) = alive.iter().find(|w| w.alive()) {
@@ -551,8 +592,22 @@ fn end(workers: &[Worker]) -> Result<()> {
     Ok(())
 }
 
-/// The threads of a worker that run kernels, by their names.
-fn compute_threads(pid: u32) -> Result<Vec<u32>> {
+/// The threads of a worker that run kernels, once there are any: a thread gives itself its name
+/// some time after it was made.
+pub(crate) fn compute_threads(pid: u32) -> Result<Vec<u32>> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let found = threads(pid)?;
+        if !found.is_empty() {
+            return Ok(found);
+        }
+        ensure!(Instant::now() < deadline, "worker {pid} has no thread that runs kernels");
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// The threads of a worker that run kernels just now, by their names.
+fn threads(pid: u32) -> Result<Vec<u32>> {
     let mut found = Vec::new();
     let tasks = format!("/proc/{pid}/task");
     for entry in std::fs::read_dir(&tasks).with_context(|| format!("worker {pid} is gone"))? {

@@ -17,14 +17,16 @@ use rustix::{
     thread::{self, ClockId},
     time::{Timespec, clock_gettime},
 };
+use serde::{Deserialize, Serialize};
 use std::{
     fs,
     io::{BufRead, BufReader, Read},
     num::NonZeroU64,
     os::unix::{
-        fs::MetadataExt,
+        fs::{FileExt, MetadataExt},
         process::{CommandExt, ExitStatusExt},
     },
+    path::PathBuf,
     process::{Command, Stdio},
     time::Duration,
 };
@@ -59,18 +61,43 @@ pub struct Options {
     /// Microseconds between wakes.
     #[arg(long, default_value_t = EACH_US, value_parser = clap::value_parser!(u64).range(50..=4000))]
     each_us: u64,
+    /// What opens and shuts in turn, as JSON.
+    #[arg(long, default_value = "[]")]
+    gates: String,
     /// Set by itself once its priority is what it can be.
     #[arg(long, hide = true)]
     as_is: Option<String>,
 }
 
-/// Starts the metronome of a testbed, which ends with the testbed, and says how it runs.
+/// How long a gate's turn comes after its last. A quota of the kernel's has slices of at least a
+/// millisecond, so a device of 15% stops for 6; each wait of one device for another then takes half
+/// of that longer than on devices that are slow all the time: 10% of a request on four boards of
+/// environment C. Each turn of a gate takes 20 us of its core twice.
+const TURN_US: u64 = 2000;
+
+/// Lets a device's kernels run for their share of each turn, and stops them for the rest.
+///
+/// Unlike a quota of the kernel's it gives nothing back to a device that waited: time that was not
+/// used is gone, as on a real device.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Gate {
+    /// The core of the kernels: its gates open one after the other.
+    pub core: usize,
+    /// The file that stops them and lets them go on.
+    pub file: PathBuf,
+    /// For how much of each turn it is open.
+    pub share: f64,
+}
+
+/// Starts the metronome of a testbed, which ends with the testbed; gives its process, and says how
+/// it runs.
 ///
 /// # Errors
 /// When it does not start; then the reason is that it gave.
-pub fn start(testbed: &str, each_us: u64) -> Result<String> {
+pub fn start(testbed: &str, each_us: u64, gates: &[Gate]) -> Result<(u32, String)> {
     let mut child = Command::new(processes::program("galaxy-testbed")?)
         .args(["metronome", testbed, "--each-us", &each_us.to_string()])
+        .args(["--gates", &serde_json::to_string(gates)?])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         // It outlives us, and must not keep open what others read from.
@@ -87,7 +114,7 @@ pub fn start(testbed: &str, each_us: u64) -> Result<String> {
         let _ = child.stderr.take().map(|mut pipe| pipe.read_to_string(&mut why));
         bail!("the metronome ended ({}): {}", child.wait()?, why.trim());
     }
-    Ok(line.trim_start_matches(READY).trim().to_owned())
+    Ok((child.id(), line.trim_start_matches(READY).trim().to_owned()))
 }
 
 /// Beats until the namespace of the testbed's hub has lost its name.
@@ -98,7 +125,7 @@ pub fn run(options: &Options) -> Result<()> {
     let hub = format!("galaxy-{}-hub", options.testbed);
     match &options.as_is {
         None => promote(options, &hub),
-        Some(how) => beat(options.each_us, &hub, how),
+        Some(how) => beat(options.each_us, &hub, how, serde_json::from_str(&options.gates)?),
     }
 }
 
@@ -129,18 +156,23 @@ fn promote(options: &Options, hub: &str) -> Result<()> {
     };
     let each = options.each_us.to_string();
     command.args(["metronome", &options.testbed, "--each-us", &each, "--as-is", &how]);
+    command.args(["--gates", &options.gates]);
     Err(command.exec()).context("the metronome does not start over")
 }
 
-fn beat(each_us: u64, hub: &str, how: &str) -> Result<()> {
+fn beat(each_us: u64, hub: &str, how: &str, gates: Vec<Gate>) -> Result<()> {
     ensure!(named(hub), "the metronome is not in the namespace {hub}");
     let cores = cores()?;
     for &core in &cores {
+        let here: Vec<Gate> = gates.iter().filter(|gate| gate.core == core).cloned().collect();
+        if here.is_empty() && !gates.is_empty() {
+            continue;
+        }
         let thread = move || -> Result<()> {
             pin(core)?;
             // Without this what is not real-time wakes up to 50 us late.
             thread::set_current_timer_slack(NonZeroU64::new(1))?;
-            tick(each_us)
+            if here.is_empty() { tick(each_us) } else { turn(&here) }
         };
         std::thread::Builder::new()
             .name(format!("metronome-{core}"))
@@ -155,22 +187,58 @@ fn beat(each_us: u64, hub: &str, how: &str) -> Result<()> {
     while named(hub) {
         std::thread::sleep(LOOK);
     }
+    for gate in gates {
+        // Gone with its group, where the testbed is gone.
+        let _ = fs::write(gate.file, "0");
+    }
     // The threads end with the process.
     Ok(())
 }
 
+/// Opens the gates of a core one after the other, each for its share of every turn.
+fn turn(gates: &[Gate]) -> Result<()> {
+    const TURN: i64 = (TURN_US * 1000).cast_signed();
+    let mut files = Vec::new();
+    for gate in gates {
+        let file = fs::OpenOptions::new().write(true).open(&gate.file);
+        let file = file.with_context(|| gate.file.display().to_string())?;
+        file.write_at(b"1", 0)?;
+        files.push((file, (gate.share * TURN as f64) as i64));
+    }
+    loop {
+        let now = clock_gettime(ClockId::Monotonic);
+        let mut at = ((now.tv_sec * SECOND + now.tv_nsec) / TURN + 1) * TURN;
+        for (file, open) in &files {
+            until(at)?;
+            file.write_at(b"0", 0)?;
+            // From now, not from when it should have been: opening takes longer now and then. The
+            // kernels run from when this thread sleeps to when it wakes, on their core.
+            let now = clock_gettime(ClockId::Monotonic);
+            at = now.tv_sec * SECOND + now.tv_nsec + open;
+            until(at)?;
+            file.write_at(b"1", 0)?;
+        }
+    }
+}
+
+const SECOND: i64 = 1_000_000_000;
+
+/// Sleeps until a time of the monotonic clock, in ns.
+fn until(at: i64) -> Result<()> {
+    let at = Timespec { tv_sec: at / SECOND, tv_nsec: at % SECOND };
+    match thread::clock_nanosleep_absolute(ClockId::Monotonic, &at) {
+        Ok(()) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(error) => Err(error).context("the clock cannot be waited for"),
+    }
+}
+
 /// Wakes at whole multiples of the time between, so that being late once does not shift the rest.
 fn tick(each_us: u64) -> Result<()> {
-    const SECOND: i64 = 1_000_000_000;
     let each = (each_us * 1000).cast_signed();
     loop {
         let now = clock_gettime(ClockId::Monotonic);
         let next = ((now.tv_sec * SECOND + now.tv_nsec) / each + 1) * each;
-        let at = Timespec { tv_sec: next / SECOND, tv_nsec: next % SECOND };
-        match thread::clock_nanosleep_absolute(ClockId::Monotonic, &at) {
-            Ok(()) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error).context("the clock cannot be waited for"),
-        }
+        until(next)?;
     }
 }
 

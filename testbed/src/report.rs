@@ -352,6 +352,7 @@ mod tests {
             asked,
             measured: asked.map(|a| a * 1.01),
             quota: asked.map(|_| 0.143),
+            told: None,
             core: 0,
         };
         let devices = vec![device("m0", Some(15.0)), device("d1", None)];

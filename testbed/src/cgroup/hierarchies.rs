@@ -38,6 +38,8 @@ pub struct Hierarchies {
     pub(super) accounts: Option<Place>,
     pub(super) memory: Option<Place>,
     pub(super) disk: Option<Place>,
+    /// The unified hierarchy, whatever controllers it has: it can stop and go on any group.
+    pub(super) unified: Option<Place>,
 }
 
 impl Hierarchies {
@@ -68,6 +70,9 @@ impl Hierarchies {
                 "cgroup2" => (Version::Two, text(&root.join("cgroup.controllers"))),
                 _ => continue,
             };
+            if version == Version::Two {
+                found.unified.get_or_insert_with(|| Place { root: root.clone(), version });
+            }
             for controller in controllers.split_whitespace() {
                 let slot = match controller {
                     "cpu" => &mut found.cpu,
@@ -88,7 +93,8 @@ impl Hierarchies {
     /// All of them, each once: several controllers may share a hierarchy.
     pub(super) fn places(&self) -> Vec<&Place> {
         let mut places: Vec<&Place> = Vec::new();
-        for place in [&self.cpu, &self.accounts, &self.memory, &self.disk].into_iter().flatten() {
+        let all = [&self.cpu, &self.accounts, &self.memory, &self.disk, &self.unified];
+        for place in all.into_iter().flatten() {
             if !places.contains(&place) {
                 places.push(place);
             }
@@ -98,7 +104,7 @@ impl Hierarchies {
 
     /// Those in which threads of a device are told apart.
     pub(super) fn splits(&self, place: &Place) -> bool {
-        [&self.cpu, &self.accounts].into_iter().flatten().any(|p| p == place)
+        [&self.cpu, &self.accounts, &self.unified].into_iter().flatten().any(|p| p == place)
     }
 
     /// Controllers of the second version in that place, by name.

@@ -227,7 +227,7 @@ impl Group<'_> {
             Ok(Err(refusal)) => Err(self.refused(refusal)),
             Err(error) => Err(self.broken(&error, &kills)?),
         };
-        let placed = placed.and_then(|placed| match self.testbed.hold() {
+        let placed = placed.and_then(|placed: Placed<'_>| match self.hold(&placed) {
             Ok(()) => Ok(placed),
             Err(error) => Err(Outcome::Failed { error: format!("{error:#}") }),
         });
@@ -276,6 +276,11 @@ impl Group<'_> {
             }
         }
         Ok(())
+    }
+
+    fn hold(&self, placed: &Placed<'_>) -> Result<()> {
+        let plan = placed.plan();
+        self.testbed.hold(plan.ring.iter().map(|device| device.name.as_str()))
     }
 
     fn labels(&self, variant: &Variant) -> [(&'static str, &str); 3] {

@@ -4,9 +4,9 @@
 use super::{
     area::{Area, AreaMut, Cut, Extent},
     dense::grow,
-    product::{Right, multiply},
+    product::{Right, multiply, multiply_transposed},
     threads::Threads,
-    vector,
+    vector::{self, LANES},
 };
 use galaxy_common::{BatchShape, Row, Span};
 use std::sync::{Mutex, PoisonError};
@@ -15,6 +15,10 @@ use std::sync::{Mutex, PoisonError};
 const SCORES: usize = 1 << 17;
 /// Fewer query rows than this at a time would leave the products too thin.
 const LEAST_ROWS: usize = 16;
+/// More than this at a time would gain nothing.
+const MOST_ROWS: usize = 96;
+/// Score of a key that a row does not see: its exponential is 0, and it is still a number.
+const HIDDEN: f32 = -1e38;
 
 /// Where heads lie in the rows of queries, keys and values.
 #[derive(Clone, Copy, Debug)]
@@ -116,7 +120,7 @@ pub(crate) fn attend(
     let share = (rows.len() as usize).div_ceil(threads.count());
     for (own, segment) in seen(shape, rows, sources.causal) {
         let keys = segment.len() as usize;
-        let height = (SCORES / keys).max(LEAST_ROWS).min(share).max(1);
+        let height = (SCORES / keys).clamp(LEAST_ROWS, MOST_ROWS).min(share).max(1);
         let mut at = own.start();
         while at < own.end() {
             let end = own.end().min(at.saturating_add(height as u32));
@@ -161,30 +165,66 @@ fn spread(
     }
 }
 
-fn run(sources: &Sources<'_>, task: Task, scores: &mut Vec<f32>, mut context: AreaMut<'_>) {
+fn run(sources: &Sources<'_>, task: Task, scores: &mut Vec<f32>, context: AreaMut<'_>) {
+    if task.rows.len() == 1 {
+        run_single(sources, task, scores, context);
+    } else {
+        run_many(sources, task, scores, context);
+    }
+}
+
+/// One query row: its products are of a matrix and a vector.
+fn run_single(sources: &Sources<'_>, task: Task, scores: &mut Vec<f32>, mut context: AreaMut<'_>) {
     let layout = sources.layout;
-    let (rows, keys) = (task.rows.len() as usize, task.seen.len() as usize);
+    let keys = task.seen.len() as usize;
     let scale = 1.0 / (layout.width as f32).sqrt();
-    grow(scores, rows * keys);
-    let extent = Extent { start: 0, rows, columns: keys, stride: keys };
+    grow(scores, keys);
+    let extent = Extent { start: 0, rows: 1, columns: keys, stride: keys };
     for head in 0..layout.heads {
         let queries = sources.part(task.rows, layout.query(head));
         let keys_seen = Right::Transposed(sources.part(task.seen, layout.key(head)));
         let values_seen = Right::Plain(sources.part(task.seen, layout.value(head)));
         let mut area = AreaMut::new(scores, extent).expect("it has grown to that");
         multiply(queries, keys_seen, scale, &mut area, false, gemm::Parallelism::None);
-        for row in 0..rows {
-            let visible = match sources.causal {
-                true => task.rows.start() as usize + row + 1 - task.seen.start() as usize,
-                false => keys,
-            };
-            let (visible, hidden) = area.row(row).split_at_mut(visible);
-            vector::softmax(visible);
-            hidden.fill(0.0);
+        vector::softmax(area.row(0));
+        let weights = Area::new(scores, extent).expect("it has grown to that");
+        let mut out = context.part(0, 1, head * layout.width, layout.width);
+        multiply(weights, values_seen, 1.0, &mut out, false, gemm::Parallelism::None);
+    }
+}
+
+/// Several query rows. Their scores stand in columns, a row for each key: so the product packs the
+/// few queries and reads the many keys where they are. The other way round it would pack the keys
+/// of every head again for every operation, which costs as much as the product where rows are few.
+fn run_many(sources: &Sources<'_>, task: Task, scores: &mut Vec<f32>, mut context: AreaMut<'_>) {
+    let layout = sources.layout;
+    let (rows, keys) = (task.rows.len() as usize, task.seen.len() as usize);
+    let scale = 1.0 / (layout.width as f32).sqrt();
+    let stride = rows.next_multiple_of(LANES);
+    grow(scores, (keys + 1) * stride);
+    let (sums, scores) = scores[..(keys + 1) * stride].split_at_mut(stride);
+    let extent = Extent { start: 0, rows: keys, columns: rows, stride };
+    // Keys before it are seen by all rows.
+    let common = match sources.causal {
+        true => (task.rows.start() - task.seen.start()) as usize + 1,
+        false => keys,
+    };
+    for head in 0..layout.heads {
+        let queries = Right::Transposed(sources.part(task.rows, layout.query(head)));
+        let keys_seen = sources.part(task.seen, layout.key(head));
+        let values_seen = Right::Plain(sources.part(task.seen, layout.value(head)));
+        let mut area = AreaMut::new(scores, extent).expect("it has grown to that");
+        multiply(keys_seen, queries, scale, &mut area, false, gemm::Parallelism::None);
+        for key in common..keys {
+            area.row(key)[..key + 1 - common].fill(HIDDEN);
         }
+        vector::exp_columns(scores, stride, sums);
         let weights = Area::new(scores, extent).expect("it has grown to that");
         let mut out = context.part(0, rows, head * layout.width, layout.width);
-        multiply(weights, values_seen, 1.0, &mut out, false, gemm::Parallelism::None);
+        multiply_transposed(weights, values_seen, &mut out, gemm::Parallelism::None);
+        for (row, sum) in sums[..rows].iter().enumerate() {
+            vector::scale(out.row(row), 1.0 / sum);
+        }
     }
 }
 

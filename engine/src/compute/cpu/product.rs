@@ -27,12 +27,49 @@ pub(crate) fn multiply(
     add: bool,
     parallelism: gemm::Parallelism,
 ) {
+    product(Left::Plain(left), right, scale, out, add, parallelism);
+}
+
+/// `out = transposed left x right`.
+///
+/// # Shapes
+/// left `[inputs, rows]`, right `[inputs, outputs]`, out `[rows, outputs]`.
+///
+/// # Panics
+/// When they do not fit together.
+pub(crate) fn multiply_transposed(
+    left: Area<'_>,
+    right: Right<'_>,
+    out: &mut AreaMut<'_>,
+    parallelism: gemm::Parallelism,
+) {
+    product(Left::Transposed(left), right, 1.0, out, false, parallelism);
+}
+
+/// A left-hand side: `[rows, inputs]`, either way round.
+enum Left<'a> {
+    Plain(Area<'a>),
+    Transposed(Area<'a>),
+}
+
+fn product(
+    left: Left<'_>,
+    right: Right<'_>,
+    scale: f32,
+    out: &mut AreaMut<'_>,
+    add: bool,
+    parallelism: gemm::Parallelism,
+) {
+    let (left, left_rows, left_inputs, left_row_stride, left_input_stride) = match left {
+        Left::Plain(m) => (m, m.rows(), m.columns(), m.stride(), 1),
+        Left::Transposed(m) => (m, m.columns(), m.rows(), 1, m.stride()),
+    };
     let (matrix, inputs, outputs, row_stride, column_stride) = match right {
         Right::Plain(m) => (m, m.rows(), m.columns(), m.stride(), 1),
         Right::Transposed(m) => (m, m.columns(), m.rows(), 1, m.stride()),
     };
-    assert_eq!(left.columns(), inputs);
-    assert_eq!(left.rows(), out.rows());
+    assert_eq!(left_inputs, inputs);
+    assert_eq!(left_rows, out.rows());
     assert_eq!(out.columns(), outputs);
     if out.rows() == 0 || outputs == 0 {
         return;
@@ -66,8 +103,8 @@ pub(crate) fn multiply(
             out_stride,
             add,
             left.values().as_ptr(),
-            1,
-            left.stride() as isize,
+            left_input_stride as isize,
+            left_row_stride as isize,
             matrix.values().as_ptr(),
             column_stride as isize,
             row_stride as isize,

@@ -129,6 +129,12 @@ row_loop!(
 );
 row_loop!(
     /// out *= by
+    scale, Scale, (out: &'a mut [f32], by: f32), {
+        for o in out.iter_mut() { *o *= by; }
+    }
+);
+row_loop!(
+    /// out *= by
     times, Times, (out: &'a mut [f32], by: &'a [f32]), {
         for (o, b) in out.iter_mut().zip(by) { *o *= b; }
     }
@@ -192,6 +198,50 @@ pub(crate) fn widen_f16(bits: &[u16], out: &mut [f32]) {
 pub(crate) fn narrow_f16(values: &[f32], out: &mut [u16]) {
     use half::slice::HalfBitsSliceExt;
     out.reinterpret_cast_mut::<half::f16>().convert_from_f32_slice(values);
+}
+
+/// Lanes of the widest vectors.
+pub(crate) const LANES: usize = 16;
+
+struct ExpColumns<'a> {
+    values: &'a mut [f32],
+    stride: usize,
+    sums: &'a mut [f32],
+}
+
+impl SimdOp for ExpColumns<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn eval<I: Isa>(self, isa: I) {
+        let Self { values, stride, sums } = self;
+        let ops = isa.f32();
+        let lanes = ops.len();
+        for (at, sums) in sums.chunks_mut(lanes).enumerate() {
+            let column = at * lanes;
+            let mut most = ops.splat(f32::NEG_INFINITY);
+            for row in values.chunks_exact(stride) {
+                most = ops.max(most, ops.load(&row[column..]));
+            }
+            let mut sum = ops.zero();
+            for row in values.chunks_exact_mut(stride) {
+                let value = ops.sub(ops.load(&row[column..]), most);
+                let value = Exp::apply(isa, value);
+                sum = ops.add(sum, value);
+                ops.store(value, &mut row[column..]);
+            }
+            ops.store(sum, sums);
+        }
+    }
+}
+
+/// Softmax down the columns but for the division: every value becomes `exp(value - largest of its
+/// column)`, and `sums` the sums of the columns. It works on as many columns as there are sums.
+///
+/// # Shapes
+/// values `[any, stride]`; a multiple of [`LANES`] sums, no more than `stride`.
+pub(crate) fn exp_columns(values: &mut [f32], stride: usize, sums: &mut [f32]) {
+    assert!(sums.len() % LANES == 0 && sums.len() <= stride);
+    ExpColumns { values, stride, sums }.dispatch();
 }
 
 /// Softmax in place.

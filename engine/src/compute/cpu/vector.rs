@@ -240,7 +240,7 @@ impl SimdOp for ExpColumns<'_> {
 /// # Shapes
 /// values `[any, stride]`; a multiple of [`LANES`] sums, no more than `stride`.
 pub(crate) fn exp_columns(values: &mut [f32], stride: usize, sums: &mut [f32]) {
-    assert!(sums.len() % LANES == 0 && sums.len() <= stride);
+    assert!(sums.len().is_multiple_of(LANES) && sums.len() <= stride);
     ExpColumns { values, stride, sums }.dispatch();
 }
 

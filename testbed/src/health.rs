@@ -322,8 +322,11 @@ mod tests {
                 "other processes took 5.1% of a core (rustc 4.0%); 5.0% is allowed",
             ),
         ] {
-            assert_eq!(reasons(&health, &[]), says);
+            assert_eq!(reasons(&health, &[device(Some(0.1), 100_000_000)]), says);
         }
+        // Devices with cores to themselves may take all of them.
+        let full = Health { least_idle_share: 0.0, ..sound() };
+        assert_eq!(reasons(&full, &[device(None, 0)]), "");
         let all = Health { steal_share: 1.0, least_idle_share: 0.0, others_share: 1.0, ..sound() };
         assert_eq!(reasons(&all, &[device(Some(1.0), 0)]).lines().count(), 4);
     }

@@ -159,7 +159,10 @@ mod tests {
         assert_eq!(found.accounts, place("/sys/fs/cgroup/cpuacct", Version::One));
         assert_eq!(found.memory, place("/sys/fs/cgroup/memory", Version::One));
         assert_eq!(found.disk, place("/sys/fs/cgroup/blkio", Version::One));
-        assert_eq!(found.places().len(), 4);
+        // The unified one has no controllers, and can stop groups all the same.
+        assert_eq!(found.unified, place("/nowhere", Version::Two));
+        assert_eq!(found.places().len(), 5);
+        assert!(found.unified.as_ref().is_some_and(|unified| found.splits(unified)));
 
         let together = "cgroup /a\\040b/cpu,cpuacct cgroup rw,cpu,cpuacct 0 0\n";
         let found = Hierarchies::parse(together);

@@ -116,6 +116,8 @@ pub fn run(experiment: &Experiment, options: &Options) -> Result<Record> {
             for model in &left {
                 models::ensure(&options.cache, model)?;
             }
+            // What is still on its way to the disk would be in the way of the calibration.
+            rustix::fs::sync();
             // What a run that was killed has left.
             let name = options.testbed.as_deref().unwrap_or(experiment.name);
             instance::down(name)?;

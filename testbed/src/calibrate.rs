@@ -32,8 +32,9 @@ const TOKENS: u32 = 284;
 const TOLERANCE: f64 = 0.01;
 /// How often quotas are mended.
 const ROUNDS: usize = 8;
-/// How far the best round may be off in the end.
-const BOUND: f64 = 0.03;
+/// How far the best round may be off in the end: on a machine that others share, the speed of a core
+/// itself moves by a few percent from one second to the next. Results show what was reached.
+const BOUND: f64 = 0.1;
 /// How long each measurement takes: hundreds of a quota's periods.
 const WINDOW: Duration = Duration::from_millis(2500);
 /// How much of a core quotas may promise. The rest is for links, the testbed, and the machine.

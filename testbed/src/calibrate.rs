@@ -168,8 +168,8 @@ pub fn calibrate(
         }
         eprintln!("calibrating {testbed}: round {round}, at most {:.1}% off", worst * 100.0);
         for (device, speed) in found.devices.iter_mut().zip(&measured) {
-            // What a slice of a core gives, with its caches cold and other devices beside it.
-            device.quota = device.asked.map(|asked| (asked / speed.processor).min(1.0));
+            // What it got of its core in this round; from now on it must get as much.
+            device.quota = device.asked.map(|_| (speed.wall / speed.processor).min(1.0));
         }
         if best.as_ref().is_none_or(|(least, _)| worst < *least) {
             best = Some((worst, found.devices.clone()));

@@ -28,6 +28,9 @@ pub const LEAST_IDLE: f64 = 0.03;
 /// Samples shorter than a second may have as much of it as one of a second.
 pub const MOST_OTHERS: f64 = 0.05;
 
+/// Kernels over small tiles, beside busy links, reach three quarters of the calibration's speed and
+/// more; below this it was the machine.
+const LEAST_SPEED: f64 = 0.7;
 /// Between two looks at the machine.
 const LOOK: Duration = Duration::from_millis(250);
 /// The unit of `/proc/stat`, which is the same on every architecture that Galaxy is built for.
@@ -115,6 +118,17 @@ pub fn judge(health: &Health, devices: &[DeviceShare]) -> Verdict {
         reasons.push(format!("other processes took {took} of a core{names}; {most} is allowed"));
     }
     Verdict::of(reasons)
+}
+
+/// Why a sample does not count whose kernels did far less in their processor time than the
+/// calibration's: then the host has slowed the cores themselves, which no clock of ours shows.
+/// Speeds in GFLOP/s of processor time; nothing is said where there was no calibration.
+pub fn slowed(reached: f64, calibrated: f64) -> Option<String> {
+    (reached < LEAST_SPEED * calibrated).then(|| {
+        format!(
+            "kernels reached {reached:.0} GFLOP/s of processor time, and {calibrated:.0} when calibrated: the cores themselves were slower"
+        )
+    })
 }
 
 /// The clocks of the machine at one moment, in seconds.
@@ -295,6 +309,12 @@ mod tests {
             Verdict::Valid => String::new(),
             Verdict::Invalid { reasons } => reasons.join("\n"),
         }
+    }
+
+    #[test]
+    fn a_core_that_was_slowed_is_found() {
+        assert_eq!((slowed(64.0, 90.0), slowed(64.0, f64::NAN)), (None, None));
+        assert!(slowed(62.0, 90.0).unwrap().contains("62 GFLOP/s of processor time, and 90"));
     }
 
     #[test]

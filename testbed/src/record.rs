@@ -344,6 +344,17 @@ impl Cell {
 }
 
 impl Verdict {
+    /// The same, with one more reason against it, if there is one.
+    #[must_use]
+    pub fn and(self, reason: Option<String>) -> Self {
+        let mut reasons = match self {
+            Self::Valid => Vec::new(),
+            Self::Invalid { reasons } => reasons,
+        };
+        reasons.extend(reason);
+        Self::of(reasons)
+    }
+
     /// Valid unless there are reasons against it.
     pub fn of(reasons: Vec<String>) -> Self {
         if reasons.is_empty() { Self::Valid } else { Self::Invalid { reasons } }

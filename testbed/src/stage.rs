@@ -128,6 +128,11 @@ impl Stage {
 }
 
 impl Placed<'_> {
+    /// The model.
+    pub fn model(&self) -> &ModelDir {
+        &self.model
+    }
+
     /// The plan.
     pub fn plan(&self) -> Arc<Plan> {
         self.fleet.plan()

@@ -4,6 +4,7 @@
 use super::{Experiment, Options, Variant};
 use crate::{
     bound::{self, Learner, Seen},
+    calibrate,
     environment::Environment,
     health::{self, DeviceShare, Watch},
     instance::{self, COORDINATOR, Testbed},
@@ -355,7 +356,14 @@ impl Group<'_> {
         // Neither is compared with anything.
         let verdict = match self.testbed.loopback || self.options.smoke {
             true => Verdict::Valid,
-            false => health::judge(&health, &shares),
+            false => {
+                let cores = &self.testbed.calibration.cores;
+                let calibrated = cores.iter().sum::<f64>() / cores.len() as f64;
+                let received: u64 = shares.iter().map(|share| share.received).sum();
+                let done = calibrate::flops(placed.model().spec(), self.experiment.tokens);
+                let reached = done / received as f64;
+                health::judge(&health, &shares).and(health::slowed(reached, calibrated))
+            }
         };
         Ok((values, verdict, observation))
     }
@@ -411,9 +419,10 @@ fn bounds(cells: &[Cell], record: &mut Record) {
     let seen: Vec<(&Cell, Seen)> =
         cells.iter().filter_map(|c| Some((c, c.learner.as_ref()?.seen()))).collect();
     let split = |c: &Cell| c.variant.strategy != Strategy::Local;
-    let least = seen.iter().filter(|(c, _)| split(c)).map(|(_, s)| s.compute());
-    let least = least.fold(f64::INFINITY, f64::min);
+    let all = seen.iter().filter(|(c, _)| split(c)).map(|(_, s)| s.compute());
+    let all = all.fold(f64::INFINITY, f64::min);
     for (cell, seen) in &seen {
+        let least = if split(cell) { all } else { f64::INFINITY };
         let (ms, parts) = bound::bound(cell.variant.strategy, seen, least);
         record.cell(&cell.key, &[]).bound = Some(Bound { ms, parts });
     }

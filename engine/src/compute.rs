@@ -6,6 +6,7 @@ use galaxy_graph::program::{Operation, Program, Slot};
 use std::sync::Arc;
 
 pub mod cpu;
+pub mod kernels;
 
 /// What of a batch a program does not contain: bound when it runs.
 #[derive(Clone, Debug)]

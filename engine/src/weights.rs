@@ -4,6 +4,7 @@
 //! holds no more than the shard and one bounded read buffer. Embedding tables are not held; their
 //! rows are read from disk when a batch needs them.
 
+use crate::compute::kernels::vector;
 use galaxy_common::{Bytes, DevicePlan, Head, Layer, Span, Token};
 use galaxy_graph::{budget, lower::kv_span};
 use galaxy_model::{
@@ -107,6 +108,25 @@ impl HeldMatrix {
     /// The pieces of `columns`, cut at panels.
     pub(crate) fn strips(&self, columns: Range<usize>) -> impl Iterator<Item = Strip> + use<> {
         strips(self.inputs, self.outputs, columns)
+    }
+
+    /// A copy of its values, row-major `[inputs, outputs]` in f32: for engines with a layout of
+    /// their own, and for references.
+    pub fn wide(&self) -> Vec<f32> {
+        let mut wide = vec![0.0; self.inputs * self.outputs];
+        for strip in self.strips(0..self.outputs) {
+            for input in 0..self.inputs {
+                let out = &mut wide[input * self.outputs + strip.column..][..strip.width];
+                let at = strip.start + input * strip.pitch;
+                let held = at..at + strip.width;
+                match &self.values {
+                    Values::F32(values) => out.copy_from_slice(&values[held]),
+                    Values::F16(bits) => vector::widen_f16(&bits[held], out),
+                    Values::Bf16(bits) => vector::widen_bf16(&bits[held], out),
+                }
+            }
+        }
+        wide
     }
 
     /// Bytes of its values.

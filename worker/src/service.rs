@@ -6,7 +6,7 @@ use crate::{
     place,
 };
 use galaxy_common::{Epoch, SequenceNumber};
-use galaxy_engine::compute::cpu;
+use galaxy_engine::compute::kernels::instructions::Instructions;
 use galaxy_proto::{
     COMMIT, MAX_MESSAGE_BYTES, PROTOCOL, VERSION,
     door::require,
@@ -65,7 +65,7 @@ impl Worker for Control {
             name: core.name.to_string(),
             threads: core.threads.into(),
             memory_bytes: core.memory.map_or(0, |memory| memory.0),
-            processor: cpu::processor().to_owned(),
+            processor: Instructions::current().to_string(),
             models: models.into_iter().map(|(name, _)| name).collect(),
             draining: state.draining(),
             epoch: state.epoch().0,

@@ -6,7 +6,7 @@ use super::{
 use crate::error::RequestError;
 use galaxy_common::{BatchShape, Bytes, Epoch, SequenceNumber, plan::Plan};
 use galaxy_engine::{
-    compute::cpu::processor,
+    compute::kernels::instructions::Instructions,
     executor::{RunError, RunReport},
     local::{LocalCluster, LocalError},
 };
@@ -59,7 +59,7 @@ impl LocalFleet {
                 budget: device.budget,
                 needed: needs.get(rank.index()).map_or(Bytes(0), |n| n.total()),
                 threads: device.threads,
-                processor: processor().to_owned(),
+                processor: Instructions::current().to_string(),
             })
             .collect();
         let cluster = Arc::new(LocalCluster::open(model, plan.clone())?);

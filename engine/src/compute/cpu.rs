@@ -1,52 +1,30 @@
-//! The cpu engine: products by `gemm`, everything else in vectors as wide as the processor has.
+//! The cpu engine: operations of programs, mapped to kernels.
 
-mod area;
-mod attention;
-mod dense;
-mod product;
-mod rotary;
-mod rows;
 mod slots;
-#[cfg(test)]
-mod testing;
-mod threads;
-mod vector;
-mod wire;
 
-use super::{Binding, ComputeError, Engine, Staged};
+use super::{
+    Binding, ComputeError, Engine, Staged,
+    kernels::{
+        area::{Area, AreaMut, Extent},
+        attention::{self, Layout, Sources},
+        dense::{self, Epilogue},
+        rotary::{self, RotaryTable},
+        rows::{self, Joined, Norm},
+        threads::Threads,
+        vector::{self, Curve},
+        wire::{self, Tile},
+    },
+};
 use crate::weights::{LayerShard, Shard, WeightError};
-use area::{Area, AreaMut, Extent};
-use attention::{Layout, Sources};
-use dense::Epilogue;
 use galaxy_common::{Bytes, Row, Span};
 use galaxy_graph::program::{
     JoinOf, NormOf, OpKind, Operation, OutputKind, Product, Program, Reduce, Region, Slot,
 };
 use galaxy_model::{Activation, ClassActivation, HeadSpec, Positions, Table};
-use rotary::RotaryTable;
-use rows::{Joined, Norm};
 use slots::{Slots, extent};
-use threads::Threads;
-use vector::Curve;
-use wire::Tile;
 
 /// Position rows that are read at a time.
 const POSITION_ROWS: usize = 64;
-
-/// The widest vectors that this processor reports, and the kernels use: `avx512`, `avx2`, `neon`
-/// or `scalar`.
-pub fn processor() -> &'static str {
-    #[cfg(target_arch = "x86_64")]
-    {
-        if rten_simd::is_avx512_supported() {
-            return "avx512";
-        }
-        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-            return "avx2";
-        }
-    }
-    if cfg!(target_arch = "aarch64") { "neon" } else { "scalar" }
-}
 
 /// Runs the operations of one shard on kernel threads of its own.
 pub struct CpuEngine {

@@ -1,7 +1,9 @@
 //! The slots of the program that runs: memory that tensors take in turns.
 
-use super::area::{Area, Extent};
-use crate::compute::ComputeError;
+use crate::compute::{
+    ComputeError,
+    kernels::area::{Area, Extent},
+};
 use galaxy_common::Bytes;
 use galaxy_graph::program::{Memory, Program, Region, Slot};
 

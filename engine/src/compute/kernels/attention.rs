@@ -4,7 +4,7 @@
 use super::{
     area::{Area, AreaMut, Cut, Extent},
     dense::grow,
-    product::{Right, multiply, multiply_transposed},
+    general::{Right, multiply, multiply_transposed},
     threads::Threads,
     vector::{self, LANES},
 };

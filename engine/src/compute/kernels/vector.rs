@@ -4,9 +4,10 @@
 //! vector loops too.
 // Hot path: no locks, no logging, no allocation.
 
+use super::instructions::run;
 use half::slice::HalfFloatSliceExt;
 use rten_simd::{
-    Isa, SimdOp, SimdUnaryOp,
+    Isa, Simd, SimdOp, SimdUnaryOp,
     ops::{BitOps, FloatOps, NumOps},
 };
 use rten_vecmath::{
@@ -75,6 +76,26 @@ impl SimdUnaryOp<f32> for Relu {
     }
 }
 
+/// A function of one value, for every value of a row.
+struct Map<'a, F>(F, &'a mut [f32]);
+
+impl<F: SimdUnaryOp<f32>> SimdOp for Map<'_, F> {
+    type Output = ();
+    #[inline(always)]
+    fn eval<I: Isa>(self, isa: I) {
+        let (Self(function, row), ops) = (self, isa.f32());
+        let mut vectors = row.chunks_exact_mut(ops.len());
+        for vector in &mut vectors {
+            ops.store(function.eval(isa, ops.load(vector)), vector);
+        }
+        let rest = vectors.into_remainder();
+        if !rest.is_empty() {
+            let out = function.eval(isa, ops.load_pad(rest).0).to_array();
+            rest.copy_from_slice(&out.as_ref()[..rest.len()]);
+        }
+    }
+}
+
 /// What an element goes through after a product.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Curve {
@@ -88,11 +109,11 @@ pub(crate) enum Curve {
 impl Curve {
     pub(crate) fn apply(self, row: &mut [f32]) {
         match self {
-            Self::Gelu => Gelu.map_mut(row),
-            Self::GeluTanh => ApproxGelu {}.map_mut(row),
-            Self::Silu => Silu {}.map_mut(row),
-            Self::Relu => Relu.map_mut(row),
-            Self::Tanh => Tanh {}.map_mut(row),
+            Self::Gelu => run(Map(Gelu, row)),
+            Self::GeluTanh => run(Map(ApproxGelu {}, row)),
+            Self::Silu => run(Map(Silu {}, row)),
+            Self::Relu => run(Map(Relu, row)),
+            Self::Tanh => run(Map(Tanh {}, row)),
         }
     }
 }
@@ -110,7 +131,7 @@ macro_rules! row_loop {
         }
         $(#[$doc])*
         pub(crate) fn $name<'a>($($arg: $type),+) {
-            $kernel { $($arg),+ }.dispatch();
+            run($kernel { $($arg),+ });
         }
     };
 }
@@ -241,22 +262,22 @@ impl SimdOp for ExpColumns<'_> {
 /// values `[any, stride]`; a multiple of [`LANES`] sums, no more than `stride`.
 pub(crate) fn exp_columns(values: &mut [f32], stride: usize, sums: &mut [f32]) {
     assert!(sums.len().is_multiple_of(LANES) && sums.len() <= stride);
-    ExpColumns { values, stride, sums }.dispatch();
+    run(ExpColumns { values, stride, sums });
 }
 
 /// Softmax in place.
 pub(crate) fn softmax(row: &mut [f32]) {
-    Softmax::new_mut(row).dispatch();
+    run(Softmax::new_mut(row));
 }
 
 /// Mean and variance to 0 and 1, then weight and bias.
 pub(crate) fn layer_norm(row: &mut [f32], weight: &[f32], bias: Option<&[f32]>, epsilon: f32) {
     let width = row.len() as f32;
     // An f32 mean of large values is coarse: what it leaves over is a small mean of its own.
-    let mean = Sum::new(row).dispatch() / width;
+    let mean = run(Sum::new(row)) / width;
     subtract(row, mean);
-    let mean = Sum::new(row).dispatch() / width;
-    let variance = SumSquareSub::new(row, mean).dispatch() / width;
+    let mean = run(Sum::new(row)) / width;
+    let variance = run(SumSquareSub::new(row, mean)) / width;
     let options = NormalizeOptions {
         pre_scale_bias: mean,
         scale: 1.0 / (variance + epsilon).sqrt(),
@@ -264,18 +285,18 @@ pub(crate) fn layer_norm(row: &mut [f32], weight: &[f32], bias: Option<&[f32]>, 
         element_bias: bias,
         ..Default::default()
     };
-    Normalize::new_mut(row, options).dispatch();
+    run(Normalize::new_mut(row, options));
 }
 
 /// Mean square to 1, then weight.
 pub(crate) fn rms_norm(row: &mut [f32], weight: &[f32], epsilon: f32) {
-    let mean_square = SumSquare::new(row).dispatch() / row.len() as f32;
+    let mean_square = run(SumSquare::new(row)) / row.len() as f32;
     let options = NormalizeOptions {
         scale: 1.0 / (mean_square + epsilon).sqrt(),
         element_scale: Some(weight),
         ..Default::default()
     };
-    Normalize::new_mut(row, options).dispatch();
+    run(Normalize::new_mut(row, options));
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Calls of the `gemm` crate: the one place of this crate with pointers.
+//! Products of any two rectangles, by the `gemm` crate: what the other kernels fall back to.
 #![allow(unsafe_code)]
 
 use super::area::{Area, AreaMut};
@@ -80,25 +80,20 @@ fn product(
         }
         return;
     }
-    for (len, rows, columns, stride) in [
-        (left.values().len(), left.rows(), left.columns(), left.stride()),
-        (matrix.values().len(), matrix.rows(), matrix.columns(), matrix.stride()),
-        (out.values().len(), out.rows(), out.columns(), out.stride()),
-    ] {
-        assert!((rows - 1) * stride + columns <= len && columns <= stride.max(columns));
-        assert!(len <= isize::MAX as usize / size_of::<f32>());
+    for m in [&left, &matrix] {
+        assert!((m.rows() - 1) * m.stride() + m.columns() <= m.values().len());
     }
     let (rows, out_stride) = (out.rows(), out.stride() as isize);
-    // SAFETY: by the assertions above every element `row * stride + column` of the three areas
-    // lies inside their slices, which live through the call. `out` is borrowed exclusively, so it
-    // overlaps neither of the others, and `columns <= stride` (kept by `Area`) makes its elements
-    // distinct. All values are initialised f32.
+    // SAFETY: by the assertions every element `row * stride + column` of the two areas that are read
+    // lies inside their slices, which live through the call; those of `out` are its own by what an
+    // `AreaMut` is, so it overlaps neither, and `columns <= stride` (kept by `AreaMut` where there
+    // are several rows) makes its elements distinct. All values are initialised f32.
     unsafe {
         gemm::gemm(
             rows,
             outputs,
             inputs,
-            out.values().as_mut_ptr(),
+            out.pointer(),
             1,
             out_stride,
             add,

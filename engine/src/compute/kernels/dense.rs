@@ -3,7 +3,7 @@
 
 use super::{
     area::{Area, AreaMut, Extent},
-    product::{Right, multiply},
+    general::{Right, multiply},
     threads::Threads,
     vector::{self, Curve},
 };

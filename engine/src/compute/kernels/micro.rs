@@ -1,0 +1,161 @@
+//! The micro-kernel: a block of sums stays in registers while the inputs pass by.
+//!
+//! `sums[i][v] += left[i] * right[v]` for one input after another, where `right[v]` is a vector of
+//! neighbouring columns. Left values are taken one by one from wherever they lie; right ones are
+//! 32 or 16 bits wide, and widened in registers.
+// Hot path: no locks, no logging, no allocation.
+#![allow(unsafe_code)]
+
+use rten_simd::{
+    Isa, Simd,
+    ops::{BitOps, Extend, IntOps, NumOps},
+};
+use std::array;
+
+/// How the right-hand side is stored.
+pub(crate) trait Format: Copy + Send + Sync {
+    /// One value.
+    type Element: Copy + Send + Sync;
+
+    /// Loads `VECTORS` f32 vectors of neighbouring values. One, or an even number.
+    ///
+    /// # Safety
+    /// So many values are readable from `from` on.
+    // SAFETY: a declaration; what callers promise stands above.
+    unsafe fn load<I: Isa, const VECTORS: usize>(
+        isa: I,
+        from: *const Self::Element,
+    ) -> [I::F32; VECTORS];
+}
+
+/// 32-bit floats.
+#[derive(Clone, Copy)]
+pub(crate) struct F32;
+/// Bits of IEEE half precision.
+#[derive(Clone, Copy)]
+pub(crate) struct F16;
+/// Bits of bfloat16.
+#[derive(Clone, Copy)]
+pub(crate) struct Bf16;
+
+impl Format for F32 {
+    type Element = f32;
+    // SAFETY: callers promise what the trait asks.
+    #[inline(always)]
+    unsafe fn load<I: Isa, const VECTORS: usize>(isa: I, from: *const f32) -> [I::F32; VECTORS] {
+        let ops = isa.f32();
+        // SAFETY: `VECTORS` vectors are readable from `from` on.
+        array::from_fn(|v| unsafe { ops.load_ptr(from.add(v * ops.len())) })
+    }
+}
+
+impl Format for F16 {
+    type Element = u16;
+    // SAFETY: callers promise what the trait asks.
+    #[inline(always)]
+    unsafe fn load<I: Isa, const VECTORS: usize>(isa: I, from: *const u16) -> [I::F32; VECTORS] {
+        let (ops, wide) = (isa.f16(), isa.f32());
+        let from = from.cast::<rten_simd::f16>();
+        if VECTORS == 1 {
+            // SAFETY: only the first half of the lanes is read, which is one f32 vector's worth.
+            let half = unsafe { ops.load_ptr_mask(from, ops.first_n_mask(wide.len())) };
+            return array::from_fn(|_| ops.extend_low(half));
+        }
+        let mut out = [wide.zero(); VECTORS];
+        for pair in 0..VECTORS / 2 {
+            // SAFETY: this pair of f32 vectors is one vector of halves, readable by the promise.
+            let halves = unsafe { ops.load_ptr(from.add(pair * ops.len())) };
+            out[2 * pair] = ops.extend_low(halves);
+            out[2 * pair + 1] = ops.extend_high(halves);
+        }
+        out
+    }
+}
+
+impl Format for Bf16 {
+    type Element = u16;
+    // SAFETY: callers promise what the trait asks.
+    #[inline(always)]
+    unsafe fn load<I: Isa, const VECTORS: usize>(isa: I, from: *const u16) -> [I::F32; VECTORS] {
+        let (ops, wide, words) = (isa.i16(), isa.f32(), isa.i32());
+        let from = from.cast::<i16>();
+        // The sign that extending copies upwards is shifted out again.
+        let widen = |x: I::I32| words.shift_left::<16>(x).reinterpret_cast::<I::F32>();
+        if VECTORS == 1 {
+            // SAFETY: only the first half of the lanes is read, which is one f32 vector's worth.
+            let half = unsafe { ops.load_ptr_mask(from, ops.first_n_mask(wide.len())) };
+            return array::from_fn(|_| widen(ops.extend_low(half)));
+        }
+        let mut out = [wide.zero(); VECTORS];
+        for pair in 0..VECTORS / 2 {
+            // SAFETY: this pair of f32 vectors is one vector of halves, readable by the promise.
+            let halves = unsafe { ops.load_ptr(from.add(pair * ops.len())) };
+            out[2 * pair] = widen(ops.extend_low(halves));
+            out[2 * pair + 1] = widen(ops.extend_high(halves));
+        }
+        out
+    }
+}
+
+/// The left-hand side of a block: value `i` of input `k` is `values[i * row + k * step]`.
+#[derive(Clone, Copy)]
+pub(crate) struct Left<'a> {
+    pub(crate) values: &'a [f32],
+    pub(crate) row: usize,
+    pub(crate) step: usize,
+}
+
+/// The right-hand side of a block: its columns of input `k` are `values[k * step..]`.
+#[derive(Clone, Copy)]
+pub(crate) struct Right<'a, F: Format> {
+    pub(crate) values: &'a [F::Element],
+    pub(crate) step: usize,
+}
+
+/// How many inputs ahead the right-hand side is fetched.
+const AHEAD: usize = 8;
+
+/// `sums + left x right` over `inputs` inputs.
+///
+/// # Shapes
+/// sums `[ROWS, VECTORS * lanes]`, left `[ROWS, inputs]`, right `[inputs, VECTORS * lanes]`.
+///
+/// # Panics
+/// When left or right have too few values.
+#[inline(always)]
+pub(crate) fn accumulate<I: Isa, F: Format, const ROWS: usize, const VECTORS: usize>(
+    isa: I,
+    mut sums: [[I::F32; VECTORS]; ROWS],
+    inputs: usize,
+    left: Left<'_>,
+    right: Right<'_, F>,
+) -> [[I::F32; VECTORS]; ROWS] {
+    if inputs == 0 {
+        return sums;
+    }
+    let ops = isa.f32();
+    assert!((ROWS - 1) * left.row + (inputs - 1) * left.step < left.values.len());
+    assert!((inputs - 1) * right.step + VECTORS * ops.len() <= right.values.len());
+    let (mut a, mut b) = (left.values.as_ptr(), right.values.as_ptr());
+    let line = 64 / size_of::<F::Element>();
+    for _ in 0..inputs {
+        for v in 0..(VECTORS * ops.len()).div_ceil(line) {
+            // A hint: it may point anywhere.
+            ops.prefetch(b.wrapping_add(AHEAD * right.step + v * line).cast());
+        }
+        // SAFETY: input k of `inputs` is loaded from `right.values[k * right.step..]`, whose last
+        // vector ends within the slice by the second assertion.
+        let columns = unsafe { F::load::<I, VECTORS>(isa, b) };
+        for (i, sums) in sums.iter_mut().enumerate() {
+            // SAFETY: the largest index, of the last row and input, is in bounds by the first
+            // assertion.
+            let value = ops.splat(unsafe { *a.add(i * left.row) });
+            for (sum, column) in sums.iter_mut().zip(columns) {
+                *sum = ops.mul_add(value, column, *sum);
+            }
+        }
+        a = a.wrapping_add(left.step);
+        b = b.wrapping_add(right.step);
+    }
+    sums
+}

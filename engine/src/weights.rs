@@ -4,13 +4,18 @@
 //! holds no more than the shard and one bounded read buffer. Embedding tables are not held; their
 //! rows are read from disk when a batch needs them.
 
-use crate::compute::kernels::vector;
+mod matrix;
+
+pub(crate) use matrix::{AnyPanels, Panels};
+pub use matrix::{HeldMatrix, Lines, PANEL, Values};
+
 use galaxy_common::{Bytes, DevicePlan, Head, Layer, Span, Token};
 use galaxy_graph::{budget, lower::kv_span};
 use galaxy_model::{
     Dtype, HeadSpec, Matrix, MatrixSource, ModelDir, ModelError, ModelSpec, NormKind, NormPlace,
     Vector,
 };
+use matrix::Layout;
 use std::{
     ops::{ControlFlow, Range},
     sync::Arc,
@@ -45,100 +50,6 @@ pub enum WeightError {
     },
 }
 
-/// The values of a matrix, as wide as the checkpoint has them.
-#[derive(Clone, PartialEq, Debug)]
-pub enum Values {
-    /// 32 bits.
-    F32(Vec<f32>),
-    /// Bits of IEEE half precision.
-    F16(Vec<u16>),
-    /// Bits of bfloat16.
-    Bf16(Vec<u16>),
-}
-
-/// Columns of a panel: narrow enough that `gemm` packs a tile of few rows for it at no cost that
-/// shows (on 36 rows of 1024 x 2048: 102 GFLOP/s against 67 with rows of the whole width).
-pub const PANEL: usize = 64;
-
-/// A matrix or a slice of one.
-///
-/// # Shapes
-/// `[inputs, outputs]`, whatever the checkpoint's order, in panels: columns `0..PANEL` row-major,
-/// then the next [`PANEL`] columns, the last panel as narrow as is left.
-#[derive(Clone, PartialEq, Debug)]
-pub struct HeldMatrix {
-    /// Width of what it multiplies.
-    pub inputs: usize,
-    /// Width of the product.
-    pub outputs: usize,
-    /// `inputs * outputs` values.
-    pub values: Values,
-}
-
-/// A run of columns within one panel.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Strip {
-    /// First column of the matrix.
-    pub(crate) column: usize,
-    /// Columns.
-    pub(crate) width: usize,
-    /// Where its first value lies.
-    pub(crate) start: usize,
-    /// From one row to the next.
-    pub(crate) pitch: usize,
-}
-
-/// Cuts `columns` of a matrix of this size at its panels.
-pub(crate) fn strips(
-    inputs: usize,
-    outputs: usize,
-    columns: Range<usize>,
-) -> impl Iterator<Item = Strip> {
-    let first = columns.start / PANEL;
-    (first..columns.end.div_ceil(PANEL)).filter_map(move |panel| {
-        let left = panel * PANEL;
-        let pitch = PANEL.min(outputs - left);
-        let (from, to) = (columns.start.max(left), columns.end.min(left + pitch));
-        let start = left * inputs + (from - left);
-        (from < to).then_some(Strip { column: from, width: to - from, start, pitch })
-    })
-}
-
-impl HeldMatrix {
-    /// The pieces of `columns`, cut at panels.
-    pub(crate) fn strips(&self, columns: Range<usize>) -> impl Iterator<Item = Strip> + use<> {
-        strips(self.inputs, self.outputs, columns)
-    }
-
-    /// A copy of its values, row-major `[inputs, outputs]` in f32: for engines with a layout of
-    /// their own, and for references.
-    pub fn wide(&self) -> Vec<f32> {
-        let mut wide = vec![0.0; self.inputs * self.outputs];
-        for strip in self.strips(0..self.outputs) {
-            for input in 0..self.inputs {
-                let out = &mut wide[input * self.outputs + strip.column..][..strip.width];
-                let at = strip.start + input * strip.pitch;
-                let held = at..at + strip.width;
-                match &self.values {
-                    Values::F32(values) => out.copy_from_slice(&values[held]),
-                    Values::F16(bits) => vector::widen_f16(&bits[held], out),
-                    Values::Bf16(bits) => vector::widen_bf16(&bits[held], out),
-                }
-            }
-        }
-        wide
-    }
-
-    /// Bytes of its values.
-    pub fn bytes(&self) -> Bytes {
-        let values = match &self.values {
-            Values::F32(values) => size_of_val(values.as_slice()),
-            Values::F16(bits) | Values::Bf16(bits) => size_of_val(bits.as_slice()),
-        };
-        Bytes(values as u64)
-    }
-}
-
 /// What a norm scales by, and what it adds.
 #[derive(Clone, PartialEq, Debug)]
 pub struct NormVectors {
@@ -149,7 +60,7 @@ pub struct NormVectors {
 }
 
 /// What a device holds of one layer. A matrix of no rows or columns is not there.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Debug)]
 pub struct LayerShard {
     /// Query heads.
     pub heads: Span<Head>,
@@ -178,7 +89,7 @@ pub struct LayerShard {
 }
 
 /// The class head.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Debug)]
 pub struct ClassShard {
     /// A dense layer before the output, and its bias.
     pub dense: Option<(HeldMatrix, Vec<f32>)>,
@@ -309,7 +220,7 @@ struct Place<'a, T> {
 /// Values of a block of rows that wait to be spread over panels: 4 MB in f32.
 const SPREAD: usize = 1 << 20;
 
-/// Fills the panels of a matrix of `outputs` columns from `sources`, side by side.
+/// Fills the panels of a matrix from `sources`, side by side.
 ///
 /// A checkpoint that stores a row for each output is read panel by panel, straight to its place.
 /// One that stores a row for each input (GPT-2) is read by blocks of whole rows and spread, since
@@ -317,7 +228,7 @@ const SPREAD: usize = 1 << 20;
 fn fill<T: Copy + Default>(
     sources: &[MatrixSource<'_>],
     parts: &[Part],
-    outputs: usize,
+    layout: Layout,
     values: &mut [T],
     mut read: impl FnMut(
         &MatrixSource<'_>,
@@ -338,9 +249,9 @@ fn fill<T: Copy + Default>(
                 let from = rows.start + row as u32;
                 let place = Place { out: &mut block[..height * width], stride: width, at: 0 };
                 read(source, from..from + height as u32, columns.clone(), place)?;
-                for strip in strips(inputs, outputs, first..first + width) {
+                for strip in layout.strips(first..first + width) {
                     for at in 0..height {
-                        let to = strip.start + (row + at) * strip.pitch;
+                        let to = strip.panel + (row + at) * strip.pitch + strip.at;
                         let from = at * width + (strip.column - first);
                         values[to..to + strip.width]
                             .copy_from_slice(&block[from..from + strip.width]);
@@ -348,12 +259,11 @@ fn fill<T: Copy + Default>(
                 }
             }
         } else {
-            for strip in strips(inputs, outputs, first..first + width) {
-                let panel = strip.column / PANEL * PANEL;
-                let (start, at) = (panel * inputs, strip.column - panel);
-                let out = &mut values[start..start + strip.pitch * inputs];
+            for strip in layout.strips(first..first + width) {
+                let out = &mut values[strip.panel..strip.panel + strip.pitch * inputs];
                 let wanted = column(strip.column)..column(strip.column + strip.width);
-                read(source, rows.clone(), wanted, Place { out, stride: strip.pitch, at })?;
+                let place = Place { out, stride: strip.pitch, at: strip.at };
+                read(source, rows.clone(), wanted, place)?;
             }
         }
         first += width;
@@ -455,11 +365,14 @@ impl Loader<'_> {
         if sources.iter().any(|s| s.dtype() != dtype) {
             dtype = Dtype::F32;
         }
-        let size = inputs * outputs;
+        let gated = matches!(parts, [(Matrix::Gate(_), ..), (Matrix::Up(_), ..)]);
+        let layout = Layout { inputs, outputs, gated };
+        let size = inputs * layout.packed();
         let values = match dtype {
             Dtype::F32 => {
                 let mut values = self.room::<f32>(size)?;
-                fill(&sources, parts, outputs, &mut values, |source, rows, columns, place| {
+                let out = values.values_mut();
+                fill(&sources, parts, layout, out, |source, rows, columns, place| {
                     let Place { out, stride, at } = place;
                     source.read_f32(rows, columns, out, stride, at, &mut self.scratch)
                 })?;
@@ -467,27 +380,25 @@ impl Loader<'_> {
             }
             Dtype::F16 | Dtype::Bf16 => {
                 let mut bits = self.room::<u16>(size)?;
-                fill(&sources, parts, outputs, &mut bits, |source, rows, columns, place| {
+                let out = bits.values_mut();
+                fill(&sources, parts, layout, out, |source, rows, columns, place| {
                     let Place { out, stride, at } = place;
                     source.read_u16(rows, columns, out, stride, at, &mut self.scratch)
                 })?;
                 if dtype == Dtype::F16 { Values::F16(bits) } else { Values::Bf16(bits) }
             }
         };
-        let matrix = HeldMatrix { inputs, outputs, values };
+        let matrix = HeldMatrix::new(layout, values);
         self.count(matrix.bytes().0)?;
         Ok(Some(matrix))
     }
 
     /// Exactly `size` zeros, once: never grown, never copied.
-    fn room<T: Default + Clone>(&self, size: usize) -> Result<Vec<T>, WeightError> {
-        let mut values = Vec::new();
-        values.try_reserve_exact(size).map_err(|_| WeightError::Memory {
+    fn room<T: bytemuck::Pod>(&self, size: usize) -> Result<Lines<T>, WeightError> {
+        Lines::zeroed(size).map_err(|_| WeightError::Memory {
             wanted: Bytes((size * size_of::<T>()) as u64),
             held: Bytes(self.held),
-        })?;
-        values.resize(size, T::default());
-        Ok(values)
+        })
     }
 
     fn slices(&mut self, parts: &[(Vector, Range<u32>)]) -> Result<Vec<f32>, WeightError> {

@@ -13,11 +13,15 @@ use galaxy_model::{HeadSpec, ModelSpec, NormKind};
 /// What the process takes before the first weight: code, stacks, connections, allocator slack.
 pub const PROCESS: Bytes = Bytes(32_000_000);
 
-/// What each kernel thread packs panels of a product into.
-const THREAD_SCRATCH: u64 = 512 << 10;
+/// Matrices are held in groups of so many columns, the last filled up with zeros: what the
+/// kernels multiply with at a time.
+pub const COLUMN_GROUP: u32 = 16;
 
-/// What the kernels of a device share: packed panels that all threads read, and scores.
-const SHARED_SCRATCH: u64 = 2 << 20;
+/// What each kernel thread works in: packed rows and sums of a product, and scores.
+const THREAD_SCRATCH: u64 = 2 << 20;
+
+/// What the kernels of a device share.
+const SHARED_SCRATCH: u64 = 1 << 20;
 
 /// Bytes of one device under a plan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -118,6 +122,11 @@ pub fn of_program(
     }
 }
 
+/// Columns with those that fill up a group.
+fn packed(columns: u64) -> u64 {
+    columns.next_multiple_of(u64::from(COLUMN_GROUP))
+}
+
 /// Bytes of the shard that `device` holds.
 pub fn weights(spec: &ModelSpec, matrix_width: u32, device: &DevicePlan) -> Bytes {
     let (hidden, width) = (u64::from(spec.hidden), u64::from(matrix_width));
@@ -129,8 +138,9 @@ pub fn weights(spec: &ModelSpec, matrix_width: u32, device: &DevicePlan) -> Byte
         let keys = u64::from(kv_span(spec, block.heads).len()) * u64::from(spec.head_width);
         let columns = u64::from(block.columns.len());
         let inner = columns * if spec.gated { 2 } else { 1 };
-        total += (hidden * (queries + 2 * keys) + queries * hidden) * width;
-        total += (hidden * inner + columns * hidden) * width;
+        let packed_inner = packed(columns) * if spec.gated { 2 } else { 1 };
+        total += (hidden * packed(queries + 2 * keys) + queries * packed(hidden)) * width;
+        total += (hidden * packed_inner + columns * packed(hidden)) * width;
         total += 2 * norm;
         if spec.qkv_bias {
             total += (queries + 2 * keys) * 4;
@@ -143,10 +153,12 @@ pub fn weights(spec: &ModelSpec, matrix_width: u32, device: &DevicePlan) -> Byte
         }
     }
     total += 2 * norm;
-    total += u64::from(device.prefill.vocabulary.len()) * hidden * width;
+    total += packed(u64::from(device.prefill.vocabulary.len())) * hidden * width;
     if let HeadSpec::Classes(head) = &spec.head {
-        let dense = if head.dense.is_some() { hidden * hidden * width + hidden * 4 } else { 0 };
-        total += dense + u64::from(head.labels) * (hidden * width + 4);
+        let dense =
+            if head.dense.is_some() { hidden * packed(hidden) * width + hidden * 4 } else { 0 };
+        let labels = u64::from(head.labels);
+        total += dense + packed(labels) * hidden * width + labels * 4;
     }
     Bytes(total)
 }

@@ -5,7 +5,7 @@ mod slots;
 use super::{
     Binding, ComputeError, Engine, Staged,
     kernels::{
-        area::{Area, AreaMut, Extent},
+        area::{Area, AreaMut, Extent, grow},
         attention::{self, Layout, Sources},
         dense::{self, Epilogue},
         rotary::{self, RotaryTable},
@@ -59,11 +59,12 @@ impl CpuEngine {
     pub fn new(shard: Shard, threads: u16) -> Self {
         let threads = Threads::new(threads);
         let attention = attention::Scratch::new(&threads);
+        let products = dense::Scratch::new(&threads);
         Self {
             shard,
             threads,
             slots: Slots::default(),
-            products: dense::Scratch::default(),
+            products,
             attention,
             rotary: RotaryTable::default(),
             positions: Vec::new(),
@@ -294,7 +295,7 @@ impl CpuEngine {
         };
         read(Table::Word, tokens, area)?;
         if let Positions::Learned { offset, .. } = spec.positions {
-            dense::grow(&mut self.few, POSITION_ROWS * hidden);
+            grow(&mut self.few, POSITION_ROWS * hidden);
             let mut ids = [0; POSITION_ROWS];
             let pieces = area.chunks_mut(POSITION_ROWS * hidden);
             for (piece, positions) in pieces.zip(self.positions.chunks(POSITION_ROWS)) {
@@ -341,32 +342,25 @@ impl CpuEngine {
             _ => self.shard.language.as_ref(),
         };
         let matrix = matrix.ok_or(Misfit::Why("the shard has no such matrix"))?;
-        let gated = spec.gated && product == Product::Up;
-        let outputs = if gated { matrix.outputs / 2 } else { matrix.outputs };
+        let outputs = matrix.columns();
         if (left.columns(), out.columns()) != (matrix.inputs, outputs) || left.rows() != out.rows()
         {
             return Err(Misfit::Why("rows, matrix and product do not fit together"));
         }
-        let (threads, scratch) = (&self.threads, &mut self.products);
+        let (threads, scratch) = (&self.threads, &self.products);
         let curve = match spec.activation {
             Activation::Gelu => Curve::Gelu,
             Activation::GeluTanh => Curve::GeluTanh,
             Activation::Silu => Curve::Silu,
             Activation::Relu => Curve::Relu,
         };
-        let mut epilogue = Epilogue { bias: None, curve: None };
-        match (product, held) {
-            (Product::Up, Some(held)) if gated => {
-                let bias = held.up_bias.as_deref();
-                dense::gated_product(threads, scratch, left, matrix, out, bias, curve);
-                return Ok(());
-            }
+        let epilogue = match (product, held) {
             (Product::Up, Some(held)) => {
-                epilogue = Epilogue { bias: held.up_bias.as_deref(), curve: Some(curve) };
+                Epilogue { bias: held.up_bias.as_deref(), curve: Some(curve) }
             }
-            (Product::Qkv, Some(held)) => epilogue.bias = held.qkv_bias.as_deref(),
-            _ => {}
-        }
+            (Product::Qkv, Some(held)) => Epilogue { bias: held.qkv_bias.as_deref(), curve: None },
+            _ => Epilogue::default(),
+        };
         dense::product(threads, scratch, left, matrix, out.again(), epilogue);
         if let (Product::Qkv, Some(held), Positions::Rotary { inverse_frequencies, limit }) =
             (product, held, &spec.positions)
@@ -476,7 +470,7 @@ impl CpuEngine {
             }
             OutputKind::Classes => {
                 alike(1, hidden as usize, from)?;
-                classify(&self.shard, &self.threads, &mut self.products, &mut self.few, from, out)
+                classify(&self.shard, &self.threads, &self.products, &mut self.few, from, out)
             }
         }
     }
@@ -485,7 +479,7 @@ impl CpuEngine {
 fn classify(
     shard: &Shard,
     threads: &Threads,
-    scratch: &mut dense::Scratch,
+    scratch: &dense::Scratch,
     few: &mut Vec<f32>,
     row: Area<'_>,
     out: &mut [f32],
@@ -497,7 +491,7 @@ fn classify(
     let room = Misfit::Why("the class head does not fit the row");
     let mut row = row;
     if let Some((dense, bias)) = &held.dense {
-        dense::grow(few, dense.outputs);
+        grow(few, dense.outputs);
         if dense.inputs != row.columns() {
             return Err(room);
         }

@@ -15,6 +15,7 @@ pub(crate) mod dense;
 pub(crate) mod general;
 pub mod instructions;
 pub(crate) mod micro;
+pub(crate) mod packed;
 pub(crate) mod rotary;
 pub(crate) mod rows;
 #[cfg(test)]

@@ -154,6 +154,13 @@ fn first(values: &mut [f32]) -> NonNull<f32> {
     NonNull::from(values).cast()
 }
 
+/// Room for `len` values, kept.
+pub(crate) fn grow(buffer: &mut Vec<f32>, len: usize) {
+    if buffer.len() < len {
+        buffer.resize(len, 0.0);
+    }
+}
+
 /// What can be cut in two, so that two threads may write the halves.
 pub(crate) trait Cut: Sized + Send {
     /// How many items it has.
@@ -172,19 +179,6 @@ impl Cut for AreaMut<'_> {
         // SAFETY: the first value of row `at` is one of this area's own, or the offset is 0.
         let start = unsafe { self.start.add(offset) };
         (Self { rows: at, ..self }, Self { start, rows: self.rows - at, ..self })
-    }
-}
-
-/// A rectangle that is cut by columns.
-pub(crate) struct ByColumns<'a>(pub(crate) AreaMut<'a>);
-
-impl Cut for ByColumns<'_> {
-    fn items(&self) -> usize {
-        self.0.columns
-    }
-    fn cut(self, at: usize) -> (Self, Self) {
-        let (left, right) = self.0.cut_columns(at);
-        (Self(left), Self(right))
     }
 }
 

@@ -2,8 +2,7 @@
 // Hot path: no allocation once the scratch has grown; the only lock is a thread's own.
 
 use super::{
-    area::{Area, AreaMut, Cut, Extent},
-    dense::grow,
+    area::{Area, AreaMut, Cut, Extent, grow},
     general::{Right, multiply, multiply_transposed},
     threads::Threads,
     vector::{self, LANES},

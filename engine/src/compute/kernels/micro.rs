@@ -6,6 +6,7 @@
 // Hot path: no locks, no logging, no allocation.
 #![allow(unsafe_code)]
 
+use super::vector;
 use rten_simd::{
     Isa, Simd,
     ops::{BitOps, Extend, IntOps, NumOps},
@@ -26,6 +27,9 @@ pub(crate) trait Format: Copy + Send + Sync {
         isa: I,
         from: *const Self::Element,
     ) -> [I::F32; VECTORS];
+
+    /// Widens values. Both are equally long.
+    fn widen(from: &[Self::Element], out: &mut [f32]);
 }
 
 /// 32-bit floats.
@@ -46,6 +50,9 @@ impl Format for F32 {
         let ops = isa.f32();
         // SAFETY: `VECTORS` vectors are readable from `from` on.
         array::from_fn(|v| unsafe { ops.load_ptr(from.add(v * ops.len())) })
+    }
+    fn widen(from: &[f32], out: &mut [f32]) {
+        out.copy_from_slice(from);
     }
 }
 
@@ -69,6 +76,9 @@ impl Format for F16 {
             out[2 * pair + 1] = ops.extend_high(halves);
         }
         out
+    }
+    fn widen(from: &[u16], out: &mut [f32]) {
+        vector::widen_f16(from, out);
     }
 }
 
@@ -94,6 +104,9 @@ impl Format for Bf16 {
             out[2 * pair + 1] = widen(ops.extend_high(halves));
         }
         out
+    }
+    fn widen(from: &[u16], out: &mut [f32]) {
+        vector::widen_bf16(from, out);
     }
 }
 

@@ -1,0 +1,334 @@
+//! A matrix as a device holds it: packed once, in the order in which the kernels read it.
+
+use crate::compute::kernels::{
+    micro::{Bf16, F16, F32, Format},
+    vector,
+};
+use galaxy_common::Bytes;
+use galaxy_graph::budget::COLUMN_GROUP;
+use galaxy_model::Dtype;
+use std::{collections::TryReserveError, marker::PhantomData, ops::Range};
+
+/// Columns of a panel: two vectors of AVX-512, two lines of cache in f32.
+pub const PANEL: usize = 2 * GROUP;
+/// Panels are as wide as this or twice this, the last one filled up with zeros.
+const GROUP: usize = COLUMN_GROUP as usize;
+
+/// Values that start on a line of cache, so that no vector of a panel lies across two.
+pub struct Lines<T> {
+    lines: Vec<Line>,
+    len: usize,
+    values: PhantomData<T>,
+}
+
+/// One line of cache.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, bytemuck::Zeroable, bytemuck::Pod)]
+struct Line([u8; 64]);
+
+impl<T: bytemuck::Pod> Lines<T> {
+    /// `len` zeros.
+    ///
+    /// # Errors
+    /// When there is no memory for them.
+    pub fn zeroed(len: usize) -> Result<Self, TryReserveError> {
+        let (count, mut lines) = ((len * size_of::<T>()).div_ceil(64), Vec::new());
+        lines.try_reserve_exact(count)?;
+        lines.resize(count, Line([0; 64]));
+        Ok(Self { lines, len, values: PhantomData })
+    }
+    /// The values.
+    pub fn values(&self) -> &[T] {
+        &bytemuck::cast_slice(&self.lines)[..self.len]
+    }
+    /// The values.
+    pub fn values_mut(&mut self) -> &mut [T] {
+        &mut bytemuck::cast_slice_mut(&mut self.lines)[..self.len]
+    }
+    /// Makes room for `len` values; those that were there are lost.
+    pub(crate) fn grow(&mut self, len: usize) -> &mut [T] {
+        let count = (len * size_of::<T>()).div_ceil(64);
+        if self.lines.len() < count {
+            self.lines.resize(count, Line([0; 64]));
+        }
+        self.len = self.len.max(len);
+        &mut self.values_mut()[..len]
+    }
+}
+
+impl<T> Default for Lines<T> {
+    fn default() -> Self {
+        Self { lines: Vec::new(), len: 0, values: PhantomData }
+    }
+}
+
+/// The values of a matrix, as wide as the checkpoint has them.
+pub enum Values {
+    /// 32 bits.
+    F32(Lines<f32>),
+    /// Bits of IEEE half precision.
+    F16(Lines<u16>),
+    /// Bits of bfloat16.
+    Bf16(Lines<u16>),
+}
+
+/// A matrix or a slice of one.
+///
+/// # Shapes
+/// `[inputs, outputs]`, whatever the checkpoint's order, in panels: the first [`PANEL`] columns
+/// row-major, then the next. The last panel is half as wide if that is enough, and zeros fill it.
+///
+/// A gated matrix is gate | up columns. Its panels have 16 gate columns, then the 16 up columns
+/// that they gate, so that a tile of the product has both.
+pub struct HeldMatrix {
+    /// Width of what it multiplies.
+    pub inputs: usize,
+    /// Width of the product, gate and up columns together.
+    pub outputs: usize,
+    gated: bool,
+    values: Values,
+}
+
+/// A run of columns that lie side by side in one panel.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Strip {
+    /// First column of the matrix.
+    pub(crate) column: usize,
+    /// Columns.
+    pub(crate) width: usize,
+    /// Where its panel starts.
+    pub(crate) panel: usize,
+    /// Its first column in the panel.
+    pub(crate) at: usize,
+    /// Width of the panel.
+    pub(crate) pitch: usize,
+}
+
+/// How the columns of a matrix lie in panels.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Layout {
+    pub(crate) inputs: usize,
+    pub(crate) outputs: usize,
+    pub(crate) gated: bool,
+}
+
+impl Layout {
+    /// Columns with those that fill up.
+    pub(crate) fn packed(&self) -> usize {
+        match self.gated {
+            true => 2 * (self.outputs / 2).next_multiple_of(GROUP),
+            false => self.outputs.next_multiple_of(GROUP),
+        }
+    }
+
+    /// Cuts `columns` where they cease to be neighbours.
+    pub(crate) fn strips(self, columns: Range<usize>) -> impl Iterator<Item = Strip> {
+        let (mut at, packed) = (columns.start, self.packed());
+        std::iter::from_fn(move || {
+            if at >= columns.end {
+                return None;
+            }
+            let half = self.outputs / 2;
+            let (place, left) = match (self.gated, at < half) {
+                (false, _) => (at, PANEL - at % PANEL),
+                (true, true) => {
+                    (at / GROUP * PANEL + at % GROUP, (GROUP - at % GROUP).min(half - at))
+                }
+                (true, false) => {
+                    let up = at - half;
+                    (up / GROUP * PANEL + GROUP + up % GROUP, GROUP - up % GROUP)
+                }
+            };
+            let first = place / PANEL * PANEL;
+            let strip = Strip {
+                column: at,
+                width: left.min(columns.end - at),
+                panel: first * self.inputs,
+                at: place - first,
+                pitch: PANEL.min(packed - first),
+            };
+            at += strip.width;
+            Some(strip)
+        })
+    }
+}
+
+/// The panels of a matrix, to be multiplied with.
+#[derive(Clone, Copy)]
+pub(crate) struct Panels<'a, F: Format> {
+    values: &'a [F::Element],
+    pub(crate) inputs: usize,
+    packed: usize,
+}
+
+impl<'a, F: Format> Panels<'a, F> {
+    /// How many.
+    pub(crate) fn count(&self) -> usize {
+        self.packed.div_ceil(PANEL)
+    }
+    /// Columns of a panel.
+    pub(crate) fn width(&self, panel: usize) -> usize {
+        PANEL.min(self.packed - panel * PANEL)
+    }
+    /// The rows of a panel from input `input` on.
+    pub(crate) fn rows(&self, panel: usize, input: usize) -> &'a [F::Element] {
+        let (start, width) = (panel * PANEL * self.inputs, self.width(panel));
+        &self.values[start + input * width..start + self.inputs * width]
+    }
+}
+
+/// The panels of a matrix, by their format.
+pub(crate) enum AnyPanels<'a> {
+    F32(Panels<'a, F32>),
+    F16(Panels<'a, F16>),
+    Bf16(Panels<'a, Bf16>),
+}
+
+impl HeldMatrix {
+    /// A matrix of these packed values.
+    pub(crate) fn new(layout: Layout, values: Values) -> Self {
+        let Layout { inputs, outputs, gated } = layout;
+        Self { inputs, outputs, gated, values }
+    }
+
+    /// Packs `wide`, row-major `[inputs, outputs]`, narrowed to `dtype`.
+    ///
+    /// # Panics
+    /// When it has other than `inputs * outputs` values, or a gated matrix an odd number of outputs.
+    pub fn pack(wide: &[f32], inputs: usize, outputs: usize, gated: bool, dtype: Dtype) -> Self {
+        assert!(wide.len() == inputs * outputs && (!gated || outputs.is_multiple_of(2)));
+        fn fill<T: bytemuck::Pod>(
+            wide: &[f32],
+            layout: Layout,
+            narrow: impl Fn(f32) -> T,
+        ) -> Lines<T> {
+            let mut lines = Lines::default();
+            let packed = lines.grow(layout.inputs * layout.packed());
+            for strip in layout.strips(0..layout.outputs) {
+                for input in 0..layout.inputs {
+                    let from = &wide[input * layout.outputs + strip.column..][..strip.width];
+                    let start = strip.panel + input * strip.pitch + strip.at;
+                    let places = &mut packed[start..start + strip.width];
+                    places.iter_mut().zip(from).for_each(|(place, value)| *place = narrow(*value));
+                }
+            }
+            lines
+        }
+        let layout = Layout { inputs, outputs, gated };
+        let values = match dtype {
+            Dtype::F32 => Values::F32(fill(wide, layout, |v| v)),
+            Dtype::F16 => Values::F16(fill(wide, layout, |v| half::f16::from_f32(v).to_bits())),
+            Dtype::Bf16 => Values::Bf16(fill(wide, layout, |v| half::bf16::from_f32(v).to_bits())),
+        };
+        Self::new(layout, values)
+    }
+
+    pub(crate) fn layout(&self) -> Layout {
+        Layout { inputs: self.inputs, outputs: self.outputs, gated: self.gated }
+    }
+
+    /// Whether it is gate | up columns.
+    pub fn gated(&self) -> bool {
+        self.gated
+    }
+
+    /// Columns of what it gives, after the gate.
+    pub fn columns(&self) -> usize {
+        if self.gated { self.outputs / 2 } else { self.outputs }
+    }
+
+    pub(crate) fn panels(&self) -> AnyPanels<'_> {
+        let (inputs, packed) = (self.inputs, self.layout().packed());
+        match &self.values {
+            Values::F32(v) => AnyPanels::F32(Panels { values: v.values(), inputs, packed }),
+            Values::F16(v) => AnyPanels::F16(Panels { values: v.values(), inputs, packed }),
+            Values::Bf16(v) => AnyPanels::Bf16(Panels { values: v.values(), inputs, packed }),
+        }
+    }
+
+    /// A copy of its values, row-major `[inputs, outputs]` in f32: for engines with a layout of
+    /// their own, and for references.
+    pub fn wide(&self) -> Vec<f32> {
+        let mut wide = vec![0.0; self.inputs * self.outputs];
+        for strip in self.layout().strips(0..self.outputs) {
+            for input in 0..self.inputs {
+                let out = &mut wide[input * self.outputs + strip.column..][..strip.width];
+                let start = strip.panel + input * strip.pitch + strip.at;
+                let held = start..start + strip.width;
+                match &self.values {
+                    Values::F32(values) => out.copy_from_slice(&values.values()[held]),
+                    Values::F16(bits) => vector::widen_f16(&bits.values()[held], out),
+                    Values::Bf16(bits) => vector::widen_bf16(&bits.values()[held], out),
+                }
+            }
+        }
+        wide
+    }
+
+    /// Bytes of its values, with those that fill up.
+    pub fn bytes(&self) -> Bytes {
+        let values = match &self.values {
+            Values::F32(values) => size_of_val(values.values()),
+            Values::F16(bits) | Values::Bf16(bits) => size_of_val(bits.values()),
+        };
+        Bytes(values as u64)
+    }
+}
+
+impl std::fmt::Debug for HeldMatrix {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let format = match self.values {
+            Values::F32(_) => "f32",
+            Values::F16(_) => "f16",
+            Values::Bf16(_) => "bf16",
+        };
+        let gated = if self.gated { ", gated" } else { "" };
+        write!(f, "[{}, {}] {format}{gated}", self.inputs, self.outputs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strips_cover_every_column_once_and_lie_in_their_panels() {
+        for gated in [false, true] {
+            for outputs in (1..140).filter(|n| !gated || n % 2 == 0) {
+                let layout = Layout { inputs: 3, outputs, gated };
+                let mut places = vec![None; layout.packed()];
+                let mut next = 0;
+                for strip in layout.strips(0..outputs) {
+                    assert_eq!(strip.column, next);
+                    next += strip.width;
+                    assert!(strip.at + strip.width <= strip.pitch);
+                    for at in 0..strip.width {
+                        let place = &mut places[strip.panel / 3 + strip.at + at];
+                        assert_eq!(place.replace(strip.column + at), None);
+                    }
+                    // Any part of it begins where the whole has it.
+                    let part = layout.strips(strip.column + strip.width / 2..outputs).next();
+                    let part = part.expect("it is not empty");
+                    assert_eq!(part.at, strip.at + strip.width / 2);
+                }
+                assert_eq!(next, outputs);
+                if gated {
+                    for panel in places.chunks(PANEL) {
+                        let (gate, up) = panel.split_at(GROUP);
+                        let pairs = gate.iter().zip(up);
+                        assert!(pairs.into_iter().all(|(g, u)| g.map(|g| g + outputs / 2) == *u));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn lines_start_on_a_line() {
+        for len in [0, 1, 17, 1000] {
+            let mut lines = Lines::<u16>::zeroed(len).expect("there is memory");
+            assert_eq!(lines.values_mut().as_ptr().align_offset(64), 0);
+            assert_eq!(lines.values().len(), len);
+        }
+    }
+}

@@ -251,7 +251,7 @@ fn fill<T: Copy + Default>(
                 read(source, from..from + height as u32, columns.clone(), place)?;
                 for strip in layout.strips(first..first + width) {
                     for at in 0..height {
-                        let to = strip.panel + (row + at) * strip.pitch + strip.at;
+                        let to = strip.panel + (row + at) * PANEL + strip.at;
                         let from = at * width + (strip.column - first);
                         values[to..to + strip.width]
                             .copy_from_slice(&block[from..from + strip.width]);
@@ -260,9 +260,9 @@ fn fill<T: Copy + Default>(
             }
         } else {
             for strip in layout.strips(first..first + width) {
-                let out = &mut values[strip.panel..strip.panel + strip.pitch * inputs];
+                let out = &mut values[strip.panel..strip.panel + PANEL * inputs];
                 let wanted = column(strip.column)..column(strip.column + strip.width);
-                let place = Place { out, stride: strip.pitch, at: strip.at };
+                let place = Place { out, stride: PANEL, at: strip.at };
                 read(source, rows.clone(), wanted, place)?;
             }
         }

@@ -9,10 +9,8 @@ use galaxy_graph::budget::COLUMN_GROUP;
 use galaxy_model::Dtype;
 use std::{collections::TryReserveError, marker::PhantomData, ops::Range};
 
-/// Columns of a panel: two vectors of AVX-512, two lines of cache in f32.
-pub const PANEL: usize = 2 * GROUP;
-/// Panels are as wide as this or twice this, the last one filled up with zeros.
-const GROUP: usize = COLUMN_GROUP as usize;
+/// Columns of a panel: in f32 a vector of AVX-512, and a line of cache.
+pub const PANEL: usize = COLUMN_GROUP as usize;
 
 /// Values that start on a line of cache, so that no vector of a panel lies across two.
 pub struct Lines<T> {
@@ -76,10 +74,10 @@ pub enum Values {
 ///
 /// # Shapes
 /// `[inputs, outputs]`, whatever the checkpoint's order, in panels: the first [`PANEL`] columns
-/// row-major, then the next. The last panel is half as wide if that is enough, and zeros fill it.
+/// row-major, then the next. Zeros fill the last one.
 ///
-/// A gated matrix is gate | up columns. Its panels have 16 gate columns, then the 16 up columns
-/// that they gate, so that a tile of the product has both.
+/// A gated matrix is gate | up columns. A panel of gate columns is followed by the panel of the up
+/// columns that they gate, so that a tile of the product has both.
 pub struct HeldMatrix {
     /// Width of what it multiplies.
     pub inputs: usize,
@@ -100,8 +98,6 @@ pub(crate) struct Strip {
     pub(crate) panel: usize,
     /// Its first column in the panel.
     pub(crate) at: usize,
-    /// Width of the panel.
-    pub(crate) pitch: usize,
 }
 
 /// How the columns of a matrix lie in panels.
@@ -116,39 +112,28 @@ impl Layout {
     /// Columns with those that fill up.
     pub(crate) fn packed(&self) -> usize {
         match self.gated {
-            true => 2 * (self.outputs / 2).next_multiple_of(GROUP),
-            false => self.outputs.next_multiple_of(GROUP),
+            true => 2 * (self.outputs / 2).next_multiple_of(PANEL),
+            false => self.outputs.next_multiple_of(PANEL),
         }
     }
 
     /// Cuts `columns` where they cease to be neighbours.
     pub(crate) fn strips(self, columns: Range<usize>) -> impl Iterator<Item = Strip> {
-        let (mut at, packed) = (columns.start, self.packed());
+        let (mut column, half) = (columns.start, self.outputs / 2);
         std::iter::from_fn(move || {
-            if at >= columns.end {
-                return None;
-            }
-            let half = self.outputs / 2;
-            let (place, left) = match (self.gated, at < half) {
-                (false, _) => (at, PANEL - at % PANEL),
-                (true, true) => {
-                    (at / GROUP * PANEL + at % GROUP, (GROUP - at % GROUP).min(half - at))
-                }
+            // Gate panels have even numbers, up panels odd ones.
+            let (panel, at, end) = match (self.gated, column < half) {
+                (false, _) => (column / PANEL, column % PANEL, columns.end),
+                (true, true) => (column / PANEL * 2, column % PANEL, columns.end.min(half)),
                 (true, false) => {
-                    let up = at - half;
-                    (up / GROUP * PANEL + GROUP + up % GROUP, GROUP - up % GROUP)
+                    let up = column - half;
+                    (up / PANEL * 2 + 1, up % PANEL, columns.end)
                 }
             };
-            let first = place / PANEL * PANEL;
-            let strip = Strip {
-                column: at,
-                width: left.min(columns.end - at),
-                panel: first * self.inputs,
-                at: place - first,
-                pitch: PANEL.min(packed - first),
-            };
-            at += strip.width;
-            Some(strip)
+            let width = (PANEL - at).min(end.saturating_sub(column));
+            let strip = Strip { column, width, panel: panel * PANEL * self.inputs, at };
+            column += width;
+            (width > 0).then_some(strip)
         })
     }
 }
@@ -158,22 +143,13 @@ impl Layout {
 pub(crate) struct Panels<'a, F: Format> {
     values: &'a [F::Element],
     pub(crate) inputs: usize,
-    packed: usize,
+    pub(crate) count: usize,
 }
 
 impl<'a, F: Format> Panels<'a, F> {
-    /// How many.
-    pub(crate) fn count(&self) -> usize {
-        self.packed.div_ceil(PANEL)
-    }
-    /// Columns of a panel.
-    pub(crate) fn width(&self, panel: usize) -> usize {
-        PANEL.min(self.packed - panel * PANEL)
-    }
-    /// The rows of a panel from input `input` on.
-    pub(crate) fn rows(&self, panel: usize, input: usize) -> &'a [F::Element] {
-        let (start, width) = (panel * PANEL * self.inputs, self.width(panel));
-        &self.values[start + input * width..start + self.inputs * width]
+    /// All from panel `panel` and its input `input` on.
+    pub(crate) fn from(&self, panel: usize, input: usize) -> &'a [F::Element] {
+        &self.values[(panel * self.inputs + input) * PANEL..]
     }
 }
 
@@ -207,7 +183,7 @@ impl HeldMatrix {
             for strip in layout.strips(0..layout.outputs) {
                 for input in 0..layout.inputs {
                     let from = &wide[input * layout.outputs + strip.column..][..strip.width];
-                    let start = strip.panel + input * strip.pitch + strip.at;
+                    let start = strip.panel + input * PANEL + strip.at;
                     let places = &mut packed[start..start + strip.width];
                     places.iter_mut().zip(from).for_each(|(place, value)| *place = narrow(*value));
                 }
@@ -238,11 +214,11 @@ impl HeldMatrix {
     }
 
     pub(crate) fn panels(&self) -> AnyPanels<'_> {
-        let (inputs, packed) = (self.inputs, self.layout().packed());
+        let (inputs, count) = (self.inputs, self.layout().packed() / PANEL);
         match &self.values {
-            Values::F32(v) => AnyPanels::F32(Panels { values: v.values(), inputs, packed }),
-            Values::F16(v) => AnyPanels::F16(Panels { values: v.values(), inputs, packed }),
-            Values::Bf16(v) => AnyPanels::Bf16(Panels { values: v.values(), inputs, packed }),
+            Values::F32(v) => AnyPanels::F32(Panels { values: v.values(), inputs, count }),
+            Values::F16(v) => AnyPanels::F16(Panels { values: v.values(), inputs, count }),
+            Values::Bf16(v) => AnyPanels::Bf16(Panels { values: v.values(), inputs, count }),
         }
     }
 
@@ -253,7 +229,7 @@ impl HeldMatrix {
         for strip in self.layout().strips(0..self.outputs) {
             for input in 0..self.inputs {
                 let out = &mut wide[input * self.outputs + strip.column..][..strip.width];
-                let start = strip.panel + input * strip.pitch + strip.at;
+                let start = strip.panel + input * PANEL + strip.at;
                 let held = start..start + strip.width;
                 match &self.values {
                     Values::F32(values) => out.copy_from_slice(&values.values()[held]),
@@ -301,7 +277,7 @@ mod tests {
                 for strip in layout.strips(0..outputs) {
                     assert_eq!(strip.column, next);
                     next += strip.width;
-                    assert!(strip.at + strip.width <= strip.pitch);
+                    assert!(strip.at + strip.width <= PANEL);
                     for at in 0..strip.width {
                         let place = &mut places[strip.panel / 3 + strip.at + at];
                         assert_eq!(place.replace(strip.column + at), None);
@@ -313,8 +289,8 @@ mod tests {
                 }
                 assert_eq!(next, outputs);
                 if gated {
-                    for panel in places.chunks(PANEL) {
-                        let (gate, up) = panel.split_at(GROUP);
+                    for pair in places.chunks(2 * PANEL) {
+                        let (gate, up) = pair.split_at(PANEL);
                         let pairs = gate.iter().zip(up);
                         assert!(pairs.into_iter().all(|(g, u)| g.map(|g| g + outputs / 2) == *u));
                     }

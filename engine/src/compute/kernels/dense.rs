@@ -5,7 +5,7 @@ use super::{
     area::{Area, AreaMut, Cut},
     instructions::Instructions,
     micro::Format,
-    packed::{self, Block, panel_columns},
+    packed::{self, Block, pair_columns},
     threads::Threads,
 };
 use crate::weights::{AnyPanels, HeldMatrix, Panels};
@@ -82,10 +82,10 @@ impl Common<'_> {
         if out.rows() >= ROWS_EACH * threads.count() {
             threads.each(out, ROWS_EACH, values, |first, out| {
                 let left = left.part(first, out.rows(), 0, left.columns());
-                self.block(left, matrix, 0..matrix.count(), out);
+                self.block(left, matrix, 0..matrix.count.div_ceil(2), out);
             });
         } else {
-            let out = ByPanels { area: out, columns: panel_columns(self.gated) };
+            let out = ByPairs { area: out, columns: pair_columns(self.gated) };
             threads.each(out, 1, values, |first, out| {
                 self.block(left, matrix, first..first + out.items(), out.area);
             });
@@ -97,13 +97,13 @@ impl Common<'_> {
         &self,
         left: Area<'_>,
         matrix: Panels<'_, F>,
-        panels: Range<usize>,
+        pairs: Range<usize>,
         out: AreaMut<'_>,
     ) {
         let own = &self.scratch.0[self.threads.index()];
         let mut own = own.lock().unwrap_or_else(PoisonError::into_inner);
         let (gated, epilogue) = (self.gated, self.epilogue);
-        let block = Block { left, matrix, gated, panels, out, epilogue, scratch: &mut own };
+        let block = Block { left, matrix, gated, pairs, out, epilogue, scratch: &mut own };
         match self.instructions {
             Instructions::Portable => block.general(),
             instructions => instructions.run(block),
@@ -111,14 +111,14 @@ impl Common<'_> {
     }
 }
 
-/// The columns of a product, cut where panels meet.
-struct ByPanels<'a> {
+/// The columns of a product, cut between pairs of panels.
+struct ByPairs<'a> {
     area: AreaMut<'a>,
-    /// Columns of a panel.
+    /// Columns of a pair.
     columns: usize,
 }
 
-impl Cut for ByPanels<'_> {
+impl Cut for ByPairs<'_> {
     fn items(&self) -> usize {
         self.area.columns().div_ceil(self.columns)
     }

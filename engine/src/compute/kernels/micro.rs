@@ -125,8 +125,20 @@ pub(crate) struct Right<'a, F: Format> {
     pub(crate) step: usize,
 }
 
-/// How many inputs ahead the right-hand side is fetched.
-const AHEAD: usize = 8;
+/// A right-hand side of which every panel is a [`Right`] of its own, `apart` values from the last.
+#[derive(Clone, Copy)]
+pub(crate) struct Pair<'a, F: Format> {
+    pub(crate) right: Right<'a, F>,
+    pub(crate) apart: usize,
+    /// What will be read after it: a line of this is fetched to the second-level cache with each
+    /// input. Nothing is fetched twice that is there.
+    pub(crate) next: &'a [F::Element],
+}
+
+/// Bytes of a line of cache.
+const LINE: usize = 64;
+/// How far ahead the right-hand side is fetched to the first-level cache, in bytes of a panel.
+const AHEAD: usize = 1024;
 
 /// `sums + left x right` over `inputs` inputs.
 ///
@@ -138,37 +150,108 @@ const AHEAD: usize = 8;
 #[inline(always)]
 pub(crate) fn accumulate<I: Isa, F: Format, const ROWS: usize, const VECTORS: usize>(
     isa: I,
-    mut sums: [[I::F32; VECTORS]; ROWS],
+    sums: [[I::F32; VECTORS]; ROWS],
     inputs: usize,
     left: Left<'_>,
     right: Right<'_, F>,
 ) -> [[I::F32; VECTORS]; ROWS] {
+    let pair = Pair { right, apart: 0, next: &[] };
+    let sums = sums.map(|row| [row]);
+    accumulate_pair::<I, F, ROWS, 1, VECTORS>(isa, sums, inputs, left, pair).map(|[row]| row)
+}
+
+/// As [`accumulate`], for `PANELS` panels at a time.
+///
+/// # Shapes
+/// sums `[ROWS, PANELS, VECTORS * lanes]`.
+///
+/// # Panics
+/// When left or right have too few values.
+#[inline(always)]
+pub(crate) fn accumulate_pair<
+    I: Isa,
+    F: Format,
+    const ROWS: usize,
+    const PANELS: usize,
+    const VECTORS: usize,
+>(
+    isa: I,
+    mut sums: [[[I::F32; VECTORS]; PANELS]; ROWS],
+    inputs: usize,
+    left: Left<'_>,
+    pair: Pair<'_, F>,
+) -> [[[I::F32; VECTORS]; PANELS]; ROWS] {
     if inputs == 0 {
         return sums;
     }
+    let Pair { right, apart, next } = pair;
     let ops = isa.f32();
+    let width = VECTORS * ops.len();
     assert!((ROWS - 1) * left.row + (inputs - 1) * left.step < left.values.len());
-    assert!((inputs - 1) * right.step + VECTORS * ops.len() <= right.values.len());
+    assert!((PANELS - 1) * apart + (inputs - 1) * right.step + width <= right.values.len());
     let (mut a, mut b) = (left.values.as_ptr(), right.values.as_ptr());
-    let line = 64 / size_of::<F::Element>();
+    let line = LINE / size_of::<F::Element>();
+    let (mut next, step) = if next.is_empty() { (b, 0) } else { (next.as_ptr(), line) };
     for _ in 0..inputs {
-        for v in 0..(VECTORS * ops.len()).div_ceil(line) {
-            // A hint: it may point anywhere.
-            ops.prefetch(b.wrapping_add(AHEAD * right.step + v * line).cast());
+        if PANELS > 1 {
+            fetch::<false>(next.cast());
+            next = next.wrapping_add(step);
         }
-        // SAFETY: input k of `inputs` is loaded from `right.values[k * right.step..]`, whose last
-        // vector ends within the slice by the second assertion.
-        let columns = unsafe { F::load::<I, VECTORS>(isa, b) };
+        let columns: [[I::F32; VECTORS]; PANELS] = array::from_fn(|panel| {
+            for at in 0..width.div_ceil(line) {
+                fetch::<true>(
+                    b.wrapping_add(panel * apart + at * line).wrapping_byte_add(AHEAD).cast(),
+                );
+            }
+            // SAFETY: input k of `inputs` of this panel is loaded from
+            // `right.values[panel * apart + k * right.step..]`; the last vector of the last input
+            // of the last panel ends within the slice by the second assertion.
+            unsafe { F::load::<I, VECTORS>(isa, b.add(panel * apart)) }
+        });
         for (i, sums) in sums.iter_mut().enumerate() {
             // SAFETY: the largest index, of the last row and input, is in bounds by the first
             // assertion.
             let value = ops.splat(unsafe { *a.add(i * left.row) });
-            for (sum, column) in sums.iter_mut().zip(columns) {
-                *sum = ops.mul_add(value, column, *sum);
+            for (sums, columns) in sums.iter_mut().zip(columns) {
+                for (sum, column) in sums.iter_mut().zip(columns) {
+                    *sum = ops.mul_add(value, column, *sum);
+                }
             }
         }
         a = a.wrapping_add(left.step);
         b = b.wrapping_add(right.step);
     }
     sums
+}
+
+/// Fetches a line to the first-level cache, or to the second. A hint: `at` may point anywhere.
+#[inline(always)]
+fn fetch<const FIRST: bool>(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
+        // SAFETY: every x86-64 processor has this instruction, and it does nothing where the
+        // address is not mapped.
+        unsafe {
+            match FIRST {
+                true => _mm_prefetch::<_MM_HINT_T0>(at.cast()),
+                false => _mm_prefetch::<_MM_HINT_T1>(at.cast()),
+            }
+        }
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: the instruction changes neither memory nor registers, and does nothing where the
+    // address is not mapped.
+    unsafe {
+        match FIRST {
+            true => {
+                std::arch::asm!("prfm pldl1keep, [{at}]", at = in(reg) at, options(nostack, preserves_flags, readonly))
+            }
+            false => {
+                std::arch::asm!("prfm pldl2keep, [{at}]", at = in(reg) at, options(nostack, preserves_flags, readonly))
+            }
+        }
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = at;
 }

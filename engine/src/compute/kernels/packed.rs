@@ -10,7 +10,7 @@
 use super::{
     area::{Area, AreaMut, Extent},
     general,
-    micro::{self, Format, Left, Right},
+    micro::{self, Format, Left, Pair, Right},
     vector::Curve,
 };
 use crate::weights::{Lines, PANEL, Panels};
@@ -21,18 +21,24 @@ use rten_simd::{
 };
 use std::ops::Range;
 
-/// Gate columns of a panel, and up columns.
-const HALF: usize = PANEL / 2;
-/// Rows of a tile: with two vectors of columns AVX-512 has registers for so many,
+/// Columns of a tile: a pair of panels.
+const PAIR: usize = 2 * PANEL;
+/// Rows of a tile. AVX-512 has registers for so many with both panels,
 const WIDE_ROWS: usize = 14;
-/// and AVX2 (and NEON, with four) for so many.
+/// AVX2 and NEON have registers for so many with one panel,
 const NARROW_ROWS: usize = 6;
+/// and for so many with both: then the panels are read at once, which is what counts if rows are
+/// few.
+const FEW_ROWS: usize = 2;
+/// Inputs of a panel that stay in a first-level cache (16 KB in f32) while the narrower tiles of
+/// all rows are made with it; the registers of AVX-512 need less of a panel at a time.
+const NARROW_INPUTS: usize = 256;
 /// Rows that are packed at a time,
 const MOST_ROWS: usize = 154;
 /// and inputs of them: 630 KB together.
 const MOST_INPUTS: usize = 1024;
-/// Panels whose sums wait between two blocks of inputs: with the rows above 630 KB.
-const WAITING_PANELS: usize = 32;
+/// Pairs of panels whose sums wait between two blocks of inputs: with the rows above 630 KB.
+const WAITING_PAIRS: usize = 32;
 
 /// Memory of one thread that products reuse.
 #[derive(Default)]
@@ -50,7 +56,7 @@ pub(crate) struct Epilogue<'a> {
     pub(crate) curve: Option<Curve>,
 }
 
-/// Where the product of one panel goes.
+/// Where the product of one pair of panels goes.
 struct Target<'a> {
     /// Its first column of the result,
     column: usize,
@@ -58,63 +64,67 @@ struct Target<'a> {
     width: usize,
     gated: bool,
     curve: Option<Curve>,
-    /// Of the panel's columns; zeros without one.
-    bias: &'a [f32; PANEL],
+    /// Of the pair's columns; zeros without one.
+    bias: &'a [f32; PAIR],
 }
 
-/// `out = epilogue(left x panels)`.
+/// `out = epilogue(left x pairs of panels)`.
 ///
 /// # Shapes
-/// left `[rows, inputs]`, out `[rows, columns of the panels]`.
+/// left `[rows, inputs]`, out `[rows, columns of the pairs]`.
 pub(crate) struct Block<'a, 'o, F: Format> {
     pub(crate) left: Area<'a>,
     pub(crate) matrix: Panels<'a, F>,
     pub(crate) gated: bool,
-    pub(crate) panels: Range<usize>,
+    pub(crate) pairs: Range<usize>,
     pub(crate) out: AreaMut<'o>,
     pub(crate) epilogue: Epilogue<'a>,
     pub(crate) scratch: &'a mut Scratch,
 }
 
-/// Columns of the result that a panel gives.
-pub(crate) fn panel_columns(gated: bool) -> usize {
-    if gated { HALF } else { PANEL }
+/// Columns of the result that a pair of panels gives.
+pub(crate) fn pair_columns(gated: bool) -> usize {
+    if gated { PANEL } else { PAIR }
+}
+
+/// A chunk of rows, and the block of inputs that is worked on.
+#[derive(Clone)]
+struct Part {
+    rows: Range<usize>,
+    /// Groups of rows, each as high as a tile.
+    groups: usize,
+    inputs: Range<usize>,
+    /// Whether these are the first inputs,
+    begin: bool,
+    /// and the last.
+    end: bool,
 }
 
 impl<F: Format> SimdOp for Block<'_, '_, F> {
     type Output = ();
     #[inline(always)]
     fn eval<I: Isa>(mut self, isa: I) {
-        let most = if lanes::<I>() >= HALF { WIDE_ROWS } else { NARROW_ROWS };
+        let most = if wide::<I>() { WIDE_ROWS } else { NARROW_ROWS };
         let (rows, inputs) = (self.out.rows(), self.matrix.inputs);
-        // Chunks of rows of nearly equal size, and in each groups of nearly equal size.
         let chunks = rows.div_ceil(MOST_ROWS);
         let blocks = inputs.div_ceil(MOST_INPUTS);
-        let together = if blocks > 1 { WAITING_PANELS } else { usize::MAX };
+        let together = if blocks > 1 { WAITING_PAIRS } else { usize::MAX };
         for chunk in 0..chunks {
-            let part = share(rows, chunks, chunk);
-            let groups = part.len().div_ceil(most);
-            let mut first = self.panels.start;
-            while first < self.panels.end {
-                let panels = first..self.panels.end.min(first.saturating_add(together));
+            let rows = share(rows, chunks, chunk);
+            let groups = rows.len().div_ceil(most);
+            let mut first = self.pairs.start;
+            while first < self.pairs.end {
+                let pairs = first..self.pairs.end.min(first.saturating_add(together));
                 for block in 0..blocks {
-                    let inputs = share(inputs, blocks, block);
                     let (begin, end) = (block == 0, block + 1 == blocks);
-                    self.pack(part.clone(), groups, inputs.clone());
-                    for panel in panels.clone() {
-                        self.panel(
-                            isa,
-                            part.clone(),
-                            groups,
-                            inputs.clone(),
-                            panel,
-                            panel - first,
-                            begin,
-                            end,
-                        );
+                    let inputs = share(inputs, blocks, block);
+                    let part = Part { rows: rows.clone(), groups, inputs, begin, end };
+                    self.pack(&part);
+                    for pair in pairs.clone() {
+                        self.pair(isa, &part, pair, pair - first);
                     }
                 }
-                first = panels.end;
+                first = pairs.end;
             }
         }
     }
@@ -127,19 +137,21 @@ fn share(whole: usize, parts: usize, at: usize) -> Range<usize> {
     start..start + each + usize::from(at < more)
 }
 
-const fn lanes<I: Isa>() -> usize {
-    size_of::<I::F32>() / size_of::<f32>()
+/// Whether a vector is as wide as a panel.
+const fn wide<I: Isa>() -> bool {
+    size_of::<I::F32>() >= PANEL * size_of::<f32>()
 }
 
 impl<F: Format> Block<'_, '_, F> {
     /// Packs rows: those of a group stand next to each other, input after input.
     #[inline(always)]
-    fn pack(&mut self, rows: Range<usize>, groups: usize, inputs: Range<usize>) {
+    fn pack(&mut self, part: &Part) {
         /// Inputs at a time, so that what is written stays in the first-level cache.
         const PIECE: usize = 64;
+        let Part { rows, groups, inputs, .. } = part;
         let packed = self.scratch.rows.grow(rows.len() * inputs.len());
-        for group in 0..groups {
-            let own = share(rows.len(), groups, group);
+        for group in 0..*groups {
+            let own = share(rows.len(), *groups, group);
             let height = own.len();
             let packed = &mut packed[own.start * inputs.len()..own.end * inputs.len()];
             for (piece, packed) in packed.chunks_mut(PIECE * height).enumerate() {
@@ -155,106 +167,120 @@ impl<F: Format> Block<'_, '_, F> {
         }
     }
 
+    /// All rows of the part times one pair of panels.
     #[inline(always)]
-    #[expect(clippy::too_many_arguments, reason = "the innermost of five loops")]
-    fn panel<I: Isa>(
-        &mut self,
-        isa: I,
-        rows: Range<usize>,
-        groups: usize,
-        inputs: Range<usize>,
-        panel: usize,
-        waiting: usize,
-        begin: bool,
-        end: bool,
-    ) {
-        let step = self.matrix.width(panel);
-        let right = Right::<F> { values: self.matrix.rows(panel, inputs.start), step };
-        let mut bias = [0.0; PANEL];
-        let columns = panel_columns(self.gated);
-        let column = (panel - self.panels.start) * columns;
-        if end {
-            bias_of(&self.epilogue, self.gated, panel, &mut bias);
-        }
-        let width = columns.min(self.out.columns() - column);
-        let Epilogue { curve, .. } = self.epilogue;
-        let target = Target { column, width, gated: self.gated, curve, bias: &bias };
+    fn pair<I: Isa>(&mut self, isa: I, part: &Part, pair: usize, waiting: usize) {
+        let mut bias = [0.0; PAIR];
+        let target = self.target(pair, &mut bias);
+        let Part { rows, groups, inputs, begin, end } = part.clone();
+        let panels = (self.matrix.count - 2 * pair).min(2);
+        let depth = if wide::<I>() || groups == 1 { inputs.len() } else { NARROW_INPUTS };
+        let steps = inputs.len().div_ceil(depth);
+        let (matrix, last) = (self.matrix, self.pairs.end);
         let Scratch { rows: packed, sums } = &mut *self.scratch;
-        let packed = packed.values();
-        let height = rows.len();
-        let mut own = [0.0; WIDE_ROWS * PANEL];
-        let mut kept = match begin && end {
+        let (packed, size) = (packed.values(), rows.len() * PAIR);
+        let mut own = [0.0; WIDE_ROWS * PAIR];
+        let mut kept = match begin && end && steps == 1 {
             true => None,
-            false => {
-                Some(&mut sums.grow((waiting + 1) * height * PANEL)[waiting * height * PANEL..])
-            }
+            false => Some(&mut sums.grow((waiting + 1) * size)[waiting * size..]),
         };
-        for group in 0..groups {
-            let part = share(height, groups, group);
-            let left = &packed[part.start * inputs.len()..part.end * inputs.len()];
-            let sums = match &mut kept {
-                Some(sums) => &mut sums[part.start * PANEL..part.end * PANEL],
-                None => &mut own[..part.len() * PANEL],
-            };
-            tile::<I, F>(isa, part.len(), inputs.len(), left, right, sums, !begin);
-            if end {
-                finish(isa, sums, rows.start + part.start, &target, &mut self.out);
+        for step in 0..steps {
+            let some = share(inputs.len(), steps, step);
+            for group in 0..groups {
+                let place = share(rows.len(), groups, group);
+                let height = place.len();
+                let sums = match &mut kept {
+                    Some(sums) => &mut sums[place.start * PAIR..place.end * PAIR],
+                    None => &mut own[..height * PAIR],
+                };
+                let left = &packed[place.start * inputs.len()..place.end * inputs.len()];
+                let left = &left[some.start * height..some.end * height];
+                let tile: Tile<'_, F> = Tile {
+                    rows: height,
+                    inputs: some.len(),
+                    left,
+                    right: matrix.from(2 * pair, inputs.start + some.start),
+                    apart: matrix.inputs * PANEL,
+                    panels,
+                    next: next(matrix, pair + 1..last, group, inputs.start),
+                    add: !begin || step > 0,
+                };
+                tile.sum(isa, sums);
+                if end && step + 1 == steps {
+                    finish(isa, sums, rows.start + place.start, &target, &mut self.out);
+                }
             }
         }
     }
-}
 
-impl<F: Format> Block<'_, '_, F> {
+    /// Where the product of a pair goes, and its bias.
+    fn target<'t>(&self, pair: usize, bias: &'t mut [f32; PAIR]) -> Target<'t> {
+        let (gated, Epilogue { bias: all, curve }) = (self.gated, self.epilogue);
+        let columns = pair_columns(gated);
+        let first = pair * columns;
+        match all {
+            Some(all) if gated => {
+                let (gate, up) = all.split_at(all.len() / 2);
+                copy(gate, first, &mut bias[..PANEL]);
+                copy(up, first, &mut bias[PANEL..]);
+            }
+            Some(all) => copy(all, first, bias),
+            None => {}
+        }
+        let column = (pair - self.pairs.start) * columns;
+        let width = columns.min(self.out.columns() - column);
+        Target { column, width, gated, curve, bias }
+    }
+
     /// As [`Block::eval`], by the `gemm` crate: for processors that no micro-kernel is written for.
     pub(crate) fn general(mut self) {
-        let (rows, inputs) = (self.out.rows(), self.matrix.inputs);
-        let isa = GenericIsa::new();
-        let Scratch { rows: wide, sums } = &mut *self.scratch;
-        for chunk in 0..rows.div_ceil(MOST_ROWS) {
-            let part = share(rows, rows.div_ceil(MOST_ROWS), chunk);
-            for panel in self.panels.clone() {
-                let width = self.matrix.width(panel);
-                let sums = sums.grow(part.len() * PANEL);
-                let blocks = inputs.div_ceil(MOST_INPUTS);
-                for block in 0..blocks {
-                    let inputs = share(inputs, blocks, block);
-                    let values = &self.matrix.rows(panel, inputs.start)[..inputs.len() * width];
-                    let wide = wide.grow(values.len());
-                    F::widen(values, wide);
-                    let whole = |rows, columns, stride| Extent { start: 0, rows, columns, stride };
-                    let right = Area::new(wide, whole(inputs.len(), width, width));
-                    let right = general::Right::Plain(right.expect("it has grown to that"));
-                    let left = self.left.part(part.start, part.len(), inputs.start, inputs.len());
-                    let sums = AreaMut::new(sums, whole(part.len(), width, PANEL));
-                    let mut sums = sums.expect("it has grown to that");
-                    let none = gemm::Parallelism::None;
-                    general::multiply(left, right, 1.0, &mut sums, block > 0, none);
+        let (rows, inputs, isa) = (self.out.rows(), self.matrix.inputs, GenericIsa::new());
+        let whole = |rows, columns, stride| Extent { start: 0, rows, columns, stride };
+        let chunks = rows.div_ceil(MOST_ROWS);
+        for chunk in 0..chunks {
+            let rows = share(rows, chunks, chunk);
+            for pair in self.pairs.clone() {
+                let mut bias = [0.0; PAIR];
+                let target = self.target(pair, &mut bias);
+                let Scratch { rows: wide, sums } = &mut *self.scratch;
+                let sums = sums.grow(rows.len() * PAIR);
+                for panel in 0..(self.matrix.count - 2 * pair).min(2) {
+                    let blocks = inputs.div_ceil(MOST_INPUTS);
+                    for block in 0..blocks {
+                        let inputs = share(inputs, blocks, block);
+                        let values = self.matrix.from(2 * pair + panel, inputs.start);
+                        let wide = wide.grow(inputs.len() * PANEL);
+                        F::widen(&values[..wide.len()], wide);
+                        let right = Area::new(wide, whole(inputs.len(), PANEL, PANEL));
+                        let right = general::Right::Plain(right.expect("it has grown to that"));
+                        let left =
+                            self.left.part(rows.start, rows.len(), inputs.start, inputs.len());
+                        let all = AreaMut::new(sums, whole(rows.len(), PAIR, PAIR));
+                        let mut all = all.expect("it has grown to that");
+                        let mut sums = all.part(0, rows.len(), panel * PANEL, PANEL);
+                        let none = gemm::Parallelism::None;
+                        general::multiply(left, right, 1.0, &mut sums, block > 0, none);
+                    }
                 }
-                let mut bias = [0.0; PANEL];
-                bias_of(&self.epilogue, self.gated, panel, &mut bias);
-                let columns = panel_columns(self.gated);
-                let column = (panel - self.panels.start) * columns;
-                let width = columns.min(self.out.columns() - column);
-                let Epilogue { curve, .. } = self.epilogue;
-                let target = Target { column, width, gated: self.gated, curve, bias: &bias };
-                finish(isa, sums, part.start, &target, &mut self.out);
+                finish(isa, sums, rows.start, &target, &mut self.out);
             }
         }
     }
 }
 
-/// The biases of a panel's columns, zeros where there are none.
-fn bias_of(epilogue: &Epilogue<'_>, gated: bool, panel: usize, bias: &mut [f32; PANEL]) {
-    let first = panel * panel_columns(gated);
-    match epilogue.bias {
-        Some(all) if gated => {
-            let (gate, up) = all.split_at(all.len() / 2);
-            copy(gate, first, &mut bias[..HALF]);
-            copy(up, first, &mut bias[HALF..]);
-        }
-        Some(all) => copy(all, first, bias),
-        None => {}
+/// What of the pairs that follow is fetched while group `group` is worked on: a panel of the next
+/// with each of the first two, if there are two.
+fn next<F: Format>(
+    matrix: Panels<'_, F>,
+    following: Range<usize>,
+    group: usize,
+    input: usize,
+) -> &[F::Element] {
+    let panel = 2 * following.start + group;
+    if following.is_empty() || group > 1 || panel >= matrix.count {
+        return &[];
     }
+    matrix.from(panel, input)
 }
 
 fn copy(from: &[f32], at: usize, out: &mut [f32]) {
@@ -263,110 +289,135 @@ fn copy(from: &[f32], at: usize, out: &mut [f32]) {
     out[..len].copy_from_slice(&from[..len]);
 }
 
-/// `sums = left x right`, or with `add` `sums += left x right`, for the rows of one group.
+/// One group of rows times one pair of panels.
 ///
 /// # Shapes
-/// left `[inputs, rows]`, right `[inputs, 32 or 16 columns]`, sums `[rows, PANEL]`.
-#[inline(always)]
-fn tile<I: Isa, F: Format>(
-    isa: I,
+/// left `[inputs, rows]`, right `[panels, inputs, PANEL]`, sums `[rows, PAIR]`.
+struct Tile<'a, F: Format> {
     rows: usize,
     inputs: usize,
-    left: &[f32],
-    right: Right<'_, F>,
-    sums: &mut [f32],
+    left: &'a [f32],
+    right: &'a [F::Element],
+    /// From one panel to the next.
+    apart: usize,
+    /// One, or two.
+    panels: usize,
+    next: &'a [F::Element],
+    /// Whether the sums are added to.
     add: bool,
-) {
-    macro_rules! rows {
-        ($vectors:literal, $right:expr, $at:expr, $($rows:literal)+) => {
-            match rows {
-                $($rows => sum::<I, F, $rows, $vectors>(isa, inputs, left, $right, &mut sums[$at..], add),)+
-                _ => unreachable!("groups are no higher"),
-            }
-        };
-    }
-    if lanes::<I>() == HALF {
-        if right.step == PANEL {
-            rows!(2, right, 0, 1 2 3 4 5 6 7 8 9 10 11 12 13 14);
-        } else {
-            rows!(1, right, 0, 1 2 3 4 5 6 7 8 9 10 11 12 13 14);
-        }
-    } else {
-        for half in 0..right.step / HALF {
-            let right = Right { values: &right.values[half * HALF..], step: right.step };
-            if lanes::<I>() == HALF / 2 {
-                rows!(2, right, half * HALF, 1 2 3 4 5 6);
-            } else {
-                rows!(4, right, half * HALF, 1 2 3 4 5 6);
-            }
-        }
-    }
 }
 
-#[inline(always)]
-fn sum<I: Isa, F: Format, const ROWS: usize, const VECTORS: usize>(
-    isa: I,
-    inputs: usize,
-    left: &[f32],
-    right: Right<'_, F>,
-    sums: &mut [f32],
-    add: bool,
-) {
-    let ops = isa.f32();
-    let mut tile = [[ops.zero(); VECTORS]; ROWS];
-    if add {
-        for (row, tile) in tile.iter_mut().enumerate() {
-            for (v, sum) in tile.iter_mut().enumerate() {
-                *sum = ops.load(&sums[row * PANEL + v * ops.len()..]);
+impl<F: Format> Tile<'_, F> {
+    #[inline(always)]
+    fn sum<I: Isa>(self, isa: I, sums: &mut [f32]) {
+        macro_rules! rows {
+            ($panel:expr, $panels:literal x $vectors:literal, $($rows:literal)+) => {
+                match self.rows {
+                    $($rows => self.rows::<I, $rows, $panels, $vectors>(isa, $panel, sums),)+
+                    _ => unreachable!("groups are no higher"),
+                }
+            };
+        }
+        if wide::<I>() {
+            match self.panels {
+                1 => rows!(0, 1 x 1, 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
+                _ => rows!(0, 2 x 1, 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
+            }
+        } else if size_of::<I::F32>() * 2 >= PANEL * size_of::<f32>() {
+            if self.rows <= FEW_ROWS && self.panels == 2 {
+                return rows!(0, 2 x 2, 1 2);
+            }
+            for panel in 0..self.panels {
+                rows!(panel, 1 x 2, 1 2 3 4 5 6);
+            }
+        } else {
+            if self.rows <= FEW_ROWS && self.panels == 2 {
+                return rows!(0, 2 x 4, 1 2);
+            }
+            for panel in 0..self.panels {
+                rows!(panel, 1 x 4, 1 2 3 4 5 6);
             }
         }
     }
-    let left = Left { values: left, row: 1, step: ROWS };
-    let tile = micro::accumulate(isa, tile, inputs, left, right);
-    for (row, tile) in tile.iter().enumerate() {
-        for (v, sum) in tile.iter().enumerate() {
-            ops.store(*sum, &mut sums[row * PANEL + v * ops.len()..]);
+
+    /// `PANELS` panels from `panel` on.
+    #[inline(always)]
+    fn rows<I: Isa, const ROWS: usize, const PANELS: usize, const VECTORS: usize>(
+        &self,
+        isa: I,
+        panel: usize,
+        sums: &mut [f32],
+    ) {
+        let ops = isa.f32();
+        let place =
+            |row: usize, at: usize, v: usize| row * PAIR + (panel + at) * PANEL + v * ops.len();
+        let mut tile = [[[ops.zero(); VECTORS]; PANELS]; ROWS];
+        if self.add {
+            for (row, tile) in tile.iter_mut().enumerate() {
+                for (at, tile) in tile.iter_mut().enumerate() {
+                    for (v, sum) in tile.iter_mut().enumerate() {
+                        *sum = ops.load(&sums[place(row, at, v)..]);
+                    }
+                }
+            }
+        }
+        let left = Left { values: self.left, row: 1, step: ROWS };
+        let right = Right { values: &self.right[panel * self.apart..], step: PANEL };
+        let pair = Pair { right, apart: self.apart, next: self.next };
+        let tile = micro::accumulate_pair::<I, F, ROWS, PANELS, VECTORS>(
+            isa,
+            tile,
+            self.inputs,
+            left,
+            pair,
+        );
+        for (row, tile) in tile.iter().enumerate() {
+            for (at, tile) in tile.iter().enumerate() {
+                for (v, sum) in tile.iter().enumerate() {
+                    ops.store(*sum, &mut sums[place(row, at, v)..]);
+                }
+            }
         }
     }
 }
 
 /// Bias, curve and gate of a tile, and its way to the result.
 #[inline(always)]
-fn finish<I: Isa>(
-    isa: I,
-    sums: &mut [f32],
-    row: usize,
-    target: &Target<'_>,
-    out: &mut AreaMut<'_>,
-) {
+fn finish<I: Isa>(isa: I, sums: &[f32], row: usize, target: &Target<'_>, out: &mut AreaMut<'_>) {
     let ops = isa.f32();
-    let Target { column, width, gated, curve, bias } = *target;
-    let columns = panel_columns(gated);
-    for (at, sums) in sums.chunks_exact_mut(PANEL).enumerate() {
+    let Target { column, width, gated, .. } = *target;
+    let columns = pair_columns(gated);
+    for (at, sums) in sums.chunks_exact(PAIR).enumerate() {
         let out = &mut out.row(row + at)[column..column + width];
-        let value = |v: usize| {
-            let place = v * ops.len();
-            ops.add(ops.load(&sums[place..]), ops.load(&bias[place..]))
-        };
-        let vectors = columns / ops.len();
-        let result = |v: usize| {
-            let gate = value(v);
-            let gate = match curve {
-                Some(curve) => curve.eval(isa, gate),
-                None => gate,
-            };
-            if gated { ops.mul(gate, value(v + vectors)) } else { gate }
-        };
         if width == columns {
-            for v in 0..vectors {
-                ops.store(result(v), &mut out[v * ops.len()..]);
+            for place in (0..columns).step_by(ops.len()) {
+                ops.store(target.value(isa, sums, place), &mut out[place..]);
             }
         } else {
-            let mut whole = [0.0; PANEL];
-            for v in 0..vectors {
-                ops.store(result(v), &mut whole[v * ops.len()..]);
+            let mut whole = [0.0; PAIR];
+            for place in (0..columns).step_by(ops.len()) {
+                ops.store(target.value(isa, sums, place), &mut whole[place..]);
             }
             out.copy_from_slice(&whole[..width]);
         }
+    }
+}
+
+impl Target<'_> {
+    /// The result at columns `place..` of the pair. No closures here: they would be compiled
+    /// without the instructions of the function that they stand in.
+    #[inline(always)]
+    fn value<I: Isa>(&self, isa: I, sums: &[f32], place: usize) -> I::F32 {
+        let ops = isa.f32();
+        let sum = ops.add(ops.load(&sums[place..]), ops.load(&self.bias[place..]));
+        let value = match self.curve {
+            Some(curve) => curve.eval(isa, sum),
+            None => sum,
+        };
+        if !self.gated {
+            return value;
+        }
+        let up = place + PANEL;
+        ops.mul(value, ops.add(ops.load(&sums[up..]), ops.load(&self.bias[up..])))
     }
 }

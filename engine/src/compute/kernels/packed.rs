@@ -10,7 +10,7 @@
 use super::{
     area::{Area, AreaMut, Extent},
     general,
-    micro::{self, Format, Left, Pair, Right},
+    micro::{self, Format, Left, Right},
     vector::Curve,
 };
 use crate::weights::{Lines, PANEL, Panels};
@@ -176,7 +176,7 @@ impl<F: Format> Block<'_, '_, F> {
         let panels = (self.matrix.count - 2 * pair).min(2);
         let depth = if wide::<I>() || groups == 1 { inputs.len() } else { NARROW_INPUTS };
         let steps = inputs.len().div_ceil(depth);
-        let (matrix, last) = (self.matrix, self.pairs.end);
+        let matrix = self.matrix;
         let Scratch { rows: packed, sums } = &mut *self.scratch;
         let (packed, size) = (packed.values(), rows.len() * PAIR);
         let mut own = [0.0; WIDE_ROWS * PAIR];
@@ -202,7 +202,6 @@ impl<F: Format> Block<'_, '_, F> {
                     right: matrix.from(2 * pair, inputs.start + some.start),
                     apart: matrix.inputs * PANEL,
                     panels,
-                    next: next(matrix, pair + 1..last, group, inputs.start),
                     add: !begin || step > 0,
                 };
                 tile.sum(isa, sums);
@@ -268,21 +267,6 @@ impl<F: Format> Block<'_, '_, F> {
     }
 }
 
-/// What of the pairs that follow is fetched while group `group` is worked on: a panel of the next
-/// with each of the first two, if there are two.
-fn next<F: Format>(
-    matrix: Panels<'_, F>,
-    following: Range<usize>,
-    group: usize,
-    input: usize,
-) -> &[F::Element] {
-    let panel = 2 * following.start + group;
-    if following.is_empty() || group > 1 || panel >= matrix.count {
-        return &[];
-    }
-    matrix.from(panel, input)
-}
-
 fn copy(from: &[f32], at: usize, out: &mut [f32]) {
     let from = &from[at.min(from.len())..];
     let len = from.len().min(out.len());
@@ -302,7 +286,6 @@ struct Tile<'a, F: Format> {
     apart: usize,
     /// One, or two.
     panels: usize,
-    next: &'a [F::Element],
     /// Whether the sums are added to.
     add: bool,
 }
@@ -349,32 +332,32 @@ impl<F: Format> Tile<'_, F> {
         sums: &mut [f32],
     ) {
         let ops = isa.f32();
-        let place =
-            |row: usize, at: usize, v: usize| row * PAIR + (panel + at) * PANEL + v * ops.len();
+        let first = panel * PANEL;
         let mut tile = [[[ops.zero(); VECTORS]; PANELS]; ROWS];
         if self.add {
             for (row, tile) in tile.iter_mut().enumerate() {
                 for (at, tile) in tile.iter_mut().enumerate() {
                     for (v, sum) in tile.iter_mut().enumerate() {
-                        *sum = ops.load(&sums[place(row, at, v)..]);
+                        *sum = ops.load(&sums[row * PAIR + first + at * PANEL + v * ops.len()..]);
                     }
                 }
             }
         }
         let left = Left { values: self.left, row: 1, step: ROWS };
         let right = Right { values: &self.right[panel * self.apart..], step: PANEL };
-        let pair = Pair { right, apart: self.apart, next: self.next };
-        let tile = micro::accumulate_pair::<I, F, ROWS, PANELS, VECTORS>(
+        let tile = micro::accumulate_panels::<I, F, ROWS, PANELS, VECTORS>(
             isa,
             tile,
             self.inputs,
             left,
-            pair,
+            right,
+            self.apart,
         );
         for (row, tile) in tile.iter().enumerate() {
             for (at, tile) in tile.iter().enumerate() {
                 for (v, sum) in tile.iter().enumerate() {
-                    ops.store(*sum, &mut sums[place(row, at, v)..]);
+                    let place = row * PAIR + first + at * PANEL + v * ops.len();
+                    ops.store(*sum, &mut sums[place..]);
                 }
             }
         }

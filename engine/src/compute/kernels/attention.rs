@@ -133,11 +133,7 @@ pub(crate) fn attend(
         let mut scores = scores.lock().unwrap_or_else(PoisonError::into_inner);
         run(&sources, *task, &mut scores, context);
     };
-    if threads.count() == 1 || tasks.len() <= 1 {
-        spread(tasks, context, false, &run);
-    } else {
-        threads.inside(|| spread(tasks, context, true, &run));
-    }
+    spread(tasks, context, false, &run);
 }
 
 /// Tasks stand in row order and cover the context, so cutting both at one row keeps them apart.

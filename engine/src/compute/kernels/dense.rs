@@ -80,7 +80,8 @@ impl Common<'_> {
         let threads = self.threads;
         let values = matrix.inputs * out.columns();
         if out.rows() >= ROWS_EACH * threads.count() {
-            threads.each(out, ROWS_EACH, values, |first, out| {
+            let grain = out.rows().div_ceil(threads.count());
+            threads.each(out, grain, values, |first, out| {
                 let left = left.part(first, out.rows(), 0, left.columns());
                 self.block(left, matrix, 0..matrix.count.div_ceil(2), out);
             });

@@ -138,7 +138,7 @@ pub(crate) struct Right<'a, F: Format> {
 /// Bytes of a line of cache.
 const LINE: usize = 64;
 /// How far ahead the right-hand side is fetched to the first-level cache, in bytes of a panel.
-const AHEAD: usize = 1024;
+const AHEAD: usize = 512;
 
 /// `sums + left x right` over `inputs` inputs.
 ///

@@ -1,54 +1,155 @@
 //! The kernel threads of one engine: exactly as many as the device grants.
+//!
+//! A product of one row takes some tens of microseconds, which is what it takes to wake a thread
+//! that sleeps. So the calling thread is one of the kernel threads and starts at once; the others
+//! look for work for a moment before they sleep, and who comes too late is not waited for.
+#![allow(unsafe_code)]
 
 use super::area::Cut;
+use std::{
+    cell::Cell,
+    hint,
+    panic::{self, AssertUnwindSafe},
+    sync::{
+        Arc, Condvar, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    thread::{self, JoinHandle},
+};
 
 /// Below this many values an operation is done before another thread has woken up.
 const WORTH_SHARING: usize = 1 << 14;
+/// Pieces that work is cut into at most.
+const MOST_PIECES: usize = 64;
+/// How often a thread looks before it sleeps or yields: some 20 to 80 microseconds.
+const LOOKS: u32 = 1000;
 
-/// Threads that share the work of an operation. The compute thread waits while they work, so
-/// there are never more busy kernel threads than granted.
+/// Threads that share the work of an operation. The calling thread works too, so there are never
+/// more busy kernel threads than granted.
 pub(crate) struct Threads {
-    pool: Option<rayon::ThreadPool>,
-    count: usize,
+    shared: Arc<Shared>,
+    /// Whether a round is under way: one at a time.
+    busy: AtomicBool,
+    workers: Vec<JoinHandle<()>>,
+}
+
+/// Work that is shared: `run(piece)` for every piece.
+#[derive(Clone, Copy)]
+struct Job {
+    /// Erased: it lives until its round is over, see [`Threads::run`].
+    run: *const (dyn Fn(usize) + Sync),
+    pieces: usize,
+}
+
+// SAFETY: what it points to is `Sync`, and used only while it is borrowed by `Threads::run`.
+unsafe impl Send for Job {}
+
+struct Shared {
+    /// Number of the round in the upper half, then [`OPEN`], then how many workers are in it.
+    state: AtomicU64,
+    job: Mutex<Option<Job>>,
+    /// The next piece to be taken.
+    next: AtomicUsize,
+    panicked: AtomicBool,
+    stop: AtomicBool,
+    /// Workers that sleep, or are about to.
+    sleepers: AtomicUsize,
+    asleep: Mutex<()>,
+    wake: Condvar,
+}
+
+/// Workers may still join the round.
+const OPEN: u64 = 1 << 31;
+const ROUND: u64 = 1 << 32;
+
+fn round(state: u64) -> u64 {
+    state / ROUND
+}
+fn inside(state: u64) -> u64 {
+    state % OPEN
+}
+
+thread_local! {
+    /// The place of a kernel thread; 0 for one that calls.
+    static INDEX: Cell<usize> = const { Cell::new(0) };
 }
 
 impl Threads {
-    /// `count` threads; with one (or where the system gives no more), the caller works itself.
+    /// `count` threads with the calling one; fewer where the system gives no more.
     pub(crate) fn new(count: u16) -> Self {
-        let count = usize::from(count).max(1);
-        let pool = (count > 1)
-            .then(|| {
-                rayon::ThreadPoolBuilder::new()
-                    .num_threads(count)
-                    .thread_name(|i| format!("galaxy-kernel-{i}"))
-                    .build()
-                    .inspect_err(
-                        |error| tracing::warn!(%error, count, "no kernel threads: one has to do"),
-                    )
-                    .ok()
+        let shared = Arc::new(Shared {
+            state: AtomicU64::new(0),
+            job: Mutex::new(None),
+            next: AtomicUsize::new(0),
+            panicked: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            sleepers: AtomicUsize::new(0),
+            asleep: Mutex::new(()),
+            wake: Condvar::new(),
+        });
+        let start = |index: usize| {
+            let shared = shared.clone();
+            let name = format!("galaxy-kernel-{index}");
+            thread::Builder::new().name(name).spawn(move || {
+                INDEX.set(index);
+                shared.work();
             })
-            .flatten();
-        let count = if pool.is_some() { count } else { 1 };
-        Self { pool, count }
+        };
+        let mut workers = Vec::new();
+        for index in 1..usize::from(count).max(1) {
+            match start(index) {
+                Ok(worker) => workers.push(worker),
+                Err(error) => {
+                    tracing::warn!(%error, count, "no more kernel threads: {index} have to do");
+                    break;
+                }
+            }
+        }
+        Self { shared, busy: AtomicBool::new(false), workers }
     }
 
     pub(crate) fn count(&self) -> usize {
-        self.count
+        self.workers.len() + 1
     }
 
     /// The place of the calling kernel thread, below [`Threads::count`].
     pub(crate) fn index(&self) -> usize {
-        match &self.pool {
-            Some(pool) => pool.current_thread_index().unwrap_or(0),
-            None => 0,
-        }
+        INDEX.get().min(self.workers.len())
     }
 
-    /// Runs `work` on a kernel thread, and waits.
-    pub(crate) fn inside<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
-        match &self.pool {
-            Some(pool) => pool.install(work),
-            None => work(),
+    /// Runs `run(0)` to `run(pieces - 1)`, each once, on all threads, and waits.
+    ///
+    /// # Panics
+    /// When one of them does.
+    pub(crate) fn run(&self, pieces: usize, run: &(dyn Fn(usize) + Sync)) {
+        if self.workers.is_empty() || pieces <= 1 || self.busy.swap(true, Ordering::Acquire) {
+            return (0..pieces).for_each(run);
+        }
+        // SAFETY: only the lifetime is erased. `End` below is dropped before this function returns
+        // or unwinds, and waits until no worker is in the round; a worker reads the job only after
+        // it has joined the round, which it cannot once the round is closed.
+        let erased = unsafe {
+            std::mem::transmute::<
+                *const (dyn Fn(usize) + Sync + '_),
+                *const (dyn Fn(usize) + Sync + 'static),
+            >(run)
+        };
+        let shared = &*self.shared;
+        *shared.job.lock().unwrap_or_else(PoisonError::into_inner) =
+            Some(Job { run: erased, pieces });
+        shared.next.store(0, Ordering::Relaxed);
+        shared.panicked.store(false, Ordering::Relaxed);
+        let number = round(shared.state.load(Ordering::Relaxed)).wrapping_add(1);
+        shared.state.store((number << 32) | OPEN, Ordering::SeqCst);
+        let end = End(self);
+        if shared.sleepers.load(Ordering::SeqCst) > 0 {
+            drop(shared.asleep.lock().unwrap_or_else(PoisonError::into_inner));
+            shared.wake.notify_all();
+        }
+        shared.take(pieces, run);
+        drop(end);
+        if shared.panicked.swap(false, Ordering::Relaxed) {
+            panic!("a kernel thread panicked");
         }
     }
 
@@ -62,22 +163,177 @@ impl Threads {
         work: impl Fn(usize, T) + Sync,
     ) {
         let items = whole.items();
-        let grain = grain.max(items.div_ceil(self.count * 2)).max(1);
-        if self.count == 1 || values < WORTH_SHARING || items <= grain {
-            work(0, whole);
-        } else {
-            self.inside(|| halve(whole, 0, grain, &work));
+        let most = (self.count() * 2).min(MOST_PIECES);
+        let grain = grain.max(items.div_ceil(most)).max(1);
+        if self.count() == 1 || values < WORTH_SHARING || items <= grain {
+            return work(0, whole);
+        }
+        let pieces = items.div_ceil(grain);
+        let cut = [const { Mutex::new(None) }; MOST_PIECES];
+        let mut rest = whole;
+        for place in &cut[..pieces - 1] {
+            let (piece, more) = rest.cut(grain);
+            rest = more;
+            *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(piece);
+        }
+        *cut[pieces - 1].lock().unwrap_or_else(PoisonError::into_inner) = Some(rest);
+        self.run(pieces, &|piece| {
+            let own = cut[piece].lock().unwrap_or_else(PoisonError::into_inner).take();
+            work(piece * grain, own.expect("every piece is taken once"));
+        });
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        drop(self.shared.asleep.lock().unwrap_or_else(PoisonError::into_inner));
+        self.shared.wake.notify_all();
+        for worker in self.workers.drain(..) {
+            // A worker catches what its work panics with.
+            let _ = worker.join();
         }
     }
 }
 
-fn halve<T: Cut>(whole: T, first: usize, grain: usize, work: &(impl Fn(usize, T) + Sync)) {
-    let items = whole.items();
-    if items <= grain {
-        return work(first, whole);
+/// Ends a round, also when the caller's own work panics.
+struct End<'a>(&'a Threads);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        let shared = &*self.0.shared;
+        shared.state.fetch_and(!OPEN, Ordering::AcqRel);
+        let mut looks = 0;
+        while inside(shared.state.load(Ordering::Acquire)) > 0 {
+            looks += 1;
+            if looks < LOOKS { hint::spin_loop() } else { thread::yield_now() }
+        }
+        self.0.busy.store(false, Ordering::Release);
     }
-    // Pieces stay multiples of the grain, so that what is grouped by it stays together.
-    let at = (items.div_ceil(grain) / 2) * grain;
-    let (head, tail) = whole.cut(at);
-    rayon::join(|| halve(head, first, grain, work), || halve(tail, first + at, grain, work));
+}
+
+impl Shared {
+    /// Takes pieces until there are none.
+    fn take(&self, pieces: usize, run: &(dyn Fn(usize) + Sync)) {
+        loop {
+            let piece = self.next.fetch_add(1, Ordering::Relaxed);
+            if piece >= pieces {
+                return;
+            }
+            run(piece);
+        }
+    }
+
+    /// The life of a worker.
+    fn work(&self) {
+        let mut seen = 0;
+        while let Some(state) = self.await_round(seen) {
+            seen = round(state);
+            if !self.join(seen) {
+                continue;
+            }
+            let job = *self.job.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(job) = job {
+                // SAFETY: this worker is in the round (`join`), so `Threads::run` still borrows it.
+                let run = unsafe { &*job.run };
+                let result = panic::catch_unwind(AssertUnwindSafe(|| self.take(job.pieces, run)));
+                if result.is_err() {
+                    self.panicked.store(true, Ordering::Relaxed);
+                }
+            }
+            self.state.fetch_sub(1, Ordering::Release);
+        }
+    }
+
+    /// Enters round `number`, if it is still open.
+    fn join(&self, number: u64) -> bool {
+        let enter = |state| (round(state) == number && state & OPEN > 0).then_some(state + 1);
+        self.state.fetch_update(Ordering::Acquire, Ordering::Relaxed, enter).is_ok()
+    }
+
+    /// Waits for an open round after `seen`; nothing when the threads are to end.
+    fn await_round(&self, seen: u64) -> Option<u64> {
+        let look = || {
+            let state = self.state.load(Ordering::SeqCst);
+            (round(state) != seen && state & OPEN > 0).then_some(state)
+        };
+        for _ in 0..LOOKS {
+            if self.stop.load(Ordering::Relaxed) {
+                return None;
+            }
+            if let Some(state) = look() {
+                return Some(state);
+            }
+            hint::spin_loop();
+        }
+        let mut asleep = self.asleep.lock().unwrap_or_else(PoisonError::into_inner);
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        let found = loop {
+            // Whoever opens a round after this look sees the sleeper, and wakes it.
+            if self.stop.load(Ordering::SeqCst) {
+                break None;
+            }
+            if let Some(state) = look() {
+                break Some(state);
+            }
+            asleep = self.wake.wait(asleep).unwrap_or_else(PoisonError::into_inner);
+        };
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_piece_runs_once_on_a_thread_of_its_own_place() {
+        for count in [1, 2, 3, 5] {
+            let threads = Threads::new(count);
+            let at_once: Vec<AtomicBool> =
+                (0..threads.count()).map(|_| AtomicBool::new(false)).collect();
+            for pieces in (0..40).chain([64, 1000]).chain(std::iter::repeat_n(7, 2000)) {
+                let runs: Vec<AtomicUsize> = (0..pieces).map(|_| AtomicUsize::new(0)).collect();
+                threads.run(pieces, &|piece| {
+                    let place = &at_once[threads.index()];
+                    assert!(!place.swap(true, Ordering::AcqRel), "two threads in one place");
+                    runs[piece].fetch_add(1, Ordering::Relaxed);
+                    place.store(false, Ordering::Release);
+                });
+                assert!(runs.iter().all(|runs| runs.load(Ordering::Relaxed) == 1));
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_cut_is_covered() {
+        let threads = Threads::new(3);
+        for (items, grain) in [(1, 1), (5, 1), (100, 7), (64, 64), (1000, 3)] {
+            let mut values = vec![0.0_f32; items];
+            threads.each(values.as_mut_slice(), grain, usize::MAX, |first, piece| {
+                for (at, value) in piece.iter_mut().enumerate() {
+                    *value += (first + at) as f32 + 1.0;
+                }
+            });
+            assert!(values.iter().enumerate().all(|(at, value)| *value == at as f32 + 1.0));
+        }
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_the_threads_go_on() {
+        let threads = Threads::new(3);
+        for bad in 0..6 {
+            let run = || threads.run(6, &|piece| assert_ne!(piece, bad));
+            assert!(panic::catch_unwind(AssertUnwindSafe(run)).is_err());
+            let done = AtomicUsize::new(0);
+            threads.run(6, &|_| {
+                // Within a round another runs on the thread that asks for it.
+                threads.run(2, &|_| {
+                    done.fetch_add(1, Ordering::Relaxed);
+                });
+            });
+            assert_eq!(done.load(Ordering::Relaxed), 12);
+        }
+    }
 }

@@ -121,7 +121,9 @@ impl<F: Format> SimdOp for Block<'_, '_, F> {
                     let part = Part { rows: rows.clone(), groups, inputs, begin, end };
                     self.pack(&part);
                     for pair in pairs.clone() {
-                        self.pair(isa, &part, pair, pair - first);
+                        // Sums wait only if other inputs follow.
+                        let waiting = if blocks > 1 { pair - first } else { 0 };
+                        self.pair(isa, &part, pair, waiting);
                     }
                 }
                 first = pairs.end;

@@ -5,6 +5,10 @@ use galaxy_common::{BatchShape, Bytes};
 use galaxy_graph::program::{Operation, Program, Slot};
 use std::sync::Arc;
 
+#[cfg(feature = "burn")]
+pub mod burn;
+mod call;
+pub mod choice;
 pub mod cpu;
 pub mod kernels;
 
@@ -41,6 +45,12 @@ pub enum ComputeError {
     /// Weights that could not be read.
     #[error(transparent)]
     Weights(#[from] WeightError),
+    /// A device that is not there, or that failed.
+    #[error("the compute device failed: {why}")]
+    Device {
+        /// What it said.
+        why: String,
+    },
     /// An operation that this engine does not know, or regions that do not fit together.
     #[error("operation {operation} does not fit this device's shard: {why}")]
     Operation {

@@ -8,7 +8,7 @@ use crate::{
     state::State,
 };
 use galaxy_common::{Assignment, Bytes, DeviceName, Epoch, Plan, Rank};
-use galaxy_engine::executor::Executor;
+use galaxy_engine::{compute::choice::EngineChoice, executor::Executor};
 use galaxy_model::ModelDir;
 use galaxy_proto::identity::Identity;
 use std::{
@@ -25,6 +25,8 @@ pub(crate) struct Core {
     pub(crate) name: DeviceName,
     pub(crate) identity: Identity,
     pub(crate) models: Models,
+    /// What programs run on.
+    pub(crate) engine: EngineChoice,
     pub(crate) threads: u16,
     pub(crate) memory: Option<Bytes>,
     /// Port of plain ring links, if they are allowed.
@@ -79,6 +81,7 @@ impl Core {
     pub(crate) fn new(
         identity: Identity,
         models: Models,
+        engine: EngineChoice,
         threads: u16,
         memory: Option<Bytes>,
         plain_port: Option<u16>,
@@ -87,6 +90,7 @@ impl Core {
             name: identity.name().clone(),
             identity,
             models,
+            engine,
             threads,
             memory,
             plain_port,

@@ -2,7 +2,7 @@
 
 use crate::{ring::RingError, state::Refusal};
 use galaxy_common::{Bytes, DeviceName, PlanError, Rank};
-use galaxy_engine::{executor::RunError, weights::WeightError};
+use galaxy_engine::{compute::choice::EngineError, executor::RunError, weights::WeightError};
 use galaxy_graph::LowerError;
 use galaxy_model::ModelError;
 use galaxy_proto::{
@@ -88,6 +88,9 @@ pub enum WorkerError {
     /// The shard cannot be loaded.
     #[error(transparent)]
     Weights(#[from] WeightError),
+    /// The engine has no device to compute on.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
     /// The links cannot be formed.
     #[error(transparent)]
     Ring(#[from] RingError),
@@ -185,7 +188,7 @@ impl WorkerError {
             Self::Fingerprint { .. } => (Code::FailedPrecondition, "model_differs", false),
             Self::Model(_) => (Code::FailedPrecondition, "bad_model", false),
             Self::Budget { .. } => (Code::FailedPrecondition, "over_budget", false),
-            Self::Weights(_) => (Code::FailedPrecondition, "load_failed", false),
+            Self::Weights(_) | Self::Engine(_) => (Code::FailedPrecondition, "load_failed", false),
             Self::Ring(error) => (Code::Unavailable, "no_link", error.retryable()),
             Self::NoPlain => (Code::FailedPrecondition, "no_plain", false),
             Self::Shape(_) | Self::Tokens { .. } | Self::Token { .. } => {

@@ -3,6 +3,7 @@
 use anyhow::Context;
 use clap::Parser;
 use galaxy_common::Bytes;
+use galaxy_engine::compute::choice::EngineChoice;
 use galaxy_worker::{Worker, WorkerConfig};
 use std::{
     io::{IsTerminal, Write},
@@ -30,6 +31,9 @@ struct Flags {
     /// Directory whose subdirectories are models, or one model's directory
     #[arg(long, value_name = "DIR", required_unless_present = "version")]
     models: Option<PathBuf>,
+    /// What to compute with: cpu, or burn-flex, burn-wgpu[:N], burn-cuda[:N] where compiled in
+    #[arg(long, value_name = "ENGINE", default_value = "cpu")]
+    engine: EngineChoice,
     /// Cores that kernels may use [default: all]
     #[arg(long, value_name = "N")]
     threads: Option<u16>,
@@ -69,6 +73,7 @@ fn run(flags: Flags) -> anyhow::Result<()> {
         identity: flags.identity.context("--identity DIR is needed")?,
         listen: flags.listen,
         models: flags.models.context("--models DIR is needed")?,
+        engine: flags.engine,
         threads: flags.threads.unwrap_or(u16::try_from(cores).unwrap_or(u16::MAX)),
         memory: flags.memory,
         plain: flags.plain,

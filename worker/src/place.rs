@@ -8,7 +8,6 @@ use crate::{
 };
 use galaxy_common::{Bytes, DevicePlan, Epoch, Plan, Rank};
 use galaxy_engine::{
-    compute::cpu::CpuEngine,
     executor::Executor,
     link::Links,
     weights::{Shard, WeightError},
@@ -132,10 +131,12 @@ impl Request {
 /// Opens the model and checks the plan and the budget against it: nothing is loaded yet.
 async fn open(core: &Arc<Core>, request: &Request) -> Result<Arc<ModelDir>, WorkerError> {
     let (models, plan, rank) = (core.models.clone(), request.plan.clone(), request.rank);
+    let engine = core.engine;
     let checked = blocking(move || {
         let model = models.open(&plan.model, &plan.fingerprint)?;
         plan.validate(model.spec().extent())?;
-        let needs = budget::needs(model.spec(), model.dtype().width(), &plan, rank)?;
+        let width = engine.weight_width(model.dtype().width());
+        let needs = budget::needs(model.spec(), width, &plan, rank)?;
         Ok::<_, WorkerError>((Arc::new(model), needs.total()))
     });
     let (model, needed) = checked.await??;
@@ -234,7 +235,7 @@ async fn hold(
         return Ok((held, bytes, true));
     }
     let (device, name, events) = (device.clone(), core.name.to_string(), events.clone());
-    let ending = core.ending.clone();
+    let (ending, engine) = (core.ending.clone(), core.engine);
     blocking(move || {
         *held = None;
         let mut told = Instant::now();
@@ -255,8 +256,8 @@ async fn hold(
             Err(WeightError::Stopped) => return Err(Refusal::Draining.into()),
             loaded => loaded?,
         };
-        let bytes = shard.bytes();
-        let engine = Box::new(CpuEngine::new(shard, threads));
+        let engine = engine.start(shard, threads)?;
+        let (bytes, _) = engine.held();
         let executor = Arc::new(Executor::start(&name, engine)?);
         *held = Some(Held { key, executor, bytes });
         Ok((held, bytes, false))

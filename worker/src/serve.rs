@@ -2,6 +2,7 @@
 
 use crate::{core::Core, models::Models, ring::Ring, service::Control};
 use galaxy_common::Bytes;
+use galaxy_engine::compute::choice::{EngineChoice, EngineError};
 use galaxy_proto::{
     ALPN_RING,
     door::{Door, Hook, Peer},
@@ -43,6 +44,8 @@ pub struct WorkerConfig {
     pub listen: SocketAddr,
     /// Directory of model directories, or one model directory.
     pub models: PathBuf,
+    /// What programs run on.
+    pub engine: EngineChoice,
     /// Cores that it may use for kernels.
     pub threads: u16,
     /// Bytes that it grants, beside what the coordinator's files say.
@@ -73,6 +76,9 @@ pub enum StartError {
         /// Why.
         source: io::Error,
     },
+    /// An engine that this build does not have.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
     /// No threads granted.
     #[error("a worker needs at least one thread")]
     Threads,
@@ -101,7 +107,9 @@ impl Worker {
     /// # Errors
     /// What is wrong with the config, or with the address.
     pub async fn start(config: WorkerConfig) -> Result<Self, StartError> {
-        let WorkerConfig { identity: path, listen, models, threads, memory, plain } = config;
+        let WorkerConfig { identity: path, listen, models, engine, threads, memory, plain } =
+            config;
+        let engine = engine.built()?;
         let identity = Identity::load(&path)?;
         if identity.role() != Role::Device {
             return Err(StartError::Role { path, role: identity.role() });
@@ -117,7 +125,7 @@ impl Worker {
             false => None,
         };
         let plain_port = plain.as_ref().map(|(_, address)| address.port());
-        let core = Arc::new(Core::new(identity, models, threads, memory, plain_port));
+        let core = Arc::new(Core::new(identity, models, engine, threads, memory, plain_port));
 
         let door = {
             // Not the core itself: the door must not keep it alive.

@@ -54,4 +54,8 @@ fn it_says_what_is_wrong() {
     let output = worker().args(["--memory", "lots"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8(output.stderr).unwrap().contains("1.5GB"));
+
+    let output = worker().args(["--engine", "gpu"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8(output.stderr).unwrap().contains("known are cpu, burn-flex"));
 }

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use galaxy_common::{BatchShape, Bytes, DeviceName, Plan, Strategy, Wanted, WireType, plan::Phase};
-use galaxy_engine::{local::LocalCluster, merge::merge};
+use galaxy_engine::{compute::choice::EngineChoice, local::LocalCluster, merge::merge};
 use galaxy_graph::share::{self, Member, Terms};
 use galaxy_model::ModelDir;
 use galaxy_proto::{
@@ -51,6 +51,7 @@ impl Cluster {
                 identity,
                 listen: ([127, 0, 0, 1], 0).into(),
                 models: golden(),
+                engine: EngineChoice::Cpu,
                 threads: 1,
                 memory: None,
                 plain: true,
@@ -452,6 +453,7 @@ async fn a_bad_config_does_not_bind() {
         identity,
         listen: ([127, 0, 0, 1], 0).into(),
         models,
+        engine: EngineChoice::Cpu,
         threads,
         memory: None,
         plain: false,

@@ -4,6 +4,7 @@ mod slots;
 
 use super::{
     Binding, ComputeError, Engine, Staged,
+    call::{Call, Misfit},
     kernels::{
         area::{Area, AreaMut, Extent, grow},
         attention::{self, Layout, Sources},
@@ -12,10 +13,10 @@ use super::{
         rows::{self, Joined, Norm},
         threads::Threads,
         vector::{self, Curve},
-        wire::{self, Tile},
+        wire,
     },
 };
-use crate::weights::{LayerShard, Shard, WeightError};
+use crate::weights::{LayerShard, Shard};
 use galaxy_common::{Bytes, Row, Span};
 use galaxy_graph::program::{
     JoinOf, NormOf, OpKind, Operation, OutputKind, Product, Program, Reduce, Region, Slot,
@@ -37,20 +38,6 @@ pub struct CpuEngine {
     positions: Vec<u32>,
     /// A few rows on their way from a table, or between the two layers of a class head.
     few: Vec<f32>,
-}
-
-/// Why an operation cannot be run.
-enum Misfit {
-    /// The program does not fit the shard or itself.
-    Why(&'static str),
-    /// A row of a table cannot be read.
-    Weights(WeightError),
-}
-
-impl From<&'static str> for Misfit {
-    fn from(why: &'static str) -> Self {
-        Self::Why(why)
-    }
 }
 
 impl CpuEngine {
@@ -89,13 +76,7 @@ impl Engine for CpuEngine {
         let call = Call { program, operation, binding };
         let result = self.compute(&call, staged, &mut written);
         self.slots.put_back(program, &operation.writes, written);
-        result.map_err(|misfit| match misfit {
-            Misfit::Why(why) => ComputeError::Operation {
-                operation: format!("{:?}", operation.kind),
-                why: why.to_owned(),
-            },
-            Misfit::Weights(error) => error.into(),
-        })
+        result.map_err(|misfit| misfit.of(operation))
     }
 
     fn labels(&self) -> u32 {
@@ -110,20 +91,7 @@ impl Engine for CpuEngine {
     }
 }
 
-/// One operation and all that it refers to.
-struct Call<'a> {
-    program: &'a Program,
-    operation: &'a Operation,
-    binding: &'a Binding,
-}
-
-impl<'a> Call<'a> {
-    fn reads(&self, at: usize) -> Result<&'a Region, Misfit> {
-        self.operation.reads.get(at).ok_or(Misfit::Why("it reads too few regions"))
-    }
-    fn writes(&self, at: usize) -> Result<&'a Region, Misfit> {
-        self.operation.writes.get(at).ok_or(Misfit::Why("it writes too few regions"))
-    }
+impl Call<'_> {
     fn source<'s>(&self, slots: &'s Slots, at: usize) -> Result<Area<'s>, Misfit> {
         slots.area(self.program, self.reads(at)?).ok_or(Misfit::Why("what it reads is not held"))
     }
@@ -132,14 +100,6 @@ impl<'a> Call<'a> {
         extent
             .and_then(|extent| AreaMut::new(written, extent))
             .ok_or(Misfit::Why("what it writes has no room"))
-    }
-    /// The staged tile that stands at `at` of what is read.
-    fn tile<'s>(&self, staged: Option<&'s [u8]>, at: usize) -> Result<Tile<'s>, Misfit> {
-        let region = self.reads(at)?;
-        let (rows, columns) = (region.rows.len() as usize, region.columns.len() as usize);
-        staged
-            .and_then(|bytes| Tile::new(bytes, self.program.wire, rows, columns))
-            .ok_or(Misfit::Why("the staged tile is not there, too short or not aligned"))
     }
 }
 

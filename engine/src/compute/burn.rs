@@ -1,0 +1,486 @@
+//! The burn engine: operations of programs on burn's tensors, on whatever device burn has.
+//!
+//! It is the portable engine and the one for GPUs, and it is written to be plainly right, not fast:
+//! one operation of a program is a handful of burn's, values stay on the device, and only `Export`
+//! and `Emit` read them back. Weights are f32 there, whatever the checkpoint has: burn multiplies
+//! tensors of one type, and widening a matrix for every product would cost more than it saves.
+
+mod attention;
+mod device;
+mod rows;
+mod slots;
+mod weights;
+
+use super::{
+    Binding, ComputeError, Engine, Staged,
+    call::{Call, Misfit},
+    choice::{BurnDevice, EngineChoice, EngineError},
+    kernels::{
+        area::{Area, AreaMut, Extent},
+        rotary,
+        threads::Threads,
+        wire::{self, Tile},
+    },
+};
+use crate::weights::Shard;
+use ::burn::{Device, Tensor, TensorData};
+use attention::Sources;
+use galaxy_common::{Bytes, Row, Span};
+use galaxy_graph::program::{
+    JoinOf, NormOf, OpKind, Operation, OutputKind, Product, Program, Reduce, Slot,
+};
+use galaxy_model::{HeadSpec, Positions, Table};
+use rows::Norm;
+use slots::Slots;
+use weights::{Layer, NormTensors, Weights};
+
+/// Runs the operations of one shard on a device of burn.
+pub struct BurnEngine {
+    /// The threads that burn computes on where the device is the processor.
+    pool: Option<rayon::ThreadPool>,
+    runner: Runner,
+}
+
+impl BurnEngine {
+    /// An engine for `shard` on `device`, which takes the weights over. Where that is the processor,
+    /// exactly `threads` threads compute.
+    ///
+    /// # Errors
+    /// When the device was not compiled in or cannot be used.
+    pub fn new(mut shard: Shard, device: BurnDevice, threads: u16) -> Result<Self, EngineError> {
+        let opened = device::open(device)?;
+        let pool = match device {
+            // Also for one thread: without a pool of its own burn takes all cores.
+            BurnDevice::Flex => {
+                let pool = rayon::ThreadPoolBuilder::new()
+                    .num_threads(usize::from(threads).max(1))
+                    .thread_name(|i| format!("galaxy-kernel-{i}"))
+                    .build();
+                Some(pool.map_err(|error| EngineError::Device {
+                    engine: EngineChoice::Burn(device),
+                    why: error.to_string(),
+                })?)
+            }
+            BurnDevice::Wgpu(_) | BurnDevice::Cuda(_) => None,
+        };
+        let group = shard.spec().group();
+        let weights = Weights::take(&mut shard, group, &opened);
+        let runner = Runner {
+            shard,
+            weights,
+            device: opened,
+            slots: Slots::default(),
+            host: Threads::new(1),
+            positions: Vec::new(),
+        };
+        Ok(Self { pool, runner })
+    }
+}
+
+impl Engine for BurnEngine {
+    fn prepare(&mut self, slots: &[Slot]) -> Result<(), ComputeError> {
+        self.runner.slots.prepare(slots)
+    }
+
+    fn run(
+        &mut self,
+        program: &Program,
+        operation: &Operation,
+        binding: &Binding,
+        staged: Staged<'_>,
+    ) -> Result<(), ComputeError> {
+        let call = Call { program, operation, binding };
+        let runner = &mut self.runner;
+        let result = match &self.pool {
+            Some(pool) => pool.install(|| runner.run(&call, staged)),
+            None => runner.run(&call, staged),
+        };
+        result.map_err(|misfit| misfit.of(operation))
+    }
+
+    fn labels(&self) -> u32 {
+        self.runner.labels()
+    }
+
+    fn held(&self) -> (Bytes, Bytes) {
+        (Bytes(self.runner.weights.bytes), self.runner.slots.bytes())
+    }
+}
+
+struct Runner {
+    /// What is left of the shard: the model's directory, the spec, the slice of the vocabulary.
+    shard: Shard,
+    weights: Weights,
+    device: Device,
+    slots: Slots,
+    /// For wire format, which is written and read on the host.
+    host: Threads,
+    positions: Vec<u32>,
+}
+
+impl Runner {
+    fn labels(&self) -> u32 {
+        match &self.shard.spec().head {
+            HeadSpec::Classes(head) => head.labels,
+            HeadSpec::None | HeadSpec::Language { .. } => 0,
+        }
+    }
+
+    fn run(&mut self, call: &Call<'_>, staged: Staged<'_>) -> Result<(), Misfit> {
+        self.compute(call, staged)?;
+        // An operation is over when the device is through with it.
+        self.device.sync().map_err(|error| Misfit::Device(format!("{error:?}")))
+    }
+
+    fn compute(&mut self, call: &Call<'_>, staged: Staged<'_>) -> Result<(), Misfit> {
+        let nothing = |region: &galaxy_graph::program::Region| {
+            region.rows.is_empty() || region.columns.is_empty()
+        };
+        if call.operation.writes.first().is_some_and(nothing) {
+            return Ok(());
+        }
+        match call.operation.kind {
+            OpKind::Embed => {
+                let rows = self.embed(call)?;
+                self.write(call, 0, rows)
+            }
+            OpKind::Norm(which) => {
+                let from = self.read(call, 0)?;
+                let normed = self.norm(which, &from)?.apply(from);
+                self.write(call, 0, normed)
+            }
+            OpKind::Product { layer, product } => {
+                let rows = self.product(call, layer, product)?;
+                self.write(call, 0, rows)
+            }
+            OpKind::Attend { layer, heads, kv_heads } => {
+                let held = self.layer(layer)?;
+                if held.heads != heads || held.kv_heads != kv_heads {
+                    return Err(Misfit::Why("the heads are not those of the shard"));
+                }
+                let context = self.attend(call, layer)?;
+                self.write(call, 0, context)
+            }
+            OpKind::Join { layer, join, norm, post, partial, staged: adds } => {
+                let held = self.layer(layer)?;
+                let bias = match join {
+                    JoinOf::Attention => &held.attention_output_bias,
+                    JoinOf::Mlp => &held.down_bias,
+                };
+                let mut residual = self.read(call, 0)?;
+                let shape = residual.dims();
+                let norm = self.norm(norm, &residual)?;
+                if let Some(bias) = bias {
+                    residual = residual + bias.clone();
+                }
+                let mut sum = None;
+                if partial {
+                    sum = Some(alike(self.read(call, 1)?, shape)?);
+                }
+                if adds {
+                    let tile = call.tile(staged.input, 1 + usize::from(partial))?;
+                    let tile = alike(self.import(tile)?, shape)?;
+                    sum = Some(sum.map_or(tile.clone(), |sum| sum + tile));
+                }
+                if let Some(sum) = sum {
+                    residual = residual + sum;
+                }
+                let normed = norm.apply(residual.clone());
+                if post {
+                    return self.write(call, 0, normed);
+                }
+                self.write(call, 0, residual)?;
+                self.write(call, 1, normed)
+            }
+            OpKind::Export { staged: adds } => self.export(call, adds, staged),
+            OpKind::Import => {
+                let rows = self.import(call.tile(staged.input, 0)?)?;
+                self.write(call, 0, rows)
+            }
+            OpKind::Select => {
+                let rows = self.read(call, 0)?;
+                self.write(call, 0, rows)
+            }
+            OpKind::Emit { output } => self.emit(call, output, staged.emitted),
+            OpKind::Send { .. } | OpKind::Receive { .. } => {
+                Err(Misfit::Why("it belongs to a lane of its own, not to the compute lane"))
+            }
+        }
+    }
+
+    fn read(&self, call: &Call<'_>, at: usize) -> Result<Tensor<2>, Misfit> {
+        self.slots.read(call.program, call.reads(at)?)
+    }
+
+    fn write(&mut self, call: &Call<'_>, at: usize, values: Tensor<2>) -> Result<(), Misfit> {
+        self.slots.write(call.program, call.writes(at)?, &self.device, values)
+    }
+
+    fn layer(&self, layer: u32) -> Result<&Layer, Misfit> {
+        let layer = self.weights.layers.get(layer as usize);
+        layer.ok_or(Misfit::Why("the model has no such layer"))
+    }
+
+    fn norm(&self, which: NormOf, of: &Tensor<2>) -> Result<Norm<'_>, Misfit> {
+        let vectors = match which {
+            NormOf::Attention(layer) => &self.layer(layer)?.attention_norm,
+            NormOf::Mlp(layer) => &self.layer(layer)?.mlp_norm,
+            NormOf::Final => {
+                let norm = self.weights.final_norm.as_ref();
+                norm.ok_or(Misfit::Why("the model has no final norm"))?
+            }
+        };
+        if of.dims()[1] != self.shard.spec().hidden as usize {
+            return Err(Misfit::Why("norms are over whole rows"));
+        }
+        Ok(self.whole_norm(vectors))
+    }
+
+    fn whole_norm<'a>(&self, vectors: &'a NormTensors) -> Norm<'a> {
+        let spec = self.shard.spec();
+        Norm { kind: spec.norm, epsilon: spec.norm_epsilon, vectors }
+    }
+
+    fn embed(&mut self, call: &Call<'_>) -> Result<Tensor<2>, Misfit> {
+        let spec = self.shard.spec();
+        let region = call.writes(0)?;
+        if region.columns != Span::first(spec.hidden) {
+            return Err(Misfit::Why("embeddings are whole rows"));
+        }
+        let tokens = call.binding.tokens.get(region.rows.range());
+        let tokens = tokens.ok_or(Misfit::Why("the batch has fewer tokens"))?;
+        rotary::positions(&call.binding.shape, region.rows, &mut self.positions);
+        if self.positions.len() != tokens.len() {
+            return Err(Misfit::Why("the batch has fewer rows"));
+        }
+        let mut rows = self.table(Table::Word, tokens)?;
+        if let Positions::Learned { offset, .. } = spec.positions {
+            let ids: Vec<u32> = self.positions.iter().map(|p| p.saturating_add(offset)).collect();
+            rows = rows + self.table(Table::Position, &ids)?;
+        }
+        if let Some(kind) = &self.weights.token_type {
+            rows = rows + kind.clone();
+        }
+        Ok(match &self.weights.embedding_norm {
+            Some(vectors) => self.whole_norm(vectors).apply(rows),
+            None => rows,
+        })
+    }
+
+    /// Rows of a table, read from disk: `[ids, hidden]`.
+    fn table(&self, table: Table, ids: &[u32]) -> Result<Tensor<2>, Misfit> {
+        let shape = [ids.len(), self.shard.spec().hidden as usize];
+        let mut rows = vec![0.0; shape[0] * shape[1]];
+        let read = self.shard.dir.embedding_rows(table, ids, &mut rows);
+        read.map_err(|error| Misfit::Weights(error.into()))?;
+        Ok(Tensor::from_data(TensorData::new(rows, shape), &self.device))
+    }
+
+    fn product(
+        &mut self,
+        call: &Call<'_>,
+        layer: u32,
+        product: Product,
+    ) -> Result<Tensor<2>, Misfit> {
+        let left = self.read(call, 0)?;
+        let out = call.writes(0)?;
+        let (matrix, bias) = match product {
+            Product::Language => (&self.weights.language, &None),
+            _ => {
+                let held = self.layer(layer)?;
+                match product {
+                    Product::Qkv => (&held.qkv, &held.qkv_bias),
+                    Product::AttentionOutput => (&held.attention_output, &None),
+                    Product::Up => (&held.up, &held.up_bias),
+                    _ => (&held.down, &None),
+                }
+            }
+        };
+        let matrix = matrix.clone().ok_or(Misfit::Why("the shard has no such matrix"))?;
+        let [inputs, outputs] = matrix.dims();
+        let spec = self.shard.spec();
+        let gated = spec.gated && product == Product::Up;
+        let width = if gated { outputs / 2 } else { outputs };
+        if left.dims() != [out.rows.len() as usize, inputs] || out.columns.len() as usize != width {
+            return Err(Misfit::Why("the matrix does not fit what is read and written"));
+        }
+        let mut rows = left.matmul(matrix);
+        if let Some(bias) = bias {
+            rows = rows + bias.clone();
+        }
+        match product {
+            Product::Up if gated => {
+                let part = |columns| rows.clone().slice([0..out.rows.len() as usize, columns]);
+                let gate = rows::activate(spec.activation, part(0..width));
+                Ok(gate * part(width..2 * width))
+            }
+            Product::Up => Ok(rows::activate(spec.activation, rows)),
+            Product::Qkv => self.rotate(call, layer, rows),
+            _ => Ok(rows),
+        }
+    }
+
+    /// Queries and keys by their positions, where the model has rotary ones.
+    fn rotate(
+        &mut self,
+        call: &Call<'_>,
+        layer: u32,
+        rows: Tensor<2>,
+    ) -> Result<Tensor<2>, Misfit> {
+        let spec = self.shard.spec();
+        let Positions::Rotary { inverse_frequencies, limit } = &spec.positions else {
+            return Ok(rows);
+        };
+        let width = spec.head_width as usize;
+        rotary::positions(&call.binding.shape, call.writes(0)?.rows, &mut self.positions);
+        let last = self.positions.iter().copied().max().unwrap_or(0);
+        if self.positions.len() != rows.dims()[0] || last >= *limit {
+            return Err(Misfit::Why("rows lie beyond the batch or the model's positions"));
+        }
+        if 2 * inverse_frequencies.len() > width {
+            return Err(Misfit::Why("more columns are rotated than a head has"));
+        }
+        let held = self.layer(layer)?;
+        let heads = (held.heads.len() + held.kv_heads.len()) as usize;
+        Ok(rows::rotate(rows, &self.positions, heads, width, inverse_frequencies, &self.device))
+    }
+
+    fn attend(&self, call: &Call<'_>, layer: u32) -> Result<Tensor<2>, Misfit> {
+        let (queries, keys, context) = (call.reads(0)?, call.reads(1)?, call.writes(0)?);
+        let spec = self.shard.spec();
+        let tensor = call.program.tensors.get(keys.tensor.0 as usize);
+        let tensor = tensor.ok_or(Misfit::Why("the program has no such tensor"))?;
+        let held = self.layer(layer)?;
+        let width = spec.head_width;
+        let columns = held.heads.len() * width;
+        let all = columns + 2 * held.kv_heads.len() * width;
+        if queries.tensor != keys.tensor || tensor.width != all {
+            return Err(Misfit::Why("queries, keys and values are not one tensor of the heads"));
+        }
+        let rows: Span<Row> = queries.rows;
+        if context.rows.len() != rows.len() || context.columns.len() != columns {
+            return Err(Misfit::Why("rows and context do not fit together"));
+        }
+        let shape = &call.binding.shape;
+        let mut covered = 0;
+        for (own, seen) in attention::seen(shape, rows, spec.causal) {
+            if !(keys.rows.contains(seen) && tensor.rows.contains(own)) {
+                return Err(Misfit::Why("it does not read all rows that its queries see"));
+            }
+            covered += own.len();
+        }
+        let past = shape.segments().iter().any(|s| s.past > 0);
+        if covered != rows.len() || past {
+            return Err(Misfit::Why("its rows are not all of this batch, and no cache is held"));
+        }
+        let mut whole = *keys;
+        (whole.rows, whole.columns) = (tensor.rows, Span::first(tensor.width));
+        let sources = Sources {
+            qkv: self.slots.read(call.program, &whole)?,
+            first: tensor.rows.start(),
+            layer: held,
+            width: width as usize,
+            causal: spec.causal,
+            device: &self.device,
+        };
+        Ok(sources.attend(shape, rows))
+    }
+
+    /// A staged tile on the device.
+    fn import(&self, tile: Tile<'_>) -> Result<Tensor<2>, Misfit> {
+        let (rows, columns) = tile.shape();
+        let mut values = vec![0.0; rows * columns];
+        let extent = Extent { start: 0, rows, columns, stride: columns };
+        let area = AreaMut::new(&mut values, extent).expect("as many values as that");
+        wire::import(&self.host, tile, area);
+        Ok(Tensor::from_data(TensorData::new(values, [rows, columns]), &self.device))
+    }
+
+    fn export(&self, call: &Call<'_>, adds: bool, staged: Staged<'_>) -> Result<(), Misfit> {
+        let from = self.read(call, 0)?;
+        let [rows, columns] = from.dims();
+        let tile = match adds {
+            true => Some(call.tile(staged.input, 1)?),
+            false => None,
+        };
+        if tile.is_some_and(|tile| tile.shape() != (rows, columns)) {
+            return Err(Misfit::Why("the staged tile differs in shape"));
+        }
+        let wire = call.program.wire;
+        let out = wire::tile_bytes(wire, rows, columns)
+            .and_then(|bytes| staged.output?.get_mut(..bytes))
+            .filter(|out| wire::aligned(wire, out))
+            .ok_or(Misfit::Why("the tile to write is not there, too short or not aligned"))?;
+        let values = rows::values(from)?;
+        let extent = Extent { start: 0, rows, columns, stride: columns };
+        let area = Area::new(&values, extent).ok_or(Misfit::Why("burn gave too few values"))?;
+        wire::export(&self.host, area, tile, wire, out);
+        Ok(())
+    }
+
+    fn emit(
+        &self,
+        call: &Call<'_>,
+        output: u32,
+        emitted: Option<&mut [f32]>,
+    ) -> Result<(), Misfit> {
+        let output = call.program.outputs.get(output as usize);
+        let output = output.ok_or(Misfit::Why("the program has no such output"))?;
+        let out = emitted.ok_or(Misfit::Why("the result has no room"))?;
+        let hidden = self.shard.spec().hidden;
+        let (rows, width) = output.extent(hidden, self.labels());
+        let shape = [rows as usize, width as usize];
+        let out = out
+            .get_mut(..shape[0] * shape[1])
+            .ok_or(Misfit::Why("the result has too little room"))?;
+        if out.is_empty() {
+            return Ok(());
+        }
+        let from = self.read(call, 0)?;
+        let rows = match output.kind {
+            OutputKind::Logits { vocabulary, .. } if vocabulary != self.shard.vocabulary => {
+                return Err(Misfit::Why("the slice of the vocabulary is not that of the shard"));
+            }
+            OutputKind::Hidden { .. } | OutputKind::Logits { .. } => from,
+            OutputKind::Pooled { reduce: Reduce::Row, .. } => from,
+            OutputKind::Pooled { reduce: Reduce::Sum, .. } => from.sum_dim(0),
+            OutputKind::Pooled { reduce: Reduce::Max, .. } => from.max_dim(0),
+            OutputKind::Classes => self.classify(alike(from, [1, hidden as usize])?)?,
+        };
+        let values = rows::values(alike(rows, shape)?)?;
+        if values.len() != out.len() {
+            return Err(Misfit::Why("burn gave too few values"));
+        }
+        out.copy_from_slice(&values);
+        Ok(())
+    }
+
+    fn classify(&self, mut row: Tensor<2>) -> Result<Tensor<2>, Misfit> {
+        let (HeadSpec::Classes(head), Some(held)) =
+            (&self.shard.spec().head, &self.weights.classes)
+        else {
+            return Err(Misfit::Why("the model has no class head"));
+        };
+        let fits = |row: &Tensor<2>, matrix: &Tensor<2>| match row.dims()[1] == matrix.dims()[0] {
+            true => Ok(()),
+            false => Err(Misfit::Why("the class head does not fit the row")),
+        };
+        if let Some((dense, bias)) = &held.dense {
+            fits(&row, dense)?;
+            row = rows::activate_class(head.dense, row.matmul(dense.clone()) + bias.clone());
+        }
+        fits(&row, &held.output)?;
+        let logits = row.matmul(held.output.clone());
+        Ok(match &held.bias {
+            Some(bias) => logits + bias.clone(),
+            None => logits,
+        })
+    }
+}
+
+fn alike(rows: Tensor<2>, shape: [usize; 2]) -> Result<Tensor<2>, Misfit> {
+    match rows.dims() == shape {
+        true => Ok(rows),
+        false => Err(Misfit::Why("what it reads and writes differ in shape")),
+    }
+}

@@ -1,0 +1,94 @@
+//! Attention of query rows over the rows of their segments, a few query rows at a time.
+
+use super::weights::Layer;
+use burn::{Device, Tensor, TensorData, activation};
+use galaxy_common::{BatchShape, Row, Span};
+
+/// Query rows of one step: bounds the scores, which are these times the rows that they see for
+/// every head.
+const STEP: u32 = 256;
+/// Added to the score of a key that a row does not see: its exponential is 0, and it is a number
+/// for shaders that have no infinity.
+const HIDDEN: f32 = -1e38;
+
+/// The rows that `rows` of the batch see, for each segment among them: (own rows, seen rows).
+pub(super) fn seen(
+    shape: &BatchShape,
+    rows: Span<Row>,
+    causal: bool,
+) -> impl Iterator<Item = (Span<Row>, Span<Row>)> {
+    shape.placed().filter(move |(segment, _)| segment.overlaps(rows)).map(move |(segment, _)| {
+        let own = segment.intersect(rows);
+        let end = if causal { own.end() } else { segment.end() };
+        (own, Span::new(segment.start(), end))
+    })
+}
+
+/// Queries, keys and values of a device's heads.
+pub(super) struct Sources<'a> {
+    /// `[rows, (heads + 2 * kv_heads) * width]`: queries | keys | values.
+    pub(super) qkv: Tensor<2>,
+    /// Row of the batch that is its row 0.
+    pub(super) first: u32,
+    pub(super) layer: &'a Layer,
+    pub(super) width: usize,
+    pub(super) causal: bool,
+    pub(super) device: &'a Device,
+}
+
+impl Sources<'_> {
+    /// `softmax(queries x keys' / sqrt(width)) x values` of the query rows `rows`, all of which have
+    /// a segment.
+    ///
+    /// # Shapes
+    /// `[rows, heads * width]`.
+    pub(super) fn attend(&self, shape: &BatchShape, rows: Span<Row>) -> Tensor<2> {
+        let mut context = Vec::new();
+        for (own, segment) in seen(shape, rows, self.causal) {
+            for own in own.cut(own.len().div_ceil(STEP)) {
+                let end = if self.causal { own.end() } else { segment.end() };
+                context.push(self.step(own, Span::new(segment.start(), end)));
+            }
+        }
+        Tensor::cat(context, 0)
+    }
+
+    fn step(&self, own: Span<Row>, seen: Span<Row>) -> Tensor<2> {
+        let (heads, kv_heads) = (self.layer.heads.len(), self.layer.kv_heads.len());
+        let queries = self.part(own, 0, heads);
+        let keys = self.shared(self.part(seen, heads, kv_heads));
+        let values = self.shared(self.part(seen, heads + kv_heads, kv_heads));
+        let scale = 1.0 / (self.width as f32).sqrt();
+        let mut scores = queries.matmul(keys.swap_dims(1, 2)) * scale;
+        if self.causal && own.len() > 1 {
+            scores = scores + self.hidden(own, seen);
+        }
+        let context = activation::softmax(scores, 2).matmul(values).swap_dims(0, 1);
+        context.reshape([own.len() as usize, heads as usize * self.width])
+    }
+
+    /// `heads` heads from head `first` of each of some rows: `[heads, rows, width]`.
+    fn part(&self, rows: Span<Row>, first: u32, heads: u32) -> Tensor<3> {
+        let (first, heads, width) = (first as usize, heads as usize, self.width);
+        let from = (rows.start() - self.first) as usize;
+        let range = from..from + rows.len() as usize;
+        let part = self.qkv.clone().slice([range, first * width..(first + heads) * width]);
+        part.reshape([rows.len() as usize, heads, width]).swap_dims(0, 1)
+    }
+
+    /// Keys or values for each query head.
+    fn shared(&self, of_kv_heads: Tensor<3>) -> Tensor<3> {
+        match &self.layer.kv_of_head {
+            Some(kv) => of_kv_heads.select(0, kv.clone()),
+            None => of_kv_heads,
+        }
+    }
+
+    /// What hides from each row the rows after it: `[1, own, seen]`.
+    fn hidden(&self, own: Span<Row>, seen: Span<Row>) -> Tensor<3> {
+        let row = |row: u32| seen.iter().map(move |key| if key > row { HIDDEN } else { 0.0 });
+        let values: Vec<f32> = own.iter().flat_map(row).collect();
+        let shape = [1, own.len() as usize, seen.len() as usize];
+        Tensor::from_data(TensorData::new(values, shape), self.device)
+    }
+}

@@ -1,0 +1,131 @@
+//! A shard's weights as tensors of a device: f32, row-major.
+
+use crate::weights::{HeldMatrix, LayerShard, NormVectors, Shard};
+use burn::{Device, Int, Tensor, TensorData};
+use galaxy_common::{Head, Span};
+
+/// All weights of a shard.
+pub(super) struct Weights {
+    pub(super) layers: Vec<Layer>,
+    pub(super) embedding_norm: Option<NormTensors>,
+    pub(super) token_type: Option<Tensor<2>>,
+    pub(super) final_norm: Option<NormTensors>,
+    pub(super) language: Option<Tensor<2>>,
+    pub(super) classes: Option<Classes>,
+    /// Bytes of all of them.
+    pub(super) bytes: u64,
+}
+
+/// As [`LayerShard`]. Matrices are `[inputs, outputs]`, biases `[1, outputs]`.
+pub(super) struct Layer {
+    pub(super) heads: Span<Head>,
+    pub(super) kv_heads: Span<Head>,
+    /// For each query head the key-value head that it uses, both counted on this device; none where
+    /// they are the same.
+    pub(super) kv_of_head: Option<Tensor<1, Int>>,
+    pub(super) qkv: Option<Tensor<2>>,
+    pub(super) qkv_bias: Option<Tensor<2>>,
+    pub(super) attention_output: Option<Tensor<2>>,
+    pub(super) attention_output_bias: Option<Tensor<2>>,
+    pub(super) up: Option<Tensor<2>>,
+    pub(super) up_bias: Option<Tensor<2>>,
+    pub(super) down: Option<Tensor<2>>,
+    pub(super) down_bias: Option<Tensor<2>>,
+    pub(super) attention_norm: NormTensors,
+    pub(super) mlp_norm: NormTensors,
+}
+
+/// As [`NormVectors`], each `[1, columns]`.
+pub(super) struct NormTensors {
+    pub(super) weight: Tensor<2>,
+    pub(super) bias: Option<Tensor<2>>,
+}
+
+/// As [`crate::weights::ClassShard`].
+pub(super) struct Classes {
+    pub(super) dense: Option<(Tensor<2>, Tensor<2>)>,
+    pub(super) output: Tensor<2>,
+    pub(super) bias: Option<Tensor<2>>,
+}
+
+impl Weights {
+    /// Moves the weights out of a shard to the device, one by one: no more than one matrix is there
+    /// twice. `group` query heads share a key-value head.
+    pub(super) fn take(shard: &mut Shard, group: u32, device: &Device) -> Self {
+        let mut mover = Mover { device, bytes: 0 };
+        let layers = std::mem::take(&mut shard.layers);
+        let layers = layers.into_iter().map(|layer| mover.layer(layer, group)).collect();
+        let embedding_norm = shard.embedding_norm.take().map(|norm| mover.norm(norm));
+        let token_type = mover.row(shard.token_type.take());
+        let final_norm = shard.final_norm.take().map(|norm| mover.norm(norm));
+        let language = mover.matrix(shard.language.take());
+        let classes = shard.classes.take().map(|classes| Classes {
+            dense: classes.dense.map(|(dense, bias)| (mover.whole(dense), mover.vector(bias))),
+            output: mover.whole(classes.output),
+            bias: mover.row(classes.bias),
+        });
+        let bytes = mover.bytes;
+        Self { layers, embedding_norm, token_type, final_norm, language, classes, bytes }
+    }
+}
+
+struct Mover<'a> {
+    device: &'a Device,
+    bytes: u64,
+}
+
+impl Mover<'_> {
+    fn tensor(&mut self, values: Vec<f32>, shape: [usize; 2]) -> Tensor<2> {
+        self.bytes += size_of_val(values.as_slice()) as u64;
+        Tensor::from_data(TensorData::new(values, shape), self.device)
+    }
+
+    fn whole(&mut self, matrix: HeldMatrix) -> Tensor<2> {
+        let (values, shape) = (matrix.wide(), [matrix.inputs, matrix.outputs]);
+        drop(matrix);
+        self.tensor(values, shape)
+    }
+
+    fn matrix(&mut self, matrix: Option<HeldMatrix>) -> Option<Tensor<2>> {
+        matrix.map(|matrix| self.whole(matrix))
+    }
+
+    fn vector(&mut self, values: Vec<f32>) -> Tensor<2> {
+        let shape = [1, values.len()];
+        self.tensor(values, shape)
+    }
+
+    fn row(&mut self, values: Option<Vec<f32>>) -> Option<Tensor<2>> {
+        values.map(|values| self.vector(values))
+    }
+
+    fn norm(&mut self, norm: NormVectors) -> NormTensors {
+        NormTensors { weight: self.vector(norm.weight), bias: self.row(norm.bias) }
+    }
+
+    fn layer(&mut self, held: LayerShard, group: u32) -> Layer {
+        let first = held.kv_heads.start();
+        let kv = |head: u32| (head / group.max(1)).saturating_sub(first) as i32;
+        let of_head: Vec<i32> = held.heads.iter().map(kv).collect();
+        let same = of_head.iter().copied().eq(0..held.kv_heads.len() as i32);
+        let kv_of_head = (!same).then(|| {
+            let count = of_head.len();
+            Tensor::from_data(TensorData::new(of_head, [count]), self.device)
+        });
+        Layer {
+            heads: held.heads,
+            kv_heads: held.kv_heads,
+            kv_of_head,
+            qkv: self.matrix(held.qkv),
+            qkv_bias: self.row(held.qkv_bias),
+            attention_output: self.matrix(held.attention_output),
+            attention_output_bias: self.row(held.attention_output_bias),
+            up: self.matrix(held.up),
+            up_bias: self.row(held.up_bias),
+            down: self.matrix(held.down),
+            down_bias: self.row(held.down_bias),
+            attention_norm: self.norm(held.attention_norm),
+            mlp_norm: self.norm(held.mlp_norm),
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! The cases: plans with awkward parts, and batches that ask for every output.
+
+use galaxy_common::{
+    Assignment, BatchShape, BlockAssignment, Bytes, DeviceName, DevicePlan, Plan, Pooling, Segment,
+    Span, Strategy, Wanted, WireType,
+};
+use galaxy_model::{HeadSpec, ModelDir, ModelSpec};
+
+/// Programs to run: those of a plan, for some batches.
+pub struct Case {
+    pub name: String,
+    pub plan: Plan,
+    pub shapes: Vec<BatchShape>,
+}
+
+/// All cases of a model.
+pub fn cases(dir: &ModelDir) -> Vec<Case> {
+    let spec = dir.spec();
+    let all = shapes(spec, &[1, 2, 3, 7, 16, 33, 64, 129], &[3, 1, 17, 40, 2, 5, 33, 1, 9]);
+    let few = shapes(spec, &[1, 5, 37], &[3, 1, 17, 2]);
+    let case = |strategy, split: &Split, tiles, wire, shapes: &Vec<BatchShape>| Case {
+        name: format!("{}, {strategy}, {}, {tiles} tiles, {wire}", dir.name(), split.name),
+        plan: plan(dir, strategy, split, tiles, wire),
+        shapes: shapes.clone(),
+    };
+    let mut cases = vec![case(Strategy::Local, &WHOLE, 1, WireType::F32, &all)];
+    if spec.position_limit() >= LONG {
+        let long = shapes(spec, &[LONG], &[LONG, 2]);
+        cases.push(case(Strategy::Local, &WHOLE, 1, WireType::F32, &long));
+    }
+    for split in &SPLITS {
+        for strategy in [Strategy::Galaxy, Strategy::Megatron] {
+            for tiles in [1, 2, 5] {
+                let shapes = if tiles == 2 { &all } else { &few };
+                cases.push(case(strategy, split, tiles, WireType::F32, shapes));
+            }
+        }
+        cases.push(case(Strategy::Galaxy, split, 2, WireType::F16, &few));
+    }
+    cases
+}
+
+/// A text that no engine takes in one step.
+const LONG: u32 = 300;
+
+/// How heads, columns, rows and the vocabulary are split: a device each.
+struct Split {
+    name: &'static str,
+    heads: &'static [Part],
+    columns: &'static [Part],
+    row_weights: &'static [u32],
+    vocabulary: &'static [Part],
+}
+
+/// A number, as far as there are so many, or all that is left.
+#[derive(Clone, Copy)]
+enum Part {
+    Of(u32),
+    Rest,
+}
+use Part::{Of, Rest};
+
+const WHOLE: Split = Split {
+    name: "whole",
+    heads: &[Rest],
+    columns: &[Rest],
+    row_weights: &[1],
+    vocabulary: &[Rest],
+};
+
+const SPLITS: [Split; 3] = [
+    Split {
+        name: "one head, one column",
+        heads: &[Of(1), Rest],
+        columns: &[Rest, Of(1)],
+        row_weights: &[1, 1],
+        vocabulary: &[Of(3), Rest],
+    },
+    Split {
+        name: "no heads, no columns, no rows",
+        heads: &[Rest, Of(0), Of(2), Of(0)],
+        columns: &[Of(3), Of(17), Of(0), Rest],
+        row_weights: &[2, 0, 1, 1],
+        vocabulary: &[Of(0), Of(33), Rest, Of(1)],
+    },
+    Split {
+        name: "all heads in the middle",
+        heads: &[Of(0), Rest, Of(0)],
+        columns: &[Of(33), Of(0), Rest],
+        row_weights: &[0, 1, 3],
+        vocabulary: &[Rest, Of(17), Of(0)],
+    },
+];
+
+/// `parts` of `total`, one behind another.
+fn cut(total: u32, parts: &[Part]) -> Vec<(u32, u32)> {
+    let mut left = total;
+    let of = |part: &Part| match part {
+        Of(wanted) => {
+            let given = left.min(*wanted);
+            left -= given;
+            given
+        }
+        Rest => 0,
+    };
+    let mut sizes: Vec<u32> = parts.iter().map(of).collect();
+    let rest = parts.iter().position(|part| matches!(part, Rest)).unwrap();
+    sizes[rest] = left;
+    let mut at = 0;
+    let place = |size: u32| {
+        at += size;
+        (at - size, at)
+    };
+    sizes.into_iter().map(place).collect()
+}
+
+fn plan(dir: &ModelDir, strategy: Strategy, split: &Split, tiles: u16, wire: WireType) -> Plan {
+    let spec = dir.spec();
+    let extent = spec.extent();
+    let heads = cut(extent.heads, split.heads);
+    let columns = cut(extent.columns, split.columns);
+    let vocabulary = cut(extent.vocabulary, split.vocabulary);
+    let ring = (0..heads.len()).map(|i| {
+        let part = Assignment {
+            blocks: vec![BlockAssignment {
+                layers: Span::first(spec.layers),
+                heads: Span::new(heads[i].0, heads[i].1),
+                columns: Span::new(columns[i].0, columns[i].1),
+            }],
+            row_weight: split.row_weights[i],
+            vocabulary: Span::new(vocabulary[i].0, vocabulary[i].1),
+        };
+        DevicePlan {
+            name: DeviceName::new(&format!("d{i}")).unwrap(),
+            budget: Bytes(1 << 30),
+            threads: 1,
+            prefill: part.clone(),
+            decode: part,
+        }
+    });
+    Plan {
+        model: dir.name().to_owned(),
+        fingerprint: dir.fingerprint().to_owned(),
+        strategy,
+        wire,
+        tiles,
+        max_rows: 512,
+        ring: ring.collect(),
+    }
+}
+
+/// All that the model can be asked for.
+fn wanted(spec: &ModelSpec) -> Vec<Wanted> {
+    let pooling =
+        [Pooling::Cls, Pooling::Mean, Pooling::MeanSqrtLen, Pooling::Max, Pooling::LastToken];
+    let mut wanted = vec![Wanted::Hidden];
+    wanted.extend(pooling.map(Wanted::Pooled));
+    match spec.head {
+        HeadSpec::Classes(_) => wanted.push(Wanted::Classes),
+        HeadSpec::Language { .. } => wanted.extend([Wanted::LastLogits, Wanted::AllLogits]),
+        HeadSpec::None => {}
+    }
+    wanted
+}
+
+/// Batches of one text and of several, together with every output.
+fn shapes(spec: &ModelSpec, lengths: &[u32], batch: &[u32]) -> Vec<BatchShape> {
+    let wanted = wanted(spec);
+    let segment = |(at, rows): (usize, &u32)| Segment {
+        slot: at as u32,
+        past: 0,
+        rows: *rows,
+        wanted: wanted[at % wanted.len()],
+    };
+    let alone = |(at, rows): (usize, &u32)| {
+        // The richest outputs first.
+        BatchShape::single(*rows, wanted[wanted.len() - 1 - at % wanted.len()]).unwrap()
+    };
+    let mut shapes: Vec<_> = lengths.iter().enumerate().map(alone).collect();
+    shapes.push(BatchShape::new(batch.iter().enumerate().map(segment).collect()).unwrap());
+    shapes
+}

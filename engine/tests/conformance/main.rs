@@ -1,0 +1,276 @@
+//! One suite for every engine: each operation, of every family, strategy and split, against the same
+//! operation in f64.
+//!
+//! The programs are those of lowering, for plans with awkward parts: one head, no columns, 1, 3, 17
+//! or 33 of them, no rows, slices of the vocabulary of any size. What an operation writes is
+//! compared at once, and the reference goes on with what the engine made of it: so an error is that
+//! of one operation, and its limit can be tight.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod cases;
+mod driver;
+mod reference;
+
+use cases::{Case, cases};
+use driver::Pair;
+use galaxy_common::{BatchShape, Bytes, DevicePlan, Span, Wanted, plan::Phase};
+use galaxy_engine::{
+    compute::{Binding, ComputeError, Engine, Staged, choice::EngineChoice, cpu::CpuEngine},
+    weights::{Shard, WeightError},
+};
+use galaxy_graph::{
+    lower,
+    program::{NormOf, OpKind, Operation, OutputKind, Program, Slot},
+};
+use galaxy_model::{ModelDir, ModelSpec};
+use reference::Reference;
+use std::{collections::BTreeSet, ops::ControlFlow, path::Path, sync::Arc};
+
+const FAMILIES: [&str; 7] =
+    ["bert", "bert-f16", "distilbert", "gpt2", "gpt2-classes", "llama", "llama-tied-bf16"];
+
+fn open(family: &str) -> Arc<ModelDir> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/golden").join(family);
+    Arc::new(ModelDir::open(&path).unwrap())
+}
+
+fn load(dir: &Arc<ModelDir>, device: &DevicePlan) -> Shard {
+    Shard::load(dir.clone(), device, &mut |_, _| ControlFlow::Continue(())).unwrap()
+}
+
+fn binding(spec: &ModelSpec, shape: &BatchShape) -> Binding {
+    let tokens = (0..shape.rows()).map(|row| (row * 31 + 7) % spec.vocabulary).collect();
+    Binding { shape: shape.clone(), tokens }
+}
+
+/// Runs the programs of a case; gives the largest error, as a share of what passes.
+fn conforms(dir: &Arc<ModelDir>, case: &Case, make: impl Fn(Shard) -> Box<dyn Engine>) -> f64 {
+    let pair = |device: &DevicePlan| Pair {
+        engine: make(load(dir, device)),
+        reference: Reference::new(dir, device),
+    };
+    let mut pairs: Vec<Pair> = case.plan.ring.iter().map(pair).collect();
+    let mut worst = 0.0_f64;
+    for shape in &case.shapes {
+        let programs = lower(dir.spec(), &case.plan, Phase::Prefill, shape).unwrap();
+        let rows: Vec<u32> = shape.segments().iter().map(|s| s.rows).collect();
+        let name = format!("{}, rows {rows:?}", case.name);
+        let binding = binding(dir.spec(), shape);
+        worst = worst.max(driver::run(&name, &programs, &mut pairs, &binding));
+    }
+    worst
+}
+
+fn check(family: &str, engine: EngineChoice, threads: u16) {
+    let dir = open(family);
+    let run = |case: &Case| conforms(&dir, case, |shard| engine.start(shard, threads).unwrap());
+    let worst = cases(&dir).iter().map(run).fold(0.0, f64::max);
+    println!(
+        "{family} on {engine}, {threads} threads: at most {worst:.2} of the error that passes"
+    );
+}
+
+/// A program of another plan, one without its slots, tokens that the model does not know, a tile
+/// that is not there: errors all, and the engine still works.
+fn misfits(choice: EngineChoice) {
+    let dir = open("llama");
+    let cases = cases(&dir);
+    let whole = &cases[0].plan;
+    let shape = BatchShape::single(5, Wanted::AllLogits).unwrap();
+    let program = lower(dir.spec(), whole, Phase::Prefill, &shape).unwrap().remove(0);
+    let failing = |engine: &mut dyn Engine, program: &Program, tokens: &[u32], slots: bool| {
+        let binding = Binding { shape: shape.clone(), tokens: tokens.into() };
+        if slots {
+            engine.prepare(&program.slots).unwrap();
+        }
+        program.operations.iter().find_map(|operation| {
+            let mut room = vec![0.0; 5 * 97];
+            let staged = Staged { input: None, output: None, emitted: Some(&mut room) };
+            engine.run(program, operation, &binding, staged).err()
+        })
+    };
+    let is_misfit = |error: Option<ComputeError>| {
+        assert!(matches!(error, Some(ComputeError::Operation { .. })), "{error:?}");
+    };
+    let tokens = [1, 2, 3, 4, 5];
+    let mut half = whole.ring[0].clone();
+    half.prefill.blocks[0].heads = Span::new(0, 3);
+    half.decode = half.prefill.clone();
+    let mut engine = choice.start(load(&dir, &half), 1).unwrap();
+    is_misfit(failing(engine.as_mut(), &program, &tokens, true));
+    let mut engine = choice.start(load(&dir, &whole.ring[0]), 1).unwrap();
+    is_misfit(failing(engine.as_mut(), &program, &tokens, false));
+    let error = failing(engine.as_mut(), &program, &[1, 2, 3, 4, 1 << 20], true);
+    assert!(matches!(error, Some(ComputeError::Weights(WeightError::Model(_)))), "{error:?}");
+    is_misfit(failing(engine.as_mut(), &program, &tokens[..4], true));
+    let spread = cases.iter().find(|case| case.plan.ring.len() == 2).unwrap();
+    let of_two = lower(dir.spec(), &spread.plan, Phase::Prefill, &shape).unwrap().remove(0);
+    is_misfit(failing(engine.as_mut(), &of_two, &tokens, true));
+    let mut broken = program.clone();
+    broken.operations.iter_mut().for_each(|o| o.reads.clear());
+    is_misfit(failing(engine.as_mut(), &broken, &tokens, true));
+    let mut broken = program.clone();
+    broken.tensors.iter_mut().for_each(|t| t.width = 1);
+    is_misfit(failing(engine.as_mut(), &broken, &tokens, true));
+    let mut broken = program.clone();
+    broken.slots.iter_mut().for_each(|s| s.bytes = 8);
+    let mut fresh = choice.start(load(&dir, &whole.ring[0]), 1).unwrap();
+    is_misfit(failing(fresh.as_mut(), &broken, &tokens, true));
+    let mut broken = program.clone();
+    broken.slots[0].bytes = u64::MAX / 2;
+    let error = engine.prepare(&broken.slots).err();
+    assert!(matches!(error, Some(ComputeError::Memory { .. })), "{error:?}");
+    assert!(failing(engine.as_mut(), &program, &tokens, true).is_none());
+}
+
+macro_rules! engine {
+    ($name:ident, $engine:expr) => {
+        engine!($name, $engine;
+            bert: "bert",
+            bert_in_f16: "bert-f16",
+            distilbert: "distilbert",
+            gpt2: "gpt2",
+            gpt2_classes: "gpt2-classes",
+            llama: "llama",
+            llama_tied_in_bf16: "llama-tied-bf16",
+        );
+    };
+    ($name:ident, $engine:expr; $($test:ident: $family:literal),+ $(,)?) => {
+        mod $name {
+            use super::*;
+            $(#[test]
+            fn $test() {
+                for threads in [1, 2] {
+                    check($family, $engine, threads);
+                }
+            })+
+
+            #[test]
+            fn what_does_not_fit_is_an_error() {
+                misfits($engine);
+            }
+        }
+    };
+}
+engine!(cpu, EngineChoice::Cpu);
+#[cfg(feature = "burn-flex")]
+engine!(burn_flex, EngineChoice::Burn(galaxy_engine::compute::choice::BurnDevice::Flex));
+
+/// What an operation is, as far as engines do different things.
+fn kind(program: &Program, operation: &Operation) -> String {
+    match operation.kind {
+        OpKind::Norm(_) => "norm".to_owned(),
+        OpKind::Product { product, .. } => format!("{product:?}"),
+        OpKind::Join { join, norm, post, partial, staged, .. } => {
+            let last = norm == NormOf::Final;
+            format!("join {join:?} last {last} post {post} partial {partial} staged {staged}")
+        }
+        OpKind::Export { staged } => format!("export staged {staged}"),
+        OpKind::Emit { output } => match program.outputs[output as usize].kind {
+            OutputKind::Pooled { reduce, .. } => format!("pooled {reduce:?}"),
+            kind => format!("{kind:?}").split(' ').next().unwrap().to_owned(),
+        },
+        kind => format!("{kind:?}").split(' ').next().unwrap().to_owned(),
+    }
+}
+
+#[test]
+fn every_operation_is_among_the_cases() {
+    let mut kinds = BTreeSet::new();
+    for family in FAMILIES {
+        let dir = open(family);
+        for case in cases(&dir) {
+            for shape in &case.shapes {
+                for program in lower(dir.spec(), &case.plan, Phase::Prefill, shape).unwrap() {
+                    kinds.extend(program.operations.iter().map(|o| kind(&program, o)));
+                }
+            }
+        }
+    }
+    let kinds: Vec<&str> = kinds.iter().map(String::as_str).collect();
+    let expected = [
+        "Attend",
+        "AttentionOutput",
+        "Classes",
+        "Down",
+        "Embed",
+        "Hidden",
+        "Import",
+        "Language",
+        "Logits",
+        "Qkv",
+        "Receive",
+        "Select",
+        "Send",
+        "Up",
+        "export staged false",
+        "export staged true",
+        "join Attention last false post false partial false staged true",
+        "join Attention last false post false partial true staged false",
+        "join Attention last false post false partial true staged true",
+        "join Attention last false post true partial false staged true",
+        "join Attention last false post true partial true staged false",
+        "join Attention last false post true partial true staged true",
+        "join Mlp last false post false partial false staged true",
+        "join Mlp last false post false partial true staged false",
+        "join Mlp last false post false partial true staged true",
+        "join Mlp last false post true partial false staged true",
+        "join Mlp last false post true partial true staged false",
+        "join Mlp last false post true partial true staged true",
+        "join Mlp last true post false partial false staged true",
+        "join Mlp last true post false partial true staged false",
+        "join Mlp last true post false partial true staged true",
+        "norm",
+        "pooled Max",
+        "pooled Row",
+        "pooled Sum",
+    ];
+    assert_eq!(kinds, expected);
+}
+
+/// An engine that is off by one part in ten thousand in one value of what it exports.
+struct Off(CpuEngine);
+
+impl Engine for Off {
+    fn prepare(&mut self, slots: &[Slot]) -> Result<(), ComputeError> {
+        self.0.prepare(slots)
+    }
+    fn run(
+        &mut self,
+        program: &Program,
+        operation: &Operation,
+        binding: &Binding,
+        mut staged: Staged<'_>,
+    ) -> Result<(), ComputeError> {
+        let Staged { input, output, emitted } = &mut staged;
+        let (output, emitted) = (output.as_deref_mut(), emitted.as_deref_mut());
+        let Some(output) = output else {
+            return self.0.run(
+                program,
+                operation,
+                binding,
+                Staged { input: *input, output, emitted },
+            );
+        };
+        let given = Staged { input: *input, output: Some(&mut *output), emitted };
+        self.0.run(program, operation, binding, given)?;
+        let values: &mut [f32] = bytemuck::cast_slice_mut(output);
+        if let Some(largest) = values.iter_mut().max_by(|a, b| a.abs().total_cmp(&b.abs())) {
+            *largest *= 1.0001;
+        }
+        Ok(())
+    }
+    fn labels(&self) -> u32 {
+        self.0.labels()
+    }
+    fn held(&self) -> (Bytes, Bytes) {
+        self.0.held()
+    }
+}
+
+#[test]
+#[should_panic(expected = "off by")]
+fn an_engine_that_is_off_is_caught() {
+    let dir = open("bert");
+    conforms(&dir, &cases(&dir)[0], |shard| Box::new(Off(CpuEngine::new(shard, 1))));
+}

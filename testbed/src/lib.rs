@@ -24,5 +24,5 @@ pub mod processes;
 pub mod quotas;
 pub mod record;
 pub mod report;
-pub mod spread;
+
 pub mod stage;

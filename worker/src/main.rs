@@ -3,6 +3,7 @@
 use anyhow::Context;
 use clap::Parser;
 use galaxy_common::Bytes;
+use galaxy_engine::compute::kernels::instructions::{self, Instructions};
 use galaxy_worker::{Worker, WorkerConfig};
 use std::{
     io::{IsTerminal, Write},
@@ -39,6 +40,10 @@ struct Flags {
     /// Allow ring links without TLS: only on isolated networks, and for measuring
     #[arg(long)]
     plain: bool,
+    /// Vector instructions of kernels, instead of the best that there are: avx512, avx2, neon or
+    /// portable
+    #[arg(long, value_name = "SET", env = "GALAXY_INSTRUCTIONS")]
+    instructions: Option<Instructions>,
     /// Print version, commit and protocol
     #[arg(long)]
     version: bool,
@@ -64,6 +69,9 @@ fn main() -> ExitCode {
 }
 
 fn run(flags: Flags) -> anyhow::Result<()> {
+    if let Some(set) = flags.instructions {
+        instructions::limit(set).context("--instructions, GALAXY_INSTRUCTIONS")?;
+    }
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
     let config = WorkerConfig {
         identity: flags.identity.context("--identity DIR is needed")?,

@@ -13,6 +13,7 @@ pub mod golden;
 pub mod health;
 pub mod inside;
 pub mod instance;
+pub mod kernels;
 pub mod lean;
 pub mod links;
 pub mod metronome;

@@ -66,7 +66,10 @@ pub fn bert(cache: &Path, name: &str, layers: u32, hidden: u32, heads: u32) -> R
 }
 
 /// Whether the engine can run a model: its family is one that the engine knows.
-fn runs(model: &Model) -> Result<bool> {
+///
+/// # Errors
+/// When there is no room for its config in the directory of temporary files.
+pub fn runs(model: &Model) -> Result<bool> {
     let dir = tempfile::tempdir().context("a temporary directory")?;
     model.shape.write_config(dir.path())?;
     // The config is read first: with a family that is known, the weights are what is missing.
@@ -93,10 +96,10 @@ pub fn run(options: &Options) -> Result<()> {
         return list(&models, &options.cache);
     }
     let missing = models.iter().filter(|m| !is_complete(&options.cache.join(m.name), &m.shape));
-    room(&options.cache, "these models", missing.map(|m| m.bytes()).sum())?;
+    room(&options.cache, "these models", missing.map(|m| m.shape.bytes()).sum())?;
     for model in models {
         let path = ensure(&options.cache, model.name)?;
-        println!("{}: {}, {}", model.name, model.bytes(), path.display());
+        println!("{}: {}, {}", model.name, model.shape.bytes(), path.display());
     }
     Ok(())
 }
@@ -116,8 +119,8 @@ fn list(models: &[&Model], cache: &Path) -> Result<()> {
              | {} | {} | {} |",
             model.name,
             model.like,
-            model.parameters() as f64 * 1e-6,
-            model.bytes(),
+            model.shape.parameters() as f64 * 1e-6,
+            model.shape.bytes(),
             word(runs(model)?),
             word(is_complete(&cache.join(model.name), &model.shape)),
         );
@@ -130,7 +133,7 @@ fn is_complete(dir: &Path, shape: &Shape) -> bool {
 }
 
 /// Writes a model of this shape to `cache/name`, unless it is there.
-fn make(cache: &Path, name: &str, shape: &Shape) -> Result<PathBuf> {
+pub(crate) fn make(cache: &Path, name: &str, shape: &Shape) -> Result<PathBuf> {
     let dir = cache.join(name);
     if is_complete(&dir, shape) {
         return Ok(dir);

@@ -12,6 +12,7 @@ use galaxy_engine::{
     compute::kernels::instructions::Instructions,
     measure::{self, Bench, Cut, Part, Timed, Work},
 };
+use galaxy_graph::program::Product;
 use galaxy_model::{
     Dtype, ModelDir, ModelSpec,
     shape::{self, SHARD_BYTES, Shape},
@@ -284,11 +285,11 @@ impl Runs {
 
     fn lines(self, rows: u32, peak: f64, stream: f64) -> Vec<Line> {
         let bound = |work: &Work| (work.operations > 0.0).then(|| work.bound(peak, stream));
-        let mut lines = Vec::new();
+        let (mut lines, mut head) = (Vec::new(), Vec::new());
         let (mut operations, mut weights, mut sum) = (0.0, 0.0, 0.0);
         for (part, work, times) in &self.operations {
             let ms = Spread::of(times);
-            lines.push(Line {
+            let line = Line {
                 rows: work.rows,
                 operation: part.to_string(),
                 inputs: work.inputs,
@@ -297,13 +298,15 @@ impl Runs {
                 gflops: work.operations / ms.median * 1e-6,
                 gigabytes: work.weights / ms.median * 1e-6,
                 bound_ms: bound(work),
-            });
-            // The head is no part of a layer.
-            if *part != Part::Product(galaxy_graph::program::Product::Language) {
-                operations += work.operations;
-                weights += work.weights;
-                sum += bound(work).unwrap_or(0.0);
+            };
+            if *part == Part::Product(Product::Language) {
+                head.push(line);
+                continue;
             }
+            operations += work.operations;
+            weights += work.weights;
+            sum += bound(work).unwrap_or(0.0);
+            lines.push(line);
         }
         let ms = Spread::of(&self.layers);
         lines.push(Line {
@@ -316,6 +319,7 @@ impl Runs {
             gigabytes: weights / ms.median * 1e-6,
             bound_ms: Some(sum),
         });
+        lines.extend(head);
         lines
     }
 }
@@ -409,7 +413,7 @@ mod tests {
         ];
         let want: Vec<&str> = layer
             .into_iter()
-            .chain(["language head", "layer"])
+            .chain(["layer", "language head"])
             .chain(layer)
             .chain(["layer"])
             .collect();

@@ -44,7 +44,7 @@ fn stored(dir: &Path) -> BTreeMap<String, (Vec<usize>, safetensors::Dtype)> {
 
 #[test]
 fn parameters_are_as_many_as_the_published_models_have() {
-    let count = |name| find(name).unwrap().parameters();
+    let count = |name| find(name).unwrap().shape.parameters();
     assert_eq!(count("distilbert"), 66_985_530);
     assert_eq!(count("gpt2-medium"), 354_823_168);
     assert_eq!(count("gpt2-large"), 774_030_080);

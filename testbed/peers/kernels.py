@@ -8,8 +8,9 @@ is a JSON file with every sample. `scripts/compare-kernels` runs it with a PyTor
 
 The layers are written in plain PyTorch as the models' own implementations compute them, without
 what those do besides (masks that hide nothing, dropout, hooks): PyTorch at its best, not a library
-on top of it. Nothing is compiled. "prepacked" is the same with weights that MKL packs once, for
-the number of rows that follow, as `torch.compile` with freezing would do.
+on top of it. Nothing is compiled. "mkl" and "onednn" are the same with weights that the one or the
+other library packs once, for the number of rows that follow, as `torch.compile` with freezing does:
+MKL is the faster on Intel's processors, oneDNN on AMD's.
 """
 
 import argparse
@@ -26,10 +27,14 @@ import torch.nn.functional as F
 
 # A turn measures so long at least, in milliseconds, and no more than so many runs.
 TURN, MOST_RUNS = 20.0, 200
+# A turn in which we had less of the core is tried again, so often; the last one counts anyway.
+UNDISTURBED, TRIES = 0.97, 6
+# The sides of PyTorch.
+HOW = ["eager", "mkl", "onednn"]
 
 
 class Linear:
-    """`x @ weight.T + bias`, as PyTorch does it or with a weight that MKL has packed."""
+    """`x @ weight.T + bias`, as PyTorch does it or with a weight that a library has packed."""
 
     def __init__(self, inputs, outputs, bias, dtype):
         self.weight = torch.empty(outputs, inputs, dtype=dtype).uniform_(-0.0346, 0.0346)
@@ -37,17 +42,24 @@ class Linear:
         self.packed = None
         self.rows = 0
 
-    def pack(self, rows):
-        """Packs for so many rows; whether MKL can."""
-        if self.weight.dtype != torch.float32:
-            return False
-        self.packed = torch.ops.mkl._mkl_reorder_linear_weight(self.weight, rows)
+    def pack(self, how, rows):
+        """Packs for so many rows; whether that can be done."""
         self.rows = rows
+        try:
+            if how == "mkl":
+                self.packed = torch.ops.mkl._mkl_reorder_linear_weight(self.weight, rows)
+            elif how == "onednn":
+                self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, rows)
+            self(torch.zeros(rows, self.weight.shape[1], dtype=self.weight.dtype), how)
+        except (AttributeError, NotImplementedError, RuntimeError):
+            return False
         return True
 
-    def __call__(self, x, prepacked):
-        if prepacked:
+    def __call__(self, x, how):
+        if how == "mkl":
             return torch.ops.mkl._mkl_linear(x, self.packed, self.weight, self.bias, self.rows)
+        if how == "onednn":
+            return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
         return F.linear(x, self.weight, self.bias)
 
 
@@ -66,20 +78,20 @@ class BertLayer:
     def linears(self):
         return [self.query, self.key, self.value, self.output, self.up, self.down]
 
-    def __call__(self, x, prepacked):
+    def __call__(self, x, how):
         rows = x.shape[0]
 
         def heads(linear):
-            return linear(x, prepacked).view(1, rows, self.heads, -1).transpose(1, 2)
+            return linear(x, how).view(1, rows, self.heads, -1).transpose(1, 2)
 
         context = F.scaled_dot_product_attention(
             heads(self.query), heads(self.key), heads(self.value))
         context = context.transpose(1, 2).reshape(rows, self.hidden)
         x = F.layer_norm(
-            x + self.output(context, prepacked), (self.hidden,), *self.norms[0], 1e-12)
-        inner = F.gelu(self.up(x, prepacked))
+            x + self.output(context, how), (self.hidden,), *self.norms[0], 1e-12)
+        inner = F.gelu(self.up(x, how))
         return F.layer_norm(
-            x + self.down(inner, prepacked), (self.hidden,), *self.norms[1], 1e-12)
+            x + self.down(inner, how), (self.hidden,), *self.norms[1], 1e-12)
 
 
 class LlamaLayer:
@@ -108,11 +120,11 @@ class LlamaLayer:
         a, b = x.chunk(2, dim=-1)
         return x * self.cos[:rows] + torch.cat((-b, a), dim=-1) * self.sin[:rows]
 
-    def __call__(self, x, prepacked):
+    def __call__(self, x, how):
         rows = x.shape[0]
 
         def heads(linear, normed, count):
-            return linear(normed, prepacked).view(1, rows, count, self.width).transpose(1, 2)
+            return linear(normed, how).view(1, rows, count, self.width).transpose(1, 2)
 
         normed = F.rms_norm(x, (self.hidden,), self.norms[0], 1e-5)
         query = self.rotate(heads(self.query, normed, self.heads), rows)
@@ -120,10 +132,10 @@ class LlamaLayer:
         value = heads(self.value, normed, self.kv_heads)
         context = F.scaled_dot_product_attention(
             query, key, value, is_causal=rows > 1, enable_gqa=True)
-        x = x + self.output(context.transpose(1, 2).reshape(rows, self.hidden), prepacked)
+        x = x + self.output(context.transpose(1, 2).reshape(rows, self.hidden), how)
         normed = F.rms_norm(x, (self.hidden,), self.norms[1], 1e-5)
-        inner = F.silu(self.gate(normed, prepacked)) * self.up(normed, prepacked)
-        return x + self.down(inner, prepacked)
+        inner = F.silu(self.gate(normed, how)) * self.up(normed, how)
+        return x + self.down(inner, how)
 
 
 class Product:
@@ -138,8 +150,8 @@ class Product:
     def linears(self):
         return [self.linear]
 
-    def __call__(self, x, prepacked):
-        return self.linear(x, prepacked)
+    def __call__(self, x, how):
+        return self.linear(x, how)
 
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
@@ -169,35 +181,43 @@ class Server:
 class Theirs:
     """Layers or products of PyTorch that take turns."""
 
-    def __init__(self, make, copies, rows, dtype, prepacked):
+    def __init__(self, make, copies, rows, dtype, how):
         self.modules = [make() for _ in range(copies)]
         self.x = torch.randn(rows, self.modules[0].hidden).to(dtype)
-        self.prepacked, self.next = prepacked, 0
-        self.packs = not prepacked or all(
-            linear.pack(rows) for module in self.modules for linear in module.linears())
+        self.how, self.next = how, 0
+        self.packs = all(
+            linear.pack(how, rows) for module in self.modules for linear in module.linears())
 
     def once(self):
         module = self.modules[self.next % len(self.modules)]
         self.next += 1
         begin = time.perf_counter()
-        module(self.x, self.prepacked)
+        module(self.x, self.how)
         return (time.perf_counter() - begin) * 1e3
 
     def turn(self, runs):
-        self.once()
-        return statistics.median(self.once() for _ in range(runs))
+        """The median of so many runs, and whether nothing disturbed them."""
+        for _ in range(TRIES):
+            begin, before = time.perf_counter(), time.process_time()
+            self.once()
+            middle = statistics.median(self.once() for _ in range(runs))
+            share = (time.process_time() - before) / (time.perf_counter() - begin)
+            if share >= UNDISTURBED:
+                return middle, True
+        return middle, False
 
 
 def deviation():
-    """Whether packed weights give what plain ones do: a comparison of wrong results is none."""
+    """How far packed weights are from plain ones: a comparison of wrong results is none."""
     worst = 0.0
     for make in (BertLayer, LlamaLayer):
         module = make(torch.float32)
         x = torch.randn(9, module.hidden)
-        plain = module(x, False)
-        for linear in module.linears():
-            linear.pack(9)
-        worst = max(worst, ((module(x, True) - plain).abs().max() / plain.abs().max()).item())
+        plain = module(x, "eager")
+        for how in HOW[1:]:
+            if all(linear.pack(how, 9) for linear in module.linears()):
+                off = (module(x, how) - plain).abs().max() / plain.abs().max()
+                worst = max(worst, off.item())
     return worst
 
 
@@ -217,37 +237,36 @@ def cases(smoke):
 
 def run_case(server, model, part, rows, form, rounds):
     dtype = DTYPES[form]
-    # A product is a part of a layer: as many bytes of products must take turns as of layers.
     copies = int(server.ask(f"{model} {form} layers"))
-    make = {"bert": BertLayer, "llama": LlamaLayer}.get(model)
-    if make is None or part != "layer":
+    if part == "layer":
+        make = {"bert": BertLayer, "llama": LlamaLayer}[model]
+        theirs = lambda: make(dtype)
+    else:
+        # As many bytes of products must take turns as of layers.
         inputs, outputs, _ = Product.SHAPES[part]
         copies = math.ceil(copies * 12 * 1024 * 1024 / (inputs * outputs))
-        theirs = {False: (lambda: Product(part, dtype)), True: (lambda: Product(part, dtype))}
-    else:
-        theirs = {False: (lambda: make(dtype)), True: (lambda: make(dtype))}
-    sides = {
-        name: Theirs(theirs[packed], copies, rows, dtype, packed)
-        for name, packed in (("eager", False), ("prepacked", True))
-    }
-    sides = {name: side for name, side in sides.items() if side.packs}
-    warm = sides["eager"].turn(1)
+        theirs = lambda: Product(part, dtype)
+    sides = {how: Theirs(theirs, copies, rows, dtype, how) for how in HOW}
+    sides = {how: side for how, side in sides.items() if side.packs}
+    warm, _ = sides["eager"].turn(1)
     runs = max(1, min(MOST_RUNS, round(TURN / max(warm, 1e-3))))
 
     def ours():
-        answer = server.ask(f"{model} {form} {part} {rows} {runs}")
-        return statistics.median(float(ms) for ms in answer.split())
+        share, *times = map(float, server.ask(f"{model} {form} {part} {rows} {runs}").split())
+        return statistics.median(times), share >= UNDISTURBED
 
     turns = {name: (lambda side=side: side.turn(runs)) for name, side in sides.items()}
     turns["ours"] = ours
     names, found = list(turns), {name: [] for name in turns}
+    disturbed = 0
     for at in range(rounds + 1):
         # Whoever is first has another neighbour next time.
         for name in names[at % len(names):] + names[: at % len(names)]:
-            ms = turns[name]()
+            ms, quiet = turns[name]()
             if at > 0:
                 found[name].append(ms)
-    return found
+                disturbed += not quiet
+    return found, disturbed
 
 
 def main():
@@ -267,10 +286,11 @@ def main():
         if off > 1e-4:
             sys.exit(f"error: packed weights give other results, off by {off}")
         server = Server(arguments.server)
-        results, todo = [], list(cases(arguments.smoke))
+        results, disturbed, todo = [], 0, list(cases(arguments.smoke))
         for at, (what, model, part, rows, form) in enumerate(todo, 1):
             begin = time.monotonic()
-            sides = run_case(server, model, part, rows, form, rounds)
+            sides, some = run_case(server, model, part, rows, form, rounds)
+            disturbed += some
             results.append(dict(what=what, rows=rows, format=form, sides=sides))
             middle = {name: statistics.median(times) for name, times in sides.items()}
             line = "  ".join(f"{name} {ms:.3f}" for name, ms in middle.items())
@@ -284,7 +304,9 @@ def main():
         instructions=os.environ.get("GALAXY_INSTRUCTIONS"),
         torch_instructions=torch.backends.cpu.get_cpu_capability())
     with open(arguments.output, "w") as out:
-        json.dump(dict(versions={"torch": torch.__version__}, settings=settings, cases=results), out)
+        versions = {"torch": torch.__version__}
+        json.dump(
+            dict(versions=versions, settings=settings, disturbed=disturbed, cases=results), out)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@
 //! a while slows both.
 
 mod page;
+mod quiet;
 mod rounds;
 mod serve;
 mod versus;

@@ -142,21 +142,6 @@ pub struct Timed {
     pub time: Duration,
 }
 
-impl Timed {
-    /// Both tiles of one operation.
-    fn and(self, other: Self) -> Self {
-        let (a, b) = (self.work, other.work);
-        let work = Work {
-            rows: a.rows + b.rows,
-            operations: a.operations + b.operations,
-            // Read once, if at all possible.
-            weights: a.weights.max(b.weights),
-            ..a
-        };
-        Self { part: self.part, work, time: self.time + other.time }
-    }
-}
-
 /// A program of some rows, sorted by what is measured apart.
 pub struct Batch {
     program: Program,
@@ -319,29 +304,6 @@ impl Bench {
         Ok(last - begin)
     }
 
-    /// Runs one operation of a layer alone, all its tiles, on whatever its inputs hold since the
-    /// layer ran last. Layers are counted as [`Bench::layer`] counts them. Nothing where a layer
-    /// has no such operation.
-    ///
-    /// # Errors
-    /// When it fails.
-    pub fn alone(
-        &mut self,
-        batch: &Batch,
-        layer: u32,
-        part: Part,
-    ) -> Result<Option<Timed>, MeasureError> {
-        let operations = &batch.layers[(layer % self.layers) as usize];
-        let mut all: Option<Timed> = None;
-        for (_, work, operation) in operations.iter().filter(|(found, ..)| *found == part) {
-            let begin = Instant::now();
-            run(&mut self.engine, batch, operation)?;
-            let timed = Timed { part, work: *work, time: begin.elapsed() };
-            all = Some(all.map_or(timed, |before| before.and(timed)));
-        }
-        Ok(all)
-    }
-
     /// Runs the language head on the last row. Adds what its product took to `timed`; nothing
     /// where the model has no such head.
     ///
@@ -474,15 +436,6 @@ mod tests {
             let language = Part::Product(Product::Language);
             assert_eq!(whole.iter().any(|t| t.part == language), name != "bert", "{name}");
             assert_eq!(whole.iter().filter(|t| t.part != language).count(), 7, "{name}");
-            let cut = Cut::whole(2, 1);
-            let mut bench = Bench::open(dir.clone(), &cut).unwrap();
-            let batch = bench.batch(9, 4).unwrap();
-            bench.enter(&batch).unwrap();
-            for one in whole.iter().filter(|t| t.part != language) {
-                let alone = bench.alone(&batch, 5, one.part).unwrap().unwrap();
-                assert_eq!((alone.part, alone.work), (one.part, one.work), "{name}");
-            }
-            assert!(bench.alone(&batch, 5, language).unwrap().is_none());
             let tiles = run(&[1.0], 0, 4);
             assert_eq!(operations(&whole), operations(&tiles), "{name}");
             let parts: Vec<Timed> = (0..2).flat_map(|part| run(&[3.0, 2.0], part, 1)).collect();

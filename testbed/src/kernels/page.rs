@@ -1,5 +1,6 @@
 //! The page of kernels.
 
+use super::quiet::UNDISTURBED;
 use crate::{
     plot::{self, Axis, Bar, Chart, Group, Kind},
     record::{Cell, Record},
@@ -25,7 +26,7 @@ pub(super) fn show(record: &Record, folder: &Path) -> Result<()> {
         plot::draw(&chart, &folder.join("kernels"))?;
         plots.push("kernels.svg".to_owned());
     }
-    let notes = [
+    let notes: Vec<String> = [
         "The bound of a product is its arithmetic at the core's peak (multiplications and additions \
          in registers alone) or its weights at the rate at which the core reads memory, whichever \
          takes longer; both are measured in every round. Products have bias and ReLU in them."
@@ -34,7 +35,10 @@ pub(super) fn show(record: &Record, folder: &Path) -> Result<()> {
          after another on the same core. Tiles are rows. Only products and attention count, which is \
          what is cut."
             .to_owned(),
-    ];
+    ]
+    .into_iter()
+    .chain(disturbed(record))
+    .collect();
     let page =
         Page { record, about: ABOUT, tables: &tables, notes: &notes, not_kept: &[], plots: &plots };
     let text = page.to_string();
@@ -42,6 +46,20 @@ pub(super) fn show(record: &Record, folder: &Path) -> Result<()> {
     std::fs::write(&path, &text).with_context(|| path.display().to_string())?;
     println!("{text}");
     Ok(())
+}
+
+/// How many samples something else on the core disturbed, if any.
+fn disturbed(record: &Record) -> Option<String> {
+    let shares: Vec<f64> = record.cells.iter().flat_map(|cell| cell.values("cpu")).collect();
+    let low = shares.iter().filter(|share| **share < UNDISTURBED).count();
+    (low > 0).then(|| {
+        format!(
+            "**{low} of {} samples were disturbed: something else ran on the core for more than \
+             {:.0}% of the time, in all of several tries.** Measure again on a machine at rest.",
+            shares.len(),
+            (1.0 - UNDISTURBED) * 100.0
+        )
+    })
 }
 
 fn cells<'a>(record: &'a Record, section: &'a str) -> impl Iterator<Item = &'a Cell> {

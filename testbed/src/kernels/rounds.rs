@@ -1,13 +1,13 @@
 //! Rounds: everything of a section once, in turn, again and again.
 
-use super::{Known, Options, Section, Wanted, format_of, sets};
+use super::{Known, Options, Section, Wanted, format_of, quiet::quietly, sets};
 use crate::record::{Record, Verdict};
-use anyhow::{Context, Result};
+use anyhow::Result;
+use galaxy_common::Spread;
 use galaxy_engine::{
     compute::kernels::instructions::{self, Instructions},
-    measure::{self, Batch, Bench, Part, Timed},
+    measure::{self, Batch, Bench, Part, Timed, Work},
 };
-use galaxy_graph::program::Product;
 use galaxy_model::Dtype;
 use std::collections::BTreeMap;
 
@@ -39,39 +39,47 @@ impl Turn {
         Ok(Self { benches: wanted.open(&options.cache)?, rows, tiles, next: 0 })
     }
 
-    /// The median of runs of what `pick` takes of a layer, all parts together, in milliseconds.
-    fn take(&mut self, pick: impl Fn(Part) -> bool) -> Result<f64> {
-        let mut sum = 0.0;
+    /// Runs layers of all parts: the median of what each operation takes, in milliseconds, and the
+    /// least share of the core that a part had.
+    fn take(&mut self) -> Result<(Vec<(Part, Work, f64)>, f64)> {
+        let (mut all, mut least) = (Vec::new(), f64::INFINITY);
         for bench in &mut self.benches {
             let batch = bench.batch(self.rows, self.tiles)?;
             bench.enter(&batch)?;
-            let once = |bench: &mut Bench, layer| -> Result<f64> {
-                let mut timed = Vec::new();
-                bench.layer(&batch, layer, &mut timed)?;
-                let of = timed.iter().filter(|t| pick(t.part));
-                Ok(of.map(|t| t.time.as_secs_f64() * 1e3).sum())
-            };
-            sum += repeat(bench, &mut self.next, once)?;
+            let (found, share) = quietly(|| layers(bench, &batch, &mut self.next))?;
+            all.extend(found);
+            least = least.min(share);
         }
-        Ok(sum)
+        Ok((all, least))
+    }
+
+    /// What [`Turn::take`] says of the operations that `pick` picks, together.
+    fn sum(&mut self, pick: impl Fn(Part) -> bool) -> Result<[(&'static str, f64); 2]> {
+        let (all, share) = self.take()?;
+        let of = all.iter().filter(|(part, ..)| pick(*part));
+        Ok([("ms", of.map(|(_, _, ms)| ms).sum()), ("cpu", share)])
     }
 }
 
-/// The median of what `once` says of layers in turn; one before them warms up.
-fn repeat(
-    bench: &mut Bench,
-    next: &mut u32,
-    once: impl Fn(&mut Bench, u32) -> Result<f64>,
-) -> Result<f64> {
-    let mut all = Vec::new();
-    let warm = once(bench, *next)?;
+/// The median of what each operation of a layer takes, in milliseconds. Layers run in turn; one
+/// before them warms up.
+fn layers(bench: &mut Bench, batch: &Batch, next: &mut u32) -> Result<Vec<(Part, Work, f64)>> {
+    let mut timed: Vec<Timed> = Vec::new();
+    let warm = bench.layer(batch, *next, &mut timed)?.as_secs_f64() * 1e3;
+    let mut all: Vec<(Part, Work, Vec<f64>)> =
+        timed.iter().map(|t| (t.part, t.work, Vec::new())).collect();
     let runs = (TURN / warm.max(1e-3)).ceil().clamp(1.0, MOST as f64) as usize;
     for _ in 0..runs {
         *next = next.wrapping_add(1);
-        all.push(once(bench, *next)?);
+        timed.clear();
+        bench.layer(batch, *next, &mut timed)?;
+        // Every layer has the same operations in the same order.
+        for ((.., times), timed) in all.iter_mut().zip(&timed) {
+            times.push(timed.time.as_secs_f64() * 1e3);
+        }
     }
     *next = next.wrapping_add(1);
-    Ok(galaxy_common::Spread::of(&all).median)
+    Ok(all.into_iter().map(|(part, work, ms)| (part, work, Spread::of(&ms).median)).collect())
 }
 
 fn add(record: &mut Record, key: &str, labels: &[(&str, &str)], values: &[(&str, f64)]) {
@@ -79,35 +87,34 @@ fn add(record: &mut Record, key: &str, labels: &[(&str, &str)], values: &[(&str,
     record.cell(key, labels).add(values, Verdict::Valid);
 }
 
-/// The products of BERT-Large, each alone, beside what its arithmetic or its weights take at least.
+/// The products of BERT-Large, beside what its arithmetic or its weights take at least.
 fn bounds(options: &Options, record: &mut Record) -> Result<()> {
     let known = if options.smoke { Known::Small } else { Known::Relu };
     let before = Instructions::current();
-    let mut models = Vec::new();
+    let mut turns = Vec::new();
     for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
-        models.push((dtype, Wanted::whole(known, dtype, 1).open(&options.cache)?));
+        let turn = Turn::new(options, &Wanted::whole(known, dtype, 1), 0, 1)?;
+        turns.push((dtype, format_of(dtype), turn));
     }
-    let mut next = 0;
     for _ in 0..options.rounds {
         for set in sets() {
             instructions::limit(set)?;
             let (peak, stream) = (measure::peak(set, 1).median, measure::stream(set, 1).median);
-            for (dtype, benches) in &mut models {
+            let set = set.to_string();
+            for (dtype, format, turn) in &mut turns {
                 for rows in [1, 71, 284] {
                     // Formats matter where memory is the bound; many rows show the arithmetic.
                     if rows == 71 && *dtype != Dtype::F32 {
                         continue;
                     }
-                    let bench = benches.first_mut().context("a whole model has one part")?;
-                    let batch = bench.batch(rows, 1)?;
-                    bench.enter(&batch)?;
-                    bench.layer(&batch, next, &mut Vec::new())?;
-                    for product in [Product::AttentionOutput, Product::Up, Product::Down] {
-                        let part = Part::Product(product);
-                        let (ms, timed) = alone(bench, &batch, &mut next, part)?;
-                        let work = timed.work;
+                    turn.rows = rows;
+                    let (operations, cpu) = turn.take()?;
+                    for (part, work, ms) in operations {
+                        if !matches!(part, Part::Product(_)) {
+                            continue;
+                        }
                         let shape = format!("{rows}x{}x{}", work.inputs, work.outputs);
-                        let (set, format) = (set.to_string(), format_of(*dtype));
+                        let key = format!("bounds/{set}/{format}/{shape}");
                         let labels =
                             [("instructions", set.as_str()), ("format", format), ("shape", &shape)];
                         let values = [
@@ -117,24 +124,15 @@ fn bounds(options: &Options, record: &mut Record) -> Result<()> {
                             ("gigabytes", work.weights / ms * 1e-6),
                             ("peak", peak),
                             ("stream", stream),
+                            ("cpu", cpu),
                         ];
-                        add(record, &format!("bounds/{set}/{format}/{shape}"), &labels, &values);
+                        add(record, &key, &labels, &values);
                     }
                 }
             }
         }
     }
     Ok(instructions::limit(before)?)
-}
-
-fn alone(bench: &mut Bench, batch: &Batch, next: &mut u32, part: Part) -> Result<(f64, Timed)> {
-    let missing = || format!("a layer has no {part}");
-    let what = bench.alone(batch, *next, part)?.with_context(missing)?;
-    let once = |bench: &mut Bench, layer| {
-        let timed = bench.alone(batch, layer, part)?.with_context(missing)?;
-        Ok(timed.time.as_secs_f64() * 1e3)
-    };
-    Ok((repeat(bench, next, once)?, what))
 }
 
 /// Products and attention of a layer, whole, by columns and heads, and by rows.
@@ -158,10 +156,11 @@ fn splits(options: &Options, record: &mut Record) -> Result<()> {
         for rows in [284, 71] {
             for (name, turn) in &mut turns {
                 turn.rows = rows;
-                let ms = turn.take(|part| !matches!(part, Part::AttentionJoin | Part::MlpJoin))?;
+                let found =
+                    turn.sum(|part| !matches!(part, Part::AttentionJoin | Part::MlpJoin))?;
                 let label = rows.to_string();
                 let labels = [("rows", label.as_str()), ("cut", *name)];
-                add(record, &format!("splits/{rows}/{name}"), &labels, &[("ms", ms)]);
+                add(record, &format!("splits/{rows}/{name}"), &labels, &found);
             }
         }
     }
@@ -180,11 +179,11 @@ fn formats(options: &Options, record: &mut Record) -> Result<()> {
         for rows in [1, 16, 284] {
             for (format, turn) in &mut turns {
                 turn.rows = rows;
-                let ms = turn.take(|_| true)?;
+                let found = turn.sum(|_| true)?;
                 let label = rows.to_string();
                 let labels = [("rows", label.as_str()), ("format", *format)];
                 let key = format!("formats/{rows}/{format}");
-                add(record, &key, &labels, &[("ms", ms)]);
+                add(record, &key, &labels, &found);
                 let held: f64 = turn
                     .benches
                     .iter()
@@ -209,10 +208,10 @@ fn threads(options: &Options, record: &mut Record) -> Result<()> {
         for rows in [284, 71, 16, 1] {
             for (threads, turn) in &mut turns {
                 turn.rows = rows;
-                let ms = turn.take(|_| true)?;
+                let found = turn.sum(|_| true)?;
                 let label = rows.to_string();
                 let labels = [("rows", label.as_str()), ("threads", threads.as_str())];
-                add(record, &format!("threads/{rows}/{threads}"), &labels, &[("ms", ms)]);
+                add(record, &format!("threads/{rows}/{threads}"), &labels, &found);
             }
         }
     }

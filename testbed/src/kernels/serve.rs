@@ -1,10 +1,10 @@
 //! Measures what another process asks for, so that both can take turns on one core.
 //!
 //! A request is a line `MODEL FORMAT WHAT ROWS RUNS`, like `bert f32 layer 284 1`; the answer is
-//! a line with the milliseconds of each run. `MODEL FORMAT layers` answers how many layers take
+//! a line with the share of the core that we had, and the milliseconds of each run. `MODEL FORMAT layers` answers how many layers take
 //! turns. What cannot be answered is a line that begins with `error:`.
 
-use super::{Known, Wanted, format_of};
+use super::{Known, Wanted, format_of, quiet::quietly};
 use crate::models;
 use anyhow::{Context, Result, bail};
 use galaxy_engine::measure::{Batch, Bench, Part};
@@ -74,9 +74,10 @@ impl Desk<'_> {
                     runs <= MOST_RUNS,
                     "{runs} runs are above the limit of {MOST_RUNS}"
                 );
-                let times = self.model(model, format)?.times(what, rows, runs)?;
-                let texts: Vec<String> = times.iter().map(|ms| format!("{ms:.6}")).collect();
-                Ok(texts.join(" "))
+                let model = self.model(model, format)?;
+                let (times, share) = quietly(|| model.times(what, rows, runs))?;
+                let times = times.iter().map(|ms| format!(" {ms:.6}"));
+                Ok(format!("{share:.3}{}", times.collect::<String>()))
             }
             _ => bail!("a request is MODEL FORMAT WHAT ROWS RUNS, or MODEL FORMAT layers"),
         }
@@ -129,14 +130,17 @@ impl Open {
         self.bench.enter(&batch)?;
         // Activations are in the cache again after it, whatever ran on this core meanwhile.
         self.bench.layer(&batch, self.next, &mut Vec::new())?;
-        let mut times = Vec::new();
+        let (mut times, mut timed) = (Vec::new(), Vec::new());
         for _ in 0..runs {
             self.next = self.next.wrapping_add(1);
+            timed.clear();
+            // Whole layers also for one operation: its weights are not in the cache after the others'.
+            let all = self.bench.layer(&batch, self.next, &mut timed)?;
             let time = match what {
-                None => self.bench.layer(&batch, self.next, &mut Vec::new())?,
+                None => all,
                 Some(part) => {
-                    let timed = self.bench.alone(&batch, self.next, part)?;
-                    timed.with_context(|| format!("a layer has no {part}"))?.time
+                    let found = timed.iter().find(|timed| timed.part == part);
+                    found.with_context(|| format!("a layer has no {part}"))?.time
                 }
             };
             times.push(time.as_secs_f64() * 1e3);
@@ -161,7 +165,7 @@ mod tests {
         for what in ["layer", "qkv", "attention", "output", "up", "down"] {
             let answer = desk.answer(&format!("small bf16 {what} 7 3")).unwrap();
             let times: Vec<f64> = answer.split(' ').map(|ms| ms.parse().unwrap()).collect();
-            assert!(times.len() == 3 && times.iter().all(|ms| *ms >= 0.0), "{answer}");
+            assert!(times.len() == 4 && times.iter().all(|ms| *ms >= 0.0), "{answer}");
         }
         assert_eq!(desk.models.len(), 2);
         for (wrong, says) in [

@@ -22,15 +22,18 @@ pub struct ShowOptions {
 
 const ABOUT: &str = "\
 Ours and PyTorch's on one thread of one core, in milliseconds: the median of rounds, and the lowest \
-and the highest. In every round each case is run by PyTorch as it comes, by PyTorch with weights \
-that MKL has packed beforehand, and by ours, one after another in changing order. Weights come from \
-memory on all sides: layers take turns, and together they are larger than the last-level cache.";
+and the highest. In every round each case is run by PyTorch as it comes (eager), by PyTorch with \
+weights that MKL or oneDNN has packed beforehand, and by ours, one after another in changing order. \
+Weights come from memory on all sides: layers take turns, and together they are larger than the \
+last-level cache.";
 
 /// The file that the comparison writes.
 #[derive(Deserialize)]
 struct Samples {
     versions: BTreeMap<String, String>,
     settings: serde_json::Value,
+    /// Turns in which something else ran on the core, in all of several tries.
+    disturbed: usize,
     cases: Vec<Case>,
 }
 
@@ -45,7 +48,11 @@ struct Case {
 }
 
 /// As the comparison calls them.
-const SIDES: [&str; 3] = ["eager", "prepacked", "ours"];
+const SIDES: [&str; 4] = ["eager", "mkl", "onednn", "ours"];
+
+/// Those that are drawn against eager PyTorch.
+const SHOWN: [(&str, &str); 3] =
+    [("mkl", "PyTorch, MKL-packed"), ("onednn", "PyTorch, oneDNN-packed"), ("ours", "ours")];
 
 /// Writes record, page and plot of a comparison.
 ///
@@ -55,18 +62,25 @@ pub fn show(options: &ShowOptions) -> Result<()> {
     let path = || options.samples.display().to_string();
     let bytes = std::fs::read(&options.samples).with_context(path)?;
     let samples: Samples = serde_json::from_slice(&bytes).with_context(path)?;
+    let disturbed = samples.disturbed;
     let record = record(samples)?;
     let folder = &options.output;
     record.save(&folder.join("kernels-pytorch.json"))?;
     plot::draw(&chart(&record), &folder.join("kernels-pytorch"))?;
     let tables = [table(&record)];
     let plots = ["kernels-pytorch.svg".to_owned()];
-    let notes = [
+    let mut notes = vec![
         "Below 1, ours is faster. A layer is everything between its input and its output: products, \
          attention, norms, activation, residuals. Of single products, ours have bias and ReLU in \
          them (up) or nothing, PyTorch's have the bias alone or nothing."
             .to_owned(),
     ];
+    if disturbed > 0 {
+        notes.push(format!(
+            "**{disturbed} turns were disturbed: something else ran on the core, in all of several \
+             tries.** Measure again on a machine at rest."
+        ));
+    }
     let page = Page {
         record: &record,
         about: ABOUT,
@@ -108,25 +122,22 @@ fn table(record: &Record) -> Table {
         "what",
         "weights",
         "rows",
-        "PyTorch, ms",
-        "prepacked, ms",
+        "eager, ms",
+        "MKL-packed, ms",
+        "oneDNN-packed, ms",
         "ours, ms",
-        "ours / PyTorch",
-        "ours / prepacked",
+        "ours / eager",
+        "ours / MKL",
+        "ours / oneDNN",
     ];
     let mut table = Table::new("Ours and PyTorch's", &columns);
     for cell in &record.cells {
         let label = |name: &str| cell.labels.get(name).cloned().unwrap_or_default();
-        table.row([
-            label("what"),
-            label("format"),
-            label("rows"),
-            figure(cell, SIDES[0]),
-            figure(cell, SIDES[1]),
-            figure(cell, SIDES[2]),
-            format!("{:.3}", ratio(cell, "ours", "eager")),
-            format!("{:.3}", ratio(cell, "ours", "prepacked")),
-        ]);
+        let mut row = vec![label("what"), label("format"), label("rows")];
+        row.extend(SIDES.map(|side| figure(cell, side)));
+        let theirs = &SIDES[..3];
+        row.extend(theirs.iter().map(|side| format!("{:.3}", ratio(cell, "ours", side))));
+        table.row(row);
     }
     table
 }
@@ -147,10 +158,11 @@ fn chart(record: &Record) -> Chart {
         name.retain(|part| *part != "f32");
         Group {
             label: name.join(" "),
-            bars: vec![
-                bar(0, ratio(cell, "prepacked", "eager")),
-                bar(1, ratio(cell, "ours", "eager")),
-            ],
+            bars: SHOWN
+                .iter()
+                .enumerate()
+                .map(|(at, (side, _))| bar(at, ratio(cell, side, "eager")))
+                .collect(),
         }
     };
     Chart {
@@ -159,7 +171,7 @@ fn chart(record: &Record) -> Chart {
         y: Axis { label: "of PyTorch's time".to_owned(), ..Axis::default() },
         kind: Kind::Bars {
             groups: record.cells.iter().map(group).collect(),
-            series: vec!["PyTorch, prepacked".to_owned(), "ours".to_owned()],
+            series: SHOWN.iter().map(|(_, name)| (*name).to_owned()).collect(),
         },
     }
 }
@@ -175,9 +187,9 @@ mod tests {
         let samples = place.path().join("samples.json");
         let text = r#"{
             "versions": { "torch": "2.15.0" }, "settings": { "rounds": 3 },
-            "cases": [
+            "disturbed": 2, "cases": [
                 { "what": "bert layer", "rows": 284, "format": "f32", "sides": {
-                    "eager": [60.0, 62.0, 61.0], "prepacked": [50.0, 52.0, 51.0],
+                    "eager": [60.0, 62.0, 61.0], "onednn": [50.0, 52.0, 51.0],
                     "ours": [54.0, 55.8, 54.9] } },
                 { "what": "llama layer", "rows": 1, "format": "bf16", "sides": {
                     "eager": [4.0], "ours": [3.0] } }
@@ -187,7 +199,9 @@ mod tests {
         let output = place.path().join("out");
         show(&ShowOptions { samples, output: output.clone() }).unwrap();
         let page = std::fs::read_to_string(output.join("kernels-pytorch.md")).unwrap();
-        for part in ["0.900 (0.900 to 0.900)", "torch 2.15.0", "bf16", "0.750"] {
+        for part in
+            ["2 turns were disturbed", "0.900 (0.900 to 0.900)", "torch 2.15.0", "bf16", "0.750"]
+        {
             assert!(page.contains(part), "{part}\n{page}");
         }
         assert!(output.join("kernels-pytorch.png").exists());

@@ -232,7 +232,7 @@ def cases(smoke):
     yield "bert layer", "bert", "layer", 1, "bf16"
     for count in [71] if smoke else [1, 71, 284]:
         for part, (inputs, outputs, _) in Product.SHAPES.items():
-            yield f"{inputs}x{outputs}", "relu", part, count, "f32"
+            yield f"product {inputs}x{outputs}", "relu", part, count, "f32"
 
 
 def run_case(server, model, part, rows, form, rounds):

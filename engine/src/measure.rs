@@ -21,6 +21,11 @@ const REPEATS: usize = 9;
 const LEAST: f64 = 4e-3;
 /// What [`stream`] reads where memory allows it.
 const MOST_READ: u64 = 256 << 20;
+/// How often [`stream`] goes through its buffer,
+const PASSES: usize = 3;
+/// and how many values each thread reads in one measurement: 32 MB, a millisecond or a few, so that
+/// whatever else runs on a core for a moment spoils one of many.
+const PIECE: usize = 8 << 20;
 /// The last-level cache of a machine that does not say: more than most have.
 const UNKNOWN_CACHE: u64 = 32 << 20;
 
@@ -55,18 +60,20 @@ pub fn stream(instructions: Instructions, threads: u16) -> Spread {
     let bytes = free_memory().map_or(wanted, |free| wanted.min(free.0 / 4));
     // Written, so that every page has memory of its own.
     let values: Vec<f32> = (0..bytes / 4).map(|at| (at % 16) as f32).collect();
-    let share = (values.len() / usize::from(threads.max(1))).max(1);
-    let once = |pattern| {
-        let values = &values;
-        move |thread: usize| {
-            let part = values.chunks(share).nth(thread).unwrap_or(&[]);
+    let count = usize::from(threads.max(1));
+    let piece = (PIECE * count).min(values.len()).max(1);
+    let share = piece.div_ceil(count);
+    let once = |pattern, piece: &[f32]| {
+        let read = |thread: usize| {
+            let part = piece.chunks(share).nth(thread).unwrap_or(&[]);
             ceiling::read(instructions, part, pattern);
             size_of_val(part) as f64
-        }
+        };
+        together(threads, read)
     };
     let rates = |pattern| {
-        let rates: Vec<f64> = (0..REPEATS).map(|_| together(threads, once(pattern))).collect();
-        Spread::of(&rates)
+        let passes = (0..PASSES).flat_map(|_| values.chunks_exact(piece));
+        Spread::of(&passes.map(|piece| once(pattern, piece)).collect::<Vec<_>>())
     };
     let all = Pattern::ALL.map(rates);
     all.into_iter().max_by(|a, b| a.median.total_cmp(&b.median)).unwrap_or(Spread::of(&[]))

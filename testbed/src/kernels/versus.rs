@@ -148,7 +148,6 @@ fn chart(record: &Record) -> Chart {
         value: (spread.n > 0).then_some(spread.median),
         low: spread.low,
         high: spread.high,
-        mark: Some(1.0),
         note: (spread.n == 0).then(|| "not measured".to_owned()),
         ..Bar::default()
     };
@@ -165,12 +164,14 @@ fn chart(record: &Record) -> Chart {
                 .collect(),
         }
     };
+    // Products alone stand in the table.
+    let layer = |cell: &Cell| cell.labels.get("what").is_some_and(|what| what.ends_with("layer"));
     Chart {
-        title: "Time against PyTorch's, one thread".to_owned(),
-        x: Axis { label: "what, rows".to_owned(), ..Axis::default() },
-        y: Axis { label: "of PyTorch's time".to_owned(), ..Axis::default() },
+        title: "A layer's time against eager PyTorch's, one thread".to_owned(),
+        x: Axis { label: "model, weights if not f32, rows".to_owned(), ..Axis::default() },
+        y: Axis { label: "of eager PyTorch's time".to_owned(), ..Axis::default() },
         kind: Kind::Bars {
-            groups: record.cells.iter().map(group).collect(),
+            groups: record.cells.iter().filter(|cell| layer(cell)).map(group).collect(),
             series: SHOWN.iter().map(|(_, name)| (*name).to_owned()).collect(),
         },
     }

@@ -26,6 +26,9 @@ pub(super) fn measure(section: Section, options: &Options, record: &mut Record) 
     }
 }
 
+/// What each operation of a layer has to do, and takes, in milliseconds.
+type Operations = Vec<(Part, Work, f64)>;
+
 /// A batch on some parts of a model, and the layer whose turn is next.
 struct Turn {
     benches: Vec<Bench>,
@@ -41,7 +44,7 @@ impl Turn {
 
     /// Runs layers of all parts: the median of what each operation takes, in milliseconds, and the
     /// least share of the core that a part had.
-    fn take(&mut self) -> Result<(Vec<(Part, Work, f64)>, f64)> {
+    fn take(&mut self) -> Result<(Operations, f64)> {
         let (mut all, mut least) = (Vec::new(), f64::INFINITY);
         for bench in &mut self.benches {
             let batch = bench.batch(self.rows, self.tiles)?;
@@ -63,7 +66,7 @@ impl Turn {
 
 /// The median of what each operation of a layer takes, in milliseconds. Layers run in turn; one
 /// before them warms up.
-fn layers(bench: &mut Bench, batch: &Batch, next: &mut u32) -> Result<Vec<(Part, Work, f64)>> {
+fn layers(bench: &mut Bench, batch: &Batch, next: &mut u32) -> Result<Operations> {
     let mut timed: Vec<Timed> = Vec::new();
     let warm = bench.layer(batch, *next, &mut timed)?.as_secs_f64() * 1e3;
     let mut all: Vec<(Part, Work, Vec<f64>)> =

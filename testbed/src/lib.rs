@@ -25,5 +25,4 @@ pub mod processes;
 pub mod quotas;
 pub mod record;
 pub mod report;
-
 pub mod stage;

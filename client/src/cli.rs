@@ -1,5 +1,6 @@
 //! Arguments, and which command they mean.
 
+mod bench;
 mod demo;
 mod failure;
 mod ids;
@@ -17,6 +18,7 @@ mod trace;
 use clap::{Args, Parser, Subcommand};
 use failure::Failure;
 use galaxy_client::Client;
+use galaxy_engine::compute::kernels::instructions::{self, Instructions};
 use std::{
     io::{ErrorKind, Write},
     path::PathBuf,
@@ -31,6 +33,10 @@ struct Cli {
     /// Prints version, commit and protocol.
     #[arg(long, short = 'V')]
     version: bool,
+    /// Vector instructions of kernels in this process, instead of the best that there are: avx512,
+    /// avx2, neon or portable.
+    #[arg(long, global = true, value_name = "SET", env = "GALAXY_INSTRUCTIONS")]
+    instructions: Option<Instructions>,
     #[command(subcommand)]
     command: Option<Command>,
 }
@@ -51,6 +57,8 @@ enum Command {
     Trace(trace::TraceArgs),
     /// Embeds a few sentences and shows how the cluster did it.
     Demo(demo::DemoArgs),
+    /// Measures what this device can do.
+    Bench(bench::BenchArgs),
     /// Asks the coordinator to finish what is queued and to take no more.
     Drain(status::DrainArgs),
 }
@@ -108,6 +116,10 @@ fn execute(cli: Cli) -> Result<(), Failure> {
     if cli.version {
         return print(&format!("galaxy {}\n", galaxy_proto::version_line()));
     }
+    if let Some(set) = cli.instructions {
+        instructions::limit(set)
+            .map_err(|e| Failure::usage(e.to_string()).at("--instructions, GALAXY_INSTRUCTIONS"))?;
+    }
     let Some(command) = cli.command else {
         return Err(Failure::usage("no command is given").todo("`galaxy --help` lists them"));
     };
@@ -126,6 +138,7 @@ fn execute(cli: Cli) -> Result<(), Failure> {
             Command::Keys(args) => keys::keys(&args),
             Command::Trace(args) => trace::trace(args).await,
             Command::Demo(args) => demo::demo(args).await,
+            Command::Bench(args) => bench::bench(args).await,
             Command::Drain(args) => status::drain(args).await,
         }
     })
@@ -210,6 +223,9 @@ mod tests {
             "galaxy trace 17 --summary --link-rate 125Mbit/s",
             "galaxy demo --model m",
             "galaxy drain --off",
+            "galaxy bench kernels",
+            "galaxy bench kernels --shape llama-1b --rows 1,16 --format bf16 --threads 1 --json",
+            "galaxy bench kernels --model m --instructions portable",
         ] {
             parse(line).unwrap_or_else(|e| panic!("{line}: {e}"));
         }
@@ -228,6 +244,11 @@ mod tests {
             "galaxy trace yesterday",
             "galaxy status --timeout 10",
             "galaxy ebmed hello",
+            "galaxy bench kernels --shape bert-huge",
+            "galaxy bench kernels --model m --shape bert-large",
+            "galaxy bench kernels --model m --format f16",
+            "galaxy bench kernels --rows 0",
+            "galaxy status --instructions sse9",
         ] {
             assert_eq!(parse(line).expect_err(line).exit_code(), 2, "{line}");
         }

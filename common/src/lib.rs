@@ -9,6 +9,7 @@ pub mod ids;
 pub mod plan;
 pub mod shape;
 pub mod span;
+pub mod spread;
 pub mod units;
 
 pub use frame::{FrameError, FrameHeader, HEADER_BYTES, MAX_PAYLOAD_BYTES};
@@ -18,4 +19,5 @@ pub use plan::{
 };
 pub use shape::{BatchShape, Pooling, Segment, ShapeError, Wanted};
 pub use span::{Column, Head, Layer, Row, Span, Token, Unit};
+pub use spread::Spread;
 pub use units::{Bytes, UnitError};

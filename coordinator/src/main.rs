@@ -11,6 +11,7 @@ use galaxy_coord::{
     api::Api,
     cluster::{DEFAULT_LISTEN, DEFAULT_MAX_ROWS, DEFAULT_QUEUE, DEFAULT_TIMEOUT},
 };
+use galaxy_engine::compute::kernels::instructions::{self, Instructions};
 use galaxy_graph::share::{self, Member, Terms};
 use galaxy_model::ModelDir;
 use galaxy_proto::identity::{Identity, Role};
@@ -55,6 +56,10 @@ struct Flags {
     /// Without a cluster: the coordinator's identity; without one, plaintext on loopback only.
     #[arg(long, value_name = "DIR")]
     identity: Option<PathBuf>,
+    /// Without a cluster: vector instructions of kernels, instead of the best that there are:
+    /// avx512, avx2, neon or portable.
+    #[arg(long, value_name = "SET", env = "GALAXY_INSTRUCTIONS")]
+    instructions: Option<Instructions>,
     /// Print version, commit and protocol.
     #[arg(long)]
     version: bool,
@@ -81,6 +86,9 @@ fn main() -> ExitCode {
 }
 
 fn start(flags: Flags) -> Result<()> {
+    if let Some(set) = flags.instructions {
+        instructions::limit(set).context("--instructions, GALAXY_INSTRUCTIONS")?;
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()

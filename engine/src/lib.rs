@@ -8,6 +8,7 @@ pub mod compute;
 pub mod executor;
 pub mod link;
 pub mod local;
+pub mod measure;
 pub mod merge;
 mod staging;
 pub mod weights;

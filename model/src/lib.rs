@@ -16,6 +16,7 @@ mod error;
 mod family;
 mod matrix;
 pub mod sentence;
+pub mod shape;
 pub mod spec;
 mod store;
 #[cfg(test)]

@@ -3,11 +3,10 @@
 use crate::{
     models,
     processes::{Keys, Process, listening, worker_command},
-    spread::Spread,
 };
 use anyhow::{Context, Result, ensure};
 use galaxy_common::{
-    BatchShape, Bytes, DeviceName, Epoch, Pooling, Segment, Strategy, Wanted, WireType,
+    BatchShape, Bytes, DeviceName, Epoch, Pooling, Segment, Spread, Strategy, Wanted, WireType,
 };
 use galaxy_coord::{Cluster, Fleet, RemoteFleet, cluster::Device, fleet::Readiness};
 use galaxy_model::ModelDir;

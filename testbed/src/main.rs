@@ -4,8 +4,8 @@ use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
 use galaxy_common::WireType;
 use galaxy_testbed::{
-    ballast, calibrate, desk, experiment, forward, golden, inside, lean, links, metronome, models,
-    quotas,
+    ballast, calibrate, desk, experiment, forward, golden, inside, kernels, lean, links, metronome,
+    models, quotas,
 };
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
@@ -54,6 +54,14 @@ enum Command {
     },
     /// Measures how lean a worker is: start, idle time, peak memory, memory over many requests
     Lean(lean::Options),
+    /// Measures kernels: against what a core can do, cut into parts, in 16 bits, on two threads
+    Kernels(kernels::Options),
+    /// Measures what it is asked for on standard input, a line each
+    #[command(hide = true)]
+    KernelsServe(kernels::ServeOptions),
+    /// Shows what the comparison of kernels with PyTorch found
+    #[command(hide = true)]
+    KernelsShow(kernels::ShowOptions),
     /// Delays and loses what the links of a testbed carry
     #[command(hide = true)]
     Forward {
@@ -112,6 +120,9 @@ fn run(command: Command) -> Result<()> {
         Command::Quotas(options) => quotas::run(&options),
         Command::Golden { full, half } => golden(full, half),
         Command::Lean(options) => lean::run(&options),
+        Command::Kernels(options) => kernels::run(&options),
+        Command::KernelsServe(options) => kernels::serve(&options),
+        Command::KernelsShow(options) => kernels::show(&options),
         Command::Forward { testbed, links } => forward::run(&testbed, &links),
         Command::Inside(options) => inside::run(&options),
         Command::Metronome(options) => metronome::run(&options),

@@ -3,9 +3,9 @@
 //! One JSON file beside the tables and plots that are made from it. It is replaced as a whole after
 //! every sample, so a run that is killed loses one sample at most and goes on where it was.
 
-use crate::{calibrate::Calibration, processes, spread::Spread};
+use crate::{calibrate::Calibration, processes};
 use anyhow::{Context, Result, bail};
-use galaxy_common::Bytes;
+use galaxy_common::{Bytes, Spread};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use std::{

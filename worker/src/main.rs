@@ -3,7 +3,10 @@
 use anyhow::Context;
 use clap::Parser;
 use galaxy_common::Bytes;
-use galaxy_engine::compute::choice::EngineChoice;
+use galaxy_engine::compute::{
+    choice::EngineChoice,
+    kernels::instructions::{self, Instructions},
+};
 use galaxy_worker::{Worker, WorkerConfig};
 use std::{
     io::{IsTerminal, Write},
@@ -43,6 +46,10 @@ struct Flags {
     /// Allow ring links without TLS: only on isolated networks, and for measuring
     #[arg(long)]
     plain: bool,
+    /// Vector instructions of kernels, instead of the best that there are: avx512, avx2, neon or
+    /// portable
+    #[arg(long, value_name = "SET", env = "GALAXY_INSTRUCTIONS")]
+    instructions: Option<Instructions>,
     /// Print version, commit and protocol
     #[arg(long)]
     version: bool,
@@ -68,6 +75,9 @@ fn main() -> ExitCode {
 }
 
 fn run(flags: Flags) -> anyhow::Result<()> {
+    if let Some(set) = flags.instructions {
+        instructions::limit(set).context("--instructions, GALAXY_INSTRUCTIONS")?;
+    }
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
     let config = WorkerConfig {
         identity: flags.identity.context("--identity DIR is needed")?,

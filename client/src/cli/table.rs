@@ -12,7 +12,7 @@ pub fn table(rows: &[Vec<String>]) -> String {
         .map(|row| {
             let cells: Vec<String> =
                 row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:<width$}")).collect();
-            format!("  {}\n", cells.join("  ").trim_end())
+            format!("{}\n", format!("  {}", cells.join("  ")).trim_end())
         })
         .collect()
 }
@@ -31,5 +31,6 @@ mod tests {
         let text = table(&[row(["device", "state"]), row(["ä", "ready"]), row(["x"])]);
         assert_eq!(text, "  device  state\n  ä       ready\n  x\n");
         assert_eq!(table(&[]), "");
+        assert_eq!(table(&[row(["a"]), Vec::new()]), "  a\n\n");
     }
 }

@@ -11,6 +11,7 @@
 
 pub(crate) mod area;
 pub(crate) mod attention;
+pub(crate) mod ceiling;
 pub(crate) mod dense;
 pub(crate) mod general;
 pub mod instructions;

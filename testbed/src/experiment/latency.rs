@@ -148,7 +148,7 @@ fn done(record: &Record, key: &str, samples: usize) -> bool {
 fn unknown(model: &str) -> Result<Option<String>> {
     let entry = models::find(model)?;
     let why = || format!("family {} is not known to the engine yet", entry.shape.family);
-    Ok((!entry.runs()?).then(why))
+    Ok((!models::runs(entry)?).then(why))
 }
 
 /// All variants of one model on one testbed: they take turns.

@@ -5,9 +5,9 @@ use crate::{
     plot::{self, Axis, Bar, Chart, Group, Kind, Point, Series},
     record::{Cell, Outcome, Record},
     report::{Page, Table, figure},
-    spread::Spread,
 };
 use anyhow::Result;
+use galaxy_common::Spread;
 use std::path::Path;
 
 /// What no factor scales.

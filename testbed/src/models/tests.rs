@@ -2,10 +2,8 @@
 
 use super::*;
 use crate::golden::{self, Case, Split};
-use family::Fill;
 use galaxy_common::{BatchShape, Strategy, Wanted, WireType};
 use galaxy_engine::local::LocalCluster;
-use indicatif::ProgressBar;
 use serde_json::Value;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,7 +12,7 @@ use std::{
 
 /// The catalogue's shapes, two layers high and narrow.
 fn small() -> impl Iterator<Item = (&'static str, Shape)> {
-    CATALOGUE.iter().map(|model| {
+    catalogue().iter().map(|model| {
         let (heads, kv_heads) =
             if model.shape.kv_heads < model.shape.heads { (4, 2) } else { (4, 4) };
         let vocabulary = 300;
@@ -46,7 +44,7 @@ fn stored(dir: &Path) -> BTreeMap<String, (Vec<usize>, safetensors::Dtype)> {
 
 #[test]
 fn parameters_are_as_many_as_the_published_models_have() {
-    let count = |name| find(name).unwrap().parameters();
+    let count = |name| find(name).unwrap().shape.parameters();
     assert_eq!(count("distilbert"), 66_985_530);
     assert_eq!(count("gpt2-medium"), 354_823_168);
     assert_eq!(count("gpt2-large"), 774_030_080);
@@ -61,7 +59,7 @@ fn parameters_are_as_many_as_the_published_models_have() {
 fn every_family_is_written_as_it_is_described() {
     for (name, shape) in small() {
         let dir = tempfile::tempdir().unwrap();
-        files(dir.path(), &shape, u64::MAX, &ProgressBar::hidden()).unwrap();
+        shape.write(dir.path(), u64::MAX, &mut |_| {}).unwrap();
         let stored = stored(dir.path());
         let tensors = shape.tensors();
         assert_eq!(stored.len(), tensors.len(), "{name}: a name stands twice");
@@ -84,7 +82,7 @@ fn every_family_is_written_as_it_is_described() {
 fn what_the_engine_knows_it_runs_with_finite_results() {
     let mut ran = BTreeSet::new();
     for (name, shape) in small() {
-        if !find(name).unwrap().runs().unwrap() || !ran.insert((shape.family, shape.kv_heads)) {
+        if !runs(find(name).unwrap()).unwrap() || !ran.insert((shape.family, shape.kv_heads)) {
             continue;
         }
         let cache = tempfile::tempdir().unwrap();
@@ -117,8 +115,8 @@ fn what_the_engine_knows_it_runs_with_finite_results() {
 fn a_large_model_is_cut_into_files_with_an_index() {
     let (_, shape) = small().find(|(name, _)| *name == "gpt2-large").unwrap();
     let (one, many) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    files(one.path(), &shape, u64::MAX, &ProgressBar::hidden()).unwrap();
-    files(many.path(), &shape, 100_000, &ProgressBar::hidden()).unwrap();
+    shape.write(one.path(), u64::MAX, &mut |_| {}).unwrap();
+    shape.write(many.path(), 100_000, &mut |_| {}).unwrap();
     let index = json(&many.path().join("model.safetensors.index.json"));
     assert_eq!(index["metadata"]["total_size"], shape.bytes().0);
     let map = index["weight_map"].as_object().unwrap();
@@ -178,31 +176,4 @@ fn what_cannot_be_written_is_refused_with_a_reason() {
         let error = room(cache.path(), "x", Bytes(u64::MAX)).unwrap_err().to_string();
         assert!(error.contains("must stay free"), "{error}");
     }
-}
-
-#[test]
-fn values_depend_on_the_name_alone_and_fit_their_tensor() {
-    let values = |name: &str, fill| {
-        let tensor = family::Tensor { name: name.into(), shape: vec![600, 1000], fill };
-        let dir = tempfile::tempdir().unwrap();
-        write::write(dir.path(), &[tensor], 2, Dtype::F32, u64::MAX, &ProgressBar::hidden())
-            .unwrap();
-        let bytes = std::fs::read(dir.path().join("model.safetensors")).unwrap();
-        let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
-        let words = file.tensor(name).unwrap().data().as_chunks().0;
-        words.iter().map(|&word| f32::from_le_bytes(word)).collect::<Vec<_>>()
-    };
-    let spread = |values: &[f32], center: f32| {
-        let square = |v: &f32| f64::from(v - center).powi(2);
-        (values.iter().map(square).sum::<f64>() / values.len() as f64).sqrt()
-    };
-    let weights = values("a", Fill::Weight);
-    assert_eq!(weights, values("a", Fill::Weight));
-    assert_ne!(weights, values("b", Fill::Weight));
-    // More than one buffer's worth, and no buffer like the one before.
-    assert_ne!(weights[..1000], weights[(1 << 18)..][..1000]);
-    assert!((spread(&weights, 0.0) - 0.02).abs() < 1e-4);
-    assert!((spread(&values("a", Fill::Residual), 0.0) - 0.01).abs() < 1e-4);
-    let norms = values("a", Fill::Norm);
-    assert!(norms.iter().all(|v| (0.9..1.1).contains(v)) && spread(&norms, 1.0) > 0.02);
 }

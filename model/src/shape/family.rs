@@ -1,59 +1,8 @@
 //! The table of families: for each, its config and its tensors as `transformers` names them.
 
-use galaxy_model::Dtype;
+use super::{Fill, Shape, Tensor};
+use crate::store::Dtype;
 use serde_json::{Map, Value, json};
-
-/// The shape of a model, whatever its family.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Shape {
-    /// `model_type` of its config.
-    pub family: &'static str,
-    /// Layers.
-    pub layers: u32,
-    /// Width of a row.
-    pub hidden: u32,
-    /// Query heads.
-    pub heads: u32,
-    /// Key-value heads.
-    pub kv_heads: u32,
-    /// Inner width of the MLP.
-    pub inner: u32,
-    /// Rows of the embedding table; of an image model, its classes.
-    pub vocabulary: u32,
-    /// The longest sequence that it was made for.
-    pub positions: u32,
-    /// How its weights are stored.
-    pub dtype: Dtype,
-    /// What its config says beyond what its family's says, as a JSON object.
-    pub config: &'static str,
-}
-
-/// What the values of a tensor are.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Fill {
-    /// Near one.
-    Norm,
-    /// Near zero.
-    Bias,
-    /// Small.
-    Weight,
-    /// Smaller: it is added to the residual once in each layer.
-    Residual,
-}
-
-/// A tensor to be written.
-#[derive(Clone, PartialEq, Debug)]
-pub(super) struct Tensor {
-    pub(super) name: String,
-    pub(super) shape: Vec<u32>,
-    pub(super) fill: Fill,
-}
-
-impl Tensor {
-    pub(super) fn values(&self) -> u64 {
-        self.shape.iter().map(|&n| u64::from(n)).product()
-    }
-}
 
 /// A width that a shape gives.
 #[derive(Clone, Copy)]
@@ -276,8 +225,8 @@ impl Shape {
         found.expect("shapes are made in this crate, of families in the table")
     }
 
-    /// Its `config.json`.
-    pub(super) fn config(&self) -> Value {
+    /// What stands in its `config.json`.
+    pub fn config(&self) -> Value {
         let mut config = (self.recipe().config)(self);
         let more: Map<String, Value> =
             serde_json::from_str(self.config).expect("an object, as a test proves");
@@ -295,7 +244,7 @@ impl Shape {
     }
 
     /// Its tensors, in the order of its layers.
-    pub(super) fn tensors(&self) -> Vec<Tensor> {
+    pub fn tensors(&self) -> Vec<Tensor> {
         let recipe = self.recipe();
         let mut all = Vec::new();
         let mut add = |part: &Part, layer: u32| {

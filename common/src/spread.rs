@@ -1,9 +1,10 @@
 //! The middle and the range of some values: how every measured figure is shown.
 
+use serde::Serialize;
 use std::fmt;
 
 /// Some values, sorted and summed up. Values that are not finite are left out.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct Spread {
     /// How many there are.
     pub n: usize,

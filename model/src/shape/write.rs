@@ -1,18 +1,19 @@
 //! Random weights into safetensors files, as fast as the disk takes them.
 
-use super::family::{Fill, Tensor};
-use anyhow::{Context, Result};
-use galaxy_model::Dtype;
+use super::{Fill, Tensor, WriteError};
+use crate::store::Dtype;
 use half::{
     bf16, f16,
     slice::{HalfBitsSliceExt, HalfFloatSliceExt},
 };
-use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value, json};
-use std::{fs::File, io::Write, path::Path, sync::mpsc::sync_channel};
+use std::{
+    fs::File,
+    io::{self, Write},
+    path::Path,
+    sync::mpsc::sync_channel,
+};
 
-/// Bytes of one file of weights, as `transformers` cut them for years.
-pub(super) const SHARD_BYTES: u64 = 5_000_000_000;
 /// Bytes that are made and written at once.
 const BUFFER: usize = 1 << 20;
 /// Bytes that go to the disk together.
@@ -27,8 +28,8 @@ pub(super) fn write(
     layers: u32,
     dtype: Dtype,
     shard_bytes: u64,
-    bar: &ProgressBar,
-) -> Result<()> {
+    progress: &mut dyn FnMut(u64),
+) -> Result<(), WriteError> {
     let bytes = |tensor: &Tensor| tensor.values() * u64::from(dtype.width());
     let mut shards: Vec<Vec<&Tensor>> = vec![Vec::new()];
     let mut filled = 0;
@@ -55,7 +56,7 @@ pub(super) fn write(
             _ => format!("model-{:05}-of-{count:05}.safetensors", i + 1),
         };
         let path = dir.join(&name);
-        file(&path, &shard, &mut buffer, bar).with_context(|| path.display().to_string())?;
+        file(&path, &shard, &mut buffer, progress).map_err(WriteError::at(&path))?;
         places.extend(shard.iter().map(|tensor| (tensor.name.clone(), name.clone().into())));
     }
     if count > 1 {
@@ -67,13 +68,18 @@ pub(super) fn write(
 }
 
 /// Writes JSON as `transformers` does, indented by two.
-pub(super) fn json_file(path: &Path, value: &Value) -> Result<()> {
-    let mut text = serde_json::to_vec_pretty(value)?;
-    text.push(b'\n');
-    std::fs::write(path, text).with_context(|| path.display().to_string())
+pub(super) fn json_file(path: &Path, value: &Value) -> Result<(), WriteError> {
+    let mut text = format!("{value:#}");
+    text.push('\n');
+    std::fs::write(path, text).map_err(WriteError::at(path))
 }
 
-fn file(path: &Path, tensors: &[&Tensor], buffer: &mut Buffer, bar: &ProgressBar) -> Result<()> {
+fn file(
+    path: &Path,
+    tensors: &[&Tensor],
+    buffer: &mut Buffer,
+    progress: &mut dyn FnMut(u64),
+) -> io::Result<()> {
     let dtype = match buffer.dtype {
         Dtype::F32 => "F32",
         Dtype::F16 => "F16",
@@ -89,7 +95,7 @@ fn file(path: &Path, tensors: &[&Tensor], buffer: &mut Buffer, bar: &ProgressBar
         header.insert(tensor.name.clone(), entry);
         at = end;
     }
-    let mut header = serde_json::to_vec(&Value::Object(header))?;
+    let mut header = Value::Object(header).to_string().into_bytes();
     header.resize(header.len().next_multiple_of(8), b' ');
     let mut file = File::create(path)?;
     file.write_all(&(header.len() as u64).to_le_bytes())?;
@@ -107,7 +113,7 @@ fn file(path: &Path, tensors: &[&Tensor], buffer: &mut Buffer, bar: &ProgressBar
             while left > 0 {
                 let bytes = buffer.fill(tensor.fill, &mut numbers, left);
                 file.write_all(bytes)?;
-                bar.inc(bytes.len() as u64);
+                progress(bytes.len() as u64);
                 left -= bytes.len() as u64 / width;
                 pending += bytes.len();
                 // A disk that failed has no receiver any more; its error comes at the end.
@@ -202,15 +208,4 @@ impl Buffer {
         }
         bytes
     }
-}
-
-/// A bar with rate and remaining time, where stderr is a terminal.
-pub(super) fn progress(name: &str, bytes: u64) -> ProgressBar {
-    let bar = ProgressBar::new(bytes).with_message(name.to_owned());
-    let line = "{msg} {wide_bar} {decimal_bytes}/{decimal_total_bytes} \
-                {decimal_bytes_per_sec} {eta} left";
-    if let Ok(style) = ProgressStyle::with_template(line) {
-        bar.set_style(style);
-    }
-    bar
 }

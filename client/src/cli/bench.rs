@@ -1,0 +1,433 @@
+//! `galaxy bench`: what this device can do, and what the kernels make of it.
+
+use super::{
+    failure::Failure,
+    in_process::{self, open_model},
+    json, print, progress,
+    table::{row, table},
+};
+use clap::{Args, Subcommand, builder::PossibleValuesParser};
+use galaxy_common::{Bytes, Spread};
+use galaxy_engine::{
+    compute::kernels::instructions::Instructions,
+    measure::{self, Bench, Cut, Part, Timed, Work},
+};
+use galaxy_graph::program::Product;
+use galaxy_model::{
+    Dtype, ModelDir, ModelSpec,
+    shape::{self, SHARD_BYTES, Shape},
+};
+use serde::Serialize;
+use std::{
+    fmt::Write as _,
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// Runs of a layer that count, at least,
+const LEAST_RUNS: usize = 7;
+/// and at most.
+const MOST_RUNS: usize = 200;
+/// For how long runs go on between the two.
+const PATIENCE: Duration = Duration::from_millis(600);
+/// Columns of a made-up language head: enough that it comes from memory, and no table of a gigabyte.
+const MOST_TOKENS: u32 = 32_768;
+
+const MEANING: &str = "\
+What the figures mean:
+
+  peak      multiplications and additions in registers alone; nothing can be faster
+  memory    reading a buffer far larger than the last-level cache; one row cannot be
+            faster than its weights are read
+  ms        the median of several runs, and the lowest and the highest. Layers take
+            turns, together larger than the last-level cache, so that weights come
+            from memory, as they do when a model runs
+  GFLOP/s   multiplications and additions of the operation's definition over its time
+  GB/s      bytes of weights, as they are held, over its time
+  bound ms  the operation at the peak, or its weights at the memory's rate, whichever
+            takes longer; of a layer, the sum. Row operations have none
+  of bound  how much of the bound was reached: 100% cannot be beaten
+
+Operations run as they do in a worker: bias, activation and gate are part of their
+products, rotary positions of qkv. A language head runs on the last row alone.
+Whatever else runs on this device shows as spread; let nothing else run.";
+
+/// Arguments of `galaxy bench`.
+#[derive(Args, Debug)]
+pub struct BenchArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand, Debug)]
+enum What {
+    /// Times every operation of a layer, and says how far it is from what this device can do.
+    #[command(after_long_help = MEANING)]
+    Kernels(KernelsArgs),
+}
+
+/// Arguments of `galaxy bench kernels`.
+#[derive(Args, Debug)]
+struct KernelsArgs {
+    /// This model's own shapes and weights.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["shape", "format"])]
+    model: Option<PathBuf>,
+    /// A well-known shape with made-up weights, in the directory of temporary files.
+    #[arg(long, value_name = "NAME", default_value = "bert-large",
+        value_parser = PossibleValuesParser::new(known()))]
+    shape: String,
+    /// Rows of the batch, like 1,284.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,16,71,284,384",
+        value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    rows: Vec<u32>,
+    /// Kernel threads. Default: the cores of this machine.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    /// How made-up weights are held: f32, f16 or bf16. Default: as the well-known model has them.
+    #[arg(long, value_name = "FORMAT")]
+    format: Option<Format>,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// How weights are held.
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+enum Format {
+    F32,
+    F16,
+    Bf16,
+}
+
+/// The shapes of the catalogue whose families the engine runs.
+fn known() -> Vec<&'static str> {
+    let runs = |family| ["bert", "distilbert", "gpt2", "llama"].contains(&family);
+    shape::catalogue().iter().filter(|m| runs(m.shape.family)).map(|m| m.name).collect()
+}
+
+#[derive(Serialize)]
+struct Findings {
+    model: String,
+    format: &'static str,
+    layers: u32,
+    weights: Bytes,
+    cache: Bytes,
+    instructions: String,
+    threads: u16,
+    /// GFLOP/s.
+    peak: Spread,
+    /// GB/s.
+    stream: Spread,
+    lines: Vec<Line>,
+}
+
+/// An operation at some rows, or a whole layer.
+#[derive(Serialize)]
+struct Line {
+    rows: u32,
+    operation: String,
+    inputs: u32,
+    outputs: u32,
+    ms: Spread,
+    /// Of the median.
+    gflops: f64,
+    /// Of the median.
+    gigabytes: f64,
+    /// Nothing where there is no bound.
+    bound_ms: Option<f64>,
+}
+
+/// `galaxy bench`.
+pub async fn bench(args: BenchArgs) -> Result<(), Failure> {
+    let What::Kernels(args) = args.what;
+    let as_json = args.json;
+    let work = tokio::task::spawn_blocking(move || kernels(&args));
+    let findings = progress::watch("measuring kernels", work)
+        .await
+        .map_err(|e| Failure::new(format!("the measurement broke off: {e}")))??;
+    print(&if as_json { json(&findings)? } else { text(&findings) })
+}
+
+fn kernels(args: &KernelsArgs) -> Result<Findings, Failure> {
+    let threads = args.threads.unwrap_or(in_process::cores());
+    // The made-up model stays until nothing reads it any more.
+    let (dir, layers, _made) = match &args.model {
+        Some(path) => {
+            let dir = open_model(path)?;
+            let layers = measure::copies(layer_bytes(dir.spec(), dir.dtype()));
+            (dir, layers, None)
+        }
+        None => {
+            let (dir, layers, made) = made_up(args)?;
+            (dir, layers, Some(made))
+        }
+    };
+    let model = args.model.as_ref().map_or(args.shape.as_str(), |_| dir.name()).to_owned();
+    let place = dir.path().display().to_string();
+    let failed = |e: measure::MeasureError| Failure::new(e.to_string()).at(&place);
+    let mut bench = Bench::open(dir.clone(), &Cut::whole(layers, threads)).map_err(failed)?;
+    let instructions = Instructions::current();
+    let (peak, stream) =
+        (measure::peak(instructions, threads), measure::stream(instructions, threads));
+    let mut lines = Vec::new();
+    for (at, &rows) in args.rows.iter().enumerate() {
+        let with_head = at == 0;
+        let runs = runs(&mut bench, rows, with_head).map_err(failed)?;
+        lines.extend(runs.lines(rows, peak.median, stream.median));
+    }
+    Ok(Findings {
+        model,
+        format: name(dir.dtype()),
+        layers: bench.layers(),
+        weights: bench.weights(),
+        cache: measure::last_level_cache(),
+        instructions: instructions.to_string(),
+        threads,
+        peak,
+        stream,
+        lines,
+    })
+}
+
+/// A model of the shape that is asked for, as high as it needs to be.
+fn made_up(args: &KernelsArgs) -> Result<(Arc<ModelDir>, u32, tempfile::TempDir), Failure> {
+    let model = shape::catalogue().iter().find(|model| model.name == args.shape);
+    let model = model.ok_or_else(|| Failure::usage(format!("no shape {:?}", args.shape)))?;
+    let dtype = match args.format {
+        None => model.shape.dtype,
+        Some(Format::F32) => Dtype::F32,
+        Some(Format::F16) => Dtype::F16,
+        Some(Format::Bf16) => Dtype::Bf16,
+    };
+    let vocabulary = model.shape.vocabulary.min(MOST_TOKENS);
+    let one = Shape { layers: 1, vocabulary, dtype, ..model.shape };
+    let two = Shape { layers: 2, ..one };
+    let layers = measure::copies(Bytes(two.bytes().0 - one.bytes().0)).min(model.shape.layers);
+    let temporary = |e: std::io::Error| {
+        Failure::new(format!("no directory for made-up weights: {e}")).at("TMPDIR")
+    };
+    let place = tempfile::tempdir().map_err(temporary)?;
+    let shape = Shape { layers, ..one };
+    shape.write(place.path(), SHARD_BYTES, &mut |_| {}).map_err(|e| {
+        let needs = shape.bytes();
+        Failure::new(e.to_string()).todo(format!("made-up weights take {needs}; set TMPDIR"))
+    })?;
+    Ok((open_model(place.path())?, layers, place))
+}
+
+/// Bytes of the matrices of a layer.
+fn layer_bytes(spec: &ModelSpec, dtype: Dtype) -> Bytes {
+    let (hidden, inner) = (u64::from(spec.hidden), u64::from(spec.inner));
+    let heads = u64::from(2 * spec.heads + 2 * spec.kv_heads) * u64::from(spec.head_width);
+    let mlp = inner * if spec.gated { 3 } else { 2 };
+    Bytes(hidden * (heads + mlp) * u64::from(dtype.width()))
+}
+
+fn name(dtype: Dtype) -> &'static str {
+    match dtype {
+        Dtype::F32 => "f32",
+        Dtype::F16 => "f16",
+        Dtype::Bf16 => "bf16",
+    }
+}
+
+/// What runs of layers took.
+#[derive(Default)]
+struct Runs {
+    /// Of whole layers, in milliseconds.
+    layers: Vec<f64>,
+    /// Of each operation, in the order in which they run.
+    operations: Vec<(Part, Work, Vec<f64>)>,
+}
+
+fn runs(bench: &mut Bench, rows: u32, head: bool) -> Result<Runs, measure::MeasureError> {
+    let batch = bench.batch(rows, 1)?;
+    bench.enter(&batch)?;
+    let mut timed = Vec::new();
+    // Pages and caches of activations are there after this one.
+    bench.layer(&batch, 0, &mut timed)?;
+    let mut runs = Runs::default();
+    let begin = Instant::now();
+    for layer in 1.. {
+        let enough = runs.layers.len() >= LEAST_RUNS && begin.elapsed() >= PATIENCE;
+        if enough || runs.layers.len() == MOST_RUNS {
+            break;
+        }
+        if layer % bench.layers() == 0 {
+            bench.enter(&batch)?;
+        }
+        timed.clear();
+        let all = bench.layer(&batch, layer, &mut timed)?;
+        runs.layers.push(all.as_secs_f64() * 1e3);
+        runs.add(&timed);
+    }
+    if head {
+        for _ in 0..LEAST_RUNS {
+            timed.clear();
+            bench.head(&batch, &mut timed)?;
+            runs.add(&timed);
+        }
+    }
+    Ok(runs)
+}
+
+impl Runs {
+    fn add(&mut self, timed: &[Timed]) {
+        for Timed { part, work, time } in timed {
+            let ms = time.as_secs_f64() * 1e3;
+            match self.operations.iter_mut().find(|(known, ..)| known == part) {
+                Some((_, _, all)) => all.push(ms),
+                None => self.operations.push((*part, *work, vec![ms])),
+            }
+        }
+    }
+
+    fn lines(self, rows: u32, peak: f64, stream: f64) -> Vec<Line> {
+        let bound = |work: &Work| (work.operations > 0.0).then(|| work.bound(peak, stream));
+        let (mut lines, mut head) = (Vec::new(), Vec::new());
+        let (mut operations, mut weights, mut sum) = (0.0, 0.0, 0.0);
+        for (part, work, times) in &self.operations {
+            let ms = Spread::of(times);
+            let line = Line {
+                rows: work.rows,
+                operation: part.to_string(),
+                inputs: work.inputs,
+                outputs: work.outputs,
+                ms,
+                gflops: work.operations / ms.median * 1e-6,
+                gigabytes: work.weights / ms.median * 1e-6,
+                bound_ms: bound(work),
+            };
+            if *part == Part::Product(Product::Language) {
+                head.push(line);
+                continue;
+            }
+            operations += work.operations;
+            weights += work.weights;
+            sum += bound(work).unwrap_or(0.0);
+            lines.push(line);
+        }
+        let ms = Spread::of(&self.layers);
+        lines.push(Line {
+            rows,
+            operation: "layer".to_owned(),
+            inputs: 0,
+            outputs: 0,
+            ms,
+            gflops: operations / ms.median * 1e-6,
+            gigabytes: weights / ms.median * 1e-6,
+            bound_ms: Some(sum),
+        });
+        lines.extend(head);
+        lines
+    }
+}
+
+fn text(findings: &Findings) -> String {
+    let Findings { model, format, layers, weights, cache, instructions, threads, .. } = findings;
+    let plural = |n: u32| if n == 1 { "" } else { "s" };
+    let mut out = String::new();
+    // Writing to a String cannot fail.
+    let _ = writeln!(
+        out,
+        "{model} in {format}: {layers} layer{}, {weights} of weights, beside a cache of {cache}\n\
+         {instructions}, {threads} thread{}: peak {:.0} GFLOP/s, memory {:.1} GB/s\n",
+        plural(*layers),
+        plural(u32::from(*threads)),
+        findings.peak,
+        findings.stream,
+    );
+    let mut rows = vec![row([
+        "rows",
+        "operation",
+        "shape",
+        "ms",
+        "lowest to highest",
+        "GFLOP/s",
+        "GB/s",
+        "bound ms",
+        "of bound",
+    ])];
+    let mut last = None;
+    for line in &findings.lines {
+        let Line { ms, gflops, gigabytes, .. } = line;
+        let shape = match line.inputs {
+            0 => String::new(),
+            _ if line.operation.starts_with("join") => line.inputs.to_string(),
+            _ => format!("{} x {}", line.inputs, line.outputs),
+        };
+        let some = |value: f64, text: String| if value > 0.0 { text } else { "-".to_owned() };
+        // A blank line between the rows.
+        if last.replace(line.rows).is_some_and(|before| before != line.rows) {
+            rows.push(Vec::new());
+        }
+        rows.push(vec![
+            line.rows.to_string(),
+            line.operation.clone(),
+            shape,
+            format!("{:.3}", ms.median),
+            format!("{:.3} to {:.3}", ms.low, ms.high),
+            some(*gflops, format!("{gflops:.1}")),
+            some(*gigabytes, format!("{gigabytes:.2}")),
+            line.bound_ms.map_or_else(|| "-".to_owned(), |ms| format!("{ms:.3}")),
+            line.bound_ms
+                .map_or_else(|| "-".to_owned(), |b| format!("{:.0}%", 100.0 * b / ms.median)),
+        ]);
+    }
+    out.push_str(&table(&rows));
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser, Debug)]
+    struct Only {
+        #[command(flatten)]
+        kernels: KernelsArgs,
+    }
+
+    fn findings(line: &str) -> Findings {
+        let line = format!("galaxy --threads 1 {line}");
+        kernels(&Only::try_parse_from(line.split_whitespace()).unwrap().kernels).unwrap()
+    }
+
+    #[test]
+    fn every_operation_has_a_line() {
+        let model =
+            std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/golden/llama");
+        let findings = findings(&format!("--model {} --rows 1,5", model.display()));
+        let names: Vec<&str> = findings.lines.iter().map(|l| l.operation.as_str()).collect();
+        let layer = [
+            "qkv",
+            "attention",
+            "attention output",
+            "join after attention",
+            "up",
+            "down",
+            "join after mlp",
+        ];
+        let want: Vec<&str> = layer
+            .into_iter()
+            .chain(["layer", "language head"])
+            .chain(layer)
+            .chain(["layer"])
+            .collect();
+        assert_eq!(names, want);
+        assert!(findings.lines.iter().all(|l| l.ms.n >= LEAST_RUNS && l.ms.median >= 0.0));
+        let text = text(&findings);
+        assert!(text.contains("peak") && text.lines().count() > names.len(), "{text}");
+        serde_json::to_string(&findings).unwrap();
+    }
+
+    #[test]
+    fn a_shape_needs_no_files() {
+        let findings = findings("--shape tiny-bert --rows 3 --format bf16");
+        assert_eq!((findings.format, findings.layers), ("bf16", 2));
+        assert_eq!(findings.lines.len(), 8);
+    }
+}

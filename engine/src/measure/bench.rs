@@ -1,0 +1,466 @@
+//! The operations of a program on one thread's clock.
+
+use crate::{
+    compute::{Binding, ComputeError, Engine, Staged, cpu::CpuEngine},
+    weights::{Shard, WeightError},
+};
+use galaxy_common::{
+    BatchShape, BlockAssignment, Bytes, DeviceName, Plan, ShapeError, Span, Strategy, Wanted,
+    WireType, plan::Phase,
+};
+use galaxy_graph::{
+    LowerError, Program, lower,
+    program::{JoinOf, OpKind, Operation, Product},
+    share::{Member, ShareError, Terms, plan},
+};
+use galaxy_model::{HeadSpec, ModelDir, ModelSpec};
+use std::{
+    fmt,
+    ops::ControlFlow,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// Why nothing can be measured.
+#[derive(Debug, thiserror::Error)]
+pub enum MeasureError {
+    /// The shares give no plan.
+    #[error(transparent)]
+    Share(#[from] ShareError),
+    /// The plan or the rows give no program.
+    #[error(transparent)]
+    Lower(#[from] LowerError),
+    /// The rows are none.
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
+    /// The weights could not be loaded.
+    #[error(transparent)]
+    Weights(#[from] WeightError),
+    /// An operation failed.
+    #[error(transparent)]
+    Compute(#[from] ComputeError),
+    /// More rows than the model has positions.
+    #[error("{rows} rows are more than the {limit} positions of the model")]
+    Rows {
+        /// What was asked for.
+        rows: u32,
+        /// What there is.
+        limit: u32,
+    },
+    /// A part that there is not.
+    #[error("there is no part {part} of {parts}")]
+    Part {
+        /// What was asked for, from 0.
+        part: usize,
+        /// Into how many the model is cut.
+        parts: usize,
+    },
+}
+
+/// What of a model is held.
+#[derive(Clone, Debug)]
+pub struct Cut {
+    /// The first so many layers. Several, because weights are to come from memory: together they
+    /// should be larger than the last-level cache.
+    pub layers: u32,
+    /// Into which parts heads and columns are cut, by relative share; one for the whole.
+    pub shares: Vec<f64>,
+    /// Which of the parts, from 0.
+    pub part: usize,
+    /// Kernel threads.
+    pub threads: u16,
+}
+
+impl Cut {
+    /// So many layers, whole.
+    pub fn whole(layers: u32, threads: u16) -> Self {
+        Self { layers, shares: vec![1.0], part: 0, threads }
+    }
+}
+
+/// What an operation is, whatever its layer.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Part {
+    /// A product.
+    Product(Product),
+    /// Attention.
+    Attention,
+    /// Residual, bias and norm after attention.
+    AttentionJoin,
+    /// The same after the MLP.
+    MlpJoin,
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Product(Product::Qkv) => "qkv",
+            Self::Product(Product::AttentionOutput) => "attention output",
+            Self::Product(Product::Up) => "up",
+            Self::Product(Product::Down) => "down",
+            Self::Product(Product::Language) => "language head",
+            Self::Attention => "attention",
+            Self::AttentionJoin => "join after attention",
+            Self::MlpJoin => "join after mlp",
+        })
+    }
+}
+
+/// What an operation has to do, however it does it.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Work {
+    /// Rows.
+    pub rows: u32,
+    /// Width of what a product reads; of attention, all its heads.
+    pub inputs: u32,
+    /// Columns of its matrix, gate and up both; of attention, all its heads.
+    pub outputs: u32,
+    /// Multiplications and additions of products and attention; of row operations 0.
+    pub operations: f64,
+    /// Bytes of weights.
+    pub weights: f64,
+}
+
+impl Work {
+    /// The least time that it can take on a device of such limits.
+    ///
+    /// # Units
+    /// `peak` in GFLOP/s, `stream` in GB/s; the result in milliseconds.
+    pub fn bound(&self, peak: f64, stream: f64) -> f64 {
+        (self.operations / peak).max(self.weights / stream) * 1e-6
+    }
+}
+
+/// An operation that has run.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Timed {
+    /// What it was.
+    pub part: Part,
+    /// What it had to do.
+    pub work: Work,
+    /// What it took.
+    pub time: Duration,
+}
+
+/// A program of some rows, sorted by what is measured apart.
+pub struct Batch {
+    program: Program,
+    binding: Binding,
+    first: Vec<Operation>,
+    layers: Vec<Vec<(Part, Work, Operation)>>,
+    head: Vec<(Option<(Part, Work)>, Operation)>,
+}
+
+/// A part of a model in memory, and the engine that multiplies with it.
+pub struct Bench {
+    engine: CpuEngine,
+    dir: Arc<ModelDir>,
+    plan: Plan,
+    part: usize,
+    layers: u32,
+}
+
+impl Bench {
+    /// Loads what `cut` says.
+    ///
+    /// # Errors
+    /// When the cut is none, or its weights cannot be loaded.
+    pub fn open(dir: Arc<ModelDir>, cut: &Cut) -> Result<Self, MeasureError> {
+        let spec = dir.spec();
+        let parts = cut.shares.len();
+        let members = cut.shares.iter().enumerate().map(|(at, &share)| Member {
+            name: DeviceName::new(format!("part-{at}")).expect("letters, a dash and digits"),
+            budget: Bytes(u64::MAX),
+            threads: cut.threads,
+            share,
+        });
+        let terms = Terms {
+            model: dir.name(),
+            fingerprint: dir.fingerprint(),
+            strategy: if parts == 1 { Strategy::Local } else { Strategy::Megatron },
+            wire: WireType::F32,
+            tiles: 1,
+            max_rows: spec.position_limit().min(galaxy_common::shape::MAX_ROWS),
+        };
+        let plan = plan(spec, &terms, &members.collect::<Vec<_>>())?;
+        let missing = MeasureError::Part { part: cut.part, parts };
+        let mut held = plan.ring.get(cut.part).ok_or(missing)?.clone();
+        let layers = cut.layers.clamp(1, spec.layers);
+        let whole = held.prefill.block(0);
+        // The program is the whole model's; layers that never run need no weights.
+        let block = BlockAssignment { layers: Span::first(layers), ..whole };
+        held.prefill.blocks = vec![block];
+        held.decode.blocks = vec![block];
+        let shard = Shard::load(dir.clone(), &held, &mut |_, _| ControlFlow::Continue(()))?;
+        let engine = CpuEngine::new(shard, cut.threads);
+        Ok(Self { engine, dir, plan, part: cut.part, layers })
+    }
+
+    /// Layers that are held.
+    pub fn layers(&self) -> u32 {
+        self.layers
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Arc<ModelDir> {
+        &self.dir
+    }
+
+    /// Bytes of weights as they are held.
+    pub fn weights(&self) -> Bytes {
+        self.engine.held().0
+    }
+
+    /// The program of one text of `rows` tokens, with the rows of products and of attention's
+    /// queries cut into `tiles`.
+    ///
+    /// # Errors
+    /// When there are no rows, or more than the model has positions.
+    pub fn batch(&self, rows: u32, tiles: u32) -> Result<Batch, MeasureError> {
+        let spec = self.dir.spec();
+        let limit = spec.position_limit();
+        if rows > limit {
+            return Err(MeasureError::Rows { rows, limit });
+        }
+        let wanted = match spec.head {
+            HeadSpec::Language { .. } => Wanted::LastLogits,
+            HeadSpec::None | HeadSpec::Classes(_) => Wanted::Hidden,
+        };
+        let shape = BatchShape::single(rows, wanted)?;
+        let programs = lower(spec, &self.plan, Phase::Prefill, &shape)?;
+        let lost = MeasureError::Part { part: self.part, parts: self.plan.ring.len() };
+        let program = programs.into_iter().nth(self.part).ok_or(lost)?;
+        let describe = Describe { spec, width: self.dir.dtype().width(), rows };
+        let mut batch = Batch {
+            binding: Binding {
+                shape,
+                tokens: (0..rows).map(|at| at * 7 % spec.vocabulary).collect(),
+            },
+            first: Vec::new(),
+            layers: (0..self.layers).map(|_| Vec::new()).collect(),
+            head: Vec::new(),
+            program,
+        };
+        for operation in &batch.program.operations {
+            let layer = match operation.kind {
+                OpKind::Embed | OpKind::Norm(_) => {
+                    batch.first.push(operation.clone());
+                    continue;
+                }
+                OpKind::Select | OpKind::Product { product: Product::Language, .. } => {
+                    let what = describe.operation(operation);
+                    batch.head.push((what, operation.clone()));
+                    continue;
+                }
+                OpKind::Product { layer, .. }
+                | OpKind::Attend { layer, .. }
+                | OpKind::Join { layer, .. } => layer,
+                // What travels or is handed over is no kernel's work.
+                _ => continue,
+            };
+            let Some(list) = batch.layers.get_mut(layer as usize) else { continue };
+            for operation in tiled(operation, tiles) {
+                if let Some((part, work)) = describe.operation(&operation) {
+                    list.push((part, work, operation));
+                }
+            }
+        }
+        Ok(batch)
+    }
+
+    /// Makes room for a batch and embeds its rows: before its layers run, and again before the
+    /// layers of another batch do.
+    ///
+    /// # Errors
+    /// When there is no room, or an operation fails.
+    pub fn enter(&mut self, batch: &Batch) -> Result<(), MeasureError> {
+        self.engine.prepare(&batch.program.slots)?;
+        for operation in &batch.first {
+            run(&mut self.engine, batch, operation)?;
+        }
+        Ok(())
+    }
+
+    /// Runs one of the layers that are held, counted from 0 and beginning anew after the last.
+    /// Adds to `timed` what each operation took, and returns what all took together.
+    ///
+    /// # Errors
+    /// When an operation fails.
+    pub fn layer(
+        &mut self,
+        batch: &Batch,
+        layer: u32,
+        timed: &mut Vec<Timed>,
+    ) -> Result<Duration, MeasureError> {
+        let operations = &batch.layers[(layer % self.layers) as usize];
+        let begin = Instant::now();
+        let mut last = begin;
+        for (part, work, operation) in operations {
+            run(&mut self.engine, batch, operation)?;
+            let now = Instant::now();
+            timed.push(Timed { part: *part, work: *work, time: now - last });
+            last = now;
+        }
+        Ok(last - begin)
+    }
+
+    /// Runs the language head on the last row. Adds what its product took to `timed`; nothing
+    /// where the model has no such head.
+    ///
+    /// # Errors
+    /// When an operation fails.
+    pub fn head(&mut self, batch: &Batch, timed: &mut Vec<Timed>) -> Result<(), MeasureError> {
+        for (what, operation) in &batch.head {
+            let begin = Instant::now();
+            run(&mut self.engine, batch, operation)?;
+            if let Some((part, work)) = *what {
+                timed.push(Timed { part, work, time: begin.elapsed() });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn run(engine: &mut CpuEngine, batch: &Batch, operation: &Operation) -> Result<(), MeasureError> {
+    let staged = Staged { input: None, output: None, emitted: None };
+    Ok(engine.run(&batch.program, operation, &batch.binding, staged)?)
+}
+
+/// An operation cut by rows, as the tiles of a transfer cut it. Joins stay whole: the owner of
+/// rows joins its own, however they arrive.
+fn tiled(operation: &Operation, tiles: u32) -> Vec<Operation> {
+    let cuts = matches!(operation.kind, OpKind::Product { .. } | OpKind::Attend { .. });
+    let (Some(from), Some(to)) = (operation.reads.first(), operation.writes.first()) else {
+        return vec![operation.clone()];
+    };
+    if !cuts || tiles <= 1 {
+        return vec![operation.clone()];
+    }
+    from.rows
+        .cut(tiles)
+        .zip(to.rows.cut(tiles))
+        .filter(|(from, _)| !from.is_empty())
+        .map(|(from, to)| {
+            let mut tile = operation.clone();
+            tile.reads[0].rows = from;
+            tile.writes[0].rows = to;
+            tile
+        })
+        .collect()
+}
+
+struct Describe<'a> {
+    spec: &'a ModelSpec,
+    /// Bytes of a weight.
+    width: u32,
+    /// Rows of the batch.
+    rows: u32,
+}
+
+impl Describe<'_> {
+    fn operation(&self, operation: &Operation) -> Option<(Part, Work)> {
+        let (from, to) = (operation.reads.first()?, operation.writes.first()?);
+        let (rows, inputs) = (to.rows.len(), from.columns.len());
+        let outputs = to.columns.len();
+        match operation.kind {
+            OpKind::Product { product, .. } => {
+                let gated = self.spec.gated && product == Product::Up;
+                let outputs = if gated { 2 * outputs } else { outputs };
+                let weights = f64::from(inputs) * f64::from(outputs);
+                let work = Work {
+                    rows,
+                    inputs,
+                    outputs,
+                    operations: 2.0 * f64::from(rows) * weights,
+                    weights: weights * f64::from(self.width),
+                };
+                Some((Part::Product(product), work))
+            }
+            OpKind::Attend { heads, .. } => {
+                let width = heads.len() * self.spec.head_width;
+                let seen: f64 = to
+                    .rows
+                    .iter()
+                    .map(|row| f64::from(if self.spec.causal { row + 1 } else { self.rows }))
+                    .sum();
+                // Queries times keys, and their weights times values.
+                let operations = 4.0 * seen * f64::from(width);
+                let work = Work { rows, inputs: width, outputs: width, operations, weights: 0.0 };
+                Some((Part::Attention, work))
+            }
+            OpKind::Join { join, .. } => {
+                let part = match join {
+                    JoinOf::Attention => Part::AttentionJoin,
+                    JoinOf::Mlp => Part::MlpJoin,
+                };
+                Some((part, Work { rows, inputs, outputs, ..Work::default() }))
+            }
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn golden(name: &str) -> Arc<ModelDir> {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/golden").join(name);
+        Arc::new(ModelDir::open(&path).unwrap())
+    }
+
+    /// Everything that a layer does is timed once, whatever the cut.
+    #[test]
+    fn parts_and_tiles_do_the_work_of_the_whole() {
+        for name in ["bert", "llama", "gpt2"] {
+            let dir = golden(name);
+            let run = |shares: &[f64], part, tiles| {
+                let cut = Cut { layers: 2, shares: shares.to_vec(), part, threads: 1 };
+                let mut bench = Bench::open(dir.clone(), &cut).unwrap();
+                assert_eq!(bench.layers(), 2);
+                let batch = bench.batch(9, tiles).unwrap();
+                let mut timed = Vec::new();
+                for layer in 0..3 {
+                    bench.enter(&batch).unwrap();
+                    timed.clear();
+                    let total = bench.layer(&batch, layer, &mut timed).unwrap();
+                    assert_eq!(total, timed.iter().map(|t| t.time).sum::<Duration>());
+                }
+                bench.head(&batch, &mut timed).unwrap();
+                timed
+            };
+            let operations = |timed: &[Timed]| timed.iter().map(|t| t.work.operations).sum::<f64>();
+            let whole = run(&[1.0], 0, 1);
+            let language = Part::Product(Product::Language);
+            assert_eq!(whole.iter().any(|t| t.part == language), name != "bert", "{name}");
+            assert_eq!(whole.iter().filter(|t| t.part != language).count(), 7, "{name}");
+            let tiles = run(&[1.0], 0, 4);
+            assert_eq!(operations(&whole), operations(&tiles), "{name}");
+            let parts: Vec<Timed> = (0..2).flat_map(|part| run(&[3.0, 2.0], part, 1)).collect();
+            // Key-value heads that both parts use are computed by both.
+            assert!(operations(&parts) >= operations(&whole) - 0.5, "{name}");
+            if name == "bert" {
+                assert_eq!(operations(&parts), operations(&whole));
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_measured_is_an_error() {
+        let dir = golden("bert");
+        let bench = Bench::open(dir.clone(), &Cut::whole(1, 1)).unwrap();
+        assert!(matches!(bench.batch(1 << 20, 1), Err(MeasureError::Rows { .. })));
+        assert!(matches!(bench.batch(0, 1), Err(MeasureError::Shape(_))));
+        let cut = Cut { part: 2, ..Cut::whole(1, 1) };
+        assert!(matches!(Bench::open(dir, &cut), Err(MeasureError::Part { part: 2, parts: 1 })));
+    }
+
+    #[test]
+    fn the_bound_is_the_larger_of_arithmetic_and_memory() {
+        let work = Work { operations: 4e9, weights: 1e9, ..Work::default() };
+        assert_eq!(work.bound(100.0, 10.0), 100.0);
+        assert_eq!(work.bound(20.0, 10.0), 200.0);
+    }
+}

@@ -1,0 +1,278 @@
+//! Shapes of well-known models, and models of such shapes with made-up weights: for measuring and
+//! for tests, where the speed matters and what comes out does not.
+//!
+//! A directory written here is one that `transformers` would have written: the same files, tensor
+//! names, shapes and types. Values depend on nothing but the names of their tensors, and are small
+//! enough that no layer overflows.
+
+mod family;
+mod write;
+
+use crate::store::Dtype;
+use galaxy_common::Bytes;
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+/// Bytes of one file of weights, as `transformers` cut them for years.
+pub const SHARD_BYTES: u64 = 5_000_000_000;
+
+/// The shape of a model, whatever its family.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Shape {
+    /// `model_type` of its config.
+    pub family: &'static str,
+    /// Layers.
+    pub layers: u32,
+    /// Width of a row.
+    pub hidden: u32,
+    /// Query heads.
+    pub heads: u32,
+    /// Key-value heads.
+    pub kv_heads: u32,
+    /// Inner width of the MLP.
+    pub inner: u32,
+    /// Rows of the embedding table; of an image model, its classes.
+    pub vocabulary: u32,
+    /// The longest sequence that it was made for.
+    pub positions: u32,
+    /// How its weights are stored.
+    pub dtype: Dtype,
+    /// What its config says beyond what its family's says, as a JSON object.
+    pub config: &'static str,
+}
+
+/// What the values of a tensor are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fill {
+    /// Near one.
+    Norm,
+    /// Near zero.
+    Bias,
+    /// Small.
+    Weight,
+    /// Smaller: it is added to the residual once in each layer.
+    Residual,
+}
+
+/// A tensor to be written.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Tensor {
+    /// Its name.
+    pub name: String,
+    /// Its shape, as its family stores it.
+    pub shape: Vec<u32>,
+    /// What its values are.
+    pub fill: Fill,
+}
+
+impl Tensor {
+    /// How many values it has.
+    pub fn values(&self) -> u64 {
+        self.shape.iter().map(|&n| u64::from(n)).product()
+    }
+}
+
+/// A file that could not be written.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write {path}: {source}")]
+pub struct WriteError {
+    /// Which.
+    pub path: PathBuf,
+    /// Why.
+    pub source: io::Error,
+}
+
+impl WriteError {
+    fn at(path: &Path) -> impl FnOnce(io::Error) -> Self + use<'_> {
+        move |source| Self { path: path.to_owned(), source }
+    }
+}
+
+/// A model of the catalogue.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Model {
+    /// Its name, and that of its directory.
+    pub name: &'static str,
+    /// The published model whose shape it has.
+    pub like: &'static str,
+    /// Its shape.
+    pub shape: Shape,
+}
+
+/// An encoder or decoder of the usual proportions, in 32-bit floats.
+const fn usual(family: &'static str, layers: u32, hidden: u32, heads: u32) -> Shape {
+    Shape {
+        family,
+        layers,
+        hidden,
+        heads,
+        kv_heads: heads,
+        inner: 4 * hidden,
+        vocabulary: 30_522,
+        positions: 512,
+        dtype: Dtype::F32,
+        config: "{}",
+    }
+}
+
+const fn gpt2(layers: u32, hidden: u32, heads: u32) -> Shape {
+    Shape { vocabulary: 50_257, positions: 1024, ..usual("gpt2", layers, hidden, heads) }
+}
+
+const fn opt(layers: u32, hidden: u32, heads: u32) -> Shape {
+    let dtype = Dtype::F16;
+    Shape { vocabulary: 50_272, positions: 2048, dtype, ..usual("opt", layers, hidden, heads) }
+}
+
+static CATALOGUE: [Model; 12] = [
+    Model {
+        name: "distilbert",
+        like: "distilbert/distilbert-base-uncased",
+        shape: usual("distilbert", 6, 768, 12),
+    },
+    Model {
+        name: "bert-large",
+        like: "google-bert/bert-large-uncased",
+        shape: usual("bert", 24, 1024, 16),
+    },
+    Model { name: "gpt2-medium", like: "openai-community/gpt2-medium", shape: gpt2(24, 1024, 16) },
+    Model { name: "gpt2-large", like: "openai-community/gpt2-large", shape: gpt2(36, 1280, 20) },
+    Model { name: "opt-1.3b", like: "facebook/opt-1.3b", shape: opt(24, 2048, 32) },
+    Model { name: "opt-2.7b", like: "facebook/opt-2.7b", shape: opt(32, 2560, 32) },
+    Model {
+        name: "vit-large",
+        like: "google/vit-large-patch16-224",
+        // One row for each of 14 x 14 patches, and one for the class.
+        shape: Shape { vocabulary: 1000, positions: 197, ..usual("vit", 24, 1024, 16) },
+    },
+    Model {
+        name: "gpt-j-6b",
+        like: "EleutherAI/gpt-j-6b",
+        shape: Shape {
+            vocabulary: 50_400,
+            positions: 2048,
+            dtype: Dtype::F16,
+            ..usual("gptj", 28, 4096, 16)
+        },
+    },
+    Model {
+        name: "llama-125m",
+        like: "facebook/MobileLLM-125M",
+        shape: Shape {
+            kv_heads: 3,
+            inner: 1536,
+            vocabulary: 32_000,
+            positions: 2048,
+            dtype: Dtype::Bf16,
+            ..usual("llama", 30, 576, 9)
+        },
+    },
+    Model {
+        name: "llama-1b",
+        like: "meta-llama/Llama-3.2-1B",
+        shape: Shape {
+            kv_heads: 8,
+            vocabulary: 128_256,
+            positions: 131_072,
+            dtype: Dtype::Bf16,
+            config: r#"{
+                "bos_token_id": 128000, "eos_token_id": 128001, "rope_theta": 500000.0,
+                "rope_scaling": { "factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+                    "original_max_position_embeddings": 8192, "rope_type": "llama3" }
+            }"#,
+            ..usual("llama", 16, 2048, 32)
+        },
+    },
+    Model {
+        name: "tiny-bert",
+        like: "nothing: for tests",
+        shape: Shape { vocabulary: 1000, ..usual("bert", 2, 64, 4) },
+    },
+    Model {
+        name: "tiny-gpt2",
+        like: "nothing: for tests",
+        shape: Shape { vocabulary: 1000, positions: 512, ..gpt2(2, 64, 4) },
+    },
+];
+
+/// All models of the catalogue, small ones for tests at the end.
+pub fn catalogue() -> &'static [Model] {
+    &CATALOGUE
+}
+
+impl Shape {
+    /// How many weights it has; tables that serve twice are counted once.
+    pub fn parameters(&self) -> u64 {
+        self.tensors().iter().map(Tensor::values).sum()
+    }
+
+    /// What its weights take on disk.
+    pub fn bytes(&self) -> Bytes {
+        Bytes(self.parameters() * u64::from(self.dtype.width()))
+    }
+
+    /// A BERT of this shape with a small vocabulary.
+    pub const fn bert(layers: u32, hidden: u32, heads: u32) -> Self {
+        Self { vocabulary: 1000, ..usual("bert", layers, hidden, heads) }
+    }
+
+    /// Writes a model of this shape, in files of weights of at most `shard_bytes`, into `dir`,
+    /// which is there. `progress` is told how many bytes were written since it was told last.
+    ///
+    /// # Errors
+    /// When the disk refuses or is full.
+    pub fn write(
+        &self,
+        dir: &Path,
+        shard_bytes: u64,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<(), WriteError> {
+        write::write(dir, &self.tensors(), self.layers, self.dtype, shard_bytes, progress)?;
+        if let Some(preprocessor) = family::preprocessor(self) {
+            write::json_file(&dir.join("preprocessor_config.json"), &preprocessor)?;
+        }
+        self.write_config(dir)
+    }
+
+    /// Writes only its `config.json`.
+    ///
+    /// # Errors
+    /// When the disk refuses or is full.
+    pub fn write_config(&self, dir: &Path) -> Result<(), WriteError> {
+        write::json_file(&dir.join("config.json"), &self.config())
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_depend_on_the_name_alone_and_fit_their_tensor() {
+        let values = |name: &str, fill| {
+            let tensor = Tensor { name: name.into(), shape: vec![600, 1000], fill };
+            let dir = tempfile::tempdir().unwrap();
+            write::write(dir.path(), &[tensor], 2, Dtype::F32, u64::MAX, &mut |_| {}).unwrap();
+            let bytes = std::fs::read(dir.path().join("model.safetensors")).unwrap();
+            let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+            let words = file.tensor(name).unwrap().data().as_chunks().0;
+            words.iter().map(|&word| f32::from_le_bytes(word)).collect::<Vec<_>>()
+        };
+        let spread = |values: &[f32], center: f32| {
+            let square = |v: &f32| f64::from(v - center).powi(2);
+            (values.iter().map(square).sum::<f64>() / values.len() as f64).sqrt()
+        };
+        let weights = values("a", Fill::Weight);
+        assert_eq!(weights, values("a", Fill::Weight));
+        assert_ne!(weights, values("b", Fill::Weight));
+        // More than one buffer's worth, and no buffer like the one before.
+        assert_ne!(weights[..1000], weights[(1 << 18)..][..1000]);
+        assert!((spread(&weights, 0.0) - 0.02).abs() < 1e-4);
+        assert!((spread(&values("a", Fill::Residual), 0.0) - 0.01).abs() < 1e-4);
+        let norms = values("a", Fill::Norm);
+        assert!(norms.iter().all(|v| (0.9..1.1).contains(v)) && spread(&norms, 1.0) > 0.02);
+    }
+}

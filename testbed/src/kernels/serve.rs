@@ -1,0 +1,184 @@
+//! Measures what another process asks for, so that both can take turns on one core.
+//!
+//! A request is a line `MODEL FORMAT WHAT ROWS RUNS`, like `bert f32 layer 284 1`; the answer is
+//! a line with the share of the core that we had, and the milliseconds of each run. `MODEL FORMAT layers` answers how many layers take
+//! turns. What cannot be answered is a line that begins with `error:`.
+
+use super::{Known, Wanted, format_of, quiet::quietly};
+use crate::models;
+use anyhow::{Context, Result, bail};
+use galaxy_engine::measure::{Batch, Bench, Part};
+use galaxy_graph::program::Product;
+use galaxy_model::Dtype;
+use std::{
+    io::{BufRead, Write},
+    path::PathBuf,
+};
+
+/// Most runs that one request may ask for.
+const MOST_RUNS: u32 = 10_000;
+
+/// What `kernels-serve` is told.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ServeOptions {
+    /// Where models are kept
+    #[arg(long, default_value = models::CACHE)]
+    cache: PathBuf,
+    /// Kernel threads
+    #[arg(long, default_value_t = 1)]
+    threads: u16,
+}
+
+/// Answers requests until standard input ends.
+///
+/// # Errors
+/// When the other end of standard input or output is gone.
+pub fn serve(options: &ServeOptions) -> Result<()> {
+    let mut desk = Desk { options, models: Vec::new() };
+    let mut out = std::io::stdout().lock();
+    for line in std::io::stdin().lock().lines() {
+        match desk.answer(&line?) {
+            Ok(answer) => writeln!(out, "{answer}")?,
+            Err(error) => writeln!(out, "error: {error:#}")?,
+        }
+        out.flush()?;
+    }
+    Ok(())
+}
+
+/// A model in memory.
+struct Open {
+    known: Known,
+    dtype: Dtype,
+    bench: Bench,
+    /// The batch that it is ready for.
+    batch: Option<(u32, Batch)>,
+    next: u32,
+}
+
+struct Desk<'a> {
+    options: &'a ServeOptions,
+    models: Vec<Open>,
+}
+
+impl Desk<'_> {
+    fn answer(&mut self, line: &str) -> Result<String> {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words[..] {
+            [model, format, "layers"] => Ok(self.model(model, format)?.bench.layers().to_string()),
+            [model, format, what, rows, runs] => {
+                let what = part(what)?;
+                let rows = rows.parse().with_context(|| format!("rows {rows:?}"))?;
+                let runs: u32 = runs.parse().with_context(|| format!("runs {runs:?}"))?;
+                anyhow::ensure!(
+                    runs <= MOST_RUNS,
+                    "{runs} runs are above the limit of {MOST_RUNS}"
+                );
+                let model = self.model(model, format)?;
+                let (times, share) = quietly(|| model.times(what, rows, runs))?;
+                let times = times.iter().map(|ms| format!(" {ms:.6}"));
+                Ok(format!("{share:.3}{}", times.collect::<String>()))
+            }
+            _ => bail!("a request is MODEL FORMAT WHAT ROWS RUNS, or MODEL FORMAT layers"),
+        }
+    }
+
+    fn model(&mut self, model: &str, format: &str) -> Result<&mut Open> {
+        let known = Known::ALL.into_iter().find(|known| known.name() == model);
+        let known = known.with_context(|| {
+            let names: Vec<&str> = Known::ALL.iter().map(|known| known.name()).collect();
+            format!("no model {model:?}; there are {}", names.join(", "))
+        })?;
+        let dtype =
+            [Dtype::F32, Dtype::F16, Dtype::Bf16].into_iter().find(|d| format_of(*d) == format);
+        let dtype =
+            dtype.with_context(|| format!("no format {format:?}; there are f32, f16, bf16"))?;
+        let found = self.models.iter().position(|m| (m.known, m.dtype) == (known, dtype));
+        let at = match found {
+            Some(at) => at,
+            None => {
+                let wanted = Wanted::whole(known, dtype, self.options.threads);
+                let bench = wanted.open(&self.options.cache)?.pop();
+                let bench = bench.context("a whole model has one part")?;
+                self.models.push(Open { known, dtype, bench, batch: None, next: 0 });
+                self.models.len() - 1
+            }
+        };
+        Ok(&mut self.models[at])
+    }
+}
+
+/// Nothing for the whole layer.
+fn part(what: &str) -> Result<Option<Part>> {
+    Ok(Some(match what {
+        "layer" => return Ok(None),
+        "qkv" => Part::Product(Product::Qkv),
+        "attention" => Part::Attention,
+        "output" => Part::Product(Product::AttentionOutput),
+        "up" => Part::Product(Product::Up),
+        "down" => Part::Product(Product::Down),
+        _ => bail!("no measurement {what:?}; there are layer, qkv, attention, output, up, down"),
+    }))
+}
+
+impl Open {
+    fn times(&mut self, what: Option<Part>, rows: u32, runs: u32) -> Result<Vec<f64>> {
+        let batch = match self.batch.take() {
+            Some((same, batch)) if same == rows => batch,
+            _ => self.bench.batch(rows, 1)?,
+        };
+        self.bench.enter(&batch)?;
+        // Activations are in the cache again after it, whatever ran on this core meanwhile.
+        self.bench.layer(&batch, self.next, &mut Vec::new())?;
+        let (mut times, mut timed) = (Vec::new(), Vec::new());
+        for _ in 0..runs {
+            self.next = self.next.wrapping_add(1);
+            timed.clear();
+            // Whole layers also for one operation: its weights are not in the cache after the others'.
+            let all = self.bench.layer(&batch, self.next, &mut timed)?;
+            let time = match what {
+                None => all,
+                Some(part) => {
+                    let found = timed.iter().find(|timed| timed.part == part);
+                    found.with_context(|| format!("a layer has no {part}"))?.time
+                }
+            };
+            times.push(time.as_secs_f64() * 1e3);
+        }
+        self.next = self.next.wrapping_add(1);
+        self.batch = Some((rows, batch));
+        Ok(times)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_answered_and_nonsense_is_refused() {
+        let place = tempfile::tempdir().unwrap();
+        let options = ServeOptions { cache: place.path().to_owned(), threads: 1 };
+        let mut desk = Desk { options: &options, models: Vec::new() };
+        assert_eq!(desk.answer("small f32 layers").unwrap(), "2");
+        for what in ["layer", "qkv", "attention", "output", "up", "down"] {
+            let answer = desk.answer(&format!("small bf16 {what} 7 3")).unwrap();
+            let times: Vec<f64> = answer.split(' ').map(|ms| ms.parse().unwrap()).collect();
+            assert!(times.len() == 4 && times.iter().all(|ms| *ms >= 0.0), "{answer}");
+        }
+        assert_eq!(desk.models.len(), 2);
+        for (wrong, says) in [
+            ("huge f32 layer 1 1", "there are bert, relu, llama, small"),
+            ("small f64 layer 1 1", "there are f32, f16, bf16"),
+            ("small f32 head 1 1", "there are layer, qkv"),
+            ("small f32 layer x 1", "rows \"x\""),
+            ("small f32 layer 99999 1", "positions"),
+            ("small f32 layer 1 99999", "limit"),
+            ("", "a request is"),
+        ] {
+            let error = format!("{:#}", desk.answer(wrong).unwrap_err());
+            assert!(error.contains(says), "{wrong}: {error}");
+        }
+    }
+}

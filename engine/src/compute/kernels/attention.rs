@@ -11,7 +11,7 @@ mod few;
 mod many;
 
 use super::{
-    area::{Area, AreaMut, Cut},
+    area::{Area, AreaMut, Cut, Extent},
     instructions::Instructions,
     threads::Threads,
 };
@@ -359,9 +359,17 @@ impl Task<'_, '_> {
 
 /// Copies rows of an area together, `stride` apart, with zeros between them.
 #[inline(always)]
-fn copy<I: Isa>(isa: I, from: Area<'_>, rows: Range<usize>, to: &mut [f32], stride: usize) {
+fn copy<'a, I: Isa>(
+    isa: I,
+    from: Area<'_>,
+    rows: Range<usize>,
+    room: &'a mut [f32],
+    stride: usize,
+) -> Area<'a> {
     let ops = isa.f32();
-    for (row, to) in rows.zip(to.chunks_exact_mut(stride)) {
+    let height = rows.len();
+    let room = &mut room[..height * stride];
+    for (row, to) in rows.zip(room.chunks_exact_mut(stride)) {
         fetch(isa, from, row + COPY_AHEAD);
         let (to, rest) = to.split_at_mut(from.columns());
         let mut to = to.chunks_exact_mut(ops.len());
@@ -372,14 +380,20 @@ fn copy<I: Isa>(isa: I, from: Area<'_>, rows: Range<usize>, to: &mut [f32], stri
         to.into_remainder().copy_from_slice(from.remainder());
         rest.fill(0.0);
     }
+    let extent = Extent { start: 0, rows: height, columns: stride, stride };
+    Area::new(room, extent).expect("rows that follow each other")
 }
 
 /// How many rows ahead of copying they are fetched, at least to a second-level cache.
 const COPY_AHEAD: usize = 12;
 
-/// How many rows ahead they are fetched: no more, because those that are multiples of 4 KiB apart
-/// share eight places of a first-level cache.
-const AHEAD: usize = 4;
+/// How many rows ahead they are fetched where they [`collide`]; elsewhere twice as many.
+const FEW_AHEAD: usize = 4;
+
+/// Whether rows are multiples of 4 KiB apart, of which a first-level cache has eight at a time.
+fn collide(area: Area<'_>) -> bool {
+    area.stride().is_multiple_of(1024)
+}
 
 /// Asks for a row of an area to be brought closer.
 #[inline(always)]
@@ -421,7 +435,9 @@ mod tests {
                         (0..layout.width).map(|i| at(row, query + i) * at(other, key + i)).sum();
                     dot / (layout.width as f64).sqrt()
                 };
-                let scores: Vec<f64> = (segment.start()..end).map(|o| score(o).exp()).collect();
+                let scores: Vec<f64> = (segment.start()..end).map(score).collect();
+                let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let scores: Vec<f64> = scores.iter().map(|score| (score - most).exp()).collect();
                 let sum: f64 = scores.iter().sum();
                 for i in 0..layout.width {
                     let seen = (segment.start()..end).zip(&scores);
@@ -432,63 +448,103 @@ mod tests {
         out
     }
 
-    #[test]
-    fn attention_matches_f64() {
-        let mut random = Random::default();
-        let segments = [1, 7, 2, 130, 33].into_iter().zip(0..);
-        let segment = |(rows, slot)| Segment { slot, past: 0, rows, wanted: Wanted::Hidden };
-        let shape = BatchShape::new(segments.map(segment).collect()).expect("a batch");
-        let layouts = [
-            // All heads of a model without groups.
-            Layout {
-                start: 0,
-                heads: 3,
-                first_head: 0,
-                kv_heads: 3,
-                first_kv_head: 0,
-                group: 1,
-                width: 7,
-            },
-            // Heads 3 to 7 of a model where three share one: parts of key-value heads 1 and 2.
-            Layout {
-                start: 0,
-                heads: 4,
-                first_head: 3,
-                kv_heads: 2,
-                first_kv_head: 1,
-                group: 3,
-                width: 16,
-            },
-            Layout {
-                start: 0,
-                heads: 2,
-                first_head: 5,
-                kv_heads: 2,
-                first_kv_head: 1,
-                group: 3,
-                width: 5,
-            },
-        ];
-        for threads in [1, 2, 3] {
-            let threads = Threads::new(threads);
-            let mut scratch = Scratch::new(&threads);
-            for layout in layouts {
-                for causal in [false, true] {
-                    let width = (layout.heads + 2 * layout.kv_heads) * layout.width;
-                    let qkv = random.values(shape.rows() as usize * width);
-                    let area = whole(&qkv, shape.rows() as usize, width);
-                    let sources = Sources { qkv: area, first: 0, layout, causal };
-                    for rows in [(0, 173), (0, 1), (5, 9), (60, 61), (100, 173)] {
-                        let rows = Span::new(rows.0, rows.1);
-                        let columns = layout.heads * layout.width;
-                        let mut out = vec![f32::NAN; rows.len() as usize * columns];
-                        let context = whole_mut(&mut out, rows.len() as usize, columns);
-                        attend(&threads, &mut scratch, sources, &shape, rows, context);
-                        let want = reference(&qkv, layout, causal, &shape, rows);
-                        close(&format!("{layout:?} causal {causal} {rows}"), &out, &want);
-                    }
-                }
+    fn batch(rows: &[u32]) -> BatchShape {
+        let segments = rows.iter().zip(0..);
+        let segment = |(&rows, slot)| Segment { slot, past: 0, rows, wanted: Wanted::Hidden };
+        BatchShape::new(segments.map(segment).collect()).expect("a batch")
+    }
+
+    /// A part of a model: its heads from `first_head` on.
+    fn part(first_head: usize, heads: usize, group: usize, width: usize) -> Layout {
+        let first_kv_head = first_head / group;
+        let kv_heads = (first_head + heads).div_ceil(group) - first_kv_head;
+        Layout { start: 0, heads, first_head, kv_heads, first_kv_head, group, width }
+    }
+
+    /// Every instruction set and some numbers of threads against f64. Values are multiplied by
+    /// `size`.
+    fn check(layout: Layout, shape: &BatchShape, size: f32, some: &[(u32, u32)]) {
+        let columns = layout.start + (layout.heads + 2 * layout.kv_heads) * layout.width;
+        let mut qkv = Random::default().values(shape.rows() as usize * columns);
+        qkv.iter_mut().for_each(|value| *value *= size);
+        let qkv = qkv.as_slice();
+        for (causal, &(first, end)) in
+            [false, true].into_iter().flat_map(|c| some.iter().map(move |s| (c, s)))
+        {
+            let rows = Span::new(first, end);
+            let want = reference(qkv, layout, causal, shape, rows);
+            let sets = Instructions::all().flat_map(|set| [1, 2, 3].map(|count| (set, count)));
+            for (instructions, count) in sets {
+                let threads = Threads::new(count);
+                let mut scratch = Scratch::new(&threads);
+                let area = whole(qkv, shape.rows() as usize, columns);
+                let sources = Sources { qkv: area, first: 0, layout, causal };
+                let width = layout.heads * layout.width;
+                let mut out = vec![f32::NAN; rows.len() as usize * width];
+                let context = whole_mut(&mut out, rows.len() as usize, width);
+                attend_by(instructions, &threads, &mut scratch, sources, shape, rows, context);
+                let what = format!("{instructions} {layout:?} causal {causal} {rows} x{count}");
+                close(&what, &out, &want);
             }
+        }
+    }
+
+    #[test]
+    fn parts_of_batches_match_f64() {
+        let shape = batch(&[1, 7, 2, 130, 33]);
+        let some = [(0, 173), (0, 1), (5, 9), (60, 61), (100, 173)];
+        for layout in [part(0, 3, 1, 7), part(3, 4, 3, 16), part(5, 2, 3, 5)] {
+            check(layout, &shape, 1.0, &some);
+        }
+    }
+
+    #[test]
+    fn heads_of_all_widths_match_f64() {
+        let shape = batch(&[300, 1, 19]);
+        let some = [(0, 320), (3, 22), (270, 320)];
+        for layout in [part(0, 2, 1, 64), part(0, 8, 8, 32), part(2, 3, 4, 80), part(1, 1, 1, 128)]
+        {
+            check(layout, &shape, 1.0, &some);
+        }
+        // Wide enough for one vector of lanes at a time.
+        check(part(0, 1, 1, WIDE + 3), &batch(&[20]), 1.0, &[(0, 20)]);
+    }
+
+    #[test]
+    fn rows_that_collide_are_as_any() {
+        // 1024 columns in all: rows are 4 KiB apart.
+        let layout = Layout { start: 256, ..part(0, 4, 1, 64) };
+        check(layout, &batch(&[150]), 1.0, &[(0, 150), (40, 58), (149, 150)]);
+    }
+
+    #[test]
+    fn every_length_matches_f64() {
+        for rows in [2, 3, 15, 16, 17, 24, 31, 32, 33, 47, 48, 49, 143, 144, 145, 192, 289] {
+            let some = [(0, rows.min(20)), (rows - 1, rows)];
+            check(part(0, 1, 1, 8), &batch(&[rows]), 1.0, &some);
+        }
+    }
+
+    #[test]
+    fn large_scores_do_not_overflow() {
+        // Scores of about a hundred: their exponentials are beyond f32.
+        check(part(0, 2, 2, 16), &batch(&[200]), 9.0, &[(0, 200), (199, 200)]);
+    }
+
+    #[test]
+    fn a_row_that_sees_one_key_takes_its_value() {
+        let layout = part(0, 1, 1, 4);
+        let qkv: Vec<f32> = Random::default().values(40 * 12);
+        for instructions in Instructions::all() {
+            let threads = Threads::new(1);
+            let mut out = vec![f32::NAN; 40 * 4];
+            let sources = Sources { qkv: whole(&qkv, 40, 12), first: 0, layout, causal: true };
+            let context = whole_mut(&mut out, 40, 4);
+            let mut scratch = Scratch::new(&threads);
+            let (shape, rows) = (batch(&[40]), Span::new(0, 40));
+            attend_by(instructions, &threads, &mut scratch, sources, &shape, rows, context);
+            let want: Vec<f64> = qkv[8..12].iter().map(|v| f64::from(*v)).collect();
+            close(&instructions.to_string(), &out[..4], &want);
         }
     }
 }

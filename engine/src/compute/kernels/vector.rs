@@ -10,7 +10,7 @@ use rten_simd::{
     Isa, Simd, SimdOp, SimdUnaryOp,
     ops::{BitOps, FloatOps, IntOps, NumOps},
 };
-use rten_vecmath::{Exp, Normalize, NormalizeOptions, Softmax, Sum, SumSquare, SumSquareSub, Tanh};
+use rten_vecmath::Tanh;
 
 /// 2^x = 1 + x * P(x) for |x| <= 1/2, fitted to the least largest relative error (9.1e-8).
 const EXP2: [f32; 5] = [0.693_147, 0.240_222_42, 0.055_507_336, 0.009_671_513, 0.001_326_472_7];
@@ -200,18 +200,6 @@ row_loop!(
     }
 );
 row_loop!(
-    /// out -= by
-    subtract, Subtract, (out: &'a mut [f32], by: f32), {
-        for o in out.iter_mut() { *o -= by; }
-    }
-);
-row_loop!(
-    /// out *= by
-    scale, Scale, (out: &'a mut [f32], by: f32), {
-        for o in out.iter_mut() { *o *= by; }
-    }
-);
-row_loop!(
     /// out *= by
     times, Times, (out: &'a mut [f32], by: &'a [f32]), {
         for (o, b) in out.iter_mut().zip(by) { *o *= b; }
@@ -278,82 +266,139 @@ pub(crate) fn narrow_f16(values: &[f32], out: &mut [u16]) {
     out.reinterpret_cast_mut::<half::f16>().convert_from_f32_slice(values);
 }
 
-/// Lanes of the widest vectors.
-pub(crate) const LANES: usize = 16;
-
-struct ExpColumns<'a> {
-    values: &'a mut [f32],
-    stride: usize,
-    sums: &'a mut [f32],
+/// Sum, and sum of squares, of the values less `by`.
+struct Moments<'a> {
+    row: &'a [f32],
+    by: f32,
 }
 
-impl SimdOp for ExpColumns<'_> {
-    type Output = ();
+impl SimdOp for Moments<'_> {
+    type Output = (f32, f32);
+
     #[inline(always)]
-    fn eval<I: Isa>(self, isa: I) {
-        let Self { values, stride, sums } = self;
+    fn eval<I: Isa>(self, isa: I) -> (f32, f32) {
         let ops = isa.f32();
-        let lanes = ops.len();
-        for (at, sums) in sums.chunks_mut(lanes).enumerate() {
-            let column = at * lanes;
-            let mut most = ops.splat(f32::NEG_INFINITY);
-            for row in values.chunks_exact(stride) {
-                most = ops.max(most, ops.load(&row[column..]));
+        let by = ops.splat(self.by);
+        // Four of each, so that no addition waits for the one before it.
+        let (mut sums, mut squares) = ([ops.zero(); 4], [ops.zero(); 4]);
+        let mut blocks = self.row.chunks_exact(4 * ops.len());
+        for block in &mut blocks {
+            let values = ops.load_many::<4>(block);
+            for (at, value) in values.into_iter().enumerate() {
+                let value = ops.sub(value, by);
+                sums[at] = ops.add(sums[at], value);
+                squares[at] = ops.mul_add(value, value, squares[at]);
             }
-            let mut sum = ops.zero();
-            for row in values.chunks_exact_mut(stride) {
-                let value = ops.sub(ops.load(&row[column..]), most);
-                let value = Exp::apply(isa, value);
-                sum = ops.add(sum, value);
-                ops.store(value, &mut row[column..]);
-            }
-            ops.store(sum, sums);
         }
+        let all = |x: [I::F32; 4]| ops.sum(ops.add(ops.add(x[0], x[1]), ops.add(x[2], x[3])));
+        let (mut sum, mut square) = (all(sums), all(squares));
+        for value in blocks.remainder() {
+            sum += value - self.by;
+            square += (value - self.by) * (value - self.by);
+        }
+        (sum, square)
     }
 }
 
-/// Softmax down the columns but for the division: every value becomes `exp(value - largest of its
-/// column)`, and `sums` the sums of the columns. It works on as many columns as there are sums.
-///
-/// # Shapes
-/// values `[any, stride]`; a multiple of [`LANES`] sums, no more than `stride`.
-pub(crate) fn exp_columns(values: &mut [f32], stride: usize, sums: &mut [f32]) {
-    assert!(sums.len().is_multiple_of(LANES) && sums.len() <= stride);
-    run(ExpColumns { values, stride, sums });
+row_loop!(
+    /// out = a + b
+    sum_two, SumTwo, (out: &'a mut [f32], a: &'a [f32], b: &'a [f32]), {
+        for ((o, a), b) in out.iter_mut().zip(a).zip(b) { *o = a + b; }
+    }
+);
+row_loop!(
+    /// out = (a + b) + c
+    sum_three, SumThree, (out: &'a mut [f32], a: &'a [f32], b: &'a [f32], c: &'a [f32]), {
+        for (((o, a), b), c) in out.iter_mut().zip(a).zip(b).zip(c) { *o = (a + b) + c; }
+    }
+);
+row_loop!(
+    /// row = (row - coarse - fine) * by * weight
+    scale_in_place, ScaleInPlace,
+    (row: &'a mut [f32], mean: (f32, f32), by: f32, weight: &'a [f32]), {
+        for (r, w) in row.iter_mut().zip(weight) { *r = ((*r - mean.0) - mean.1) * by * w; }
+    }
+);
+row_loop!(
+    /// out = (from - coarse - fine) * by * weight
+    scale_to, ScaleTo,
+    (out: &'a mut [f32], from: &'a [f32], mean: (f32, f32), by: f32, weight: &'a [f32]), {
+        for ((o, f), w) in out.iter_mut().zip(from).zip(weight) {
+            *o = ((f - mean.0) - mean.1) * by * w;
+        }
+    }
+);
+row_loop!(
+    /// row = (row - coarse - fine) * by * weight + bias
+    scale_and_add_in_place, ScaleAndAddInPlace,
+    (row: &'a mut [f32], mean: (f32, f32), by: f32, weight: &'a [f32], bias: &'a [f32]), {
+        for ((r, w), b) in row.iter_mut().zip(weight).zip(bias) {
+            *r = ((*r - mean.0) - mean.1) * by * w + b;
+        }
+    }
+);
+row_loop!(
+    /// out = (from - coarse - fine) * by * weight + bias
+    scale_and_add_to, ScaleAndAddTo,
+    (
+        out: &'a mut [f32], from: &'a [f32], mean: (f32, f32), by: f32, weight: &'a [f32],
+        bias: &'a [f32]
+    ), {
+        for (((o, f), w), b) in out.iter_mut().zip(from).zip(weight).zip(bias) {
+            *o = ((f - mean.0) - mean.1) * by * w + b;
+        }
+    }
+);
+
+/// What a layer norm takes away from a row, and scales it by. An f32 mean of large values is
+/// coarse: what it leaves over is a small mean of its own.
+fn centre(row: &[f32], epsilon: f32) -> ((f32, f32), f32) {
+    let width = row.len() as f32;
+    let coarse = run(Moments { row, by: 0.0 }).0 / width;
+    let (sum, square) = run(Moments { row, by: coarse });
+    let fine = sum / width;
+    let variance = (square / width - fine * fine).max(0.0);
+    ((coarse, fine), 1.0 / (variance + epsilon).sqrt())
 }
 
-/// Softmax in place.
-pub(crate) fn softmax(row: &mut [f32]) {
-    run(Softmax::new_mut(row));
+/// What an RMS norm scales a row by.
+fn level(row: &[f32], epsilon: f32) -> f32 {
+    1.0 / (run(Moments { row, by: 0.0 }).1 / row.len() as f32 + epsilon).sqrt()
 }
 
 /// Mean and variance to 0 and 1, then weight and bias.
 pub(crate) fn layer_norm(row: &mut [f32], weight: &[f32], bias: Option<&[f32]>, epsilon: f32) {
-    let width = row.len() as f32;
-    // An f32 mean of large values is coarse: what it leaves over is a small mean of its own.
-    let mean = run(Sum::new(row)) / width;
-    subtract(row, mean);
-    let mean = run(Sum::new(row)) / width;
-    let variance = run(SumSquareSub::new(row, mean)) / width;
-    let options = NormalizeOptions {
-        pre_scale_bias: mean,
-        scale: 1.0 / (variance + epsilon).sqrt(),
-        element_scale: Some(weight),
-        element_bias: bias,
-        ..Default::default()
-    };
-    run(Normalize::new_mut(row, options));
+    let (mean, by) = centre(row, epsilon);
+    match bias {
+        Some(bias) => scale_and_add_in_place(row, mean, by, weight, bias),
+        None => scale_in_place(row, mean, by, weight),
+    }
+}
+
+/// As [`layer_norm`], to another row.
+pub(crate) fn layer_norm_to(
+    out: &mut [f32],
+    from: &[f32],
+    weight: &[f32],
+    bias: Option<&[f32]>,
+    epsilon: f32,
+) {
+    let (mean, by) = centre(from, epsilon);
+    match bias {
+        Some(bias) => scale_and_add_to(out, from, mean, by, weight, bias),
+        None => scale_to(out, from, mean, by, weight),
+    }
 }
 
 /// Mean square to 1, then weight.
 pub(crate) fn rms_norm(row: &mut [f32], weight: &[f32], epsilon: f32) {
-    let mean_square = run(SumSquare::new(row)) / row.len() as f32;
-    let options = NormalizeOptions {
-        scale: 1.0 / (mean_square + epsilon).sqrt(),
-        element_scale: Some(weight),
-        ..Default::default()
-    };
-    run(Normalize::new_mut(row, options));
+    let by = level(row, epsilon);
+    scale_in_place(row, (0.0, 0.0), by, weight);
+}
+
+/// As [`rms_norm`], to another row.
+pub(crate) fn rms_norm_to(out: &mut [f32], from: &[f32], weight: &[f32], epsilon: f32) {
+    scale_to(out, from, (0.0, 0.0), level(from, epsilon), weight);
 }
 
 #[cfg(test)]
@@ -452,11 +497,14 @@ mod tests {
         let square = x.iter().map(|x| x * x).sum::<f64>() / width as f64;
         let mut layer = values.clone();
         layer_norm(&mut layer, &weight, Some(&bias), 1e-12);
+        let mut elsewhere = vec![f32::NAN; width];
+        layer_norm_to(&mut elsewhere, &values, &weight, Some(&bias), 1e-12);
         let mut rms = values.clone();
         rms_norm(&mut rms, &weight, 1e-6);
         for i in 0..width {
             let want = (x[i] - mean) / (variance + 1e-12).sqrt() * w[i] + b[i];
             assert!((f64::from(layer[i]) - want).abs() < 2e-6, "{i}: {} {want}", layer[i]);
+            assert_eq!(layer[i], elsewhere[i], "{i}");
             let want = x[i] / (square + 1e-6).sqrt() * w[i];
             assert!((f64::from(rms[i]) - want).abs() < 2e-6, "{i}: {} {want}", rms[i]);
         }

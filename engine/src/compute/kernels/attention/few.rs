@@ -5,12 +5,12 @@
 
 use super::{
     super::{
-        area::AreaMut,
+        area::{Area, AreaMut},
         dense::grow,
         micro::{Left, Right},
         vector::exp2_falling,
     },
-    AHEAD, HIDDEN, Lanes, Room, copy, fetch,
+    FEW_AHEAD, HIDDEN, Lanes, Room, collide, copy, fetch,
     many::columns,
 };
 use rten_simd::{
@@ -64,11 +64,16 @@ pub(super) fn attend<I: Isa, const MOST: usize>(
     let context = &mut context[..count * padded];
     context.fill(0.0);
     let mut state = [(HIDDEN, 0.0); MOST_LANES];
+    let here = padded == width && !collide(lanes.values);
+    let ahead = if collide(lanes.keys) { FEW_AHEAD } else { 2 * FEW_AHEAD };
 
     let seen = lanes.seen(lanes.count() - 1);
     for first_key in (0..seen).step_by(BLOCK) {
         let keys = first_key..seen.min(first_key + BLOCK);
-        copy(isa, lanes.values, keys.clone(), values, padded);
+        let values = match here {
+            true => lanes.values.part(keys.start, keys.len(), 0, width),
+            false => copy(isa, lanes.values, keys.clone(), values, padded),
+        };
         let mut lane = 0;
         while lane < count {
             let height = 1 << (count - lane).min(4).ilog2();
@@ -81,6 +86,7 @@ pub(super) fn attend<I: Isa, const MOST: usize>(
                 context: &mut context[lane * padded..],
                 padded,
                 values,
+                ahead,
             };
             let state = &mut state[lane..];
             match height {
@@ -110,7 +116,8 @@ struct Few<'a, 'b> {
     scores: &'b mut [f32],
     context: &'b mut [f32],
     padded: usize,
-    values: &'b [f32],
+    values: Area<'b>,
+    ahead: usize,
 }
 
 impl Few<'_, '_> {
@@ -142,7 +149,7 @@ impl Few<'_, '_> {
         let ops = isa.f32();
         let len = ops.len();
         for key in key..key + COUNT {
-            fetch(isa, self.lanes.keys, key + AHEAD);
+            fetch(isa, self.lanes.keys, key + self.ahead);
         }
         let mut rows: [&[f32]; COUNT] = [&[]; COUNT];
         for (i, row) in rows.iter_mut().enumerate() {
@@ -216,7 +223,8 @@ impl Few<'_, '_> {
         let left = Left { values: self.scores, row: BLOCK, step: 1 };
         let mut column = 0;
         while column < padded {
-            let right = Right { values: &self.values[column..], step: padded };
+            let right =
+                Right { values: &self.values.values()[column..], step: self.values.stride() };
             let context = &mut self.context[column..];
             if column + VECTORS * len <= padded {
                 columns::<I, LANES, VECTORS>(isa, context, padded, &factors, keys, left, right);

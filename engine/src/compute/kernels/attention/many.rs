@@ -7,7 +7,7 @@
 
 use super::{
     super::{
-        area::AreaMut,
+        area::{Area, AreaMut},
         dense::grow,
         micro::{F32, Left, Right, accumulate},
         vector::exp2_falling,
@@ -61,55 +61,67 @@ fn together<I: Isa, const MOST: usize, const ROWS: usize>(
     let seen = lanes.seen(which.end - 1);
     let block = (BLOCK / width).clamp(TILES, MOST_KEYS) / TILES * TILES;
     let block = seen.div_ceil(seen.div_ceil(block)).next_multiple_of(TILES);
-    let places = count.next_multiple_of(len);
+    // Copying would not be worth it for one pass.
+    let copied = count > step || padded > width;
+    let places = count.next_multiple_of(step);
     grow(&mut room.queries, width * places);
     grow(&mut room.context, count * padded);
     grow(&mut room.state, 2 * places);
     grow(&mut room.scores, block * step);
-    grow(&mut room.keys, block * width);
-    grow(&mut room.values, block * padded);
+    if copied {
+        grow(&mut room.keys, block * width);
+        grow(&mut room.values, block * padded);
+    }
     let Room { queries, context, state, scores, keys: keys_room, values: values_room } = room;
     let (most, sums) = state[..2 * places].split_at_mut(places);
     most.fill(HIDDEN);
     sums.fill(0.0);
     context[..count * padded].fill(0.0);
-    for first in (0..count).step_by(step) {
-        let some = which.start + first..which.end.min(which.start + first + step);
-        let queries = &mut queries[first * width..];
-        match some.len().div_ceil(len) {
-            1 => pack::<I, 1>(isa, lanes, some, queries),
-            _ => pack::<I, MOST>(isa, lanes, some, queries),
+    // The lanes of each pass over a block.
+    let passes = (0..count).step_by(step).map(|first| first..count.min(first + step));
+    for pass in passes.clone() {
+        let queries = &mut queries[pass.start * width..];
+        let some = which.start + pass.start..which.start + pass.end;
+        match pass.len() <= len {
+            true => pack::<I, 1>(isa, lanes, some, queries),
+            false => pack::<I, MOST>(isa, lanes, some, queries),
         }
     }
 
     for first_key in (0..seen).step_by(block) {
         let keys = first_key..seen.min(first_key + block);
-        copy(isa, lanes.keys, keys.clone(), keys_room, width);
-        for first in (0..count).step_by(step) {
-            let some = which.start + first..which.end.min(which.start + first + step);
+        let (mut keys_here, mut values_here) = (lanes.keys, lanes.values);
+        if copied {
+            keys_here = copy(isa, lanes.keys, keys.clone(), keys_room, width);
+            values_here = copy(isa, lanes.values, keys.clone(), values_room, padded);
+        } else {
+            keys_here = keys_here.part(keys.start, keys.len(), 0, width);
+            values_here = values_here.part(keys.start, keys.len(), 0, width);
+        }
+        for pass in passes.clone() {
+            let some = which.start + pass.start..which.start + pass.end;
             let seen = lanes.seen(some.end - 1).min(keys.end);
             if seen <= keys.start {
                 continue;
             }
-            let places = some.len().next_multiple_of(len);
             let block = Block {
                 lanes,
+                which: some,
                 first_key,
                 count: seen - keys.start,
-                queries: &queries[first * width..][..places * width],
-                keys: keys_room,
-                values: values_room,
+                queries: &queries[pass.start * width..],
+                keys: keys_here,
+                values: values_here,
+                copied,
                 scores,
-                most: &mut most[first..][..places],
-                sums: &mut sums[first..][..places],
-                context: &mut context[first * padded..],
+                most: &mut most[pass.start..],
+                sums: &mut sums[pass.start..],
+                context: &mut context[pass.start * padded..],
                 padded,
-                first: first == 0,
-                key_end: keys.end,
             };
-            match places / len {
-                1 => block.add::<I, 1, MOST, ROWS>(isa, some),
-                _ => block.add::<I, MOST, MOST, ROWS>(isa, some),
+            match pass.len() <= len {
+                true => block.add::<I, 1, MOST, ROWS>(isa),
+                false => block.add::<I, MOST, MOST, ROWS>(isa),
             }
         }
     }
@@ -158,20 +170,23 @@ fn pack<I: Isa, const VECTORS: usize>(
     }
 }
 
-/// Some lanes, and a block of keys that they see.
+/// The lanes of a pass, and a block of keys that they see.
 struct Block<'a, 'b> {
     lanes: &'b Lanes<'a>,
+    which: Range<usize>,
     /// The number of the first key.
     first_key: usize,
     /// How many keys the last of the lanes sees in this block.
     count: usize,
-    /// `[width, places]`
+    /// `[width, VECTORS * lanes]`
     queries: &'b [f32],
     /// `[keys, width]`
-    keys: &'b [f32],
-    /// `[keys, padded]`
-    values: &'b mut [f32],
-    /// `[keys, places]`
+    keys: Area<'b>,
+    /// `[keys, width or padded]`
+    values: Area<'b>,
+    /// Whether these were copied together.
+    copied: bool,
+    /// `[keys, VECTORS * lanes]`
     scores: &'b mut [f32],
     /// The largest score of each lane so far.
     most: &'b mut [f32],
@@ -180,8 +195,6 @@ struct Block<'a, 'b> {
     /// `[lanes, padded]`
     context: &'b mut [f32],
     padded: usize,
-    first: bool,
-    key_end: usize,
 }
 
 /// How many of `left` to take next: `most`, or a power of two below 8.
@@ -191,22 +204,19 @@ fn height(left: usize, most: usize) -> usize {
 
 impl Block<'_, '_> {
     #[inline(always)]
-    fn add<I: Isa, const VECTORS: usize, const MOST: usize, const ROWS: usize>(
-        mut self,
-        isa: I,
-        which: Range<usize>,
-    ) {
+    fn add<I: Isa, const VECTORS: usize, const MOST: usize, const ROWS: usize>(mut self, isa: I) {
         let ops = isa.f32();
         let len = ops.len();
         let step = VECTORS * len;
+        let count = self.count;
         // How many keys of the block each lane sees, where they do not see all.
-        let mut seen = [ops.splat(self.count as f32); VECTORS];
-        let seen_by_all = self.lanes.seen(which.start).saturating_sub(self.first_key);
-        if seen_by_all < self.count {
+        let seen_by_all = self.lanes.seen(self.which.start).saturating_sub(self.first_key);
+        let mut seen = [ops.splat(count as f32); VECTORS];
+        if seen_by_all < count {
             for (v, seen) in seen.iter_mut().enumerate() {
                 let mut numbers = [0.0; 16];
                 for (at, number) in numbers[..len].iter_mut().enumerate() {
-                    let lane = (which.start + v * len + at).min(which.end - 1);
+                    let lane = (self.which.start + v * len + at).min(self.which.end - 1);
                     *number = self.lanes.seen(lane).saturating_sub(self.first_key) as f32;
                 }
                 *seen = ops.load(&numbers);
@@ -219,11 +229,12 @@ impl Block<'_, '_> {
 
         let mut most = before;
         let mut key = 0;
-        while key < self.count {
-            let height = height(self.count - key, ROWS);
-            if self.first {
+        while key < count {
+            let height = height(count - key, ROWS);
+            if !self.copied {
                 for key in key..key + height {
-                    fetch(isa, self.lanes.values, self.first_key + key);
+                    fetch(isa, self.keys, key + ROWS);
+                    fetch(isa, self.values, key);
                 }
             }
             let seen = (key + height > seen_by_all).then_some(seen);
@@ -243,7 +254,7 @@ impl Block<'_, '_> {
             ops.store(factor, &mut factors[v * len..]);
             sums[v] = ops.mul(ops.load(&self.sums[v * len..]), factor);
         }
-        for scores in self.scores[..self.count * step].chunks_exact_mut(step) {
+        for scores in self.scores[..count * step].chunks_exact_mut(step) {
             for v in 0..VECTORS {
                 let score = ops.load(&scores[v * len..]);
                 let weight = exp2_falling(isa, ops.sub(score, most[v]));
@@ -256,14 +267,11 @@ impl Block<'_, '_> {
             ops.store(sums[v], &mut self.sums[v * len..]);
         }
 
-        if self.first {
-            copy(isa, self.lanes.values, self.first_key..self.key_end, self.values, self.padded);
-        }
         let mut lane = 0;
-        while lane < which.len() {
-            let height = height(which.len() - lane, ROWS);
-            let seen = self.lanes.seen(which.start + lane + height - 1);
-            let count = seen.saturating_sub(self.first_key).min(self.count);
+        while lane < self.which.len() {
+            let height = height(self.which.len() - lane, ROWS);
+            let seen = self.lanes.seen(self.which.start + lane + height - 1);
+            let count = seen.saturating_sub(self.first_key).min(count);
             let factors = &factors[lane..];
             match height {
                 1 => self.weigh::<I, MOST, 1>(isa, step, lane, count, factors),
@@ -285,10 +293,11 @@ impl Block<'_, '_> {
         mut most: [I::F32; VECTORS],
     ) -> [I::F32; VECTORS] {
         let ops = isa.f32();
-        let (width, step) = (self.lanes.width, VECTORS * ops.len());
-        let left = Left { values: &self.keys[key * width..], row: width, step: 1 };
-        let right = Right::<F32> { values: self.queries, step };
+        let (len, step, stride) = (ops.len(), VECTORS * ops.len(), self.keys.stride());
+        let left = Left { values: &self.keys.values()[key * stride..], row: stride, step: 1 };
+        let right = Right::<F32> { values: self.queries, step: VECTORS * len };
         let zero = [[ops.zero(); VECTORS]; KEYS];
+        let width = self.lanes.width;
         let mut tile = accumulate::<I, F32, KEYS, VECTORS>(isa, zero, width, left, right);
         if let Some(seen) = seen {
             for (i, tile) in tile.iter_mut().enumerate() {
@@ -302,7 +311,7 @@ impl Block<'_, '_> {
         for (scores, tile) in scores.zip(tile) {
             for v in 0..VECTORS {
                 most[v] = ops.max(most[v], tile[v]);
-                ops.store(tile[v], &mut scores[v * ops.len()..]);
+                ops.store(tile[v], &mut scores[v * len..]);
             }
         }
         most
@@ -318,12 +327,16 @@ impl Block<'_, '_> {
         count: usize,
         factors: &[f32],
     ) {
+        if count == 0 {
+            return;
+        }
         let len = isa.f32().len();
         let left = Left { values: &self.scores[lane..], row: 1, step };
         let context = &mut self.context[lane * self.padded..][..LANES * self.padded];
         let mut column = 0;
         while column < self.padded {
-            let right = Right { values: &self.values[column..], step: self.padded };
+            let right =
+                Right { values: &self.values.values()[column..], step: self.values.stride() };
             let context = &mut context[column..];
             if column + MOST * len <= self.padded {
                 columns::<I, LANES, MOST>(isa, context, self.padded, factors, count, left, right);

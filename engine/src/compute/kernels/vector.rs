@@ -13,11 +13,12 @@ use rten_simd::{
 use rten_vecmath::Tanh;
 
 /// 2^x = 1 + x * P(x) for |x| <= 1/2, fitted to the least largest relative error (9.1e-8).
+#[expect(clippy::approx_constant, reason = "fitted: it is not the logarithm of 2")]
 const EXP2: [f32; 5] = [0.693_147, 0.240_222_42, 0.055_507_336, 0.009_671_513, 0.001_326_472_7];
 /// Added to a small number it rounds it to a whole one, which then stands in its lowest bits.
 const ROUND: f32 = 12_582_912.0;
 
-/// 2^x for x between -126 and 128, where it is infinite. NaN stays NaN on no processor for sure.
+/// 2^x for x between -126 and 128, where it is infinite.
 #[inline(always)]
 fn exp2_between<I: Isa>(isa: I, x: I::F32) -> I::F32 {
     let (ops, words) = (isa.f32(), isa.i32());
@@ -45,7 +46,7 @@ pub(crate) fn exp2_falling<I: Isa>(isa: I, x: I::F32) -> I::F32 {
     exp2_between(isa, isa.f32().max(x, isa.f32().splat(-126.0)))
 }
 
-/// x / (1 + 2^-slope): `x` times the logistic function.
+/// x / (1 + 2^falling): `x` times a logistic function.
 #[inline(always)]
 fn times_logistic<I: Isa>(isa: I, x: I::F32, falling: I::F32) -> I::F32 {
     let ops = isa.f32();
@@ -212,10 +213,15 @@ row_loop!(
     }
 );
 row_loop!(
-    /// Turns the pairs (low, high) by the angles of these cosines and sines.
-    turn, Turn, (low: &'a mut [f32], high: &'a mut [f32], cosines: &'a [f32], sines: &'a [f32]), {
-        for (((l, h), c), s) in low.iter_mut().zip(high).zip(cosines).zip(sines) {
-            (*l, *h) = (*l * c - *h * s, *h * c + *l * s);
+    /// Turns, in each head of `width` columns, the pairs (low, high) by the angles of these cosines
+    /// and sines: the first half of what is turned and the second.
+    turn, Turn, (row: &'a mut [f32], width: usize, cosines: &'a [f32], sines: &'a [f32]), {
+        let half = cosines.len();
+        for head in row.chunks_exact_mut(width) {
+            let (low, high) = head[..2 * half].split_at_mut(half);
+            for (((l, h), c), s) in low.iter_mut().zip(high).zip(cosines).zip(sines) {
+                (*l, *h) = (*l * c - *h * s, *h * c + *l * s);
+            }
         }
     }
 );

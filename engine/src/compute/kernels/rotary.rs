@@ -73,3 +73,37 @@ pub(crate) fn positions(shape: &BatchShape, rows: Span<Row>, out: &mut Vec<u32>)
         out.extend(some.iter().map(|row| segment.past.saturating_add(row - own.start())));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{super::testing::*, *};
+
+    #[test]
+    fn heads_turn_by_the_position_of_their_row() {
+        let (width, heads, columns) = (10, 3, 37);
+        let frequencies = [1.0, 0.3, 0.01, 0.0005];
+        let positions = [0, 7, 7, 3, 511];
+        let rows = positions.len();
+        let before = Random::default().values(rows * columns);
+        let mut table = RotaryTable::default();
+        table.reach(&frequencies, 4);
+        table.reach(&frequencies, 512);
+        let mut want: Vec<f64> = before.iter().map(|v| f64::from(*v)).collect();
+        for (row, position) in want.chunks_mut(columns).zip(positions) {
+            for head in row[..heads * width].chunks_mut(width) {
+                for (i, frequency) in frequencies.iter().enumerate() {
+                    let (sine, cosine) = (f64::from(position) * f64::from(*frequency)).sin_cos();
+                    let (low, high) = (head[i], head[i + 4]);
+                    head[i] = low * cosine - high * sine;
+                    head[i + 4] = high * cosine + low * sine;
+                }
+            }
+        }
+        for threads in [1, 2] {
+            let mut got = before.clone();
+            let area = whole_mut(&mut got, rows, columns);
+            table.turn(&Threads::new(threads), area, &positions, heads, width);
+            close("turned", &got, &want);
+        }
+    }
+}

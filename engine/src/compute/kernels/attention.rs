@@ -1,23 +1,35 @@
 //! Attention of query rows over the rows of their segments.
+//!
+//! Scores never fill a matrix: keys are taken by blocks, and what was summed up so far is scaled
+//! down whenever a block has a larger score (the online softmax of Milakov and Gimelshein, as in
+//! FlashAttention). Query rows of heads that share keys and values are worked on together, each a
+//! *lane*. There are two kernels: many lanes stand side by side in vectors ([`many`]), a few have
+//! the vectors along the width of a head ([`few`]).
 // Hot path: no allocation once the scratch has grown; the only lock is a thread's own.
 
+mod few;
+mod many;
+
 use super::{
-    area::{Area, AreaMut, Cut, Extent, grow},
-    general::{Right, multiply, multiply_transposed},
+    area::{Area, AreaMut, Cut, Extent},
+    instructions::Instructions,
     threads::Threads,
-    vector::{self, LANES},
 };
 use galaxy_common::{BatchShape, Row, Span};
-use std::sync::{Mutex, PoisonError};
+use rten_simd::{Isa, SimdOp, ops::BitOps};
+use std::{
+    ops::Range,
+    sync::{Mutex, PoisonError},
+};
 
-/// Scores of one head that are worked on at a time: 512 KiB.
-const SCORES: usize = 1 << 17;
-/// Fewer query rows than this at a time would leave the products too thin.
-const LEAST_ROWS: usize = 16;
-/// More than this at a time would gain nothing.
-const MOST_ROWS: usize = 96;
-/// Score of a key that a row does not see: its exponential is 0, and it is still a number.
+/// Lanes of most tasks come in multiples of this, which fill vectors.
+const TOGETHER: usize = 32;
+/// Wider heads have one vector of lanes at a time, not several.
+const WIDE: usize = 512;
+/// Score of a key that a row does not see: its exponential is next to 0, and it is still a number.
 const HIDDEN: f32 = -1e38;
+/// Below so many products of two values another thread has not woken up before one is done.
+const WORTH_SHARING: usize = 1 << 19;
 
 /// Where heads lie in the rows of queries, keys and values.
 #[derive(Clone, Copy, Debug)]
@@ -39,35 +51,55 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
+    /// The query heads that use a key-value head, numbered within the device.
+    fn sharing(&self, kv_head: usize) -> Range<usize> {
+        let first = (self.first_kv_head + kv_head) * self.group;
+        let end = (first + self.group).min(self.first_head + self.heads);
+        let first = first.max(self.first_head);
+        first - self.first_head..end.max(first) - self.first_head
+    }
     fn query(&self, head: usize) -> usize {
         self.start + head * self.width
     }
-    fn key(&self, head: usize) -> usize {
-        let kv_head = (self.first_head + head) / self.group - self.first_kv_head;
-        self.start + (self.heads + kv_head) * self.width
+    fn key(&self, kv_head: usize) -> usize {
+        self.query(self.heads + kv_head)
     }
-    fn value(&self, head: usize) -> usize {
-        self.key(head) + self.kv_heads * self.width
+    fn value(&self, kv_head: usize) -> usize {
+        self.key(self.kv_heads + kv_head)
     }
 }
 
-/// Query rows of one segment that are worked on together. All rows count in the batch.
+/// Query rows of one segment. All rows count in the batch.
 #[derive(Clone, Copy, Debug)]
-struct Task {
+struct Part {
     rows: Span<Row>,
     /// The rows that the last of them sees.
     seen: Span<Row>,
 }
 
+/// What a thread works in: 250 KiB for heads of 64 columns, 490 KiB for those of 1024, which is the
+/// most up to there.
+#[derive(Default)]
+struct Room {
+    queries: Vec<f32>,
+    /// Context that is not divided by its sum of weights yet.
+    context: Vec<f32>,
+    /// Largest scores so far, and sums of weights.
+    state: Vec<f32>,
+    scores: Vec<f32>,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+}
+
 /// Memory that attention reuses.
 pub(crate) struct Scratch {
-    tasks: Vec<Task>,
-    scores: Vec<Mutex<Vec<f32>>>,
+    parts: Vec<Part>,
+    rooms: Vec<Mutex<Room>>,
 }
 
 impl Scratch {
     pub(crate) fn new(threads: &Threads) -> Self {
-        Self { tasks: Vec::new(), scores: (0..threads.count()).map(|_| Mutex::default()).collect() }
+        Self { parts: Vec::new(), rooms: (0..threads.count()).map(|_| Mutex::default()).collect() }
     }
 }
 
@@ -82,10 +114,10 @@ pub(crate) struct Sources<'a> {
     pub(crate) causal: bool,
 }
 
-impl Sources<'_> {
-    fn part(&self, rows: Span<Row>, column: usize) -> Area<'_> {
+impl<'a> Sources<'a> {
+    fn part(&self, rows: Span<Row>, column: usize, columns: usize) -> Area<'a> {
         let row = (rows.start() - self.first) as usize;
-        self.qkv.part(row, rows.len() as usize, column, self.layout.width)
+        self.qkv.part(row, rows.len() as usize, column, columns)
     }
 }
 
@@ -114,112 +146,276 @@ pub(crate) fn attend(
     rows: Span<Row>,
     context: AreaMut<'_>,
 ) {
-    let Scratch { tasks, scores } = scratch;
-    tasks.clear();
-    let share = (rows.len() as usize).div_ceil(threads.count());
-    for (own, segment) in seen(shape, rows, sources.causal) {
-        let keys = segment.len() as usize;
-        let height = (SCORES / keys).clamp(LEAST_ROWS, MOST_ROWS).min(share).max(1);
-        let mut at = own.start();
-        while at < own.end() {
-            let end = own.end().min(at.saturating_add(height as u32));
-            let last = if sources.causal { end } else { segment.end() };
-            tasks.push(Task { rows: Span::new(at, end), seen: Span::new(segment.start(), last) });
-            at = end;
-        }
-    }
-    let run = |task: &Task, context: AreaMut<'_>| {
-        let scores = &scores[threads.index()];
-        let mut scores = scores.lock().unwrap_or_else(PoisonError::into_inner);
-        run(&sources, *task, &mut scores, context);
-    };
-    spread(tasks, context, false, &run);
+    attend_by(Instructions::current(), threads, scratch, sources, shape, rows, context);
 }
 
-/// Tasks stand in row order and cover the context, so cutting both at one row keeps them apart.
-fn spread(
-    tasks: &[Task],
+fn attend_by(
+    instructions: Instructions,
+    threads: &Threads,
+    scratch: &mut Scratch,
+    sources: Sources<'_>,
+    shape: &BatchShape,
+    rows: Span<Row>,
     context: AreaMut<'_>,
-    share: bool,
-    run: &(impl Fn(&Task, AreaMut<'_>) + Sync),
 ) {
-    match tasks {
-        [] => {}
-        [task] => run(task, context),
-        _ => {
-            let (head, tail) = tasks.split_at(tasks.len() / 2);
-            let rows = tail[0].rows.start() - head[0].rows.start();
-            let (above, below) = context.cut(rows as usize);
-            if share {
-                rayon::join(|| spread(head, above, true, run), || spread(tail, below, true, run));
-            } else {
-                spread(head, above, false, run);
-                spread(tail, below, false, run);
+    let Scratch { parts, rooms } = scratch;
+    parts.clear();
+    parts.extend(seen(shape, rows, sources.causal).map(|(rows, seen)| Part { rows, seen }));
+    let longest = parts.iter().map(|part| part.seen.len() as usize).max().unwrap_or(0);
+    let job = Job { instructions, threads, rooms, parts, sources, longest };
+    let kv_heads = 0..sources.layout.kv_heads;
+    if threads.count() > 1 && job.products(&kv_heads, rows) > WORTH_SHARING {
+        let whole = Share { kv_heads, rows, context };
+        threads.split(whole, |share| job.halve(share), |share| job.run(share));
+    } else {
+        job.run(Share { kv_heads, rows, context });
+    }
+}
+
+/// One call of [`attend`].
+struct Job<'a> {
+    instructions: Instructions,
+    threads: &'a Threads,
+    rooms: &'a [Mutex<Room>],
+    parts: &'a [Part],
+    sources: Sources<'a>,
+    /// Most rows that a row sees.
+    longest: usize,
+}
+
+/// Some of the work: rows of some key-value heads.
+struct Share<'a> {
+    kv_heads: Range<usize>,
+    rows: Span<Row>,
+    context: AreaMut<'a>,
+}
+
+impl Job<'_> {
+    /// Products of two values at most.
+    fn products(&self, kv_heads: &Range<usize>, rows: Span<Row>) -> usize {
+        let layout = self.sources.layout;
+        let columns = 2 * kv_heads.len() * layout.group * layout.width;
+        columns * self.longest * rows.len() as usize
+    }
+
+    fn parts(&self, rows: Span<Row>) -> impl Iterator<Item = Part> {
+        let first = self.parts.partition_point(|part| part.rows.end() <= rows.start());
+        self.parts[first..].iter().copied().take_while(move |part| part.rows.start() < rows.end())
+    }
+
+    /// Cuts work in two, by heads and then by rows. Pieces are small, for whichever thread is idle:
+    /// later rows of a causal model cost more than earlier ones.
+    fn halve<'c>(&self, share: Share<'c>) -> Result<(Share<'c>, Share<'c>), Share<'c>> {
+        let Share { kv_heads, rows, context } = share;
+        if self.products(&kv_heads, rows) <= WORTH_SHARING {
+            return Err(Share { kv_heads, rows, context });
+        }
+        if kv_heads.len() > 1 {
+            let middle = kv_heads.start + kv_heads.len() / 2;
+            let layout = self.sources.layout;
+            let column = layout.sharing(middle).start - layout.sharing(kv_heads.start).start;
+            let (left, right) = context.cut_columns(column * layout.width);
+            return Ok((
+                Share { kv_heads: kv_heads.start..middle, rows, context: left },
+                Share { kv_heads: middle..kv_heads.end, rows, context: right },
+            ));
+        }
+        let Some(row) = self.middle(rows) else {
+            return Err(Share { kv_heads, rows, context });
+        };
+        let (above, below) = context.cut((row - rows.start()) as usize);
+        let rows = (Span::new(rows.start(), row), Span::new(row, rows.end()));
+        Ok((
+            Share { kv_heads: kv_heads.clone(), rows: rows.0, context: above },
+            Share { kv_heads, rows: rows.1, context: below },
+        ))
+    }
+
+    /// Where to cut rows in two, leaving whole vectors of lanes, and segments whole that have no
+    /// more.
+    fn middle(&self, rows: Span<Row>) -> Option<u32> {
+        let together = (TOGETHER / self.sources.layout.group).max(1) as u32;
+        let middle = rows.start() + rows.len() / 2;
+        let part = self.parts(Span::new(middle, middle + 1)).next()?;
+        let first = part.rows.start().max(rows.start());
+        let whole = (middle - first).next_multiple_of(together);
+        [first + whole, first, part.rows.end()]
+            .into_iter()
+            .find(|row| (rows.start() + 1..rows.end()).contains(row))
+    }
+
+    /// Does all of it on this thread.
+    fn run(&self, share: Share<'_>) {
+        let Share { kv_heads, rows, mut context } = share;
+        let Sources { layout, causal, .. } = self.sources;
+        let room = &self.rooms[self.threads.index()];
+        let mut room = room.lock().unwrap_or_else(PoisonError::into_inner);
+        let first_column = layout.sharing(kv_heads.start).start * layout.width;
+        for part in self.parts(rows) {
+            let own = part.rows.intersect(rows);
+            let end = if causal { own.end() } else { part.seen.end() };
+            let seen = Span::new(part.seen.start(), end);
+            for kv_head in kv_heads.clone() {
+                let heads = layout.sharing(kv_head);
+                let columns = heads.len() * layout.width;
+                let (row, height) = (own.start() - rows.start(), own.len() as usize);
+                let column = heads.start * layout.width - first_column;
+                let lanes = Lanes {
+                    queries: self.sources.part(own, layout.query(heads.start), columns),
+                    keys: self.sources.part(seen, layout.key(kv_head), layout.width),
+                    values: self.sources.part(seen, layout.value(kv_head), layout.width),
+                    group: heads.len(),
+                    width: layout.width,
+                    sees: causal.then(|| (own.start() + 1 - part.seen.start()) as usize),
+                };
+                let context = context.part(row as usize, height, column, columns);
+                self.instructions.run(Task { lanes, context, room: &mut room });
             }
         }
     }
 }
 
-fn run(sources: &Sources<'_>, task: Task, scores: &mut Vec<f32>, context: AreaMut<'_>) {
-    if task.rows.len() == 1 {
-        run_single(sources, task, scores, context);
-    } else {
-        run_many(sources, task, scores, context);
+/// Query rows of the heads that share a key-value head, and what they see.
+///
+/// Lane `l` of it is head `l % group` of row `l / group`.
+#[derive(Clone, Copy)]
+struct Lanes<'a> {
+    /// `[rows, group * width]`
+    queries: Area<'a>,
+    /// `[seen, width]`
+    keys: Area<'a>,
+    /// `[seen, width]`
+    values: Area<'a>,
+    group: usize,
+    width: usize,
+    /// How many keys the first row sees, where each row sees one more than the row before it. None
+    /// where all rows see all keys.
+    sees: Option<usize>,
+}
+
+impl Lanes<'_> {
+    fn count(&self) -> usize {
+        self.queries.rows() * self.group
+    }
+
+    /// The row and the columns of a lane.
+    #[inline(always)]
+    fn place(&self, lane: usize) -> (usize, Range<usize>) {
+        let column = lane % self.group * self.width;
+        (lane / self.group, column..column + self.width)
+    }
+
+    #[inline(always)]
+    fn query(&self, lane: usize) -> &[f32] {
+        let (row, columns) = self.place(lane);
+        &self.queries.row(row)[columns]
+    }
+
+    /// How many keys a lane sees.
+    #[inline(always)]
+    fn seen(&self, lane: usize) -> usize {
+        self.sees.map_or(self.keys.rows(), |first| first + lane / self.group)
+    }
+
+    /// What queries are multiplied by, for weights that are powers of 2 and not of e.
+    fn scale(&self) -> f32 {
+        std::f32::consts::LOG2_E / (self.width as f32).sqrt()
     }
 }
 
-/// One query row: its products are of a matrix and a vector.
-fn run_single(sources: &Sources<'_>, task: Task, scores: &mut Vec<f32>, mut context: AreaMut<'_>) {
-    let layout = sources.layout;
-    let keys = task.seen.len() as usize;
-    let scale = 1.0 / (layout.width as f32).sqrt();
-    grow(scores, keys);
-    let extent = Extent { start: 0, rows: 1, columns: keys, stride: keys };
-    for head in 0..layout.heads {
-        let queries = sources.part(task.rows, layout.query(head));
-        let keys_seen = Right::Transposed(sources.part(task.seen, layout.key(head)));
-        let values_seen = Right::Plain(sources.part(task.seen, layout.value(head)));
-        let mut area = AreaMut::new(scores, extent).expect("it has grown to that");
-        multiply(queries, keys_seen, scale, &mut area, false, gemm::Parallelism::None);
-        vector::softmax(area.row(0));
-        let weights = Area::new(scores, extent).expect("it has grown to that");
-        let mut out = context.part(0, 1, head * layout.width, layout.width);
-        multiply(weights, values_seen, 1.0, &mut out, false, gemm::Parallelism::None);
+/// Attention of some lanes.
+struct Task<'a, 'b> {
+    lanes: Lanes<'a>,
+    /// `[rows, group * width]`
+    context: AreaMut<'b>,
+    room: &'b mut Room,
+}
+
+impl SimdOp for Task<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn eval<I: Isa>(self, isa: I) {
+        match isa.f32().len() {
+            // 32 registers of 16 lanes: 2 x 8 sums.
+            16 => self.run::<I, 2, 8>(isa),
+            // 16 registers of 8 lanes: 2 x 6 sums.
+            8 => self.run::<I, 2, 6>(isa),
+            // 32 registers of 4 lanes: 4 x 6 sums.
+            _ => self.run::<I, 4, 6>(isa),
+        }
     }
 }
 
-/// Several query rows. Their scores stand in columns, a row for each key: so the product packs the
-/// few queries and reads the many keys where they are. The other way round it would pack the keys
-/// of every head again for every operation, which costs as much as the product where rows are few.
-fn run_many(sources: &Sources<'_>, task: Task, scores: &mut Vec<f32>, mut context: AreaMut<'_>) {
-    let layout = sources.layout;
-    let (rows, keys) = (task.rows.len() as usize, task.seen.len() as usize);
-    let scale = 1.0 / (layout.width as f32).sqrt();
-    let stride = rows.next_multiple_of(LANES);
-    grow(scores, (keys + 1) * stride);
-    let (sums, scores) = scores[..(keys + 1) * stride].split_at_mut(stride);
-    let extent = Extent { start: 0, rows: keys, columns: rows, stride };
-    // Keys before it are seen by all rows.
-    let common = match sources.causal {
-        true => (task.rows.start() - task.seen.start()) as usize + 1,
-        false => keys,
-    };
-    for head in 0..layout.heads {
-        let queries = Right::Transposed(sources.part(task.rows, layout.query(head)));
-        let keys_seen = sources.part(task.seen, layout.key(head));
-        let values_seen = Right::Plain(sources.part(task.seen, layout.value(head)));
-        let mut area = AreaMut::new(scores, extent).expect("it has grown to that");
-        multiply(keys_seen, queries, scale, &mut area, false, gemm::Parallelism::None);
-        for key in common..keys {
-            area.row(key)[..key + 1 - common].fill(HIDDEN);
+impl Task<'_, '_> {
+    /// All lanes, up to `MOST` vectors of them at a time, in tiles of `ROWS` x `MOST` sums.
+    #[inline(always)]
+    fn run<I: Isa, const MOST: usize, const ROWS: usize>(mut self, isa: I) {
+        let len = isa.f32().len();
+        let Self { lanes, room, context } = &mut self;
+        let rest = match lanes.count() % len {
+            rest if rest <= few::at_most(len) => rest,
+            _ => 0,
+        };
+        let whole = lanes.count() - rest;
+        if whole > 0 && lanes.width > WIDE {
+            many::attend::<I, 1, ROWS>(isa, lanes, whole, context, room);
+        } else if whole > 0 {
+            many::attend::<I, MOST, ROWS>(isa, lanes, whole, context, room);
         }
-        vector::exp_columns(scores, stride, sums);
-        let weights = Area::new(scores, extent).expect("it has grown to that");
-        let mut out = context.part(0, rows, head * layout.width, layout.width);
-        multiply_transposed(weights, values_seen, &mut out, gemm::Parallelism::None);
-        for (row, sum) in sums[..rows].iter().enumerate() {
-            vector::scale(out.row(row), 1.0 / sum);
+        if rest > 0 {
+            few::attend::<I, MOST>(isa, lanes, whole, context, room);
         }
+    }
+}
+
+/// Copies rows of an area together, `stride` apart, with zeros between them.
+#[inline(always)]
+fn copy<'a, I: Isa>(
+    isa: I,
+    from: Area<'_>,
+    rows: Range<usize>,
+    room: &'a mut [f32],
+    stride: usize,
+) -> Area<'a> {
+    let ops = isa.f32();
+    let height = rows.len();
+    let room = &mut room[..height * stride];
+    for (row, to) in rows.zip(room.chunks_exact_mut(stride)) {
+        fetch(isa, from, row + COPY_AHEAD);
+        let (to, rest) = to.split_at_mut(from.columns());
+        let mut to = to.chunks_exact_mut(ops.len());
+        let mut from = from.row(row).chunks_exact(ops.len());
+        for (to, from) in (&mut to).zip(&mut from) {
+            ops.store(ops.load(from), to);
+        }
+        to.into_remainder().copy_from_slice(from.remainder());
+        rest.fill(0.0);
+    }
+    let extent = Extent { start: 0, rows: height, columns: stride, stride };
+    Area::new(room, extent).expect("rows that follow each other")
+}
+
+/// How many rows ahead of copying they are fetched, at least to a second-level cache.
+const COPY_AHEAD: usize = 12;
+
+/// How many rows ahead they are fetched where they [`collide`]; elsewhere twice as many.
+const FEW_AHEAD: usize = 4;
+
+/// Whether rows are multiples of 4 KiB apart, of which a first-level cache has eight at a time.
+fn collide(area: Area<'_>) -> bool {
+    area.stride().is_multiple_of(1024)
+}
+
+/// Asks for a row of an area to be brought closer.
+#[inline(always)]
+fn fetch<I: Isa>(isa: I, area: Area<'_>, row: usize) {
+    /// Values of a line of a cache.
+    const LINE: usize = 16;
+    let start = area.values().as_ptr().wrapping_add(row * area.stride());
+    for line in 0..area.columns().div_ceil(LINE) {
+        // A hint: it may point anywhere.
+        isa.f32().prefetch(start.wrapping_add(line * LINE));
     }
 }
 
@@ -251,7 +447,9 @@ mod tests {
                         (0..layout.width).map(|i| at(row, query + i) * at(other, key + i)).sum();
                     dot / (layout.width as f64).sqrt()
                 };
-                let scores: Vec<f64> = (segment.start()..end).map(|o| score(o).exp()).collect();
+                let scores: Vec<f64> = (segment.start()..end).map(score).collect();
+                let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let scores: Vec<f64> = scores.iter().map(|score| (score - most).exp()).collect();
                 let sum: f64 = scores.iter().sum();
                 for i in 0..layout.width {
                     let seen = (segment.start()..end).zip(&scores);
@@ -262,63 +460,103 @@ mod tests {
         out
     }
 
-    #[test]
-    fn attention_matches_f64() {
-        let mut random = Random::default();
-        let segments = [1, 7, 2, 130, 33].into_iter().zip(0..);
-        let segment = |(rows, slot)| Segment { slot, past: 0, rows, wanted: Wanted::Hidden };
-        let shape = BatchShape::new(segments.map(segment).collect()).expect("a batch");
-        let layouts = [
-            // All heads of a model without groups.
-            Layout {
-                start: 0,
-                heads: 3,
-                first_head: 0,
-                kv_heads: 3,
-                first_kv_head: 0,
-                group: 1,
-                width: 7,
-            },
-            // Heads 3 to 7 of a model where three share one: parts of key-value heads 1 and 2.
-            Layout {
-                start: 0,
-                heads: 4,
-                first_head: 3,
-                kv_heads: 2,
-                first_kv_head: 1,
-                group: 3,
-                width: 16,
-            },
-            Layout {
-                start: 0,
-                heads: 2,
-                first_head: 5,
-                kv_heads: 2,
-                first_kv_head: 1,
-                group: 3,
-                width: 5,
-            },
-        ];
-        for threads in [1, 2, 3] {
-            let threads = Threads::new(threads);
-            let mut scratch = Scratch::new(&threads);
-            for layout in layouts {
-                for causal in [false, true] {
-                    let width = (layout.heads + 2 * layout.kv_heads) * layout.width;
-                    let qkv = random.values(shape.rows() as usize * width);
-                    let area = whole(&qkv, shape.rows() as usize, width);
-                    let sources = Sources { qkv: area, first: 0, layout, causal };
-                    for rows in [(0, 173), (0, 1), (5, 9), (60, 61), (100, 173)] {
-                        let rows = Span::new(rows.0, rows.1);
-                        let columns = layout.heads * layout.width;
-                        let mut out = vec![f32::NAN; rows.len() as usize * columns];
-                        let context = whole_mut(&mut out, rows.len() as usize, columns);
-                        attend(&threads, &mut scratch, sources, &shape, rows, context);
-                        let want = reference(&qkv, layout, causal, &shape, rows);
-                        close(&format!("{layout:?} causal {causal} {rows}"), &out, &want);
-                    }
-                }
+    fn batch(rows: &[u32]) -> BatchShape {
+        let segments = rows.iter().zip(0..);
+        let segment = |(&rows, slot)| Segment { slot, past: 0, rows, wanted: Wanted::Hidden };
+        BatchShape::new(segments.map(segment).collect()).expect("a batch")
+    }
+
+    /// A part of a model: its heads from `first_head` on.
+    fn part(first_head: usize, heads: usize, group: usize, width: usize) -> Layout {
+        let first_kv_head = first_head / group;
+        let kv_heads = (first_head + heads).div_ceil(group) - first_kv_head;
+        Layout { start: 0, heads, first_head, kv_heads, first_kv_head, group, width }
+    }
+
+    /// Every instruction set and some numbers of threads against f64. Values are multiplied by
+    /// `size`.
+    fn check(layout: Layout, shape: &BatchShape, size: f32, some: &[(u32, u32)]) {
+        let columns = layout.start + (layout.heads + 2 * layout.kv_heads) * layout.width;
+        let mut qkv = Random::default().values(shape.rows() as usize * columns);
+        qkv.iter_mut().for_each(|value| *value *= size);
+        let qkv = qkv.as_slice();
+        for (causal, &(first, end)) in
+            [false, true].into_iter().flat_map(|c| some.iter().map(move |s| (c, s)))
+        {
+            let rows = Span::new(first, end);
+            let want = reference(qkv, layout, causal, shape, rows);
+            let sets = Instructions::all().flat_map(|set| [1, 2, 3].map(|count| (set, count)));
+            for (instructions, count) in sets {
+                let threads = Threads::new(count);
+                let mut scratch = Scratch::new(&threads);
+                let area = whole(qkv, shape.rows() as usize, columns);
+                let sources = Sources { qkv: area, first: 0, layout, causal };
+                let width = layout.heads * layout.width;
+                let mut out = vec![f32::NAN; rows.len() as usize * width];
+                let context = whole_mut(&mut out, rows.len() as usize, width);
+                attend_by(instructions, &threads, &mut scratch, sources, shape, rows, context);
+                let what = format!("{instructions} {layout:?} causal {causal} {rows} x{count}");
+                close(&what, &out, &want);
             }
+        }
+    }
+
+    #[test]
+    fn parts_of_batches_match_f64() {
+        let shape = batch(&[1, 7, 2, 130, 33]);
+        let some = [(0, 173), (0, 1), (5, 9), (60, 61), (100, 173)];
+        for layout in [part(0, 3, 1, 7), part(3, 4, 3, 16), part(5, 2, 3, 5)] {
+            check(layout, &shape, 1.0, &some);
+        }
+    }
+
+    #[test]
+    fn heads_of_all_widths_match_f64() {
+        let shape = batch(&[300, 1, 19]);
+        let some = [(0, 320), (3, 22), (270, 320)];
+        for layout in [part(0, 2, 1, 64), part(0, 8, 8, 32), part(2, 3, 4, 80), part(1, 1, 1, 128)]
+        {
+            check(layout, &shape, 1.0, &some);
+        }
+        // Wide enough for one vector of lanes at a time.
+        check(part(0, 1, 1, WIDE + 3), &batch(&[20]), 1.0, &[(0, 20)]);
+    }
+
+    #[test]
+    fn rows_that_collide_are_as_any() {
+        // 1024 columns in all: rows are 4 KiB apart.
+        let layout = Layout { start: 256, ..part(0, 4, 1, 64) };
+        check(layout, &batch(&[150]), 1.0, &[(0, 150), (40, 58), (149, 150)]);
+    }
+
+    #[test]
+    fn every_length_matches_f64() {
+        for rows in [2, 3, 15, 16, 17, 24, 31, 32, 33, 47, 48, 49, 143, 144, 145, 192, 289] {
+            let some = [(0, rows.min(20)), (rows - 1, rows)];
+            check(part(0, 1, 1, 8), &batch(&[rows]), 1.0, &some);
+        }
+    }
+
+    #[test]
+    fn large_scores_do_not_overflow() {
+        // Scores of about a hundred: their exponentials are beyond f32.
+        check(part(0, 2, 2, 16), &batch(&[200]), 9.0, &[(0, 200), (199, 200)]);
+    }
+
+    #[test]
+    fn a_row_that_sees_one_key_takes_its_value() {
+        let layout = part(0, 1, 1, 4);
+        let qkv: Vec<f32> = Random::default().values(40 * 12);
+        for instructions in Instructions::all() {
+            let threads = Threads::new(1);
+            let mut out = vec![f32::NAN; 40 * 4];
+            let sources = Sources { qkv: whole(&qkv, 40, 12), first: 0, layout, causal: true };
+            let context = whole_mut(&mut out, 40, 4);
+            let mut scratch = Scratch::new(&threads);
+            let (shape, rows) = (batch(&[40]), Span::new(0, 40));
+            attend_by(instructions, &threads, &mut scratch, sources, &shape, rows, context);
+            let want: Vec<f64> = qkv[8..12].iter().map(|v| f64::from(*v)).collect();
+            close(&instructions.to_string(), &out[..4], &want);
         }
     }
 }

@@ -253,14 +253,13 @@ impl<F: Format> Block<'_, '_, F> {
                         let wide = wide.grow(inputs.len() * PANEL);
                         F::widen(&values[..wide.len()], wide);
                         let right = Area::new(wide, whole(inputs.len(), PANEL, PANEL));
-                        let right = general::Right::Plain(right.expect("it has grown to that"));
+                        let right = right.expect("it has grown to that");
                         let left =
                             self.left.part(rows.start, rows.len(), inputs.start, inputs.len());
                         let all = AreaMut::new(sums, whole(rows.len(), PAIR, PAIR));
                         let mut all = all.expect("it has grown to that");
                         let mut sums = all.part(0, rows.len(), panel * PANEL, PANEL);
-                        let none = gemm::Parallelism::None;
-                        general::multiply(left, right, 1.0, &mut sums, block > 0, none);
+                        general::multiply(left, right, &mut sums, block > 0);
                     }
                 }
                 finish(isa, sums, rows.start, &target, &mut self.out);

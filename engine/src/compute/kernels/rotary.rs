@@ -39,18 +39,29 @@ impl RotaryTable {
         head_width: usize,
     ) {
         let values = rows.rows() * heads * head_width;
-        let half = self.frequencies;
-        threads.each(rows, 1, values, |at, mut rows| {
-            for row in 0..rows.rows() {
-                let position = positions[at + row] as usize;
-                let (cosines, sines) =
-                    self.angles[position * 2 * half..][..2 * half].split_at(half);
-                for head in rows.row(row)[..heads * head_width].chunks_exact_mut(head_width) {
-                    let (low, high) = head[..2 * half].split_at_mut(half);
-                    vector::turn(low, high, cosines, sines);
-                }
-            }
+        threads.each(rows, 1, values, |at, rows| {
+            let positions = &positions[at..at + rows.rows()];
+            self.turn_block(rows, positions, heads, head_width);
         });
+    }
+
+    /// As [`RotaryTable::turn`], on this thread: for rows that a product has just written.
+    ///
+    /// # Panics
+    /// Where [`RotaryTable::reach`] did not reach.
+    pub(crate) fn turn_block(
+        &self,
+        mut rows: AreaMut<'_>,
+        positions: &[u32],
+        heads: usize,
+        head_width: usize,
+    ) {
+        let half = self.frequencies;
+        for (row, position) in positions.iter().enumerate() {
+            let angles = &self.angles[*position as usize * 2 * half..][..2 * half];
+            let (cosines, sines) = angles.split_at(half);
+            vector::turn(&mut rows.row(row)[..heads * head_width], head_width, cosines, sines);
+        }
     }
 }
 
@@ -60,5 +71,39 @@ pub(crate) fn positions(shape: &BatchShape, rows: Span<Row>, out: &mut Vec<u32>)
     for (own, segment) in shape.placed() {
         let some = own.intersect(rows);
         out.extend(some.iter().map(|row| segment.past.saturating_add(row - own.start())));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::testing::*, *};
+
+    #[test]
+    fn heads_turn_by_the_position_of_their_row() {
+        let (width, heads, columns) = (10, 3, 37);
+        let frequencies = [1.0, 0.3, 0.01, 0.0005];
+        let positions = [0, 7, 7, 3, 511];
+        let rows = positions.len();
+        let before = Random::default().values(rows * columns);
+        let mut table = RotaryTable::default();
+        table.reach(&frequencies, 4);
+        table.reach(&frequencies, 512);
+        let mut want: Vec<f64> = before.iter().map(|v| f64::from(*v)).collect();
+        for (row, position) in want.chunks_mut(columns).zip(positions) {
+            for head in row[..heads * width].chunks_mut(width) {
+                for (i, frequency) in frequencies.iter().enumerate() {
+                    let (sine, cosine) = (f64::from(position) * f64::from(*frequency)).sin_cos();
+                    let (low, high) = (head[i], head[i + 4]);
+                    head[i] = low * cosine - high * sine;
+                    head[i + 4] = high * cosine + low * sine;
+                }
+            }
+        }
+        for threads in [1, 2] {
+            let mut got = before.clone();
+            let area = whole_mut(&mut got, rows, columns);
+            table.turn(&Threads::new(threads), area, &positions, heads, width);
+            close("turned", &got, &want);
+        }
     }
 }

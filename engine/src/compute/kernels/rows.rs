@@ -27,6 +27,17 @@ impl Norm<'_> {
             NormKind::Rms => vector::rms_norm(row, weight, self.epsilon),
         }
     }
+
+    /// Normalises one row to another.
+    pub(crate) fn apply_to(&self, out: &mut [f32], from: &[f32]) {
+        let NormVectors { weight, bias } = self.vectors;
+        match self.kind {
+            NormKind::Layer => {
+                vector::layer_norm_to(out, from, weight, bias.as_deref(), self.epsilon)
+            }
+            NormKind::Rms => vector::rms_norm_to(out, from, weight, self.epsilon),
+        }
+    }
 }
 
 /// Copies rows, normed.
@@ -34,9 +45,7 @@ pub(crate) fn norm(threads: &Threads, norm: Norm<'_>, from: Area<'_>, out: AreaM
     let values = 4 * out.rows() * out.columns();
     threads.each(out, 1, values, |first, mut out| {
         for at in 0..out.rows() {
-            let row = out.row(at);
-            row.copy_from_slice(from.row(first + at));
-            norm.apply(row);
+            norm.apply_to(out.row(at), from.row(first + at));
         }
     });
 }
@@ -65,24 +74,22 @@ pub(crate) fn join(
         for at in 0..residual.rows() {
             let source = first + at;
             let row = residual.row(at);
-            row.copy_from_slice(old.row(source));
-            if let Some(bias) = bias {
-                vector::add(row, bias);
+            let from = old.row(source);
+            let partial = partial.map(|partial| partial.row(source));
+            // One pass for what is no tile.
+            match (bias, partial, staged) {
+                (Some(bias), Some(partial), None) => vector::sum_three(row, from, bias, partial),
+                (None, Some(partial), None) => vector::sum_two(row, from, partial),
+                (Some(bias), ..) => vector::sum_two(row, from, bias),
+                _ => row.copy_from_slice(from),
             }
             match (partial, staged) {
-                (Some(partial), Some(tile)) => {
-                    wire::add_sum(row, partial.row(source), tile, source)
-                }
-                (Some(partial), None) => vector::add(row, partial.row(source)),
+                (Some(partial), Some(tile)) => wire::add_sum(row, partial, tile, source),
                 (None, Some(tile)) => wire::add_tile(row, tile, source),
-                (None, None) => {}
+                (_, None) => {}
             }
             match &mut normed {
-                Some(normed) => {
-                    let normed = normed.row(at);
-                    normed.copy_from_slice(row);
-                    norm.apply(normed);
-                }
+                Some(normed) => norm.apply_to(normed.row(at), row),
                 None => norm.apply(row),
             }
         }

@@ -168,18 +168,60 @@ impl Threads {
         if self.count() == 1 || values < WORTH_SHARING || items <= grain {
             return work(0, whole);
         }
-        let pieces = items.div_ceil(grain);
-        let cut = [const { Mutex::new(None) }; MOST_PIECES];
-        let mut rest = whole;
-        for place in &cut[..pieces - 1] {
+        let mut pieces = [const { None }; MOST_PIECES];
+        let (mut rest, mut count) = (whole, 0);
+        while rest.items() > grain {
             let (piece, more) = rest.cut(grain);
-            rest = more;
-            *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(piece);
+            pieces[count] = Some(piece);
+            (rest, count) = (more, count + 1);
         }
-        *cut[pieces - 1].lock().unwrap_or_else(PoisonError::into_inner) = Some(rest);
-        self.run(pieces, &|piece| {
-            let own = cut[piece].lock().unwrap_or_else(PoisonError::into_inner).take();
-            work(piece * grain, own.expect("every piece is taken once"));
+        pieces[count] = Some(rest);
+        self.hand_out(pieces, count + 1, |at, piece| work(at * grain, piece));
+    }
+
+    /// Cuts `whole` in two with `halve`, and what that gives again, until it will not or there are
+    /// enough pieces, and runs `work` on all of them.
+    pub(crate) fn split<T: Send>(
+        &self,
+        whole: T,
+        halve: impl Fn(T) -> Result<(T, T), T>,
+        work: impl Fn(T) + Sync,
+    ) {
+        let mut pieces = [const { None }; MOST_PIECES];
+        pieces[0] = Some(whole);
+        let (mut count, mut at) = (1, 0);
+        // Once around without a cut is enough.
+        let mut whole = 0;
+        while count < MOST_PIECES && whole < count {
+            match pieces[at].take().map(&halve) {
+                Some(Ok((head, tail))) => {
+                    (pieces[at], pieces[count]) = (Some(head), Some(tail));
+                    (count, whole) = (count + 1, 0);
+                }
+                Some(Err(piece)) => {
+                    pieces[at] = Some(piece);
+                    whole += 1;
+                }
+                None => {}
+            }
+            at = (at + 1) % count;
+        }
+        self.hand_out(pieces, count, |_, piece| work(piece));
+    }
+
+    /// Runs `work` on the first `count` pieces, each with its place.
+    fn hand_out<T: Send>(
+        &self,
+        pieces: [Option<T>; MOST_PIECES],
+        count: usize,
+        work: impl Fn(usize, T) + Sync,
+    ) {
+        let pieces = pieces.map(Mutex::new);
+        self.run(count, &|at| {
+            let own = pieces[at].lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(own) = own {
+                work(at, own);
+            }
         });
     }
 }
@@ -317,6 +359,25 @@ mod tests {
                 }
             });
             assert!(values.iter().enumerate().all(|(at, value)| *value == at as f32 + 1.0));
+        }
+    }
+
+    #[test]
+    fn what_is_halved_is_covered() {
+        let threads = Threads::new(3);
+        for (items, least) in [(1, 1), (2, 1), (63, 1), (64, 1), (100, 1), (1000, 7), (5, 9)] {
+            let sum = AtomicUsize::new(0);
+            let halve = |span: std::ops::Range<usize>| match span.len() / 2 {
+                half if half >= least => {
+                    let middle = span.start + half;
+                    Ok((span.start..middle, middle..span.end))
+                }
+                _ => Err(span),
+            };
+            threads.split(0..items, halve, |span| {
+                sum.fetch_add(span.sum::<usize>(), Ordering::Relaxed);
+            });
+            assert_eq!(sum.load(Ordering::Relaxed), (0..items).sum::<usize>());
         }
     }
 

@@ -8,66 +8,110 @@ use super::instructions::run;
 use half::slice::HalfFloatSliceExt;
 use rten_simd::{
     Isa, Simd, SimdOp, SimdUnaryOp,
-    ops::{BitOps, FloatOps, NumOps},
+    ops::{BitOps, FloatOps, IntOps, NumOps},
 };
-use rten_vecmath::{
-    ApproxGelu, Exp, Normalize, NormalizeOptions, Silu, Softmax, Sum, SumSquare, SumSquareSub, Tanh,
-};
+use rten_vecmath::Tanh;
 
-/// GELU by the error function; the error of erf stays below 2e-7.
+/// 2^x = 1 + x * P(x) for |x| <= 1/2, fitted to the least largest relative error (9.1e-8).
+#[expect(clippy::approx_constant, reason = "fitted: it is not the logarithm of 2")]
+const EXP2: [f32; 5] = [0.693_147, 0.240_222_42, 0.055_507_336, 0.009_671_513, 0.001_326_472_7];
+/// Added to a small number it rounds it to a whole one, which then stands in its lowest bits.
+const ROUND: f32 = 12_582_912.0;
+
+/// 2^x for x between -126 and 128, where it is infinite.
+#[inline(always)]
+fn exp2_between<I: Isa>(isa: I, x: I::F32) -> I::F32 {
+    let (ops, words) = (isa.f32(), isa.i32());
+    let rounded = ops.add(x, ops.splat(ROUND));
+    let rest = ops.sub(x, ops.sub(rounded, ops.splat(ROUND)));
+    let mut power = ops.splat(EXP2[4]);
+    for at in (0..4).rev() {
+        power = ops.mul_add(power, rest, ops.splat(EXP2[at]));
+    }
+    let power: I::I32 = ops.mul_add(power, rest, ops.one()).reinterpret_cast();
+    let whole = words.shift_left::<23>(rounded.reinterpret_cast());
+    words.add(power, whole).reinterpret_cast()
+}
+
+/// 2^x; below 2^-126 it stays there, from 2^128 on it is infinite. The relative error is below 2e-7.
+#[inline(always)]
+pub(crate) fn exp2<I: Isa>(isa: I, x: I::F32) -> I::F32 {
+    let ops = isa.f32();
+    exp2_between(isa, ops.min(ops.max(x, ops.splat(-126.0)), ops.splat(128.0)))
+}
+
+/// As [`exp2`], for x that are not positive.
+#[inline(always)]
+pub(crate) fn exp2_falling<I: Isa>(isa: I, x: I::F32) -> I::F32 {
+    exp2_between(isa, isa.f32().max(x, isa.f32().splat(-126.0)))
+}
+
+/// x / (1 + 2^falling): `x` times a logistic function.
+#[inline(always)]
+fn times_logistic<I: Isa>(isa: I, x: I::F32, falling: I::F32) -> I::F32 {
+    let ops = isa.f32();
+    ops.div(x, ops.add(ops.one(), exp2(isa, falling)))
+}
+
+/// GELU by the normal distribution: x * Phi(x), where Phi(x) is the logistic function of
+/// log(Phi(x) / Phi(-x)), which is x times a smooth function of x * x.
 struct Gelu;
 
-/// erf(x) = x * P(x * x) for |x| <= 1, fitted to the least largest error (1.2e-9).
-const ERF_NEAR: [f32; 7] = [
-    std::f32::consts::FRAC_2_SQRT_PI,
-    -0.376_126_26,
-    0.112_836,
-    -0.026_854_444,
-    0.005_189_536,
-    -0.000_802_084_2,
-    0.000_078_891_23,
+/// log2(Phi(-x) / Phi(x)) / x as a polynomial in x * x for |x| <= 5, fitted to the least largest
+/// error of the curve (2.3e-8).
+const GELU: [f32; 7] = [
+    -2.302_210_4,
+    -0.104_832_18,
+    9.158_642e-5,
+    0.000_160_439_14,
+    -1.157_792_8e-5,
+    3.916_360_4e-7,
+    -5.328_362_7e-9,
 ];
-/// erfc(x) = exp(-Q(x)) for 0.95 <= x <= 4.1, fitted to the least largest error of erfc (1.3e-9).
-const ERFC_FAR: [f32; 7] = [
-    0.000_256_421_22,
-    1.127_426_1,
-    0.637_599_9,
-    0.103_567_03,
-    -0.022_052_06,
-    0.002_999_555,
-    -0.000_191_505_48,
-];
-/// Beyond it erfc is below 7e-9, a tenth of the spacing of f32 at 1, and taken for 0.
-const ERF_END: f32 = 4.1;
+/// From here on the factor of x stays: the curve is less than 2e-6 from x or 0, and goes there.
+const GELU_END: f32 = 25.0;
 
 impl SimdUnaryOp<f32> for Gelu {
     #[inline(always)]
     fn eval<I: Isa>(&self, isa: I, x: I::F32) -> I::F32 {
         let ops = isa.f32();
-        let half_x = ops.mul(x, ops.splat(0.5));
-        let y = ops.mul(x, ops.splat(std::f32::consts::FRAC_1_SQRT_2));
-        let distance = ops.abs(y);
-        let square = ops.mul(y, y);
-        let mut near = ops.splat(ERF_NEAR[6]);
+        let square = ops.min(ops.mul(x, x), ops.splat(GELU_END));
+        let mut slope = ops.splat(GELU[6]);
         for at in (0..6).rev() {
-            near = ops.mul_add(near, square, ops.splat(ERF_NEAR[at]));
+            slope = ops.mul_add(slope, square, ops.splat(GELU[at]));
         }
-        let near = ops.mul_add(near, y, ops.one());
-        let capped = ops.min(distance, ops.splat(ERF_END));
-        let mut far = ops.splat(ERFC_FAR[6]);
-        for at in (0..6).rev() {
-            far = ops.mul_add(far, capped, ops.splat(ERFC_FAR[at]));
-        }
-        let tail = Exp::apply(isa, ops.neg(far));
-        let tail = ops.select(ops.zero(), tail, ops.gt(distance, ops.splat(ERF_END)));
-        // 1 + erf(y) is erfc(-y): for negative y the tail itself, without a difference of equals.
-        let far = ops.select(tail, ops.sub(ops.splat(2.0), tail), ops.lt(y, ops.zero()));
-        let one_and_erf = ops.select(near, far, ops.le(distance, ops.one()));
-        ops.mul(half_x, one_and_erf)
+        times_logistic(isa, x, ops.mul(x, slope))
+    }
+}
+
+/// GELU by the hyperbolic tangent: (1 + tanh(y)) / 2 is the logistic function of 2y.
+struct GeluTanh;
+
+impl SimdUnaryOp<f32> for GeluTanh {
+    #[inline(always)]
+    fn eval<I: Isa>(&self, isa: I, x: I::F32) -> I::F32 {
+        // y = sqrt(2 / pi) * (x + 0.044715 * x^3)
+        const LINEAR: f64 = -std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::SQRT_2;
+        const FALLING: f64 = LINEAR * std::f64::consts::LOG2_E;
+        let ops = isa.f32();
+        let (first, third) = (ops.splat(FALLING as f32), ops.splat((FALLING * 0.044_715) as f32));
+        let slope = ops.mul_add(ops.mul(x, x), third, first);
+        times_logistic(isa, x, ops.mul(x, slope))
+    }
+}
+
+struct Silu;
+
+impl SimdUnaryOp<f32> for Silu {
+    #[inline(always)]
+    fn eval<I: Isa>(&self, isa: I, x: I::F32) -> I::F32 {
+        let falling = isa.f32().mul(x, isa.f32().splat(-std::f32::consts::LOG2_E));
+        times_logistic(isa, x, falling)
     }
 }
 
 struct Relu;
+
 impl SimdUnaryOp<f32> for Relu {
     #[inline(always)]
     fn eval<I: Isa>(&self, isa: I, x: I::F32) -> I::F32 {
@@ -77,8 +121,10 @@ impl SimdUnaryOp<f32> for Relu {
 }
 
 /// A function of one value, for every value of a row.
+#[cfg(test)]
 struct Map<'a, F>(F, &'a mut [f32]);
 
+#[cfg(test)]
 impl<F: SimdUnaryOp<f32>> SimdOp for Map<'_, F> {
     type Output = ();
     #[inline(always)]
@@ -112,20 +158,21 @@ impl Curve {
     pub(crate) fn eval<I: Isa>(self, isa: I, x: I::F32) -> I::F32 {
         match self {
             Self::Gelu => Gelu.eval(isa, x),
-            Self::GeluTanh => ApproxGelu {}.eval(isa, x),
-            Self::Silu => Silu {}.eval(isa, x),
+            Self::GeluTanh => GeluTanh.eval(isa, x),
+            Self::Silu => Silu.eval(isa, x),
             Self::Relu => Relu.eval(isa, x),
             Self::Tanh => Tanh {}.eval(isa, x),
         }
     }
 
     /// The curve at each value of `row`, in place.
+    #[cfg(test)]
     pub(crate) fn apply(self, row: &mut [f32]) {
         // One loop for each curve: none asks again for every vector which it is.
         match self {
             Self::Gelu => run(Map(Gelu, row)),
-            Self::GeluTanh => run(Map(ApproxGelu {}, row)),
-            Self::Silu => run(Map(Silu {}, row)),
+            Self::GeluTanh => run(Map(GeluTanh, row)),
+            Self::Silu => run(Map(Silu, row)),
             Self::Relu => run(Map(Relu, row)),
             Self::Tanh => run(Map(Tanh {}, row)),
         }
@@ -157,63 +204,22 @@ row_loop!(
     }
 );
 row_loop!(
-    /// out -= by
-    subtract, Subtract, (out: &'a mut [f32], by: f32), {
-        for o in out.iter_mut() { *o -= by; }
-    }
-);
-row_loop!(
-    /// out *= by
-    scale, Scale, (out: &'a mut [f32], by: f32), {
-        for o in out.iter_mut() { *o *= by; }
-    }
-);
-row_loop!(
-    /// out *= by
-    times, Times, (out: &'a mut [f32], by: &'a [f32]), {
-        for (o, b) in out.iter_mut().zip(by) { *o *= b; }
-    }
-);
-row_loop!(
     /// out = max(out, other)
     largest, Largest, (out: &'a mut [f32], other: &'a [f32]), {
         for (o, b) in out.iter_mut().zip(other) { *o = o.max(*b); }
     }
 );
 row_loop!(
-    /// Turns the pairs (low, high) by the angles of these cosines and sines.
-    turn, Turn, (low: &'a mut [f32], high: &'a mut [f32], cosines: &'a [f32], sines: &'a [f32]), {
-        for (((l, h), c), s) in low.iter_mut().zip(high).zip(cosines).zip(sines) {
-            (*l, *h) = (*l * c - *h * s, *h * c + *l * s);
+    /// Turns, in each head of `width` columns, the pairs (low, high) by the angles of these cosines
+    /// and sines: the first half of what is turned and the second.
+    turn, Turn, (row: &'a mut [f32], width: usize, cosines: &'a [f32], sines: &'a [f32]), {
+        let half = cosines.len();
+        for head in row.chunks_exact_mut(width) {
+            let (low, high) = head[..2 * half].split_at_mut(half);
+            for (((l, h), c), s) in low.iter_mut().zip(high).zip(cosines).zip(sines) {
+                (*l, *h) = (*l * c - *h * s, *h * c + *l * s);
+            }
         }
-    }
-);
-row_loop!(
-    /// out += x[0] * w[0] + .. + x[3] * w[3]; rows of `w` are at least as long as `out`.
-    add_four, AddFour, (out: &'a mut [f32], x: [f32; 4], w: [&'a [f32]; 4]), {
-        let n = out.len();
-        let [w0, w1, w2, w3] = w.map(|w| &w[..n]);
-        for j in 0..n {
-            out[j] += (x[0] * w0[j] + x[1] * w1[j]) + (x[2] * w2[j] + x[3] * w3[j]);
-        }
-    }
-);
-row_loop!(
-    /// As [`add_four`], widening bfloat16 in registers.
-    add_four_bf16, AddFourBf16, (out: &'a mut [f32], x: [f32; 4], w: [&'a [u16]; 4]), {
-        let n = out.len();
-        let [w0, w1, w2, w3] = w.map(|w| &w[..n]);
-        let wide = |bits: u16| f32::from_bits(u32::from(bits) << 16);
-        for j in 0..n {
-            out[j] += (x[0] * wide(w0[j]) + x[1] * wide(w1[j]))
-                + (x[2] * wide(w2[j]) + x[3] * wide(w3[j]));
-        }
-    }
-);
-row_loop!(
-    /// out += x * w
-    add_scaled, AddScaled, (out: &'a mut [f32], x: f32, w: &'a [f32]), {
-        for (o, w) in out.iter_mut().zip(w) { *o += x * w; }
     }
 );
 row_loop!(
@@ -235,82 +241,139 @@ pub(crate) fn narrow_f16(values: &[f32], out: &mut [u16]) {
     out.reinterpret_cast_mut::<half::f16>().convert_from_f32_slice(values);
 }
 
-/// Lanes of the widest vectors.
-pub(crate) const LANES: usize = 16;
-
-struct ExpColumns<'a> {
-    values: &'a mut [f32],
-    stride: usize,
-    sums: &'a mut [f32],
+/// Sum, and sum of squares, of the values less `by`.
+struct Moments<'a> {
+    row: &'a [f32],
+    by: f32,
 }
 
-impl SimdOp for ExpColumns<'_> {
-    type Output = ();
+impl SimdOp for Moments<'_> {
+    type Output = (f32, f32);
+
     #[inline(always)]
-    fn eval<I: Isa>(self, isa: I) {
-        let Self { values, stride, sums } = self;
+    fn eval<I: Isa>(self, isa: I) -> (f32, f32) {
         let ops = isa.f32();
-        let lanes = ops.len();
-        for (at, sums) in sums.chunks_mut(lanes).enumerate() {
-            let column = at * lanes;
-            let mut most = ops.splat(f32::NEG_INFINITY);
-            for row in values.chunks_exact(stride) {
-                most = ops.max(most, ops.load(&row[column..]));
+        let by = ops.splat(self.by);
+        // Four of each, so that no addition waits for the one before it.
+        let (mut sums, mut squares) = ([ops.zero(); 4], [ops.zero(); 4]);
+        let mut blocks = self.row.chunks_exact(4 * ops.len());
+        for block in &mut blocks {
+            let values = ops.load_many::<4>(block);
+            for (at, value) in values.into_iter().enumerate() {
+                let value = ops.sub(value, by);
+                sums[at] = ops.add(sums[at], value);
+                squares[at] = ops.mul_add(value, value, squares[at]);
             }
-            let mut sum = ops.zero();
-            for row in values.chunks_exact_mut(stride) {
-                let value = ops.sub(ops.load(&row[column..]), most);
-                let value = Exp::apply(isa, value);
-                sum = ops.add(sum, value);
-                ops.store(value, &mut row[column..]);
-            }
-            ops.store(sum, sums);
         }
+        let all = |x: [I::F32; 4]| ops.sum(ops.add(ops.add(x[0], x[1]), ops.add(x[2], x[3])));
+        let (mut sum, mut square) = (all(sums), all(squares));
+        for value in blocks.remainder() {
+            sum += value - self.by;
+            square += (value - self.by) * (value - self.by);
+        }
+        (sum, square)
     }
 }
 
-/// Softmax down the columns but for the division: every value becomes `exp(value - largest of its
-/// column)`, and `sums` the sums of the columns. It works on as many columns as there are sums.
-///
-/// # Shapes
-/// values `[any, stride]`; a multiple of [`LANES`] sums, no more than `stride`.
-pub(crate) fn exp_columns(values: &mut [f32], stride: usize, sums: &mut [f32]) {
-    assert!(sums.len().is_multiple_of(LANES) && sums.len() <= stride);
-    run(ExpColumns { values, stride, sums });
+row_loop!(
+    /// out = a + b
+    sum_two, SumTwo, (out: &'a mut [f32], a: &'a [f32], b: &'a [f32]), {
+        for ((o, a), b) in out.iter_mut().zip(a).zip(b) { *o = a + b; }
+    }
+);
+row_loop!(
+    /// out = (a + b) + c
+    sum_three, SumThree, (out: &'a mut [f32], a: &'a [f32], b: &'a [f32], c: &'a [f32]), {
+        for (((o, a), b), c) in out.iter_mut().zip(a).zip(b).zip(c) { *o = (a + b) + c; }
+    }
+);
+row_loop!(
+    /// row = (row - coarse - fine) * by * weight
+    scale_in_place, ScaleInPlace,
+    (row: &'a mut [f32], mean: (f32, f32), by: f32, weight: &'a [f32]), {
+        for (r, w) in row.iter_mut().zip(weight) { *r = ((*r - mean.0) - mean.1) * by * w; }
+    }
+);
+row_loop!(
+    /// out = (from - coarse - fine) * by * weight
+    scale_to, ScaleTo,
+    (out: &'a mut [f32], from: &'a [f32], mean: (f32, f32), by: f32, weight: &'a [f32]), {
+        for ((o, f), w) in out.iter_mut().zip(from).zip(weight) {
+            *o = ((f - mean.0) - mean.1) * by * w;
+        }
+    }
+);
+row_loop!(
+    /// row = (row - coarse - fine) * by * weight + bias
+    scale_and_add_in_place, ScaleAndAddInPlace,
+    (row: &'a mut [f32], mean: (f32, f32), by: f32, weight: &'a [f32], bias: &'a [f32]), {
+        for ((r, w), b) in row.iter_mut().zip(weight).zip(bias) {
+            *r = ((*r - mean.0) - mean.1) * by * w + b;
+        }
+    }
+);
+row_loop!(
+    /// out = (from - coarse - fine) * by * weight + bias
+    scale_and_add_to, ScaleAndAddTo,
+    (
+        out: &'a mut [f32], from: &'a [f32], mean: (f32, f32), by: f32, weight: &'a [f32],
+        bias: &'a [f32]
+    ), {
+        for (((o, f), w), b) in out.iter_mut().zip(from).zip(weight).zip(bias) {
+            *o = ((f - mean.0) - mean.1) * by * w + b;
+        }
+    }
+);
+
+/// What a layer norm takes away from a row, and scales it by. An f32 mean of large values is
+/// coarse: what it leaves over is a small mean of its own.
+fn centre(row: &[f32], epsilon: f32) -> ((f32, f32), f32) {
+    let width = row.len() as f32;
+    let coarse = run(Moments { row, by: 0.0 }).0 / width;
+    let (sum, square) = run(Moments { row, by: coarse });
+    let fine = sum / width;
+    let variance = (square / width - fine * fine).max(0.0);
+    ((coarse, fine), 1.0 / (variance + epsilon).sqrt())
 }
 
-/// Softmax in place.
-pub(crate) fn softmax(row: &mut [f32]) {
-    run(Softmax::new_mut(row));
+/// What an RMS norm scales a row by.
+fn level(row: &[f32], epsilon: f32) -> f32 {
+    1.0 / (run(Moments { row, by: 0.0 }).1 / row.len() as f32 + epsilon).sqrt()
 }
 
 /// Mean and variance to 0 and 1, then weight and bias.
 pub(crate) fn layer_norm(row: &mut [f32], weight: &[f32], bias: Option<&[f32]>, epsilon: f32) {
-    let width = row.len() as f32;
-    // An f32 mean of large values is coarse: what it leaves over is a small mean of its own.
-    let mean = run(Sum::new(row)) / width;
-    subtract(row, mean);
-    let mean = run(Sum::new(row)) / width;
-    let variance = run(SumSquareSub::new(row, mean)) / width;
-    let options = NormalizeOptions {
-        pre_scale_bias: mean,
-        scale: 1.0 / (variance + epsilon).sqrt(),
-        element_scale: Some(weight),
-        element_bias: bias,
-        ..Default::default()
-    };
-    run(Normalize::new_mut(row, options));
+    let (mean, by) = centre(row, epsilon);
+    match bias {
+        Some(bias) => scale_and_add_in_place(row, mean, by, weight, bias),
+        None => scale_in_place(row, mean, by, weight),
+    }
+}
+
+/// As [`layer_norm`], to another row.
+pub(crate) fn layer_norm_to(
+    out: &mut [f32],
+    from: &[f32],
+    weight: &[f32],
+    bias: Option<&[f32]>,
+    epsilon: f32,
+) {
+    let (mean, by) = centre(from, epsilon);
+    match bias {
+        Some(bias) => scale_and_add_to(out, from, mean, by, weight, bias),
+        None => scale_to(out, from, mean, by, weight),
+    }
 }
 
 /// Mean square to 1, then weight.
 pub(crate) fn rms_norm(row: &mut [f32], weight: &[f32], epsilon: f32) {
-    let mean_square = run(SumSquare::new(row)) / row.len() as f32;
-    let options = NormalizeOptions {
-        scale: 1.0 / (mean_square + epsilon).sqrt(),
-        element_scale: Some(weight),
-        ..Default::default()
-    };
-    run(Normalize::new_mut(row, options));
+    let by = level(row, epsilon);
+    scale_in_place(row, (0.0, 0.0), by, weight);
+}
+
+/// As [`rms_norm`], to another row.
+pub(crate) fn rms_norm_to(out: &mut [f32], from: &[f32], weight: &[f32], epsilon: f32) {
+    scale_to(out, from, (0.0, 0.0), level(from, epsilon), weight);
 }
 
 #[cfg(test)]
@@ -409,11 +472,14 @@ mod tests {
         let square = x.iter().map(|x| x * x).sum::<f64>() / width as f64;
         let mut layer = values.clone();
         layer_norm(&mut layer, &weight, Some(&bias), 1e-12);
+        let mut elsewhere = vec![f32::NAN; width];
+        layer_norm_to(&mut elsewhere, &values, &weight, Some(&bias), 1e-12);
         let mut rms = values.clone();
         rms_norm(&mut rms, &weight, 1e-6);
         for i in 0..width {
             let want = (x[i] - mean) / (variance + 1e-12).sqrt() * w[i] + b[i];
             assert!((f64::from(layer[i]) - want).abs() < 2e-6, "{i}: {} {want}", layer[i]);
+            assert_eq!(layer[i], elsewhere[i], "{i}");
             let want = x[i] / (square + 1e-6).sqrt() * w[i];
             assert!((f64::from(rms[i]) - want).abs() < 2e-6, "{i}: {} {want}", rms[i]);
         }

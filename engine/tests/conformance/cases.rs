@@ -131,7 +131,7 @@ fn plan(dir: &ModelDir, strategy: Strategy, split: &Split, tiles: u16, wire: Wir
             vocabulary: Span::new(vocabulary[i].0, vocabulary[i].1),
         };
         DevicePlan {
-            name: DeviceName::new(&format!("d{i}")).unwrap(),
+            name: DeviceName::new(format!("d{i}")).unwrap(),
             budget: Bytes(1 << 30),
             threads: 1,
             prefill: part.clone(),

@@ -106,5 +106,5 @@ fn rows_beside(left: Tensor<2>, right: Tensor<2>) -> Tensor<2> {
 /// The values of a tensor, on the host.
 pub(super) fn values(rows: Tensor<2>) -> Result<Vec<f32>, Misfit> {
     let data = rows.try_into_data().map_err(|error| Misfit::Device(format!("{error:?}")))?;
-    data.into_vec().map_err(|error| Misfit::Device(format!("{error:?}")))
+    data.try_into_vec().map_err(|error| Misfit::Device(format!("{error:?}")))
 }

@@ -2,12 +2,12 @@
 //!
 //! One set of instructions is chosen when a process starts ([`instructions`]); every kernel is
 //! written once, over vectors of whatever width, and compiled for each set. The one loop in which
-//! nearly all time passes is [`micro`]; products and attention are made of it.
+//! nearly all time passes is `micro`; products and attention are made of it.
 //!
-//! This module alone has unsafe code: in [`instructions`] (calling what was compiled for a
-//! processor that has been looked at), in [`micro`] (loads without a bounds check, after one check
-//! for all), in [`area`] (columns of one rectangle for several threads) and in [`general`] (calls
-//! of the `gemm` crate).
+//! This module alone has unsafe code: in `instructions` (calling what was compiled for a processor
+//! that has been looked at), in `micro` (loads without a bounds check, after one check for all), in
+//! `area` (columns of one rectangle for several threads), in `threads` (work that other threads
+//! borrow for a moment) and in `general` (calls of the `gemm` crate).
 
 pub(crate) mod area;
 pub(crate) mod attention;

@@ -8,6 +8,7 @@ mod bench;
 
 pub use bench::{Batch, Bench, Cut, MeasureError, Part, Timed, Work};
 
+use crate::compute::kernels::lines::Lines;
 use crate::compute::kernels::{
     ceiling::{self, Pattern},
     instructions::Instructions,
@@ -59,7 +60,11 @@ pub fn stream(instructions: Instructions, threads: u16) -> Spread {
     let wanted = MOST_READ.max(4 * last_level_cache().0);
     let bytes = free_memory().map_or(wanted, |free| wanted.min(free.0 / 4));
     // Written, so that every page has memory of its own.
-    let values: Vec<f32> = (0..bytes / 4).map(|at| (at % 16) as f32).collect();
+    // In the pages in which weights lie.
+    let mut lines = Lines::default();
+    let values: &mut [f32] = lines.grow(usize::try_from(bytes / 4).unwrap_or(usize::MAX));
+    values.iter_mut().enumerate().for_each(|(at, value)| *value = (at % 16) as f32);
+    let values = &*values;
     let count = usize::from(threads.max(1));
     let piece = (PIECE * count).min(values.len()).max(1);
     let share = piece.div_ceil(count);

@@ -6,8 +6,9 @@
 
 mod matrix;
 
+pub use crate::compute::kernels::lines::Lines;
 pub(crate) use matrix::{AnyPanels, Panels};
-pub use matrix::{HeldMatrix, Lines, PANEL, Values};
+pub use matrix::{HeldMatrix, PANEL, Values};
 
 use galaxy_common::{Bytes, DevicePlan, Head, Layer, Span, Token};
 use galaxy_graph::{budget, lower::kv_span};

@@ -8,7 +8,7 @@ use galaxy_common::{
     BatchShape, Bytes, DevicePlan, Plan, Rank, Segment, ShapeError, Wanted, plan::Phase,
     shape::MAX_ROWS,
 };
-use galaxy_model::{HeadSpec, ModelSpec, NormKind};
+use galaxy_model::{HeadSpec, ModelSpec, NormKind, Positions};
 
 /// What the process takes before the first weight: code, stacks, connections, allocator slack.
 pub const PROCESS: Bytes = Bytes(32_000_000);
@@ -19,6 +19,12 @@ pub const COLUMN_GROUP: u32 = 16;
 
 /// What each kernel thread works in: packed rows and sums of a product, and scores.
 const THREAD_SCRATCH: u64 = 2 << 20;
+
+/// Keys of a block, whose values each thread copies together.
+const KEYS_AT_A_TIME: u64 = 144;
+
+/// Rows of a position table that are read at a time.
+const POSITION_ROWS: u64 = 64;
 
 /// What the kernels of a device share.
 const SHARED_SCRATCH: u64 = 1 << 20;
@@ -117,9 +123,24 @@ pub fn of_program(
         activations: program.slot_bytes(Memory::Device),
         staging: program.slot_bytes(Memory::Staging),
         results: results.sum(),
-        scratch: Bytes(u64::from(device.threads) * THREAD_SCRATCH + SHARED_SCRATCH),
+        scratch: scratch(spec, device, program),
         process: PROCESS,
     }
+}
+
+/// What the kernels work in: packed rows, sums and scores of each thread, and positions.
+fn scratch(spec: &ModelSpec, device: &DevicePlan, program: &Program) -> Bytes {
+    let rows = program.tensors.iter().map(|tensor| tensor.rows.end()).max().unwrap_or(0);
+    let positions = match &spec.positions {
+        // Cosines and sines.
+        Positions::Rotary { inverse_frequencies, limit } => {
+            8 * inverse_frequencies.len() as u64 * u64::from(rows.min(*limit))
+        }
+        Positions::Learned { .. } => POSITION_ROWS * u64::from(spec.hidden) * 4,
+    };
+    // A block of values of one head.
+    let each = THREAD_SCRATCH + 4 * KEYS_AT_A_TIME * u64::from(spec.head_width);
+    Bytes(u64::from(device.threads) * each + SHARED_SCRATCH + positions)
 }
 
 /// Columns with those that fill up a group.

@@ -41,8 +41,8 @@ pub struct CpuEngine {
 }
 
 impl CpuEngine {
-    /// An engine for `shard` on exactly `threads` threads: with one the calling thread computes,
-    /// with more it waits while a pool of so many does.
+    /// An engine for `shard` on exactly `threads` threads: the calling one, and
+    /// as many of its own as are missing.
     pub fn new(shard: Shard, threads: u16) -> Self {
         let threads = Threads::new(threads);
         let attention = attention::Scratch::new(&threads);
@@ -361,7 +361,10 @@ impl CpuEngine {
         let shape = &call.binding.shape;
         let mut covered = 0;
         for (own, seen) in attention::seen(shape, rows, spec.causal) {
-            if !(keys.rows.contains(seen) && tensor.rows.contains(own)) {
+            if !(keys.rows.contains(seen)
+                && tensor.rows.contains(keys.rows)
+                && tensor.rows.contains(own))
+            {
                 return Err(Misfit::Why("it does not read all rows that its queries see"));
             }
             covered += own.len();

@@ -1,5 +1,6 @@
 //! A matrix as a device holds it: packed once, in the order in which the kernels read it.
 
+use crate::compute::kernels::lines::Lines;
 use crate::compute::kernels::{
     micro::{Bf16, F16, F32, Format},
     vector,
@@ -7,58 +8,10 @@ use crate::compute::kernels::{
 use galaxy_common::Bytes;
 use galaxy_graph::budget::COLUMN_GROUP;
 use galaxy_model::Dtype;
-use std::{collections::TryReserveError, marker::PhantomData, ops::Range};
+use std::ops::Range;
 
 /// Columns of a panel: in f32 a vector of AVX-512, and a line of cache.
 pub const PANEL: usize = COLUMN_GROUP as usize;
-
-/// Values that start on a line of cache, so that no vector of a panel lies across two.
-pub struct Lines<T> {
-    lines: Vec<Line>,
-    len: usize,
-    values: PhantomData<T>,
-}
-
-/// One line of cache.
-#[repr(C, align(64))]
-#[derive(Clone, Copy, bytemuck::Zeroable, bytemuck::Pod)]
-struct Line([u8; 64]);
-
-impl<T: bytemuck::Pod> Lines<T> {
-    /// `len` zeros.
-    ///
-    /// # Errors
-    /// When there is no memory for them.
-    pub fn zeroed(len: usize) -> Result<Self, TryReserveError> {
-        let (count, mut lines) = ((len * size_of::<T>()).div_ceil(64), Vec::new());
-        lines.try_reserve_exact(count)?;
-        lines.resize(count, Line([0; 64]));
-        Ok(Self { lines, len, values: PhantomData })
-    }
-    /// The values.
-    pub fn values(&self) -> &[T] {
-        &bytemuck::cast_slice(&self.lines)[..self.len]
-    }
-    /// The values.
-    pub fn values_mut(&mut self) -> &mut [T] {
-        &mut bytemuck::cast_slice_mut(&mut self.lines)[..self.len]
-    }
-    /// Makes room for `len` values; those that were there are lost.
-    pub(crate) fn grow(&mut self, len: usize) -> &mut [T] {
-        let count = (len * size_of::<T>()).div_ceil(64);
-        if self.lines.len() < count {
-            self.lines.resize(count, Line([0; 64]));
-        }
-        self.len = self.len.max(len);
-        &mut self.values_mut()[..len]
-    }
-}
-
-impl<T> Default for Lines<T> {
-    fn default() -> Self {
-        Self { lines: Vec::new(), len: 0, values: PhantomData }
-    }
-}
 
 /// The values of a matrix, as wide as the checkpoint has them.
 pub enum Values {
@@ -296,15 +249,6 @@ mod tests {
                     }
                 }
             }
-        }
-    }
-
-    #[test]
-    fn lines_start_on_a_line() {
-        for len in [0, 1, 17, 1000] {
-            let mut lines = Lines::<u16>::zeroed(len).expect("there is memory");
-            assert_eq!(lines.values_mut().as_ptr().align_offset(64), 0);
-            assert_eq!(lines.values().len(), len);
         }
     }
 }

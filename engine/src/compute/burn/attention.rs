@@ -11,18 +11,7 @@ const STEP: u32 = 256;
 /// for shaders that have no infinity.
 const HIDDEN: f32 = -1e38;
 
-/// The rows that `rows` of the batch see, for each segment among them: (own rows, seen rows).
-pub(super) fn seen(
-    shape: &BatchShape,
-    rows: Span<Row>,
-    causal: bool,
-) -> impl Iterator<Item = (Span<Row>, Span<Row>)> {
-    shape.placed().filter(move |(segment, _)| segment.overlaps(rows)).map(move |(segment, _)| {
-        let own = segment.intersect(rows);
-        let end = if causal { own.end() } else { segment.end() };
-        (own, Span::new(segment.start(), end))
-    })
-}
+pub(super) use crate::compute::kernels::attention::seen;
 
 /// Queries, keys and values of a device's heads.
 pub(super) struct Sources<'a> {

@@ -157,6 +157,7 @@ fn first(values: &mut [f32]) -> NonNull<f32> {
 /// Room for `len` values, kept.
 pub(crate) fn grow(buffer: &mut Vec<f32>, len: usize) {
     if buffer.len() < len {
+        buffer.reserve_exact(len - buffer.len());
         buffer.resize(len, 0.0);
     }
 }

@@ -559,4 +559,29 @@ mod tests {
             close(&instructions.to_string(), &out[..4], &want);
         }
     }
+
+    #[test]
+    fn what_is_not_a_number_is_not_hidden() {
+        let (rows, layout) = (160, part(0, 1, 1, 16));
+        for instructions in Instructions::all().filter(|i| *i != Instructions::Portable) {
+            // In a key of the first block, of the last, and in a query.
+            for (row, column) in [(3, 16 + 5), (159, 16 + 5), (7, 2)] {
+                let mut qkv: Vec<f32> = Random::default().values(rows * 48);
+                qkv[row * 48 + column] = f32::NAN;
+                for (from, to) in [(0, 160), (7, 8)] {
+                    let threads = Threads::new(1);
+                    let mut out = vec![0.0; (to - from) * 16];
+                    let qkv = whole(&qkv, rows, 48);
+                    let sources = Sources { qkv, first: 0, layout, causal: false };
+                    let context = whole_mut(&mut out, to - from, 16);
+                    let mut scratch = Scratch::new(&threads);
+                    let shape = batch(&[rows as u32]);
+                    let some = Span::new(from as u32, to as u32);
+                    attend_by(instructions, &threads, &mut scratch, sources, &shape, some, context);
+                    let row = &out[(7 - from) * 16..][..16];
+                    assert!(row.iter().all(|v| v.is_nan()), "{instructions} {row:?}");
+                }
+            }
+        }
+    }
 }

@@ -93,9 +93,8 @@ impl SimdOp for Read<'_> {
             });
             for (((a, b), c), d) in a.zip(b).zip(c).zip(d) {
                 for (at, from) in [a, b, c, d].into_iter().enumerate() {
-                    let [first, second] = ops.load_many::<2>(from);
-                    sums[2 * at] = ops.add(sums[2 * at], first);
-                    sums[2 * at + 1] = ops.add(sums[2 * at + 1], second);
+                    sums[2 * at] = ops.add(sums[2 * at], ops.load(from));
+                    sums[2 * at + 1] = ops.add(sums[2 * at + 1], ops.load(&from[lanes..]));
                 }
             }
         } else {
@@ -106,8 +105,8 @@ impl SimdOp for Read<'_> {
                         ops.prefetch(from.as_ptr().wrapping_add(DISTANCE + line));
                     }
                 }
-                for (sum, values) in sums.iter_mut().zip(ops.load_many::<READS>(from)) {
-                    *sum = ops.add(*sum, values);
+                for (at, sum) in sums.iter_mut().enumerate() {
+                    *sum = ops.add(*sum, ops.load(&from[at * lanes..]));
                 }
             }
         }

@@ -78,12 +78,15 @@ impl Common<'_> {
     /// Divides a product among the threads.
     fn divide<F: Format>(&self, left: Area<'_>, matrix: Panels<'_, F>, out: AreaMut<'_>) {
         let threads = self.threads;
-        let values = matrix.inputs * out.columns();
-        if out.rows() >= ROWS_EACH * threads.count() {
-            let grain = out.rows().div_ceil(threads.count());
+        // As much work as so many values that are only touched.
+        let values = (matrix.inputs * out.columns()).saturating_mul(out.rows().div_ceil(16));
+        let (rows, pairs) = (out.rows(), matrix.count.div_ceil(2));
+        let count = threads.count();
+        if rows >= ROWS_EACH * count || pairs < count.min(rows) {
+            let grain = rows.div_ceil(count);
             threads.each(out, grain, values, |first, out| {
                 let left = left.part(first, out.rows(), 0, left.columns());
-                self.block(left, matrix, 0..matrix.count.div_ceil(2), out);
+                self.block(left, matrix, 0..pairs, out);
             });
         } else {
             let out = ByPairs { area: out, columns: pair_columns(self.gated) };
@@ -165,7 +168,7 @@ mod tests {
     }
 
     /// Ragged shapes, and some that cross the blocks of every kernel.
-    const SHAPES: [(usize, usize, usize); 15] = [
+    const SHAPES: [(usize, usize, usize); 18] = [
         (1, 1, 1),
         (1, 7, 7),
         (1, 515, 1030),
@@ -181,6 +184,9 @@ mod tests {
         (200, 1100, 1090),
         (309, 40, 70),
         (600, 40, 70),
+        (160, 2050, 100),
+        (230, 64, 20),
+        (301, 70, 90),
     ];
 
     /// Every kernel is a function of the instructions, and of nothing else of the processor.

@@ -67,6 +67,7 @@ impl Format for F16 {
     // SAFETY: callers promise what the trait asks.
     #[inline(always)]
     unsafe fn load<I: Isa, const VECTORS: usize>(isa: I, from: *const u16) -> [I::F32; VECTORS] {
+        const { assert!(VECTORS == 1 || VECTORS.is_multiple_of(2)) };
         let (ops, wide) = (isa.f16(), isa.f32());
         let from = from.cast::<rten_simd::f16>();
         if VECTORS == 1 {
@@ -93,6 +94,7 @@ impl Format for Bf16 {
     // SAFETY: callers promise what the trait asks.
     #[inline(always)]
     unsafe fn load<I: Isa, const VECTORS: usize>(isa: I, from: *const u16) -> [I::F32; VECTORS] {
+        const { assert!(VECTORS == 1 || VECTORS.is_multiple_of(2)) };
         let (ops, wide) = (isa.i16(), isa.f32());
         let from = from.cast::<i16>();
         if VECTORS == 1 {
@@ -139,6 +141,57 @@ pub(crate) struct Right<'a, F: Format> {
 const LINE: usize = 64;
 /// How far ahead the right-hand side is fetched to the first-level cache, in bytes of a panel.
 const AHEAD: usize = 512;
+
+/// Inputs of one row whose sums do not wait for each other.
+const APART: usize = 4;
+
+/// One row times one panel of neighbouring inputs: `left x right` over all inputs. It is bound by
+/// memory, and panels that lie behind each other are read as one stream; hardware fetches that ahead
+/// better than any hint (on Zen 4: 31 GB/s, with hints 26 to 30).
+///
+/// `ALL` is four times `VECTORS`.
+///
+/// # Shapes
+/// left `[inputs]`, right `[inputs, VECTORS * lanes]`.
+///
+/// # Panics
+/// When right has too few values.
+#[inline(always)]
+pub(crate) fn stream<I: Isa, F: Format, const VECTORS: usize, const ALL: usize>(
+    isa: I,
+    left: &[f32],
+    right: &[F::Element],
+) -> [I::F32; VECTORS] {
+    const { assert!(ALL == APART * VECTORS) };
+    let ops = isa.f32();
+    let width = VECTORS * ops.len();
+    assert!(left.len().saturating_mul(width) <= right.len());
+    let mut sums = [ops.zero(); ALL];
+    let mut from = right.as_ptr();
+    let (fours, rest) = left.as_chunks::<APART>();
+    for four in fours {
+        // SAFETY: four inputs of `width` values each; all of them end within the slice by the
+        // assertion.
+        let columns = unsafe { F::load::<I, ALL>(isa, from) };
+        for (at, (sum, column)) in sums.iter_mut().zip(columns).enumerate() {
+            *sum = ops.mul_add(ops.splat(four[at / VECTORS]), column, *sum);
+        }
+        from = from.wrapping_add(APART * width);
+    }
+    let mut all = [ops.zero(); VECTORS];
+    for (at, sum) in sums.into_iter().enumerate() {
+        all[at % VECTORS] = ops.add(all[at % VECTORS], sum);
+    }
+    for value in rest {
+        // SAFETY: as above, one input.
+        let columns = unsafe { F::load::<I, VECTORS>(isa, from) };
+        for (sum, column) in all.iter_mut().zip(columns) {
+            *sum = ops.mul_add(ops.splat(*value), column, *sum);
+        }
+        from = from.wrapping_add(width);
+    }
+    all
+}
 
 /// `sums + left x right` over `inputs` inputs.
 ///
@@ -194,8 +247,12 @@ pub(crate) fn accumulate_panels<
     }
     let ops = isa.f32();
     let width = VECTORS * ops.len();
-    assert!((ROWS - 1) * left.row + (inputs - 1) * left.step < left.values.len());
-    assert!((PANELS - 1) * apart + (inputs - 1) * right.step + width <= right.values.len());
+    let last = ((ROWS - 1).saturating_mul(left.row))
+        .saturating_add((inputs - 1).saturating_mul(left.step));
+    assert!(last < left.values.len());
+    let last = ((PANELS - 1).saturating_mul(apart))
+        .saturating_add((inputs - 1).saturating_mul(right.step));
+    assert!(last.saturating_add(width) <= right.values.len());
     let (mut a, mut b) = (left.values.as_ptr(), right.values.as_ptr());
     let line = LINE / size_of::<F::Element>();
     for _ in 0..inputs {

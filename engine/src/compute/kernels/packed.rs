@@ -10,10 +10,11 @@
 use super::{
     area::{Area, AreaMut, Extent},
     general,
+    lines::Lines,
     micro::{self, Format, Left, Right},
     vector::Curve,
 };
-use crate::weights::{Lines, PANEL, Panels};
+use crate::weights::{PANEL, Panels};
 use rten_simd::{
     Isa, SimdOp,
     isa::GenericIsa,
@@ -107,7 +108,9 @@ impl<F: Format> SimdOp for Block<'_, '_, F> {
         let most = if wide::<I>() { WIDE_ROWS } else { NARROW_ROWS };
         let (rows, inputs) = (self.out.rows(), self.matrix.inputs);
         let chunks = rows.div_ceil(MOST_ROWS);
-        let blocks = inputs.div_ceil(MOST_INPUTS);
+        // Few rows have room for all inputs, and then panels are read from end to end.
+        let all = rows * inputs <= MOST_ROWS * MOST_INPUTS;
+        let blocks = if all { 1 } else { inputs.div_ceil(MOST_INPUTS) };
         let together = if blocks > 1 { WAITING_PAIRS } else { usize::MAX };
         for chunk in 0..chunks {
             let rows = share(rows, chunks, chunk);
@@ -115,6 +118,9 @@ impl<F: Format> SimdOp for Block<'_, '_, F> {
             let mut first = self.pairs.start;
             while first < self.pairs.end {
                 let pairs = first..self.pairs.end.min(first.saturating_add(together));
+                // All at once: growing loses what is there.
+                let waiting = if blocks > 1 { pairs.len() } else { 1 };
+                self.scratch.sums.grow(waiting * rows.len() * PAIR);
                 for block in 0..blocks {
                     let (begin, end) = (block == 0, block + 1 == blocks);
                     let inputs = share(inputs, blocks, block);
@@ -184,7 +190,7 @@ impl<F: Format> Block<'_, '_, F> {
         let mut own = [0.0; WIDE_ROWS * PAIR];
         let mut kept = match begin && end && steps == 1 {
             true => None,
-            false => Some(&mut sums.grow((waiting + 1) * size)[waiting * size..]),
+            false => Some(&mut sums.values_mut()[waiting * size..][..size]),
         };
         for step in 0..steps {
             let some = share(inputs.len(), steps, step);
@@ -302,6 +308,13 @@ impl<F: Format> Tile<'_, F> {
                 }
             };
         }
+        if self.rows == 1 {
+            return match PANEL * size_of::<f32>() / size_of::<I::F32>() {
+                1 => self.single::<I, 1, 4>(isa, sums),
+                2 => self.single::<I, 2, 8>(isa, sums),
+                _ => self.single::<I, 4, 16>(isa, sums),
+            };
+        }
         if wide::<I>() {
             match self.panels {
                 1 => rows!(0, 1 x 1, 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
@@ -309,17 +322,32 @@ impl<F: Format> Tile<'_, F> {
             }
         } else if size_of::<I::F32>() * 2 >= PANEL * size_of::<f32>() {
             if self.rows <= FEW_ROWS && self.panels == 2 {
-                return rows!(0, 2 x 2, 1 2);
+                return rows!(0, 2 x 2, 2);
             }
             for panel in 0..self.panels {
-                rows!(panel, 1 x 2, 1 2 3 4 5 6);
+                rows!(panel, 1 x 2, 2 3 4 5 6);
             }
         } else {
             if self.rows <= FEW_ROWS && self.panels == 2 {
-                return rows!(0, 2 x 4, 1 2);
+                return rows!(0, 2 x 4, 2);
             }
             for panel in 0..self.panels {
-                rows!(panel, 1 x 4, 1 2 3 4 5 6);
+                rows!(panel, 1 x 4, 2 3 4 5 6);
+            }
+        }
+    }
+
+    /// One row: a panel after the other.
+    #[inline(always)]
+    fn single<I: Isa, const VECTORS: usize, const ALL: usize>(&self, isa: I, sums: &mut [f32]) {
+        let ops = isa.f32();
+        for panel in 0..self.panels {
+            let (left, right) = (&self.left[..self.inputs], &self.right[panel * self.apart..]);
+            let row = micro::stream::<I, F, VECTORS, ALL>(isa, left, right);
+            for (v, sum) in row.iter().enumerate() {
+                let sums = &mut sums[panel * PANEL + v * ops.len()..];
+                let sum = if self.add { ops.add(*sum, ops.load(sums)) } else { *sum };
+                ops.store(sum, sums);
             }
         }
     }

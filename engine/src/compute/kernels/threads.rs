@@ -191,16 +191,16 @@ impl Threads {
         pieces[0] = Some(whole);
         let (mut count, mut at) = (1, 0);
         // Once around without a cut is enough.
-        let mut whole = 0;
-        while count < MOST_PIECES && whole < count {
+        let mut uncut = 0;
+        while count < MOST_PIECES && uncut < count {
             match pieces[at].take().map(&halve) {
                 Some(Ok((head, tail))) => {
                     (pieces[at], pieces[count]) = (Some(head), Some(tail));
-                    (count, whole) = (count + 1, 0);
+                    (count, uncut) = (count + 1, 0);
                 }
                 Some(Err(piece)) => {
                     pieces[at] = Some(piece);
-                    whole += 1;
+                    uncut += 1;
                 }
                 None => {}
             }
@@ -254,6 +254,15 @@ impl Drop for End<'_> {
     }
 }
 
+/// A worker leaves a round, whatever happens to it.
+struct Leave<'a>(&'a AtomicU64);
+
+impl Drop for Leave<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Release);
+    }
+}
+
 impl Shared {
     /// Takes pieces until there are none.
     fn take(&self, pieces: usize, run: &(dyn Fn(usize) + Sync)) {
@@ -274,6 +283,7 @@ impl Shared {
             if !self.join(seen) {
                 continue;
             }
+            let _left = Leave(&self.state);
             let job = *self.job.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(job) = job {
                 // SAFETY: this worker is in the round (`join`), so `Threads::run` still borrows it.
@@ -283,7 +293,6 @@ impl Shared {
                     self.panicked.store(true, Ordering::Relaxed);
                 }
             }
-            self.state.fetch_sub(1, Ordering::Release);
         }
     }
 

@@ -37,13 +37,14 @@ fn exp2_between<I: Isa>(isa: I, x: I::F32) -> I::F32 {
 #[inline(always)]
 pub(crate) fn exp2<I: Isa>(isa: I, x: I::F32) -> I::F32 {
     let ops = isa.f32();
-    exp2_between(isa, ops.min(ops.max(x, ops.splat(-126.0)), ops.splat(128.0)))
+    // In this order: of two operands x86 gives the second where one is not a number.
+    exp2_between(isa, ops.min(ops.splat(128.0), ops.max(ops.splat(-126.0), x)))
 }
 
 /// As [`exp2`], for x that are not positive.
 #[inline(always)]
 pub(crate) fn exp2_falling<I: Isa>(isa: I, x: I::F32) -> I::F32 {
-    exp2_between(isa, isa.f32().max(x, isa.f32().splat(-126.0)))
+    exp2_between(isa, isa.f32().max(isa.f32().splat(-126.0), x))
 }
 
 /// x / (1 + 2^falling): `x` times a logistic function.
@@ -116,7 +117,7 @@ impl SimdUnaryOp<f32> for Relu {
     #[inline(always)]
     fn eval<I: Isa>(&self, isa: I, x: I::F32) -> I::F32 {
         let ops = isa.f32();
-        ops.max(x, ops.zero())
+        ops.max(ops.zero(), x)
     }
 }
 
@@ -258,15 +259,16 @@ impl SimdOp for Moments<'_> {
         let (mut sums, mut squares) = ([ops.zero(); 4], [ops.zero(); 4]);
         let mut blocks = self.row.chunks_exact(4 * ops.len());
         for block in &mut blocks {
-            let values = ops.load_many::<4>(block);
-            for (at, value) in values.into_iter().enumerate() {
-                let value = ops.sub(value, by);
+            for at in 0..4 {
+                let value = ops.sub(ops.load(&block[at * ops.len()..]), by);
                 sums[at] = ops.add(sums[at], value);
                 squares[at] = ops.mul_add(value, value, squares[at]);
             }
         }
-        let all = |x: [I::F32; 4]| ops.sum(ops.add(ops.add(x[0], x[1]), ops.add(x[2], x[3])));
-        let (mut sum, mut square) = (all(sums), all(squares));
+        let [a, b, c, d] = sums;
+        let mut sum = ops.sum(ops.add(ops.add(a, b), ops.add(c, d)));
+        let [a, b, c, d] = squares;
+        let mut square = ops.sum(ops.add(ops.add(a, b), ops.add(c, d)));
         for value in blocks.remainder() {
             sum += value - self.by;
             square += (value - self.by) * (value - self.by);
@@ -451,7 +453,7 @@ mod tests {
 
     #[test]
     fn curves_keep_what_is_not_a_number_and_end_flat() {
-        for curve in [Curve::Gelu, Curve::GeluTanh, Curve::Silu] {
+        for curve in [Curve::Gelu, Curve::GeluTanh, Curve::Silu, Curve::Relu] {
             let mut row = [f32::NAN, 1e30, -1e30, -0.0];
             curve.apply(&mut row);
             assert!(row[0].is_nan(), "{curve:?}");

@@ -298,6 +298,21 @@ mod tests {
         });
     }
 
+    /// Small enough for Miri.
+    #[test]
+    fn parts_on_threads_do_not_meet() {
+        for (rows, inputs, outputs) in [(3, 160, 105), (60, 280, 20)] {
+            let mut random = Random::default();
+            let matrix = matrix(&mut random, inputs, outputs, false, Dtype::F32);
+            let x = random.values(rows * inputs);
+            let mut out = vec![f32::NAN; rows * outputs];
+            let area = whole_mut(&mut out, rows, outputs);
+            let (threads, left) = (Threads::new(2), whole(&x, rows, inputs));
+            run(&threads, Instructions::Portable, left, &matrix, area, Epilogue::default());
+            close("on threads", &out, &reference(&x, &matrix, None));
+        }
+    }
+
     #[test]
     fn nothing_times_something_is_nothing() {
         each(|random, instructions| {

@@ -340,11 +340,13 @@ mod tests {
 
     #[test]
     fn every_piece_runs_once_on_a_thread_of_its_own_place() {
+        let (repeats, many) = if cfg!(miri) { (20, 3) } else { (2000, 1000) };
         for count in [1, 2, 3, 5] {
             let threads = Threads::new(count);
             let at_once: Vec<AtomicBool> =
                 (0..threads.count()).map(|_| AtomicBool::new(false)).collect();
-            for pieces in (0..40).chain([64, 1000]).chain(std::iter::repeat_n(7, 2000)) {
+            let pieces = (0..40).chain([64, many]).chain(std::iter::repeat_n(7, repeats));
+            for pieces in pieces {
                 let runs: Vec<AtomicUsize> = (0..pieces).map(|_| AtomicUsize::new(0)).collect();
                 threads.run(pieces, &|piece| {
                     let place = &at_once[threads.index()];

@@ -7,6 +7,7 @@
 pub mod frame;
 pub mod ids;
 pub mod plan;
+pub mod profile;
 pub mod shape;
 pub mod span;
 pub mod spread;
@@ -15,7 +16,11 @@ pub mod units;
 pub use frame::{FrameError, FrameHeader, HEADER_BYTES, MAX_PAYLOAD_BYTES};
 pub use ids::{DeviceName, Epoch, NameError, Rank, RequestId, SequenceNumber};
 pub use plan::{
-    Assignment, BlockAssignment, DevicePlan, Plan, PlanError, Strategy, WireType, apportion,
+    Assignment, BlockAssignment, DevicePlan, Exchange, Layout, LinkType, Mode, Modes, Plan,
+    PlanError, Strategy, WireType, apportion,
+};
+pub use profile::{
+    ClusterProfile, DeviceProfile, Kernel, LinkProfile, PROFILE_VERSION, ProfileError, Table,
 };
 pub use shape::{BatchShape, Pooling, Segment, ShapeError, Wanted};
 pub use span::{Column, Head, Layer, Row, Span, Token, Unit};

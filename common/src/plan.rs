@@ -13,6 +13,8 @@ use std::{fmt, num::NonZeroU64, str::FromStr};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Strategy {
+    /// Whatever is predicted fastest.
+    Auto,
     /// One device does everything.
     Local,
     /// Tensor parallel blocks, an AllReduce after each, connective blocks replicated.
@@ -20,6 +22,84 @@ pub enum Strategy {
     /// Tensor parallel blocks, sequence parallel connective blocks, ring AllGather and
     /// ReduceScatter in tiles (Galaxy, §III-B and §III-D).
     Galaxy,
+    /// Rows are split everywhere, keys and values are gathered, every device holds all weights
+    /// (the baseline SP of Galaxy, §IV-A).
+    Sequence,
+    /// Runs of layers, one behind another.
+    Pipeline,
+}
+
+impl Strategy {
+    /// The layout of its plans; [`Strategy::Auto`] takes any.
+    pub fn layout(self) -> Layout {
+        match self {
+            Self::Auto | Self::Local | Self::Galaxy | Self::Sequence => Layout::Ring,
+            Self::Megatron => Layout::Replicated,
+            Self::Pipeline => Layout::Stages,
+        }
+    }
+}
+
+/// How devices share the layers: what a plan is lowered by, whichever strategy made it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Layout {
+    /// Every device owns a run of rows between blocks; each block is cut as its [`Mode`] says.
+    Ring,
+    /// Every device has all rows; sums are made by AllReduce.
+    Replicated,
+    /// Every device has all rows of a run of layers, in ring order. The last one owns the rows
+    /// after the last layer, and so has the only row weight.
+    Stages,
+}
+
+/// How one block of the layout [`Layout::Ring`] is cut.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// By heads or columns: all rows are gathered, partial sums are scattered.
+    Tensor,
+    /// By rows: every device that owns rows holds all heads or columns. Attention gathers keys and
+    /// values, an MLP nothing.
+    Sequence,
+}
+
+/// How the blocks of some layers are cut.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Modes {
+    /// Of these layers,
+    pub layers: Span<Layer>,
+    /// attention,
+    pub attention: Mode,
+    /// and the MLP.
+    pub mlp: Mode,
+}
+
+impl Modes {
+    /// All blocks of so many layers cut alike.
+    pub fn uniform(layers: u32, mode: Mode) -> Vec<Self> {
+        vec![Self { layers: Span::first(layers), attention: mode, mlp: mode }]
+    }
+}
+
+/// How tiles of collectives find their way.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Exchange {
+    /// From neighbour to neighbour: each cable carries each tile once each way.
+    Ring,
+    /// From owner to everyone at once: as many bytes on each cable, one hop instead of D - 1.
+    Direct,
+}
+
+/// What links are made of.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LinkType {
+    /// TCP with TLS.
+    Tls,
+    /// TCP alone: for isolated networks, and for measuring.
+    Plain,
 }
 
 /// How activations travel.
@@ -61,7 +141,11 @@ macro_rules! named {
         }
     };
 }
-named!(Strategy, "strategy", "local" => Strategy::Local, "megatron" => Strategy::Megatron, "galaxy" => Strategy::Galaxy);
+named!(Strategy, "strategy", "auto" => Strategy::Auto, "local" => Strategy::Local, "megatron" => Strategy::Megatron, "galaxy" => Strategy::Galaxy, "sequence" => Strategy::Sequence, "pipeline" => Strategy::Pipeline);
+named!(Layout, "layout", "ring" => Layout::Ring, "replicated" => Layout::Replicated, "stages" => Layout::Stages);
+named!(Mode, "mode", "tensor" => Mode::Tensor, "sequence" => Mode::Sequence);
+named!(Exchange, "exchange", "ring" => Exchange::Ring, "direct" => Exchange::Direct);
+named!(LinkType, "link", "tls" => LinkType::Tls, "plain" => LinkType::Plain);
 named!(WireType, "wire type", "f32" => WireType::F32, "f16" => WireType::F16);
 
 /// The part of each block of some layers that a device computes, and so the weights it holds.
@@ -133,8 +217,17 @@ pub struct Plan {
     pub model: String,
     /// Digest of what the model is; see `galaxy_model`.
     pub fingerprint: String,
-    /// How work is cut.
+    /// Which strategy made it.
     pub strategy: Strategy,
+    /// How devices share the layers.
+    pub layout: Layout,
+    /// How blocks are cut, by runs of layers, in order, together all layers. Other layouts than
+    /// [`Layout::Ring`] cut no rows: all is [`Mode::Tensor`].
+    pub modes: Vec<Modes>,
+    /// How tiles find their way.
+    pub exchange: Exchange,
+    /// What links are made of.
+    pub link: LinkType,
     /// How activations travel.
     pub wire: WireType,
     /// Into how many tiles each device's rows are cut, 1 to [`MAX_TILES`]. 1 means that
@@ -206,6 +299,32 @@ pub enum PlanError {
         /// The first index that is left out or taken twice.
         at: u32,
     },
+    /// Modes that leave layers out, or cut rows where the layout has none to cut.
+    #[error("the modes of layer {layer} are not those of a plan: {why}")]
+    Modes {
+        /// Where.
+        layer: u32,
+        /// What is wrong.
+        why: &'static str,
+    },
+    /// A device that cannot do its rows of a block.
+    #[error(
+        "device {name} owns rows of layer {layer}, which is cut by rows, and does not hold all {what}"
+    )]
+    Partial {
+        /// Whose.
+        name: DeviceName,
+        /// Where.
+        layer: u32,
+        /// Heads or columns.
+        what: &'static str,
+    },
+    /// A layer that is no part of one stage.
+    #[error("layer {layer} does not stand whole on one device, in ring order")]
+    Stage {
+        /// Which.
+        layer: u32,
+    },
     /// More than one device where the strategy takes one.
     #[error("strategy local takes one device, and the plan has {devices}")]
     Local {
@@ -243,13 +362,60 @@ impl Plan {
                 return Err(PlanError::NoRows);
             }
             for layer in 0..extent.layers {
-                let blocks: Vec<_> = parts.iter().map(|p| p.block(layer)).collect();
-                covers(blocks.iter().map(|b| b.heads), extent.heads, "heads", layer)?;
-                covers(blocks.iter().map(|b| b.columns), extent.columns, "columns", layer)?;
+                self.covers_layer(&parts, layer, extent)?;
             }
             covers(parts.iter().map(|p| p.vocabulary), extent.vocabulary, "tokens", 0)?;
         }
         Ok(())
+    }
+
+    fn covers_layer(
+        &self,
+        parts: &[&Assignment],
+        layer: u32,
+        extent: Extent,
+    ) -> Result<(), PlanError> {
+        let blocks: Vec<_> = parts.iter().map(|p| p.block(layer)).collect();
+        let modes = self.modes(layer).ok_or(PlanError::Modes { layer, why: "it has none" })?;
+        let rows = [modes.attention, modes.mlp].contains(&Mode::Sequence);
+        if rows && self.layout != Layout::Ring {
+            let why = "only the layout ring cuts rows";
+            return Err(PlanError::Modes { layer, why });
+        }
+        let all = (Span::first(extent.heads), Span::first(extent.columns));
+        if self.layout == Layout::Stages {
+            let whole = |b: &BlockAssignment| b.heads == all.0 && b.columns == all.1;
+            let here = blocks.iter().position(whole).ok_or(PlanError::Stage { layer })?;
+            let earlier = |p: &&Assignment| p.blocks.iter().any(|b| b.layers.start() < layer);
+            if parts[here + 1..].iter().any(|p| earlier(&p)) {
+                return Err(PlanError::Stage { layer });
+            }
+        }
+        let held = |mode: Mode, what: &'static str, has_all: &dyn Fn(&BlockAssignment) -> bool| {
+            let wrong = |at: &usize| parts[*at].row_weight > 0 && !has_all(&blocks[*at]);
+            let found = (mode == Mode::Sequence).then(|| (0..parts.len()).find(wrong)).flatten();
+            let name = |at: usize| self.ring[at].name.clone();
+            found.map_or(Ok(()), |at| Err(PlanError::Partial { name: name(at), layer, what }))
+        };
+        held(modes.attention, "heads", &|b| b.heads == all.0)?;
+        held(modes.mlp, "columns", &|b| b.columns == all.1)?;
+        if modes.attention == Mode::Tensor {
+            covers(blocks.iter().map(|b| b.heads), extent.heads, "heads", layer)?;
+        }
+        if modes.mlp == Mode::Tensor {
+            covers(blocks.iter().map(|b| b.columns), extent.columns, "columns", layer)?;
+        }
+        Ok(())
+    }
+
+    /// How the blocks of a layer are cut.
+    pub fn modes(&self, layer: u32) -> Option<Modes> {
+        self.modes.iter().copied().find(|m| m.layers.has(layer))
+    }
+
+    /// Whether the devices take turns with rows of a block somewhere.
+    pub fn any_sequence(&self) -> bool {
+        self.modes.iter().any(|m| [m.attention, m.mlp].contains(&Mode::Sequence))
     }
 
     /// The ring's devices with their ranks.
@@ -372,6 +538,10 @@ mod tests {
             model: "m".into(),
             fingerprint: "f".into(),
             strategy: Strategy::Local,
+            layout: Layout::Ring,
+            modes: Modes::uniform(1, Mode::Tensor),
+            exchange: Exchange::Ring,
+            link: LinkType::Tls,
             wire: WireType::F32,
             tiles: 1,
             max_rows: MAX_ROWS,
@@ -393,10 +563,10 @@ mod tests {
 
     #[test]
     fn names_round_trip() {
-        for s in [Strategy::Local, Strategy::Megatron, Strategy::Galaxy] {
+        for s in [Strategy::Auto, Strategy::Local, Strategy::Sequence, Strategy::Pipeline] {
             assert_eq!(s.to_string().parse(), Ok(s));
         }
         let wrong = "ring".parse::<Strategy>().expect_err("no strategy");
-        assert!(wrong.contains("known are local megatron galaxy"), "{wrong}");
+        assert!(wrong.contains("known are auto local megatron galaxy"), "{wrong}");
     }
 }

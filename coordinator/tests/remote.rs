@@ -103,6 +103,13 @@ impl worker_server::Worker for Control {
     async fn drain(&self, _: Request<v1::DrainRequest>) -> Answer<v1::DrainReply> {
         Ok(Response::new(v1::DrainReply {}))
     }
+    type ProfileStream = Events<v1::ProfileEvent>;
+    async fn profile(&self, _: Request<v1::ProfileRequest>) -> Answer<Self::ProfileStream> {
+        Err(Status::unimplemented("profile"))
+    }
+    async fn probe(&self, _: Request<v1::ProbeRequest>) -> Answer<v1::ProbeReply> {
+        Err(Status::unimplemented("probe"))
+    }
     async fn timeline(&self, _: Request<v1::TimelineRequest>) -> Answer<v1::TimelineReply> {
         Ok(Response::new(v1::TimelineReply::default()))
     }

@@ -8,10 +8,10 @@ mod bench;
 
 pub use bench::{Batch, Bench, Cut, MeasureError, Part, Timed, Work};
 
-use crate::compute::kernels::lines::Lines;
 use crate::compute::kernels::{
     ceiling::{self, Pattern},
     instructions::Instructions,
+    lines::Lines,
 };
 use galaxy_common::{Bytes, Spread};
 use std::{sync::Barrier, time::Instant};
@@ -59,8 +59,7 @@ pub fn peak(instructions: Instructions, threads: u16) -> Spread {
 pub fn stream(instructions: Instructions, threads: u16) -> Spread {
     let wanted = MOST_READ.max(4 * last_level_cache().0);
     let bytes = free_memory().map_or(wanted, |free| wanted.min(free.0 / 4));
-    // Written, so that every page has memory of its own.
-    // In the pages in which weights lie.
+    // In such pages as weights lie in, and written, so that every page has memory of its own.
     let mut lines = Lines::default();
     let values: &mut [f32] = lines.grow(usize::try_from(bytes / 4).unwrap_or(usize::MAX));
     values.iter_mut().enumerate().for_each(|(at, value)| *value = (at % 16) as f32);

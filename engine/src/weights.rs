@@ -6,17 +6,17 @@
 
 mod matrix;
 
-pub use crate::compute::kernels::lines::Lines;
-pub(crate) use matrix::{AnyPanels, Panels};
-pub use matrix::{HeldMatrix, PANEL, Values};
+pub use matrix::HeldMatrix;
+pub(crate) use matrix::{AnyPanels, PANEL, Panels};
 
+use crate::compute::kernels::lines::Lines;
 use galaxy_common::{Bytes, DevicePlan, Head, Layer, Span, Token};
 use galaxy_graph::{budget, lower::kv_span};
 use galaxy_model::{
     Dtype, HeadSpec, Matrix, MatrixSource, ModelDir, ModelError, ModelSpec, NormKind, NormPlace,
     Vector,
 };
-use matrix::Layout;
+use matrix::{Layout, Values};
 use std::{
     ops::{ControlFlow, Range},
     sync::Arc,

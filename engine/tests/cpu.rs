@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 use galaxy_common::{
-    Assignment, BatchShape, BlockAssignment, Bytes, DeviceName, DevicePlan, Plan, Segment, Span,
-    Strategy, Wanted, WireType, plan::Phase,
+    Assignment, BatchShape, BlockAssignment, Bytes, DeviceName, DevicePlan, Exchange, LinkType,
+    Mode, Modes, Plan, Segment, Span, Strategy, Wanted, WireType, plan::Phase,
 };
 use galaxy_engine::{
     compute::{Binding, ComputeError, Engine, Staged, cpu::CpuEngine},
@@ -39,6 +39,10 @@ fn local(dir: &ModelDir, threads: u16, max_rows: u32) -> Plan {
         model: dir.name().to_owned(),
         fingerprint: dir.fingerprint().to_owned(),
         strategy: Strategy::Local,
+        layout: Strategy::Local.layout(),
+        modes: Modes::uniform(dir.spec().layers, Mode::Tensor),
+        exchange: Exchange::Ring,
+        link: LinkType::Tls,
         wire: WireType::F32,
         tiles: 1,
         max_rows,
@@ -61,10 +65,7 @@ fn run(
     tokens: Vec<u32>,
 ) -> Vec<Vec<f32>> {
     let program = &lower(dir.spec(), plan, Phase::Prefill, shape).unwrap()[0];
-    let labels = match &dir.spec().head {
-        HeadSpec::Classes(head) => head.labels,
-        _ => 0,
-    };
+    let labels = dir.spec().head.labels();
     let mut outputs: Vec<Vec<f32>> = program
         .outputs
         .iter()

@@ -18,13 +18,13 @@ pub const PROCESS: Bytes = Bytes(32_000_000);
 pub const COLUMN_GROUP: u32 = 16;
 
 /// What each kernel thread works in: packed rows and sums of a product, and scores.
-const THREAD_SCRATCH: u64 = 2 << 20;
+pub const THREAD_SCRATCH: u64 = 2 << 20;
 
 /// Keys of a block, whose values each thread copies together.
 const KEYS_AT_A_TIME: u64 = 144;
 
 /// Rows of a position table that are read at a time.
-const POSITION_ROWS: u64 = 64;
+pub const POSITION_ROWS: u64 = 64;
 
 /// What the kernels of a device share.
 const SHARED_SCRATCH: u64 = 1 << 20;
@@ -110,10 +110,7 @@ pub fn of_program(
     device: &DevicePlan,
     program: &Program,
 ) -> Needs {
-    let labels = match &spec.head {
-        HeadSpec::Classes(head) => head.labels,
-        _ => 0,
-    };
+    let labels = spec.head.labels();
     let results = program.outputs.iter().map(|output| {
         let (rows, width) = output.extent(spec.hidden, labels);
         Bytes(u64::from(rows) * u64::from(width) * 4)

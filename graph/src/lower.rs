@@ -5,19 +5,20 @@ mod galaxy;
 mod head;
 mod megatron;
 mod order;
+mod pipeline;
 mod ring;
 mod stagger;
 
 use crate::program::Program;
 use galaxy_common::{
-    BatchShape, Head, MAX_PAYLOAD_BYTES, Plan, PlanError, Rank, Row, ShapeError, Span, Strategy,
-    Wanted, plan::Phase,
+    BatchShape, Head, Layout, MAX_PAYLOAD_BYTES, Plan, PlanError, Rank, Row, ShapeError, Span,
+    Strategy, Wanted, plan::Phase,
 };
 use galaxy_model::{HeadSpec, ModelSpec};
 use ring::Ring;
 
 /// Changes whenever the same plan and shape lower to another program.
-pub const LOWERING: u32 = 2;
+pub const LOWERING: u32 = 3;
 
 /// A plan and a shape that give no programs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -87,9 +88,10 @@ pub fn lower(
     plan.validate(spec.extent())?;
     check(spec, plan, shape)?;
     plan.ranked()
-        .map(|(rank, _)| match plan.strategy {
-            Strategy::Local | Strategy::Galaxy => galaxy::program(spec, plan, phase, shape, rank),
-            Strategy::Megatron => megatron::program(spec, plan, phase, shape, rank),
+        .map(|(rank, _)| match plan.layout {
+            Layout::Ring => galaxy::program(spec, plan, phase, shape, rank),
+            Layout::Replicated => megatron::program(spec, plan, phase, shape, rank),
+            Layout::Stages => pipeline::program(spec, plan, phase, shape, rank),
         })
         .collect()
 }

@@ -1,8 +1,8 @@
 //! Plans by relative shares: what `cluster.toml` says, turned into an exact split.
 
 use galaxy_common::{
-    Assignment, BlockAssignment, Bytes, DeviceName, DevicePlan, Plan, PlanError, Span, Strategy,
-    WireType, apportion,
+    Assignment, BlockAssignment, Bytes, DeviceName, DevicePlan, Exchange, LinkType, Mode, Modes,
+    Plan, PlanError, Span, Strategy, WireType, apportion,
 };
 use galaxy_model::ModelSpec;
 
@@ -100,6 +100,10 @@ pub fn plan(spec: &ModelSpec, terms: &Terms<'_>, members: &[Member]) -> Result<P
         model: terms.model.to_owned(),
         fingerprint: terms.fingerprint.to_owned(),
         strategy: terms.strategy,
+        layout: terms.strategy.layout(),
+        modes: Modes::uniform(extent.layers, Mode::Tensor),
+        exchange: Exchange::Ring,
+        link: LinkType::Tls,
         wire: terms.wire,
         tiles: terms.tiles,
         max_rows: terms.max_rows,

@@ -3,8 +3,9 @@
 #![allow(clippy::unwrap_used)]
 
 use galaxy_common::{
-    Assignment, BatchShape, BlockAssignment, Bytes, DeviceName, DevicePlan, Plan, Pooling, Rank,
-    Segment, Span, Strategy, Wanted, WireType, apportion, plan::Phase,
+    Assignment, BatchShape, BlockAssignment, Bytes, DeviceName, DevicePlan, Exchange, LinkType,
+    Mode, Modes, Plan, Pooling, Rank, Segment, Span, Strategy, Wanted, WireType, apportion,
+    plan::Phase,
 };
 use galaxy_graph::{
     Costs, LinkRate, Program, VerifyError, budget, lower,
@@ -92,6 +93,10 @@ fn plan(strategy: Strategy, tiles: u16, spec: &ModelSpec, weights: &[[u32; 4]]) 
         model: "test".into(),
         fingerprint: String::new(),
         strategy,
+        layout: strategy.layout(),
+        modes: Modes::uniform(spec.layers, Mode::Tensor),
+        exchange: Exchange::Ring,
+        link: LinkType::Tls,
         wire: WireType::F32,
         tiles,
         max_rows: 400,

@@ -104,6 +104,16 @@ pub enum HeadSpec {
     },
 }
 
+impl HeadSpec {
+    /// Classes that it tells apart; 0 without a class head.
+    pub fn labels(&self) -> u32 {
+        match self {
+            Self::Classes(head) => head.labels,
+            Self::None | Self::Language { .. } => 0,
+        }
+    }
+}
+
 /// The description of a model.
 ///
 /// Widths are in values, not bytes. `heads * head_width` may differ from `hidden`.

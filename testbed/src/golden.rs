@@ -6,8 +6,8 @@
 use crate::pairwise::pairwise;
 use anyhow::{Context, Result, bail, ensure};
 use galaxy_common::{
-    Assignment, BatchShape, BlockAssignment, Bytes, DeviceName, DevicePlan, Plan, Pooling, Segment,
-    Span, Strategy, Wanted, WireType, apportion, plan::Phase,
+    Assignment, BatchShape, BlockAssignment, Bytes, DeviceName, DevicePlan, Exchange, LinkType,
+    Mode, Modes, Plan, Pooling, Segment, Span, Strategy, Wanted, WireType, apportion, plan::Phase,
 };
 use galaxy_engine::{local::LocalCluster, merge::Merged};
 use galaxy_graph::{lower, verify};
@@ -182,6 +182,10 @@ pub fn plan(dir: &ModelDir, case: &Case, wire: WireType) -> Result<Plan> {
         model: dir.name().to_owned(),
         fingerprint: dir.fingerprint().to_owned(),
         strategy: case.strategy,
+        layout: case.strategy.layout(),
+        modes: Modes::uniform(dir.spec().layers, Mode::Tensor),
+        exchange: Exchange::Ring,
+        link: LinkType::Tls,
         wire,
         tiles: case.tiles,
         max_rows: LENGTHS.iter().sum(),

@@ -365,6 +365,19 @@ impl Worker for Later {
     ) -> Result<Response<v1::DrainReply>, Status> {
         Err(Status::unimplemented("drain"))
     }
+    type ProfileStream = BoxStream<v1::ProfileEvent>;
+    async fn profile(
+        &self,
+        _: Request<v1::ProfileRequest>,
+    ) -> Result<Response<Self::ProfileStream>, Status> {
+        Err(Status::unimplemented("profile"))
+    }
+    async fn probe(
+        &self,
+        _: Request<v1::ProbeRequest>,
+    ) -> Result<Response<v1::ProbeReply>, Status> {
+        Err(Status::unimplemented("probe"))
+    }
     async fn timeline(
         &self,
         _: Request<v1::TimelineRequest>,

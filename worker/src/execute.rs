@@ -283,6 +283,7 @@ async fn send_all(events: &Events, report: RunReport, active: &Active) -> bool {
         lanes: report.lanes.iter().map(lane).collect(),
         bytes_sent: report.bytes_sent,
         bytes_received: report.bytes_received,
+        kinds: Vec::new(),
     };
     let event = v1::execute_event::Event::Done(done);
     events.send(Ok(v1::ExecuteEvent { event: Some(event) })).await.is_ok()

@@ -126,6 +126,15 @@ impl Worker for Control {
         Ok(Response::new(v1::DrainReply {}))
     }
 
+    type ProfileStream = Events<v1::ProfileEvent>;
+    async fn profile(&self, _: Request<v1::ProfileRequest>) -> Answer<Self::ProfileStream> {
+        Err(Status::unimplemented("profile"))
+    }
+
+    async fn probe(&self, _: Request<v1::ProbeRequest>) -> Answer<v1::ProbeReply> {
+        Err(Status::unimplemented("probe"))
+    }
+
     async fn timeline(&self, request: Request<v1::TimelineRequest>) -> Answer<v1::TimelineReply> {
         let v1::TimelineRequest { epoch, sequence } = request.into_inner();
         let timelines = lock(&self.0.timelines);

@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use galaxy_common::{
-    Assignment, BlockAssignment, Bytes, DeviceName, DevicePlan, Epoch, FrameHeader, Plan, Rank,
-    SequenceNumber, Span, Strategy, WireType,
+    Assignment, BlockAssignment, Bytes, DeviceName, DevicePlan, Epoch, Exchange, FrameHeader,
+    LinkType, Mode, Modes, Plan, Rank, SequenceNumber, Span, Strategy, WireType,
 };
 use galaxy_engine::link::{LinkError, Links};
 use galaxy_proto::{
@@ -41,6 +41,10 @@ fn plan(names: &[&str]) -> Arc<Plan> {
         model: "m".into(),
         fingerprint: "f".into(),
         strategy: Strategy::Galaxy,
+        layout: Strategy::Galaxy.layout(),
+        modes: Modes::uniform(1, Mode::Tensor),
+        exchange: Exchange::Ring,
+        link: LinkType::Tls,
         wire: WireType::F32,
         tiles: 1,
         max_rows: 8,

@@ -39,15 +39,16 @@ What the figures mean:
 
   peak      multiplications and additions in registers alone; nothing can be faster
   memory    reading a buffer far larger than the last-level cache; one row cannot be
-            faster than its weights are read
+            much faster than its weights are read
   ms        the median of several runs, and the lowest and the highest. Layers take
             turns, together larger than the last-level cache, so that weights come
             from memory, as they do when a model runs
   GFLOP/s   multiplications and additions of the operation's definition over its time
-  GB/s      bytes of weights, as they are held, over its time
+  GB/s      bytes of weights over its time
   bound ms  the operation at the peak, or its weights at the memory's rate, whichever
             takes longer; of a layer, the sum. Row operations have none
-  of bound  how much of the bound was reached: 100% cannot be beaten
+  of bound  how much of the bound was reached; one row may be a few percent above 100%,
+            where its kernel reads faster than the loop that measures memory
 
 Operations run as they do in a worker: bias, activation and gate are part of their
 products, rotary positions of qkv. A language head runs on the last row alone.

@@ -13,7 +13,7 @@ mod weights;
 
 use super::{
     Binding, ComputeError, Engine, Staged,
-    call::{Call, Misfit},
+    call::{Attended, Call, Misfit},
     choice::{BurnDevice, EngineChoice, EngineError},
     kernels::{
         area::{Area, AreaMut, Extent},
@@ -25,7 +25,7 @@ use super::{
 use crate::weights::Shard;
 use ::burn::{Device, Tensor, TensorData};
 use attention::Sources;
-use galaxy_common::{Bytes, Row, Span};
+use galaxy_common::{Bytes, Span};
 use galaxy_graph::program::{
     JoinOf, NormOf, OpKind, Operation, OutputKind, Product, Program, Reduce, Slot,
 };
@@ -120,10 +120,7 @@ struct Runner {
 
 impl Runner {
     fn labels(&self) -> u32 {
-        match &self.shard.spec().head {
-            HeadSpec::Classes(head) => head.labels,
-            HeadSpec::None | HeadSpec::Language { .. } => 0,
-        }
+        self.shard.spec().head.labels()
     }
 
     fn run(&mut self, call: &Call<'_>, staged: Staged<'_>) -> Result<(), Misfit> {
@@ -328,62 +325,29 @@ impl Runner {
         rows: Tensor<2>,
     ) -> Result<Tensor<2>, Misfit> {
         let spec = self.shard.spec();
-        let Positions::Rotary { inverse_frequencies, limit } = &spec.positions else {
+        let Some(frequencies) = call.turned(spec, &mut self.positions)? else {
             return Ok(rows);
         };
-        let width = spec.head_width as usize;
-        rotary::positions(&call.binding.shape, call.writes(0)?.rows, &mut self.positions);
-        let last = self.positions.iter().copied().max().unwrap_or(0);
-        if self.positions.len() != rows.dims()[0] || last >= *limit {
-            return Err(Misfit::Why("rows lie beyond the batch or the model's positions"));
-        }
-        if 2 * inverse_frequencies.len() > width {
-            return Err(Misfit::Why("more columns are rotated than a head has"));
-        }
         let held = self.layer(layer)?;
         let heads = (held.heads.len() + held.kv_heads.len()) as usize;
-        Ok(rows::rotate(rows, &self.positions, heads, width, inverse_frequencies, &self.device))
+        let width = spec.head_width as usize;
+        Ok(rows::rotate(rows, &self.positions, heads, width, frequencies, &self.device))
     }
 
     fn attend(&self, call: &Call<'_>, layer: u32) -> Result<Tensor<2>, Misfit> {
-        let (queries, keys, context) = (call.reads(0)?, call.reads(1)?, call.writes(0)?);
         let spec = self.shard.spec();
-        let tensor = call.program.tensors.get(keys.tensor.0 as usize);
-        let tensor = tensor.ok_or(Misfit::Why("the program has no such tensor"))?;
         let held = self.layer(layer)?;
-        let width = spec.head_width;
-        let columns = held.heads.len() * width;
-        let all = columns + 2 * held.kv_heads.len() * width;
-        if queries.tensor != keys.tensor || tensor.width != all {
-            return Err(Misfit::Why("queries, keys and values are not one tensor of the heads"));
-        }
-        let rows: Span<Row> = queries.rows;
-        if context.rows.len() != rows.len() || context.columns.len() != columns {
-            return Err(Misfit::Why("rows and context do not fit together"));
-        }
-        let shape = &call.binding.shape;
-        let mut covered = 0;
-        for (own, seen) in attention::seen(shape, rows, spec.causal) {
-            if !(keys.rows.contains(seen) && tensor.rows.contains(own)) {
-                return Err(Misfit::Why("it does not read all rows that its queries see"));
-            }
-            covered += own.len();
-        }
-        let past = shape.segments().iter().any(|s| s.past > 0);
-        if covered != rows.len() || past {
-            return Err(Misfit::Why("its rows are not all of this batch, and no cache is held"));
-        }
-        let mut whole = *keys;
-        (whole.rows, whole.columns) = (tensor.rows, Span::first(tensor.width));
+        let Attended { queries, qkv } =
+            call.attended(spec, held.heads.len(), held.kv_heads.len())?;
         let sources = Sources {
-            qkv: self.slots.read(call.program, &whole)?,
-            first: tensor.rows.start(),
+            first: qkv.rows.start(),
+            qkv: self.slots.read(call.program, &qkv)?,
             layer: held,
-            width: width as usize,
+            width: spec.head_width as usize,
             causal: spec.causal,
             device: &self.device,
         };
-        Ok(sources.attend(shape, rows))
+        Ok(sources.attend(&call.binding.shape, queries))
     }
 
     /// A staged tile on the device.

@@ -1,8 +1,13 @@
 //! One operation and all that it refers to, and why it may not fit: what engines share.
 
-use super::{Binding, ComputeError, kernels::wire::Tile};
+use super::{
+    Binding, ComputeError,
+    kernels::{attention, rotary, wire::Tile},
+};
 use crate::weights::WeightError;
+use galaxy_common::{Row, Span};
 use galaxy_graph::program::{Operation, Program, Region};
+use galaxy_model::{ModelSpec, Positions};
 
 /// Why an operation cannot be run.
 pub(crate) enum Misfit {
@@ -13,12 +18,6 @@ pub(crate) enum Misfit {
     /// The device failed, and says this.
     #[cfg(feature = "burn")]
     Device(String),
-}
-
-impl From<&'static str> for Misfit {
-    fn from(why: &'static str) -> Self {
-        Self::Why(why)
-    }
 }
 
 impl Misfit {
@@ -58,4 +57,69 @@ impl<'a> Call<'a> {
             .and_then(|bytes| Tile::new(bytes, self.program.wire, rows, columns))
             .ok_or(Misfit::Why("the staged tile is not there, too short or not aligned"))
     }
+    /// What an attention operation reads, where it fits the batch and a device of so many heads.
+    pub(crate) fn attended(
+        &self,
+        spec: &ModelSpec,
+        heads: u32,
+        kv_heads: u32,
+    ) -> Result<Attended, Misfit> {
+        let (queries, keys, context) = (self.reads(0)?, self.reads(1)?, self.writes(0)?);
+        let tensor = self.program.tensors.get(keys.tensor.0 as usize);
+        let tensor = tensor.ok_or(Misfit::Why("the program has no such tensor"))?;
+        let columns = heads * spec.head_width;
+        if queries.tensor != keys.tensor || tensor.width != columns + 2 * kv_heads * spec.head_width
+        {
+            return Err(Misfit::Why("queries, keys and values are not one tensor of the heads"));
+        }
+        if (context.rows.len(), context.columns.len()) != (queries.rows.len(), columns) {
+            return Err(Misfit::Why("rows and context do not fit together"));
+        }
+        let shape = &self.binding.shape;
+        let mut covered = 0;
+        for (own, seen) in attention::seen(shape, queries.rows, spec.causal) {
+            if !(keys.rows.contains(seen)
+                && tensor.rows.contains(keys.rows)
+                && tensor.rows.contains(own))
+            {
+                return Err(Misfit::Why("it does not read all rows that its queries see"));
+            }
+            covered += own.len();
+        }
+        let past = shape.segments().iter().any(|s| s.past > 0);
+        if covered != queries.rows.len() || past {
+            return Err(Misfit::Why("its rows are not all of this batch, and no cache is held"));
+        }
+        let columns = Span::first(tensor.width);
+        let qkv = Region { tensor: keys.tensor, rows: tensor.rows, columns };
+        Ok(Attended { queries: queries.rows, qkv })
+    }
+
+    /// The inverse frequencies by which the written rows are turned, and into `positions` the
+    /// position of each; nothing where the model has no rotary positions.
+    pub(crate) fn turned<'m>(
+        &self,
+        spec: &'m ModelSpec,
+        positions: &mut Vec<u32>,
+    ) -> Result<Option<&'m [f32]>, Misfit> {
+        let Positions::Rotary { inverse_frequencies, limit } = &spec.positions else {
+            return Ok(None);
+        };
+        let rows = self.writes(0)?.rows;
+        rotary::positions(&self.binding.shape, rows, positions);
+        if positions.len() != rows.len() as usize || positions.iter().any(|p| p >= limit) {
+            return Err(Misfit::Why("rows lie beyond the batch or the model's positions"));
+        }
+        if 2 * inverse_frequencies.len() > spec.head_width as usize {
+            return Err(Misfit::Why("more columns are rotated than a head has"));
+        }
+        Ok(Some(inverse_frequencies))
+    }
+}
+
+/// What an attention operation reads.
+pub(crate) struct Attended {
+    pub(crate) queries: Span<Row>,
+    /// Queries, keys and values of all rows that there are.
+    pub(crate) qkv: Region,
 }

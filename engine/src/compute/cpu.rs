@@ -4,7 +4,7 @@ mod slots;
 
 use super::{
     Binding, ComputeError, Engine, Staged,
-    call::{Call, Misfit},
+    call::{Attended, Call, Misfit},
     kernels::{
         area::{Area, AreaMut, Extent, grow},
         attention::{self, Layout, Sources},
@@ -17,15 +17,16 @@ use super::{
     },
 };
 use crate::weights::{LayerShard, Shard};
-use galaxy_common::{Bytes, Row, Span};
+use galaxy_common::Bytes;
+use galaxy_graph::budget;
 use galaxy_graph::program::{
-    JoinOf, NormOf, OpKind, Operation, OutputKind, Product, Program, Reduce, Region, Slot,
+    JoinOf, NormOf, OpKind, Operation, OutputKind, Product, Program, Reduce, Slot,
 };
 use galaxy_model::{Activation, ClassActivation, HeadSpec, Positions, Table};
 use slots::{Slots, extent};
 
 /// Position rows that are read at a time.
-const POSITION_ROWS: usize = 64;
+const POSITION_ROWS: usize = budget::POSITION_ROWS as usize;
 
 /// Runs the operations of one shard on kernel threads of its own.
 pub struct CpuEngine {
@@ -80,10 +81,7 @@ impl Engine for CpuEngine {
     }
 
     fn labels(&self) -> u32 {
-        match &self.shard.spec().head {
-            HeadSpec::Classes(head) => head.labels,
-            HeadSpec::None | HeadSpec::Language { .. } => 0,
-        }
+        self.shard.spec().head.labels()
     }
 
     fn held(&self) -> (Bytes, Bytes) {
@@ -286,7 +284,6 @@ impl CpuEngine {
         product: Product,
         written: &mut [f32],
     ) -> Result<(), Misfit> {
-        let region = call.writes(0)?;
         let mut out = call.target(written, 0)?;
         let left = call.source(&self.slots, 0)?;
         let spec = self.shard.spec();
@@ -302,8 +299,8 @@ impl CpuEngine {
             _ => self.shard.language.as_ref(),
         };
         let matrix = matrix.ok_or(Misfit::Why("the shard has no such matrix"))?;
-        let outputs = matrix.columns();
-        if (left.columns(), out.columns()) != (matrix.inputs, outputs) || left.rows() != out.rows()
+        if (left.columns(), out.columns()) != (matrix.inputs, matrix.columns())
+            || left.rows() != out.rows()
         {
             return Err(Misfit::Why("rows, matrix and product do not fit together"));
         }
@@ -322,73 +319,37 @@ impl CpuEngine {
             _ => Epilogue::default(),
         };
         dense::product(threads, scratch, left, matrix, out.again(), epilogue);
-        if let (Product::Qkv, Some(held), Positions::Rotary { inverse_frequencies, limit }) =
-            (product, held, &spec.positions)
+        if let (Product::Qkv, Some(held)) = (product, held)
+            && let Some(frequencies) = call.turned(spec, &mut self.positions)?
         {
-            let width = spec.head_width as usize;
             let heads = (held.heads.len() + held.kv_heads.len()) as usize;
-            rotary::positions(&call.binding.shape, region.rows, &mut self.positions);
             let last = self.positions.iter().copied().max().unwrap_or(0);
-            if self.positions.len() != out.rows() || last >= *limit {
-                return Err(Misfit::Why("rows lie beyond the batch or the model's positions"));
-            }
-            if 2 * inverse_frequencies.len() > width {
-                return Err(Misfit::Why("more columns are rotated than a head has"));
-            }
-            self.rotary.reach(inverse_frequencies, last + 1);
-            self.rotary.turn(&self.threads, out, &self.positions, heads, width);
+            self.rotary.reach(frequencies, last + 1);
+            self.rotary.turn(threads, out, &self.positions, heads, spec.head_width as usize);
         }
         Ok(())
     }
 
     fn attend(&mut self, call: &Call<'_>, layer: u32, written: &mut [f32]) -> Result<(), Misfit> {
         let spec = self.shard.spec();
-        let (queries, keys) = (call.reads(0)?, call.reads(1)?);
         let context = call.target(written, 0)?;
-        let tensor = call.program.tensors.get(keys.tensor.0 as usize);
-        let tensor = tensor.ok_or(Misfit::Why("the program has no such tensor"))?;
         let held = held(&self.shard, layer)?;
-        let width = spec.head_width as usize;
-        let (heads, kv_heads) = (held.heads.len() as usize, held.kv_heads.len() as usize);
-        if queries.tensor != keys.tensor || tensor.width as usize != (heads + 2 * kv_heads) * width
-        {
-            return Err(Misfit::Why("queries, keys and values are not one tensor of the heads"));
-        }
-        let rows: Span<Row> = queries.rows;
-        if context.rows() != rows.len() as usize || context.columns() != heads * width {
-            return Err(Misfit::Why("rows and context do not fit together"));
-        }
-        let shape = &call.binding.shape;
-        let mut covered = 0;
-        for (own, seen) in attention::seen(shape, rows, spec.causal) {
-            if !(keys.rows.contains(seen)
-                && tensor.rows.contains(keys.rows)
-                && tensor.rows.contains(own))
-            {
-                return Err(Misfit::Why("it does not read all rows that its queries see"));
-            }
-            covered += own.len();
-        }
-        let past = shape.segments().iter().any(|s| s.past > 0);
-        if covered != rows.len() || past {
-            return Err(Misfit::Why("its rows are not all of this batch, and no cache is held"));
-        }
-        let whole =
-            Region { tensor: keys.tensor, rows: tensor.rows, columns: Span::first(tensor.width) };
+        let Attended { queries, qkv: whole } =
+            call.attended(spec, held.heads.len(), held.kv_heads.len())?;
         let qkv = self.slots.area(call.program, &whole);
         let qkv = qkv.ok_or(Misfit::Why("what it reads is not held"))?;
         let layout = Layout {
             start: 0,
-            heads,
+            heads: held.heads.len() as usize,
             first_head: held.heads.start() as usize,
-            kv_heads,
+            kv_heads: held.kv_heads.len() as usize,
             first_kv_head: held.kv_heads.start() as usize,
             group: spec.group().max(1) as usize,
-            width,
+            width: spec.head_width as usize,
         };
-        let first = tensor.rows.start();
-        let sources = Sources { qkv, first, layout, causal: spec.causal };
-        attention::attend(&self.threads, &mut self.attention, sources, shape, rows, context);
+        let sources = Sources { qkv, first: whole.rows.start(), layout, causal: spec.causal };
+        let (scratch, shape) = (&mut self.attention, &call.binding.shape);
+        attention::attend(&self.threads, scratch, sources, shape, queries, context);
         Ok(())
     }
 

@@ -1,20 +1,19 @@
 //! A matrix as a device holds it: packed once, in the order in which the kernels read it.
 
-use crate::compute::kernels::lines::Lines;
 use crate::compute::kernels::{
+    lines::Lines,
     micro::{Bf16, F16, F32, Format},
     vector,
 };
 use galaxy_common::Bytes;
 use galaxy_graph::budget::COLUMN_GROUP;
-use galaxy_model::Dtype;
 use std::ops::Range;
 
 /// Columns of a panel: in f32 a vector of AVX-512, and a line of cache.
-pub const PANEL: usize = COLUMN_GROUP as usize;
+pub(crate) const PANEL: usize = COLUMN_GROUP as usize;
 
 /// The values of a matrix, as wide as the checkpoint has them.
-pub enum Values {
+pub(crate) enum Values {
     /// 32 bits.
     F32(Lines<f32>),
     /// Bits of IEEE half precision.
@@ -26,7 +25,7 @@ pub enum Values {
 /// A matrix or a slice of one.
 ///
 /// # Shapes
-/// `[inputs, outputs]`, whatever the checkpoint's order, in panels: the first [`PANEL`] columns
+/// `[inputs, outputs]`, whatever the checkpoint's order, in panels: the first 16 columns
 /// row-major, then the next. Zeros fill the last one.
 ///
 /// A gated matrix is gate | up columns. A panel of gate columns is followed by the panel of the up
@@ -124,7 +123,15 @@ impl HeldMatrix {
     ///
     /// # Panics
     /// When it has other than `inputs * outputs` values, or a gated matrix an odd number of outputs.
-    pub fn pack(wide: &[f32], inputs: usize, outputs: usize, gated: bool, dtype: Dtype) -> Self {
+    #[cfg(test)]
+    pub(crate) fn pack(
+        wide: &[f32],
+        inputs: usize,
+        outputs: usize,
+        gated: bool,
+        dtype: galaxy_model::Dtype,
+    ) -> Self {
+        use galaxy_model::Dtype;
         assert!(wide.len() == inputs * outputs && (!gated || outputs.is_multiple_of(2)));
         fn fill<T: bytemuck::Pod>(
             wide: &[f32],

@@ -1,8 +1,8 @@
 //! The cases: plans with awkward parts, and batches that ask for every output.
 
 use galaxy_common::{
-    Assignment, BatchShape, BlockAssignment, Bytes, DeviceName, DevicePlan, Plan, Pooling, Segment,
-    Span, Strategy, Wanted, WireType,
+    Assignment, BatchShape, BlockAssignment, Bytes, DeviceName, DevicePlan, Exchange, LinkType,
+    Mode, Modes, Plan, Pooling, Segment, Span, Strategy, Wanted, WireType,
 };
 use galaxy_model::{HeadSpec, ModelDir, ModelSpec};
 
@@ -142,6 +142,10 @@ fn plan(dir: &ModelDir, strategy: Strategy, split: &Split, tiles: u16, wire: Wir
         model: dir.name().to_owned(),
         fingerprint: dir.fingerprint().to_owned(),
         strategy,
+        layout: strategy.layout(),
+        modes: Modes::uniform(dir.spec().layers, Mode::Tensor),
+        exchange: Exchange::Ring,
+        link: LinkType::Tls,
         wire,
         tiles,
         max_rows: 512,

@@ -22,8 +22,8 @@ impl Ring {
     pub fn layers(plan: &Plan, phase: Phase) -> Self {
         Self::of(plan, |d| {
             let part = d.assignment(phase);
-            match plan.strategy {
-                galaxy_common::Strategy::Megatron => part.any_heads() || part.any_columns(),
+            match plan.layout {
+                galaxy_common::Layout::Replicated => part.any_heads() || part.any_columns(),
                 _ => part.in_layers(),
             }
         })

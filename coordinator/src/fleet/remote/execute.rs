@@ -11,7 +11,6 @@ use crate::{
     membership::{Event, Index},
 };
 use galaxy_common::{BatchShape, DeviceName, Epoch, SequenceNumber};
-use galaxy_model::HeadSpec;
 use galaxy_proto::{
     convert::segments,
     fault::{Fault, from_status},
@@ -74,10 +73,7 @@ pub(super) async fn execute(
     let connections: Vec<_> =
         shared.board().entries.iter().map(|e| (e.attempt, e.connection.clone())).collect();
     let spec = shared.model.spec();
-    let labels = match &spec.head {
-        HeadSpec::Classes(head) => head.labels,
-        _ => 0,
-    };
+    let labels = spec.head.labels();
     let mut calls = JoinSet::new();
     for (device, (attempt, connection)) in connections.into_iter().enumerate() {
         let lost = || ended(shared, epoch, device);

@@ -1,6 +1,7 @@
 //! Attention of query rows over the rows of their segments, a few query rows at a time.
 
 use super::weights::Layer;
+use crate::compute::kernels::attention::seen;
 use burn::{Device, Tensor, TensorData, activation};
 use galaxy_common::{BatchShape, Row, Span};
 
@@ -10,8 +11,6 @@ const STEP: u32 = 256;
 /// Added to the score of a key that a row does not see: its exponential is 0, and it is a number
 /// for shaders that have no infinity.
 const HIDDEN: f32 = -1e38;
-
-pub(super) use crate::compute::kernels::attention::seen;
 
 /// Queries, keys and values of a device's heads.
 pub(super) struct Sources<'a> {

@@ -208,71 +208,46 @@ mod tests {
         on(instructions, threads, &scratch, left, matrix, out, epilogue);
     }
 
-    #[test]
-    fn products_match_f64() {
+    /// Every shape, format and set of instructions against f64; gated ones have SiLU.
+    fn sweep(gated: bool) {
+        let silu = |x: f64| x / (1.0 + (-x).exp());
+        let (parts, curve) = if gated { (2, Some(Curve::Silu)) } else { (1, None) };
         each(|random, instructions| {
-            for threads in [1, 2, 3] {
-                let threads = Threads::new(threads);
-                for (rows, inputs, outputs) in SHAPES {
-                    for format in FORMATS {
-                        let matrix = matrix(random, inputs, outputs, false, format);
-                        let x = random.values(rows * inputs);
-                        let bias = random.values(outputs);
-                        let mut out = vec![f32::NAN; rows * outputs];
-                        let epilogue = Epilogue { bias: Some(&bias), curve: None };
-                        let area = whole_mut(&mut out, rows, outputs);
-                        run(
-                            &threads,
-                            instructions,
-                            whole(&x, rows, inputs),
-                            &matrix,
-                            area,
-                            epilogue,
-                        );
-                        let what = format!("{instructions} {rows}x{inputs}x{outputs} {format:?}");
-                        close(&what, &out, &reference(&x, &matrix, Some(&bias)));
+            for count in [1, 2, 3] {
+                let threads = Threads::new(count);
+                for ((rows, inputs, columns), format) in
+                    SHAPES.into_iter().flat_map(|shape| FORMATS.map(|format| (shape, format)))
+                {
+                    let matrix = matrix(random, inputs, parts * columns, gated, format);
+                    let x = random.values(rows * inputs);
+                    let bias = random.values(parts * columns);
+                    let mut out = vec![f32::NAN; rows * columns];
+                    let epilogue = Epilogue { bias: Some(&bias), curve };
+                    let area = whole_mut(&mut out, rows, columns);
+                    let left = whole(&x, rows, inputs);
+                    run(&threads, instructions, left, &matrix, area, epilogue);
+                    let mut want = reference(&x, &matrix, Some(&bias));
+                    if gated {
+                        let both = want.chunks(2 * columns);
+                        let gate = |row: &[f64], c: usize| silu(row[c]) * row[columns + c];
+                        want = both.flat_map(|row| (0..columns).map(|c| gate(row, c))).collect();
                     }
+                    let what =
+                        format!("{instructions} {rows}x{inputs}x{columns} {format:?} x{count}");
+                    close(&what, &out, &want);
                 }
             }
         });
     }
 
     #[test]
+    fn products_match_f64() {
+        sweep(false);
+    }
+
+    #[test]
     fn gated_products_match_f64() {
-        each(|random, instructions| {
-            for threads in [1, 2] {
-                let threads = Threads::new(threads);
-                for (rows, inputs, columns) in SHAPES {
-                    for format in FORMATS {
-                        let matrix = matrix(random, inputs, 2 * columns, true, format);
-                        let x = random.values(rows * inputs);
-                        let bias = random.values(2 * columns);
-                        let mut out = vec![f32::NAN; rows * columns];
-                        let epilogue = Epilogue { bias: Some(&bias), curve: Some(Curve::Silu) };
-                        let area = whole_mut(&mut out, rows, columns);
-                        run(
-                            &threads,
-                            instructions,
-                            whole(&x, rows, inputs),
-                            &matrix,
-                            area,
-                            epilogue,
-                        );
-                        let both = reference(&x, &matrix, Some(&bias));
-                        let silu = |x: f64| x / (1.0 + (-x).exp());
-                        let want: Vec<f64> = both
-                            .chunks(2 * columns)
-                            .flat_map(|row| (0..columns).map(|c| silu(row[c]) * row[columns + c]))
-                            .collect();
-                        close(
-                            &format!("{instructions} {rows}x{inputs}x{columns} {format:?}"),
-                            &out,
-                            &want,
-                        );
-                    }
-                }
-            }
-        });
+        sweep(true);
     }
 
     #[test]

@@ -39,7 +39,7 @@ pub enum InstructionsError {
     #[error("no instructions are called {0:?}; there are avx512, avx2, neon and portable")]
     Unknown(String),
     /// This processor does not have them.
-    #[error("this processor does not have {0}; its best are {best}", best = Instructions::detected())]
+    #[error("this processor does not have {0}: {best} is the best that it has", best = Instructions::detected())]
     Missing(Instructions),
 }
 
@@ -62,8 +62,8 @@ impl FromStr for Instructions {
     }
 }
 
-/// What [`limit`] asked for, plus one; 0 without a limit.
-static LIMIT: AtomicU8 = AtomicU8::new(0);
+/// What is used, plus one; 0 before the processor has been looked at.
+static CURRENT: AtomicU8 = AtomicU8::new(0);
 
 /// Makes all kernels of this process use `instructions` instead of the best that it finds: to
 /// measure, to test, or to work around a processor that says more than it does. Which instructions
@@ -75,16 +75,24 @@ pub fn limit(instructions: Instructions) -> Result<(), InstructionsError> {
     if !instructions.available() {
         return Err(InstructionsError::Missing(instructions));
     }
-    LIMIT.store(instructions as u8 + 1, Ordering::Relaxed);
+    CURRENT.store(instructions as u8 + 1, Ordering::Relaxed);
     Ok(())
 }
 
 impl Instructions {
     /// What the kernels of this process use.
     pub fn current() -> Self {
-        match LIMIT.load(Ordering::Relaxed) {
-            0 => Self::detected(),
-            limit => ALL[usize::from(limit) - 1],
+        match CURRENT.load(Ordering::Relaxed) {
+            0 => {
+                let detected = Self::detected();
+                // A limit that came meanwhile stays.
+                let (set, order) = (detected as u8 + 1, Ordering::Relaxed);
+                match CURRENT.compare_exchange(0, set, order, order) {
+                    Ok(_) => detected,
+                    Err(limit) => ALL[usize::from(limit) - 1],
+                }
+            }
+            current => ALL[usize::from(current) - 1],
         }
     }
 

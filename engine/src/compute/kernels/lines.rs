@@ -17,7 +17,7 @@ const HUGE: usize = 2 << 20;
 /// they start on a large page, and the system is asked for such pages: weights are read in one go,
 /// and with pages of 4 KiB one row of a product waits for addresses to be looked up, and reads at two
 /// thirds of the memory's rate.
-pub struct Lines<T> {
+pub(crate) struct Lines<T> {
     start: NonNull<T>,
     len: usize,
     /// Of the allocation; nothing is allocated where its size is 0.
@@ -27,7 +27,7 @@ pub struct Lines<T> {
 
 /// There is no memory for so many values.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct NoMemory;
+pub(crate) struct NoMemory;
 
 // SAFETY: it owns its values, as a `Vec` does.
 unsafe impl<T: Send> Send for Lines<T> {}
@@ -39,7 +39,7 @@ impl<T: bytemuck::Pod> Lines<T> {
     ///
     /// # Errors
     /// When there is no memory for them.
-    pub fn zeroed(len: usize) -> Result<Self, NoMemory> {
+    pub(crate) fn zeroed(len: usize) -> Result<Self, NoMemory> {
         let size = len.checked_mul(size_of::<T>()).ok_or(NoMemory)?;
         let align = if size < HUGE { LINE } else { HUGE };
         let layout = Layout::from_size_align(size, align).map_err(|_| NoMemory)?;
@@ -56,13 +56,13 @@ impl<T: bytemuck::Pod> Lines<T> {
         Ok(Self { start: start.cast(), len, layout, values: PhantomData })
     }
     /// The values.
-    pub fn values(&self) -> &[T] {
+    pub(crate) fn values(&self) -> &[T] {
         // SAFETY: `len` values lie from `start` on, initialised (zeros are a value of any `Pod`), and
         // borrowed as `self` is; without any, `start` is aligned.
         unsafe { slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
     /// The values.
-    pub fn values_mut(&mut self) -> &mut [T] {
+    pub(crate) fn values_mut(&mut self) -> &mut [T] {
         // SAFETY: as in `values`, and `self` is borrowed exclusively.
         unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }

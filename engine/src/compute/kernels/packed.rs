@@ -41,6 +41,12 @@ const MOST_INPUTS: usize = 1024;
 /// Pairs of panels whose sums wait between two blocks of inputs: with the rows above 630 KB.
 const WAITING_PAIRS: usize = 32;
 
+// Attention has half a megabyte of what a thread is granted.
+const _: () = assert!(
+    4 * MOST_ROWS * (MOST_INPUTS + WAITING_PAIRS * PAIR) + (1 << 19)
+        <= galaxy_graph::budget::THREAD_SCRATCH as usize
+);
+
 /// Memory of one thread that products reuse.
 #[derive(Default)]
 pub(crate) struct Scratch {
@@ -145,9 +151,14 @@ fn share(whole: usize, parts: usize, at: usize) -> Range<usize> {
     start..start + each + usize::from(at < more)
 }
 
+/// Vectors of a panel: one with AVX-512, two with AVX2, four with NEON.
+const fn vectors<I: Isa>() -> usize {
+    PANEL * size_of::<f32>() / size_of::<I::F32>()
+}
+
 /// Whether a vector is as wide as a panel.
 const fn wide<I: Isa>() -> bool {
-    size_of::<I::F32>() >= PANEL * size_of::<f32>()
+    vectors::<I>() == 1
 }
 
 impl<F: Format> Block<'_, '_, F> {
@@ -308,31 +319,24 @@ impl<F: Format> Tile<'_, F> {
                 }
             };
         }
-        if self.rows == 1 {
-            return match PANEL * size_of::<f32>() / size_of::<I::F32>() {
-                1 => self.single::<I, 1, 4>(isa, sums),
-                2 => self.single::<I, 2, 8>(isa, sums),
-                _ => self.single::<I, 4, 16>(isa, sums),
-            };
-        }
-        if wide::<I>() {
-            match self.panels {
-                1 => rows!(0, 1 x 1, 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
-                _ => rows!(0, 2 x 1, 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
+        let both = self.panels == 2 && (wide::<I>() || self.rows <= FEW_ROWS);
+        match (self.rows, vectors::<I>(), both) {
+            (1, 1, _) => self.single::<I, 1, 4>(isa, sums),
+            (1, 2, _) => self.single::<I, 2, 8>(isa, sums),
+            (1, ..) => self.single::<I, 4, 16>(isa, sums),
+            (_, 1, true) => rows!(0, 2 x 1, 2 3 4 5 6 7 8 9 10 11 12 13 14),
+            (_, 1, false) => rows!(0, 1 x 1, 2 3 4 5 6 7 8 9 10 11 12 13 14),
+            (_, 2, true) => rows!(0, 2 x 2, 2),
+            (_, 2, false) => {
+                for panel in 0..self.panels {
+                    rows!(panel, 1 x 2, 2 3 4 5 6);
+                }
             }
-        } else if size_of::<I::F32>() * 2 >= PANEL * size_of::<f32>() {
-            if self.rows <= FEW_ROWS && self.panels == 2 {
-                return rows!(0, 2 x 2, 2);
-            }
-            for panel in 0..self.panels {
-                rows!(panel, 1 x 2, 2 3 4 5 6);
-            }
-        } else {
-            if self.rows <= FEW_ROWS && self.panels == 2 {
-                return rows!(0, 2 x 4, 2);
-            }
-            for panel in 0..self.panels {
-                rows!(panel, 1 x 4, 2 3 4 5 6);
+            (_, _, true) => rows!(0, 2 x 4, 2),
+            (_, _, false) => {
+                for panel in 0..self.panels {
+                    rows!(panel, 1 x 4, 2 3 4 5 6);
+                }
             }
         }
     }

@@ -39,29 +39,14 @@ impl RotaryTable {
         head_width: usize,
     ) {
         let values = rows.rows() * heads * head_width;
-        threads.each(rows, 1, values, |at, rows| {
-            let positions = &positions[at..at + rows.rows()];
-            self.turn_block(rows, positions, heads, head_width);
-        });
-    }
-
-    /// As [`RotaryTable::turn`], on this thread: for rows that a product has just written.
-    ///
-    /// # Panics
-    /// Where [`RotaryTable::reach`] did not reach.
-    pub(crate) fn turn_block(
-        &self,
-        mut rows: AreaMut<'_>,
-        positions: &[u32],
-        heads: usize,
-        head_width: usize,
-    ) {
         let half = self.frequencies;
-        for (row, position) in positions.iter().enumerate() {
-            let angles = &self.angles[*position as usize * 2 * half..][..2 * half];
-            let (cosines, sines) = angles.split_at(half);
-            vector::turn(&mut rows.row(row)[..heads * head_width], head_width, cosines, sines);
-        }
+        threads.each(rows, 1, values, |at, mut rows| {
+            for row in 0..rows.rows() {
+                let angles = &self.angles[positions[at + row] as usize * 2 * half..][..2 * half];
+                let (cosines, sines) = angles.split_at(half);
+                vector::turn(&mut rows.row(row)[..heads * head_width], head_width, cosines, sines);
+            }
+        });
     }
 }
 

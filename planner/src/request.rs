@@ -1,0 +1,190 @@
+//! What the planner is asked, and what it answers.
+
+use galaxy_common::ClusterProfile;
+use galaxy_common::{
+    Bytes, DeviceName, Exchange, LinkType, Plan, ProfileError, Strategy, Wanted, WireType,
+    plan::Phase,
+};
+use galaxy_graph::{LowerError, budget::Needs};
+use galaxy_model::ModelSpec;
+
+/// A device that may take part.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Offer {
+    /// Its name.
+    pub name: DeviceName,
+    /// Bytes that it grants, by its own word and by the cluster file's.
+    pub budget: Bytes,
+    /// Kernel threads.
+    pub threads: u16,
+}
+
+/// What the cluster is used for.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Workload {
+    /// Many rows at once, or one row at a time.
+    pub phase: Phase,
+    /// Lengths of texts in tokens, with relative weights.
+    pub lengths: Vec<(u32, f64)>,
+    /// What is wanted of them.
+    pub wanted: Wanted,
+}
+
+/// What the planner may choose from.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Allowed {
+    /// Which planner: [`Strategy::Auto`] takes what is predicted fastest.
+    pub strategy: Strategy,
+    /// Number types on the wire, the preferred one first; all but f32 are lossy.
+    pub wires: Vec<WireType>,
+    /// Link types. Profiles of each must be there.
+    pub links: Vec<LinkType>,
+    /// Tiles, if they are given.
+    pub tiles: Option<u16>,
+    /// How tiles travel, if that is given.
+    pub exchange: Option<Exchange>,
+    /// Most rows of one program: budgets hold for them.
+    pub max_rows: u32,
+}
+
+/// A question.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// The model.
+    pub spec: &'a ModelSpec,
+    /// Bytes of one value of its matrices as devices hold them, 2 or 4.
+    pub matrix_width: u32,
+    /// Its name,
+    pub model: &'a str,
+    /// its fingerprint,
+    pub fingerprint: &'a str,
+    /// and its shape, as profiles name it.
+    pub shape: &'a str,
+    /// Devices, in the order of the cluster file.
+    pub offers: &'a [Offer],
+    /// What they were measured to do.
+    pub profile: &'a ClusterProfile,
+    /// What is run.
+    pub workload: &'a Workload,
+    /// What may be chosen.
+    pub allowed: &'a Allowed,
+}
+
+/// What one device is predicted to do for one text of the workload.
+#[derive(Clone, PartialEq, Debug)]
+pub struct DeviceShare {
+    /// Which.
+    pub name: DeviceName,
+    /// Its kernels at work, nanoseconds.
+    pub compute: f64,
+    /// Of that, time that its links take from the kernels.
+    pub links: f64,
+    /// Its kernels idle until a tile arrives, nanoseconds.
+    pub waiting: f64,
+    /// Bytes of tiles that it sends,
+    pub sent: u64,
+    /// and receives.
+    pub received: u64,
+}
+
+/// What a plan is predicted to do, by the simulator: means over the workload's lengths.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Prediction {
+    /// From start to the last operation, nanoseconds.
+    pub latency: f64,
+    /// The same by the closed form.
+    pub closed_form: f64,
+    /// By devices of the ring.
+    pub devices: Vec<DeviceShare>,
+}
+
+/// A plan that was not taken.
+#[derive(Clone, PartialEq, Debug)]
+pub struct RunnerUp {
+    /// It.
+    pub plan: Plan,
+    /// In words: "galaxy on 3 devices, 4 tiles".
+    pub what: String,
+    /// Its predicted latency, nanoseconds.
+    pub latency: f64,
+    /// Why it lost, in words.
+    pub why: String,
+}
+
+/// What would make the plan faster.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Advice {
+    /// In words: "1.2 GB more memory on pi-2".
+    pub what: String,
+    /// Predicted latency then, nanoseconds.
+    pub latency: f64,
+}
+
+/// How far the search went.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Search {
+    /// Sets of devices that were looked at,
+    pub subsets: u64,
+    /// of all that there are.
+    pub all_subsets: u64,
+    /// Splits whose closed form was computed.
+    pub splits: u64,
+    /// Plans that were simulated.
+    pub simulated: u64,
+    /// At most so much better, as a share of its closed form, any plan could be that was not looked at;
+    /// 0 when all were.
+    pub gap: f64,
+}
+
+/// A plan with its reasons.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Planned {
+    /// The plan.
+    pub plan: Plan,
+    /// In words: "galaxy on 3 devices, 4 tiles".
+    pub what: String,
+    /// What it is predicted to do.
+    pub prediction: Prediction,
+    /// What each device of its ring needs.
+    pub needs: Vec<Needs>,
+    /// Devices that were left out, and why.
+    pub left_out: Vec<(DeviceName, String)>,
+    /// The best plan of another kind.
+    pub runner_up: Option<RunnerUp>,
+    /// What would help most, the best first.
+    pub advice: Vec<Advice>,
+    /// How it was found.
+    pub search: Search,
+}
+
+/// Why there is no plan.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum PlanningError {
+    /// A profile that is missing or cannot be used.
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
+    /// Programs that cannot be made.
+    #[error(transparent)]
+    Lower(#[from] LowerError),
+    /// All devices together do not grant enough, or the strategy cannot use what they grant.
+    #[error(
+        "{strategy} has no plan that fits: {missing} are missing{}; {what}",
+        device.as_ref().map(|d| format!(" on {d}")).unwrap_or_default()
+    )]
+    Memory {
+        /// Of which strategy.
+        strategy: Strategy,
+        /// On which device, if it is one's.
+        device: Option<DeviceName>,
+        /// How much.
+        missing: Bytes,
+        /// What needs it, and what to do.
+        what: String,
+    },
+    /// A question that makes no sense.
+    #[error("{why}")]
+    Nothing {
+        /// What is wrong.
+        why: String,
+    },
+}

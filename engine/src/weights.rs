@@ -10,7 +10,7 @@ mod matrix;
 pub use matrix::HeldMatrix;
 pub(crate) use matrix::{AnyPanels, PANEL, Panels};
 
-use galaxy_common::{Assignment, Bytes, DevicePlan, Head, Layer, Span, Token};
+use galaxy_common::{Assignment, BlockAssignment, Bytes, DevicePlan, Head, Layer, Span, Token};
 use galaxy_graph::holdings::{Held, transition};
 use galaxy_model::{ModelDir, ModelError, ModelSpec};
 use load::Loader;
@@ -127,8 +127,28 @@ impl Shard {
         same_phases(dir.spec(), device)?;
         let transition = transition(dir.spec(), dir.dtype().width(), None, &device.prefill);
         let mut loader = Loader::new(&dir, transition.read, progress);
-        let mut shard = loader.common(dir.clone())?;
+        let mut shard = loader.common(dir.clone(), 0..dir.spec().layers)?;
         loader.change(&mut shard, &device.prefill)?;
+        loader.end()?;
+        Ok(shard)
+    }
+
+    /// Loads a shard to measure with: its layer `n` is as much of the model's layer `blocks[n].0`
+    /// as `blocks[n].1` says, so that one shard can have matrices of several widths. It is never
+    /// reshaped.
+    ///
+    /// # Errors
+    /// As [`Shard::load`].
+    pub fn sample(
+        dir: Arc<ModelDir>,
+        blocks: &[(u32, BlockAssignment)],
+        vocabulary: Span<Token>,
+        progress: Progress<'_>,
+    ) -> Result<Self, WeightError> {
+        // Nobody knows how much it will be, and nobody asks.
+        let mut loader = Loader::new(&dir, Bytes(0), progress);
+        let mut shard = loader.common(dir.clone(), blocks.iter().map(|block| block.0))?;
+        loader.sample(&mut shard, blocks, vocabulary)?;
         loader.end()?;
         Ok(shard)
     }
@@ -195,14 +215,13 @@ impl Shard {
         self.dir.spec()
     }
 
-    /// The place of a matrix.
-    fn place(&mut self, held: Held) -> &mut Option<HeldMatrix> {
-        let layers = &mut self.layers;
+    /// The place of a matrix, in layer `at` of the shard if it is one of a layer.
+    fn place(&mut self, held: Held, at: usize) -> &mut Option<HeldMatrix> {
         match held {
-            Held::Qkv(layer) => &mut layers[layer as usize].qkv,
-            Held::AttentionOutput(layer) => &mut layers[layer as usize].attention_output,
-            Held::Up(layer) => &mut layers[layer as usize].up,
-            Held::Down(layer) => &mut layers[layer as usize].down,
+            Held::Qkv(_) => &mut self.layers[at].qkv,
+            Held::AttentionOutput(_) => &mut self.layers[at].attention_output,
+            Held::Up(_) => &mut self.layers[at].up,
+            Held::Down(_) => &mut self.layers[at].down,
             Held::Language => &mut self.language,
         }
     }

@@ -5,7 +5,7 @@ use super::{
     ClassShard, HeldMatrix, LayerShard, NormVectors, PANEL, Progress, Shard, WeightError,
     matrix::{Layout, Values, Window},
 };
-use galaxy_common::{Assignment, Bytes, Span};
+use galaxy_common::{Assignment, BlockAssignment, Bytes, Span, Token};
 use galaxy_graph::{
     holdings::{self, Held, Part, Step},
     lower::kv_span,
@@ -84,10 +84,14 @@ impl<'a> Loader<'a> {
         Self { dir, scratch: Vec::new(), read: 0, total: total.0, progress }
     }
 
-    /// A shard of what every device holds, and of nothing else.
-    pub(super) fn common(&mut self, dir: Arc<ModelDir>) -> Result<Shard, WeightError> {
+    /// A shard of what every device holds of these layers, and of nothing else.
+    pub(super) fn common(
+        &mut self,
+        dir: Arc<ModelDir>,
+        layers: impl Iterator<Item = u32>,
+    ) -> Result<Shard, WeightError> {
         let spec = self.dir.spec();
-        let layers = (0..spec.layers).map(|layer| self.layer(layer)).collect::<Result<_, _>>()?;
+        let layers = layers.map(|layer| self.layer(layer)).collect::<Result<_, _>>()?;
         let embedding_norm = match spec.embedding_norm {
             true => Some(self.norm(Vector::EmbeddingNorm, Vector::EmbeddingNormBias)?),
             false => None,
@@ -134,16 +138,11 @@ impl<'a> Loader<'a> {
     ) -> Result<(), WeightError> {
         let spec = self.dir.spec();
         for step in holdings::steps(spec, &shard.assignment, new) {
-            let old = shard.place(step.held).take();
-            let made = self.matrix(&step, old.as_ref(), shard)?;
-            *shard.place(step.held) = made;
-            drop(old);
-            let bias = self.bias(&step)?;
-            match step.held {
-                Held::Qkv(layer) => shard.layers[layer as usize].qkv_bias = bias,
-                Held::Up(layer) => shard.layers[layer as usize].up_bias = bias,
-                Held::AttentionOutput(_) | Held::Down(_) | Held::Language => {}
-            }
+            let at = match step.held {
+                Held::Qkv(l) | Held::AttentionOutput(l) | Held::Up(l) | Held::Down(l) => l,
+                Held::Language => 0,
+            };
+            self.step(shard, at as usize, &step)?;
         }
         for (layer, held) in (0..).zip(&mut shard.layers) {
             held.heads = new.block(layer).heads;
@@ -151,6 +150,49 @@ impl<'a> Loader<'a> {
         }
         shard.vocabulary = new.vocabulary;
         shard.assignment = new.clone();
+        Ok(())
+    }
+
+    /// Makes the matrices of the layers of `shard`: of each, a part of some layer of the model.
+    pub(super) fn sample(
+        &mut self,
+        shard: &mut Shard,
+        blocks: &[(u32, BlockAssignment)],
+        vocabulary: Span<Token>,
+    ) -> Result<(), WeightError> {
+        let spec = self.dir.spec();
+        let whole = |held: Held, assignment: &Assignment| {
+            let new = held.parts(spec, assignment);
+            Step { held, old: Vec::new(), new }
+        };
+        for (at, &(layer, block)) in blocks.iter().enumerate() {
+            let block = BlockAssignment { layers: Span::new(layer, layer + 1), ..block };
+            let assignment = Assignment { blocks: vec![block], ..holdings::nothing() };
+            let [qkv, output] = [Held::Qkv(layer), Held::AttentionOutput(layer)];
+            for held in [qkv, output, Held::Up(layer), Held::Down(layer)] {
+                self.step(shard, at, &whole(held, &assignment))?;
+            }
+            shard.layers[at].heads = block.heads;
+            shard.layers[at].kv_heads = kv_span(spec, block.heads);
+        }
+        let assignment = Assignment { vocabulary, ..holdings::nothing() };
+        self.step(shard, 0, &whole(Held::Language, &assignment))?;
+        shard.vocabulary = vocabulary;
+        Ok(())
+    }
+
+    /// Makes one matrix, with its bias, in layer `at` of the shard.
+    fn step(&mut self, shard: &mut Shard, at: usize, step: &Step) -> Result<(), WeightError> {
+        let old = shard.place(step.held, at).take();
+        let made = self.matrix(step, old.as_ref(), shard)?;
+        *shard.place(step.held, at) = made;
+        drop(old);
+        let bias = self.bias(step)?;
+        match step.held {
+            Held::Qkv(_) => shard.layers[at].qkv_bias = bias,
+            Held::Up(_) => shard.layers[at].up_bias = bias,
+            Held::AttentionOutput(_) | Held::Down(_) | Held::Language => {}
+        }
         Ok(())
     }
 

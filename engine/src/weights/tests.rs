@@ -197,3 +197,43 @@ fn a_shard_of_another_model_is_loaded() {
     same(&shard, &load(&llama, &all(&llama)));
     assert_eq!(read, transition(llama.spec(), 4, None, &all(&llama).prefill).read);
 }
+
+/// A shard to measure with has the parts that are asked for, each as a load gives it.
+#[test]
+fn a_sample_has_parts_of_several_widths() {
+    for name in FAMILIES {
+        let dir = golden(name);
+        let spec = dir.spec();
+        let block = |heads, columns| BlockAssignment {
+            layers: Span::empty(),
+            heads: Span::first(heads),
+            columns: Span::first(columns),
+        };
+        let blocks = [(0, block(1, 3)), (1, block(spec.heads, 0)), (0, block(0, spec.inner))];
+        let progress = &mut |_, _| ControlFlow::Continue(());
+        let sample = Shard::sample(dir.clone(), &blocks, Span::empty(), progress).unwrap();
+        assert_eq!(sample.layers.len(), 3);
+        for ((layer, block), sampled) in blocks.iter().zip(&sample.layers) {
+            let layers = Span::new(*layer, layer + 1);
+            let part = Assignment {
+                blocks: vec![BlockAssignment { layers, ..*block }],
+                ..galaxy_graph::holdings::nothing()
+            };
+            let loaded = load(&dir, &device(part));
+            let loaded = &loaded.layers[*layer as usize];
+            let both = [
+                (&sampled.qkv, &loaded.qkv),
+                (&sampled.attention_output, &loaded.attention_output),
+                (&sampled.up, &loaded.up),
+                (&sampled.down, &loaded.down),
+            ];
+            let same = |(a, b): &(&Option<HeldMatrix>, &Option<HeldMatrix>)| match (a, b) {
+                (Some(a), Some(b)) => a.same(b),
+                (a, b) => a.is_none() && b.is_none(),
+            };
+            assert!(both.iter().all(same), "{name}: {sampled:?}");
+            assert_eq!((&sampled.qkv_bias, &sampled.up_bias), (&loaded.qkv_bias, &loaded.up_bias));
+            assert_eq!(sampled.heads, block.heads);
+        }
+    }
+}

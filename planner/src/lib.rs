@@ -3,8 +3,18 @@
 //!
 //! Pure and deterministic: no files, no clock, no threads; equal inputs give equal plans.
 
+mod closed;
+mod costs;
+mod draft;
+mod memory;
+mod predict;
 mod request;
+pub mod split;
+pub mod synthetic;
+#[cfg(test)]
+mod testing;
 
+pub use costs::ProfileCosts;
 pub use request::{
     Advice, Allowed, DeviceShare, Offer, Planned, PlanningError, Prediction, Request, RunnerUp,
     Search, Workload,

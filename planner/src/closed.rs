@@ -28,7 +28,7 @@
 //! what rows see; that late rows see more is left to the simulator.
 
 use crate::{
-    memory::Memory,
+    memory::{Held, Memory},
     request::Request,
     split::{Curve, Missing, Problem, Side},
 };
@@ -39,7 +39,7 @@ use galaxy_model::{HeadSpec, ModelSpec, NormPlace};
 const POINTS: usize = 32;
 
 /// The units in which work is given out.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Units {
     /// Heads of a unit,
     pub heads: u32,
@@ -286,7 +286,8 @@ pub(crate) struct Seat<'a> {
     pub threads: u16,
 }
 
-/// The problem of a ring; or what is missing on a device that cannot take part at all.
+/// The problem of a ring, with what its units take in `held`; or what is missing on a device that cannot take part at all.
+#[expect(clippy::too_many_arguments, reason = "all that the closed form depends on")]
 pub(crate) fn problem(
     request: &Request<'_>,
     memory: &Memory,
@@ -295,6 +296,7 @@ pub(crate) fn problem(
     means: Means,
     by_rows: ByRows,
     lengths: &[(u32, f64)],
+    held: &Held,
 ) -> Result<Problem, Missing> {
     let spec = request.spec;
     let layers = spec.layers;
@@ -309,7 +311,6 @@ pub(crate) fn problem(
         Exchange::Direct => 1.0,
     };
     let latency = seats.iter().map(|s| s.reach.latency).fold(0.0, f64::max);
-    let held = memory.curves(spec, units, means, cut, d, request.allowed.max_rows);
     let mut sides = Vec::with_capacity(d);
     let mut short: Option<Missing> = None;
     for (at, seat) in seats.iter().enumerate() {
@@ -363,11 +364,12 @@ pub(crate) fn problem(
     let kv = f64::from(spec.kv_heads) * f64::from(spec.head_width) / f64::from(spec.hidden);
     let sequence = f64::from(by_rows.attention);
     let fixed = if alone { 0.0 } else { sequence * hops * latency * (1.0 - 2.0 * kv).max(0.0) };
+    let units_of = |of: fn(&Side) -> &Curve| sides.first().map_or(0, |s| of(s).nanos.len() - 1);
     Ok(Problem {
+        heads: units_of(|s| &s.heads),
+        columns: units_of(|s| &s.columns),
+        vocabulary: units_of(|s| &s.vocabulary),
         sides,
-        heads: held.heads.len() - 1,
-        columns: held.columns.len() - 1,
-        vocabulary: held.words.len() - 1,
         rows: n,
         attention: f64::from(cut.attention),
         mlp: f64::from(cut.mlp),

@@ -27,11 +27,21 @@ pub(crate) struct Memory {
 }
 
 /// Bytes by units.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Default)]
 pub(crate) struct Held {
     pub heads: Vec<u64>,
     pub columns: Vec<u64>,
     pub words: Vec<u64>,
+}
+
+/// What so many units hold, from none to all.
+fn sizes(all: u32, unit: u32) -> impl Iterator<Item = u32> {
+    (0..=count(all, unit)).map(move |n| (n as u32).saturating_mul(unit).min(all))
+}
+
+/// Words that have logits.
+fn vocabulary(spec: &ModelSpec) -> u32 {
+    spec.extent().vocabulary
 }
 
 /// The weights of a device that has so much of each layer.
@@ -90,52 +100,57 @@ impl Memory {
         ((heads - 1).div_ceil(group) + 1).min(spec.kv_heads)
     }
 
-    /// By units, in all layers that are cut by heads or columns, with what programs work in.
-    pub fn curves(
-        &self,
-        spec: &ModelSpec,
-        units: Units,
-        means: Means,
-        cut: ByRows,
-        devices: usize,
-        max_rows: u32,
-    ) -> Held {
+    /// Weights by units: of heads and of columns in one layer, and of words.
+    pub fn weights_by(&self, spec: &ModelSpec, units: Units) -> Held {
         let one = ModelSpec { layers: 1, ..spec.clone() };
         let bare = self.around + self.layer;
-        let rows = u64::from(max_rows) * 4;
         let of = |all: u32, unit: u32, bytes: &dyn Fn(u32) -> u64| -> Vec<u64> {
-            let sizes = (0..=count(all, unit)).map(|n| (n as u32).saturating_mul(unit).min(all));
-            sizes.map(|size| if size == 0 { 0 } else { bytes(size) }).collect()
+            sizes(all, unit).map(|size| if size == 0 { 0 } else { bytes(size) - bare }).collect()
         };
-        let width = u64::from(spec.head_width);
         let heads = of(spec.heads, units.heads, &|heads| {
-            let kv = u64::from(Self::most_kv(spec, units.heads, heads));
-            // The span of the most key-value heads is one that starts inside a group.
-            let start = if kv > u64::from(heads.div_ceil(spec.group())) {
-                (spec.group() - 1).min(spec.heads - heads)
-            } else {
-                0
-            };
-            let span = Span::new(start, start + heads);
-            let layer = weights(&one, self.width, span, 0, 0) - bare;
-            let heads = u64::from(heads);
-            let runs = if means.tiles > 1 { u64::from(means.tiles) * devices as u64 } else { 1 };
-            let active = if cut.attention > 0 { 1 } else { 0 };
-            u64::from(cut.attention) * layer
-                + active * rows * width * (heads + 2 * kv + heads.div_ceil(runs))
+            let kv = Self::most_kv(spec, units.heads, heads);
+            // The run that uses the most key-value heads starts at the end of a group.
+            let inside = kv > heads.div_ceil(spec.group());
+            let start = if inside { (spec.group() - 1).min(spec.heads - heads) } else { 0 };
+            weights(&one, self.width, Span::new(start, start + heads), 0, 0)
         });
         let columns = of(spec.inner, units.columns, &|columns| {
-            let layer = weights(&one, self.width, Span::empty(), columns, 0) - bare;
-            let active = if cut.mlp > 0 { 1 } else { 0 };
-            u64::from(cut.mlp) * layer + active * rows * u64::from(columns)
+            weights(&one, self.width, Span::empty(), columns, 0)
         });
-        let vocabulary = match spec.head {
-            HeadSpec::Language { .. } => spec.vocabulary,
-            _ => 0,
+        let words = of(vocabulary(spec), units.words, &|words| {
+            weights(&one, self.width, Span::empty(), 0, words)
+        });
+        Held { heads, columns, words }
+    }
+
+    /// By units, in all layers that are cut by heads or columns, with what programs work in.
+    pub fn held(
+        spec: &ModelSpec,
+        weights: &Held,
+        units: Units,
+        runs: u64,
+        cut: ByRows,
+        max_rows: u32,
+    ) -> Held {
+        let rows = u64::from(max_rows) * 4;
+        let width = u64::from(spec.head_width);
+        let (attention, mlp) = (u64::from(cut.attention), u64::from(cut.mlp));
+        let sized = |of: &[u64], all: u32, unit: u32, bytes: &dyn Fn(u64, u32) -> u64| {
+            let each = of.iter().zip(sizes(all, unit));
+            each.map(|(&held, size)| if size == 0 { 0 } else { bytes(held, size) }).collect()
         };
-        let words = of(vocabulary, units.words, &|words| {
-            let held = weights(&one, self.width, Span::empty(), 0, words) - bare;
-            // Logits, and the same on their way to the coordinator.
+        let heads = sized(&weights.heads, spec.heads, units.heads, &|held, heads| {
+            let kv = u64::from(Self::most_kv(spec, units.heads, heads));
+            let heads = u64::from(heads);
+            // Queries, keys, values, and the context of one run of rows.
+            let works = rows * width * (heads + 2 * kv + heads.div_ceil(runs));
+            attention * held + if attention > 0 { works } else { 0 }
+        });
+        let columns = sized(&weights.columns, spec.inner, units.columns, &|held, columns| {
+            mlp * held + if mlp > 0 { rows * u64::from(columns) } else { 0 }
+        });
+        // Logits, and the same on their way to the coordinator.
+        let words = sized(&weights.words, vocabulary(spec), units.words, &|held, words| {
             held + 2 * rows * u64::from(words)
         });
         Held { heads, columns, words }
@@ -195,5 +210,31 @@ impl Memory {
             }
         }
         total
+    }
+
+    /// Bytes of the weights that all devices together must hold.
+    pub fn whole(&self, spec: &ModelSpec) -> u64 {
+        self.around + u64::from(spec.layers) * (self.layer + self.attention + self.mlp)
+    }
+
+    /// Of a stage: what it takes whatever its layers, and what each of them takes. Every stage holds
+    /// the norms of all layers.
+    pub fn stage(&self, spec: &ModelSpec, max_rows: u32, threads: u16, last: bool) -> (u64, u64) {
+        let rows = u64::from(max_rows) * 4;
+        let width = u64::from(spec.head_width);
+        let scratch = u64::from(threads) * (budget::THREAD_SCRATCH + 576 * width);
+        let hidden = u64::from(spec.hidden);
+        let qkv = u64::from(2 * spec.heads + 2 * spec.kv_heads) * width;
+        let mut fixed = budget::PROCESS.0 + (1 << 20) + scratch + self.around;
+        fixed += u64::from(spec.layers) * self.layer;
+        // Residual, normed rows, sums, and what goes in and out.
+        fixed += rows * (5 * hidden + qkv + u64::from(spec.inner));
+        if let (true, HeadSpec::Language { .. }) = (last, &spec.head) {
+            let words = u64::from(spec.vocabulary);
+            let one = ModelSpec { layers: 0, ..spec.clone() };
+            fixed += weights(&one, self.width, Span::empty(), 0, spec.vocabulary) - self.around;
+            fixed += rows * (2 * words + hidden);
+        }
+        (fixed, self.attention + self.mlp)
     }
 }

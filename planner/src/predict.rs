@@ -11,7 +11,7 @@ use galaxy_graph::{lower, simulate, timeline};
 use galaxy_model::ModelSpec;
 
 /// Lengths that stand for all of a workload.
-const LENGTHS: usize = 3;
+pub(crate) const LENGTHS: usize = 3;
 
 /// Layers of a run of equal ones that are simulated: what each further one adds is what the last of
 /// these added. The first layers of a run differ, because lanes start empty.

@@ -2,8 +2,8 @@
 
 use galaxy_common::Bytes;
 use galaxy_proto::v1;
-use serde::Serialize;
-use std::ops::Range;
+use serde::{Serialize, Serializer};
+use std::{ops::Range, time::Duration};
 
 /// What a coordinator says about itself and its devices.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
@@ -18,17 +18,30 @@ pub struct ClusterStatus {
     pub cluster: String,
     /// Name of the model.
     pub model: String,
-    /// How work is cut.
+    /// How work is cut, as the cluster file asks.
     pub strategy: String,
+    /// The plan in force, in words; empty before there is one.
+    pub plan: String,
+    /// How its devices share the layers.
+    pub layout: String,
+    /// How its blocks are cut, in words.
+    pub modes: String,
+    /// What its links are made of.
+    pub link: String,
+    /// How its tiles find their way.
+    pub exchange: String,
+    /// How long a typical text is predicted to take; none for a split by hand.
+    #[serde(rename = "predicted_ms", serialize_with = "maybe_milliseconds")]
+    pub predicted: Option<Duration>,
     /// How activations travel.
     pub wire: String,
     /// Tiles of a transfer.
     pub tiles: u32,
-    /// `starting`, `ready`, `degraded` or `draining`.
+    /// `starting`, `ready`, `moving`, `degraded` or `draining`.
     pub state: String,
     /// Epoch of the plan.
     pub epoch: u64,
-    /// Devices in ring order.
+    /// Devices in the order of the cluster file.
     pub devices: Vec<DeviceStatus>,
     /// Requests that wait.
     pub queued: u32,
@@ -36,6 +49,11 @@ pub struct ClusterStatus {
     pub served: u64,
     /// Requests that failed.
     pub failed: u64,
+}
+
+/// Writes a duration as a number of milliseconds, if there is one.
+fn maybe_milliseconds<S: Serializer>(time: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
+    time.map(|time| time.as_secs_f64() * 1e3).serialize(to)
 }
 
 /// One device of a cluster.
@@ -78,6 +96,12 @@ impl From<v1::StatusReply> for ClusterStatus {
             cluster: wire.cluster,
             model: wire.model,
             strategy: wire.strategy,
+            plan: wire.plan,
+            layout: wire.layout,
+            modes: wire.modes,
+            link: wire.link,
+            exchange: wire.exchange,
+            predicted: (wire.predicted_ns > 0).then(|| Duration::from_nanos(wire.predicted_ns)),
             wire: wire.wire,
             tiles: wire.tiles,
             state: wire.state,

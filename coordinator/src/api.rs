@@ -3,6 +3,7 @@
 use crate::{
     error::RequestError,
     fleet::{DeviceView, Readiness},
+    placement,
     session::{Report, RunOutput, Session, Tensors},
     trace::DeviceSum,
 };
@@ -106,10 +107,13 @@ impl Api {
         if self.session.admission().draining() {
             return "draining";
         }
+        let planned = self.session.outlook().plan.is_some();
+        let needed = |d: &DeviceView| !planned || d.part.is_some();
         match readiness {
             Readiness::Ready(_) => "ready",
+            Readiness::Moving { .. } => "moving",
             Readiness::Waiting { .. }
-                if self.session.devices().iter().any(|d| d.state == "lost") =>
+                if self.session.devices().iter().any(|d| d.state == "lost" && needed(d)) =>
             {
                 "degraded"
             }
@@ -197,21 +201,28 @@ impl Galaxy for Api {
         &self,
         _request: Request<v1::StatusRequest>,
     ) -> Result<Response<v1::StatusReply>, Status> {
-        let plan = self.session.plan();
+        let outlook = self.session.outlook();
+        let plan = outlook.plan.as_deref();
         let (served, failed) = self.session.counts();
         let epoch = match self.session.readiness() {
             Readiness::Ready(epoch) => epoch.0,
-            Readiness::Waiting { .. } => 0,
+            Readiness::Waiting { .. } | Readiness::Moving { .. } => 0,
         };
         Ok(Response::new(v1::StatusReply {
             version: VERSION.to_owned(),
             commit: COMMIT.to_owned(),
             protocol: PROTOCOL,
             cluster: self.cluster.clone(),
-            model: plan.model.clone(),
-            strategy: plan.strategy.to_string(),
-            wire: plan.wire.to_string(),
-            tiles: u32::from(plan.tiles),
+            model: self.session.model().name().to_owned(),
+            strategy: outlook.strategy.to_string(),
+            wire: plan.map(|p| p.wire.to_string()).unwrap_or_default(),
+            tiles: plan.map_or(0, |p| u32::from(p.tiles)),
+            layout: plan.map(|p| p.layout.to_string()).unwrap_or_default(),
+            modes: plan.map(placement::modes).unwrap_or_default(),
+            link: plan.map(|p| p.link.to_string()).unwrap_or_default(),
+            exchange: plan.map(|p| p.exchange.to_string()).unwrap_or_default(),
+            plan: outlook.what,
+            predicted_ns: outlook.predicted.map_or(0, ns),
             state: self.state().to_owned(),
             epoch,
             devices: self.session.devices().into_iter().map(device).collect(),

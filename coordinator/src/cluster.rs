@@ -6,7 +6,7 @@ pub use table::Place;
 
 use galaxy_common::{
     Bytes, DeviceName,
-    plan::{MAX_DEVICES, MAX_TILES, Strategy, WireType},
+    plan::{LinkType, MAX_DEVICES, MAX_TILES, Strategy, WireType},
     shape::MAX_ROWS,
 };
 use std::{
@@ -25,12 +25,22 @@ pub const DEFAULT_MAX_ROWS: u32 = 512;
 pub const DEFAULT_QUEUE: usize = 64;
 /// How long a request may take if neither it nor the file says.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
-/// Tiles if nothing else is said: the paper's ring steps, cut so that transfers hide.
+/// Tiles of a split by hand if nothing else is said: the paper's ring steps, cut so that transfers
+/// hide.
 pub const DEFAULT_TILES: u16 = 4;
+/// Tokens of a typical text if nothing else is said: a paragraph.
+pub const DEFAULT_LENGTH: u32 = 128;
+/// Lengths that a workload may name: each is simulated for each plan.
+const MAX_LENGTHS: usize = 16;
+/// Where profiles are kept if nothing else is said, beside the cluster file.
+pub const DEFAULT_PROFILES: &str = "profiles";
+/// By which share a device may run outside its profile if nothing else is said: less is what
+/// temperature and neighbours do.
+pub const DEFAULT_DRIFT: f64 = 0.25;
 
 const CLUSTER_KEYS: &[&str] = &[
     "name", "model", "identity", "strategy", "wire", "tiles", "listen", "max_rows", "queue",
-    "plain", "timeout",
+    "plain", "timeout", "lengths", "lossy", "profiles", "drift",
 ];
 const DEVICE_KEYS: &[&str] = &["name", "address", "memory", "threads", "share"];
 const TOP_KEYS: &[&str] = &["cluster", "device"];
@@ -46,22 +56,54 @@ pub struct Cluster {
     pub identity: PathBuf,
     /// How work is cut.
     pub strategy: Strategy,
-    /// How activations travel.
-    pub wire: WireType,
-    /// Into how many tiles.
-    pub tiles: u16,
+    /// How activations travel, if that is given.
+    pub wire: Option<WireType>,
+    /// Into how many tiles, if that is given.
+    pub tiles: Option<u16>,
     /// Where the API listens.
     pub listen: String,
     /// Most rows of one program.
     pub max_rows: u32,
     /// Most requests that wait.
     pub queue: usize,
-    /// Whether ring links go without TLS.
+    /// Whether ring links may go without TLS.
     pub plain: bool,
+    /// Whether the planner may choose number types for the wire that lose digits.
+    pub lossy: bool,
+    /// Tokens of typical texts, all as likely.
+    pub lengths: Vec<u32>,
+    /// The directory of profiles.
+    pub profiles: PathBuf,
+    /// By which share a device may run outside its profile before the split is looked at again.
+    pub drift: f64,
     /// How long a request may take that does not say.
     pub timeout: Duration,
-    /// The devices in ring order.
+    /// The devices; of a split by hand, in ring order.
     pub devices: Vec<Device>,
+}
+
+impl Cluster {
+    /// Whether the file itself says how work is split. Without, profiles do.
+    pub fn by_hand(&self) -> bool {
+        self.devices.iter().any(|device| device.share.is_some())
+    }
+
+    /// The number types for the wire that a plan may use, the preferred one first.
+    pub fn wires(&self) -> Vec<WireType> {
+        match self.wire {
+            Some(wire) => vec![wire],
+            None if self.lossy => vec![WireType::F32, WireType::F16],
+            None => vec![WireType::F32],
+        }
+    }
+
+    /// The link types that a plan may use.
+    pub fn links(&self) -> Vec<LinkType> {
+        match self.plain {
+            true => vec![LinkType::Tls, LinkType::Plain],
+            false => vec![LinkType::Tls],
+        }
+    }
 }
 
 /// A device, as the cluster file describes it.
@@ -75,8 +117,9 @@ pub struct Device {
     pub memory: Bytes,
     /// Threads for kernels; without it, what its worker was started with.
     pub threads: Option<u16>,
-    /// Relative weight of work.
-    pub share: f64,
+    /// Relative weight of work. Where one device has it, the split is by hand, and a device without
+    /// it weighs 1.
+    pub share: Option<f64>,
 }
 
 /// A cluster file that is none.
@@ -126,6 +169,14 @@ pub enum ClusterError {
         /// What it must be.
         wanted: &'static str,
     },
+    /// No list, or an empty or too long one.
+    #[error("{at} must be a list of 1 to {most} whole numbers, like [128, 284]")]
+    List {
+        /// Which.
+        at: Place,
+        /// Most numbers.
+        most: usize,
+    },
     /// A number out of its range.
     #[error("{at} = {value} is out of range: {low} to {high}")]
     Range {
@@ -153,6 +204,16 @@ pub enum ClusterError {
         at: Place,
         /// What it is.
         share: f64,
+    },
+    /// Shares, which split by hand, beside a strategy that splits by profiles.
+    #[error(
+        "{at}: strategy {strategy} splits by profiles, and shares split by hand: leave the shares out, or choose one of local, megatron, galaxy as the strategy"
+    )]
+    SharesWithoutUse {
+        /// Where the first share stands.
+        at: Place,
+        /// Which strategy.
+        strategy: Strategy,
     },
     /// An address without a port.
     #[error("{at}: {address:?} is not an address: write host:port, like \"192.168.1.20:7100\"")]
@@ -268,22 +329,49 @@ impl Cluster {
         if !is_address(&listen) {
             return Err(ClusterError::Address { at: cluster.place("listen"), address: listen });
         }
+        let strategy = cluster.parsed("strategy")?.unwrap_or(Strategy::Auto);
+        check_shares(strategy, &devices, &sections)?;
+        let max_rows = cluster.whole("max_rows", 1, MAX_ROWS)?.unwrap_or(DEFAULT_MAX_ROWS);
+        let drift = cluster.number("drift")?.unwrap_or(DEFAULT_DRIFT);
+        // Below, noise of every day moves weights about.
+        if !(0.05..=100.0).contains(&drift) {
+            let why = format!("{drift} is no margin: give a share from 0.05 to 100, like 0.25");
+            return Err(ClusterError::Value { at: cluster.place("drift"), why });
+        }
+        let lengths = cluster.wholes("lengths", 1, max_rows, MAX_LENGTHS)?;
         Ok(Self {
             name: cluster.text("name")?.unwrap_or("galaxy").to_owned(),
             model: base.join(cluster.required("model", cluster.text("model")?)?),
             identity: base.join(cluster.required("identity", cluster.text("identity")?)?),
-            strategy: cluster.parsed("strategy")?.unwrap_or(Strategy::Galaxy),
-            wire: cluster.parsed("wire")?.unwrap_or(WireType::F32),
-            tiles: cluster
-                .whole("tiles", 1, u32::from(MAX_TILES))?
-                .map_or(DEFAULT_TILES, |t| t as u16),
+            strategy,
+            wire: cluster.parsed("wire")?,
+            tiles: cluster.whole("tiles", 1, u32::from(MAX_TILES))?.map(|t| t as u16),
             listen,
-            max_rows: cluster.whole("max_rows", 1, MAX_ROWS)?.unwrap_or(DEFAULT_MAX_ROWS),
+            max_rows,
             queue: cluster.whole("queue", 1, 65_536)?.map_or(DEFAULT_QUEUE, |q| q as usize),
             plain: cluster.switch("plain")?.unwrap_or(false),
+            lossy: cluster.switch("lossy")?.unwrap_or(false),
+            lengths: lengths.unwrap_or_else(|| vec![DEFAULT_LENGTH.min(max_rows)]),
+            profiles: base.join(cluster.text("profiles")?.unwrap_or(DEFAULT_PROFILES)),
+            drift,
             timeout: cluster.duration("timeout")?.unwrap_or(DEFAULT_TIMEOUT),
             devices,
         })
+    }
+}
+
+/// Shares stand only where the strategy splits by them.
+fn check_shares(
+    strategy: Strategy,
+    devices: &[Device],
+    sections: &[Section<'_>],
+) -> Result<(), ClusterError> {
+    let Some(first) = devices.iter().position(|d| d.share.is_some()) else { return Ok(()) };
+    match strategy {
+        Strategy::Local | Strategy::Megatron | Strategy::Galaxy => Ok(()),
+        Strategy::Auto | Strategy::Sequence | Strategy::Pipeline => {
+            Err(ClusterError::SharesWithoutUse { at: sections[first].place("share"), strategy })
+        }
     }
 }
 
@@ -314,8 +402,8 @@ fn devices(sections: &[Section<'_>]) -> Result<Vec<Device>, ClusterError> {
             let why = "a device that grants nothing can take no part".to_owned();
             return Err(ClusterError::Value { at: section.place("memory"), why });
         }
-        let share = section.number("share")?.unwrap_or(1.0);
-        if !(share > 0.0 && share.is_finite()) {
+        let share = section.number("share")?;
+        if let Some(share) = share.filter(|share| !(*share > 0.0 && share.is_finite())) {
             return Err(ClusterError::Share { at: section.place("share"), share });
         }
         let threads = section.whole("threads", 1, 1024)?.map(|t| t as u16);
@@ -406,8 +494,28 @@ memory = "1GB"
         assert_eq!((cluster.queue, cluster.timeout), (7, Duration::from_secs(2)));
         assert_eq!(cluster.devices[0].memory, Bytes(1_500_000_000));
         assert_eq!(cluster.devices[0].threads, Some(2));
-        assert_eq!(cluster.devices[1].share, 1.0);
+        assert_eq!(cluster.devices[1].share, None);
+        assert!(cluster.by_hand());
         assert_eq!(cluster.listen, DEFAULT_LISTEN);
+    }
+
+    #[test]
+    fn without_shares_profiles_decide_and_auto_is_the_strategy() {
+        let text = GOOD.replace("share = 2.0\n", "");
+        let parse = |text: &str| Cluster::parse(text, Path::new("/etc/galaxy"));
+        let cluster = parse(&text.replace("strategy = \"galaxy\"\n", "")).unwrap();
+        assert!(!cluster.by_hand());
+        assert_eq!((cluster.strategy, cluster.lengths.clone()), (Strategy::Auto, vec![128]));
+        assert_eq!(cluster.profiles, Path::new("/etc/galaxy/profiles"));
+        assert_eq!(cluster.wires(), [WireType::F32]);
+        assert_eq!(cluster.links(), [LinkType::Tls]);
+        let more = "tiles = 8\nlengths = [64, 284]\nlossy = true\nplain = true\nprofiles = \"/p\"";
+        let text = text.replace("wire = \"f32\"\ntiles = 4", more);
+        let cluster = parse(&text).unwrap();
+        assert_eq!((cluster.tiles, cluster.lengths.clone()), (Some(8), vec![64, 284]));
+        assert_eq!(cluster.profiles, Path::new("/p"));
+        assert_eq!(cluster.wires(), [WireType::F32, WireType::F16]);
+        assert_eq!(cluster.links(), [LinkType::Tls, LinkType::Plain]);
     }
 
     #[test]
@@ -436,7 +544,7 @@ memory = "1GB"
             ("share = 2.0", "share = -1.5", "is no weight"),
             ("share = 2.0", "share = nan", "is no weight"),
             ("share = 2.0", "share = inf", "is no weight"),
-            ("\"galaxy\"", "\"ring\"", "known are local megatron galaxy"),
+            ("\"galaxy\"", "\"ring\"", "known are auto local megatron galaxy sequence pipeline"),
             ("\"f32\"", "\"f8\"", "known are f32 f16"),
             (
                 "pi-2",
@@ -455,6 +563,33 @@ memory = "1GB"
             ("tiles = 4", "timeout = \"60\"", "is not a duration"),
             ("tiles = 4", "tiles = ", "line 8"),
             ("tiles = 4", "plain = \"yes\"", "cluster.plain must be true or false"),
+            (
+                "strategy = \"galaxy\"",
+                "strategy = \"auto\"",
+                "line 15: device 1.share: strategy auto splits by profiles, and shares split by hand: leave the shares out",
+            ),
+            ("strategy = \"galaxy\"\n", "", "line 14: device 1.share: strategy auto"),
+            (
+                "strategy = \"galaxy\"",
+                "strategy = \"pipeline\"",
+                "strategy pipeline splits by profiles",
+            ),
+            ("tiles = 4", "lengths = [0]", "line 8: cluster.lengths = 0 is out of range: 1 to 512"),
+            ("tiles = 4", "lengths = [513]", "cluster.lengths = 513 is out of range: 1 to 512"),
+            (
+                "tiles = 4",
+                "lengths = []",
+                "cluster.lengths must be a list of 1 to 16 whole numbers",
+            ),
+            (
+                "tiles = 4",
+                "lengths = 128",
+                "cluster.lengths must be a list of 1 to 16 whole numbers",
+            ),
+            ("tiles = 4", "lengths = [\"1\"]", "cluster.lengths must be a list of 1 to 16 whole"),
+            ("tiles = 4", "lossy = 1", "cluster.lossy must be true or false"),
+            ("tiles = 4", "drift = 0", "line 8: cluster.drift: 0 is no margin"),
+            ("tiles = 4", "drift = nan", "NaN is no margin"),
         ];
         for (from, to, want) in cases {
             let error = with(from, to).expect_err(to).to_string();

@@ -4,13 +4,13 @@ mod local;
 pub(crate) mod remote;
 
 pub use local::LocalFleet;
-pub use remote::{Notice, RemoteFleet};
+pub use remote::{Notice, Planning, ProfileSource, RemoteFleet};
 
 use galaxy_common::{
     BatchShape, Bytes, DeviceName, Epoch, SequenceNumber,
-    plan::{DevicePlan, Phase, Plan},
+    plan::{DevicePlan, Phase, Plan, Strategy},
 };
-use galaxy_graph::{digest, lower, program::Output};
+use galaxy_graph::{Program, digest, lower, program::Output};
 use galaxy_model::ModelSpec;
 use std::{
     collections::VecDeque,
@@ -31,6 +31,11 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 pub enum Readiness {
     /// They may, in this epoch.
     Ready(Epoch),
+    /// Soon: the cluster moves from one plan to another. Programs wait.
+    Moving {
+        /// To what.
+        reason: String,
+    },
     /// Not now.
     Waiting {
         /// Because of whom, if it is a device.
@@ -117,12 +122,31 @@ pub struct DeviceView {
     pub processor: String,
 }
 
+/// What a fleet was asked for, and what it makes of it.
+#[derive(Debug, Clone)]
+pub struct Outlook {
+    /// How work is to be cut.
+    pub strategy: Strategy,
+    /// Most rows of one program.
+    pub max_rows: u32,
+    /// The plan that is placed, or will be; none before devices have been asked.
+    pub plan: Option<Arc<Plan>>,
+    /// That plan in words.
+    pub what: String,
+    /// How long a typical text is predicted to take.
+    pub predicted: Option<Duration>,
+}
+
 /// What executes programs. One at a time: the caller holds the turn.
 pub trait Fleet: Send + Sync {
     /// Whether programs may run, now and later.
     fn readiness(&self) -> watch::Receiver<Readiness>;
-    /// The plan that is placed, or will be.
-    fn plan(&self) -> Arc<Plan>;
+    /// What it was asked for, and what it makes of it.
+    fn outlook(&self) -> Outlook;
+    /// The plan that is placed, or will be; none before devices have been asked.
+    fn plan(&self) -> Option<Arc<Plan>> {
+        self.outlook().plan
+    }
     /// Runs one program on every device. Not to be dropped before it is done: the caller gives it
     /// a task of its own, so that a program runs on all devices or on none.
     fn execute(
@@ -152,6 +176,8 @@ pub(crate) struct Dispatch {
     pub(crate) digest: [u8; 32],
     /// Results of each device, by rank.
     pub(crate) outputs: Vec<Vec<Output>>,
+    /// How long the kernels of each device work on it by its profile, in ns, by rank.
+    pub(crate) busy: Option<Vec<f64>>,
 }
 
 type Kept = (Arc<Plan>, BatchShape, Arc<Dispatch>);
@@ -167,11 +193,12 @@ impl Lowered {
         Self { spec, kept: Mutex::new(VecDeque::with_capacity(LOWERED)) }
     }
 
-    /// The dispatch of a shape. Blocks: not for an async task.
+    /// The dispatch of a shape; `busy` predicts its programs. Blocks: not for an async task.
     pub(crate) fn dispatch(
         &self,
         plan: &Arc<Plan>,
         shape: &BatchShape,
+        busy: impl FnOnce(&[Program]) -> Option<Vec<f64>>,
     ) -> Result<Arc<Dispatch>, RequestError> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let found = kept.iter().position(|(p, s, _)| Arc::ptr_eq(p, plan) && s == shape);
@@ -182,6 +209,7 @@ impl Lowered {
                     .map_err(|e| RequestError::Internal { why: e.to_string() })?;
                 let dispatch = Dispatch {
                     digest: digest(&programs),
+                    busy: busy(&programs),
                     outputs: programs.into_iter().map(|p| p.outputs).collect(),
                 };
                 (plan.clone(), shape.clone(), Arc::new(dispatch))

@@ -2,12 +2,13 @@
 //!
 //! A request comes in through [`api`], is checked and turned into batches by [`session`], waits
 //! in [`admission`], and runs on the [`fleet`]: on workers over gRPC, whose presence
-//! [`membership`] follows and whose parts [`placement`] cuts from the [`cluster`] file, or on
-//! engines in this process. Activations never pass through here: devices hand over results only.
+//! [`membership`] follows and whose parts [`placement`] cuts from the [`cluster`] file or from profiles,
+//! or on engines in this process. [`drift`] sees when a device is not as fast as its profile any more. Activations never pass through here: devices hand over results only.
 
 pub mod admission;
 pub mod api;
 pub mod cluster;
+pub mod drift;
 pub mod error;
 pub mod fleet;
 pub mod membership;
@@ -17,5 +18,5 @@ pub mod trace;
 
 pub use cluster::{Cluster, ClusterError};
 pub use error::RequestError;
-pub use fleet::{Fleet, LocalFleet, Notice, RemoteFleet};
+pub use fleet::{Fleet, LocalFleet, Notice, Planning, ProfileSource, RemoteFleet};
 pub use session::{Limits, RunOutput, Session};

@@ -113,12 +113,11 @@ async fn cluster(file: &Path, listen: Option<&str>) -> Result<()> {
     let limits = Limits { queue: cluster.queue, timeout: cluster.timeout };
     let name = cluster.name.clone();
     say(&format!(
-        "cluster {name}: {} on {} devices by {}, wire {}, {} tiles",
+        "cluster {name}: {} on {} devices by {}{}",
         model.name(),
         cluster.devices.len(),
         cluster.strategy,
-        cluster.wire,
-        cluster.tiles
+        if cluster.by_hand() { ", split by hand" } else { ", split by profiles" }
     ));
     let serving = identity.clone();
     let fleet =

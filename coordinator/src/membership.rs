@@ -1,5 +1,8 @@
 //! Who is there: a state machine `(now, event) -> actions` for the devices of a cluster.
 //!
+//! It knows all devices of the cluster file. Those that the last plan gave a part are its *ring*; the
+//! others stay connected and keep nobody waiting. Before the first plan everybody is waited for.
+//!
 //! It never reads a clock and never touches a socket; the driver of [`crate::fleet::RemoteFleet`] does both.
 //! A device is lost when nothing has come from it for [`SILENCE`], however late answers are: one
 //! that is slow still answers, because workers answer pings from their I/O side.
@@ -69,6 +72,28 @@ pub enum Event {
         /// Which attempt.
         attempt: u64,
     },
+    /// There is a plan.
+    Planned {
+        /// Which time.
+        round: u64,
+        /// The devices that it gives a part, by rank.
+        ring: Vec<Index>,
+    },
+    /// A plan could not be made.
+    PlanFailed {
+        /// Which time.
+        round: u64,
+        /// Because of whom, if it is a device.
+        device: Option<Index>,
+        /// Why.
+        reason: String,
+    },
+    /// There is a better plan, and nothing runs: all move to a new epoch. Ignored unless the cluster
+    /// is ready and everybody of the new ring is there.
+    Move {
+        /// The devices that it gives a part, by rank.
+        ring: Vec<Index>,
+    },
     /// The device holds its shard and its links stand.
     Placed {
         /// Which device.
@@ -76,7 +101,7 @@ pub enum Event {
         /// In which epoch.
         epoch: Epoch,
     },
-    /// The device refused or failed to take its place, or a plan could not be made.
+    /// The device refused or failed to take its place.
     PlaceFailed {
         /// Which device.
         device: Index,
@@ -118,6 +143,11 @@ pub enum Action {
         /// Which attempt.
         attempt: u64,
     },
+    /// Everybody who is needed is there: make a plan, or take the last one if nothing has changed.
+    Plan {
+        /// Which time.
+        round: u64,
+    },
     /// Send the device its part of the plan.
     Place {
         /// Which device.
@@ -141,7 +171,7 @@ pub enum Action {
         /// Why.
         reason: String,
     },
-    /// Every device is in place: programs may run.
+    /// Every device of the ring is in place: programs may run.
     Ready {
         /// In which epoch.
         epoch: Epoch,
@@ -206,18 +236,44 @@ struct Member {
     pinged: Option<Now>,
 }
 
+/// How far the next epoch is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// Devices are waited for.
+    Waiting,
+    /// A plan is being made, in this round.
+    Planning(u64),
+    /// The epoch has been given out and not been given up.
+    Live,
+}
+
+/// Whether the cluster is on its way from one plan to another, of its own accord.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Moving {
+    No,
+    /// To the new plan,
+    Forth,
+    /// or back to the old one, because the new one was refused.
+    Back,
+}
+
 /// The state machine.
 #[derive(Debug, Clone)]
 pub struct Membership {
     members: Vec<Member>,
-    /// The latest that was given out, here or by a coordinator before us.
+    /// The devices that the last plan gave a part, by rank; none before the first plan.
+    ring: Option<Vec<Index>>,
+    /// The epoch given out last.
     epoch: Epoch,
-    /// Whether the epoch has been given out and not been given up.
-    live: bool,
-    /// No placement before.
+    /// The latest that any device knows of: given out here or by a coordinator before us.
+    known: Epoch,
+    stage: Stage,
+    rounds: u64,
+    moving: Moving,
+    /// No plan before.
     place_after: Now,
-    /// Why the last placement failed, and who said so.
-    refusal: Option<(Index, String)>,
+    /// Why the last plan or placement failed, and who said so.
+    refusal: Option<(Option<Index>, String)>,
     /// When something happened last.
     seen: Now,
 }
@@ -229,8 +285,12 @@ impl Membership {
         let member = Member { state, attempt: 0, failures: 0, heard: Now::ZERO, pinged: None };
         Self {
             members: vec![member; devices],
+            ring: None,
             epoch: start,
-            live: false,
+            known: start,
+            stage: Stage::Waiting,
+            rounds: 0,
+            moving: Moving::No,
             place_after: Now::ZERO,
             refusal: None,
             seen: Now::ZERO,
@@ -249,16 +309,30 @@ impl Membership {
 
     /// The epoch that programs may run in.
     pub fn ready(&self) -> Option<Epoch> {
-        let all = self.members.iter().all(|m| matches!(m.state, State::Ready { .. }));
-        (self.live && all).then_some(self.epoch)
+        let all = self.needed().all(|(_, m)| matches!(m.state, State::Ready { .. }));
+        (self.stage == Stage::Live && all).then_some(self.epoch)
     }
 
-    /// Who keeps the cluster from being ready, and why, in words for a person.
-    pub fn obstacle(&self) -> Option<(Index, String)> {
+    /// Whether the cluster is on its way to another plan, of its own accord.
+    pub fn moving(&self) -> bool {
+        self.moving != Moving::No
+    }
+
+    /// The devices that the cluster is waiting for or runs on.
+    fn needed(&self) -> impl Iterator<Item = (Index, &Member)> {
+        self.members.iter().enumerate().filter(|(device, _)| self.needs(*device))
+    }
+
+    fn needs(&self, device: Index) -> bool {
+        self.ring.as_ref().is_none_or(|ring| ring.contains(&device))
+    }
+
+    /// Who keeps the cluster from being ready, if it is a device, and why, in words for a person.
+    pub fn obstacle(&self) -> Option<(Option<Index>, String)> {
         if self.ready().is_some() {
             return None;
         }
-        for (device, member) in self.members.iter().enumerate() {
+        for (device, member) in self.needed() {
             if let State::Unreachable { reason, lost, .. }
             | State::Connecting { reason, lost, .. } = &member.state
             {
@@ -267,15 +341,23 @@ impl Membership {
                     (false, true) => format!("was lost: {reason}"),
                     (false, false) => format!("is not reachable: {reason}"),
                 };
-                return Some((device, reason));
+                return Some((Some(device), reason));
             }
         }
-        if let Some((device, reason)) = &self.refusal {
-            return Some((*device, format!("has not taken its place: {reason}")));
+        match &self.refusal {
+            Some((Some(device), reason)) => {
+                return Some((Some(*device), format!("has not taken its place: {reason}")));
+            }
+            Some((None, reason)) => return Some((None, format!("there is no plan: {reason}"))),
+            None => {}
         }
-        let placing = |m: &Member| !matches!(m.state, State::Ready { .. });
-        let device = self.members.iter().position(placing).unwrap_or(0);
-        Some((device, "is being placed".to_owned()))
+        let mut needed = self.needed();
+        match needed.find(|(_, m)| !matches!(m.state, State::Ready { .. })) {
+            Some((device, _)) if self.stage == Stage::Live => {
+                Some((Some(device), "is being placed".to_owned()))
+            }
+            _ => Some((None, "a plan is being made".to_owned())),
+        }
     }
 
     /// Takes an event in and says what to do. `now` is when it happened: events that had to wait
@@ -288,8 +370,8 @@ impl Membership {
             Event::Connected { device, attempt, epoch } => {
                 let member = &mut self.members[device];
                 if member.attempt == attempt && matches!(member.state, State::Connecting { .. }) {
-                    // While a device connects no epoch is live. It refuses those that it knows.
-                    self.epoch = self.epoch.max(epoch);
+                    // It refuses epochs that it knows.
+                    self.known = self.known.max(epoch);
                     member.state = State::Connected;
                     member.heard = now;
                     member.pinged = None;
@@ -313,27 +395,65 @@ impl Membership {
                     self.lose(now, device, reason, &mut actions);
                 }
             }
+            Event::Planned { round, ring } => {
+                if self.stage == Stage::Planning(round) {
+                    self.ring = Some(ring);
+                    self.place(&mut actions);
+                }
+            }
+            Event::PlanFailed { round, device, reason } => {
+                if self.stage == Stage::Planning(round) {
+                    self.stage = Stage::Waiting;
+                    self.moving = Moving::No;
+                    self.refusal = Some((device, reason));
+                    self.place_after = now + REPLACE;
+                }
+            }
+            Event::Move { ring } => {
+                let there = |device: &Index| self.members[*device].state.connected();
+                if self.ready().is_some() && ring.iter().all(there) {
+                    for (device, member) in self.members.iter_mut().enumerate() {
+                        if matches!(member.state, State::Ready { .. }) {
+                            member.state = State::Connected;
+                            // The others end the old epoch when they take their place in the new.
+                            if !ring.contains(&device) {
+                                let epoch = self.epoch;
+                                actions.push(Action::Cancel { device, epoch });
+                            }
+                        }
+                    }
+                    self.ring = Some(ring);
+                    self.moving = Moving::Forth;
+                    self.place(&mut actions);
+                }
+            }
             Event::Placed { device, epoch } => {
                 let placing = matches!(self.members[device].state, State::Placing);
-                if self.live && epoch == self.epoch && placing {
+                if self.stage == Stage::Live && epoch == self.epoch && placing {
                     self.members[device].state = State::Ready { since: now };
                     let heard = &mut self.members[device].heard;
                     *heard = now.max(*heard);
                     if let Some(epoch) = self.ready() {
                         self.refusal = None;
+                        self.moving = Moving::No;
                         actions.push(Action::Ready { epoch });
                     }
                 }
             }
             Event::PlaceFailed { device, epoch, reason } => {
-                if self.live && epoch == self.epoch {
-                    self.refusal = Some((device, reason.clone()));
-                    self.place_after = now + REPLACE;
+                if self.stage == Stage::Live && epoch == self.epoch {
+                    self.refusal = Some((Some(device), reason.clone()));
+                    let moving = self.moving;
                     self.give_up(device, reason, &mut actions);
+                    // The old plan worked: nobody waits longer for it than it takes.
+                    (self.moving, self.place_after) = match moving {
+                        Moving::Forth => (Moving::Back, now),
+                        _ => (Moving::No, now + REPLACE),
+                    };
                 }
             }
             Event::Spoiled { epoch, device, reason } => {
-                if self.live && epoch == self.epoch {
+                if self.stage == Stage::Live && epoch == self.epoch {
                     self.give_up(device, reason, &mut actions);
                 }
             }
@@ -391,14 +511,28 @@ impl Membership {
                 _ => {}
             }
         }
-        let all = self.members.iter().all(|m| m.state == State::Connected);
-        if all && now >= self.place_after {
-            self.epoch = self.epoch.next();
-            self.live = true;
-            for (device, member) in self.members.iter_mut().enumerate() {
-                member.state = State::Placing;
-                actions.push(Action::Place { device, epoch: self.epoch });
-            }
+        if self.stage == Stage::Waiting && self.all_connected() && now >= self.place_after {
+            self.rounds += 1;
+            self.stage = Stage::Planning(self.rounds);
+            actions.push(Action::Plan { round: self.rounds });
+        }
+    }
+
+    fn all_connected(&self) -> bool {
+        self.needed().all(|(_, m)| m.state == State::Connected)
+    }
+
+    /// Gives out the next epoch, if everybody who has a part in it is there still.
+    fn place(&mut self, actions: &mut Vec<Action>) {
+        if !self.all_connected() {
+            self.stage = Stage::Waiting;
+            return;
+        }
+        self.epoch = self.epoch.max(self.known).next();
+        self.stage = Stage::Live;
+        for device in self.ring.clone().unwrap_or_default() {
+            self.members[device].state = State::Placing;
+            actions.push(Action::Place { device, epoch: self.epoch });
         }
     }
 
@@ -413,15 +547,19 @@ impl Membership {
         member.failures = member.failures.saturating_add(1);
         member.state = State::Unreachable { retry: now + wait, reason: reason.clone(), lost };
         actions.push(Action::Disconnect { device });
-        if was && self.live {
-            self.give_up(device, reason, actions);
+        if self.needs(device) {
+            self.moving = Moving::No;
+            if was && self.stage == Stage::Live {
+                self.give_up(device, reason, actions);
+            }
         }
     }
 
     /// Ends the epoch: every device that is still there goes back to being merely connected.
     fn give_up(&mut self, device: Index, reason: String, actions: &mut Vec<Action>) {
         let epoch = self.epoch;
-        self.live = false;
+        self.stage = Stage::Waiting;
+        self.moving = Moving::No;
         actions.push(Action::Fail { epoch, device, reason });
         for (other, member) in self.members.iter_mut().enumerate() {
             if matches!(member.state, State::Placing | State::Ready { .. }) {

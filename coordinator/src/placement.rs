@@ -1,16 +1,36 @@
-//! Placement: from a cluster, a model and what devices say of themselves to a plan that fits.
+//! Placement: from a cluster, a model, what devices grant and what they were measured to do to a plan
+//! that fits.
 //!
-//! Everything here is a pure function, and everything after it only takes a [`Plan`]: a planner
-//! that chooses by profiles takes the place of [`plan`], and nothing else changes.
+//! Everything here is a pure function. A cluster file with shares is split by them; any other by the
+//! planner, from profiles.
 
-use crate::cluster::Cluster;
-use galaxy_common::{Bytes, DeviceName, plan::Plan};
-use galaxy_graph::{
-    LowerError,
-    budget::{self, Needs},
-    share::{self, Member, ShareError, Terms},
+use crate::cluster::{Cluster, DEFAULT_TILES};
+use galaxy_common::{
+    BatchShape, Bytes, ClusterProfile, DeviceName, ProfileError, Wanted,
+    plan::{Layout, LinkType, Mode, Modes, Phase, Plan, Strategy},
 };
-use galaxy_model::ModelDir;
+use galaxy_graph::{
+    Costs, LowerError, Program,
+    budget::{self, Needs},
+    lower,
+    program::Lane,
+    share::{self, Member, ShareError, Terms},
+    simulate,
+};
+use galaxy_model::{HeadSpec, ModelDir, ModelSpec};
+use galaxy_planner::{Allowed, Offer, Planned, PlanningError, Request, Workload};
+use std::{sync::Arc, time::Duration};
+
+/// What makes a plan from profiles: [`galaxy_planner::plan`], or another in tests.
+pub type Planner = fn(&Request<'_>) -> Result<Planned, PlanningError>;
+
+/// What says how long operations of one batch shape take by profiles.
+pub type Pricer = for<'a> fn(
+    &'a ModelSpec,
+    &'a Plan,
+    &'a BatchShape,
+    &'a ClusterProfile,
+) -> Result<Box<dyn Costs + 'a>, ProfileError>;
 
 /// A model that has no place in a cluster.
 #[derive(Debug, thiserror::Error)]
@@ -18,9 +38,24 @@ pub enum PlacementError {
     /// The shares give no plan.
     #[error(transparent)]
     Share(#[from] ShareError),
+    /// The profiles give no plan.
+    #[error(transparent)]
+    Planning(#[from] PlanningError),
     /// The plan gives no programs.
     #[error(transparent)]
     Lower(#[from] LowerError),
+    /// The plan cannot be predicted.
+    #[error("the plan cannot be predicted: {why}")]
+    Prediction {
+        /// Why not.
+        why: String,
+    },
+    /// A plan with a device that nobody offered.
+    #[error("the plan has a part for {device}, which is no device of the cluster file")]
+    Stranger {
+        /// Which.
+        device: DeviceName,
+    },
     /// A device's part does not fit into what it grants.
     #[error(
         "device {device} needs {} for its part ({} weights, {} activations, {} transfers, {} results, {} scratch, {} process) and grants {grants}: {} are missing. Raise its memory to {}, give it a smaller share, add a device, or lower max_rows",
@@ -37,61 +72,276 @@ pub enum PlacementError {
     },
 }
 
+impl PlacementError {
+    /// The device that is to blame, if it is one.
+    pub fn device(&self) -> Option<&DeviceName> {
+        match self {
+            Self::Budget { device, .. } | Self::Stranger { device } => Some(device),
+            Self::Planning(PlanningError::Memory { device, .. }) => device.as_ref(),
+            Self::Planning(PlanningError::Profile(ProfileError::NoDevice { device })) => {
+                Some(device)
+            }
+            _ => None,
+        }
+    }
+}
+
 /// A number of bytes as one would write it into a cluster file, rounded up.
 fn megabytes(bytes: Bytes) -> String {
     format!("{}MB", bytes.0.div_ceil(1_000_000))
 }
 
-/// The plan that follows from the shares of the cluster file.
+/// A plan in a cluster.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Placement {
+    /// The plan.
+    pub plan: Arc<Plan>,
+    /// The device of each rank, by its place in the cluster file.
+    pub ring: Vec<usize>,
+    /// What each needs, by rank.
+    pub needed: Vec<Bytes>,
+    /// Devices without a part, by their place in the cluster file, and why.
+    pub left_out: Vec<(usize, String)>,
+    /// In words: "galaxy on 3 devices, 4 tiles".
+    pub what: String,
+    /// How long a typical text is predicted to take; plans by hand are not predicted.
+    pub predicted: Option<Duration>,
+    /// How much longer than its profile says each device took when the plan was made, in the order
+    /// of the cluster file; empty for a plan by hand.
+    pub factors: Vec<f64>,
+}
+
+impl Placement {
+    fn new(cluster: &Cluster, plan: Plan, needs: &[Needs]) -> Result<Self, PlacementError> {
+        let place = |name: &DeviceName| cluster.devices.iter().position(|d| d.name == *name);
+        let ring = plan.ring.iter().map(|part| {
+            let stranger = || PlacementError::Stranger { device: part.name.clone() };
+            place(&part.name).ok_or_else(stranger)
+        });
+        Ok(Self {
+            ring: ring.collect::<Result<_, _>>()?,
+            needed: needs.iter().map(Needs::total).collect(),
+            left_out: Vec::new(),
+            what: format!("{} on {} devices, {} tiles", plan.strategy, plan.ring.len(), plan.tiles),
+            predicted: None,
+            factors: Vec::new(),
+            plan: Arc::new(plan),
+        })
+    }
+
+    /// Why a device has no part.
+    pub fn reason(&self, device: usize) -> &str {
+        let found = self.left_out.iter().find(|(left, _)| *left == device);
+        found.map_or("the strategy gives it no part", |(_, why)| why)
+    }
+}
+
+/// How the blocks of a plan are cut, in words; nothing where the layout leaves no choice.
+pub fn modes(plan: &Plan) -> String {
+    if plan.layout != Layout::Ring || plan.ring.len() < 2 {
+        return String::new();
+    }
+    let cut = |modes: &Modes| match (modes.attention, modes.mlp) {
+        (Mode::Tensor, Mode::Tensor) => "tensor".to_owned(),
+        (Mode::Sequence, Mode::Sequence) => "sequence".to_owned(),
+        (attention, mlp) => format!("attention {attention}, mlp {mlp}"),
+    };
+    match &plan.modes[..] {
+        [all] => cut(all),
+        runs => {
+            let run = |m: &Modes| format!("{} {}", m.layers, cut(m));
+            runs.iter().map(run).collect::<Vec<_>>().join("; ")
+        }
+    }
+}
+
+/// What a device of the cluster file offers, with what its worker says of itself.
 ///
-/// `threads` stands for devices whose threads the file leaves open, in the order of the file.
+/// `threads` stand for what the file leaves open, `own` is the device's own limit, if it has one.
+pub fn offer(device: &crate::cluster::Device, threads: u16, own: Option<Bytes>) -> Offer {
+    Offer {
+        name: device.name.clone(),
+        budget: own.map_or(device.memory, |own| own.min(device.memory)),
+        threads: device.threads.unwrap_or(threads).max(1),
+    }
+}
+
+/// The plan that follows from the shares of the cluster file, checked against the offers.
 ///
 /// # Errors
-/// When the shares give no plan.
-pub fn plan(cluster: &Cluster, model: &ModelDir, threads: &[u16]) -> Result<Plan, PlacementError> {
-    let members: Vec<Member> = cluster
-        .devices
-        .iter()
-        .enumerate()
-        .map(|(i, device)| Member {
-            name: device.name.clone(),
-            budget: device.memory,
-            threads: device.threads.or_else(|| threads.get(i).copied()).unwrap_or(1).max(1),
-            share: device.share,
-        })
-        .collect();
+/// When the shares give no plan, and [`PlacementError::Budget`] for the first device whose part does
+/// not fit.
+pub fn by_shares(
+    cluster: &Cluster,
+    model: &ModelDir,
+    offers: &[Offer],
+) -> Result<Placement, PlacementError> {
+    let members = offers.iter().map(|offer| {
+        let device = cluster.devices.iter().find(|d| d.name == offer.name);
+        Member {
+            name: offer.name.clone(),
+            budget: offer.budget,
+            threads: offer.threads,
+            share: device.and_then(|d| d.share).unwrap_or(1.0),
+        }
+    });
     let terms = Terms {
         model: model.name(),
         fingerprint: model.fingerprint(),
         strategy: cluster.strategy,
-        wire: cluster.wire,
-        tiles: cluster.tiles,
+        wire: cluster.wires()[0],
+        tiles: cluster.tiles.unwrap_or(DEFAULT_TILES),
         max_rows: cluster.max_rows,
     };
-    Ok(share::plan(model.spec(), &terms, &members)?)
+    let mut plan = share::plan(model.spec(), &terms, &members.collect::<Vec<_>>())?;
+    if cluster.plain {
+        plan.link = LinkType::Plain;
+    }
+    let needs = budget::needs_all(model.spec(), model.dtype().width(), &plan)?;
+    for (device, needs) in plan.ring.iter().zip(&needs) {
+        if needs.total() > device.budget {
+            let (device, grants) = (device.name.clone(), device.budget);
+            return Err(PlacementError::Budget { device, needs: *needs, grants });
+        }
+    }
+    let mut placement = Placement::new(cluster, plan, &needs)?;
+    if cluster.strategy == Strategy::Local {
+        let idle = (0..cluster.devices.len()).filter(|i| !placement.ring.contains(i));
+        let why = "strategy local takes the device of the largest share".to_owned();
+        placement.left_out = idle.map(|i| (i, why.clone())).collect();
+    }
+    Ok(placement)
 }
 
-/// What each device of the ring needs; checked against what it grants.
-///
-/// `limits` are the devices' own limits in ring order, where they have one.
+/// What the cluster is used for: texts of its lengths, as far as the model takes them.
+pub fn workload(cluster: &Cluster, model: &ModelDir) -> Workload {
+    let wanted = match (&model.spec().head, model.sentence()) {
+        (HeadSpec::Classes(_), _) => Wanted::Classes,
+        (HeadSpec::Language { .. }, _) => Wanted::LastLogits,
+        (HeadSpec::None, Ok(sentence)) => Wanted::Pooled(sentence.pooling),
+        (HeadSpec::None, Err(_)) => Wanted::Hidden,
+    };
+    let most = model.spec().position_limit().min(cluster.max_rows);
+    let lengths = cluster.lengths.iter().map(|tokens| ((*tokens).min(most), 1.0)).collect();
+    Workload { phase: Phase::Prefill, lengths, wanted }
+}
+
+/// What the cluster file lets the planner choose from.
+pub fn allowed(cluster: &Cluster) -> Allowed {
+    Allowed {
+        strategy: cluster.strategy,
+        wires: cluster.wires(),
+        links: cluster.links(),
+        tiles: cluster.tiles,
+        exchange: None,
+        max_rows: cluster.max_rows,
+    }
+}
+
+/// The planner's answer, with its reasons, for devices that run as `profile` says.
 ///
 /// # Errors
-/// [`PlacementError::Budget`] for the first device whose part does not fit.
-pub fn fit(
+/// When no device, no split or no memory does.
+pub fn planned(
+    cluster: &Cluster,
     model: &ModelDir,
+    shape: &str,
+    offers: &[Offer],
+    profile: &ClusterProfile,
+    planner: Planner,
+) -> Result<Planned, PlanningError> {
+    planner(&Request {
+        spec: model.spec(),
+        matrix_width: model.dtype().width(),
+        model: model.name(),
+        fingerprint: model.fingerprint(),
+        shape,
+        offers,
+        profile,
+        workload: &workload(cluster, model),
+        allowed: &allowed(cluster),
+    })
+}
+
+/// The planner's answer as a placement. `factors` are those that the profile was scaled by.
+///
+/// # Errors
+/// When its plan has a device that the cluster has not.
+pub fn settle(
+    cluster: &Cluster,
+    planned: Planned,
+    factors: Vec<f64>,
+) -> Result<Placement, PlacementError> {
+    let mut placement = Placement::new(cluster, planned.plan, &planned.needs)?;
+    let why = |device: &crate::cluster::Device| {
+        let found = planned.left_out.iter().find(|(name, _)| *name == device.name);
+        found.map_or_else(
+            || "it was not connected when the plan was made".to_owned(),
+            |l| l.1.clone(),
+        )
+    };
+    let devices = cluster.devices.iter().enumerate();
+    let idle = devices.filter(|(i, _)| !placement.ring.contains(i));
+    placement.left_out = idle.map(|(i, device)| (i, why(device))).collect();
+    placement.what = planned.what;
+    let latency = planned.prediction.latency;
+    placement.predicted = Some(Duration::from_nanos(latency.max(0.0) as u64));
+    placement.factors = factors;
+    Ok(placement)
+}
+
+/// The profile of devices that take so many times as long; `factors` in the order of the file.
+pub fn scaled(cluster: &Cluster, profile: &ClusterProfile, factors: &[f64]) -> ClusterProfile {
+    let factor = |name: &DeviceName| {
+        let at = cluster.devices.iter().position(|d| d.name == *name);
+        at.and_then(|at| factors.get(at)).copied().unwrap_or(1.0)
+    };
+    let devices = profile.devices.iter().map(|device| device.scaled(factor(&device.device)));
+    ClusterProfile { devices: devices.collect(), links: profile.links.clone() }
+}
+
+/// How long each device's kernels work on programs of `shape`, in ns, by rank.
+///
+/// # Errors
+/// When the profile lacks a device or a link of the plan.
+pub fn busy(
+    spec: &ModelSpec,
     plan: &Plan,
-    limits: &[Option<Bytes>],
-) -> Result<Vec<Needs>, PlacementError> {
-    let all = budget::needs_all(model.spec(), model.dtype().width(), plan)?;
-    all.into_iter()
-        .zip(plan.ranked())
-        .map(|(needs, (rank, device))| {
-            let own = limits.get(rank.index()).copied().flatten();
-            let grants = own.map_or(device.budget, |own| own.min(device.budget));
-            if needs.total() > grants {
-                return Err(PlacementError::Budget { device: device.name.clone(), needs, grants });
-            }
-            Ok(needs)
-        })
-        .collect()
+    profile: &ClusterProfile,
+    shape: &BatchShape,
+    programs: &[Program],
+    pricer: Pricer,
+) -> Result<Vec<f64>, ProfileError> {
+    let costs = pricer(spec, plan, shape, profile)?;
+    let of = |program: &Program| {
+        let compute = program.lanes.iter().filter(|(lane, _)| *lane == Lane::Compute);
+        let operations = compute.flat_map(|(_, ids)| ids);
+        operations.map(|id| costs.compute(program, program.operation(*id)) as f64).sum()
+    };
+    Ok(programs.iter().map(of).collect())
+}
+
+/// How long a typical text takes by `plan` on devices that run as `profile` says: the mean over the
+/// workload's lengths.
+///
+/// # Errors
+/// When the plan cannot be lowered, or the profile lacks something of it.
+pub fn latency(
+    spec: &ModelSpec,
+    plan: &Plan,
+    profile: &ClusterProfile,
+    workload: &Workload,
+    pricer: Pricer,
+) -> Result<Duration, PlacementError> {
+    let wrong = |why: String| PlacementError::Prediction { why };
+    let (mut sum, mut weights) = (0.0, 0.0);
+    for (rows, weight) in &workload.lengths {
+        let shape = BatchShape::single(*rows, workload.wanted).map_err(|e| wrong(e.to_string()))?;
+        let programs = lower(spec, plan, workload.phase, &shape)?;
+        let costs = pricer(spec, plan, &shape, profile).map_err(PlanningError::from)?;
+        let run = simulate(&programs, &*costs).map_err(|e| wrong(e.to_string()))?;
+        sum += run.total as f64 * weight;
+        weights += weight;
+    }
+    Ok(Duration::from_nanos((sum / weights.max(f64::MIN_POSITIVE)) as u64))
 }

@@ -6,11 +6,11 @@ mod batch;
 use crate::{
     admission::{Admission, Ticket},
     error::RequestError,
-    fleet::{DeviceCost, DeviceView, Fleet, Readiness, blocking},
+    fleet::{DeviceCost, DeviceView, Fleet, Outlook, Readiness, blocking},
     trace::{Trace, TraceLog},
 };
 use answer::Answer;
-use galaxy_common::{DeviceName, Epoch, RequestId, Wanted, plan::Plan};
+use galaxy_common::{DeviceName, Epoch, RequestId, Wanted};
 use galaxy_model::{HeadSpec, ModelDir, ModelSpec, sentence::SentenceConfig, tokenizer::Tokenizer};
 use std::{
     future::Future,
@@ -162,9 +162,9 @@ impl Session {
     pub fn model(&self) -> &ModelDir {
         &self.inner.model
     }
-    /// The plan.
-    pub fn plan(&self) -> Arc<Plan> {
-        self.inner.fleet.plan()
+    /// What the fleet was asked for, and what it makes of it.
+    pub fn outlook(&self) -> Outlook {
+        self.inner.fleet.outlook()
     }
     /// The devices, for a status.
     pub fn devices(&self) -> Vec<DeviceView> {
@@ -323,7 +323,7 @@ impl Session {
     fn text_limit(&self, max_tokens: Option<u32>) -> (u32, &'static str) {
         let limits = [
             (self.spec().position_limit(), "the model's table of positions"),
-            (self.plan().max_rows, "max_rows of the cluster"),
+            (self.outlook().max_rows, "max_rows of the cluster"),
             (max_tokens.unwrap_or(u32::MAX), "the model's sentence configuration"),
         ];
         limits.into_iter().min_by_key(|(limit, _)| *limit).expect("the array has three elements")
@@ -459,7 +459,9 @@ impl Session {
             Readiness::Waiting { device, reason } => {
                 Err(RequestError::Unavailable { device, reason })
             }
-            Readiness::Ready(_) => Err(RequestError::Deadline { allowed, ours: timeout.is_none() }),
+            Readiness::Ready(_) | Readiness::Moving { .. } => {
+                Err(RequestError::Deadline { allowed, ours: timeout.is_none() })
+            }
         };
         let wait = if timeout.is_none() { allowed.saturating_add(GRACE) } else { allowed };
         let result = tokio::time::timeout(wait, work).await.unwrap_or_else(late);
@@ -468,15 +470,15 @@ impl Session {
         result
     }
 
-    /// Waits until programs may run, but not beyond `until`.
+    /// Waits until programs may run, now or after a move, but not beyond `until`.
     async fn ready(&self, until: Instant) -> Result<(), RequestError> {
         let mut readiness = self.inner.fleet.readiness();
-        let ready = readiness.wait_for(|r| matches!(r, Readiness::Ready(_)));
+        let ready = readiness.wait_for(|r| !matches!(r, Readiness::Waiting { .. }));
         if let Ok(Ok(_)) = tokio::time::timeout_at(until.into(), ready).await {
             return Ok(());
         }
         match self.readiness() {
-            Readiness::Ready(_) => Ok(()),
+            Readiness::Ready(_) | Readiness::Moving { .. } => Ok(()),
             Readiness::Waiting { device, reason } => {
                 Err(RequestError::Unavailable { device, reason })
             }

@@ -151,7 +151,7 @@ impl World {
 
     fn fleet(&self) -> (Arc<ModelDir>, Arc<dyn Fleet>) {
         let text = format!(
-            "[cluster]\nmodel = {:?}\nidentity = {:?}\nstrategy = \"local\"\n[[device]]\nname = \"solo\"\naddress = \"{}\"\nmemory = \"1GB\"\n",
+            "[cluster]\nmodel = {:?}\nidentity = {:?}\nstrategy = \"local\"\n[[device]]\nname = \"solo\"\naddress = \"{}\"\nmemory = \"1GB\"\nshare = 1.0\n",
             golden(),
             self.keys.path().join("coordinator"),
             self.address

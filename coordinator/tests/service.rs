@@ -8,7 +8,7 @@ use galaxy_common::{
 use galaxy_coord::{
     Fleet, Limits, LocalFleet, RequestError, RunOutput, Session,
     api::Api,
-    fleet::{BoxFuture, DeviceView, Readiness, Run, Timeline},
+    fleet::{BoxFuture, DeviceView, Outlook, Readiness, Run, Timeline},
 };
 use galaxy_graph::share::{self, Member, Terms};
 use galaxy_model::ModelDir;
@@ -274,8 +274,14 @@ impl Fleet for Paused {
     fn readiness(&self) -> watch::Receiver<Readiness> {
         self.readiness.subscribe()
     }
-    fn plan(&self) -> Arc<Plan> {
-        self.plan.clone()
+    fn outlook(&self) -> Outlook {
+        Outlook {
+            strategy: self.plan.strategy,
+            max_rows: self.plan.max_rows,
+            plan: Some(self.plan.clone()),
+            what: String::new(),
+            predicted: None,
+        }
     }
     fn execute(
         &self,

@@ -8,7 +8,11 @@ use anyhow::{Context, Result, ensure};
 use galaxy_common::{
     BatchShape, Bytes, DeviceName, Epoch, Pooling, Segment, Spread, Strategy, Wanted, WireType,
 };
-use galaxy_coord::{Cluster, Fleet, RemoteFleet, cluster::Device, fleet::Readiness};
+use galaxy_coord::{
+    Cluster, Fleet, RemoteFleet,
+    cluster::{DEFAULT_DRIFT, DEFAULT_LENGTH, DEFAULT_PROFILES, Device},
+    fleet::Readiness,
+};
 use galaxy_model::ModelDir;
 use galaxy_proto::identity::{Identity, Role};
 use std::{
@@ -91,7 +95,7 @@ impl Bench {
                 address: address.clone(),
                 memory: Bytes(8_000_000_000),
                 threads: Some(1),
-                share: 1.0,
+                share: Some(1.0),
             })
         };
         let cluster = Cluster {
@@ -99,12 +103,16 @@ impl Bench {
             model: model.path().to_owned(),
             identity: self.keys.join("coordinator"),
             strategy: Strategy::Galaxy,
-            wire: WireType::F32,
-            tiles: 4,
+            wire: Some(WireType::F32),
+            tiles: Some(4),
             listen: "127.0.0.1:0".into(),
             max_rows,
             queue: 4,
             plain: false,
+            lossy: false,
+            lengths: vec![DEFAULT_LENGTH],
+            profiles: self.keys.join(DEFAULT_PROFILES),
+            drift: DEFAULT_DRIFT,
             timeout: Duration::from_secs(60),
             devices: self.workers.iter().enumerate().map(device).collect::<Result<_>>()?,
         };

@@ -135,7 +135,7 @@ impl Placed<'_> {
 
     /// The plan.
     pub fn plan(&self) -> Arc<Plan> {
-        self.fleet.plan()
+        self.fleet.plan().expect("a fleet that is ready has a plan")
     }
 
     /// Runs one batch.
@@ -152,7 +152,7 @@ impl Placed<'_> {
             Some((of, programs)) if of == shape => programs.clone(),
             _ => {
                 let spec = self.model.spec();
-                let programs = Arc::new(lower(spec, &self.fleet.plan(), Phase::Prefill, shape)?);
+                let programs = Arc::new(lower(spec, &self.plan(), Phase::Prefill, shape)?);
                 self.programs = Some((shape.clone(), programs.clone()));
                 programs
             }

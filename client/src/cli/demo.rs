@@ -235,10 +235,10 @@ fn show(
     let mut out = String::new();
     let _ = writeln!(
         out,
-        "{} on {} devices: strategy {}, wire {}, tiles {}\n",
+        "{} on {} devices: {}, wire {}, tiles {}\n",
         status.model,
-        status.devices.len(),
-        status.strategy,
+        status.devices.iter().filter(|d| d.row_weight > 0 || !d.heads.is_empty()).count(),
+        status.plan,
         status.wire,
         status.tiles
     );

@@ -3,7 +3,7 @@
 use super::{
     Connection,
     failure::Failure,
-    json, print, progress,
+    json, milliseconds, print, progress,
     table::{row, table},
 };
 use clap::Args;
@@ -65,9 +65,14 @@ fn show(status: &ClusterStatus) -> String {
     let _ = writeln!(out, "cluster {:?} is {}", status.cluster, status.state);
     let _ = writeln!(
         out,
-        "  model {}, strategy {}, wire {}, tiles {}, epoch {}",
-        status.model, status.strategy, status.wire, status.tiles, status.epoch
+        "  model {}, strategy {}, epoch {}",
+        status.model, status.strategy, status.epoch
     );
+    if status.layout.is_empty() {
+        out += "  no plan yet\n";
+    } else {
+        out += &plan(status);
+    }
     let _ = writeln!(
         out,
         "  {} queued, {} served, {} failed",
@@ -79,6 +84,23 @@ fn show(status: &ClusterStatus) -> String {
         status.version, status.commit, status.protocol
     );
     out + &devices(&status.devices)
+}
+
+/// The plan in force.
+fn plan(status: &ClusterStatus) -> String {
+    let mut out = format!("  plan {}", status.plan);
+    if let Some(time) = status.predicted {
+        let _ = write!(out, ", predicted {}", milliseconds(time));
+    }
+    let _ = write!(
+        out,
+        "\n  layout {}, exchange {}, links {}, wire {}, tiles {}",
+        status.layout, status.exchange, status.link, status.wire, status.tiles
+    );
+    if !status.modes.is_empty() {
+        let _ = write!(out, ", blocks {}", status.modes);
+    }
+    out + "\n"
 }
 
 /// Who holds what.

@@ -2,7 +2,7 @@
 
 use super::ClusterError;
 use std::time::Duration;
-use toml::de::{DeTable, DeValue};
+use toml::de::{DeInteger, DeTable, DeValue};
 
 /// Where a key stands: `cluster.tiles`, line 4.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -115,21 +115,48 @@ impl<'a> Section<'a> {
     ) -> Result<Option<u32>, ClusterError> {
         match self.value(key) {
             None => Ok(None),
-            Some(DeValue::Integer(number)) => {
-                let value = i128::from_str_radix(number.as_str(), number.radix()).ok();
-                value
-                    .and_then(|v| u32::try_from(v).ok())
-                    .filter(|v| (low..=high).contains(v))
-                    .map(Some)
-                    .ok_or_else(|| ClusterError::Range {
-                        at: self.place(key),
-                        value: number.as_str().to_owned(),
-                        low,
-                        high,
-                    })
-            }
+            Some(DeValue::Integer(number)) => self.within(key, number, low, high).map(Some),
             Some(_) => Err(self.wrong(key, "a whole number")),
         }
+    }
+
+    /// A list of 1 to `most` whole numbers of a range.
+    pub(super) fn wholes(
+        &self,
+        key: &str,
+        low: u32,
+        high: u32,
+        most: usize,
+    ) -> Result<Option<Vec<u32>>, ClusterError> {
+        let wrong = || ClusterError::List { at: self.place(key), most };
+        let list = match self.value(key) {
+            None => return Ok(None),
+            Some(DeValue::Array(list)) if (1..=most).contains(&list.len()) => list,
+            Some(_) => return Err(wrong()),
+        };
+        let number = |item: &toml::Spanned<DeValue<'_>>| match item.get_ref() {
+            DeValue::Integer(number) => self.within(key, number, low, high),
+            _ => Err(wrong()),
+        };
+        list.iter().map(number).collect::<Result<_, _>>().map(Some)
+    }
+
+    fn within(
+        &self,
+        key: &str,
+        number: &DeInteger<'_>,
+        low: u32,
+        high: u32,
+    ) -> Result<u32, ClusterError> {
+        let value = i128::from_str_radix(number.as_str(), number.radix()).ok();
+        value.and_then(|v| u32::try_from(v).ok()).filter(|v| (low..=high).contains(v)).ok_or_else(
+            || ClusterError::Range {
+                at: self.place(key),
+                value: number.as_str().to_owned(),
+                low,
+                high,
+            },
+        )
     }
 
     /// A number, whole or not. May be NaN.

@@ -1,7 +1,8 @@
 //! A fleet in this process: the engine on threads of our own, over links in memory.
 
 use super::{
-    BoxFuture, DeviceCost, DeviceRun, DeviceView, Fleet, Readiness, Run, Timeline, blocking,
+    BoxFuture, DeviceCost, DeviceRun, DeviceView, Fleet, Outlook, Readiness, Run, Timeline,
+    blocking,
 };
 use crate::error::RequestError;
 use galaxy_common::{BatchShape, Bytes, Epoch, SequenceNumber, plan::Plan};
@@ -91,8 +92,14 @@ impl Fleet for LocalFleet {
         self.readiness.subscribe()
     }
 
-    fn plan(&self) -> Arc<Plan> {
-        self.plan.clone()
+    fn outlook(&self) -> Outlook {
+        Outlook {
+            strategy: self.plan.strategy,
+            max_rows: self.plan.max_rows,
+            plan: Some(self.plan.clone()),
+            what: String::new(),
+            predicted: None,
+        }
     }
 
     fn execute(

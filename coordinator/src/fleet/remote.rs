@@ -7,18 +7,21 @@ mod board;
 mod calls;
 mod driver;
 mod execute;
+mod planning;
 
 pub use board::Notice;
+pub use planning::{Planning, ProfileSource};
 
-use super::{BoxFuture, DeviceView, Fleet, Lowered, Readiness, Run, Timeline};
+use super::{BoxFuture, DeviceView, Fleet, Lowered, Outlook, Readiness, Run, Timeline};
 use crate::{
     cluster::{Cluster, Device},
+    drift::{Change, Sample},
     error::RequestError,
-    membership::{Event, Now},
-    placement::{self, PlacementError},
+    membership::{Event, Index, Now},
+    placement::{self, Placement, PlacementError},
 };
 use board::Board;
-use galaxy_common::{BatchShape, Bytes, Epoch, SequenceNumber, plan::Plan};
+use galaxy_common::{BatchShape, Bytes, Epoch, SequenceNumber};
 use galaxy_model::ModelDir;
 use galaxy_proto::identity::Identity;
 use std::{
@@ -28,25 +31,38 @@ use std::{
     },
     time::{Duration, Instant},
 };
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{Notify, RwLock, mpsc, watch};
 
 /// Who hears about what happens in the fleet.
 pub type Listener = Arc<dyn Fn(Notice) + Send + Sync>;
 
-/// Events that wait for the driver: pings and progress of every device of the largest ring.
-const EVENTS: usize = 1024;
+/// Messages that wait for the driver: pings and progress of every device of the largest ring.
+const MESSAGES: usize = 1024;
+
+/// What the driver is told.
+enum Message {
+    /// Something happened, then.
+    Event(Now, Event),
+    /// A plan was made, or could not be, in this round.
+    Planned { round: u64, made: Result<planning::Made, planning::Failure> },
+    /// A program ran.
+    Ran { epoch: Epoch, samples: Vec<Sample> },
+    /// Another plan than `present` was looked for, because curves have changed.
+    Looked { change: Change, present: Arc<Placement>, verdict: planning::Verdict },
+}
 
 /// What the driver and the calls share.
 pub(crate) struct Shared {
     cluster: Cluster,
-    /// The devices of the ring, by rank; those of the cluster that have no part are idle.
-    ring: Vec<Device>,
+    planning: Planning,
     model: Arc<ModelDir>,
     identity: Identity,
     lowered: Lowered,
     board: Mutex<Board>,
     readiness: watch::Sender<Readiness>,
-    events: mpsc::Sender<(Now, Event)>,
+    messages: mpsc::Sender<Message>,
+    /// Read while a program runs, written by who changes the plan between programs.
+    gate: Arc<RwLock<()>>,
     sequence: AtomicU64,
     origin: Instant,
     listener: Listener,
@@ -68,7 +84,14 @@ impl Shared {
     /// Sends an event to the driver, with the time at which it happened; without a driver there is
     /// nobody to tell.
     async fn tell(&self, event: Event) {
-        drop(self.events.send((self.now(), event)).await);
+        self.send(Message::Event(self.now(), event)).await;
+    }
+    async fn send(&self, message: Message) {
+        drop(self.messages.send(message).await);
+    }
+    /// A device of the cluster file.
+    fn device(&self, index: Index) -> &Device {
+        &self.cluster.devices[index]
     }
 }
 
@@ -79,7 +102,8 @@ pub struct RemoteFleet {
 }
 
 impl RemoteFleet {
-    /// Makes a first plan, checks it, and starts to connect. `listener` must not block.
+    /// Starts to connect. When all devices are there, it plans by the shares of the cluster file, or
+    /// by what its workers measure. A split by hand is checked at once. `listener` must not block.
     ///
     /// # Errors
     /// When the model has no place in the cluster, whatever the devices say.
@@ -90,22 +114,37 @@ impl RemoteFleet {
         epoch: Epoch,
         listener: Listener,
     ) -> Result<Self, PlacementError> {
-        let plan = placement::plan(&cluster, &model, &[])?;
-        let needs = placement::fit(&model, &plan, &[])?;
-        let named = |name| cluster.devices.iter().find(|d| d.name == name).cloned();
-        let ring: Vec<Device> = plan.ring.iter().filter_map(|d| named(d.name.clone())).collect();
-        let (events, inbox) = mpsc::channel(EVENTS);
+        Self::start_with(cluster, model, identity, epoch, listener, Planning::measured())
+    }
+
+    /// [`RemoteFleet::start`] with another source of profiles, or another planner.
+    ///
+    /// # Errors
+    /// As [`RemoteFleet::start`].
+    pub fn start_with(
+        cluster: Cluster,
+        model: Arc<ModelDir>,
+        identity: Identity,
+        epoch: Epoch,
+        listener: Listener,
+        planning: Planning,
+    ) -> Result<Self, PlacementError> {
+        if cluster.by_hand() {
+            let offers = cluster.devices.iter().map(|device| placement::offer(device, 1, None));
+            placement::by_shares(&cluster, &model, &offers.collect::<Vec<_>>())?;
+        }
+        let (messages, inbox) = mpsc::channel(MESSAGES);
         let waiting = Readiness::Waiting { device: None, reason: "it is starting".to_owned() };
-        let board = Board::new(&ring, Arc::new(plan), needs.iter().map(|n| n.total()).collect());
         let shared = Arc::new(Shared {
             lowered: Lowered::new(model.spec().clone()),
+            board: Mutex::new(Board::new(cluster.devices.len())),
             cluster,
-            ring,
+            planning,
             model,
             identity,
-            board: Mutex::new(board),
             readiness: watch::Sender::new(waiting),
-            events,
+            messages,
+            gate: Arc::default(),
             sequence: AtomicU64::new(0),
             origin: Instant::now(),
             listener,
@@ -122,8 +161,17 @@ impl Fleet for RemoteFleet {
         self.shared.readiness.subscribe()
     }
 
-    fn plan(&self) -> Arc<Plan> {
-        self.shared.board().plan.clone()
+    fn outlook(&self) -> Outlook {
+        let Cluster { strategy, max_rows, .. } = self.shared.cluster;
+        let board = self.shared.board();
+        let placement = board.placement.as_ref();
+        Outlook {
+            strategy,
+            max_rows,
+            plan: placement.map(|p| p.plan.clone()),
+            what: placement.map(|p| p.what.clone()).unwrap_or_default(),
+            predicted: placement.and_then(|p| p.predicted),
+        }
     }
 
     fn execute(
@@ -145,22 +193,8 @@ impl Fleet for RemoteFleet {
 
     fn devices(&self) -> Vec<DeviceView> {
         let board = self.shared.board();
-        let idle = |device: &Device| DeviceView {
-            name: device.name.to_string(),
-            address: device.address.clone(),
-            state: "idle",
-            detail: "the strategy gives it no part".to_owned(),
-            budget: device.memory,
-            threads: device.threads.unwrap_or(0),
-            ..DeviceView::default()
-        };
-        let in_ring = |device: &Device| self.shared.ring.iter().position(|d| d.name == device.name);
-        self.shared
-            .cluster
-            .devices
-            .iter()
-            .map(|device| in_ring(device).map_or_else(|| idle(device), |i| board.view(i, device)))
-            .collect()
+        let devices = self.shared.cluster.devices.iter().enumerate();
+        devices.map(|(index, device)| board.view(index, device)).collect()
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {

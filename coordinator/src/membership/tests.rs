@@ -16,11 +16,15 @@ struct World {
     membership: Membership,
     devices: Vec<Device>,
     epochs: Vec<Epoch>,
+    /// Whom the plan gives a part.
+    plan: Result<Vec<Index>, &'static str>,
     now: Now,
     due: Vec<(Now, Event)>,
     log: Vec<(Now, Action)>,
 }
 
+/// How long a plan takes.
+const PLANNING: Duration = Duration::from_millis(1);
 const FAST: Device = Device::Answers(Duration::from_millis(2));
 
 impl World {
@@ -29,6 +33,7 @@ impl World {
             membership: Membership::new(devices, Epoch(100)),
             devices: vec![FAST; devices],
             epochs: vec![Epoch(0); devices],
+            plan: Ok((0..devices).collect()),
             now: Now::ZERO,
             due: Vec::new(),
             log: Vec::new(),
@@ -49,6 +54,16 @@ impl World {
             Action::Connect { device, attempt } => {
                 let epoch = self.epochs[device];
                 (device, Event::Connected { device, attempt, epoch })
+            }
+            Action::Plan { round } => {
+                let event = match self.plan.clone() {
+                    Ok(ring) => Event::Planned { round, ring },
+                    Err(reason) => {
+                        Event::PlanFailed { round, device: None, reason: reason.to_owned() }
+                    }
+                };
+                self.due.push((now + PLANNING, event));
+                return;
             }
             Action::Ping { device, attempt } => {
                 let epoch = self.epochs[device];
@@ -126,7 +141,7 @@ fn a_frozen_device_is_lost_within_three_seconds_of_silence() {
     }
     assert_eq!(world.membership.state(1).word(), "lost");
     let (device, reason) = world.membership.obstacle().expect("not ready");
-    assert!(device == 1 && reason.contains("was lost"), "{reason}");
+    assert!(device == Some(1) && reason.contains("was lost"), "{reason}");
 }
 
 #[test]
@@ -190,7 +205,7 @@ fn a_refused_place_is_tried_again_later_and_named() {
     let reason = "not enough memory".to_owned();
     world.send(Event::PlaceFailed { device: 1, epoch: Epoch(101), reason });
     let (device, reason) = world.membership.obstacle().expect("not ready");
-    assert!(device == 1 && reason.contains("not enough memory"), "{reason}");
+    assert!(device == Some(1) && reason.contains("not enough memory"), "{reason}");
     let refused = world.now;
     world.run(REPLACE + TICK * 2);
     let place = |a: &Action| matches!(a, Action::Place { .. });
@@ -250,4 +265,134 @@ fn words_of_an_old_attempt_are_ignored() {
     let reason = "late".to_owned();
     world.send(Event::Broken { device: 0, attempt: 0, reason });
     assert_eq!(world.membership.ready(), Some(Epoch(101)));
+}
+
+fn moves(ring: &[Index]) -> Event {
+    Event::Move { ring: ring.to_vec() }
+}
+
+#[test]
+fn a_device_without_a_part_keeps_nobody_waiting() {
+    let mut world = World::new(3);
+    world.plan = Ok(vec![2, 0]);
+    world.run(seconds(1.0));
+    assert_eq!(world.membership.ready(), Some(Epoch(101)));
+    assert_eq!(world.membership.state(1), &State::Connected);
+    let from = world.now;
+    world.devices[1] = Device::Killed;
+    world.run(seconds(10.0));
+    assert_eq!(world.membership.state(1).word(), "lost");
+    assert_eq!(world.membership.ready(), Some(Epoch(101)));
+    assert_eq!(world.first(from, |a| matches!(a, Action::Fail { .. })), None);
+    // It comes back and knows of a later epoch, of another coordinator: ours goes on.
+    (world.devices[1], world.epochs[1]) = (FAST, Epoch(500));
+    world.run(seconds(10.0));
+    assert_eq!(world.membership.state(1), &State::Connected);
+    assert_eq!(world.membership.ready(), Some(Epoch(101)));
+    world.devices[0] = Device::Killed;
+    world.run(seconds(5.0));
+    assert_eq!(world.membership.obstacle().expect("lost").0, Some(0));
+    (world.devices[0], world.epochs[0]) = (FAST, Epoch(0));
+    world.run(seconds(5.0));
+    assert_eq!(world.membership.ready(), Some(Epoch(501)), "above all that is known");
+}
+
+#[test]
+fn before_the_first_plan_everybody_is_waited_for() {
+    let mut world = World::new(3);
+    world.plan = Ok(vec![0, 2]);
+    world.devices[1] = Device::Killed;
+    world.run(seconds(10.0));
+    assert_eq!(world.membership.ready(), None);
+    assert_eq!(world.membership.obstacle().expect("not there").0, Some(1));
+    world.devices[1] = FAST;
+    world.run(RETRY_MAX + TICK * 2);
+    assert_eq!(world.membership.ready(), Some(Epoch(101)));
+}
+
+#[test]
+fn a_plan_that_cannot_be_made_is_named_and_tried_again() {
+    let mut world = World::new(2);
+    world.plan = Err("12 MB are missing");
+    world.run(seconds(1.0));
+    let (device, reason) = world.membership.obstacle().expect("no plan");
+    assert!(device.is_none() && reason.contains("12 MB are missing"), "{reason}");
+    world.plan = Ok(vec![0, 1]);
+    world.run(REPLACE + TICK);
+    assert_eq!(world.membership.ready(), Some(Epoch(101)));
+}
+
+#[test]
+fn a_device_that_is_lost_while_the_plan_is_made_is_waited_for() {
+    let mut world = World::new(2);
+    world.run(Duration::from_millis(102));
+    assert_eq!(world.membership.stage, Stage::Planning(1));
+    world.devices[1] = Device::Killed;
+    let reason = "gone".to_owned();
+    let attempt = world.membership.members[1].attempt;
+    world.send(Event::Broken { device: 1, attempt, reason });
+    world.run(seconds(5.0));
+    assert_eq!(world.membership.ready(), None);
+    assert_eq!(world.first(Now::ZERO, |a| matches!(a, Action::Place { .. })), None);
+    world.devices[1] = FAST;
+    world.run(RETRY_MAX + TICK * 2);
+    assert_eq!(world.membership.ready(), Some(Epoch(101)));
+}
+
+#[test]
+fn a_move_fails_nothing_and_takes_in_who_was_left_out() {
+    let mut world = World::new(3);
+    world.plan = Ok(vec![0, 1]);
+    world.run(seconds(1.0));
+    let from = world.now;
+    world.send(moves(&[2, 0]));
+    assert!(world.membership.moving() && world.membership.ready().is_none());
+    world.run(seconds(1.0));
+    assert_eq!(world.membership.ready(), Some(Epoch(102)));
+    assert!(!world.membership.moving());
+    assert_eq!(world.first(from, |a| matches!(a, Action::Fail { .. })), None);
+    let cancels: Vec<_> =
+        world.log.iter().filter(|(_, a)| matches!(a, Action::Cancel { .. })).collect();
+    assert_eq!(cancels, [&(from, Action::Cancel { device: 1, epoch: Epoch(101) })]);
+    assert_eq!(world.membership.state(1), &State::Connected);
+}
+
+#[test]
+fn a_move_that_is_refused_goes_back_at_once() {
+    let mut world = World::new(2);
+    world.run(seconds(1.0));
+    world.send(moves(&[1]));
+    world.due.clear();
+    let reason = "no memory".to_owned();
+    let refused = Event::PlaceFailed { device: 1, epoch: Epoch(102), reason };
+    world.send(refused);
+    assert!(world.membership.moving(), "on the way back");
+    world.run(Duration::from_millis(20));
+    assert_eq!(world.membership.ready(), Some(Epoch(103)));
+    assert!(!world.membership.moving());
+}
+
+#[test]
+fn a_device_that_dies_in_the_middle_of_a_move_is_a_loss() {
+    let mut world = World::new(2);
+    world.run(seconds(1.0));
+    let from = world.now;
+    world.devices[1] = Device::Killed;
+    world.send(moves(&[1, 0]));
+    world.run(seconds(3.0));
+    assert!(!world.membership.moving());
+    let fail = |a: &Action| matches!(a, Action::Fail { epoch: Epoch(102), device: 1, .. });
+    assert!(world.first(from, fail).is_some());
+    (world.devices[1], world.epochs[1]) = (FAST, Epoch(0));
+    world.run(seconds(3.0));
+    assert_eq!(world.membership.ready(), Some(Epoch(103)));
+}
+
+#[test]
+fn a_move_of_a_cluster_that_is_not_ready_is_none() {
+    let mut world = World::new(2);
+    world.send(moves(&[0]));
+    world.run(seconds(1.0));
+    assert_eq!(world.membership.ready(), Some(Epoch(101)));
+    assert_eq!(world.membership.ring.as_deref(), Some(&[0, 1][..]));
 }

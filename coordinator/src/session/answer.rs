@@ -44,10 +44,10 @@ impl<'a> Answer<'a> {
         normalise: bool,
     ) -> Result<Vec<Tensor>, RequestError> {
         let normalise = normalise && self.session.sentence().is_ok_and(|s| s.normalise);
-        let plan = self.session.plan();
+        let max_rows = self.session.outlook().max_rows;
         self.report.tokens = sequences.iter().map(|s| s.len() as u64).sum();
         let mut results: Vec<Option<Tensor>> = vec![None; sequences.len()];
-        for batch in pack(&sequences, plan.max_rows, wanted)? {
+        for batch in pack(&sequences, max_rows, wanted)? {
             let run = self.program(&batch).await?;
             let (session, shape) = (self.session.clone(), batch.shape);
             let merged = blocking(move || session.merged(&run, &shape, normalise)).await??;
@@ -67,7 +67,8 @@ impl<'a> Answer<'a> {
         let turn = loop {
             self.session.ready(until).await?;
             let turn = self.ticket.turn().await?;
-            if matches!(self.session.readiness(), Readiness::Ready(_)) {
+            // The fleet itself waits for the end of a move.
+            if !matches!(self.session.readiness(), Readiness::Waiting { .. }) {
                 break turn;
             }
             // Waiting behind programs that ran is no waiting for the cluster.

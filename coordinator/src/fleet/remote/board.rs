@@ -1,8 +1,8 @@
 //! The board: what is known of each device, for calls and for people.
 
 use super::super::DeviceView;
-use crate::cluster::Device;
-use galaxy_common::{Bytes, DeviceName, Epoch, plan::Plan};
+use crate::{cluster::Device, membership::Index, placement::Placement};
+use galaxy_common::{Bytes, ClusterProfile, DeviceName, Epoch, plan::Plan};
 use galaxy_proto::v1::{DescribeReply, worker_client::WorkerClient};
 use std::{collections::VecDeque, fmt, sync::Arc, time::Duration};
 use tonic::transport::Channel;
@@ -48,36 +48,77 @@ impl Entry {
     }
 }
 
+/// Epochs whose rings are kept, for the timelines of what ran in them.
+const RINGS: usize = 64;
+
 /// All devices.
 pub(super) struct Board {
-    pub(super) plan: Arc<Plan>,
-    pub(super) needed: Vec<Bytes>,
+    /// The plan in force and who has a part in it; none before the first.
+    pub(super) placement: Option<Arc<Placement>>,
+    /// What devices were measured to do; none where the split is by hand.
+    pub(super) profile: Option<Arc<ClusterProfile>>,
+    /// By the place in the cluster file.
     pub(super) entries: Vec<Entry>,
     /// The epoch that ended last, because of whom, and why.
-    pub(super) ended: Option<(Epoch, usize, String)>,
+    pub(super) ended: Option<(Epoch, Index, String)>,
+    rings: VecDeque<(Epoch, Arc<Placement>)>,
 }
 
 impl Board {
-    pub(super) fn new(ring: &[Device], plan: Arc<Plan>, needed: Vec<Bytes>) -> Self {
+    pub(super) fn new(devices: usize) -> Self {
         let entry = || Entry { state: "unreachable", ..Entry::default() };
-        Self { plan, needed, entries: ring.iter().map(|_| entry()).collect(), ended: None }
+        Self {
+            placement: None,
+            profile: None,
+            entries: (0..devices).map(|_| entry()).collect(),
+            ended: None,
+            rings: VecDeque::with_capacity(RINGS),
+        }
     }
 
-    /// How a status shows device `index` of the ring.
-    pub(super) fn view(&self, index: usize, device: &Device) -> DeviceView {
+    /// Notes that `epoch` runs by the plan in force.
+    pub(super) fn begin(&mut self, epoch: Epoch) {
+        self.rings.truncate(RINGS - 1);
+        if let Some(placement) = self.placement.clone() {
+            self.rings.push_front((epoch, placement));
+        }
+    }
+
+    /// The devices of an epoch that ran lately, by rank.
+    pub(super) fn ring(&self, epoch: Epoch) -> Option<Vec<Index>> {
+        let found = self.rings.iter().find(|(of, _)| *of == epoch);
+        found.map(|(_, placement)| placement.ring.clone())
+    }
+
+    /// How a status shows the device at `index` of the cluster file.
+    pub(super) fn view(&self, index: Index, device: &Device) -> DeviceView {
         let entry = &self.entries[index];
-        let part = self.plan.ring.get(index);
+        let placement = self.placement.as_ref();
+        let rank = placement.and_then(|p| p.ring.iter().position(|i| *i == index));
+        let part = placement.zip(rank).and_then(|(p, rank)| p.plan.ring.get(rank));
         let description = entry.description.as_ref();
+        let (mut state, mut detail) = (entry.state, entry.detail.clone());
+        if let (Some(placement), None) = (placement, part) {
+            if state == "connected" {
+                state = "idle";
+            }
+            let why = placement.reason(index);
+            detail = if detail.is_empty() { why.to_owned() } else { format!("{why}; {detail}") };
+        }
+        let described = description.map_or(0, |d| u16::try_from(d.threads).unwrap_or(u16::MAX));
         DeviceView {
             name: device.name.to_string(),
             address: device.address.clone(),
-            state: entry.state,
-            detail: entry.detail.clone(),
+            state,
+            detail,
             part: part.cloned(),
             weight_bytes: entry.weight_bytes,
             budget: device.memory,
-            needed: self.needed.get(index).copied().unwrap_or_default(),
-            threads: part.map_or(0, |p| p.threads),
+            needed: placement
+                .zip(rank)
+                .and_then(|(p, rank)| p.needed.get(rank).copied())
+                .unwrap_or_default(),
+            threads: part.map_or(device.threads.unwrap_or(described), |p| p.threads),
             processor: description.map(|d| d.processor.clone()).unwrap_or_default(),
         }
     }
@@ -117,6 +158,60 @@ pub enum Notice {
         device: DeviceName,
         /// What it said.
         about: String,
+    },
+    /// Devices and links are measured.
+    Profiling {
+        /// What is measured, how far it is, what is strange.
+        line: String,
+    },
+    /// There is a plan.
+    Planned {
+        /// In words: "galaxy on 3 devices, 4 tiles".
+        what: String,
+        /// How long a typical text is predicted to take.
+        predicted: Option<Duration>,
+    },
+    /// There is no plan.
+    Unplanned {
+        /// Why.
+        reason: String,
+    },
+    /// A device has no part in the plan.
+    LeftOut {
+        /// Which device.
+        device: DeviceName,
+        /// Why.
+        reason: String,
+    },
+    /// A device runs outside its profile.
+    Drift {
+        /// Which device.
+        device: DeviceName,
+        /// So many times as long as its profile says everything took,
+        was: f64,
+        /// and now takes.
+        now: f64,
+    },
+    /// Another plan would not be better by enough.
+    Kept {
+        /// How long a typical text takes by the plan in force,
+        now: Duration,
+        /// and by the best other.
+        then: Duration,
+    },
+    /// The cluster moves to another plan.
+    Moving {
+        /// In words.
+        what: String,
+        /// How long a typical text takes by the plan in force,
+        now: Duration,
+        /// and by the new one.
+        then: Duration,
+    },
+    /// Another plan could not be looked for, or not be taken.
+    Stays {
+        /// Why.
+        reason: String,
     },
     /// A device loads its shard.
     Loading {
@@ -167,6 +262,30 @@ impl fmt::Display for Notice {
                 write!(f, "epoch {epoch} ended, placing anew: device {device}: {reason}")
             }
             Self::Connected { device, about } => write!(f, "device {device} connected: {about}"),
+            Self::Profiling { line } => write!(f, "profiling: {line}"),
+            Self::Planned { what, predicted: None } => write!(f, "plan: {what}"),
+            Self::Planned { what, predicted: Some(time) } => {
+                write!(f, "plan: {what}, predicted {}", milliseconds(*time))
+            }
+            Self::Unplanned { reason } => write!(f, "no plan: {reason}; trying again"),
+            Self::LeftOut { device, reason } => write!(f, "device {device} has no part: {reason}"),
+            Self::Drift { device, was, now } => write!(
+                f,
+                "device {device} runs outside its profile: it takes {now:.2} times as long as measured, and the plan is made for {was:.2}"
+            ),
+            Self::Kept { now, then } => write!(
+                f,
+                "the plan stays: {} predicted now, {} by the best other",
+                milliseconds(*now),
+                milliseconds(*then)
+            ),
+            Self::Moving { what, now, then } => write!(
+                f,
+                "moving between requests to {what}: {} predicted instead of {}",
+                milliseconds(*then),
+                milliseconds(*now)
+            ),
+            Self::Stays { reason } => write!(f, "the plan stays: {reason}"),
             Self::Loading { device, done, total, elapsed } => {
                 let rate = done.0 as f64 / elapsed.as_secs_f64().max(1e-3);
                 write!(f, "device {device} loads {done} of {total} ({}/s)", Bytes(rate as u64))
@@ -194,6 +313,10 @@ impl fmt::Display for Notice {
             }
         }
     }
+}
+
+fn milliseconds(time: Duration) -> String {
+    format!("{:.2} ms", time.as_secs_f64() * 1e3)
 }
 
 #[cfg(test)]

@@ -8,8 +8,9 @@ use crate::{
     error::RequestError,
     fleet::Timeline,
     membership::{Event, Index},
+    placement::Placement,
 };
-use galaxy_common::{Bytes, Epoch, SequenceNumber};
+use galaxy_common::{Bytes, Epoch, LinkType, SequenceNumber};
 use galaxy_proto::{
     MAX_MESSAGE_BYTES, PROTOCOL, channel,
     fault::from_status,
@@ -69,7 +70,7 @@ pub(super) async fn connect(shared: Arc<Shared>, device: Index, attempt: u64) {
 }
 
 async fn introduce(shared: &Shared, device: Index) -> Result<(Connection, DescribeReply), String> {
-    let at = &shared.ring[device];
+    let at = shared.device(device);
     let server = (&at.name, Role::Device);
     // Once: a worker that was started anew describes itself anew, and holds nothing.
     let channel = channel::connect_once(&at.address, Some(&shared.identity), server, DIAL)
@@ -136,11 +137,17 @@ pub(super) async fn ping(shared: Arc<Shared>, device: Index, attempt: u64) {
 }
 
 /// Sends a device its part and waits until it holds it.
-pub(super) async fn place(shared: Arc<Shared>, device: Index, epoch: Epoch) {
+pub(super) async fn place(
+    shared: Arc<Shared>,
+    placement: Arc<Placement>,
+    device: Index,
+    epoch: Epoch,
+) {
     let Some((attempt, connection)) = connection(&shared, device) else { return };
-    let event = match placed(&shared, device, attempt, epoch, connection).await {
+    let event = match placed(&shared, &placement, device, attempt, epoch, connection).await {
         Ok(ready) => {
-            let (name, weights) = (shared.ring[device].name.clone(), Bytes(ready.weight_bytes));
+            let name = shared.device(device).name.clone();
+            let weights = Bytes(ready.weight_bytes);
             shared.board().entries[device].weight_bytes = weights;
             let (read, seconds) = (Bytes(ready.read_bytes), ready.seconds);
             (shared.listener)(Notice::Placed { device: name, weights, read, seconds });
@@ -156,6 +163,7 @@ pub(super) async fn place(shared: Arc<Shared>, device: Index, epoch: Epoch) {
 
 async fn placed(
     shared: &Shared,
+    placement: &Placement,
     device: Index,
     attempt: u64,
     epoch: Epoch,
@@ -164,25 +172,26 @@ async fn placed(
     let begun = Instant::now();
     let request = {
         let board = shared.board();
-        let peers = shared.ring.iter().zip(&board.entries).map(|(peer, entry)| Peer {
-            name: peer.name.to_string(),
-            address: peer.address.clone(),
-            plain_port: entry.description.as_ref().map_or(0, |d| d.plain_port),
+        let peers = placement.ring.iter().map(|index| Peer {
+            name: shared.device(*index).name.to_string(),
+            address: shared.device(*index).address.clone(),
+            plain_port: board.entries[*index].description.as_ref().map_or(0, |d| d.plain_port),
         });
         let refused = |e: postcard::Error| {
             Status::invalid_argument(format!("the plan has no wire form: {e}"))
         };
+        let rank = placement.ring.iter().position(|index| *index == device);
         PlaceRequest {
             epoch: epoch.0,
-            plan: postcard::to_stdvec(&*board.plan).map_err(refused)?,
-            rank: u32::try_from(device).unwrap_or(u32::MAX),
+            plan: postcard::to_stdvec(&*placement.plan).map_err(refused)?,
+            rank: rank.and_then(|rank| u32::try_from(rank).ok()).unwrap_or(u32::MAX),
             peers: peers.collect(),
-            plain: shared.cluster.plain,
-            memory_bytes: shared.ring[device].memory.0,
+            plain: placement.plan.link == LinkType::Plain,
+            memory_bytes: shared.device(device).memory.0,
         }
     };
     let mut events = connection.place(request).await?.into_inner();
-    let name = &shared.ring[device].name;
+    let name = &shared.device(device).name;
     while let Some(event) = events.message().await? {
         match event.event {
             Some(place_event::Event::Progress(progress)) => {
@@ -205,7 +214,7 @@ pub(super) async fn cancel(shared: Arc<Shared>, device: Index, epoch: Epoch) {
     let answer =
         tokio::time::timeout(SHORT, connection.cancel(CancelRequest { epoch: epoch.0 })).await;
     if !matches!(answer, Ok(Ok(_))) {
-        tracing::debug!(device = %shared.ring[device].name, %epoch, "cancel was not answered");
+        tracing::debug!(device = %shared.device(device).name, %epoch, "cancel was not answered");
     }
 }
 
@@ -215,9 +224,12 @@ pub(super) async fn timelines(
     epoch: Epoch,
     sequence: SequenceNumber,
 ) -> Result<Vec<Timeline>, RequestError> {
-    let mut timelines = Vec::with_capacity(shared.ring.len());
-    for (index, device) in shared.ring.iter().enumerate() {
-        let name = &device.name;
+    let ring = shared.board().ring(epoch).ok_or_else(|| RequestError::Invalid {
+        why: format!("the timelines of epoch {epoch} are not kept any more"),
+    })?;
+    let mut timelines = Vec::with_capacity(ring.len());
+    for index in ring {
+        let name = &shared.device(index).name;
         let unavailable = |reason: String| RequestError::Unavailable {
             device: Some(name.clone()),
             reason: format!("the timeline of device {name} cannot be had: {reason}"),

@@ -1,12 +1,19 @@
-//! The driver: performs what the membership says.
+//! The driver: performs what the membership and the drift say.
 
-use super::{Shared, board::Notice, calls, own_limit};
+use super::{
+    Message, Shared,
+    board::Notice,
+    calls, own_limit,
+    planning::{self, Failure, Made, Verdict},
+};
 use crate::{
-    fleet::{Readiness, blocking},
+    drift::{Change, Drift},
+    fleet::Readiness,
     membership::{Action, Event, Index, Membership, Now, State, TICK},
-    placement,
+    placement::{self, Placement},
 };
 use galaxy_common::{Bytes, Epoch};
+use galaxy_planner::Offer;
 use std::{
     collections::VecDeque,
     sync::{Arc, atomic::Ordering},
@@ -31,136 +38,252 @@ struct Calls {
 struct Driver {
     shared: Arc<Shared>,
     membership: Membership,
+    drift: Drift,
     calls: Vec<Calls>,
+    /// Plans that are being made.
+    plans: JoinSet<()>,
     /// What was last said of each device.
     said: Vec<String>,
+    /// Why there was no plan, as last said.
+    unplanned: String,
     /// Which devices were connected when we last looked.
     there: Vec<bool>,
-    /// What the last plan was made from, and what came of it.
-    planned: Option<(Grants, Planned)>,
+    /// The last plan, and what it was made from.
+    made: Option<Made>,
+    /// While the cluster moves: the plan that it comes from.
+    before: Option<Arc<Placement>>,
 }
 
-/// Whether the plan is on the board; else who is to blame, and why.
-type Planned = Result<(), (Index, String)>;
-
-/// What devices say of themselves: threads in the order of the file, limits in ring order.
-type Grants = (Vec<u16>, Vec<Option<Bytes>>);
-
 /// Runs until the fleet is closed.
-pub(super) async fn drive(
-    shared: Arc<Shared>,
-    mut inbox: mpsc::Receiver<(Now, Event)>,
-    start: Epoch,
-) {
-    let devices = shared.ring.len();
+pub(super) async fn drive(shared: Arc<Shared>, mut inbox: mpsc::Receiver<Message>, start: Epoch) {
+    let devices = shared.cluster.devices.len();
     let mut driver = Driver {
         membership: Membership::new(devices, start),
+        drift: Drift::new(devices, shared.cluster.drift),
         calls: (0..devices).map(|_| Calls::default()).collect(),
+        plans: JoinSet::new(),
         said: vec![String::new(); devices],
+        unplanned: String::new(),
         there: vec![false; devices],
-        planned: None,
+        made: None,
+        before: None,
         shared: shared.clone(),
     };
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     while !shared.stopped.load(Ordering::SeqCst) {
         // What was told comes before a tick: silence is judged when all signs of life are in.
-        let (at, event) = tokio::select! {
+        let tick = |shared: &Shared| Message::Event(shared.now(), Event::Tick);
+        let message = tokio::select! {
             biased;
             () = shared.stop.notified() => break,
-            told = inbox.recv() => told.unwrap_or((shared.now(), Event::Tick)),
-            _ = ticks.tick() => (shared.now(), Event::Tick),
+            told = inbox.recv() => told.unwrap_or_else(|| tick(&shared)),
+            _ = ticks.tick() => tick(&shared),
         };
-        driver.handle(at, event).await;
+        driver.handle(message);
     }
     driver.farewell().await;
 }
 
 impl Driver {
-    async fn handle(&mut self, at: Now, event: Event) {
-        let mut events = VecDeque::from([event]);
-        while let Some(event) = events.pop_front() {
-            self.speak(&event);
-            let actions = self.membership.handle(at, event);
-            let mut planned = None;
-            for action in actions {
-                if let Action::Place { epoch, .. } = action {
-                    if planned.is_none() {
-                        let outcome = self.plan().await;
-                        if let Err((device, reason)) = &outcome {
-                            let (device, reason) = (*device, reason.clone());
-                            events.push_back(Event::PlaceFailed { device, epoch, reason });
-                        }
-                        planned = Some(outcome.is_ok());
-                    }
-                    if planned != Some(true) {
-                        continue;
-                    }
+    fn handle(&mut self, message: Message) {
+        // Kept until the readiness tells everybody who waits at the gate.
+        let mut guard = None;
+        match message {
+            Message::Event(at, event) => self.step(at, event),
+            Message::Planned { round, made } => {
+                let event = self.take(round, made);
+                self.step(self.shared.now(), event);
+            }
+            Message::Ran { epoch, samples } => {
+                if self.membership.ready() == Some(epoch)
+                    && let Some(change) = self.drift.observe(self.shared.now(), &samples)
+                {
+                    self.look(change);
                 }
-                self.perform(action);
+            }
+            Message::Looked { change, present, verdict } => {
+                guard = self.conclude(&change, &present, verdict);
             }
         }
         self.report_absent();
         self.show();
+        drop(guard);
         for calls in &mut self.calls {
             while calls.running.try_join_next().is_some() {}
         }
+        while self.plans.try_join_next().is_some() {}
     }
 
-    /// Makes the plan anew, if the devices say something new.
-    async fn plan(&mut self) -> Planned {
-        let shared = self.shared.clone();
-        let grants: Grants = {
-            let board = shared.board();
-            let described = |i: usize| board.entries[i].description.as_ref();
-            let threads: Vec<u16> = shared
-                .cluster
-                .devices
-                .iter()
-                .map(|device| {
-                    let entry = shared.ring.iter().position(|d| d.name == device.name);
-                    let threads = entry.and_then(described).map_or(1, |d| d.threads);
-                    u16::try_from(threads).unwrap_or(u16::MAX).max(1)
-                })
-                .collect();
-            let limit = |i| described(i).and_then(|d| own_limit(d.memory_bytes));
-            (threads, (0..shared.ring.len()).map(limit).collect())
-        };
-        if let Some((from, outcome)) = &self.planned
-            && *from == grants
-        {
-            return outcome.clone();
-        }
-        let (threads, limits) = grants.clone();
-        let made = blocking(move || {
-            let plan = placement::plan(&shared.cluster, &shared.model, &threads)?;
-            let needs = placement::fit(&shared.model, &plan, &limits)?;
-            Ok::<_, placement::PlacementError>((plan, needs))
-        })
-        .await
-        .map_err(|e| (0, e.to_string()))?;
-        let outcome = match made {
-            Ok((plan, needs)) => {
-                let mut board = self.shared.board();
-                // The same plan stays the same one: programs are kept by it.
-                if *board.plan != plan {
-                    board.plan = Arc::new(plan);
+    fn step(&mut self, at: Now, event: Event) {
+        let mut events = VecDeque::from([event]);
+        while let Some(event) = events.pop_front() {
+            self.speak(&event);
+            // A plan that was refused gives way to the one that worked.
+            if let (Event::PlaceFailed { .. }, true) = (&event, self.membership.moving())
+                && let Some(before) = self.before.take()
+            {
+                self.put(before);
+            }
+            for action in self.membership.handle(at, event) {
+                match action {
+                    Action::Plan { round } => events.extend(self.plan(round)),
+                    action => self.perform(action),
                 }
-                board.needed = needs.iter().map(|n| n.total()).collect();
-                Ok(())
             }
-            Err(error) => {
-                let blamed = match &error {
-                    placement::PlacementError::Budget { device, .. } => {
-                        self.shared.ring.iter().position(|d| d.name == *device)
-                    }
-                    _ => None,
-                };
-                Err((blamed.unwrap_or(0), error.to_string()))
+        }
+    }
+
+    /// What the devices that are there offer, in the order of the file.
+    fn offers(&self) -> Vec<Offer> {
+        let board = self.shared.board();
+        let devices = self.shared.cluster.devices.iter().enumerate();
+        let there = devices.filter(|(i, _)| self.membership.state(*i).connected());
+        there
+            .filter_map(|(i, device)| {
+                let said = board.entries[i].description.as_ref()?;
+                let threads = u16::try_from(said.threads).unwrap_or(u16::MAX);
+                Some(placement::offer(device, threads, own_limit(said.memory_bytes)))
+            })
+            .collect()
+    }
+
+    /// Starts to make a plan, or takes the last one if devices offer what they did.
+    fn plan(&mut self, round: u64) -> Option<Event> {
+        let offers = self.offers();
+        if let Some(made) = self.made.as_ref().filter(|made| made.offers == offers) {
+            return Some(match &made.outcome {
+                Ok(placement) => Event::Planned { round, ring: placement.ring.clone() },
+                Err((device, reason)) => {
+                    Event::PlanFailed { round, device: *device, reason: reason.clone() }
+                }
+            });
+        }
+        let (shared, factors) = (self.shared.clone(), self.drift.factors());
+        let known = self.made.as_ref().and_then(|made| made.profile.clone());
+        self.plans.spawn(async move {
+            let made = planning::make(shared.clone(), offers, factors, known).await;
+            shared.send(Message::Planned { round, made }).await;
+        });
+        None
+    }
+
+    /// Takes a plan that was made.
+    fn take(&mut self, round: u64, made: Result<Made, Failure>) -> Event {
+        let made = match made {
+            Ok(made) => self.made.insert(made),
+            Err((device, reason)) => return Event::PlanFailed { round, device, reason },
+        };
+        let placement = match &mut made.outcome {
+            Ok(placement) => placement,
+            Err((device, reason)) => {
+                let (device, reason) = (*device, reason.clone());
+                return Event::PlanFailed { round, device, reason };
             }
         };
-        self.planned = Some((grants, outcome.clone()));
-        outcome
+        let mut board = self.shared.board();
+        board.profile = made.profile.clone();
+        let known = board.placement.as_ref().filter(|known| known.plan == placement.plan);
+        let news = known.is_none();
+        if let Some(known) = known {
+            // The same plan stays the same one: programs are kept by it.
+            Arc::make_mut(placement).plan = known.plan.clone();
+        }
+        board.placement = Some(placement.clone());
+        drop(board);
+        let placement = placement.clone();
+        if news {
+            self.announce(&placement);
+        }
+        Event::Planned { round, ring: placement.ring.clone() }
+    }
+
+    /// Tells the listener of a plan.
+    fn announce(&self, placement: &Placement) {
+        let Placement { what, predicted, .. } = placement;
+        (self.shared.listener)(Notice::Planned { what: what.clone(), predicted: *predicted });
+        for (device, reason) in &placement.left_out {
+            let (device, reason) = (self.shared.device(*device).name.clone(), reason.clone());
+            (self.shared.listener)(Notice::LeftOut { device, reason });
+        }
+    }
+
+    /// Looks for a better plan under other curves.
+    fn look(&mut self, change: Change) {
+        for (device, was) in &change.moved {
+            let (device, now) = (*device, change.factors[*device]);
+            let name = self.shared.device(device).name.clone();
+            (self.shared.listener)(Notice::Drift { device: name, was: *was, now });
+        }
+        let present = self.shared.board().placement.clone();
+        let profile = self.made.as_ref().and_then(|made| made.profile.clone());
+        let (Some(present), Some(profile)) = (present, profile) else {
+            self.drift.dropped();
+            return;
+        };
+        // Whoever came or went while the plan was in force may take part, or not.
+        let offers = self.offers();
+        let known = |offer: &Offer| {
+            profile.device(&offer.name).is_ok_and(|measured| measured.threads == offer.threads)
+        };
+        let offers = offers.into_iter().filter(known).collect();
+        self.plans.spawn(planning::look(self.shared.clone(), offers, profile, present, change));
+    }
+
+    /// Puts a plan in force, made for what devices offer now.
+    fn put(&mut self, placement: Arc<Placement>) {
+        let offers = self.offers();
+        if let Some(made) = &mut self.made {
+            (made.offers, made.outcome) = (offers, Ok(placement.clone()));
+        }
+        self.shared.board().placement = Some(placement);
+    }
+
+    /// What comes of a look. While what is returned lives, nothing runs.
+    fn conclude(
+        &mut self,
+        change: &Change,
+        present: &Arc<Placement>,
+        verdict: Verdict,
+    ) -> Option<tokio::sync::OwnedRwLockWriteGuard<()>> {
+        let listener = self.shared.listener.clone();
+        match verdict {
+            Verdict::Unknown { reason } => {
+                listener(Notice::Stays { reason });
+                self.drift.dropped();
+                None
+            }
+            Verdict::Keep { now, then } => {
+                listener(Notice::Kept { now, then });
+                self.drift.keep(change);
+                None
+            }
+            Verdict::Move { placement, now, then, guard } => {
+                let in_force = {
+                    let board = self.shared.board();
+                    board.placement.as_ref().is_some_and(|p| Arc::ptr_eq(p, present))
+                };
+                let at = self.shared.now();
+                if in_force && self.membership.ready().is_some() {
+                    self.put(placement.clone());
+                    self.before = Some(present.clone());
+                    self.step(at, Event::Move { ring: placement.ring.clone() });
+                }
+                if !self.membership.moving() {
+                    // Somebody was lost meanwhile: first things first.
+                    if self.before.take().is_some() {
+                        self.put(present.clone());
+                    }
+                    self.drift.dropped();
+                    return None;
+                }
+                let what = placement.what.clone();
+                listener(Notice::Moving { what, now, then });
+                self.announce(&placement);
+                self.drift.moved(at, change);
+                Some(guard)
+            }
+        }
     }
 
     fn perform(&mut self, action: Action) {
@@ -179,7 +302,9 @@ impl Driver {
             }
             Action::Place { device, epoch } => {
                 let calls = &mut self.calls[device];
-                calls.placing = Some(calls.running.spawn(calls::place(shared, device, epoch)));
+                let Some(placement) = shared.board().placement.clone() else { return };
+                let placing = calls::place(shared, placement, device, epoch);
+                calls.placing = Some(calls.running.spawn(placing));
             }
             Action::Cancel { device, epoch } => {
                 if let Some(placing) = self.calls[device].placing.take() {
@@ -187,18 +312,29 @@ impl Driver {
                 }
                 self.calls[device].running.spawn(calls::cancel(shared, device, epoch));
             }
+            // Taken care of where the plan is made.
+            Action::Plan { .. } => {}
             Action::Fail { epoch, device, reason } => {
                 shared.board().ended = Some((epoch, device, reason.clone()));
                 if self.membership.state(device).connected() {
-                    let name = shared.ring[device].name.clone();
+                    let name = shared.device(device).name.clone();
                     let notice = Notice::Spoiled { device: name, epoch, reason: reason.clone() };
                     self.say(device, reason, notice);
                 }
             }
             Action::Ready { epoch } => {
                 shared.sequence.store(0, Ordering::SeqCst);
-                let plan = shared.board().plan.clone();
-                (shared.listener)(Notice::Ready { epoch, plan });
+                self.drift.begin();
+                self.before = None;
+                let placement = {
+                    let mut board = shared.board();
+                    board.begin(epoch);
+                    board.placement.clone()
+                };
+                if let Some(placement) = placement {
+                    let plan = placement.plan.clone();
+                    (shared.listener)(Notice::Ready { epoch, plan });
+                }
             }
         }
     }
@@ -214,21 +350,27 @@ impl Driver {
                     entry.detail.clone_from(reason);
                 }
                 State::Ready { .. } => entry.detail.clear(),
+                State::Connected if self.membership.ready().is_some() => entry.detail.clear(),
                 State::Connected | State::Placing => {}
             }
         }
         let readiness = match (self.membership.ready(), self.membership.obstacle()) {
             (Some(epoch), _) => Readiness::Ready(epoch),
-            (None, Some((device, reason))) => {
+            (None, _) if self.membership.moving() => {
+                let what = board.placement.as_ref().map(|p| p.what.clone()).unwrap_or_default();
+                Readiness::Moving { reason: format!("the cluster moves to another plan: {what}") }
+            }
+            (None, Some((Some(device), reason))) => {
                 if !self.membership.state(device).connected() {
                     // The entry already says why.
                 } else if board.entries[device].detail.is_empty() {
                     board.entries[device].detail.clone_from(&reason);
                 }
-                let name = self.shared.ring[device].name.clone();
+                let name = self.shared.device(device).name.clone();
                 let reason = format!("device {name} {reason}");
                 Readiness::Waiting { device: Some(name), reason }
             }
+            (None, Some((None, reason))) => Readiness::Waiting { device: None, reason },
             (None, None) => {
                 Readiness::Waiting { device: None, reason: "it is starting".to_owned() }
             }
@@ -246,7 +388,7 @@ impl Driver {
         let (device, text, notice) = match event {
             Event::PlaceFailed { device, reason, .. } => {
                 self.shared.board().entries[*device].detail.clone_from(reason);
-                let name = self.shared.ring[*device].name.clone();
+                let name = self.shared.device(*device).name.clone();
                 (*device, reason.clone(), Notice::Refused { device: name, reason: reason.clone() })
             }
             Event::Connected { device, .. } => {
@@ -261,8 +403,15 @@ impl Driver {
                         said.version, said.threads, said.processor
                     )
                 };
-                let name = self.shared.ring[*device].name.clone();
+                let name = self.shared.device(*device).name.clone();
                 (*device, about.clone(), Notice::Connected { device: name, about })
+            }
+            Event::PlanFailed { reason, .. } => {
+                if self.unplanned != *reason {
+                    self.unplanned.clone_from(reason);
+                    (self.shared.listener)(Notice::Unplanned { reason: reason.clone() });
+                }
+                return;
             }
             _ => return,
         };
@@ -282,7 +431,7 @@ impl Driver {
             let state = self.membership.state(device);
             let was_there = std::mem::replace(&mut self.there[device], state.connected());
             let State::Unreachable { reason, .. } = state else { continue };
-            let (text, at) = (reason.clone(), &self.shared.ring[device]);
+            let (text, at) = (reason.clone(), self.shared.device(device));
             let (name, address, reason) = (at.name.clone(), at.address.clone(), reason.clone());
             if was_there {
                 self.say(device, text, Notice::Lost { device: name, reason });

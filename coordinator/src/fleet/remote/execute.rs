@@ -1,14 +1,16 @@
 //! One program on every worker: dispatch, results, and what happens when one of them fails.
 
 use super::{
-    Shared,
+    Message, Shared,
     board::Connection,
     calls::{broke_off, gone},
 };
 use crate::{
+    drift::Sample,
     error::RequestError,
     fleet::{DeviceCost, DeviceRun, Readiness, Run, blocking},
     membership::{Event, Index},
+    placement,
 };
 use galaxy_common::{BatchShape, DeviceName, Epoch, SequenceNumber};
 use galaxy_proto::{
@@ -48,18 +50,42 @@ pub(super) async fn execute(
     limit: Duration,
 ) -> Result<Run, RequestError> {
     let begun = Instant::now();
+    let deadline = tokio::time::sleep(limit);
+    tokio::pin!(deadline);
+    // While this is held the plan stays.
+    let _running = shared.gate.read().await;
     let mut readiness = shared.readiness.subscribe();
-    let epoch = match &*readiness.borrow_and_update() {
-        Readiness::Ready(epoch) => *epoch,
-        Readiness::Waiting { device, reason } => {
-            let (device, reason) = (device.clone(), reason.clone());
-            return Err(RequestError::Unavailable { device, reason });
-        }
+    let epoch = loop {
+        let state = readiness.borrow_and_update().clone();
+        let (device, reason) = match state {
+            Readiness::Ready(epoch) => break epoch,
+            Readiness::Waiting { device, reason } => (device, reason),
+            Readiness::Moving { reason } => tokio::select! {
+                Ok(()) = readiness.changed() => continue,
+                () = &mut deadline => (None, reason),
+            },
+        };
+        return Err(RequestError::Unavailable { device, reason });
     };
-    let plan = shared.board().plan.clone();
+    let (placement, profile) = {
+        let board = shared.board();
+        (board.placement.clone(), board.profile.clone())
+    };
+    let placement = placement.ok_or_else(|| RequestError::Internal {
+        why: "the cluster is ready without a plan".to_owned(),
+    })?;
+    let (plan, ring) = (placement.plan.clone(), placement.ring.clone());
     let dispatch = {
         let (shared, plan, shape) = (shared.clone(), plan.clone(), shape.clone());
-        blocking(move || shared.lowered.dispatch(&plan, &shape)).await??
+        blocking(move || {
+            shared.lowered.dispatch(&plan, &shape, |programs| {
+                let profile = profile.as_ref()?;
+                let (spec, pricer) = (shared.model.spec(), shared.planning.pricer);
+                // Without a prediction there is no drift to be seen, and the program runs all the same.
+                placement::busy(spec, &plan, profile, &shape, programs, pricer).ok()
+            })
+        })
+        .await??
     };
     let sequence = SequenceNumber(shared.sequence.fetch_add(1, Ordering::SeqCst) + 1);
     let request = ExecuteRequest {
@@ -70,15 +96,18 @@ pub(super) async fn execute(
         tokens: tokens.to_vec(),
         timeout_ms: u64::try_from(limit.saturating_add(LONGER).as_millis()).unwrap_or(u64::MAX),
     };
-    let connections: Vec<_> =
-        shared.board().entries.iter().map(|e| (e.attempt, e.connection.clone())).collect();
+    let connections: Vec<_> = {
+        let board = shared.board();
+        let entries = ring.iter().map(|device| (*device, &board.entries[*device]));
+        entries.map(|(device, e)| (device, e.attempt, e.connection.clone())).collect()
+    };
     let spec = shared.model.spec();
     let labels = spec.head.labels();
     let mut calls = JoinSet::new();
-    for (device, (attempt, connection)) in connections.into_iter().enumerate() {
+    for (rank, (device, attempt, connection)) in connections.into_iter().enumerate() {
         let lost = || ended(shared, epoch, device);
         let connection = connection.ok_or_else(lost)?;
-        let outputs = dispatch.outputs[device].clone();
+        let outputs = dispatch.outputs[rank].clone();
         let sizes = outputs.iter().map(|o| {
             let (rows, width) = o.extent(spec.hidden, labels);
             rows as usize * width as usize
@@ -86,35 +115,34 @@ pub(super) async fn execute(
         let (sizes, request, shared) = (sizes.collect(), request.clone(), shared.clone());
         calls.spawn(async move {
             let answer = run_on(&shared, device, attempt, connection, request, sizes).await;
-            (device, attempt, outputs, answer)
+            (rank, attempt, outputs, answer)
         });
     }
-    let mut results: Vec<Option<DeviceRun>> = vec![None; shared.ring.len()];
-    let deadline = tokio::time::sleep(limit);
-    tokio::pin!(deadline);
+    let mut results: Vec<Option<DeviceRun>> = vec![None; ring.len()];
     loop {
-        let (device, attempt, outputs, answer) = tokio::select! {
+        let (rank, attempt, outputs, answer) = tokio::select! {
             joined = calls.join_next() => match joined {
                 None => break,
                 Some(Ok(done)) => done,
                 Some(Err(error)) => {
-                    spoil(shared, epoch, 0, "a call broke off").await;
+                    spoil(shared, epoch, ring[0], "a call broke off").await;
                     return Err(RequestError::Internal { why: format!("a call broke off: {error}") });
                 }
             },
-            _ = left(&mut readiness, epoch) => return Err(ended(shared, epoch, 0)),
+            _ = left(&mut readiness, epoch) => return Err(ended(shared, epoch, ring[0])),
             () = &mut deadline => {
-                let device = results.iter().position(Option::is_none).unwrap_or(0);
+                let device = ring[results.iter().position(Option::is_none).unwrap_or(0)];
                 let reason = format!("it has no result after {limit:?}, the limit of a program");
                 spoil(shared, epoch, device, &reason).await;
-                let device = shared.ring[device].name.clone();
+                let device = shared.device(device).name.clone();
                 return Err(RequestError::DeviceFailed { device, reason, retryable: true });
             }
         };
+        let device = ring[rank];
         match answer {
             Ok((values, done)) => {
-                let name = shared.ring[device].name.clone();
-                results[device] = Some(DeviceRun { name, outputs, values, cost: cost(&done) });
+                let name = shared.device(device).name.clone();
+                results[rank] = Some(DeviceRun { name, outputs, values, cost: cost(&done) });
             }
             Err(status) => {
                 let failure = if gone(&status) {
@@ -129,6 +157,16 @@ pub(super) async fn execute(
     let devices: Option<Vec<_>> = results.into_iter().collect();
     let missing = || RequestError::Internal { why: "a device has no result".to_owned() };
     let devices = devices.ok_or_else(missing)?;
+    if let Some(predicted) = &dispatch.busy {
+        let sample = |((device, run), predicted): ((&Index, &DeviceRun), &f64)| Sample {
+            device: *device,
+            measured: run.cost.compute_busy_ns as f64,
+            predicted: *predicted,
+        };
+        let samples = ring.iter().zip(&devices).zip(predicted).map(sample).collect();
+        // A driver that does not keep up misses one.
+        drop(shared.messages.try_send(Message::Ran { epoch, samples }));
+    }
     Ok(Run { epoch, sequence, plan, devices, took: begun.elapsed() })
 }
 
@@ -150,7 +188,7 @@ fn ended(shared: &Shared, epoch: Epoch, fallback: Index) -> RequestError {
         Some((of, device, reason)) if *of == epoch => (*device, reason.clone()),
         _ => (fallback, "it is not connected".to_owned()),
     };
-    RequestError::DeviceLost { device: shared.ring[device].name.clone(), reason }
+    RequestError::DeviceLost { device: shared.device(device).name.clone(), reason }
 }
 
 /// Finds out whose fault a failure is, and ends the epoch: the other devices wait for tiles that
@@ -175,8 +213,8 @@ async fn verdict(
             }
             spoil(shared, epoch, device, &fault.message).await;
             let blamed = DeviceName::new(fault.device.clone()).ok();
-            let known = blamed.filter(|b| shared.ring.iter().any(|d| d.name == *b));
-            let device = known.unwrap_or_else(|| shared.ring[device].name.clone());
+            let known = blamed.filter(|b| shared.cluster.devices.iter().any(|d| d.name == *b));
+            let device = known.unwrap_or_else(|| shared.device(device).name.clone());
             let Fault { message: reason, retryable, code, .. } = fault;
             match code.as_str() {
                 "draining" => RequestError::Unavailable { device: Some(device), reason },

@@ -1,0 +1,347 @@
+//! Drift: devices that run outside their profiles, as a state machine `(now, what ran) -> change`.
+//!
+//! It never reads a clock, plans nothing and moves nothing: the driver of
+//! [`crate::fleet::RemoteFleet`] does. Of each device it keeps by how much longer its kernels took
+//! than its profile says: the median of the last [`SAMPLES`] programs, so that one program beside a
+//! neighbour's burst says nothing. What matters is how that ratio has moved since the epoch began,
+//! because no prediction is exact; only a ratio that was far off from the first is drift by itself.
+//!
+//! A device is *outside* when its ratio has left the band `1 / (1 + margin)` to `1 + margin` for
+//! [`PATIENCE`] programs in a row. Then a [`Change`] says by which factors the curves of which devices
+//! are to be scaled; the driver plans with them and says what came of it.
+//!
+//! Moving weights costs more than a few slow requests, so after a move there is no other for
+//! [`QUIET_PROGRAMS`] programs and [`QUIET`]; a device that is far outside may break that rest once,
+//! and not again before a whole rest has been kept. So a device that alternates makes at most two moves
+//! in each rest.
+
+use crate::membership::{Index, Now};
+use std::{collections::VecDeque, time::Duration};
+
+/// Programs whose median counts.
+pub const SAMPLES: usize = 5;
+/// Programs in a row that a device must be outside.
+pub const PATIENCE: u32 = 4;
+/// Programs after a move until the next.
+pub const QUIET_PROGRAMS: u64 = 20;
+/// Time after a move until the next.
+pub const QUIET: Duration = Duration::from_secs(30);
+/// A new plan must be predicted to be faster by this share, or the move is not worth it.
+pub const GAIN: f64 = 0.10;
+/// Programs that keep a device busy for less, in nanoseconds, say nothing: waking up is in it.
+const LEAST: f64 = 100_000.0;
+/// A device so many margins outside may break a rest.
+const FAR: i32 = 3;
+
+/// What a program took on one device.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sample {
+    /// Which device.
+    pub device: Index,
+    /// Its compute lane at work, in ns.
+    pub measured: f64,
+    /// The same as its profile says, in ns.
+    pub predicted: f64,
+}
+
+/// Curves to plan with.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Change {
+    /// For each device, how many times as long as in its profile everything takes.
+    pub factors: Vec<f64>,
+    /// The devices whose factor is another, and what it was.
+    pub moved: Vec<(Index, f64)>,
+}
+
+#[derive(Debug, Clone)]
+struct Track {
+    /// How many times as long as in its profile everything takes, in the plan in force.
+    factor: f64,
+    /// The ratio at the begin of the epoch.
+    reference: Option<f64>,
+    recent: VecDeque<f64>,
+    outside: u32,
+}
+
+/// The state machine.
+#[derive(Debug, Clone)]
+pub struct Drift {
+    margin: f64,
+    tracks: Vec<Track>,
+    programs: u64,
+    /// No move before.
+    rest: Option<(Now, u64)>,
+    /// Whether the rest may be broken.
+    spare: bool,
+    /// Whether a change is being looked at.
+    asked: bool,
+}
+
+impl Drift {
+    /// All devices run as their profiles say, and may run outside by the share `margin`.
+    pub fn new(devices: usize, margin: f64) -> Self {
+        let track = Track { factor: 1.0, reference: None, recent: VecDeque::new(), outside: 0 };
+        let tracks = vec![track; devices];
+        Self { margin, tracks, programs: 0, rest: None, spare: true, asked: false }
+    }
+
+    /// By how much the curve of each device is scaled in the plan in force.
+    pub fn factors(&self) -> Vec<f64> {
+        self.tracks.iter().map(|t| t.factor).collect()
+    }
+
+    /// A new epoch runs: what the old one took says nothing about it.
+    pub fn begin(&mut self) {
+        for track in &mut self.tracks {
+            track.reference = None;
+            track.recent.clear();
+            track.outside = 0;
+        }
+    }
+
+    /// A program ran. Says when curves should change.
+    pub fn observe(&mut self, now: Now, samples: &[Sample]) -> Option<Change> {
+        self.programs += 1;
+        for sample in samples {
+            // Nothing, or no number: it has no part, or a worker says nonsense.
+            let ratio = sample.measured / sample.predicted;
+            let counts = sample.predicted >= LEAST && ratio.is_finite() && ratio > 0.0;
+            if let Some(track) = self.tracks.get_mut(sample.device).filter(|_| counts) {
+                track.take(ratio, self.margin);
+            }
+        }
+        let outside = |t: &Track| t.outside >= PATIENCE;
+        if self.asked || !self.tracks.iter().any(outside) {
+            return None;
+        }
+        let resting =
+            self.rest.is_some_and(|(until, programs)| now < until || self.programs < programs);
+        if resting {
+            let far = (1.0 + self.margin).powi(FAR);
+            let is_far = |t: &Track| outside(t) && !(1.0 / far..=far).contains(&t.shift());
+            if !(self.spare && self.tracks.iter().any(is_far)) {
+                return None;
+            }
+        }
+        self.asked = true;
+        // Those that are about to be outside move along: one move instead of two.
+        let moves = |t: &Track| t.outside > 0;
+        let factor = |t: &Track| if moves(t) { t.factor * t.shift() } else { t.factor };
+        let moved = self.tracks.iter().enumerate().filter(|(_, t)| moves(t));
+        Some(Change {
+            factors: self.tracks.iter().map(factor).collect(),
+            moved: moved.map(|(device, t)| (device, t.factor)).collect(),
+        })
+    }
+
+    /// The change was looked at and the plan stays: what devices do now is what is expected of them.
+    pub fn keep(&mut self, change: &Change) {
+        self.asked = false;
+        for (device, _) in &change.moved {
+            let (track, factor) = (&mut self.tracks[*device], change.factors[*device]);
+            track.reference = track.reference.map(|r| r * factor / track.factor);
+            track.factor = factor;
+            track.outside = 0;
+        }
+    }
+
+    /// The cluster moves to a plan that was made for the change.
+    pub fn moved(&mut self, now: Now, change: &Change) {
+        self.keep(change);
+        let resting =
+            self.rest.is_some_and(|(until, programs)| now < until || self.programs < programs);
+        // A rest that was kept gives back what breaking one took.
+        self.spare = !resting;
+        self.rest = Some((now + QUIET, self.programs + QUIET_PROGRAMS));
+        self.begin();
+    }
+
+    /// The change could not be looked at, or not be made.
+    pub fn dropped(&mut self) {
+        self.asked = false;
+        self.tracks.iter_mut().for_each(|t| t.outside = 0);
+    }
+}
+
+impl Track {
+    fn take(&mut self, ratio: f64, margin: f64) {
+        self.recent.truncate(SAMPLES - 1);
+        self.recent.push_front(ratio);
+        if self.recent.len() < SAMPLES {
+            return;
+        }
+        let band = 1.0 + margin;
+        let median = self.median();
+        // What a prediction is wrong by from the first is no drift, but only as far as the band goes.
+        let reference = *self
+            .reference
+            .get_or_insert_with(|| median.clamp(self.factor / band, self.factor * band));
+        let shift = median / reference;
+        let within = (1.0 / band..=band).contains(&shift);
+        self.outside = if within { 0 } else { self.outside.saturating_add(1) };
+    }
+
+    fn median(&self) -> f64 {
+        let mut sorted: Vec<f64> = self.recent.iter().copied().collect();
+        sorted.sort_by(f64::total_cmp);
+        sorted.get(sorted.len() / 2).copied().unwrap_or(1.0)
+    }
+
+    /// By how much its ratio has moved since the epoch began.
+    fn shift(&self) -> f64 {
+        self.reference.map_or(1.0, |reference| self.median() / reference)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: f64 = 1e6;
+
+    struct World {
+        drift: Drift,
+        now: Now,
+        /// Time between programs.
+        step: Duration,
+    }
+
+    impl World {
+        fn new(devices: usize) -> Self {
+            let step = Duration::from_millis(100);
+            Self { drift: Drift::new(devices, 0.25), now: Now::ZERO, step }
+        }
+        /// One program, with these ratios.
+        fn run(&mut self, ratios: &[f64]) -> Option<Change> {
+            self.now += self.step;
+            let sample = |(device, ratio): (usize, &f64)| Sample {
+                device,
+                measured: 20.0 * MS * ratio,
+                predicted: 20.0 * MS,
+            };
+            let samples: Vec<Sample> = ratios.iter().enumerate().map(sample).collect();
+            self.drift.observe(self.now, &samples)
+        }
+        /// Runs until something changes, at most so many programs.
+        fn until(&mut self, most: usize, ratios: &[f64]) -> Option<(usize, Change)> {
+            (1..=most).find_map(|n| self.run(ratios).map(|change| (n, change)))
+        }
+    }
+
+    #[test]
+    fn a_device_that_falls_to_a_third_is_seen_within_ten_programs() {
+        let mut world = World::new(3);
+        assert_eq!(world.until(50, &[1.0, 1.05, 0.97]), None);
+        let (programs, change) = world.until(10, &[1.0, 3.1, 0.97]).expect("seen");
+        assert!((5..=7).contains(&programs), "{programs}");
+        assert_eq!(change.moved, [(1, 1.0)]);
+        assert!((change.factors[1] - 3.1 / 1.05).abs() < 1e-9, "{change:?}");
+        assert_eq!((change.factors[0], change.factors[2]), (1.0, 1.0));
+        assert_eq!(world.until(20, &[1.0, 3.1, 0.97]), None, "it is being looked at");
+    }
+
+    #[test]
+    fn it_is_seen_when_it_falls_as_soon_as_the_epoch_begins() {
+        let mut world = World::new(2);
+        let (programs, change) = world.until(10, &[1.0, 3.0]).expect("seen");
+        assert!(programs <= 9, "{programs}");
+        assert!((change.factors[1] - 3.0 / 1.25).abs() < 1e-9, "the band is excused");
+    }
+
+    #[test]
+    fn a_prediction_that_is_wrong_from_the_first_is_no_drift() {
+        let mut world = World::new(2);
+        assert_eq!(world.until(200, &[1.22, 0.85]), None);
+        assert!(world.until(10, &[1.6, 0.85]).is_some());
+    }
+
+    #[test]
+    fn bursts_and_nonsense_say_nothing() {
+        let mut world = World::new(2);
+        for n in 0..200 {
+            let burst = if n % 4 == 0 { 9.0 } else { 1.0 };
+            assert_eq!(world.run(&[burst, 1.0]), None);
+        }
+        for ratio in [f64::NAN, f64::INFINITY, 0.0, -4.0] {
+            assert_eq!(world.until(20, &[1.0, ratio]), None);
+        }
+        let tiny = [Sample { device: 0, measured: 9e4, predicted: 3e4 }];
+        let elsewhere = [Sample { device: 7, measured: 9.0 * MS, predicted: MS }];
+        for _ in 0..20 {
+            assert_eq!(world.drift.observe(world.now, &tiny), None);
+            assert_eq!(world.drift.observe(world.now, &elsewhere), None);
+        }
+    }
+
+    #[test]
+    fn what_was_kept_is_expected_from_then_on() {
+        let mut world = World::new(2);
+        world.until(10, &[1.0, 1.0]);
+        let (_, change) = world.until(10, &[1.5, 1.0]).expect("seen");
+        world.drift.keep(&change);
+        assert_eq!(world.drift.factors(), [1.5, 1.0]);
+        assert_eq!(world.until(100, &[1.5, 1.0]), None);
+        let (_, change) = world.until(10, &[1.0, 1.0]).expect("back");
+        assert!((change.factors[0] - 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_device_that_becomes_fast_again_moves_back() {
+        let mut world = World::new(2);
+        world.until(10, &[1.0, 1.0]);
+        let (_, change) = world.until(10, &[1.0, 3.0]).expect("slow");
+        world.drift.moved(world.now, &change);
+        assert_eq!(world.until(400, &[1.0, 3.0]), None, "as expected now");
+        let (programs, change) = world.until(10, &[1.0, 1.0]).expect("fast");
+        assert!(programs <= 10);
+        assert!((change.factors[1] - 1.0).abs() < 1e-9, "{change:?}");
+    }
+
+    #[test]
+    fn after_a_move_there_is_rest_unless_a_device_is_far_outside() {
+        let mut world = World::new(2);
+        world.until(10, &[1.0, 1.0]);
+        let (_, change) = world.until(10, &[1.0, 3.0]).expect("slow");
+        world.drift.moved(world.now, &change);
+        let moved = world.now;
+        world.until(10, &[1.0, 3.0]);
+        // Outside, not far: rest is kept, and then it is seen at once.
+        let (_, change) = world.until(1000, &[1.5, 3.0]).expect("in the end");
+        assert!(world.now - moved >= QUIET, "{:?}", world.now - moved);
+        world.drift.moved(world.now, &change);
+        world.until(10, &[1.5, 3.0]);
+        let moved = world.now;
+        assert!(world.until(10, &[1.5, 0.9]).is_some(), "far outside");
+        assert!(world.now - moved < QUIET);
+    }
+
+    #[test]
+    fn a_device_that_alternates_moves_a_bounded_number_of_times() {
+        for period in [5, 10, 20, 60, 400] {
+            let mut world = World::new(2);
+            world.until(10, &[1.0, 1.0]);
+            let begun = world.now;
+            let mut moves: u32 = 0;
+            for n in 0..3000 {
+                let ratio = if (n / period) % 2 == 0 { 1.0 } else { 3.0 };
+                if let Some(change) = world.run(&[1.0, ratio]) {
+                    world.drift.moved(world.now, &change);
+                    moves += 1;
+                }
+            }
+            let rests = (world.now - begun).as_secs_f64() / QUIET.as_secs_f64();
+            assert!(f64::from(moves) <= 2.0 * (rests + 1.0), "{moves} moves, period {period}");
+            assert!(period < 10 || moves > 0);
+        }
+    }
+
+    #[test]
+    fn a_change_that_could_not_be_made_is_asked_for_again() {
+        let mut world = World::new(1);
+        world.until(10, &[1.0]);
+        let (_, first) = world.until(10, &[2.0]).expect("seen");
+        world.drift.dropped();
+        let (programs, second) = world.until(10, &[2.0]).expect("again");
+        assert_eq!((programs, first), (4, second));
+    }
+}

@@ -1,0 +1,216 @@
+//! Plans of a fleet: where profiles come from, the first plan, and a look at a better one.
+
+use super::{Message, Shared, calls};
+use crate::{
+    cluster::Cluster,
+    drift::{Change, GAIN},
+    fleet::{BoxFuture, blocking},
+    membership::Index,
+    placement::{self, Placement, PlacementError, Planner, Pricer},
+};
+use galaxy_common::{ClusterProfile, Epoch};
+use galaxy_model::ModelDir;
+use galaxy_planner::Offer;
+use galaxy_proto::identity::Identity;
+use std::{sync::Arc, time::Duration};
+use tokio::sync::OwnedRwLockWriteGuard;
+
+use super::board::Notice;
+
+/// Where profiles come from: measured, or from files.
+pub trait ProfileSource: Send + Sync {
+    /// What profiles of models of this shape are known by.
+    fn shape(&self, model: &ModelDir) -> String;
+    /// Profiles of all devices of `cluster` and of the links between them. No device holds a place.
+    /// `progress` takes lines for a person.
+    ///
+    /// # Errors
+    /// What is missing, and what to do, in words.
+    fn collect<'a>(
+        &'a self,
+        cluster: &'a Cluster,
+        model: &'a ModelDir,
+        identity: &'a Identity,
+        progress: &'a (dyn Fn(String) + Send + Sync),
+    ) -> BoxFuture<'a, Result<ClusterProfile, String>>;
+}
+
+/// How a fleet plans where the cluster file has no shares.
+#[derive(Clone)]
+pub struct Planning {
+    /// Where profiles come from.
+    pub profiles: Arc<dyn ProfileSource>,
+    /// What makes plans of them,
+    pub planner: Planner,
+    /// and what predicts plans.
+    pub pricer: Pricer,
+}
+
+impl Planning {
+    /// Profiles that workers measure, kept beside the cluster file, and our own planner.
+    pub fn measured() -> Self {
+        Self {
+            profiles: Arc::new(Measured),
+            planner: galaxy_planner::plan,
+            pricer: |_, _, _, _| {
+                Err(galaxy_common::ProfileError::NoDevice {
+                    device: galaxy_common::DeviceName::new("nobody").expect("a name"),
+                })
+            },
+        }
+    }
+}
+
+/// Measured by workers, and kept.
+struct Measured;
+
+impl ProfileSource for Measured {
+    fn shape(&self, model: &ModelDir) -> String {
+        model.name().to_owned()
+    }
+    fn collect<'a>(
+        &'a self,
+        _: &'a Cluster,
+        _: &'a ModelDir,
+        _: &'a Identity,
+        _: &'a (dyn Fn(String) + Send + Sync),
+    ) -> BoxFuture<'a, Result<ClusterProfile, String>> {
+        Box::pin(std::future::ready(Err("not bound yet".to_owned())))
+    }
+}
+
+/// Why there is no plan: because of whom, if it is a device, and why.
+pub(super) type Failure = (Option<Index>, String);
+
+/// A plan, and what it was made from.
+pub(super) struct Made {
+    pub(super) offers: Vec<Offer>,
+    /// As measured; without one the split is by hand.
+    pub(super) profile: Option<Arc<ClusterProfile>>,
+    pub(super) outcome: Result<Arc<Placement>, Failure>,
+}
+
+/// What came of a look at another plan.
+pub(super) enum Verdict {
+    /// The plan in force stays: it takes so long, and the best other so long.
+    Keep { now: Duration, then: Duration },
+    /// Another is better by enough. Nothing runs while the guard lives.
+    Move {
+        placement: Arc<Placement>,
+        now: Duration,
+        then: Duration,
+        guard: OwnedRwLockWriteGuard<()>,
+    },
+    /// There is none, or it cannot be told.
+    Unknown { reason: String },
+}
+
+/// Makes a plan for what devices offer, with their curves scaled by `factors`. `known` are profiles
+/// that were collected before.
+///
+/// # Errors
+/// Only when profiles cannot be had: asking again may help. A plan that cannot be made is an outcome.
+pub(super) async fn make(
+    shared: Arc<Shared>,
+    offers: Vec<Offer>,
+    factors: Vec<f64>,
+    known: Option<Arc<ClusterProfile>>,
+) -> Result<Made, Failure> {
+    let profile = match (shared.cluster.by_hand(), &known) {
+        (true, _) => None,
+        (false, Some(profile)) if covers(profile, &offers) => known,
+        (false, _) => Some(Arc::new(collect(&shared, &offers).await?)),
+    };
+    let (of, from, curves) = (shared.clone(), offers.clone(), profile.clone());
+    let made = blocking(move || match curves {
+        None => placement::by_shares(&of.cluster, &of.model, &from),
+        Some(profile) => by_profiles(&of, &from, &profile, factors),
+    });
+    let made = made.await.map_err(|e| (None, e.to_string()))?;
+    let outcome = made.map(Arc::new).map_err(|e| failure(&shared, &e));
+    Ok(Made { offers, profile, outcome })
+}
+
+/// Looks for a better plan under other curves than `present` was made for, off the request path, and
+/// reports to the driver.
+pub(super) async fn look(
+    shared: Arc<Shared>,
+    offers: Vec<Offer>,
+    profile: Arc<ClusterProfile>,
+    present: Arc<Placement>,
+    change: Change,
+) {
+    let (of, was, factors) = (shared.clone(), present.clone(), change.factors.clone());
+    let compared = blocking(move || {
+        let found = by_profiles(&of, &offers, &profile, factors.clone())?;
+        let curves = placement::scaled(&of.cluster, &profile, &factors);
+        let workload = placement::workload(&of.cluster, &of.model);
+        // Both by the same measure, whatever the planner says of its own.
+        let time = |plan| {
+            let pricer = of.planning.pricer;
+            placement::latency(of.model.spec(), plan, &curves, &workload, pricer)
+        };
+        Ok::<_, PlacementError>((time(&was.plan)?, time(&found.plan)?, found))
+    });
+    let verdict = match compared.await {
+        Err(error) => Verdict::Unknown { reason: error.to_string() },
+        Ok(Err(error)) => Verdict::Unknown { reason: error.to_string() },
+        Ok(Ok((now, then, found))) => {
+            let better = then.as_secs_f64() <= now.as_secs_f64() * (1.0 - GAIN);
+            if better && found.plan != present.plan {
+                // Who waits for this lock is let in before those that come later: it takes as long
+                // as the program that runs.
+                let guard = shared.gate.clone().write_owned().await;
+                Verdict::Move { placement: Arc::new(found), now, then, guard }
+            } else {
+                Verdict::Keep { now, then }
+            }
+        }
+    };
+    shared.send(Message::Looked { change, present, verdict }).await;
+}
+
+fn by_profiles(
+    shared: &Shared,
+    offers: &[Offer],
+    profile: &ClusterProfile,
+    factors: Vec<f64>,
+) -> Result<Placement, PlacementError> {
+    let Shared { cluster, model, planning, .. } = shared;
+    let curves = placement::scaled(cluster, profile, &factors);
+    let shape = planning.profiles.shape(model);
+    let planned = placement::planned(cluster, model, &shape, offers, &curves, planning.planner)?;
+    placement::settle(cluster, planned, factors)
+}
+
+/// Whether profiles were measured for these offers.
+fn covers(profile: &ClusterProfile, offers: &[Offer]) -> bool {
+    offers.iter().all(|o| profile.device(&o.name).is_ok_and(|d| d.threads == o.threads))
+}
+
+async fn collect(shared: &Arc<Shared>, offers: &[Offer]) -> Result<ClusterProfile, Failure> {
+    let offered = |name| offers.iter().any(|offer| offer.name == name);
+    let mut cluster = shared.cluster.clone();
+    cluster.devices.retain(|device| offered(device.name.clone()));
+    // A coordinator that was killed has left them in their places, and there they refuse.
+    let held: Vec<(Index, Epoch)> = {
+        let board = shared.board();
+        let described = board.entries.iter().enumerate();
+        let held = described.filter_map(|(i, e)| Some((i, Epoch(e.description.as_ref()?.epoch))));
+        held.filter(|(_, epoch)| epoch.0 > 0).collect()
+    };
+    for (device, epoch) in held {
+        calls::cancel(shared.clone(), device, epoch).await;
+    }
+    let listener = shared.listener.clone();
+    let progress = move |line: String| listener(Notice::Profiling { line });
+    let Shared { model, identity, planning, .. } = &**shared;
+    let collected = planning.profiles.collect(&cluster, model, identity, &progress).await;
+    collected.map_err(|reason| (None, reason))
+}
+
+fn failure(shared: &Shared, error: &PlacementError) -> Failure {
+    let blamed = error.device();
+    let device = blamed.and_then(|b| shared.cluster.devices.iter().position(|d| d.name == *b));
+    (device, error.to_string())
+}

@@ -564,6 +564,25 @@ fn tiles_are_staggered_where_there_are_enough_of_a_size() {
 }
 
 #[test]
+fn only_the_last_stage_owns_rows() {
+    let spec = spec(12, true, true, 3, language());
+    let way = Way {
+        strategy: Strategy::Pipeline,
+        modes: [(false, false); 2],
+        exchange: Exchange::Ring,
+        tiles: 2,
+    };
+    let mut plan = laid_out(&way, &spec, &[[1; 4], [1; 4], [0, 0, 0, 1]]);
+    assert_eq!(plan.validate(spec.extent()), Ok(()));
+    for wrong in [0, 2] {
+        plan.ring[wrong].prefill.row_weight = 1;
+        let refused = plan.validate(spec.extent()).unwrap_err();
+        assert!(refused.to_string().contains(&format!("device d{wrong} owns rows")), "{refused}");
+        plan.ring[wrong].prefill.row_weight = 0;
+    }
+}
+
+#[test]
 fn a_head_of_many_tiles_has_room_to_send_them() {
     let spec = spec(12, false, false, 1, language());
     let shape = BatchShape::single(16, Wanted::AllLogits).unwrap();

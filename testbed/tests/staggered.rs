@@ -1,12 +1,14 @@
 //! Law 1 where tiles are staggered: the golden checkpoints are too narrow for it.
 #![allow(clippy::unwrap_used)]
 
-use galaxy_common::{BatchShape, Plan, Pooling, Segment, Strategy, Wanted, WireType, plan::Phase};
+use galaxy_common::{
+    BatchShape, Exchange, Plan, Pooling, Segment, Strategy, Wanted, WireType, plan::Phase,
+};
 use galaxy_engine::{local::LocalCluster, merge::Merged};
 use galaxy_graph::{lower, verify};
 use galaxy_model::ModelDir;
 use galaxy_testbed::{
-    golden::{Case, SPLITS, Split, TOLERANCE, deviation, plan},
+    golden::{Case, MIXES, SPLITS, Split, TOLERANCE, deviation, plan},
     models,
 };
 use std::{path::Path, sync::Arc};
@@ -27,7 +29,16 @@ fn staggered_tiles_give_what_one_device_gives() {
     let shape = BatchShape::new(segments.collect()).unwrap();
     let tokens: Arc<[u32]> = (0..shape.rows()).map(|row| row * 37 % 1000).collect();
     let run = |strategy, devices, split, tiles| -> Vec<Merged> {
-        let case = Case { checkpoint: "bert", strategy, devices, split, tiles, threads: 1 };
+        let case = Case {
+            checkpoint: "bert",
+            strategy,
+            devices,
+            split,
+            tiles,
+            threads: 1,
+            exchange: Exchange::Ring,
+            mix: MIXES[0],
+        };
         let plan = Plan { max_rows: shape.rows(), ..plan(&dir, &case, WireType::F32).unwrap() };
         let programs = lower(dir.spec(), &plan, Phase::Prefill, &shape).unwrap();
         verify(dir.spec(), dir.dtype().width(), &plan, &shape, &programs).unwrap();

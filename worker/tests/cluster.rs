@@ -1,7 +1,9 @@
 //! Whole workers in one process, driven as a coordinator drives them.
 #![allow(clippy::unwrap_used, missing_docs)]
 
-use galaxy_common::{BatchShape, Bytes, DeviceName, Plan, Strategy, Wanted, WireType, plan::Phase};
+use galaxy_common::{
+    BatchShape, Bytes, DeviceName, Exchange, Plan, Strategy, Wanted, WireType, plan::Phase,
+};
 use galaxy_engine::{compute::choice::EngineChoice, local::LocalCluster, merge::merge};
 use galaxy_graph::{
     budget::needs_all,
@@ -254,6 +256,13 @@ async fn workers_compute_what_one_device_computes() {
     let health = client.health(v1::HealthRequest {}).await.unwrap().into_inner();
     assert_eq!((health.epoch, health.running), (12, false));
     assert!(health.clock_ns >= *times.end_ns.iter().max().unwrap());
+    // Links between all of them, and from stage to stage.
+    let direct = |strategy| Plan { exchange: Exchange::Direct, ..cluster.plan(strategy) };
+    let plans = [Strategy::Sequence, Strategy::Galaxy, Strategy::Pipeline].map(direct);
+    for (epoch, plan) in (13..).zip(plans) {
+        cluster.place_all(&plan, epoch, false).await;
+        close(&cluster.run(&plan, epoch, 0, &tokens).await, &alone);
+    }
     cluster.end().await;
 }
 

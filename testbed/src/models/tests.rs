@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::golden::{self, Case, Split};
-use galaxy_common::{BatchShape, Strategy, Wanted, WireType};
+use galaxy_common::{BatchShape, Exchange, Strategy, Wanted, WireType};
 use galaxy_engine::local::LocalCluster;
 use serde_json::Value;
 use std::{
@@ -98,6 +98,8 @@ fn what_the_engine_knows_it_runs_with_finite_results() {
             split: Split::Equal,
             tiles: 2,
             threads: 1,
+            exchange: Exchange::Ring,
+            mix: golden::MIXES[0],
         };
         let plan = golden::plan(&dir, &case, WireType::F32).unwrap();
         let cluster = LocalCluster::open(dir, plan).unwrap();

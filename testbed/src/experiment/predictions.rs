@@ -1,0 +1,233 @@
+//! Showing what a planner predicted beside what was measured, and `auto` beside all others.
+
+use super::show::{Found, Shown, axis, latency_bar, percent, shown};
+use crate::{
+    plot::{Axis, Bar, Chart, Group, Kind, Point, Series},
+    record::{Cell, Outcome},
+    report::{Table, figure},
+};
+use galaxy_common::Spread;
+
+/// The name of the variant that is judged.
+const AUTO: &str = "auto";
+/// What a cell's predicted latency is kept as.
+pub(super) const PREDICTED: &str = "predicted_ms";
+/// Errors that predictions should, and must, stay within.
+const BOUNDS: [f64; 2] = [0.1, 0.2];
+
+/// A cell that was predicted and measured.
+struct Pair<'a> {
+    cell: &'a Cell,
+    variant: &'a str,
+    predicted: f64,
+    measured: Spread,
+}
+
+impl Pair<'_> {
+    /// Predicted over measured.
+    fn ratio(&self) -> f64 {
+        self.predicted / self.measured.median
+    }
+}
+
+fn pair<'a>(cell: &'a Cell, variant: &'a str) -> Option<Pair<'a>> {
+    let measured = cell.spread("latency_ms");
+    let predicted = cell.facts.get(PREDICTED).copied().filter(|ms| ms.is_finite())?;
+    let done = cell.outcome == Outcome::Measured && measured.n > 0;
+    done.then_some(Pair { cell, variant, predicted, measured })
+}
+
+impl Found<'_> {
+    pub(super) fn predictions(&self) -> Shown {
+        let names: Vec<&str> = self.experiment.variants.iter().map(|v| v.name).collect();
+        let mut each = Table::new(
+            "Predicted and measured",
+            &["environment", "model", "variant", "measured, ms", "predicted, ms", "error", "plan"],
+        );
+        let mut columns = vec!["environment", "model", "auto, ms", "best other", "of the best"];
+        let others: Vec<&str> = names.iter().copied().filter(|name| *name != AUTO).collect();
+        let over: Vec<String> = others.iter().map(|name| format!("{name} over auto")).collect();
+        columns.extend(over.iter().map(String::as_str));
+        let mut against = Table::new("auto against the others", &columns);
+        let (mut pairs, mut bars, mut of_best) = (Vec::new(), Vec::new(), Vec::new());
+        for (environment, model) in self.groups() {
+            let cell = |name: &str| self.cell(&environment, &model, name);
+            let mut group = Vec::new();
+            for (i, name) in names.iter().copied().enumerate() {
+                let Some(cell) = cell(name) else { continue };
+                group.push(latency_bar(i, cell));
+                let found = pair(cell, name);
+                let predicted = cell.facts.get(PREDICTED).copied().unwrap_or(f64::NAN);
+                let error = found.as_ref().map_or(f64::NAN, |pair| pair.ratio() - 1.0);
+                each.row([
+                    environment.clone(),
+                    model.clone(),
+                    name.to_owned(),
+                    figure(cell, "latency_ms"),
+                    shown(predicted, 1),
+                    percent(error),
+                    cell.labels.get("plan").cloned().unwrap_or_default(),
+                ]);
+                pairs.extend(found);
+            }
+            let group: Vec<Bar> = group;
+            if group.iter().any(|bar| bar.value.is_some()) {
+                bars.push(Group { label: format!("{environment}/{model}"), bars: group });
+            }
+            let values =
+                |name: &str| cell(name).map(|cell| cell.values("latency_ms")).unwrap_or_default();
+            let auto = values(AUTO);
+            let median = |name: &str| Spread::of(&values(name)).median;
+            let best = others.iter().copied().filter(|name| median(name).is_finite());
+            let Some(best) = best.min_by(|a, b| median(a).total_cmp(&median(b))) else { continue };
+            if auto.is_empty() {
+                continue;
+            }
+            let of = Spread::of_ratio(&auto, &values(best));
+            of_best.push(of.median);
+            let ratio = |name: &&str| format!("{:.3}", Spread::of_ratio(&values(name), &auto));
+            let row = [
+                environment.clone(),
+                model.clone(),
+                cell(AUTO).map_or("-".to_owned(), |cell| figure(cell, "latency_ms")),
+                best.to_owned(),
+                format!("{of:.3}"),
+            ];
+            against.row(row.into_iter().chain(others.iter().map(ratio)));
+        }
+        let series = names.iter().map(|&name| name.to_owned()).collect();
+        let charts = vec![
+            ("", scatter(&names, &pairs)),
+            (
+                "-latency",
+                Chart {
+                    title: "Latency of every strategy".to_owned(),
+                    x: axis("environment/model"),
+                    y: axis("ms"),
+                    kind: Kind::Bars { groups: bars, series },
+                },
+            ),
+        ];
+        let mut notes = vec![
+            "*Predicted*: the simulator's latency of the plan, from the profile that the devices of the testbed measured of themselves and of their links, under their quotas, before the first placement. *Error*: predicted over the median measured, less one.".to_owned(),
+        ];
+        let worst = of_best.iter().copied().fold(f64::NAN, f64::max);
+        if worst.is_finite() {
+            let count = of_best.len();
+            notes.push(format!(
+                "`auto` over the best other, at worst: {worst:.3}, of {count} pairs of environment and model."
+            ));
+        }
+        (vec![each, errors(&names, &pairs), against], notes, charts)
+    }
+}
+
+/// How far predictions are off, by strategy and over all.
+fn errors(names: &[&str], pairs: &[Pair<'_>]) -> Table {
+    let mut table = Table::new(
+        "Predicted over measured",
+        &["variant", "cells", "predicted / measured", "largest error", "within 10%", "within 20%"],
+    );
+    let mut row = |name: &str, of: &[&Pair<'_>]| {
+        let ratios: Vec<f64> = of.iter().map(|pair| pair.ratio()).collect();
+        let off = ratios.iter().map(|ratio| (ratio - 1.0).abs());
+        let largest = off.clone().fold(f64::NAN, f64::max);
+        let within = BOUNDS.map(|bound| {
+            percent(off.clone().filter(|off| *off <= bound).count() as f64 / ratios.len() as f64)
+        });
+        let [ten, twenty] = within;
+        let spread = format!("{:.3}", Spread::of(&ratios));
+        table.row([
+            name.to_owned(),
+            ratios.len().to_string(),
+            spread,
+            percent(largest),
+            ten,
+            twenty,
+        ]);
+    };
+    for &name in names {
+        row(name, &pairs.iter().filter(|pair| pair.variant == name).collect::<Vec<_>>());
+    }
+    row("all", &pairs.iter().collect::<Vec<_>>());
+    table
+}
+
+/// Predicted over measured, a point for each cell, and the line where both are equal.
+fn scatter(names: &[&str], pairs: &[Pair<'_>]) -> Chart {
+    let point = |x: f64, y: f64| Point { x, y, low: y, high: y };
+    let mut series: Vec<Series> = Vec::new();
+    for &name in names {
+        let of = pairs.iter().filter(|pair| pair.variant == name);
+        // A point that is no number breaks the line.
+        let points = of.flat_map(|pair| {
+            let x = pair.measured.median;
+            [point(x, pair.predicted), point(x, f64::NAN)]
+        });
+        series.push(Series { name: name.to_owned(), points: points.collect(), dashed: false });
+    }
+    let measured = pairs.iter().map(|pair| pair.measured.median);
+    let (low, high) =
+        measured.fold((f64::INFINITY, 0f64), |(low, high), ms| (low.min(ms), high.max(ms)));
+    if low < high {
+        let points = vec![point(low, low), point(high, high)];
+        series.push(Series { name: "equal".to_owned(), points, dashed: true });
+    }
+    let axis = |label: &str| Axis { label: label.to_owned(), log: true, categories: None };
+    Chart {
+        title: "Predicted against measured latency".to_owned(),
+        x: axis("measured, ms"),
+        y: axis("predicted, ms"),
+        kind: Kind::Lines { series },
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::{
+        experiment::EXPERIMENTS,
+        plot,
+        record::{Record, Verdict},
+    };
+
+    #[test]
+    fn what_was_predicted_stands_beside_what_was_measured() {
+        let experiment = EXPERIMENTS.iter().find(|e| e.name == "planner").unwrap();
+        let mut record = Record::new("planner", true, serde_json::json!({})).unwrap();
+        let mut add = |variant: &str, predicted: f64, measured: [f64; 2]| {
+            let cell = record.cell(&format!("A/bert/{variant}"), &[("plan", "somehow")]);
+            cell.facts.insert(PREDICTED.to_owned(), predicted);
+            for ms in measured {
+                let values = [("latency_ms".to_owned(), ms)].into_iter().collect();
+                cell.add(values, Verdict::Valid);
+            }
+        };
+        add("local", 100.0, [99.0, 101.0]);
+        add("galaxy", 65.0, [50.0, 50.0]);
+        add("auto", 44.0, [40.0, 40.0]);
+        let cell = record.cell("A/bert/pipeline", &[]);
+        cell.outcome = Outcome::Refused { why: "too small".into() };
+        let found = Found { experiment, record: &record };
+        let (tables, notes, charts) = found.predictions();
+        let text: Vec<String> = tables.iter().map(ToString::to_string).collect();
+        let row = |table: &str, begin: &str| {
+            let line = table.lines().find(|line| {
+                let words: Vec<&str> = line.split_whitespace().collect();
+                words.join(" ").starts_with(begin)
+            });
+            line.unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ")
+        };
+        assert!(row(&text[0], "| A | bert | galaxy |").contains("| 65.0 | 30.0% |"), "{}", text[0]);
+        assert!(row(&text[0], "| A | bert | pipeline |").contains("| refused |"), "{}", text[0]);
+        // One of three is beyond 20%, one at 10%.
+        assert!(row(&text[1], "| all | 3 |").ends_with("| 66.7% | 66.7% |"), "{}", text[1]);
+        assert!(row(&text[2], "| A | bert |").contains("| galaxy | 0.800"), "{}", text[2]);
+        assert!(notes[1].contains("at worst: 0.800, of 1 pairs"), "{notes:?}");
+        let directory = tempfile::tempdir().unwrap();
+        for (suffix, chart) in charts {
+            plot::draw(&chart, &directory.path().join(format!("planner{suffix}"))).unwrap();
+        }
+    }
+}

@@ -3,7 +3,7 @@
 //! A request comes in through [`api`], is checked and turned into batches by [`session`], waits
 //! in [`admission`], and runs on the [`fleet`]: on workers over gRPC, whose presence
 //! [`membership`] follows and whose parts [`placement`] cuts from the [`cluster`] file, or on
-//! engines in this process. Activations never pass through here: devices hand over results only.
+//! engines in this process. What devices and links can do is measured by [`profile`]. Activations never pass through here: devices hand over results only.
 
 pub mod admission;
 pub mod api;
@@ -12,6 +12,7 @@ pub mod error;
 pub mod fleet;
 pub mod membership;
 pub mod placement;
+pub mod profile;
 pub mod session;
 pub mod trace;
 

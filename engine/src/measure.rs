@@ -5,6 +5,7 @@
 //! and what is done to rows are measured as they run in a cluster, and nothing else.
 
 mod bench;
+pub mod load;
 pub mod memory;
 pub mod profile;
 

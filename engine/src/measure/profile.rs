@@ -8,6 +8,7 @@
 //! each next walk uses the next copy of the widths, so that weights come from memory. Attention
 //! has a grid of its own. Points whose samples differ are measured again while time is left.
 
+mod clock;
 mod disk;
 mod samples;
 mod stand;
@@ -81,6 +82,16 @@ pub fn granted(memory: Option<Bytes>) -> Bytes {
     memory.or_else(free_memory).unwrap_or_default()
 }
 
+/// A profile, and how steadily it was measured.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Measured {
+    /// It.
+    pub profile: DeviceProfile,
+    /// By how much longer everything took than it ran, because the device stood still in between:
+    /// 1 on a core of one's own. All times of the profile have it in them.
+    pub pauses: f64,
+}
+
 /// Measures this device with the shape of `dir`'s model.
 ///
 /// # Errors
@@ -90,7 +101,7 @@ pub fn measure(
     dir: &Arc<ModelDir>,
     setting: &Setting,
     progress: Progress<'_>,
-) -> Result<DeviceProfile, MeasureError> {
+) -> Result<Measured, MeasureError> {
     let spec = dir.spec();
     tell(progress, 0, 1, "disk")?;
     let disk = disk::rate(dir.path(), DISK);
@@ -118,27 +129,29 @@ pub fn measure(
         error => error.into(),
     })?;
     let engine = setting.engine.start(shard, setting.threads)?;
-    let mut stand = Stand::new(engine, spec, sample)?;
+    let mut stand = Stand::new(engine, spec, sample, setting.threads)?;
     tracing::debug!(
         copies = stand.sample().copies(), rows = stand.sample().rows, slots = %stand.slots(),
         "measuring"
     );
     let mut samples = Samples::default();
     rounds(&mut stand, setting, &mut samples, progress)?;
+    let pauses = stand.clock.factor();
     let wake = wake::wake(stand.engine)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    Ok(DeviceProfile {
+    let profile = DeviceProfile {
         version: PROFILE_VERSION,
         device: setting.device.clone(),
         shape: dir.shape_key(),
         threads: setting.threads,
         engine: engine_name(setting.engine),
         measured: now.map_or(0, |since| since.as_secs()),
-        tables: samples.tables(),
+        tables: samples.tables(pauses),
         wake,
         memory: grant,
         disk,
-    })
+    };
+    Ok(Measured { profile, pauses })
 }
 
 fn tell(progress: Progress<'_>, done: u32, total: u32, now: &str) -> Result<(), MeasureError> {

@@ -34,11 +34,12 @@ impl Samples {
 
     /// A table for each kernel that was measured. Points of its grid that no text has are filled
     /// in proportion to their last axis but one, from the largest that was measured.
-    pub(super) fn tables(&self) -> Vec<Table> {
-        Kernel::ALL.into_iter().filter_map(|kernel| self.table(kernel)).collect()
+    /// All times are taken `factor` times.
+    pub(super) fn tables(&self, factor: f64) -> Vec<Table> {
+        Kernel::ALL.into_iter().filter_map(|kernel| self.table(kernel, factor)).collect()
     }
 
-    fn table(&self, kernel: Kernel) -> Option<Table> {
+    fn table(&self, kernel: Kernel, factor: f64) -> Option<Table> {
         let points = || self.0.iter().filter(move |((k, _), _)| *k == kernel);
         let axis = |at: usize| {
             let mut sizes: Vec<u32> = points().map(|((_, sizes), _)| sizes[at]).collect();
@@ -53,7 +54,11 @@ impl Samples {
             let longer = |sizes: Vec<u32>| axis.iter().map(move |&s| [&sizes[..], &[s]].concat());
             grid = grid.into_iter().flat_map(longer).collect();
         }
-        let (nanos, spread) = grid.iter().map(|sizes| self.value(kernel, sizes)).unzip();
+        let value = |sizes: &Vec<u32>| {
+            let (nanos, spread) = self.value(kernel, sizes);
+            (nanos * factor, spread)
+        };
+        let (nanos, spread) = grid.iter().map(value).unzip();
         Some(Table { kernel, axes, nanos, spread })
     }
 
@@ -93,7 +98,7 @@ mod tests {
                 samples.add(&mut vec![(Kernel::Up, vec![rows, columns], nanos)]);
             }
         }
-        let [table] = &samples.tables()[..] else { panic!("one kernel, one table") };
+        let [table] = &samples.tables(1.0)[..] else { panic!("one kernel, one table") };
         assert_eq!(table.axes, [[1, 4], [2, 8]]);
         assert_eq!(table.nanos, [40.0, 160.0, 160.0, 640.0]);
         assert_eq!(table.spread, [0.5; 4], "the middle half of 10, 20, 30");
@@ -111,7 +116,7 @@ mod tests {
         for (queries, keys, nanos) in [(1, 1, 5.0), (1, 4, 8.0), (4, 1, 9.0)] {
             samples.add(&mut vec![(Kernel::Attend, vec![queries, keys, 2], nanos)]);
         }
-        let tables = samples.tables();
+        let tables = samples.tables(1.0);
         assert_eq!(tables[0].nanos, [5.0, 8.0, 9.0, 36.0]);
         assert!(samples.wanting(|_, _| true), "one sample each");
     }
@@ -120,6 +125,6 @@ mod tests {
     fn a_clock_that_stands_gives_no_zeros() {
         let mut samples = Samples::default();
         samples.add(&mut vec![(Kernel::Join, vec![1], 0.0)]);
-        assert_eq!(samples.tables()[0].nanos, [1.0]);
+        assert_eq!(samples.tables(1.0)[0].nanos, [1.0]);
     }
 }

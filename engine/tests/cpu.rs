@@ -10,7 +10,9 @@ use galaxy_engine::{
     weights::{Shard, WeightError},
 };
 use galaxy_graph::{
-    budget, lower,
+    budget,
+    holdings::transition,
+    lower,
     program::OpKind,
     share::{self, Member, Terms},
 };
@@ -119,7 +121,8 @@ fn check(name: &str, threads: u16) {
     });
     let shard = shard.unwrap();
     let total = budget::weights(dir.spec(), dir.dtype().width(), &plan.ring[0]);
-    assert_eq!(progress.last(), Some(&(total.0, total.0)));
+    let read = transition(dir.spec(), dir.dtype().width(), None, &plan.ring[0].prefill).read;
+    assert_eq!(progress.last(), Some(&(read.0, read.0)));
     assert!(progress.is_sorted() && shard.bytes() <= total, "{} of {total}", shard.bytes());
     assert!(shard.bytes().0 * 10 > total.0 * 9, "{} of {total}", shard.bytes());
     let mut engine = CpuEngine::new(shard, threads);

@@ -87,6 +87,10 @@ impl Engine for CpuEngine {
     fn held(&self) -> (Bytes, Bytes) {
         (self.shard.bytes(), self.slots.held())
     }
+
+    fn into_shard(self: Box<Self>) -> Option<Shard> {
+        Some(self.shard)
+    }
 }
 
 impl Call<'_> {

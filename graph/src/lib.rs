@@ -16,6 +16,7 @@ pub mod verify;
 pub use lower::{LowerError, digest, links, lower};
 pub use program::Program;
 pub use simulate::{
-    Costs, Counted, Deadlock, FRAME_OVERHEAD, LinkRate, Observed, Predicted, simulate,
+    ByteCost, Cable, Costs, Counted, Deadlock, FRAME_OVERHEAD, LinkRate, Observed, Predicted,
+    simulate,
 };
 pub use verify::{VerifyError, verify};

@@ -6,7 +6,10 @@ use crate::{
     verify::{Site, site},
 };
 use galaxy_common::Rank;
-use std::collections::HashMap;
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, HashMap},
+};
 
 /// What a link carries.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -21,12 +24,38 @@ pub struct LinkRate {
     pub burst: u64,
 }
 
+/// What a device's one network interface carries, over all its links together.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Cable {
+    /// Bytes per second out of the device.
+    pub out: f64,
+    /// Bytes per second into it.
+    pub into: f64,
+}
+
+/// By how many nanoseconds a byte of a tile delays the kernels of the two devices of a link.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct ByteCost {
+    /// Of the sender.
+    pub send: f64,
+    /// Of the receiver.
+    pub receive: f64,
+}
+
 /// What operations and links cost.
 pub trait Costs {
     /// Nanoseconds of an operation that is no send or receive.
     fn compute(&self, program: &Program, operation: &Operation) -> u64;
     /// The link between two devices.
     fn link(&self, from: Rank, to: Rank) -> LinkRate;
+    /// The interface that all links of a device share; none where each link has one of its own.
+    fn cable(&self, _rank: Rank) -> Option<Cable> {
+        None
+    }
+    /// What bytes cost the kernels.
+    fn byte_cost(&self, _from: Rank, _to: Rank) -> ByteCost {
+        ByteCost::default()
+    }
 }
 
 /// Bytes on the wire for a byte of a tile: packets of 1514 bytes carry 1448, and a TLS record adds
@@ -54,57 +83,172 @@ pub struct Deadlock {
 
 /// Runs `programs` in virtual time, all lanes in their order, each operation as early as it can.
 ///
+/// Operations are taken in the order in which they may start, so that those which share a cable
+/// share it in that order. Links that share a cable take turns with whole tiles, where real ones
+/// would take turns with packets: together they end at the same time.
+///
 /// # Errors
 /// When they deadlock; programs that the verifier passed never do.
 pub fn simulate(programs: &[Program], costs: &dyn Costs) -> Result<Predicted, Deadlock> {
-    let mut links: HashMap<(Rank, Rank), Link> = HashMap::new();
-    let mut times: Vec<Vec<Option<Times>>> =
-        programs.iter().map(|p| vec![None; p.operations.len()]).collect();
-    let mut cursor: Vec<Vec<usize>> = programs.iter().map(|p| vec![0; p.lanes.len()]).collect();
-    let mut moved = true;
-    while moved {
-        moved = false;
-        for (rank, program) in programs.iter().enumerate() {
-            for (lane, at) in cursor[rank].iter_mut().enumerate() {
-                while let Some(&id) = program.lanes[lane].1.get(*at) {
-                    let Some(ready) = ready(program, &times[rank], lane, *at, id) else {
-                        break;
-                    };
-                    let op = program.operation(id);
-                    let done = match program.lanes[lane].0 {
-                        Lane::Send(to) => {
-                            let rate = costs.link(program.rank, to);
-                            let bytes = op.reads.iter().map(|r| program.region_bytes(r)).sum();
-                            let link = links.entry((program.rank, to)).or_default();
-                            link.send(ready, bytes, rate)
-                        }
-                        Lane::Receive(from) => {
-                            let link = links.entry((from, program.rank)).or_default();
-                            link.receive(ready)
-                        }
-                        _ => Some((ready, ready + costs.compute(program, op))),
-                    };
-                    let Some(done) = done else { break };
-                    times[rank][id.0 as usize] = Some(done);
-                    *at += 1;
-                    moved = true;
-                }
-            }
-        }
+    let mut run = Run::new(programs, costs);
+    for rank in 0..programs.len() {
+        run.consider_all(rank);
+    }
+    while let Some(Reverse((ready, rank, lane))) = run.queue.pop() {
+        run.queued[rank][lane] = false;
+        run.take(ready, rank, lane);
     }
     let stuck = |rank: usize| {
         let program = &programs[rank];
-        let next = |lane: usize| program.lanes[lane].1.get(cursor[rank][lane]).copied();
+        let next = |lane: usize| program.lanes[lane].1.get(run.cursor[rank][lane]).copied();
         (0..program.lanes.len()).find_map(next).map(|id| site(program, id))
     };
     if let Some(site) = (0..programs.len()).find_map(stuck) {
-        let left = times.iter().flatten().filter(|t| t.is_none()).count();
+        let left = run.times.iter().flatten().filter(|t| t.is_none()).count();
         return Err(Deadlock { site, left });
     }
     let times: Vec<Vec<Times>> =
-        times.into_iter().map(|t| t.into_iter().flatten().collect()).collect();
+        run.times.into_iter().map(|t| t.into_iter().flatten().collect()).collect();
     let total = times.iter().flatten().map(|t| t.1).max().unwrap_or(0);
     Ok(Predicted { times, total })
+}
+
+/// A run in virtual time. Programs, and so devices, go by their place in the list.
+struct Run<'a> {
+    programs: &'a [Program],
+    costs: &'a dyn Costs,
+    times: Vec<Vec<Option<Times>>>,
+    cursor: Vec<Vec<usize>>,
+    /// Lanes whose next operation may start, by when: (time, device, lane).
+    queue: BinaryHeap<Reverse<(u64, usize, usize)>>,
+    queued: Vec<Vec<bool>>,
+    links: Vec<Link>,
+    /// The link of each lane that sends or receives.
+    link_of: Vec<Vec<Option<usize>>>,
+    /// When the cable of each device is free, (out, in).
+    free: Vec<(u64, u64)>,
+    /// Nanoseconds that links take from the kernels of each device, not yet paid.
+    debt: Vec<f64>,
+}
+
+impl<'a> Run<'a> {
+    fn new(programs: &'a [Program], costs: &'a dyn Costs) -> Self {
+        let mut links: Vec<Link> = Vec::new();
+        let mut known: HashMap<(Rank, Rank), usize> = HashMap::new();
+        let mut link_of = Vec::with_capacity(programs.len());
+        for (at, program) in programs.iter().enumerate() {
+            let link = |(lane, (kind, _)): (usize, &(Lane, Vec<OpId>))| {
+                let pair = match *kind {
+                    Lane::Send(to) => (program.rank, to),
+                    Lane::Receive(from) => (from, program.rank),
+                    _ => return None,
+                };
+                let index = *known.entry(pair).or_insert_with(|| {
+                    links.push(Link::new(pair, costs));
+                    links.len() - 1
+                });
+                let end = Some((at, lane));
+                match kind {
+                    Lane::Send(_) => links[index].sender = end,
+                    _ => links[index].receiver = end,
+                }
+                Some(index)
+            };
+            link_of.push(program.lanes.iter().enumerate().map(link).collect());
+        }
+        Self {
+            programs,
+            costs,
+            times: programs.iter().map(|p| vec![None; p.operations.len()]).collect(),
+            cursor: programs.iter().map(|p| vec![0; p.lanes.len()]).collect(),
+            queue: BinaryHeap::new(),
+            queued: programs.iter().map(|p| vec![false; p.lanes.len()]).collect(),
+            links,
+            link_of,
+            free: vec![(0, 0); programs.len()],
+            debt: vec![0.0; programs.len()],
+        }
+    }
+
+    /// Queues the next operation of each lane that can start.
+    fn consider_all(&mut self, rank: usize) {
+        for lane in 0..self.programs[rank].lanes.len() {
+            self.consider(rank, lane);
+        }
+    }
+
+    fn consider(&mut self, rank: usize, lane: usize) {
+        if self.queued[rank][lane] {
+            return;
+        }
+        let (program, at) = (&self.programs[rank], self.cursor[rank][lane]);
+        let Some(&id) = program.lanes[lane].1.get(at) else { return };
+        if let Some(ready) = ready(program, &self.times[rank], lane, at, id) {
+            self.queued[rank][lane] = true;
+            self.queue.push(Reverse((ready, rank, lane)));
+        }
+    }
+
+    fn take(&mut self, ready: u64, rank: usize, lane: usize) {
+        let program = &self.programs[rank];
+        let id = program.lanes[lane].1[self.cursor[rank][lane]];
+        let op = program.operation(id);
+        let link = self.link_of[rank][lane];
+        let done = match (program.lanes[lane].0, link) {
+            (Lane::Send(_), Some(link)) => self.send(ready, rank, op, link),
+            (Lane::Receive(_), Some(link)) => {
+                self.links[link].receive(ready).map(|(done, bytes)| {
+                    self.debt[rank] += bytes as f64 * self.links[link].cost.receive;
+                    done
+                })
+            }
+            _ => {
+                let delay = std::mem::take(&mut self.debt[rank]) as u64;
+                Some((ready, ready + delay + self.costs.compute(program, op)))
+            }
+        };
+        // Without room on the link, or a frame: the other end calls again.
+        let Some(done) = done else { return };
+        self.times[rank][id.0 as usize] = Some(done);
+        self.cursor[rank][lane] += 1;
+        self.consider_all(rank);
+        if let Some(link) = link {
+            let link = &self.links[link];
+            let other =
+                if matches!(op.kind, OpKind::Send { .. }) { link.receiver } else { link.sender };
+            if let Some((rank, lane)) = other {
+                self.consider(rank, lane);
+            }
+        }
+    }
+
+    fn send(&mut self, ready: u64, rank: usize, op: &Operation, link: usize) -> Option<Times> {
+        let bytes = op.reads.iter().map(|r| self.programs[rank].region_bytes(r)).sum();
+        let receiver = self.links[link].receiver.map(|(at, _)| at);
+        let link = &mut self.links[link];
+        let begin = link.open(ready)?;
+        let on_wire = bytes as f64 * FRAME_OVERHEAD;
+        let takes = |rate: f64| (on_wire / rate * 1e9) as u64;
+        let begin = match link.cables.0 {
+            Some(own) => {
+                let begin = begin.max(self.free[rank].0);
+                self.free[rank].0 = begin + takes(own.out);
+                begin
+            }
+            None => begin,
+        };
+        let end = link.send(begin, on_wire);
+        let mut arrival = end;
+        if let (Some(other), Some(to)) = (link.cables.1, receiver) {
+            let free = &mut self.free[to].1;
+            arrival = arrival.max(*free + takes(other.into));
+            *free = arrival;
+        }
+        link.arrived.push((arrival + link.rate.latency, bytes));
+        link.flying += bytes;
+        self.debt[rank] += bytes as f64 * link.cost.send;
+        Some((begin, end))
+    }
 }
 
 /// When an operation may start, once everything that it waits for has ended.
@@ -129,45 +273,74 @@ fn ready(
 }
 
 /// Frames of one link: when each arrived, and when each was received.
-#[derive(Default)]
 struct Link {
+    rate: LinkRate,
+    cost: ByteCost,
+    /// The interfaces of sender and receiver.
+    cables: (Option<Cable>, Option<Cable>),
+    /// Device and lane of either end.
+    sender: Option<(usize, usize)>,
+    receiver: Option<(usize, usize)>,
     arrived: Vec<(u64, u64)>,
     received: Vec<u64>,
+    /// Frames before this one must have been received before the next may begin,
+    must: usize,
+    /// and the bytes of those from it on.
+    flying: u64,
     /// When the link's bucket was last empty.
     empty: u64,
 }
 
 impl Link {
-    fn send(&mut self, ready: u64, bytes: u64, rate: LinkRate) -> Option<Times> {
-        // Frames back from this one that still fit the window may be unreceived; the rest may not.
-        let (mut room, mut must) = (rate.window, self.arrived.len());
-        while must > 0 && self.arrived[must - 1].1 <= room {
-            room -= self.arrived[must - 1].1;
-            must -= 1;
+    fn new((from, to): (Rank, Rank), costs: &dyn Costs) -> Self {
+        Self {
+            rate: costs.link(from, to),
+            cost: costs.byte_cost(from, to),
+            cables: (costs.cable(from), costs.cable(to)),
+            sender: None,
+            receiver: None,
+            arrived: Vec::new(),
+            received: Vec::new(),
+            flying: 0,
+            must: 0,
+            empty: 0,
         }
-        let open = match must.checked_sub(1) {
-            Some(last) => *self.received.get(last)?,
-            None => 0,
-        };
-        let begin = ready.max(open);
+    }
+
+    /// When the next frame may begin: the latest frames that fit the window may be unreceived, the
+    /// rest may not. None while one of those is.
+    fn open(&mut self, ready: u64) -> Option<u64> {
+        while self.flying > self.rate.window {
+            self.flying -= self.arrived[self.must].1;
+            self.must += 1;
+        }
+        match self.must.checked_sub(1) {
+            Some(last) => Some(ready.max(*self.received.get(last)?)),
+            None => Some(ready),
+        }
+    }
+
+    /// The end of a frame that begins now.
+    fn send(&mut self, begin: u64, bytes_on_wire: f64) -> u64 {
+        let rate = self.rate;
         // What the bucket has gathered since it was last empty passes at once.
         let pause = begin.saturating_sub(self.empty) as f64 * 1e-9;
         let tokens = (pause * rate.rate).min(rate.burst as f64);
         let tokens = if self.arrived.is_empty() { rate.burst as f64 } else { tokens };
-        let bytes_on_wire = bytes as f64 * FRAME_OVERHEAD;
         let late = (bytes_on_wire - tokens) / rate.rate * 1e9;
         let end = begin + late.max(0.0) as u64;
         // The time at which a bucket that fills without end would have been empty.
         let left = (tokens - bytes_on_wire).max(0.0) / rate.rate * 1e9;
         self.empty = end.saturating_sub(left as u64);
-        self.arrived.push((end + rate.latency, bytes));
-        Some((begin, end))
+        end
     }
-    fn receive(&mut self, ready: u64) -> Option<Times> {
-        let (arrival, _) = *self.arrived.get(self.received.len())?;
+
+    /// Begin and end of the next receive, and its bytes; none while nothing is on its way.
+    fn receive(&mut self, ready: u64) -> Option<(Times, u64)> {
+        let (arrival, bytes) = *self.arrived.get(self.received.len())?;
         let end = ready.max(arrival);
         self.received.push(end);
-        Some((ready, end))
+        Some(((ready, end), bytes))
     }
 }
 

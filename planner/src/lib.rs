@@ -3,8 +3,25 @@
 //!
 //! Pure and deterministic: no files, no clock, no threads; equal inputs give equal plans.
 
+mod auto;
+mod closed;
+mod costs;
+mod draft;
+mod memory;
+pub mod paper;
+mod policies;
+mod predict;
+mod reasons;
 mod request;
+mod ring;
+mod search;
+pub mod split;
+mod stages;
+pub mod synthetic;
+#[cfg(test)]
+mod testing;
 
+pub use costs::ProfileCosts;
 pub use request::{
     Advice, Allowed, DeviceShare, Offer, Planned, PlanningError, Prediction, Request, RunnerUp,
     Search, Workload,
@@ -15,6 +32,61 @@ pub use request::{
 /// # Errors
 /// When no device, no split or no memory does; the error says what is missing and where.
 pub fn plan(request: &Request<'_>) -> Result<Planned, PlanningError> {
-    let _ = request;
-    Err(PlanningError::Nothing { why: "not written yet".into() })
+    check(request)?;
+    auto::plan(request)
+}
+
+/// What a given plan is predicted to do, by the simulator: means over the workload's lengths. Its
+/// `closed_form` repeats the latency.
+///
+/// # Errors
+/// When a profile is missing, or the plan cannot be lowered.
+pub fn predict(
+    request: &Request<'_>,
+    plan: &galaxy_common::Plan,
+) -> Result<Prediction, PlanningError> {
+    check(request)?;
+    predict::predict(request, plan)
+}
+
+/// Refuses questions that have no answer, and profiles that cannot be used.
+fn check(request: &Request<'_>) -> Result<(), PlanningError> {
+    let nothing = |why: &str| Err(PlanningError::Nothing { why: why.to_owned() });
+    let (allowed, workload) = (request.allowed, request.workload);
+    if request.offers.is_empty() {
+        return nothing("there is no device to plan for: name one in the cluster file");
+    }
+    if request.offers.len() > galaxy_common::plan::MAX_DEVICES {
+        return nothing("there are more devices than a ring may have: leave some out");
+    }
+    let twice = |i: usize| request.offers[..i].iter().any(|o| o.name == request.offers[i].name);
+    if let Some(i) = (0..request.offers.len()).find(|&i| twice(i)) {
+        let why = format!("device {} is offered twice", request.offers[i].name);
+        return Err(PlanningError::Nothing { why });
+    }
+    let weighs = |&(rows, share): &(u32, f64)| rows > 0 && share.is_finite() && share > 0.0;
+    if workload.lengths.is_empty() || !workload.lengths.iter().all(weighs) {
+        return nothing(
+            "the workload needs lengths of at least one token, with weights above zero",
+        );
+    }
+    if allowed.wires.is_empty() || allowed.links.is_empty() {
+        return nothing("at least one number type and one link type must be allowed");
+    }
+    if request.matrix_width != 2 && request.matrix_width != 4 {
+        return nothing("values of matrices take 2 or 4 bytes");
+    }
+    if request.spec.layers == 0 || request.spec.heads == 0 || request.spec.kv_heads == 0 {
+        return nothing("the model has no layers or no heads");
+    }
+    for offer in request.offers {
+        request.profile.device(&offer.name)?.check(request.shape)?;
+    }
+    let offered = |name: &galaxy_common::DeviceName| request.offers.iter().any(|o| o.name == *name);
+    for link in &request.profile.links {
+        if offered(&link.from) && offered(&link.to) && allowed.links.contains(&link.link) {
+            link.check()?;
+        }
+    }
+    Ok(())
 }

@@ -1,0 +1,86 @@
+//! How long planning takes: a Llama of 32 layers on 4, 8 and 64 unlike devices. Prints the median and
+//! the spread of 11 runs.
+//!
+//!     cargo run --release -p galaxy-planner --example speed
+#![allow(clippy::unwrap_used)]
+
+use galaxy_common::{Bytes, LinkType, Strategy, Wanted, WireType, plan::Phase};
+use galaxy_planner::{Allowed, Offer, Request, Workload, plan, split, synthetic};
+use std::time::Instant;
+
+#[path = "../src/testing.rs"]
+#[allow(dead_code)]
+mod testing;
+
+const RUNS: usize = 11;
+
+fn main() {
+    let spec = testing::llama(32, 2048, 32, 8);
+    let workload =
+        Workload { phase: Phase::Prefill, lengths: vec![(284, 1.0)], wanted: Wanted::LastLogits };
+    let allowed = Allowed {
+        strategy: Strategy::Auto,
+        wires: vec![WireType::F32],
+        links: vec![LinkType::Tls],
+        tiles: None,
+        exchange: None,
+        max_rows: 512,
+    };
+    let only: Option<usize> = std::env::args().nth(1).and_then(|n| n.parse().ok());
+    for (count, unlike) in [(4, false), (8, false), (8, true), (64, false)] {
+        if only.is_some_and(|n| n != count) {
+            continue;
+        }
+        let devices = testing::devices(count, 40.0, 60e6);
+        let mut profile = synthetic::profile(&spec, "s", 2, &devices);
+        if unlike {
+            let mut dice = testing::Dice::new(1);
+            for link in &mut profile.links {
+                link.busy_rate *= dice.real(0.5, 1.0);
+            }
+        }
+        for (what, memory) in [("plenty of memory", 64e9), ("little memory", 5.5e9 / count as f64)]
+        {
+            let offers: Vec<Offer> = devices
+                .iter()
+                .map(|d| Offer { name: d.name.clone(), budget: Bytes(memory as u64), threads: 1 })
+                .collect();
+            let request = Request {
+                spec: &spec,
+                matrix_width: 2,
+                model: "m",
+                fingerprint: "f",
+                shape: "s",
+                offers: &offers,
+                profile: &profile,
+                workload: &workload,
+                allowed: &allowed,
+            };
+            let mut times = Vec::new();
+            let mut planned = None;
+            for _ in 0..RUNS {
+                let begin = Instant::now();
+                planned = Some(plan(&request));
+                times.push(begin.elapsed().as_secs_f64() * 1e3);
+            }
+            times.sort_by(f64::total_cmp);
+            let links = if unlike { "unlike links" } else { "equal links" };
+            println!(
+                "{count} devices, {links}, {what}: {:.1} ms ({:.1} to {:.1})",
+                times[RUNS / 2],
+                times[0],
+                times[RUNS - 1]
+            );
+            match planned.unwrap() {
+                Ok(p) => println!(
+                    "    {}: {:.0} ms, closed form {:.0}; {:?}",
+                    p.what,
+                    p.prediction.latency * 1e-6,
+                    p.prediction.closed_form * 1e-6,
+                    p.search
+                ),
+                Err(e) => println!("    {e}"),
+            }
+        }
+    }
+}

@@ -1,0 +1,410 @@
+//! The closed form: what a plan of the layout ring costs, without running it.
+//!
+//! # The formula
+//! All terms are nanoseconds, means over the workload's lengths, from tables of profiles. For a
+//! device d of D with h heads, c columns, v words and r of the R rows:
+//!
+//! ```text
+//! heads_d(h)    qkv + attention + output product of all rows, import of R (D-1)/D rows into the
+//!               block, export of as many out of it, waits of tiles, and what its bytes cost it
+//! columns_d(c)  the same of up and down
+//! words_d(v)    the language head on the wanted rows
+//! rows_d(r)     embedding, joins and norms of all layers on r rows, their exports; in layers cut by
+//!               rows also the whole block on r rows
+//! wire_d(r)     2 (R - r) rows of the hidden width over the slower of its two cables, and
+//!               2 (D - 1) times the latency (2 times if tiles go from owner to everyone at once)
+//!
+//! cost = max rows_d + max words_d + fixed + carried max wire_d
+//!      + T_attention overlap(max heads_d, max wire_d) + T_mlp overlap(max columns_d, max wire_d)
+//! overlap(x, w) = max(x, w) + min(x, w) / tiles
+//! ```
+//!
+//! T are the layers cut by heads or columns; in the others attention gathers keys and values, which
+//! is `carried`: their width over that of what a block cut by heads moves. `fixed` is what latency
+//! adds where keys and values are narrow.
+//!
+//! Tiles hide the lesser of compute and wire but for its first tile. The first product of a block
+//! runs on tiles of R / (D tiles) rows, and is priced so. Causal attention is priced at the mean of
+//! what rows see; that late rows see more is left to the simulator.
+
+use crate::{
+    memory::{Held, Memory},
+    request::Request,
+    split::{Curve, Missing, Problem, Side},
+};
+use galaxy_common::{DeviceProfile, Exchange, Kernel, LinkType, ProfileError, Wanted, WireType};
+use galaxy_model::{HeadSpec, ModelSpec, NormPlace};
+
+/// Most points of a table; between them it is linear, as profiles are.
+const POINTS: usize = 32;
+
+/// The units in which work is given out.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Units {
+    /// Heads of a unit,
+    pub heads: u32,
+    /// columns,
+    pub columns: u32,
+    /// words.
+    pub words: u32,
+    /// Units of all rows.
+    pub rows: u32,
+}
+
+/// How many units of `size` hold `all`; the last may be smaller.
+pub(crate) fn count(all: u32, size: u32) -> usize {
+    all.div_ceil(size.max(1)) as usize
+}
+
+impl Units {
+    pub fn new(spec: &ModelSpec, devices: usize) -> Self {
+        let devices = devices as u32;
+        // Heads that share keys and values stay together where there are enough of them.
+        let group = spec.group();
+        let heads = if group > 1 && spec.kv_heads >= 2 * devices { group } else { 1 };
+        // Kernels multiply groups of 16 columns; no more than 256 groups are worth telling apart.
+        let groups = |all: u32| {
+            if all >= 256 { 16 * all.div_ceil(16 * 256) } else { (all / 16).max(1) }
+        };
+        let rows = devices.max(1) * 48u32.div_ceil(devices.max(1));
+        Self { heads, columns: groups(spec.inner), words: groups(spec.vocabulary), rows }
+    }
+}
+
+/// How a plan is carried, besides who does what.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Means {
+    pub tiles: u16,
+    pub exchange: Exchange,
+    pub wire: WireType,
+    pub link: LinkType,
+}
+
+/// How many layers are cut by rows.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub(crate) struct ByRows {
+    pub attention: u32,
+    pub mlp: u32,
+}
+
+/// What a cable carries between neighbours of a ring, or to all.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct Reach {
+    /// Bytes of tiles per second.
+    pub rate: f64,
+    /// Nanoseconds.
+    pub latency: f64,
+    /// Nanoseconds of the kernels for a byte sent and one received.
+    pub byte_cost: f64,
+}
+
+/// The tables of one device in a ring of so many, for one way to cut tiles.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Tables {
+    heads: Vec<f64>,
+    columns: Vec<f64>,
+    words: Vec<f64>,
+    /// By rows, whatever the modes,
+    rows: Vec<f64>,
+    /// for each block cut by heads or columns,
+    rows_tensor: Vec<f64>,
+    /// for each attention cut by rows,
+    rows_attention: Vec<f64>,
+    /// for each MLP cut by rows.
+    rows_mlp: Vec<f64>,
+}
+
+/// Lengths of the workload that stand for all: (tokens, share).
+pub(crate) fn lengths(request: &Request<'_>, most: usize) -> Vec<(u32, f64)> {
+    let mut lengths = request.workload.lengths.clone();
+    lengths.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
+    let all: f64 = lengths.iter().map(|l| l.1).sum();
+    let share = all / most.max(1) as f64;
+    // Runs of like lengths, of about equal weight, each by its mean.
+    let mut merged: Vec<(f64, f64)> = Vec::new();
+    let (mut sum, mut weight, mut seen) = (0.0, 0.0, 0.0);
+    let few = lengths.len() <= most;
+    for (length, w) in lengths {
+        sum += f64::from(length) * w;
+        weight += w;
+        seen += w;
+        if few || seen + 1e-9 * all >= share * (merged.len() + 1) as f64 {
+            merged.push((sum / weight, weight / all));
+            (sum, weight) = (0.0, 0.0);
+        }
+    }
+    merged.into_iter().map(|(length, share)| ((length.round() as u32).max(1), share)).collect()
+}
+
+/// Values of all units from 0 to `count`, from few points of `at`, linear between them.
+fn curve(count: usize, at: impl Fn(f64) -> f64) -> Vec<f64> {
+    let step = count.div_ceil(POINTS).max(1);
+    let mut values = vec![at(0.0)];
+    let mut from = 0;
+    while from < count {
+        let to = (from + step).min(count);
+        let (low, high) = (at(from.max(1) as f64), at(to as f64));
+        for unit in from + 1..=to {
+            let base = from.max(1);
+            let share = if to > base { (unit - base) as f64 / (to - base) as f64 } else { 1.0 };
+            let value = if unit == to { high } else { low + (high - low) * share };
+            // More work never takes less time, whatever the samples say.
+            let before = values[values.len() - 1];
+            values.push(value.max(before));
+        }
+        from = to;
+    }
+    values
+}
+
+/// Rows that a language head multiplies for a text of so many.
+pub(crate) fn wanted_rows(wanted: Wanted, rows: f64) -> f64 {
+    match wanted {
+        Wanted::LastLogits => 1.0,
+        Wanted::AllLogits => rows,
+        _ => 0.0,
+    }
+}
+
+impl Tables {
+    pub fn new(
+        request: &Request<'_>,
+        device: &DeviceProfile,
+        units: Units,
+        devices: usize,
+        means: Means,
+        lengths: &[(u32, f64)],
+    ) -> Self {
+        let spec = request.spec;
+        let mean = |of: &dyn Fn(f64) -> f64| -> f64 {
+            lengths.iter().map(|&(rows, share)| share * of(f64::from(rows))).sum()
+        };
+        let seen = |rows: f64| if spec.causal { rows.midpoint(1.0) } else { rows };
+        let (d, tiles) = (devices as f64, f64::from(means.tiles));
+        let others = (d - 1.0) / d;
+        // Into how many runs the rows of a product are cut, and how many rows come from outside.
+        let cuts = if means.tiles > 1 { d * tiles } else { 1.0 };
+        let nanos = |kernel, sizes: &[f64]| device.nanos(kernel, sizes);
+        let cut = |rows: f64, of: &dyn Fn(f64) -> f64| cuts * of(rows / cuts);
+        let moved = |rows: f64| {
+            if devices == 1 {
+                return 0.0;
+            }
+            let runs = d * tiles;
+            let import = if means.tiles > 1 { others } else { 1.0 };
+            runs * import * nanos(Kernel::Import, &[rows / runs])
+                + runs * others * nanos(Kernel::ExportAdd, &[rows / runs])
+                + 2.0 * (d - 1.0) * tiles * device.wake
+        };
+        let width = f64::from(spec.head_width);
+        let (all_heads, inner) = (f64::from(spec.heads), f64::from(spec.inner));
+        let qkv = |heads: f64| {
+            let kv = Memory::most_kv(spec, units.heads, heads as u32);
+            (heads + 2.0 * f64::from(kv)) * width
+        };
+        let attention = |rows: f64, heads: f64| {
+            nanos(Kernel::Qkv, &[rows, qkv(heads)])
+                + nanos(Kernel::AttentionOutput, &[rows, heads * width])
+        };
+        let mlp = |rows: f64, columns: f64| {
+            nanos(Kernel::Up, &[rows, columns]) + nanos(Kernel::Down, &[rows, columns])
+        };
+        let heads = curve(count(spec.heads, units.heads), |units_of| {
+            let heads = (units_of * f64::from(units.heads)).min(all_heads);
+            if heads == 0.0 {
+                return 0.0;
+            }
+            mean(&|rows| {
+                cut(rows, &|run| {
+                    attention(run, heads) + nanos(Kernel::Attend, &[run, seen(rows), heads])
+                }) + moved(rows)
+            })
+        });
+        let columns = curve(count(spec.inner, units.columns), |units_of| {
+            let columns = (units_of * f64::from(units.columns)).min(inner);
+            if columns == 0.0 {
+                return 0.0;
+            }
+            mean(&|rows| cut(rows, &|run| mlp(run, columns)) + moved(rows))
+        });
+        let vocabulary = match spec.head {
+            HeadSpec::Language { .. } => spec.vocabulary,
+            _ => 0,
+        };
+        let words = curve(count(vocabulary, units.words), |units_of| {
+            let words = (units_of * f64::from(units.words)).min(f64::from(vocabulary));
+            let head = mean(&|rows| {
+                nanos(Kernel::Language, &[wanted_rows(request.workload.wanted, rows), words])
+            });
+            // Where nobody asks for logits the split is only even.
+            head.max(words * 1e-6)
+        });
+        let of_rows = |of: &dyn Fn(f64, f64) -> f64| {
+            curve(units.rows as usize, |unit| {
+                if unit == 0.0 {
+                    return 0.0;
+                }
+                mean(&|rows| of(rows, rows * unit / f64::from(units.rows)))
+            })
+        };
+        let layers = f64::from(spec.layers);
+        let norm = if spec.norm_place == NormPlace::Pre { 1.0 } else { 0.0 };
+        let rows = of_rows(&|_, own| {
+            nanos(Kernel::Embed, &[own])
+                + norm * nanos(Kernel::Norm, &[own])
+                + 2.0 * layers * tiles * nanos(Kernel::Join, &[own / tiles])
+                + nanos(Kernel::Export, &[own])
+        });
+        let alone = devices == 1;
+        let rows_tensor = of_rows(&|_, own| {
+            if alone { 0.0 } else { tiles * nanos(Kernel::Export, &[own / tiles]) }
+        });
+        let kv = 2.0 * f64::from(spec.kv_heads) * width / f64::from(spec.hidden);
+        let rows_attention = of_rows(&|rows, own| {
+            let moved = if alone {
+                0.0
+            } else {
+                nanos(Kernel::Export, &[own * kv])
+                    + nanos(Kernel::Import, &[(rows - own).max(0.0) * kv])
+                    + (d - 1.0) * device.wake
+            };
+            attention(own, all_heads) + nanos(Kernel::Attend, &[own, seen(rows), all_heads]) + moved
+        });
+        let rows_mlp = of_rows(&|_, own| mlp(own, inner));
+        Self { heads, columns, words, rows, rows_tensor, rows_attention, rows_mlp }
+    }
+}
+
+/// A device of a ring, as the closed form sees it.
+pub(crate) struct Seat<'a> {
+    pub tables: &'a Tables,
+    pub reach: Reach,
+    /// Bytes that it grants.
+    pub budget: u64,
+    /// Bytes to be added to what is expected of it: what programs were found to need beyond.
+    pub correction: i64,
+    pub threads: u16,
+}
+
+/// The problem of a ring, with what its units take in `held`; or what is missing on a device that cannot take part at all.
+#[expect(clippy::too_many_arguments, reason = "all that the closed form depends on")]
+pub(crate) fn problem(
+    request: &Request<'_>,
+    memory: &Memory,
+    seats: &[Seat<'_>],
+    units: Units,
+    means: Means,
+    by_rows: ByRows,
+    lengths: &[(u32, f64)],
+    held: &Held,
+) -> Result<Problem, Missing> {
+    let spec = request.spec;
+    let layers = spec.layers;
+    let cut = ByRows { attention: layers - by_rows.attention, mlp: layers - by_rows.mlp };
+    let d = seats.len();
+    let n = units.rows as usize;
+    let alone = d == 1;
+    let mean_rows: f64 = lengths.iter().map(|&(rows, share)| share * f64::from(rows)).sum();
+    let bytes = f64::from(spec.hidden) * f64::from(means.wire.width());
+    let hops = match means.exchange {
+        Exchange::Ring => (d - 1) as f64,
+        Exchange::Direct => 1.0,
+    };
+    let latency = seats.iter().map(|s| s.reach.latency).fold(0.0, f64::max);
+    let mut sides = Vec::with_capacity(d);
+    let mut short: Option<Missing> = None;
+    for (at, seat) in seats.iter().enumerate() {
+        let base = |owner: bool| {
+            let fixed = memory.fixed(spec, means, by_rows, d, owner, seat.threads, request.allowed);
+            fixed.saturating_add_signed(seat.correction)
+        };
+        let owner = base(true) <= seat.budget;
+        let Some(room) = seat.budget.checked_sub(base(owner)) else {
+            let bytes = base(owner) - seat.budget;
+            short = short.filter(|m| m.bytes >= bytes).or(Some(Missing { bytes, side: Some(at) }));
+            continue;
+        };
+        let t = seat.tables;
+        let counts = [
+            f64::from(cut.attention + cut.mlp),
+            f64::from(by_rows.attention),
+            f64::from(by_rows.mlp),
+        ];
+        let rows = (0..=n).map(|r| {
+            t.rows[r]
+                + counts[0] * t.rows_tensor[r]
+                + counts[1] * t.rows_attention[r]
+                + counts[2] * t.rows_mlp[r]
+        });
+        let wire = (0..=n).map(|r| {
+            if alone {
+                return 0.0;
+            }
+            let moved = 2.0 * mean_rows * (n - r) as f64 / n as f64 * bytes;
+            moved / seat.reach.rate * 1e9 + 2.0 * hops * latency
+        });
+        let moved = 2.0 * mean_rows * (1.0 - 1.0 / d as f64) * bytes * seat.reach.byte_cost;
+        let with = |nanos: &[f64], bytes: &[u64]| Curve {
+            nanos: nanos.iter().map(|t| t + moved).collect(),
+            bytes: bytes.to_vec(),
+        };
+        sides.push(Side {
+            heads: with(&t.heads, &held.heads),
+            columns: with(&t.columns, &held.columns),
+            vocabulary: Curve { nanos: t.words.clone(), bytes: held.words.clone() },
+            rows: rows.collect(),
+            wire: wire.collect(),
+            owner,
+            room,
+        });
+    }
+    if let Some(short) = short {
+        return Err(short);
+    }
+    let kv = f64::from(spec.kv_heads) * f64::from(spec.head_width) / f64::from(spec.hidden);
+    let sequence = f64::from(by_rows.attention);
+    let fixed = if alone { 0.0 } else { sequence * hops * latency * (1.0 - 2.0 * kv).max(0.0) };
+    let units_of = |of: fn(&Side) -> &Curve| sides.first().map_or(0, |s| of(s).nanos.len() - 1);
+    Ok(Problem {
+        heads: units_of(|s| &s.heads),
+        columns: units_of(|s| &s.columns),
+        vocabulary: units_of(|s| &s.vocabulary),
+        sides,
+        rows: n,
+        attention: f64::from(cut.attention),
+        mlp: f64::from(cut.mlp),
+        carried: sequence * kv,
+        fixed,
+        tiles: f64::from(means.tiles),
+    })
+}
+
+/// What a device's two cables of a ring carry, or all its cables together.
+///
+/// # Errors
+/// When a link that it needs has no profile.
+pub(crate) fn reach(
+    request: &Request<'_>,
+    ring: &[usize],
+    at: usize,
+    means: Means,
+) -> Result<Reach, ProfileError> {
+    let name = |place: usize| &request.offers[ring[place]].name;
+    let n = ring.len();
+    if n == 1 {
+        return Ok(Reach { rate: f64::INFINITY, latency: 0.0, byte_cost: 0.0 });
+    }
+    let peers: Vec<(usize, usize)> = match means.exchange {
+        Exchange::Ring => vec![((at + n - 1) % n, (at + 1) % n)],
+        Exchange::Direct => (0..n).filter(|&p| p != at).map(|p| (p, p)).collect(),
+    };
+    let mut reach = Reach { rate: f64::INFINITY, latency: 0.0, byte_cost: 0.0 };
+    for &(before, after) in &peers {
+        let into = request.profile.link(name(before), name(at), means.link)?;
+        let out = request.profile.link(name(at), name(after), means.link)?;
+        reach.rate = reach.rate.min(into.busy_rate).min(out.busy_rate);
+        reach.latency = reach.latency.max(into.latency).max(out.latency);
+        reach.byte_cost += (out.send_cost + into.receive_cost) / peers.len() as f64;
+    }
+    Ok(reach)
+}

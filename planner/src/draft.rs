@@ -1,0 +1,217 @@
+//! Drafts: splits in units become plans, and plans are checked against what devices grant.
+
+use crate::{
+    closed::{ByRows, Means, Units},
+    request::{Offer, PlanningError, Request},
+    split::Split,
+};
+use galaxy_common::{
+    Assignment, BlockAssignment, Bytes, DevicePlan, Exchange, Layer, Layout, Mode, Modes, Plan,
+    Span, Strategy, Unit,
+};
+use galaxy_graph::{LowerError, budget, budget::Needs};
+use galaxy_model::ModelSpec;
+
+/// The runs of units that sizes make, one behind another, cut off at `all`.
+fn spans<U: Unit>(sizes: &[usize], unit: u32, all: u32) -> Vec<Span<U>> {
+    let mut at = 0;
+    let span = |&size: &usize| {
+        let from = at;
+        at = (at + unit.saturating_mul(size as u32)).min(all);
+        if size == 0 { Span::empty() } else { Span::new(from, at) }
+    };
+    sizes.iter().map(span).collect()
+}
+
+/// Modes of layers of which the first are cut by rows.
+pub(crate) fn modes(layers: u32, by_rows: ByRows) -> Vec<Modes> {
+    let mut edges = vec![0, by_rows.attention.min(layers), by_rows.mlp.min(layers), layers];
+    edges.sort_unstable();
+    edges.dedup();
+    let mode = |rows: bool| if rows { Mode::Sequence } else { Mode::Tensor };
+    let run = |pair: &[u32]| Modes {
+        layers: Span::<Layer>::new(pair[0], pair[1]),
+        attention: mode(pair[0] < by_rows.attention),
+        mlp: mode(pair[0] < by_rows.mlp),
+    };
+    edges.windows(2).map(run).collect()
+}
+
+/// A plan of the layout ring, or replicated, of these devices in this order.
+pub(crate) fn ring(
+    request: &Request<'_>,
+    strategy: Strategy,
+    members: &[usize],
+    units: Units,
+    means: Means,
+    by_rows: ByRows,
+    split: &Split,
+) -> Plan {
+    let spec = request.spec;
+    let extent = spec.extent();
+    let heads = spans(&split.heads, units.heads, extent.heads);
+    let columns = spans(&split.columns, units.columns, extent.columns);
+    let words = spans(&split.vocabulary, units.words, extent.vocabulary);
+    let modes = modes(spec.layers, by_rows);
+    let ring = members.iter().enumerate().map(|(at, &member)| {
+        let rows = split.rows[at] as u32;
+        let whole = |mode: Mode| mode == Mode::Sequence;
+        let blocks = modes.iter().map(|run| BlockAssignment {
+            layers: run.layers,
+            heads: match (whole(run.attention), rows > 0) {
+                (false, _) => heads[at],
+                (true, true) => Span::first(extent.heads),
+                (true, false) => Span::empty(),
+            },
+            columns: match (whole(run.mlp), rows > 0) {
+                (false, _) => columns[at],
+                (true, true) => Span::first(extent.columns),
+                (true, false) => Span::empty(),
+            },
+        });
+        let part = Assignment { blocks: blocks.collect(), row_weight: rows, vocabulary: words[at] };
+        device(&request.offers[member], part)
+    });
+    // Who has no part in anything does not stand in a ring.
+    let ring = ring.filter(|d| d.prefill.in_layers() || !d.prefill.vocabulary.is_empty()).collect();
+    finish(request, strategy, strategy.layout(), modes, means, ring)
+}
+
+/// A plan of stages: so many layers of each device, in this order.
+pub(crate) fn stages(
+    request: &Request<'_>,
+    members: &[usize],
+    layers: &[u32],
+    words: &[Span<galaxy_common::Token>],
+    means: Means,
+) -> Plan {
+    let spec = request.spec;
+    let mut at = 0;
+    let ring = members.iter().zip(layers).enumerate().map(|(place, (&member, &own))| {
+        let span = Span::<Layer>::new(at, at + own);
+        at += own;
+        let part = Assignment {
+            blocks: vec![BlockAssignment {
+                layers: span,
+                heads: Span::first(spec.heads),
+                columns: Span::first(spec.inner),
+            }],
+            row_weight: u32::from(place + 1 == members.len()),
+            vocabulary: words[place],
+        };
+        device(&request.offers[member], part)
+    });
+    let ring = ring.collect();
+    let modes = Modes::uniform(spec.layers, Mode::Tensor);
+    finish(request, Strategy::Pipeline, Layout::Stages, modes, means, ring)
+}
+
+fn device(offer: &Offer, part: Assignment) -> DevicePlan {
+    DevicePlan {
+        name: offer.name.clone(),
+        budget: offer.budget,
+        threads: offer.threads,
+        prefill: part.clone(),
+        decode: part,
+    }
+}
+
+fn finish(
+    request: &Request<'_>,
+    strategy: Strategy,
+    layout: Layout,
+    modes: Vec<Modes>,
+    means: Means,
+    ring: Vec<DevicePlan>,
+) -> Plan {
+    // Alone, tiles and links are nothing.
+    let alone = ring.len() == 1;
+    let strategy = if alone && strategy == Strategy::Auto { Strategy::Local } else { strategy };
+    Plan {
+        model: request.model.to_owned(),
+        fingerprint: request.fingerprint.to_owned(),
+        strategy,
+        layout,
+        modes,
+        exchange: if alone { Exchange::Ring } else { means.exchange },
+        link: means.link,
+        wire: means.wire,
+        tiles: if alone { 1 } else { means.tiles },
+        max_rows: request.allowed.max_rows,
+        ring,
+    }
+}
+
+/// More layers than this of equal modes need no more memory to run: slots are taken in turns. A
+/// test compares with all layers.
+const LAYERS_OF_A_RUN: u32 = 3;
+
+/// The same plan for a model of which each run of equal layers has at most `most`.
+pub(crate) fn shortened(spec: &ModelSpec, plan: &Plan, most: u32) -> (ModelSpec, Plan) {
+    let mut runs: Vec<Span<Layer>> = Vec::new();
+    let mut edges: Vec<u32> =
+        plan.modes.iter().flat_map(|m| [m.layers.start(), m.layers.end()]).collect();
+    let blocks = plan.ring.iter().flat_map(|d| &d.prefill.blocks);
+    edges.extend(blocks.flat_map(|b| [b.layers.start(), b.layers.end()]));
+    edges.sort_unstable();
+    edges.dedup();
+    runs.extend(edges.windows(2).map(|pair| Span::new(pair[0], pair[1])));
+    // Where a layer of the long model stands in the short one.
+    let short = |layer: u32| -> u32 {
+        let before = runs.iter().map(|run| layer.clamp(run.start(), run.end()) - run.start());
+        before.map(|n| n.min(most)).sum()
+    };
+    let cut = |span: Span<Layer>| Span::new(short(span.start()), short(span.end()));
+    let mut plan = plan.clone();
+    plan.modes.iter_mut().for_each(|m| m.layers = cut(m.layers));
+    for device in &mut plan.ring {
+        for part in [&mut device.prefill, &mut device.decode] {
+            part.blocks.iter_mut().for_each(|b| b.layers = cut(b.layers));
+        }
+    }
+    (ModelSpec { layers: short(spec.layers), ..spec.clone() }, plan)
+}
+
+/// What each device of a plan needs.
+///
+/// # Errors
+/// When the plan cannot be lowered.
+pub(crate) fn needs(request: &Request<'_>, plan: &Plan) -> Result<Vec<Needs>, LowerError> {
+    let (spec, width) = (request.spec, request.matrix_width);
+    let (short, shorter) = shortened(spec, plan, LAYERS_OF_A_RUN);
+    let mut needs = budget::needs_all(&short, width, &shorter)?;
+    for (needs, device) in needs.iter_mut().zip(&plan.ring) {
+        needs.weights = budget::weights(spec, width, device);
+    }
+    Ok(needs)
+}
+
+/// By how much devices of a plan are above what they grant: (place, bytes).
+pub(crate) fn above(plan: &Plan, needs: &[Needs]) -> Vec<(usize, u64)> {
+    let each = plan.ring.iter().zip(needs).enumerate();
+    each.filter_map(|(at, (device, needs))| {
+        let above = needs.total().0.checked_sub(device.budget.0).filter(|&b| b > 0)?;
+        Some((at, above))
+    })
+    .collect()
+}
+
+/// The error of a plan that does not fit.
+pub(crate) fn too_large(strategy: Strategy, plan: &Plan, needs: &[Needs]) -> PlanningError {
+    let worst =
+        above(plan, needs).into_iter().max_by_key(|&(at, bytes)| (bytes, std::cmp::Reverse(at)));
+    let (at, bytes) = worst.unwrap_or((0, 0));
+    let (device, need) = (&plan.ring[at], needs[at]);
+    PlanningError::Memory {
+        strategy,
+        device: Some(device.name.clone()),
+        missing: Bytes(bytes),
+        what: format!(
+            "it needs {} ({} of weights) and grants {}: raise its memory to {}, add devices, or lower max_rows",
+            need.total(),
+            need.weights,
+            device.budget,
+            need.total(),
+        ),
+    }
+}

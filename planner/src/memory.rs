@@ -1,0 +1,240 @@
+//! What a plan is expected to take of each device, before it is lowered.
+//!
+//! Weights are counted by `galaxy_graph::budget`, exactly, in tables by heads, columns and words.
+//! What programs work in is estimated; what lowering then finds is put right by a correction, and the
+//! split is found again.
+
+use crate::{
+    closed::{ByRows, Means, Units, count},
+    request::{Allowed, Request},
+};
+use galaxy_common::{Assignment, BlockAssignment, Bytes, DeviceName, DevicePlan, Span};
+use galaxy_graph::budget;
+use galaxy_model::{HeadSpec, ModelSpec, NormPlace, Positions};
+
+/// Weights of one layer and of what stands around them.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Memory {
+    /// What every device holds.
+    around: u64,
+    /// What every device holds of each layer.
+    layer: u64,
+    /// All heads of a layer,
+    attention: u64,
+    /// and all columns.
+    mlp: u64,
+    width: u32,
+}
+
+/// Bytes by units.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub(crate) struct Held {
+    pub heads: Vec<u64>,
+    pub columns: Vec<u64>,
+    pub words: Vec<u64>,
+}
+
+/// What so many units hold, from none to all.
+fn sizes(all: u32, unit: u32) -> impl Iterator<Item = u32> {
+    (0..=count(all, unit)).map(move |n| (n as u32).saturating_mul(unit).min(all))
+}
+
+/// Words that have logits.
+fn vocabulary(spec: &ModelSpec) -> u32 {
+    spec.extent().vocabulary
+}
+
+/// The weights of a device that has so much of each layer.
+fn weights(
+    spec: &ModelSpec,
+    width: u32,
+    heads: Span<galaxy_common::Head>,
+    columns: u32,
+    words: u32,
+) -> u64 {
+    let part = Assignment {
+        blocks: vec![BlockAssignment {
+            layers: Span::first(spec.layers),
+            heads,
+            columns: Span::first(columns),
+        }],
+        row_weight: 1,
+        vocabulary: Span::first(words),
+    };
+    let device = DevicePlan {
+        name: DeviceName::new("any").expect("a DNS label"),
+        budget: Bytes(0),
+        threads: 1,
+        prefill: part.clone(),
+        decode: part,
+    };
+    budget::weights(spec, width, &device).0
+}
+
+impl Memory {
+    pub fn new(request: &Request<'_>) -> Self {
+        let (spec, width) = (request.spec, request.matrix_width);
+        let none = ModelSpec { layers: 0, ..spec.clone() };
+        let one = ModelSpec { layers: 1, ..spec.clone() };
+        let around = weights(&none, width, Span::empty(), 0, 0);
+        let bare = weights(&one, width, Span::empty(), 0, 0);
+        Self {
+            around,
+            layer: bare - around,
+            attention: weights(&one, width, Span::first(spec.heads), 0, 0) - bare,
+            mlp: weights(&one, width, Span::empty(), spec.inner, 0) - bare,
+            width,
+        }
+    }
+
+    /// The most key-value heads that a run of so many heads uses, wherever a multiple of `unit` it
+    /// starts.
+    pub fn most_kv(spec: &ModelSpec, unit: u32, heads: u32) -> u32 {
+        let group = spec.group();
+        if heads == 0 {
+            return 0;
+        }
+        if unit.is_multiple_of(group) {
+            return heads.div_ceil(group).min(spec.kv_heads);
+        }
+        ((heads - 1).div_ceil(group) + 1).min(spec.kv_heads)
+    }
+
+    /// Weights by units: of heads and of columns in one layer, and of words.
+    pub fn weights_by(&self, spec: &ModelSpec, units: Units) -> Held {
+        let one = ModelSpec { layers: 1, ..spec.clone() };
+        let bare = self.around + self.layer;
+        let of = |all: u32, unit: u32, bytes: &dyn Fn(u32) -> u64| -> Vec<u64> {
+            sizes(all, unit).map(|size| if size == 0 { 0 } else { bytes(size) - bare }).collect()
+        };
+        let heads = of(spec.heads, units.heads, &|heads| {
+            let kv = Self::most_kv(spec, units.heads, heads);
+            // The run that uses the most key-value heads starts at the end of a group.
+            let inside = kv > heads.div_ceil(spec.group());
+            let start = if inside { (spec.group() - 1).min(spec.heads - heads) } else { 0 };
+            weights(&one, self.width, Span::new(start, start + heads), 0, 0)
+        });
+        let columns = of(spec.inner, units.columns, &|columns| {
+            weights(&one, self.width, Span::empty(), columns, 0)
+        });
+        let words = of(vocabulary(spec), units.words, &|words| {
+            weights(&one, self.width, Span::empty(), 0, words)
+        });
+        Held { heads, columns, words }
+    }
+
+    /// By units, in all layers that are cut by heads or columns, with what programs work in.
+    pub fn held(
+        spec: &ModelSpec,
+        weights: &Held,
+        units: Units,
+        runs: u64,
+        cut: ByRows,
+        max_rows: u32,
+    ) -> Held {
+        let rows = u64::from(max_rows) * 4;
+        let width = u64::from(spec.head_width);
+        let (attention, mlp) = (u64::from(cut.attention), u64::from(cut.mlp));
+        let sized = |of: &[u64], all: u32, unit: u32, bytes: &dyn Fn(u64, u32) -> u64| {
+            let each = of.iter().zip(sizes(all, unit));
+            each.map(|(&held, size)| if size == 0 { 0 } else { bytes(held, size) }).collect()
+        };
+        let heads = sized(&weights.heads, spec.heads, units.heads, &|held, heads| {
+            let kv = u64::from(Self::most_kv(spec, units.heads, heads));
+            let heads = u64::from(heads);
+            // Queries, keys, values, and the context of one run of rows.
+            let works = rows * width * (heads + 2 * kv + heads.div_ceil(runs));
+            attention * held + if attention > 0 { works } else { 0 }
+        });
+        let columns = sized(&weights.columns, spec.inner, units.columns, &|held, columns| {
+            mlp * held + if mlp > 0 { rows * u64::from(columns) } else { 0 }
+        });
+        // Logits, and the same on their way to the coordinator.
+        let words = sized(&weights.words, vocabulary(spec), units.words, &|held, words| {
+            held + 2 * rows * u64::from(words)
+        });
+        Held { heads, columns, words }
+    }
+
+    /// What a device takes whatever its part: the process, and what it works in if it owns rows.
+    #[expect(clippy::too_many_arguments, reason = "all that a device's memory depends on")]
+    pub fn fixed(
+        &self,
+        spec: &ModelSpec,
+        means: Means,
+        by_rows: ByRows,
+        devices: usize,
+        owner: bool,
+        threads: u16,
+        allowed: &Allowed,
+    ) -> u64 {
+        let rows = u64::from(allowed.max_rows);
+        let row = u64::from(spec.hidden) * 4;
+        let threads = u64::from(threads);
+        let scratch = threads * (budget::THREAD_SCRATCH + 576 * u64::from(spec.head_width));
+        let positions = match &spec.positions {
+            Positions::Rotary { inverse_frequencies, .. } => {
+                8 * inverse_frequencies.len() as u64 * rows
+            }
+            Positions::Learned { .. } => budget::POSITION_ROWS * row,
+        };
+        let d = devices as u64;
+        let own = if owner { rows.div_ceil(d) } else { 0 };
+        let live = if spec.norm_place == NormPlace::Pre { 4 } else { 2 };
+        let runs = if means.tiles > 1 { d * u64::from(means.tiles) } else { 1 };
+        // Gathered rows, partial sums, and tiles on their way.
+        let (gathered, staged) = if devices == 1 {
+            (1, 0)
+        } else {
+            (if runs == 1 { 2 } else { 3 }, 2 * u64::from(means.wire.width()))
+        };
+        let gathered = gathered * rows.div_ceil(runs) * row;
+        let staging = staged * rows * u64::from(spec.hidden);
+        let mut total = budget::PROCESS.0 + (1 << 20) + scratch + positions;
+        total += self.around + u64::from(spec.layers) * self.layer;
+        total += own * row * live + gathered + staging;
+        match spec.head {
+            HeadSpec::Language { .. } => total += rows * row,
+            _ => total += own * row,
+        }
+        if owner {
+            total += u64::from(by_rows.attention) * self.attention;
+            total += u64::from(by_rows.mlp) * self.mlp;
+            let queries = u64::from(spec.heads) * u64::from(spec.head_width) * 4;
+            let keys = 2 * u64::from(spec.kv_heads) * u64::from(spec.head_width) * 4;
+            if by_rows.attention > 0 {
+                total += own * (2 * queries + keys) + rows * keys;
+            }
+            if by_rows.mlp > 0 {
+                total += own * u64::from(spec.inner) * 4;
+            }
+        }
+        total
+    }
+
+    /// Bytes of the weights that all devices together must hold.
+    pub fn whole(&self, spec: &ModelSpec) -> u64 {
+        self.around + u64::from(spec.layers) * (self.layer + self.attention + self.mlp)
+    }
+
+    /// Of a stage: what it takes whatever its layers, and what each of them takes. Every stage holds
+    /// the norms of all layers.
+    pub fn stage(&self, spec: &ModelSpec, max_rows: u32, threads: u16, last: bool) -> (u64, u64) {
+        let rows = u64::from(max_rows) * 4;
+        let width = u64::from(spec.head_width);
+        let scratch = u64::from(threads) * (budget::THREAD_SCRATCH + 576 * width);
+        let hidden = u64::from(spec.hidden);
+        let qkv = u64::from(2 * spec.heads + 2 * spec.kv_heads) * width;
+        let mut fixed = budget::PROCESS.0 + (1 << 20) + scratch + self.around;
+        fixed += u64::from(spec.layers) * self.layer;
+        // Residual, normed rows, sums, and what goes in and out.
+        fixed += rows * (5 * hidden + qkv + u64::from(spec.inner));
+        if let (true, HeadSpec::Language { .. }) = (last, &spec.head) {
+            let words = u64::from(spec.vocabulary);
+            let one = ModelSpec { layers: 0, ..spec.clone() };
+            fixed += weights(&one, self.width, Span::empty(), 0, spec.vocabulary) - self.around;
+            fixed += rows * (2 * words + hidden);
+        }
+        (fixed, self.attention + self.mlp)
+    }
+}

@@ -1,0 +1,138 @@
+//! The strategies that are given: each gives one plan, or says why it has none.
+
+use crate::{
+    closed::{ByRows, Means},
+    draft,
+    request::{PlanningError, Request},
+    ring::{By, Candidate, Ring, Rings},
+    search::means,
+    split::Split,
+    stages,
+};
+use galaxy_common::{Exchange, Layout, Strategy, apportion};
+
+/// The plan of a strategy.
+///
+/// # Errors
+/// When it has none that fits.
+pub(crate) fn plan(rings: &mut Rings<'_>, strategy: Strategy) -> Result<Candidate, PlanningError> {
+    match strategy {
+        Strategy::Local | Strategy::Auto => local(rings),
+        Strategy::Galaxy => ring(rings, strategy, ByRows::default(), By::Paper),
+        Strategy::Sequence => {
+            let layers = rings.request.spec.layers;
+            ring(rings, strategy, ByRows { attention: layers, mlp: layers }, By::Equal)
+        }
+        Strategy::Megatron => megatron(rings),
+        Strategy::Pipeline => pipeline(rings),
+    }
+}
+
+/// The device that is done first.
+fn local(rings: &mut Rings<'_>) -> Result<Candidate, PlanningError> {
+    let n = rings.request.offers.len();
+    let alone = means(rings.request, 1)[0];
+    let mut best: Option<Candidate> = None;
+    let mut least: Option<PlanningError> = None;
+    for member in 0..n {
+        let ring = Ring { members: &[member], means: alone, by_rows: ByRows::default() };
+        match rings.fit(ring, Strategy::Local, By::Exact) {
+            Ok(found) if best.as_ref().is_none_or(|b| found.closed_form < b.closed_form) => {
+                best = Some(found);
+            }
+            Ok(_) => {}
+            Err(error) => {
+                let nearer = |old: &PlanningError| match (&error, old) {
+                    (
+                        PlanningError::Memory { missing: new, .. },
+                        PlanningError::Memory { missing: old, .. },
+                    ) => new < old,
+                    _ => false,
+                };
+                if least.as_ref().is_none_or(nearer) {
+                    least = Some(error);
+                }
+            }
+        }
+    }
+    let nothing = || PlanningError::Nothing { why: "there is no device to plan for".into() };
+    best.ok_or_else(|| least.unwrap_or_else(nothing))
+}
+
+/// All devices in the order of the file; tiles by the closed form where none are given.
+fn ring(
+    rings: &mut Rings<'_>,
+    strategy: Strategy,
+    by_rows: ByRows,
+    by: By,
+) -> Result<Candidate, PlanningError> {
+    let members: Vec<usize> = (0..rings.request.offers.len()).collect();
+    let mut best: Option<Candidate> = None;
+    let mut error = None;
+    for means in plain(rings.request, members.len()) {
+        match rings.fit(Ring { members: &members, means, by_rows }, strategy, by) {
+            Ok(found) if best.as_ref().is_none_or(|b| found.closed_form < b.closed_form) => {
+                best = Some(found);
+            }
+            Ok(_) => {}
+            Err(why) => error = error.or(Some(why)),
+        }
+    }
+    let nothing = || PlanningError::Nothing { why: "there is no device to plan for".into() };
+    best.ok_or_else(|| error.unwrap_or_else(nothing))
+}
+
+/// The ways of a strategy that knows rings of neighbours only, and takes the first wire and link.
+fn plain(request: &Request<'_>, devices: usize) -> Vec<Means> {
+    let mut all = means(request, devices);
+    let (wire, link) = (request.allowed.wires[0], request.allowed.links[0]);
+    let exchange = request.allowed.exchange.unwrap_or(Exchange::Ring);
+    all.retain(|m| m.wire == wire && m.link == link && m.exchange == exchange);
+    all
+}
+
+/// Equal parts of everything.
+fn megatron(rings: &mut Rings<'_>) -> Result<Candidate, PlanningError> {
+    let request = rings.request;
+    let n = request.offers.len();
+    // Nothing of it is cut into tiles.
+    let means = Means { tiles: 1, ..plain(request, n)[0] };
+    let members: Vec<usize> = (0..n).collect();
+    let ring = Ring { members: &members, means, by_rows: ByRows::default() };
+    let extent = request.spec.extent();
+    let equal = |total: u32| -> Vec<usize> {
+        let spans = apportion::<galaxy_common::Column>(total, &vec![1; n]);
+        spans.iter().map(|s| s.len() as usize).collect()
+    };
+    let split = Split {
+        heads: equal(extent.heads),
+        columns: equal(extent.columns),
+        vocabulary: equal(extent.vocabulary),
+        rows: vec![1; n],
+        cost: 0.0,
+    };
+    let one = crate::closed::Units { heads: 1, columns: 1, words: 1, rows: n as u32 };
+    let strategy = Strategy::Megatron;
+    let mut plan = draft::ring(request, strategy, &members, one, means, ByRows::default(), &split);
+    plan.layout = Layout::Replicated;
+    let needs = draft::needs(request, &plan)?;
+    if !draft::above(&plan, &needs).is_empty() {
+        return Err(draft::too_large(strategy, &plan, &needs));
+    }
+    // The closed form is that of a ring; the simulator knows better.
+    let closed_form = rings.price(ring).unwrap_or(0.0);
+    Ok(Candidate { plan, needs, closed_form })
+}
+
+fn pipeline(rings: &mut Rings<'_>) -> Result<Candidate, PlanningError> {
+    let request = rings.request;
+    let means =
+        Means { tiles: 1, exchange: Exchange::Ring, ..plain(request, request.offers.len())[0] };
+    if request.offers.len() == 1 || request.spec.layers == 1 {
+        let mut found = local(rings)?;
+        found.plan.strategy = Strategy::Pipeline;
+        found.plan.layout = Layout::Stages;
+        return Ok(found);
+    }
+    stages::plan(request, &rings.memory, &rings.lengths, means)
+}

@@ -1,0 +1,308 @@
+//! Why a plan is as it is, in words with numbers, and what would help.
+
+use crate::{
+    auto::Ranked,
+    closed::ByRows,
+    request::{Advice, PlanningError},
+    ring::{Ring, Rings},
+    search::Priced,
+};
+use galaxy_common::{Bytes, Exchange, Kernel, Layout, LinkType, Mode, Plan, Strategy, WireType};
+
+fn millis(nanos: f64) -> String {
+    let ms = nanos * 1e-6;
+    if ms < 10.0 { format!("{ms:.2} ms") } else { format!("{ms:.0} ms") }
+}
+
+/// Layers of a plan cut by rows.
+fn by_rows(plan: &Plan) -> ByRows {
+    let of = |mode: &dyn Fn(&galaxy_common::Modes) -> Mode| {
+        let rows = plan.modes.iter().filter(|m| mode(m) == Mode::Sequence);
+        rows.map(|m| m.layers.len()).sum()
+    };
+    ByRows { attention: of(&|m| m.attention), mlp: of(&|m| m.mlp) }
+}
+
+/// A plan in words.
+pub(crate) fn what(plan: &Plan) -> String {
+    let devices = plan.ring.len();
+    if devices == 1 {
+        return format!("everything on {}", plan.ring[0].name);
+    }
+    let layers = plan.modes.last().map_or(0, |m| m.layers.end());
+    let rows = by_rows(plan);
+    let kind = match plan.layout {
+        Layout::Stages => return format!("pipeline of {devices} stages"),
+        Layout::Replicated => return format!("megatron on {devices} devices"),
+        Layout::Ring => match (rows.attention, rows.mlp) {
+            (0, 0) => "galaxy".to_owned(),
+            (a, m) if a == layers && m == layers => "sequence".to_owned(),
+            (a, m) => format!("galaxy with {a} attentions and {m} MLPs of {layers} by rows"),
+        },
+    };
+    let mut text = format!("{kind} on {devices} devices, {} tiles", plan.tiles);
+    if plan.tiles == 1 {
+        text = format!("{kind} on {devices} devices, without overlap");
+    }
+    if plan.exchange == Exchange::Direct {
+        text += ", tiles straight to everyone";
+    }
+    if plan.wire == WireType::F16 {
+        text += ", 16 bits on the wire";
+    }
+    if plan.link == LinkType::Plain {
+        text += ", plain links";
+    }
+    text
+}
+
+/// Whether two plans are of different kinds: another layout, other devices, or other modes.
+pub(crate) fn another(a: &Plan, b: &Plan) -> bool {
+    let devices = |plan: &Plan| {
+        let mut names: Vec<_> = plan.ring.iter().map(|d| d.name.clone()).collect();
+        names.sort_unstable();
+        names
+    };
+    let modes = |plan: &Plan| {
+        let rows = by_rows(plan);
+        (rows.attention > 0, rows.mlp > 0)
+    };
+    a.layout != b.layout || devices(a) != devices(b) || modes(a) != modes(b)
+}
+
+/// Why the second is slower than the first.
+pub(crate) fn why(first: &Ranked, other: &Ranked) -> String {
+    let slower = other.prediction.latency - first.prediction.latency;
+    let percent = 100.0 * slower / first.prediction.latency.max(1.0);
+    let busiest = |r: &Ranked| {
+        let most = r.prediction.devices.iter().max_by(|a, b| a.compute.total_cmp(&b.compute));
+        most.map_or_else(String::new, |d| {
+            format!("{} computes {} and waits {}", d.name, millis(d.compute), millis(d.waiting))
+        })
+    };
+    let sent = |r: &Ranked| Bytes(r.prediction.devices.iter().map(|d| d.sent).max().unwrap_or(0));
+    format!(
+        "{} or {percent:.0}% slower: {}, and one device sends {} at most; in the plan taken {}, and {}",
+        millis(slower),
+        busiest(other),
+        sent(other),
+        busiest(first),
+        sent(first),
+    )
+}
+
+/// The ring of a plan as the search knows it; none for other layouts.
+fn priced(rings: &mut Rings<'_>, plan: &Plan) -> Option<Priced> {
+    let offers = rings.request.offers;
+    let place = |name: &galaxy_common::DeviceName| offers.iter().position(|o| o.name == *name);
+    let members = plan.ring.iter().map(|d| place(&d.name)).collect::<Option<Vec<usize>>>()?;
+    let means = crate::closed::Means {
+        tiles: plan.tiles,
+        exchange: plan.exchange,
+        wire: plan.wire,
+        link: plan.link,
+    };
+    let mut found = Priced { members, means, by_rows: by_rows(plan), cost: 0.0 };
+    if plan.layout != Layout::Ring {
+        return None;
+    }
+    found.cost = rings.price(found.ring())?;
+    Some(found)
+}
+
+/// Devices that have no part, and why.
+pub(crate) fn left_out(
+    rings: &mut Rings<'_>,
+    first: &Ranked,
+) -> Vec<(galaxy_common::DeviceName, String)> {
+    let plan = &first.candidate.plan;
+    let request = rings.request;
+    let chosen = priced(rings, plan);
+    let rows: f64 = rings.lengths.iter().map(|&(rows, share)| share * f64::from(rows)).sum();
+    let layer = |name: &galaxy_common::DeviceName| {
+        let spec = request.spec;
+        let device = request.profile.device(name).ok()?;
+        let inner = f64::from(spec.inner);
+        let width = f64::from((spec.heads + 2 * spec.kv_heads) * spec.head_width);
+        Some(
+            device.nanos(Kernel::Qkv, &[rows, width])
+                + device.nanos(Kernel::Up, &[rows, inner])
+                + device.nanos(Kernel::Down, &[rows, inner]),
+        )
+    };
+    let fastest = plan.ring.iter().filter_map(|d| layer(&d.name)).fold(f64::INFINITY, f64::min);
+    let mut out = Vec::new();
+    for (place, offer) in request.offers.iter().enumerate() {
+        if plan.ring.iter().any(|d| d.name == offer.name) {
+            continue;
+        }
+        let slower = layer(&offer.name).map_or(1.0, |own| own / fastest);
+        let speed = if slower > 1.05 {
+            format!("its kernels are {slower:.1} times slower than the fastest in the plan")
+        } else {
+            "it is as fast as the fastest in the plan".to_owned()
+        };
+        let Some(chosen) = &chosen else {
+            out.push((offer.name.clone(), format!("the plan needs no more devices; {speed}")));
+            continue;
+        };
+        let mut best: Option<f64> = None;
+        let mut members = chosen.members.clone();
+        members.push(place);
+        for means in crate::search::means(request, members.len()) {
+            let ring = Ring { members: &members, means, by_rows: chosen.by_rows };
+            if let Some(cost) = rings.price(ring) {
+                best = Some(best.map_or(cost, |b| b.min(cost)));
+            }
+        }
+        let reason = match best {
+            None => format!(
+                "it grants {}, and no plan with it fits or can reach it; {speed}",
+                offer.budget
+            ),
+            Some(cost) if cost > chosen.cost => format!(
+                "it would add {} ({:.0}%): one more device is one more way for every tile, and {speed}",
+                millis(cost - chosen.cost),
+                100.0 * (cost - chosen.cost) / chosen.cost,
+            ),
+            Some(cost) => format!(
+                "it would save {} at most by the closed form, and the simulator does not see that; {speed}",
+                millis(chosen.cost - cost)
+            ),
+        };
+        out.push((offer.name.clone(), reason));
+    }
+    out
+}
+
+/// How many devices advice is given for, at most.
+const ADVISED: usize = 8;
+/// Less than this is not worth a word.
+const WORTH: f64 = 0.98;
+
+/// What would make the plan faster: memory on a device, or a cable twice as fast. The best three, by
+/// the closed form of the plan's own devices and of all, scaled by what the simulator says.
+pub(crate) fn advice(rings: &mut Rings<'_>, first: &Ranked) -> Vec<Advice> {
+    let request = rings.request;
+    let plan = &first.candidate.plan;
+    let Some(chosen) = priced(rings, plan).or_else(|| everyone(rings)) else { return Vec::new() };
+    let layers = request.spec.layers;
+    let mut ways: Vec<Priced> = vec![chosen.clone()];
+    let all: Vec<usize> = (0..request.offers.len()).collect();
+    for members in [chosen.members.clone(), all] {
+        if members.len() > 1 {
+            for by_rows in [
+                ByRows::default(),
+                ByRows { attention: 0, mlp: layers },
+                ByRows { attention: layers, mlp: layers },
+            ] {
+                ways.push(Priced { members: members.clone(), by_rows, ..chosen.clone() });
+            }
+        }
+    }
+    let now = ways.iter().filter_map(|w| rings.price(w.ring())).fold(f64::INFINITY, f64::min);
+    let scale = first.prediction.latency / now;
+    let mut advice: Vec<Advice> = Vec::new();
+    let mut tried = |what: String, changed: &crate::Request<'_>| {
+        let Ok(mut again) = rings.again(changed) else { return false };
+        let cost = ways.iter().filter_map(|w| again.price(w.ring())).fold(f64::INFINITY, f64::min);
+        let helps = cost < now * WORTH;
+        if helps {
+            advice.push(Advice { what, latency: cost * scale });
+        }
+        helps
+    };
+    for place in 0..request.offers.len().min(ADVISED) {
+        let name = &request.offers[place].name;
+        for percent in [25, 50, 100] {
+            let mut offers = request.offers.to_vec();
+            let more = Bytes(offers[place].budget.0 / 100 * percent);
+            offers[place].budget = offers[place].budget + more;
+            if tried(
+                format!("{more} more memory on {name}"),
+                &crate::Request { offers: &offers, ..*request },
+            ) {
+                break;
+            }
+        }
+    }
+    // The slowest cable of the plan, at both ends.
+    let mut cables: Vec<(f64, usize)> = chosen
+        .members
+        .iter()
+        .map(|&m| {
+            let name = &request.offers[m].name;
+            let of = request.profile.links.iter().filter(|l| l.from == *name || l.to == *name);
+            (of.map(|l| l.busy_rate).fold(0.0, f64::max), m)
+        })
+        .collect();
+    cables.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+    let twice = |names: &[&galaxy_common::DeviceName]| {
+        let mut profile = request.profile.clone();
+        for link in &mut profile.links {
+            if names.contains(&&link.from) || names.contains(&&link.to) {
+                link.rate *= 2.0;
+                link.busy_rate *= 2.0;
+            }
+        }
+        profile
+    };
+    if let (Some(first), Some(last), true) =
+        (cables.first(), cables.last(), chosen.members.len() > 1)
+    {
+        let alike = last.0 <= first.0 * 1.1;
+        let names: Vec<_> = if alike {
+            chosen.members.iter().map(|&m| &request.offers[m].name).collect()
+        } else {
+            vec![&request.offers[first.1].name]
+        };
+        let profile = twice(&names);
+        let what = if alike {
+            "links twice as fast".to_owned()
+        } else {
+            format!("a link twice as fast on {}", names[0])
+        };
+        tried(what, &crate::Request { profile: &profile, ..*request });
+    }
+    advice.sort_by(|a, b| a.latency.total_cmp(&b.latency));
+    advice.truncate(3);
+    advice
+}
+
+/// A ring of all devices.
+fn everyone(rings: &mut Rings<'_>) -> Option<Priced> {
+    let members: Vec<usize> = (0..rings.request.offers.len()).collect();
+    let means = *crate::search::means(rings.request, members.len()).last()?;
+    let mut all = Priced { members, means, by_rows: ByRows::default(), cost: 0.0 };
+    all.cost = rings.price(all.ring())?;
+    Some(all)
+}
+
+/// The error of `auto` when nothing fits: what is missing to the plan that needs the least, all
+/// devices together; or what else went wrong.
+pub(crate) fn nothing_fits(rings: &Rings<'_>, error: Option<PlanningError>) -> PlanningError {
+    let request = rings.request;
+    let granted: u64 = request.offers.iter().map(|o| o.budget.0).sum();
+    let whole = rings.memory.whole(request.spec);
+    let short = whole.saturating_sub(granted);
+    match error {
+        Some(PlanningError::Memory { missing, device, what, .. }) => PlanningError::Memory {
+            strategy: Strategy::Auto,
+            device,
+            missing: Bytes(missing.0.max(short).max(1)),
+            what: format!("the weights take {} in all; {what}", Bytes(whole)),
+        },
+        Some(error) => error,
+        None => PlanningError::Memory {
+            strategy: Strategy::Auto,
+            device: None,
+            missing: Bytes(short.max(1)),
+            what: format!(
+                "the weights take {} in all, and {} devices grant {} together: raise memory or add devices",
+                Bytes(whole),
+                request.offers.len(),
+                Bytes(granted),
+            ),
+        },
+    }
+}

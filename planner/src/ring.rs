@@ -1,0 +1,284 @@
+//! Plans of the layout ring for given devices in a given order: the closed form of all that may be
+//! chosen, and the best split that fits.
+
+use crate::{
+    closed::{self, ByRows, Means, Reach, Seat, Tables, Units},
+    draft,
+    memory::{Held, Memory},
+    paper,
+    request::{PlanningError, Request},
+    split::{Missing, Problem, Split},
+};
+use galaxy_common::{DeviceProfile, Plan, ProfileError, Strategy};
+use galaxy_graph::budget::Needs;
+use std::{collections::BTreeMap, rc::Rc};
+
+/// Lengths of the workload that the closed form tells apart.
+const LENGTHS: usize = 4;
+
+/// How often a split is found again after its programs were found to need more.
+const ATTEMPTS: usize = 6;
+
+/// A plan that fits.
+#[derive(Clone, Debug)]
+pub(crate) struct Candidate {
+    pub plan: Plan,
+    pub needs: Vec<Needs>,
+    /// Nanoseconds by the closed form.
+    pub closed_form: f64,
+}
+
+/// A ring that is asked about.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ring<'a> {
+    /// Places in the list of offers, in ring order.
+    pub members: &'a [usize],
+    pub means: Means,
+    pub by_rows: ByRows,
+}
+
+/// How the split of a ring is found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum By {
+    /// Exactly.
+    Exact,
+    /// By the paper's Algorithm 1.
+    Paper,
+    /// Equally.
+    Equal,
+}
+
+/// What is known of the request, worked out once.
+pub(crate) struct Rings<'a> {
+    pub request: &'a Request<'a>,
+    pub memory: Memory,
+    pub lengths: Vec<(u32, f64)>,
+    profiles: Vec<&'a DeviceProfile>,
+    tables: BTreeMap<(usize, usize, u16), Rc<Tables>>,
+    weights: BTreeMap<Units, Rc<Held>>,
+    held: BTreeMap<(Units, u64, ByRows), Rc<Held>>,
+    /// Splits that were found.
+    pub splits: u64,
+}
+
+impl<'a> Rings<'a> {
+    /// # Errors
+    /// When an offer has no profile, or one that cannot be used.
+    pub fn new(request: &'a Request<'a>) -> Result<Self, ProfileError> {
+        let profiles = request.offers.iter().map(|o| request.profile.device(&o.name));
+        Ok(Self {
+            request,
+            memory: Memory::new(request),
+            lengths: closed::lengths(request, LENGTHS),
+            profiles: profiles.collect::<Result<_, _>>()?,
+            tables: BTreeMap::new(),
+            weights: BTreeMap::new(),
+            held: BTreeMap::new(),
+            splits: 0,
+        })
+    }
+
+    fn tables(&mut self, member: usize, devices: usize, means: Means, units: Units) -> Rc<Tables> {
+        let (request, profile, lengths) = (self.request, self.profiles[member], &self.lengths);
+        let made = self.tables.entry((member, devices, means.tiles));
+        let make = || Rc::new(Tables::new(request, profile, units, devices, means, lengths));
+        Rc::clone(made.or_insert_with(make))
+    }
+
+    /// The same for another request for the same model, devices and workload, that differs in
+    /// memory and links alone.
+    pub fn again<'b>(&self, request: &'b Request<'b>) -> Result<Rings<'b>, ProfileError> {
+        Ok(Rings {
+            tables: self.tables.clone(),
+            weights: self.weights.clone(),
+            held: self.held.clone(),
+            ..Rings::new(request)?
+        })
+    }
+
+    fn held(&mut self, ring: Ring<'_>, units: Units) -> Rc<Held> {
+        let (request, memory) = (self.request, &self.memory);
+        let tiles = u64::from(ring.means.tiles);
+        let runs = if tiles > 1 { tiles * ring.members.len() as u64 } else { 1 };
+        let weights = self.weights.entry(units);
+        let weights = weights.or_insert_with(|| Rc::new(memory.weights_by(request.spec, units)));
+        let layers = request.spec.layers;
+        let cut =
+            ByRows { attention: layers - ring.by_rows.attention, mlp: layers - ring.by_rows.mlp };
+        let rows = request.allowed.max_rows;
+        let make = || Rc::new(Memory::held(request.spec, weights, units, runs, cut, rows));
+        Rc::clone(self.held.entry((units, runs, cut)).or_insert_with(make))
+    }
+
+    /// The problem of a ring whose devices reach one another as `reach` says.
+    fn problem(
+        &mut self,
+        ring: Ring<'_>,
+        reach: &[Reach],
+        corrections: &[i64],
+        endless: bool,
+    ) -> Result<(Units, Problem), Missing> {
+        let units = Units::new(self.request.spec, ring.members.len());
+        let tables: Vec<Rc<Tables>> = ring
+            .members
+            .iter()
+            .map(|&m| self.tables(m, ring.members.len(), ring.means, units))
+            .collect();
+        let held = if endless { Rc::default() } else { self.held(ring, units) };
+        let seats: Vec<Seat<'_>> = ring
+            .members
+            .iter()
+            .enumerate()
+            .map(|(at, &m)| Seat {
+                tables: &tables[at],
+                reach: reach[at],
+                // Half of all bytes there are: sums of them do not overflow.
+                budget: if endless { u64::MAX / 2 } else { self.request.offers[m].budget.0 },
+                correction: corrections.get(at).copied().unwrap_or(0),
+                threads: self.request.offers[m].threads,
+            })
+            .collect();
+        let (means, by_rows, lengths) = (ring.means, ring.by_rows, &self.lengths);
+        self.splits += 1;
+        closed::problem(self.request, &self.memory, &seats, units, means, by_rows, lengths, &held)
+            .map(|problem| (units, problem))
+    }
+
+    fn reaches(&self, ring: Ring<'_>) -> Result<Vec<Reach>, ProfileError> {
+        let each = 0..ring.members.len();
+        each.map(|at| closed::reach(self.request, ring.members, at, ring.means)).collect()
+    }
+
+    /// What no split of this ring beats: memory without end, and links as in `reach`.
+    pub fn bound(&mut self, ring: Ring<'_>, reach: &[Reach]) -> Option<f64> {
+        let (_, problem) = self.problem(ring, reach, &[], true).ok()?;
+        problem.bound()
+    }
+
+    /// What no plan of any set of these devices beats: each computes as if it were alone.
+    pub fn relaxed(&mut self, members: &[usize], by_rows: ByRows, free: &[Reach]) -> Option<f64> {
+        let means = Means {
+            tiles: 1,
+            exchange: galaxy_common::Exchange::Ring,
+            wire: galaxy_common::WireType::F32,
+            link: galaxy_common::LinkType::Tls,
+        };
+        let units = Units::new(self.request.spec, members.len());
+        let (request, lengths) = (self.request, self.lengths.clone());
+        let tables: Vec<Tables> = members
+            .iter()
+            .map(|&m| Tables::new(request, self.profiles[m], units, 1, means, &lengths))
+            .collect();
+        let seats: Vec<Seat<'_>> = tables
+            .iter()
+            .zip(free)
+            .map(|(tables, &reach)| Seat {
+                tables,
+                reach,
+                budget: u64::MAX / 2,
+                correction: 0,
+                threads: 1,
+            })
+            .collect();
+        let held = Held::default();
+        let problem =
+            closed::problem(request, &self.memory, &seats, units, means, by_rows, &lengths, &held);
+        problem.ok()?.bound()
+    }
+
+    /// The closed form's cost of the best split, by what memory is expected to be needed; none where
+    /// none fits.
+    pub fn price(&mut self, ring: Ring<'_>) -> Option<f64> {
+        let reach = self.reaches(ring).ok()?;
+        let (_, problem) = self.problem(ring, &reach, &[], false).ok()?;
+        problem.solve().ok().map(|split| split.cost)
+    }
+
+    /// The best plan of a ring that fits, as `by` finds its split.
+    ///
+    /// # Errors
+    /// When none fits; or a link has no profile.
+    pub fn fit(
+        &mut self,
+        ring: Ring<'_>,
+        strategy: Strategy,
+        by: By,
+    ) -> Result<Candidate, PlanningError> {
+        let reach = self.reaches(ring)?;
+        let mut corrections = vec![0i64; ring.members.len()];
+        let mut last = None;
+        for _ in 0..ATTEMPTS {
+            let (units, problem) = self
+                .problem(ring, &reach, &corrections, false)
+                .map_err(|missing| self.missing(ring, strategy, missing))?;
+            let split = match by {
+                By::Exact => problem.solve(),
+                By::Paper => paper::algorithm(&problem).map_err(|split| worst(&problem, &split)),
+                By::Equal => {
+                    let split = equal(&problem);
+                    let fits = |d| problem.bytes(&split, d) <= problem.sides[d].room;
+                    let all = (0..problem.sides.len()).all(fits);
+                    if all { Ok(split) } else { Err(worst(&problem, &split)) }
+                }
+            };
+            let split = split.map_err(|missing| self.missing(ring, strategy, missing))?;
+            let (means, by_rows) = (ring.means, ring.by_rows);
+            let plan =
+                draft::ring(self.request, strategy, ring.members, units, means, by_rows, &split);
+            let needs = draft::needs(self.request, &plan)?;
+            let above = draft::above(&plan, &needs);
+            if above.is_empty() {
+                return Ok(Candidate { plan, needs, closed_form: split.cost });
+            }
+            for (at, _) in above {
+                let name = &plan.ring[at].name;
+                let place = ring.members.iter().position(|&m| self.request.offers[m].name == *name);
+                let Some(place) = place else { continue };
+                let budget = self.request.offers[ring.members[place]].budget.0;
+                let expected = budget - problem.sides[place].room + problem.bytes(&split, place);
+                corrections[place] += needs[at].total().0 as i64 - expected as i64;
+            }
+            last = Some(draft::too_large(strategy, &plan, &needs));
+        }
+        Err(last.unwrap_or(PlanningError::Nothing { why: "no attempt was made".into() }))
+    }
+
+    fn missing(&self, ring: Ring<'_>, strategy: Strategy, missing: Missing) -> PlanningError {
+        let device = missing.side.map(|at| self.request.offers[ring.members[at]].name.clone());
+        let granted: u64 = ring.members.iter().map(|&m| self.request.offers[m].budget.0).sum();
+        let (count, granted) = (ring.members.len(), galaxy_common::Bytes(granted));
+        let bytes = galaxy_common::Bytes(missing.bytes.max(1));
+        PlanningError::Memory {
+            strategy,
+            device,
+            missing: bytes,
+            what: format!(
+                "{count} devices grant {granted} together: raise memory, add devices, or lower max_rows"
+            ),
+        }
+    }
+}
+
+/// All in equal parts, as far as units go.
+fn equal(problem: &Problem) -> Split {
+    let n = problem.sides.len();
+    let share = |total: usize| -> Vec<usize> {
+        (0..n).map(|d| total / n + usize::from(d < total % n)).collect()
+    };
+    let mut split = Split {
+        heads: share(problem.heads),
+        columns: share(problem.columns),
+        vocabulary: share(problem.vocabulary),
+        rows: share(problem.rows),
+        cost: 0.0,
+    };
+    split.cost = problem.price(&split);
+    split
+}
+
+/// The device that a split asks too much of most.
+fn worst(problem: &Problem, split: &Split) -> Missing {
+    let above = |d: usize| problem.bytes(split, d).saturating_sub(problem.sides[d].room);
+    let side = (0..problem.sides.len()).max_by_key(|&d| (above(d), std::cmp::Reverse(d)));
+    Missing { bytes: side.map_or(1, above).max(1), side }
+}

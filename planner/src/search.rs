@@ -1,0 +1,418 @@
+//! Which devices take part, in which order, how many layers are cut by rows, in how many tiles, and
+//! over what: the best rings by the closed form.
+//!
+//! Up to eight devices, every set of them is bounded by what it could do if memory had no end, and
+//! sets are priced exactly from the least bound up, until no bound is below what was found. The order
+//! of a set is the one whose slowest cable is the fastest: that is all that the closed form sees of
+//! an order when rows are equal. Above eight devices, sets grow by the fastest device, the best of
+//! them is changed by one device at a time while that helps, and the gap to a bound of all plans is
+//! reported.
+
+use crate::{
+    closed::{ByRows, Means, Reach},
+    request::{Request, Search},
+    ring::{Ring, Rings},
+};
+use galaxy_common::{Exchange, LinkType};
+
+/// As many devices as all sets are looked at of.
+pub(crate) const ALL_SETS: usize = 8;
+
+/// Tiles that are tried where none are given.
+const TILES: [u16; 4] = [1, 2, 4, 8];
+
+/// How much worse than the best by the closed form a ring may be and still be simulated.
+const MARGIN: f64 = 1.25;
+
+/// Sets whose numbers of layers by rows are refined, where memory binds.
+const REFINED: usize = 12;
+
+/// A ring that was priced.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Priced {
+    pub members: Vec<usize>,
+    pub means: Means,
+    pub by_rows: ByRows,
+    /// Nanoseconds by the closed form.
+    pub cost: f64,
+}
+
+impl Priced {
+    pub fn ring(&self) -> Ring<'_> {
+        Ring { members: &self.members, means: self.means, by_rows: self.by_rows }
+    }
+    /// Rings of one kind differ in tiles, links and numbers of layers only.
+    fn kind(&self) -> (&[usize], bool, bool) {
+        (&self.members, self.by_rows.attention > 0, self.by_rows.mlp > 0)
+    }
+}
+
+/// All ways that a ring of so many devices may be carried.
+pub(crate) fn means(request: &Request<'_>, devices: usize) -> Vec<Means> {
+    let allowed = request.allowed;
+    let exchanges = match allowed.exchange {
+        Some(exchange) => vec![exchange],
+        // With two devices both are the same; with very many, links are too many.
+        None if (3..=16).contains(&devices) => vec![Exchange::Ring, Exchange::Direct],
+        None => vec![Exchange::Ring],
+    };
+    let tiles = match allowed.tiles {
+        _ if devices == 1 => vec![1],
+        Some(tiles) => vec![tiles],
+        None => TILES.to_vec(),
+    };
+    let mut all = Vec::new();
+    for &link in if devices == 1 { &allowed.links[..1] } else { &allowed.links[..] } {
+        for &wire in if devices == 1 { &allowed.wires[..1] } else { &allowed.wires[..] } {
+            for &exchange in &exchanges {
+                all.extend(tiles.iter().map(|&tiles| Means { tiles, exchange, wire, link }));
+            }
+        }
+    }
+    all
+}
+
+/// What a row of tiles needs from one device to another; endless where there is no link.
+fn edge(request: &Request<'_>, link: LinkType, from: usize, to: usize) -> f64 {
+    let (from, to) = (&request.offers[from].name, &request.offers[to].name);
+    // A tile of a usual size stands for all: 64 KiB.
+    request
+        .profile
+        .link(from, to, link)
+        .map_or(f64::INFINITY, |l| l.latency + 65_536e9 / l.busy_rate)
+}
+
+/// The order of `members` around a ring whose slowest cable is the fastest, and of those the one
+/// whose cables take least together. The first stays first.
+fn order(request: &Request<'_>, link: LinkType, members: &[usize]) -> Vec<usize> {
+    let n = members.len();
+    if n < 3 {
+        return members.to_vec();
+    }
+    let edges: Vec<Vec<f64>> = members
+        .iter()
+        .map(|&from| members.iter().map(|&to| edge(request, link, from, to)).collect())
+        .collect();
+    let off_diagonal = (0..n).flat_map(|a| (0..n).filter(move |&b| a != b).map(move |b| (a, b)));
+    let times: Vec<f64> = off_diagonal.map(|(a, b)| edges[a][b]).collect();
+    let (low, high) = times.iter().fold((f64::INFINITY, 0.0f64), |(l, h), &t| (l.min(t), h.max(t)));
+    // Where all links are alike, as far as measuring tells, all orders are.
+    if high <= low * 1.1 {
+        return members.to_vec();
+    }
+    let order = if n <= ALL_SETS { shortest(&edges) } else { nearest(&edges) };
+    order.into_iter().map(|at| members[at]).collect()
+}
+
+/// The best order of few, by branch and bound over (slowest edge, sum of edges).
+fn shortest(edges: &[Vec<f64>]) -> Vec<usize> {
+    struct State<'a> {
+        edges: &'a [Vec<f64>],
+        best: (f64, f64),
+        order: Vec<usize>,
+        path: Vec<usize>,
+    }
+    fn go(state: &mut State<'_>, worst: f64, sum: f64) {
+        if (worst, sum) >= state.best && !state.order.is_empty() {
+            return;
+        }
+        let (n, last) = (state.edges.len(), state.path[state.path.len() - 1]);
+        if state.path.len() == n {
+            let back = state.edges[last][0];
+            let done = (worst.max(back), sum + back);
+            if state.order.is_empty() || done < state.best {
+                state.best = done;
+                state.order.clone_from(&state.path);
+            }
+            return;
+        }
+        for next in 1..n {
+            if !state.path.contains(&next) {
+                let edge = state.edges[last][next];
+                state.path.push(next);
+                go(state, worst.max(edge), sum + edge);
+                state.path.pop();
+            }
+        }
+    }
+    let infinite = (f64::INFINITY, f64::INFINITY);
+    let mut state = State { edges, best: infinite, order: Vec::new(), path: vec![0] };
+    go(&mut state, 0.0, 0.0);
+    state.order
+}
+
+/// An order of many: always on to the nearest.
+fn nearest(edges: &[Vec<f64>]) -> Vec<usize> {
+    let mut order = vec![0];
+    while order.len() < edges.len() {
+        let last = order[order.len() - 1];
+        let left = (1..edges.len()).filter(|at| !order.contains(at));
+        let next = left.min_by(|&a, &b| edges[last][a].total_cmp(&edges[last][b]).then(a.cmp(&b)));
+        order.extend(next);
+    }
+    order
+}
+
+/// The best a device of the set can reach, in any order.
+fn best_reach(request: &Request<'_>, members: &[usize], means: Means) -> Vec<Reach> {
+    let (offers, profile) = (request.offers, request.profile);
+    let each = members.iter().map(|&at| {
+        let name = &offers[at].name;
+        let mut reach = Reach { rate: f64::INFINITY, latency: 0.0, byte_cost: 0.0 };
+        if members.len() == 1 {
+            return reach;
+        }
+        let peers = members.iter().filter(|&&m| m != at).map(|&m| &offers[m].name);
+        let (mut rate, mut latency, mut cost) = (0.0f64, f64::INFINITY, f64::INFINITY);
+        for peer in peers {
+            let links =
+                [profile.link(name, peer, means.link), profile.link(peer, name, means.link)];
+            for link in links.into_iter().flatten() {
+                rate = rate.max(link.busy_rate);
+                latency = latency.min(link.latency);
+                cost = cost.min(link.send_cost.min(link.receive_cost) * 2.0);
+            }
+        }
+        if rate > 0.0 {
+            reach = Reach { rate, latency, byte_cost: cost };
+        }
+        reach
+    });
+    each.collect()
+}
+
+/// Numbers of layers by rows at the ends: none or all.
+fn corners(layers: u32, devices: usize) -> Vec<ByRows> {
+    if devices == 1 {
+        return vec![ByRows::default()];
+    }
+    let ends = [0, layers];
+    let pair = |attention| ends.map(|mlp| ByRows { attention, mlp });
+    ends.into_iter().flat_map(pair).collect()
+}
+
+/// The best rings, one or two of a kind, the best first; at most `most`.
+pub(crate) fn best(rings: &mut Rings<'_>, most: usize, search: &mut Search) -> Vec<Priced> {
+    let n = rings.request.offers.len();
+    let mut found = if n <= ALL_SETS {
+        let sets = (1u32..1 << n).map(|set| (0..n).filter(|d| set >> d & 1 == 1).collect());
+        let sets: Vec<Vec<usize>> = sets.collect();
+        search.all_subsets = sets.len() as u64;
+        search.subsets = sets.len() as u64;
+        among(rings, &sets, most)
+    } else {
+        search.all_subsets = if n < 64 { (1u64 << n) - 1 } else { u64::MAX };
+        bounded(rings, most, search)
+    };
+    found.truncate(most);
+    found
+}
+
+/// The best rings of these sets.
+fn among(rings: &mut Rings<'_>, sets: &[Vec<usize>], most: usize) -> Vec<Priced> {
+    let layers = rings.request.spec.layers;
+    // Every set, in every way, with the least that each could cost.
+    let mut entries: Vec<(f64, Vec<(f64, ByRows)>, Vec<usize>, Means)> = Vec::new();
+    for set in sets {
+        for means in means(rings.request, set.len()) {
+            let reach = best_reach(rings.request, set, means);
+            let mut ends = Vec::new();
+            for by_rows in corners(layers, set.len()) {
+                let ring = Ring { members: set, means, by_rows };
+                if let Some(bound) = rings.bound(ring, &reach) {
+                    ends.push((bound, by_rows));
+                }
+            }
+            ends.sort_by(|a, b| a.0.total_cmp(&b.0));
+            if let Some(&(bound, _)) = ends.first() {
+                entries.push((bound, ends, set.clone(), means));
+            }
+        }
+    }
+    entries.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let mut found: Vec<Priced> = Vec::new();
+    let mut refined = 0;
+    for (bound, ends, set, means) in entries {
+        if bound >= limit(&found, most) {
+            break;
+        }
+        let members = order(rings.request, means.link, &set);
+        let mut short = false;
+        for (bound, by_rows) in ends {
+            if bound >= limit(&found, most) {
+                break;
+            }
+            let cost = rings.price(Ring { members: &members, means, by_rows });
+            short |= cost.is_none_or(|cost| cost > bound * 1.02) && by_rows != ByRows::default();
+            if let Some(cost) = cost {
+                keep(&mut found, Priced { members: members.clone(), means, by_rows, cost });
+            }
+        }
+        if short && refined < REFINED {
+            refined += 1;
+            for priced in refine(rings, &members, means) {
+                keep(&mut found, priced);
+            }
+        }
+    }
+    found
+}
+
+/// What a ring must cost less than to be kept.
+fn limit(found: &[Priced], most: usize) -> f64 {
+    let best = found.first().map_or(f64::INFINITY, |p| p.cost * MARGIN);
+    found.get(most - 1).map_or(best, |p| best.min(p.cost))
+}
+
+/// Keeps the best two of each kind, in order of their cost.
+fn keep(found: &mut Vec<Priced>, new: Priced) {
+    let at = found.partition_point(|p| p.cost <= new.cost);
+    found.insert(at, new);
+    let mut kept: Vec<Priced> = Vec::with_capacity(found.len());
+    for priced in found.drain(..) {
+        let alike = kept.iter().filter(|p| p.kind() == priced.kind()).count();
+        if alike < 2 && !kept.contains(&priced) {
+            kept.push(priced);
+        }
+    }
+    *found = kept;
+}
+
+/// Numbers of layers by rows where memory does not allow all: a coarse grid, the least bound first,
+/// then steps around the best, half as long each time.
+fn refine(rings: &mut Rings<'_>, members: &[usize], means: Means) -> Vec<Priced> {
+    let layers = rings.request.spec.layers;
+    let reach = best_reach(rings.request, members, means);
+    let step = layers.div_ceil(4).max(1);
+    let marks: Vec<u32> = (0..=4).map(|i| (i * step).min(layers)).collect();
+    let mut grid = Vec::new();
+    for &attention in &marks {
+        for &mlp in &marks {
+            let by_rows = ByRows { attention, mlp };
+            if let Some(bound) = rings.bound(Ring { members, means, by_rows }, &reach) {
+                grid.push((bound, by_rows));
+            }
+        }
+    }
+    grid.sort_by(|a, b| a.0.total_cmp(&b.0));
+    grid.dedup();
+    let mut best: Option<(f64, ByRows)> = None;
+    for (bound, by_rows) in grid {
+        if best.is_some_and(|b| bound >= b.0) {
+            break;
+        }
+        if let Some(cost) = rings.price(Ring { members, means, by_rows })
+            && best.is_none_or(|b| cost < b.0)
+        {
+            best = Some((cost, by_rows));
+        }
+    }
+    let mut step = i64::from(step / 2);
+    while step > 0 {
+        let Some((cost, at)) = best else { break };
+        let mut better = best;
+        for (da, dm) in [(1, 0), (-1, 0), (0, 1), (0, -1), (1, -1), (-1, 1), (1, 1)] {
+            let moved = |from: u32, by: i64| {
+                u32::try_from(i64::from(from) + by * step).ok().filter(|&to| to <= layers)
+            };
+            let (Some(attention), Some(mlp)) = (moved(at.attention, da), moved(at.mlp, dm)) else {
+                continue;
+            };
+            let by_rows = ByRows { attention, mlp };
+            if let Some(cost) = rings.price(Ring { members, means, by_rows })
+                && better.is_none_or(|b| cost < b.0)
+            {
+                better = Some((cost, by_rows));
+            }
+        }
+        if better.is_some_and(|b| b.0 < cost) {
+            best = better;
+        } else {
+            step /= 2;
+        }
+    }
+    let priced = |(cost, by_rows)| Priced { members: members.to_vec(), means, by_rows, cost };
+    best.map(priced).into_iter().collect()
+}
+
+/// Sets of many devices: the fastest so many, and what one device more or less changes.
+fn bounded(rings: &mut Rings<'_>, most: usize, search: &mut Search) -> Vec<Priced> {
+    let n = rings.request.offers.len();
+    let mut fastest: Vec<(f64, usize)> = (0..n)
+        .map(|d| {
+            let means = means(rings.request, 1)[0];
+            let alone = Ring { members: &[d], means, by_rows: ByRows::default() };
+            let reach = best_reach(rings.request, &[d], means);
+            (rings.bound(alone, &reach).unwrap_or(f64::INFINITY), d)
+        })
+        .collect();
+    fastest.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+    let mut sizes: Vec<usize> = Vec::new();
+    let mut size = 1;
+    while size < n {
+        sizes.push(size);
+        // As fine as a fifth: costs change slowly with many devices.
+        size += (size / 5).max(1);
+    }
+    sizes.push(n);
+    let set = |count: usize| {
+        let mut set: Vec<usize> = fastest[..count].iter().map(|f| f.1).collect();
+        set.sort_unstable();
+        set
+    };
+    let sets: Vec<Vec<usize>> = sizes.iter().map(|&count| set(count)).collect();
+    search.subsets += sets.len() as u64;
+    let mut found = among(rings, &sets, most);
+    // One device more, one less, or one for another of about its speed.
+    for _ in 0..3 {
+        let Some(best) = found.first().cloned() else { break };
+        let mut near: Vec<Vec<usize>> = Vec::new();
+        let inside = best.members.clone();
+        for &(_, d) in &fastest {
+            let mut set = inside.clone();
+            match set.iter().position(|&m| m == d) {
+                Some(at) if set.len() > 1 => drop(set.remove(at)),
+                Some(_) => continue,
+                None => set.push(d),
+            }
+            set.sort_unstable();
+            near.push(set);
+        }
+        // The slowest inside and the fastest outside are the likely ones.
+        let rank = |d: usize| fastest.iter().position(|f| f.1 == d).unwrap_or(n);
+        let changed = |set: &Vec<usize>| {
+            let other = (0..n).find(|d| set.contains(d) != inside.contains(d)).unwrap_or(0);
+            rank(other).abs_diff(inside.len())
+        };
+        near.sort_by_key(changed);
+        near.truncate(6);
+        search.subsets += near.len() as u64;
+        for set in near {
+            let members = order(rings.request, best.means.link, &set);
+            let ring = Ring { members: &members, means: best.means, by_rows: best.by_rows };
+            if let Some(cost) = rings.price(ring) {
+                let (means, by_rows) = (best.means, best.by_rows);
+                keep(&mut found, Priced { members, means, by_rows, cost });
+            }
+        }
+        if found.first().is_some_and(|f| f.cost >= best.cost) {
+            break;
+        }
+    }
+    if let Some(best) = found.first() {
+        let least = floor(rings, n);
+        search.gap = ((best.cost - least) / best.cost).max(0.0);
+    }
+    found
+}
+
+/// What no plan of any set beats: all devices, links that cost nothing, nothing cut into tiles.
+fn floor(rings: &mut Rings<'_>, n: usize) -> f64 {
+    let all: Vec<usize> = (0..n).collect();
+    let layers = rings.request.spec.layers;
+    let free = vec![Reach { rate: f64::INFINITY, latency: 0.0, byte_cost: 0.0 }; n];
+    let ends = corners(layers, n).into_iter();
+    let bounds: Vec<Option<f64>> =
+        ends.map(|by_rows| rings.relaxed(&all, by_rows, &free)).collect();
+    bounds.into_iter().flatten().fold(f64::INFINITY, f64::min)
+}

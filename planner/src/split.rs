@@ -1,0 +1,577 @@
+//! The exact split: heads, columns, rows and vocabulary of devices in a given order, for given
+//! numbers of layers in each mode, with the least cost that the closed form gives to any split.
+//!
+//! # The problem
+//! Device d that takes h heads, c columns, v words and r rows (all in units) costs `heads[h]`,
+//! `columns[c]`, `vocabulary[v]` and `rows[r]` nanoseconds; `wire[r]` is what its cables need for a
+//! block. The slowest device rules each stage:
+//!
+//! ```text
+//! A = max heads   M = max columns   V = max vocabulary   P = max rows   W = max wire
+//! cost = P + V + fixed + carried * W + attention * overlap(A, W) + mlp * overlap(M, W)
+//! overlap(x, w) = max(x, w) + min(x, w) / tiles
+//! ```
+//!
+//! and each device holds `heads.bytes[h] + columns.bytes[c] + vocabulary.bytes[v]` within what it has
+//! left. All tables grow with their units, except `wire`, which shrinks with rows: who owns them does
+//! not receive them.
+//!
+//! # The method
+//! Rows share nothing with the rest but W, so the few best pairs (W, P) are found first, by
+//! thresholds. Without memory, A, M and V are each found by giving unit after unit to the device
+//! that is done with it first. Where that does not fit, thresholds of A are tried from the least up;
+//! for each, the least M is found by bisection over a knapsack: of all ways to give out the heads
+//! within A and memory, the one that leaves room for the most columns within M. Both are exact. The
+//! vocabulary is exact without memory; where memory binds, a few splits of it are tried, and the rest
+//! is exact for each.
+
+/// What a device does with a number of units: index 0 is none of them.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Curve {
+    /// Nanoseconds, growing.
+    pub nanos: Vec<f64>,
+    /// Bytes, growing.
+    pub bytes: Vec<u64>,
+}
+
+/// A device of the problem.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Side {
+    /// By heads,
+    pub heads: Curve,
+    /// columns
+    pub columns: Curve,
+    /// and units of the vocabulary.
+    pub vocabulary: Curve,
+    /// Nanoseconds by units of rows, growing.
+    pub rows: Vec<f64>,
+    /// Nanoseconds of the wire in a block by units of rows, shrinking.
+    pub wire: Vec<f64>,
+    /// Whether it may own rows.
+    pub owner: bool,
+    /// Bytes that it has for heads, columns and vocabulary.
+    pub room: u64,
+}
+
+/// The problem.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Problem {
+    /// Devices in ring order.
+    pub sides: Vec<Side>,
+    /// Units to give out: heads,
+    pub heads: usize,
+    /// columns,
+    pub columns: usize,
+    /// vocabulary
+    pub vocabulary: usize,
+    /// and rows.
+    pub rows: usize,
+    /// Layers whose attention is cut by heads,
+    pub attention: f64,
+    /// and those whose MLP is cut by columns.
+    pub mlp: f64,
+    /// How often W is paid by itself.
+    pub carried: f64,
+    /// What is paid in any case.
+    pub fixed: f64,
+    /// Tiles that overlap; 1 if none do.
+    pub tiles: f64,
+}
+
+/// A solution.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Split {
+    /// Units of each device: heads,
+    pub heads: Vec<usize>,
+    /// columns,
+    pub columns: Vec<usize>,
+    /// vocabulary
+    pub vocabulary: Vec<usize>,
+    /// and rows.
+    pub rows: Vec<usize>,
+    /// Its cost, nanoseconds.
+    pub cost: f64,
+}
+
+/// No split fits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Missing {
+    /// At least so many bytes are missing.
+    pub bytes: u64,
+    /// On this device, if it is one's: the place in the ring.
+    pub side: Option<usize>,
+}
+
+/// The slowest device of each of the stages that memory couples.
+#[derive(Clone, Debug)]
+struct Stages {
+    heads: Vec<usize>,
+    columns: Vec<usize>,
+    vocabulary: Vec<usize>,
+    /// A, M and V.
+    slowest: [f64; 3],
+}
+
+/// Rows, with their W and P.
+struct Rows {
+    split: Vec<usize>,
+    wire: f64,
+    work: f64,
+}
+
+impl Problem {
+    /// The cost of a stage of `x` nanoseconds whose wire needs `w`.
+    fn overlap(&self, x: f64, w: f64) -> f64 {
+        x.max(w) + x.min(w) / self.tiles
+    }
+
+    fn cost(&self, rows: &Rows, [a, m, v]: [f64; 3]) -> f64 {
+        rows.work
+            + v
+            + self.fixed
+            + self.carried * rows.wire
+            + self.attention * self.overlap(a, rows.wire)
+            + self.mlp * self.overlap(m, rows.wire)
+    }
+
+    /// The closed form of a split.
+    pub fn price(&self, split: &Split) -> f64 {
+        let most = |of: &dyn Fn(usize) -> f64| (0..self.sides.len()).map(of).fold(0.0, f64::max);
+        let rows = Rows {
+            split: Vec::new(),
+            wire: most(&|d| self.sides[d].wire[split.rows[d]]),
+            work: most(&|d| self.sides[d].rows[split.rows[d]]),
+        };
+        let a = most(&|d| self.sides[d].heads.nanos[split.heads[d]]);
+        let m = most(&|d| self.sides[d].columns.nanos[split.columns[d]]);
+        let v = most(&|d| self.sides[d].vocabulary.nanos[split.vocabulary[d]]);
+        self.cost(&rows, [a, m, v])
+    }
+
+    /// Bytes that a split takes of what device `d` has left.
+    pub fn bytes(&self, split: &Split, d: usize) -> u64 {
+        let side = &self.sides[d];
+        side.heads.bytes[split.heads[d]]
+            + side.columns.bytes[split.columns[d]]
+            + side.vocabulary.bytes[split.vocabulary[d]]
+    }
+
+    /// The least cost that any split could have if memory had no end. None where nobody may own rows.
+    pub fn bound(&self) -> Option<f64> {
+        let slowest = self.unbounded().slowest;
+        let costs = self.row_splits().into_iter().map(|rows| self.cost(&rows, slowest));
+        costs.min_by(f64::total_cmp)
+    }
+
+    /// The best split.
+    ///
+    /// # Errors
+    /// When none fits.
+    pub fn solve(&self) -> Result<Split, Missing> {
+        let rows = self.row_splits();
+        if rows.is_empty() {
+            let side = (0..self.sides.len()).max_by_key(|&d| self.sides[d].room);
+            return Err(Missing { bytes: 1, side });
+        }
+        let mut best: Option<Split> = None;
+        let mut offer = |stages: &Stages| {
+            for rows in &rows {
+                let cost = self.cost(rows, stages.slowest);
+                if best.as_ref().is_none_or(|b| cost < b.cost) {
+                    best = Some(Split {
+                        heads: stages.heads.clone(),
+                        columns: stages.columns.clone(),
+                        vocabulary: stages.vocabulary.clone(),
+                        rows: rows.split.clone(),
+                        cost,
+                    });
+                }
+            }
+            best.as_ref().map_or(f64::INFINITY, |b| b.cost)
+        };
+        let free = self.unbounded();
+        if self.fits(&free) {
+            offer(&free);
+        } else {
+            let least = |[a, m, v]: [f64; 3]| {
+                let costs = rows.iter().map(|rows| self.cost(rows, [a, m, v]));
+                costs.fold(f64::INFINITY, f64::min)
+            };
+            for vocabulary in self.vocabularies(&free) {
+                self.within_memory(&vocabulary, &free, &least, &mut offer);
+            }
+        }
+        best.ok_or_else(|| self.missing())
+    }
+
+    fn fits(&self, stages: &Stages) -> bool {
+        (0..self.sides.len()).all(|d| {
+            let side = &self.sides[d];
+            let bytes = side.heads.bytes[stages.heads[d]]
+                + side.columns.bytes[stages.columns[d]]
+                + side.vocabulary.bytes[stages.vocabulary[d]];
+            bytes <= side.room
+        })
+    }
+
+    /// A, M and V without memory.
+    fn unbounded(&self) -> Stages {
+        let curve = |total: usize, of: fn(&Side) -> &Curve| {
+            let times: Vec<&[f64]> = self.sides.iter().map(|s| &of(s).nanos[..]).collect();
+            let caps: Vec<usize> = times.iter().map(|t| t.len() - 1).collect();
+            level(&times, &caps, vec![0; times.len()], total).unwrap_or_default()
+        };
+        let heads = curve(self.heads, |s| &s.heads);
+        let columns = curve(self.columns, |s| &s.columns);
+        let vocabulary = curve(self.vocabulary, |s| &s.vocabulary);
+        self.stages(heads, columns, vocabulary)
+    }
+
+    fn stages(&self, heads: Vec<usize>, columns: Vec<usize>, vocabulary: Vec<usize>) -> Stages {
+        let most = |units: &[usize], of: fn(&Side) -> &Curve| {
+            let each = self.sides.iter().zip(units).map(|(s, &n)| of(s).nanos[n]);
+            each.fold(0.0, f64::max)
+        };
+        let slowest = [
+            most(&heads, |s| &s.heads),
+            most(&columns, |s| &s.columns),
+            most(&vocabulary, |s| &s.vocabulary),
+        ];
+        Stages { heads, columns, vocabulary, slowest }
+    }
+
+    /// Splits of rows such that no other has both W and P smaller.
+    fn row_splits(&self) -> Vec<Rows> {
+        let n = self.sides.len();
+        let zeros = vec![0.0; self.rows + 1];
+        // Who owns none does not compute, and receives all.
+        let work: Vec<&[f64]> =
+            self.sides.iter().map(|s| if s.owner { &s.rows[..] } else { &zeros[..1] }).collect();
+        let caps: Vec<usize> = work.iter().map(|w| w.len() - 1).collect();
+        let measure = |split: Vec<usize>| {
+            let wire = (0..n).map(|d| self.sides[d].wire[split[d]]).fold(0.0, f64::max);
+            let done = (0..n).map(|d| work[d][split[d]]).fold(0.0, f64::max);
+            Rows { split, wire, work: done }
+        };
+        let Some(fastest) = level(&work, &caps, vec![0; n], self.rows).map(measure) else {
+            return Vec::new();
+        };
+        let mut thresholds: Vec<f64> = self
+            .sides
+            .iter()
+            .flat_map(|s| s.wire.iter().copied())
+            .filter(|&w| w < fastest.wire)
+            .collect();
+        thresholds.sort_by(f64::total_cmp);
+        thresholds.dedup();
+        let mut found = vec![fastest];
+        // From the loosest bound on the wire to the tightest, until no rows meet it.
+        while let Some(bound) = thresholds.pop() {
+            let least = self.sides.iter().zip(&caps).map(|(side, &cap)| {
+                let enough = side.wire.partition_point(|&w| w > bound);
+                (enough <= cap).then_some(enough)
+            });
+            let Some(least) = least.collect::<Option<Vec<usize>>>() else { break };
+            let Some(rows) = level(&work, &caps, least, self.rows).map(measure) else { break };
+            thresholds.retain(|&w| w < rows.wire);
+            found.push(rows);
+        }
+        found
+    }
+
+    /// Splits of the vocabulary to be tried where memory binds.
+    fn vocabularies(&self, free: &Stages) -> Vec<Vec<usize>> {
+        if self.vocabulary == 0 {
+            return vec![vec![0; self.sides.len()]];
+        }
+        let times: Vec<&[f64]> = self.sides.iter().map(|s| &s.vocabulary.nanos[..]).collect();
+        let mut tried = vec![free.vocabulary.clone()];
+        let most = times.iter().map(|t| t[t.len() - 1]).fold(0.0, f64::max);
+        let steps = 12;
+        for step in 0..=steps {
+            let share = f64::from(step) / f64::from(steps);
+            let bound = free.slowest[2] + (most - free.slowest[2]) * share * share;
+            // As much as time and memory allow on those with the most room beside their part of the
+            // blocks, the rest where it goes.
+            let spare = |d: usize| {
+                let side = &self.sides[d];
+                let taken = side.heads.bytes[free.heads[d]] + side.columns.bytes[free.columns[d]];
+                side.room.saturating_sub(taken)
+            };
+            for beside_blocks in [true, false] {
+                let mut order: Vec<usize> = (0..self.sides.len()).collect();
+                order.sort_by_key(|&d| std::cmp::Reverse(spare(d)));
+                let mut left = self.vocabulary;
+                let mut units = vec![0; self.sides.len()];
+                for d in order {
+                    let curve = &self.sides[d].vocabulary;
+                    let room = if beside_blocks { spare(d) } else { self.sides[d].room };
+                    let fit = curve.bytes.partition_point(|&b| b <= room).saturating_sub(1);
+                    let fast = curve.nanos.partition_point(|&t| t <= bound).saturating_sub(1);
+                    units[d] = fit.min(fast).min(left);
+                    left -= units[d];
+                }
+                if left == 0 && !tried.contains(&units) {
+                    tried.push(units);
+                }
+            }
+        }
+        tried
+    }
+
+    /// All pairs of A and M that no other beats, for one split of the vocabulary.
+    fn within_memory(
+        &self,
+        vocabulary: &[usize],
+        free: &Stages,
+        least: &dyn Fn([f64; 3]) -> f64,
+        offer: &mut dyn FnMut(&Stages) -> f64,
+    ) {
+        let words = |d: usize| {
+            let side = &self.sides[d];
+            side.room.checked_sub(side.vocabulary.bytes[vocabulary[d]])
+        };
+        let Some(rooms) = (0..self.sides.len()).map(words).collect::<Option<Vec<u64>>>() else {
+            return;
+        };
+        let slowest = |units: &[usize], of: fn(&Side) -> &Curve| {
+            let each = self.sides.iter().zip(units).map(|(s, &n)| of(s).nanos[n]);
+            each.fold(0.0, f64::max)
+        };
+        let last = slowest(vocabulary, |s| &s.vocabulary);
+        let values = |of: fn(&Side) -> &Curve, from: f64| {
+            let all = self.sides.iter().flat_map(|s| of(s).nanos.iter().copied());
+            let mut all: Vec<f64> = all.filter(|&t| t >= from).collect();
+            all.sort_by(f64::total_cmp);
+            all.dedup();
+            all
+        };
+        let heads = values(|s| &s.heads, free.slowest[0]);
+        let columns = values(|s| &s.columns, free.slowest[1]);
+        // The least M that was found for a smaller A bounds that of a larger one.
+        let mut most = columns.len();
+        let mut best = f64::INFINITY;
+        for &a in &heads {
+            if least([a, free.slowest[1], last]) >= best {
+                break;
+            }
+            let (mut low, mut high) = (0, most);
+            let mut found = None;
+            while low < high {
+                let middle = low.midpoint(high);
+                match self.knapsack(a, columns[middle], &rooms) {
+                    Some(split) => {
+                        found = Some(split);
+                        high = middle;
+                    }
+                    None => low = middle + 1,
+                }
+            }
+            if let Some((heads, columns)) = found {
+                let stages = self.stages(heads, columns, vocabulary.to_vec());
+                best = best.min(offer(&stages));
+                most = high;
+            }
+            if most == 0 {
+                break;
+            }
+        }
+    }
+
+    /// Heads and columns within two thresholds and memory, if there are any.
+    fn knapsack(&self, a: f64, m: f64, rooms: &[u64]) -> Option<(Vec<usize>, Vec<usize>)> {
+        // For each device, the most columns beside so many heads.
+        let beside: Vec<Vec<usize>> = self
+            .sides
+            .iter()
+            .zip(rooms)
+            .map(|(side, &room)| {
+                let fast = side.columns.nanos.partition_point(|&t| t <= m);
+                let heads = side.heads.nanos.partition_point(|&t| t <= a);
+                let bytes = side.heads.bytes[..heads].iter();
+                let left = bytes.map_while(|&b| room.checked_sub(b));
+                left.map_while(|left| {
+                    side.columns.bytes[..fast].partition_point(|&b| b <= left).checked_sub(1)
+                })
+                .collect()
+            })
+            .collect();
+        if beside.iter().any(Vec::is_empty) {
+            return None;
+        }
+        let most: usize = beside.iter().map(|b| b[0]).sum();
+        let reach: usize = beside.iter().map(|b| b.len() - 1).sum();
+        if most < self.columns || reach < self.heads {
+            return None;
+        }
+        // best[h]: the most columns beside h heads of the devices so far.
+        let mut best: Vec<Option<usize>> = vec![None; self.heads + 1];
+        best[0] = Some(0);
+        let mut taken: Vec<Vec<usize>> = Vec::with_capacity(beside.len());
+        for side in &beside {
+            let mut next = vec![None; self.heads + 1];
+            let mut choice = vec![0; self.heads + 1];
+            for (h, before) in best.iter().enumerate() {
+                let Some(before) = before else { continue };
+                for (own, columns) in side.iter().enumerate().take(self.heads + 1 - h) {
+                    let sum = Some(before + columns);
+                    if next[h + own] < sum {
+                        next[h + own] = sum;
+                        choice[h + own] = own;
+                    }
+                }
+            }
+            best = next;
+            taken.push(choice);
+        }
+        if best[self.heads].is_none_or(|most| most < self.columns) {
+            return None;
+        }
+        let mut left = self.heads;
+        let mut heads = vec![0; beside.len()];
+        for d in (0..beside.len()).rev() {
+            heads[d] = taken[d][left];
+            left -= heads[d];
+        }
+        let caps: Vec<usize> = (0..beside.len()).map(|d| beside[d][heads[d]]).collect();
+        let times: Vec<&[f64]> = self.sides.iter().map(|s| &s.columns.nanos[..]).collect();
+        let columns = level(&times, &caps, vec![0; caps.len()], self.columns)?;
+        Some((heads, columns))
+    }
+
+    /// What is missing where nothing fits, at least.
+    fn missing(&self) -> Missing {
+        let each = |d: usize| {
+            let side = &self.sides[d];
+            side.heads.bytes[0] + side.columns.bytes[0] + side.vocabulary.bytes[0]
+        };
+        if let Some(d) = (0..self.sides.len()).find(|&d| each(d) > self.sides[d].room) {
+            return Missing { bytes: each(d) - self.sides[d].room, side: Some(d) };
+        }
+        // All that there is to hold, by what it takes where it takes least.
+        let whole = |of: fn(&Side) -> &Curve| {
+            let each = self.sides.iter().map(|s| of(s).bytes.last().copied().unwrap_or(0));
+            each.min().unwrap_or(0)
+        };
+        let all = whole(|s| &s.heads) + whole(|s| &s.columns) + whole(|s| &s.vocabulary);
+        let room: u64 = self.sides.iter().map(|s| s.room).sum();
+        Missing { bytes: all.saturating_sub(room).max(1), side: None }
+    }
+}
+
+/// Gives out `total` units, each to the device that is done with it first, from `units` up to
+/// `caps`: the slowest is then as fast as it can be. None where the caps are too low or the start is
+/// too high.
+fn level(
+    times: &[&[f64]],
+    caps: &[usize],
+    mut units: Vec<usize>,
+    total: usize,
+) -> Option<Vec<usize>> {
+    let left = total.checked_sub(units.iter().sum())?;
+    for _ in 0..left {
+        let open = (0..units.len()).filter(|&d| units[d] < caps[d]);
+        let next =
+            open.min_by(|&x, &y| times[x][units[x] + 1].total_cmp(&times[y][units[y] + 1]))?;
+        units[next] += 1;
+    }
+    Some(units)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::testing::Dice;
+
+    /// All ways to give out `total` units within caps.
+    fn ways(caps: &[usize], total: usize) -> Vec<Vec<usize>> {
+        let Some((&cap, rest)) = caps.split_first() else {
+            return if total == 0 { vec![vec![]] } else { vec![] };
+        };
+        let with = |own: usize| {
+            ways(rest, total - own).into_iter().map(move |mut way| {
+                way.insert(0, own);
+                way
+            })
+        };
+        (0..=cap.min(total)).flat_map(with).collect()
+    }
+
+    /// The least cost of all splits, by trying them all.
+    fn brute_force(problem: &Problem) -> Option<f64> {
+        let n = problem.sides.len();
+        let caps = |total: usize| vec![total; n];
+        let owners: Vec<usize> =
+            problem.sides.iter().map(|s| if s.owner { problem.rows } else { 0 }).collect();
+        let (rows, columns) =
+            (ways(&owners, problem.rows), ways(&caps(problem.columns), problem.columns));
+        let words = ways(&caps(problem.vocabulary), problem.vocabulary);
+        let mut best: Option<f64> = None;
+        // Pairs of W and P, each once.
+        let mut pairs: Vec<(f64, f64, Vec<usize>)> = Vec::new();
+        for rows in rows {
+            let most = |of: &dyn Fn(usize) -> f64| (0..n).map(of).fold(0.0, f64::max);
+            let wire = most(&|d| problem.sides[d].wire[rows[d]]);
+            let work = most(&|d| problem.sides[d].rows[rows[d]]);
+            if !pairs.iter().any(|p| p.0 <= wire && p.1 <= work) {
+                pairs.push((wire, work, rows));
+            }
+        }
+        let mut split = Split { rows: vec![0; n], ..Split::default() };
+        for heads in ways(&caps(problem.heads), problem.heads) {
+            split.heads = heads;
+            for columns in &columns {
+                split.columns.clone_from(columns);
+                for words in &words {
+                    split.vocabulary.clone_from(words);
+                    if !(0..n).all(|d| problem.bytes(&split, d) <= problem.sides[d].room) {
+                        continue;
+                    }
+                    for (_, _, rows) in &pairs {
+                        split.rows.clone_from(rows);
+                        let cost = problem.price(&split);
+                        if best.is_none_or(|b| cost < b) {
+                            best = Some(cost);
+                        }
+                    }
+                }
+            }
+        }
+        best
+    }
+
+    #[test]
+    fn no_split_costs_less() {
+        let (mut infeasible, mut bound) = (0, 0);
+        for seed in 0..2_400 {
+            let problem = Dice::new(seed).problem();
+            let (wanted, found) = (brute_force(&problem), problem.solve());
+            match (wanted, found) {
+                (Some(wanted), Ok(found)) => {
+                    let close = (found.cost - wanted).abs() <= 1e-9 * wanted;
+                    assert!(close, "seed {seed}: {} is not {wanted}", found.cost);
+                    assert!(
+                        (problem.price(&found) - found.cost).abs() <= 1e-9 * wanted,
+                        "seed {seed}"
+                    );
+                    let fits = |d| problem.bytes(&found, d) <= problem.sides[d].room;
+                    assert!((0..problem.sides.len()).all(fits), "seed {seed}");
+                    let low = problem.bound().unwrap();
+                    assert!(low <= wanted * (1.0 + 1e-9), "seed {seed}");
+                    bound += u32::from(low < wanted * (1.0 - 1e-9));
+                }
+                (None, Err(missing)) => {
+                    assert!(missing.bytes > 0);
+                    infeasible += 1;
+                }
+                (wanted, found) => panic!("seed {seed}: {wanted:?} against {found:?}"),
+            }
+        }
+        // Otherwise the instances would not test what they are for.
+        assert!(
+            infeasible > 100 && bound > 300,
+            "{infeasible} infeasible, {bound} bound by memory"
+        );
+    }
+}

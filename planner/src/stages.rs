@@ -1,0 +1,230 @@
+//! Plans of stages: runs of layers, one behind another.
+//!
+//! One text passes through all stages, so its latency is the sum of what each takes and of what the
+//! links between take. For a set of devices the least sum gives every device one layer, and then as
+//! many as memory allows to the fastest, the next fastest, and so on: the sum is linear in layers.
+//! The order matters to links alone, and is the shortest way through all of them (Held and Karp).
+//! Of up to eight devices all sets are tried; of more, the fastest two, three, and so on, in the order
+//! of their speed.
+
+use crate::{
+    closed::{Means, wanted_rows},
+    draft,
+    memory::Memory,
+    request::{PlanningError, Request},
+    ring::Candidate,
+};
+use galaxy_common::{Bytes, DeviceProfile, Kernel, Span, Strategy, Token};
+use galaxy_model::HeadSpec;
+
+/// As many devices as all sets are tried of.
+const ALL_SETS: usize = 8;
+/// Sets that are lowered, the best first, until one fits.
+const TRIES: usize = 8;
+
+struct Stage {
+    /// Nanoseconds of a layer.
+    layer: f64,
+    /// Layers that memory allows.
+    most: u32,
+    /// The same of the last stage, which has the vocabulary.
+    most_last: u32,
+    /// Nanoseconds of the language head.
+    head: f64,
+}
+
+/// The best plan of two stages or more that fits.
+///
+/// # Errors
+/// When there is none.
+pub(crate) fn plan(
+    request: &Request<'_>,
+    memory: &Memory,
+    lengths: &[(u32, f64)],
+    means: Means,
+) -> Result<Candidate, PlanningError> {
+    let n = request.offers.len();
+    let stages = (0..n).map(|d| stage(request, memory, lengths, d));
+    let stages = stages.collect::<Result<Vec<Stage>, _>>()?;
+    let rows: f64 = lengths.iter().map(|&(rows, share)| share * f64::from(rows)).sum();
+    let bytes = rows * f64::from(request.spec.hidden) * f64::from(means.wire.width());
+    // Nanoseconds of all rows from one device to another; endless where they cannot reach.
+    let hop = |from: usize, to: usize| {
+        let (from, to) = (&request.offers[from].name, &request.offers[to].name);
+        let link = request.profile.link(from, to, means.link);
+        link.map_or(f64::INFINITY, |l| {
+            bytes / l.busy_rate * 1e9 + l.latency + bytes * (l.send_cost + l.receive_cost)
+        })
+    };
+    let mut found: Vec<(f64, Vec<usize>, Vec<u32>)> = Vec::new();
+    let mut offer = |order: Vec<usize>, way: f64| {
+        if let Some((time, layers)) = share(&stages, &order, request.spec.layers) {
+            found.push((time + way, order, layers));
+        }
+    };
+    if n <= ALL_SETS {
+        for (way, order) in ways(n, &hop) {
+            offer(order, way);
+        }
+    } else {
+        let mut order: Vec<usize> = (0..n).collect();
+        order.sort_by(|&a, &b| stages[a].layer.total_cmp(&stages[b].layer).then(a.cmp(&b)));
+        for count in 2..=n.min(request.spec.layers as usize) {
+            let way: f64 = order[..count].windows(2).map(|p| hop(p[0], p[1])).sum();
+            offer(order[..count].to_vec(), way);
+        }
+    }
+    found.retain(|f| f.0.is_finite());
+    found.sort_by(|a, b| a.0.total_cmp(&b.0).then_with(|| a.1.cmp(&b.1)));
+    let mut last = None;
+    for (time, order, mut layers) in found.into_iter().take(TRIES) {
+        let vocabulary = request.spec.extent().vocabulary;
+        let mut words = vec![Span::<Token>::empty(); order.len()];
+        words[order.len() - 1] = Span::first(vocabulary);
+        // What programs need beyond what was expected: a layer less where it is too much.
+        for _ in 0..4 {
+            let plan = draft::stages(request, &order, &layers, &words, means);
+            let needs = draft::needs(request, &plan)?;
+            let above = draft::above(&plan, &needs);
+            if above.is_empty() {
+                return Ok(Candidate { plan, needs, closed_form: time });
+            }
+            last = Some(draft::too_large(Strategy::Pipeline, &plan, &needs));
+            let full: Vec<usize> = above.iter().map(|a| a.0).collect();
+            let roomy = |d: &usize| !full.contains(d);
+            let gains = (0..order.len())
+                .filter(roomy)
+                .min_by(|&a, &b| stages[order[a]].layer.total_cmp(&stages[order[b]].layer));
+            let Some(gains) = gains else { break };
+            for d in full {
+                if layers[d] > 1 {
+                    layers[d] -= 1;
+                    layers[gains] += 1;
+                }
+            }
+        }
+    }
+    let granted: Bytes = request.offers.iter().map(|o| o.budget).sum();
+    Err(last.unwrap_or_else(|| PlanningError::Memory {
+        strategy: Strategy::Pipeline,
+        device: None,
+        missing: missing(request, memory),
+        what: format!("{n} devices grant {granted} together: raise memory or add devices"),
+    }))
+}
+
+/// At least so much is missing where no set of devices holds all layers.
+fn missing(request: &Request<'_>, memory: &Memory) -> Bytes {
+    let all = memory.whole(request.spec);
+    let granted: u64 = request.offers.iter().map(|o| o.budget.0).sum();
+    Bytes(all.saturating_sub(granted).max(1))
+}
+
+fn stage(
+    request: &Request<'_>,
+    memory: &Memory,
+    lengths: &[(u32, f64)],
+    at: usize,
+) -> Result<Stage, PlanningError> {
+    let (spec, offer) = (request.spec, &request.offers[at]);
+    let device: &DeviceProfile = request.profile.device(&offer.name)?;
+    let mean = |of: &dyn Fn(f64) -> f64| -> f64 {
+        lengths.iter().map(|&(rows, share)| share * of(f64::from(rows))).sum()
+    };
+    let width = f64::from(spec.head_width);
+    let heads = f64::from(spec.heads);
+    let qkv = (heads + 2.0 * f64::from(spec.kv_heads)) * width;
+    let inner = f64::from(spec.inner);
+    let layer = mean(&|rows| {
+        let seen = if spec.causal { rows.midpoint(1.0) } else { rows };
+        device.nanos(Kernel::Qkv, &[rows, qkv])
+            + device.nanos(Kernel::Attend, &[rows, seen, heads])
+            + device.nanos(Kernel::AttentionOutput, &[rows, heads * width])
+            + device.nanos(Kernel::Up, &[rows, inner])
+            + device.nanos(Kernel::Down, &[rows, inner])
+            + 2.0 * device.nanos(Kernel::Join, &[rows])
+    });
+    let words = match spec.head {
+        HeadSpec::Language { .. } => f64::from(spec.vocabulary),
+        _ => 0.0,
+    };
+    let head = mean(&|rows| {
+        let wanted = wanted_rows(request.workload.wanted, rows);
+        device.nanos(Kernel::Language, &[wanted, words])
+    });
+    let most = |last: bool| {
+        let (fixed, each) = memory.stage(spec, request.allowed.max_rows, offer.threads, last);
+        offer.budget.0.saturating_sub(fixed) / each.max(1)
+    };
+    let limit = |layers: u64| layers.min(u64::from(spec.layers)) as u32;
+    Ok(Stage { layer, most: limit(most(false)), most_last: limit(most(true)), head })
+}
+
+/// The least sum of layers' times in this order, and the layers of each.
+fn share(stages: &[Stage], order: &[usize], layers: u32) -> Option<(f64, Vec<u32>)> {
+    let last = order.len() - 1;
+    let cap = |at: usize| {
+        let stage = &stages[order[at]];
+        if at == last { stage.most_last } else { stage.most }
+    };
+    if (0..order.len()).any(|at| cap(at) == 0) || order.len() as u32 > layers {
+        return None;
+    }
+    let mut taken = vec![1u32; order.len()];
+    let mut left = layers - order.len() as u32;
+    let mut fastest: Vec<usize> = (0..order.len()).collect();
+    fastest.sort_by(|&a, &b| {
+        stages[order[a]].layer.total_cmp(&stages[order[b]].layer).then(a.cmp(&b))
+    });
+    for at in fastest {
+        let more = (cap(at) - 1).min(left);
+        taken[at] += more;
+        left -= more;
+    }
+    let time = |at: usize| f64::from(taken[at]) * stages[order[at]].layer;
+    let sum: f64 = (0..order.len()).map(time).sum();
+    (left == 0).then(|| (sum + stages[order[last]].head, taken))
+}
+
+/// For each set of two or more, and each of its devices as the last, the shortest way through all of
+/// it: (its length, its order).
+fn ways(n: usize, hop: &dyn Fn(usize, usize) -> f64) -> Vec<(f64, Vec<usize>)> {
+    let full = 1usize << n;
+    let mut best = vec![vec![(f64::INFINITY, usize::MAX); n]; full];
+    for (d, start) in (0..n).map(|d| (d, 1usize << d)) {
+        best[start][d] = (0.0, usize::MAX);
+    }
+    let hops: Vec<Vec<f64>> = (0..n)
+        .map(|from| {
+            (0..n).map(|to| if from == to { f64::INFINITY } else { hop(from, to) }).collect()
+        })
+        .collect();
+    let mut found = Vec::new();
+    for set in 1..full {
+        for last in (0..n).filter(|d| set >> d & 1 == 1) {
+            let (way, _) = best[set][last];
+            if !way.is_finite() {
+                continue;
+            }
+            if set.count_ones() > 1 {
+                let (mut order, mut rest, mut at) = (Vec::new(), set, last);
+                while at != usize::MAX {
+                    order.push(at);
+                    let before = best[rest][at].1;
+                    rest &= !(1 << at);
+                    at = before;
+                }
+                order.reverse();
+                found.push((way, order));
+            }
+            for next in (0..n).filter(|d| set >> d & 1 == 0) {
+                let longer = way + hops[last][next];
+                let entry = &mut best[set | 1 << next][next];
+                if longer < entry.0 {
+                    *entry = (longer, last);
+                }
+            }
+        }
+    }
+    found
+}

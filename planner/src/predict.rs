@@ -15,7 +15,7 @@ pub(crate) const LENGTHS: usize = 3;
 
 /// Layers of a run of equal ones that are simulated: what each further one adds is what the last of
 /// these added. The first layers of a run differ, because lanes start empty.
-const LAYERS: u32 = 3;
+const LAYERS: u32 = 2;
 
 /// Latency and shares of one run.
 #[derive(Clone, Debug)]

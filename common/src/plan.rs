@@ -325,6 +325,14 @@ pub enum PlanError {
         /// Which.
         layer: u32,
     },
+    /// Rows where no last layer stands.
+    #[error(
+        "device {name} owns rows after the last layer, which stands on another device: in the layout stages only the last stage has a row weight"
+    )]
+    Last {
+        /// Whose.
+        name: DeviceName,
+    },
     /// More than one device where the strategy takes one.
     #[error("strategy local takes one device, and the plan has {devices}")]
     Local {
@@ -364,6 +372,15 @@ impl Plan {
             for layer in 0..extent.layers {
                 self.covers_layer(&parts, layer, extent)?;
             }
+            if self.layout == Layout::Stages {
+                let last = |part: &Assignment| {
+                    extent.layers.checked_sub(1).is_none_or(|l| !part.block(l).heads.is_empty())
+                };
+                let wrong = |part: &&Assignment| part.row_weight > 0 && !last(part);
+                if let Some(at) = parts.iter().position(wrong) {
+                    return Err(PlanError::Last { name: self.ring[at].name.clone() });
+                }
+            }
             covers(parts.iter().map(|p| p.vocabulary), extent.vocabulary, "tokens", 0)?;
         }
         Ok(())
@@ -387,7 +404,7 @@ impl Plan {
             let whole = |b: &BlockAssignment| b.heads == all.0 && b.columns == all.1;
             let here = blocks.iter().position(whole).ok_or(PlanError::Stage { layer })?;
             let earlier = |p: &&Assignment| p.blocks.iter().any(|b| b.layers.start() < layer);
-            if parts[here + 1..].iter().any(|p| earlier(&p)) {
+            if parts[here + 1..].iter().any(earlier) {
                 return Err(PlanError::Stage { layer });
             }
         }

@@ -69,7 +69,7 @@ impl worker_server::Worker for Control {
         let model = Arc::new(ModelDir::open(&golden()).unwrap());
         let local = Arc::new(LocalCluster::open(model, plan).unwrap());
         *self.0.placed.lock().unwrap() = (request.epoch, Some(local));
-        let ready = v1::PlaceReady { weight_bytes: 7, reused: false, seconds: 0.0 };
+        let ready = v1::PlaceReady { weight_bytes: 7, read_bytes: 7, ..Default::default() };
         let event = v1::PlaceEvent { event: Some(place_event::Event::Ready(ready)) };
         Ok(Response::new(Box::pin(tokio_stream::iter([Ok(event)]))))
     }

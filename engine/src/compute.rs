@@ -1,6 +1,6 @@
 //! The seam between programs and what multiplies: one trait, opaque buffers, completion by signal.
 
-use crate::weights::WeightError;
+use crate::weights::{Shard, WeightError};
 use galaxy_common::{BatchShape, Bytes};
 use galaxy_graph::program::{Operation, Program, Slot};
 use std::sync::Arc;
@@ -91,4 +91,9 @@ pub trait Engine: Send {
 
     /// Bytes of weights as held, and of slots as held.
     fn held(&self) -> (Bytes, Bytes);
+
+    /// Its shard, to be made another; nothing from an engine that holds weights in a form of its own.
+    fn into_shard(self: Box<Self>) -> Option<Shard> {
+        None
+    }
 }

@@ -14,6 +14,7 @@ use crate::{
     compute::{Binding, ComputeError, Engine},
     link::{LinkError, Links},
     staging::Staging,
+    weights::Shard,
 };
 use galaxy_common::{Epoch, Rank, SequenceNumber};
 use galaxy_graph::{
@@ -104,17 +105,17 @@ pub enum RunError {
 }
 
 /// A thread of a lane, and the way to give it runs.
-struct Worker {
+struct Worker<T = ()> {
     lane: Lane,
     runs: Option<SyncSender<Arc<Run>>>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<JoinHandle<T>>,
 }
 
-impl Worker {
+impl<T: Send + 'static> Worker<T> {
     fn spawn(
         name: String,
         lane: Lane,
-        body: impl FnOnce(Receiver<Arc<Run>>) + Send + 'static,
+        body: impl FnOnce(Receiver<Arc<Run>>) -> T + Send + 'static,
     ) -> std::io::Result<Self> {
         let (runs, inbox) = sync_channel(1);
         let thread = std::thread::Builder::new().name(name).spawn(move || body(inbox))?;
@@ -124,12 +125,11 @@ impl Worker {
         let runs = self.runs.as_ref().ok_or(RunError::Stopped)?;
         runs.send(run.clone()).map_err(|_| RunError::Stopped)
     }
-    fn join(&mut self) {
+    /// Ends it. Gives what its lane leaves, once.
+    fn join(&mut self) -> Option<T> {
         self.runs = None;
-        if let Some(thread) = self.thread.take() {
-            // A lane that panicked has failed its run already.
-            let _ = thread.join();
-        }
+        // A lane that panicked has failed its run already.
+        self.thread.take()?.join().ok()
     }
 }
 
@@ -145,7 +145,7 @@ struct Connected {
 pub struct Executor {
     name: String,
     started: Instant,
-    compute: Mutex<Worker>,
+    compute: Mutex<Worker<Box<dyn Engine>>>,
     connected: Mutex<Connected>,
     /// One program at a time; keeps the staging memory of the last for the next.
     turn: Mutex<Option<(Arc<Program>, Arc<Staging>)>>,
@@ -162,7 +162,7 @@ impl Executor {
     /// When the system gives no thread.
     pub fn start(name: &str, engine: Box<dyn Engine>) -> Result<Self, std::io::Error> {
         let compute = Worker::spawn(format!("compute-{name}"), Lane::Compute, move |inbox| {
-            lanes::compute(engine, &inbox);
+            lanes::compute(engine, &inbox)
         })?;
         Ok(Self {
             name: name.to_owned(),
@@ -217,6 +217,14 @@ impl Executor {
         for worker in &mut workers {
             worker.join();
         }
+    }
+
+    /// Ends it, and gives the shard of its engine back, if that has one to give. Links are closed, and
+    /// what programs worked in is given back.
+    pub fn into_shard(self) -> Option<Shard> {
+        self.disconnect(None);
+        let engine = lock(&self.compute).join()?;
+        engine.into_shard()
     }
 
     /// Nanoseconds on the clock of the timelines.

@@ -4,23 +4,17 @@
 //! holds no more than the shard and one bounded read buffer. Embedding tables are not held; their
 //! rows are read from disk when a batch needs them.
 
+mod load;
 mod matrix;
 
 pub use matrix::HeldMatrix;
 pub(crate) use matrix::{AnyPanels, PANEL, Panels};
 
-use crate::compute::kernels::lines::Lines;
-use galaxy_common::{Bytes, DevicePlan, Head, Layer, Span, Token};
-use galaxy_graph::{budget, lower::kv_span};
-use galaxy_model::{
-    Dtype, HeadSpec, Matrix, MatrixSource, ModelDir, ModelError, ModelSpec, NormKind, NormPlace,
-    Vector,
-};
-use matrix::{Layout, Values};
-use std::{
-    ops::{ControlFlow, Range},
-    sync::Arc,
-};
+use galaxy_common::{Assignment, Bytes, DevicePlan, Head, Layer, Span, Token};
+use galaxy_graph::holdings::{Held, transition};
+use galaxy_model::{ModelDir, ModelError, ModelSpec};
+use load::Loader;
+use std::{ops::ControlFlow, sync::Arc};
 
 /// Why a shard could not be loaded, or a row of a table not be read.
 #[derive(Debug, thiserror::Error)]
@@ -111,12 +105,16 @@ pub struct Shard {
     pub(crate) vocabulary: Span<Token>,
     pub(crate) language: Option<HeldMatrix>,
     pub(crate) classes: Option<ClassShard>,
-    bytes: Bytes,
+    /// What it holds.
+    assignment: Assignment,
 }
 
+/// Who is told of progress: bytes that were read, and bytes that there are to read.
+pub type Progress<'a> = &'a mut dyn FnMut(u64, u64) -> ControlFlow<()>;
+
 impl Shard {
-    /// Loads the part of `device`. `progress` is told the bytes that are there and the bytes that
-    /// there will be, after each matrix, and says whether to go on.
+    /// Loads the part of `device`. `progress` is told the bytes that were read and the bytes that
+    /// there are to read, after each matrix, and says whether to go on.
     ///
     /// # Errors
     /// When the model's files do not have what the device is to hold, memory does not, or
@@ -124,70 +122,94 @@ impl Shard {
     pub fn load(
         dir: Arc<ModelDir>,
         device: &DevicePlan,
-        progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+        progress: Progress<'_>,
     ) -> Result<Self, WeightError> {
-        let spec = dir.spec();
-        same_phases(spec, device)?;
-        let total = budget::weights(spec, dir.dtype().width(), device).0;
-        let mut loader = Loader { dir: &dir, scratch: Vec::new(), held: 0, total, progress };
-        let part = &device.prefill;
-        let mut layers = Vec::with_capacity(spec.layers as usize);
-        for layer in 0..spec.layers {
-            let block = part.block(layer);
-            layers.push(loader.layer(layer, block.heads, block.columns.iter())?);
+        same_phases(dir.spec(), device)?;
+        let transition = transition(dir.spec(), dir.dtype().width(), None, &device.prefill);
+        let mut loader = Loader::new(&dir, transition.read, progress);
+        let mut shard = loader.common(dir.clone())?;
+        loader.change(&mut shard, &device.prefill)?;
+        loader.end()?;
+        Ok(shard)
+    }
+
+    /// Turns it into the part of `device`, of the same model or of another one. Of the same one,
+    /// what stays is kept, and only what is missing is read; [`transition`] says how much that is
+    /// and what memory it takes. Otherwise it goes first. Gives the bytes that were read, too.
+    ///
+    /// # Errors
+    /// As [`Shard::load`]. Whatever was held has gone then.
+    pub fn reshape(
+        mut self,
+        dir: Arc<ModelDir>,
+        device: &DevicePlan,
+        progress: Progress<'_>,
+    ) -> Result<(Self, Bytes), WeightError> {
+        if self.dir.fingerprint() != dir.fingerprint() {
+            drop(self);
+            let shard = Self::load(dir, device, progress)?;
+            let (spec, width) = (shard.dir.spec(), shard.dir.dtype().width());
+            let read = transition(spec, width, None, &device.prefill).read;
+            return Ok((shard, read));
         }
-        let embedding_norm = match spec.embedding_norm {
-            true => Some(loader.norm(Vector::EmbeddingNorm, Vector::EmbeddingNormBias)?),
-            false => None,
-        };
-        let final_norm = match spec.norm_place {
-            NormPlace::Pre => Some(loader.norm(Vector::FinalNorm, Vector::FinalNormBias)?),
-            NormPlace::Post => None,
-        };
-        let token_type = loader.vector_if(spec.token_types, Vector::TokenTypeRow)?;
-        let hidden = 0..spec.hidden;
-        let language =
-            loader.matrix(&[(Matrix::LanguageHead, hidden.clone(), part.vocabulary.iter())])?;
-        let classes = match &spec.head {
-            HeadSpec::Classes(head) => {
-                let dense = match head.dense {
-                    Some(_) => loader
-                        .matrix(&[(Matrix::ClassDense, hidden.clone(), hidden.clone())])?
-                        .zip(loader.vector_if(true, Vector::ClassDenseBias)?),
-                    None => None,
-                };
-                let output = loader.matrix(&[(Matrix::ClassOutput, hidden, 0..head.labels)])?;
-                let bias = loader.vector_if(head.bias, Vector::ClassOutputBias)?;
-                output.map(|output| ClassShard { dense, output, bias })
-            }
-            HeadSpec::None | HeadSpec::Language { .. } => None,
-        };
-        let bytes = Bytes(loader.held);
-        loader.tell(total)?;
-        drop(loader);
-        let vocabulary = part.vocabulary;
-        Ok(Self {
-            dir,
-            layers,
-            embedding_norm,
-            token_type,
-            final_norm,
-            vocabulary,
-            language,
-            classes,
-            bytes,
-        })
+        same_phases(dir.spec(), device)?;
+        let (width, new) = (dir.dtype().width(), &device.prefill);
+        let transition = transition(dir.spec(), width, Some(&self.assignment), new);
+        let mut loader = Loader::new(&dir, transition.read, progress);
+        loader.change(&mut self, new)?;
+        let read = loader.end()?;
+        self.dir = dir;
+        Ok((self, read))
     }
 
     /// Bytes of all matrices and vectors that it holds. Never more than `graph::budget` says.
     pub fn bytes(&self) -> Bytes {
-        self.bytes
+        let matrix = |matrix: &Option<HeldMatrix>| matrix.as_ref().map_or(0, |m| m.bytes().0);
+        let vector = |vector: &Option<Vec<f32>>| vector.as_ref().map_or(0, |v| floats(v));
+        let norm = |norm: &NormVectors| floats(&norm.weight) + vector(&norm.bias);
+        let layer = |layer: &LayerShard| {
+            let matrices = [&layer.qkv, &layer.attention_output, &layer.up, &layer.down];
+            let biases =
+                [&layer.qkv_bias, &layer.attention_output_bias, &layer.up_bias, &layer.down_bias];
+            matrices.map(matrix).iter().sum::<u64>()
+                + biases.map(vector).iter().sum::<u64>()
+                + norm(&layer.attention_norm)
+                + norm(&layer.mlp_norm)
+        };
+        let classes = self.classes.as_ref().map_or(0, |classes| {
+            let dense = classes.dense.as_ref().map_or(0, |(m, bias)| m.bytes().0 + floats(bias));
+            dense + classes.output.bytes().0 + vector(&classes.bias)
+        });
+        let norms = [&self.embedding_norm, &self.final_norm];
+        Bytes(
+            self.layers.iter().map(layer).sum::<u64>()
+                + norms.into_iter().flatten().map(norm).sum::<u64>()
+                + vector(&self.token_type)
+                + matrix(&self.language)
+                + classes,
+        )
     }
 
     /// The model that it is a part of.
     pub fn spec(&self) -> &ModelSpec {
         self.dir.spec()
     }
+
+    /// The place of a matrix.
+    fn place(&mut self, held: Held) -> &mut Option<HeldMatrix> {
+        let layers = &mut self.layers;
+        match held {
+            Held::Qkv(layer) => &mut layers[layer as usize].qkv,
+            Held::AttentionOutput(layer) => &mut layers[layer as usize].attention_output,
+            Held::Up(layer) => &mut layers[layer as usize].up,
+            Held::Down(layer) => &mut layers[layer as usize].down,
+            Held::Language => &mut self.language,
+        }
+    }
+}
+
+fn floats(values: &[f32]) -> u64 {
+    size_of_val(values) as u64
 }
 
 /// Products name a matrix, not a part of one, so a device cannot hold more than a phase computes.
@@ -208,236 +230,5 @@ fn same_phases(spec: &ModelSpec, device: &DevicePlan) -> Result<(), WeightError>
     Ok(())
 }
 
-/// A part of a matrix: inputs and outputs.
-type Part = (Matrix, Range<u32>, Range<u32>);
-
-/// Where a piece of a matrix goes: columns from `at` of rows `stride` apart.
-struct Place<'a, T> {
-    out: &'a mut [T],
-    stride: usize,
-    at: usize,
-}
-
-/// Values of a block of rows that wait to be spread over panels: 4 MB in f32.
-const SPREAD: usize = 1 << 20;
-
-/// Fills the panels of a matrix from `sources`, side by side.
-///
-/// A checkpoint that stores a row for each output is read panel by panel, straight to its place.
-/// One that stores a row for each input (GPT-2) is read by blocks of whole rows and spread, since
-/// a panel of it would be a small piece of every row.
-fn fill<T: Copy + Default>(
-    sources: &[MatrixSource<'_>],
-    parts: &[Part],
-    layout: Layout,
-    values: &mut [T],
-    mut read: impl FnMut(
-        &MatrixSource<'_>,
-        Range<u32>,
-        Range<u32>,
-        Place<'_, T>,
-    ) -> Result<(), ModelError>,
-) -> Result<(), ModelError> {
-    let mut first = 0;
-    for (source, (_, rows, columns)) in sources.iter().zip(parts) {
-        let (inputs, width) = (rows.len(), columns.len());
-        let column = |at: usize| columns.start + (at - first) as u32;
-        if source.stores_inputs_as_rows() && width > 0 {
-            let height = (SPREAD / width).clamp(1, inputs);
-            let mut block = vec![T::default(); height * width];
-            for row in (0..inputs).step_by(height) {
-                let height = height.min(inputs - row);
-                let from = rows.start + row as u32;
-                let place = Place { out: &mut block[..height * width], stride: width, at: 0 };
-                read(source, from..from + height as u32, columns.clone(), place)?;
-                for strip in layout.strips(first..first + width) {
-                    for at in 0..height {
-                        let to = strip.panel + (row + at) * PANEL + strip.at;
-                        let from = at * width + (strip.column - first);
-                        values[to..to + strip.width]
-                            .copy_from_slice(&block[from..from + strip.width]);
-                    }
-                }
-            }
-        } else {
-            for strip in layout.strips(first..first + width) {
-                let out = &mut values[strip.panel..strip.panel + PANEL * inputs];
-                let wanted = column(strip.column)..column(strip.column + strip.width);
-                let place = Place { out, stride: PANEL, at: strip.at };
-                read(source, rows.clone(), wanted, place)?;
-            }
-        }
-        first += width;
-    }
-    Ok(())
-}
-
-struct Loader<'a> {
-    dir: &'a ModelDir,
-    /// What file bytes pass through; it grows to the read limit of `galaxy_model` and no further.
-    scratch: Vec<u8>,
-    held: u64,
-    total: u64,
-    progress: &'a mut dyn FnMut(u64, u64) -> ControlFlow<()>,
-}
-
-impl Loader<'_> {
-    fn layer(
-        &mut self,
-        layer: u32,
-        heads: Span<Head>,
-        columns: Range<u32>,
-    ) -> Result<LayerShard, WeightError> {
-        let spec = self.dir.spec();
-        let hidden = 0..spec.hidden;
-        let kv_heads = kv_span(spec, heads);
-        let width = spec.head_width;
-        let queries = heads.start() * width..heads.end() * width;
-        let keys = kv_heads.start() * width..kv_heads.end() * width;
-        let qkv = self.matrix(&[
-            (Matrix::Query(layer), hidden.clone(), queries.clone()),
-            (Matrix::Key(layer), hidden.clone(), keys.clone()),
-            (Matrix::Value(layer), hidden.clone(), keys.clone()),
-        ])?;
-        let qkv_bias = match spec.qkv_bias && !queries.is_empty() {
-            true => Some(self.slices(&[
-                (Vector::QueryBias(layer), queries.clone()),
-                (Vector::KeyBias(layer), keys.clone()),
-                (Vector::ValueBias(layer), keys),
-            ])?),
-            false => None,
-        };
-        let attention_output =
-            self.matrix(&[(Matrix::AttentionOutput(layer), queries, hidden.clone())])?;
-        let (up, up_bias) = if spec.gated {
-            let up = self.matrix(&[
-                (Matrix::Gate(layer), hidden.clone(), columns.clone()),
-                (Matrix::Up(layer), hidden.clone(), columns.clone()),
-            ])?;
-            let slices = [
-                (Vector::GateBias(layer), columns.clone()),
-                (Vector::UpBias(layer), columns.clone()),
-            ];
-            let held = spec.mlp_bias && !columns.is_empty();
-            (up, if held { Some(self.slices(&slices)?) } else { None })
-        } else {
-            let up = self.matrix(&[(Matrix::Up(layer), hidden.clone(), columns.clone())])?;
-            let held = spec.mlp_bias && !columns.is_empty();
-            let slices = [(Vector::UpBias(layer), columns.clone())];
-            (up, if held { Some(self.slices(&slices)?) } else { None })
-        };
-        let down = self.matrix(&[(Matrix::Down(layer), columns, hidden)])?;
-        Ok(LayerShard {
-            heads,
-            kv_heads,
-            qkv,
-            qkv_bias,
-            attention_output,
-            attention_output_bias: self
-                .vector_if(spec.attention_output_bias, Vector::AttentionOutputBias(layer))?,
-            up,
-            up_bias,
-            down,
-            down_bias: self.vector_if(spec.mlp_bias, Vector::DownBias(layer))?,
-            attention_norm: self
-                .norm(Vector::AttentionNorm(layer), Vector::AttentionNormBias(layer))?,
-            mlp_norm: self.norm(Vector::MlpNorm(layer), Vector::MlpNormBias(layer))?,
-        })
-    }
-
-    /// Parts that have the same inputs, side by side; nothing where they have no values.
-    fn matrix(&mut self, parts: &[Part]) -> Result<Option<HeldMatrix>, WeightError> {
-        let inputs = parts[0].1.len();
-        let outputs: usize = parts.iter().map(|p| p.2.len()).sum();
-        if inputs == 0 || outputs == 0 {
-            return Ok(None);
-        }
-        let mut sources = Vec::with_capacity(parts.len());
-        for (which, rows, columns) in parts {
-            let source = self.dir.matrix(*which)?;
-            if rows.end > source.rows() || columns.end > source.columns() {
-                // Refused before there is memory for it; the error is the reader's own.
-                let (rows, columns) = (rows.clone(), columns.clone());
-                source.read_f32(rows, columns, &mut [], outputs, 0, &mut self.scratch)?;
-            }
-            sources.push(source);
-        }
-        let mut dtype = sources[0].dtype();
-        if sources.iter().any(|s| s.dtype() != dtype) {
-            dtype = Dtype::F32;
-        }
-        let gated = matches!(parts, [(Matrix::Gate(_), ..), (Matrix::Up(_), ..)]);
-        let layout = Layout { inputs, outputs, gated };
-        let size = inputs * layout.packed();
-        let values = match dtype {
-            Dtype::F32 => {
-                let mut values = self.room::<f32>(size)?;
-                let out = values.values_mut();
-                fill(&sources, parts, layout, out, |source, rows, columns, place| {
-                    let Place { out, stride, at } = place;
-                    source.read_f32(rows, columns, out, stride, at, &mut self.scratch)
-                })?;
-                Values::F32(values)
-            }
-            Dtype::F16 | Dtype::Bf16 => {
-                let mut bits = self.room::<u16>(size)?;
-                let out = bits.values_mut();
-                fill(&sources, parts, layout, out, |source, rows, columns, place| {
-                    let Place { out, stride, at } = place;
-                    source.read_u16(rows, columns, out, stride, at, &mut self.scratch)
-                })?;
-                if dtype == Dtype::F16 { Values::F16(bits) } else { Values::Bf16(bits) }
-            }
-        };
-        let matrix = HeldMatrix::new(layout, values);
-        self.count(matrix.bytes().0)?;
-        Ok(Some(matrix))
-    }
-
-    /// Exactly `size` zeros, once: never grown, never copied.
-    fn room<T: bytemuck::Pod>(&self, size: usize) -> Result<Lines<T>, WeightError> {
-        Lines::zeroed(size).map_err(|_| WeightError::Memory {
-            wanted: Bytes((size * size_of::<T>()) as u64),
-            held: Bytes(self.held),
-        })
-    }
-
-    fn slices(&mut self, parts: &[(Vector, Range<u32>)]) -> Result<Vec<f32>, WeightError> {
-        let mut all = Vec::with_capacity(parts.iter().map(|p| p.1.len()).sum());
-        for (which, range) in parts {
-            let whole = self.dir.vector(*which)?;
-            let range = range.start as usize..range.end as usize;
-            // A span beyond the model has failed already, when the matrix was read.
-            all.extend_from_slice(whole.get(range).unwrap_or_default());
-        }
-        self.count(size_of_val(all.as_slice()) as u64)?;
-        Ok(all)
-    }
-
-    fn vector_if(&mut self, held: bool, which: Vector) -> Result<Option<Vec<f32>>, WeightError> {
-        if !held {
-            return Ok(None);
-        }
-        let vector = self.dir.vector(which)?;
-        self.count(size_of_val(vector.as_slice()) as u64)?;
-        Ok(Some(vector))
-    }
-
-    fn norm(&mut self, weight: Vector, bias: Vector) -> Result<NormVectors, WeightError> {
-        let biased = self.dir.spec().norm == NormKind::Layer;
-        let weight = self.vector_if(true, weight)?.unwrap_or_default();
-        Ok(NormVectors { weight, bias: self.vector_if(biased, bias)? })
-    }
-
-    fn count(&mut self, bytes: u64) -> Result<(), WeightError> {
-        self.held += bytes;
-        self.tell(self.held.min(self.total))
-    }
-
-    fn tell(&mut self, done: u64) -> Result<(), WeightError> {
-        match (self.progress)(done, self.total) {
-            ControlFlow::Continue(()) => Ok(()),
-            ControlFlow::Break(()) => Err(WeightError::Stopped),
-        }
-    }
-}
+#[cfg(test)]
+mod tests;

@@ -9,7 +9,13 @@ use galaxy_engine::{
     compute::{Binding, ComputeError, Engine, Staged, cpu::CpuEngine},
     weights::{Shard, WeightError},
 };
-use galaxy_graph::{budget, lower, program::OpKind};
+use galaxy_graph::{
+    budget,
+    holdings::transition,
+    lower,
+    program::OpKind,
+    share::{self, Member, Terms},
+};
 use galaxy_model::{HeadSpec, ModelDir};
 use safetensors::SafeTensors;
 use std::{
@@ -115,7 +121,8 @@ fn check(name: &str, threads: u16) {
     });
     let shard = shard.unwrap();
     let total = budget::weights(dir.spec(), dir.dtype().width(), &plan.ring[0]);
-    assert_eq!(progress.last(), Some(&(total.0, total.0)));
+    let read = transition(dir.spec(), dir.dtype().width(), None, &plan.ring[0].prefill).read;
+    assert_eq!(progress.last(), Some(&(read.0, read.0)));
     assert!(progress.is_sorted() && shard.bytes() <= total, "{} of {total}", shard.bytes());
     assert!(shard.bytes().0 * 10 > total.0 * 9, "{} of {total}", shard.bytes());
     let mut engine = CpuEngine::new(shard, threads);
@@ -202,6 +209,61 @@ fn shards_of_any_split_hold_what_the_budget_says() {
             // Norms that not every model has are counted for all.
             let slack = 4 * u64::from(spec.hidden) * 4 + 64;
             assert!(held <= said && said <= held + slack, "{name} {heads:?}: {held} and {said}");
+        }
+    }
+}
+
+/// Plans whose devices hold the same weights, or other layers: what is held, slots included, is never
+/// more than the budget says, wherever texts end.
+#[test]
+fn rows_and_stages_hold_no_more_than_the_budget_says() {
+    for name in ["bert", "gpt2", "llama"] {
+        let dir = Arc::new(ModelDir::open(&golden(name)).unwrap());
+        let spec = dir.spec();
+        for (strategy, tiles) in [(Strategy::Sequence, 1), (Strategy::Sequence, 3)]
+            .into_iter()
+            .chain([(Strategy::Pipeline, 1), (Strategy::Pipeline, 3)])
+        {
+            let members = [("a", 2.0), ("b", 1.0), ("c", 1.0)].map(|(name, share)| Member {
+                name: DeviceName::new(name).unwrap(),
+                budget: Bytes(1 << 30),
+                threads: 1,
+                share,
+            });
+            let terms = Terms {
+                model: name,
+                fingerprint: "",
+                strategy,
+                wire: WireType::F32,
+                tiles,
+                max_rows: 60,
+            };
+            let plan = share::plan(spec, &terms, &members).unwrap();
+            let needs = budget::needs_all(spec, dir.dtype().width(), &plan).unwrap();
+            for (rank, device) in plan.ranked() {
+                let shard = load(&dir, device).unwrap();
+                let (held, said) = (shard.bytes(), needs[rank.index()].weights);
+                let slack = 4 * u64::from(spec.hidden) * 4 + 64;
+                assert!(
+                    held <= said && said.0 <= held.0 + slack,
+                    "{name} {rank}: {held} of {said}"
+                );
+                let mut engine = CpuEngine::new(shard, 1);
+                for texts in [&[60][..], &[1], &[7, 40, 13], &[20, 20, 20], &[5; 12], &[33, 2]] {
+                    let segment = |(slot, rows): (u32, &u32)| Segment {
+                        slot,
+                        past: 0,
+                        rows: *rows,
+                        wanted: Wanted::Hidden,
+                    };
+                    let shape = BatchShape::new((0..).zip(texts).map(segment).collect()).unwrap();
+                    let programs = lower(spec, &plan, Phase::Prefill, &shape).unwrap();
+                    engine.prepare(&programs[rank.index()].slots).unwrap();
+                    let (_, slots) = engine.held();
+                    let most = needs[rank.index()].activations;
+                    assert!(slots <= most, "{name} {strategy} {rank} {texts:?}: {slots} of {most}");
+                }
+            }
         }
     }
 }

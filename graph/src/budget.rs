@@ -1,12 +1,12 @@
 //! The bytes that a plan asks of each device: the sum that law 2 bounds.
 
 use crate::{
-    lower::{LowerError, kv_span, lower},
+    lower::{LowerError, kv_span, lower, unchecked},
     program::{Memory, Program},
 };
 use galaxy_common::{
-    BatchShape, Bytes, DevicePlan, Plan, Rank, Segment, ShapeError, Wanted, plan::Phase,
-    shape::MAX_ROWS,
+    BatchShape, Bytes, DevicePlan, Layout, Plan, Rank, Row, Segment, ShapeError, Span, Wanted,
+    plan::Phase, shape::MAX_ROWS,
 };
 use galaxy_model::{HeadSpec, ModelSpec, NormKind, Positions};
 
@@ -47,6 +47,17 @@ pub struct Needs {
 }
 
 impl Needs {
+    /// The larger of each.
+    fn or_more(self, other: Self) -> Self {
+        Self {
+            weights: self.weights.max(other.weights),
+            activations: self.activations.max(other.activations),
+            staging: self.staging.max(other.staging),
+            results: self.results.max(other.results),
+            scratch: self.scratch.max(other.scratch),
+            process: self.process.max(other.process),
+        }
+    }
     /// All together.
     pub fn total(&self) -> Bytes {
         self.weights + self.activations + self.staging + self.results + self.scratch + self.process
@@ -89,18 +100,36 @@ pub fn needs_all(
         HeadSpec::Language { .. } => Wanted::AllLogits,
         _ => Wanted::Hidden,
     };
-    let length = spec.position_limit().min(plan.max_rows).max(1);
-    let mut segments = Vec::new();
-    let mut left = plan.max_rows;
-    while left > 0 {
-        let rows = length.min(left);
-        segments.push(Segment { slot: segments.len() as u32, past: 0, rows, wanted });
-        left -= rows;
+    let segment = |(slot, rows): (u32, u32)| Segment { slot, past: 0, rows, wanted };
+    let shape = |texts: Vec<u32>| BatchShape::new((0..).zip(texts).map(segment).collect());
+    let of = |programs: Vec<Program>| -> Vec<Needs> {
+        let each = programs.iter().zip(&plan.ring);
+        each.map(|(program, device)| of_program(spec, matrix_width, device, program)).collect()
+    };
+    let all = plan.max_rows;
+    if !plan.any_sequence() && plan.layout != Layout::Stages {
+        let length = spec.position_limit().clamp(1, all);
+        let mut texts = vec![length; (all / length) as usize];
+        texts.extend((!all.is_multiple_of(length)).then_some(all % length));
+        return Ok(of(lower(spec, plan, Phase::Prefill, &shape(texts)?)?));
     }
-    let shape = BatchShape::new(segments)?;
-    let programs = lower(spec, plan, Phase::Prefill, &shape)?;
-    let each = programs.iter().zip(&plan.ring);
-    Ok(each.map(|(program, device)| of_program(spec, matrix_width, device, program)).collect())
+    // Where rows are cut, or texts go from stage to stage, it matters where texts end. No batch sees
+    // more rows at once than one text of all, be it longer than any may be; and in parts of unlike
+    // sizes tensors of one do not fit into slots of another.
+    plan.validate(spec.extent())?;
+    let tiles = Span::<Row>::first(all).cut(u32::from(plan.tiles)).map(|tile| tile.len());
+    let parts = [vec![all], vec![all / 2, all - all / 2], vec![all / 4, all - all / 4]];
+    let parts = parts.into_iter().chain([vec![all - all / 4, all / 4], tiles.collect()]);
+    let mut most: Option<Vec<Needs>> = None;
+    for mut texts in parts {
+        texts.retain(|&rows| rows > 0);
+        let these = of(unchecked(spec, plan, Phase::Prefill, &shape(texts)?)?);
+        most = Some(match most {
+            Some(most) => most.into_iter().zip(these).map(|(a, b)| a.or_more(b)).collect(),
+            None => these,
+        });
+    }
+    Ok(most.unwrap_or_default())
 }
 
 /// What `device` needs to hold its shard and run `program`.

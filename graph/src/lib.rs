@@ -5,6 +5,7 @@
 //! Everything here is pure: no clock, no files, no sockets; equal inputs give equal outputs.
 
 pub mod budget;
+pub mod holdings;
 pub mod lower;
 pub mod program;
 pub mod share;

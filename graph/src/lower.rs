@@ -7,15 +7,17 @@ mod megatron;
 mod order;
 mod pipeline;
 mod ring;
+mod sequence;
 mod stagger;
 
 use crate::program::Program;
 use galaxy_common::{
-    BatchShape, Head, Layout, MAX_PAYLOAD_BYTES, Plan, PlanError, Rank, Row, ShapeError, Span,
-    Strategy, Wanted, plan::Phase,
+    Assignment, BatchShape, Exchange, Head, Layout, MAX_PAYLOAD_BYTES, Mode, Plan, PlanError, Rank,
+    Row, ShapeError, Span, Strategy, Wanted, plan::Phase,
 };
 use galaxy_model::{HeadSpec, ModelSpec};
 use ring::Ring;
+use std::collections::BTreeSet;
 
 /// Changes whenever the same plan and shape lower to another program.
 pub const LOWERING: u32 = 3;
@@ -87,6 +89,16 @@ pub fn lower(
 ) -> Result<Vec<Program>, LowerError> {
     plan.validate(spec.extent())?;
     check(spec, plan, shape)?;
+    unchecked(spec, plan, phase, shape)
+}
+
+/// [`lower`] without a look at the plan and the shape: for bounds on what any batch takes.
+pub(crate) fn unchecked(
+    spec: &ModelSpec,
+    plan: &Plan,
+    phase: Phase,
+    shape: &BatchShape,
+) -> Result<Vec<Program>, LowerError> {
     plan.ranked()
         .map(|(rank, _)| match plan.layout {
             Layout::Ring => galaxy::program(spec, plan, phase, shape, rank),
@@ -110,19 +122,69 @@ pub fn digest(programs: &[Program]) -> [u8; 32] {
 
 /// The ordered pairs (from, to) of ranks between which programs of this plan send.
 pub fn links(plan: &Plan) -> Vec<(Rank, Rank)> {
-    let mut pairs = Vec::new();
+    let mut pairs = BTreeSet::new();
     for phase in [Phase::Prefill, Phase::Decode] {
-        for ring in [Ring::layers(plan, phase), Ring::head(plan, phase)] {
-            for at in 0..ring.len() {
-                let pair = (ring.rank(at), ring.rank(ring.next(at)));
-                if pair.0 != pair.1 && !pairs.contains(&pair) {
-                    pairs.push(pair);
-                }
-            }
+        let (layers, head) = (Ring::layers(plan, phase), Ring::head(plan, phase));
+        let direct = exchange(plan) == Exchange::Direct;
+        match plan.layout {
+            Layout::Stages => pairs.extend(layers.around().take(layers.len().saturating_sub(1))),
+            _ if direct => pairs.extend(meet_directly(plan, phase, exchanges_rows)),
+            _ => pairs.extend(layers.around()),
+        }
+        if direct {
+            pairs.extend(meet_directly(plan, phase, |_, from, to| {
+                from.row_weight > 0 && !to.vocabulary.is_empty()
+            }));
+        } else {
+            pairs.extend(head.around());
         }
     }
-    pairs.sort_unstable();
-    pairs
+    pairs.into_iter().filter(|(from, to)| from != to).collect()
+}
+
+/// The way of tiles in the layouts that leave a choice.
+fn exchange(plan: &Plan) -> Exchange {
+    match plan.layout {
+        Layout::Replicated => Exchange::Ring,
+        Layout::Ring | Layout::Stages => plan.exchange,
+    }
+}
+
+fn meet_directly(
+    plan: &Plan,
+    phase: Phase,
+    meet: impl Fn(&Plan, &Assignment, &Assignment) -> bool,
+) -> Vec<(Rank, Rank)> {
+    let all = plan.ranked().flat_map(|a| plan.ranked().map(move |b| (a, b)));
+    let met = all.filter(|(a, b)| meet(plan, a.1.assignment(phase), b.1.assignment(phase)));
+    met.map(|(a, b)| (a.0, b.0)).collect()
+}
+
+/// Whether the blocks send straight from a device of the first part to one of the second.
+fn exchanges_rows(plan: &Plan, from: &Assignment, to: &Assignment) -> bool {
+    let owns = |part: &Assignment| part.row_weight > 0;
+    let computes = |part: &Assignment| {
+        let layers =
+            plan.modes.iter().flat_map(|modes| modes.layers.iter().map(move |l| (l, modes)));
+        layers.into_iter().any(|(layer, modes)| {
+            let block = part.block(layer);
+            (modes.attention == Mode::Tensor && !block.heads.is_empty())
+                || (modes.mlp == Mode::Tensor && !block.columns.is_empty())
+        })
+    };
+    let keys = plan.modes.iter().any(|modes| modes.attention == Mode::Sequence);
+    owns(from) && (computes(to) || keys && owns(to)) || computes(from) && owns(to)
+}
+
+/// The rows of a batch that `rows` of it see, from the first text among them to the last; none
+/// where there are none.
+fn visible(spec: &ModelSpec, shape: &BatchShape, rows: Span<Row>) -> Span<Row> {
+    let mut seen: Option<(u32, u32)> = None;
+    for (segment, _) in shape.placed().filter(|(segment, _)| segment.overlaps(rows)) {
+        let end = if spec.causal { segment.end().min(rows.end()) } else { segment.end() };
+        seen = Some((seen.map_or(segment.start(), |(start, _)| start), end));
+    }
+    seen.map_or(rows, |(start, end)| Span::new(start, end))
 }
 
 /// The key-value heads that these query heads use. Neighbours may share one.

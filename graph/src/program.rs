@@ -69,6 +69,8 @@ pub enum Role {
     Gathered,
     /// Queries, keys and values of the device's heads, one behind another.
     Qkv,
+    /// Keys and values of all key-value heads, of the rows that a device's own rows see.
+    KeysValues,
     /// Attention's output before the output product.
     Context,
     /// The inner rows of the MLP.
@@ -85,6 +87,8 @@ pub enum Role {
     RowTile,
     /// A tile of partial sums in wire format.
     SumTile,
+    /// A tile of keys and values in wire format.
+    KeysValuesTile,
 }
 
 /// A piece of memory that tensors take in turns.
@@ -183,8 +187,8 @@ pub enum OpKind {
         /// Which.
         product: Product,
     },
-    /// Attention of query rows. Reads [Qkv rows: queries], [Qkv rows: keys and values that they see];
-    /// writes [Context rows].
+    /// Attention of query rows. Reads [Qkv rows: queries], then [Qkv or KeysValues rows: keys and
+    /// values that they see]; writes [Context rows].
     Attend {
         /// Of which layer (for a key-value cache).
         layer: u32,
@@ -213,13 +217,15 @@ pub enum OpKind {
         staged: bool,
     },
     /// Writes rows in wire format, adding a staged tile if there is one: partial sums are summed
-    /// in ring order here. Reads `rows`, then `SumTile` if `staged`; writes `RowTile or SumTile`.
+    /// in ring order here. Reads `rows`, then `SumTile` if `staged`; writes a staged tile.
     Export {
         /// Whether a staged tile is added.
         staged: bool,
     },
-    /// Reads rows from wire format. Reads `RowTile or SumTile`; writes `rows`.
+    /// Reads rows from wire format. Reads a staged tile; writes `rows`.
     Import,
+    /// Adds a staged tile of sums. Reads `Partial rows`, then `SumTile`; writes `Partial rows`.
+    Add,
     /// Copies rows into the compact tensor of wanted rows. Reads `Normed or Residual rows`;
     /// writes `Wanted rows`, as many.
     Select,

@@ -1,8 +1,8 @@
 //! Plans by relative shares: what `cluster.toml` says, turned into an exact split.
 
 use galaxy_common::{
-    Assignment, BlockAssignment, Bytes, DeviceName, DevicePlan, Exchange, LinkType, Mode, Modes,
-    Plan, PlanError, Span, Strategy, WireType, apportion,
+    Assignment, BlockAssignment, Bytes, DeviceName, DevicePlan, Exchange, Layer, LinkType, Mode,
+    Modes, Plan, PlanError, Span, Strategy, WireType, apportion,
 };
 use galaxy_model::ModelSpec;
 
@@ -30,6 +30,11 @@ pub enum ShareError {
         /// What was given.
         share: f64,
     },
+    /// A strategy that needs to know what devices can do.
+    #[error(
+        "strategy auto is planned from profiles of the devices, and shares say nothing of them: measure them with `galaxy profile`, or name another strategy"
+    )]
+    Auto,
     /// A plan that does not hold.
     #[error(transparent)]
     Plan(#[from] PlanError),
@@ -56,15 +61,20 @@ pub struct Terms<'a> {
 ///
 /// Rows of connective blocks are cut equally (Galaxy, §III-C: their cost is memory access, and
 /// equal runs keep the transfers of a ring equal). [`Strategy::Local`] takes the member of the
-/// largest share, the first of equals.
+/// largest share, the first of equals. With [`Strategy::Sequence`] every member has all heads and
+/// columns, and rows are cut equally (the baseline SP of Galaxy, §IV-A). With
+/// [`Strategy::Pipeline`] layers follow the shares.
 ///
 /// # Errors
-/// When a share is not above zero, or the plan is none.
+/// When a share is not above zero, the strategy is [`Strategy::Auto`], or the plan is none.
 pub fn plan(spec: &ModelSpec, terms: &Terms<'_>, members: &[Member]) -> Result<Plan, ShareError> {
     for member in members {
         if !(member.share.is_finite() && member.share > 0.0) {
             return Err(ShareError::Share { device: member.name.clone(), share: member.share });
         }
+    }
+    if terms.strategy == Strategy::Auto {
+        return Err(ShareError::Auto);
     }
     let largest = members.iter().map(|m| m.share).fold(0.0, f64::max);
     let members: Vec<&Member> = match terms.strategy {
@@ -78,14 +88,20 @@ pub fn plan(spec: &ModelSpec, terms: &Terms<'_>, members: &[Member]) -> Result<P
     let heads = apportion(extent.heads, &weights);
     let columns = apportion(extent.columns, &weights);
     let vocabulary = apportion(extent.vocabulary, &weights);
+    let stages = stages(extent.layers, &weights);
+    let last = stages.iter().rposition(|layers| !layers.is_empty());
+    let all = (Span::first(extent.heads), Span::first(extent.columns));
+    let layers = Span::first(extent.layers);
     let ring = members.iter().enumerate().map(|(i, member)| {
+        let (layers, (heads, columns), row_weight) = match terms.strategy {
+            Strategy::Sequence => (layers, all, 1),
+            Strategy::Pipeline => (stages[i], all, u32::from(last == Some(i))),
+            _ => (layers, (heads[i], columns[i]), 1),
+        };
+        let block = BlockAssignment { layers, heads, columns };
         let assignment = Assignment {
-            blocks: vec![BlockAssignment {
-                layers: Span::first(extent.layers),
-                heads: heads[i],
-                columns: columns[i],
-            }],
-            row_weight: 1,
+            blocks: (!layers.is_empty()).then_some(block).into_iter().collect(),
+            row_weight,
             vocabulary: vocabulary[i],
         };
         DevicePlan {
@@ -96,12 +112,13 @@ pub fn plan(spec: &ModelSpec, terms: &Terms<'_>, members: &[Member]) -> Result<P
             decode: assignment,
         }
     });
+    let mode = if terms.strategy == Strategy::Sequence { Mode::Sequence } else { Mode::Tensor };
     let plan = Plan {
         model: terms.model.to_owned(),
         fingerprint: terms.fingerprint.to_owned(),
         strategy: terms.strategy,
         layout: terms.strategy.layout(),
-        modes: Modes::uniform(extent.layers, Mode::Tensor),
+        modes: Modes::uniform(extent.layers, mode),
         exchange: Exchange::Ring,
         link: LinkType::Tls,
         wire: terms.wire,
@@ -111,4 +128,41 @@ pub fn plan(spec: &ModelSpec, terms: &Terms<'_>, members: &[Member]) -> Result<P
     };
     plan.validate(extent)?;
     Ok(plan)
+}
+
+/// Whole layers by weight, one at least for each as long as there are enough.
+fn stages(layers: u32, weights: &[u32]) -> Vec<Span<Layer>> {
+    let spans = apportion::<Layer>(layers, weights);
+    let mut sizes: Vec<u32> = spans.iter().map(|span| span.len()).collect();
+    while let Some(none) = sizes.iter().position(|&size| size == 0) {
+        let most = (0..sizes.len()).max_by_key(|&at| sizes[at]).filter(|&at| sizes[at] > 1);
+        let Some(most) = most else { break };
+        sizes[most] -= 1;
+        sizes[none] += 1;
+    }
+    let mut at = 0;
+    let place = |size: u32| {
+        at += size;
+        Span::new(at - size, at)
+    };
+    sizes.into_iter().map(place).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_stage_has_a_layer_while_there_are_enough() {
+        let sizes = |layers, weights: &[u32]| -> Vec<u32> {
+            let spans = stages(layers, weights);
+            assert_eq!(spans.last().map(|span| span.end()), Some(layers));
+            spans.iter().map(|span| span.len()).collect()
+        };
+        assert_eq!(sizes(12, &[2, 1, 1]), [6, 3, 3]);
+        assert_eq!(sizes(4, &[100, 1, 1]), [2, 1, 1]);
+        assert_eq!(sizes(3, &[1, 50, 1, 1, 1]), [1, 1, 1, 0, 0]);
+        assert_eq!(sizes(2, &[1, 1, 1]), [1, 1, 0]);
+        assert_eq!(sizes(1, &[1]), [1]);
+    }
 }

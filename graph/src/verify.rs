@@ -157,7 +157,7 @@ pub fn verify(
     plan.validate(spec.extent())?;
     well_formed(plan, programs)?;
     let order = order::order(programs)?;
-    data::check(spec, plan, programs, &order)?;
+    data::check(spec, plan, shape, programs, &order)?;
     results(spec, shape, programs)?;
     for (program, device) in programs.iter().zip(&plan.ring) {
         let needs = budget::of_program(spec, matrix_width, device, program).total();

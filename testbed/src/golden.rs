@@ -6,8 +6,10 @@
 use crate::pairwise::pairwise;
 use anyhow::{Context, Result, bail, ensure};
 use galaxy_common::{
-    Assignment, BatchShape, BlockAssignment, Bytes, DeviceName, DevicePlan, Exchange, LinkType,
-    Mode, Modes, Plan, Pooling, Segment, Span, Strategy, Wanted, WireType, apportion, plan::Phase,
+    Assignment, BatchShape, BlockAssignment, Bytes, Column, DeviceName, DevicePlan, Exchange, Head,
+    Layer, LinkType, Mode, Modes, Plan, Pooling, Segment, Span, Strategy, Wanted, WireType,
+    apportion,
+    plan::{Extent, Phase},
 };
 use galaxy_engine::{local::LocalCluster, merge::Merged};
 use galaxy_graph::{lower, verify};
@@ -53,8 +55,26 @@ pub const SPLITS: [Split; 7] = [
 /// Checkpoints under `testdata/golden`.
 pub const CHECKPOINTS: [&str; 7] =
     ["bert", "bert-f16", "distilbert", "gpt2", "gpt2-classes", "llama", "llama-tied-bf16"];
-/// Strategies.
-pub const STRATEGIES: [Strategy; 3] = [Strategy::Local, Strategy::Megatron, Strategy::Galaxy];
+/// Strategies; of `auto`, plans that mix modes.
+pub const STRATEGIES: [Strategy; 6] = [
+    Strategy::Local,
+    Strategy::Megatron,
+    Strategy::Galaxy,
+    Strategy::Sequence,
+    Strategy::Pipeline,
+    Strategy::Auto,
+];
+/// How tiles find their way.
+pub const EXCHANGES: [Exchange; 2] = [Exchange::Ring, Exchange::Direct];
+/// Modes of mixed plans: (attention, MLP) of a layer, and of the one after it.
+pub const MIXES: [[(Mode, Mode); 2]; 3] = {
+    use Mode::{Sequence, Tensor};
+    [
+        [(Tensor, Sequence), (Tensor, Sequence)],
+        [(Sequence, Tensor), (Sequence, Tensor)],
+        [(Sequence, Sequence), (Tensor, Tensor)],
+    ]
+};
 /// Tile counts.
 pub const TILES: [u16; 3] = [1, 2, 5];
 /// Text lengths with reference outputs.
@@ -75,31 +95,50 @@ pub struct Case {
     pub tiles: u16,
     /// Kernel threads of each device.
     pub threads: u16,
+    /// How tiles find their way.
+    pub exchange: Exchange,
+    /// The modes, where the strategy mixes them.
+    pub mix: [(Mode, Mode); 2],
 }
 
 /// The cases: pairwise combinations, or all.
 pub fn cases(full: bool) -> Vec<Case> {
-    let case = |c: usize, s: usize, d: usize, p: usize, t: usize, threads: usize| Case {
-        checkpoint: CHECKPOINTS[c],
-        strategy: STRATEGIES[s],
-        devices: if STRATEGIES[s] == Strategy::Local { 1 } else { d + 1 },
-        split: SPLITS[p],
-        tiles: TILES[t],
-        threads: threads as u16 + 1,
+    let case = |row: [usize; 8]| {
+        let [c, s, d, p, t, threads, e, m] = row;
+        Case {
+            checkpoint: CHECKPOINTS[c],
+            strategy: STRATEGIES[s],
+            devices: if STRATEGIES[s] == Strategy::Local { 1 } else { d + 1 },
+            split: SPLITS[p],
+            tiles: TILES[t],
+            threads: threads as u16 + 1,
+            exchange: EXCHANGES[e],
+            mix: MIXES[m],
+        }
     };
-    let sizes = [CHECKPOINTS.len(), STRATEGIES.len(), 4, SPLITS.len(), TILES.len(), 2];
+    let sizes: [usize; 8] = [
+        CHECKPOINTS.len(),
+        STRATEGIES.len(),
+        4,
+        SPLITS.len(),
+        TILES.len(),
+        2,
+        EXCHANGES.len(),
+        MIXES.len(),
+    ];
     if !full {
-        return pairwise(&sizes).iter().map(|r| case(r[0], r[1], r[2], r[3], r[4], r[5])).collect();
+        return pairwise(&sizes).iter().map(|r| case(std::array::from_fn(|i| r[i]))).collect();
     }
     let mut all = Vec::new();
     for c in 0..CHECKPOINTS.len() {
-        all.push(case(c, 0, 0, 0, 0, 0));
-        all.push(case(c, 0, 0, 0, 0, 1));
+        all.push(case([c, 0, 0, 0, 0, 0, 0, 0]));
+        all.push(case([c, 0, 0, 0, 0, 1, 0, 0]));
         for s in 1..STRATEGIES.len() {
             for d in 0..4 {
                 for p in 0..SPLITS.len() {
                     for t in 0..TILES.len() {
-                        all.push(case(c, s, d, p, t, (d + p + t) % 2));
+                        let (threads, e) = ((d + p + t) % 2, (d + p) % 2);
+                        all.push(case([c, s, d, p, t, threads, e, (p + t) % MIXES.len()]));
                     }
                 }
             }
@@ -127,6 +166,53 @@ fn weights(split: Split, devices: usize) -> Vec<[u32; 4]> {
             _ => [1; 4],
         })
         .collect()
+}
+
+/// How the blocks of a layer are cut.
+fn modes(case: &Case, layer: u32) -> Modes {
+    let (attention, mlp) = match case.strategy {
+        Strategy::Sequence => (Mode::Sequence, Mode::Sequence),
+        Strategy::Auto => case.mix[layer as usize % 2],
+        _ => (Mode::Tensor, Mode::Tensor),
+    };
+    Modes { layers: Span::new(layer, layer + 1), attention, mlp }
+}
+
+/// The layers of each device, by the weights of heads.
+fn stages(extent: Extent, weights: &[[u32; 4]]) -> Vec<Span<Layer>> {
+    apportion(extent.layers, &weights.iter().map(|w| w[0]).collect::<Vec<_>>())
+}
+
+/// What device `i` computes; `part` where a block is cut by heads or columns.
+fn blocks(
+    case: &Case,
+    extent: Extent,
+    weights: &[[u32; 4]],
+    i: usize,
+    part: (Span<Head>, Span<Column>),
+) -> Vec<BlockAssignment> {
+    let all = (Span::first(extent.heads), Span::first(extent.columns));
+    if case.strategy == Strategy::Pipeline {
+        let layers = stages(extent, weights)[i];
+        let block = BlockAssignment { layers, heads: all.0, columns: all.1 };
+        return (!layers.is_empty()).then_some(block).into_iter().collect();
+    }
+    let owns = weights[i][2] > 0;
+    let block = |layer| {
+        let Modes { layers, attention, mlp } = modes(case, layer);
+        let heads = match attention {
+            Mode::Tensor => part.0,
+            Mode::Sequence if owns => all.0,
+            Mode::Sequence => Span::empty(),
+        };
+        let columns = match mlp {
+            Mode::Tensor => part.1,
+            Mode::Sequence if owns => all.1,
+            Mode::Sequence => Span::empty(),
+        };
+        BlockAssignment { layers, heads, columns }
+    };
+    (0..extent.layers).map(block).collect()
 }
 
 /// A plan of such a split.
@@ -158,15 +244,18 @@ pub fn plan(dir: &ModelDir, case: &Case, wire: WireType) -> Result<Plan> {
             .collect();
     }
     let words = apportion(extent.vocabulary, &column(3));
+    let row_weights = match case.strategy {
+        Strategy::Pipeline => {
+            let last = stages(extent, &weights).iter().rposition(|layers| !layers.is_empty());
+            (0..case.devices).map(|i| u32::from(Some(i) == last)).collect()
+        }
+        _ => column(2),
+    };
     let ring = (0..case.devices)
         .map(|i| {
             let part = Assignment {
-                blocks: vec![BlockAssignment {
-                    layers: Span::first(extent.layers),
-                    heads: heads[i],
-                    columns: columns[i],
-                }],
-                row_weight: weights[i][2],
+                blocks: blocks(case, extent, &weights, i, (heads[i], columns[i])),
+                row_weight: row_weights[i],
                 vocabulary: words[i],
             };
             Ok(DevicePlan {
@@ -183,8 +272,8 @@ pub fn plan(dir: &ModelDir, case: &Case, wire: WireType) -> Result<Plan> {
         fingerprint: dir.fingerprint().to_owned(),
         strategy: case.strategy,
         layout: case.strategy.layout(),
-        modes: Modes::uniform(dir.spec().layers, Mode::Tensor),
-        exchange: Exchange::Ring,
+        modes: (0..extent.layers).map(|layer| modes(case, layer)).collect(),
+        exchange: case.exchange,
         link: LinkType::Tls,
         wire,
         tiles: case.tiles,

@@ -12,7 +12,7 @@ use galaxy_engine::{
     link::Links,
     weights::{Shard, WeightError},
 };
-use galaxy_graph::budget;
+use galaxy_graph::{budget, holdings::transition};
 use galaxy_model::ModelDir;
 use galaxy_proto::v1;
 use std::{
@@ -42,15 +42,28 @@ struct Request {
     limit: Option<Bytes>,
 }
 
+/// What a placement took.
+#[derive(Clone, Copy)]
+struct Placed {
+    /// Weights as held.
+    bytes: Bytes,
+    /// Of that, what was read for it.
+    read: Bytes,
+}
+
 /// Places an epoch and reports into `events`.
 pub(crate) async fn place(core: Arc<Core>, request: v1::PlaceRequest, events: Events) {
     let epoch = Epoch(request.epoch);
     let begun = Instant::now();
     let event = match until_ready(&core, request, &events).await {
-        Ok((bytes, reused)) => {
-            tracing::info!(%epoch, %bytes, reused, "placed");
-            let seconds = begun.elapsed().as_secs_f64();
-            let ready = v1::PlaceReady { weight_bytes: bytes.0, reused, seconds };
+        Ok(Placed { bytes, read }) => {
+            tracing::info!(%epoch, %bytes, %read, "placed");
+            let ready = v1::PlaceReady {
+                weight_bytes: bytes.0,
+                reused: read == Bytes(0),
+                seconds: begun.elapsed().as_secs_f64(),
+                read_bytes: read.0,
+            };
             Ok(v1::PlaceEvent { event: Some(v1::place_event::Event::Ready(ready)) })
         }
         Err(error) => {
@@ -66,15 +79,15 @@ async fn until_ready(
     core: &Arc<Core>,
     request: v1::PlaceRequest,
     events: &Events,
-) -> Result<(Bytes, bool), WorkerError> {
+) -> Result<Placed, WorkerError> {
     let request = Request::read(core, request)?;
     let epoch = request.epoch;
-    let model = open(core, &request).await?;
+    let (model, granted) = open(core, &request).await?;
     core.tell(|state| state.place(epoch))?;
     let placed = {
         let mut state = core.state.subscribe();
         tokio::select! {
-            placed = hold_and_link(core, request, model, events) => placed,
+            placed = hold_and_link(core, request, (model, granted), events) => placed,
             () = events.closed() => Err(WorkerError::GivenUp),
             _ = state.wait_for(|state| !state.alive(epoch)) => Err(WorkerError::GivenUp),
         }
@@ -128,8 +141,9 @@ impl Request {
     }
 }
 
-/// Opens the model and checks the plan and the budget against it: nothing is loaded yet.
-async fn open(core: &Arc<Core>, request: &Request) -> Result<Arc<ModelDir>, WorkerError> {
+/// Opens the model and checks the plan and the budget against it: nothing is loaded yet. Gives the
+/// budget, too.
+async fn open(core: &Arc<Core>, request: &Request) -> Result<(Arc<ModelDir>, Bytes), WorkerError> {
     let (models, plan, rank) = (core.models.clone(), request.plan.clone(), request.rank);
     let engine = core.engine;
     let checked = blocking(move || {
@@ -140,26 +154,26 @@ async fn open(core: &Arc<Core>, request: &Request) -> Result<Arc<ModelDir>, Work
         Ok::<_, WorkerError>((Arc::new(model), needs.total()))
     });
     let (model, needed) = checked.await??;
-    let limits = [
-        Some((request.device().budget, "its budget in the plan")),
-        request.limit.map(|limit| (limit, "memory in the cluster file")),
-        core.memory.map(|limit| (limit, "the worker's own --memory")),
-    ];
-    let least = limits.into_iter().flatten().min_by_key(|(limit, _)| *limit);
-    match least {
-        Some((granted, granter)) if needed > granted => {
-            Err(WorkerError::Budget { needed, granted, granter, device: core.name.clone() })
+    let (mut granted, mut granter) = (request.device().budget, "its budget in the plan");
+    for (limit, by) in
+        [(request.limit, "memory in the cluster file"), (core.memory, "the worker's own --memory")]
+    {
+        if let Some(limit) = limit.filter(|limit| *limit < granted) {
+            (granted, granter) = (limit, by);
         }
-        _ => Ok(model),
+    }
+    match needed > granted {
+        true => Err(WorkerError::Budget { needed, granted, granter, device: core.name.clone() }),
+        false => Ok((model, granted)),
     }
 }
 
 async fn hold_and_link(
     core: &Arc<Core>,
     request: Request,
-    model: Arc<ModelDir>,
+    (model, granted): (Arc<ModelDir>, Bytes),
     events: &Events,
-) -> Result<(Bytes, bool), WorkerError> {
+) -> Result<Placed, WorkerError> {
     core.disconnect(request.epoch).await?;
     let formation = Formation {
         epoch: request.epoch,
@@ -173,11 +187,11 @@ async fn hold_and_link(
     // Together, because peers load for different times, and each has little time to be there.
     let links =
         async { core.ring.form(&core.identity, formation).await.map_err(WorkerError::from) };
-    let shard = hold(core, request.device(), model.clone(), events);
-    let ((held, bytes, reused), links) = tokio::try_join!(shard, links)?;
+    let shard = hold(core, request.device(), (model.clone(), granted), events);
+    let ((held, placed), links) = tokio::try_join!(shard, links)?;
     let shared = core.clone();
     blocking(move || shared.connect(&held, request, model, links)).await??;
-    Ok((bytes, reused))
+    Ok(placed)
 }
 
 impl Core {
@@ -210,8 +224,9 @@ impl Core {
     }
 }
 
-/// Holds the shard of `device`: the one that is there if it is the same, else a new one, loaded
-/// after the old one has gone. Nobody else changes it while the lock that is returned lives.
+/// Holds the shard of `device`: the one that is there if it is the same, one made of it if both have
+/// room on the way, else a new one, loaded after the old one has gone. Nobody else changes it while
+/// the lock that is returned lives.
 ///
 /// # Cancel safety
 /// A load that has begun runs to its end, and is held for the next placement; only the end of the
@@ -219,9 +234,9 @@ impl Core {
 async fn hold(
     core: &Arc<Core>,
     device: &DevicePlan,
-    model: Arc<ModelDir>,
+    (model, granted): (Arc<ModelDir>, Bytes),
     events: &Events,
-) -> Result<(OwnedRwLockWriteGuard<Option<Held>>, Bytes, bool), WorkerError> {
+) -> Result<(OwnedRwLockWriteGuard<Option<Held>>, Placed), WorkerError> {
     // No more kernel threads than the device grants, whatever a plan says.
     let threads = device.threads.clamp(1, core.threads);
     let key = HeldKey {
@@ -232,12 +247,11 @@ async fn hold(
     };
     let mut held = core.held.clone().write_owned().await;
     if let Some(bytes) = held.as_ref().filter(|held| held.key == key).map(|held| held.bytes) {
-        return Ok((held, bytes, true));
+        return Ok((held, Placed { bytes, read: Bytes(0) }));
     }
     let (device, name, events) = (device.clone(), core.name.to_string(), events.clone());
     let (ending, engine) = (core.ending.clone(), core.engine);
     blocking(move || {
-        *held = None;
         let mut told = Instant::now();
         let mut progress = |bytes_done, bytes_total| {
             if told.elapsed() >= PROGRESS_EVERY {
@@ -252,7 +266,22 @@ async fn hold(
                 true => ControlFlow::Break(()),
             }
         };
-        let shard = match Shard::load(model, &device, &mut progress) {
+        let (spec, width) = (model.spec(), model.dtype().width());
+        let fits = |old: &Held| {
+            let way = transition(spec, width, Some(&old.key.prefill), &device.prefill);
+            old.key.fingerprint == key.fingerprint && way.peak <= granted
+        };
+        // Whoever still reports on a run may hold the executor: then its shard goes with it.
+        let old = held.take().filter(fits).and_then(|old| Arc::into_inner(old.executor));
+        let loaded = match old.and_then(Executor::into_shard) {
+            Some(shard) => shard.reshape(model, &device, &mut progress),
+            None => {
+                let read = transition(spec, width, None, &device.prefill).read;
+                let shard = Shard::load(model.clone(), &device, &mut progress);
+                shard.map(|shard| (shard, read))
+            }
+        };
+        let (shard, read) = match loaded {
             Err(WeightError::Stopped) => return Err(Refusal::Draining.into()),
             loaded => loaded?,
         };
@@ -260,7 +289,7 @@ async fn hold(
         let (bytes, _) = engine.held();
         let executor = Arc::new(Executor::start(&name, engine)?);
         *held = Some(Held { key, executor, bytes });
-        Ok((held, bytes, false))
+        Ok((held, Placed { bytes, read }))
     })
     .await?
 }

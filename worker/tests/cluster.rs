@@ -3,7 +3,11 @@
 
 use galaxy_common::{BatchShape, Bytes, DeviceName, Plan, Strategy, Wanted, WireType, plan::Phase};
 use galaxy_engine::{compute::choice::EngineChoice, local::LocalCluster, merge::merge};
-use galaxy_graph::share::{self, Member, Terms};
+use galaxy_graph::{
+    budget::needs_all,
+    holdings::transition,
+    share::{self, Member, Terms},
+};
 use galaxy_model::ModelDir;
 use galaxy_proto::{
     channel::connect,
@@ -67,11 +71,15 @@ impl Cluster {
     }
 
     fn plan(&self, strategy: Strategy) -> Plan {
+        self.plan_of(strategy, |i| 1.0 + i as f64)
+    }
+
+    fn plan_of(&self, strategy: Strategy, share: impl Fn(usize) -> f64) -> Plan {
         let member = |i: usize| Member {
             name: name(&format!("d{i}")),
             budget: Bytes(1 << 30),
             threads: 1,
-            share: 1.0 + i as f64,
+            share: share(i),
         };
         let terms = Terms {
             model: self.model.name(),
@@ -246,6 +254,50 @@ async fn workers_compute_what_one_device_computes() {
     let health = client.health(v1::HealthRequest {}).await.unwrap().into_inner();
     assert_eq!((health.epoch, health.running), (12, false));
     assert!(health.clock_ns >= *times.end_ns.iter().max().unwrap());
+    cluster.end().await;
+}
+
+/// A new plan reads what its devices do not hold, and no more; where old and new have no room beside
+/// each other on the way, all of it. The results are the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_new_plan_reads_only_what_is_not_held() {
+    let cluster = Cluster::of("llama", 3).await;
+    let tokens: Vec<u32> = (0..29).map(|i| i * 3 % 97).collect();
+    let (spec, width) = (cluster.model.spec(), cluster.model.dtype().width());
+    let first = cluster.plan(Strategy::Galaxy);
+    let second = cluster.plan_of(Strategy::Galaxy, |i| 1.4 + 0.6 * i as f64);
+    let read = |old: Option<&Plan>, new: &Plan, rank: usize| {
+        let old = old.map(|old| &old.ring[rank].prefill);
+        transition(spec, width, old, &new.ring[rank].prefill).read.0
+    };
+    let ready = cluster.place_all(&first, 1, false).await;
+    let have: Vec<u64> = ready.iter().map(|ready| ready.read_bytes).collect();
+    assert_eq!(have, [0, 1, 2].map(|rank| read(None, &first, rank)));
+    let want = cluster.run(&first, 1, 0, &tokens).await;
+    let ready = cluster.place_all(&second, 2, false).await;
+    let have: Vec<u64> = ready.iter().map(|ready| ready.read_bytes).collect();
+    assert_eq!(have, [0, 1, 2].map(|rank| read(Some(&first), &second, rank)));
+    let anew: u64 = (0..3).map(|rank| read(None, &second, rank)).sum();
+    assert!(have.iter().sum::<u64>() * 2 < anew, "{have:?} of {anew}");
+    close(&cluster.run(&second, 2, 0, &tokens).await, &want);
+
+    // Back, where the budget has no room for both a matrix and the one that it is made of.
+    let mut tight = first.clone();
+    for (device, needs) in tight.ring.iter_mut().zip(needs_all(spec, width, &first).unwrap()) {
+        device.budget = needs.total();
+    }
+    let ready = cluster.place_all(&tight, 3, false).await;
+    let have: Vec<u64> = ready.iter().map(|ready| ready.read_bytes).collect();
+    assert_eq!(have, [0, 1, 2].map(|rank| read(None, &first, rank)));
+    close(&cluster.run(&tight, 3, 0, &tokens).await, &want);
+    // Other weights of rows alone: all is held.
+    for device in &mut tight.ring {
+        (device.prefill.row_weight, device.decode.row_weight) = (1, 1);
+        device.budget = Bytes(1 << 30);
+    }
+    let ready = cluster.place_all(&tight, 4, false).await;
+    assert!(ready.iter().all(|ready| ready.reused && ready.read_bytes == 0));
+    close(&cluster.run(&tight, 4, 0, &tokens).await, &want);
     cluster.end().await;
 }
 

@@ -136,6 +136,7 @@ fn name(operation: &Operation) -> String {
         OpKind::Join { .. } => "join".to_owned(),
         OpKind::Export { .. } => "export".to_owned(),
         OpKind::Import => "import".to_owned(),
+        OpKind::Add => "add".to_owned(),
         OpKind::Select => "select".to_owned(),
         OpKind::Send { transfer, tile } => format!("send {transfer} tile {tile}"),
         OpKind::Receive { transfer, tile } => format!("receive {transfer} tile {tile}"),

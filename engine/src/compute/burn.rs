@@ -194,6 +194,11 @@ impl Runner {
                 let rows = self.import(call.tile(staged.input, 0)?)?;
                 self.write(call, 0, rows)
             }
+            OpKind::Add => {
+                let rows = self.read(call, 0)?;
+                let tile = alike(self.import(call.tile(staged.input, 1)?)?, rows.dims())?;
+                self.write(call, 0, rows + tile)
+            }
             OpKind::Select => {
                 let rows = self.read(call, 0)?;
                 self.write(call, 0, rows)
@@ -337,17 +342,19 @@ impl Runner {
     fn attend(&self, call: &Call<'_>, layer: u32) -> Result<Tensor<2>, Misfit> {
         let spec = self.shard.spec();
         let held = self.layer(layer)?;
-        let Attended { queries, qkv } =
+        let Attended { queries, keys } =
             call.attended(spec, held.heads.len(), held.kv_heads.len())?;
         let sources = Sources {
-            first: qkv.rows.start(),
-            qkv: self.slots.read(call.program, &qkv)?,
+            queries: self.slots.read(call.program, &queries)?,
+            first_query: queries.rows.start(),
+            keys: self.slots.read(call.program, &keys)?,
+            first_key: keys.rows.start(),
             layer: held,
             width: spec.head_width as usize,
             causal: spec.causal,
             device: &self.device,
         };
-        Ok(sources.attend(&call.binding.shape, queries))
+        Ok(sources.attend(&call.binding.shape, queries.rows))
     }
 
     /// A staged tile on the device.

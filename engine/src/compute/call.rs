@@ -5,7 +5,6 @@ use super::{
     kernels::{attention, rotary, wire::Tile},
 };
 use crate::weights::WeightError;
-use galaxy_common::{Row, Span};
 use galaxy_graph::program::{Operation, Program, Region};
 use galaxy_model::{ModelSpec, Positions};
 
@@ -64,13 +63,11 @@ impl<'a> Call<'a> {
         heads: u32,
         kv_heads: u32,
     ) -> Result<Attended, Misfit> {
-        let (queries, keys, context) = (self.reads(0)?, self.reads(1)?, self.writes(0)?);
-        let tensor = self.program.tensors.get(keys.tensor.0 as usize);
-        let tensor = tensor.ok_or(Misfit::Why("the program has no such tensor"))?;
+        let (queries, keys, context) = (*self.reads(0)?, *self.reads(1)?, self.writes(0)?);
         let columns = heads * spec.head_width;
-        if queries.tensor != keys.tensor || tensor.width != columns + 2 * kv_heads * spec.head_width
+        if (queries.columns.len(), keys.columns.len()) != (columns, 2 * kv_heads * spec.head_width)
         {
-            return Err(Misfit::Why("queries, keys and values are not one tensor of the heads"));
+            return Err(Misfit::Why("queries, keys and values are not those of the heads"));
         }
         if (context.rows.len(), context.columns.len()) != (queries.rows.len(), columns) {
             return Err(Misfit::Why("rows and context do not fit together"));
@@ -78,10 +75,7 @@ impl<'a> Call<'a> {
         let shape = &self.binding.shape;
         let mut covered = 0;
         for (own, seen) in attention::seen(shape, queries.rows, spec.causal) {
-            if !(keys.rows.contains(seen)
-                && tensor.rows.contains(keys.rows)
-                && tensor.rows.contains(own))
-            {
+            if !keys.rows.contains(seen) {
                 return Err(Misfit::Why("it does not read all rows that its queries see"));
             }
             covered += own.len();
@@ -90,9 +84,7 @@ impl<'a> Call<'a> {
         if covered != queries.rows.len() || past {
             return Err(Misfit::Why("its rows are not all of this batch, and no cache is held"));
         }
-        let columns = Span::first(tensor.width);
-        let qkv = Region { tensor: keys.tensor, rows: tensor.rows, columns };
-        Ok(Attended { queries: queries.rows, qkv })
+        Ok(Attended { queries, keys })
     }
 
     /// The inverse frequencies by which the written rows are turned, and into `positions` the
@@ -119,7 +111,7 @@ impl<'a> Call<'a> {
 
 /// What an attention operation reads.
 pub(crate) struct Attended {
-    pub(crate) queries: Span<Row>,
-    /// Queries, keys and values of all rows that there are.
-    pub(crate) qkv: Region,
+    pub(crate) queries: Region,
+    /// Keys | values of all rows that the queries see.
+    pub(crate) keys: Region,
 }

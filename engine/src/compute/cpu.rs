@@ -87,6 +87,10 @@ impl Engine for CpuEngine {
     fn held(&self) -> (Bytes, Bytes) {
         (self.shard.bytes(), self.slots.held())
     }
+
+    fn into_shard(self: Box<Self>) -> Option<Shard> {
+        Some(self.shard)
+    }
 }
 
 impl Call<'_> {
@@ -198,6 +202,20 @@ impl CpuEngine {
                     return Err(Misfit::Why("the staged tile differs in shape"));
                 }
                 wire::import(&self.threads, tile, out);
+                Ok(())
+            }
+            OpKind::Add => {
+                let mut out = call.target(first, 0)?;
+                let from = call.source(&self.slots, 0)?;
+                alike(out.rows(), out.columns(), from)?;
+                let tile = call.tile(staged.input, 1)?;
+                if tile.shape() != (out.rows(), out.columns()) {
+                    return Err(Misfit::Why("the staged tile differs in shape"));
+                }
+                for row in 0..out.rows() {
+                    out.row(row).copy_from_slice(from.row(row));
+                    wire::add_tile(out.row(row), tile, row);
+                }
                 Ok(())
             }
             OpKind::Select => {
@@ -334,12 +352,13 @@ impl CpuEngine {
         let spec = self.shard.spec();
         let context = call.target(written, 0)?;
         let held = held(&self.shard, layer)?;
-        let Attended { queries, qkv: whole } =
+        let Attended { queries, keys } =
             call.attended(spec, held.heads.len(), held.kv_heads.len())?;
-        let qkv = self.slots.area(call.program, &whole);
-        let qkv = qkv.ok_or(Misfit::Why("what it reads is not held"))?;
+        let area = |region| {
+            let area = self.slots.area(call.program, region);
+            area.ok_or(Misfit::Why("what it reads is not held"))
+        };
         let layout = Layout {
-            start: 0,
             heads: held.heads.len() as usize,
             first_head: held.heads.start() as usize,
             kv_heads: held.kv_heads.len() as usize,
@@ -347,9 +366,16 @@ impl CpuEngine {
             group: spec.group().max(1) as usize,
             width: spec.head_width as usize,
         };
-        let sources = Sources { qkv, first: whole.rows.start(), layout, causal: spec.causal };
+        let sources = Sources {
+            queries: area(&queries)?,
+            first_query: queries.rows.start(),
+            keys: area(&keys)?,
+            first_key: keys.rows.start(),
+            layout,
+            causal: spec.causal,
+        };
         let (scratch, shape) = (&mut self.attention, &call.binding.shape);
-        attention::attend(&self.threads, scratch, sources, shape, queries, context);
+        attention::attend(&self.threads, scratch, sources, shape, queries.rows, context);
         Ok(())
     }
 

@@ -45,8 +45,8 @@ fn in_use(error: InUse) -> RunError {
     RunError::Program(error.to_string())
 }
 
-/// The compute lane.
-pub(super) fn compute(mut engine: Box<dyn Engine>, inbox: &Receiver<Arc<Run>>) {
+/// The compute lane. It leaves its engine.
+pub(super) fn compute(mut engine: Box<dyn Engine>, inbox: &Receiver<Arc<Run>>) -> Box<dyn Engine> {
     let mut prepared: Option<Arc<galaxy_graph::Program>> = None;
     drive(Lane::Compute, inbox, |run, op| {
         // Given back only by a step that succeeds: after any other the engine is prepared anew.
@@ -61,6 +61,7 @@ pub(super) fn compute(mut engine: Box<dyn Engine>, inbox: &Receiver<Arc<Run>>) {
         prepared = Some(program);
         Ok(())
     });
+    engine
 }
 
 fn kernel(engine: &mut dyn Engine, run: &Run, op: &Operation) -> Result<(), RunError> {

@@ -1,12 +1,13 @@
 //! A matrix as a device holds it: packed once, in the order in which the kernels read it.
 
 use crate::compute::kernels::{
-    lines::Lines,
+    lines::{Lines, NoMemory},
     micro::{Bf16, F16, F32, Format},
     vector,
 };
 use galaxy_common::Bytes;
 use galaxy_graph::budget::COLUMN_GROUP;
+use galaxy_model::Dtype;
 use std::ops::Range;
 
 /// Columns of a panel: in f32 a vector of AVX-512, and a line of cache.
@@ -37,6 +38,30 @@ pub struct HeldMatrix {
     pub outputs: usize,
     gated: bool,
     values: Values,
+}
+
+impl Values {
+    /// `size` zeros, once: never grown, never copied.
+    pub(crate) fn zeroed(dtype: Dtype, size: usize) -> Result<Self, NoMemory> {
+        Ok(match dtype {
+            Dtype::F32 => Self::F32(Lines::zeroed(size)?),
+            Dtype::F16 => Self::F16(Lines::zeroed(size)?),
+            Dtype::Bf16 => Self::Bf16(Lines::zeroed(size)?),
+        })
+    }
+}
+
+/// A rectangle of a matrix as held.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Window {
+    /// Its first input,
+    pub(crate) input: usize,
+    /// and how many.
+    pub(crate) inputs: usize,
+    /// Its first column,
+    pub(crate) column: usize,
+    /// and how many.
+    pub(crate) columns: usize,
 }
 
 /// A run of columns that lie side by side in one panel.
@@ -129,9 +154,8 @@ impl HeldMatrix {
         inputs: usize,
         outputs: usize,
         gated: bool,
-        dtype: galaxy_model::Dtype,
+        dtype: Dtype,
     ) -> Self {
-        use galaxy_model::Dtype;
         assert!(wide.len() == inputs * outputs && (!gated || outputs.is_multiple_of(2)));
         fn fill<T: bytemuck::Pod>(
             wide: &[f32],
@@ -157,6 +181,67 @@ impl HeldMatrix {
             Dtype::Bf16 => Values::Bf16(fill(wide, layout, |v| half::bf16::from_f32(v).to_bits())),
         };
         Self::new(layout, values)
+    }
+
+    /// Whether it is the other one bit for bit, zeros that fill up included.
+    #[cfg(test)]
+    pub(crate) fn same(&self, other: &Self) -> bool {
+        let shape = |m: &Self| (m.inputs, m.outputs, m.gated);
+        shape(self) == shape(other)
+            && match (&self.values, &other.values) {
+                (Values::F32(a), Values::F32(b)) => {
+                    let bits = |v: &Lines<f32>| v.values().iter().map(|v| v.to_bits()).collect();
+                    let (a, b): (Vec<u32>, Vec<u32>) = (bits(a), bits(b));
+                    a == b
+                }
+                (Values::F16(a), Values::F16(b)) | (Values::Bf16(a), Values::Bf16(b)) => {
+                    a.values() == b.values()
+                }
+                _ => false,
+            }
+    }
+
+    /// Copies `window` of it to where input `input` and column `column` of a matrix of `layout` are.
+    ///
+    /// # Panics
+    /// When the values are of another type, or a window does not lie in its matrix.
+    pub(crate) fn copy(
+        &self,
+        window: Window,
+        (input, column): (usize, usize),
+        layout: Layout,
+        values: &mut Values,
+    ) {
+        let from = self.layout();
+        let mut runs = Vec::new();
+        for target in layout.strips(column..column + window.columns) {
+            let first = window.column + target.column - column;
+            let mut at = target.panel + target.at + input * PANEL;
+            for source in from.strips(first..first + target.width) {
+                let start = source.panel + source.at + window.input * PANEL;
+                runs.push((start, at, source.width));
+                at += source.width;
+            }
+        }
+        fn copy<T: Copy>(runs: &[(usize, usize, usize)], rows: usize, from: &[T], to: &mut [T]) {
+            for (start, end, width) in runs.iter().copied() {
+                // Inputs of a whole panel lie side by side.
+                let (rows, width) = if width == PANEL { (1, rows * PANEL) } else { (rows, width) };
+                for row in (0..rows).map(|row| row * PANEL) {
+                    to[end + row..][..width].copy_from_slice(&from[start + row..][..width]);
+                }
+            }
+        }
+        let rows = window.inputs;
+        match (&self.values, values) {
+            (Values::F32(from), Values::F32(to)) => {
+                copy(&runs, rows, from.values(), to.values_mut());
+            }
+            (Values::F16(from), Values::F16(to)) | (Values::Bf16(from), Values::Bf16(to)) => {
+                copy(&runs, rows, from.values(), to.values_mut());
+            }
+            _ => unreachable!("matrices of one place in a model have one type"),
+        }
     }
 
     pub(crate) fn layout(&self) -> Layout {

@@ -36,6 +36,15 @@ pub fn cases(dir: &ModelDir) -> Vec<Case> {
             }
         }
         cases.push(case(Strategy::Galaxy, split, 2, WireType::F16, &few));
+        cases.push(case(Strategy::Sequence, split, 2, WireType::F16, &few));
+        for (strategy, tiles) in [(Strategy::Sequence, 1), (Strategy::Sequence, 2)] {
+            cases.push(case(strategy, split, tiles, WireType::F32, &few));
+        }
+        cases.push(case(Strategy::Pipeline, split, 2, WireType::F32, &few));
+        let mut direct = case(Strategy::Galaxy, split, 2, WireType::F32, &few);
+        direct.name += ", direct";
+        direct.plan.exchange = Exchange::Direct;
+        cases.push(direct);
     }
     cases
 }
@@ -121,13 +130,31 @@ fn plan(dir: &ModelDir, strategy: Strategy, split: &Split, tiles: u16, wire: Wir
     let columns = cut(extent.columns, split.columns);
     let vocabulary = cut(extent.vocabulary, split.vocabulary);
     let ring = (0..heads.len()).map(|i| {
+        let row_weight = split.row_weights[i];
+        let tensor = (Span::new(heads[i].0, heads[i].1), Span::new(columns[i].0, columns[i].1));
+        let all = (Span::first(extent.heads), Span::first(extent.columns));
+        let none = (Span::empty(), Span::empty());
+        // A layer for each of the last devices, the rest for the first.
+        let last = heads.len() - 1;
+        let above = (last as u32).min(spec.layers - 1);
+        let (layers, (heads, columns), row_weight) = match strategy {
+            Strategy::Sequence if row_weight > 0 => (Span::first(spec.layers), all, row_weight),
+            Strategy::Sequence => (Span::first(spec.layers), none, 0),
+            Strategy::Pipeline => {
+                let from = (spec.layers - above) + i as u32;
+                let layers = match i {
+                    0 => Span::first(spec.layers - above),
+                    _ if i as u32 <= above => Span::new(from - 1, from),
+                    _ => Span::empty(),
+                };
+                (layers, all, u32::from(i as u32 == above))
+            }
+            _ => (Span::first(spec.layers), tensor, row_weight),
+        };
+        let block = BlockAssignment { layers, heads, columns };
         let part = Assignment {
-            blocks: vec![BlockAssignment {
-                layers: Span::first(spec.layers),
-                heads: Span::new(heads[i].0, heads[i].1),
-                columns: Span::new(columns[i].0, columns[i].1),
-            }],
-            row_weight: split.row_weights[i],
+            blocks: (!layers.is_empty()).then_some(block).into_iter().collect(),
+            row_weight,
             vocabulary: Span::new(vocabulary[i].0, vocabulary[i].1),
         };
         DevicePlan {
@@ -143,7 +170,10 @@ fn plan(dir: &ModelDir, strategy: Strategy, split: &Split, tiles: u16, wire: Wir
         fingerprint: dir.fingerprint().to_owned(),
         strategy,
         layout: strategy.layout(),
-        modes: Modes::uniform(dir.spec().layers, Mode::Tensor),
+        modes: Modes::uniform(
+            dir.spec().layers,
+            if strategy == Strategy::Sequence { Mode::Sequence } else { Mode::Tensor },
+        ),
         exchange: Exchange::Ring,
         link: LinkType::Tls,
         wire,

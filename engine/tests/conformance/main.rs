@@ -189,6 +189,7 @@ fn every_operation_is_among_the_cases() {
     }
     let kinds: Vec<&str> = kinds.iter().map(String::as_str).collect();
     let expected = [
+        "Add",
         "Attend",
         "AttentionOutput",
         "Classes",

@@ -239,6 +239,14 @@ impl Reference {
                 self.measure(&tile);
                 written.push(tile);
             }
+            OpKind::Add => {
+                let (mut sum, tile) = (rows(self, 0).values, tile());
+                assert_eq!(tile.len(), sum.len());
+                let sizes = sum.iter().zip(&tile).map(|(a, b)| a.abs() + b.abs());
+                self.scale = sizes.fold(0.0, f64::max);
+                sum.iter_mut().zip(tile).for_each(|(sum, add)| *sum += add);
+                written.push(sum);
+            }
             OpKind::Select => {
                 let rows = rows(self, 0);
                 self.measure(&rows.values);
@@ -442,12 +450,13 @@ impl Reference {
         let part = self.device.prefill.block(layer);
         let kv = kv_span(&spec, part.heads);
         let width = spec.head_width as usize;
-        let tensor = program.tensor(operation.reads[1].tensor);
-        let qkv = &self.tensors[&operation.reads[1].tensor];
-        let value = |row: u32, column: usize| {
-            qkv[(row - tensor.rows.start()) as usize * tensor.width as usize + column]
+        let of = |region: &Region, row: u32, column: usize| {
+            let tensor = program.tensor(region.tensor);
+            let row = (row - tensor.rows.start()) as usize * tensor.width as usize;
+            self.tensors[&region.tensor][row + region.columns.start() as usize + column]
         };
-        let head_of = |row: u32, head: usize| (0..width).map(move |i| value(row, head * width + i));
+        let query = |row: u32, column: usize| of(&operation.reads[0], row, column);
+        let value = |row: u32, column: usize| of(&operation.reads[1], row, column);
         let (heads, kv_heads) = (part.heads.len() as usize, kv.len() as usize);
         let (mut out, mut scale) = (Vec::new(), 0.0_f64);
         for row in operation.reads[0].rows.iter() {
@@ -459,7 +468,9 @@ impl Reference {
                 let by = 1.0 / (width as f64).sqrt();
                 let scores: Vec<(f64, f64)> = (segment.start()..end)
                     .map(|other| {
-                        let terms = head_of(row, head).zip(head_of(other, heads + kv_head));
+                        let terms = (0..width).map(|i| {
+                            (query(row, head * width + i), value(other, kv_head * width + i))
+                        });
                         let (sum, size) = Self::dot(terms);
                         (sum * by, size * by)
                     })
@@ -470,7 +481,7 @@ impl Reference {
                 // An error of a score is one of its weight, relative to that.
                 let worst = scores.iter().map(|s| s.1).fold(1.0, f64::max);
                 for i in 0..width {
-                    let column = (heads + kv_heads + kv_head) * width + i;
+                    let column = (kv_heads + kv_head) * width + i;
                     let values = (segment.start()..end).map(|other| value(other, column));
                     let (value, size) = Self::dot(weights.iter().copied().zip(values));
                     out.push(value / sum);

@@ -62,7 +62,7 @@ impl Builder {
 
     pub fn tensor(&mut self, role: Role, rows: Span<Row>, width: u32) -> Value {
         let memory = match role {
-            Role::RowTile | Role::SumTile => Memory::Staging,
+            Role::RowTile | Role::SumTile | Role::KeysValuesTile => Memory::Staging,
             _ => Memory::Device,
         };
         let id = TensorId(self.tensors.len() as u32);

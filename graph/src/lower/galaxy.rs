@@ -1,22 +1,25 @@
 //! Tensor-parallel blocks, sequence-parallel connective blocks, ring collectives in tiles
 //! (Galaxy, §III-B and §III-D). With one device nothing is left of the rings: strategy `local`.
+//! Blocks that are cut by rows are in `sequence`.
 //!
 //! Tiles: each device's rows are cut into `plan.tiles` runs. A block's first product runs on each
 //! tile as it arrives while the next is on the wire; its last product runs tile by tile in the
 //! order in which the ring sums them, so that a tile's sum travels while the next is multiplied;
 //! and a tile that is summed is joined, normed and sent on at once. With one tile nothing
 //! overlaps: each collective ends before the product that reads it begins. With many, the sums of
-//! some travel while others are gathered (`stagger`).
+//! some travel while others are gathered (`stagger`). In a direct exchange tiles go straight from
+//! owner to reader, and partial sums straight to the owner, which adds them.
 
 use super::{
     LowerError,
     build::{Builder, Value},
-    head, kv_span,
-    ring::Ring,
+    exchange, head, kv_span,
+    ring::{Hop, Ring},
+    visible,
 };
 use crate::program::{Block, JoinOf, NormOf, OpKind, Product, Program, Region, Role};
 use galaxy_common::{
-    BatchShape, BlockAssignment, Plan, Rank, Row, Span,
+    BatchShape, BlockAssignment, Exchange, Head, Mode, Plan, Rank, Row, Span,
     plan::{Phase, own_rows},
 };
 use galaxy_model::{ModelSpec, NormPlace};
@@ -59,11 +62,14 @@ pub(super) fn program(
     let rows = own_rows(plan, phase, shape.rows());
     let depth = 2 * usize::from(plan.tiles) * ring.len();
     let mut builder = Builder::new(rank, plan.wire, depth);
+    // Alone, rows that are cut wait for nobody.
+    let alone = ring.len() == 1 && plan.any_sequence();
+    let cut = if alone { 1 } else { u32::from(plan.tiles) };
     let mut last = None;
     if let Some(me) = ring.position(rank) {
         let tiles = |at: usize| -> Vec<Span<Row>> {
             let own = rows[ring.rank(at).index()];
-            own.cut(u32::from(plan.tiles)).filter(|t| !t.is_empty()).collect()
+            own.cut(cut).filter(|t| !t.is_empty()).collect()
         };
         let mut device = Device {
             spec,
@@ -97,6 +103,28 @@ pub(super) struct Next {
     pub block: Block,
 }
 
+impl Next {
+    /// The block after it.
+    pub fn after(self, layers: u32) -> Option<Self> {
+        match self.block {
+            Block::Attention => Some(Self { block: Block::Mlp, ..self }),
+            _ => Some(Self { layer: self.layer + 1, block: Block::Attention })
+                .filter(|next| next.layer < layers),
+        }
+    }
+}
+
+/// What a device has made of its own rows for the block that follows, tile by tile.
+#[derive(Default)]
+pub(super) struct Ahead {
+    /// Tiles in wire format that it reads again itself.
+    pub staged: Vec<Value>,
+    /// Queries, keys and values, where rows of attention are cut.
+    pub qkv: Option<Value>,
+    /// The rows after an MLP whose rows are cut.
+    pub joined: Option<Carried>,
+}
+
 pub(super) struct Device<'a> {
     pub spec: &'a ModelSpec,
     pub plan: &'a Plan,
@@ -115,7 +143,7 @@ impl Device<'_> {
     pub(super) fn hidden(&self) -> u32 {
         self.spec.hidden
     }
-    fn part(&self, at: usize, layer: u32) -> BlockAssignment {
+    pub(super) fn part(&self, at: usize, layer: u32) -> BlockAssignment {
         self.plan.ring[self.ring.rank(at).index()].assignment(self.phase).block(layer)
     }
     /// Who computes in a block.
@@ -130,6 +158,10 @@ impl Device<'_> {
                 }
             })
             .collect()
+    }
+    pub(super) fn mode(&self, next: Next) -> Mode {
+        let modes = self.plan.modes(next.layer).expect("a checked plan has modes of every layer");
+        if next.block == Block::Attention { modes.attention } else { modes.mlp }
     }
     fn overlaps(&self) -> bool {
         self.plan.tiles > 1
@@ -147,31 +179,31 @@ impl Device<'_> {
     /// All layers; returns the rows after the last norm.
     fn layers(&mut self) -> Option<Value> {
         let first = Next { layer: 0, block: Block::Attention };
-        let mut staged = Vec::new();
-        let mut carried = self.embed(first, &mut staged);
+        let mut ahead = Ahead::default();
+        let mut carried = self.embed(first, &mut ahead);
         if let Some(tiles) = self.staggers() {
-            let inner = self.enter(first, carried, staged);
+            let inner = self.enter(first, carried, ahead.staged);
             return self.staggered(tiles, carried, inner);
         }
-        for layer in 0..self.spec.layers {
-            for block in [Block::Attention, Block::Mlp] {
-                let here = Next { layer, block };
-                let next = match block {
-                    Block::Attention => Some(Next { layer, block: Block::Mlp }),
-                    _ if layer + 1 < self.spec.layers => {
-                        Some(Next { layer: layer + 1, block: Block::Attention })
-                    }
-                    _ => None,
-                };
-                let inner = self.enter(here, carried, std::mem::take(&mut staged));
-                carried = self.leave(here, next, carried, inner, &mut staged);
-            }
+        let mut at = Some(first);
+        while let Some(here) = at {
+            let next = here.after(self.spec.layers);
+            carried = match (self.mode(here), here.block) {
+                (Mode::Tensor, _) => {
+                    let inner = self.enter(here, carried, std::mem::take(&mut ahead.staged));
+                    self.leave(here, next, carried, inner, &mut ahead)
+                }
+                (Mode::Sequence, Block::Attention) => self.attention(here, carried, &mut ahead),
+                // It followed each tile of attention at once.
+                (Mode::Sequence, _) => ahead.joined.take(),
+            };
+            at = next;
         }
         carried.map(|c| c.normed)
     }
 
     /// Embeds the own rows, norms them for the first block, and starts their way to it.
-    fn embed(&mut self, next: Next, staged: &mut Vec<Value>) -> Option<Carried> {
+    fn embed(&mut self, next: Next, ahead: &mut Ahead) -> Option<Carried> {
         if self.own.is_empty() {
             return None;
         }
@@ -188,28 +220,45 @@ impl Device<'_> {
             }
         };
         for tile in 0..self.tiles[self.me].len() {
-            self.depart(next, normed, tile, staged);
+            self.advance(Some(next), Carried { residual, normed }, tile, ahead);
         }
         Some(Carried { residual, normed })
     }
 
+    /// Takes one own tile as far into the next block as it goes without the rows of others.
+    pub(super) fn advance(
+        &mut self,
+        next: Option<Next>,
+        carried: Carried,
+        tile: usize,
+        ahead: &mut Ahead,
+    ) {
+        let Some(next) = next else { return };
+        match (self.mode(next), next.block) {
+            (Mode::Tensor, _) => self.depart(next, carried.normed, tile, ahead),
+            (Mode::Sequence, Block::Attention) => {
+                self.offer_keys(next, carried.normed, tile, ahead);
+            }
+            (Mode::Sequence, _) => self.mlp(next, carried, tile, ahead),
+        }
+    }
+
     /// Exports one own tile for the gather of `next`, and sends it.
-    fn depart(&mut self, next: Next, normed: Value, tile: usize, staged: &mut Vec<Value>) {
+    fn depart(&mut self, next: Next, normed: Value, tile: usize, ahead: &mut Ahead) {
         let needs = self.active(next);
-        let hop = self.ring.gather_hop(self.me, self.me, &needs);
+        let route = self.ring.gather_route(exchange(self.plan), self.me, self.me, &needs);
         // Without overlap the whole input is multiplied at once, so the own rows join it too.
         let joins = !self.overlaps() && needs[self.me] && self.own != self.all;
-        if !hop.send && !joins {
+        if route.to.is_empty() && !joins {
             return;
         }
         let out = self.stage(normed, self.tiles[self.me][tile]);
-        if hop.send {
-            let to = self.ring.rank(self.ring.next(self.me));
-            let id = self.transfer(next, Collective::Gather, self.me, tile);
-            self.b.send(to, id, tile as u16, out);
+        let id = self.transfer(next, Collective::Gather, self.me, tile);
+        for to in route.to {
+            self.b.send(self.ring.rank(to), id, tile as u16, out);
         }
         if joins {
-            staged.push(out);
+            ahead.staged.push(out);
         }
     }
 
@@ -261,17 +310,14 @@ impl Device<'_> {
             }
         }
         for owner in self.ring.arrivals(self.me).skip(1) {
-            let hop = self.ring.gather_hop(owner, self.me, &needs);
-            if !hop.receive {
-                continue;
-            }
+            let route = self.ring.gather_route(exchange(self.plan), owner, self.me, &needs);
+            let Some(from) = route.from else { continue };
             for (index, rows) in self.tiles[owner].clone().into_iter().enumerate() {
-                let from = self.ring.rank(self.ring.previous(self.me));
                 let id = self.transfer(here, Collective::Gather, owner, index);
-                let tile = index as u16;
+                let (from, tile) = (self.ring.rank(from), index as u16);
                 let staged = self.b.receive(from, id, tile, Role::RowTile, rows, self.hidden());
-                if hop.send {
-                    self.b.send(self.ring.rank(self.ring.next(self.me)), id, tile, staged);
+                for &to in &route.to {
+                    self.b.send(self.ring.rank(to), id, tile, staged);
                 }
                 if let Some(whole) = whole {
                     self.b.compute(OpKind::Import, vec![staged.all()], vec![whole.rows(rows)]);
@@ -293,7 +339,7 @@ impl Device<'_> {
         next: Option<Next>,
         carried: Option<Carried>,
         inner: Option<Value>,
-        staged: &mut Vec<Value>,
+        ahead: &mut Ahead,
     ) -> Option<Carried> {
         self.b.at = (here.block, here.layer);
         let contributes = self.active(here);
@@ -303,11 +349,15 @@ impl Device<'_> {
             _ => None,
         };
         let joined = carried.map(|_| self.joined());
+        let direct = exchange(self.plan) == Exchange::Direct;
         for owner in self.ring.departures(self.me) {
-            let hop = self.ring.scatter_hop(owner, self.me, &contributes);
+            let mine = owner == self.me;
+            let hop = match direct {
+                true => Hop { receive: false, send: !mine && contributes[self.me] },
+                false => self.ring.scatter_hop(owner, self.me, &contributes),
+            };
             for (index, rows) in self.tiles[owner].clone().into_iter().enumerate() {
                 self.b.at = (here.block, here.layer);
-                let mine = owner == self.me;
                 if !mine && !hop.send {
                     continue;
                 }
@@ -328,17 +378,49 @@ impl Device<'_> {
                         // Passed through without a copy.
                         None => added.expect("a route of sums starts at a device that contributes"),
                     };
-                    let to = self.ring.rank(self.ring.next(self.me));
-                    self.b.send(to, id, tile, out);
+                    let to = if direct { owner } else { self.ring.next(self.me) };
+                    self.b.send(self.ring.rank(to), id, tile, out);
                 } else if let (Some(carried), Some(joined)) = (carried, joined) {
+                    let (partial, added) = match direct {
+                        true => self.collect(&contributes, id, tile, rows, partial),
+                        false => (partial, added),
+                    };
                     self.join(here, carried, joined, rows, partial, added);
-                    if let Some(next) = next {
-                        self.depart(next, joined.normed, index, staged);
-                    }
+                    self.advance(next, joined, index, ahead);
                 }
             }
         }
         joined
+    }
+
+    /// Takes in the partial sums of an own tile from all who contribute, and adds them to the
+    /// device's own one in ring order, up to the last one, which joins with them.
+    fn collect(
+        &mut self,
+        contributes: &[bool],
+        id: u32,
+        tile: u16,
+        rows: Span<Row>,
+        mut partial: Option<Region>,
+    ) -> (Option<Region>, Option<Value>) {
+        let n = self.ring.len();
+        let others = (1..n).map(|step| (self.me + step) % n).filter(|&at| contributes[at]);
+        let mut added: Option<Value> = None;
+        for at in others.collect::<Vec<_>>() {
+            if let Some(staged) = added {
+                let sum = self.b.tensor(Role::Partial, rows, self.hidden());
+                let (kind, mut reads) = match partial {
+                    Some(partial) => (OpKind::Add, vec![partial]),
+                    None => (OpKind::Import, Vec::new()),
+                };
+                reads.push(staged.all());
+                self.b.compute(kind, reads, vec![sum.all()]);
+                partial = Some(sum.all());
+            }
+            let from = self.ring.rank(at);
+            added = Some(self.b.receive(from, id, tile, Role::SumTile, rows, self.hidden()));
+        }
+        (partial, added)
     }
 
     pub(super) fn joined(&mut self) -> Carried {
@@ -355,7 +437,8 @@ impl Device<'_> {
         let out = self.b.tensor(Role::Partial, rows, self.hidden());
         if here.block == Block::Attention {
             let heads = self.part(self.me, here.layer).heads;
-            let context = attend(self.b, self.spec, self.shape, here.layer, heads, inner, rows);
+            let context =
+                attend(self.b, self.spec, self.shape, here.layer, heads, (inner, inner), rows);
             let kind = OpKind::Product { layer: here.layer, product: Product::AttentionOutput };
             self.b.compute(kind, vec![context.all()], vec![out.all()]);
         } else {
@@ -422,29 +505,24 @@ pub(super) fn join_kind(
     (OpKind::Join { layer, join, norm, post, partial, staged }, !post)
 }
 
-/// Attention of `rows` over the queries, keys and values of the device's heads.
+/// Attention of `rows` over the queries, keys and values of the device's heads: queries stand first
+/// in the rows of one tensor, keys and values last in the rows of the same or another.
 pub(super) fn attend(
     b: &mut Builder,
     spec: &ModelSpec,
     shape: &BatchShape,
     layer: u32,
-    heads: Span<galaxy_common::Head>,
-    qkv: Value,
+    heads: Span<Head>,
+    (from, over): (Value, Value),
     rows: Span<Row>,
 ) -> Value {
     let kv_heads = kv_span(spec, heads);
     let queries = heads.len() * spec.head_width;
+    let keys = 2 * kv_heads.len() * spec.head_width;
     let context = b.tensor(Role::Context, rows, queries);
-    let mut visible: Option<(u32, u32)> = None;
-    for (segment, _) in shape.placed().filter(|(segment, _)| segment.overlaps(rows)) {
-        let end = if spec.causal { segment.end().min(rows.end()) } else { segment.end() };
-        let start = visible.map_or(segment.start(), |(start, _)| start);
-        visible = Some((start, end));
-    }
-    let (start, end) = visible.unwrap_or((rows.start(), rows.end()));
     let reads = vec![
-        qkv.part(rows, Span::first(queries)),
-        qkv.part(Span::new(start, end), Span::new(queries, qkv.width)),
+        from.part(rows, Span::first(queries)),
+        over.part(visible(spec, shape, rows), Span::new(over.width - keys, over.width)),
     ];
     b.compute(OpKind::Attend { layer, heads, kv_heads }, reads, vec![context.all()]);
     context

@@ -2,6 +2,7 @@
 
 use super::{
     build::{Builder, Value},
+    exchange,
     galaxy::{Collective, transfer},
     ring::Ring,
     wanted_rows,
@@ -135,11 +136,11 @@ fn logits(
     let out =
         (!slice.is_empty()).then(|| b.tensor(Role::Logits, Span::first(counted), slice.len()));
     for owner in ring.arrivals(me) {
-        let hop = ring.gather_hop(owner, me, &needs);
+        let route = ring.gather_route(exchange(plan), owner, me, &needs);
         for (tile, rows) in tiles(owner).into_iter().enumerate() {
             let piece = if owner == me {
                 let Some(last) = last else { continue };
-                if !hop.send && out.is_none() {
+                if route.to.is_empty() && out.is_none() {
                     continue;
                 }
                 let own = owned[b.rank().index()];
@@ -159,22 +160,21 @@ fn logits(
                     let source = last.rows(Span::new(start, start + here.len()));
                     b.compute(OpKind::Select, vec![source], vec![piece.rows(here)]);
                 }
-                if hop.send {
+                if !route.to.is_empty() {
                     let staged = b.tensor(Role::RowTile, rows, width);
                     let kind = OpKind::Export { staged: false };
                     b.compute(kind, vec![piece.all()], vec![staged.all()]);
-                    b.send(ring.rank(ring.next(me)), id(owner, tile), tile as u16, staged);
+                    for &to in &route.to {
+                        b.send(ring.rank(to), id(owner, tile), tile as u16, staged);
+                    }
                 }
                 piece
             } else {
-                if !hop.receive {
-                    continue;
-                }
-                let from = ring.rank(ring.previous(me));
-                let staged =
-                    b.receive(from, id(owner, tile), tile as u16, Role::RowTile, rows, width);
-                if hop.send {
-                    b.send(ring.rank(ring.next(me)), id(owner, tile), tile as u16, staged);
+                let Some(from) = route.from else { continue };
+                let (from, id) = (ring.rank(from), id(owner, tile));
+                let staged = b.receive(from, id, tile as u16, Role::RowTile, rows, width);
+                for &to in &route.to {
+                    b.send(ring.rank(to), id, tile as u16, staged);
                 }
                 if out.is_none() {
                     continue;

@@ -61,7 +61,7 @@ pub(super) fn program(
                         let qkv = b.tensor(Role::Qkv, all, width);
                         let kind = OpKind::Product { layer, product: Product::Qkv };
                         b.compute(kind, vec![normed.all()], vec![qkv.all()]);
-                        let context = attend(&mut b, spec, shape, layer, heads, qkv, all);
+                        let context = attend(&mut b, spec, shape, layer, heads, (qkv, qkv), all);
                         let kind = OpKind::Product { layer, product: Product::AttentionOutput };
                         product(&mut b, kind, context, hidden)
                     }

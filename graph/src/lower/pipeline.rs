@@ -1,16 +1,277 @@
-//! Runs of layers, one behind another.
+//! Runs of layers, one behind another: each device has all rows of its layers, and the residual
+//! travels from stage to stage.
+//!
+//! The batch goes through in parts, so that stages work at the same time: at ends of texts where
+//! every row sees its whole text, anywhere where rows see only earlier ones, whose keys and values
+//! a stage keeps. One text of the first kind passes the stages one after another; its rows still
+//! leave in tiles, as the last join finishes them.
 
-use super::LowerError;
-use crate::program::Program;
-use galaxy_common::{BatchShape, Plan, Rank, plan::Phase};
-use galaxy_model::ModelSpec;
+use super::{
+    LowerError,
+    build::{Builder, Value},
+    galaxy::{Collective, attend, join_kind, transfer},
+    head, kv_span,
+    ring::Ring,
+};
+use crate::program::{Block, NormOf, OpKind, Product, Program, Role};
+use galaxy_common::{
+    BatchShape, Layer, Plan, Rank, Row, Span,
+    plan::{Phase, own_rows},
+};
+use galaxy_model::{ModelSpec, NormPlace};
 
 pub(super) fn program(
-    _spec: &ModelSpec,
+    spec: &ModelSpec,
     plan: &Plan,
-    _phase: Phase,
-    _shape: &BatchShape,
-    _rank: Rank,
+    phase: Phase,
+    shape: &BatchShape,
+    rank: Rank,
 ) -> Result<Program, LowerError> {
-    Err(LowerError::Past { segment: 0, strategy: plan.strategy })
+    let stages = Ring::layers(plan, phase);
+    // Alone, a stage has nobody to keep busy.
+    let tiles = if stages.len() > 1 { u32::from(plan.tiles) } else { 1 };
+    let parts = parts(spec.causal, shape, tiles);
+    // However texts are cut, tiles are no larger than those of one text.
+    let most = shape.rows().div_ceil(tiles);
+    let total = parts.iter().map(|part| part.tiles(most).count()).sum::<usize>();
+    let me = stages.position(rank);
+    let links = me.map_or(2, |at| usize::from(at > 0) + usize::from(at + 1 < stages.len()));
+    let mut b = Builder::new(rank, plan.wire, links * usize::from(plan.tiles));
+    let mut last = None;
+    if let Some(me) = me {
+        let layers = |at: usize| {
+            let part = plan.ring[stages.rank(at).index()].assignment(phase);
+            let held = (0..spec.layers).filter(|&l| !part.block(l).heads.is_empty());
+            let (first, end) = held.fold((spec.layers, 0), |(first, _), l| (first.min(l), l + 1));
+            Span::<Layer>::new(first, end)
+        };
+        let mut stage = Stage {
+            spec,
+            shape,
+            layers: layers(me),
+            before: me.checked_sub(1).map(|at| stages.rank(at)),
+            after: (me + 1 < stages.len()).then(|| stages.rank(me + 1)),
+            // By the first layer of the stage that receives.
+            id: &|to, index| {
+                let (layer, n) = (layers(to).start(), stages.len());
+                transfer(layer, Block::Attention, Collective::Gather, n, to, total as u16, index)
+            },
+            me,
+            b: &mut b,
+        };
+        last = stage.run(&parts, most);
+    }
+    let owned = own_rows(plan, phase, shape.rows());
+    head::lower(&mut b, spec, plan, phase, shape, &owned, last);
+    b.finish()
+}
+
+/// Rows that go through the stages together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Part {
+    rows: Span<Row>,
+    /// Whole texts: its own, and those of the parts that share some with it.
+    texts: Span<Row>,
+}
+
+impl Part {
+    /// Tiles of at most so many rows.
+    fn tiles(self, most: u32) -> impl Iterator<Item = Span<Row>> {
+        self.rows.cut(self.rows.len().div_ceil(most.max(1)))
+    }
+}
+
+/// Cuts a batch into about `wanted` parts of about as many rows.
+fn parts(causal: bool, shape: &BatchShape, wanted: u32) -> Vec<Part> {
+    let ends: Vec<u32> = shape.placed().map(|(text, _)| text.end()).collect();
+    let nearest = |row: u32| ends.iter().copied().min_by_key(|end| end.abs_diff(row));
+    let even = Span::<Row>::first(shape.rows()).cut(wanted).map(|part| part.end());
+    let mut cuts: Vec<u32> = match causal {
+        true => even.collect(),
+        false => even.filter_map(nearest).collect(),
+    };
+    cuts.dedup();
+    let starts = std::iter::once(0).chain(cuts.iter().copied());
+    let rows = starts.zip(&cuts).map(|(start, &end)| Span::new(start, end));
+    let clean = |row: &u32| ends.contains(row);
+    let whole = |rows: Span<Row>| {
+        let start = cuts.iter().copied().filter(|&cut| cut <= rows.start()).rfind(clean);
+        let end = cuts.iter().copied().filter(|&cut| cut >= rows.end()).find(clean);
+        Span::new(start.unwrap_or(0), end.unwrap_or(shape.rows()))
+    };
+    let parts = rows.filter(|rows| !rows.is_empty());
+    parts.map(|rows| Part { rows, texts: whole(rows) }).collect()
+}
+
+/// The layers of one device.
+struct Stage<'a> {
+    spec: &'a ModelSpec,
+    shape: &'a BatchShape,
+    layers: Span<Layer>,
+    before: Option<Rank>,
+    after: Option<Rank>,
+    /// Names the transfer of a tile to the stage of a position.
+    id: &'a dyn Fn(usize, usize) -> u32,
+    me: usize,
+    b: &'a mut Builder,
+}
+
+/// Rows between blocks.
+#[derive(Clone, Copy)]
+struct Carried {
+    residual: Value,
+    /// The residual itself with a post-norm.
+    normed: Value,
+}
+
+impl Stage<'_> {
+    /// Sends all parts through; returns the rows after the last norm where no stage follows.
+    fn run(&mut self, parts: &[Part], most: u32) -> Option<Value> {
+        let result = self.after.is_none().then(|| self.carried(Span::first(self.shape.rows())));
+        // Of each layer, for the texts of the part.
+        let mut qkv: Vec<Option<Value>> = vec![None; self.layers.len() as usize];
+        let mut sent = 0;
+        for part in parts {
+            let tiles: Vec<Span<Row>> = part.tiles(most).collect();
+            let mut carried = self.carried(part.rows);
+            for (layer, qkv) in self.layers.iter().zip(&mut qkv) {
+                let heads = Span::first(self.spec.heads);
+                let kept = qkv.filter(|qkv| qkv.rows == part.texts).unwrap_or_else(|| {
+                    let width = heads.len() + 2 * kv_span(self.spec, heads).len();
+                    self.b.tensor(Role::Qkv, part.texts, width * self.spec.head_width)
+                });
+                *qkv = Some(kept);
+                let kind = OpKind::Product { layer, product: Product::Qkv };
+                if layer == self.layers.start() {
+                    self.enter(part.rows, &tiles, sent, carried, kept);
+                } else {
+                    self.b.at = (Block::Attention, layer);
+                    let writes = vec![kept.rows(part.rows)];
+                    self.b.compute(kind, vec![carried.normed.all()], writes);
+                }
+                self.b.at = (Block::Attention, layer);
+                let over = (kept, kept);
+                let context = attend(self.b, self.spec, self.shape, layer, heads, over, part.rows);
+                let joined = self.carried(part.rows);
+                let last = (Product::AttentionOutput, layer);
+                self.leave(last, context, carried, joined, part.rows);
+                self.b.at = (Block::Mlp, layer);
+                let inner = self.b.tensor(Role::Inner, part.rows, self.spec.inner);
+                let kind = OpKind::Product { layer, product: Product::Up };
+                self.b.compute(kind, vec![joined.normed.all()], vec![inner.all()]);
+                let ends = layer + 1 == self.layers.end();
+                let after = result.filter(|_| ends).unwrap_or_else(|| self.carried(part.rows));
+                let leaves = ends && self.after.is_some();
+                let pieces = if leaves { &tiles[..] } else { &[part.rows] };
+                for (index, &rows) in pieces.iter().enumerate() {
+                    self.leave((Product::Down, layer), inner, joined, after, rows);
+                    if leaves {
+                        self.send(after.residual, rows, sent + index);
+                    }
+                }
+                carried = after;
+            }
+            sent += tiles.len();
+        }
+        result.map(|result| result.normed)
+    }
+
+    fn carried(&mut self, rows: Span<Row>) -> Carried {
+        let residual = self.b.tensor(Role::Residual, rows, self.spec.hidden);
+        let normed = match self.spec.norm_place {
+            NormPlace::Post => residual,
+            NormPlace::Pre => self.b.tensor(Role::Normed, rows, self.spec.hidden),
+        };
+        Carried { residual, normed }
+    }
+
+    /// Embeds a part, or takes it in tile by tile, up to queries, keys and values of the first
+    /// layer.
+    fn enter(
+        &mut self,
+        rows: Span<Row>,
+        tiles: &[Span<Row>],
+        first: usize,
+        carried: Carried,
+        qkv: Value,
+    ) {
+        let layer = self.layers.start();
+        let pieces = if self.before.is_some() { tiles } else { &[rows] };
+        for (index, &rows) in pieces.iter().enumerate() {
+            let residual = carried.residual.rows(rows);
+            if let Some(from) = self.before {
+                self.b.at = (Block::Attention, layer);
+                let (id, tile) = ((self.id)(self.me, first + index), (first + index) as u16);
+                let hidden = self.spec.hidden;
+                let staged = self.b.receive(from, id, tile, Role::RowTile, rows, hidden);
+                self.b.compute(OpKind::Import, vec![staged.all()], vec![residual]);
+            } else {
+                self.b.at = (Block::Embedding, layer);
+                self.b.compute(OpKind::Embed, vec![], vec![residual]);
+            }
+            let normed = carried.normed.rows(rows);
+            if self.spec.norm_place == NormPlace::Pre {
+                let kind = OpKind::Norm(NormOf::Attention(layer));
+                self.b.compute(kind, vec![residual], vec![normed]);
+            }
+            self.b.at = (Block::Attention, layer);
+            let kind = OpKind::Product { layer, product: Product::Qkv };
+            self.b.compute(kind, vec![normed], vec![qkv.rows(rows)]);
+        }
+    }
+
+    /// The last product of a block, and the join.
+    fn leave(
+        &mut self,
+        (product, layer): (Product, u32),
+        inner: Value,
+        carried: Carried,
+        joined: Carried,
+        rows: Span<Row>,
+    ) {
+        let block = if product == Product::Down { Block::Mlp } else { Block::Attention };
+        self.b.at = (block, layer);
+        let partial = self.b.tensor(Role::Partial, rows, self.spec.hidden);
+        let kind = OpKind::Product { layer, product };
+        self.b.compute(kind, vec![inner.rows(rows)], vec![partial.all()]);
+        self.b.at = (Block::Connective, layer);
+        let (kind, writes_two) = join_kind(self.spec, layer, block, true, false);
+        let mut writes = vec![joined.residual.rows(rows)];
+        writes.extend(writes_two.then(|| joined.normed.rows(rows)));
+        self.b.compute(kind, vec![carried.residual.rows(rows), partial.all()], writes);
+    }
+
+    /// A tile of the residual to the stage that follows.
+    fn send(&mut self, residual: Value, rows: Span<Row>, index: usize) {
+        let Some(to) = self.after else { return };
+        let out = self.b.tensor(Role::RowTile, rows, self.spec.hidden);
+        let kind = OpKind::Export { staged: false };
+        self.b.compute(kind, vec![residual.rows(rows)], vec![out.all()]);
+        self.b.send(to, (self.id)(self.me + 1, index), index as u16, out);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use galaxy_common::{Segment, Wanted};
+
+    #[test]
+    fn parts_end_with_texts_where_rows_see_all_of_theirs() {
+        let segment = |(slot, rows)| Segment { slot, past: 0, rows, wanted: Wanted::Hidden };
+        let shape = |rows: &[u32]| {
+            let segments = (0..).zip(rows.iter().copied()).map(segment);
+            BatchShape::new(segments.collect()).expect("a batch")
+        };
+        let spans = |causal, rows: &[u32], wanted| -> Vec<[u32; 4]> {
+            let parts = parts(causal, &shape(rows), wanted);
+            let ends = |p: &Part| [p.rows.start(), p.rows.end(), p.texts.start(), p.texts.end()];
+            parts.iter().map(ends).collect()
+        };
+        assert_eq!(spans(false, &[12], 4), [[0, 12, 0, 12]]);
+        assert_eq!(spans(true, &[12], 3), [[0, 4, 0, 12], [4, 8, 0, 12], [8, 12, 0, 12]]);
+        assert_eq!(spans(false, &[3, 5, 4], 2), [[0, 8, 0, 8], [8, 12, 8, 12]]);
+        assert_eq!(spans(true, &[6, 6], 4)[1..3], [[3, 6, 0, 6], [6, 9, 6, 12]]);
+        assert_eq!(spans(true, &[1], 4), [[0, 1, 0, 1]]);
+    }
 }

@@ -1,6 +1,6 @@
 //! Rings of devices, and the routes of tiles around them.
 
-use galaxy_common::{Plan, Rank, plan::Phase};
+use galaxy_common::{Exchange, Layout, Plan, Rank, plan::Phase};
 
 /// Devices in ring order. Positions count from 0 along the ring; ranks are the plan's.
 #[derive(Clone, Debug)]
@@ -17,25 +17,36 @@ pub(crate) struct Hop {
     pub send: bool,
 }
 
+/// Where a device has a gathered tile from, and to whom it gives it; positions of the ring.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Route {
+    pub from: Option<usize>,
+    pub to: Vec<usize>,
+}
+
 impl Ring {
     /// The devices that have a part in the layers. By plan, not by batch, so that links stand.
     pub fn layers(plan: &Plan, phase: Phase) -> Self {
         Self::of(plan, |d| {
             let part = d.assignment(phase);
             match plan.layout {
-                galaxy_common::Layout::Replicated => part.any_heads() || part.any_columns(),
-                _ => part.in_layers(),
+                Layout::Replicated | Layout::Stages => part.any_heads() || part.any_columns(),
+                Layout::Ring => part.in_layers(),
             }
         })
     }
 
-    /// The devices that own rows or a slice of the vocabulary.
+    /// The devices that own rows or a slice of the vocabulary; where rows are cut, all of the layers'.
     pub fn head(plan: &Plan, phase: Phase) -> Self {
         let layers = Self::layers(plan, phase);
         Self::of(plan, |d| {
+            let part = d.assignment(phase);
             let rank = plan.rank_of(&d.name);
-            !d.assignment(phase).vocabulary.is_empty()
-                || rank.is_some_and(|r| layers.position(r).is_some())
+            let owns = match plan.layout {
+                Layout::Stages => part.row_weight > 0,
+                _ => rank.is_some_and(|r| layers.position(r).is_some()),
+            };
+            owns || !part.vocabulary.is_empty()
         })
     }
 
@@ -57,6 +68,10 @@ impl Ring {
     }
     pub fn previous(&self, at: usize) -> usize {
         (at + self.len() - 1) % self.len()
+    }
+    /// Each device and the one after it.
+    pub fn around(&self) -> impl Iterator<Item = (Rank, Rank)> + '_ {
+        (0..self.len()).map(|at| (self.rank(at), self.rank(self.next(at))))
     }
     /// The device `steps` before `at`.
     pub fn back(&self, at: usize, steps: usize) -> usize {
@@ -83,6 +98,31 @@ impl Ring {
         let last = (1..self.len()).rev().find(|d| needs[(owner + d) % self.len()]).unwrap_or(0);
         let here = self.distance(owner, me);
         Hop { receive: here > 0 && here <= last, send: here < last }
+    }
+
+    /// AllGather by either way: along the ring, or from the owner straight to all that need it, the
+    /// device after it first.
+    pub fn gather_route(
+        &self,
+        exchange: Exchange,
+        owner: usize,
+        me: usize,
+        needs: &[bool],
+    ) -> Route {
+        match exchange {
+            Exchange::Ring => {
+                let hop = self.gather_hop(owner, me, needs);
+                Route {
+                    from: hop.receive.then(|| self.previous(me)),
+                    to: hop.send.then(|| self.next(me)).into_iter().collect(),
+                }
+            }
+            Exchange::Direct if owner == me => {
+                let others = (1..self.len()).map(|step| (me + step) % self.len());
+                Route { from: None, to: others.filter(|&at| needs[at]).collect() }
+            }
+            Exchange::Direct => Route { from: needs[me].then_some(owner), to: Vec::new() },
+        }
     }
 
     /// ReduceScatter: sums for `owner` start at the first device after it that contributes, and end
@@ -120,5 +160,17 @@ mod tests {
         assert_eq!(ring.scatter_hop(0, 3, &contributes), Hop { receive: true, send: true });
         assert_eq!(ring.scatter_hop(0, 0, &contributes), Hop { receive: true, send: false });
         assert_eq!(ring.scatter_hop(0, 0, &[true, false, false, false]), Hop::default());
+    }
+
+    #[test]
+    fn direct_routes_go_to_who_needs_a_tile_and_no_further() {
+        let ring = Ring { ranks: (0..4).map(Rank).collect() };
+        let needs = [true, true, false, true];
+        let route = |owner, me| ring.gather_route(Exchange::Direct, owner, me, &needs);
+        assert_eq!(route(1, 1), Route { from: None, to: vec![3, 0] });
+        assert_eq!(route(1, 2), Route::default());
+        assert_eq!(route(1, 3), Route { from: Some(1), to: vec![] });
+        let route = |owner, me| ring.gather_route(Exchange::Ring, owner, me, &needs);
+        assert_eq!(route(0, 2), Route { from: Some(1), to: vec![3] });
     }
 }

@@ -7,6 +7,7 @@ use super::{
     order::{Step, staggered},
 };
 use crate::program::{Block, OpKind, Role};
+use galaxy_common::Exchange;
 use std::collections::BTreeMap;
 
 /// Fewer tiles leave no room to stagger them: what is hidden is lost again to coarser steps.
@@ -41,8 +42,9 @@ impl Device<'_> {
         let tiles = self.tiles.iter().map(Vec::len).max().unwrap_or(0);
         let rows = self.tiles.iter().flatten().map(|t| t.len()).max().unwrap_or(0);
         let row = u64::from(self.hidden()) * u64::from(self.plan.wire.width());
+        let plain = !self.plan.any_sequence() && self.plan.exchange == Exchange::Ring;
         let worth = tiles >= LEAST_TILES && u64::from(rows) * row >= LEAST_BYTES;
-        (self.ring.len() > 1 && worth).then_some(tiles)
+        (self.ring.len() > 1 && plain && worth).then_some(tiles)
     }
 
     /// All layers, from what the first product of the first made. Returns the rows after the last

@@ -4,7 +4,7 @@ use super::{VerifyError, order::Order, site};
 use crate::program::{
     Block, JoinOf, NormOf, OpId, OpKind, Operation, Product, Program, Region, TensorId,
 };
-use galaxy_common::{Plan, Rank, plan::Phase};
+use galaxy_common::{BatchShape, Mode, Plan, Rank, Span, plan::Phase};
 use galaxy_model::{ModelSpec, NormPlace};
 use std::{collections::BTreeMap, fmt};
 
@@ -37,13 +37,14 @@ impl fmt::Display for Content {
 pub(super) fn check(
     spec: &ModelSpec,
     plan: &Plan,
+    shape: &BatchShape,
     programs: &[Program],
     order: &Order,
 ) -> Result<(), VerifyError> {
     for (rank, program) in programs.iter().enumerate() {
         accesses(programs, rank, program, order)?;
     }
-    contents(spec, plan, programs, order)
+    contents(spec, plan, shape, programs, order)
 }
 
 /// Writes once, reads covered, slots handed on in order.
@@ -121,6 +122,7 @@ fn meet(a: &Region, b: &Region) -> Option<u64> {
 fn contents(
     spec: &ModelSpec,
     plan: &Plan,
+    shape: &BatchShape,
     programs: &[Program],
     order: &Order,
 ) -> Result<(), VerifyError> {
@@ -163,9 +165,13 @@ fn contents(
             },
             OpKind::Attend { layer, .. } => {
                 want(0, Content::Inside(2 * layer))?;
+                want(1, Content::Inside(2 * layer))?;
+                if !sees_all(spec, shape, op) {
+                    return wrong(read(1), "keys and values of all rows that the queries see");
+                }
                 vec![Content::Inside(2 * layer)]
             }
-            OpKind::Export { staged: true } => match (read(0), read(1)) {
+            OpKind::Export { staged: true } | OpKind::Add => match (read(0), read(1)) {
                 (Some(Content::Sum(a, who)), Some(Content::Sum(b, others)))
                     if a == b && who & others == 0 =>
                 {
@@ -187,7 +193,7 @@ fn contents(
                         have => return wrong(have, "sums of this block, each device once"),
                     }
                 }
-                let all = contributors(plan, at);
+                let all = contributors(plan, rank, at);
                 if sum != all {
                     let have = Some(Content::Sum(at, sum));
                     return wrong(have, &Content::Sum(at, all).to_string());
@@ -268,7 +274,22 @@ fn stage(spec: &ModelSpec, norm: NormOf) -> u32 {
     }
 }
 
-fn contributors(plan: &Plan, block: u32) -> u128 {
+/// Whether attention reads all rows that its queries see.
+fn sees_all(spec: &ModelSpec, shape: &BatchShape, op: &Operation) -> bool {
+    let [queries, keys] = &op.reads[..] else { return false };
+    shape.placed().filter(|(text, _)| text.overlaps(queries.rows)).all(|(text, _)| {
+        let end = if spec.causal { queries.rows.end().min(text.end()) } else { text.end() };
+        keys.rows.contains(Span::new(text.start(), end))
+    })
+}
+
+/// Whose partial sums make up a row of the device `rank` after a block.
+fn contributors(plan: &Plan, rank: usize, block: u32) -> u128 {
+    let modes = plan.modes(block / 2);
+    let mode = modes.map(|m| if block.is_multiple_of(2) { m.attention } else { m.mlp });
+    if mode == Some(Mode::Sequence) {
+        return 1 << (rank % 128);
+    }
     let has = |(rank, device): (Rank, &galaxy_common::DevicePlan)| {
         let part = device.assignment(Phase::Prefill).block(block / 2);
         let some =

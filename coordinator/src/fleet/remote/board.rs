@@ -135,8 +135,8 @@ pub enum Notice {
         device: DeviceName,
         /// Weights as held.
         weights: Bytes,
-        /// Whether it had them already.
-        reused: bool,
+        /// Bytes that it read for it; what it had already it kept.
+        read: Bytes,
         /// How long it took.
         seconds: f64,
     },
@@ -171,11 +171,11 @@ impl fmt::Display for Notice {
                 let rate = done.0 as f64 / elapsed.as_secs_f64().max(1e-3);
                 write!(f, "device {device} loads {done} of {total} ({}/s)", Bytes(rate as u64))
             }
-            Self::Placed { device, weights, reused: true, .. } => {
+            Self::Placed { device, weights, read: Bytes(0), .. } => {
                 write!(f, "device {device} placed: holds {weights} already")
             }
-            Self::Placed { device, weights, seconds, .. } => {
-                write!(f, "device {device} placed: {weights} in {seconds:.1} s")
+            Self::Placed { device, weights, read, seconds } => {
+                write!(f, "device {device} placed: {weights}, {read} read in {seconds:.1} s")
             }
             Self::Refused { device, reason } => {
                 write!(f, "device {device} has not taken its place: {reason}")

@@ -142,8 +142,8 @@ pub(super) async fn place(shared: Arc<Shared>, device: Index, epoch: Epoch) {
         Ok(ready) => {
             let (name, weights) = (shared.ring[device].name.clone(), Bytes(ready.weight_bytes));
             shared.board().entries[device].weight_bytes = weights;
-            let PlaceReady { reused, seconds, .. } = ready;
-            (shared.listener)(Notice::Placed { device: name, weights, reused, seconds });
+            let (read, seconds) = (Bytes(ready.read_bytes), ready.seconds);
+            (shared.listener)(Notice::Placed { device: name, weights, read, seconds });
             Event::Placed { device, epoch }
         }
         Err(status) if gone(&status) => {

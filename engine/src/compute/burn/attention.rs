@@ -14,10 +14,14 @@ const HIDDEN: f32 = -1e38;
 
 /// Queries, keys and values of a device's heads.
 pub(super) struct Sources<'a> {
-    /// `[rows, (heads + 2 * kv_heads) * width]`: queries | keys | values.
-    pub(super) qkv: Tensor<2>,
-    /// Row of the batch that is its row 0.
-    pub(super) first: u32,
+    /// `[rows, heads * width]`
+    pub(super) queries: Tensor<2>,
+    /// Row of the batch that is row 0 of the queries.
+    pub(super) first_query: u32,
+    /// `[rows, 2 * kv_heads * width]`: keys | values.
+    pub(super) keys: Tensor<2>,
+    /// Row of the batch that is row 0 of the keys.
+    pub(super) first_key: u32,
     pub(super) layer: &'a Layer,
     pub(super) width: usize,
     pub(super) causal: bool,
@@ -43,9 +47,9 @@ impl Sources<'_> {
 
     fn step(&self, own: Span<Row>, seen: Span<Row>) -> Tensor<2> {
         let (heads, kv_heads) = (self.layer.heads.len(), self.layer.kv_heads.len());
-        let queries = self.part(own, 0, heads);
-        let keys = self.shared(self.part(seen, heads, kv_heads));
-        let values = self.shared(self.part(seen, heads + kv_heads, kv_heads));
+        let of_keys = |head| self.part(&self.keys, self.first_key, seen, head, kv_heads);
+        let queries = self.part(&self.queries, self.first_query, own, 0, heads);
+        let (keys, values) = (self.shared(of_keys(0)), self.shared(of_keys(kv_heads)));
         let scale = 1.0 / (self.width as f32).sqrt();
         let mut scores = queries.matmul(keys.swap_dims(1, 2)) * scale;
         if self.causal && own.len() > 1 {
@@ -55,12 +59,19 @@ impl Sources<'_> {
         context.reshape([own.len() as usize, heads as usize * self.width])
     }
 
-    /// `heads` heads from head `first` of each of some rows: `[heads, rows, width]`.
-    fn part(&self, rows: Span<Row>, first: u32, heads: u32) -> Tensor<3> {
+    /// `heads` heads from head `first` of each of some rows of a tensor that begins with `first_row`: `[heads, rows, width]`.
+    fn part(
+        &self,
+        of: &Tensor<2>,
+        first_row: u32,
+        rows: Span<Row>,
+        first: u32,
+        heads: u32,
+    ) -> Tensor<3> {
         let (first, heads, width) = (first as usize, heads as usize, self.width);
-        let from = (rows.start() - self.first) as usize;
+        let from = (rows.start() - first_row) as usize;
         let range = from..from + rows.len() as usize;
-        let part = self.qkv.clone().slice([range, first * width..(first + heads) * width]);
+        let part = of.clone().slice([range, first * width..(first + heads) * width]);
         part.reshape([rows.len() as usize, heads, width]).swap_dims(0, 1)
     }
 

@@ -31,11 +31,9 @@ const HIDDEN: f32 = -1e38;
 /// Below so many products of two values another thread has not woken up before one is done.
 const WORTH_SHARING: usize = 1 << 19;
 
-/// Where heads lie in the rows of queries, keys and values.
+/// Where heads lie in the rows of queries, and of keys and values.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layout {
-    /// First column.
-    pub(crate) start: usize,
     /// Query heads of the device.
     pub(crate) heads: usize,
     /// Number of the first of them in the model.
@@ -59,10 +57,10 @@ impl Layout {
         first - self.first_head..end.max(first) - self.first_head
     }
     fn query(&self, head: usize) -> usize {
-        self.start + head * self.width
+        head * self.width
     }
     fn key(&self, kv_head: usize) -> usize {
-        self.query(self.heads + kv_head)
+        kv_head * self.width
     }
     fn value(&self, kv_head: usize) -> usize {
         self.key(self.kv_heads + kv_head)
@@ -106,18 +104,28 @@ impl Scratch {
 /// What attention reads.
 #[derive(Clone, Copy)]
 pub(crate) struct Sources<'a> {
-    /// Queries, keys and values of the rows from `first` on.
-    pub(crate) qkv: Area<'a>,
-    /// Row of the batch that is row 0 of `qkv`.
-    pub(crate) first: u32,
+    /// `[rows, heads * width]`
+    pub(crate) queries: Area<'a>,
+    /// Row of the batch that is row 0 of `queries`.
+    pub(crate) first_query: u32,
+    /// `[rows, 2 * kv_heads * width]`: keys | values.
+    pub(crate) keys: Area<'a>,
+    /// Row of the batch that is row 0 of `keys`.
+    pub(crate) first_key: u32,
     pub(crate) layout: Layout,
     pub(crate) causal: bool,
 }
 
 impl<'a> Sources<'a> {
-    fn part(&self, rows: Span<Row>, column: usize, columns: usize) -> Area<'a> {
-        let row = (rows.start() - self.first) as usize;
-        self.qkv.part(row, rows.len() as usize, column, columns)
+    /// Queries of some heads.
+    fn query(&self, rows: Span<Row>, column: usize, columns: usize) -> Area<'a> {
+        let row = (rows.start() - self.first_query) as usize;
+        self.queries.part(row, rows.len() as usize, column, columns)
+    }
+    /// Keys or values of a head.
+    fn key(&self, rows: Span<Row>, column: usize) -> Area<'a> {
+        let row = (rows.start() - self.first_key) as usize;
+        self.keys.part(row, rows.len() as usize, column, self.layout.width)
     }
 }
 
@@ -261,9 +269,9 @@ impl Job<'_> {
                 let (row, height) = (own.start() - rows.start(), own.len() as usize);
                 let column = heads.start * layout.width - first_column;
                 let lanes = Lanes {
-                    queries: self.sources.part(own, layout.query(heads.start), columns),
-                    keys: self.sources.part(seen, layout.key(kv_head), layout.width),
-                    values: self.sources.part(seen, layout.value(kv_head), layout.width),
+                    queries: self.sources.query(own, layout.query(heads.start), columns),
+                    keys: self.sources.key(seen, layout.key(kv_head)),
+                    values: self.sources.key(seen, layout.value(kv_head)),
                     group: heads.len(),
                     width: layout.width,
                     sees: causal.then(|| (own.start() + 1 - part.seen.start()) as usize),
@@ -424,14 +432,31 @@ mod tests {
     use super::{super::testing::*, *};
     use galaxy_common::{Segment, Wanted};
 
+    /// Queries, keys and values of `qkv` from column `start` on.
+    fn sources(qkv: &[f32], start: usize, layout: Layout, causal: bool) -> Sources<'_> {
+        let (queries, keys) = (layout.heads * layout.width, 2 * layout.kv_heads * layout.width);
+        let stride = start + queries + keys;
+        let rows = qkv.len() / stride;
+        let area = whole(qkv, rows, stride);
+        Sources {
+            queries: area.part(0, rows, start, queries),
+            first_query: 0,
+            keys: area.part(0, rows, start + queries, keys),
+            first_key: 0,
+            layout,
+            causal,
+        }
+    }
+
     fn reference(
         qkv: &[f32],
+        start: usize,
         layout: Layout,
         causal: bool,
         shape: &BatchShape,
         rows: Span<Row>,
     ) -> Vec<f64> {
-        let stride = layout.start + (layout.heads + 2 * layout.kv_heads) * layout.width;
+        let stride = start + (layout.heads + 2 * layout.kv_heads) * layout.width;
         let at = |row: u32, column: usize| f64::from(qkv[row as usize * stride + column]);
         let mut out = Vec::new();
         for row in rows.iter() {
@@ -439,9 +464,9 @@ mod tests {
             let end = if causal { row + 1 } else { segment.end() };
             for head in 0..layout.heads {
                 let kv = (layout.first_head + head) / layout.group - layout.first_kv_head;
-                let key = layout.start + (layout.heads + kv) * layout.width;
+                let key = start + (layout.heads + kv) * layout.width;
                 let value = key + layout.kv_heads * layout.width;
-                let query = layout.start + head * layout.width;
+                let query = start + head * layout.width;
                 let score = |other: u32| -> f64 {
                     let dot: f64 =
                         (0..layout.width).map(|i| at(row, query + i) * at(other, key + i)).sum();
@@ -470,13 +495,23 @@ mod tests {
     fn part(first_head: usize, heads: usize, group: usize, width: usize) -> Layout {
         let first_kv_head = first_head / group;
         let kv_heads = (first_head + heads).div_ceil(group) - first_kv_head;
-        Layout { start: 0, heads, first_head, kv_heads, first_kv_head, group, width }
+        Layout { heads, first_head, kv_heads, first_kv_head, group, width }
     }
 
     /// Every instruction set and some numbers of threads against f64. Values are multiplied by
     /// `size`.
     fn check(layout: Layout, shape: &BatchShape, size: f32, some: &[(u32, u32)]) {
-        let columns = layout.start + (layout.heads + 2 * layout.kv_heads) * layout.width;
+        check_from(0, layout, shape, size, some);
+    }
+
+    fn check_from(
+        start: usize,
+        layout: Layout,
+        shape: &BatchShape,
+        size: f32,
+        some: &[(u32, u32)],
+    ) {
+        let columns = start + (layout.heads + 2 * layout.kv_heads) * layout.width;
         let mut qkv = Random::default().values(shape.rows() as usize * columns);
         qkv.iter_mut().for_each(|value| *value *= size);
         let qkv = qkv.as_slice();
@@ -484,13 +519,12 @@ mod tests {
             [false, true].into_iter().flat_map(|c| some.iter().map(move |s| (c, s)))
         {
             let rows = Span::new(first, end);
-            let want = reference(qkv, layout, causal, shape, rows);
+            let want = reference(qkv, start, layout, causal, shape, rows);
             let sets = Instructions::all().flat_map(|set| [1, 2, 3].map(|count| (set, count)));
             for (instructions, count) in sets {
                 let threads = Threads::new(count);
                 let mut scratch = Scratch::new(&threads);
-                let area = whole(qkv, shape.rows() as usize, columns);
-                let sources = Sources { qkv: area, first: 0, layout, causal };
+                let sources = sources(qkv, start, layout, causal);
                 let width = layout.heads * layout.width;
                 let mut out = vec![f32::NAN; rows.len() as usize * width];
                 let context = whole_mut(&mut out, rows.len() as usize, width);
@@ -525,8 +559,35 @@ mod tests {
     #[test]
     fn rows_that_collide_are_as_any() {
         // 1024 columns in all: rows are 4 KiB apart.
-        let layout = Layout { start: 256, ..part(0, 4, 1, 64) };
-        check(layout, &batch(&[150]), 1.0, &[(0, 150), (40, 58), (149, 150)]);
+        let layout = part(0, 4, 1, 64);
+        check_from(256, layout, &batch(&[150]), 1.0, &[(0, 150), (40, 58), (149, 150)]);
+    }
+
+    #[test]
+    fn keys_may_lie_elsewhere_and_begin_with_another_row() {
+        let (shape, layout) = (batch(&[9, 40, 3]), part(0, 4, 2, 8));
+        let qkv = Random::default().values(52 * 64);
+        let threads = Threads::new(2);
+        for (own, seen, causal) in [((20, 31), (9, 49), false), ((30, 52), (9, 52), true)] {
+            let rows: Span<Row> = Span::new(own.0, own.1);
+            let count = (seen.1 - seen.0) as usize;
+            let joint = sources(&qkv, 0, layout, causal);
+            let mut keys = Vec::new();
+            for row in seen.0..seen.1 {
+                keys.extend_from_slice(&qkv[row as usize * 64 + 32..][..32]);
+            }
+            let apart = Sources {
+                queries: joint.queries.part(own.0 as usize, rows.len() as usize, 0, 32),
+                first_query: own.0,
+                keys: whole(&keys, count, 32),
+                first_key: seen.0,
+                ..joint
+            };
+            let mut out = vec![f32::NAN; rows.len() as usize * 32];
+            let context = whole_mut(&mut out, rows.len() as usize, 32);
+            attend(&threads, &mut Scratch::new(&threads), apart, &shape, rows, context);
+            close("keys elsewhere", &out, &reference(&qkv, 0, layout, causal, &shape, rows));
+        }
     }
 
     #[test]
@@ -550,7 +611,7 @@ mod tests {
         for instructions in Instructions::all() {
             let threads = Threads::new(1);
             let mut out = vec![f32::NAN; 40 * 4];
-            let sources = Sources { qkv: whole(&qkv, 40, 12), first: 0, layout, causal: true };
+            let sources = sources(&qkv, 0, layout, true);
             let context = whole_mut(&mut out, 40, 4);
             let mut scratch = Scratch::new(&threads);
             let (shape, rows) = (batch(&[40]), Span::new(0, 40));
@@ -571,8 +632,7 @@ mod tests {
                 for (from, to) in [(0, 160), (7, 8)] {
                     let threads = Threads::new(1);
                     let mut out = vec![0.0; (to - from) * 16];
-                    let qkv = whole(&qkv, rows, 48);
-                    let sources = Sources { qkv, first: 0, layout, causal: false };
+                    let sources = sources(&qkv, 0, layout, false);
                     let context = whole_mut(&mut out, to - from, 16);
                     let mut scratch = Scratch::new(&threads);
                     let shape = batch(&[rows as u32]);

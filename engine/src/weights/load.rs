@@ -1,0 +1,342 @@
+//! Loading: the matrices of a shard, out of the one that is there and the model's files.
+// Hot path of loading: no logging, no allocation but the matrices and two bounded buffers.
+
+use super::{
+    ClassShard, HeldMatrix, LayerShard, NormVectors, PANEL, Progress, Shard, WeightError,
+    matrix::{Layout, Values, Window},
+};
+use galaxy_common::{Assignment, Bytes, Span};
+use galaxy_graph::{
+    holdings::{self, Held, Part, Step},
+    lower::kv_span,
+};
+use galaxy_model::{
+    Dtype, HeadSpec, Matrix, MatrixSource, ModelDir, ModelError, NormKind, NormPlace, Vector,
+};
+use std::{
+    ops::{ControlFlow, Range},
+    sync::Arc,
+};
+
+/// Where a piece of a matrix goes: columns from `at` of rows `stride` apart.
+struct Place<'a, T> {
+    out: &'a mut [T],
+    stride: usize,
+    at: usize,
+}
+
+/// Values of a block of rows that wait to be spread over panels: 4 MB in f32.
+const SPREAD: usize = 1 << 20;
+
+/// Fills the window of a matrix from `input` and `column` on with `part`.
+///
+/// A checkpoint that stores a row for each output is read panel by panel, straight to its place.
+/// One that stores a row for each input (GPT-2) is read by blocks of whole rows and spread, since
+/// a panel of it would be a small piece of every row.
+fn fill<T: Copy + Default>(
+    source: &MatrixSource<'_>,
+    part: &Part,
+    (input, column): (usize, usize),
+    layout: Layout,
+    values: &mut [T],
+    mut read: impl FnMut(Range<u32>, Range<u32>, Place<'_, T>) -> Result<(), ModelError>,
+) -> Result<(), ModelError> {
+    let (inputs, width) = (part.inputs.len(), part.outputs.len());
+    if source.stores_inputs_as_rows() {
+        let height = (SPREAD / width.max(1)).clamp(1, inputs);
+        let mut block = vec![T::default(); height * width];
+        for row in (0..inputs).step_by(height) {
+            let height = height.min(inputs - row);
+            let from = part.inputs.start + row as u32;
+            let place = Place { out: &mut block[..height * width], stride: width, at: 0 };
+            read(from..from + height as u32, part.outputs.clone(), place)?;
+            for strip in layout.strips(column..column + width) {
+                for at in 0..height {
+                    let to = strip.panel + (input + row + at) * PANEL + strip.at;
+                    let from = at * width + (strip.column - column);
+                    values[to..to + strip.width].copy_from_slice(&block[from..from + strip.width]);
+                }
+            }
+        }
+    } else {
+        for strip in layout.strips(column..column + width) {
+            let out = &mut values[strip.panel + input * PANEL..][..PANEL * inputs];
+            let from = part.outputs.start + (strip.column - column) as u32;
+            let place = Place { out, stride: PANEL, at: strip.at };
+            read(part.inputs.clone(), from..from + strip.width as u32, place)?;
+        }
+    }
+    Ok(())
+}
+
+/// Makes matrices and vectors, and counts what it reads for them.
+pub(super) struct Loader<'a> {
+    dir: &'a ModelDir,
+    /// What file bytes pass through; it grows to the read limit of `galaxy_model` and no further.
+    scratch: Vec<u8>,
+    read: u64,
+    total: u64,
+    progress: Progress<'a>,
+}
+
+impl<'a> Loader<'a> {
+    pub(super) fn new(dir: &'a ModelDir, total: Bytes, progress: Progress<'a>) -> Self {
+        Self { dir, scratch: Vec::new(), read: 0, total: total.0, progress }
+    }
+
+    /// A shard of what every device holds, and of nothing else.
+    pub(super) fn common(&mut self, dir: Arc<ModelDir>) -> Result<Shard, WeightError> {
+        let spec = self.dir.spec();
+        let layers = (0..spec.layers).map(|layer| self.layer(layer)).collect::<Result<_, _>>()?;
+        let embedding_norm = match spec.embedding_norm {
+            true => Some(self.norm(Vector::EmbeddingNorm, Vector::EmbeddingNormBias)?),
+            false => None,
+        };
+        let final_norm = match spec.norm_place {
+            NormPlace::Pre => Some(self.norm(Vector::FinalNorm, Vector::FinalNormBias)?),
+            NormPlace::Post => None,
+        };
+        let token_type = self.vector_if(spec.token_types, Vector::TokenTypeRow)?;
+        let classes = match &spec.head {
+            HeadSpec::Classes(head) => {
+                let (hidden, labels) = (0..spec.hidden, 0..head.labels);
+                let dense = match head.dense {
+                    Some(_) => self
+                        .whole(Matrix::ClassDense, hidden.clone(), hidden.clone())?
+                        .zip(self.vector_if(true, Vector::ClassDenseBias)?),
+                    None => None,
+                };
+                let output = self.whole(Matrix::ClassOutput, hidden, labels)?;
+                let bias = self.vector_if(head.bias, Vector::ClassOutputBias)?;
+                output.map(|output| ClassShard { dense, output, bias })
+            }
+            HeadSpec::None | HeadSpec::Language { .. } => None,
+        };
+        Ok(Shard {
+            dir,
+            layers,
+            embedding_norm,
+            token_type,
+            final_norm,
+            vocabulary: Span::empty(),
+            language: None,
+            classes,
+            assignment: holdings::nothing(),
+        })
+    }
+
+    /// Makes the matrices of `shard` that differ in `new`, one after another: beside a new one
+    /// stands the old one, and nothing else that is no longer wanted.
+    pub(super) fn change(
+        &mut self,
+        shard: &mut Shard,
+        new: &Assignment,
+    ) -> Result<(), WeightError> {
+        let spec = self.dir.spec();
+        for step in holdings::steps(spec, &shard.assignment, new) {
+            let old = shard.place(step.held).take();
+            let made = self.matrix(&step, old.as_ref(), shard)?;
+            *shard.place(step.held) = made;
+            drop(old);
+            let bias = self.bias(&step)?;
+            match step.held {
+                Held::Qkv(layer) => shard.layers[layer as usize].qkv_bias = bias,
+                Held::Up(layer) => shard.layers[layer as usize].up_bias = bias,
+                Held::AttentionOutput(_) | Held::Down(_) | Held::Language => {}
+            }
+        }
+        for (layer, held) in (0..).zip(&mut shard.layers) {
+            held.heads = new.block(layer).heads;
+            held.kv_heads = kv_span(spec, held.heads);
+        }
+        shard.vocabulary = new.vocabulary;
+        shard.assignment = new.clone();
+        Ok(())
+    }
+
+    /// Tells that all is there. Gives the bytes that were read.
+    pub(super) fn end(mut self) -> Result<Bytes, WeightError> {
+        let read = Bytes(self.read);
+        self.total = self.total.max(self.read);
+        self.read = self.total;
+        self.tell()?;
+        Ok(read)
+    }
+    /// What every device holds of a layer.
+    fn layer(&mut self, layer: u32) -> Result<LayerShard, WeightError> {
+        let spec = self.dir.spec();
+        Ok(LayerShard {
+            heads: Span::empty(),
+            kv_heads: Span::empty(),
+            qkv: None,
+            qkv_bias: None,
+            attention_output: None,
+            attention_output_bias: self
+                .vector_if(spec.attention_output_bias, Vector::AttentionOutputBias(layer))?,
+            up: None,
+            up_bias: None,
+            down: None,
+            down_bias: self.vector_if(spec.mlp_bias, Vector::DownBias(layer))?,
+            attention_norm: self
+                .norm(Vector::AttentionNorm(layer), Vector::AttentionNormBias(layer))?,
+            mlp_norm: self.norm(Vector::MlpNorm(layer), Vector::MlpNormBias(layer))?,
+        })
+    }
+
+    /// A matrix that every device holds.
+    fn whole(
+        &mut self,
+        matrix: Matrix,
+        inputs: Range<u32>,
+        outputs: Range<u32>,
+    ) -> Result<Option<HeldMatrix>, WeightError> {
+        let new = vec![Part { matrix, inputs, outputs }];
+        self.make(&new, &[], None, false, Bytes(0))
+    }
+
+    /// The matrix that a step wants, out of `old` and the model's files.
+    fn matrix(
+        &mut self,
+        step: &Step,
+        old: Option<&HeldMatrix>,
+        shard: &Shard,
+    ) -> Result<Option<HeldMatrix>, WeightError> {
+        let gated = matches!(step.held, Held::Up(_)) && self.dir.spec().gated;
+        self.make(&step.new, &step.old, old, gated, shard.bytes())
+    }
+
+    /// A matrix of the parts `new`, side by side; nothing where there are none. `before` is one of
+    /// the parts `old`, which stand in the same order; `held` is what is there besides.
+    fn make(
+        &mut self,
+        new: &[Part],
+        old: &[Part],
+        before: Option<&HeldMatrix>,
+        gated: bool,
+        held: Bytes,
+    ) -> Result<Option<HeldMatrix>, WeightError> {
+        let Some(inputs) = new.first().map(|part| part.inputs.len()) else { return Ok(None) };
+        let outputs: usize = new.iter().map(|part| part.outputs.len()).sum();
+        let mut sources = Vec::with_capacity(new.len());
+        for part in new {
+            let source = self.dir.matrix(part.matrix)?;
+            if part.inputs.end > source.rows() || part.outputs.end > source.columns() {
+                // Refused before there is memory for it; the error is the reader's own.
+                let (rows, columns) = (part.inputs.clone(), part.outputs.clone());
+                source.read_f32(rows, columns, &mut [], outputs, 0, &mut self.scratch)?;
+            }
+            sources.push(source);
+        }
+        let mut dtype = sources[0].dtype();
+        if sources.iter().any(|s| s.dtype() != dtype) {
+            dtype = Dtype::F32;
+        }
+        let layout = Layout { inputs, outputs, gated };
+        let size = inputs * layout.packed();
+        let mut values = Values::zeroed(dtype, size).map_err(|_| WeightError::Memory {
+            wanted: Bytes(size as u64 * u64::from(dtype.width())),
+            held,
+        })?;
+        let (mut first, mut old_first) = (0, 0);
+        for (at, (source, part)) in sources.iter().zip(new).enumerate() {
+            let there = old.get(at).zip(before);
+            let kept = there.and_then(|(old, _)| part.common(old));
+            if let (Some((old, before)), Some(kept)) = (there, &kept) {
+                let window = Window {
+                    input: (kept.inputs.start - old.inputs.start) as usize,
+                    inputs: kept.inputs.len(),
+                    column: old_first + (kept.outputs.start - old.outputs.start) as usize,
+                    columns: kept.outputs.len(),
+                };
+                before.copy(window, corner(part, kept, first), layout, &mut values);
+            }
+            for missing in part.without(kept.as_ref()) {
+                let corner = corner(part, &missing, first);
+                self.fill(source, &missing, corner, layout, &mut values)?;
+            }
+            first += part.outputs.len();
+            old_first += old.get(at).map_or(0, |old| old.outputs.len());
+        }
+        self.tell()?;
+        Ok(Some(HeldMatrix::new(layout, values)))
+    }
+
+    /// Reads a part to its place.
+    fn fill(
+        &mut self,
+        source: &MatrixSource<'_>,
+        part: &Part,
+        corner: (usize, usize),
+        layout: Layout,
+        values: &mut Values,
+    ) -> Result<(), ModelError> {
+        let scratch = &mut self.scratch;
+        self.read += part.values() * u64::from(source.dtype().width());
+        match values {
+            Values::F32(values) => {
+                let values = values.values_mut();
+                fill(source, part, corner, layout, values, |rows, columns, place| {
+                    let Place { out, stride, at } = place;
+                    source.read_f32(rows, columns, out, stride, at, scratch)
+                })
+            }
+            Values::F16(bits) | Values::Bf16(bits) => {
+                let bits = bits.values_mut();
+                fill(source, part, corner, layout, bits, |rows, columns, place| {
+                    let Place { out, stride, at } = place;
+                    source.read_u16(rows, columns, out, stride, at, scratch)
+                })
+            }
+        }
+    }
+
+    /// The bias of the columns of a matrix, if it has one.
+    fn bias(&mut self, step: &Step) -> Result<Option<Vec<f32>>, WeightError> {
+        let which = step.held.biases(self.dir.spec());
+        if which.is_empty() || step.new.is_empty() {
+            return Ok(None);
+        }
+        let mut all = Vec::with_capacity(step.new.iter().map(|part| part.outputs.len()).sum());
+        for (which, part) in which.iter().zip(&step.new) {
+            let whole = self.dir.vector(*which)?;
+            let range = part.outputs.start as usize..part.outputs.end as usize;
+            // A span beyond the model has failed already, when the matrix was read.
+            all.extend_from_slice(whole.get(range).unwrap_or_default());
+        }
+        self.count(&all)?;
+        Ok(Some(all))
+    }
+
+    fn vector_if(&mut self, held: bool, which: Vector) -> Result<Option<Vec<f32>>, WeightError> {
+        if !held {
+            return Ok(None);
+        }
+        let vector = self.dir.vector(which)?;
+        self.count(&vector)?;
+        Ok(Some(vector))
+    }
+
+    fn norm(&mut self, weight: Vector, bias: Vector) -> Result<NormVectors, WeightError> {
+        let biased = self.dir.spec().norm == NormKind::Layer;
+        let weight = self.vector_if(true, weight)?.unwrap_or_default();
+        Ok(NormVectors { weight, bias: self.vector_if(biased, bias)? })
+    }
+
+    fn count(&mut self, values: &[f32]) -> Result<(), WeightError> {
+        self.read += values.len() as u64 * u64::from(self.dir.dtype().width());
+        self.tell()
+    }
+
+    fn tell(&mut self) -> Result<(), WeightError> {
+        match (self.progress)(self.read.min(self.total), self.total) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(WeightError::Stopped),
+        }
+    }
+}
+
+/// Where in a matrix `inner` begins, if `part` begins at column `first` of it.
+fn corner(part: &Part, inner: &Part, first: usize) -> (usize, usize) {
+    let column = first + (inner.outputs.start - part.outputs.start) as usize;
+    ((inner.inputs.start - part.inputs.start) as usize, column)
+}

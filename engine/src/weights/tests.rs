@@ -1,0 +1,199 @@
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+use galaxy_common::{BlockAssignment, DeviceName};
+use galaxy_graph::budget;
+use galaxy_model::HeadSpec;
+use proptest::{prelude::*, test_runner::TestRunner};
+use std::path::Path;
+
+const FAMILIES: [&str; 7] =
+    ["bert", "bert-f16", "distilbert", "gpt2", "gpt2-classes", "llama", "llama-tied-bf16"];
+
+fn golden(name: &str) -> Arc<ModelDir> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/golden").join(name);
+    Arc::new(ModelDir::open(&path).unwrap())
+}
+
+fn device(assignment: Assignment) -> DevicePlan {
+    DevicePlan {
+        name: DeviceName::new("here").unwrap(),
+        budget: Bytes(1 << 30),
+        threads: 1,
+        prefill: assignment.clone(),
+        decode: assignment,
+    }
+}
+
+fn load(dir: &Arc<ModelDir>, device: &DevicePlan) -> Shard {
+    Shard::load(dir.clone(), device, &mut |_, _| ControlFlow::Continue(())).unwrap()
+}
+
+/// Two numbers of `0..=all`, as a span; one in four is empty, one in four is all.
+fn span<U: galaxy_common::span::Unit>(all: u32, (kind, a, b): (u8, u32, u32)) -> Span<U> {
+    let (a, b) = (a % (all + 1), b % (all + 1));
+    match kind % 4 {
+        0 => Span::new(a, a),
+        1 => Span::first(all),
+        _ => Span::new(a.min(b), a.max(b)),
+    }
+}
+
+type Numbers = (u8, u32, u32);
+
+/// An assignment with another part of each layer, drawn from `numbers`.
+fn assignment(spec: &ModelSpec, numbers: &[[Numbers; 3]]) -> Assignment {
+    let block = |layer: u32| {
+        let [heads, columns, _] = numbers[layer as usize % numbers.len()];
+        BlockAssignment {
+            layers: Span::new(layer, layer + 1),
+            heads: span(spec.heads, heads),
+            columns: span(spec.inner, columns),
+        }
+    };
+    let vocabulary = match spec.head {
+        HeadSpec::Language { .. } => span(spec.vocabulary, numbers[0][2]),
+        _ => Span::empty(),
+    };
+    Assignment { blocks: (0..spec.layers).map(block).collect(), row_weight: 1, vocabulary }
+}
+
+fn same(a: &Shard, b: &Shard) {
+    let both = |a: &Option<HeldMatrix>, b: &Option<HeldMatrix>| match (a, b) {
+        (Some(a), Some(b)) => a.same(b),
+        (a, b) => a.is_none() && b.is_none(),
+    };
+    assert_eq!((a.vocabulary, &a.assignment, a.bytes()), (b.vocabulary, &b.assignment, b.bytes()));
+    assert!(both(&a.language, &b.language));
+    assert_eq!((&a.embedding_norm, &a.final_norm), (&b.embedding_norm, &b.final_norm));
+    for (a, b) in a.layers.iter().zip(&b.layers) {
+        assert_eq!((a.heads, a.kv_heads), (b.heads, b.kv_heads));
+        assert!(both(&a.qkv, &b.qkv) && both(&a.attention_output, &b.attention_output));
+        assert!(both(&a.up, &b.up) && both(&a.down, &b.down), "{a:?} is not {b:?}");
+        assert_eq!((&a.qkv_bias, &a.up_bias), (&b.qkv_bias, &b.up_bias));
+        assert_eq!((&a.attention_norm, &a.mlp_norm), (&b.attention_norm, &b.mlp_norm));
+    }
+}
+
+/// Values of `new` that `old` does not have, one by one: what the difference is.
+fn missing(spec: &ModelSpec, width: u64, old: &Assignment, new: &Assignment) -> u64 {
+    let mut values = 0;
+    let count = |old: &std::ops::Range<u32>, new: &std::ops::Range<u32>| {
+        new.clone().filter(|at| !old.contains(at)).count() as u64
+    };
+    let hidden = u64::from(spec.hidden);
+    for layer in 0..spec.layers {
+        let (a, b) = (old.block(layer), new.block(layer));
+        let wide =
+            |heads: Span<Head>| heads.start() * spec.head_width..heads.end() * spec.head_width;
+        let kv = |heads| wide(galaxy_graph::lower::kv_span(spec, heads));
+        let (queries, keys) =
+            (count(&wide(a.heads), &wide(b.heads)), count(&kv(a.heads), &kv(b.heads)));
+        values += hidden * (2 * queries + 2 * keys);
+        if spec.qkv_bias && wide(a.heads) != wide(b.heads) && !b.heads.is_empty() {
+            values += wide(b.heads).len() as u64 + 2 * kv(b.heads).len() as u64;
+        }
+        let panels = if spec.gated { 2 } else { 1 };
+        values += hidden * (panels + 1) * count(&a.columns.iter(), &b.columns.iter());
+        if spec.mlp_bias && a.columns != b.columns && !b.columns.is_empty() {
+            values += panels * u64::from(b.columns.len());
+        }
+    }
+    values += hidden * count(&old.vocabulary.iter(), &new.vocabulary.iter());
+    values * width
+}
+
+/// Whatever is held becomes whatever is wanted, bit for bit what a fresh load gives, and no byte is
+/// read that was there.
+#[test]
+fn a_shard_that_is_reshaped_is_the_one_that_is_loaded() {
+    let mut runner = TestRunner::new(ProptestConfig { cases: 150, ..Default::default() });
+    let numbers = || any::<[[Numbers; 3]; 3]>();
+    for name in FAMILIES {
+        let dir = golden(name);
+        let (spec, width) = (dir.spec(), dir.dtype().width());
+        let test = |(old, new): ([[Numbers; 3]; 3], [[Numbers; 3]; 3])| {
+            let old = device(assignment(spec, &old));
+            let new = device(assignment(spec, &new));
+            let mut told = Vec::new();
+            let mut progress = |read, of| {
+                told.push((read, of));
+                ControlFlow::Continue(())
+            };
+            let (shard, read) = load(&dir, &old).reshape(dir.clone(), &new, &mut progress).unwrap();
+            let said = transition(spec, width, Some(&old.prefill), &new.prefill);
+            assert_eq!(said.read, read);
+            assert_eq!(read.0, missing(spec, u64::from(width), &old.prefill, &new.prefill));
+            assert!(told.is_sorted() && told.last() == Some(&(read.0, read.0)), "{told:?}");
+            same(&shard, &load(&dir, &new));
+            // The peak is at least what is held at both ends, and at most one matrix more.
+            let held = budget::PROCESS + shard.bytes().max(load(&dir, &old).bytes());
+            let largest = u64::from(spec.hidden.max(3 * spec.heads * spec.head_width))
+                * u64::from(spec.inner.max(spec.vocabulary) + 16)
+                * 2
+                * u64::from(width);
+            assert!(held <= said.peak && said.peak.0 <= held.0 + largest + (8 << 20));
+            Ok(())
+        };
+        runner.run(&(numbers(), numbers()), test).unwrap();
+    }
+}
+
+/// One more column, one head less: what is read is that column.
+#[test]
+fn little_is_read_for_a_little_change() {
+    let dir = golden("llama");
+    let spec = dir.spec();
+    let part = |heads, columns| {
+        let layers = Span::first(spec.layers);
+        device(Assignment {
+            blocks: vec![BlockAssignment { layers, heads, columns }],
+            row_weight: 1,
+            vocabulary: Span::first(spec.vocabulary),
+        })
+    };
+    let old = part(Span::first(spec.heads), Span::new(3, 20));
+    let new = part(Span::new(1, spec.heads), Span::new(3, 21));
+    let (shard, read) =
+        load(&dir, &old).reshape(dir.clone(), &new, &mut |_, _| ControlFlow::Continue(())).unwrap();
+    // Of gate, up and down.
+    assert_eq!(read.0, u64::from(spec.layers * 3 * spec.hidden * dir.dtype().width()));
+    let (_, read) =
+        shard.reshape(dir.clone(), &new, &mut |_, _| ControlFlow::Continue(())).unwrap();
+    assert_eq!(read, Bytes(0));
+}
+
+#[test]
+fn a_reshape_that_is_stopped_or_asks_for_what_is_not_there_leaves_nothing() {
+    let dir = golden("bert");
+    let spec = dir.spec();
+    let numbers = |kind| [[(kind, 0, 0); 3]];
+    let (none, all) = (assignment(spec, &numbers(0)), assignment(spec, &numbers(1)));
+    let mut told = 0;
+    let stopped = load(&dir, &device(none.clone())).reshape(
+        dir.clone(),
+        &device(all.clone()),
+        &mut |_, _| {
+            told += 1;
+            if told == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        },
+    );
+    assert!(matches!(stopped, Err(WeightError::Stopped)) && told == 3);
+    let mut beyond = all;
+    beyond.blocks[0].columns = Span::new(0, spec.inner + 1);
+    let wrong = load(&dir, &device(none))
+        .reshape(dir.clone(), &device(beyond), &mut |_, _| ControlFlow::Continue(()));
+    assert!(matches!(wrong, Err(WeightError::Model(_))));
+}
+
+/// Of another model nothing is kept.
+#[test]
+fn a_shard_of_another_model_is_loaded() {
+    let (bert, llama) = (golden("bert"), golden("llama"));
+    let all = |dir: &ModelDir| device(assignment(dir.spec(), &[[(1, 0, 0); 3]]));
+    let (shard, read) = load(&bert, &all(&bert))
+        .reshape(llama.clone(), &all(&llama), &mut |_, _| ControlFlow::Continue(()))
+        .unwrap();
+    same(&shard, &load(&llama, &all(&llama)));
+    assert_eq!(read, transition(llama.spec(), 4, None, &all(&llama).prefill).read);
+}

@@ -1,0 +1,93 @@
+//! What a change of plan takes of memory, by counting what is allocated.
+#![allow(clippy::unwrap_used)]
+#![allow(unsafe_code)]
+
+use galaxy_common::{Assignment, BlockAssignment, Bytes, DeviceName, DevicePlan, Span};
+use galaxy_engine::weights::Shard;
+use galaxy_graph::{budget, holdings::transition};
+use galaxy_model::{
+    ModelDir,
+    shape::{SHARD_BYTES, catalogue},
+};
+use std::{
+    alloc::{GlobalAlloc, Layout, System},
+    ops::ControlFlow,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+};
+
+/// Counts the bytes that live, and the most that ever did.
+struct Counting;
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+static MOST: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: it hands everything on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    // SAFETY: the caller keeps the promises of the trait.
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let live = LIVE.fetch_add(layout.size(), Relaxed) + layout.size();
+        MOST.fetch_max(live, Relaxed);
+        // SAFETY: as the caller promises.
+        unsafe { System.alloc(layout) }
+    }
+    // SAFETY: the caller keeps the promises of the trait.
+    unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
+        LIVE.fetch_sub(layout.size(), Relaxed);
+        // SAFETY: as the caller promises.
+        unsafe { System.dealloc(start, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn device(heads: (u32, u32), columns: (u32, u32), layers: (u32, u32)) -> DevicePlan {
+    let block = BlockAssignment {
+        layers: Span::new(layers.0, layers.1),
+        heads: Span::new(heads.0, heads.1),
+        columns: Span::new(columns.0, columns.1),
+    };
+    let part = Assignment { blocks: vec![block], row_weight: 1, vocabulary: Span::empty() };
+    DevicePlan {
+        name: DeviceName::new("here").unwrap(),
+        budget: Bytes(1 << 30),
+        threads: 1,
+        prefill: part.clone(),
+        decode: part,
+    }
+}
+
+/// The only test of this program: what others allocate would count too.
+#[test]
+fn the_peak_of_a_transition_is_what_was_said() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut shape = catalogue().iter().find(|m| m.name == "tiny-bert").unwrap().shape;
+    (shape.hidden, shape.heads, shape.inner, shape.layers) = (512, 8, 2048, 6);
+    shape.write(directory.path(), SHARD_BYTES, &mut |_| ()).unwrap();
+    let dir = Arc::new(ModelDir::open(directory.path()).unwrap());
+    let go_on = |_, _| ControlFlow::Continue(());
+    let (whole, heads, columns) = ((0, 6), (0, 8), (0, 2048));
+    let pairs = [
+        // From a half to the other, to a part, to all; from first layers to last ones and back.
+        (device((0, 4), (0, 1024), whole), device((4, 8), (1024, 2048), whole)),
+        (device(heads, columns, whole), device((2, 5), (100, 900), whole)),
+        (device((2, 5), (100, 900), whole), device(heads, columns, whole)),
+        (device(heads, columns, (0, 3)), device(heads, columns, (3, 6))),
+        (device(heads, columns, (3, 6)), device(heads, columns, (0, 3))),
+        (device(heads, (0, 0), whole), device((0, 0), columns, whole)),
+    ];
+    for (old, new) in pairs {
+        let shard = Shard::load(dir.clone(), &old, &mut { go_on }).unwrap();
+        let before = LIVE.load(Relaxed) - shard.bytes().0 as usize;
+        MOST.store(LIVE.load(Relaxed), Relaxed);
+        let (shard, _) = shard.reshape(dir.clone(), &new, &mut { go_on }).unwrap();
+        let measured = (MOST.load(Relaxed) - before) as u64;
+        let said = transition(dir.spec(), 4, Some(&old.prefill), &new.prefill).peak.0;
+        let said = said - budget::PROCESS.0;
+        println!("{measured} of {said}, {} held then", shard.bytes());
+        // What it is read through is bounded by 8 MiB.
+        assert!(measured <= said && said <= measured + (9 << 20), "{measured} and {said}");
+    }
+}

@@ -1,0 +1,167 @@
+//! Blocks that are cut by rows: each device has all heads or columns, and computes its own rows.
+//!
+//! An MLP exchanges nothing. Attention gathers keys and values: a device multiplies queries, keys
+//! and values of its own rows, and gets keys and values of the others' rows that its own see. All
+//! that needs no rows of others runs tile by tile, from the join of a tile to its next keys and
+//! values, so that these travel while the next tile is computed.
+
+use super::{
+    build::Value,
+    exchange,
+    galaxy::{Ahead, Carried, Collective, Device, Next, attend},
+    kv_span,
+    ring::Route,
+    visible,
+};
+use crate::program::{OpKind, Product, Role};
+use galaxy_common::{Row, Span};
+
+impl Device<'_> {
+    /// The rows that the own rows of the device at `at` see.
+    fn sees(&self, at: usize) -> Span<Row> {
+        let tiles = &self.tiles[at];
+        let own = tiles.first().zip(tiles.last()).map(|(a, b)| Span::new(a.start(), b.end()));
+        own.map_or(Span::empty(), |own| visible(self.spec, self.shape, own))
+    }
+
+    /// Whether this device sees rows of others.
+    fn gathers_keys(&self) -> bool {
+        !self.own.contains(self.sees(self.me))
+    }
+
+    /// The way of keys and values of rows of `owner`: only to devices that see some of them.
+    fn keys_route(&self, owner: usize, rows: Span<Row>) -> Route {
+        let needs: Vec<bool> =
+            (0..self.ring.len()).map(|at| self.sees(at).overlaps(rows)).collect();
+        self.ring.gather_route(exchange(self.plan), owner, self.me, &needs)
+    }
+
+    /// Values in a row of queries, and in a row of keys and values.
+    fn widths(&self, layer: u32) -> (u32, u32) {
+        let heads = self.part(self.me, layer).heads;
+        let keys = 2 * kv_span(self.spec, heads).len();
+        (heads.len() * self.spec.head_width, keys * self.spec.head_width)
+    }
+
+    /// Queries, keys and values of an own tile; keys and values go to who needs them.
+    pub(super) fn offer_keys(&mut self, next: Next, normed: Value, tile: usize, ahead: &mut Ahead) {
+        self.b.at = (next.block, next.layer);
+        let rows = self.tiles[self.me][tile];
+        let (queries, keys) = self.widths(next.layer);
+        let qkv = match ahead.qkv {
+            Some(qkv) => qkv,
+            None => self.b.tensor(Role::Qkv, self.own, queries + keys),
+        };
+        ahead.qkv = Some(qkv);
+        let kind = OpKind::Product { layer: next.layer, product: Product::Qkv };
+        self.b.compute(kind, vec![normed.rows(rows)], vec![qkv.rows(rows)]);
+        let (route, gathers) = (self.keys_route(self.me, rows), self.gathers_keys());
+        if route.to.is_empty() && !gathers {
+            return;
+        }
+        let out = self.b.tensor(Role::KeysValuesTile, rows, keys);
+        let columns = Span::new(queries, queries + keys);
+        let kind = OpKind::Export { staged: false };
+        self.b.compute(kind, vec![qkv.part(rows, columns)], vec![out.all()]);
+        let id = self.transfer(next, Collective::Gather, self.me, tile);
+        for to in route.to {
+            self.b.send(self.ring.rank(to), id, tile as u16, out);
+        }
+        // In wire format as the others get them: all devices see the same values.
+        if gathers {
+            ahead.staged.push(out);
+        }
+    }
+
+    /// Gathers keys and values, then attention, its output product and the join of own rows.
+    pub(super) fn attention(
+        &mut self,
+        here: Next,
+        carried: Option<Carried>,
+        ahead: &mut Ahead,
+    ) -> Option<Carried> {
+        let Ahead { staged, qkv, .. } = std::mem::take(ahead);
+        let keys = self.gather_keys(here, &staged);
+        let (Some(qkv), Some(carried)) = (qkv, carried) else { return None };
+        let joined = self.joined();
+        let heads = self.part(self.me, here.layer).heads;
+        for (tile, rows) in self.tiles[self.me].clone().into_iter().enumerate() {
+            self.b.at = (here.block, here.layer);
+            let over = (qkv, keys.unwrap_or(qkv));
+            let context = attend(self.b, self.spec, self.shape, here.layer, heads, over, rows);
+            let kind = OpKind::Product { layer: here.layer, product: Product::AttentionOutput };
+            self.join_rows(here, kind, context, carried, joined, rows);
+            self.advance(here.after(self.spec.layers), joined, tile, ahead);
+        }
+        Some(joined)
+    }
+
+    /// Keys and values of all rows that the own rows see; none where those are all own.
+    fn gather_keys(&mut self, here: Next, staged: &[Value]) -> Option<Value> {
+        self.b.at = (here.block, here.layer);
+        let sees = self.sees(self.me);
+        let seen = self.tiles.iter().flatten().filter(|t| t.overlaps(sees));
+        let seen =
+            seen.copied().reduce(|a, b| Span::new(a.start().min(b.start()), a.end().max(b.end())));
+        // All who own rows have all heads, so that this device may pass tiles on that are none of
+        // its own affair.
+        let width = 2 * self.spec.kv_heads * self.spec.head_width;
+        let whole = self.gathers_keys().then_some(seen).flatten();
+        let whole = whole.map(|rows| self.b.tensor(Role::KeysValues, rows, width));
+        let import = |device: &mut Self, tile: Value| {
+            if let Some(whole) = whole.filter(|whole| whole.rows.contains(tile.rows)) {
+                device.b.compute(OpKind::Import, vec![tile.all()], vec![whole.rows(tile.rows)]);
+            }
+        };
+        for &tile in staged {
+            import(self, tile);
+        }
+        for owner in self.ring.arrivals(self.me).skip(1) {
+            for (index, rows) in self.tiles[owner].clone().into_iter().enumerate() {
+                let route = self.keys_route(owner, rows);
+                let Some(from) = route.from else { continue };
+                let id = self.transfer(here, Collective::Gather, owner, index);
+                let (from, tile) = (self.ring.rank(from), index as u16);
+                let got = self.b.receive(from, id, tile, Role::KeysValuesTile, rows, width);
+                for &to in &route.to {
+                    self.b.send(self.ring.rank(to), id, tile, got);
+                }
+                import(self, got);
+            }
+        }
+        whole
+    }
+
+    /// An MLP on an own tile, and on into the block after it.
+    pub(super) fn mlp(&mut self, here: Next, carried: Carried, tile: usize, ahead: &mut Ahead) {
+        self.b.at = (here.block, here.layer);
+        let rows = self.tiles[self.me][tile];
+        let joined = match ahead.joined {
+            Some(joined) => joined,
+            None => self.joined(),
+        };
+        ahead.joined = Some(joined);
+        let columns = self.part(self.me, here.layer).columns.len();
+        let inner = self.b.tensor(Role::Inner, rows, columns);
+        let kind = OpKind::Product { layer: here.layer, product: Product::Up };
+        self.b.compute(kind, vec![carried.normed.rows(rows)], vec![inner.all()]);
+        let kind = OpKind::Product { layer: here.layer, product: Product::Down };
+        self.join_rows(here, kind, inner, carried, joined, rows);
+        self.advance(here.after(self.spec.layers), joined, tile, ahead);
+    }
+
+    /// The last product of a block on own rows, which is their whole sum, and the join.
+    fn join_rows(
+        &mut self,
+        here: Next,
+        kind: OpKind,
+        inner: Value,
+        carried: Carried,
+        joined: Carried,
+        rows: Span<Row>,
+    ) {
+        let partial = self.b.tensor(Role::Partial, rows, self.hidden());
+        self.b.compute(kind, vec![inner.all()], vec![partial.all()]);
+        self.join(here, carried, joined, rows, Some(partial.all()), None);
+    }
+}

@@ -144,7 +144,7 @@ fn finish(
 
 /// More layers than this of equal modes need no more memory to run: slots are taken in turns. A
 /// test compares with all layers.
-const LAYERS_OF_A_RUN: u32 = 3;
+const LAYERS_OF_A_RUN: u32 = 2;
 
 /// The same plan for a model of which each run of equal layers has at most `most`.
 pub(crate) fn shortened(spec: &ModelSpec, plan: &Plan, most: u32) -> (ModelSpec, Plan) {

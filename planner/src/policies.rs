@@ -67,19 +67,21 @@ fn ring(
     by: By,
 ) -> Result<Candidate, PlanningError> {
     let members: Vec<usize> = (0..rings.request.offers.len()).collect();
-    let mut best: Option<Candidate> = None;
+    // The best by the closed form first: mostly its programs fit too.
+    let mut ways: Vec<(f64, Means)> = plain(rings.request, members.len())
+        .into_iter()
+        .map(|means| (rings.price_by(Ring { members: &members, means, by_rows }, by), means))
+        .collect();
+    ways.sort_by(|a, b| a.0.total_cmp(&b.0));
     let mut error = None;
-    for means in plain(rings.request, members.len()) {
+    for (_, means) in ways {
         match rings.fit(Ring { members: &members, means, by_rows }, strategy, by) {
-            Ok(found) if best.as_ref().is_none_or(|b| found.closed_form < b.closed_form) => {
-                best = Some(found);
-            }
-            Ok(_) => {}
+            Ok(found) => return Ok(found),
             Err(why) => error = error.or(Some(why)),
         }
     }
     let nothing = || PlanningError::Nothing { why: "there is no device to plan for".into() };
-    best.ok_or_else(|| error.unwrap_or_else(nothing))
+    Err(error.unwrap_or_else(nothing))
 }
 
 /// The ways of a strategy that knows rings of neighbours only, and takes the first wire and link.

@@ -15,7 +15,7 @@ pub(crate) const LENGTHS: usize = 3;
 
 /// Layers of a run of equal ones that are simulated: what each further one adds is what the last of
 /// these added. The first layers of a run differ, because lanes start empty.
-const LAYERS: u32 = 3;
+const LAYERS: u32 = 2;
 
 /// Latency and shares of one run.
 #[derive(Clone, Debug)]
@@ -144,4 +144,41 @@ fn simulated(
         }
     });
     Ok(Run { latency: run.total as f64, devices: devices.collect() })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::{draft, testing, testing::Question};
+    use galaxy_common::{Bytes, Strategy};
+    use galaxy_graph::budget;
+
+    /// Few layers stand for all: latency within 1%, memory exactly.
+    #[test]
+    fn few_layers_tell_what_all_would() {
+        let bert = testing::bert(12, 512);
+        let llama = testing::llama(10, 1024, 16, 4);
+        for (spec, rate) in [(&bert, 1e8), (&bert, 5e6), (&llama, 1e8), (&llama, 1e7)] {
+            for tiles in [1, 2, 4, 8] {
+                for strategy in [Strategy::Galaxy, Strategy::Megatron, Strategy::Local] {
+                    let mut question = Question::new(spec, testing::devices(3, 30.0, rate));
+                    (question.allowed.strategy, question.allowed.tiles) = (strategy, Some(tiles));
+                    let request = question.request();
+                    let planned = crate::plan(&request).unwrap();
+                    let shape = BatchShape::single(128, request.workload.wanted).unwrap();
+                    let all = simulated(&request, spec, &planned.plan, &shape).unwrap().latency;
+                    let few = run(&request, &planned.plan, &shape).unwrap().latency;
+                    println!("{} {rate} {strategy} {tiles}: {:.4}", spec.family, few / all);
+                    assert!((few / all - 1.0).abs() < 0.01, "{strategy}, {tiles}: {few}, {all}");
+                    let needs = draft::needs(&request, &planned.plan).unwrap();
+                    let full = budget::needs_all(spec, 4, &planned.plan).unwrap();
+                    let total = |needs: &[budget::Needs]| -> Vec<Bytes> {
+                        needs.iter().map(budget::Needs::total).collect()
+                    };
+                    assert_eq!(total(&needs), total(&full), "{strategy}, {tiles}");
+                }
+            }
+        }
+    }
 }

@@ -212,7 +212,16 @@ pub(crate) fn advice(rings: &mut Rings<'_>, first: &Ranked) -> Vec<Advice> {
         }
         helps
     };
-    for place in 0..request.offers.len().min(ADVISED) {
+    // With memory without end everywhere: where that does not help, no device's memory does.
+    let mut offers = request.offers.to_vec();
+    offers.iter_mut().for_each(|o| o.budget = Bytes(u64::MAX / 4));
+    let endless = crate::Request { offers: &offers, ..*request };
+    let binds = rings.again(&endless).is_ok_and(|mut again| {
+        let costs = ways.iter().filter_map(|w| again.price(w.ring()));
+        costs.fold(f64::INFINITY, f64::min) < now * WORTH
+    });
+    let advised = if binds { request.offers.len().min(ADVISED) } else { 0 };
+    for place in 0..advised {
         let name = &request.offers[place].name;
         for percent in [25, 50, 100] {
             let mut offers = request.offers.to_vec();

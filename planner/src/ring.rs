@@ -48,6 +48,21 @@ pub(crate) enum By {
     Equal,
 }
 
+impl By {
+    fn split(self, problem: &Problem) -> Result<Split, Missing> {
+        match self {
+            Self::Exact => problem.solve(),
+            Self::Paper => paper::algorithm(problem).map_err(|split| worst(problem, &split)),
+            Self::Equal => {
+                let split = equal(problem);
+                let fits = |d| problem.bytes(&split, d) <= problem.sides[d].room;
+                let all = (0..problem.sides.len()).all(fits);
+                if all { Ok(split) } else { Err(worst(problem, &split)) }
+            }
+        }
+    }
+}
+
 /// What is known of the request, worked out once.
 pub(crate) struct Rings<'a> {
     pub request: &'a Request<'a>,
@@ -189,9 +204,16 @@ impl<'a> Rings<'a> {
     /// The closed form's cost of the best split, by what memory is expected to be needed; none where
     /// none fits.
     pub fn price(&mut self, ring: Ring<'_>) -> Option<f64> {
-        let reach = self.reaches(ring).ok()?;
-        let (_, problem) = self.problem(ring, &reach, &[], false).ok()?;
-        problem.solve().ok().map(|split| split.cost)
+        let cost = self.price_by(ring, By::Exact);
+        cost.is_finite().then_some(cost)
+    }
+
+    /// The same of the split that `by` finds; endless where it does not fit.
+    pub fn price_by(&mut self, ring: Ring<'_>, by: By) -> f64 {
+        let Ok(reach) = self.reaches(ring) else { return f64::INFINITY };
+        let problem = self.problem(ring, &reach, &[], false);
+        let split = problem.and_then(|(_, problem)| by.split(&problem));
+        split.map_or(f64::INFINITY, |split| split.cost)
     }
 
     /// The best plan of a ring that fits, as `by` finds its split.
@@ -211,16 +233,7 @@ impl<'a> Rings<'a> {
             let (units, problem) = self
                 .problem(ring, &reach, &corrections, false)
                 .map_err(|missing| self.missing(ring, strategy, missing))?;
-            let split = match by {
-                By::Exact => problem.solve(),
-                By::Paper => paper::algorithm(&problem).map_err(|split| worst(&problem, &split)),
-                By::Equal => {
-                    let split = equal(&problem);
-                    let fits = |d| problem.bytes(&split, d) <= problem.sides[d].room;
-                    let all = (0..problem.sides.len()).all(fits);
-                    if all { Ok(split) } else { Err(worst(&problem, &split)) }
-                }
-            };
+            let split = by.split(&problem);
             let split = split.map_err(|missing| self.missing(ring, strategy, missing))?;
             let (means, by_rows) = (ring.means, ring.by_rows);
             let plan =

@@ -22,7 +22,7 @@ pub(crate) const ALL_SETS: usize = 8;
 const TILES: [u16; 4] = [1, 2, 4, 8];
 
 /// How much worse than the best by the closed form a ring may be and still be simulated.
-const MARGIN: f64 = 1.25;
+const MARGIN: f64 = 1.15;
 
 /// Sets whose numbers of layers by rows are refined, where memory binds.
 const REFINED: usize = 12;

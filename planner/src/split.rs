@@ -262,7 +262,7 @@ impl Problem {
             .flat_map(|s| s.wire.iter().copied())
             .filter(|&w| w < fastest.wire)
             .collect();
-        thresholds.sort_by(f64::total_cmp);
+        thresholds.sort_unstable_by(f64::total_cmp);
         thresholds.dedup();
         let mut found = vec![fastest];
         // From the loosest bound on the wire to the tightest, until no rows meet it.
@@ -334,6 +334,10 @@ impl Problem {
         let Some(rooms) = (0..self.sides.len()).map(words).collect::<Option<Vec<u64>>>() else {
             return;
         };
+        // Nothing fits beside these words, however long it may take.
+        if self.knapsack(f64::INFINITY, f64::INFINITY, &rooms).is_none() {
+            return;
+        }
         let slowest = |units: &[usize], of: fn(&Side) -> &Curve| {
             let each = self.sides.iter().zip(units).map(|(s, &n)| of(s).nanos[n]);
             each.fold(0.0, f64::max)
@@ -459,6 +463,9 @@ impl Problem {
     }
 }
 
+/// Halvings after which only few units are left to be given out one by one.
+const BISECTIONS: usize = 12;
+
 /// Gives out `total` units, each to the device that is done with it first, from `units` up to
 /// `caps`: the slowest is then as fast as it can be. None where the caps are too low or the start is
 /// too high.
@@ -468,8 +475,27 @@ fn level(
     mut units: Vec<usize>,
     total: usize,
 ) -> Option<Vec<usize>> {
-    let left = total.checked_sub(units.iter().sum())?;
-    for _ in 0..left {
+    if units.iter().sum::<usize>() > total || caps.iter().sum::<usize>() < total {
+        return None;
+    }
+    // Most at once: all that is done by a time, the latest by which no more than all are.
+    let start = units.clone();
+    let by = |time: f64, d: usize| {
+        let done = times[d].partition_point(|&t| t <= time).saturating_sub(1);
+        done.min(caps[d]).max(start[d])
+    };
+    let mut high = times.iter().zip(caps).map(|(t, &cap)| t[cap]).fold(0.0, f64::max);
+    let mut low = 0.0;
+    for _ in 0..BISECTIONS {
+        let middle = f64::midpoint(low, high);
+        let sum: usize = (0..units.len()).map(|d| by(middle, d)).sum();
+        if sum <= total { low = middle } else { high = middle }
+    }
+    let early: Vec<usize> = (0..units.len()).map(|d| by(low, d)).collect();
+    if early.iter().sum::<usize>() <= total {
+        units = early;
+    }
+    for _ in units.iter().sum::<usize>()..total {
         let open = (0..units.len()).filter(|&d| units[d] < caps[d]);
         let next =
             open.min_by(|&x, &y| times[x][units[x] + 1].total_cmp(&times[y][units[y] + 1]))?;

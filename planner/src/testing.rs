@@ -2,10 +2,13 @@
 #![allow(clippy::unwrap_used)]
 
 use crate::{
+    Allowed, Offer, Request, Workload,
     split::{Curve, Problem, Side},
-    synthetic::SyntheticDevice,
+    synthetic::{SyntheticDevice, profile},
 };
-use galaxy_common::{Bytes, DeviceName};
+use galaxy_common::{
+    Bytes, ClusterProfile, DeviceName, LinkType, Strategy, Wanted, WireType, plan::Phase,
+};
 use galaxy_model::{Activation, HeadSpec, ModelSpec, NormKind, NormPlace, Positions};
 
 /// A BERT of this many layers and this width.
@@ -155,6 +158,58 @@ impl Dice {
             carried: if sequence { self.real(0.0, 2.0) } else { 0.0 },
             fixed: self.real(0.0, 10.0),
             tiles: [1.0, 2.0, 4.0, 8.0][self.whole(0, 3) as usize],
+        }
+    }
+}
+
+/// A request with all that it refers to.
+pub struct Question {
+    pub spec: ModelSpec,
+    pub offers: Vec<Offer>,
+    pub profile: ClusterProfile,
+    pub workload: Workload,
+    pub allowed: Allowed,
+}
+
+impl Question {
+    /// Texts of 128 tokens, everything exact allowed, matrices of 32 bits.
+    pub fn new(spec: &ModelSpec, devices: Vec<SyntheticDevice>) -> Self {
+        let offer = |d: &SyntheticDevice| Offer {
+            name: d.name.clone(),
+            budget: d.memory,
+            threads: d.threads,
+        };
+        Self {
+            offers: devices.iter().map(offer).collect(),
+            profile: profile(spec, "shape", 4, &devices),
+            spec: spec.clone(),
+            workload: Workload {
+                phase: Phase::Prefill,
+                lengths: vec![(128, 1.0)],
+                wanted: Wanted::Hidden,
+            },
+            allowed: Allowed {
+                strategy: Strategy::Auto,
+                wires: vec![WireType::F32],
+                links: vec![LinkType::Tls],
+                tiles: None,
+                exchange: None,
+                max_rows: 256,
+            },
+        }
+    }
+
+    pub fn request(&self) -> Request<'_> {
+        Request {
+            spec: &self.spec,
+            matrix_width: 4,
+            model: "model",
+            fingerprint: "fingerprint",
+            shape: "shape",
+            offers: &self.offers,
+            profile: &self.profile,
+            workload: &self.workload,
+            allowed: &self.allowed,
         }
     }
 }

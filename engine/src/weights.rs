@@ -275,8 +275,7 @@ impl Loader<'_> {
         };
         let token_type = self.vector_if(spec.token_types, Vector::TokenTypeRow)?;
         let hidden = 0..spec.hidden;
-        let language =
-            self.matrix(&[(Matrix::LanguageHead, hidden.clone(), vocabulary.iter())])?;
+        let language = self.matrix(&[(Matrix::LanguageHead, hidden.clone(), vocabulary.iter())])?;
         let classes = match &spec.head {
             HeadSpec::Classes(head) => {
                 let dense = match head.dense {

@@ -153,7 +153,8 @@ pub fn load(
             None => device.threads.is_none_or(|threads| threads == profile.threads),
         })
     });
-    let devices: Option<Vec<DeviceProfile>> = devices.map(Result::ok).map(Option::flatten).collect();
+    let devices: Option<Vec<DeviceProfile>> =
+        devices.map(Result::ok).map(Option::flatten).collect();
     let stored = store.links().ok()?;
     let mut found = Vec::new();
     for (from, to) in pairs(cluster) {

@@ -69,7 +69,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         Shape::bert(2, 64, 4).write(dir.path(), u64::MAX, &mut |_| {}).unwrap();
         let spec = ModelDir::open(dir.path()).unwrap().spec().clone();
-        let with = |name| digits(&ModelSpec { head: HeadSpec::Classes(head(name)), ..spec.clone() });
+        let with =
+            |name| digits(&ModelSpec { head: HeadSpec::Classes(head(name)), ..spec.clone() });
         assert_eq!(with("a"), with("b"));
         assert_ne!(with("a"), digits(&spec));
     }

@@ -2,7 +2,9 @@
 
 use crate::{ring::RingError, state::Refusal};
 use galaxy_common::{Bytes, DeviceName, PlanError, Rank};
-use galaxy_engine::{compute::choice::EngineError, executor::RunError, weights::WeightError};
+use galaxy_engine::{
+    compute::choice::EngineError, executor::RunError, measure::MeasureError, weights::WeightError,
+};
 use galaxy_graph::LowerError;
 use galaxy_model::ModelError;
 use galaxy_proto::{
@@ -147,6 +149,23 @@ pub enum WorkerError {
     /// A thread that cannot be started.
     #[error("threads cannot be started: {0}")]
     Thread(#[from] std::io::Error),
+    /// The device could not be measured.
+    #[error("the device cannot be measured: {0}")]
+    Measure(#[from] MeasureError),
+    /// The caller hung up, or the worker ends.
+    #[error("measuring was given up: the caller went away, or the worker ends")]
+    MeasuringGivenUp,
+    /// A link that failed while it was measured.
+    #[error("the link to {peer} cannot be measured: {why}")]
+    Probe {
+        /// To whom.
+        peer: DeviceName,
+        /// What happened.
+        why: String,
+    },
+    /// A peer that is none.
+    #[error("the probe names no peer with a name and an address")]
+    NoPeer,
     /// A task of ours that panicked.
     #[error("a task of the worker ended early: this is a bug; its log says where")]
     Bug,
@@ -177,10 +196,14 @@ impl WorkerError {
             Self::Refused(Refusal::NotPlaced { .. }) => {
                 (Code::FailedPrecondition, "not_placed", true)
             }
+            Self::Refused(Refusal::Placed { .. }) => {
+                (Code::FailedPrecondition, "holds_place", false)
+            }
+            Self::Refused(Refusal::Measuring) => (Code::Unavailable, "measuring", true),
             Self::Refused(Refusal::Draining) => (Code::Unavailable, "draining", true),
             Self::Refused(Refusal::Overloaded) => (Code::ResourceExhausted, "overloaded", true),
             Self::Refused(Refusal::OutOfOrder { .. }) => (Code::Aborted, "out_of_order", true),
-            Self::GivenUp => (Code::Aborted, "given_up", true),
+            Self::GivenUp | Self::MeasuringGivenUp => (Code::Aborted, "given_up", true),
             Self::PlanBytes { .. } | Self::Plan(_) | Self::NotMine { .. } | Self::Peers => {
                 (Code::InvalidArgument, "bad_plan", false)
             }
@@ -205,6 +228,12 @@ impl WorkerError {
             },
             Self::Deadline => (Code::DeadlineExceeded, "deadline_exceeded", true),
             Self::NoTimeline { .. } => (Code::NotFound, "no_timeline", false),
+            Self::Measure(MeasureError::Room { .. }) => {
+                (Code::FailedPrecondition, "over_budget", false)
+            }
+            Self::Measure(_) => (Code::FailedPrecondition, "measure_failed", false),
+            Self::Probe { .. } => (Code::Unavailable, "no_link", true),
+            Self::NoPeer => (Code::InvalidArgument, "invalid_argument", false),
             Self::Thread(_) => (Code::ResourceExhausted, "no_threads", true),
             Self::Bug => (Code::Internal, "internal", false),
         }
@@ -218,6 +247,7 @@ impl WorkerError {
         let device = match &self {
             Self::Run { peer: Some(peer), .. } => peer,
             Self::Ring(error) => error.peer(),
+            Self::Probe { peer, .. } => peer,
             _ => own,
         };
         to_status(code, fault.of(device))

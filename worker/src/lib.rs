@@ -5,6 +5,7 @@
 //! - [`state`]: what it is doing, as a pure state machine.
 //! - `place`: check the plan and the budget, hold the shard, form the links of an epoch.
 //! - `execute`: lower, compare digests, run in sequence order, stream the results.
+//! - `profile`, `probe`: the device, and its links, measure themselves.
 //! - [`ring`]: how devices find each other, and the links that carry tiles.
 //! - [`error`]: every way to fail, and how the coordinator is told.
 //!
@@ -13,6 +14,8 @@
 mod core;
 mod execute;
 mod place;
+mod probe;
+mod profile;
 mod service;
 
 pub mod error;

@@ -9,5 +9,7 @@ pub mod tcp;
 mod arrival;
 mod form;
 
+pub(crate) use arrival::ProbeArrival;
 pub use arrival::Ring;
+pub(crate) use form::dial_probe;
 pub use form::{Formation, PeerAddress, RingError};

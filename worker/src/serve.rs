@@ -1,6 +1,6 @@
 //! A worker as a whole: its sockets, its service, its end.
 
-use crate::{core::Core, models::Models, ring::Ring, service::Control};
+use crate::{core::Core, models::Models, probe, ring::Ring, service::Control};
 use galaxy_common::Bytes;
 use galaxy_engine::compute::choice::{EngineChoice, EngineError};
 use galaxy_proto::{
@@ -137,6 +137,8 @@ impl Worker {
             });
             Door::open(listener, Some(&core.identity), Some((ALPN_RING, hook)))
         };
+        let probes = core.ring.probes();
+        core.tasks.spawn(probe::answer_all(Arc::downgrade(&core), probes));
         let stopped = watch::Sender::new(false);
         if let Some((listener, _)) = plain {
             let ring = core.ring.clone();

@@ -3,7 +3,7 @@
 use crate::{
     core::{Core, blocking, lock},
     execute::Execution,
-    place,
+    place, probe, profile,
 };
 use galaxy_common::{Epoch, SequenceNumber};
 use galaxy_engine::compute::kernels::instructions::Instructions;
@@ -128,12 +128,18 @@ impl Worker for Control {
     }
 
     type ProfileStream = Events<v1::ProfileEvent>;
-    async fn profile(&self, _: Request<v1::ProfileRequest>) -> Answer<Self::ProfileStream> {
-        Err(Status::unimplemented("profile"))
+    async fn profile(&self, request: Request<v1::ProfileRequest>) -> Answer<Self::ProfileStream> {
+        let peer = require(Role::Coordinator, &request)?;
+        let request = request.into_inner();
+        tracing::info!(model = request.model, %peer, "measuring");
+        let (events, stream) = mpsc::channel(EVENTS);
+        self.0.tasks.spawn(profile::profile(self.0.clone(), request, events));
+        Ok(Response::new(ReceiverStream::new(stream)))
     }
 
-    async fn probe(&self, _: Request<v1::ProbeRequest>) -> Answer<v1::ProbeReply> {
-        Err(Status::unimplemented("probe"))
+    async fn probe(&self, request: Request<v1::ProbeRequest>) -> Answer<v1::ProbeReply> {
+        let probed = probe::probe(&self.0, request.into_inner()).await;
+        probed.map(Response::new).map_err(|error| error.into_status(&self.0.name))
     }
 
     async fn timeline(&self, request: Request<v1::TimelineRequest>) -> Answer<v1::TimelineReply> {

@@ -26,6 +26,8 @@ enum Phase {
     Idle,
     Placing,
     Ready,
+    /// The device, or a link of it, is being measured.
+    Measuring,
 }
 
 /// Why an event is refused.
@@ -45,6 +47,15 @@ pub enum Refusal {
         /// Which.
         epoch: Epoch,
     },
+    /// A place in a plan, where none may be.
+    #[error("it holds a place in a plan (epoch {epoch}): stop the coordinator, and measure then")]
+    Placed {
+        /// Of which.
+        epoch: Epoch,
+    },
+    /// It is being measured.
+    #[error("it is being measured: try again when that is over")]
+    Measuring,
     /// No more requests are taken.
     #[error("the worker is draining")]
     Draining,
@@ -81,12 +92,39 @@ impl State {
         if self.draining {
             return Err(Refusal::Draining);
         }
+        if self.phase == Phase::Measuring {
+            return Err(Refusal::Measuring);
+        }
         if epoch <= self.epoch {
             return Err(Refusal::StaleEpoch { asked: epoch, current: self.epoch });
         }
         let draining = self.draining;
         *self = Self { epoch, phase: Phase::Placing, draining, ..Self::default() };
         Ok(())
+    }
+
+    /// The device, or a link of it, is to be measured: nothing else happens meanwhile.
+    ///
+    /// # Errors
+    /// When it holds a place, is measured already, or is draining.
+    pub fn measure(&mut self) -> Result<(), Refusal> {
+        match self.phase {
+            _ if self.draining => Err(Refusal::Draining),
+            Phase::Measuring => Err(Refusal::Measuring),
+            // Of a cancelled epoch a program may still run.
+            Phase::Idle if self.running.is_none() => {
+                self.phase = Phase::Measuring;
+                Ok(())
+            }
+            _ => Err(Refusal::Placed { epoch: self.epoch }),
+        }
+    }
+
+    /// The measurement is over.
+    pub fn measured(&mut self) {
+        if self.phase == Phase::Measuring {
+            self.phase = Phase::Idle;
+        }
     }
 
     /// The shard is there and the links stand. False when the epoch is over meanwhile.
@@ -100,7 +138,7 @@ impl State {
 
     /// The coordinator cancels `epoch`, or its placement failed. False when it is over already.
     pub fn cancel(&mut self, epoch: Epoch) -> bool {
-        let current = self.epoch == epoch && self.phase != Phase::Idle;
+        let current = self.alive(epoch);
         if current {
             self.phase = Phase::Idle;
             self.waiting.clear();
@@ -177,7 +215,7 @@ impl State {
     }
     /// Whether `epoch` is being placed or ready.
     pub fn alive(&self, epoch: Epoch) -> bool {
-        self.epoch == epoch && self.phase != Phase::Idle
+        self.epoch == epoch && matches!(self.phase, Phase::Placing | Phase::Ready)
     }
     /// The program that runs.
     pub fn running(&self) -> Option<SequenceNumber> {
@@ -271,6 +309,25 @@ mod tests {
         assert!(matches!(state.admit(E, seq(2)), Err(Refusal::NotPlaced { .. })));
         assert!(!state.placed(E));
         state.place(Epoch(6)).unwrap();
+    }
+
+    #[test]
+    fn nothing_happens_beside_a_measurement() {
+        let mut state = ready();
+        assert_eq!(state.measure(), Err(Refusal::Placed { epoch: E }));
+        state.measured();
+        assert!(state.alive(E), "nothing was measured");
+        state.cancel(E);
+        state.measure().unwrap();
+        assert_eq!(state.measure(), Err(Refusal::Measuring));
+        assert_eq!(state.place(Epoch(6)), Err(Refusal::Measuring));
+        assert!(!state.cancel(E) && !state.alive(E));
+        assert!(matches!(state.admit(E, seq(1)), Err(Refusal::NotPlaced { .. })));
+        state.measured();
+        state.place(Epoch(6)).unwrap();
+        let mut state = State::default();
+        state.drain(true);
+        assert_eq!(state.measure(), Err(Refusal::Draining));
     }
 
     #[test]

@@ -141,9 +141,8 @@ impl Store {
     /// # Errors
     /// When they cannot be written.
     pub fn save_links(&self, links: &[LinkProfile]) -> Result<(), StoreError> {
-        let same = |a: &LinkProfile, b: &LinkProfile| {
-            (&a.from, &a.to, a.link) == (&b.from, &b.to, b.link)
-        };
+        let same =
+            |a: &LinkProfile, b: &LinkProfile| (&a.from, &a.to, a.link) == (&b.from, &b.to, b.link);
         // What cannot be read any more is measured anew: its file is replaced.
         let mut all = self.links().unwrap_or_default();
         all.retain(|old| !links.iter().any(|new| same(old, new)));
@@ -179,8 +178,8 @@ impl Store {
     /// Writes beside the file and moves it there: nobody ever reads half of it.
     fn write(&self, path: &Path, value: &impl Serialize) -> Result<(), StoreError> {
         let failed = |source| StoreError::Write { path: path.to_owned(), source };
-        let mut text = serde_json::to_string_pretty(value)
-            .map_err(|error| failed(io::Error::other(error)))?;
+        let mut text =
+            serde_json::to_string_pretty(value).map_err(|error| failed(io::Error::other(error)))?;
         text.push('\n');
         fs::create_dir_all(&self.dir).map_err(failed)?;
         let new = path.with_extension(format!("json.{}", std::process::id()));

@@ -57,7 +57,8 @@ fn room(group: &Path, limit: &str, used: &str) -> Option<Bytes> {
     let cached = stat
         .lines()
         .find_map(|line| {
-            line.strip_prefix("inactive_file ").or_else(|| line.strip_prefix("total_inactive_file "))
+            line.strip_prefix("inactive_file ")
+                .or_else(|| line.strip_prefix("total_inactive_file "))
         })
         .and_then(|bytes| bytes.trim().parse().ok())
         .unwrap_or(0);

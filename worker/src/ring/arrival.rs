@@ -1,9 +1,16 @@
 //! Those who dial us: each says hello, and waits until we are placed in the epoch that it names.
 
-use super::hello::{Answer, HELLO_BYTES, Hello};
+use super::{
+    hello::{Answer, Greeting, HELLO_BYTES, Hello, ProbeHello},
+    tcp::Stream,
+};
 use galaxy_common::{DeviceName, Epoch, Rank};
 use galaxy_proto::{door::Peer, identity::Role};
-use std::{io, sync::Arc, time::Duration};
+use std::{
+    io,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -25,6 +32,28 @@ const PARK_DEADLINE: Duration = Duration::from_secs(10);
 pub struct Ring {
     pub(super) expected: Arc<watch::Sender<Expected>>,
     arrivals: Arc<Semaphore>,
+    /// Who measures links for those that ask; nobody until [`Ring::probes`] was called.
+    probes: Arc<Mutex<Option<mpsc::Sender<ProbeArrival>>>>,
+}
+
+/// A device that wants to measure the link; waits to be welcomed.
+pub(crate) struct ProbeArrival {
+    pub(crate) hello: ProbeHello,
+    stream: Incoming,
+}
+
+impl ProbeArrival {
+    /// Says yes.
+    ///
+    /// # Errors
+    /// When nobody listens there any more.
+    pub(crate) async fn welcome(self) -> io::Result<Stream> {
+        self.stream.welcome().await
+    }
+    /// Says that it cannot be now.
+    pub(crate) async fn send_away(mut self) {
+        drop(timeout(HELLO_DEADLINE, self.stream.answer(Answer::Busy)).await);
+    }
 }
 
 /// Whom we expect.
@@ -70,6 +99,18 @@ impl Incoming {
             Self::Plain(stream) => stream.write_all(&bytes).await,
         }
     }
+
+    /// Says yes, and hands the connection to threads that block.
+    pub(super) async fn welcome(mut self) -> io::Result<Stream> {
+        timeout(HELLO_DEADLINE, self.answer(Answer::Welcome)).await??;
+        match self {
+            Self::Plain(stream) => Stream::plain(stream),
+            Self::Tls(stream) => {
+                let (stream, session) = stream.into_inner();
+                Stream::tls(stream, session.into())
+            }
+        }
+    }
 }
 
 impl Default for Ring {
@@ -85,6 +126,7 @@ impl Default for Ring {
         Self {
             expected: Arc::new(watch::Sender::new(nobody)),
             arrivals: Arc::new(Semaphore::new(ARRIVALS)),
+            probes: Arc::default(),
         }
     }
 }
@@ -99,17 +141,50 @@ impl Ring {
         self.take(peer, Incoming::Plain(stream)).await;
     }
 
+    /// Those who want to measure the link, from now on. One of them waits at most.
+    pub(crate) fn probes(&self) -> mpsc::Receiver<ProbeArrival> {
+        let (arrived, arrivals) = mpsc::channel(1);
+        *self.probes.lock().unwrap_or_else(PoisonError::into_inner) = Some(arrived);
+        arrivals
+    }
+
+    /// Takes one who wants to measure the link: a device of the cluster, by its certificate, or
+    /// anybody where links without TLS are taken. What it may have of us is bounded in time and
+    /// bytes.
+    async fn take_probe(&self, peer: Peer, hello: ProbeHello, mut stream: Incoming) {
+        let answer = match &peer.identity {
+            Some((name, Role::Device)) if *name == hello.name => Answer::Busy,
+            None if matches!(stream, Incoming::Plain(_)) => Answer::Busy,
+            _ => Answer::WrongName,
+        };
+        if answer == Answer::Busy {
+            let probes = self.probes.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let arrival = ProbeArrival { hello, stream };
+            let waits = match probes {
+                Some(probes) => probes.try_send(arrival).map_err(|error| error.into_inner()),
+                None => Err(arrival),
+            };
+            match waits {
+                Ok(()) => return,
+                Err(arrival) => stream = arrival.stream,
+            }
+        }
+        tracing::warn!(%peer, ?answer, "refused to measure a link");
+        drop(timeout(HELLO_DEADLINE, stream.answer(answer)).await);
+    }
+
     async fn take(self, peer: Peer, mut stream: Incoming) {
         let Ok(_permit) = self.arrivals.try_acquire() else {
             tracing::warn!(%peer, "refused a ring link: too many wait");
             return;
         };
         let hello = match timeout(HELLO_DEADLINE, stream.hello()).await {
-            Ok(Ok(bytes)) => Hello::decode(&bytes),
+            Ok(Ok(bytes)) => Greeting::decode(&bytes),
             Ok(Err(_)) | Err(_) => return tracing::debug!(%peer, "no hello came"),
         };
         let hello = match hello {
-            Ok(hello) => hello,
+            Ok(Greeting::Ring(hello)) => hello,
+            Ok(Greeting::Probe(hello)) => return self.take_probe(peer, hello, stream).await,
             Err(error) => return tracing::warn!(%peer, %error, "refused a ring link"),
         };
         let mut expected = self.expected.subscribe();

@@ -1,8 +1,8 @@
 //! Forming the links of an epoch: dial those we send to, welcome those we receive from.
 
 use super::{
-    arrival::{Arrival, Expected, Incoming, Ring},
-    hello::{Answer, Hello, HelloError, WELCOME_BYTES},
+    arrival::{Expected, Ring},
+    hello::{Answer, HELLO_BYTES, Hello, HelloError, ProbeHello, WELCOME_BYTES},
     tcp::Stream,
 };
 use galaxy_common::{DeviceName, Epoch, Plan, Rank};
@@ -53,6 +53,7 @@ pub enum RingError {
         Answer::Stale => "it is in a later epoch, or was told to give this one up",
         Answer::WrongName => "it does not know us as a device of its plan",
         Answer::OtherPlan => "it was placed with another plan",
+        Answer::Busy => "it holds a place in a plan, or measures already: stop the coordinator",
         Answer::Welcome => "it did not",
     })]
     Refused {
@@ -109,7 +110,7 @@ impl RingError {
     pub fn retryable(&self) -> bool {
         match self {
             Self::Connect { source, .. } => source.retryable(),
-            Self::Refused { answer, .. } => *answer == Answer::Stale,
+            Self::Refused { answer, .. } => matches!(answer, Answer::Stale | Answer::Busy),
             Self::Absent { .. } | Self::Io { .. } => true,
             Self::Hello { .. } | Self::NoPlain { .. } => false,
         }
@@ -157,7 +158,8 @@ impl Ring {
                         from,
                         plan: wanted.digest,
                         name: name(from),
-                    },
+                    }
+                    .encode(),
                     to: name(to),
                     at: wanted.peers[to.index()].clone(),
                     plain: wanted.plain,
@@ -194,7 +196,7 @@ impl Ring {
                 Some(arrival) = arrivals.recv() => {
                     if let Some(at) = awaited.iter().position(|(rank, _)| *rank == arrival.from) {
                         let (rank, peer) = awaited.swap_remove(at);
-                        let link = welcome(arrival).await;
+                        let link = arrival.stream.welcome().await;
                         from.push((rank, link.map_err(|source| RingError::Io { peer, source })?));
                     }
                 }
@@ -234,24 +236,29 @@ fn gather(to: Vec<(Rank, Stream)>, from: Vec<(Rank, Stream)>) -> Result<Links, (
     Ok(links)
 }
 
-async fn welcome(mut arrival: Arrival) -> io::Result<Stream> {
-    tokio::time::timeout(ATTEMPT, arrival.stream.answer(Answer::Welcome)).await??;
-    match arrival.stream {
-        Incoming::Plain(stream) => Stream::plain(stream),
-        Incoming::Tls(stream) => {
-            let (stream, session) = stream.into_inner();
-            Stream::tls(stream, session.into())
-        }
-    }
-}
-
 /// A link to be dialled.
 struct Dial {
-    hello: Hello,
+    hello: [u8; HELLO_BYTES],
     to: DeviceName,
     at: PeerAddress,
     plain: bool,
     identity: Identity,
+}
+
+/// Dials a peer to measure the link to it. Once: who is there now is measured.
+///
+/// # Errors
+/// When it cannot be reached, or refuses.
+pub(crate) async fn dial_probe(
+    identity: &Identity,
+    hello: &ProbeHello,
+    to: DeviceName,
+    at: PeerAddress,
+    plain: bool,
+) -> Result<Stream, RingError> {
+    let dial = Dial { hello: hello.encode(), to, at, plain, identity: identity.clone() };
+    let once = dial.once(Instant::now() + ATTEMPT).await;
+    once.map_err(|(Failure::Again(error) | Failure::Final(error))| error)
 }
 
 /// What may help to try again.
@@ -281,7 +288,7 @@ impl Dial {
             if retryable { Failure::Again(error) } else { Failure::Final(error) }
         };
         let io = |source| Failure::Again(RingError::Io { peer: self.to.clone(), source });
-        let hello = self.hello.encode();
+        let hello = self.hello;
         let mut answer = [0; WELCOME_BYTES];
         if self.plain {
             let host = self.at.address.rsplit_once(':').map_or("", |(host, _)| host);

@@ -11,6 +11,9 @@
 //!          16 32 digest of the plan
 //!          48 48 name of the dialler, padded with zeros
 //! ```
+//!
+//! Who wants to measure the link, and not to take part in a ring, says so by the magic "GLXP". Rank,
+//! epoch and plan are then zero, but for bit 0 of byte 6: whether kernels are to work meanwhile.
 
 use galaxy_common::{DeviceName, Epoch, Rank, ids::MAX_NAME_BYTES};
 
@@ -19,6 +22,7 @@ pub const HELLO_BYTES: usize = 48 + MAX_NAME_BYTES;
 /// Bytes of a welcome.
 pub const WELCOME_BYTES: usize = 8;
 const HELLO_MAGIC: [u8; 4] = *b"GLXH";
+const PROBE_MAGIC: [u8; 4] = *b"GLXP";
 const WELCOME_MAGIC: [u8; 4] = *b"GLXW";
 const VERSION: u8 = 1;
 
@@ -35,6 +39,64 @@ pub struct Hello {
     pub name: DeviceName,
 }
 
+/// Who dials to measure the link.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ProbeHello {
+    /// The dialler's name.
+    pub name: DeviceName,
+    /// Whether kernels are to work meanwhile.
+    pub compute: bool,
+}
+
+/// Either kind of hello.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Greeting {
+    /// For a ring.
+    Ring(Hello),
+    /// For a measurement.
+    Probe(ProbeHello),
+}
+
+impl Greeting {
+    /// Reads it.
+    ///
+    /// # Errors
+    /// When the bytes are no hello. Never panics.
+    pub fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, HelloError> {
+        if bytes[0..4] != PROBE_MAGIC {
+            return Hello::decode(bytes).map(Self::Ring);
+        }
+        if bytes[4] != VERSION {
+            return Err(HelloError::Version { version: bytes[4] });
+        }
+        Ok(Self::Probe(ProbeHello { name: name(bytes)?, compute: bytes[6] & 1 == 1 }))
+    }
+}
+
+impl ProbeHello {
+    /// Writes it.
+    pub fn encode(&self) -> [u8; HELLO_BYTES] {
+        let ring = Hello {
+            epoch: Epoch(0),
+            from: Rank(self.compute.into()),
+            plan: [0; 32],
+            name: self.name.clone(),
+        };
+        let mut out = ring.encode();
+        out[0..4].copy_from_slice(&PROBE_MAGIC);
+        out
+    }
+}
+
+/// The name of the dialler.
+fn name(bytes: &[u8; HELLO_BYTES]) -> Result<DeviceName, HelloError> {
+    bytes[48..]
+        .get(..usize::from(bytes[5]))
+        .and_then(|name| std::str::from_utf8(name).ok())
+        .and_then(|name| DeviceName::new(name).ok())
+        .ok_or(HelloError::Name)
+}
+
 /// What the other side says to a hello.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Answer {
@@ -46,6 +108,8 @@ pub enum Answer {
     WrongName,
     /// The other side was placed with another plan.
     OtherPlan,
+    /// The other side holds a place in a plan, or measures already.
+    Busy,
 }
 
 /// Bytes that are no hello or no welcome.
@@ -97,11 +161,7 @@ impl Hello {
         if bytes[4] != VERSION {
             return Err(HelloError::Version { version: bytes[4] });
         }
-        let name = bytes[48..]
-            .get(..usize::from(bytes[5]))
-            .and_then(|name| std::str::from_utf8(name).ok())
-            .and_then(|name| DeviceName::new(name).ok())
-            .ok_or(HelloError::Name)?;
+        let name = name(bytes)?;
         let mut epoch = [0; 8];
         epoch.copy_from_slice(&bytes[8..16]);
         let mut plan = [0; 32];
@@ -125,6 +185,7 @@ impl Answer {
             Self::Stale => 1,
             Self::WrongName => 2,
             Self::OtherPlan => 3,
+            Self::Busy => 4,
         };
         out
     }
@@ -142,6 +203,7 @@ impl Answer {
             1 => Ok(Self::Stale),
             2 => Ok(Self::WrongName),
             3 => Ok(Self::OtherPlan),
+            4 => Ok(Self::Busy),
             code => Err(HelloError::Answer { code }),
         }
     }
@@ -162,7 +224,12 @@ mod tests {
             name: DeviceName::new("x".repeat(MAX_NAME_BYTES)).unwrap(),
         };
         assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
-        for answer in [Answer::Welcome, Answer::Stale, Answer::WrongName, Answer::OtherPlan] {
+        for compute in [false, true] {
+            let probe = ProbeHello { name: DeviceName::new("b").unwrap(), compute };
+            assert_eq!(Greeting::decode(&probe.encode()), Ok(Greeting::Probe(probe)));
+        }
+        use Answer::*;
+        for answer in [Welcome, Stale, WrongName, OtherPlan, Busy] {
             assert_eq!(Answer::decode(&answer.encode()), Ok(answer));
         }
     }
@@ -171,11 +238,19 @@ mod tests {
         #[test]
         fn any_bytes_are_handled(mut bytes in proptest::collection::vec(any::<u8>(), HELLO_BYTES), ours: bool) {
             if ours {
-                bytes[..5].copy_from_slice(b"GLXH\x01");
+                let magic: &[u8; 5] = if bytes[5] % 2 == 0 { b"GLXH\x01" } else { b"GLXP\x01" };
+                bytes[..5].copy_from_slice(magic);
             }
             let bytes: [u8; HELLO_BYTES] = bytes.try_into().unwrap();
-            if let Ok(hello) = Hello::decode(&bytes) {
-                prop_assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
+            match Greeting::decode(&bytes) {
+                Ok(Greeting::Ring(hello)) => {
+                    prop_assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
+                }
+                Ok(Greeting::Probe(probe)) => {
+                    let again = Greeting::decode(&probe.encode());
+                    prop_assert_eq!(again, Ok(Greeting::Probe(probe)));
+                }
+                Err(_) => {}
             }
         }
     }

@@ -79,12 +79,27 @@ impl Stream {
 
     /// The receiving end.
     pub fn receiver(self) -> Box<dyn LinkReceiver> {
+        match self.duplex(None) {
+            Duplex::Plain(receiver) => Box::new(receiver),
+            Duplex::Tls(receiver) => Box::new(receiver),
+        }
+    }
+
+    /// Both ends in one hand, for who sends and receives by turns. Every read and every write
+    /// fails after `silence`, if that is given.
+    pub(crate) fn duplex(self, silence: Option<Duration>) -> Duplex {
+        if silence.is_some() {
+            let socket = self.socket();
+            // Only a duration of zero is refused, and then there is no limit.
+            drop(socket.set_read_timeout(silence).and(socket.set_write_timeout(silence)));
+        }
         let scratch = vec![0; SCRATCH].into_boxed_slice();
         match self {
-            Self::Plain(socket) => Box::new(Receiver { source: socket, scratch }),
-            Self::Tls(socket, session) => {
+            Self::Plain(socket) => Duplex::Plain(Receiver { source: socket, scratch }),
+            Self::Tls(socket, mut session) => {
+                session.set_buffer_limit(Some(SEND_BUFFER));
                 let socket = BufReader::with_capacity(RECEIVE_BUFFER, socket);
-                Box::new(Receiver { source: TlsReader { socket, session }, scratch })
+                Duplex::Tls(Receiver { source: TlsReader { socket, session }, scratch })
             }
         }
     }
@@ -113,20 +128,65 @@ struct PlainSender {
 
 impl LinkSender for PlainSender {
     fn send(&mut self, header: &FrameHeader, payload: &[u8]) -> Result<(), LinkError> {
-        let header = header.encode();
-        let mut sent = 0;
-        // Header and payload in one packet; whatever is left after that is payload.
-        while sent < HEADER_BYTES {
-            let parts = [IoSlice::new(&header[sent..]), IoSlice::new(payload)];
-            match self.socket.write_vectored(&parts) {
-                Ok(0) => return Err(LinkError::Closed),
-                Ok(bytes) => sent += bytes,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(closed_or(error)),
-            }
-        }
-        self.socket.write_all(&payload[sent - HEADER_BYTES..]).map_err(closed_or)
+        write(&mut self.socket, header, payload)
     }
+}
+
+/// Writes a frame as it is.
+fn write(socket: &mut TcpStream, header: &FrameHeader, payload: &[u8]) -> Result<(), LinkError> {
+    let header = header.encode();
+    let mut sent = 0;
+    // Header and payload in one packet; whatever is left after that is payload.
+    while sent < HEADER_BYTES {
+        let parts = [IoSlice::new(&header[sent..]), IoSlice::new(payload)];
+        match socket.write_vectored(&parts) {
+            Ok(0) => return Err(LinkError::Closed),
+            Ok(bytes) => sent += bytes,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(closed_or(error)),
+        }
+    }
+    socket.write_all(&payload[sent - HEADER_BYTES..]).map_err(closed_or)
+}
+
+/// Seals bytes; writes to the socket whenever the session's buffer is full.
+fn seal(
+    socket: &mut TcpStream,
+    session: &mut Connection,
+    mut bytes: &[u8],
+) -> Result<(), LinkError> {
+    while !bytes.is_empty() {
+        let taken = session.writer().write(bytes)?;
+        bytes = &bytes[taken..];
+        if taken == 0 || !bytes.is_empty() {
+            flush(socket, session)?;
+        }
+    }
+    Ok(())
+}
+
+fn flush(socket: &mut TcpStream, session: &mut Connection) -> Result<(), LinkError> {
+    while session.wants_write() {
+        match session.write_tls(socket) {
+            Ok(0) => return Err(LinkError::Closed),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(closed_or(error)),
+        }
+    }
+    Ok(())
+}
+
+/// Writes a frame through a session.
+fn write_sealed(
+    socket: &mut TcpStream,
+    session: &mut Connection,
+    header: &FrameHeader,
+    payload: &[u8],
+) -> Result<(), LinkError> {
+    seal(socket, session, &header.encode())?;
+    seal(socket, session, payload)?;
+    flush(socket, session)
 }
 
 struct TlsSender {
@@ -134,41 +194,14 @@ struct TlsSender {
     session: Box<Connection>,
 }
 
-impl TlsSender {
-    /// Seals bytes; writes to the socket whenever the buffer is full.
-    fn seal(&mut self, mut bytes: &[u8]) -> Result<(), LinkError> {
-        while !bytes.is_empty() {
-            let taken = self.session.writer().write(bytes)?;
-            bytes = &bytes[taken..];
-            if taken == 0 || !bytes.is_empty() {
-                self.flush()?;
-            }
-        }
-        Ok(())
-    }
-
-    fn flush(&mut self) -> Result<(), LinkError> {
-        while self.session.wants_write() {
-            match self.session.write_tls(&mut self.socket) {
-                Ok(0) => return Err(LinkError::Closed),
-                Ok(_) => {}
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(closed_or(error)),
-            }
-        }
-        Ok(())
-    }
-}
-
 impl LinkSender for TlsSender {
     fn send(&mut self, header: &FrameHeader, payload: &[u8]) -> Result<(), LinkError> {
-        self.seal(&header.encode())?;
-        self.seal(payload)?;
-        self.flush()
+        write_sealed(&mut self.socket, &mut self.session, header, payload)
     }
 }
 
-struct TlsReader {
+/// Opens what a session sealed.
+pub(crate) struct TlsReader {
     socket: BufReader<TcpStream>,
     session: Box<Connection>,
 }
@@ -190,7 +223,41 @@ impl Read for TlsReader {
     }
 }
 
-struct Receiver<R> {
+/// A link that goes both ways, one after the other.
+pub(crate) enum Duplex {
+    /// Without TLS.
+    Plain(Receiver<TcpStream>),
+    /// With TLS.
+    Tls(Receiver<TlsReader>),
+}
+
+impl Duplex {
+    /// As [`LinkSender::send`].
+    pub(crate) fn send(&mut self, header: &FrameHeader, payload: &[u8]) -> Result<(), LinkError> {
+        match self {
+            Self::Plain(receiver) => write(&mut receiver.source, header, payload),
+            Self::Tls(receiver) => {
+                let TlsReader { socket, session } = &mut receiver.source;
+                write_sealed(socket.get_mut(), session, header, payload)
+            }
+        }
+    }
+
+    /// As [`LinkReceiver::receive`].
+    pub(crate) fn receive(
+        &mut self,
+        wanted: &FrameHeader,
+        payload: &mut [u8],
+    ) -> Result<(), LinkError> {
+        match self {
+            Self::Plain(receiver) => receiver.receive(wanted, payload),
+            Self::Tls(receiver) => receiver.receive(wanted, payload),
+        }
+    }
+}
+
+/// What frames are read from.
+pub(crate) struct Receiver<R> {
     source: R,
     scratch: Box<[u8]>,
 }

@@ -100,8 +100,7 @@ impl Stand {
         });
         let layers: Vec<_> = layers.collect();
         let slice = sample.vocabulary.len();
-        let logits =
-            (slice > 0).then(|| tensor(Role::Logits, slice, Memory::Device, SLOTS + 3));
+        let logits = (slice > 0).then(|| tensor(Role::Logits, slice, Memory::Device, SLOTS + 3));
         if let Some(slot) = slots.get_mut(SLOTS as usize + 3) {
             slot.bytes = slot.bytes.min(u64::from(LANGUAGE_ROWS) * u64::from(slice) * 4);
         }
@@ -291,8 +290,7 @@ impl Stand {
                 while left > 0 {
                     let own = Span::new(own.start(), own.start() + own.len().min(left));
                     left -= own.len();
-                    let reads =
-                        vec![self.region(qkv, own), self.region(qkv, Span::first(text))];
+                    let reads = vec![self.region(qkv, own), self.region(qkv, Span::first(text))];
                     let writes = vec![self.region(context, own)];
                     time += self.run(&binding, attend, reads, writes)?;
                 }

@@ -44,8 +44,7 @@ pub(super) fn wake(engine: Box<dyn Engine>) -> Result<f64, MeasureError> {
         closers: vec![closer],
     };
     executor.connect(Epoch(1), links);
-    let binding =
-        Binding { shape: BatchShape::single(1, Wanted::Hidden)?, tokens: Arc::new([0]) };
+    let binding = Binding { shape: BatchShape::single(1, Wanted::Hidden)?, tokens: Arc::new([0]) };
     let program = Arc::new(round_trips());
     let report = executor.run(Job {
         epoch: Epoch(1),
@@ -65,12 +64,10 @@ pub(super) fn wake(engine: Box<dyn Engine>) -> Result<f64, MeasureError> {
 /// Export, send, receive and import, again and again; each waits for the one before.
 fn round_trips() -> Program {
     let rows = Span::<Row>::first(1);
-    let tensor = |role, memory, slot| Tensor { role, rows, width: WIDTH, memory, slot: SlotId(slot) };
-    let region = |tensor| Region {
-        tensor: TensorId(tensor),
-        rows,
-        columns: Span::<Column>::first(WIDTH),
-    };
+    let tensor =
+        |role, memory, slot| Tensor { role, rows, width: WIDTH, memory, slot: SlotId(slot) };
+    let region =
+        |tensor| Region { tensor: TensorId(tensor), rows, columns: Span::<Column>::first(WIDTH) };
     let slot = |memory| Slot { memory, bytes: u64::from(WIDTH) * 4 };
     let wait = |lane, count| Wait { lane, count };
     let operation = |kind, lane, reads, writes, waits| Operation {

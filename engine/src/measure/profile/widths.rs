@@ -1,8 +1,6 @@
 //! Of which widths matrices are measured, and how many of them a device has room for. Pure.
 
-use galaxy_common::{
-    BlockAssignment, Bytes, Column, Head, Span, Token,
-};
+use galaxy_common::{BlockAssignment, Bytes, Column, Head, Span, Token};
 use galaxy_graph::{budget, lower::kv_span};
 use galaxy_model::{HeadSpec, ModelSpec};
 

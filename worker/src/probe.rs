@@ -1,0 +1,322 @@
+//! Probe: measures the link from this device to a peer, over the door and the code that carry
+//! tiles.
+//!
+//! Who asks leads: it sends *orders*, frames of 16 bytes, and the peer answers each with a frame
+//! of 16 bytes when it has done what was ordered. So the peer needs no clock of ours, reads only
+//! frames whose size it knows, and is done when the link closes.
+//!
+//! | order | numbers | what the peer does | its answer |
+//! | --- | --- | --- | --- |
+//! | 1 | 0, 0 | nothing: a round trip | 0, 0 |
+//! | 2 | frames, bytes of each | receives them | nanoseconds, and products of its kernels meanwhile |
+//! | 3 | milliseconds, 0 | rests as long as we do | the same |
+
+use crate::{
+    core::{Core, blocking},
+    error::WorkerError,
+    profile::Measuring,
+    ring::{
+        PeerAddress, ProbeArrival, dial_probe,
+        hello::ProbeHello,
+        tcp::{Duplex, Stream},
+    },
+};
+use galaxy_common::{DeviceName, Epoch, FrameHeader, SequenceNumber, WireType};
+use galaxy_engine::{
+    link::{LinkCloser, LinkError},
+    measure::load::{Load, Span},
+};
+use galaxy_proto::v1;
+use std::{
+    sync::{Arc, Weak},
+    time::{Duration, Instant},
+};
+use tokio::sync::mpsc;
+
+/// Round trips that are measured,
+const TRIPS: usize = 24;
+/// as far as this allows; at least [`LEAST_TRIPS`].
+const TRIPS_TIME: Duration = Duration::from_millis(400);
+const LEAST_TRIPS: usize = 5;
+/// Bulks that are measured.
+const BULKS: usize = 3;
+/// How long one is to take: longer than what a queue or a bucket lets through at once.
+const BULK_TIME: f64 = 0.25;
+/// A first one must take so long to tell how many bytes that is.
+const PILOT_TIME: f64 = 0.03;
+/// Bytes of a bulk, at least and at most.
+const BULK_BYTES: (u64, u64) = (64 << 10, 256 << 20);
+/// Bytes of a frame: such as tiles have.
+const FRAME_BYTES: (u64, u64) = (16 << 10, 256 << 10);
+/// How long kernels are watched without a link, before and after each bulk.
+const REST: Duration = Duration::from_millis(80);
+/// Silence after which a probe is given up, on both sides,
+const SILENCE: Duration = Duration::from_secs(4);
+/// and what one may take in all.
+const LIMIT: Duration = Duration::from_secs(12);
+/// Frames of one order: at the smallest frame the largest bulk.
+const MAX_FRAMES: u64 = 16 << 10;
+
+const ORDER_BYTES: usize = 16;
+const TRIP: u32 = 1;
+const BULK: u32 = 2;
+const RESTING: u32 = 3;
+/// Transfers of orders, of what is ordered, and of answers.
+const ORDERS: u32 = 0;
+const PAYLOADS: u32 = 1;
+const ANSWERS: u32 = 2;
+
+/// Closes the link when nobody waits for the probe any more.
+struct Closing(Arc<dyn LinkCloser>);
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+/// Measures the link to a peer.
+///
+/// # Cancel safety
+/// Dropped, it closes the link, and both sides end.
+pub(crate) async fn probe(
+    core: &Arc<Core>,
+    request: v1::ProbeRequest,
+) -> Result<v1::ProbeReply, WorkerError> {
+    let v1::ProbeRequest { peer, plain, compute } = request;
+    let v1::Peer { name, address, plain_port } = peer.ok_or(WorkerError::NoPeer)?;
+    let peer = DeviceName::new(name).map_err(|_| WorkerError::NoPeer)?;
+    let measuring = Measuring::begin(core)?;
+    let at = PeerAddress { address, plain_port: u16::try_from(plain_port).unwrap_or(0) };
+    let hello = ProbeHello { name: core.name.clone(), compute };
+    let stream = dial_probe(&core.identity, &hello, peer.clone(), at, plain).await?;
+    let failed = |why: String| WorkerError::Probe { peer: peer.clone(), why };
+    let _closing = Closing(stream.closer()?);
+    let threads = core.threads;
+    let leading = blocking(move || {
+        // Here, so that it lasts as long as the thread, whoever gave up waiting.
+        let _measuring = measuring;
+        let load = if compute { Some(Load::start(threads)?) } else { None };
+        Ok::<_, WorkerError>(Leader::new(stream, load).measure())
+    });
+    match tokio::time::timeout(LIMIT, leading).await {
+        Ok(measured) => measured??.map_err(|error| failed(said(&error))),
+        Err(_) => Err(failed(format!("it took more than {LIMIT:?}"))),
+    }
+}
+
+/// The word for a read that took too long is none that a person understands.
+fn said(error: &LinkError) -> String {
+    use std::io::ErrorKind::{TimedOut, WouldBlock};
+    match error {
+        LinkError::Io(error) if matches!(error.kind(), TimedOut | WouldBlock) => {
+            format!("nothing came for {SILENCE:?}")
+        }
+        error => error.to_string(),
+    }
+}
+
+/// Answers those who measure the link to us, one at a time, until the worker ends.
+pub(crate) async fn answer_all(core: Weak<Core>, mut arrivals: mpsc::Receiver<ProbeArrival>) {
+    while let Some(arrival) = arrivals.recv().await {
+        let Some(core) = core.upgrade() else { return };
+        match Measuring::begin(&core) {
+            Ok(measuring) => core.tasks.spawn(answer(arrival, measuring, core.threads)),
+            Err(_) => core.tasks.spawn(arrival.send_away()),
+        }
+    }
+}
+
+async fn answer(arrival: ProbeArrival, measuring: Measuring, threads: u16) {
+    let compute = arrival.hello.compute;
+    let Ok(stream) = arrival.welcome().await else { return };
+    let Ok(closer) = stream.closer() else { return };
+    let _closing = Closing(closer);
+    let following = blocking(move || {
+        let _measuring = measuring;
+        let load = match compute {
+            true => Load::start(threads).ok(),
+            false => None,
+        };
+        follow(stream, load)
+    });
+    // Its end is that the link closes, whatever the words for it.
+    let over = tokio::time::timeout(LIMIT, following).await;
+    tracing::debug!(?over, "a link was measured");
+}
+
+fn header(transfer: u32, sequence: u64, tile: u16, payload: usize) -> FrameHeader {
+    FrameHeader {
+        epoch: Epoch(0),
+        sequence: SequenceNumber(sequence),
+        transfer,
+        tile,
+        wire: WireType::F32,
+        // At most FRAME_BYTES.1.
+        payload: payload as u32,
+    }
+}
+
+/// Frames of one order are told apart by this much of their number.
+fn tile(frame: u64) -> u16 {
+    (frame % (1 << 16)) as u16
+}
+
+/// Does what is ordered until the link closes or an order is none.
+fn follow(stream: Stream, load: Option<Load>) -> Result<(), LinkError> {
+    let mut link = stream.duplex(Some(SILENCE));
+    let mut payload = vec![0; FRAME_BYTES.1 as usize];
+    for sequence in 0.. {
+        let mut order = [0; ORDER_BYTES];
+        link.receive(&header(ORDERS, sequence, 0, ORDER_BYTES), &mut order)?;
+        let [kind, a, b] = numbers(&order);
+        let (begin, moment) = (Instant::now(), load.as_ref().map(Load::now));
+        match (kind as u32, a, b) {
+            (TRIP, ..) => {}
+            (BULK, frames, bytes) if frames <= MAX_FRAMES && bytes <= FRAME_BYTES.1 => {
+                for frame in 0..frames {
+                    let payload = &mut payload[..bytes as usize];
+                    let wanted = header(PAYLOADS, sequence, tile(frame), payload.len());
+                    link.receive(&wanted, payload)?;
+                }
+            }
+            (RESTING, millis, _) => {
+                std::thread::sleep(Duration::from_millis(millis).min(REST));
+            }
+            _ => return Ok(()),
+        }
+        let idle = Span { nanos: begin.elapsed().as_nanos() as f64, products: 0.0 };
+        let span = load.as_ref().zip(moment).map_or(idle, |(load, moment)| load.since(moment));
+        let mut answer = [0; ORDER_BYTES];
+        answer[..8].copy_from_slice(&span.nanos.to_le_bytes());
+        answer[8..].copy_from_slice(&span.products.to_le_bytes());
+        link.send(&header(ANSWERS, sequence, 0, ORDER_BYTES), &answer)?;
+    }
+    Ok(())
+}
+
+/// An order: its kind and two numbers, of 4 bytes each, little endian; the rest is zero.
+fn numbers(order: &[u8; ORDER_BYTES]) -> [u64; 3] {
+    let word = |from: usize| {
+        let mut bytes = [0; 4];
+        bytes.copy_from_slice(&order[from..from + 4]);
+        u64::from(u32::from_le_bytes(bytes))
+    };
+    [word(0), word(4), word(8)]
+}
+
+/// What a bulk came to.
+struct Bulk {
+    bytes: f64,
+    nanos: f64,
+    here: Span,
+    there: Span,
+}
+
+struct Leader {
+    link: Duplex,
+    load: Option<Load>,
+    sequence: u64,
+    frame: Vec<u8>,
+}
+
+impl Leader {
+    fn new(stream: Stream, load: Option<Load>) -> Self {
+        // Not zeros: nothing on the way may find them easy.
+        let frame = (0..FRAME_BYTES.1).map(|at| (at * 31 % 251) as u8).collect();
+        Self { link: stream.duplex(Some(SILENCE)), load, sequence: 0, frame }
+    }
+
+    fn measure(mut self) -> Result<v1::ProbeReply, LinkError> {
+        let mut reply = v1::ProbeReply::default();
+        let begin = Instant::now();
+        // The first one warms up.
+        self.order(TRIP, 0, 0)?;
+        while reply.round_trip_ns.len() < TRIPS
+            && (reply.round_trip_ns.len() < LEAST_TRIPS || begin.elapsed() < TRIPS_TIME)
+        {
+            let (nanos, _) = self.order(TRIP, 0, 0)?;
+            reply.round_trip_ns.push(nanos);
+        }
+        let trip = reply.round_trip_ns.iter().copied().fold(f64::INFINITY, f64::min);
+        let rate = |bulk: &Bulk| bulk.bytes / (bulk.nanos - trip).max(bulk.nanos / 10.0) * 1e9;
+        let mut bytes = BULK_BYTES.0;
+        let found = loop {
+            let bulk = self.bulk(bytes)?;
+            if bulk.nanos >= PILOT_TIME * 1e9 || bytes >= BULK_BYTES.1 {
+                break rate(&bulk);
+            }
+            bytes *= 4;
+        };
+        let bytes = ((found * BULK_TIME) as u64).clamp(BULK_BYTES.0, BULK_BYTES.1);
+        let mut before = self.rest()?;
+        for _ in 0..BULKS {
+            let bulk = self.bulk(bytes)?;
+            reply.rate.push(rate(&bulk));
+            let after = self.rest()?;
+            if let (Some(before), Some(after)) = (before, after) {
+                let cost = |at: usize, work: Span| {
+                    let rested = before[at].nanos + after[at].nanos;
+                    let each = rested / (before[at].products + after[at].products);
+                    (work.nanos - work.products * each) / bulk.bytes
+                };
+                let costs = (cost(0, bulk.here), cost(1, bulk.there));
+                // Kernels so slow that none ended meanwhile say nothing.
+                if costs.0.is_finite() && costs.1.is_finite() {
+                    reply.send_cost_ns.push(costs.0);
+                    reply.receive_cost_ns.push(costs.1);
+                }
+            }
+            before = after;
+        }
+        Ok(reply)
+    }
+
+    /// Sends so many bytes, in frames.
+    fn bulk(&mut self, bytes: u64) -> Result<Bulk, LinkError> {
+        let frame = (bytes / 4).clamp(FRAME_BYTES.0, FRAME_BYTES.1);
+        let frames = bytes.div_ceil(frame).min(MAX_FRAMES);
+        let moment = self.load.as_ref().map(Load::now);
+        let (nanos, there) = self.order(BULK, frames, frame)?;
+        let here = self.load.as_ref().zip(moment).map(|(load, moment)| load.since(moment));
+        let here = here.unwrap_or(Span { nanos, products: 0.0 });
+        Ok(Bulk { bytes: (frames * frame) as f64, nanos, here, there })
+    }
+
+    /// What kernels do here and there while the link rests; nothing if they do not work.
+    fn rest(&mut self) -> Result<Option<[Span; 2]>, LinkError> {
+        let Some(load) = &self.load else { return Ok(None) };
+        let moment = load.now();
+        let millis = u64::try_from(REST.as_millis()).unwrap_or(0);
+        let (_, there) = self.order(RESTING, millis, 0)?;
+        Ok(self.load.as_ref().map(|load| [load.since(moment), there]))
+    }
+
+    /// Gives an order and waits for its answer: nanoseconds until it came, and what it says.
+    fn order(&mut self, kind: u32, a: u64, b: u64) -> Result<(f64, Span), LinkError> {
+        let sequence = self.sequence;
+        self.sequence += 1;
+        let mut order = [0; ORDER_BYTES];
+        for (place, number) in order.chunks_exact_mut(4).zip([u64::from(kind), a, b]) {
+            place.copy_from_slice(&u32::try_from(number).unwrap_or(0).to_le_bytes());
+        }
+        let begin = Instant::now();
+        self.link.send(&header(ORDERS, sequence, 0, ORDER_BYTES), &order)?;
+        if kind == BULK {
+            for frame in 0..a {
+                let payload = &self.frame[..b as usize];
+                let header = header(PAYLOADS, sequence, tile(frame), payload.len());
+                self.link.send(&header, payload)?;
+            }
+        }
+        let mut answer = [0; ORDER_BYTES];
+        self.link.receive(&header(ANSWERS, sequence, 0, ORDER_BYTES), &mut answer)?;
+        let nanos = begin.elapsed().as_nanos() as f64;
+        let number = |from: usize| {
+            let mut bytes = [0; 8];
+            bytes.copy_from_slice(&answer[from..from + 8]);
+            f64::from_le_bytes(bytes)
+        };
+        Ok((nanos, Span { nanos: number(0), products: number(8) }))
+    }
+}

@@ -1,0 +1,108 @@
+//! Profile: the device measures itself with a model's shape, and nothing else meanwhile.
+
+use crate::{
+    core::{Core, blocking},
+    error::WorkerError,
+};
+use galaxy_engine::measure::{
+    MeasureError,
+    profile::{self, Measured, Setting},
+};
+use galaxy_proto::v1;
+use std::{
+    ops::ControlFlow,
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, Instant},
+};
+use tokio::sync::mpsc;
+use tonic::Status;
+
+/// Progress is for people.
+const PROGRESS_EVERY: Duration = Duration::from_millis(100);
+
+/// Where events of a measurement go. When it closes, the coordinator hung up.
+pub(crate) type Events = mpsc::Sender<Result<v1::ProfileEvent, Status>>;
+
+/// The device is measured, until this is dropped. Nothing is placed meanwhile.
+pub(crate) struct Measuring(Arc<Core>);
+
+impl Measuring {
+    /// Begins it.
+    ///
+    /// # Errors
+    /// When the device holds a place, is measured already, or is draining.
+    pub(crate) fn begin(core: &Arc<Core>) -> Result<Self, WorkerError> {
+        core.tell(|state| state.measure())?;
+        Ok(Self(core.clone()))
+    }
+}
+
+impl Drop for Measuring {
+    fn drop(&mut self) {
+        self.0.tell(|state| state.measured());
+    }
+}
+
+/// Measures the device and reports into `events`.
+pub(crate) async fn profile(core: Arc<Core>, request: v1::ProfileRequest, events: Events) {
+    let event = match measured(&core, request, &events).await {
+        Ok(event) => Ok(v1::ProfileEvent { event: Some(event) }),
+        Err(error) => {
+            tracing::warn!(%error, "no profile");
+            Err(error.into_status(&core.name))
+        }
+    };
+    // Nobody listens any more if this fails.
+    drop(events.send(event).await);
+}
+
+async fn measured(
+    core: &Arc<Core>,
+    request: v1::ProfileRequest,
+    events: &Events,
+) -> Result<v1::profile_event::Event, WorkerError> {
+    let v1::ProfileRequest { model, fingerprint, threads, max_rows } = request;
+    let measuring = Measuring::begin(core)?;
+    let asked = u16::try_from(threads).ok().filter(|&threads| threads > 0);
+    let setting = Setting {
+        device: core.name.clone(),
+        engine: core.engine,
+        // No more kernel threads than the device grants, whatever is asked.
+        threads: asked.map_or(core.threads, |threads| threads.min(core.threads)),
+        max_rows: max_rows.max(1),
+        memory: core.memory,
+        time: profile::TIME,
+    };
+    let mut held = core.held.clone().write_owned().await;
+    let (models, ending, events) = (core.models.clone(), core.ending.clone(), events.clone());
+    blocking(move || {
+        let model = Arc::new(models.open(&model, &fingerprint)?);
+        // Two shards have no room. The next placement loads it again.
+        *held = None;
+        let mut told: Option<Instant> = None;
+        let mut progress = |done, total, now: &str| {
+            if told.is_none_or(|told| told.elapsed() >= PROGRESS_EVERY) {
+                told = Some(Instant::now());
+                let at = v1::ProfileProgress { done, total, now: now.to_owned() };
+                let event =
+                    v1::ProfileEvent { event: Some(v1::profile_event::Event::Progress(at)) };
+                // A slow reader misses some.
+                drop(events.try_send(Ok(event)));
+            }
+            match events.is_closed() || ending.load(Ordering::Relaxed) {
+                false => ControlFlow::Continue(()),
+                true => ControlFlow::Break(()),
+            }
+        };
+        let Measured { profile, pauses } = profile::measure(&model, &setting, &mut progress)?;
+        tracing::info!(shape = profile.shape, pauses, "measured");
+        drop(measuring);
+        let bytes = postcard::to_stdvec(&profile).map_err(|_| WorkerError::Bug)?;
+        Ok(v1::profile_event::Event::Profile(bytes))
+    })
+    .await?
+    .map_err(|error| match error {
+        WorkerError::Measure(MeasureError::Stopped) => WorkerError::MeasuringGivenUp,
+        error => error,
+    })
+}

@@ -103,7 +103,11 @@ pub fn bound(strategy: Strategy, seen: &Seen, least: f64) -> (f64, BTreeMap<Stri
 
 /// What compute and wire make together.
 fn with(strategy: Strategy, compute: f64, wire: f64) -> f64 {
-    if strategy == Strategy::Galaxy { compute.max(wire) } else { compute + wire }
+    match strategy {
+        // What `auto` chose may overlap.
+        Strategy::Galaxy | Strategy::Sequence | Strategy::Auto => compute.max(wire),
+        Strategy::Local | Strategy::Megatron | Strategy::Pipeline => compute + wire,
+    }
 }
 
 /// Where one run's latency went on its slowest device, in ms.

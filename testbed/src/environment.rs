@@ -171,6 +171,10 @@ pub struct Environment {
     /// How much faster than what it stands for.
     #[serde(default)]
     pub scale: Scale,
+    /// What all devices have instead of their own, as `10Mbit/s,memory=8GB`: a rate, `memory=` or
+    /// `delay=`. It becomes part of the name.
+    #[serde(default)]
+    pub with: String,
     /// The devices, in ring order.
     #[serde(rename = "device")]
     pub devices: Vec<Device>,
@@ -180,11 +184,19 @@ pub struct Environment {
 }
 
 impl Environment {
-    /// Reads a file, or one of the environments that come with the testbed, by its name.
+    /// Reads a file, or one of the environments that come with the testbed, by its name. After an `@`
+    /// stands what all devices have instead of their own: `A@10Mbit/s,memory=8GB`.
     ///
     /// # Errors
     /// When there is none, or when it says what cannot be.
     pub fn open(which: &str) -> Result<Self> {
+        if let Some((which, with)) = which.rsplit_once('@') {
+            let plain = Self::open(which)?;
+            ensure!(plain.with.is_empty(), "{which} has other values already: {}", plain.with);
+            // A key of the whole stands before all tables.
+            let text = format!("with = {with:?}\n{}", plain.source);
+            return Self::parse(&text).with_context(|| format!("environment {which}@{with}"));
+        }
         if let Some((_, text)) = KNOWN.iter().find(|(name, _)| *name == which) {
             return Self::parse(text).with_context(|| format!("environment {which}"));
         }
@@ -198,9 +210,35 @@ impl Environment {
 
     fn parse(text: &str) -> Result<Self> {
         let mut environment: Self = toml::from_str(text)?;
+        environment.change()?;
         environment.check()?;
         environment.source = text.to_owned();
         Ok(environment)
+    }
+
+    /// Gives all devices what they have instead of their own.
+    fn change(&mut self) -> Result<()> {
+        for change in self.with.split(',').filter(|change| !change.is_empty()) {
+            let (key, value) = change.split_once('=').unwrap_or(("rate", change));
+            let value = value.trim();
+            for device in &mut self.devices {
+                match key.trim() {
+                    "rate" => device.rate = value.parse()?,
+                    "memory" => device.memory = value.parse()?,
+                    "delay" => {
+                        let seconds = quantity(value, &[("us", 1e-6), ("ms", 1e-3), ("s", 1.0)])?;
+                        device.delay = Duration::from_secs_f64(seconds);
+                    }
+                    other => bail!(
+                        "{other:?} is nothing that all devices can have: known are a rate, memory= and delay="
+                    ),
+                }
+            }
+            let short = value.trim_end_matches("/s").replace(|c: char| !c.is_alphanumeric(), "-");
+            self.name = format!("{}-{short}", self.name);
+            self.about = format!("{}; {} {value}", self.about, key.trim());
+        }
+        Ok(())
     }
 
     fn check(&self) -> Result<()> {
@@ -317,6 +355,29 @@ mod tests {
             ("[[device]]", "[scale]\nspeed = 0.0\n[[device]]", "scale.speed = 0 must be above 0"),
         ] {
             let error = Environment::parse(&sound.replacen(from, to, 1)).unwrap_err();
+            assert!(format!("{error:#}").contains(says), "{error:#}");
+        }
+    }
+
+    #[test]
+    fn what_all_devices_have_is_written_after_the_name() {
+        let own = Environment::open("B").unwrap();
+        let other = Environment::open("B@10Mbit/s,memory=8GB,delay=2ms").unwrap();
+        assert_eq!(other.name, "B-10Mbit-8GB-2ms");
+        assert_eq!(other.devices.len(), own.devices.len());
+        assert!(other.devices.iter().all(|d| d.rate.0 == 1e7 && d.memory == Bytes(8_000_000_000)));
+        assert!(other.devices.iter().all(|d| d.delay == Duration::from_millis(2)));
+        assert_eq!(other.devices[0].speed, own.devices[0].speed);
+        // What is kept of it is read as the same.
+        assert_eq!(Environment::parse(other.source()).unwrap(), other);
+        for (with, says) in [
+            ("A@10", "write a number and one of kbit/s"),
+            ("A@speed=3", "known are a rate, memory= and delay="),
+            ("A@1kbit/s", "at least 100kbit/s"),
+            ("A@10Mbit/s@20Mbit/s", "has other values already"),
+            ("nowhere@10Mbit/s", "neither a file"),
+        ] {
+            let error = Environment::open(with).unwrap_err();
             assert!(format!("{error:#}").contains(says), "{error:#}");
         }
     }

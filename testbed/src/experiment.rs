@@ -2,6 +2,7 @@
 //! the paper found. One mechanism runs them all; what differs is how they are shown.
 
 mod latency;
+mod predictions;
 mod show;
 
 use crate::instance;
@@ -16,8 +17,11 @@ pub struct Variant {
     pub name: &'static str,
     /// How work is cut.
     pub strategy: Strategy,
-    /// Into how many tiles.
+    /// Into how many tiles, where it is split by hand.
     pub tiles: u16,
+    /// Whether the planner splits it, by profiles that the devices measure, and predicts it. Without,
+    /// it is split in proportion to speed, or equally.
+    pub planned: bool,
 }
 
 /// What is found in the paper for a model in an environment.
@@ -32,6 +36,8 @@ pub enum View {
     Tiles,
     /// Latency of runs that have nothing in common but their settings.
     Repeats,
+    /// Latency beside what was predicted, and `auto` beside all others.
+    Predictions,
 }
 
 /// Latencies of models on environments.
@@ -61,16 +67,34 @@ pub struct Experiment {
     pub paper: Paper,
 }
 
-const LOCAL: Variant = Variant { name: "local", strategy: Strategy::Local, tiles: 1 };
-const MEGATRON: Variant = Variant { name: "megatron", strategy: Strategy::Megatron, tiles: 1 };
-const GALAXY: Variant = Variant { name: "galaxy", strategy: Strategy::Galaxy, tiles: TILES };
+const LOCAL: Variant = by_hand("local", Strategy::Local, 1);
+const MEGATRON: Variant = by_hand("megatron", Strategy::Megatron, 1);
+const GALAXY: Variant = by_hand("galaxy", Strategy::Galaxy, TILES);
 /// Tiles of a device's rows where an experiment does not vary them: `overlap` shows that more gain
 /// nothing, and fewer hide less.
 const TILES: u16 = 4;
 
-const fn tiles(name: &'static str, tiles: u16) -> Variant {
-    Variant { name, strategy: Strategy::Galaxy, tiles }
+const fn by_hand(name: &'static str, strategy: Strategy, tiles: u16) -> Variant {
+    Variant { name, strategy, tiles, planned: false }
 }
+
+const fn tiles(name: &'static str, tiles: u16) -> Variant {
+    by_hand(name, Strategy::Galaxy, tiles)
+}
+
+const fn planned(name: &'static str, strategy: Strategy) -> Variant {
+    Variant { name, strategy, tiles: TILES, planned: true }
+}
+
+/// Every strategy as the planner makes it; `auto` last, so that it is judged by what stands before.
+const PLANNED: &[Variant] = &[
+    planned("local", Strategy::Local),
+    planned("megatron", Strategy::Megatron),
+    planned("sequence", Strategy::Sequence),
+    planned("pipeline", Strategy::Pipeline),
+    planned("galaxy", Strategy::Galaxy),
+    planned("auto", Strategy::Auto),
+];
 
 /// Speedup of Galaxy over Megatron-LM at 125 Mbit/s (Galaxy, Table IV).
 fn table_four(environment: &str, model: &str) -> Option<f64> {
@@ -132,6 +156,39 @@ pub const EXPERIMENTS: &[Experiment] = &[
         view: View::Repeats,
         paper: |_, _| None,
     },
+    Experiment {
+        name: "planner",
+        about: "what the planner predicts and what is measured, every strategy; auto against the best other",
+        environments: &["A", "B", "C", "D", "E", "F", "G", "H", "I"],
+        models: &["distilbert", "bert-large", "gpt2-large"],
+        variants: PLANNED,
+        tokens: TOKENS,
+        samples: 4,
+        in_a_row: 2,
+        anew: 1,
+        view: View::Predictions,
+        paper: |_, _| None,
+    },
+    Experiment {
+        name: "slow",
+        about: "auto against galaxy over slow links, with memory to spare",
+        environments: &[
+            "A@10Mbit/s,memory=8GB",
+            "A@20Mbit/s,memory=8GB",
+            "A@40Mbit/s,memory=8GB",
+            "F@10Mbit/s,memory=8GB",
+            "F@20Mbit/s,memory=8GB",
+            "F@40Mbit/s,memory=8GB",
+        ],
+        models: &["distilbert", "bert-large"],
+        variants: &[planned("galaxy", Strategy::Galaxy), planned("auto", Strategy::Auto)],
+        tokens: TOKENS,
+        samples: 4,
+        in_a_row: 2,
+        anew: 1,
+        view: View::Predictions,
+        paper: |_, _| None,
+    },
 ];
 
 /// Smoke forms: tiny models, few runs, every step.
@@ -161,6 +218,22 @@ const SMOKE: &[Experiment] = &[
         samples: 2,
         anew: 2,
         ..EXPERIMENTS[2]
+    },
+    Experiment {
+        name: "planner",
+        environments: &["A", "B"],
+        models: &["tiny-bert", "tiny-gpt2"],
+        tokens: 24,
+        samples: 2,
+        ..EXPERIMENTS[3]
+    },
+    Experiment {
+        name: "slow",
+        environments: &["A@10Mbit/s,memory=1GB"],
+        models: &["tiny-bert"],
+        tokens: 24,
+        samples: 2,
+        ..EXPERIMENTS[4]
     },
 ];
 

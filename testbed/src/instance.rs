@@ -9,6 +9,7 @@ use crate::{
     calibrate::{self, Calibrated, Calibration},
     cgroup::{self, DiskLimit, Group, Limits, Usage},
     environment::{Environment, Hold, check_name, state_directory},
+    holding::{Holding, Limited},
     inside, links,
     metronome::{self, Gate},
     network::{self, Network},
@@ -46,6 +47,8 @@ pub struct Testbed {
     directory: PathBuf,
     /// Held while an experiment uses it.
     lock: Option<File>,
+    /// What makes its quotas true, if it was made here.
+    metronome: Option<u32>,
 }
 
 /// What stands in the testbed's directory.
@@ -53,6 +56,23 @@ pub struct Testbed {
 struct State {
     loopback: bool,
     calibration: Calibration,
+}
+
+/// How work is split over the devices.
+#[derive(Clone, Copy, Debug)]
+pub enum Split<'a> {
+    /// By hand.
+    Shares {
+        /// One for each device.
+        shares: &'a [f64],
+        /// Into how many tiles.
+        tiles: u16,
+    },
+    /// By the planner, from what the devices measure of themselves.
+    Profiles {
+        /// Tokens of the text that it plans for.
+        tokens: u32,
+    },
 }
 
 /// A worker that was started.
@@ -126,9 +146,10 @@ impl Testbed {
         std::fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
         std::fs::write(directory.join("environment.toml"), environment.source())?;
         let calibration = Calibration::none(&environment);
-        let lock = None;
+        let name = name.to_owned();
+        let (lock, metronome) = (None, None);
         let mut testbed =
-            Self { name: name.to_owned(), environment, loopback, calibration, directory, lock };
+            Self { name, environment, loopback, calibration, directory, lock, metronome };
         testbed.lock()?;
         match testbed.build(cache) {
             Ok(()) => Ok(testbed),
@@ -167,8 +188,8 @@ impl Testbed {
                 // One that got a real-time priority needs no weight, and is let into no group.
                 let _ = served.adopt(daemon.unsigned_abs());
             }
-            let mut metronome = None;
-            let mut tell = |devices: &[Calibrated]| tell(&self.name, devices, &mut metronome);
+            let metronome = &mut self.metronome;
+            let mut tell = |devices: &[Calibrated]| tell(&self.name, devices, metronome);
             self.calibration = calibrate::calibrate(&self.name, environment, cache, &mut tell)?;
         }
         self.save()
@@ -195,7 +216,15 @@ impl Testbed {
             let environment = directory.join("environment.toml");
             let environment = Environment::open(&environment.display().to_string())?;
             let name = name.to_owned();
-            return Ok(Self { name, environment, loopback, calibration, directory, lock: None });
+            return Ok(Self {
+                name,
+                environment,
+                loopback,
+                calibration,
+                directory,
+                lock: None,
+                metronome: None,
+            });
         }
         let names = names();
         let up = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
@@ -402,20 +431,30 @@ impl Testbed {
             return Ok(());
         }
         for name in devices {
-            let set = &self.calibration.devices[self.device(name)?];
-            let worker = self.worker(name)?;
-            let group = Group::open(&self.name, name)?;
-            for thread in compute_threads(worker.pid)? {
-                rustix::thread::sched_setaffinity(
-                    rustix::thread::Pid::from_raw(thread.cast_signed()),
-                    &core(set.core),
-                )?;
-                if set.quota.is_some() && self.environment.hold == Hold::Compute {
-                    group.hold_thread(worker.pid, thread)?;
-                }
+            let limited = self.limited(name)?;
+            for thread in compute_threads(limited.pid)? {
+                limited.hold(thread)?;
             }
         }
         Ok(())
+    }
+
+    fn limited(&self, name: &str) -> Result<Limited> {
+        let set = &self.calibration.devices[self.device(name)?];
+        let quota = set.quota.is_some() && self.environment.hold == Hold::Compute;
+        let group = quota.then(|| Group::open(&self.name, name)).transpose()?;
+        Ok(Limited { pid: self.worker(name)?.pid, core: set.core, group })
+    }
+
+    /// Puts threads that multiply under their devices' quotas as soon as they are there, as long as
+    /// the result lives: for what runs kernels before a model is placed, as profiles do.
+    ///
+    /// # Errors
+    /// When a worker is gone.
+    pub fn holding(&self) -> Result<Holding> {
+        let names = self.environment.devices.iter().map(|device| device.name.as_str());
+        let limited = names.filter(|_| !self.loopback).map(|name| self.limited(name));
+        Ok(Holding::start(limited.collect::<Result<_>>()?))
     }
 
     fn worker(&self, device: &str) -> Result<Worker> {
@@ -453,16 +492,23 @@ impl Testbed {
         Ok(threads(worker.pid)?.iter().filter_map(of).sum())
     }
 
-    /// The cluster of all devices, with work in proportion to `shares`.
-    pub fn cluster(&self, model: &Path, strategy: Strategy, tiles: u16, shares: &[f64]) -> Cluster {
+    /// The cluster of all devices, split as `split` says.
+    pub fn cluster(&self, model: &Path, strategy: Strategy, split: Split<'_>) -> Cluster {
         let workers = self.workers();
-        let devices = self.environment.devices.iter().zip(workers).zip(shares);
-        let devices = devices.map(|((device, worker), &share)| cluster::Device {
+        let (tiles, lengths) = match split {
+            Split::Shares { tiles, .. } => (Some(tiles), vec![cluster::DEFAULT_LENGTH]),
+            Split::Profiles { tokens } => (None, vec![tokens]),
+        };
+        let devices = self.environment.devices.iter().zip(workers).enumerate();
+        let devices = devices.map(|(i, (device, worker))| cluster::Device {
             name: device.name.clone(),
             address: worker.address,
             memory: self.environment.memory(device),
             threads: Some(1),
-            share: Some(share),
+            share: match split {
+                Split::Shares { shares, .. } => Some(shares[i]),
+                Split::Profiles { .. } => None,
+            },
         });
         Cluster {
             name: self.name.clone(),
@@ -470,18 +516,31 @@ impl Testbed {
             identity: self.identity(COORDINATOR),
             strategy,
             wire: Some(WireType::F32),
-            tiles: Some(tiles),
+            tiles,
             listen: "127.0.0.1:0".to_owned(),
             max_rows: cluster::DEFAULT_MAX_ROWS,
             queue: 4,
             plain: false,
             lossy: false,
-            lengths: vec![cluster::DEFAULT_LENGTH],
+            lengths,
             profiles: self.directory.join(cluster::DEFAULT_PROFILES),
             drift: cluster::DEFAULT_DRIFT,
             timeout: Duration::from_secs(600),
             devices: devices.collect(),
         }
+    }
+
+    /// Makes a device so many times as slow as its environment says, while it works.
+    ///
+    /// # Errors
+    /// When it has no quota.
+    pub fn slow(&mut self, device: usize, factor: f64) -> Result<()> {
+        let mut devices = self.calibration.devices.clone();
+        let told = devices[device].told.as_mut().context(
+            "a device without a speed has no quota to be made smaller: choose another device",
+        )?;
+        *told /= factor;
+        tell(&self.name, &devices, &mut self.metronome)
     }
 
     /// Removes all of it.
@@ -611,7 +670,7 @@ pub(crate) fn compute_threads(pid: u32) -> Result<Vec<u32>> {
 }
 
 /// The threads of a worker that run kernels just now, by their names.
-fn threads(pid: u32) -> Result<Vec<u32>> {
+pub(crate) fn threads(pid: u32) -> Result<Vec<u32>> {
     let mut found = Vec::new();
     let tasks = format!("/proc/{pid}/task");
     for entry in std::fs::read_dir(&tasks).with_context(|| format!("worker {pid} is gone"))? {

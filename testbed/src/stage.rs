@@ -5,7 +5,7 @@ use anyhow::{Context, Result, bail};
 use galaxy_common::{BatchShape, Bytes, DeviceName, Epoch, Plan, plan::Phase};
 use galaxy_coord::{
     Cluster, Fleet, RemoteFleet,
-    fleet::{Readiness, Run, Timeline},
+    fleet::{Notice, Readiness, Run, Timeline},
     placement::PlacementError,
 };
 use galaxy_graph::{Program, lower};
@@ -17,11 +17,14 @@ use std::{
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
-use tokio::runtime::{Builder, Runtime};
+use tokio::{
+    runtime::{Builder, Runtime},
+    sync::watch,
+};
 
 /// How long weights may take to be placed: the largest models that a testbed holds, from a disk
-/// that is shared.
-const PLACING: Duration = Duration::from_secs(300);
+/// that is shared, after profiles of all its devices.
+const PLACING: Duration = Duration::from_secs(600);
 
 /// Threads inside a network.
 pub struct Stage {
@@ -95,22 +98,53 @@ impl Stage {
         cluster: Cluster,
         model: &Arc<ModelDir>,
     ) -> Result<Result<Placed<'_>, Refusal>> {
+        self.place_telling(cluster, model, |_| ())
+    }
+
+    /// [`Stage::place`] that tells of all that the coordinator notices, as long as the model is placed.
+    ///
+    /// # Errors
+    /// As [`Stage::place`].
+    pub fn place_telling(
+        &self,
+        cluster: Cluster,
+        model: &Arc<ModelDir>,
+        tell: impl Fn(&Notice) + Send + Sync + 'static,
+    ) -> Result<Result<Placed<'_>, Refusal>> {
+        let (refused, mut refusal) = watch::channel(None);
+        let listener = move |notice: Notice| {
+            tell(&notice);
+            if let Notice::Unplanned { reason } = notice {
+                refused.send_replace(Some(reason));
+            }
+        };
         let identity = Identity::load(&self.identity)?;
         let epoch = Epoch(SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis() as u64);
         let (name, dir) = (cluster.name.clone(), model.clone());
         let begun = self.inside(async move {
-            let fleet = match RemoteFleet::start(cluster, dir, identity, epoch, Arc::new(|_| {})) {
+            let fleet = match RemoteFleet::start(cluster, dir, identity, epoch, Arc::new(listener))
+            {
                 Ok(fleet) => Arc::new(fleet),
                 Err(error) => return Err(error),
             };
             let mut ready = fleet.readiness();
-            let wait = ready.wait_for(|r| matches!(r, Readiness::Ready(_)));
-            let in_time = matches!(tokio::time::timeout(PLACING, wait).await, Ok(Ok(_)));
-            Ok((fleet, in_time))
+            let wait = async {
+                tokio::select! {
+                    ready = ready.wait_for(|r| matches!(r, Readiness::Ready(_))) => ready.is_ok(),
+                    Ok(_) = refusal.wait_for(Option::is_some) => false,
+                }
+            };
+            let in_time = matches!(tokio::time::timeout(PLACING, wait).await, Ok(true));
+            let refusal = refusal.borrow().clone();
+            Ok((fleet, in_time, refusal))
         })?;
         let fleet = match begun {
-            Ok((fleet, true)) => fleet,
-            Ok((fleet, false)) => {
+            Ok((fleet, true, _)) => fleet,
+            Ok((fleet, false, Some(why))) => {
+                self.inside(async move { fleet.close().await })?;
+                return Ok(Err(Refusal::Plan(why)));
+            }
+            Ok((fleet, false, None)) => {
                 let state = fleet.readiness().borrow().clone();
                 let closing = fleet.clone();
                 self.inside(async move { closing.close().await })?;
@@ -138,7 +172,26 @@ impl Placed<'_> {
         self.fleet.plan().expect("a fleet that is ready has a plan")
     }
 
-    /// Runs one batch.
+    /// The plan in words: "galaxy on 3 devices, 4 tiles".
+    pub fn what(&self) -> String {
+        self.fleet.outlook().what
+    }
+
+    /// How long the text that was planned for is predicted to take; a split by hand is not predicted.
+    pub fn predicted(&self) -> Option<Duration> {
+        self.fleet.outlook().predicted
+    }
+
+    /// Runs one batch, by whatever plan is in force then.
+    ///
+    /// # Errors
+    /// When it fails, with what failed.
+    pub fn execute(&self, shape: &BatchShape, tokens: &Arc<[u32]>, limit: Duration) -> Result<Run> {
+        let (fleet, shape, tokens) = (self.fleet.clone(), shape.clone(), tokens.clone());
+        Ok(self.stage.inside(async move { fleet.execute(shape, tokens, limit).await })??)
+    }
+
+    /// Runs one batch, and asks when each device did what. The plan must not change meanwhile.
     ///
     /// # Errors
     /// When it fails, with what failed.

@@ -109,6 +109,45 @@ fn smoke_forms_run_on_loopback_without_root() {
     );
 }
 
+/// Every strategy by the planner, from profiles that the workers measure, beside what it predicts.
+#[test]
+fn plans_are_measured_beside_their_predictions() {
+    smoke("slow", &["--loopback", "--testbed", "loops"], 2);
+    let output = tempfile::tempdir().unwrap();
+    let to = output.path().to_str().unwrap();
+    let small = ["--loopback", "--environments", "A", "--models", "tiny-bert"];
+    let mut arguments = vec!["run", "planner", "--smoke", "--testbed", "loopp", "--output", to];
+    arguments.extend(small);
+    done(&arguments);
+    let record = Record::read(&output.path().join("planner/planner.json")).unwrap();
+    assert_eq!(record.cells.len(), 6);
+    for cell in &record.cells {
+        assert!(cell.valid().count() == 2, "{}: {}", cell.key, cell.outcome);
+        assert!(
+            cell.facts["predicted_ms"] > 0.0 && !cell.labels["plan"].is_empty(),
+            "{}",
+            cell.key
+        );
+    }
+}
+
+/// A device that becomes slow: no request fails, whatever the coordinator makes of it.
+#[test]
+fn a_device_is_slowed_and_no_request_fails() {
+    let output = tempfile::tempdir().unwrap();
+    let to = output.path().to_str().unwrap();
+    let few =
+        ["--smoke", "--loopback", "--testbed", "loopd", "--requests", "4", "--patience", "12"];
+    let mut arguments = vec!["drift", "--output", to];
+    arguments.extend(few);
+    let shown = done(&arguments);
+    assert!(shown.contains("requests until it was noticed"), "{shown}");
+    let record = Record::read(&output.path().join("drift/drift.json")).unwrap();
+    let counts: Vec<_> = record.cells.iter().map(|c| (c.key.as_str(), c.valid().count())).collect();
+    assert!(counts.contains(&("before", 4)) && counts.contains(&("from scratch", 4)), "{counts:?}");
+    assert!(counts.iter().any(|(phase, _)| *phase == "slowed"), "{counts:?}");
+}
+
 #[test]
 fn smoke_forms_run_on_emulated_devices() {
     if real() {

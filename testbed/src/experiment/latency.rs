@@ -1,13 +1,13 @@
 //! Running the cells of an experiment: testbeds up and down, models placed, runs taken in turns and
 //! judged, bounds computed.
 
-use super::{Experiment, Options, Variant};
+use super::{Experiment, Options, Variant, predictions::PREDICTED};
 use crate::{
     bound::{self, Learner, Seen},
     calibrate,
     environment::Environment,
     health::{self, DeviceShare, Watch},
-    instance::{self, COORDINATOR, Testbed},
+    instance::{self, COORDINATOR, Split, Testbed},
     models, network,
     record::{Bound, Outcome, Record, Verdict},
     stage::{Observation, Placed, Refusal, Stage},
@@ -26,6 +26,8 @@ use std::{
 
 /// How long one run may take: the largest model on the slowest devices takes a minute.
 const LIMIT: Duration = Duration::from_secs(600);
+/// A margin that no device leaves: nothing drifts while an experiment runs.
+const STEADY: f64 = 100.0;
 /// Invalid runs of a cell that are tried again, for each that is wanted.
 const PATIENCE: usize = 3;
 
@@ -221,11 +223,20 @@ impl Group<'_> {
         let equal = cell.variant.strategy == Strategy::Megatron;
         let share = |d| if equal { 1.0 } else { speed(d) };
         let shares: Vec<f64> = environment.devices.iter().map(share).collect();
-        let Variant { strategy, tiles, .. } = *cell.variant;
+        let Variant { strategy, tiles, planned, .. } = *cell.variant;
         let kills = self.kills()?;
-        let mut cluster = self.testbed.cluster(model.path(), strategy, tiles, &shares);
+        let split = match planned {
+            true => Split::Profiles { tokens: self.experiment.tokens },
+            false => Split::Shares { shares: &shares, tiles },
+        };
+        let mut cluster = self.testbed.cluster(model.path(), strategy, split);
         cluster.plain = self.options.plain;
-        let placed = match stage.place(cluster, model) {
+        // A plan that changed on the way would be another cell.
+        cluster.drift = STEADY;
+        let holding = planned.then(|| self.testbed.holding()).transpose()?;
+        let placed = stage.place(cluster, model);
+        drop(holding);
+        let placed = match placed {
             Ok(Ok(placed)) => Ok(placed),
             Ok(Err(refusal)) => Err(self.refused(refusal)),
             Err(error) => Err(self.broken(&error, &kills)?),
@@ -243,6 +254,11 @@ impl Group<'_> {
                 return Ok(());
             }
         };
+        let kept = record.cell(&cell.key, &self.labels(cell.variant));
+        if let Some(predicted) = placed.predicted() {
+            kept.facts.insert(PREDICTED.to_owned(), predicted.as_secs_f64() * 1e3);
+            kept.labels.insert("plan".to_owned(), placed.what());
+        }
         let shape = BatchShape::single(self.experiment.tokens, Wanted::Pooled(Pooling::Mean))?;
         let count = self.experiment.tokens;
         let tokens: Arc<[u32]> = (0..count).map(|i| 3 + i * 7 % 900).collect();
@@ -418,7 +434,8 @@ impl Group<'_> {
 fn bounds(cells: &[Cell], record: &mut Record) {
     let seen: Vec<(&Cell, Seen)> =
         cells.iter().filter_map(|c| Some((c, c.learner.as_ref()?.seen()))).collect();
-    let split = |c: &Cell| c.variant.strategy != Strategy::Local;
+    // Plans of different splits need different compute each.
+    let split = |c: &Cell| c.variant.strategy != Strategy::Local && !c.variant.planned;
     let all = seen.iter().filter(|(c, _)| split(c)).map(|(_, s)| s.compute());
     let all = all.fold(f64::INFINITY, f64::min);
     for (cell, seen) in &seen {

@@ -17,7 +17,6 @@ const BOUNDS: [f64; 2] = [0.1, 0.2];
 
 /// A cell that was predicted and measured.
 struct Pair<'a> {
-    cell: &'a Cell,
     variant: &'a str,
     predicted: f64,
     measured: Spread,
@@ -30,11 +29,11 @@ impl Pair<'_> {
     }
 }
 
-fn pair<'a>(cell: &'a Cell, variant: &'a str) -> Option<Pair<'a>> {
+fn pair<'a>(cell: &Cell, variant: &'a str) -> Option<Pair<'a>> {
     let measured = cell.spread("latency_ms");
     let predicted = cell.facts.get(PREDICTED).copied().filter(|ms| ms.is_finite())?;
     let done = cell.outcome == Outcome::Measured && measured.n > 0;
-    done.then_some(Pair { cell, variant, predicted, measured })
+    done.then_some(Pair { variant, predicted, measured })
 }
 
 impl Found<'_> {

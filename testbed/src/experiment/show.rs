@@ -31,6 +31,7 @@ pub(super) fn show(experiment: &Experiment, record: &Record, options: &Options) 
         View::Strategies => view.strategies(),
         View::Tiles => view.tiles(),
         View::Repeats => view.repeats(),
+        View::Predictions => view.predictions(),
     };
     let mut plots = Vec::new();
     for (suffix, chart) in charts {
@@ -67,12 +68,14 @@ fn written(page: &Path, plots: &[String]) -> String {
     )
 }
 
-struct Found<'a> {
-    experiment: &'a Experiment,
-    record: &'a Record,
+/// A record, and what it is of.
+pub(super) struct Found<'a> {
+    pub(super) experiment: &'a Experiment,
+    pub(super) record: &'a Record,
 }
 
-type Shown = (Vec<Table>, Vec<String>, Vec<(&'static str, Chart)>);
+/// Tables, what is to be said of them, and charts by the ends of their files' names.
+pub(super) type Shown = (Vec<Table>, Vec<String>, Vec<(&'static str, Chart)>);
 
 /// A cell and what may stand beside it.
 fn part(cell: &Cell, name: &str) -> f64 {
@@ -83,21 +86,21 @@ fn part(cell: &Cell, name: &str) -> f64 {
     }
 }
 
-fn shown(value: f64, digits: usize) -> String {
+pub(super) fn shown(value: f64, digits: usize) -> String {
     if value.is_finite() { format!("{value:.digits$}") } else { "-".to_owned() }
 }
 
-fn percent(value: f64) -> String {
+pub(super) fn percent(value: f64) -> String {
     if value.is_finite() { format!("{:.1}%", value * 100.0) } else { "-".to_owned() }
 }
 
-fn axis(label: &str) -> Axis {
+pub(super) fn axis(label: &str) -> Axis {
     Axis { label: label.to_owned(), log: false, categories: None }
 }
 
 impl Found<'_> {
     /// Environments and models that there are cells of, in the order of the experiment.
-    fn groups(&self) -> Vec<(String, String)> {
+    pub(super) fn groups(&self) -> Vec<(String, String)> {
         let mut groups = Vec::new();
         for cell in &self.record.cells {
             let mut parts = cell.key.split('/').map(str::to_owned);
@@ -110,7 +113,7 @@ impl Found<'_> {
         groups
     }
 
-    fn cell(&self, environment: &str, model: &str, variant: &str) -> Option<&Cell> {
+    pub(super) fn cell(&self, environment: &str, model: &str, variant: &str) -> Option<&Cell> {
         let key = key(environment, model, variant, None);
         self.record.cells.iter().find(|cell| cell.key == key)
     }
@@ -340,7 +343,7 @@ impl Found<'_> {
     }
 }
 
-fn latency_bar(series: usize, cell: &Cell) -> Bar {
+pub(super) fn latency_bar(series: usize, cell: &Cell) -> Bar {
     let spread = cell.spread("latency_ms");
     let finite = |value: f64| Some(value).filter(|v| v.is_finite());
     Bar {

@@ -1,0 +1,81 @@
+//! Kernel threads under their devices' quotas: once a model is placed, or as soon as there are any.
+
+use crate::{
+    cgroup::Group,
+    instance::{core, threads},
+};
+use anyhow::Result;
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
+
+/// Between two looks for new threads. What a thread does before it is found has no quota: a profile
+/// measures for seconds, and repeats what does not fit.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// A worker whose kernels have one core, or a share of one.
+pub(crate) struct Limited {
+    pub(crate) pid: u32,
+    pub(crate) core: usize,
+    /// Whose quota its kernels are under.
+    pub(crate) group: Option<Group>,
+}
+
+impl Limited {
+    /// Puts a thread under the quota.
+    pub(crate) fn hold(&self, thread: u32) -> Result<()> {
+        let id = rustix::thread::Pid::from_raw(thread.cast_signed());
+        rustix::thread::sched_setaffinity(id, &core(self.core))?;
+        self.group.as_ref().map_or(Ok(()), |group| group.hold_thread(self.pid, thread))
+    }
+
+    /// Puts those under the quota that are not in `held`, and forgets those that have gone.
+    fn hold_new(&self, held: &mut BTreeSet<u32>) {
+        // A worker that is gone has no threads, and whoever uses it says so.
+        let there = threads(self.pid).unwrap_or_default();
+        held.retain(|thread| there.contains(thread));
+        for thread in there {
+            // A thread may end while we look.
+            if !held.contains(&thread) && self.hold(thread).is_ok() {
+                held.insert(thread);
+            }
+        }
+    }
+}
+
+/// Looks for kernel threads as long as it lives.
+pub struct Holding {
+    over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Holding {
+    pub(crate) fn start(limited: Vec<Limited>) -> Self {
+        let over = Arc::new(AtomicBool::new(limited.is_empty()));
+        let end = over.clone();
+        let thread = std::thread::spawn(move || {
+            let mut held = vec![BTreeSet::new(); limited.len()];
+            while !end.load(Ordering::Relaxed) {
+                limited.iter().zip(&mut held).for_each(|(limited, held)| limited.hold_new(held));
+                std::thread::sleep(LOOK);
+            }
+        });
+        Self { over, thread: Some(thread) }
+    }
+}
+
+impl Drop for Holding {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // It has nothing to say.
+            drop(thread.join());
+        }
+    }
+}

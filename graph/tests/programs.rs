@@ -510,6 +510,34 @@ impl Costs for Ideal {
     }
 }
 
+/// No run is shorter than what kernels or links have to do.
+fn floor(programs: &[Program]) -> f64 {
+    let busy = programs.iter().map(|program| {
+        let ids = &program.lanes[0].1;
+        let compute: u64 =
+            ids.iter().map(|&id| Ideal.compute(program, program.operation(id))).sum();
+        // Packets of 1514 bytes carry 1448.
+        let bytes = galaxy_graph::timeline::traffic(program).0 as f64 * 1514.0 / 1448.0;
+        (compute as f64).max(bytes / 250e6 * 8e9)
+    });
+    busy.fold(0f64, f64::max)
+}
+
+#[test]
+fn keys_and_values_travel_while_rows_are_computed() {
+    let shape = BatchShape::single(284, Wanted::Pooled(Pooling::Mean)).unwrap();
+    for (modes, tiles, bound) in
+        [([(true, true); 2], 4, 1.10), ([(true, true); 2], 8, 1.05), ([(false, true); 2], 4, 1.08)]
+    {
+        let (strategy, exchange) = (Strategy::Auto, Exchange::Ring);
+        let spec = well_known(1024, 24);
+        let plan = laid_out(&Way { strategy, modes, exchange, tiles }, &spec, &[[1; 4]; 4]);
+        let programs = lower(&spec, &plan, Phase::Prefill, &shape).unwrap();
+        let (total, floor) = (simulate(&programs, &Ideal).unwrap().total as f64, floor(&programs));
+        assert!(total < bound * floor, "{modes:?}, {tiles} tiles: {total} against {floor}");
+    }
+}
+
 #[test]
 fn staggered_tiles_come_near_what_compute_and_links_allow() {
     let shape = BatchShape::single(284, Wanted::Pooled(Pooling::Mean)).unwrap();
@@ -521,15 +549,7 @@ fn staggered_tiles_come_near_what_compute_and_links_allow() {
     ] {
         let plan = plan(Strategy::Galaxy, tiles, &spec, &[[1; 4]; 4]);
         let programs = lower(&spec, &plan, Phase::Prefill, &shape).unwrap();
-        let busy = programs.iter().map(|program| {
-            let ids = &program.lanes[0].1;
-            let compute: u64 =
-                ids.iter().map(|&id| Ideal.compute(program, program.operation(id))).sum();
-            // Packets of 1514 bytes carry 1448.
-            let bytes = galaxy_graph::timeline::traffic(program).0 as f64 * 1514.0 / 1448.0;
-            (compute as f64).max(bytes / 250e6 * 8e9)
-        });
-        let floor = busy.fold(0f64, f64::max);
+        let floor = floor(&programs);
         let total = simulate(&programs, &Ideal).unwrap().total as f64;
         assert!(total < bound * floor, "{tiles} tiles: {total} against {floor}");
     }

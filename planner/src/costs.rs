@@ -130,7 +130,7 @@ impl Costs for ProfileCosts<'_> {
                 texts.map(|(q, pairs)| device.nanos(Kernel::Attend, &[q, pairs / q, heads])).sum()
             }
             OpKind::Join { .. } => rows(Kernel::Join, write),
-            OpKind::Export { staged: true } => rows(Kernel::ExportAdd, write),
+            OpKind::Export { staged: true } | OpKind::Add => rows(Kernel::ExportAdd, write),
             OpKind::Export { staged: false } => rows(Kernel::Export, write),
             OpKind::Import => rows(Kernel::Import, write),
             OpKind::Select => rows(Kernel::Export, write),

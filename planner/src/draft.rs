@@ -145,6 +145,8 @@ fn finish(
 /// More layers than this of equal modes need no more memory to run: slots are taken in turns. A
 /// test compares with all layers.
 const LAYERS_OF_A_RUN: u32 = 2;
+/// The same where blocks are cut by rows: the next layer begins before one is over.
+const LAYERS_BY_ROWS: u32 = 4;
 
 /// The same plan for a model of which each run of equal layers has at most `most`.
 pub(crate) fn shortened(spec: &ModelSpec, plan: &Plan, most: u32) -> (ModelSpec, Plan) {
@@ -178,7 +180,12 @@ pub(crate) fn shortened(spec: &ModelSpec, plan: &Plan, most: u32) -> (ModelSpec,
 /// When the plan cannot be lowered.
 pub(crate) fn needs(request: &Request<'_>, plan: &Plan) -> Result<Vec<Needs>, LowerError> {
     let (spec, width) = (request.spec, request.matrix_width);
-    let (short, shorter) = shortened(spec, plan, LAYERS_OF_A_RUN);
+    // A stage may keep the keys and values of each of its layers.
+    if plan.layout == Layout::Stages {
+        return budget::needs_all(spec, width, plan);
+    }
+    let layers = if plan.any_sequence() { LAYERS_BY_ROWS } else { LAYERS_OF_A_RUN };
+    let (short, shorter) = shortened(spec, plan, layers);
     let mut needs = budget::needs_all(&short, width, &shorter)?;
     for (needs, device) in needs.iter_mut().zip(&plan.ring) {
         needs.weights = budget::weights(spec, width, device);

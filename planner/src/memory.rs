@@ -235,6 +235,8 @@ impl Memory {
             fixed += weights(&one, self.width, Span::empty(), 0, spec.vocabulary) - self.around;
             fixed += rows * (2 * words + hidden);
         }
-        (fixed, self.attention + self.mlp)
+        // In causal models each layer keeps its queries, keys and values from part to part.
+        let kept = u64::from(spec.heads + 2 * spec.kv_heads) * width * rows;
+        (fixed, self.attention + self.mlp + if spec.causal { kept } else { 0 })
     }
 }

@@ -128,13 +128,24 @@ fn megatron(rings: &mut Rings<'_>) -> Result<Candidate, PlanningError> {
 
 fn pipeline(rings: &mut Rings<'_>) -> Result<Candidate, PlanningError> {
     let request = rings.request;
-    let means =
-        Means { tiles: 1, exchange: Exchange::Ring, ..plain(request, request.offers.len())[0] };
     if request.offers.len() == 1 || request.spec.layers == 1 {
         let mut found = local(rings)?;
         found.plan.strategy = Strategy::Pipeline;
         found.plan.layout = Layout::Stages;
         return Ok(found);
     }
-    stages::plan(request, &rings.memory, &rings.lengths, means)
+    let mut best: Option<Candidate> = None;
+    let mut error = None;
+    for means in plain(request, request.offers.len()) {
+        let means = Means { exchange: Exchange::Ring, ..means };
+        match stages::plan(request, &rings.memory, &rings.lengths, means) {
+            Ok(found) if best.as_ref().is_none_or(|b| found.closed_form < b.closed_form) => {
+                best = Some(found);
+            }
+            Ok(_) => {}
+            Err(why) => error = error.or(Some(why)),
+        }
+    }
+    let nothing = || PlanningError::Nothing { why: "no tiles are allowed".into() };
+    best.ok_or_else(|| error.unwrap_or_else(nothing))
 }

@@ -1,8 +1,16 @@
 //! Plans of stages: runs of layers, one behind another.
 //!
 //! One text passes through all stages, so its latency is the sum of what each takes and of what the
-//! links between take. For a set of devices the least sum gives every device one layer, and then as
-//! many as memory allows to the fastest, the next fastest, and so on: the sum is linear in layers.
+//! links between take. Where rows see earlier rows only, it passes in as many parts as there are
+//! tiles, and stages work at the same time:
+//!
+//! ```text
+//! cost = (sum of stages + (parts - 1) slowest stage) / parts + ways between
+//! ```
+//!
+//! For a set of devices and a bound on the slowest stage, the least sum gives every device one layer,
+//! and then as many as bound and memory allow to the fastest, the next fastest, and so on: the sum is
+//! linear in layers. All bounds that some number of layers makes are tried.
 //! The order matters to links alone, and is the shortest way through all of them (Held and Karp).
 //! Of up to eight devices all sets are tried; of more, the fastest two, three, and so on, in the order
 //! of their speed.
@@ -44,8 +52,9 @@ pub(crate) fn plan(
     means: Means,
 ) -> Result<Candidate, PlanningError> {
     let n = request.offers.len();
-    let stages = (0..n).map(|d| stage(request, memory, lengths, d));
+    let stages = (0..n).map(|d| stage(request, memory, lengths, d, means));
     let stages = stages.collect::<Result<Vec<Stage>, _>>()?;
+    let parts = if request.spec.causal { f64::from(means.tiles) } else { 1.0 };
     let rows: f64 = lengths.iter().map(|&(rows, share)| share * f64::from(rows)).sum();
     let bytes = rows * f64::from(request.spec.hidden) * f64::from(means.wire.width());
     // Nanoseconds of all rows from one device to another; endless where they cannot reach.
@@ -58,7 +67,7 @@ pub(crate) fn plan(
     };
     let mut found: Vec<(f64, Vec<usize>, Vec<u32>)> = Vec::new();
     let mut offer = |order: Vec<usize>, way: f64| {
-        if let Some((time, layers)) = share(&stages, &order, request.spec.layers) {
+        if let Some((time, layers)) = share(&stages, &order, request.spec.layers, parts) {
             found.push((time + way, order, layers));
         }
     };
@@ -125,6 +134,7 @@ fn stage(
     memory: &Memory,
     lengths: &[(u32, f64)],
     at: usize,
+    means: Means,
 ) -> Result<Stage, PlanningError> {
     let (spec, offer) = (request.spec, &request.offers[at]);
     let device: &DeviceProfile = request.profile.device(&offer.name)?;
@@ -135,14 +145,17 @@ fn stage(
     let heads = f64::from(spec.heads);
     let qkv = (heads + 2.0 * f64::from(spec.kv_heads)) * width;
     let inner = f64::from(spec.inner);
+    let parts = if spec.causal { f64::from(means.tiles) } else { 1.0 };
     let layer = mean(&|rows| {
         let seen = if spec.causal { rows.midpoint(1.0) } else { rows };
-        device.nanos(Kernel::Qkv, &[rows, qkv])
+        let rows = rows / parts;
+        let part = device.nanos(Kernel::Qkv, &[rows, qkv])
             + device.nanos(Kernel::Attend, &[rows, seen, heads])
             + device.nanos(Kernel::AttentionOutput, &[rows, heads * width])
             + device.nanos(Kernel::Up, &[rows, inner])
             + device.nanos(Kernel::Down, &[rows, inner])
-            + 2.0 * device.nanos(Kernel::Join, &[rows])
+            + 2.0 * device.nanos(Kernel::Join, &[rows]);
+        parts * part
     });
     let words = match spec.head {
         HeadSpec::Language { .. } => f64::from(spec.vocabulary),
@@ -160,8 +173,8 @@ fn stage(
     Ok(Stage { layer, most: limit(most(false)), most_last: limit(most(true)), head })
 }
 
-/// The least sum of layers' times in this order, and the layers of each.
-fn share(stages: &[Stage], order: &[usize], layers: u32) -> Option<(f64, Vec<u32>)> {
+/// The least cost of this order, without the ways between, and the layers of each.
+fn share(stages: &[Stage], order: &[usize], layers: u32, parts: f64) -> Option<(f64, Vec<u32>)> {
     let last = order.len() - 1;
     let cap = |at: usize| {
         let stage = &stages[order[at]];
@@ -170,20 +183,34 @@ fn share(stages: &[Stage], order: &[usize], layers: u32) -> Option<(f64, Vec<u32
     if (0..order.len()).any(|at| cap(at) == 0) || order.len() as u32 > layers {
         return None;
     }
-    let mut taken = vec![1u32; order.len()];
-    let mut left = layers - order.len() as u32;
     let mut fastest: Vec<usize> = (0..order.len()).collect();
     fastest.sort_by(|&a, &b| {
         stages[order[a]].layer.total_cmp(&stages[order[b]].layer).then(a.cmp(&b))
     });
-    for at in fastest {
-        let more = (cap(at) - 1).min(left);
-        taken[at] += more;
-        left -= more;
+    let within = |bound: f64| -> Option<(f64, Vec<u32>)> {
+        let most = |at: usize| cap(at).min((bound / stages[order[at]].layer) as u32);
+        let mut taken = vec![1u32; order.len()];
+        let mut left = layers - order.len() as u32;
+        for &at in &fastest {
+            let more = most(at).checked_sub(1)?.min(left);
+            taken[at] += more;
+            left -= more;
+        }
+        let time = |at: usize| f64::from(taken[at]) * stages[order[at]].layer;
+        let sum: f64 = (0..order.len()).map(time).sum();
+        let slowest = (0..order.len()).map(time).fold(0.0, f64::max);
+        let cost = (sum + (parts - 1.0) * slowest) / parts + stages[order[last]].head;
+        (left == 0).then_some((cost, taken))
+    };
+    if parts <= 1.0 {
+        return within(f64::INFINITY);
     }
-    let time = |at: usize| f64::from(taken[at]) * stages[order[at]].layer;
-    let sum: f64 = (0..order.len()).map(time).sum();
-    (left == 0).then(|| (sum + stages[order[last]].head, taken))
+    let bounds = order.iter().flat_map(|&d| {
+        // A little more, so that the quotient is not rounded below.
+        (1..=layers).map(move |n| (d, f64::from(n) * (1.0 + 1e-12)))
+    });
+    let all = bounds.filter_map(|(d, n)| within(stages[d].layer * n));
+    all.min_by(|a, b| a.0.total_cmp(&b.0).then_with(|| a.1.cmp(&b.1)))
 }
 
 /// For each set of two or more, and each of its devices as the last, the shortest way through all of

@@ -163,6 +163,11 @@ impl Device<'_> {
         let modes = self.plan.modes(next.layer).expect("a checked plan has modes of every layer");
         if next.block == Block::Attention { modes.attention } else { modes.mlp }
     }
+    /// Whether tiles of a gather are collected by tile and not by owner: where a device works on one
+    /// own tile after another, what it passes on must not wait for its last.
+    pub(super) fn by_tile(&self) -> bool {
+        self.plan.any_sequence()
+    }
     fn overlaps(&self) -> bool {
         self.plan.tiles > 1
     }
@@ -235,7 +240,12 @@ impl Device<'_> {
     ) {
         let Some(next) = next else { return };
         match (self.mode(next), next.block) {
-            (Mode::Tensor, _) => self.depart(next, carried.normed, tile, ahead),
+            (Mode::Tensor, _) => {
+                self.depart(next, carried.normed, tile, ahead);
+                if self.by_tile() {
+                    self.take_in(next, tile, &mut ahead.staged);
+                }
+            }
             (Mode::Sequence, Block::Attention) => {
                 self.offer_keys(next, carried.normed, tile, ahead);
             }
@@ -259,6 +269,42 @@ impl Device<'_> {
         }
         if joins {
             ahead.staged.push(out);
+        }
+    }
+
+    /// Takes in the tiles of that number of all other owners, as far as they come here, and passes
+    /// them on; into `staged` what this device reads.
+    pub(super) fn take_in(&mut self, here: Next, tile: usize, staged: &mut Vec<Value>) {
+        self.b.at = (here.block, here.layer);
+        for owner in self.ring.arrivals(self.me).skip(1) {
+            let Some(&rows) = self.tiles[owner].get(tile) else { continue };
+            let (route, role, width, reads) = match self.mode(here) {
+                Mode::Tensor => {
+                    let needs = self.active(here);
+                    let way = exchange(self.plan);
+                    let route = self.ring.gather_route(way, owner, self.me, &needs);
+                    (route, Role::RowTile, self.hidden(), needs[self.me])
+                }
+                Mode::Sequence => self.keys_route(owner, rows),
+            };
+            let Some(from) = route.from else { continue };
+            let id = self.transfer(here, Collective::Gather, owner, tile);
+            let (from, tile) = (self.ring.rank(from), tile as u16);
+            let got = self.b.receive(from, id, tile, role, rows, width);
+            for &to in &route.to {
+                self.b.send(self.ring.rank(to), id, tile, got);
+            }
+            if reads {
+                staged.push(got);
+            }
+        }
+    }
+
+    /// [`Device::take_in`] of the tiles beyond this device's own.
+    pub(super) fn take_in_rest(&mut self, here: Next, staged: &mut Vec<Value>) {
+        let all = self.tiles.iter().map(Vec::len).max().unwrap_or(0);
+        for tile in self.tiles[self.me].len()..all {
+            self.take_in(here, tile, staged);
         }
     }
 
@@ -294,7 +340,12 @@ impl Device<'_> {
     }
 
     /// AllGather into a block and its first product. Returns the product's rows.
-    fn enter(&mut self, here: Next, carried: Option<Carried>, staged: Vec<Value>) -> Option<Value> {
+    fn enter(
+        &mut self,
+        here: Next,
+        carried: Option<Carried>,
+        mut staged: Vec<Value>,
+    ) -> Option<Value> {
         self.b.at = (here.block, here.layer);
         let needs = self.active(here);
         let first = self.first(here);
@@ -304,12 +355,18 @@ impl Device<'_> {
         if let (Some((kind, inner)), None, Some(carried)) = (first, whole, carried) {
             self.b.compute(kind, vec![carried.normed.all()], vec![inner.rows(self.own)]);
         }
-        if let Some(whole) = whole {
-            for tile in &staged {
+        if self.by_tile() {
+            self.take_in_rest(here, &mut staged);
+        }
+        for tile in staged {
+            if let Some(whole) = whole {
                 self.b.compute(OpKind::Import, vec![tile.all()], vec![whole.rows(tile.rows)]);
+            } else if let Some((kind, inner)) = first {
+                self.import(kind, tile, inner);
             }
         }
-        for owner in self.ring.arrivals(self.me).skip(1) {
+        let others = if self.by_tile() { 0 } else { self.ring.len() };
+        for owner in self.ring.arrivals(self.me).take(others).skip(1) {
             let route = self.ring.gather_route(exchange(self.plan), owner, self.me, &needs);
             let Some(from) = route.from else { continue };
             for (index, rows) in self.tiles[owner].clone().into_iter().enumerate() {
@@ -350,8 +407,14 @@ impl Device<'_> {
         };
         let joined = carried.map(|_| self.joined());
         let direct = exchange(self.plan) == Exchange::Direct;
+        let mut early: Vec<Vec<Value>> = Vec::new();
         for owner in self.ring.departures(self.me) {
             let mine = owner == self.me;
+            if mine && self.by_tile() {
+                // All of them come before any tile of the gather that the first of them begins.
+                let own = 0..self.tiles[self.me].len();
+                early = own.map(|tile| self.sums(here, &contributes, tile)).collect();
+            }
             let hop = match direct {
                 true => Hop { receive: false, send: !mine && contributes[self.me] },
                 false => self.ring.scatter_hop(owner, self.me, &contributes),
@@ -368,11 +431,11 @@ impl Device<'_> {
                 };
                 let id = self.transfer(here, Collective::Scatter, owner, index);
                 let tile = index as u16;
-                let added = hop.receive.then(|| {
-                    let from = self.ring.rank(self.ring.previous(self.me));
-                    self.b.receive(from, id, tile, Role::SumTile, rows, self.hidden())
-                });
                 if !mine {
+                    let added = hop.receive.then(|| {
+                        let from = self.ring.rank(self.ring.previous(self.me));
+                        self.b.receive(from, id, tile, Role::SumTile, rows, self.hidden())
+                    });
                     let out = match partial {
                         Some(partial) => self.export(partial, rows, added),
                         // Passed through without a copy.
@@ -381,10 +444,11 @@ impl Device<'_> {
                     let to = if direct { owner } else { self.ring.next(self.me) };
                     self.b.send(self.ring.rank(to), id, tile, out);
                 } else if let (Some(carried), Some(joined)) = (carried, joined) {
-                    let (partial, added) = match direct {
-                        true => self.collect(&contributes, id, tile, rows, partial),
-                        false => (partial, added),
+                    let sums = match early.get_mut(index) {
+                        Some(sums) => std::mem::take(sums),
+                        None => self.sums(here, &contributes, index),
                     };
+                    let (partial, added) = self.add(rows, partial, sums);
                     self.join(here, carried, joined, rows, partial, added);
                     self.advance(next, joined, index, ahead);
                 }
@@ -393,34 +457,45 @@ impl Device<'_> {
         joined
     }
 
-    /// Takes in the partial sums of an own tile from all who contribute, and adds them to the
-    /// device's own one in ring order, up to the last one, which joins with them.
-    fn collect(
+    /// Takes in the sums of an own tile: one along the ring, or one of each who contributes, in ring
+    /// order.
+    fn sums(&mut self, here: Next, contributes: &[bool], tile: usize) -> Vec<Value> {
+        let from: Vec<usize> = match exchange(self.plan) {
+            Exchange::Ring => {
+                let hop = self.ring.scatter_hop(self.me, self.me, contributes);
+                hop.receive.then(|| self.ring.previous(self.me)).into_iter().collect()
+            }
+            Exchange::Direct => {
+                let others = (1..self.ring.len()).map(|step| (self.me + step) % self.ring.len());
+                others.filter(|&at| contributes[at]).collect()
+            }
+        };
+        let (rows, hidden) = (self.tiles[self.me][tile], self.hidden());
+        let id = self.transfer(here, Collective::Scatter, self.me, tile);
+        let receive =
+            |at| self.b.receive(self.ring.rank(at), id, tile as u16, Role::SumTile, rows, hidden);
+        from.into_iter().map(receive).collect()
+    }
+
+    /// Adds sums to the device's own one, in their order, up to the last, which joins with them.
+    fn add(
         &mut self,
-        contributes: &[bool],
-        id: u32,
-        tile: u16,
         rows: Span<Row>,
         mut partial: Option<Region>,
+        mut sums: Vec<Value>,
     ) -> (Option<Region>, Option<Value>) {
-        let n = self.ring.len();
-        let others = (1..n).map(|step| (self.me + step) % n).filter(|&at| contributes[at]);
-        let mut added: Option<Value> = None;
-        for at in others.collect::<Vec<_>>() {
-            if let Some(staged) = added {
-                let sum = self.b.tensor(Role::Partial, rows, self.hidden());
-                let (kind, mut reads) = match partial {
-                    Some(partial) => (OpKind::Add, vec![partial]),
-                    None => (OpKind::Import, Vec::new()),
-                };
-                reads.push(staged.all());
-                self.b.compute(kind, reads, vec![sum.all()]);
-                partial = Some(sum.all());
-            }
-            let from = self.ring.rank(at);
-            added = Some(self.b.receive(from, id, tile, Role::SumTile, rows, self.hidden()));
+        let last = sums.pop();
+        for staged in sums {
+            let sum = self.b.tensor(Role::Partial, rows, self.hidden());
+            let (kind, mut reads) = match partial {
+                Some(partial) => (OpKind::Add, vec![partial]),
+                None => (OpKind::Import, Vec::new()),
+            };
+            reads.push(staged.all());
+            self.b.compute(kind, reads, vec![sum.all()]);
+            partial = Some(sum.all());
         }
-        (partial, added)
+        (partial, last)
     }
 
     pub(super) fn joined(&mut self) -> Carried {

@@ -29,11 +29,15 @@ impl Device<'_> {
         !self.own.contains(self.sees(self.me))
     }
 
-    /// The way of keys and values of rows of `owner`: only to devices that see some of them.
-    fn keys_route(&self, owner: usize, rows: Span<Row>) -> Route {
+    /// The way of keys and values of rows of `owner`: only to devices that see some of them. With it
+    /// what they are, how wide, and whether this device is one of those.
+    pub(super) fn keys_route(&self, owner: usize, rows: Span<Row>) -> (Route, Role, u32, bool) {
         let needs: Vec<bool> =
             (0..self.ring.len()).map(|at| self.sees(at).overlaps(rows)).collect();
-        self.ring.gather_route(exchange(self.plan), owner, self.me, &needs)
+        let route = self.ring.gather_route(exchange(self.plan), owner, self.me, &needs);
+        // Also for who has no heads and only passes them on.
+        let width = 2 * self.spec.kv_heads * self.spec.head_width;
+        (route, Role::KeysValuesTile, width, needs[self.me])
     }
 
     /// Values in a row of queries, and in a row of keys and values.
@@ -55,22 +59,22 @@ impl Device<'_> {
         ahead.qkv = Some(qkv);
         let kind = OpKind::Product { layer: next.layer, product: Product::Qkv };
         self.b.compute(kind, vec![normed.rows(rows)], vec![qkv.rows(rows)]);
-        let (route, gathers) = (self.keys_route(self.me, rows), self.gathers_keys());
-        if route.to.is_empty() && !gathers {
-            return;
+        let ((route, role, ..), gathers) = (self.keys_route(self.me, rows), self.gathers_keys());
+        if !route.to.is_empty() || gathers {
+            let out = self.b.tensor(role, rows, keys);
+            let columns = Span::new(queries, queries + keys);
+            let kind = OpKind::Export { staged: false };
+            self.b.compute(kind, vec![qkv.part(rows, columns)], vec![out.all()]);
+            let id = self.transfer(next, Collective::Gather, self.me, tile);
+            for to in route.to {
+                self.b.send(self.ring.rank(to), id, tile as u16, out);
+            }
+            // In wire format as the others get them: all devices see the same values.
+            if gathers {
+                ahead.staged.push(out);
+            }
         }
-        let out = self.b.tensor(Role::KeysValuesTile, rows, keys);
-        let columns = Span::new(queries, queries + keys);
-        let kind = OpKind::Export { staged: false };
-        self.b.compute(kind, vec![qkv.part(rows, columns)], vec![out.all()]);
-        let id = self.transfer(next, Collective::Gather, self.me, tile);
-        for to in route.to {
-            self.b.send(self.ring.rank(to), id, tile as u16, out);
-        }
-        // In wire format as the others get them: all devices see the same values.
-        if gathers {
-            ahead.staged.push(out);
-        }
+        self.take_in(next, tile, &mut ahead.staged);
     }
 
     /// Gathers keys and values, then attention, its output product and the join of own rows.
@@ -80,8 +84,9 @@ impl Device<'_> {
         carried: Option<Carried>,
         ahead: &mut Ahead,
     ) -> Option<Carried> {
-        let Ahead { staged, qkv, .. } = std::mem::take(ahead);
-        let keys = self.gather_keys(here, &staged);
+        let Ahead { mut staged, qkv, .. } = std::mem::take(ahead);
+        self.take_in_rest(here, &mut staged);
+        let keys = self.keys(here, &staged);
         let (Some(qkv), Some(carried)) = (qkv, carried) else { return None };
         let joined = self.joined();
         let heads = self.part(self.me, here.layer).heads;
@@ -97,39 +102,21 @@ impl Device<'_> {
     }
 
     /// Keys and values of all rows that the own rows see; none where those are all own.
-    fn gather_keys(&mut self, here: Next, staged: &[Value]) -> Option<Value> {
+    fn keys(&mut self, here: Next, staged: &[Value]) -> Option<Value> {
+        if !self.gathers_keys() {
+            return None;
+        }
         self.b.at = (here.block, here.layer);
-        let sees = self.sees(self.me);
-        let seen = self.tiles.iter().flatten().filter(|t| t.overlaps(sees));
-        let seen =
-            seen.copied().reduce(|a, b| Span::new(a.start().min(b.start()), a.end().max(b.end())));
-        // All who own rows have all heads, so that this device may pass tiles on that are none of
-        // its own affair.
-        let width = 2 * self.spec.kv_heads * self.spec.head_width;
-        let whole = self.gathers_keys().then_some(seen).flatten();
-        let whole = whole.map(|rows| self.b.tensor(Role::KeysValues, rows, width));
-        let import = |device: &mut Self, tile: Value| {
-            if let Some(whole) = whole.filter(|whole| whole.rows.contains(tile.rows)) {
-                device.b.compute(OpKind::Import, vec![tile.all()], vec![whole.rows(tile.rows)]);
-            }
-        };
-        for &tile in staged {
-            import(self, tile);
+        // Tiles follow one another, and all that are seen are there.
+        let ends =
+            |a: Span<Row>, b: Span<Row>| Span::new(a.start().min(b.start()), a.end().max(b.end()));
+        let rows = staged.iter().map(|tile| tile.rows).reduce(ends)?;
+        let (_, width) = self.widths(here.layer);
+        let whole = self.b.tensor(Role::KeysValues, rows, width);
+        for tile in staged {
+            self.b.compute(OpKind::Import, vec![tile.all()], vec![whole.rows(tile.rows)]);
         }
-        for owner in self.ring.arrivals(self.me).skip(1) {
-            for (index, rows) in self.tiles[owner].clone().into_iter().enumerate() {
-                let route = self.keys_route(owner, rows);
-                let Some(from) = route.from else { continue };
-                let id = self.transfer(here, Collective::Gather, owner, index);
-                let (from, tile) = (self.ring.rank(from), index as u16);
-                let got = self.b.receive(from, id, tile, Role::KeysValuesTile, rows, width);
-                for &to in &route.to {
-                    self.b.send(self.ring.rank(to), id, tile, got);
-                }
-                import(self, got);
-            }
-        }
-        whole
+        Some(whole)
     }
 
     /// An MLP on an own tile, and on into the block after it.

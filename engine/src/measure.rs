@@ -5,8 +5,12 @@
 //! and what is done to rows are measured as they run in a cluster, and nothing else.
 
 mod bench;
+pub mod load;
+pub mod memory;
+pub mod profile;
 
 pub use bench::{Batch, Bench, Cut, MeasureError, Part, Timed, Work};
+pub use memory::free_memory;
 
 use crate::compute::kernels::{
     ceiling::{self, Pattern},
@@ -127,14 +131,6 @@ pub fn last_level_cache() -> Bytes {
         Some(number.parse::<u64>().ok()? * scale)
     };
     Bytes((0..8).filter_map(size).max().unwrap_or(UNKNOWN_CACHE))
-}
-
-/// Memory that the system says is free for us; nothing where it does not say.
-pub fn free_memory() -> Option<Bytes> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kilobytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(Bytes(kilobytes << 10))
 }
 
 /// How many matrices or layers of `bytes` each must be gone through in turn so that every one comes

@@ -10,7 +10,7 @@ pub use matrix::HeldMatrix;
 pub(crate) use matrix::{AnyPanels, PANEL, Panels};
 
 use crate::compute::kernels::lines::Lines;
-use galaxy_common::{Bytes, DevicePlan, Head, Layer, Span, Token};
+use galaxy_common::{BlockAssignment, Bytes, DevicePlan, Head, Layer, Span, Token};
 use galaxy_graph::{budget, lower::kv_span};
 use galaxy_model::{
     Dtype, HeadSpec, Matrix, MatrixSource, ModelDir, ModelError, ModelSpec, NormKind, NormPlace,
@@ -131,52 +131,24 @@ impl Shard {
         let total = budget::weights(spec, dir.dtype().width(), device).0;
         let mut loader = Loader { dir: &dir, scratch: Vec::new(), held: 0, total, progress };
         let part = &device.prefill;
-        let mut layers = Vec::with_capacity(spec.layers as usize);
-        for layer in 0..spec.layers {
-            let block = part.block(layer);
-            layers.push(loader.layer(layer, block.heads, block.columns.iter())?);
-        }
-        let embedding_norm = match spec.embedding_norm {
-            true => Some(loader.norm(Vector::EmbeddingNorm, Vector::EmbeddingNormBias)?),
-            false => None,
-        };
-        let final_norm = match spec.norm_place {
-            NormPlace::Pre => Some(loader.norm(Vector::FinalNorm, Vector::FinalNormBias)?),
-            NormPlace::Post => None,
-        };
-        let token_type = loader.vector_if(spec.token_types, Vector::TokenTypeRow)?;
-        let hidden = 0..spec.hidden;
-        let language =
-            loader.matrix(&[(Matrix::LanguageHead, hidden.clone(), part.vocabulary.iter())])?;
-        let classes = match &spec.head {
-            HeadSpec::Classes(head) => {
-                let dense = match head.dense {
-                    Some(_) => loader
-                        .matrix(&[(Matrix::ClassDense, hidden.clone(), hidden.clone())])?
-                        .zip(loader.vector_if(true, Vector::ClassDenseBias)?),
-                    None => None,
-                };
-                let output = loader.matrix(&[(Matrix::ClassOutput, hidden, 0..head.labels)])?;
-                let bias = loader.vector_if(head.bias, Vector::ClassOutputBias)?;
-                output.map(|output| ClassShard { dense, output, bias })
-            }
-            HeadSpec::None | HeadSpec::Language { .. } => None,
-        };
-        let bytes = Bytes(loader.held);
-        loader.tell(total)?;
-        drop(loader);
-        let vocabulary = part.vocabulary;
-        Ok(Self {
-            dir,
-            layers,
-            embedding_norm,
-            token_type,
-            final_norm,
-            vocabulary,
-            language,
-            classes,
-            bytes,
-        })
+        let blocks: Vec<_> = (0..spec.layers).map(|layer| (layer, part.block(layer))).collect();
+        loader.shard(&dir, &blocks, part.vocabulary)
+    }
+
+    /// Loads a shard to measure with: its layer `n` is as much of the model's layer `blocks[n].0`
+    /// as `blocks[n].1` says, so that one shard can have matrices of several widths.
+    ///
+    /// # Errors
+    /// As [`Shard::load`].
+    pub fn sample(
+        dir: Arc<ModelDir>,
+        blocks: &[(u32, BlockAssignment)],
+        vocabulary: Span<Token>,
+        progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<Self, WeightError> {
+        // Nobody knows what it will be, and nobody asks: what is told are bytes that are there.
+        let mut loader = Loader { dir: &dir, scratch: Vec::new(), held: 0, total: 0, progress };
+        loader.shard(&dir, blocks, vocabulary)
     }
 
     /// Bytes of all matrices and vectors that it holds. Never more than `graph::budget` says.
@@ -282,6 +254,56 @@ struct Loader<'a> {
 }
 
 impl Loader<'_> {
+    fn shard(
+        &mut self,
+        dir: &Arc<ModelDir>,
+        blocks: &[(u32, BlockAssignment)],
+        vocabulary: Span<Token>,
+    ) -> Result<Shard, WeightError> {
+        let spec = self.dir.spec();
+        let mut layers = Vec::with_capacity(blocks.len());
+        for (layer, block) in blocks {
+            layers.push(self.layer(*layer, block.heads, block.columns.iter())?);
+        }
+        let embedding_norm = match spec.embedding_norm {
+            true => Some(self.norm(Vector::EmbeddingNorm, Vector::EmbeddingNormBias)?),
+            false => None,
+        };
+        let final_norm = match spec.norm_place {
+            NormPlace::Pre => Some(self.norm(Vector::FinalNorm, Vector::FinalNormBias)?),
+            NormPlace::Post => None,
+        };
+        let token_type = self.vector_if(spec.token_types, Vector::TokenTypeRow)?;
+        let hidden = 0..spec.hidden;
+        let language = self.matrix(&[(Matrix::LanguageHead, hidden.clone(), vocabulary.iter())])?;
+        let classes = match &spec.head {
+            HeadSpec::Classes(head) => {
+                let dense = match head.dense {
+                    Some(_) => self
+                        .matrix(&[(Matrix::ClassDense, hidden.clone(), hidden.clone())])?
+                        .zip(self.vector_if(true, Vector::ClassDenseBias)?),
+                    None => None,
+                };
+                let output = self.matrix(&[(Matrix::ClassOutput, hidden, 0..head.labels)])?;
+                let bias = self.vector_if(head.bias, Vector::ClassOutputBias)?;
+                output.map(|output| ClassShard { dense, output, bias })
+            }
+            HeadSpec::None | HeadSpec::Language { .. } => None,
+        };
+        self.tell(self.total)?;
+        Ok(Shard {
+            dir: dir.clone(),
+            layers,
+            embedding_norm,
+            token_type,
+            final_norm,
+            vocabulary,
+            language,
+            classes,
+            bytes: Bytes(self.held),
+        })
+    }
+
     fn layer(
         &mut self,
         layer: u32,

@@ -14,6 +14,7 @@ mod config;
 mod directory;
 mod error;
 mod family;
+mod key;
 mod matrix;
 pub mod sentence;
 pub mod shape;

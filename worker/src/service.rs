@@ -70,6 +70,7 @@ impl Worker for Control {
             draining: state.draining(),
             epoch: state.epoch().0,
             plain_port: core.plain_port.unwrap_or(0).into(),
+            engine: galaxy_engine::measure::profile::engine_name(core.engine),
         }))
     }
 

@@ -1,7 +1,8 @@
 //! The operations of a program on one thread's clock.
 
 use crate::{
-    compute::{Binding, ComputeError, Engine, Staged, cpu::CpuEngine},
+    compute::{Binding, ComputeError, Engine, Staged, choice::EngineError, cpu::CpuEngine},
+    executor::RunError,
     weights::{Shard, WeightError},
 };
 use galaxy_common::{
@@ -39,6 +40,28 @@ pub enum MeasureError {
     /// An operation failed.
     #[error(transparent)]
     Compute(#[from] ComputeError),
+    /// The engine cannot be had.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// A program of the executor failed.
+    #[error(transparent)]
+    Run(#[from] RunError),
+    /// The executor has no thread.
+    #[error("threads cannot be started: {0}")]
+    Thread(#[from] std::io::Error),
+    /// Whoever was told of the progress wanted no more of it.
+    #[error("measuring was stopped")]
+    Stopped,
+    /// A device that has no room for anything of the model.
+    #[error(
+        "measuring needs {needed} of memory, and the device grants {granted}: raise its memory"
+    )]
+    Room {
+        /// For the least that can be measured.
+        needed: Bytes,
+        /// What there is.
+        granted: Bytes,
+    },
     /// More rows than the model has positions.
     #[error("{rows} rows are more than the {limit} positions of the model")]
     Rows {

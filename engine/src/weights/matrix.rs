@@ -119,6 +119,14 @@ impl HeldMatrix {
         Self { inputs, outputs, gated, values }
     }
 
+    /// A matrix of one value: for measuring, where what comes out does not matter.
+    pub(crate) fn even(inputs: usize, outputs: usize, value: f32) -> Self {
+        let layout = Layout { inputs, outputs, gated: false };
+        let mut lines = Lines::default();
+        lines.grow(inputs * layout.packed()).fill(value);
+        Self::new(layout, Values::F32(lines))
+    }
+
     /// Packs `wide`, row-major `[inputs, outputs]`, narrowed to `dtype`.
     ///
     /// # Panics

@@ -1,0 +1,270 @@
+//! What a device can do with models of a shape: its [`DeviceProfile`], measured with the engine
+//! that runs its programs.
+//!
+//! The largest shares of a layer that a device may get are held side by side, each as a layer of
+//! one shard, so that each product has the matrix that it would have. A *walk* runs all operations
+//! of a layer at one number of rows, for each width once; walks of all row counts follow one
+//! another in rounds, so that whatever slows the device for a while slows no single point, and
+//! each next walk uses the next copy of the widths, so that weights come from memory. Attention
+//! has a grid of its own. Points whose samples differ are measured again while time is left.
+
+mod clock;
+mod disk;
+mod samples;
+mod stand;
+mod wake;
+mod widths;
+
+use super::{MeasureError, free_memory, last_level_cache};
+use crate::{
+    compute::{choice::EngineChoice, kernels::instructions::Instructions},
+    weights::{Shard, WeightError},
+};
+use galaxy_common::{Bytes, DeviceName, DeviceProfile, Kernel, PROFILE_VERSION};
+use galaxy_model::ModelDir;
+use samples::Samples;
+use stand::Stand;
+use std::{
+    ops::ControlFlow,
+    sync::Arc,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+use widths::{Room, Sample};
+
+/// Rows at which walks are made, and sizes of attention: steps of the kernels are below 16 rows,
+/// and above 64 times are linear within a few percent.
+const ROWS: [u32; 9] = [1, 4, 8, 16, 32, 64, 128, 256, 512];
+/// Sizes of attention, queries and keys.
+const SIZES: [u32; 6] = [1, 16, 64, 128, 256, 512];
+/// For the disk.
+const DISK: Duration = Duration::from_secs(1);
+/// Loading may take so many seconds of the disk's time.
+const LOAD: f64 = 2.0;
+/// The part of the time that the first round may take: another must fit behind it.
+const FIRST: f64 = 0.6;
+/// Up to so many rows a walk is short, and made with each copy of the widths.
+const FEW: u32 = 16;
+
+/// How a device is to be measured.
+#[derive(Clone, Debug)]
+pub struct Setting {
+    /// Its name.
+    pub device: DeviceName,
+    /// What its programs run on.
+    pub engine: EngineChoice,
+    /// Kernel threads.
+    pub threads: u16,
+    /// Most rows of one program.
+    pub max_rows: u32,
+    /// What it grants, if it says so.
+    pub memory: Option<Bytes>,
+    /// For the kernels; disk, loading and the rest take a few seconds more.
+    pub time: Duration,
+}
+
+/// For the kernels, if nobody says otherwise: with the rest well below 20 seconds.
+pub const TIME: Duration = Duration::from_secs(12);
+
+/// Who is told of the progress: points measured, of how many, and what is measured now; and says
+/// whether to go on.
+pub type Progress<'a> = &'a mut dyn FnMut(u32, u32, &str) -> ControlFlow<()>;
+
+/// Engine and instructions of its kernels, as profiles name them.
+pub fn engine_name(engine: EngineChoice) -> String {
+    match engine {
+        EngineChoice::Cpu => format!("{engine} {}", Instructions::current()),
+        EngineChoice::Burn(_) => engine.to_string(),
+    }
+}
+
+/// What a device grants when it was told nothing: what the system says is free.
+pub fn granted(memory: Option<Bytes>) -> Bytes {
+    memory.or_else(free_memory).unwrap_or_default()
+}
+
+/// A profile, and how steadily it was measured.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Measured {
+    /// It.
+    pub profile: DeviceProfile,
+    /// By how much longer everything took than it ran, because the device stood still in between:
+    /// 1 on a core of one's own. All times of the profile have it in them.
+    pub pauses: f64,
+}
+
+/// Measures this device with the shape of `dir`'s model.
+///
+/// # Errors
+/// When the model cannot be loaded, does not fit, or an operation fails; [`MeasureError::Stopped`]
+/// when `progress` wants no more.
+pub fn measure(
+    dir: &Arc<ModelDir>,
+    setting: &Setting,
+    progress: Progress<'_>,
+) -> Result<Measured, MeasureError> {
+    let spec = dir.spec();
+    tell(progress, 0, 1, "disk")?;
+    let disk = disk::rate(dir.path(), DISK);
+    tell(progress, 0, 1, "loading")?;
+    let grant = granted(setting.memory);
+    // What is free bounds what is granted; what the kernel needs meanwhile is left to it.
+    let free = free_memory().map_or(u64::MAX, |free| free.0 / 10 * 9);
+    let memory = match grant {
+        Bytes(0) => Bytes(free),
+        grant => Bytes(grant.0.min(free)),
+    };
+    let room = Room {
+        memory,
+        cache: last_level_cache(),
+        load: Bytes(if disk > 0.0 { (disk * LOAD) as u64 } else { u64::MAX }),
+        width: setting.engine.weight_width(dir.dtype().width()),
+        threads: setting.threads,
+    };
+    let sample = Sample::choose(spec, setting.max_rows, room)
+        .map_err(|needed| MeasureError::Room { needed, granted: memory })?;
+    let mut go_on = |_, _| progress(0, 1, "loading");
+    let shard = Shard::sample(dir.clone(), &sample.blocks, sample.vocabulary, &mut go_on);
+    let shard = shard.map_err(|error| match error {
+        WeightError::Stopped => MeasureError::Stopped,
+        error => error.into(),
+    })?;
+    let engine = setting.engine.start(shard, setting.threads)?;
+    let mut stand = Stand::new(engine, spec, sample, setting.threads)?;
+    tracing::debug!(
+        copies = stand.sample().copies(), rows = stand.sample().rows, slots = %stand.slots(),
+        "measuring"
+    );
+    let mut samples = Samples::default();
+    rounds(&mut stand, setting, &mut samples, progress)?;
+    let pauses = stand.clock.factor();
+    let wake = wake::wake(stand.engine)?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let profile = DeviceProfile {
+        version: PROFILE_VERSION,
+        device: setting.device.clone(),
+        shape: dir.shape_key(),
+        threads: setting.threads,
+        engine: engine_name(setting.engine),
+        measured: now.map_or(0, |since| since.as_secs()),
+        tables: samples.tables(pauses),
+        wake,
+        memory: grant,
+        disk,
+    };
+    Ok(Measured { profile, pauses })
+}
+
+fn tell(progress: Progress<'_>, done: u32, total: u32, now: &str) -> Result<(), MeasureError> {
+    match progress(done, total, now) {
+        ControlFlow::Continue(()) => Ok(()),
+        ControlFlow::Break(()) => Err(MeasureError::Stopped),
+    }
+}
+
+/// One thing that is measured in each round.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Station {
+    /// All operations of a layer at so many rows.
+    Walk(u32),
+    /// Attention of a layer of the sample.
+    Attention(usize),
+}
+
+impl Station {
+    fn has(self, stand: &Stand, kernel: Kernel, sizes: &[u32]) -> bool {
+        match self {
+            Self::Walk(rows) => kernel != Kernel::Attend && sizes[0] == rows,
+            Self::Attention(layer) => {
+                let heads = stand.sample().blocks[layer].1.heads.len();
+                kernel == Kernel::Attend && sizes[2] == heads
+            }
+        }
+    }
+
+    fn name(self) -> String {
+        match self {
+            Self::Walk(rows) => format!("a layer at {rows} rows"),
+            Self::Attention(_) => "attention".to_owned(),
+        }
+    }
+}
+
+/// Measures all stations in rounds: a first one of each, as far as half the time allows, then
+/// again those that need it, until none does or the time is over.
+fn rounds(
+    stand: &mut Stand,
+    setting: &Setting,
+    samples: &mut Samples,
+    progress: Progress<'_>,
+) -> Result<(), MeasureError> {
+    let begin = Instant::now();
+    let most = stand.sample().rows;
+    let up_to = |all: &[u32], most: u32| {
+        let mut sizes: Vec<u32> = all.iter().copied().filter(|&size| size < most).collect();
+        sizes.push(most);
+        sizes
+    };
+    let (set, copies) = (stand.sample().set, stand.sample().copies());
+    let mut stations: Vec<(Station, f64)> = Vec::new();
+    let (mut copy, mut taken) = (0, Vec::new());
+    let mut measure = |stand: &mut Stand, station, sizes: &[u32], samples: &mut Samples| {
+        let begin = Instant::now();
+        match station {
+            Station::Walk(rows) => {
+                for _ in 0..if rows <= FEW { copies } else { 1 } {
+                    stand.walk(rows, copy % copies, &mut taken)?;
+                    copy += 1;
+                }
+            }
+            Station::Attention(layer) => stand.attend(layer, sizes, &mut taken)?,
+        }
+        samples.add(&mut taken);
+        Ok::<f64, MeasureError>(begin.elapsed().as_secs_f64())
+    };
+    let limit = setting.time.as_secs_f64();
+    // The first walk touches all memory for the first time.
+    measure(stand, Station::Walk(1), &[], &mut Samples::default())?;
+    let rows = up_to(&ROWS, most);
+    let total = (rows.len() + set) as u32 * samples::LEAST as u32;
+    let mut done = 0;
+    let mut sizes = vec![1];
+    for &rows in &rows {
+        // Costs grow with rows: what is too much for this device ends the grid before it.
+        let expected = stations.last().map_or(0.0, |&(station, cost)| match station {
+            Station::Walk(before) => cost * f64::from(rows) / f64::from(before),
+            Station::Attention(_) => 0.0,
+        });
+        if stations.len() > 2 && begin.elapsed().as_secs_f64() + expected > FIRST * limit {
+            break;
+        }
+        tell(progress, done, total, &Station::Walk(rows).name())?;
+        let cost = measure(stand, Station::Walk(rows), &[], samples)?;
+        stations.push((Station::Walk(rows), cost));
+        sizes = up_to(&SIZES, rows);
+        done += 1;
+    }
+    for layer in (0..set).rev() {
+        tell(progress, done, total, &Station::Attention(layer).name())?;
+        let cost = measure(stand, Station::Attention(layer), &sizes, samples)?;
+        stations.push((Station::Attention(layer), cost));
+        done += 1;
+    }
+    loop {
+        let mut again = false;
+        for &(station, cost) in &stations {
+            if !samples.wanting(|kernel, sizes| station.has(stand, kernel, sizes)) {
+                continue;
+            }
+            if begin.elapsed().as_secs_f64() + cost > limit {
+                continue;
+            }
+            again = true;
+            done = (done + 1).min(total);
+            tell(progress, done, total, &station.name())?;
+            measure(stand, station, &sizes, samples)?;
+        }
+        if !again {
+            return tell(progress, total, total, "waking up");
+        }
+    }
+}

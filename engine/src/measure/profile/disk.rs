@@ -1,0 +1,81 @@
+//! How fast the disk gives a model's files, around the page cache.
+
+use rustix::fs::{Advice, Mode, OFlags, fadvise, open};
+use std::{
+    fs::File,
+    io,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+/// Bytes of one read: large enough for any disk, small next to what a device grants.
+const PIECE: usize = 4 << 20;
+/// What direct reads must be aligned to, on every disk that we know.
+const ALIGNMENT: usize = 4096;
+/// Fewer bytes than this say nothing of a disk.
+const LEAST: u64 = 1 << 20;
+
+/// Bytes per second of the largest file of weights under `dir`, in reads of 4 MiB one after
+/// another, for at most `limit`. 0 where there is nothing to read or it cannot be.
+pub(super) fn rate(dir: &Path, limit: Duration) -> f64 {
+    let Some(path) = largest(dir) else { return 0.0 };
+    match direct(&path, limit) {
+        Ok(rate) => rate,
+        // A file system that does not know direct reads (tmpfs, some network ones).
+        Err(_) => cached(&path, limit).unwrap_or(0.0),
+    }
+}
+
+fn largest(dir: &Path) -> Option<PathBuf> {
+    let files = std::fs::read_dir(dir).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
+    let weights = files.filter(|path| path.extension().is_some_and(|e| e == "safetensors"));
+    let sized = weights.filter_map(|path| Some((path.metadata().ok()?.len(), path)));
+    let (size, path) = sized.max_by_key(|(size, _)| *size)?;
+    (size >= LEAST).then_some(path)
+}
+
+fn direct(path: &Path, limit: Duration) -> io::Result<f64> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::DIRECT;
+    let file = File::from(open(path, flags, Mode::empty())?);
+    read(&file, limit)
+}
+
+fn cached(path: &Path, limit: Duration) -> io::Result<f64> {
+    let file = File::open(path)?;
+    fadvise(&file, 0, None, Advice::DontNeed)?;
+    let rate = read(&file, limit);
+    // What was read only for this need not stay.
+    fadvise(&file, 0, None, Advice::DontNeed)?;
+    rate
+}
+
+fn read(file: &File, limit: Duration) -> io::Result<f64> {
+    let mut buffer = vec![0u8; PIECE + ALIGNMENT];
+    let skip = buffer.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT);
+    let piece = &mut buffer[skip..skip + PIECE];
+    let (begin, mut at) = (Instant::now(), 0);
+    while begin.elapsed() < limit {
+        let got = file.read_at(piece, at)?;
+        at += got as u64;
+        if got < PIECE {
+            break;
+        }
+    }
+    Ok(at as f64 / begin.elapsed().as_secs_f64())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_read_and_nothing_is_no_rate() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(rate(dir.path(), Duration::from_secs(1)), 0.0);
+        std::fs::write(dir.path().join("a.safetensors"), vec![1; (LEAST + 5) as usize]).unwrap();
+        let rate = rate(dir.path(), Duration::from_secs(1));
+        assert!(rate.is_finite() && rate > 0.0, "{rate}");
+    }
+}

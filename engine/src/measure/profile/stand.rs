@@ -1,0 +1,319 @@
+//! The stand that kernels are measured on: a shard of several widths, and a program that nobody
+//! lowers, whose operations are run one by one in the order of a layer.
+
+use super::{clock::Clock, widths::Sample};
+use crate::{
+    compute::{Binding, Engine, Staged},
+    measure::MeasureError,
+};
+use galaxy_common::{BatchShape, Bytes, Column, Kernel, Rank, Row, Span, Wanted, WireType};
+use galaxy_graph::{
+    Program,
+    lower::kv_span,
+    program::{
+        Block, JoinOf, LaneId, Memory, NormOf, OpKind, Operation, Product, Region, Role, Slot,
+        SlotId, Tensor, TensorId,
+    },
+};
+use galaxy_model::{ModelSpec, NormPlace};
+
+/// Rows of the language head's grid: a text has one last row.
+const LANGUAGE_ROWS: u32 = 64;
+
+/// What one operation took: kernel, sizes, nanoseconds without pauses.
+pub(super) type Taken = (Kernel, Vec<u32>, f64);
+
+/// An engine with a sample of the model's weights, ready to be measured.
+pub(super) struct Stand {
+    pub(super) engine: Box<dyn Engine>,
+    sample: Sample,
+    spec: ModelSpec,
+    program: Program,
+    /// Tensors of each layer of the sample.
+    layers: Vec<Widths>,
+    logits: Option<TensorId>,
+    /// A tile that is read and one that is written, aligned to 4.
+    tiles: [Vec<f32>; 2],
+    pub(super) clock: Clock,
+    /// What the next tokens are counted from: no walk reads the rows of the one before.
+    token: u32,
+}
+
+/// Tensors whose widths a layer's part decides.
+#[derive(Clone, Copy)]
+struct Widths {
+    qkv: TensorId,
+    context: TensorId,
+    inner: TensorId,
+}
+
+const RESIDUAL: TensorId = TensorId(0);
+const JOINED: TensorId = TensorId(1);
+const NORMED: TensorId = TensorId(2);
+const INPUT: TensorId = TensorId(3);
+const PARTIAL: TensorId = TensorId(4);
+const TILE: TensorId = TensorId(5);
+const SUM: TensorId = TensorId(6);
+/// Slots of the tensors above, then one each for those of each width.
+const SLOTS: u32 = 7;
+
+impl Stand {
+    /// Makes room for all operations.
+    pub(super) fn new(
+        mut engine: Box<dyn Engine>,
+        spec: &ModelSpec,
+        sample: Sample,
+        threads: u16,
+    ) -> Result<Self, MeasureError> {
+        let rows = Span::<Row>::first(sample.rows);
+        let mut tensors = Vec::new();
+        let mut slots: Vec<Slot> = Vec::new();
+        let mut tensor = |role, width: u32, memory, slot: u32| {
+            if slots.len() <= slot as usize {
+                slots.resize(slot as usize + 1, Slot { memory, bytes: 0 });
+            }
+            let bytes = u64::from(sample.rows) * u64::from(width) * 4;
+            let held = &mut slots[slot as usize].bytes;
+            *held = bytes.max(*held);
+            tensors.push(Tensor { role, rows, width, memory, slot: SlotId(slot) });
+            TensorId(tensors.len() as u32 - 1)
+        };
+        let hidden = spec.hidden;
+        for (slot, role) in
+            [Role::Residual, Role::Residual, Role::Normed, Role::Normed, Role::Partial]
+                .into_iter()
+                .enumerate()
+        {
+            tensor(role, hidden, Memory::Device, slot as u32);
+        }
+        tensor(Role::RowTile, hidden, Memory::Staging, 5);
+        tensor(Role::SumTile, hidden, Memory::Staging, 6);
+        let layers = sample.blocks.iter().map(|(_, block)| {
+            let width = |heads: u32| heads * spec.head_width;
+            let kv = kv_span(spec, block.heads).len();
+            let context = width(block.heads.len());
+            Widths {
+                qkv: tensor(Role::Qkv, context + 2 * width(kv), Memory::Device, SLOTS),
+                context: tensor(Role::Context, context, Memory::Device, SLOTS + 1),
+                inner: tensor(Role::Inner, block.columns.len(), Memory::Device, SLOTS + 2),
+            }
+        });
+        let layers: Vec<_> = layers.collect();
+        let slice = sample.vocabulary.len();
+        let logits = (slice > 0).then(|| tensor(Role::Logits, slice, Memory::Device, SLOTS + 3));
+        if let Some(slot) = slots.get_mut(SLOTS as usize + 3) {
+            slot.bytes = slot.bytes.min(u64::from(LANGUAGE_ROWS) * u64::from(slice) * 4);
+        }
+        engine.prepare(&slots)?;
+        let values = sample.rows as usize * hidden as usize;
+        let program = Program {
+            rank: Rank(0),
+            wire: WireType::F32,
+            tensors,
+            slots,
+            operations: Vec::new(),
+            lanes: Vec::new(),
+            outputs: Vec::new(),
+        };
+        let tiles = [vec![0.01; values], vec![0.0; values]];
+        let spec = spec.clone();
+        let clock = Clock::new(threads);
+        Ok(Self { engine, sample, spec, program, layers, logits, tiles, clock, token: 0 })
+    }
+
+    pub(super) fn sample(&self) -> &Sample {
+        &self.sample
+    }
+
+    /// Bytes of the slots of its program.
+    pub(super) fn slots(&self) -> Bytes {
+        self.program.slots.iter().map(|slot| Bytes(slot.bytes)).sum()
+    }
+
+    fn region(&self, tensor: TensorId, rows: Span<Row>) -> Region {
+        let columns = Span::<Column>::first(self.program.tensor(tensor).width);
+        Region { tensor, rows, columns }
+    }
+
+    /// Runs one operation and returns what it took, in nanoseconds.
+    fn run(
+        &mut self,
+        binding: &Binding,
+        kind: OpKind,
+        reads: Vec<Region>,
+        writes: Vec<Region>,
+    ) -> Result<f64, MeasureError> {
+        let operation = Operation {
+            kind,
+            lane: LaneId(0),
+            reads,
+            writes,
+            waits: Vec::new(),
+            takes: Bytes(0),
+            gives: Bytes(0),
+            block: Block::Head,
+            layer: 0,
+        };
+        let [input, output] = &mut self.tiles;
+        let staged = Staged {
+            input: Some(bytemuck::cast_slice(input)),
+            output: Some(bytemuck::cast_slice_mut(output)),
+            emitted: None,
+        };
+        let begun = self.clock.begin();
+        self.engine.run(&self.program, &operation, binding, staged)?;
+        Ok(self.clock.end(begun))
+    }
+
+    fn binding(&mut self, rows: u32) -> Result<Binding, MeasureError> {
+        let shape = BatchShape::single(rows, Wanted::Hidden)?;
+        let first = self.token;
+        self.token = self.token.wrapping_add(rows);
+        let vocabulary = self.spec.vocabulary.max(1);
+        // Apart from each other, as words are.
+        let token = |at: u32| first.wrapping_add(at).wrapping_mul(7919) % vocabulary;
+        Ok(Binding { shape, tokens: (0..rows).map(token).collect() })
+    }
+
+    /// Every operation of a layer over the first `rows` rows, for each width of one set of the
+    /// sample, and what stands before and after the layers.
+    ///
+    /// Each operation finds its rows where the one before has left them, as in a program, and its
+    /// weights in memory.
+    pub(super) fn walk(
+        &mut self,
+        rows: u32,
+        set: usize,
+        taken: &mut Vec<Taken>,
+    ) -> Result<(), MeasureError> {
+        let binding = self.binding(rows)?;
+        let span = Span::<Row>::first(rows);
+        let of = |stand: &Self, tensor| vec![stand.region(tensor, span)];
+        let post = self.spec.norm_place == NormPlace::Post;
+        let one = vec![rows];
+        let (residual, input) = (of(self, RESIDUAL), of(self, INPUT));
+        let time = self.run(&binding, OpKind::Embed, vec![], residual.clone())?;
+        taken.push((Kernel::Embed, one.clone(), time));
+        let norm = OpKind::Norm(NormOf::Attention(0));
+        let time = self.run(&binding, norm, residual.clone(), input.clone())?;
+        taken.push((Kernel::Norm, one.clone(), time));
+        let first = set * self.sample.set;
+        for layer in first..first + self.sample.set {
+            let Widths { qkv, context, inner } = self.layers[layer];
+            let block = self.sample.blocks[layer].1;
+            let width = |stand: &Self, tensor| stand.program.tensor(tensor).width;
+            let layer = layer as u32;
+            let two = |stand: &Self, tensor| vec![rows, width(stand, tensor)];
+            let product = |product| OpKind::Product { layer, product };
+            let kv_heads = kv_span(&self.spec, block.heads);
+            let (reads, writes) = (of(self, qkv), of(self, context));
+            let (inside, partial) = (of(self, inner), of(self, PARTIAL));
+
+            let time = self.run(&binding, product(Product::Qkv), input.clone(), reads.clone())?;
+            taken.push((Kernel::Qkv, two(self, qkv), time));
+            let attend = OpKind::Attend { layer, heads: block.heads, kv_heads };
+            let both = [reads.clone(), reads].concat();
+            // So that its output is warm; its own times come from a grid of its own.
+            self.run(&binding, attend, both, writes.clone())?;
+            let output = product(Product::AttentionOutput);
+            let time = self.run(&binding, output, writes, partial.clone())?;
+            taken.push((Kernel::AttentionOutput, two(self, context), time));
+
+            for kernel in [Kernel::Export, Kernel::ExportAdd, Kernel::Import] {
+                let (kind, reads, writes) = match kernel {
+                    Kernel::Export => {
+                        (OpKind::Export { staged: false }, partial.clone(), of(self, TILE))
+                    }
+                    Kernel::ExportAdd => {
+                        let reads = [partial.clone(), of(self, SUM)].concat();
+                        (OpKind::Export { staged: true }, reads, of(self, TILE))
+                    }
+                    _ => (OpKind::Import, of(self, SUM), of(self, NORMED)),
+                };
+                let time = self.run(&binding, kind, reads, writes)?;
+                taken.push((kernel, one.clone(), time));
+            }
+            let join = OpKind::Join {
+                layer,
+                join: JoinOf::Attention,
+                norm: if post { NormOf::Attention(layer) } else { NormOf::Mlp(layer) },
+                post,
+                partial: true,
+                staged: false,
+            };
+            let mut joined = of(self, JOINED);
+            if !post {
+                joined.extend(of(self, NORMED));
+            }
+            let reads = [residual.clone(), partial.clone()].concat();
+            let time = self.run(&binding, join, reads, joined)?;
+            taken.push((Kernel::Join, one.clone(), time));
+
+            let time = self.run(&binding, product(Product::Up), input.clone(), inside.clone())?;
+            taken.push((Kernel::Up, two(self, inner), time));
+            let time = self.run(&binding, product(Product::Down), inside, partial)?;
+            taken.push((Kernel::Down, two(self, inner), time));
+        }
+        if let Some(logits) = self.logits.filter(|_| rows <= LANGUAGE_ROWS) {
+            let kind = OpKind::Product { layer: 0, product: Product::Language };
+            let slice = self.program.tensor(logits).width;
+            let time = self.run(&binding, kind, input, of(self, logits))?;
+            taken.push((Kernel::Language, vec![rows, slice], time));
+        }
+        Ok(())
+    }
+
+    /// Attention of the heads of one layer of the sample, for every pair of sizes of which there is
+    /// a text.
+    pub(super) fn attend(
+        &mut self,
+        layer: usize,
+        sizes: &[u32],
+        taken: &mut Vec<Taken>,
+    ) -> Result<(), MeasureError> {
+        let Widths { qkv, context, .. } = self.layers[layer];
+        let heads = self.sample.blocks[layer].1.heads;
+        let kv_heads = kv_span(&self.spec, heads);
+        let attend = OpKind::Attend { layer: layer as u32, heads, kv_heads };
+        let whole = Span::<Row>::first(self.sample.rows);
+        let binding = self.binding(self.sample.rows)?;
+        let kind = OpKind::Product { layer: layer as u32, product: Product::Qkv };
+        let (from, to) = (self.region(INPUT, whole), self.region(qkv, whole));
+        self.run(&binding, kind, vec![from], vec![to])?;
+        for &queries in sizes {
+            for &keys in sizes {
+                let Some((text, own)) = self.seen(queries, keys) else { continue };
+                let binding = self.binding(text)?;
+                let mut left = queries;
+                let mut time = 0.0;
+                // More queries than the text has rows: the same ones again, in one sum.
+                while left > 0 {
+                    let own = Span::new(own.start(), own.start() + own.len().min(left));
+                    left -= own.len();
+                    let reads = vec![self.region(qkv, own), self.region(qkv, Span::first(text))];
+                    let writes = vec![self.region(context, own)];
+                    time += self.run(&binding, attend, reads, writes)?;
+                }
+                taken.push((Kernel::Attend, vec![queries, keys, heads.len()], time));
+            }
+        }
+        Ok(())
+    }
+
+    /// A text whose rows see `keys` keys in the mean, and which of them are the queries: fewer than
+    /// `queries` where the text has no more, as in a batch of several texts. Nothing where no text
+    /// that fits is so.
+    fn seen(&self, queries: u32, keys: u32) -> Option<(u32, Span<Row>)> {
+        if !self.spec.causal {
+            return Some((keys, Span::first(queries.min(keys))));
+        }
+        // Query `i` of the last `queries` of `end` rows sees `end - queries + i + 1` keys: in the
+        // mean `end - (queries - 1) / 2`.
+        let end = keys + (queries - 1) / 2;
+        let (text, own) = match end >= queries {
+            true => (end, Span::new(end - queries, end)),
+            false => (2 * keys - 1, Span::first(2 * keys - 1)),
+        };
+        (text <= self.sample.rows).then_some((text, own))
+    }
+}

@@ -1,0 +1,136 @@
+//! How long the compute lane takes to go on when another lane has what it waits for.
+
+use crate::{
+    compute::{Binding, Engine},
+    executor::{Executor, Job},
+    link::{Links, memory},
+    measure::MeasureError,
+};
+use galaxy_common::{
+    BatchShape, Bytes, Column, Epoch, Rank, Row, SequenceNumber, Span, Spread, Wanted, WireType,
+};
+use galaxy_graph::{
+    Program,
+    program::{
+        Block, Lane, LaneId, Memory, OpId, OpKind, Operation, Region, Role, Slot, SlotId, Tensor,
+        TensorId, Wait,
+    },
+};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// How often a tile goes round: a tenth of a second on a slow device.
+const ROUNDS: u32 = 400;
+/// Values of the tile: next to nothing, so that waking up is what is seen.
+const WIDTH: u32 = 64;
+/// A device that takes longer than this for all rounds has a fault.
+const LIMIT: Duration = Duration::from_secs(10);
+
+const COMPUTE: LaneId = LaneId(0);
+const SEND: LaneId = LaneId(1);
+const RECEIVE: LaneId = LaneId(2);
+
+/// Median time from the end of a receive to the begin of the operation that waits for it,
+/// nanoseconds: a tile goes out, back over a link in memory, and in, through the three lanes that
+/// every program has.
+pub(super) fn wake(engine: Box<dyn Engine>) -> Result<f64, MeasureError> {
+    let executor = Executor::start("profile", engine)?;
+    let (sender, receiver, closer) = memory::link();
+    let links = Links {
+        senders: vec![(Rank(0), sender)],
+        receivers: vec![(Rank(0), receiver)],
+        closers: vec![closer],
+    };
+    executor.connect(Epoch(1), links);
+    let binding = Binding { shape: BatchShape::single(1, Wanted::Hidden)?, tokens: Arc::new([0]) };
+    let program = Arc::new(round_trips());
+    let report = executor.run(Job {
+        epoch: Epoch(1),
+        sequence: SequenceNumber(1),
+        program: program.clone(),
+        binding,
+        deadline: Some(Instant::now() + LIMIT),
+    })?;
+    let gap = |round: u32| {
+        let (_, received) = report.timeline[(4 * round + 2) as usize];
+        let (begun, _) = report.timeline[(4 * round + 3) as usize];
+        begun.saturating_sub(received) as f64
+    };
+    Ok(Spread::of(&(0..ROUNDS).map(gap).collect::<Vec<_>>()).median)
+}
+
+/// Export, send, receive and import, again and again; each waits for the one before.
+fn round_trips() -> Program {
+    let rows = Span::<Row>::first(1);
+    let tensor =
+        |role, memory, slot| Tensor { role, rows, width: WIDTH, memory, slot: SlotId(slot) };
+    let region =
+        |tensor| Region { tensor: TensorId(tensor), rows, columns: Span::<Column>::first(WIDTH) };
+    let slot = |memory| Slot { memory, bytes: u64::from(WIDTH) * 4 };
+    let wait = |lane, count| Wait { lane, count };
+    let operation = |kind, lane, reads, writes, waits| Operation {
+        kind,
+        lane,
+        reads,
+        writes,
+        waits,
+        takes: Bytes(0),
+        gives: Bytes(0),
+        block: Block::Head,
+        layer: 0,
+    };
+    let mut operations = Vec::new();
+    for k in 0..ROUNDS {
+        let (transfer, tile) = (k, 0);
+        let (values, out, back) = (vec![region(0)], vec![region(1)], vec![region(2)]);
+        operations.extend([
+            // Not before the last tile was sent, whose room it takes.
+            operation(
+                OpKind::Export { staged: false },
+                COMPUTE,
+                values.clone(),
+                out.clone(),
+                vec![wait(SEND, k)],
+            ),
+            operation(
+                OpKind::Send { transfer, tile },
+                SEND,
+                out,
+                vec![],
+                vec![wait(COMPUTE, 2 * k + 1)],
+            ),
+            operation(
+                OpKind::Receive { transfer, tile },
+                RECEIVE,
+                vec![],
+                back.clone(),
+                vec![wait(COMPUTE, 2 * k)],
+            ),
+            operation(OpKind::Import, COMPUTE, back, values, vec![wait(RECEIVE, k + 1)]),
+        ]);
+    }
+    let lane = |lane| {
+        let of = |(at, op): (usize, &Operation)| (op.lane == lane).then_some(OpId(at as u32));
+        operations.iter().enumerate().filter_map(of).collect()
+    };
+    let lanes = vec![
+        (Lane::Compute, lane(COMPUTE)),
+        (Lane::Send(Rank(0)), lane(SEND)),
+        (Lane::Receive(Rank(0)), lane(RECEIVE)),
+    ];
+    Program {
+        rank: Rank(0),
+        wire: WireType::F32,
+        tensors: vec![
+            tensor(Role::Normed, Memory::Device, 0),
+            tensor(Role::RowTile, Memory::Staging, 1),
+            tensor(Role::RowTile, Memory::Staging, 2),
+        ],
+        slots: vec![slot(Memory::Device), slot(Memory::Staging), slot(Memory::Staging)],
+        operations,
+        lanes,
+        outputs: Vec::new(),
+    }
+}

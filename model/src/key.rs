@@ -1,0 +1,77 @@
+//! The name of a model's shape: what profiles of devices are kept by.
+
+use crate::{Dtype, HeadSpec, ModelDir, ModelSpec};
+
+impl ModelDir {
+    /// Names sizes and number type: equal for models whose operations cost the same.
+    ///
+    /// Readable first, as "bert-l24-h1024x16-i4096-f32", then eight digits of a digest of the
+    /// whole description, because not everything that costs time is in the readable part.
+    pub fn shape_key(&self) -> String {
+        let spec = self.spec();
+        let ModelSpec { family, layers, hidden, heads, inner, .. } = spec;
+        let dtype = match self.dtype() {
+            Dtype::F32 => "f32",
+            Dtype::F16 => "f16",
+            Dtype::Bf16 => "bf16",
+        };
+        format!("{family}-l{layers}-h{hidden}x{heads}-i{inner}-{dtype}-{}", digits(spec))
+    }
+}
+
+fn digits(spec: &ModelSpec) -> String {
+    let mut spec = spec.clone();
+    // What classes are called costs nothing.
+    if let HeadSpec::Classes(head) = &mut spec.head {
+        head.names.clear();
+    }
+    // A number that has no JSON form (an endless frequency, say) has no words for it either way.
+    let text = serde_json::to_string(&spec).unwrap_or_else(|_| format!("{spec:?}"));
+    let hash = blake3::hash(text.as_bytes()).to_hex();
+    hash.as_str().chars().take(8).collect()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::shape::Shape;
+
+    fn key(shape: Shape) -> String {
+        let dir = tempfile::tempdir().unwrap();
+        shape.write(dir.path(), u64::MAX, &mut |_| {}).unwrap();
+        ModelDir::open(dir.path()).unwrap().shape_key()
+    }
+
+    #[test]
+    fn models_of_equal_sizes_have_one_key() {
+        let shape = Shape::bert(2, 64, 4);
+        assert_eq!(key(shape), key(shape));
+        assert!(key(shape).starts_with("bert-l2-h64x4-i256-f32-"), "{}", key(shape));
+        for other in [
+            Shape { layers: 3, ..shape },
+            Shape { vocabulary: 999, ..shape },
+            Shape { dtype: Dtype::F16, ..shape },
+        ] {
+            assert_ne!(key(shape), key(other));
+        }
+    }
+
+    #[test]
+    fn names_of_classes_do_not_count() {
+        let head = |name: &str| crate::ClassHead {
+            row: crate::ClassRow::First,
+            dense: None,
+            labels: 1,
+            bias: true,
+            names: vec![name.to_owned()],
+        };
+        let dir = tempfile::tempdir().unwrap();
+        Shape::bert(2, 64, 4).write(dir.path(), u64::MAX, &mut |_| {}).unwrap();
+        let spec = ModelDir::open(dir.path()).unwrap().spec().clone();
+        let with =
+            |name| digits(&ModelSpec { head: HeadSpec::Classes(head(name)), ..spec.clone() });
+        assert_eq!(with("a"), with("b"));
+        assert_ne!(with("a"), digits(&spec));
+    }
+}

@@ -3,7 +3,9 @@
 //! A request comes in through [`api`], is checked and turned into batches by [`session`], waits
 //! in [`admission`], and runs on the [`fleet`]: on workers over gRPC, whose presence
 //! [`membership`] follows and whose parts [`placement`] cuts from the [`cluster`] file or from profiles,
-//! or on engines in this process. What devices and links can do is measured by [`profile`]. [`drift`] sees when a device is not as fast as its profile any more. Activations never pass through here: devices hand over results only.
+//! or on engines in this process. What devices and links can do is measured by [`profile`]; [`drift`]
+//! sees when a device does it no more. Activations never pass through here: devices hand over results
+//! only.
 
 pub mod admission;
 pub mod api;

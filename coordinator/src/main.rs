@@ -10,6 +10,7 @@ use galaxy_coord::{
     Cluster, ClusterError, Fleet, Limits, LocalFleet, Notice, RemoteFleet, Session,
     api::Api,
     cluster::{DEFAULT_LISTEN, DEFAULT_MAX_ROWS, DEFAULT_QUEUE, DEFAULT_TIMEOUT},
+    profile::Progress,
 };
 use galaxy_engine::compute::kernels::instructions::{self, Instructions};
 use galaxy_graph::share::{self, Member, Terms};
@@ -253,14 +254,23 @@ fn listener_of() -> Result<Arc<dyn Fn(Notice) + Send + Sync>> {
         .name("console".to_owned())
         .spawn(print)
         .context("no thread for the console")?;
-    let last: Mutex<HashMap<DeviceName, Instant>> = Mutex::new(HashMap::new());
+    let last: Mutex<HashMap<Option<DeviceName>, Instant>> = Mutex::new(HashMap::new());
     Ok(Arc::new(move |notice| {
-        if let Notice::Loading { device, .. } = &notice {
+        let progress = match &notice {
+            Notice::Loading { device, .. } => Some(Some(device.clone())),
+            Notice::Profiling { progress } => match progress {
+                Progress::Device { device, .. } => Some(Some(device.clone())),
+                Progress::Links { .. } => Some(None),
+                Progress::Note(_) => None,
+            },
+            _ => None,
+        };
+        if let Some(of) = progress {
             let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
-            if last.get(device).is_some_and(|at| at.elapsed() < PROGRESS) {
+            if last.get(&of).is_some_and(|at| at.elapsed() < PROGRESS) {
                 return;
             }
-            last.insert(device.clone(), Instant::now());
+            last.insert(of, Instant::now());
         }
         // Full: dropped.
         let _ = lines.try_send(notice.to_string());

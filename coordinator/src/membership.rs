@@ -279,13 +279,14 @@ pub struct Membership {
 }
 
 impl Membership {
-    /// All devices unreachable, and due for an attempt. Epochs after `start` are given out.
-    pub fn new(devices: usize, start: Epoch) -> Self {
+    /// All devices unreachable, and due for an attempt. Epochs after `start` are given out. `ring` are
+    /// the devices that have a part, where that is known before any plan.
+    pub fn new(devices: usize, start: Epoch, ring: Option<Vec<Index>>) -> Self {
         let state = State::Unreachable { retry: Now::ZERO, reason: String::new(), lost: false };
         let member = Member { state, attempt: 0, failures: 0, heard: Now::ZERO, pinged: None };
         Self {
             members: vec![member; devices],
-            ring: None,
+            ring,
             epoch: start,
             known: start,
             stage: Stage::Waiting,

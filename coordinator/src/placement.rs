@@ -12,17 +12,18 @@ use galaxy_common::{
 use galaxy_graph::{
     Costs, LowerError, Program,
     budget::{self, Needs},
-    lower,
     program::Lane,
     share::{self, Member, ShareError, Terms},
-    simulate,
 };
 use galaxy_model::{HeadSpec, ModelDir, ModelSpec};
-use galaxy_planner::{Allowed, Offer, Planned, PlanningError, Request, Workload};
+use galaxy_planner::{Allowed, Offer, Planned, PlanningError, Prediction, Request, Workload};
 use std::{sync::Arc, time::Duration};
 
 /// What makes a plan from profiles: [`galaxy_planner::plan`], or another in tests.
 pub type Planner = fn(&Request<'_>) -> Result<Planned, PlanningError>;
+
+/// What predicts a plan: [`galaxy_planner::predict`], or another in tests.
+pub type Predictor = fn(&Request<'_>, &Plan) -> Result<Prediction, PlanningError>;
 
 /// What says how long operations of one batch shape take by profiles.
 pub type Pricer = for<'a> fn(
@@ -44,12 +45,6 @@ pub enum PlacementError {
     /// The plan gives no programs.
     #[error(transparent)]
     Lower(#[from] LowerError),
-    /// The plan cannot be predicted.
-    #[error("the plan cannot be predicted: {why}")]
-    Prediction {
-        /// Why not.
-        why: String,
-    },
     /// A plan with a device that nobody offered.
     #[error("the plan has a part for {device}, which is no device of the cluster file")]
     Stranger {
@@ -106,9 +101,6 @@ pub struct Placement {
     pub what: String,
     /// How long a typical text is predicted to take; plans by hand are not predicted.
     pub predicted: Option<Duration>,
-    /// How much longer than its profile says each device took when the plan was made, in the order
-    /// of the cluster file; empty for a plan by hand.
-    pub factors: Vec<f64>,
 }
 
 impl Placement {
@@ -124,7 +116,6 @@ impl Placement {
             left_out: Vec::new(),
             what: format!("{} on {} devices, {} tiles", plan.strategy, plan.ring.len(), plan.tiles),
             predicted: None,
-            factors: Vec::new(),
             plan: Arc::new(plan),
         })
     }
@@ -238,24 +229,20 @@ pub fn allowed(cluster: &Cluster) -> Allowed {
     }
 }
 
-/// The planner's answer, with its reasons, for devices that run as `profile` says.
-///
-/// # Errors
-/// When no device, no split or no memory does.
-pub fn planned(
+/// Asks a planner about the model in the cluster, with devices that run as `profile` says.
+pub fn ask<T>(
     cluster: &Cluster,
     model: &ModelDir,
-    shape: &str,
     offers: &[Offer],
     profile: &ClusterProfile,
-    planner: Planner,
-) -> Result<Planned, PlanningError> {
-    planner(&Request {
+    question: impl FnOnce(&Request<'_>) -> T,
+) -> T {
+    question(&Request {
         spec: model.spec(),
         matrix_width: model.dtype().width(),
         model: model.name(),
         fingerprint: model.fingerprint(),
-        shape,
+        shape: &model.shape_key(),
         offers,
         profile,
         workload: &workload(cluster, model),
@@ -263,15 +250,11 @@ pub fn planned(
     })
 }
 
-/// The planner's answer as a placement. `factors` are those that the profile was scaled by.
+/// The planner's answer as a placement.
 ///
 /// # Errors
 /// When its plan has a device that the cluster has not.
-pub fn settle(
-    cluster: &Cluster,
-    planned: Planned,
-    factors: Vec<f64>,
-) -> Result<Placement, PlacementError> {
+pub fn settle(cluster: &Cluster, planned: Planned) -> Result<Placement, PlacementError> {
     let mut placement = Placement::new(cluster, planned.plan, &planned.needs)?;
     let why = |device: &crate::cluster::Device| {
         let found = planned.left_out.iter().find(|(name, _)| *name == device.name);
@@ -286,7 +269,6 @@ pub fn settle(
     placement.what = planned.what;
     let latency = planned.prediction.latency;
     placement.predicted = Some(Duration::from_nanos(latency.max(0.0) as u64));
-    placement.factors = factors;
     Ok(placement)
 }
 
@@ -319,29 +301,4 @@ pub fn busy(
         operations.map(|id| costs.compute(program, program.operation(*id)) as f64).sum()
     };
     Ok(programs.iter().map(of).collect())
-}
-
-/// How long a typical text takes by `plan` on devices that run as `profile` says: the mean over the
-/// workload's lengths.
-///
-/// # Errors
-/// When the plan cannot be lowered, or the profile lacks something of it.
-pub fn latency(
-    spec: &ModelSpec,
-    plan: &Plan,
-    profile: &ClusterProfile,
-    workload: &Workload,
-    pricer: Pricer,
-) -> Result<Duration, PlacementError> {
-    let wrong = |why: String| PlacementError::Prediction { why };
-    let (mut sum, mut weights) = (0.0, 0.0);
-    for (rows, weight) in &workload.lengths {
-        let shape = BatchShape::single(*rows, workload.wanted).map_err(|e| wrong(e.to_string()))?;
-        let programs = lower(spec, plan, workload.phase, &shape)?;
-        let costs = pricer(spec, plan, &shape, profile).map_err(PlanningError::from)?;
-        let run = simulate(&programs, &*costs).map_err(|e| wrong(e.to_string()))?;
-        sum += run.total as f64 * weight;
-        weights += weight;
-    }
-    Ok(Duration::from_nanos((sum / weights.max(f64::MIN_POSITIVE)) as u64))
 }

@@ -1,119 +1,25 @@
 //! The fleet over real gRPC and TLS, with a worker that does what the test says.
 #![allow(clippy::unwrap_used)]
 
-use galaxy_common::{BatchShape, DeviceName, Epoch, Wanted, plan::Plan};
+mod standin;
+
+use galaxy_common::{BatchShape, DeviceName, Epoch, Wanted};
 use galaxy_coord::{
     Cluster, Fleet, Limits, RemoteFleet, RequestError, RunOutput, Session, fleet::Readiness,
 };
-use galaxy_engine::local::LocalCluster;
 use galaxy_model::ModelDir;
 use galaxy_proto::{
-    PROTOCOL, convert,
-    door::{Door, require},
+    PROTOCOL,
     identity::{Authority, Identity, Role},
-    v1::{self, execute_event, place_event, worker_server},
 };
+use standin::{Worker, golden, serve};
 use std::{
     net::SocketAddr,
-    path::{Path, PathBuf},
-    pin::Pin,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
-    },
+    path::Path,
+    sync::{Arc, atomic::Ordering},
     time::Duration,
 };
-use tokio::{net::TcpListener, runtime::Runtime, sync::Notify};
-use tokio_stream::Stream;
-use tonic::{Request, Response, Status};
-
-type Events<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
-type Answer<T> = Result<Response<T>, Status>;
-
-/// A worker of a ring of one.
-struct Worker {
-    name: String,
-    protocol: AtomicU32,
-    memory: AtomicU64,
-    hang: AtomicBool,
-    running: Notify,
-    placed: Mutex<(u64, Option<Arc<LocalCluster>>)>,
-}
-
-fn golden() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/golden/bert")
-}
-
-struct Control(Arc<Worker>);
-
-#[tonic::async_trait]
-impl worker_server::Worker for Control {
-    type PlaceStream = Events<v1::PlaceEvent>;
-    type ExecuteStream = Events<v1::ExecuteEvent>;
-
-    async fn describe(&self, request: Request<v1::DescribeRequest>) -> Answer<v1::DescribeReply> {
-        require(Role::Coordinator, &request)?;
-        Ok(Response::new(v1::DescribeReply {
-            protocol: self.0.protocol.load(Ordering::SeqCst),
-            version: "test".to_owned(),
-            name: self.0.name.clone(),
-            threads: 1,
-            memory_bytes: self.0.memory.load(Ordering::SeqCst),
-            epoch: self.0.placed.lock().unwrap().0,
-            ..v1::DescribeReply::default()
-        }))
-    }
-    async fn place(&self, request: Request<v1::PlaceRequest>) -> Answer<Self::PlaceStream> {
-        let request = request.into_inner();
-        let plan: Plan = postcard::from_bytes(&request.plan).unwrap();
-        let model = Arc::new(ModelDir::open(&golden()).unwrap());
-        let local = Arc::new(LocalCluster::open(model, plan).unwrap());
-        *self.0.placed.lock().unwrap() = (request.epoch, Some(local));
-        let ready = v1::PlaceReady { weight_bytes: 7, read_bytes: 7, ..Default::default() };
-        let event = v1::PlaceEvent { event: Some(place_event::Event::Ready(ready)) };
-        Ok(Response::new(Box::pin(tokio_stream::iter([Ok(event)]))))
-    }
-    async fn execute(&self, request: Request<v1::ExecuteRequest>) -> Answer<Self::ExecuteStream> {
-        let request = request.into_inner();
-        self.0.running.notify_one();
-        if self.0.hang.load(Ordering::SeqCst) {
-            std::future::pending::<()>().await;
-        }
-        let (epoch, local) = self.0.placed.lock().unwrap().clone();
-        assert_eq!(epoch, request.epoch);
-        let shape = convert::shape(request.segments, request.tokens.len()).unwrap();
-        let (_, reports) = local.unwrap().execute(&shape, request.tokens.into(), None).unwrap();
-        let mut events = Vec::new();
-        for (output, values) in reports[0].outputs.iter().enumerate() {
-            let data: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-            let piece = v1::OutputPiece { output: output as u32, offset: 0, data: data.into() };
-            events.push(execute_event::Event::Piece(piece));
-        }
-        events.push(execute_event::Event::Done(v1::ExecuteDone::default()));
-        let events = events.into_iter().map(|e| Ok(v1::ExecuteEvent { event: Some(e) }));
-        Ok(Response::new(Box::pin(tokio_stream::iter(events))))
-    }
-    async fn health(&self, _: Request<v1::HealthRequest>) -> Answer<v1::HealthReply> {
-        let epoch = self.0.placed.lock().unwrap().0;
-        Ok(Response::new(v1::HealthReply { epoch, ..v1::HealthReply::default() }))
-    }
-    async fn cancel(&self, _: Request<v1::CancelRequest>) -> Answer<v1::CancelReply> {
-        Ok(Response::new(v1::CancelReply {}))
-    }
-    async fn drain(&self, _: Request<v1::DrainRequest>) -> Answer<v1::DrainReply> {
-        Ok(Response::new(v1::DrainReply {}))
-    }
-    type ProfileStream = Events<v1::ProfileEvent>;
-    async fn profile(&self, _: Request<v1::ProfileRequest>) -> Answer<Self::ProfileStream> {
-        Err(Status::unimplemented("profile"))
-    }
-    async fn probe(&self, _: Request<v1::ProbeRequest>) -> Answer<v1::ProbeReply> {
-        Err(Status::unimplemented("probe"))
-    }
-    async fn timeline(&self, _: Request<v1::TimelineRequest>) -> Answer<v1::TimelineReply> {
-        Ok(Response::new(v1::TimelineReply::default()))
-    }
-}
+use tokio::{net::TcpListener, runtime::Runtime};
 
 struct World {
     keys: tempfile::TempDir,
@@ -124,19 +30,8 @@ struct World {
 
 impl World {
     async fn new() -> Self {
-        let keys = tempfile::tempdir().unwrap();
-        let authority = Authority::create(keys.path(), "test").unwrap();
-        let name = |n: &str| DeviceName::new(n).unwrap();
-        authority.issue(&name("solo"), Role::Device, 1).unwrap();
-        authority.issue(&name("coordinator"), Role::Coordinator, 1).unwrap();
-        let worker = Arc::new(Worker {
-            name: "solo".to_owned(),
-            protocol: AtomicU32::new(PROTOCOL),
-            memory: AtomicU64::new(0),
-            hang: AtomicBool::new(false),
-            running: Notify::new(),
-            placed: Mutex::new((0, None)),
-        });
+        let keys = standin::keys(&["solo"]);
+        let worker = Worker::new("solo");
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let server = Some(serve(listener, worker.clone(), keys.path()));
@@ -164,15 +59,12 @@ impl World {
         (model, Arc::new(fleet))
     }
 
-    /// As a SIGKILL does: every connection is closed, and nobody listens any more.
     async fn kill(&mut self) {
-        let server = self.server.take().unwrap();
-        let ended = move || server.shutdown_timeout(Duration::from_secs(10));
-        tokio::task::spawn_blocking(ended).await.unwrap();
+        standin::kill(self.server.take().unwrap()).await;
     }
 
     async fn restart(&mut self) {
-        *self.worker.placed.lock().unwrap() = (0, None);
+        *self.worker.placed.lock().unwrap() = (0, 0, None);
         let listener = TcpListener::bind(self.address).await.unwrap();
         self.server = Some(serve(listener, self.worker.clone(), self.keys.path()));
     }
@@ -184,22 +76,6 @@ impl Drop for World {
             server.shutdown_background();
         }
     }
-}
-
-/// A runtime of its own stands for the worker's process.
-fn serve(listener: TcpListener, worker: Arc<Worker>, keys: &Path) -> Runtime {
-    let identity = Identity::load(&keys.join("solo")).unwrap();
-    let listener = listener.into_std().unwrap();
-    let mut builder = tokio::runtime::Builder::new_multi_thread();
-    let runtime = builder.worker_threads(1).enable_all().build().unwrap();
-    runtime.spawn(async move {
-        let listener = TcpListener::from_std(listener).unwrap();
-        let door = Door::open(listener, Some(&identity), None);
-        let service = worker_server::WorkerServer::new(Control(worker));
-        let server = tonic::transport::Server::builder().add_service(service);
-        server.serve_with_incoming(door).await.unwrap();
-    });
-    runtime
 }
 
 async fn run(session: &Session) -> Result<(), RequestError> {

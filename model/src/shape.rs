@@ -8,7 +8,7 @@
 mod family;
 mod write;
 
-use crate::store::Dtype;
+use crate::{ModelError, ModelSpec, config::Fields, store::Dtype};
 use galaxy_common::Bytes;
 use std::{
     io,
@@ -216,6 +216,16 @@ impl Shape {
     /// A BERT of this shape with a small vocabulary.
     pub const fn bert(layers: u32, hidden: u32, heads: u32) -> Self {
         Self { vocabulary: 1000, ..usual("bert", layers, hidden, heads) }
+    }
+
+    /// What a model of this shape is, without its files.
+    ///
+    /// # Errors
+    /// When its family is none that is known here.
+    pub fn spec(&self) -> Result<ModelSpec, ModelError> {
+        let config = self.config();
+        let (_, spec) = crate::family::read(&Fields::new(Path::new(self.family), &config)?)?;
+        Ok(spec)
     }
 
     /// Writes a model of this shape, in files of weights of at most `shard_bytes`, into `dir`,

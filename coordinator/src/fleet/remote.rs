@@ -129,15 +129,17 @@ impl RemoteFleet {
         listener: Listener,
         planning: Planning,
     ) -> Result<Self, PlacementError> {
+        let mut board = Board::new(cluster.devices.len());
         if cluster.by_hand() {
             let offers = cluster.devices.iter().map(|device| placement::offer(device, 1, None));
-            placement::by_shares(&cluster, &model, &offers.collect::<Vec<_>>())?;
+            let placement = placement::by_shares(&cluster, &model, &offers.collect::<Vec<_>>())?;
+            board.placement = Some(Arc::new(placement));
         }
         let (messages, inbox) = mpsc::channel(MESSAGES);
         let waiting = Readiness::Waiting { device: None, reason: "it is starting".to_owned() };
         let shared = Arc::new(Shared {
             lowered: Lowered::new(model.spec().clone()),
-            board: Mutex::new(Board::new(cluster.devices.len())),
+            board: Mutex::new(board),
             cluster,
             planning,
             model,

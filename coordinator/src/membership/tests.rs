@@ -30,7 +30,7 @@ const FAST: Device = Device::Answers(Duration::from_millis(2));
 impl World {
     fn new(devices: usize) -> Self {
         Self {
-            membership: Membership::new(devices, Epoch(100)),
+            membership: Membership::new(devices, Epoch(100), None),
             devices: vec![FAST; devices],
             epochs: vec![Epoch(0); devices],
             plan: Ok((0..devices).collect()),
@@ -307,6 +307,16 @@ fn before_the_first_plan_everybody_is_waited_for() {
     assert_eq!(world.membership.obstacle().expect("not there").0, Some(1));
     world.devices[1] = FAST;
     world.run(RETRY_MAX + TICK * 2);
+    assert_eq!(world.membership.ready(), Some(Epoch(101)));
+}
+
+#[test]
+fn of_a_split_by_hand_only_the_ring_is_waited_for() {
+    let mut world = World::new(2);
+    world.membership = Membership::new(2, Epoch(100), Some(vec![1]));
+    world.plan = Ok(vec![1]);
+    world.devices[0] = Device::Killed;
+    world.run(seconds(1.0));
     assert_eq!(world.membership.ready(), Some(Epoch(101)));
 }
 

@@ -1,7 +1,7 @@
 //! The board: what is known of each device, for calls and for people.
 
 use super::super::DeviceView;
-use crate::{cluster::Device, membership::Index, placement::Placement};
+use crate::{cluster::Device, membership::Index, placement::Placement, profile::Progress};
 use galaxy_common::{Bytes, ClusterProfile, DeviceName, Epoch, plan::Plan};
 use galaxy_proto::v1::{DescribeReply, worker_client::WorkerClient};
 use std::{collections::VecDeque, fmt, sync::Arc, time::Duration};
@@ -162,7 +162,7 @@ pub enum Notice {
     /// Devices and links are measured.
     Profiling {
         /// What is measured, how far it is, what is strange.
-        line: String,
+        progress: Progress,
     },
     /// There is a plan.
     Planned {
@@ -262,7 +262,7 @@ impl fmt::Display for Notice {
                 write!(f, "epoch {epoch} ended, placing anew: device {device}: {reason}")
             }
             Self::Connected { device, about } => write!(f, "device {device} connected: {about}"),
-            Self::Profiling { line } => write!(f, "profiling: {line}"),
+            Self::Profiling { progress } => write!(f, "profiling: {progress}"),
             Self::Planned { what, predicted: None } => write!(f, "plan: {what}"),
             Self::Planned { what, predicted: Some(time) } => {
                 write!(f, "plan: {what}, predicted {}", milliseconds(*time))

@@ -57,8 +57,9 @@ struct Driver {
 /// Runs until the fleet is closed.
 pub(super) async fn drive(shared: Arc<Shared>, mut inbox: mpsc::Receiver<Message>, start: Epoch) {
     let devices = shared.cluster.devices.len();
+    let ring = shared.board().placement.as_ref().map(|placement| placement.ring.clone());
     let mut driver = Driver {
-        membership: Membership::new(devices, start),
+        membership: Membership::new(devices, start, ring),
         drift: Drift::new(devices, shared.cluster.drift),
         calls: (0..devices).map(|_| Calls::default()).collect(),
         plans: JoinSet::new(),
@@ -134,16 +135,19 @@ impl Driver {
         }
     }
 
-    /// What the devices that are there offer, in the order of the file.
+    /// What the devices that are there offer, in the order of the file. A split by hand counts on all.
     fn offers(&self) -> Vec<Offer> {
         let board = self.shared.board();
+        let by_hand = self.shared.cluster.by_hand();
         let devices = self.shared.cluster.devices.iter().enumerate();
-        let there = devices.filter(|(i, _)| self.membership.state(*i).connected());
+        let there = devices.filter(|(i, _)| by_hand || self.membership.state(*i).connected());
         there
-            .filter_map(|(i, device)| {
-                let said = board.entries[i].description.as_ref()?;
-                let threads = u16::try_from(said.threads).unwrap_or(u16::MAX);
-                Some(placement::offer(device, threads, own_limit(said.memory_bytes)))
+            .map(|(i, device)| match &board.entries[i].description {
+                Some(said) => {
+                    let threads = u16::try_from(said.threads).unwrap_or(u16::MAX);
+                    placement::offer(device, threads, own_limit(said.memory_bytes))
+                }
+                None => placement::offer(device, 1, None),
             })
             .collect()
     }

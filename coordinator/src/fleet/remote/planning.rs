@@ -6,11 +6,12 @@ use crate::{
     drift::{Change, GAIN},
     fleet::{BoxFuture, blocking},
     membership::Index,
-    placement::{self, Placement, PlacementError, Planner, Pricer},
+    placement::{self, Placement, PlacementError, Planner, Predictor, Pricer},
+    profile::{self, Store},
 };
-use galaxy_common::{ClusterProfile, Epoch};
+use galaxy_common::{ClusterProfile, Epoch, Plan};
 use galaxy_model::ModelDir;
-use galaxy_planner::Offer;
+use galaxy_planner::{Offer, ProfileCosts, Request};
 use galaxy_proto::identity::Identity;
 use std::{sync::Arc, time::Duration};
 use tokio::sync::OwnedRwLockWriteGuard;
@@ -19,10 +20,7 @@ use super::board::Notice;
 
 /// Where profiles come from: measured, or from files.
 pub trait ProfileSource: Send + Sync {
-    /// What profiles of models of this shape are known by.
-    fn shape(&self, model: &ModelDir) -> String;
     /// Profiles of all devices of `cluster` and of the links between them. No device holds a place.
-    /// `progress` takes lines for a person.
     ///
     /// # Errors
     /// What is missing, and what to do, in words.
@@ -31,7 +29,7 @@ pub trait ProfileSource: Send + Sync {
         cluster: &'a Cluster,
         model: &'a ModelDir,
         identity: &'a Identity,
-        progress: &'a (dyn Fn(String) + Send + Sync),
+        progress: profile::Listener<'a>,
     ) -> BoxFuture<'a, Result<ClusterProfile, String>>;
 }
 
@@ -42,7 +40,9 @@ pub struct Planning {
     pub profiles: Arc<dyn ProfileSource>,
     /// What makes plans of them,
     pub planner: Planner,
-    /// and what predicts plans.
+    /// what predicts a plan,
+    pub predictor: Predictor,
+    /// and what predicts operations.
     pub pricer: Pricer,
 }
 
@@ -52,10 +52,9 @@ impl Planning {
         Self {
             profiles: Arc::new(Measured),
             planner: galaxy_planner::plan,
-            pricer: |_, _, _, _| {
-                Err(galaxy_common::ProfileError::NoDevice {
-                    device: galaxy_common::DeviceName::new("nobody").expect("a name"),
-                })
+            predictor: galaxy_planner::predict,
+            pricer: |spec, plan, shape, profile| {
+                Ok(Box::new(ProfileCosts::new(spec, plan, shape, profile)?))
             },
         }
     }
@@ -65,17 +64,19 @@ impl Planning {
 struct Measured;
 
 impl ProfileSource for Measured {
-    fn shape(&self, model: &ModelDir) -> String {
-        model.name().to_owned()
-    }
     fn collect<'a>(
         &'a self,
-        _: &'a Cluster,
-        _: &'a ModelDir,
-        _: &'a Identity,
-        _: &'a (dyn Fn(String) + Send + Sync),
+        cluster: &'a Cluster,
+        model: &'a ModelDir,
+        identity: &'a Identity,
+        progress: profile::Listener<'a>,
     ) -> BoxFuture<'a, Result<ClusterProfile, String>> {
-        Box::pin(std::future::ready(Err("not bound yet".to_owned())))
+        Box::pin(async move {
+            let store = Store::new(&cluster.profiles);
+            let wanted = profile::Wanted { fresh: false, links: cluster.links() };
+            let found = profile::collect(cluster, model, identity, &store, &wanted, progress).await;
+            found.map_err(|e| e.to_string())
+        })
     }
 }
 
@@ -124,7 +125,7 @@ pub(super) async fn make(
     let (of, from, curves) = (shared.clone(), offers.clone(), profile.clone());
     let made = blocking(move || match curves {
         None => placement::by_shares(&of.cluster, &of.model, &from),
-        Some(profile) => by_profiles(&of, &from, &profile, factors),
+        Some(profile) => by_profiles(&of, &from, &profile, &factors),
     });
     let made = made.await.map_err(|e| (None, e.to_string()))?;
     let outcome = made.map(Arc::new).map_err(|e| failure(&shared, &e));
@@ -142,13 +143,13 @@ pub(super) async fn look(
 ) {
     let (of, was, factors) = (shared.clone(), present.clone(), change.factors.clone());
     let compared = blocking(move || {
-        let found = by_profiles(&of, &offers, &profile, factors.clone())?;
+        let found = by_profiles(&of, &offers, &profile, &factors)?;
         let curves = placement::scaled(&of.cluster, &profile, &factors);
-        let workload = placement::workload(&of.cluster, &of.model);
         // Both by the same measure, whatever the planner says of its own.
-        let time = |plan| {
-            let pricer = of.planning.pricer;
-            placement::latency(of.model.spec(), plan, &curves, &workload, pricer)
+        let time = |plan: &Plan| {
+            let predict = |request: &Request<'_>| (of.planning.predictor)(request, plan);
+            let predicted = placement::ask(&of.cluster, &of.model, &offers, &curves, predict)?;
+            Ok::<_, PlacementError>(Duration::from_nanos(predicted.latency.max(0.0) as u64))
         };
         Ok::<_, PlacementError>((time(&was.plan)?, time(&found.plan)?, found))
     });
@@ -174,13 +175,12 @@ fn by_profiles(
     shared: &Shared,
     offers: &[Offer],
     profile: &ClusterProfile,
-    factors: Vec<f64>,
+    factors: &[f64],
 ) -> Result<Placement, PlacementError> {
     let Shared { cluster, model, planning, .. } = shared;
-    let curves = placement::scaled(cluster, profile, &factors);
-    let shape = planning.profiles.shape(model);
-    let planned = placement::planned(cluster, model, &shape, offers, &curves, planning.planner)?;
-    placement::settle(cluster, planned, factors)
+    let curves = placement::scaled(cluster, profile, factors);
+    let planned = placement::ask(cluster, model, offers, &curves, planning.planner)?;
+    placement::settle(cluster, planned)
 }
 
 /// Whether profiles were measured for these offers.
@@ -203,7 +203,7 @@ async fn collect(shared: &Arc<Shared>, offers: &[Offer]) -> Result<ClusterProfil
         calls::cancel(shared.clone(), device, epoch).await;
     }
     let listener = shared.listener.clone();
-    let progress = move |line: String| listener(Notice::Profiling { line });
+    let progress = move |progress| listener(Notice::Profiling { progress });
     let Shared { model, identity, planning, .. } = &**shared;
     let collected = planning.profiles.collect(&cluster, model, identity, &progress).await;
     collected.map_err(|reason| (None, reason))

@@ -1,0 +1,243 @@
+//! Plans by profiles over real gRPC and TLS: who takes part, and how the cluster moves to another plan
+//! without failing a request. The planner and its predictions are the real ones, the profiles those of
+//! devices that do not exist, so far apart that one device alone is always best.
+#![allow(clippy::unwrap_used)]
+
+mod standin;
+
+use galaxy_common::{Bytes, ClusterProfile, Epoch, Rank, Wanted};
+use galaxy_coord::{
+    Cluster, Fleet, Limits, Notice, Planning, ProfileSource, RemoteFleet, RequestError, RunOutput,
+    Session,
+    fleet::{BoxFuture, Readiness},
+    profile,
+};
+use galaxy_graph::{
+    Costs, LinkRate, Program,
+    program::{OpKind, Operation},
+};
+use galaxy_model::ModelDir;
+use galaxy_planner::synthetic::{self, SyntheticDevice};
+use galaxy_proto::identity::Identity;
+use standin::{OPERATION, Worker, golden, serve};
+use std::{
+    fmt::Write as _,
+    path::Path,
+    sync::{Arc, Mutex, atomic::Ordering},
+    time::Duration,
+};
+use tokio::{net::TcpListener, runtime::Runtime};
+
+/// The devices, the fastest first, and their 10^9 operations per second.
+const DEVICES: [(&str, f64); 3] = [("fast", 0.02), ("medium", 0.01), ("slow", 0.001)];
+
+/// Every operation takes as long as at a worker of slowness 1.
+struct Flat;
+
+impl Costs for Flat {
+    fn compute(&self, _: &Program, operation: &Operation) -> u64 {
+        match operation.kind {
+            OpKind::Send { .. } | OpKind::Receive { .. } => 0,
+            _ => OPERATION,
+        }
+    }
+    fn link(&self, _: Rank, _: Rank) -> LinkRate {
+        LinkRate { latency: 0, rate: 1e9, window: 1 << 20, burst: 0 }
+    }
+}
+
+struct Synthetic;
+
+impl ProfileSource for Synthetic {
+    fn collect<'a>(
+        &'a self,
+        cluster: &'a Cluster,
+        model: &'a ModelDir,
+        _: &'a Identity,
+        progress: profile::Listener<'a>,
+    ) -> BoxFuture<'a, Result<ClusterProfile, String>> {
+        progress(profile::Progress::Note("devices that do not exist".to_owned()));
+        let device = |device: &galaxy_coord::cluster::Device| SyntheticDevice {
+            name: device.name.clone(),
+            gflops: DEVICES.iter().find(|(name, _)| *name == device.name.as_str()).unwrap().1,
+            memory_rate: 100.0,
+            memory: Bytes(0),
+            threads: 1,
+            link_rate: 1e9,
+            // Nobody splits work over links like these.
+            latency: 1e11,
+        };
+        let devices: Vec<_> = cluster.devices.iter().map(device).collect();
+        let (shape, width) = (model.shape_key(), model.dtype().width());
+        let profile = synthetic::profile(model.spec(), &shape, width, &devices);
+        Box::pin(std::future::ready(Ok(profile)))
+    }
+}
+
+struct World {
+    workers: Vec<Arc<Worker>>,
+    servers: Vec<Option<Runtime>>,
+    session: Session,
+    notices: Arc<Mutex<Vec<Notice>>>,
+    _keys: tempfile::TempDir,
+}
+
+impl World {
+    async fn new() -> Self {
+        let keys = standin::keys(&DEVICES.map(|(name, _)| name));
+        let mut text = format!(
+            "[cluster]\nmodel = {:?}\nidentity = {:?}\n",
+            golden(),
+            keys.path().join("coordinator")
+        );
+        let (mut workers, mut servers) = (Vec::new(), Vec::new());
+        for (name, _) in DEVICES {
+            let worker = Worker::new(name);
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = listener.local_addr().unwrap();
+            servers.push(Some(serve(listener, worker.clone(), keys.path())));
+            workers.push(worker);
+            write!(
+                text,
+                "[[device]]\nname = {name:?}\naddress = \"{address}\"\nmemory = \"1GB\"\n"
+            )
+            .unwrap();
+        }
+        let cluster = Cluster::parse(&text, Path::new("/")).unwrap();
+        let model = Arc::new(ModelDir::open(&cluster.model).unwrap());
+        let identity = Identity::load(&cluster.identity).unwrap();
+        let notices: Arc<Mutex<Vec<Notice>>> = Arc::default();
+        let heard = notices.clone();
+        let listener = Arc::new(move |notice| heard.lock().unwrap().push(notice));
+        let planning = Planning {
+            profiles: Arc::new(Synthetic),
+            pricer: |_, _, _, _| Ok(Box::new(Flat)),
+            ..Planning::measured()
+        };
+        let (of, epoch) = (model.clone(), Epoch(7));
+        let fleet = RemoteFleet::start_with(cluster, of, identity, epoch, listener, planning);
+        let limits = Limits { queue: 64, timeout: Duration::from_secs(60) };
+        let session = Session::new(model, Arc::new(fleet.unwrap()) as Arc<dyn Fleet>, limits);
+        Self { workers, servers, session, notices, _keys: keys }
+    }
+
+    fn worker(&self, name: &str) -> &Worker {
+        self.workers.iter().find(|w| w.name == name).unwrap()
+    }
+
+    /// Who has a part in the plan.
+    fn ring(&self) -> Vec<String> {
+        let plan = self.session.outlook().plan;
+        plan.map(|p| p.ring.iter().map(|d| d.name.to_string()).collect()).unwrap_or_default()
+    }
+
+    fn state(&self, name: &str) -> (&'static str, String) {
+        let devices = self.session.devices();
+        let device = devices.into_iter().find(|d| d.name == name).unwrap();
+        (device.state, device.detail)
+    }
+
+    fn said(&self, word: &str) -> bool {
+        self.notices.lock().unwrap().iter().any(|notice| notice.to_string().contains(word))
+    }
+
+    async fn until(&self, is_so: impl Fn(&Self) -> bool) {
+        while !is_so(self) {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Requests of four clients at once until `is_so`, and at least so many; none may fail.
+    async fn run(&self, least: usize, is_so: impl Fn(&Self) -> bool) {
+        let mut ran = 0;
+        while ran < least || !is_so(self) {
+            let four = [(); 4].map(|()| tokio::spawn(request(self.session.clone())));
+            for one in four {
+                one.await.unwrap().unwrap();
+                ran += 1;
+            }
+        }
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.servers.drain(..).flatten().for_each(Runtime::shutdown_background);
+    }
+}
+
+async fn request(session: Session) -> Result<(), RequestError> {
+    let output = RunOutput::Wanted(Wanted::Hidden);
+    let done = session.run(vec![vec![5, 6, 7]], output, None).await?;
+    assert_eq!(done.tensors[0].shape, [3, 42]);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn devices_that_a_plan_leaves_out_keep_nobody_waiting() {
+    let mut world = World::new().await;
+    world.run(1, |_| true).await;
+    assert_eq!(world.ring(), ["fast"]);
+    assert!(world.said("devices that do not exist"), "profiles were collected");
+    for name in ["medium", "slow"] {
+        let (state, why) = world.state(name);
+        assert!(state == "idle" && !why.is_empty(), "{state}: {why}");
+        assert!(world.said(&format!("device {name} has no part")));
+        assert_eq!(world.worker(name).placed.lock().unwrap().0, 0, "nothing was sent");
+    }
+    let outlook = world.session.outlook();
+    assert!(outlook.predicted.is_some_and(|time| !time.is_zero()) && !outlook.what.is_empty());
+    standin::kill(world.servers[1].take().unwrap()).await;
+    world.until(|world| world.state("medium").0 == "lost").await;
+    assert_eq!(world.session.readiness(), Readiness::Ready(Epoch(8)));
+    world.run(4, |_| true).await;
+    world.session.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_device_that_becomes_slow_is_left_and_no_request_fails() {
+    let world = World::new().await;
+    world.run(8, |_| true).await;
+    world.worker("fast").slowness.store(10, Ordering::SeqCst);
+    // How soon it is seen is a matter of the drift's own tests: programs here are faster than planning.
+    world.run(1, |world| world.ring() == ["medium"]).await;
+    world.run(8, |_| true).await;
+    assert_eq!(world.session.readiness(), Readiness::Ready(Epoch(9)));
+    assert_eq!(world.session.counts().1, 0, "none failed");
+    assert_eq!(world.state("fast").0, "idle");
+    for words in ["device fast runs outside its profile", "moving between requests to"] {
+        assert!(world.said(words), "{words}");
+    }
+    // What it did before the move can be traced still.
+    let trace = world.session.trace(1).await.unwrap();
+    assert_eq!(trace.devices[0].device, "fast");
+    world.session.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_plan_that_a_device_refuses_gives_way_to_the_old_one_and_no_request_fails() {
+    let world = World::new().await;
+    world.run(8, |_| true).await;
+    world.worker("medium").refuse.store(true, Ordering::SeqCst);
+    world.worker("fast").slowness.store(10, Ordering::SeqCst);
+    let back = Readiness::Ready(Epoch(10));
+    world.run(1, |world| world.session.readiness() == back).await;
+    assert_eq!(world.ring(), ["fast"]);
+    assert!(world.said("device medium has not taken its place: no room"));
+    assert_eq!(world.session.counts().1, 0, "none failed");
+    world.session.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_device_that_other_plans_would_not_help_stays() {
+    let world = World::new().await;
+    world.run(8, |_| true).await;
+    // Twice as slow as planned for, it is as slow as the next one.
+    for worker in &world.workers {
+        worker.slowness.store(2, Ordering::SeqCst);
+    }
+    world.run(16, |world| world.said("the plan stays")).await;
+    assert_eq!((world.ring(), world.session.counts().1), (vec!["fast".to_owned()], 0));
+    assert_eq!(world.session.readiness(), Readiness::Ready(Epoch(8)));
+    world.session.close().await;
+}

@@ -1,0 +1,184 @@
+//! A worker over real gRPC and TLS that computes with the real engine, and otherwise does what the
+//! test says.
+
+use galaxy_common::{DeviceName, plan::Plan};
+use galaxy_engine::local::LocalCluster;
+use galaxy_graph::program::Lane;
+use galaxy_model::ModelDir;
+use galaxy_proto::{
+    PROTOCOL, convert,
+    door::{Door, require},
+    fault::{Fault, to_status},
+    identity::{Authority, Identity, Role},
+    v1::{self, execute_event, place_event, worker_server},
+};
+use std::{
+    path::{Path, PathBuf},
+    pin::Pin,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+use tokio::{net::TcpListener, runtime::Runtime, sync::Notify};
+use tokio_stream::Stream;
+use tonic::{Code, Request, Response, Status};
+
+type Events<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+type Answer<T> = Result<Response<T>, Status>;
+
+/// What it holds: an epoch, its rank, and all devices of the plan, of which it gives its own results.
+type Placed = (u64, usize, Option<Arc<LocalCluster>>);
+
+/// A worker.
+pub struct Worker {
+    pub name: String,
+    pub protocol: AtomicU32,
+    pub memory: AtomicU64,
+    /// It never answers a program.
+    pub hang: AtomicBool,
+    /// It refuses every place.
+    pub refuse: AtomicBool,
+    /// Its kernels take so many times as long as [`OPERATION`].
+    pub slowness: AtomicU64,
+    pub running: Notify,
+    pub placed: Mutex<Placed>,
+}
+
+/// What an operation takes, in ns.
+pub const OPERATION: u64 = 1_000_000;
+
+impl Worker {
+    pub fn new(name: &str) -> Arc<Self> {
+        Arc::new(Self {
+            name: name.to_owned(),
+            protocol: AtomicU32::new(PROTOCOL),
+            memory: AtomicU64::new(0),
+            hang: AtomicBool::new(false),
+            refuse: AtomicBool::new(false),
+            slowness: AtomicU64::new(1),
+            running: Notify::new(),
+            placed: Mutex::new((0, 0, None)),
+        })
+    }
+}
+
+/// Keys of a cluster of these devices.
+pub fn keys(devices: &[&str]) -> tempfile::TempDir {
+    let keys = tempfile::tempdir().unwrap();
+    let authority = Authority::create(keys.path(), "test").unwrap();
+    let name = |n: &str| DeviceName::new(n).unwrap();
+    for device in devices {
+        authority.issue(&name(device), Role::Device, 1).unwrap();
+    }
+    authority.issue(&name("coordinator"), Role::Coordinator, 1).unwrap();
+    keys
+}
+
+/// As a SIGKILL does: every connection is closed, and nobody listens any more.
+pub async fn kill(server: Runtime) {
+    let ended = move || server.shutdown_timeout(Duration::from_secs(10));
+    tokio::task::spawn_blocking(ended).await.unwrap();
+}
+
+pub fn golden() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/golden/bert")
+}
+
+struct Control(Arc<Worker>);
+
+#[tonic::async_trait]
+impl worker_server::Worker for Control {
+    type PlaceStream = Events<v1::PlaceEvent>;
+    type ExecuteStream = Events<v1::ExecuteEvent>;
+
+    async fn describe(&self, request: Request<v1::DescribeRequest>) -> Answer<v1::DescribeReply> {
+        require(Role::Coordinator, &request)?;
+        Ok(Response::new(v1::DescribeReply {
+            protocol: self.0.protocol.load(Ordering::SeqCst),
+            version: "test".to_owned(),
+            name: self.0.name.clone(),
+            threads: 1,
+            memory_bytes: self.0.memory.load(Ordering::SeqCst),
+            epoch: self.0.placed.lock().unwrap().0,
+            ..v1::DescribeReply::default()
+        }))
+    }
+    async fn place(&self, request: Request<v1::PlaceRequest>) -> Answer<Self::PlaceStream> {
+        let request = request.into_inner();
+        let plan: Plan = postcard::from_bytes(&request.plan).unwrap();
+        let model = Arc::new(ModelDir::open(&golden()).unwrap());
+        let local = Arc::new(LocalCluster::open(model, plan).unwrap());
+        if self.0.refuse.load(Ordering::SeqCst) {
+            let fault = Fault::new("budget", "no room", false);
+            return Err(to_status(Code::FailedPrecondition, fault));
+        }
+        *self.0.placed.lock().unwrap() = (request.epoch, request.rank as usize, Some(local));
+        let ready = v1::PlaceReady { weight_bytes: 7, ..v1::PlaceReady::default() };
+        let event = v1::PlaceEvent { event: Some(place_event::Event::Ready(ready)) };
+        Ok(Response::new(Box::pin(tokio_stream::iter([Ok(event)]))))
+    }
+    async fn execute(&self, request: Request<v1::ExecuteRequest>) -> Answer<Self::ExecuteStream> {
+        let request = request.into_inner();
+        self.0.running.notify_one();
+        if self.0.hang.load(Ordering::SeqCst) {
+            std::future::pending::<()>().await;
+        }
+        let (epoch, rank, local) = self.0.placed.lock().unwrap().clone();
+        assert_eq!(epoch, request.epoch);
+        let shape = convert::shape(request.segments, request.tokens.len()).unwrap();
+        let (programs, reports) =
+            local.unwrap().execute(&shape, request.tokens.into(), None).unwrap();
+        let compute = programs[rank].lanes.iter().find(|(lane, _)| *lane == Lane::Compute);
+        let operations = compute.map_or(0, |(_, ids)| ids.len() as u64);
+        let busy_ns = operations * OPERATION * self.0.slowness.load(Ordering::SeqCst);
+        let mut events = Vec::new();
+        for (output, values) in reports[rank].outputs.iter().enumerate() {
+            let data: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+            let piece = v1::OutputPiece { output: output as u32, offset: 0, data: data.into() };
+            events.push(execute_event::Event::Piece(piece));
+        }
+        let lane = v1::LaneSummary { lane: "compute".to_owned(), busy_ns, ..Default::default() };
+        let done = v1::ExecuteDone { lanes: vec![lane], ..v1::ExecuteDone::default() };
+        events.push(execute_event::Event::Done(done));
+        let events = events.into_iter().map(|e| Ok(v1::ExecuteEvent { event: Some(e) }));
+        Ok(Response::new(Box::pin(tokio_stream::iter(events))))
+    }
+    async fn health(&self, _: Request<v1::HealthRequest>) -> Answer<v1::HealthReply> {
+        let epoch = self.0.placed.lock().unwrap().0;
+        Ok(Response::new(v1::HealthReply { epoch, ..v1::HealthReply::default() }))
+    }
+    async fn cancel(&self, _: Request<v1::CancelRequest>) -> Answer<v1::CancelReply> {
+        Ok(Response::new(v1::CancelReply {}))
+    }
+    async fn drain(&self, _: Request<v1::DrainRequest>) -> Answer<v1::DrainReply> {
+        Ok(Response::new(v1::DrainReply {}))
+    }
+    type ProfileStream = Events<v1::ProfileEvent>;
+    async fn profile(&self, _: Request<v1::ProfileRequest>) -> Answer<Self::ProfileStream> {
+        Err(Status::unimplemented("profile"))
+    }
+    async fn probe(&self, _: Request<v1::ProbeRequest>) -> Answer<v1::ProbeReply> {
+        Err(Status::unimplemented("probe"))
+    }
+    async fn timeline(&self, _: Request<v1::TimelineRequest>) -> Answer<v1::TimelineReply> {
+        Ok(Response::new(v1::TimelineReply::default()))
+    }
+}
+
+/// A runtime of its own stands for the worker's process.
+pub fn serve(listener: TcpListener, worker: Arc<Worker>, keys: &Path) -> Runtime {
+    let identity = Identity::load(&keys.join(&worker.name)).unwrap();
+    let listener = listener.into_std().unwrap();
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let runtime = builder.worker_threads(1).enable_all().build().unwrap();
+    runtime.spawn(async move {
+        let listener = TcpListener::from_std(listener).unwrap();
+        let door = Door::open(listener, Some(&identity), None);
+        let service = worker_server::WorkerServer::new(Control(worker));
+        let server = tonic::transport::Server::builder().add_service(service);
+        server.serve_with_incoming(door).await.unwrap();
+    });
+    runtime
+}

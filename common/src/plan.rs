@@ -404,7 +404,7 @@ impl Plan {
             let whole = |b: &BlockAssignment| b.heads == all.0 && b.columns == all.1;
             let here = blocks.iter().position(whole).ok_or(PlanError::Stage { layer })?;
             let earlier = |p: &&Assignment| p.blocks.iter().any(|b| b.layers.start() < layer);
-            if parts[here + 1..].iter().any(|p| earlier(&p)) {
+            if parts[here + 1..].iter().any(earlier) {
                 return Err(PlanError::Stage { layer });
             }
         }

@@ -79,6 +79,9 @@ pub(super) fn program(
             me,
             own: rows[rank.index()],
             tiles: (0..ring.len()).map(tiles).collect(),
+            sees: (0..ring.len())
+                .map(|at| visible(spec, shape, rows[ring.rank(at).index()]))
+                .collect(),
             all: Span::first(shape.rows()),
             ring: ring.clone(),
             b: &mut builder,
@@ -134,6 +137,8 @@ pub(super) struct Device<'a> {
     pub own: Span<Row>,
     /// Tiles of each position of the ring.
     pub tiles: Vec<Vec<Span<Row>>>,
+    /// The rows that the own rows of each position see.
+    pub sees: Vec<Span<Row>>,
     pub all: Span<Row>,
     pub ring: Ring,
     pub b: &'a mut Builder,

@@ -11,29 +11,20 @@ use super::{
     galaxy::{Ahead, Carried, Collective, Device, Next, attend},
     kv_span,
     ring::Route,
-    visible,
 };
 use crate::program::{OpKind, Product, Role};
 use galaxy_common::{Row, Span};
 
 impl Device<'_> {
-    /// The rows that the own rows of the device at `at` see.
-    fn sees(&self, at: usize) -> Span<Row> {
-        let tiles = &self.tiles[at];
-        let own = tiles.first().zip(tiles.last()).map(|(a, b)| Span::new(a.start(), b.end()));
-        own.map_or(Span::empty(), |own| visible(self.spec, self.shape, own))
-    }
-
     /// Whether this device sees rows of others.
     fn gathers_keys(&self) -> bool {
-        !self.own.contains(self.sees(self.me))
+        !self.own.contains(self.sees[self.me])
     }
 
     /// The way of keys and values of rows of `owner`: only to devices that see some of them. With it
     /// what they are, how wide, and whether this device is one of those.
     pub(super) fn keys_route(&self, owner: usize, rows: Span<Row>) -> (Route, Role, u32, bool) {
-        let needs: Vec<bool> =
-            (0..self.ring.len()).map(|at| self.sees(at).overlaps(rows)).collect();
+        let needs: Vec<bool> = self.sees.iter().map(|sees| sees.overlaps(rows)).collect();
         let route = self.ring.gather_route(exchange(self.plan), owner, self.me, &needs);
         // Also for who has no heads and only passes them on.
         let width = 2 * self.spec.kv_heads * self.spec.head_width;

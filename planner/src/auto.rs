@@ -1,9 +1,7 @@
 //! `auto`: the best of everything that may be chosen.
 
 use crate::{
-    policies,
-    predict::{self, predicted},
-    reasons,
+    draft, policies, predict, reasons,
     request::{Planned, PlanningError, Prediction, Request, RunnerUp, Search},
     ring::{By, Candidate, Rings},
     search,
@@ -11,7 +9,7 @@ use crate::{
 use galaxy_common::Strategy;
 
 /// Rings that are simulated, few devices and many.
-const SIMULATED: [usize; 2] = [8, 4];
+const SIMULATED: [usize; 2] = [6, 4];
 
 /// A plan with what the simulator says of it.
 #[derive(Clone, Debug)]
@@ -32,12 +30,12 @@ pub(crate) fn plan(request: &Request<'_>) -> Result<Planned, PlanningError> {
         auto(&mut rings, &mut search)?
     } else {
         let candidate = policies::plan(&mut rings, strategy)?;
+        search.simulated = 1;
         vec![rank(request, candidate)?]
     };
-    search.simulated = ranked.len() as u64;
     // The order of finding decides between equals.
     ranked.sort_by(|a, b| a.prediction.latency.total_cmp(&b.prediction.latency));
-    let first = ranked.remove(0);
+    let first = fitting(request, &mut ranked)?;
     let other =
         ranked.into_iter().find(|r| reasons::another(&r.candidate.plan, &first.candidate.plan));
     let left_out = reasons::left_out(&mut rings, &first);
@@ -59,6 +57,24 @@ pub(crate) fn plan(request: &Request<'_>) -> Result<Planned, PlanningError> {
         advice,
         search,
     })
+}
+
+/// Takes the first that fits. Most were lowered to see whether they do; of plans that stay far
+/// below what is granted only the one that is taken is.
+fn fitting(request: &Request<'_>, ranked: &mut Vec<Ranked>) -> Result<Ranked, PlanningError> {
+    let mut error = None;
+    while !ranked.is_empty() {
+        let mut first = ranked.remove(0);
+        let plan = &first.candidate.plan;
+        if first.candidate.needs.is_empty() {
+            first.candidate.needs = draft::needs(request, plan)?;
+        }
+        if draft::above(plan, &first.candidate.needs).is_empty() {
+            return Ok(first);
+        }
+        error = Some(draft::too_large(plan.strategy, plan, &first.candidate.needs));
+    }
+    Err(error.unwrap_or(PlanningError::Nothing { why: "there is no candidate".into() }))
 }
 
 fn rank(request: &Request<'_>, candidate: Candidate) -> Result<Ranked, PlanningError> {
@@ -99,15 +115,25 @@ fn auto(rings: &mut Rings<'_>, search: &mut Search) -> Result<Vec<Ranked>, Plann
             Err(why) => error = error.or(Some(why)),
         }
     }
-    let mut ranked = Vec::new();
+    // Roughly first; what may be the best of them fully.
+    let mut rough: Vec<(f64, Candidate)> = Vec::new();
     for candidate in candidates {
         // What cannot be lowered is no candidate.
-        match predicted(request, &candidate.plan, predict::LENGTHS) {
-            Ok(mut prediction) => {
-                prediction.closed_form = candidate.closed_form;
-                ranked.push(Ranked { candidate, prediction });
-            }
+        match predict::roughly(request, &candidate.plan) {
+            Ok(prediction) => rough.push((prediction.latency, candidate)),
             Err(why) => error = Some(why),
+        }
+    }
+    search.simulated = rough.len() as u64;
+    rough.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let best = rough.first().map_or(0.0, |r| r.0);
+    let limit = best * (1.0 + predict::ROUGH) / (1.0 - predict::ROUGH);
+    let mut ranked: Vec<Ranked> = Vec::new();
+    for (latency, candidate) in rough {
+        // The runner-up is told fully too.
+        let other = |r: &Ranked| reasons::another(&r.candidate.plan, &candidate.plan);
+        if latency <= limit || (!ranked.is_empty() && ranked.iter().all(other)) {
+            ranked.push(rank(request, candidate)?);
         }
     }
     if ranked.is_empty() {

@@ -47,21 +47,33 @@ impl Run {
 /// # Errors
 /// When a profile is missing, or the plan cannot be lowered.
 pub(crate) fn predict(request: &Request<'_>, plan: &Plan) -> Result<Prediction, PlanningError> {
-    predicted(request, plan, LENGTHS)
+    predicted(request, plan, LENGTHS, layers(plan))
 }
 
-/// The same over so many lengths at most.
-pub(crate) fn predicted(
+/// The same by few layers, within [`ROUGH`] of it.
+pub(crate) fn roughly(request: &Request<'_>, plan: &Plan) -> Result<Prediction, PlanningError> {
+    predicted(request, plan, LENGTHS, LAYERS)
+}
+
+/// How far a rough prediction may be from a full one, as a share of it.
+pub(crate) const ROUGH: f64 = 0.06;
+
+fn layers(plan: &Plan) -> u32 {
+    if plan.any_sequence() { LAYERS_BY_ROWS } else { LAYERS }
+}
+
+fn predicted(
     request: &Request<'_>,
     plan: &Plan,
     lengths: usize,
+    layers: u32,
 ) -> Result<Prediction, PlanningError> {
     let mut mean: Option<Run> = None;
     for (rows, share) in closed::lengths(request, lengths) {
         let limit = request.spec.position_limit().min(plan.max_rows).max(1);
         let shape = BatchShape::single(rows.min(limit), request.workload.wanted)
             .map_err(|e| PlanningError::Lower(e.into()))?;
-        let run = run(request, plan, &shape)?;
+        let run = run(request, plan, &shape, layers)?;
         let nothing = blank(&run);
         mean.get_or_insert_with(|| nothing.clone()).add(&run, &nothing, share);
     }
@@ -83,13 +95,17 @@ fn blank(run: &Run) -> Run {
 }
 
 /// One text of this shape: few layers of each run of equal ones are simulated, and the rest is added.
-fn run(request: &Request<'_>, plan: &Plan, shape: &BatchShape) -> Result<Run, PlanningError> {
+fn run(
+    request: &Request<'_>,
+    plan: &Plan,
+    shape: &BatchShape,
+    layers: u32,
+) -> Result<Run, PlanningError> {
     let spec = request.spec;
     if plan.layout == Layout::Stages {
         // Few operations: nothing of a stage is cut into tiles.
         return simulated(request, spec, plan, shape);
     }
-    let layers = if plan.any_sequence() { LAYERS_BY_ROWS } else { LAYERS };
     let (short_spec, short) = shortened(spec, plan, layers);
     let mut total = simulated(request, &short_spec, &short, shape)?;
     if short_spec.layers == spec.layers {
@@ -181,9 +197,13 @@ mod tests {
                     let planned = crate::plan(&request).unwrap();
                     let shape = BatchShape::single(128, request.workload.wanted).unwrap();
                     let all = simulated(&request, spec, &planned.plan, &shape).unwrap().latency;
-                    let few = run(&request, &planned.plan, &shape).unwrap().latency;
+                    let few = run(&request, &planned.plan, &shape, layers(&planned.plan))
+                        .unwrap()
+                        .latency;
                     println!("{} {rate} {strategy} {tiles}: {:.4}", spec.family, few / all);
                     worst = worst.max((few / all - 1.0).abs());
+                    let rough = run(&request, &planned.plan, &shape, LAYERS).unwrap().latency;
+                    assert!((rough / all - 1.0).abs() < ROUGH, "{strategy}: {rough}, {all}");
                     let needs = draft::needs(&request, &planned.plan).unwrap();
                     let full = budget::needs_all(spec, 4, &planned.plan).unwrap();
                     let total = |needs: &[budget::Needs]| -> Vec<Bytes> {

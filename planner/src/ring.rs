@@ -23,6 +23,7 @@ const ATTEMPTS: usize = 6;
 #[derive(Clone, Debug)]
 pub(crate) struct Candidate {
     pub plan: Plan,
+    /// Empty while it was not lowered, because it stays far below what is granted.
     pub needs: Vec<Needs>,
     /// Nanoseconds by the closed form.
     pub closed_form: f64,
@@ -238,6 +239,16 @@ impl<'a> Rings<'a> {
             let (means, by_rows) = (ring.means, ring.by_rows);
             let plan =
                 draft::ring(self.request, strategy, ring.members, units, means, by_rows, &split);
+            let expected = |place: usize, granted: u64| {
+                granted - problem.sides[place].room + problem.bytes(&split, place)
+            };
+            let far_below = ring.members.iter().enumerate().all(|(place, &m)| {
+                let granted = self.request.offers[m].budget.0;
+                expected(place, granted) < granted / 2
+            });
+            if far_below {
+                return Ok(Candidate { plan, needs: Vec::new(), closed_form: split.cost });
+            }
             let needs = draft::needs(self.request, &plan)?;
             let above = draft::above(&plan, &needs);
             if above.is_empty() {
@@ -248,8 +259,7 @@ impl<'a> Rings<'a> {
                 let place = ring.members.iter().position(|&m| self.request.offers[m].name == *name);
                 let Some(place) = place else { continue };
                 let budget = self.request.offers[ring.members[place]].budget.0;
-                let expected = budget - problem.sides[place].room + problem.bytes(&split, place);
-                corrections[place] += needs[at].total().0 as i64 - expected as i64;
+                corrections[place] += needs[at].total().0 as i64 - expected(place, budget) as i64;
             }
             last = Some(draft::too_large(strategy, &plan, &needs));
         }

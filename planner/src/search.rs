@@ -25,7 +25,7 @@ const TILES: [u16; 4] = [1, 2, 4, 8];
 const MARGIN: f64 = 1.15;
 
 /// Sets whose numbers of layers by rows are refined, where memory binds.
-const REFINED: usize = 12;
+const REFINED: usize = 6;
 
 /// A ring that was priced.
 #[derive(Clone, PartialEq, Debug)]

@@ -1,0 +1,222 @@
+//! Plans of random models and clusters hold what they promise, and bad questions are refused.
+#![allow(clippy::unwrap_used)]
+
+use galaxy_common::{
+    BatchShape, Bytes, DeviceName, LinkType, ProfileError, Strategy, Wanted, WireType,
+};
+use galaxy_graph::{budget, lower, verify};
+use galaxy_planner::{
+    Allowed, Offer, PlanningError, Request, Workload, plan, predict, split, synthetic,
+};
+use proptest::prelude::{ProptestConfig, any, prop_assert, prop_assert_eq, proptest};
+
+#[path = "../src/testing.rs"]
+#[allow(dead_code)]
+mod testing;
+use testing::{Dice, Question};
+
+const ALL: [Strategy; 6] = [
+    Strategy::Auto,
+    Strategy::Local,
+    Strategy::Megatron,
+    Strategy::Galaxy,
+    Strategy::Sequence,
+    Strategy::Pipeline,
+];
+
+/// A model and a cluster that may not hold it.
+fn question(seed: u64) -> Question {
+    let mut dice = Dice::new(seed);
+    let layers = dice.whole(1, 6) as u32;
+    let heads = [4, 6, 8][dice.whole(0, 2) as usize];
+    let spec = if dice.whole(0, 1) == 0 {
+        testing::bert(layers, 64 * heads)
+    } else {
+        let shared = [1, 2, heads][dice.whole(0, 2) as usize];
+        testing::llama(layers, 64 * heads, heads, shared)
+    };
+    let count = dice.whole(1, 5) as usize;
+    let rate = dice.real(1e6, 2e8);
+    let mut devices = testing::devices(count, dice.real(5.0, 100.0), rate);
+    for device in &mut devices {
+        device.gflops *= dice.real(0.2, 1.0);
+        device.link_rate *= dice.real(0.3, 1.0);
+        device.memory = Bytes(dice.whole(30_000_000, 220_000_000));
+        device.threads = dice.whole(1, 4) as u16;
+    }
+    let mut question = Question::new(&spec, devices);
+    question.workload.lengths =
+        (0..dice.whole(1, 4)).map(|_| (dice.whole(1, 250) as u32, dice.real(0.1, 2.0))).collect();
+    if spec.causal && dice.whole(0, 1) == 0 {
+        question.workload.wanted = Wanted::LastLogits;
+    }
+    question.allowed.tiles = [None, None, Some(1), Some(4)][dice.whole(0, 3) as usize];
+    if dice.whole(0, 3) == 0 {
+        question.allowed.wires = vec![WireType::F32, WireType::F16];
+    }
+    question
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    #[test]
+    fn no_device_is_asked_for_more_than_it_grants(seed in any::<u64>(), which in 0usize..6) {
+        let mut question = question(seed);
+        question.allowed.strategy = ALL[which];
+        let request = question.request();
+        match plan(&request) {
+            Ok(planned) => {
+                let (spec, plan) = (&question.spec, &planned.plan);
+                prop_assert_eq!(plan.validate(spec.extent()), Ok(()));
+                let needs = budget::needs_all(spec, 4, plan).unwrap();
+                for (need, device) in needs.iter().zip(&plan.ring) {
+                    prop_assert!(need.total() <= device.budget, "{}: {need:?}", device.name);
+                }
+                prop_assert_eq!(needs, planned.needs.clone());
+                let shape = BatchShape::single(question.allowed.max_rows, request.workload.wanted).unwrap();
+                let programs = lower(spec, plan, request.workload.phase, &shape).unwrap();
+                prop_assert_eq!(verify(spec, 4, plan, &shape, &programs), Ok(()));
+                prop_assert!(planned.prediction.latency > 0.0);
+                let in_plan = plan.ring.len() + planned.left_out.len();
+                prop_assert_eq!(in_plan, question.offers.len());
+            }
+            Err(PlanningError::Memory { missing, .. }) => prop_assert!(missing.0 > 0),
+            Err(PlanningError::Lower(error)) => prop_assert!(false, "{error}"),
+            Err(error) => prop_assert!(false, "{error}"),
+        }
+    }
+
+    #[test]
+    fn auto_is_never_predicted_slower(seed in any::<u64>()) {
+        let mut question = question(seed);
+        let auto = plan(&question.request());
+        for strategy in ALL {
+            question.allowed.strategy = strategy;
+            let Ok(other) = plan(&question.request()) else { continue };
+            let auto = auto.as_ref().map(|a| a.prediction.latency);
+            let auto = auto.unwrap_or_else(|e| panic!("{strategy} has a plan, and auto: {e}"));
+            prop_assert!(auto <= other.prediction.latency, "{strategy}: {auto}, {other:?}");
+        }
+    }
+}
+
+#[test]
+fn equal_questions_have_equal_answers() {
+    for seed in 0..6 {
+        let (first, second) = (question(seed), question(seed));
+        let (first, second) = (plan(&first.request()), plan(&second.request()));
+        assert_eq!(format!("{first:?}"), format!("{second:?}"));
+    }
+}
+
+fn plenty(devices: usize, rate: f64) -> Question {
+    Question::new(&testing::bert(4, 512), testing::devices(devices, 30.0, rate))
+}
+
+#[test]
+fn slow_links_and_much_memory_cut_rows() {
+    let mut question = plenty(3, 2e6);
+    let auto = plan(&question.request()).unwrap();
+    assert!(auto.plan.any_sequence() || auto.plan.ring.len() == 1, "{}", auto.what);
+    question.allowed.strategy = Strategy::Galaxy;
+    let galaxy = plan(&question.request()).unwrap();
+    assert!(auto.prediction.latency * 1.5 < galaxy.prediction.latency);
+}
+
+#[test]
+fn slow_devices_are_left_out_and_it_is_said_why() {
+    let mut devices = testing::devices(4, 40.0, 5e7);
+    for device in &mut devices[2..] {
+        device.gflops = 0.4;
+    }
+    let question = Question::new(&testing::bert(4, 512), devices);
+    let planned = plan(&question.request()).unwrap();
+    assert!(planned.plan.ring.len() <= 2, "{}", planned.what);
+    let reasons: Vec<&str> = planned.left_out.iter().map(|l| l.1.as_str()).collect();
+    let slow = reasons.iter().filter(|r| r.contains("times slower"));
+    assert_eq!(slow.count(), 2, "{reasons:?}");
+    assert!(planned.runner_up.is_some());
+}
+
+#[test]
+fn one_device_does_everything() {
+    for strategy in ALL {
+        let mut question = plenty(1, 1e8);
+        question.allowed.strategy = strategy;
+        let planned = plan(&question.request()).unwrap();
+        assert_eq!(planned.plan.ring.len(), 1, "{strategy}");
+        assert_eq!(planned.plan.tiles, 1);
+    }
+}
+
+#[test]
+fn bad_questions_are_refused() {
+    let refused = |change: &dyn Fn(&mut Question)| {
+        let mut question = plenty(2, 1e8);
+        change(&mut question);
+        plan(&question.request()).unwrap_err()
+    };
+    let profile = |error: PlanningError| match error {
+        PlanningError::Profile(error) => error,
+        other => panic!("{other}"),
+    };
+    let nothing =
+        |error: PlanningError| assert!(matches!(error, PlanningError::Nothing { .. }), "{error}");
+    nothing(refused(&|q| q.offers.clear()));
+    nothing(refused(&|q| q.workload.lengths.clear()));
+    nothing(refused(&|q| q.workload.lengths[0].1 = f64::NAN));
+    nothing(refused(&|q| q.allowed.links.clear()));
+    nothing(refused(&|q| q.offers.push(q.offers[0].clone())));
+    for bad in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+        let error = profile(refused(&|q| q.profile.devices[1].tables[0].nanos[0] = bad));
+        assert!(matches!(error, ProfileError::Device { .. }), "{error}");
+        let error = profile(refused(&|q| q.profile.links[0].busy_rate = bad));
+        assert!(matches!(error, ProfileError::Link { .. }), "{error}");
+    }
+    let error = profile(refused(&|q| q.profile.devices[0].shape = "another".into()));
+    assert!(matches!(error, ProfileError::Shape { .. }), "{error}");
+    let error = profile(refused(&|q| q.profile.devices[0].version += 1));
+    assert!(matches!(error, ProfileError::Version { .. }), "{error}");
+    let error = profile(refused(&|q| drop(q.profile.devices.pop())));
+    assert!(matches!(error, ProfileError::NoDevice { .. }), "{error}");
+}
+
+#[test]
+fn a_link_that_is_missing_one_way_is_not_used() {
+    let mut question = plenty(3, 1e8);
+    let name = |n: &str| DeviceName::new(n).unwrap();
+    let (first, second) = (name("d0"), name("d1"));
+    question.profile.links.retain(|l| l.from != first || l.to != second);
+    let planned = plan(&question.request()).unwrap();
+    for (from, to) in galaxy_graph::links(&planned.plan) {
+        let names = (&planned.plan.ring[from.index()].name, &planned.plan.ring[to.index()].name);
+        assert_ne!(names, (&first, &second));
+    }
+    assert!(planned.plan.ring.len() > 1, "there are ways around it");
+    question.allowed.strategy = Strategy::Galaxy;
+    let error = plan(&question.request()).unwrap_err();
+    assert!(error.to_string().contains("link from d0 to d1"), "{error}");
+}
+
+#[test]
+fn what_is_missing_is_said() {
+    let mut question = plenty(2, 1e8);
+    for offer in &mut question.offers {
+        offer.budget = Bytes(36_000_000);
+    }
+    for strategy in ALL {
+        question.allowed.strategy = strategy;
+        let error = plan(&question.request()).unwrap_err();
+        assert!(matches!(error, PlanningError::Memory { missing, .. } if missing.0 > 0), "{error}");
+    }
+}
+
+#[test]
+fn a_given_plan_is_predicted_as_its_planner_did() {
+    let question = plenty(3, 1e8);
+    let planned = plan(&question.request()).unwrap();
+    let again = predict(&question.request(), &planned.plan).unwrap();
+    assert_eq!(again.latency, planned.prediction.latency);
+    assert_eq!(question.allowed.links, [LinkType::Tls]);
+}

@@ -7,6 +7,7 @@ mod ids;
 mod in_process;
 mod keys;
 mod loopback;
+mod profile;
 mod progress;
 mod run;
 mod status;
@@ -59,6 +60,8 @@ enum Command {
     Demo(demo::DemoArgs),
     /// Measures what this device can do.
     Bench(bench::BenchArgs),
+    /// Has the devices of a cluster and the links between them measured, for planning.
+    Profile(profile::ProfileArgs),
     /// Asks the coordinator to finish what is queued and to take no more.
     Drain(status::DrainArgs),
 }
@@ -139,6 +142,7 @@ fn execute(cli: Cli) -> Result<(), Failure> {
             Command::Trace(args) => trace::trace(args).await,
             Command::Demo(args) => demo::demo(args).await,
             Command::Bench(args) => bench::bench(args).await,
+            Command::Profile(args) => profile::profile(args).await,
             Command::Drain(args) => status::drain(args).await,
         }
     })
@@ -226,6 +230,8 @@ mod tests {
             "galaxy bench kernels",
             "galaxy bench kernels --shape llama-1b --rows 1,16 --format bf16 --threads 1 --json",
             "galaxy bench kernels --model m --instructions portable",
+            "galaxy profile --cluster c.toml --fresh --json",
+            "galaxy profile show --cluster c.toml",
         ] {
             parse(line).unwrap_or_else(|e| panic!("{line}: {e}"));
         }

@@ -7,6 +7,7 @@
 //!
 //! | order | numbers | what the peer does | its answer |
 //! | --- | --- | --- | --- |
+//! | 0 | 0, 0 | closes the link | none |
 //! | 1 | 0, 0 | nothing: a round trip | 0, 0 |
 //! | 2 | frames, bytes of each | receives them | nanoseconds, and products of its kernels meanwhile |
 //! | 3 | milliseconds, 0 | rests as long as we do | the same |
@@ -58,6 +59,7 @@ const LIMIT: Duration = Duration::from_secs(12);
 const MAX_FRAMES: u64 = 16 << 10;
 
 const ORDER_BYTES: usize = 16;
+const END: u32 = 0;
 const TRIP: u32 = 1;
 const BULK: u32 = 2;
 const RESTING: u32 = 3;
@@ -133,12 +135,14 @@ async fn answer(arrival: ProbeArrival, measuring: Measuring, threads: u16) {
     let Ok(closer) = stream.closer() else { return };
     let _closing = Closing(closer);
     let following = blocking(move || {
-        let _measuring = measuring;
         let load = match compute {
             true => Load::start(threads).ok(),
             false => None,
         };
-        follow(stream, load)
+        let over = follow(stream, load);
+        // Before the link closes: who sees that may ask again at once.
+        drop(measuring);
+        over
     });
     // Its end is that the link closes, whatever the words for it.
     let over = tokio::time::timeout(LIMIT, following).await;
@@ -183,6 +187,7 @@ fn follow(stream: Stream, load: Option<Load>) -> Result<(), LinkError> {
             (RESTING, millis, _) => {
                 std::thread::sleep(Duration::from_millis(millis).min(REST));
             }
+            // The end, or no order.
             _ => return Ok(()),
         }
         let idle = Span { nanos: begin.elapsed().as_nanos() as f64, products: 0.0 };
@@ -269,6 +274,8 @@ impl Leader {
             }
             before = after;
         }
+        // The answer is that the link closes: then the peer is free again.
+        drop(self.order(END, 0, 0));
         Ok(reply)
     }
 

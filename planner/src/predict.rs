@@ -54,13 +54,13 @@ pub(crate) fn predict(request: &Request<'_>, plan: &Plan) -> Result<Prediction, 
 
 /// The same by few layers, within [`ROUGH`] of it.
 pub(crate) fn roughly(request: &Request<'_>, plan: &Plan) -> Result<Prediction, PlanningError> {
-    predicted(request, plan, LENGTHS, few(plan))
+    predicted(request, plan, LENGTHS, rough_layers(plan))
 }
 
 /// How far a rough prediction may be from a full one, as a share of it.
 pub(crate) const ROUGH: f64 = 0.06;
 
-fn few(plan: &Plan) -> u32 {
+fn rough_layers(plan: &Plan) -> u32 {
     if plan.any_sequence() { FEW_BY_ROWS } else { LAYERS }
 }
 
@@ -208,7 +208,7 @@ mod tests {
                         .latency;
                     println!("{} {rate} {strategy} {tiles}: {:.4}", spec.family, few / all);
                     worst = worst.max((few / all - 1.0).abs());
-                    let rough = run(&request, &planned.plan, &shape, few(&planned.plan));
+                    let rough = run(&request, &planned.plan, &shape, rough_layers(&planned.plan));
                     let rough = rough.unwrap().latency;
                     assert!((rough / all - 1.0).abs() < ROUGH, "{strategy}: {rough}, {all}");
                     let needs = draft::needs(&request, &planned.plan).unwrap();

@@ -71,15 +71,16 @@ fn main() {
                 times[0],
                 times[RUNS - 1]
             );
-            match planned.unwrap() {
-                Ok(p) => println!(
+            match planned {
+                Some(Ok(p)) => println!(
                     "    {}: {:.0} ms, closed form {:.0}; {:?}",
                     p.what,
                     p.prediction.latency * 1e-6,
                     p.prediction.closed_form * 1e-6,
                     p.search
                 ),
-                Err(e) => println!("    {e}"),
+                Some(Err(e)) => println!("    {e}"),
+                None => {}
             }
         }
     }

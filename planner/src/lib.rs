@@ -20,6 +20,7 @@ mod stages;
 pub mod synthetic;
 #[cfg(test)]
 mod testing;
+pub mod whatif;
 
 pub use costs::ProfileCosts;
 pub use request::{

@@ -208,11 +208,14 @@ pub(crate) fn best(rings: &mut Rings<'_>, most: usize, search: &mut Search) -> V
     found
 }
 
+/// A set in one way: its least bound, those of each end, its devices, and the way.
+type Entry = (f64, Vec<(f64, ByRows)>, Vec<usize>, Means);
+
 /// The best rings of these sets.
 fn among(rings: &mut Rings<'_>, sets: &[Vec<usize>], most: usize) -> Vec<Priced> {
     let layers = rings.request.spec.layers;
     // Every set, in every way, with the least that each could cost.
-    let mut entries: Vec<(f64, Vec<(f64, ByRows)>, Vec<usize>, Means)> = Vec::new();
+    let mut entries: Vec<Entry> = Vec::new();
     for set in sets {
         for means in means(rings.request, set.len()) {
             let reach = best_reach(rings.request, set, means);

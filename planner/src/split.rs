@@ -168,6 +168,10 @@ impl Problem {
     /// # Errors
     /// When none fits.
     pub fn solve(&self) -> Result<Split, Missing> {
+        // Parts together take no less than the whole.
+        if self.whole() > self.sides.iter().map(|s| s.room).sum() {
+            return Err(self.missing());
+        }
         let rows = self.row_splits();
         if rows.is_empty() {
             let side = (0..self.sides.len()).max_by_key(|&d| self.sides[d].room);
@@ -197,8 +201,9 @@ impl Problem {
                 let costs = rows.iter().map(|rows| self.cost(rows, [a, m, v]));
                 costs.fold(f64::INFINITY, f64::min)
             };
+            let mut cost = f64::INFINITY;
             for vocabulary in self.vocabularies(&free) {
-                self.within_memory(&vocabulary, &free, &least, &mut offer);
+                cost = self.within_memory(&vocabulary, &free, cost, &least, &mut offer);
             }
         }
         best.ok_or_else(|| self.missing())
@@ -287,7 +292,7 @@ impl Problem {
         let times: Vec<&[f64]> = self.sides.iter().map(|s| &s.vocabulary.nanos[..]).collect();
         let mut tried = vec![free.vocabulary.clone()];
         let most = times.iter().map(|t| t[t.len() - 1]).fold(0.0, f64::max);
-        let steps = 12;
+        let steps = 5;
         for step in 0..=steps {
             let share = f64::from(step) / f64::from(steps);
             let bound = free.slowest[2] + (most - free.slowest[2]) * share * share;
@@ -324,25 +329,28 @@ impl Problem {
         &self,
         vocabulary: &[usize],
         free: &Stages,
+        mut best: f64,
         least: &dyn Fn([f64; 3]) -> f64,
         offer: &mut dyn FnMut(&Stages) -> f64,
-    ) {
+    ) -> f64 {
         let words = |d: usize| {
             let side = &self.sides[d];
             side.room.checked_sub(side.vocabulary.bytes[vocabulary[d]])
         };
         let Some(rooms) = (0..self.sides.len()).map(words).collect::<Option<Vec<u64>>>() else {
-            return;
+            return best;
         };
-        // Nothing fits beside these words, however long it may take.
-        if self.knapsack(f64::INFINITY, f64::INFINITY, &rooms).is_none() {
-            return;
-        }
         let slowest = |units: &[usize], of: fn(&Side) -> &Curve| {
             let each = self.sides.iter().zip(units).map(|(s, &n)| of(s).nanos[n]);
             each.fold(0.0, f64::max)
         };
         let last = slowest(vocabulary, |s| &s.vocabulary);
+        // No better than what was found, or nothing fits beside these words however long it takes.
+        if least([free.slowest[0], free.slowest[1], last]) >= best
+            || self.knapsack(f64::INFINITY, f64::INFINITY, &rooms).is_none()
+        {
+            return best;
+        }
         let values = |of: fn(&Side) -> &Curve, from: f64| {
             let all = self.sides.iter().flat_map(|s| of(s).nanos.iter().copied());
             let mut all: Vec<f64> = all.filter(|&t| t >= from).collect();
@@ -354,7 +362,6 @@ impl Problem {
         let columns = values(|s| &s.columns, free.slowest[1]);
         // The least M that was found for a smaller A bounds that of a larger one.
         let mut most = columns.len();
-        let mut best = f64::INFINITY;
         for &a in &heads {
             if least([a, free.slowest[1], last]) >= best {
                 break;
@@ -380,6 +387,7 @@ impl Problem {
                 break;
             }
         }
+        best
     }
 
     /// Heads and columns within two thresholds and memory, if there are any.
@@ -452,14 +460,17 @@ impl Problem {
         if let Some(d) = (0..self.sides.len()).find(|&d| each(d) > self.sides[d].room) {
             return Missing { bytes: each(d) - self.sides[d].room, side: Some(d) };
         }
-        // All that there is to hold, by what it takes where it takes least.
+        let room: u64 = self.sides.iter().map(|s| s.room).sum();
+        Missing { bytes: self.whole().saturating_sub(room).max(1), side: None }
+    }
+
+    /// All that there is to hold, by what it takes where it takes least.
+    fn whole(&self) -> u64 {
         let whole = |of: fn(&Side) -> &Curve| {
             let each = self.sides.iter().map(|s| of(s).bytes.last().copied().unwrap_or(0));
             each.min().unwrap_or(0)
         };
-        let all = whole(|s| &s.heads) + whole(|s| &s.columns) + whole(|s| &s.vocabulary);
-        let room: u64 = self.sides.iter().map(|s| s.room).sum();
-        Missing { bytes: all.saturating_sub(room).max(1), side: None }
+        whole(|s| &s.heads) + whole(|s| &s.columns) + whole(|s| &s.vocabulary)
     }
 }
 

@@ -7,6 +7,7 @@ mod ids;
 mod in_process;
 mod keys;
 mod loopback;
+mod plan;
 mod progress;
 mod run;
 mod status;
@@ -59,6 +60,8 @@ enum Command {
     Demo(demo::DemoArgs),
     /// Measures what this device can do.
     Bench(bench::BenchArgs),
+    /// Says how a cluster would split its model, how long that would take, and why.
+    Plan(plan::PlanArgs),
     /// Asks the coordinator to finish what is queued and to take no more.
     Drain(status::DrainArgs),
 }
@@ -140,6 +143,7 @@ fn execute(cli: Cli) -> Result<(), Failure> {
             Command::Demo(args) => demo::demo(args).await,
             Command::Bench(args) => bench::bench(args).await,
             Command::Drain(args) => status::drain(args).await,
+            Command::Plan(args) => plan::plan(&args),
         }
     })
 }
@@ -226,6 +230,9 @@ mod tests {
             "galaxy bench kernels",
             "galaxy bench kernels --shape llama-1b --rows 1,16 --format bf16 --threads 1 --json",
             "galaxy bench kernels --model m --instructions portable",
+            "galaxy plan --cluster cluster.toml --compare --json",
+            "galaxy plan --cluster cluster.toml --what-if pi-2.memory=2GB --what-if pi-1->pi-2.rate=1Gbit/s",
+            "galaxy plan --simulate hundred.toml",
         ] {
             parse(line).unwrap_or_else(|e| panic!("{line}: {e}"));
         }
@@ -249,6 +256,8 @@ mod tests {
             "galaxy bench kernels --model m --format f16",
             "galaxy bench kernels --rows 0",
             "galaxy status --instructions sse9",
+            "galaxy plan",
+            "galaxy plan --cluster a.toml --simulate b.toml",
         ] {
             assert_eq!(parse(line).expect_err(line).exit_code(), 2, "{line}");
         }

@@ -7,6 +7,7 @@ mod ids;
 mod in_process;
 mod keys;
 mod loopback;
+mod plan;
 mod profile;
 mod progress;
 mod run;
@@ -62,6 +63,8 @@ enum Command {
     Bench(bench::BenchArgs),
     /// Has the devices of a cluster and the links between them measured, for planning.
     Profile(profile::ProfileArgs),
+    /// Says how a cluster would split its model, how long that would take, and why.
+    Plan(plan::PlanArgs),
     /// Asks the coordinator to finish what is queued and to take no more.
     Drain(status::DrainArgs),
 }
@@ -144,6 +147,7 @@ fn execute(cli: Cli) -> Result<(), Failure> {
             Command::Bench(args) => bench::bench(args).await,
             Command::Profile(args) => profile::profile(args).await,
             Command::Drain(args) => status::drain(args).await,
+            Command::Plan(args) => plan::plan(&args),
         }
     })
 }
@@ -232,6 +236,9 @@ mod tests {
             "galaxy bench kernels --model m --instructions portable",
             "galaxy profile --cluster c.toml --fresh --json",
             "galaxy profile show --cluster c.toml",
+            "galaxy plan --cluster cluster.toml --compare --json",
+            "galaxy plan --cluster cluster.toml --what-if pi-2.memory=2GB --what-if pi-1->pi-2.rate=1Gbit/s",
+            "galaxy plan --simulate hundred.toml",
         ] {
             parse(line).unwrap_or_else(|e| panic!("{line}: {e}"));
         }
@@ -255,6 +262,8 @@ mod tests {
             "galaxy bench kernels --model m --format f16",
             "galaxy bench kernels --rows 0",
             "galaxy status --instructions sse9",
+            "galaxy plan",
+            "galaxy plan --cluster a.toml --simulate b.toml",
         ] {
             assert_eq!(parse(line).expect_err(line).exit_code(), 2, "{line}");
         }

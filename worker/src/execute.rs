@@ -318,6 +318,7 @@ fn kind(kind: &OpKind) -> &'static str {
         OpKind::Join { .. } => "join",
         OpKind::Export { .. } => "export",
         OpKind::Import => "import",
+        OpKind::Add => "add",
         OpKind::Select => "select",
         OpKind::Emit { .. } => "emit",
         OpKind::Send { .. } => "send",

@@ -1,0 +1,184 @@
+//! `galaxy plan`: how a model would be split, how long it would take, and why.
+
+mod imagined;
+mod show;
+mod what_if;
+
+use super::{failure::Failure, json, print};
+use clap::Args;
+use galaxy_common::{Bytes, ClusterProfile, Strategy};
+use galaxy_coord::{
+    Cluster, ClusterError,
+    placement::{allowed, workload},
+    profile::Store,
+};
+use galaxy_model::{ModelDir, ModelSpec};
+use galaxy_planner::{Allowed, Offer, Planned, PlanningError, Request, Workload};
+use std::path::{Path, PathBuf};
+
+/// Arguments of `galaxy plan`.
+#[derive(Args, Debug)]
+pub struct PlanArgs {
+    /// The cluster file, whose devices were measured by `galaxy profile`. No worker is asked.
+    #[arg(long, value_name = "FILE", required_unless_present = "simulate")]
+    cluster: Option<PathBuf>,
+    /// Plan for devices and links that do not exist, as this file describes them.
+    #[arg(long, value_name = "FILE", conflicts_with = "cluster")]
+    simulate: Option<PathBuf>,
+    /// Every strategy, and what it is predicted to take.
+    #[arg(long)]
+    compare: bool,
+    /// What if, as "pi-2.memory=2GB", "pi-2.speed=x2" or "pi-1->pi-2.rate=1Gbit/s". May be given more
+    /// than once.
+    #[arg(long, value_name = "CHANGE", allow_hyphen_values = true)]
+    what_if: Vec<String>,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Everything that a plan depends on.
+struct Case {
+    spec: ModelSpec,
+    matrix_width: u32,
+    model: String,
+    fingerprint: String,
+    shape: String,
+    offers: Vec<Offer>,
+    profile: ClusterProfile,
+    workload: Workload,
+    allowed: Allowed,
+}
+
+/// `galaxy plan`.
+pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
+    let mut case = match (&args.cluster, &args.simulate) {
+        (Some(file), _) => Case::of_cluster(file)?,
+        (None, Some(file)) => imagined::read(file)?,
+        (None, None) => return Err(Failure::usage("give --cluster FILE or --simulate FILE")),
+    };
+    for change in &args.what_if {
+        what_if::apply(change, &mut case.offers, &mut case.profile)
+            .map_err(|why| Failure::usage(why).at(format_args!("--what-if {change:?}")))?;
+    }
+    if args.compare {
+        let all = case.compare();
+        return print(&if args.json {
+            json(&show::compared_json(&all))?
+        } else {
+            show::compared(&all)
+        });
+    }
+    let planned = case.plan(case.allowed.strategy).map_err(|e| failure(&e))?;
+    print(&if args.json {
+        json(&show::planned_json(&planned))?
+    } else {
+        show::planned(&planned, &case.workload)
+    })
+}
+
+/// Says what to do where the error itself does not.
+fn failure(error: &PlanningError) -> Failure {
+    Failure::new(error.to_string())
+}
+
+impl Case {
+    /// The devices of a cluster file, as they were measured.
+    fn of_cluster(file: &Path) -> Result<Self, Failure> {
+        let cluster = Cluster::open(file).map_err(|error| {
+            let failure = Failure::new(error.to_string());
+            match error {
+                ClusterError::Read { .. } => failure,
+                _ => failure.at(file.display()),
+            }
+        })?;
+        if cluster.by_hand() {
+            let why = "its devices have shares, which split by hand";
+            let todo = "leave the shares out, and `galaxy plan` says what profiles make of it";
+            return Err(Failure::new(why).at(file.display()).todo(todo));
+        }
+        let model = ModelDir::open(&cluster.model).map_err(|e| Failure::new(e.to_string()))?;
+        let profile = stored(&cluster, &model, file)?;
+        let offer = |device: &galaxy_coord::cluster::Device| {
+            let measured = profile.device(&device.name).ok()?;
+            let own = (measured.memory.0 > 0).then_some(measured.memory);
+            Some(galaxy_coord::placement::offer(device, measured.threads, own))
+        };
+        Ok(Self {
+            offers: cluster.devices.iter().filter_map(offer).collect(),
+            spec: model.spec().clone(),
+            matrix_width: model.dtype().width(),
+            model: model.name().to_owned(),
+            fingerprint: model.fingerprint().to_owned(),
+            shape: model.shape_key(),
+            workload: workload(&cluster, &model),
+            allowed: allowed(&cluster),
+            profile,
+        })
+    }
+
+    fn plan(&self, strategy: Strategy) -> Result<Planned, PlanningError> {
+        let allowed = Allowed { strategy, ..self.allowed.clone() };
+        galaxy_planner::plan(&Request {
+            spec: &self.spec,
+            matrix_width: self.matrix_width,
+            model: &self.model,
+            fingerprint: &self.fingerprint,
+            shape: &self.shape,
+            offers: &self.offers,
+            profile: &self.profile,
+            workload: &self.workload,
+            allowed: &allowed,
+        })
+    }
+
+    /// Every strategy: its plan, or why it has none.
+    fn compare(&self) -> Vec<(Strategy, Result<Planned, PlanningError>)> {
+        let all = [
+            Strategy::Local,
+            Strategy::Megatron,
+            Strategy::Sequence,
+            Strategy::Pipeline,
+            Strategy::Galaxy,
+            Strategy::Auto,
+        ];
+        all.map(|strategy| (strategy, self.plan(strategy))).into()
+    }
+}
+
+/// What the store has of a cluster's devices. A link that is missing there is the planner's matter.
+fn stored(cluster: &Cluster, model: &ModelDir, file: &Path) -> Result<ClusterProfile, Failure> {
+    let store = Store::new(&cluster.profiles);
+    let todo = || format!("`galaxy profile --cluster {}` measures", file.display());
+    let damaged = |e: galaxy_coord::profile::StoreError| Failure::new(e.to_string()).todo(todo());
+    let shape = model.shape_key();
+    let (mut devices, mut missing) = (Vec::new(), Vec::new());
+    for device in &cluster.devices {
+        let fits = |p: &galaxy_common::DeviceProfile| {
+            device.threads.is_none_or(|threads| threads == p.threads)
+        };
+        match store.device(&device.name, &shape, fits).map_err(damaged)? {
+            Some(profile) => devices.push(profile),
+            None => missing.push(device.name.to_string()),
+        }
+    }
+    if !missing.is_empty() {
+        let what = format!(
+            "there is no profile of {} for models of shape {shape}{}",
+            missing.join(", "),
+            if cluster.devices.iter().any(|d| d.threads.is_some()) {
+                " and the threads of the file"
+            } else {
+                ""
+            }
+        );
+        return Err(Failure::new(what).at(store.dir().display()).todo(todo()));
+    }
+    let links = store.links().map_err(damaged)?;
+    Ok(ClusterProfile { devices, links })
+}
+
+/// Bytes as a cluster file takes them.
+fn bytes(text: &str) -> Result<Bytes, String> {
+    text.parse().map_err(|e: galaxy_common::UnitError| e.to_string())
+}

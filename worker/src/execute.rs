@@ -322,6 +322,7 @@ fn kind(kind: &OpKind) -> &'static str {
         OpKind::Emit { .. } => "emit",
         OpKind::Send { .. } => "send",
         OpKind::Receive { .. } => "receive",
+        OpKind::Add => "add",
     }
 }
 

@@ -323,6 +323,7 @@ fn kind(kind: &OpKind) -> &'static str {
         OpKind::Emit { .. } => "emit",
         OpKind::Send { .. } => "send",
         OpKind::Receive { .. } => "receive",
+        OpKind::Add => "add",
     }
 }
 

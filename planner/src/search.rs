@@ -13,7 +13,8 @@ use crate::{
     request::{Request, Search},
     ring::{Ring, Rings},
 };
-use galaxy_common::{Exchange, LinkType};
+use galaxy_common::{DeviceName, Exchange, LinkType};
+use std::collections::BTreeMap;
 
 /// As many devices as all sets are looked at of.
 pub(crate) const ALL_SETS: usize = 8;
@@ -155,30 +156,26 @@ fn nearest(edges: &[Vec<f64>]) -> Vec<usize> {
 
 /// The best a device of the set can reach, in any order.
 fn best_reach(request: &Request<'_>, members: &[usize], means: Means) -> Vec<Reach> {
-    let (offers, profile) = (request.offers, request.profile);
-    let each = members.iter().map(|&at| {
-        let name = &offers[at].name;
-        let mut reach = Reach { rate: f64::INFINITY, latency: 0.0, byte_cost: 0.0 };
-        if members.len() == 1 {
-            return reach;
+    let places: BTreeMap<&DeviceName, usize> =
+        members.iter().enumerate().map(|(at, &m)| (&request.offers[m].name, at)).collect();
+    let none = Reach { rate: 0.0, latency: f64::INFINITY, byte_cost: f64::INFINITY };
+    let mut reach = vec![none; members.len()];
+    for link in request.profile.links.iter().filter(|l| l.link == means.link) {
+        let (Some(&from), Some(&to)) = (places.get(&link.from), places.get(&link.to)) else {
+            continue;
+        };
+        for at in [from, to] {
+            let best = &mut reach[at];
+            best.rate = best.rate.max(link.busy_rate);
+            best.latency = best.latency.min(link.latency);
+            best.byte_cost = best.byte_cost.min(link.send_cost.min(link.receive_cost) * 2.0);
         }
-        let peers = members.iter().filter(|&&m| m != at).map(|&m| &offers[m].name);
-        let (mut rate, mut latency, mut cost) = (0.0f64, f64::INFINITY, f64::INFINITY);
-        for peer in peers {
-            let links =
-                [profile.link(name, peer, means.link), profile.link(peer, name, means.link)];
-            for link in links.into_iter().flatten() {
-                rate = rate.max(link.busy_rate);
-                latency = latency.min(link.latency);
-                cost = cost.min(link.send_cost.min(link.receive_cost) * 2.0);
-            }
-        }
-        if rate > 0.0 {
-            reach = Reach { rate, latency, byte_cost: cost };
-        }
-        reach
-    });
-    each.collect()
+    }
+    // Alone, or where nothing was measured, links cost nothing: it is a bound.
+    for best in reach.iter_mut().filter(|r| r.rate == 0.0) {
+        *best = Reach { rate: f64::INFINITY, latency: 0.0, byte_cost: 0.0 };
+    }
+    reach
 }
 
 /// Numbers of layers by rows at the ends: none or all.

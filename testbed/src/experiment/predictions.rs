@@ -205,7 +205,7 @@ mod tests {
         };
         add("local", 100.0, [99.0, 101.0]);
         add("galaxy", 65.0, [50.0, 50.0]);
-        add("auto", 44.0, [40.0, 40.0]);
+        add("auto", 43.9, [40.0, 40.0]);
         let cell = record.cell("A/bert/pipeline", &[]);
         cell.outcome = Outcome::Refused { why: "too small".into() };
         let found = Found { experiment, record: &record };

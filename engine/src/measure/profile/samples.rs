@@ -66,13 +66,13 @@ impl Samples {
         if let Some(samples) = self.0.get(&(kernel, sizes.to_vec())) {
             return (Spread::of(samples).median, spread(samples));
         }
-        let alike = self.0.iter().filter(|((k, at), _)| {
+        let mut alike = self.0.iter().filter(|((k, at), _)| {
             *k == kernel
                 && at.len() == 3
                 && (at[0], at[2]) == (sizes[0], sizes[2])
                 && at[1] < sizes[1]
         });
-        alike.last().map_or((f64::NAN, 0.0), |((_, at), samples)| {
+        alike.next_back().map_or((f64::NAN, 0.0), |((_, at), samples)| {
             let factor = f64::from(sizes[1]) / f64::from(at[1]);
             (Spread::of(samples).median * factor, spread(samples))
         })

@@ -6,7 +6,7 @@ use crate::{
     compute::{Binding, Engine, Staged},
     measure::MeasureError,
 };
-use galaxy_common::{BatchShape, Bytes, Column, Kernel, Rank, Row, Span, Wanted, WireType};
+use galaxy_common::{BatchShape, Bytes, Column, Head, Kernel, Rank, Row, Span, Wanted, WireType};
 use galaxy_graph::{
     Program,
     lower::kv_span,
@@ -135,6 +135,20 @@ impl Stand {
         Region { tensor, rows, columns }
     }
 
+    /// What attention reads of `qkv`: queries of some rows, keys and values of others.
+    fn attended(
+        &self,
+        qkv: TensorId,
+        heads: Span<Head>,
+        queries: Span<Row>,
+        keys: Span<Row>,
+    ) -> Vec<Region> {
+        let (all, of_queries) =
+            (self.program.tensor(qkv).width, heads.len() * self.spec.head_width);
+        let region = |rows, columns| Region { tensor: qkv, rows, columns };
+        vec![region(queries, Span::first(of_queries)), region(keys, Span::new(of_queries, all))]
+    }
+
     /// Runs one operation and returns what it took, in nanoseconds.
     fn run(
         &mut self,
@@ -212,7 +226,7 @@ impl Stand {
             let time = self.run(&binding, product(Product::Qkv), input.clone(), reads.clone())?;
             taken.push((Kernel::Qkv, two(self, qkv), time));
             let attend = OpKind::Attend { layer, heads: block.heads, kv_heads };
-            let both = [reads.clone(), reads].concat();
+            let both = self.attended(qkv, block.heads, span, span);
             // So that its output is warm; its own times come from a grid of its own.
             self.run(&binding, attend, both, writes.clone())?;
             let output = product(Product::AttentionOutput);
@@ -290,7 +304,7 @@ impl Stand {
                 while left > 0 {
                     let own = Span::new(own.start(), own.start() + own.len().min(left));
                     left -= own.len();
-                    let reads = vec![self.region(qkv, own), self.region(qkv, Span::first(text))];
+                    let reads = self.attended(qkv, heads, own, Span::first(text));
                     let writes = vec![self.region(context, own)];
                     time += self.run(&binding, attend, reads, writes)?;
                 }

@@ -318,7 +318,6 @@ fn kind(kind: &OpKind) -> &'static str {
         OpKind::Join { .. } => "join",
         OpKind::Export { .. } => "export",
         OpKind::Import => "import",
-        OpKind::Add => "add",
         OpKind::Select => "select",
         OpKind::Emit { .. } => "emit",
         OpKind::Send { .. } => "send",

@@ -2,7 +2,6 @@
 
 mod imagined;
 mod show;
-mod what_if;
 
 use super::{failure::Failure, json, print};
 use clap::Args;
@@ -13,7 +12,7 @@ use galaxy_coord::{
     profile::Store,
 };
 use galaxy_model::{ModelDir, ModelSpec};
-use galaxy_planner::{Allowed, Offer, Planned, PlanningError, Request, Workload};
+use galaxy_planner::{Allowed, Offer, Planned, PlanningError, Request, Workload, whatif::WhatIf};
 use std::path::{Path, PathBuf};
 
 /// Arguments of `galaxy plan`.
@@ -31,7 +30,7 @@ pub struct PlanArgs {
     /// What if, as "pi-2.memory=2GB", "pi-2.speed=x2" or "pi-1->pi-2.rate=1Gbit/s". May be given more
     /// than once.
     #[arg(long, value_name = "CHANGE", allow_hyphen_values = true)]
-    what_if: Vec<String>,
+    what_if: Vec<WhatIf>,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -58,8 +57,9 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
         (None, None) => return Err(Failure::usage("give --cluster FILE or --simulate FILE")),
     };
     for change in &args.what_if {
-        what_if::apply(change, &mut case.offers, &mut case.profile)
-            .map_err(|why| Failure::usage(why).at(format_args!("--what-if {change:?}")))?;
+        change
+            .apply(&mut case.offers, &mut case.profile)
+            .map_err(|why| Failure::usage(why.to_string()).at("--what-if"))?;
     }
     if args.compare {
         let all = case.compare();

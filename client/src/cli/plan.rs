@@ -5,7 +5,7 @@ mod show;
 
 use super::{failure::Failure, json, print};
 use clap::Args;
-use galaxy_common::{Bytes, ClusterProfile, Strategy};
+use galaxy_common::{Bytes, ClusterProfile, DeviceName, Strategy};
 use galaxy_coord::{
     Cluster, ClusterError,
     placement::{allowed, workload},
@@ -13,7 +13,10 @@ use galaxy_coord::{
 };
 use galaxy_model::{ModelDir, ModelSpec};
 use galaxy_planner::{Allowed, Offer, Planned, PlanningError, Request, Workload, whatif::WhatIf};
-use std::path::{Path, PathBuf};
+use std::{
+    collections::HashSet,
+    path::{Path, PathBuf},
+};
 
 /// Arguments of `galaxy plan`.
 #[derive(Args, Debug)]
@@ -71,9 +74,9 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     }
     let planned = case.plan(case.allowed.strategy).map_err(|e| failure(&e))?;
     print(&if args.json {
-        json(&show::planned_json(&planned))?
+        json(&show::planned_json(&planned, &case.unlinked()))?
     } else {
-        show::planned(&planned, &case.workload)
+        show::planned(&planned, &case.workload, &case.unlinked())
     })
 }
 
@@ -130,6 +133,19 @@ impl Case {
             workload: &self.workload,
             allowed: &allowed,
         })
+    }
+
+    /// Pairs of devices between which no link was measured, one way: no plan uses them.
+    fn unlinked(&self) -> Vec<(&DeviceName, &DeviceName)> {
+        let links = &self.profile.links;
+        let known: HashSet<_> = links
+            .iter()
+            .filter(|link| self.allowed.links.contains(&link.link))
+            .map(|link| (&link.from, &link.to))
+            .collect();
+        let names = || self.offers.iter().map(|offer| &offer.name);
+        let pairs = names().flat_map(|from| names().map(move |to| (from, to)));
+        pairs.filter(|pair| pair.0 != pair.1 && !known.contains(pair)).collect()
     }
 
     /// Every strategy: its plan, or why it has none.

@@ -1,6 +1,7 @@
 //! The measured lanes of a request, and what they say about overlap.
 
-use crate::{answer::milliseconds, rate::LinkRate};
+use crate::answer::milliseconds;
+use galaxy_common::LinkRate;
 use galaxy_proto::v1;
 use serde::Serialize;
 use std::time::Duration;

@@ -8,6 +8,7 @@ pub mod frame;
 pub mod ids;
 pub mod plan;
 pub mod profile;
+pub mod rate;
 pub mod shape;
 pub mod span;
 pub mod spread;
@@ -22,6 +23,7 @@ pub use plan::{
 pub use profile::{
     ClusterProfile, DeviceProfile, Kernel, LinkProfile, PROFILE_VERSION, ProfileError, Table,
 };
+pub use rate::{LinkRate, RateError};
 pub use shape::{BatchShape, Pooling, Segment, ShapeError, Wanted};
 pub use span::{Column, Head, Layer, Row, Span, Token, Unit};
 pub use spread::Spread;

@@ -5,12 +5,12 @@
 //! pi-2.speed=x2          its kernels take half as long
 //! pi-1->pi-2.rate=1Gbit/s     the links between two devices, one way
 //! pi-1->pi-2.rate=x2
-//! pi-2.rate=x2           all links of a device, both ways
+//! pi-2.rate=x2           all links of a device, both ways; a rate as well
 //! -pi-3                  without pi-3
 //! ```
 
 use crate::request::Offer;
-use galaxy_common::{Bytes, ClusterProfile, DeviceName};
+use galaxy_common::{Bytes, ClusterProfile, DeviceName, LinkRate};
 use std::str::FromStr;
 
 /// One change.
@@ -31,8 +31,8 @@ pub enum WhatIf {
 pub enum Rate {
     /// So many times what was measured.
     Times(f64),
-    /// Bytes per second.
-    Bytes(f64),
+    /// This.
+    Of(LinkRate),
 }
 
 /// Text that is no change, or one of a device that is not there.
@@ -40,11 +40,19 @@ pub enum Rate {
 pub enum WhatIfError {
     /// Not understood.
     #[error(
-        "{text:?} is no change: write NAME.memory=2GB, NAME.speed=x2, NAME.rate=x2, A->B.rate=1Gbit/s or -NAME"
+        "{text:?} is no change: write DEVICE.memory=2GB, DEVICE.speed=x2, DEVICE.rate=1Gbit/s or x2 for all its links, FROM->TO.rate=1Gbit/s for one, or -DEVICE to leave it out"
     )]
     Text {
         /// What was given.
         text: String,
+    },
+    /// A name or value that is none.
+    #[error("{text:?}: {why}")]
+    Value {
+        /// What was given.
+        text: String,
+        /// What is wrong with it.
+        why: String,
     },
     /// No such device.
     #[error("there is no device {name}: there are {known}")]
@@ -57,46 +65,49 @@ pub enum WhatIfError {
 }
 
 /// "x2", above zero.
-fn times(text: &str) -> Option<f64> {
-    let factor: f64 = text.strip_prefix('x')?.parse().ok()?;
-    (factor.is_finite() && factor > 0.0).then_some(factor)
+fn times(text: &str) -> Result<f64, String> {
+    let factor = text.strip_prefix('x').and_then(|n| n.parse().ok());
+    let factor = factor.filter(|f: &f64| f.is_finite() && *f > 0.0);
+    factor.ok_or_else(|| format!("{text:?} is no factor: write x and a number above zero, like x2"))
 }
 
-/// "100Mbit/s" as bytes per second.
-fn rate(text: &str) -> Option<Rate> {
-    if let Some(factor) = times(text) {
-        return Some(Rate::Times(factor));
+fn rate(text: &str) -> Result<Rate, String> {
+    match text.starts_with('x') {
+        true => times(text).map(Rate::Times),
+        false => text.parse().map(Rate::Of).map_err(|e: galaxy_common::RateError| e.to_string()),
     }
-    let units = [("Gbit/s", 1e9), ("Mbit/s", 1e6), ("Kbit/s", 1e3)];
-    units.iter().find_map(|(unit, bits)| {
-        let number: f64 = text.strip_suffix(unit)?.trim().parse().ok()?;
-        (number.is_finite() && number > 0.0).then_some(Rate::Bytes(number * bits / 8.0))
+}
+
+fn device(name: &str) -> Result<DeviceName, String> {
+    DeviceName::new(name.trim()).map_err(|e| e.to_string())
+}
+
+/// The change that a text of the right form is; `None` where the form is another.
+fn change(text: &str) -> Option<Result<WhatIf, String>> {
+    if let Some(name) = text.strip_prefix('-') {
+        return Some(device(name).map(WhatIf::Without));
+    }
+    let (what, value) = text.split_once('=')?;
+    let (who, field) = what.trim().rsplit_once('.')?;
+    let value = value.trim();
+    let memory = || value.parse().map_err(|e: galaxy_common::UnitError| e.to_string());
+    Some(match (field, who.split_once("->")) {
+        ("rate", Some((from, to))) => {
+            device(from).and_then(|from| Ok(WhatIf::Rate(from, Some(device(to)?), rate(value)?)))
+        }
+        ("rate", None) => device(who).and_then(|who| Ok(WhatIf::Rate(who, None, rate(value)?))),
+        ("memory", None) => device(who).and_then(|who| Ok(WhatIf::Memory(who, memory()?))),
+        ("speed", None) => device(who).and_then(|who| Ok(WhatIf::Speed(who, times(value)?))),
+        _ => return None,
     })
 }
 
 impl FromStr for WhatIf {
     type Err = WhatIfError;
     fn from_str(text: &str) -> Result<Self, WhatIfError> {
-        let parsed = || {
-            let text = text.trim();
-            let device = |name: &str| DeviceName::new(name.trim()).ok();
-            if let Some(name) = text.strip_prefix('-') {
-                return Some(Self::Without(device(name)?));
-            }
-            let (what, value) = text.split_once('=')?;
-            let (who, field) = what.trim().rsplit_once('.')?;
-            let value = value.trim();
-            match (field, who.split_once("->")) {
-                ("rate", Some((from, to))) => {
-                    Some(Self::Rate(device(from)?, Some(device(to)?), rate(value)?))
-                }
-                ("rate", None) => Some(Self::Rate(device(who)?, None, rate(value)?)),
-                ("memory", None) => Some(Self::Memory(device(who)?, value.parse().ok()?)),
-                ("speed", None) => Some(Self::Speed(device(who)?, times(value)?)),
-                _ => None,
-            }
-        };
-        parsed().ok_or_else(|| WhatIfError::Text { text: text.to_owned() })
+        let whole = || text.to_owned();
+        let change = change(text.trim()).ok_or_else(|| WhatIfError::Text { text: whole() })?;
+        change.map_err(|why| WhatIfError::Value { text: whole(), why })
     }
 }
 
@@ -138,8 +149,9 @@ impl WhatIf {
                     if meant {
                         let factor = match *rate {
                             Rate::Times(factor) => factor,
-                            Rate::Bytes(bytes) => bytes / link.rate,
+                            Rate::Of(rate) => rate.bits_per_second() / 8.0 / link.rate,
                         };
+                        // Kernels take from the link the share that they took.
                         link.rate *= factor;
                         link.busy_rate *= factor;
                     }
@@ -185,22 +197,34 @@ mod tests {
 
     #[test]
     fn what_is_no_change_is_refused() {
-        for bad in [
-            "",
-            "d1",
-            "d1.threads=2",
-            "d1.memory=2",
-            "d1.speed=2",
-            "d1.speed=x0",
-            "-",
-            "d1->d2.memory=1GB",
-            "d1.rate=xNaN",
+        let forms = "write DEVICE.memory=2GB, DEVICE.speed=x2";
+        for (text, word) in [
+            ("", forms),
+            ("d1", forms),
+            ("d1.memory", forms),
+            ("d1.threads=2", forms),
+            ("d1->d2.memory=1GB", forms),
+            ("d1.memory=2", "not a size"),
+            ("d1.memory=much", "\"much\" is not a size"),
+            ("d1.speed=2", "like x2"),
+            ("d1.speed=x0", "like x2"),
+            ("d1.speed=x-1", "like x2"),
+            ("d1.rate=xNaN", "like x2"),
+            ("d0->d1.rate=fast", "not a link rate"),
+            ("d0->d1.rate=0Mbit/s", "not a link rate"),
+            ("-", "name"),
+            ("D 1.memory=2GB", "\"D 1\" is not a name"),
         ] {
-            assert!(bad.parse::<WhatIf>().is_err(), "{bad}");
+            let error = text.parse::<WhatIf>().expect_err(text).to_string();
+            assert!(error.contains(word) && error.contains(&format!("{text:?}")), "{error}");
         }
-        let mut question = Question::new(&testing::bert(2, 256), testing::devices(1, 30.0, 1e8));
-        let change: WhatIf = "-d7".parse().unwrap();
-        let error = change.apply(&mut question.offers, &mut question.profile).unwrap_err();
-        assert!(error.to_string().contains("there are d0"), "{error}");
+        let mut question = Question::new(&testing::bert(2, 256), testing::devices(2, 30.0, 1e8));
+        let before = question.offers.clone();
+        for text in ["-d7", "d7.memory=2GB", "d7.speed=x2", "d7.rate=x2", "d0->d7.rate=x2"] {
+            let change: WhatIf = text.parse().unwrap();
+            let error = change.apply(&mut question.offers, &mut question.profile).unwrap_err();
+            assert_eq!(error.to_string(), "there is no device d7: there are d0, d1", "{text}");
+        }
+        assert_eq!(question.offers, before);
     }
 }

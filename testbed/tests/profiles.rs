@@ -32,7 +32,7 @@ async fn a_cluster_is_measured_once_and_refuses_while_it_serves() {
     let file = dir.path().join("cluster.toml");
     std::fs::write(&file, setup.cluster_file(&path, &addresses)).unwrap();
     let (cluster, identity) = (Cluster::open(&file).unwrap(), Identity::load(&path).unwrap());
-    let (model, store) = (ModelDir::open(&setup.model).unwrap(), Store::beside(&file));
+    let (model, store) = (ModelDir::open(&setup.model).unwrap(), Store::new(&cluster.profiles));
     let links = vec![LinkType::Tls, LinkType::Plain];
     assert_eq!(load(&store, &cluster, &model, &links, &[]), None);
 

@@ -2,19 +2,21 @@
 
 mod imagined;
 mod show;
-mod what_if;
 
 use super::{failure::Failure, json, print};
 use clap::Args;
-use galaxy_common::{Bytes, ClusterProfile, Strategy};
+use galaxy_common::{Bytes, ClusterProfile, DeviceName, Strategy};
 use galaxy_coord::{
     Cluster, ClusterError,
     placement::{allowed, workload},
     profile::Store,
 };
 use galaxy_model::{ModelDir, ModelSpec};
-use galaxy_planner::{Allowed, Offer, Planned, PlanningError, Request, Workload};
-use std::path::{Path, PathBuf};
+use galaxy_planner::{Allowed, Offer, Planned, PlanningError, Request, Workload, whatif::WhatIf};
+use std::{
+    collections::HashSet,
+    path::{Path, PathBuf},
+};
 
 /// Arguments of `galaxy plan`.
 #[derive(Args, Debug)]
@@ -31,7 +33,7 @@ pub struct PlanArgs {
     /// What if, as "pi-2.memory=2GB", "pi-2.speed=x2" or "pi-1->pi-2.rate=1Gbit/s". May be given more
     /// than once.
     #[arg(long, value_name = "CHANGE", allow_hyphen_values = true)]
-    what_if: Vec<String>,
+    what_if: Vec<WhatIf>,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -58,8 +60,9 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
         (None, None) => return Err(Failure::usage("give --cluster FILE or --simulate FILE")),
     };
     for change in &args.what_if {
-        what_if::apply(change, &mut case.offers, &mut case.profile)
-            .map_err(|why| Failure::usage(why).at(format_args!("--what-if {change:?}")))?;
+        change
+            .apply(&mut case.offers, &mut case.profile)
+            .map_err(|why| Failure::usage(why.to_string()).at("--what-if"))?;
     }
     if args.compare {
         let all = case.compare();
@@ -71,9 +74,9 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     }
     let planned = case.plan(case.allowed.strategy).map_err(|e| failure(&e))?;
     print(&if args.json {
-        json(&show::planned_json(&planned))?
+        json(&show::planned_json(&planned, &case.unlinked()))?
     } else {
-        show::planned(&planned, &case.workload)
+        show::planned(&planned, &case.workload, &case.unlinked())
     })
 }
 
@@ -130,6 +133,19 @@ impl Case {
             workload: &self.workload,
             allowed: &allowed,
         })
+    }
+
+    /// Pairs of devices between which no link was measured, one way: no plan uses them.
+    fn unlinked(&self) -> Vec<(&DeviceName, &DeviceName)> {
+        let links = &self.profile.links;
+        let known: HashSet<_> = links
+            .iter()
+            .filter(|link| self.allowed.links.contains(&link.link))
+            .map(|link| (&link.from, &link.to))
+            .collect();
+        let names = || self.offers.iter().map(|offer| &offer.name);
+        let pairs = names().flat_map(|from| names().map(move |to| (from, to)));
+        pairs.filter(|pair| pair.0 != pair.1 && !known.contains(pair)).collect()
     }
 
     /// Every strategy: its plan, or why it has none.

@@ -33,7 +33,7 @@ const SHOWN: [u32; 3] = [1, 16, 128];
 pub struct ProfileArgs {
     #[command(subcommand)]
     command: Option<ProfileCommand>,
-    /// The cluster file. Profiles are kept in profiles/ beside it.
+    /// The cluster file. Profiles are kept where it says, or in profiles/ beside it.
     #[arg(long, global = true, value_name = "FILE", default_value = "cluster.toml")]
     cluster: PathBuf,
     /// Measure everything, whatever was measured before.
@@ -56,7 +56,7 @@ pub async fn profile(args: ProfileArgs) -> Result<(), Failure> {
     let failed = |what: String| Failure::new(what).at(&place);
     let cluster = Cluster::open(&args.cluster).map_err(|e| failed(e.to_string()))?;
     let model = ModelDir::open(&cluster.model).map_err(|e| failed(e.to_string()))?;
-    let store = Store::beside(&args.cluster);
+    let store = Store::new(&cluster.profiles);
     let profile = match args.command {
         Some(ProfileCommand::Show) => kept(&cluster, &model, &store)?,
         None => {

@@ -59,11 +59,6 @@ impl Store {
         Self { dir: dir.into() }
     }
 
-    /// The store of a cluster file: `profiles/` beside it.
-    pub fn beside(cluster_file: &Path) -> Self {
-        Self::new(cluster_file.parent().unwrap_or(Path::new("")).join("profiles"))
-    }
-
     /// Where it is.
     pub fn dir(&self) -> &Path {
         &self.dir
@@ -252,7 +247,7 @@ mod tests {
     #[test]
     fn what_was_saved_is_found_again() {
         let dir = tempfile::tempdir().unwrap();
-        let store = Store::beside(&dir.path().join("cluster.toml"));
+        let store = Store::new(dir.path().join("profiles"));
         let any = |_: &DeviceProfile| true;
         assert_eq!(store.device(&name("pi-1"), "s", any).unwrap(), None);
         assert_eq!(store.links().unwrap(), []);

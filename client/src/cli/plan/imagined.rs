@@ -2,9 +2,8 @@
 
 use super::{Case, bytes};
 use crate::cli::{duration, failure::Failure};
-use galaxy_client::LinkRate;
 use galaxy_common::{
-    DeviceName, Strategy, Wanted, WireType,
+    DeviceName, LinkRate, RateError, Strategy, Wanted, WireType,
     plan::{LinkType, MAX_DEVICES, MAX_TILES, Phase},
     shape::MAX_ROWS,
 };
@@ -76,9 +75,14 @@ fn case(file: File, base: &Path) -> Result<Case, String> {
         return Err(format!("lengths: {length} is out of range: 1 to {most}"));
     }
     let strategy = file.strategy.as_deref().unwrap_or("auto").parse::<Strategy>();
-    let mut devices = Vec::new();
+    let mut devices: Vec<SyntheticDevice> = Vec::new();
     for device in &file.device {
-        devices.extend(device.each()?);
+        for one in device.each()? {
+            if devices.iter().any(|other| other.name == one.name) {
+                return Err(format!("the name {} is used twice", one.name));
+            }
+            devices.push(one);
+        }
         if devices.len() > MAX_DEVICES {
             return Err(format!("a ring has at most {MAX_DEVICES} devices: lower the counts"));
         }
@@ -151,11 +155,11 @@ impl Device {
             }
         }
         let memory = bytes(&self.memory).map_err(|e| of("memory", e))?;
-        let rate: LinkRate =
-            self.rate.parse().map_err(|e: galaxy_client::RateError| of("rate", e.to_string()))?;
+        let rate: LinkRate = self.rate.parse().map_err(|e: RateError| of("rate", e.to_string()))?;
         let latency = duration(&self.latency).map_err(|e| of("latency", e))?;
         let names: Vec<String> = match self.count {
             None => vec![self.name.clone()],
+            Some(0) => return Err(of("count", "0 is no number of devices".to_owned())),
             Some(count) => (1..=count.min(MAX_DEVICES as u32 + 1))
                 .map(|n| format!("{}-{n}", self.name))
                 .collect(),

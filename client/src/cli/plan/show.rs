@@ -4,7 +4,7 @@ use crate::cli::{
     milliseconds,
     table::{row, table},
 };
-use galaxy_common::{Bytes, Layout, Span, Strategy, Unit};
+use galaxy_common::{Bytes, DeviceName, Layout, Span, Strategy, Unit};
 use galaxy_coord::placement::modes;
 use galaxy_planner::{Planned, PlanningError, Workload};
 use serde_json::{Value, json};
@@ -22,45 +22,69 @@ fn span<U: Unit>(span: Span<U>) -> String {
     }
 }
 
-/// A plan with its reasons, for people.
-pub fn planned(planned: &Planned, workload: &Workload) -> String {
-    let Planned { plan, prediction, search, .. } = planned;
+/// What the workload is, in words.
+fn texts(workload: &Workload) -> String {
     let lengths: Vec<String> = workload.lengths.iter().map(|(n, _)| n.to_string()).collect();
-    let mut out = format!(
-        "{}: {} predicted for a text of {} tokens\n",
-        planned.what,
-        ms(prediction.latency),
-        lengths.join(" or ")
-    );
-    let _ = write!(
-        out,
-        "  layout {}, exchange {}, links {}, wire {}, tiles {}",
-        plan.layout, plan.exchange, plan.link, plan.wire, plan.tiles
-    );
-    let cut = modes(plan);
-    if !cut.is_empty() {
-        let _ = write!(out, ", blocks {cut}");
+    match &lengths[..] {
+        [one] => format!("a text of {one} tokens"),
+        all => format!("texts of {} tokens, in the mean", all.join(", ")),
     }
-    out.push('\n');
-    out += &devices(planned);
-    for (name, why) in &planned.left_out {
-        let _ = writeln!(out, "left out: {name}: {why}");
+}
+
+/// From a device to another.
+type Pair<'a> = (&'a DeviceName, &'a DeviceName);
+
+/// A plan with its reasons, for people.
+pub fn planned(planned: &Planned, workload: &Workload, unlinked: &[Pair<'_>]) -> String {
+    let Planned { plan, prediction, search, .. } = planned;
+    let predicted = ms(prediction.latency);
+    let mut out = format!("{}: {predicted} predicted for {}\n", planned.what, texts(workload));
+    if plan.ring.len() > 1 {
+        let _ = write!(
+            out,
+            "layout {}, exchange {}, links {}, wire {}, tiles {}",
+            plan.layout, plan.exchange, plan.link, plan.wire, plan.tiles
+        );
+        let cut = modes(plan);
+        if !cut.is_empty() {
+            let _ = write!(out, ", blocks {cut}");
+        }
+        out.push('\n');
+    }
+    let _ = write!(out, "\n{}\n{}\n", parts(planned), times(planned));
+    for (why, names) in grouped(&planned.left_out) {
+        let _ = writeln!(out, "left out: {}: {why}", listed(&names));
+    }
+    for (from, to) in unlinked {
+        let _ = writeln!(
+            out,
+            "not measured: the link from {from} to {to}: can {from} reach {to}? `galaxy profile` tries again"
+        );
     }
     if let Some(second) = &planned.runner_up {
         let _ = writeln!(out, "runner-up: {}, {}: {}", second.what, ms(second.latency), second.why);
     }
     for advice in &planned.advice {
-        let _ = writeln!(out, "would help: {}: {}", advice.what, ms(advice.latency));
+        let less = 100.0 * (1.0 - advice.latency / prediction.latency);
+        let _ = writeln!(
+            out,
+            "would help: {}: {} instead of {predicted}, {less:.0}% less",
+            advice.what,
+            ms(advice.latency)
+        );
     }
     let _ = writeln!(
         out,
-        "search: {} of {} sets of devices, {} splits, {} plans simulated; the closed form says {}, the simulator {}",
+        "search: {} of {} sets of devices, {} splits by the closed form ({} for this one), {} plans simulated",
         search.subsets,
-        search.all_subsets,
+        // The planner counts no further.
+        match search.all_subsets {
+            u64::MAX => "more than 10^19".to_owned(),
+            all => all.to_string(),
+        },
         search.splits,
-        search.simulated,
         ms(prediction.closed_form),
-        ms(prediction.latency)
+        search.simulated,
     );
     if search.gap > 0.0 {
         let _ = writeln!(
@@ -72,24 +96,32 @@ pub fn planned(planned: &Planned, workload: &Workload) -> String {
     out
 }
 
-/// Who does what, and what it takes.
-fn devices(planned: &Planned) -> String {
+/// Devices by why they were left out, in the order of the first of each.
+fn grouped(left_out: &[(DeviceName, String)]) -> Vec<(&str, Vec<&str>)> {
+    let mut groups: Vec<(&str, Vec<&str>)> = Vec::new();
+    for (name, why) in left_out {
+        match groups.iter_mut().find(|(other, _)| other == why) {
+            Some((_, names)) => names.push(name.as_str()),
+            None => groups.push((why, vec![name.as_str()])),
+        }
+    }
+    groups
+}
+
+/// Names, as many as one reads.
+fn listed(names: &[&str]) -> String {
+    const READ: usize = 6;
+    match names.len() {
+        0..=READ => names.join(", "),
+        all => format!("{} and {} more", names[..READ].join(", "), all - READ),
+    }
+}
+
+/// Who does what, and the memory for it.
+fn parts(planned: &Planned) -> String {
     let stages = planned.plan.layout == Layout::Stages;
-    let mut rows = vec![row([
-        "device",
-        "layers",
-        "heads",
-        "columns",
-        "tokens",
-        "rows",
-        "needs",
-        "grants",
-        "compute",
-        "of it links",
-        "waiting",
-        "sent",
-        "received",
-    ])];
+    let head = ["device", "layers", "heads", "columns", "rows", "vocabulary", "needs", "grants"];
+    let mut rows = vec![row(head)];
     let weights: u32 = planned.plan.ring.iter().map(|d| d.prefill.row_weight).sum();
     for (rank, device) in planned.plan.ring.iter().enumerate() {
         let part = &device.prefill;
@@ -103,20 +135,32 @@ fn devices(planned: &Planned) -> String {
         let heads: Vec<String> = distinct(held.iter().map(|b| span(b.heads)));
         let columns: Vec<String> = distinct(held.iter().map(|b| span(b.columns)));
         let share = f64::from(part.row_weight) / f64::from(weights.max(1));
-        let mut line = vec![
+        rows.push(vec![
             device.name.to_string(),
             layers,
             joined(&heads),
             joined(&columns),
-            span(part.vocabulary),
             if stages { "all".to_owned() } else { format!("{:.0}%", share * 100.0) },
+            span(part.vocabulary),
             planned.needs.get(rank).map_or(String::new(), |n| n.total().to_string()),
             device.budget.to_string(),
-        ];
-        if let Some(share) = planned.prediction.devices.iter().find(|s| s.name == device.name) {
-            line.extend([ms(share.compute), ms(share.links), ms(share.waiting)]);
-            line.extend([share.sent, share.received].map(|n| Bytes(n).to_string()));
-        }
+        ]);
+    }
+    // Many models have no language head.
+    if rows.iter().skip(1).all(|row| row[5] == "-") {
+        rows.iter_mut().for_each(|row| drop(row.remove(5)));
+    }
+    table(&rows)
+}
+
+/// What each does meanwhile.
+fn times(planned: &Planned) -> String {
+    let mut rows =
+        vec![row(["device", "computes", "of it for links", "waits", "sends", "receives"])];
+    for share in &planned.prediction.devices {
+        let mut line = vec![share.name.to_string()];
+        line.extend([share.compute, share.links, share.waiting].map(ms));
+        line.extend([share.sent, share.received].map(|n| Bytes(n).to_string()));
         rows.push(line);
     }
     table(&rows)
@@ -137,7 +181,7 @@ fn joined(items: &[String]) -> String {
 }
 
 /// A plan with its reasons, as JSON; times in milliseconds.
-pub fn planned_json(planned: &Planned) -> Value {
+pub fn planned_json(planned: &Planned, unlinked: &[Pair<'_>]) -> Value {
     let Planned { prediction, search, .. } = planned;
     let devices = planned.plan.ring.iter().enumerate().map(|(rank, device)| {
         let share = prediction.devices.iter().find(|s| s.name == device.name);
@@ -163,6 +207,7 @@ pub fn planned_json(planned: &Planned) -> Value {
         "closed_form_ms": prediction.closed_form / 1e6,
         "devices": devices.collect::<Vec<_>>(),
         "left_out": left_out.collect::<Vec<_>>(),
+        "links_not_measured": unlinked.iter().map(|(from, to)| json!({"from": from, "to": to})).collect::<Vec<_>>(),
         "runner_up": planned.runner_up.as_ref().map(|r| json!({
             "what": r.what, "predicted_ms": r.latency / 1e6, "why": r.why, "plan": r.plan,
         })),
@@ -181,13 +226,13 @@ type Compared = [(Strategy, Result<Planned, PlanningError>)];
 pub fn compared(all: &Compared) -> String {
     let best = all.iter().filter_map(|(_, r)| r.as_ref().ok()).map(|p| p.prediction.latency);
     let best = best.fold(f64::INFINITY, f64::min);
-    let mut rows = vec![row(["strategy", "predicted", "against the best", "plan"])];
+    let mut rows = vec![row(["strategy", "predicted", "slower by", "plan"])];
     for (strategy, result) in all {
         rows.push(match result {
             Ok(p) => vec![
                 strategy.to_string(),
                 ms(p.prediction.latency),
-                format!("{:.2}", p.prediction.latency / best),
+                format!("{:.0}%", 100.0 * (p.prediction.latency / best - 1.0)),
                 p.what.clone(),
             ],
             Err(why) => vec![strategy.to_string(), "-".into(), "-".into(), why.to_string()],

@@ -238,8 +238,7 @@ fn among(rings: &mut Rings<'_>, sets: &[Vec<usize>], most: usize) -> Vec<Priced>
             break;
         }
         let members = orders.entry((set, means.link));
-        let members = &*members
-            .or_insert_with_key(|(set, link)| order(rings.request, *link, set));
+        let members = &*members.or_insert_with_key(|(set, link)| order(rings.request, *link, set));
         let mut short = false;
         for (bound, by_rows) in ends {
             if bound >= limit(&found, most) {

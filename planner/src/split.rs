@@ -165,8 +165,15 @@ impl Problem {
     /// The least cost that any split could have if memory had no end. None where nobody may own rows.
     pub fn bound(&self) -> Option<f64> {
         let slowest = self.unbounded().slowest;
-        let costs = self.row_splits().into_iter().map(|rows| self.cost(&rows, slowest));
-        costs.min_by(f64::total_cmp)
+        let mut best: Option<f64> = None;
+        self.each_rows(|rows, wire| {
+            let cost = self.cost(&rows, slowest);
+            let least = best.map_or(cost, |best| best.min(cost));
+            best = Some(least);
+            // Those that follow take no less work.
+            self.cost(&Rows { split: Vec::new(), wire, work: rows.work }, slowest) < least
+        });
+        best
     }
 
     /// The best split.
@@ -264,6 +271,17 @@ impl Problem {
 
     /// Splits of rows such that no other has both W and P smaller.
     fn row_splits(&self) -> Vec<Rows> {
+        let mut found = Vec::new();
+        self.each_rows(|rows, _| {
+            found.push(rows);
+            true
+        });
+        found
+    }
+
+    /// [`Self::row_splits`] from the least P up, each with the least W that one of those behind it may
+    /// have, while `more` are wanted.
+    fn each_rows(&self, mut more: impl FnMut(Rows, f64) -> bool) {
         let n = self.sides.len();
         let zeros = vec![0.0; self.rows + 1];
         // Who owns none does not compute, and receives all.
@@ -275,9 +293,7 @@ impl Problem {
             let done = (0..n).map(|d| work[d][split[d]]).fold(0.0, f64::max);
             Rows { split, wire, work: done }
         };
-        let Some(fastest) = level(&work, &caps, vec![0; n], self.rows).map(measure) else {
-            return Vec::new();
-        };
+        let Some(fastest) = level(&work, &caps, vec![0; n], self.rows).map(measure) else { return };
         let mut thresholds: Vec<f64> = self
             .sides
             .iter()
@@ -286,19 +302,23 @@ impl Problem {
             .collect();
         thresholds.sort_unstable_by(f64::total_cmp);
         thresholds.dedup();
-        let mut found = vec![fastest];
+        let least = thresholds.first().copied().unwrap_or(fastest.wire);
+        if !more(fastest, least) {
+            return;
+        }
         // From the loosest bound on the wire to the tightest, until no rows meet it.
         while let Some(bound) = thresholds.pop() {
-            let least = self.sides.iter().zip(&caps).map(|(side, &cap)| {
+            let owned = self.sides.iter().zip(&caps).map(|(side, &cap)| {
                 let enough = side.wire.partition_point(|&w| w > bound);
                 (enough <= cap).then_some(enough)
             });
-            let Some(least) = least.collect::<Option<Vec<usize>>>() else { break };
-            let Some(rows) = level(&work, &caps, least, self.rows).map(measure) else { break };
-            thresholds.retain(|&w| w < rows.wire);
-            found.push(rows);
+            let Some(owned) = owned.collect::<Option<Vec<usize>>>() else { break };
+            let Some(rows) = level(&work, &caps, owned, self.rows).map(measure) else { break };
+            thresholds.truncate(thresholds.partition_point(|&w| w < rows.wire));
+            if !more(rows, least) {
+                break;
+            }
         }
-        found
     }
 
     /// Splits of the vocabulary to be tried where memory binds.
@@ -382,7 +402,9 @@ impl Problem {
         while at < heads.len() {
             // What is worth the while: M of which the cost beside A is less than the best.
             let worth = |&m: &f64| least([heads[at], m, last]) < best;
-            let Some(slowest) = columns[..most].partition_point(worth).checked_sub(1) else { break };
+            let Some(slowest) = columns[..most].partition_point(worth).checked_sub(1) else {
+                break;
+            };
             // More fits within a larger A, and less is worth the while beside it.
             let fits = |at: usize| self.knapsack(heads[at], columns[slowest], &rooms).is_some();
             let Some(next) = first(at, heads.len(), fits) else { break };

@@ -226,6 +226,9 @@ impl Builder {
                 }
             };
             for region in &op.reads {
+                if writers.only(region.tensor) == Some(op.lane) {
+                    continue;
+                }
                 for writer in writers.of(region.tensor) {
                     if writer.rows.overlaps(region.rows) && writer.columns.overlaps(region.columns)
                     {
@@ -314,6 +317,8 @@ struct Writers {
     /// Where those of each tensor begin, and one more.
     from: Vec<u32>,
     all: Vec<Writer>,
+    /// The lane of all writers of each tensor, where it is one.
+    only: Vec<Option<LaneId>>,
 }
 
 impl Writers {
@@ -325,7 +330,8 @@ impl Writers {
         for tensor in 0..tensors {
             from[tensor + 1] += from[tensor];
         }
-        let none = Writer { rows: Span::empty(), columns: Span::empty(), lane: LaneId(0), count: 0 };
+        let none =
+            Writer { rows: Span::empty(), columns: Span::empty(), lane: LaneId(0), count: 0 };
         let mut all = vec![none; from[tensors] as usize];
         let mut next = from.clone();
         for (op, &at) in operations.iter().zip(place) {
@@ -336,7 +342,16 @@ impl Writers {
                 *next += 1;
             }
         }
-        Self { from, all }
+        let each = from.windows(2).map(|pair| &all[pair[0] as usize..pair[1] as usize]);
+        let only = each.map(|of| {
+            let lane = of.first()?.lane;
+            of.iter().all(|writer| writer.lane == lane).then_some(lane)
+        });
+        Self { only: only.collect(), from, all }
+    }
+
+    fn only(&self, tensor: TensorId) -> Option<LaneId> {
+        self.only[tensor.0 as usize]
     }
 
     fn of(&self, tensor: TensorId) -> &[Writer] {

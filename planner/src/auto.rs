@@ -77,9 +77,13 @@ fn fitting(request: &Request<'_>, ranked: &mut Vec<Ranked>) -> Result<Ranked, Pl
 }
 
 fn rank(request: &Request<'_>, candidate: Candidate) -> Result<Ranked, PlanningError> {
-    let mut prediction = predict::predict(request, &candidate.plan)?;
+    let prediction = predict::predict(request, &candidate.plan)?;
+    Ok(ranked(candidate, prediction))
+}
+
+fn ranked(candidate: Candidate, mut prediction: Prediction) -> Ranked {
     prediction.closed_form = candidate.closed_form;
-    Ok(Ranked { candidate, prediction })
+    Ranked { candidate, prediction }
 }
 
 /// All candidates that fit, simulated.
@@ -115,28 +119,29 @@ fn auto(rings: &mut Rings<'_>, search: &mut Search) -> Result<Vec<Ranked>, Plann
         }
     }
     // Roughly first; what may be the best of them fully.
-    let mut rough: Vec<(f64, Candidate)> = Vec::new();
+    let mut rough: Vec<Ranked> = Vec::new();
     for candidate in candidates {
         // What cannot be lowered is no candidate.
         match predict::roughly(request, &candidate.plan) {
-            Ok(prediction) => rough.push((prediction.latency, candidate)),
+            Ok(prediction) => rough.push(ranked(candidate, prediction)),
             Err(why) => error = Some(why),
         }
     }
     search.simulated = rough.len() as u64;
-    rough.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let best = rough.first().map_or(0.0, |r| r.0);
+    rough.sort_by(|a, b| a.prediction.latency.total_cmp(&b.prediction.latency));
+    let best = rough.first().map_or(0.0, |r| r.prediction.latency);
     let limit = best * (1.0 + predict::ROUGH) / (1.0 - predict::ROUGH);
-    let mut ranked: Vec<Ranked> = Vec::new();
-    for (latency, candidate) in rough {
+    let mut full: Vec<Ranked> = Vec::new();
+    for candidate in rough {
         // The runner-up is told fully too.
-        let other = |r: &Ranked| reasons::another(&r.candidate.plan, &candidate.plan);
-        if latency <= limit || (!ranked.is_empty() && ranked.iter().all(other)) {
-            ranked.push(rank(request, candidate)?);
+        let other = |r: &Ranked| reasons::another(&r.candidate.plan, &candidate.candidate.plan);
+        if candidate.prediction.latency <= limit || (!full.is_empty() && full.iter().all(other)) {
+            let told = predict::fully_by_few(&candidate.candidate.plan);
+            full.push(if told { candidate } else { rank(request, candidate.candidate)? });
         }
     }
-    if ranked.is_empty() {
+    if full.is_empty() {
         return Err(reasons::nothing_fits(rings, error));
     }
-    Ok(ranked)
+    Ok(full)
 }

@@ -60,6 +60,11 @@ pub(crate) fn roughly(request: &Request<'_>, plan: &Plan) -> Result<Prediction, 
 /// How far a rough prediction may be from a full one, as a share of it.
 pub(crate) const ROUGH: f64 = 0.06;
 
+/// Whether [`roughly`] tells of this plan all that [`predict`] does.
+pub(crate) fn fully_by_few(plan: &Plan) -> bool {
+    plan.layout == Layout::Stages || rough_layers(plan) == layers(plan)
+}
+
 fn rough_layers(plan: &Plan) -> u32 {
     if plan.any_sequence() { FEW_BY_ROWS } else { LAYERS }
 }

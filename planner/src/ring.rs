@@ -205,8 +205,15 @@ impl<'a> Rings<'a> {
     /// The closed form's cost of the best split, by what memory is expected to be needed; none where
     /// none fits.
     pub fn price(&mut self, ring: Ring<'_>) -> Option<f64> {
-        let cost = self.price_by(ring, By::Exact);
-        cost.is_finite().then_some(cost)
+        self.price_below(ring, f64::INFINITY)
+    }
+
+    /// The same where it is less than `limit`; none where it is not.
+    pub fn price_below(&mut self, ring: Ring<'_>, limit: f64) -> Option<f64> {
+        let reach = self.reaches(ring).ok()?;
+        let (_, problem) = self.problem(ring, &reach, &[], false).ok()?;
+        let split = problem.solve_below(limit).ok()?;
+        split.cost.is_finite().then_some(split.cost)
     }
 
     /// The same of the split that `by` finds; endless where it does not fit.

@@ -232,17 +232,22 @@ fn among(rings: &mut Rings<'_>, sets: &[Vec<usize>], most: usize) -> Vec<Priced>
     entries.sort_by(|a, b| a.0.total_cmp(&b.0));
     let mut found: Vec<Priced> = Vec::new();
     let mut refined = 0;
+    let mut orders: BTreeMap<(Vec<usize>, LinkType), Vec<usize>> = BTreeMap::new();
     for (bound, ends, set, means) in entries {
         if bound >= limit(&found, most) {
             break;
         }
-        let members = order(rings.request, means.link, &set);
+        let members = orders.entry((set, means.link));
+        let members = &*members.or_insert_with_key(|(set, link)| order(rings.request, *link, set));
         let mut short = false;
         for (bound, by_rows) in ends {
             if bound >= limit(&found, most) {
                 break;
             }
-            let cost = rings.price(Ring { members: &members, means, by_rows });
+            // What costs more than the last that is kept need not be priced.
+            let last = found.get(most - 1).map_or(f64::INFINITY, |p| p.cost);
+            let ring = Ring { members, means, by_rows };
+            let cost = rings.price_below(ring, last.max(bound * 1.02));
             short |= cost.is_none_or(|cost| cost > bound * 1.02) && by_rows != ByRows::default();
             if let Some(cost) = cost {
                 keep(&mut found, Priced { members: members.clone(), means, by_rows, cost });
@@ -250,7 +255,7 @@ fn among(rings: &mut Rings<'_>, sets: &[Vec<usize>], most: usize) -> Vec<Priced>
         }
         if short && refined < REFINED {
             refined += 1;
-            for priced in refine(rings, &members, means) {
+            for priced in refine(rings, members, means) {
                 keep(&mut found, priced);
             }
         }
@@ -301,9 +306,8 @@ fn refine(rings: &mut Rings<'_>, members: &[usize], means: Means) -> Vec<Priced>
         if best.is_some_and(|b| bound >= b.0) {
             break;
         }
-        if let Some(cost) = rings.price(Ring { members, means, by_rows })
-            && best.is_none_or(|b| cost < b.0)
-        {
+        let limit = best.map_or(f64::INFINITY, |b| b.0);
+        if let Some(cost) = rings.price_below(Ring { members, means, by_rows }, limit) {
             best = Some((cost, by_rows));
         }
     }
@@ -319,9 +323,8 @@ fn refine(rings: &mut Rings<'_>, members: &[usize], means: Means) -> Vec<Priced>
                 continue;
             };
             let by_rows = ByRows { attention, mlp };
-            if let Some(cost) = rings.price(Ring { members, means, by_rows })
-                && better.is_none_or(|b| cost < b.0)
-            {
+            let limit = better.map_or(f64::INFINITY, |b| b.0);
+            if let Some(cost) = rings.price_below(Ring { members, means, by_rows }, limit) {
                 better = Some((cost, by_rows));
             }
         }

@@ -112,6 +112,12 @@ struct Stages {
     slowest: [f64; 3],
 }
 
+/// Heads of each device, and the most columns that it could take beside them.
+struct Room {
+    heads: Vec<usize>,
+    columns: Vec<usize>,
+}
+
 /// Rows, with their W and P.
 struct Rows {
     split: Vec<usize>,
@@ -159,8 +165,15 @@ impl Problem {
     /// The least cost that any split could have if memory had no end. None where nobody may own rows.
     pub fn bound(&self) -> Option<f64> {
         let slowest = self.unbounded().slowest;
-        let costs = self.row_splits().into_iter().map(|rows| self.cost(&rows, slowest));
-        costs.min_by(f64::total_cmp)
+        let mut best: Option<f64> = None;
+        self.each_rows(|rows, wire| {
+            let cost = self.cost(&rows, slowest);
+            let least = best.map_or(cost, |best| best.min(cost));
+            best = Some(least);
+            // Those that follow take no less work.
+            self.cost(&Rows { split: Vec::new(), wire, work: rows.work }, slowest) < least
+        });
+        best
     }
 
     /// The best split.
@@ -168,6 +181,14 @@ impl Problem {
     /// # Errors
     /// When none fits.
     pub fn solve(&self) -> Result<Split, Missing> {
+        self.solve_below(f64::INFINITY)
+    }
+
+    /// The best split, if it costs less than `limit`.
+    ///
+    /// # Errors
+    /// When none fits, or none costs less.
+    pub fn solve_below(&self, limit: f64) -> Result<Split, Missing> {
         // Parts together take no less than the whole.
         if self.whole() > self.sides.iter().map(|s| s.room).sum() {
             return Err(self.missing());
@@ -181,7 +202,7 @@ impl Problem {
         let mut offer = |stages: &Stages| {
             for rows in &rows {
                 let cost = self.cost(rows, stages.slowest);
-                if best.as_ref().is_none_or(|b| cost < b.cost) {
+                if cost < best.as_ref().map_or(limit, |b| b.cost) {
                     best = Some(Split {
                         heads: stages.heads.clone(),
                         columns: stages.columns.clone(),
@@ -191,7 +212,7 @@ impl Problem {
                     });
                 }
             }
-            best.as_ref().map_or(f64::INFINITY, |b| b.cost)
+            best.as_ref().map_or(limit, |b| b.cost)
         };
         let free = self.unbounded();
         if self.fits(&free) {
@@ -201,7 +222,10 @@ impl Problem {
                 let costs = rows.iter().map(|rows| self.cost(rows, [a, m, v]));
                 costs.fold(f64::INFINITY, f64::min)
             };
-            let mut cost = f64::INFINITY;
+            let mut cost = limit;
+            if least(free.slowest) >= cost {
+                return Err(self.missing());
+            }
             for vocabulary in self.vocabularies(&free) {
                 cost = self.within_memory(&vocabulary, &free, cost, &least, &mut offer);
             }
@@ -247,6 +271,17 @@ impl Problem {
 
     /// Splits of rows such that no other has both W and P smaller.
     fn row_splits(&self) -> Vec<Rows> {
+        let mut found = Vec::new();
+        self.each_rows(|rows, _| {
+            found.push(rows);
+            true
+        });
+        found
+    }
+
+    /// [`Self::row_splits`] from the least P up, each with the least W that one of those behind it may
+    /// have, while `more` are wanted.
+    fn each_rows(&self, mut more: impl FnMut(Rows, f64) -> bool) {
         let n = self.sides.len();
         let zeros = vec![0.0; self.rows + 1];
         // Who owns none does not compute, and receives all.
@@ -258,9 +293,7 @@ impl Problem {
             let done = (0..n).map(|d| work[d][split[d]]).fold(0.0, f64::max);
             Rows { split, wire, work: done }
         };
-        let Some(fastest) = level(&work, &caps, vec![0; n], self.rows).map(measure) else {
-            return Vec::new();
-        };
+        let Some(fastest) = level(&work, &caps, vec![0; n], self.rows).map(measure) else { return };
         let mut thresholds: Vec<f64> = self
             .sides
             .iter()
@@ -269,19 +302,23 @@ impl Problem {
             .collect();
         thresholds.sort_unstable_by(f64::total_cmp);
         thresholds.dedup();
-        let mut found = vec![fastest];
+        let least = thresholds.first().copied().unwrap_or(fastest.wire);
+        if !more(fastest, least) {
+            return;
+        }
         // From the loosest bound on the wire to the tightest, until no rows meet it.
         while let Some(bound) = thresholds.pop() {
-            let least = self.sides.iter().zip(&caps).map(|(side, &cap)| {
+            let owned = self.sides.iter().zip(&caps).map(|(side, &cap)| {
                 let enough = side.wire.partition_point(|&w| w > bound);
                 (enough <= cap).then_some(enough)
             });
-            let Some(least) = least.collect::<Option<Vec<usize>>>() else { break };
-            let Some(rows) = level(&work, &caps, least, self.rows).map(measure) else { break };
-            thresholds.retain(|&w| w < rows.wire);
-            found.push(rows);
+            let Some(owned) = owned.collect::<Option<Vec<usize>>>() else { break };
+            let Some(rows) = level(&work, &caps, owned, self.rows).map(measure) else { break };
+            thresholds.truncate(thresholds.partition_point(|&w| w < rows.wire));
+            if !more(rows, least) {
+                break;
+            }
         }
-        found
     }
 
     /// Splits of the vocabulary to be tried where memory binds.
@@ -361,94 +398,106 @@ impl Problem {
         let heads = values(|s| &s.heads, free.slowest[0]);
         let columns = values(|s| &s.columns, free.slowest[1]);
         // The least M that was found for a smaller A bounds that of a larger one.
-        let mut most = columns.len();
-        for &a in &heads {
-            if least([a, free.slowest[1], last]) >= best {
+        let (mut at, mut most) = (0, columns.len());
+        while at < heads.len() {
+            // What is worth the while: M of which the cost beside A is less than the best.
+            let worth = |&m: &f64| least([heads[at], m, last]) < best;
+            let Some(slowest) = columns[..most].partition_point(worth).checked_sub(1) else {
                 break;
+            };
+            // More fits within a larger A, and less is worth the while beside it.
+            let fits = |at: usize| self.knapsack(heads[at], columns[slowest], &rooms).is_some();
+            let Some(next) = first(at, heads.len(), fits) else { break };
+            if next > at {
+                at = next;
+                continue;
             }
-            let (mut low, mut high) = (0, most);
-            let mut found = None;
+            let (mut low, mut high) = (0, slowest);
             while low < high {
                 let middle = low.midpoint(high);
-                match self.knapsack(a, columns[middle], &rooms) {
-                    Some(split) => {
-                        found = Some(split);
-                        high = middle;
-                    }
+                match self.knapsack(heads[at], columns[middle], &rooms) {
+                    Some(_) => high = middle,
                     None => low = middle + 1,
                 }
             }
-            if let Some((heads, columns)) = found {
-                let stages = self.stages(heads, columns, vocabulary.to_vec());
-                best = best.min(offer(&stages));
-                most = high;
+            let found = self.knapsack(heads[at], columns[high], &rooms);
+            if let Some((heads, columns)) = found.and_then(|found| self.filled(&found)) {
+                best = best.min(offer(&self.stages(heads, columns, vocabulary.to_vec())));
             }
-            if most == 0 {
-                break;
-            }
+            most = high;
+            at += 1;
         }
         best
     }
 
-    /// Heads and columns within two thresholds and memory, if there are any.
-    fn knapsack(&self, a: f64, m: f64, rooms: &[u64]) -> Option<(Vec<usize>, Vec<usize>)> {
+    /// Heads within two thresholds and memory that leave room for all columns, and how many columns
+    /// each device could take beside them, if there are any.
+    fn knapsack(&self, a: f64, m: f64, rooms: &[u64]) -> Option<Room> {
+        let n = self.sides.len();
         // For each device, the most columns beside so many heads.
-        let beside: Vec<Vec<usize>> = self
-            .sides
-            .iter()
-            .zip(rooms)
-            .map(|(side, &room)| {
-                let fast = side.columns.nanos.partition_point(|&t| t <= m);
-                let heads = side.heads.nanos.partition_point(|&t| t <= a);
-                let bytes = side.heads.bytes[..heads].iter();
-                let left = bytes.map_while(|&b| room.checked_sub(b));
-                left.map_while(|left| {
-                    side.columns.bytes[..fast].partition_point(|&b| b <= left).checked_sub(1)
-                })
-                .collect()
-            })
-            .collect();
-        if beside.iter().any(Vec::is_empty) {
-            return None;
+        let mut beside: Vec<u32> = Vec::with_capacity(n * (self.heads + 1));
+        let mut ends: Vec<usize> = Vec::with_capacity(n);
+        let (mut most, mut reach) = (0, 0);
+        for (side, &room) in self.sides.iter().zip(rooms) {
+            let from = beside.len();
+            let heads = side.heads.nanos.partition_point(|&t| t <= a);
+            let columns = &side.columns.bytes;
+            let mut fast = side.columns.nanos.partition_point(|&t| t <= m);
+            for &bytes in &side.heads.bytes[..heads] {
+                let Some(left) = room.checked_sub(bytes) else { break };
+                // The more heads, the fewer columns.
+                fast = columns[..fast].partition_point(|&b| b <= left);
+                let Some(columns) = fast.checked_sub(1) else { break };
+                beside.push(columns as u32);
+            }
+            let own = beside.len() - from;
+            most += *beside.get(from)? as usize;
+            reach += own - 1;
+            ends.push(beside.len());
         }
-        let most: usize = beside.iter().map(|b| b[0]).sum();
-        let reach: usize = beside.iter().map(|b| b.len() - 1).sum();
         if most < self.columns || reach < self.heads {
             return None;
         }
-        // best[h]: the most columns beside h heads of the devices so far.
-        let mut best: Vec<Option<usize>> = vec![None; self.heads + 1];
-        best[0] = Some(0);
-        let mut taken: Vec<Vec<usize>> = Vec::with_capacity(beside.len());
-        for side in &beside {
-            let mut next = vec![None; self.heads + 1];
-            let mut choice = vec![0; self.heads + 1];
-            for (h, before) in best.iter().enumerate() {
-                let Some(before) = before else { continue };
-                for (own, columns) in side.iter().enumerate().take(self.heads + 1 - h) {
-                    let sum = Some(before + columns);
-                    if next[h + own] < sum {
-                        next[h + own] = sum;
-                        choice[h + own] = own;
-                    }
+        // best[h]: one more than the most columns beside h heads of the devices so far; 0 for none.
+        let width = self.heads + 1;
+        let mut best = vec![0u32; width * (n + 1)];
+        best[0] = 1;
+        let mut from = 0;
+        for (d, &end) in ends.iter().enumerate() {
+            let (before, next) = best[d * width..].split_at_mut(width);
+            for (h, &before) in before.iter().enumerate().filter(|(_, before)| **before > 0) {
+                for (next, columns) in next[h..width].iter_mut().zip(&beside[from..end]) {
+                    *next = (*next).max(before + columns);
                 }
             }
-            best = next;
-            taken.push(choice);
+            from = end;
         }
-        if best[self.heads].is_none_or(|most| most < self.columns) {
+        if (best[n * width + self.heads] as usize) <= self.columns {
             return None;
         }
+        // Back along the way that was best, of equals with the most heads on the last.
         let mut left = self.heads;
-        let mut heads = vec![0; beside.len()];
-        for d in (0..beside.len()).rev() {
-            heads[d] = taken[d][left];
-            left -= heads[d];
+        let mut room = Room { heads: vec![0; n], columns: vec![0; n] };
+        for d in (0..n).rev() {
+            let own = &beside[d.checked_sub(1).map_or(0, |before| ends[before])..ends[d]];
+            let wanted = best[(d + 1) * width + left];
+            let before = &best[d * width..][..width];
+            let made = |&own_heads: &usize| {
+                let before = before[left - own_heads];
+                before > 0 && before + own[own_heads] == wanted
+            };
+            let heads = (0..own.len().min(left + 1)).rev().find(made)?;
+            (room.heads[d], room.columns[d]) = (heads, own[heads] as usize);
+            left -= heads;
         }
-        let caps: Vec<usize> = (0..beside.len()).map(|d| beside[d][heads[d]]).collect();
+        Some(room)
+    }
+
+    /// Heads as found, and all columns beside them.
+    fn filled(&self, room: &Room) -> Option<(Vec<usize>, Vec<usize>)> {
         let times: Vec<&[f64]> = self.sides.iter().map(|s| &s.columns.nanos[..]).collect();
-        let columns = level(&times, &caps, vec![0; caps.len()], self.columns)?;
-        Some((heads, columns))
+        let columns = level(&times, &room.columns, vec![0; times.len()], self.columns)?;
+        Some((room.heads.clone(), columns))
     }
 
     /// What is missing where nothing fits, at least.
@@ -472,6 +521,25 @@ impl Problem {
         };
         whole(|s| &s.heads) + whole(|s| &s.columns) + whole(|s| &s.vocabulary)
     }
+}
+
+/// The first place from `from` on, before `end`, that `holds`, where all after it do too: in steps
+/// twice as long each time, as it is mostly near.
+fn first(from: usize, end: usize, holds: impl Fn(usize) -> bool) -> Option<usize> {
+    let (mut low, mut step, mut high) = (from, 1, from);
+    while !holds(high) {
+        low = high + 1;
+        if low >= end {
+            return None;
+        }
+        high = (high + step).min(end - 1);
+        step *= 2;
+    }
+    while low < high {
+        let middle = low.midpoint(high);
+        if holds(middle) { high = middle } else { low = middle + 1 }
+    }
+    Some(high)
 }
 
 /// Halvings after which only few units are left to be given out one by one.

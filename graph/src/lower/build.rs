@@ -7,14 +7,14 @@ use crate::program::{
     SlotId, Tensor, TensorId, Wait,
 };
 use galaxy_common::{Bytes, Column, MAX_PAYLOAD_BYTES, Rank, Row, Span, WireType};
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 
 pub(crate) struct Builder {
     rank: Rank,
     wire: WireType,
     tensors: Vec<Tensor>,
     operations: Vec<Operation>,
-    lanes: BTreeMap<Lane, Vec<OpId>>,
+    lanes: Vec<(Lane, Vec<OpId>)>,
     outputs: Vec<Output>,
     /// The block and layer that new operations belong to.
     pub at: (Block, u32),
@@ -49,7 +49,8 @@ impl Builder {
             wire,
             tensors: Vec::new(),
             operations: Vec::new(),
-            lanes: BTreeMap::new(),
+            // The compute lane is always there and always first.
+            lanes: vec![(Lane::Compute, Vec::new())],
             outputs: Vec::new(),
             at: (Block::Embedding, 0),
             depth: depth.max(2),
@@ -101,7 +102,10 @@ impl Builder {
 
     fn push(&mut self, lane: Lane, kind: OpKind, reads: Vec<Region>, writes: Vec<Region>) {
         let id = OpId(self.operations.len() as u32);
-        self.lanes.entry(lane).or_default().push(id);
+        match self.lanes.iter_mut().find(|(known, _)| *known == lane) {
+            Some((_, ids)) => ids.push(id),
+            None => self.lanes.push((lane, vec![id])),
+        }
         self.operations.push(Operation {
             kind,
             lane: LaneId(0),
@@ -116,9 +120,8 @@ impl Builder {
     }
 
     pub fn finish(mut self) -> Result<Program, LowerError> {
-        // The compute lane is always there and always first.
-        self.lanes.entry(Lane::Compute).or_default();
-        let lanes: Vec<(Lane, Vec<OpId>)> = std::mem::take(&mut self.lanes).into_iter().collect();
+        let mut lanes = std::mem::take(&mut self.lanes);
+        lanes.sort_unstable_by_key(|(lane, _)| *lane);
         let mut place = vec![0u32; self.operations.len()];
         for (index, (_, ids)) in lanes.iter().enumerate() {
             for (at, id) in ids.iter().enumerate() {
@@ -126,7 +129,7 @@ impl Builder {
                 place[id.0 as usize] = at as u32;
             }
         }
-        let (slots, before) = self.assign_slots(&place)?;
+        let (slots, before) = self.assign_slots(lanes.len(), &place)?;
         self.assign_waits(lanes.len(), &place, &before);
         Ok(Program {
             rank: self.rank,
@@ -146,129 +149,213 @@ impl Builder {
 
     /// Gives each tensor a slot in the order in which operations were collected. Returns the slots,
     /// and for each tensor how far each lane must be before it may be written.
-    #[expect(clippy::type_complexity, reason = "two tables that belong together")]
     fn assign_slots(
         &mut self,
+        lanes: usize,
         place: &[u32],
-    ) -> Result<(Vec<Slot>, Vec<BTreeMap<LaneId, u32>>), LowerError> {
-        let staged = self.tensors.iter().filter(|t| t.memory == Memory::Staging);
-        let tile = staged.map(|t| self.bytes(t)).max().unwrap_or(0);
+    ) -> Result<(Vec<Slot>, Before), LowerError> {
+        let bytes: Vec<u64> = self.tensors.iter().map(|t| self.bytes(t)).collect();
+        let staged = self.tensors.iter().zip(&bytes).filter(|(t, _)| t.memory == Memory::Staging);
+        let tile = staged.map(|(_, &bytes)| bytes).max().unwrap_or(0);
         if tile > u64::from(MAX_PAYLOAD_BYTES) {
             return Err(LowerError::Tile { bytes: tile });
         }
-        let touched = |op: &Operation| -> Vec<TensorId> {
-            op.reads.iter().chain(&op.writes).map(|r| r.tensor).collect()
-        };
         let mut last = vec![0usize; self.tensors.len()];
         for (index, op) in self.operations.iter().enumerate() {
-            for id in touched(op) {
-                last[id.0 as usize] = index;
+            for region in op.reads.iter().chain(&op.writes) {
+                last[region.tensor.0 as usize] = index;
             }
         }
         let mut slots: Vec<Slot> = Vec::new();
-        let mut used: Vec<BTreeMap<LaneId, u32>> = Vec::new();
-        let mut free: Vec<SlotId> = Vec::new();
+        // How far each lane is that used a slot, row by row.
+        let mut used: Vec<u32> = Vec::new();
+        let mut free = Free::default();
         let mut seen = vec![false; self.tensors.len()];
-        let mut before = vec![BTreeMap::new(); self.tensors.len()];
-        for (index, &at) in place.iter().enumerate() {
-            let ids = touched(&self.operations[index]);
-            for &id in &ids {
-                let tensor = id.0 as usize;
+        let mut before = Before { of: vec![(0, 0); self.tensors.len()], lanes: Vec::new() };
+        for (index, (op, &at)) in self.operations.iter_mut().zip(place).enumerate() {
+            for region in op.reads.iter().chain(&op.writes) {
+                let tensor = region.tensor.0 as usize;
                 if std::mem::replace(&mut seen[tensor], true) {
                     continue;
                 }
                 let memory = self.tensors[tensor].memory;
-                let bytes = if memory == Memory::Staging {
-                    tile
-                } else {
-                    self.bytes(&self.tensors[tensor])
-                };
-                let slot = match self.choose(&slots, &free, memory, bytes) {
-                    Some(at) => free.remove(at),
-                    None => {
-                        slots.push(Slot { memory, bytes });
-                        used.push(BTreeMap::new());
-                        SlotId(slots.len() as u32 - 1)
-                    }
-                };
-                before[tensor] = used[slot.0 as usize].clone();
+                let size = if memory == Memory::Staging { tile } else { bytes[tensor] };
+                let slot = free.take(&slots, memory, size, self.depth).unwrap_or_else(|| {
+                    slots.push(Slot { memory, bytes: size });
+                    used.resize(used.len() + lanes, 0);
+                    free.add(memory);
+                    SlotId(slots.len() as u32 - 1)
+                });
+                let row = &used[slot.0 as usize * lanes..][..lanes];
+                before.set(tensor, row);
                 self.tensors[tensor].slot = slot;
-                let taken = self.bytes(&self.tensors[tensor]);
-                self.operations[index].takes.0 += taken;
+                op.takes.0 += bytes[tensor];
             }
-            for id in ids {
-                let tensor = id.0 as usize;
+            for region in op.reads.iter().chain(&op.writes) {
+                let tensor = region.tensor.0 as usize;
                 let slot = self.tensors[tensor].slot;
-                let lane = self.operations[index].lane;
-                let count = used[slot.0 as usize].entry(lane).or_insert(0);
-                *count = (*count).max(at + 1);
-                if last[tensor] == index && !free.contains(&slot) {
-                    free.push(slot);
-                    self.operations[index].gives.0 += self.bytes(&self.tensors[tensor]);
+                used[slot.0 as usize * lanes + usize::from(op.lane.0)] = at + 1;
+                // A tensor that is named twice is left once.
+                if last[tensor] == index {
+                    last[tensor] = usize::MAX;
+                    free.leave(self.tensors[tensor].memory, slot);
+                    op.gives.0 += bytes[tensor];
                 }
             }
         }
         Ok((slots, before))
     }
 
-    /// Device slots: the tightest that was left last, still warm in a cache. Staging slots: the one
-    /// that was left first, and only when `depth` of them exist, so that lanes rarely wait for it.
-    fn choose(&self, slots: &[Slot], free: &[SlotId], memory: Memory, bytes: u64) -> Option<usize> {
-        let fits = |id: &SlotId| {
-            let slot = slots[id.0 as usize];
-            slot.memory == memory && slot.bytes >= bytes && slot.bytes / 2 <= bytes
-        };
-        match memory {
-            Memory::Staging => {
-                let have = slots.iter().filter(|s| s.memory == Memory::Staging).count();
-                (have >= self.depth).then(|| free.iter().position(fits)).flatten()
-            }
-            Memory::Device => {
-                let candidates = free.iter().enumerate().filter(|(_, id)| fits(id));
-                candidates
-                    .min_by_key(|(at, id)| (slots[id.0 as usize].bytes, free.len() - at))
-                    .map(|(at, _)| at)
-            }
-        }
-    }
-
-    fn assign_waits(&mut self, lanes: usize, place: &[u32], before: &[BTreeMap<LaneId, u32>]) {
-        let mut writers: Vec<Vec<(Region, LaneId, u32)>> = vec![Vec::new(); self.tensors.len()];
-        for (index, op) in self.operations.iter().enumerate() {
-            for region in &op.writes {
-                writers[region.tensor.0 as usize].push((*region, op.lane, place[index] + 1));
-            }
-        }
-        // What the operations before on the same lane have waited for already.
-        let mut waited = vec![vec![0u32; lanes]; lanes];
+    fn assign_waits(&mut self, lanes: usize, place: &[u32], before: &Before) {
+        let writers = Writers::new(&self.operations, place, self.tensors.len());
+        // What the operations before on the same lane have waited for already, row by row.
+        let mut waited = vec![0u32; lanes * lanes];
         for op in &mut self.operations {
             let lane = usize::from(op.lane.0);
-            let mut need: BTreeMap<LaneId, u32> = BTreeMap::new();
+            let done = &mut waited[lane * lanes..][..lanes];
+            // Behind one another on a lane is order enough.
+            done[lane] = u32::MAX;
             let mut want = |other: LaneId, count: u32| {
-                let entry = need.entry(other).or_insert(0);
-                *entry = (*entry).max(count);
+                let done = &mut done[usize::from(other.0)];
+                if count > *done {
+                    *done = count;
+                    match op.waits.iter_mut().find(|wait| wait.lane == other) {
+                        Some(wait) => wait.count = count,
+                        None => op.waits.push(Wait { lane: other, count }),
+                    }
+                }
             };
             for region in &op.reads {
-                for (written, other, count) in &writers[region.tensor.0 as usize] {
-                    if written.rows.overlaps(region.rows)
-                        && written.columns.overlaps(region.columns)
+                if writers.only(region.tensor) == Some(op.lane) {
+                    continue;
+                }
+                for writer in writers.of(region.tensor) {
+                    if writer.rows.overlaps(region.rows) && writer.columns.overlaps(region.columns)
                     {
-                        want(*other, *count);
+                        want(writer.lane, writer.count);
                     }
                 }
             }
             for region in &op.writes {
-                for (&other, &count) in &before[region.tensor.0 as usize] {
+                for &(other, count) in before.of(region.tensor) {
                     want(other, count);
                 }
             }
-            for (other, count) in need {
-                let done = &mut waited[lane][usize::from(other.0)];
-                if other != op.lane && count > *done {
-                    *done = count;
-                    op.waits.push(Wait { lane: other, count });
-                }
+            op.waits.sort_unstable_by_key(|wait| wait.lane);
+        }
+    }
+}
+
+/// How far each lane must be before a tensor may be written, one tensor's lanes behind another's.
+struct Before {
+    of: Vec<(u32, u32)>,
+    lanes: Vec<(LaneId, u32)>,
+}
+
+impl Before {
+    /// The lanes of a tensor, by how far each is; zero is no use at all.
+    fn set(&mut self, tensor: usize, used: &[u32]) {
+        let from = self.lanes.len() as u32;
+        let lanes = used.iter().enumerate().filter(|(_, count)| **count > 0);
+        self.lanes.extend(lanes.map(|(lane, &count)| (LaneId(lane as u8), count)));
+        self.of[tensor] = (from, self.lanes.len() as u32);
+    }
+    fn of(&self, tensor: TensorId) -> &[(LaneId, u32)] {
+        let (from, to) = self.of[tensor.0 as usize];
+        &self.lanes[from as usize..to as usize]
+    }
+}
+
+/// Slots that nobody uses, in the order in which they were left.
+#[derive(Default)]
+struct Free {
+    device: Vec<SlotId>,
+    staging: VecDeque<SlotId>,
+    /// Staging slots that there are, free or not.
+    staged: usize,
+}
+
+impl Free {
+    fn add(&mut self, memory: Memory) {
+        self.staged += usize::from(memory == Memory::Staging);
+    }
+
+    fn leave(&mut self, memory: Memory, slot: SlotId) {
+        match memory {
+            Memory::Staging => self.staging.push_back(slot),
+            Memory::Device => self.device.push(slot),
+        }
+    }
+
+    /// Device slots: the tightest that was left last, still warm in a cache. Staging slots, which
+    /// are all of one size: the one that was left first, and only when `depth` of them exist, so that
+    /// lanes rarely wait for it.
+    fn take(&mut self, slots: &[Slot], memory: Memory, bytes: u64, depth: usize) -> Option<SlotId> {
+        if memory == Memory::Staging {
+            return if self.staged >= depth { self.staging.pop_front() } else { None };
+        }
+        let held = |id: &SlotId| slots[id.0 as usize].bytes;
+        let fits = |(_, id): &(usize, &SlotId)| held(id) >= bytes && held(id) / 2 <= bytes;
+        // Of equals the first that is met, and so the last that was left.
+        let free = self.device.iter().enumerate().rev().filter(fits);
+        let tightest = free.min_by_key(|(_, id)| held(id)).map(|(at, _)| at);
+        tightest.map(|at| self.device.remove(at))
+    }
+}
+
+/// A region that an operation writes, and how far its lane is after it.
+#[derive(Clone, Copy)]
+struct Writer {
+    rows: Span<Row>,
+    columns: Span<Column>,
+    lane: LaneId,
+    count: u32,
+}
+
+/// The writers of all tensors, one tensor's behind another's.
+struct Writers {
+    /// Where those of each tensor begin, and one more.
+    from: Vec<u32>,
+    all: Vec<Writer>,
+    /// The lane of all writers of each tensor, where it is one.
+    only: Vec<Option<LaneId>>,
+}
+
+impl Writers {
+    fn new(operations: &[Operation], place: &[u32], tensors: usize) -> Self {
+        let mut from = vec![0u32; tensors + 1];
+        for region in operations.iter().flat_map(|op| &op.writes) {
+            from[region.tensor.0 as usize + 1] += 1;
+        }
+        for tensor in 0..tensors {
+            from[tensor + 1] += from[tensor];
+        }
+        let none =
+            Writer { rows: Span::empty(), columns: Span::empty(), lane: LaneId(0), count: 0 };
+        let mut all = vec![none; from[tensors] as usize];
+        let mut next = from.clone();
+        for (op, &at) in operations.iter().zip(place) {
+            for region in &op.writes {
+                let next = &mut next[region.tensor.0 as usize];
+                let (rows, columns) = (region.rows, region.columns);
+                all[*next as usize] = Writer { rows, columns, lane: op.lane, count: at + 1 };
+                *next += 1;
             }
         }
+        let each = from.windows(2).map(|pair| &all[pair[0] as usize..pair[1] as usize]);
+        let only = each.map(|of| {
+            let lane = of.first()?.lane;
+            of.iter().all(|writer| writer.lane == lane).then_some(lane)
+        });
+        Self { only: only.collect(), from, all }
+    }
+
+    fn only(&self, tensor: TensorId) -> Option<LaneId> {
+        self.only[tensor.0 as usize]
+    }
+
+    fn of(&self, tensor: TensorId) -> &[Writer] {
+        let at = tensor.0 as usize;
+        &self.all[self.from[at] as usize..self.from[at + 1] as usize]
     }
 }

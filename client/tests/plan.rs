@@ -218,7 +218,8 @@ fn devices_that_do_not_exist_have_plans() {
 fn a_hundred_devices_have_a_plan() {
     let place = Place::new(&["unused"]);
     let devices = imagined(&[("mini-pc", 1, 100.0, "150MB"), ("board", 99, 10.0, "150MB")])
-        .replace("bert-large", "distilbert");
+        .replace("bert-large", "distilbert")
+        .replace("lengths", "tiles = 4\nlengths");
     let json = parsed(&place.simulate(&devices, &["--json"]).good());
     let taken = json["devices"].as_array().unwrap().len();
     assert!(taken > 1, "{json}");

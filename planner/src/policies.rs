@@ -136,14 +136,13 @@ fn pipeline(rings: &mut Rings<'_>) -> Result<Candidate, PlanningError> {
     }
     let mut best: Option<Candidate> = None;
     let mut error = None;
-    for means in plain(request, request.offers.len()) {
+    // The most tiles are mostly the best; of equals the fewest.
+    for means in plain(request, request.offers.len()).into_iter().rev() {
         let means = Means { exchange: Exchange::Ring, ..means };
-        match stages::plan(request, &rings.memory, &rings.lengths, means) {
-            Ok(found) if best.as_ref().is_none_or(|b| found.closed_form < b.closed_form) => {
-                best = Some(found);
-            }
-            Ok(_) => {}
-            Err(why) => error = error.or(Some(why)),
+        let limit = best.as_ref().map_or(f64::INFINITY, |b| b.closed_form);
+        match stages::plan(request, &rings.memory, &rings.lengths, means, limit) {
+            Ok(found) => best = Some(found),
+            Err(why) => error = Some(why),
         }
     }
     let nothing = || PlanningError::Nothing { why: "no tiles are allowed".into() };

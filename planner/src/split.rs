@@ -164,7 +164,16 @@ impl Problem {
 
     /// The least cost that any split could have if memory had no end. None where nobody may own rows.
     pub fn bound(&self) -> Option<f64> {
-        let slowest = self.unbounded().slowest;
+        self.bound_beside(self.slowest())
+    }
+
+    /// A, M and V if memory had no end.
+    pub fn slowest(&self) -> [f64; 3] {
+        self.unbounded().slowest
+    }
+
+    /// [`Self::bound`] where [`Self::slowest`] is known.
+    pub fn bound_beside(&self, slowest: [f64; 3]) -> Option<f64> {
         let mut best: Option<f64> = None;
         self.each_rows(|rows, wire| {
             let cost = self.cost(&rows, slowest);

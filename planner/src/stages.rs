@@ -41,7 +41,7 @@ struct Stage {
     head: f64,
 }
 
-/// The best plan of two stages or more that fits.
+/// The best plan of two stages or more that fits and costs no more than `limit`.
 ///
 /// # Errors
 /// When there is none.
@@ -50,6 +50,7 @@ pub(crate) fn plan(
     memory: &Memory,
     lengths: &[(u32, f64)],
     means: Means,
+    limit: f64,
 ) -> Result<Candidate, PlanningError> {
     let n = request.offers.len();
     let stages = (0..n).map(|d| stage(request, memory, lengths, d, means));
@@ -83,7 +84,7 @@ pub(crate) fn plan(
             offer(order[..count].to_vec(), way);
         }
     }
-    found.retain(|f| f.0.is_finite());
+    found.retain(|f| f.0.is_finite() && f.0 <= limit);
     found.sort_by(|a, b| a.0.total_cmp(&b.0).then_with(|| a.1.cmp(&b.1)));
     let mut last = None;
     for (time, order, mut layers) in found.into_iter().take(TRIES) {

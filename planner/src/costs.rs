@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 /// Bytes that sockets of both ends hold before the receiver reads.
 const WINDOW: u64 = 4 << 20;
 
-/// Costs for [`galaxy_graph::simulate`].
+/// Costs for [`galaxy_graph::simulate()`].
 pub struct ProfileCosts<'a> {
     hidden: f64,
     causal: bool,

@@ -39,7 +39,8 @@ fn main() {
                 link.busy_rate *= dice.real(0.5, 1.0);
             }
         }
-        for (what, memory) in [("plenty of memory", 64e9), ("little memory", 5.5e9 / count as f64)]
+        for (what, memory) in
+            [("plenty of memory", 64e9), ("little memory", (5.5e9 / count as f64).max(150e6))]
         {
             let offers: Vec<Offer> = devices
                 .iter()

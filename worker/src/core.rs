@@ -144,6 +144,20 @@ pub(crate) async fn blocking<T: Send + 'static>(
     tokio::task::spawn_blocking(work).await.map_err(|_| WorkerError::Bug)
 }
 
+/// Runs kernels on a thread of their own, named as the executor's is: whoever limits a device by
+/// its kernels' threads finds it.
+pub(crate) async fn computing<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, WorkerError> {
+    let (done, result) = tokio::sync::oneshot::channel();
+    let body = move || drop(done.send(work()));
+    std::thread::Builder::new()
+        .name("compute".to_owned())
+        .spawn(body)
+        .map_err(|_| WorkerError::Bug)?;
+    result.await.map_err(|_| WorkerError::Bug)
+}
+
 /// A lock that a panic elsewhere does not close.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)

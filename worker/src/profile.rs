@@ -1,7 +1,7 @@
 //! Profile: the device measures itself with a model's shape, and nothing else meanwhile.
 
 use crate::{
-    core::{Core, blocking},
+    core::{Core, computing},
     error::WorkerError,
 };
 use galaxy_engine::measure::{
@@ -75,7 +75,7 @@ async fn measured(
     };
     let mut held = core.held.clone().write_owned().await;
     let (models, ending, events) = (core.models.clone(), core.ending.clone(), events.clone());
-    blocking(move || {
+    computing(move || {
         let model = Arc::new(models.open(&model, &fingerprint)?);
         // Two shards have no room. The next placement loads it again.
         *held = None;

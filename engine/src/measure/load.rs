@@ -70,7 +70,7 @@ impl Load {
                 count.fetch_add(1, Ordering::Relaxed);
             }
         };
-        let thread = std::thread::Builder::new().name("load".to_owned()).spawn(body)?;
+        let thread = std::thread::Builder::new().name("compute load".to_owned()).spawn(body)?;
         Ok(Self { done, stop, thread: Some(thread) })
     }
 

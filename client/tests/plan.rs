@@ -288,6 +288,15 @@ fn what_is_missing_is_named_with_what_to_do() {
 }
 
 #[test]
+fn threads_that_a_worker_does_not_grant_are_not_planned_with() {
+    let place = Place::measured(&["pi-1"]);
+    let text = fs::read_to_string(&place.file).unwrap();
+    fs::write(&place.file, text + "threads = 8\n").unwrap();
+    let json = parsed(&place.plan(&["--json"]).good());
+    assert_eq!(json["plan"]["ring"][0]["threads"], 1, "{json}");
+}
+
+#[test]
 fn one_device_is_a_plan() {
     let place = Place::measured(&["pi-1"]);
     let text = place.plan(&[]).good();

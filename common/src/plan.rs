@@ -364,6 +364,18 @@ impl Plan {
                 return Err(PlanError::Twice { name: device.name.clone() });
             }
         }
+        let mut next = 0;
+        for run in &self.modes {
+            if run.layers.start() != next || run.layers.is_empty() {
+                let why = "its runs do not follow one another";
+                return Err(PlanError::Modes { layer: next, why });
+            }
+            next = run.layers.end();
+        }
+        if next != extent.layers {
+            let why = "its runs do not end with the last layer";
+            return Err(PlanError::Modes { layer: next, why });
+        }
         for phase in [Phase::Prefill, Phase::Decode] {
             let parts: Vec<_> = self.ring.iter().map(|d| d.assignment(phase)).collect();
             if parts.iter().all(|p| p.row_weight == 0) {
@@ -408,14 +420,17 @@ impl Plan {
                 return Err(PlanError::Stage { layer });
             }
         }
-        let held = |mode: Mode, what: &'static str, has_all: &dyn Fn(&BlockAssignment) -> bool| {
-            let wrong = |at: &usize| parts[*at].row_weight > 0 && !has_all(&blocks[*at]);
-            let found = (mode == Mode::Sequence).then(|| (0..parts.len()).find(wrong)).flatten();
-            let name = |at: usize| self.ring[at].name.clone();
-            found.map_or(Ok(()), |at| Err(PlanError::Partial { name: name(at), layer, what }))
-        };
-        held(modes.attention, "heads", &|b| b.heads == all.0)?;
-        held(modes.mlp, "columns", &|b| b.columns == all.1)?;
+        // Who owns rows of a block that is cut by rows holds all of it.
+        for (at, block) in blocks.iter().enumerate().filter(|(at, _)| parts[*at].row_weight > 0) {
+            let what = if modes.attention == Mode::Sequence && block.heads != all.0 {
+                "heads"
+            } else if modes.mlp == Mode::Sequence && block.columns != all.1 {
+                "columns"
+            } else {
+                continue;
+            };
+            return Err(PlanError::Partial { name: self.ring[at].name.clone(), layer, what });
+        }
         if modes.attention == Mode::Tensor {
             covers(blocks.iter().map(|b| b.heads), extent.heads, "heads", layer)?;
         }
@@ -430,7 +445,7 @@ impl Plan {
         self.modes.iter().copied().find(|m| m.layers.has(layer))
     }
 
-    /// Whether the devices take turns with rows of a block somewhere.
+    /// Whether a block of some layer is cut by rows.
     pub fn any_sequence(&self) -> bool {
         self.modes.iter().any(|m| [m.attention, m.mlp].contains(&Mode::Sequence))
     }
@@ -580,7 +595,14 @@ mod tests {
 
     #[test]
     fn names_round_trip() {
-        for s in [Strategy::Auto, Strategy::Local, Strategy::Sequence, Strategy::Pipeline] {
+        for s in [
+            Strategy::Auto,
+            Strategy::Local,
+            Strategy::Megatron,
+            Strategy::Galaxy,
+            Strategy::Sequence,
+            Strategy::Pipeline,
+        ] {
             assert_eq!(s.to_string().parse(), Ok(s));
         }
         let wrong = "ring".parse::<Strategy>().expect_err("no strategy");

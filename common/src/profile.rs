@@ -10,6 +10,9 @@ use std::fmt;
 /// Grows whenever kernels or what is measured of them change so much that old profiles mislead.
 pub const PROFILE_VERSION: u32 = 1;
 
+/// Nanoseconds that nothing of a profile takes: sums of such times stay numbers.
+const LONGEST: f64 = 1e13;
+
 /// What is measured of a device. Sizes of an operation are given in the order of the axes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -135,7 +138,7 @@ impl Table {
         if points != Some(self.nanos.len()) || self.nanos.len() != self.spread.len() {
             return Err("has another number of values than its axes have points");
         }
-        if !self.nanos.iter().all(|t| t.is_finite() && *t > 0.0) {
+        if !self.nanos.iter().all(|t| *t > 0.0 && *t < LONGEST) {
             return Err("has a time that is not a number above zero");
         }
         if !self.spread.iter().all(|s| s.is_finite() && *s >= 0.0) {
@@ -257,7 +260,7 @@ impl DeviceProfile {
         self.tables.iter().map(worst).max_by(|a, b| a.1.total_cmp(&b.1))
     }
 
-    /// The same profile of a device that takes `factor` times as long for everything.
+    /// The same profile of a device whose kernels take `factor` times as long.
     pub fn scaled(&self, factor: f64) -> Self {
         let mut scaled = self.clone();
         scaled.tables.iter_mut().flat_map(|t| &mut t.nanos).for_each(|t| *t *= factor);
@@ -293,7 +296,7 @@ impl DeviceProfile {
                 return wrong(format!("the table of {kernel}"), "stands there twice");
             }
         }
-        if !(self.wake.is_finite() && self.wake >= 0.0) {
+        if !(0.0..LONGEST).contains(&self.wake) {
             return wrong("the time between operations".into(), "is not a number of nanoseconds");
         }
         if !(self.disk.is_finite() && self.disk >= 0.0) {
@@ -341,8 +344,8 @@ impl LinkProfile {
             let (device, found) = (self.from.clone(), self.version);
             return Err(ProfileError::Version { device, found });
         }
-        let positive = |v: f64| v.is_finite() && v > 0.0;
-        let natural = |v: f64| v.is_finite() && v >= 0.0;
+        let positive = |v: f64| v.is_finite() && v >= 1.0;
+        let natural = |v: f64| (0.0..LONGEST).contains(&v);
         let fields = [
             ("the rate", self.rate, positive(self.rate)),
             ("the rate under compute", self.busy_rate, positive(self.busy_rate)),

@@ -349,7 +349,7 @@ fn device(view: DeviceView) -> v1::DeviceStatus {
         ..v1::DeviceStatus::default()
     };
     if let Some(part) = view.part {
-        let block = part.prefill.block(0);
+        let block = placement::held(&part);
         (status.heads_from, status.heads_to) = (block.heads.start(), block.heads.end());
         (status.columns_from, status.columns_to) = (block.columns.start(), block.columns.end());
         let vocabulary = part.prefill.vocabulary;
@@ -379,6 +379,7 @@ fn traced(sum: DeviceSum) -> v1::TraceDevice {
 mod tests {
     use super::*;
     use crate::session::Tensor;
+    use galaxy_common::{Assignment, BlockAssignment, Bytes, DeviceName, DevicePlan, Span};
 
     fn header(text: &str) -> Result<Option<Duration>, Status> {
         let mut metadata = MetadataMap::new();
@@ -407,6 +408,31 @@ mod tests {
         admission.idle().await;
         assert!(receiver.recv().await.is_some());
         assert!(receiver.recv().await.is_none(), "no report");
+    }
+
+    #[test]
+    fn a_later_stage_shows_what_it_holds() {
+        let nothing = BlockAssignment {
+            layers: Span::new(0, 2),
+            heads: Span::empty(),
+            columns: Span::empty(),
+        };
+        let all = BlockAssignment {
+            layers: Span::new(2, 4),
+            heads: Span::first(12),
+            columns: Span::first(48),
+        };
+        let blocks = vec![nothing, all];
+        let part = Assignment { blocks, row_weight: 1, vocabulary: Span::empty() };
+        let part = DevicePlan {
+            name: DeviceName::new("second").unwrap(),
+            budget: Bytes(1),
+            threads: 1,
+            prefill: part.clone(),
+            decode: part,
+        };
+        let status = device(DeviceView { part: Some(part), ..DeviceView::default() });
+        assert_eq!((status.heads_to, status.columns_to), (12, 48));
     }
 
     #[test]

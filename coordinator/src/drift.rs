@@ -114,9 +114,7 @@ impl Drift {
         if self.asked || !self.tracks.iter().any(outside) {
             return None;
         }
-        let resting =
-            self.rest.is_some_and(|(until, programs)| now < until || self.programs < programs);
-        if resting {
+        if self.resting(now) {
             let far = (1.0 + self.margin).powi(FAR);
             let is_far = |t: &Track| outside(t) && !(1.0 / far..=far).contains(&t.shift());
             if !(self.spare && self.tracks.iter().any(is_far)) {
@@ -134,6 +132,11 @@ impl Drift {
         })
     }
 
+    /// Whether a move was made lately.
+    fn resting(&self, now: Now) -> bool {
+        self.rest.is_some_and(|(until, programs)| now < until || self.programs < programs)
+    }
+
     /// The change was looked at and the plan stays: what devices do now is what is expected of them.
     pub fn keep(&mut self, change: &Change) {
         self.asked = false;
@@ -148,10 +151,8 @@ impl Drift {
     /// The cluster moves to a plan that was made for the change.
     pub fn moved(&mut self, now: Now, change: &Change) {
         self.keep(change);
-        let resting =
-            self.rest.is_some_and(|(until, programs)| now < until || self.programs < programs);
         // A rest that was kept gives back what breaking one took.
-        self.spare = !resting;
+        self.spare = !self.resting(now);
         self.rest = Some((now + QUIET, self.programs + QUIET_PROGRAMS));
         self.begin();
     }

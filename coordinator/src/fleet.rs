@@ -33,7 +33,7 @@ pub enum Readiness {
     Ready(Epoch),
     /// Soon: the cluster moves from one plan to another. Programs wait.
     Moving {
-        /// To what.
+        /// What people are told meanwhile.
         reason: String,
     },
     /// Not now.

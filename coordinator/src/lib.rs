@@ -10,6 +10,7 @@
 pub mod admission;
 pub mod api;
 pub mod cluster;
+mod connection;
 pub mod drift;
 pub mod error;
 pub mod fleet;

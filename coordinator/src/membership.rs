@@ -314,6 +314,14 @@ impl Membership {
         (self.stage == Stage::Live && all).then_some(self.epoch)
     }
 
+    /// The round of the plan that is being made.
+    pub fn planning(&self) -> Option<u64> {
+        match self.stage {
+            Stage::Planning(round) => Some(round),
+            Stage::Waiting | Stage::Live => None,
+        }
+    }
+
     /// Whether the cluster is on its way to another plan, of its own accord.
     pub fn moving(&self) -> bool {
         self.moving != Moving::No
@@ -398,6 +406,10 @@ impl Membership {
             }
             Event::Planned { round, ring } => {
                 if self.stage == Stage::Planning(round) {
+                    // There is a plan now, and why there was none is over.
+                    if matches!(self.refusal, Some((None, _))) {
+                        self.refusal = None;
+                    }
                     self.ring = Some(ring);
                     self.place(&mut actions);
                 }

@@ -6,8 +6,8 @@
 
 use crate::cluster::{Cluster, DEFAULT_TILES};
 use galaxy_common::{
-    BatchShape, Bytes, ClusterProfile, DeviceName, ProfileError, Wanted,
-    plan::{Layout, LinkType, Mode, Modes, Phase, Plan, Strategy},
+    BatchShape, Bytes, ClusterProfile, DeviceName, Pooling, ProfileError, Wanted,
+    plan::{BlockAssignment, DevicePlan, Layout, LinkType, Mode, Modes, Phase, Plan, Strategy},
 };
 use galaxy_graph::{
     Costs, LowerError, Program,
@@ -110,11 +110,15 @@ impl Placement {
             let stranger = || PlacementError::Stranger { device: part.name.clone() };
             place(&part.name).ok_or_else(stranger)
         });
+        let devices = match plan.ring.len() {
+            1 => "1 device".to_owned(),
+            devices => format!("{devices} devices"),
+        };
         Ok(Self {
             ring: ring.collect::<Result<_, _>>()?,
             needed: needs.iter().map(Needs::total).collect(),
             left_out: Vec::new(),
-            what: format!("{} on {} devices, {} tiles", plan.strategy, plan.ring.len(), plan.tiles),
+            what: format!("{} on {devices}, {} tiles", plan.strategy, plan.tiles),
             predicted: None,
             plan: Arc::new(plan),
         })
@@ -146,14 +150,22 @@ pub fn modes(plan: &Plan) -> String {
     }
 }
 
+/// The first run of layers in which a device has heads or columns; else its empty part of layer 0.
+pub(crate) fn held(part: &DevicePlan) -> BlockAssignment {
+    let mut blocks = part.prefill.blocks.iter();
+    let found = blocks.find(|b| !b.heads.is_empty() || !b.columns.is_empty());
+    found.copied().unwrap_or_else(|| part.prefill.block(0))
+}
+
 /// What a device of the cluster file offers, with what its worker says of itself.
 ///
-/// `threads` stand for what the file leaves open, `own` is the device's own limit, if it has one.
-pub fn offer(device: &crate::cluster::Device, threads: u16, own: Option<Bytes>) -> Offer {
+/// `threads` are the most that it grants, where that is known, `own` is its own limit of memory, if
+/// it has one.
+pub fn offer(device: &crate::cluster::Device, threads: Option<u16>, own: Option<Bytes>) -> Offer {
     Offer {
         name: device.name.clone(),
         budget: own.map_or(device.memory, |own| own.min(device.memory)),
-        threads: device.threads.unwrap_or(threads).max(1),
+        threads: device.threads.into_iter().chain(threads).min().unwrap_or(1).max(1),
     }
 }
 
@@ -204,14 +216,18 @@ pub fn by_shares(
     Ok(placement)
 }
 
+/// What a model is used for: what its head gives; without one, what is pooled, if it says how.
+pub fn wanted(spec: &ModelSpec, pooling: Option<Pooling>) -> Wanted {
+    match spec.head {
+        HeadSpec::Classes(_) => Wanted::Classes,
+        HeadSpec::Language { .. } => Wanted::LastLogits,
+        HeadSpec::None => pooling.map_or(Wanted::Hidden, Wanted::Pooled),
+    }
+}
+
 /// What the cluster is used for: texts of its lengths, as far as the model takes them.
 pub fn workload(cluster: &Cluster, model: &ModelDir) -> Workload {
-    let wanted = match (&model.spec().head, model.sentence()) {
-        (HeadSpec::Classes(_), _) => Wanted::Classes,
-        (HeadSpec::Language { .. }, _) => Wanted::LastLogits,
-        (HeadSpec::None, Ok(sentence)) => Wanted::Pooled(sentence.pooling),
-        (HeadSpec::None, Err(_)) => Wanted::Hidden,
-    };
+    let wanted = wanted(model.spec(), model.sentence().ok().map(|sentence| sentence.pooling));
     let most = model.spec().position_limit().min(cluster.max_rows);
     let lengths = cluster.lengths.iter().map(|tokens| ((*tokens).min(most), 1.0)).collect();
     Workload { phase: Phase::Prefill, lengths, wanted }

@@ -6,7 +6,7 @@
 
 mod bench;
 pub mod load;
-pub mod memory;
+mod memory;
 pub mod profile;
 
 pub use bench::{Batch, Bench, Cut, MeasureError, Part, Timed, Work};

@@ -153,9 +153,9 @@ impl Shard {
         Ok(shard)
     }
 
-    /// Turns it into the part of `device`, of the same model or of another one. Of the same one,
-    /// what stays is kept, and only what is missing is read; [`transition`] says how much that is
-    /// and what memory it takes. Otherwise it goes first. Gives the bytes that were read, too.
+    /// Turns it into the part of `device`, of the same model: what stays is kept, and only what is
+    /// missing is read; [`transition`] says how much that is and what memory it takes. Gives the
+    /// bytes that were read, too.
     ///
     /// # Errors
     /// As [`Shard::load`]. Whatever was held has gone then.
@@ -165,13 +165,6 @@ impl Shard {
         device: &DevicePlan,
         progress: Progress<'_>,
     ) -> Result<(Self, Bytes), WeightError> {
-        if self.dir.fingerprint() != dir.fingerprint() {
-            drop(self);
-            let shard = Self::load(dir, device, progress)?;
-            let (spec, width) = (shard.dir.spec(), shard.dir.dtype().width());
-            let read = transition(spec, width, None, &device.prefill).read;
-            return Ok((shard, read));
-        }
         same_phases(dir.spec(), device)?;
         let (width, new) = (dir.dtype().width(), &device.prefill);
         let transition = transition(dir.spec(), width, Some(&self.assignment), new);

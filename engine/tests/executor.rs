@@ -80,9 +80,9 @@ fn program() -> Arc<Program> {
         operations: vec![Operation {
             kind: OpKind::Embed,
             lane: LaneId(0),
-            reads: vec![],
-            writes: vec![],
-            waits: vec![],
+            reads: Default::default(),
+            writes: Default::default(),
+            waits: Default::default(),
             takes: Bytes(0),
             gives: Bytes(0),
             block: Block::Embedding,

@@ -1,12 +1,12 @@
 //! The bytes that a plan asks of each device: the sum that law 2 bounds.
 
 use crate::{
-    lower::{LowerError, kv_span, lower, unchecked},
+    holdings::READ_BUFFERS,
+    lower::{LowerError, kv_span, slots},
     program::{Memory, Program},
 };
 use galaxy_common::{
-    BatchShape, Bytes, DevicePlan, Layout, Plan, Rank, Row, Segment, ShapeError, Span, Wanted,
-    plan::Phase, shape::MAX_ROWS,
+    BatchShape, Bytes, DevicePlan, Layout, Plan, Rank, Row, Segment, Span, Wanted,
 };
 use galaxy_model::{HeadSpec, ModelSpec, NormKind, Positions};
 
@@ -27,7 +27,7 @@ const KEYS_AT_A_TIME: u64 = 144;
 pub const POSITION_ROWS: u64 = 64;
 
 /// What the kernels of a device share.
-const SHARED_SCRATCH: u64 = 1 << 20;
+pub const SHARED_SCRATCH: u64 = 1 << 20;
 
 /// Bytes of one device under a plan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,9 +58,10 @@ impl Needs {
             process: self.process.max(other.process),
         }
     }
-    /// All together.
+    /// All together. What programs work in is not there yet while weights are read.
     pub fn total(&self) -> Bytes {
-        self.weights + self.activations + self.staging + self.results + self.scratch + self.process
+        let works = self.activations + self.staging + self.results + self.scratch;
+        self.weights + works.max(Bytes(READ_BUFFERS)) + self.process
     }
 }
 
@@ -79,10 +80,10 @@ pub fn needs(
     plan: &Plan,
     rank: Rank,
 ) -> Result<Needs, LowerError> {
-    Ok(needs_all(spec, matrix_width, plan)?[rank.index()])
+    Ok(needs_of(spec, matrix_width, plan, &[rank])?[0])
 }
 
-/// [`needs`] of every device, in ring order, for one lowering.
+/// [`needs`] of every device, in ring order.
 ///
 /// # Errors
 /// When the plan cannot be lowered.
@@ -91,10 +92,17 @@ pub fn needs_all(
     matrix_width: u32,
     plan: &Plan,
 ) -> Result<Vec<Needs>, LowerError> {
-    if plan.max_rows > MAX_ROWS {
-        let rows = u64::from(plan.max_rows);
-        return Err(ShapeError::TooManyRows { rows, limit: MAX_ROWS }.into());
-    }
+    let ranks: Vec<Rank> = plan.ranked().map(|(rank, _)| rank).collect();
+    needs_of(spec, matrix_width, plan, &ranks)
+}
+
+fn needs_of(
+    spec: &ModelSpec,
+    matrix_width: u32,
+    plan: &Plan,
+    ranks: &[Rank],
+) -> Result<Vec<Needs>, LowerError> {
+    plan.validate(spec.extent())?;
     // The widest program is the one of most rows that all want the widest result.
     let wanted = match spec.head {
         HeadSpec::Language { .. } => Wanted::AllLogits,
@@ -102,28 +110,33 @@ pub fn needs_all(
     };
     let segment = |(slot, rows): (u32, u32)| Segment { slot, past: 0, rows, wanted };
     let shape = |texts: Vec<u32>| BatchShape::new((0..).zip(texts).map(segment).collect());
-    let of = |programs: Vec<Program>| -> Vec<Needs> {
-        let each = programs.iter().zip(&plan.ring);
-        each.map(|(program, device)| of_program(spec, matrix_width, device, program)).collect()
+    let of = |texts: Vec<u32>| -> Result<Vec<Needs>, LowerError> {
+        let shape = shape(texts)?;
+        let programs = slots(spec, plan, &shape, ranks);
+        let of_rank = |program: Result<Program, LowerError>| {
+            let program = program?;
+            let device = &plan.ring[program.rank.index()];
+            Ok(of_program(spec, matrix_width, device, &program))
+        };
+        programs.map(of_rank).collect()
     };
     let all = plan.max_rows;
     if !plan.any_sequence() && plan.layout != Layout::Stages {
         let length = spec.position_limit().clamp(1, all);
         let mut texts = vec![length; (all / length) as usize];
         texts.extend((!all.is_multiple_of(length)).then_some(all % length));
-        return Ok(of(lower(spec, plan, Phase::Prefill, &shape(texts)?)?));
+        return of(texts);
     }
     // Where rows are cut, or texts go from stage to stage, it matters where texts end. No batch sees
     // more rows at once than one text of all, be it longer than any may be; and in parts of unlike
     // sizes tensors of one do not fit into slots of another.
-    plan.validate(spec.extent())?;
     let tiles = Span::<Row>::first(all).cut(u32::from(plan.tiles)).map(|tile| tile.len());
     let parts = [vec![all], vec![all / 2, all - all / 2], vec![all / 4, all - all / 4]];
     let parts = parts.into_iter().chain([vec![all - all / 4, all / 4], tiles.collect()]);
     let mut most: Option<Vec<Needs>> = None;
     for mut texts in parts {
         texts.retain(|&rows| rows > 0);
-        let these = of(unchecked(spec, plan, Phase::Prefill, &shape(texts)?)?);
+        let these = of(texts)?;
         most = Some(match most {
             Some(most) => most.into_iter().zip(these).map(|(a, b)| a.or_more(b)).collect(),
             None => these,

@@ -11,11 +11,13 @@ mod sequence;
 mod stagger;
 
 use crate::program::Program;
+use build::Builder;
 use galaxy_common::{
     Assignment, BatchShape, Exchange, Head, Layout, MAX_PAYLOAD_BYTES, Mode, Plan, PlanError, Rank,
     Row, ShapeError, Span, Strategy, Wanted, plan::Phase,
 };
 use galaxy_model::{HeadSpec, ModelSpec};
+use order::Order;
 use ring::Ring;
 use std::collections::BTreeSet;
 
@@ -89,23 +91,40 @@ pub fn lower(
 ) -> Result<Vec<Program>, LowerError> {
     plan.validate(spec.extent())?;
     check(spec, plan, shape)?;
-    unchecked(spec, plan, phase, shape)
+    let order = Order::default();
+    let ranks = plan.ranked().map(|(rank, _)| rank);
+    ranks.map(|rank| operations(spec, plan, phase, shape, rank, &order).finish()).collect()
 }
 
-/// [`lower`] without a look at the plan and the shape: for bounds on what any batch takes.
-pub(crate) fn unchecked(
+/// The operations of one rank, without a look at the plan and the shape.
+fn operations(
     spec: &ModelSpec,
     plan: &Plan,
     phase: Phase,
     shape: &BatchShape,
-) -> Result<Vec<Program>, LowerError> {
-    plan.ranked()
-        .map(|(rank, _)| match plan.layout {
-            Layout::Ring => galaxy::program(spec, plan, phase, shape, rank),
-            Layout::Replicated => megatron::program(spec, plan, phase, shape, rank),
-            Layout::Stages => pipeline::program(spec, plan, phase, shape, rank),
-        })
-        .collect()
+    rank: Rank,
+    order: &Order,
+) -> Builder {
+    match plan.layout {
+        Layout::Ring => galaxy::program(spec, plan, phase, shape, rank, order),
+        Layout::Replicated => megatron::program(spec, plan, phase, shape, rank),
+        Layout::Stages => pipeline::program(spec, plan, phase, shape, rank),
+    }
+}
+
+/// The programs of some ranks with their slots and without their waits, for any plan and shape: for
+/// bounds on what a batch takes.
+pub(crate) fn slots(
+    spec: &ModelSpec,
+    plan: &Plan,
+    shape: &BatchShape,
+    ranks: &[Rank],
+) -> impl Iterator<Item = Result<Program, LowerError>> {
+    let order = Order::default();
+    ranks.iter().map(move |&rank| {
+        let operations = operations(spec, plan, Phase::Prefill, shape, rank, &order);
+        operations.slots().map(|(program, _)| program)
+    })
 }
 
 /// The digest of all programs: equal on devices that will do the same.

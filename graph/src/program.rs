@@ -5,6 +5,7 @@
 
 use galaxy_common::{Bytes, Column, Head, Rank, Row, Span, Token, WireType};
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 
 /// A resource of a device that runs one operation after another, in the order of its list.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
@@ -306,6 +307,9 @@ pub struct Wait {
     pub count: u32,
 }
 
+/// Regions of an operation: mostly one or two, and then without memory of their own.
+pub type Regions = SmallVec<[Region; 2]>;
+
 /// An operation.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Operation {
@@ -314,11 +318,11 @@ pub struct Operation {
     /// On which lane.
     pub lane: LaneId,
     /// What it reads.
-    pub reads: Vec<Region>,
+    pub reads: Regions,
     /// What it writes.
-    pub writes: Vec<Region>,
+    pub writes: Regions,
     /// What it waits for, besides the operation before it on its lane; at most one for each lane.
-    pub waits: Vec<Wait>,
+    pub waits: SmallVec<[Wait; 4]>,
     /// Bytes of slots that are taken by its start (first writes).
     pub takes: Bytes,
     /// Bytes of slots that are free after its end (last uses).

@@ -1,6 +1,6 @@
 //! A timeline: when each operation of a program began and ended, predicted or measured.
 
-use crate::program::{Lane, OpId, OpKind, Program};
+use crate::program::{Lane, OpId, OpKind, Operation, Program, Region};
 
 /// Begin and end of one operation, in nanoseconds on one clock.
 pub type Times = (u64, u64);
@@ -28,46 +28,58 @@ pub fn span(times: &[Times]) -> Times {
 /// How each lane of `program` spent its time.
 pub fn lane_use(program: &Program, times: &[Times]) -> Vec<LaneUse> {
     let (begin, end) = span(times);
+    let lanes = program.lanes.iter().enumerate().map(|(index, (lane, _))| {
+        let (mut busy, mut awaiting) = (0, 0);
+        each_of_lane(program, times, (index, begin), |_, worked, awaited| {
+            busy += worked;
+            awaiting += awaited;
+        });
+        let awaiting_receive = if *lane == Lane::Compute { awaiting } else { 0 };
+        LaneUse { lane: *lane, busy, idle: (end - begin).saturating_sub(busy), awaiting_receive }
+    });
+    lanes.collect()
+}
+
+/// Each operation of the compute lane, in order: how long it took, and how long the lane was idle
+/// before it until something was received.
+pub fn each_compute(program: &Program, times: &[Times], each: impl FnMut(OpId, u64, u64)) {
+    each_of_lane(program, times, (0, span(times).0), each);
+}
+
+fn each_of_lane(
+    program: &Program,
+    times: &[Times],
+    (lane, begin): (usize, u64),
+    mut each: impl FnMut(OpId, u64, u64),
+) {
     let end_of = |id: OpId| times.get(id.0 as usize).map_or(0, |t| t.1);
-    program
-        .lanes
-        .iter()
-        .map(|(lane, ids)| {
-            let (mut busy, mut awaiting, mut at) = (0, 0, begin);
-            for id in ids {
-                let Some(&(from, to)) = times.get(id.0 as usize) else { continue };
-                busy += to.saturating_sub(from);
-                let received = program.operation(*id).waits.iter().any(|wait| {
-                    let (other, ids) = &program.lanes[usize::from(wait.lane.0)];
-                    let last = (wait.count as usize).checked_sub(1).map(|i| ids[i]);
-                    matches!(other, Lane::Receive(_)) && last.is_some_and(|id| end_of(id) > at)
-                });
-                if received && *lane == Lane::Compute {
-                    awaiting += from.saturating_sub(at);
-                }
-                at = to;
-            }
-            let idle = (end - begin).saturating_sub(busy);
-            LaneUse { lane: *lane, busy, idle, awaiting_receive: awaiting }
-        })
-        .collect()
+    let mut at = begin;
+    for id in &program.lanes[lane].1 {
+        let Some(&(from, to)) = times.get(id.0 as usize) else { continue };
+        let received = program.operation(*id).waits.iter().any(|wait| {
+            let (other, ids) = &program.lanes[usize::from(wait.lane.0)];
+            let last = (wait.count as usize).checked_sub(1).map(|i| ids[i]);
+            matches!(other, Lane::Receive(_)) && last.is_some_and(|id| end_of(id) > at)
+        });
+        each(*id, to.saturating_sub(from), if received { from.saturating_sub(at) } else { 0 });
+        at = to;
+    }
+}
+
+/// Bytes that an operation sends and receives, frames' headers not counted.
+pub fn moved(program: &Program, op: &Operation) -> (u64, u64) {
+    let bytes = |regions: &[Region]| regions.iter().map(|r| program.region_bytes(r)).sum();
+    match op.kind {
+        OpKind::Send { .. } => (bytes(&op.reads), 0),
+        OpKind::Receive { .. } => (0, bytes(&op.writes)),
+        _ => (0, 0),
+    }
 }
 
 /// Bytes that a program sends and receives, frames' headers not counted.
 pub fn traffic(program: &Program) -> (u64, u64) {
-    let (mut sent, mut received) = (0, 0);
-    for op in &program.operations {
-        match op.kind {
-            OpKind::Send { .. } => {
-                sent += op.reads.iter().map(|r| program.region_bytes(r)).sum::<u64>();
-            }
-            OpKind::Receive { .. } => {
-                received += op.writes.iter().map(|r| program.region_bytes(r)).sum::<u64>();
-            }
-            _ => {}
-        }
-    }
-    (sent, received)
+    let each = program.operations.iter().map(|op| moved(program, op));
+    each.fold((0, 0), |sum, of| (sum.0 + of.0, sum.1 + of.1))
 }
 
 /// The share of communication that compute hid: 1 - (compute idle while awaiting a receive) /

@@ -410,7 +410,7 @@ fn a_cycle_through_lane_order_is_found() {
     let compute = &case.programs[0].lanes[0];
     assert_eq!(compute.0, Lane::Compute);
     let wait = Wait { lane: galaxy_graph::program::LaneId(0), count: compute.1.len() as u32 };
-    case.programs[0].operations[send.0 as usize].waits = vec![wait];
+    case.programs[0].operations[send.0 as usize].waits = vec![wait].into();
     let found = case.verify().unwrap_err();
     assert!(matches!(found, VerifyError::Cycle { .. }), "{found}");
     assert!(simulate(&case.programs, &Random(1, u64::MAX)).is_err());
@@ -444,8 +444,10 @@ fn needs_of_all_devices_are_those_of_each_and_bounded() {
     let mut plan = plan(Strategy::Galaxy, 2, &spec, &[[1; 4], [2; 4]]);
     let results = budget::needs_all(&spec, 4, &plan).unwrap().iter().map(|n| n.results).sum();
     assert_eq!(Bytes(u64::from(plan.max_rows * spec.hidden) * 4), results);
-    plan.max_rows = u32::MAX;
-    assert!(budget::needs_all(&spec, 4, &plan).is_err());
+    for rows in [0, u32::MAX] {
+        plan.max_rows = rows;
+        assert!(budget::needs_all(&spec, 4, &plan).is_err());
+    }
 }
 
 #[test]

@@ -7,7 +7,6 @@ use crate::{
     search,
 };
 use galaxy_common::Strategy;
-use galaxy_graph::budget;
 
 /// Rings that are simulated, few devices and many.
 const SIMULATED: [usize; 2] = [6, 4];
@@ -37,10 +36,13 @@ pub(crate) fn plan(request: &Request<'_>) -> Result<Planned, PlanningError> {
     // The order of finding decides between equals.
     ranked.sort_by(|a, b| a.prediction.latency.total_cmp(&b.prediction.latency));
     let first = fitting(request, &mut ranked)?;
-    let other =
-        ranked.into_iter().find(|r| reasons::another(&r.candidate.plan, &first.candidate.plan));
+    ranked.retain(|r| reasons::another(&r.candidate.plan, &first.candidate.plan));
+    let other = fitting(request, &mut ranked).ok();
     let left_out = reasons::left_out(&mut rings, &first);
-    let advice = reasons::advice(&mut rings, &first);
+    let advice = match strategy {
+        Strategy::Auto => reasons::advice(&mut rings, &first),
+        _ => Vec::new(),
+    };
     search.splits = rings.splits;
     let runner_up = other.map(|other| RunnerUp {
         what: reasons::what(&other.candidate.plan),
@@ -60,14 +62,16 @@ pub(crate) fn plan(request: &Request<'_>) -> Result<Planned, PlanningError> {
     })
 }
 
-/// Takes the first that fits, with all its layers lowered. Few layers, or none where a plan stays
-/// far below what is granted, were enough to look for it.
+/// Takes the first that fits. Those that stay far below what is granted were not lowered to find
+/// them.
 fn fitting(request: &Request<'_>, ranked: &mut Vec<Ranked>) -> Result<Ranked, PlanningError> {
     let mut error = None;
     while !ranked.is_empty() {
         let mut first = ranked.remove(0);
         let plan = &first.candidate.plan;
-        first.candidate.needs = budget::needs_all(request.spec, request.matrix_width, plan)?;
+        if first.candidate.needs.is_empty() {
+            first.candidate.needs = draft::needs(request, plan)?;
+        }
         if draft::above(plan, &first.candidate.needs).is_empty() {
             return Ok(first);
         }
@@ -77,13 +81,9 @@ fn fitting(request: &Request<'_>, ranked: &mut Vec<Ranked>) -> Result<Ranked, Pl
 }
 
 fn rank(request: &Request<'_>, candidate: Candidate) -> Result<Ranked, PlanningError> {
-    let prediction = predict::predict(request, &candidate.plan)?;
-    Ok(ranked(candidate, prediction))
-}
-
-fn ranked(candidate: Candidate, mut prediction: Prediction) -> Ranked {
+    let mut prediction = predict::predict(request, &candidate.plan)?;
     prediction.closed_form = candidate.closed_form;
-    Ranked { candidate, prediction }
+    Ok(Ranked { candidate, prediction })
 }
 
 /// All candidates that fit, simulated.
@@ -102,7 +102,7 @@ fn auto(rings: &mut Rings<'_>, search: &mut Search) -> Result<Vec<Ranked>, Plann
     for priced in search::best(rings, most, search) {
         match rings.fit(priced.ring(), Strategy::Auto, By::Exact) {
             Ok(candidate) => keep(candidate),
-            Err(why) => error = error.or(Some(why)),
+            Err(why) => error = policies::nearer(error, why),
         }
     }
     let given = [
@@ -115,33 +115,20 @@ fn auto(rings: &mut Rings<'_>, search: &mut Search) -> Result<Vec<Ranked>, Plann
     for strategy in given {
         match policies::plan(rings, strategy) {
             Ok(candidate) => keep(candidate),
-            Err(why) => error = error.or(Some(why)),
+            Err(why) => error = policies::nearer(error, why),
         }
     }
-    // Roughly first; what may be the best of them fully.
-    let mut rough: Vec<Ranked> = Vec::new();
+    let mut ranked: Vec<Ranked> = Vec::new();
     for candidate in candidates {
         // What cannot be lowered is no candidate.
-        match predict::roughly(request, &candidate.plan) {
-            Ok(prediction) => rough.push(ranked(candidate, prediction)),
-            Err(why) => error = Some(why),
+        match rank(request, candidate) {
+            Ok(candidate) => ranked.push(candidate),
+            Err(why) => error = policies::nearer(error, why),
         }
     }
-    search.simulated = rough.len() as u64;
-    rough.sort_by(|a, b| a.prediction.latency.total_cmp(&b.prediction.latency));
-    let best = rough.first().map_or(0.0, |r| r.prediction.latency);
-    let limit = best * (1.0 + predict::ROUGH) / (1.0 - predict::ROUGH);
-    let mut full: Vec<Ranked> = Vec::new();
-    for candidate in rough {
-        // The runner-up is told fully too.
-        let other = |r: &Ranked| reasons::another(&r.candidate.plan, &candidate.candidate.plan);
-        if candidate.prediction.latency <= limit || (!full.is_empty() && full.iter().all(other)) {
-            let told = predict::fully_by_few(&candidate.candidate.plan);
-            full.push(if told { candidate } else { rank(request, candidate.candidate)? });
-        }
-    }
-    if full.is_empty() {
+    search.simulated = ranked.len() as u64;
+    if ranked.is_empty() {
         return Err(reasons::nothing_fits(rings, error));
     }
-    Ok(full)
+    Ok(ranked)
 }

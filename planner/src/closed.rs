@@ -28,12 +28,13 @@
 //! what rows see; that late rows see more is left to the simulator.
 
 use crate::{
+    links::Links,
     memory::{Held, Memory},
     request::Request,
     split::{Curve, Missing, Problem, Side},
 };
 use galaxy_common::{DeviceProfile, Exchange, Kernel, LinkType, ProfileError, Wanted, WireType};
-use galaxy_model::{HeadSpec, ModelSpec, NormPlace};
+use galaxy_model::{ModelSpec, NormPlace};
 
 /// Most points of a table; between them it is linear, as profiles are.
 const POINTS: usize = 32;
@@ -227,10 +228,7 @@ impl Tables {
             }
             mean(&|rows| cut(rows, &|run| mlp(run, columns)) + moved(rows))
         });
-        let vocabulary = match spec.head {
-            HeadSpec::Language { .. } => spec.vocabulary,
-            _ => 0,
-        };
+        let vocabulary = spec.extent().vocabulary;
         let words = curve(count(vocabulary, units.words), |units_of| {
             let words = (units_of * f64::from(units.words)).min(f64::from(vocabulary));
             let head = mean(&|rows| {
@@ -384,12 +382,11 @@ pub(crate) fn problem(
 /// # Errors
 /// When a link that it needs has no profile.
 pub(crate) fn reach(
-    request: &Request<'_>,
+    links: &Links<'_>,
     ring: &[usize],
     at: usize,
     means: Means,
 ) -> Result<Reach, ProfileError> {
-    let name = |place: usize| &request.offers[ring[place]].name;
     let n = ring.len();
     if n == 1 {
         return Ok(Reach { rate: f64::INFINITY, latency: 0.0, byte_cost: 0.0 });
@@ -400,8 +397,8 @@ pub(crate) fn reach(
     };
     let mut reach = Reach { rate: f64::INFINITY, latency: 0.0, byte_cost: 0.0 };
     for &(before, after) in &peers {
-        let into = request.profile.link(name(before), name(at), means.link)?;
-        let out = request.profile.link(name(at), name(after), means.link)?;
+        let into = links.get(means.link, ring[before], ring[at])?;
+        let out = links.get(means.link, ring[at], ring[after])?;
         reach.rate = reach.rate.min(into.busy_rate).min(out.busy_rate);
         reach.latency = reach.latency.max(into.latency).max(out.latency);
         reach.byte_cost += (out.send_cost + into.receive_cost) / peers.len() as f64;

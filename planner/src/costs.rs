@@ -47,20 +47,14 @@ impl<'a> ProfileCosts<'a> {
         Ok(Self { hidden, causal: spec.causal, shape, devices, links: between, cables })
     }
 
-    /// Nanoseconds that the bytes of a program cost the kernels of its device.
-    pub(crate) fn links_of(&self, program: &Program) -> f64 {
-        let of = |op: &Operation| match program.lanes[usize::from(op.lane.0)].0 {
-            Lane::Send(to) => {
-                let bytes: u64 = op.reads.iter().map(|r| program.region_bytes(r)).sum();
-                bytes as f64 * self.byte_cost(program.rank, to).send
-            }
-            Lane::Receive(from) => {
-                let bytes: u64 = op.writes.iter().map(|r| program.region_bytes(r)).sum();
-                bytes as f64 * self.byte_cost(from, program.rank).receive
-            }
+    /// Nanoseconds that the bytes of a send or receive cost the kernels of its device.
+    pub(crate) fn links_of(&self, program: &Program, op: &Operation, bytes: u64) -> f64 {
+        let each = match program.lanes[usize::from(op.lane.0)].0 {
+            Lane::Send(to) => self.byte_cost(program.rank, to).send,
+            Lane::Receive(from) => self.byte_cost(from, program.rank).receive,
             _ => 0.0,
         };
-        program.operations.iter().map(of).sum()
+        bytes as f64 * each
     }
 
     /// Pairs of the `queries` with the `keys` that they see, for each text: (query rows, pairs).

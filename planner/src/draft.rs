@@ -126,7 +126,6 @@ fn finish(
 ) -> Plan {
     // Alone, tiles and links are nothing.
     let alone = ring.len() == 1;
-    let strategy = if alone && strategy == Strategy::Auto { Strategy::Local } else { strategy };
     Plan {
         model: request.model.to_owned(),
         fingerprint: request.fingerprint.to_owned(),
@@ -148,16 +147,20 @@ const LAYERS_OF_A_RUN: u32 = 2;
 /// The same where blocks are cut by rows: the next layer begins before one is over.
 const LAYERS_BY_ROWS: u32 = 4;
 
-/// The same plan for a model of which each run of equal layers has at most `most`.
-pub(crate) fn shortened(spec: &ModelSpec, plan: &Plan, most: u32) -> (ModelSpec, Plan) {
-    let mut runs: Vec<Span<Layer>> = Vec::new();
+/// Runs of layers that are cut alike.
+pub(crate) fn runs(plan: &Plan) -> Vec<Span<Layer>> {
     let mut edges: Vec<u32> =
         plan.modes.iter().flat_map(|m| [m.layers.start(), m.layers.end()]).collect();
     let blocks = plan.ring.iter().flat_map(|d| &d.prefill.blocks);
     edges.extend(blocks.flat_map(|b| [b.layers.start(), b.layers.end()]));
     edges.sort_unstable();
     edges.dedup();
-    runs.extend(edges.windows(2).map(|pair| Span::new(pair[0], pair[1])));
+    edges.windows(2).map(|pair| Span::new(pair[0], pair[1])).collect()
+}
+
+/// The same plan for a model of which each run of equal layers has at most `most`.
+pub(crate) fn shortened(spec: &ModelSpec, plan: &Plan, most: u32) -> (ModelSpec, Plan) {
+    let runs = runs(plan);
     // Where a layer of the long model stands in the short one.
     let short = |layer: u32| -> u32 {
         let before = runs.iter().map(|run| layer.clamp(run.start(), run.end()) - run.start());

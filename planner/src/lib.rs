@@ -7,6 +7,7 @@ mod auto;
 mod closed;
 mod costs;
 mod draft;
+mod links;
 mod memory;
 pub mod paper;
 mod policies;

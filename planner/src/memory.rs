@@ -39,11 +39,6 @@ fn sizes(all: u32, unit: u32) -> impl Iterator<Item = u32> {
     (0..=count(all, unit)).map(move |n| (n as u32).saturating_mul(unit).min(all))
 }
 
-/// Words that have logits.
-fn vocabulary(spec: &ModelSpec) -> u32 {
-    spec.extent().vocabulary
-}
-
 /// The weights of a device that has so much of each layer.
 fn weights(
     spec: &ModelSpec,
@@ -117,7 +112,7 @@ impl Memory {
         let columns = of(spec.inner, units.columns, &|columns| {
             weights(&one, self.width, Span::empty(), columns, 0)
         });
-        let words = of(vocabulary(spec), units.words, &|words| {
+        let words = of(spec.extent().vocabulary, units.words, &|words| {
             weights(&one, self.width, Span::empty(), 0, words)
         });
         Held { heads, columns, words }
@@ -150,10 +145,23 @@ impl Memory {
             mlp * held + if mlp > 0 { rows * u64::from(columns) } else { 0 }
         });
         // Logits, and the same on their way to the coordinator.
-        let words = sized(&weights.words, vocabulary(spec), units.words, &|held, words| {
+        let words = sized(&weights.words, spec.extent().vocabulary, units.words, &|held, words| {
             held + 2 * rows * u64::from(words)
         });
         Held { heads, columns, words }
+    }
+
+    /// The process, what kernels work in, and what every device holds.
+    fn base(&self, spec: &ModelSpec, threads: u16, max_rows: u32) -> u64 {
+        let each = budget::THREAD_SCRATCH + 576 * u64::from(spec.head_width);
+        let positions = match &spec.positions {
+            Positions::Rotary { inverse_frequencies, .. } => {
+                8 * inverse_frequencies.len() as u64 * u64::from(max_rows)
+            }
+            Positions::Learned { .. } => budget::POSITION_ROWS * u64::from(spec.hidden) * 4,
+        };
+        let scratch = budget::SHARED_SCRATCH + u64::from(threads) * each + positions;
+        budget::PROCESS.0 + scratch + self.around + u64::from(spec.layers) * self.layer
     }
 
     /// What a device takes whatever its part: the process, and what it works in if it owns rows.
@@ -170,14 +178,6 @@ impl Memory {
     ) -> u64 {
         let rows = u64::from(allowed.max_rows);
         let row = u64::from(spec.hidden) * 4;
-        let threads = u64::from(threads);
-        let scratch = threads * (budget::THREAD_SCRATCH + 576 * u64::from(spec.head_width));
-        let positions = match &spec.positions {
-            Positions::Rotary { inverse_frequencies, .. } => {
-                8 * inverse_frequencies.len() as u64 * rows
-            }
-            Positions::Learned { .. } => budget::POSITION_ROWS * row,
-        };
         let d = devices as u64;
         let own = if owner { rows.div_ceil(d) } else { 0 };
         let live = if spec.norm_place == NormPlace::Pre { 4 } else { 2 };
@@ -190,8 +190,7 @@ impl Memory {
         };
         let gathered = gathered * rows.div_ceil(runs) * row;
         let staging = staged * rows * u64::from(spec.hidden);
-        let mut total = budget::PROCESS.0 + (1 << 20) + scratch + positions;
-        total += self.around + u64::from(spec.layers) * self.layer;
+        let mut total = self.base(spec, threads, allowed.max_rows);
         total += own * row * live + gathered + staging;
         match spec.head {
             HeadSpec::Language { .. } => total += rows * row,
@@ -222,11 +221,9 @@ impl Memory {
     pub fn stage(&self, spec: &ModelSpec, max_rows: u32, threads: u16, last: bool) -> (u64, u64) {
         let rows = u64::from(max_rows) * 4;
         let width = u64::from(spec.head_width);
-        let scratch = u64::from(threads) * (budget::THREAD_SCRATCH + 576 * width);
         let hidden = u64::from(spec.hidden);
         let qkv = u64::from(2 * spec.heads + 2 * spec.kv_heads) * width;
-        let mut fixed = budget::PROCESS.0 + (1 << 20) + scratch + self.around;
-        fixed += u64::from(spec.layers) * self.layer;
+        let mut fixed = self.base(spec, threads, max_rows);
         // Residual, normed rows, sums, and what goes in and out.
         fixed += rows * (5 * hidden + qkv + u64::from(spec.inner));
         if let (true, HeadSpec::Language { .. }) = (last, &spec.head) {

@@ -4,12 +4,12 @@ use crate::{
     closed::{ByRows, Means},
     draft,
     request::{PlanningError, Request},
-    ring::{By, Candidate, Ring, Rings},
+    ring::{By, Candidate, Ring, Rings, equal_parts},
     search::means,
     split::Split,
     stages,
 };
-use galaxy_common::{Exchange, Layout, Strategy, apportion};
+use galaxy_common::{Exchange, Layout, Strategy};
 
 /// The plan of a strategy.
 ///
@@ -28,6 +28,18 @@ pub(crate) fn plan(rings: &mut Rings<'_>, strategy: Strategy) -> Result<Candidat
     }
 }
 
+/// Of two reasons why there is no plan, the one that less memory would mend.
+pub(crate) fn nearer(old: Option<PlanningError>, new: PlanningError) -> Option<PlanningError> {
+    let missing = |error: &PlanningError| match error {
+        PlanningError::Memory { missing, .. } => missing.0,
+        _ => u64::MAX,
+    };
+    Some(match old {
+        Some(old) if missing(&old) <= missing(&new) => old,
+        _ => new,
+    })
+}
+
 /// The device that is done first.
 fn local(rings: &mut Rings<'_>) -> Result<Candidate, PlanningError> {
     let n = rings.request.offers.len();
@@ -41,18 +53,7 @@ fn local(rings: &mut Rings<'_>) -> Result<Candidate, PlanningError> {
                 best = Some(found);
             }
             Ok(_) => {}
-            Err(error) => {
-                let nearer = |old: &PlanningError| match (&error, old) {
-                    (
-                        PlanningError::Memory { missing: new, .. },
-                        PlanningError::Memory { missing: old, .. },
-                    ) => new < old,
-                    _ => false,
-                };
-                if least.as_ref().is_none_or(nearer) {
-                    least = Some(error);
-                }
-            }
+            Err(error) => least = nearer(least, error),
         }
     }
     let nothing = || PlanningError::Nothing { why: "there is no device to plan for".into() };
@@ -77,7 +78,7 @@ fn ring(
     for (_, means) in ways {
         match rings.fit(Ring { members: &members, means, by_rows }, strategy, by) {
             Ok(found) => return Ok(found),
-            Err(why) => error = error.or(Some(why)),
+            Err(why) => error = nearer(error, why),
         }
     }
     let nothing = || PlanningError::Nothing { why: "there is no device to plan for".into() };
@@ -102,10 +103,7 @@ fn megatron(rings: &mut Rings<'_>) -> Result<Candidate, PlanningError> {
     let members: Vec<usize> = (0..n).collect();
     let ring = Ring { members: &members, means, by_rows: ByRows::default() };
     let extent = request.spec.extent();
-    let equal = |total: u32| -> Vec<usize> {
-        let spans = apportion::<galaxy_common::Column>(total, &vec![1; n]);
-        spans.iter().map(|s| s.len() as usize).collect()
-    };
+    let equal = |total: u32| equal_parts(total as usize, n);
     let split = Split {
         heads: equal(extent.heads),
         columns: equal(extent.columns),
@@ -115,8 +113,7 @@ fn megatron(rings: &mut Rings<'_>) -> Result<Candidate, PlanningError> {
     };
     let one = crate::closed::Units { heads: 1, columns: 1, words: 1, rows: n as u32 };
     let strategy = Strategy::Megatron;
-    let mut plan = draft::ring(request, strategy, &members, one, means, ByRows::default(), &split);
-    plan.layout = Layout::Replicated;
+    let plan = draft::ring(request, strategy, &members, one, means, ByRows::default(), &split);
     let needs = draft::needs(request, &plan)?;
     if !draft::above(&plan, &needs).is_empty() {
         return Err(draft::too_large(strategy, &plan, &needs));
@@ -136,11 +133,13 @@ fn pipeline(rings: &mut Rings<'_>) -> Result<Candidate, PlanningError> {
     }
     let mut best: Option<Candidate> = None;
     let mut error = None;
-    // The most tiles are mostly the best; of equals the fewest.
-    for means in plain(request, request.offers.len()).into_iter().rev() {
+    // The most tiles are mostly the best. Where rows see all others one text passes in one part, and
+    // tiles are for batches of several.
+    let ways = plain(request, request.offers.len()).into_iter().rev();
+    for means in ways.take(if request.spec.causal { usize::MAX } else { 1 }) {
         let means = Means { exchange: Exchange::Ring, ..means };
         let limit = best.as_ref().map_or(f64::INFINITY, |b| b.closed_form);
-        match stages::plan(request, &rings.memory, &rings.lengths, means, limit) {
+        match stages::plan(rings, means, limit) {
             Ok(found) => best = Some(found),
             Err(why) => error = Some(why),
         }

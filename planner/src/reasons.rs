@@ -7,7 +7,9 @@ use crate::{
     ring::{Ring, Rings},
     search::Priced,
 };
-use galaxy_common::{Bytes, Exchange, Kernel, Layout, LinkType, Mode, Plan, Strategy, WireType};
+use galaxy_common::{
+    Bytes, Exchange, Kernel, Layout, LinkProfile, LinkType, Mode, Plan, Strategy, WireType,
+};
 
 fn millis(nanos: f64) -> String {
     let ms = nanos * 1e-6;
@@ -37,7 +39,15 @@ pub(crate) fn what(plan: &Plan) -> String {
         Layout::Ring => match (rows.attention, rows.mlp) {
             (0, 0) => "galaxy".to_owned(),
             (a, m) if a == layers && m == layers => "sequence".to_owned(),
-            (a, m) => format!("galaxy with {a} attentions and {m} MLPs of {layers} by rows"),
+            (a, m) => {
+                let of = |n: u32, what: &str| match n {
+                    0 => None,
+                    n if n == layers => Some(format!("all {what}")),
+                    n => Some(format!("the {what} of {n} of {layers} layers")),
+                };
+                let parts: Vec<_> = of(a, "attention").into_iter().chain(of(m, "MLPs")).collect();
+                format!("galaxy with {} by rows", parts.join(" and "))
+            }
         },
     };
     let mut text = format!("{kind} on {devices} devices, {} tiles", plan.tiles);
@@ -67,7 +77,9 @@ pub(crate) fn another(a: &Plan, b: &Plan) -> bool {
         let rows = by_rows(plan);
         (rows.attention > 0, rows.mlp > 0)
     };
-    a.layout != b.layout || devices(a) != devices(b) || modes(a) != modes(b)
+    // Alone, a device does everything, whatever the layout.
+    let alone = a.ring.len() == 1 && b.ring.len() == 1;
+    devices(a) != devices(b) || (!alone && (a.layout != b.layout || modes(a) != modes(b)))
 }
 
 /// Why the second is slower than the first.
@@ -142,6 +154,14 @@ pub(crate) fn left_out(
         } else {
             "it is as fast as the fastest in the plan".to_owned()
         };
+        let strategy = request.allowed.strategy;
+        if strategy != Strategy::Auto {
+            out.push((
+                offer.name.clone(),
+                format!("strategy {strategy} gives it no part; {speed}"),
+            ));
+            continue;
+        }
         let Some(chosen) = &chosen else {
             out.push((offer.name.clone(), format!("the plan needs no more devices; {speed}")));
             continue;
@@ -214,14 +234,16 @@ pub(crate) fn advice(rings: &mut Rings<'_>, first: &Ranked) -> Vec<Advice> {
     };
     // With memory without end everywhere: where that does not help, no device's memory does.
     let mut offers = request.offers.to_vec();
-    offers.iter_mut().for_each(|o| o.budget = Bytes(u64::MAX / 4));
+    offers.iter_mut().for_each(|o| o.budget = Bytes(u64::MAX >> 8));
     let endless = crate::Request { offers: &offers, ..*request };
     let binds = rings.again(&endless).is_ok_and(|mut again| {
         let costs = ways.iter().filter_map(|w| again.price(w.ring()));
         costs.fold(f64::INFINITY, f64::min) < now * WORTH
     });
-    let advised = if binds { request.offers.len().min(ADVISED) } else { 0 };
-    for place in 0..advised {
+    // Those of the plan first.
+    let others = (0..request.offers.len()).filter(|place| !chosen.members.contains(place));
+    let advised = chosen.members.iter().copied().chain(others);
+    for place in advised.take(if binds { ADVISED } else { 0 }) {
         let name = &request.offers[place].name;
         for percent in [25, 50, 100] {
             let mut offers = request.offers.to_vec();
@@ -241,7 +263,10 @@ pub(crate) fn advice(rings: &mut Rings<'_>, first: &Ranked) -> Vec<Advice> {
         .iter()
         .map(|&m| {
             let name = &request.offers[m].name;
-            let of = request.profile.links.iter().filter(|l| l.from == *name || l.to == *name);
+            let mine = |l: &&LinkProfile| {
+                l.link == chosen.means.link && (l.from == *name || l.to == *name)
+            };
+            let of = request.profile.links.iter().filter(mine);
             (of.map(|l| l.busy_rate).fold(0.0, f64::max), m)
         })
         .collect();
@@ -307,10 +332,16 @@ pub(crate) fn nothing_fits(rings: &Rings<'_>, error: Option<PlanningError>) -> P
             device: None,
             missing: Bytes(short.max(1)),
             what: format!(
-                "the weights take {} in all, and {} devices grant {} together: raise memory or add devices",
+                "the weights take {} in all, and {} together: raise memory or add devices",
                 Bytes(whole),
-                request.offers.len(),
-                Bytes(granted),
+                match request.offers {
+                    [only] => format!(
+                        "{} grants {}, not enough to work with them",
+                        only.name,
+                        Bytes(granted)
+                    ),
+                    all => format!("{} devices grant {}", all.len(), Bytes(granted)),
+                },
             ),
         },
     }

@@ -4,6 +4,7 @@
 use crate::{
     closed::{self, ByRows, Means, Reach, Seat, Tables, Units},
     draft,
+    links::Links,
     memory::{Held, Memory},
     paper,
     request::{PlanningError, Request},
@@ -69,6 +70,7 @@ pub(crate) struct Rings<'a> {
     pub request: &'a Request<'a>,
     pub memory: Memory,
     pub lengths: Vec<(u32, f64)>,
+    pub links: Links<'a>,
     profiles: Vec<&'a DeviceProfile>,
     tables: BTreeMap<(usize, usize, u16), Rc<Tables>>,
     weights: BTreeMap<Units, Rc<Held>>,
@@ -97,6 +99,7 @@ impl<'a> Rings<'a> {
             request,
             memory: Memory::new(request),
             lengths: closed::lengths(request, LENGTHS),
+            links: Links::new(request),
             profiles: profiles.collect::<Result<_, _>>()?,
             tables: BTreeMap::new(),
             weights: BTreeMap::new(),
@@ -172,9 +175,13 @@ impl<'a> Rings<'a> {
             .map(|problem| (units, problem))
     }
 
-    fn reaches(&self, ring: Ring<'_>) -> Result<Vec<Reach>, ProfileError> {
+    /// What its devices reach in a ring.
+    ///
+    /// # Errors
+    /// When a link that it needs has no profile.
+    pub fn reaches(&self, ring: Ring<'_>) -> Result<Vec<Reach>, ProfileError> {
         let each = 0..ring.members.len();
-        each.map(|at| closed::reach(self.request, ring.members, at, ring.means)).collect()
+        each.map(|at| closed::reach(&self.links, ring.members, at, ring.means)).collect()
     }
 
     /// What no split of this ring beats: memory without end, and links as in `reach`.
@@ -273,7 +280,9 @@ impl<'a> Rings<'a> {
             };
             let far_below = ring.members.iter().enumerate().all(|(place, &m)| {
                 let granted = self.request.offers[m].budget.0;
-                expected(place, granted) < granted / 2
+                // What all of a block takes is counted of those that may own rows alone.
+                let counted = problem.sides[place].owner || split.rows[place] == 0;
+                counted && expected(place, granted) < granted / 2
             });
             if far_below {
                 return Ok(Candidate { plan, needs: Vec::new(), closed_form: split.cost });
@@ -305,18 +314,25 @@ impl<'a> Rings<'a> {
             device,
             missing: bytes,
             what: format!(
-                "{count} devices grant {granted} together: raise memory, add devices, or lower max_rows"
+                "{}: raise memory, add devices, or lower max_rows",
+                match count {
+                    1 => format!("it grants {granted}"),
+                    _ => format!("{count} devices grant {granted} together"),
+                }
             ),
         }
     }
 }
 
-/// All in equal parts, as far as units go.
+/// So many units in equal parts, as far as they go.
+pub(crate) fn equal_parts(total: usize, n: usize) -> Vec<usize> {
+    (0..n).map(|d| total / n + usize::from(d < total % n)).collect()
+}
+
+/// All in equal parts.
 fn equal(problem: &Problem) -> Split {
     let n = problem.sides.len();
-    let share = |total: usize| -> Vec<usize> {
-        (0..n).map(|d| total / n + usize::from(d < total % n)).collect()
-    };
+    let share = |total: usize| equal_parts(total, n);
     let mut split = Split {
         heads: share(problem.heads),
         columns: share(problem.columns),

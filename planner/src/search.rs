@@ -10,10 +10,11 @@
 
 use crate::{
     closed::{ByRows, Means, Reach},
+    links::Links,
     request::{Request, Search},
     ring::{Ring, Rings},
 };
-use galaxy_common::{DeviceName, Exchange, LinkType};
+use galaxy_common::{Exchange, LinkProfile, LinkType};
 use std::collections::BTreeMap;
 
 /// As many devices as all sets are looked at of.
@@ -74,25 +75,22 @@ pub(crate) fn means(request: &Request<'_>, devices: usize) -> Vec<Means> {
 }
 
 /// What a row of tiles needs from one device to another; endless where there is no link.
-fn edge(request: &Request<'_>, link: LinkType, from: usize, to: usize) -> f64 {
-    let (from, to) = (&request.offers[from].name, &request.offers[to].name);
+fn edge(links: &Links<'_>, link: LinkType, from: usize, to: usize) -> f64 {
     // A tile of a usual size stands for all: 64 KiB.
-    request
-        .profile
-        .link(from, to, link)
-        .map_or(f64::INFINITY, |l| l.latency + 65_536e9 / l.busy_rate)
+    let tile = |l: &LinkProfile| l.latency + 65_536e9 / l.busy_rate;
+    links.get(link, from, to).map_or(f64::INFINITY, tile)
 }
 
 /// The order of `members` around a ring whose slowest cable is the fastest, and of those the one
 /// whose cables take least together. The first stays first.
-fn order(request: &Request<'_>, link: LinkType, members: &[usize]) -> Vec<usize> {
+fn order(links: &Links<'_>, link: LinkType, members: &[usize]) -> Vec<usize> {
     let n = members.len();
     if n < 3 {
         return members.to_vec();
     }
     let edges: Vec<Vec<f64>> = members
         .iter()
-        .map(|&from| members.iter().map(|&to| edge(request, link, from, to)).collect())
+        .map(|&from| members.iter().map(|&to| edge(links, link, from, to)).collect())
         .collect();
     let off_diagonal = (0..n).flat_map(|a| (0..n).filter(move |&b| a != b).map(move |b| (a, b)));
     let times: Vec<f64> = off_diagonal.map(|(a, b)| edges[a][b]).collect();
@@ -155,27 +153,25 @@ fn nearest(edges: &[Vec<f64>]) -> Vec<usize> {
 }
 
 /// The best a device of the set can reach, in any order.
-fn best_reach(request: &Request<'_>, members: &[usize], means: Means) -> Vec<Reach> {
-    let places: BTreeMap<&DeviceName, usize> =
-        members.iter().enumerate().map(|(at, &m)| (&request.offers[m].name, at)).collect();
-    let none = Reach { rate: 0.0, latency: f64::INFINITY, byte_cost: f64::INFINITY };
-    let mut reach = vec![none; members.len()];
-    for link in request.profile.links.iter().filter(|l| l.link == means.link) {
-        let (Some(&from), Some(&to)) = (places.get(&link.from), places.get(&link.to)) else {
-            continue;
-        };
-        for at in [from, to] {
-            let best = &mut reach[at];
-            best.rate = best.rate.max(link.busy_rate);
-            best.latency = best.latency.min(link.latency);
-            best.byte_cost = best.byte_cost.min(link.send_cost.min(link.receive_cost) * 2.0);
+fn best_reach(links: &Links<'_>, members: &[usize], means: Means) -> Vec<Reach> {
+    let reach = |&own: &usize| {
+        let mut best = Reach { rate: 0.0, latency: f64::INFINITY, byte_cost: f64::INFINITY };
+        for &other in members.iter().filter(|&&other| other != own) {
+            for (from, to) in [(own, other), (other, own)] {
+                let Ok(link) = links.get(means.link, from, to) else { continue };
+                best.rate = best.rate.max(link.busy_rate);
+                best.latency = best.latency.min(link.latency);
+                let cost = link.send_cost.min(link.receive_cost) * 2.0;
+                best.byte_cost = best.byte_cost.min(cost);
+            }
         }
-    }
-    // Alone, or where nothing was measured, links cost nothing: it is a bound.
-    for best in reach.iter_mut().filter(|r| r.rate == 0.0) {
-        *best = Reach { rate: f64::INFINITY, latency: 0.0, byte_cost: 0.0 };
-    }
-    reach
+        match best.rate > 0.0 {
+            true => best,
+            // Alone, or where nothing was measured, links cost nothing: it is a bound.
+            false => Reach { rate: f64::INFINITY, latency: 0.0, byte_cost: 0.0 },
+        }
+    };
+    members.iter().map(reach).collect()
 }
 
 /// Numbers of layers by rows at the ends: none or all.
@@ -215,7 +211,7 @@ fn among(rings: &mut Rings<'_>, sets: &[Vec<usize>], most: usize) -> Vec<Priced>
     let mut entries: Vec<Entry> = Vec::new();
     for set in sets {
         for means in means(rings.request, set.len()) {
-            let reach = best_reach(rings.request, set, means);
+            let reach = best_reach(&rings.links, set, means);
             let mut ends = Vec::new();
             for by_rows in corners(layers, set.len()) {
                 let ring = Ring { members: set, means, by_rows };
@@ -238,12 +234,16 @@ fn among(rings: &mut Rings<'_>, sets: &[Vec<usize>], most: usize) -> Vec<Priced>
             break;
         }
         let members = orders.entry((set, means.link));
-        let members = &*members.or_insert_with_key(|(set, link)| order(rings.request, *link, set));
+        let members = &*members.or_insert_with_key(|(set, link)| order(&rings.links, *link, set));
+        let whole = Ring { members, means, by_rows: ByRows::default() };
+        let Ok(reach) = rings.reaches(whole) else { continue };
         let mut short = false;
         for (bound, by_rows) in ends {
             if bound >= limit(&found, most) {
                 break;
             }
+            // Of the order that was taken; what is above it is memory's.
+            let bound = rings.bound(Ring { by_rows, ..whole }, &reach).unwrap_or(bound);
             // What costs more than the last that is kept need not be priced.
             let last = found.get(most - 1).map_or(f64::INFINITY, |p| p.cost);
             let ring = Ring { members, means, by_rows };
@@ -255,7 +255,7 @@ fn among(rings: &mut Rings<'_>, sets: &[Vec<usize>], most: usize) -> Vec<Priced>
         }
         if short && refined < REFINED {
             refined += 1;
-            for priced in refine(rings, members, means) {
+            for priced in refine(rings, members, means, &reach) {
                 keep(&mut found, priced);
             }
         }
@@ -285,16 +285,15 @@ fn keep(found: &mut Vec<Priced>, new: Priced) {
 
 /// Numbers of layers by rows where memory does not allow all: a coarse grid, the least bound first,
 /// then steps around the best, half as long each time.
-fn refine(rings: &mut Rings<'_>, members: &[usize], means: Means) -> Vec<Priced> {
+fn refine(rings: &mut Rings<'_>, members: &[usize], means: Means, reach: &[Reach]) -> Vec<Priced> {
     let layers = rings.request.spec.layers;
-    let reach = best_reach(rings.request, members, means);
     let step = layers.div_ceil(4).max(1);
     let marks: Vec<u32> = (0..=4).map(|i| (i * step).min(layers)).collect();
     let mut grid = Vec::new();
     for &attention in &marks {
         for &mlp in &marks {
             let by_rows = ByRows { attention, mlp };
-            if let Some(bound) = rings.bound(Ring { members, means, by_rows }, &reach) {
+            if let Some(bound) = rings.bound(Ring { members, means, by_rows }, reach) {
                 grid.push((bound, by_rows));
             }
         }
@@ -345,7 +344,7 @@ fn bounded(rings: &mut Rings<'_>, most: usize, search: &mut Search) -> Vec<Price
         .map(|d| {
             let means = means(rings.request, 1)[0];
             let alone = Ring { members: &[d], means, by_rows: ByRows::default() };
-            let reach = best_reach(rings.request, &[d], means);
+            let reach = best_reach(&rings.links, &[d], means);
             (rings.bound(alone, &reach).unwrap_or(f64::INFINITY), d)
         })
         .collect();
@@ -366,7 +365,7 @@ fn bounded(rings: &mut Rings<'_>, most: usize, search: &mut Search) -> Vec<Price
     let sets: Vec<Vec<usize>> = sizes.iter().map(|&count| set(count)).collect();
     search.subsets += sets.len() as u64;
     let mut found = among(rings, &sets, most);
-    // One device more, one less, or one for another of about its speed.
+    // One device more, or one less.
     for _ in 0..3 {
         let Some(best) = found.first().cloned() else { break };
         let mut near: Vec<Vec<usize>> = Vec::new();
@@ -391,7 +390,7 @@ fn bounded(rings: &mut Rings<'_>, most: usize, search: &mut Search) -> Vec<Price
         near.truncate(6);
         search.subsets += near.len() as u64;
         for set in near {
-            let members = order(rings.request, best.means.link, &set);
+            let members = order(&rings.links, best.means.link, &set);
             let ring = Ring { members: &members, means: best.means, by_rows: best.by_rows };
             if let Some(cost) = rings.price(ring) {
                 let (means, by_rows) = (best.means, best.by_rows);

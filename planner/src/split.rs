@@ -156,10 +156,13 @@ impl Problem {
 
     /// Bytes that a split takes of what device `d` has left.
     pub fn bytes(&self, split: &Split, d: usize) -> u64 {
+        self.held(d, [split.heads[d], split.columns[d], split.vocabulary[d]])
+    }
+
+    /// Bytes of so many heads, columns and words on device `d`.
+    fn held(&self, d: usize, [heads, columns, words]: [usize; 3]) -> u64 {
         let side = &self.sides[d];
-        side.heads.bytes[split.heads[d]]
-            + side.columns.bytes[split.columns[d]]
-            + side.vocabulary.bytes[split.vocabulary[d]]
+        side.heads.bytes[heads] + side.columns.bytes[columns] + side.vocabulary.bytes[words]
     }
 
     /// The least cost that any split could have if memory had no end. None where nobody may own rows.
@@ -235,21 +238,17 @@ impl Problem {
             if least(free.slowest) >= cost {
                 return Err(self.missing());
             }
+            let thresholds = self.thresholds(&free);
             for vocabulary in self.vocabularies(&free) {
-                cost = self.within_memory(&vocabulary, &free, cost, &least, &mut offer);
+                cost = self.within_memory(&vocabulary, &thresholds, cost, &least, &mut offer);
             }
         }
         best.ok_or_else(|| self.missing())
     }
 
     fn fits(&self, stages: &Stages) -> bool {
-        (0..self.sides.len()).all(|d| {
-            let side = &self.sides[d];
-            let bytes = side.heads.bytes[stages.heads[d]]
-                + side.columns.bytes[stages.columns[d]]
-                + side.vocabulary.bytes[stages.vocabulary[d]];
-            bytes <= side.room
-        })
+        let units = |d: usize| [stages.heads[d], stages.columns[d], stages.vocabulary[d]];
+        (0..self.sides.len()).all(|d| self.held(d, units(d)) <= self.sides[d].room)
     }
 
     /// A, M and V without memory.
@@ -266,16 +265,18 @@ impl Problem {
     }
 
     fn stages(&self, heads: Vec<usize>, columns: Vec<usize>, vocabulary: Vec<usize>) -> Stages {
-        let most = |units: &[usize], of: fn(&Side) -> &Curve| {
-            let each = self.sides.iter().zip(units).map(|(s, &n)| of(s).nanos[n]);
-            each.fold(0.0, f64::max)
-        };
         let slowest = [
-            most(&heads, |s| &s.heads),
-            most(&columns, |s| &s.columns),
-            most(&vocabulary, |s| &s.vocabulary),
+            self.most(&heads, |s| &s.heads),
+            self.most(&columns, |s| &s.columns),
+            self.most(&vocabulary, |s| &s.vocabulary),
         ];
         Stages { heads, columns, vocabulary, slowest }
+    }
+
+    /// Nanoseconds of the slowest device with these units.
+    fn most(&self, units: &[usize], of: fn(&Side) -> &Curve) -> f64 {
+        let each = self.sides.iter().zip(units).map(|(s, &n)| of(s).nanos[n]);
+        each.fold(0.0, f64::max)
     }
 
     /// Splits of rows such that no other has both W and P smaller.
@@ -370,11 +371,23 @@ impl Problem {
         tried
     }
 
+    /// What A and M may be: no less than without memory, in order.
+    fn thresholds(&self, free: &Stages) -> [Vec<f64>; 2] {
+        let values = |of: fn(&Side) -> &Curve, from: f64| {
+            let all = self.sides.iter().flat_map(|s| of(s).nanos.iter().copied());
+            let mut all: Vec<f64> = all.filter(|&t| t >= from).collect();
+            all.sort_unstable_by(f64::total_cmp);
+            all.dedup();
+            all
+        };
+        [values(|s| &s.heads, free.slowest[0]), values(|s| &s.columns, free.slowest[1])]
+    }
+
     /// All pairs of A and M that no other beats, for one split of the vocabulary.
     fn within_memory(
         &self,
         vocabulary: &[usize],
-        free: &Stages,
+        [heads, columns]: &[Vec<f64>; 2],
         mut best: f64,
         least: &dyn Fn([f64; 3]) -> f64,
         offer: &mut dyn FnMut(&Stages) -> f64,
@@ -386,26 +399,14 @@ impl Problem {
         let Some(rooms) = (0..self.sides.len()).map(words).collect::<Option<Vec<u64>>>() else {
             return best;
         };
-        let slowest = |units: &[usize], of: fn(&Side) -> &Curve| {
-            let each = self.sides.iter().zip(units).map(|(s, &n)| of(s).nanos[n]);
-            each.fold(0.0, f64::max)
-        };
-        let last = slowest(vocabulary, |s| &s.vocabulary);
+        let last = self.most(vocabulary, |s| &s.vocabulary);
         // No better than what was found, or nothing fits beside these words however long it takes.
-        if least([free.slowest[0], free.slowest[1], last]) >= best
+        let (Some(&a), Some(&m)) = (heads.first(), columns.first()) else { return best };
+        if least([a, m, last]) >= best
             || self.knapsack(f64::INFINITY, f64::INFINITY, &rooms).is_none()
         {
             return best;
         }
-        let values = |of: fn(&Side) -> &Curve, from: f64| {
-            let all = self.sides.iter().flat_map(|s| of(s).nanos.iter().copied());
-            let mut all: Vec<f64> = all.filter(|&t| t >= from).collect();
-            all.sort_by(f64::total_cmp);
-            all.dedup();
-            all
-        };
-        let heads = values(|s| &s.heads, free.slowest[0]);
-        let columns = values(|s| &s.columns, free.slowest[1]);
         // The least M that was found for a smaller A bounds that of a larger one.
         let (mut at, mut most) = (0, columns.len());
         while at < heads.len() {

@@ -20,10 +20,9 @@ use crate::{
     draft,
     memory::Memory,
     request::{PlanningError, Request},
-    ring::Candidate,
+    ring::{Candidate, Rings},
 };
 use galaxy_common::{Bytes, DeviceProfile, Kernel, Span, Strategy, Token};
-use galaxy_model::HeadSpec;
 
 /// As many devices as all sets are tried of.
 const ALL_SETS: usize = 8;
@@ -46,12 +45,11 @@ struct Stage {
 /// # Errors
 /// When there is none.
 pub(crate) fn plan(
-    request: &Request<'_>,
-    memory: &Memory,
-    lengths: &[(u32, f64)],
+    rings: &Rings<'_>,
     means: Means,
     limit: f64,
 ) -> Result<Candidate, PlanningError> {
+    let Rings { request, memory, lengths, links, .. } = rings;
     let n = request.offers.len();
     let stages = (0..n).map(|d| stage(request, memory, lengths, d, means));
     let stages = stages.collect::<Result<Vec<Stage>, _>>()?;
@@ -60,9 +58,7 @@ pub(crate) fn plan(
     let bytes = rows * f64::from(request.spec.hidden) * f64::from(means.wire.width());
     // Nanoseconds of all rows from one device to another; endless where they cannot reach.
     let hop = |from: usize, to: usize| {
-        let (from, to) = (&request.offers[from].name, &request.offers[to].name);
-        let link = request.profile.link(from, to, means.link);
-        link.map_or(f64::INFINITY, |l| {
+        links.get(means.link, from, to).map_or(f64::INFINITY, |l| {
             bytes / l.busy_rate * 1e9 + l.latency + bytes * (l.send_cost + l.receive_cost)
         })
     };
@@ -158,10 +154,7 @@ fn stage(
             + 2.0 * device.nanos(Kernel::Join, &[rows]);
         parts * part
     });
-    let words = match spec.head {
-        HeadSpec::Language { .. } => f64::from(spec.vocabulary),
-        _ => 0.0,
-    };
+    let words = f64::from(spec.extent().vocabulary);
     let head = mean(&|rows| {
         let wanted = wanted_rows(request.workload.wanted, rows);
         device.nanos(Kernel::Language, &[wanted, words])

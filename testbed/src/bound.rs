@@ -1,14 +1,14 @@
 //! How fast a strategy could be, from measured compute, the integer split and the shaped rates.
 //!
 //! Three numbers stand beside each measured latency. The *bound* assumes nothing about order: a
-//! strategy that hides its communication takes at least as long as its slowest device computes, and
-//! as its busiest cable is busy; one that hides nothing takes at least the sum. The *strict bound* is
-//! the same with the least compute that any strategy needed for the same split: small tiles, and links
-//! that take the kernels' core, are no part of it. The *schedule* is
-//! what these very programs would take on devices and links that lose nothing: every operation at
-//! its measured cost, every link at its rate, no latency, no wake-up, no wait for a lock. What is
-//! lost against the schedule, the engine lost; what the schedule loses against the bound, the order
-//! of the operations does.
+//! strategy whose sends overlap its compute (`galaxy`, `sequence`, `pipeline`) takes at least as
+//! long as its slowest device computes, and as its busiest cable is busy; one that hides nothing
+//! (`local`, `megatron`) takes at least the sum. The *strict bound* is the same with the least
+//! compute that any strategy needed for the same split: small tiles, and links that take the
+//! kernels' core, are no part of it. The *schedule* is what these very programs would take on
+//! devices and links that lose nothing: every operation at its measured cost, every link at its
+//! rate, no latency, no wake-up, no wait for a lock. What is lost against the schedule, the engine
+//! lost; what the schedule loses against the bound, the order of the operations does.
 
 use crate::stage::Observation;
 use anyhow::{Context, Result};
@@ -104,9 +104,11 @@ pub fn bound(strategy: Strategy, seen: &Seen, least: f64) -> (f64, BTreeMap<Stri
 /// What compute and wire make together.
 fn with(strategy: Strategy, compute: f64, wire: f64) -> f64 {
     match strategy {
-        // What `auto` chose may overlap.
-        Strategy::Galaxy | Strategy::Sequence | Strategy::Auto => compute.max(wire),
-        Strategy::Local | Strategy::Megatron | Strategy::Pipeline => compute + wire,
+        // The parts of a batch follow each other through a pipeline; what `auto` chose may overlap.
+        Strategy::Galaxy | Strategy::Sequence | Strategy::Pipeline | Strategy::Auto => {
+            compute.max(wire)
+        }
+        Strategy::Local | Strategy::Megatron => compute + wire,
     }
 }
 
@@ -155,6 +157,7 @@ mod tests {
         // The slowest device's mean is 110.
         assert_eq!(ms(Strategy::Galaxy, 80.0), (110.0, 80.0));
         assert_eq!(ms(Strategy::Galaxy, 40.0), (110.0, 50.0));
+        assert_eq!(ms(Strategy::Pipeline, 110.0), (110.0, 110.0));
         assert_eq!(ms(Strategy::Megatron, 110.0), (160.0, 160.0));
     }
 }

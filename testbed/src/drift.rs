@@ -30,6 +30,8 @@ use std::{
 const LIMIT: Duration = Duration::from_secs(120);
 /// Requests that a coordinator has at most to notice: what is to be reached.
 const WITHIN: usize = 10;
+/// Failed requests that are enough: none should fail.
+const FAILURES: usize = 10;
 /// Part of a turn of a worker that is slowed by being stopped.
 const SLICE: Duration = Duration::from_millis(1);
 /// What the phases are called, in their order.
@@ -132,6 +134,7 @@ pub fn run(options: &Options) -> Result<()> {
         "a testbed makes namespaces and groups, which needs root; --loopback runs without, unshaped and not to be compared"
     );
     ensure!(options.factor > 1.0, "--factor {} makes nothing slower", options.factor);
+    ensure!(options.requests > 0, "--requests 0 measures nothing: 1 is the least");
     let environment = Environment::open(&options.environment)?;
     let last = environment.devices.last().map(|device| device.name.to_string());
     let slow = options.device.clone().or(last).context("an environment has devices")?;
@@ -168,7 +171,7 @@ fn drift(
     let models = options.cache.canonicalize()?;
     testbed.start_workers(&models, false)?;
     // Every placement has kernel threads of its own.
-    let _holding = testbed.holding()?;
+    let holding = testbed.holding()?;
     let namespace = network::namespace(&testbed.name, COORDINATOR);
     let loopback = testbed.loopback;
     let stage = Stage::new(&testbed.identity(COORDINATOR), move || {
@@ -180,12 +183,17 @@ fn drift(
     let _ballast = testbed.ballast()?;
     let split = Split::Profiles { tokens: options.tokens };
     let told = Arc::new(Mutex::new(Vec::new()));
-    let hear = told.clone();
+    let (hear, pace) = (told.clone(), holding.pace());
     let cluster = testbed.cluster(model.path(), Strategy::Auto, split);
     let profiles = cluster.profiles.clone();
     let placed = stage.place_telling(cluster, model, move |notice| {
         if let Notice::Drift { device, .. } = notice {
             hear.lock().unwrap_or_else(PoisonError::into_inner).push(device.to_string());
+        }
+        match notice {
+            Notice::Moving { .. } => pace.rest(false),
+            Notice::Ready { .. } => pace.rest(true),
+            _ => {}
         }
         if matches!(notice, Notice::Drift { .. } | Notice::Moving { .. } | Notice::Ready { .. }) {
             eprintln!("{notice}");
@@ -239,7 +247,9 @@ fn drift(
     // What a plan from scratch gives, with profiles of the device as it is now.
     let mut cluster = testbed.cluster(model.path(), Strategy::Auto, split);
     cluster.profiles = profiles.with_file_name("profiles-slow");
+    holding.pace().rest(false);
     let placed = stage.place(cluster, model)?.map_err(|refusal| anyhow::anyhow!("{refusal:?}"))?;
+    holding.pace().rest(true);
     found.plans.push((PHASES[3], placed.what()));
     asker.ask(&placed, None)?;
     for _ in 0..options.requests {
@@ -278,7 +288,7 @@ impl<'a> Asker<'a> {
             Err(error) => {
                 eprintln!("a request failed: {error:#}");
                 self.failures.push(format!("{error:#}"));
-                ensure!(self.failures.len() < WITHIN, "too many requests failed");
+                ensure!(self.failures.len() < FAILURES, "too many requests failed");
                 return Ok(None);
             }
         };

@@ -190,7 +190,9 @@ impl Environment {
     /// # Errors
     /// When there is none, or when it says what cannot be.
     pub fn open(which: &str) -> Result<Self> {
-        if let Some((which, with)) = which.rsplit_once('@') {
+        // A path may have an `@` of its own.
+        let there = Path::new(which).is_file();
+        if !there && let Some((which, with)) = which.rsplit_once('@') {
             let plain = Self::open(which)?;
             ensure!(plain.with.is_empty(), "{which} has other values already: {}", plain.with);
             // A key of the whole stands before all tables.
@@ -380,6 +382,16 @@ mod tests {
             let error = Environment::open(with).unwrap_err();
             assert!(format!("{error:#}").contains(says), "{error:#}");
         }
+    }
+
+    #[test]
+    fn a_path_may_have_an_at_of_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("at@home.toml");
+        std::fs::write(&path, KNOWN[0].1).unwrap();
+        let path = path.to_str().unwrap();
+        assert_eq!(Environment::open(path).unwrap().name, "A");
+        assert_eq!(Environment::open(&format!("{path}@10Mbit/s")).unwrap().name, "A-10Mbit");
     }
 
     #[test]

@@ -17,11 +17,9 @@ pub struct Variant {
     pub name: &'static str,
     /// How work is cut.
     pub strategy: Strategy,
-    /// Into how many tiles, where it is split by hand.
-    pub tiles: u16,
-    /// Whether the planner splits it, by profiles that the devices measure, and predicts it. Without,
-    /// it is split in proportion to speed, or equally.
-    pub planned: bool,
+    /// Into how many tiles it is split by hand, in proportion to speed or equally; without, the
+    /// planner splits it, by profiles that the devices measure, and predicts it.
+    pub tiles: Option<u16>,
 }
 
 /// What is found in the paper for a model in an environment.
@@ -75,7 +73,7 @@ const GALAXY: Variant = by_hand("galaxy", Strategy::Galaxy, TILES);
 const TILES: u16 = 4;
 
 const fn by_hand(name: &'static str, strategy: Strategy, tiles: u16) -> Variant {
-    Variant { name, strategy, tiles, planned: false }
+    Variant { name, strategy, tiles: Some(tiles) }
 }
 
 const fn tiles(name: &'static str, tiles: u16) -> Variant {
@@ -83,10 +81,10 @@ const fn tiles(name: &'static str, tiles: u16) -> Variant {
 }
 
 const fn planned(name: &'static str, strategy: Strategy) -> Variant {
-    Variant { name, strategy, tiles: TILES, planned: true }
+    Variant { name, strategy, tiles: None }
 }
 
-/// Every strategy as the planner makes it; `auto` last, so that it is judged by what stands before.
+/// Every strategy as the planner makes it.
 const PLANNED: &[Variant] = &[
     planned("local", Strategy::Local),
     planned("megatron", Strategy::Megatron),

@@ -11,13 +11,15 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    thread::JoinHandle,
+    thread::{JoinHandle, Thread},
     time::Duration,
 };
 
 /// Between two looks for new threads. What a thread does before it is found has no quota: a profile
 /// measures for seconds, and repeats what does not fit.
 const LOOK: Duration = Duration::from_millis(2);
+/// The same while none are expected: what is measured then shares a core with who looks.
+const REST: Duration = Duration::from_millis(50);
 
 /// A worker whose kernels have one core, or a share of one.
 pub(crate) struct Limited {
@@ -52,27 +54,51 @@ impl Limited {
 /// Looks for kernel threads as long as it lives.
 pub struct Holding {
     over: Arc<AtomicBool>,
+    pace: Pace,
     thread: Option<JoinHandle<()>>,
+}
+
+/// How often a [`Holding`] looks.
+#[derive(Clone)]
+pub struct Pace {
+    resting: Arc<AtomicBool>,
+    looks: Thread,
+}
+
+impl Pace {
+    /// Lets it look at once, then seldom where it rests, and often where new threads are expected.
+    pub fn rest(&self, resting: bool) {
+        self.resting.store(resting, Ordering::Relaxed);
+        self.looks.unpark();
+    }
 }
 
 impl Holding {
     pub(crate) fn start(limited: Vec<Limited>) -> Self {
         let over = Arc::new(AtomicBool::new(limited.is_empty()));
-        let end = over.clone();
+        let resting = Arc::new(AtomicBool::new(false));
+        let (end, rests) = (over.clone(), resting.clone());
         let thread = std::thread::spawn(move || {
             let mut held = vec![BTreeSet::new(); limited.len()];
             while !end.load(Ordering::Relaxed) {
                 limited.iter().zip(&mut held).for_each(|(limited, held)| limited.hold_new(held));
-                std::thread::sleep(LOOK);
+                std::thread::park_timeout(if rests.load(Ordering::Relaxed) { REST } else { LOOK });
             }
         });
-        Self { over, thread: Some(thread) }
+        let pace = Pace { resting, looks: thread.thread().clone() };
+        Self { over, pace, thread: Some(thread) }
+    }
+
+    /// How often it looks: often, until something else is said.
+    pub fn pace(&self) -> Pace {
+        self.pace.clone()
     }
 }
 
 impl Drop for Holding {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Relaxed);
+        self.pace.looks.unpark();
         if let Some(thread) = self.thread.take() {
             // It has nothing to say.
             drop(thread.join());

@@ -95,14 +95,17 @@ impl Worker {
     }
 }
 
-/// When a process began, in ticks since boot; none when it is gone or a zombie.
+/// When a process began, in ticks since boot; none when it is gone, or a zombie without threads: one
+/// that has some still holds what they hold, sockets too, and threads under a quota end slowly.
 fn began(pid: u32) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name before may hold anything, closing brackets too.
     let mut fields = text[text.rfind(')')? + 1..].split_whitespace();
     let state = fields.next()?;
-    (state != "Z" && state != "X").then_some(())?;
-    fields.nth(18)?.parse().ok()
+    let threads: u32 = fields.nth(16)?.parse().ok()?;
+    let over = state == "X" || (state == "Z" && threads <= 1);
+    (!over).then_some(())?;
+    fields.nth(1)?.parse().ok()
 }
 
 /// Whether this process may make namespaces and groups.

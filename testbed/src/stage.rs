@@ -22,9 +22,9 @@ use tokio::{
     sync::watch,
 };
 
-/// How long weights may take to be placed: the largest models that a testbed holds, from a disk
-/// that is shared, after profiles of all its devices.
-const PLACING: Duration = Duration::from_secs(600);
+/// How long weights may take to be placed, from the last word of a profile on: the largest models
+/// that a testbed holds, from a disk that is shared.
+const PLACING: Duration = Duration::from_secs(300);
 
 /// Threads inside a network.
 pub struct Stage {
@@ -112,10 +112,13 @@ impl Stage {
         tell: impl Fn(&Notice) + Send + Sync + 'static,
     ) -> Result<Result<Placed<'_>, Refusal>> {
         let (refused, mut refusal) = watch::channel(None);
+        let (measuring, mut measured) = watch::channel(());
         let listener = move |notice: Notice| {
             tell(&notice);
-            if let Notice::Unplanned { reason } = notice {
-                refused.send_replace(Some(reason));
+            match notice {
+                Notice::Profiling { .. } => measuring.send_replace(()),
+                Notice::Unplanned { reason } => drop(refused.send_replace(Some(reason))),
+                _ => {}
             }
         };
         let identity = Identity::load(&self.identity)?;
@@ -128,13 +131,16 @@ impl Stage {
                 Err(error) => return Err(error),
             };
             let mut ready = fleet.readiness();
-            let wait = async {
+            let in_time = loop {
                 tokio::select! {
-                    ready = ready.wait_for(|r| matches!(r, Readiness::Ready(_))) => ready.is_ok(),
-                    Ok(_) = refusal.wait_for(Option::is_some) => false,
+                    ready = ready.wait_for(|r| matches!(r, Readiness::Ready(_))) => {
+                        break ready.is_ok();
+                    }
+                    Ok(_) = refusal.wait_for(Option::is_some) => break false,
+                    Ok(()) = measured.changed() => {}
+                    () = tokio::time::sleep(PLACING) => break false,
                 }
             };
-            let in_time = matches!(tokio::time::timeout(PLACING, wait).await, Ok(true));
             let refusal = refusal.borrow().clone();
             Ok((fleet, in_time, refusal))
         })?;

@@ -403,7 +403,10 @@ async fn a_worker_of_another_protocol() {
     let (theirs, ours) = (PROTOCOL + 1, PROTOCOL);
     assert_says(
         &line,
-        &[&format!("it speaks protocol {theirs} (version 9.9.9)"), &format!("speaks {ours} ")],
+        &[
+            &format!("it speaks protocol {theirs} (version 9.9.9)"),
+            &format!("this is protocol {ours} (version "),
+        ],
     );
     assert_says(&line, &["install the same version on both"]);
     server.abort();

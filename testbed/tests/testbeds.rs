@@ -4,7 +4,7 @@
 
 use galaxy_testbed::{
     instance,
-    processes::{Process, program},
+    processes::{Process, program, root},
     record::Record,
 };
 use std::process::{Command, Output};
@@ -37,8 +37,15 @@ fn real() -> bool {
     missing.is_empty()
 }
 
+/// The program, where it keeps its models for everybody.
+fn command() -> Command {
+    let mut command = Command::new(program("galaxy-testbed").unwrap());
+    command.current_dir(root());
+    command
+}
+
 fn galaxy_testbed(arguments: &[&str]) -> Output {
-    Command::new(program("galaxy-testbed").unwrap()).args(arguments).output().unwrap()
+    command().args(arguments).output().unwrap()
 }
 
 /// What it printed; fails when it failed.
@@ -167,7 +174,7 @@ fn what_a_killed_testbed_leaves_is_removed_and_its_name_is_free_at_once() {
     std::fs::write(&file, SMALL).unwrap();
     let (file, to) = (file.to_str().unwrap(), work.path().to_str().unwrap());
     let run = ["run", "table4", "--smoke", "--testbed", "crash", "--output", to, "--environments"];
-    let mut command = Command::new(program("galaxy-testbed").unwrap());
+    let mut command = command();
     command.args(run).arg(file).args(["--samples", "1000"]);
     let mut running = Process::spawn("galaxy-testbed run", command).unwrap();
     running.line("small/tiny-bert/galaxy: ").unwrap();
@@ -229,6 +236,7 @@ fn two_testbeds_stand_beside_each_other() {
 fn what_cannot_be_is_refused_with_what_there_is() {
     refused(&["up", "Z", "--loopback"], "one of A, B, C");
     refused(&["run", "nothing", "--loopback"], "there are table4, overlap, repeats");
+    refused(&["drift", "--loopback", "--requests", "0"], "--requests 0");
     refused(&["models", "gpt-5"], "there are distilbert");
     refused(&["status", "nobody"], "no testbed \"nobody\" is up");
     assert!(done(&["run"]).contains("table4"));

@@ -151,10 +151,7 @@ pub(crate) async fn computing<T: Send + 'static>(
 ) -> Result<T, WorkerError> {
     let (done, result) = tokio::sync::oneshot::channel();
     let body = move || drop(done.send(work()));
-    std::thread::Builder::new()
-        .name("compute".to_owned())
-        .spawn(body)
-        .map_err(|_| WorkerError::Bug)?;
+    std::thread::Builder::new().name("compute".to_owned()).spawn(body)?;
     result.await.map_err(|_| WorkerError::Bug)
 }
 

@@ -13,12 +13,12 @@ use galaxy_engine::{
 };
 use galaxy_graph::{
     Program,
-    program::{Lane, OpKind, Product},
+    program::Lane,
     timeline::{LaneUse, Times},
 };
 use galaxy_proto::{convert, v1};
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::VecDeque,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -178,7 +178,7 @@ impl Execution {
         let result = self.finish().await;
         let sent = async {
             match result {
-                Ok((report, program, active)) => send_all(&events, report, &program, &active).await,
+                Ok((report, active)) => send_all(&events, report, &active).await,
                 Err(error) => {
                     tracing::warn!(%epoch, %sequence, %error, "execution failed");
                     events.send(Err(error.into_status(&core.name))).await.is_ok()
@@ -192,7 +192,7 @@ impl Execution {
         }
     }
 
-    async fn finish(self) -> Result<(RunReport, Arc<Program>, Arc<Active>), WorkerError> {
+    async fn finish(self) -> Result<(RunReport, Arc<Active>), WorkerError> {
         let Self { place, active, digest, shape, tokens, deadline } = self;
         let (lowering, wanted) = (active.clone(), shape.clone());
         let (ours, program) = blocking(move || lowering.lower(&wanted)).await??;
@@ -207,7 +207,7 @@ impl Execution {
         let job = Job {
             epoch: place.epoch,
             sequence: place.sequence,
-            program: program.clone(),
+            program,
             binding: Binding { shape, tokens },
             deadline: Some(deadline),
         };
@@ -227,7 +227,7 @@ impl Execution {
             WorkerError::Run { source, peer }
         })?;
         lock(&place.core.timelines).put(place.epoch, place.sequence, report.timeline.clone());
-        Ok((report, program, active))
+        Ok((report, active))
     }
 }
 
@@ -258,7 +258,7 @@ impl Active {
 }
 
 /// Sends results in pieces, then what they cost. False when nobody listens.
-async fn send_all(events: &Events, report: RunReport, program: &Program, active: &Active) -> bool {
+async fn send_all(events: &Events, report: RunReport, active: &Active) -> bool {
     for (output, values) in report.outputs.iter().enumerate() {
         let mut offset = 0;
         for part in values.chunks(PIECE_BYTES / 4) {
@@ -283,47 +283,9 @@ async fn send_all(events: &Events, report: RunReport, program: &Program, active:
         lanes: report.lanes.iter().map(lane).collect(),
         bytes_sent: report.bytes_sent,
         bytes_received: report.bytes_received,
-        kinds: kinds(program, &report.timeline),
     };
     let event = v1::execute_event::Event::Done(done);
     events.send(Ok(v1::ExecuteEvent { event: Some(event) })).await.is_ok()
-}
-
-/// What the operations of each kind took on the compute lane.
-fn kinds(program: &Program, times: &[Times]) -> Vec<v1::KindTime> {
-    let compute = program.lanes.iter().filter(|(lane, _)| *lane == Lane::Compute);
-    let mut kinds: BTreeMap<&str, v1::KindTime> = BTreeMap::new();
-    for id in compute.flat_map(|(_, ids)| ids) {
-        let Some((begin, end)) = times.get(id.0 as usize) else { continue };
-        let name = kind(&program.operation(*id).kind);
-        let sum = kinds.entry(name).or_default();
-        sum.operations += 1;
-        sum.busy_ns += end.saturating_sub(*begin);
-    }
-    kinds.into_iter().map(|(name, sum)| v1::KindTime { kind: name.to_owned(), ..sum }).collect()
-}
-
-fn kind(kind: &OpKind) -> &'static str {
-    match kind {
-        OpKind::Embed => "embed",
-        OpKind::Norm(_) => "norm",
-        OpKind::Product { product, .. } => match product {
-            Product::Qkv => "qkv",
-            Product::AttentionOutput => "attention output",
-            Product::Up => "up",
-            Product::Down => "down",
-            Product::Language => "language head",
-        },
-        OpKind::Attend { .. } => "attention",
-        OpKind::Join { .. } => "join",
-        OpKind::Export { .. } => "export",
-        OpKind::Import => "import",
-        OpKind::Select => "select",
-        OpKind::Emit { .. } => "emit",
-        OpKind::Send { .. } => "send",
-        OpKind::Receive { .. } => "receive",
-        OpKind::Add => "add",
-    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use crate::{
     ring::{Formation, PeerAddress},
     state::Refusal,
 };
-use galaxy_common::{Bytes, DevicePlan, Epoch, Plan, Rank};
+use galaxy_common::{Bytes, DevicePlan, Epoch, LinkType, Plan, Rank};
 use galaxy_engine::{
     executor::Executor,
     link::Links,
@@ -38,7 +38,6 @@ struct Request {
     plan: Arc<Plan>,
     digest: [u8; 32],
     peers: Vec<PeerAddress>,
-    plain: bool,
     limit: Option<Bytes>,
 }
 
@@ -101,7 +100,7 @@ async fn until_ready(
 
 impl Request {
     fn read(core: &Core, request: v1::PlaceRequest) -> Result<Self, WorkerError> {
-        let v1::PlaceRequest { epoch, plan: bytes, rank, peers, plain, memory_bytes } = request;
+        let v1::PlaceRequest { epoch, plan: bytes, rank, peers, memory_bytes } = request;
         let unreadable = WorkerError::PlanBytes { bytes: bytes.len() };
         if bytes.len() > MAX_PLAN_BYTES {
             return Err(unreadable);
@@ -118,7 +117,7 @@ impl Request {
         if !same {
             return Err(WorkerError::Peers);
         }
-        if plain && core.plain_port.is_none() {
+        if plan.link == LinkType::Plain && core.plain_port.is_none() {
             return Err(WorkerError::NoPlain);
         }
         let address = |peer: v1::Peer| {
@@ -131,7 +130,6 @@ impl Request {
             digest: *blake3::hash(&bytes).as_bytes(),
             plan: Arc::new(plan),
             peers: peers.into_iter().map(address).collect(),
-            plain,
             limit: (memory_bytes > 0).then_some(Bytes(memory_bytes)),
         })
     }
@@ -181,7 +179,7 @@ async fn hold_and_link(
         digest: request.digest,
         plan: request.plan.clone(),
         peers: request.peers.clone(),
-        plain: request.plain,
+        plain: request.plan.link == LinkType::Plain,
         links: galaxy_graph::links(&request.plan),
     };
     // Together, because peers load for different times, and each has little time to be there.

@@ -55,7 +55,7 @@ const REST: Duration = Duration::from_millis(80);
 const SILENCE: Duration = Duration::from_secs(4);
 /// and what one may take in all.
 const LIMIT: Duration = Duration::from_secs(12);
-/// Frames of one order: at the smallest frame the largest bulk.
+/// Frames of one order: at the smallest frame the largest bulk. Their numbers are those of tiles.
 const MAX_FRAMES: u64 = 16 << 10;
 
 const ORDER_BYTES: usize = 16;
@@ -93,7 +93,8 @@ pub(crate) async fn probe(
     let hello = ProbeHello { name: core.name.clone(), compute };
     let stream = dial_probe(&core.identity, &hello, peer.clone(), at, plain).await?;
     let failed = |why: String| WorkerError::Probe { peer: peer.clone(), why };
-    let _closing = Closing(stream.closer()?);
+    let closer = stream.closer().map_err(|error| failed(error.to_string()))?;
+    let _closing = Closing(closer);
     let threads = core.threads;
     let leading = blocking(move || {
         // Here, so that it lasts as long as the thread, whoever gave up waiting.
@@ -161,11 +162,6 @@ fn header(transfer: u32, sequence: u64, tile: u16, payload: usize) -> FrameHeade
     }
 }
 
-/// Frames of one order are told apart by this much of their number.
-fn tile(frame: u64) -> u16 {
-    (frame % (1 << 16)) as u16
-}
-
 /// Does what is ordered until the link closes or an order is none.
 fn follow(stream: Stream, load: Option<Load>) -> Result<(), LinkError> {
     let mut link = stream.duplex(Some(SILENCE));
@@ -180,7 +176,7 @@ fn follow(stream: Stream, load: Option<Load>) -> Result<(), LinkError> {
             (BULK, frames, bytes) if frames <= MAX_FRAMES && bytes <= FRAME_BYTES.1 => {
                 for frame in 0..frames {
                     let payload = &mut payload[..bytes as usize];
-                    let wanted = header(PAYLOADS, sequence, tile(frame), payload.len());
+                    let wanted = header(PAYLOADS, sequence, frame as u16, payload.len());
                     link.receive(&wanted, payload)?;
                 }
             }
@@ -282,7 +278,7 @@ impl Leader {
     /// Sends so many bytes, in frames.
     fn bulk(&mut self, bytes: u64) -> Result<Bulk, LinkError> {
         let frame = (bytes / 4).clamp(FRAME_BYTES.0, FRAME_BYTES.1);
-        let frames = bytes.div_ceil(frame).min(MAX_FRAMES);
+        let frames = bytes.div_ceil(frame);
         let moment = self.load.as_ref().map(Load::now);
         let (nanos, there) = self.order(BULK, frames, frame)?;
         let here = self.load.as_ref().zip(moment).map(|(load, moment)| load.since(moment));
@@ -312,7 +308,7 @@ impl Leader {
         if kind == BULK {
             for frame in 0..a {
                 let payload = &self.frame[..b as usize];
-                let header = header(PAYLOADS, sequence, tile(frame), payload.len());
+                let header = header(PAYLOADS, sequence, frame as u16, payload.len());
                 self.link.send(&header, payload)?;
             }
         }

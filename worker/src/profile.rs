@@ -73,7 +73,10 @@ async fn measured(
         memory: core.memory,
         time: profile::TIME,
     };
-    let mut held = core.held.clone().write_owned().await;
+    let mut held = tokio::select! {
+        held = core.held.clone().write_owned() => held,
+        () = events.closed() => return Err(WorkerError::MeasuringGivenUp),
+    };
     let (models, ending, events) = (core.models.clone(), core.ending.clone(), events.clone());
     computing(move || {
         let model = Arc::new(models.open(&model, &fingerprint)?);

@@ -2,7 +2,8 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use galaxy_common::{
-    BatchShape, Bytes, DeviceName, Exchange, Plan, Strategy, Wanted, WireType, plan::Phase,
+    BatchShape, Bytes, DeviceName, Exchange, LinkType, Plan, Strategy, Wanted, WireType,
+    plan::Phase,
 };
 use galaxy_engine::{compute::choice::EngineChoice, local::LocalCluster, merge::merge};
 use galaxy_graph::{
@@ -106,15 +107,14 @@ impl Cluster {
             plan: postcard::to_stdvec(plan).unwrap(),
             rank: rank as u32,
             peers: self.workers.iter().enumerate().map(peer).collect(),
-            plain: false,
             memory_bytes: 0,
         }
     }
 
-    async fn place_all(&self, plan: &Plan, epoch: u64, plain: bool) -> Vec<v1::PlaceReady> {
+    async fn place_all(&self, plan: &Plan, epoch: u64) -> Vec<v1::PlaceReady> {
         let mut placing = tokio::task::JoinSet::new();
         for (rank, (_, client)) in self.workers.iter().enumerate() {
-            let request = v1::PlaceRequest { plain, ..self.request(plan, rank, epoch) };
+            let request = self.request(plan, rank, epoch);
             let client = client.clone();
             placing.spawn(async move { (rank, place(client, request).await.unwrap()) });
         }
@@ -229,7 +229,7 @@ async fn workers_compute_what_one_device_computes() {
         local.run(&shape, tokens.clone().into()).unwrap()[0].values().to_vec()
     };
     let plan = cluster.plan(Strategy::Galaxy);
-    let first = cluster.place_all(&plan, 10, false).await;
+    let first = cluster.place_all(&plan, 10).await;
     assert!(first.iter().all(|ready| !ready.reused && ready.weight_bytes > 0));
     for sequence in 0..3 {
         close(&cluster.run(&plan, 10, sequence, &tokens).await, &alone);
@@ -242,12 +242,13 @@ async fn workers_compute_what_one_device_computes() {
         local.run(&shape, tokens[..1].into()).unwrap()[0].values().to_vec()
     });
     // The same parts over plain links: the shard stays.
-    let second = cluster.place_all(&plan, 11, true).await;
+    let plan = Plan { link: LinkType::Plain, ..plan };
+    let second = cluster.place_all(&plan, 11).await;
     assert!(second.iter().all(|ready| ready.reused));
     close(&cluster.run(&plan, 11, 0, &tokens).await, &alone);
     // Another strategy; and the timeline of what ran.
     let plan = cluster.plan(Strategy::Megatron);
-    cluster.place_all(&plan, 12, false).await;
+    cluster.place_all(&plan, 12).await;
     close(&cluster.run(&plan, 12, 0, &tokens).await, &alone);
     let mut client = cluster.workers[0].1.clone();
     let request = v1::TimelineRequest { epoch: 12, sequence: 0 };
@@ -260,7 +261,7 @@ async fn workers_compute_what_one_device_computes() {
     let direct = |strategy| Plan { exchange: Exchange::Direct, ..cluster.plan(strategy) };
     let plans = [Strategy::Sequence, Strategy::Galaxy, Strategy::Pipeline].map(direct);
     for (epoch, plan) in (13..).zip(plans) {
-        cluster.place_all(&plan, epoch, false).await;
+        cluster.place_all(&plan, epoch).await;
         close(&cluster.run(&plan, epoch, 0, &tokens).await, &alone);
     }
     cluster.end().await;
@@ -279,11 +280,11 @@ async fn a_new_plan_reads_only_what_is_not_held() {
         let old = old.map(|old| &old.ring[rank].prefill);
         transition(spec, width, old, &new.ring[rank].prefill).read.0
     };
-    let ready = cluster.place_all(&first, 1, false).await;
+    let ready = cluster.place_all(&first, 1).await;
     let have: Vec<u64> = ready.iter().map(|ready| ready.read_bytes).collect();
     assert_eq!(have, [0, 1, 2].map(|rank| read(None, &first, rank)));
     let want = cluster.run(&first, 1, 0, &tokens).await;
-    let ready = cluster.place_all(&second, 2, false).await;
+    let ready = cluster.place_all(&second, 2).await;
     let have: Vec<u64> = ready.iter().map(|ready| ready.read_bytes).collect();
     assert_eq!(have, [0, 1, 2].map(|rank| read(Some(&first), &second, rank)));
     let anew: u64 = (0..3).map(|rank| read(None, &second, rank)).sum();
@@ -293,9 +294,10 @@ async fn a_new_plan_reads_only_what_is_not_held() {
     // Back, where the budget has no room for both a matrix and the one that it is made of.
     let mut tight = first.clone();
     for (device, needs) in tight.ring.iter_mut().zip(needs_all(spec, width, &first).unwrap()) {
-        device.budget = needs.total();
+        let load = transition(spec, width, None, &device.prefill);
+        device.budget = needs.total().max(load.peak);
     }
-    let ready = cluster.place_all(&tight, 3, false).await;
+    let ready = cluster.place_all(&tight, 3).await;
     let have: Vec<u64> = ready.iter().map(|ready| ready.read_bytes).collect();
     assert_eq!(have, [0, 1, 2].map(|rank| read(None, &first, rank)));
     close(&cluster.run(&tight, 3, 0, &tokens).await, &want);
@@ -304,7 +306,7 @@ async fn a_new_plan_reads_only_what_is_not_held() {
         (device.prefill.row_weight, device.decode.row_weight) = (1, 1);
         device.budget = Bytes(1 << 30);
     }
-    let ready = cluster.place_all(&tight, 4, false).await;
+    let ready = cluster.place_all(&tight, 4).await;
     assert!(ready.iter().all(|ready| ready.reused && ready.read_bytes == 0));
     close(&cluster.run(&tight, 4, 0, &tokens).await, &want);
     cluster.end().await;
@@ -342,7 +344,7 @@ async fn a_bad_placement_is_refused_and_nothing_is_lost() {
     let request = v1::PlaceRequest { memory_bytes: 1_234_000, ..cluster.request(&good, 0, 1) };
     let fault = refused(request).await;
     assert_eq!((fault.code.as_str(), fault.retryable), ("over_budget", false));
-    assert!(fault.message.contains("1.2 MB") && fault.message.contains("needs 3"), "{fault}");
+    assert!(fault.message.contains("1.2 MB") && fault.message.contains("needs 4"), "{fault}");
     assert_eq!(fault.device, "d0");
 
     place(client.clone(), cluster.request(&good, 0, 5)).await.unwrap();
@@ -409,7 +411,7 @@ async fn a_bad_request_is_refused_and_nothing_is_lost() {
 async fn cancel_ends_what_waits_for_a_peer() {
     let cluster = Cluster::of("bert", 2).await;
     let plan = cluster.plan(Strategy::Galaxy);
-    cluster.place_all(&plan, 1, false).await;
+    cluster.place_all(&plan, 1).await;
     let tokens: Vec<u32> = (0..40).collect();
     let request = cluster.execute(&plan, 1, 0, &tokens);
     let lonely = tokio::spawn(execute(cluster.workers[0].1.clone(), request));
@@ -424,7 +426,7 @@ async fn cancel_ends_what_waits_for_a_peer() {
     control.cancel(v1::CancelRequest { epoch: 1 }).await.unwrap();
     let fault = lonely.await.unwrap().unwrap_err();
     assert!(fault.retryable && fault.code == "aborted", "{fault:?}");
-    cluster.place_all(&plan, 2, false).await;
+    cluster.place_all(&plan, 2).await;
     cluster.run(&plan, 2, 0, &tokens).await;
 
     // A peer that ends breaks the link: an error that names it, and nobody hangs.
@@ -454,7 +456,7 @@ async fn a_placement_ends_with_its_caller() {
         tokio::task::yield_now().await;
     }
     placing.abort();
-    cluster.place_all(&plan, 2, false).await;
+    cluster.place_all(&plan, 2).await;
     cluster.run(&plan, 2, 0, &[5, 6, 7]).await;
     cluster.end().await;
 }
@@ -537,7 +539,7 @@ async fn a_bad_config_does_not_bind() {
 async fn memory_stays_flat_over_ten_thousand_requests() {
     let cluster = Cluster::of("bert", 2).await;
     let plan = cluster.plan(Strategy::Galaxy);
-    cluster.place_all(&plan, 1, false).await;
+    cluster.place_all(&plan, 1).await;
     let mut control = cluster.workers[0].1.clone();
     let mut warm = 0;
     for sequence in 0..10_000u64 {
@@ -550,7 +552,9 @@ async fn memory_stays_flat_over_ten_thousand_requests() {
     }
     // And over placements, with and without TLS.
     for epoch in 2..200 {
-        cluster.place_all(&plan, epoch, epoch % 2 == 0).await;
+        let link = if epoch % 2 == 0 { LinkType::Plain } else { LinkType::Tls };
+        let plan = Plan { link, ..plan.clone() };
+        cluster.place_all(&plan, epoch).await;
     }
     let health = control.health(v1::HealthRequest {}).await.unwrap().into_inner();
     let grown = health.resident_bytes.saturating_sub(warm);

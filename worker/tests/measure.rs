@@ -101,7 +101,6 @@ impl Pair {
             plan: postcard::to_stdvec(&plan).unwrap(),
             rank: 0,
             peers: vec![self.peer(0)],
-            plain: false,
             memory_bytes: 0,
         };
         let fault = |status| from_status(&status);

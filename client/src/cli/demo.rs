@@ -233,11 +233,12 @@ fn show(
 ) -> String {
     let status = findings.status;
     let mut out = String::new();
+    let taking_part = status.devices.iter().filter(|d| d.needed_bytes.0 > 0).count();
     let _ = writeln!(
         out,
-        "{} on {} devices: {}, wire {}, tiles {}\n",
+        "{} on {taking_part} device{}: {}, wire {}, tiles {}\n",
         status.model,
-        status.devices.iter().filter(|d| d.row_weight > 0 || !d.heads.is_empty()).count(),
+        if taking_part == 1 { "" } else { "s" },
         status.plan,
         status.wire,
         status.tiles

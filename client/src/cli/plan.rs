@@ -72,17 +72,12 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
             show::compared(&all)
         });
     }
-    let planned = case.plan(case.allowed.strategy).map_err(|e| failure(&e))?;
+    let planned = case.plan(case.allowed.strategy).map_err(|e| Failure::new(e.to_string()))?;
     print(&if args.json {
         json(&show::planned_json(&planned, &case.unlinked()))?
     } else {
         show::planned(&planned, &case.workload, &case.unlinked())
     })
-}
-
-/// Says what to do where the error itself does not.
-fn failure(error: &PlanningError) -> Failure {
-    Failure::new(error.to_string())
 }
 
 impl Case {
@@ -105,7 +100,7 @@ impl Case {
         let offer = |device: &galaxy_coord::cluster::Device| {
             let measured = profile.device(&device.name).ok()?;
             let own = (measured.memory.0 > 0).then_some(measured.memory);
-            Some(galaxy_coord::placement::offer(device, measured.threads, own))
+            Some(galaxy_coord::placement::offer(device, Some(measured.threads), own))
         };
         Ok(Self {
             offers: cluster.devices.iter().filter_map(offer).collect(),
@@ -171,7 +166,8 @@ fn stored(cluster: &Cluster, model: &ModelDir, file: &Path) -> Result<ClusterPro
     let (mut devices, mut missing) = (Vec::new(), Vec::new());
     for device in &cluster.devices {
         let fits = |p: &galaxy_common::DeviceProfile| {
-            device.threads.is_none_or(|threads| threads == p.threads)
+            // A worker that grants fewer than the file says was measured with those.
+            device.threads.is_none_or(|threads| p.threads <= threads)
         };
         match store.device(&device.name, &shape, fits).map_err(damaged)? {
             Some(profile) => devices.push(profile),

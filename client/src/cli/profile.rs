@@ -6,9 +6,7 @@ use super::{
     table::{row, table},
 };
 use clap::{Args, Subcommand};
-use galaxy_common::{
-    ClusterProfile, DeviceName, DeviceProfile, Kernel, LinkProfile, LinkType, Table,
-};
+use galaxy_common::{Bytes, ClusterProfile, DeviceName, DeviceProfile, Kernel, LinkProfile, Table};
 use galaxy_coord::{
     Cluster,
     profile::{CollectError, Progress, Store, Wanted, collect},
@@ -65,7 +63,7 @@ pub async fn profile(args: ProfileArgs) -> Result<(), Failure> {
                 let what = format!("{} is no coordinator's identity", cluster.identity.display());
                 return Err(failed(what).todo("name one of role coordinator in the file"));
             }
-            let wanted = Wanted { fresh: args.fresh, links: links(&cluster) };
+            let wanted = Wanted { fresh: args.fresh, links: cluster.links() };
             let bars = Bars::default();
             let listener = |progress| bars.show(progress);
             collect(&cluster, &model, &identity, &store, &wanted, &listener)
@@ -76,14 +74,6 @@ pub async fn profile(args: ProfileArgs) -> Result<(), Failure> {
     match args.json {
         true => print(&json(&profile)?),
         false => print(&show(&profile, model.spec(), now())),
-    }
-}
-
-/// The types of links that a cluster may use.
-fn links(cluster: &Cluster) -> Vec<LinkType> {
-    match cluster.plain {
-        true => vec![LinkType::Plain, LinkType::Tls],
-        false => vec![LinkType::Tls],
     }
 }
 
@@ -181,12 +171,15 @@ fn device(profile: &DeviceProfile, spec: &ModelSpec, now: u64) -> String {
         true => format!("disk {:.0} MB/s", profile.disk / 1e6),
         false => "disk not measured".to_owned(),
     };
+    let granted = match profile.memory {
+        Bytes(0) => String::new(),
+        memory => format!("{memory} granted, "),
+    };
     let _ = writeln!(
         out,
-        "{}: {}, {threads}, {} granted, {disk}, wakes in {:.1} us; measured {}",
+        "{}: {}, {threads}, {granted}{disk}, wakes in {:.1} us; measured {}",
         profile.device,
         profile.engine,
-        profile.memory,
         profile.wake / 1e3,
         age(now.saturating_sub(profile.measured))
     );
@@ -300,7 +293,7 @@ fn age(seconds: u64) -> String {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use galaxy_common::{Bytes, PROFILE_VERSION};
+    use galaxy_common::{Bytes, LinkType, PROFILE_VERSION};
     use galaxy_model::shape::Shape;
 
     fn spec() -> ModelSpec {

@@ -97,7 +97,7 @@ impl Fleet for LocalFleet {
             strategy: self.plan.strategy,
             max_rows: self.plan.max_rows,
             plan: Some(self.plan.clone()),
-            what: String::new(),
+            what: format!("{} in this process", self.plan.strategy),
             predicted: None,
         }
     }

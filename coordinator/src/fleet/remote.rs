@@ -131,7 +131,7 @@ impl RemoteFleet {
     ) -> Result<Self, PlacementError> {
         let mut board = Board::new(cluster.devices.len());
         if cluster.by_hand() {
-            let offers = cluster.devices.iter().map(|device| placement::offer(device, 1, None));
+            let offers = cluster.devices.iter().map(|device| placement::offer(device, None, None));
             let placement = placement::by_shares(&cluster, &model, &offers.collect::<Vec<_>>())?;
             board.placement = Some(Arc::new(placement));
         }

@@ -327,8 +327,13 @@ fn a_plan_that_cannot_be_made_is_named_and_tried_again() {
     world.run(seconds(1.0));
     let (device, reason) = world.membership.obstacle().expect("no plan");
     assert!(device.is_none() && reason.contains("12 MB are missing"), "{reason}");
+    assert_eq!(world.membership.planning(), None, "it rests before it tries again");
     world.plan = Ok(vec![0, 1]);
-    world.run(REPLACE + TICK);
+    world.devices = vec![Device::Answers(Duration::from_millis(200)); 2];
+    world.run(REPLACE + TICK * 3 - world.now);
+    let placing = Some((Some(0), "is being placed".to_owned()));
+    assert_eq!(world.membership.obstacle(), placing, "there is a plan now");
+    world.run(TICK * 2);
     assert_eq!(world.membership.ready(), Some(Epoch(101)));
 }
 

@@ -1,38 +1,34 @@
 //! Has workers measure themselves and their links.
 
-use super::{CollectError, Facts, Listener, Progress, Store, Wanted};
-use crate::cluster::{Cluster, Device};
+use super::{CollectError, Listener, Progress, Store, Wanted};
+use crate::{
+    cluster::{Cluster, Device},
+    connection::{Connection, introduce},
+};
+use futures_util::future::join_all;
 use galaxy_common::{
     ClusterProfile, DeviceName, DeviceProfile, LinkProfile, LinkType, PROFILE_VERSION, Spread,
 };
 use galaxy_model::ModelDir;
 use galaxy_proto::{
-    MAX_MESSAGE_BYTES, PROTOCOL, channel,
     fault::from_status,
-    identity::{Identity, Role},
-    v1::{
-        DescribeReply, DescribeRequest, Peer, ProbeReply, ProbeRequest, ProfileRequest,
-        profile_event, worker_client::WorkerClient,
-    },
+    identity::Identity,
+    v1::{DescribeReply, Peer, ProbeReply, ProbeRequest, ProfileRequest, profile_event},
 };
 use std::{
     collections::HashMap,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 use tokio::task::JoinSet;
-use tonic::{Status, transport::Channel};
+use tonic::Status;
 
-/// How long TCP and TLS may take.
-const DIAL: Duration = Duration::from_secs(3);
-/// How long a description may take.
-const SHORT: Duration = Duration::from_secs(2);
 /// Between two signs of life of a device that measures itself: one point of a slow one takes
 /// seconds.
 const SILENCE: Duration = Duration::from_secs(60);
+/// For all that a device measures: it means to take less than 20 s, and a slow one takes more.
+const WHOLE: Duration = Duration::from_secs(180);
 /// For one probe: the worker ends it by itself well before.
 const PROBE: Duration = Duration::from_secs(20);
-
-type Connection = WorkerClient<Channel>;
 
 /// A worker that answers.
 #[derive(Clone)]
@@ -40,10 +36,28 @@ struct Reached {
     device: Device,
     connection: Connection,
     description: DescribeReply,
-    facts: Facts,
+    /// Kernel threads that it will use.
+    threads: u16,
 }
 
-pub(super) async fn collect(
+impl Reached {
+    /// Whether a profile is one of this device as it is.
+    fn is_of(&self, profile: &DeviceProfile) -> bool {
+        profile.device == self.device.name
+            && profile.threads == self.threads
+            && profile.engine == self.description.engine
+    }
+}
+
+/// Profiles of every device of a cluster for a model, and of the links between them: from the
+/// store where it has them, else measured, and then stored.
+///
+/// A link that cannot be probed is left out, with a [`Progress::Note`]: a planner can do without.
+///
+/// # Errors
+/// When a device cannot be reached or measured, or a profile cannot be stored. What was measured
+/// until then is stored.
+pub async fn collect(
     cluster: &Cluster,
     model: &ModelDir,
     identity: &Identity,
@@ -51,10 +65,8 @@ pub(super) async fn collect(
     wanted: &Wanted,
     progress: Listener<'_>,
 ) -> Result<ClusterProfile, CollectError> {
-    let mut reached = Vec::with_capacity(cluster.devices.len());
-    for device in &cluster.devices {
-        reached.push(reach(device, identity).await?);
-    }
+    let reached = join_all(cluster.devices.iter().map(|device| reach(device, identity))).await;
+    let reached: Vec<Reached> = reached.into_iter().collect::<Result<_, _>>()?;
     let devices = devices(cluster, model, store, wanted, &reached, progress).await?;
     let links = links(store, wanted, &reached, progress).await?;
     Ok(ClusterProfile { devices, links })
@@ -62,29 +74,10 @@ pub(super) async fn collect(
 
 async fn reach(device: &Device, identity: &Identity) -> Result<Reached, CollectError> {
     let failed = |why| CollectError::Unreachable { device: device.name.clone(), why };
-    let server = (&device.name, Role::Device);
-    let channel = channel::connect_once(&device.address, Some(identity), server, DIAL).await;
-    let channel = channel.map_err(|error| failed(error.to_string()))?;
-    let mut connection = WorkerClient::new(channel)
-        .max_decoding_message_size(MAX_MESSAGE_BYTES)
-        .max_encoding_message_size(MAX_MESSAGE_BYTES);
-    let asked = connection.describe(DescribeRequest { protocol: PROTOCOL });
-    let description = tokio::time::timeout(SHORT, asked)
-        .await
-        .map_err(|_| failed(format!("it does not describe itself within {SHORT:?}")))?
-        .map_err(|status| failed(from_status(&status).to_string()))?
-        .into_inner();
-    if description.protocol != PROTOCOL {
-        return Err(failed(format!(
-            "it speaks protocol {} (version {}), and this is protocol {PROTOCOL}: install the same version on both",
-            description.protocol, description.version
-        )));
-    }
+    let (connection, description) = introduce(device, identity).await.map_err(failed)?;
     let own = u16::try_from(description.threads).unwrap_or(u16::MAX).max(1);
     let threads = device.threads.map_or(own, |threads| threads.min(own));
-    let engine = description.engine.clone();
-    let facts = Facts { device: device.name.clone(), threads, engine };
-    Ok(Reached { device: device.clone(), connection, description, facts })
+    Ok(Reached { device: device.clone(), connection, description, threads })
 }
 
 async fn devices(
@@ -102,28 +95,37 @@ async fn devices(
         let name = &worker.device.name;
         let stored = match wanted.fresh {
             true => None,
-            false => store
-                .device(name, &shape, |profile| worker.facts.match_with(profile))
-                .unwrap_or_else(|error| {
+            false => store.device(name, &shape, |profile| worker.is_of(profile)).unwrap_or_else(
+                |error| {
                     progress(Progress::Note(format!("{error}: {name} is measured again")));
                     None
-                }),
+                },
+            ),
         };
         match stored {
             Some(profile) => drop(found.insert(name.clone(), profile)),
-            None => running.push(device(worker.clone(), cluster.max_rows, model, progress)),
+            None => {
+                let measured = device(worker.clone(), cluster.max_rows, model, progress);
+                running.push(async move {
+                    tokio::time::timeout(WHOLE, measured).await.unwrap_or_else(|_| {
+                        let why = format!("it was not done measuring itself after {WHOLE:?}");
+                        Err(CollectError::Unreachable { device: name.clone(), why })
+                    })
+                });
+            }
         }
     }
     // All at the same time: each is a machine of its own. What one of them measured is kept even
     // if another fails.
     let mut failed = None;
-    for measured in together(running).await {
-        match measured {
-            Ok(profile) => {
-                profile.check(&shape)?;
-                store.save_device(&profile)?;
-                found.insert(profile.device.clone(), profile);
-            }
+    for measured in join_all(running).await {
+        let kept = measured.and_then(|profile| {
+            profile.check(&shape)?;
+            store.save_device(&profile)?;
+            Ok(profile)
+        });
+        match kept {
+            Ok(profile) => drop(found.insert(profile.device.clone(), profile)),
             Err(error) => failed = failed.or(Some(error)),
         }
     }
@@ -131,27 +133,6 @@ async fn devices(
         Some(error) => Err(error),
         None => Ok(reached.iter().filter_map(|r| found.remove(&r.device.name)).collect()),
     }
-}
-
-/// Drives all futures at once, and returns what they gave in their order.
-async fn together<T>(futures: Vec<impl Future<Output = T>>) -> Vec<T> {
-    let mut futures: Vec<_> = futures.into_iter().map(Box::pin).collect();
-    let mut done: Vec<Option<T>> = futures.iter().map(|_| None).collect();
-    std::future::poll_fn(|context| {
-        for (future, done) in futures.iter_mut().zip(&mut done) {
-            if done.is_none()
-                && let std::task::Poll::Ready(value) = future.as_mut().poll(context)
-            {
-                *done = Some(value);
-            }
-        }
-        match done.iter().all(Option::is_some) {
-            true => std::task::Poll::Ready(()),
-            false => std::task::Poll::Pending,
-        }
-    })
-    .await;
-    done.into_iter().flatten().collect()
 }
 
 /// Has one device measure itself.
@@ -173,7 +154,7 @@ async fn device(
     let request = ProfileRequest {
         model: model.name().to_owned(),
         fingerprint: model.fingerprint().to_owned(),
-        threads: worker.facts.threads.into(),
+        threads: worker.threads.into(),
         max_rows,
     };
     let asked = tokio::time::timeout(SILENCE, worker.connection.profile(request)).await;
@@ -189,7 +170,7 @@ async fn device(
             }),
             Some(Some(profile_event::Event::Profile(bytes))) => {
                 let profile = postcard::from_bytes(&bytes).ok();
-                let mine = profile.filter(|p: &DeviceProfile| worker.facts.match_with(p));
+                let mine = profile.filter(|p: &DeviceProfile| worker.is_of(p));
                 return mine.ok_or_else(|| CollectError::Unreachable {
                     device: name.clone(),
                     why: "what it sent is no profile of it: install the same version on both"
@@ -272,7 +253,7 @@ async fn links(
                 Ok((what, Err(why))) => {
                     progress(Progress::Note(format!("no profile of the link {what}: {why}")));
                 }
-                Err(error) => std::panic::resume_unwind(error.into_panic()),
+                Err(error) => progress(Progress::Note(format!("a probe broke off: {error}"))),
             }
         }
     }

@@ -99,15 +99,6 @@ impl Store {
         }
     }
 
-    /// Every profile of the store, of whatever model, as far as they can be read.
-    ///
-    /// # Errors
-    /// When the directory cannot be read.
-    pub fn devices(&self) -> Result<Vec<DeviceProfile>, StoreError> {
-        let paths = self.files("")?.into_iter().filter(|path| *path != self.links_path());
-        Ok(paths.filter_map(|path| read(&path).ok()).collect())
-    }
-
     /// Keeps the profile of a device, in the place of an older one.
     ///
     /// # Errors
@@ -263,7 +254,6 @@ mod tests {
         store.save_links(&[link("b", 1.0), link("c", 2.0)]).unwrap();
         store.save_links(&[link("b", 3.0)]).unwrap();
         assert_eq!(store.links().unwrap(), [link("b", 3.0), link("c", 2.0)]);
-        assert_eq!(store.devices().unwrap().len(), 3);
         let left: Vec<_> = fs::read_dir(store.dir()).unwrap().collect();
         assert_eq!(left.len(), 4, "nothing is left of writing");
     }

@@ -205,17 +205,14 @@ impl CpuEngine {
                 Ok(())
             }
             OpKind::Add => {
-                let mut out = call.target(first, 0)?;
+                let out = call.target(first, 0)?;
                 let from = call.source(&self.slots, 0)?;
                 alike(out.rows(), out.columns(), from)?;
                 let tile = call.tile(staged.input, 1)?;
                 if tile.shape() != (out.rows(), out.columns()) {
                     return Err(Misfit::Why("the staged tile differs in shape"));
                 }
-                for row in 0..out.rows() {
-                    out.row(row).copy_from_slice(from.row(row));
-                    wire::add_tile(out.row(row), tile, row);
-                }
+                wire::add(&self.threads, from, tile, out);
                 Ok(())
             }
             OpKind::Select => {

@@ -54,12 +54,10 @@ fn room(group: &Path, limit: &str, used: &str) -> Option<Bytes> {
     let used = number(group.join(used)).unwrap_or(0);
     // What lies in the page cache for us goes when we need the room.
     let stat = fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
-    let cached = stat
-        .lines()
-        .find_map(|line| {
-            line.strip_prefix("inactive_file ")
-                .or_else(|| line.strip_prefix("total_inactive_file "))
-        })
+    // The first version counts the groups below apart, in what is used and here.
+    let cached = ["total_inactive_file ", "inactive_file "]
+        .into_iter()
+        .find_map(|name| stat.lines().find_map(|line| line.strip_prefix(name)))
         .and_then(|bytes| bytes.trim().parse().ok())
         .unwrap_or(0);
     Some(Bytes(limit.saturating_sub(used.saturating_sub(cached))))
@@ -90,6 +88,9 @@ mod tests {
         write(root.join("memory/x/memory.usage_in_bytes"), "95\n");
         let text = "7:cpu,cpuacct:/x\n6:memory:/x\n0::/\n";
         assert_eq!(left(text, root), Some(Bytes(0)), "nothing is left");
+        let stat = "inactive_file 5\ntotal_inactive_file 30\n";
+        write(root.join("memory/x/memory.stat"), stat);
+        assert_eq!(left(text, root), Some(Bytes(25)), "of groups below, too");
         assert_eq!(left("not a line of it\n1:memory\n", root), None);
     }
 }

@@ -77,11 +77,6 @@ pub fn engine_name(engine: EngineChoice) -> String {
     }
 }
 
-/// What a device grants when it was told nothing: what the system says is free.
-pub fn granted(memory: Option<Bytes>) -> Bytes {
-    memory.or_else(free_memory).unwrap_or_default()
-}
-
 /// A profile, and how steadily it was measured.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Measured {
@@ -106,13 +101,9 @@ pub fn measure(
     tell(progress, 0, 1, "disk")?;
     let disk = disk::rate(dir.path(), DISK);
     tell(progress, 0, 1, "loading")?;
-    let grant = granted(setting.memory);
     // What is free bounds what is granted; what the kernel needs meanwhile is left to it.
-    let free = free_memory().map_or(u64::MAX, |free| free.0 / 10 * 9);
-    let memory = match grant {
-        Bytes(0) => Bytes(free),
-        grant => Bytes(grant.0.min(free)),
-    };
+    let free = Bytes(free_memory().map_or(u64::MAX, |free| free.0 / 10 * 9));
+    let memory = setting.memory.map_or(free, |granted| granted.min(free));
     let room = Room {
         memory,
         cache: last_level_cache(),
@@ -129,7 +120,8 @@ pub fn measure(
         error => error.into(),
     })?;
     let engine = setting.engine.start(shard, setting.threads)?;
-    let mut stand = Stand::new(engine, spec, sample, setting.threads)?;
+    let alone = setting.threads == 1 && setting.engine == EngineChoice::Cpu;
+    let mut stand = Stand::new(engine, spec, sample, alone)?;
     tracing::debug!(
         copies = stand.sample().copies(), rows = stand.sample().rows, slots = %stand.slots(),
         "measuring"
@@ -148,7 +140,7 @@ pub fn measure(
         measured: now.map_or(0, |since| since.as_secs()),
         tables: samples.tables(pauses),
         wake,
-        memory: grant,
+        memory: setting.memory.unwrap_or_default(),
         disk,
     };
     Ok(Measured { profile, pauses })
@@ -189,8 +181,8 @@ impl Station {
     }
 }
 
-/// Measures all stations in rounds: a first one of each, as far as half the time allows, then
-/// again those that need it, until none does or the time is over.
+/// Measures all stations in rounds: a first walk at each number of rows as far as [`FIRST`] of the
+/// time allows, attention once, then again those that need it, until none does or the time is over.
 fn rounds(
     stand: &mut Stand,
     setting: &Setting,

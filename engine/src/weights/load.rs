@@ -233,7 +233,7 @@ impl<'a> Loader<'a> {
         outputs: Range<u32>,
     ) -> Result<Option<HeldMatrix>, WeightError> {
         let new = vec![Part { matrix, inputs, outputs }];
-        self.make(&new, &[], None, false, Bytes(0))
+        self.make(&new, &[], None, false, || Bytes(0))
     }
 
     /// The matrix that a step wants, out of `old` and the model's files.
@@ -244,18 +244,18 @@ impl<'a> Loader<'a> {
         shard: &Shard,
     ) -> Result<Option<HeldMatrix>, WeightError> {
         let gated = matches!(step.held, Held::Up(_)) && self.dir.spec().gated;
-        self.make(&step.new, &step.old, old, gated, shard.bytes())
+        self.make(&step.new, &step.old, old, gated, || shard.bytes())
     }
 
     /// A matrix of the parts `new`, side by side; nothing where there are none. `before` is one of
-    /// the parts `old`, which stand in the same order; `held` is what is there besides.
+    /// the parts `old`, which stand in the same order; `held` says what is there besides.
     fn make(
         &mut self,
         new: &[Part],
         old: &[Part],
         before: Option<&HeldMatrix>,
         gated: bool,
-        held: Bytes,
+        held: impl FnOnce() -> Bytes,
     ) -> Result<Option<HeldMatrix>, WeightError> {
         let Some(inputs) = new.first().map(|part| part.inputs.len()) else { return Ok(None) };
         let outputs: usize = new.iter().map(|part| part.outputs.len()).sum();
@@ -277,7 +277,7 @@ impl<'a> Loader<'a> {
         let size = inputs * layout.packed();
         let mut values = Values::zeroed(dtype, size).map_err(|_| WeightError::Memory {
             wanted: Bytes(size as u64 * u64::from(dtype.width())),
-            held,
+            held: held(),
         })?;
         let (mut first, mut old_first) = (0, 0);
         for (at, (source, part)) in sources.iter().zip(new).enumerate() {

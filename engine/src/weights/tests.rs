@@ -186,18 +186,6 @@ fn a_reshape_that_is_stopped_or_asks_for_what_is_not_there_leaves_nothing() {
     assert!(matches!(wrong, Err(WeightError::Model(_))));
 }
 
-/// Of another model nothing is kept.
-#[test]
-fn a_shard_of_another_model_is_loaded() {
-    let (bert, llama) = (golden("bert"), golden("llama"));
-    let all = |dir: &ModelDir| device(assignment(dir.spec(), &[[(1, 0, 0); 3]]));
-    let (shard, read) = load(&bert, &all(&bert))
-        .reshape(llama.clone(), &all(&llama), &mut |_, _| ControlFlow::Continue(()))
-        .unwrap();
-    same(&shard, &load(&llama, &all(&llama)));
-    assert_eq!(read, transition(llama.spec(), 4, None, &all(&llama).prefill).read);
-}
-
 /// A shard to measure with has the parts that are asked for, each as a load gives it.
 #[test]
 fn a_sample_has_parts_of_several_widths() {

@@ -195,9 +195,9 @@ fn read_back(
     let operation = Operation {
         kind: OpKind::Export { staged: false },
         lane: LaneId(0),
-        reads: vec![*region],
-        writes: vec![],
-        waits: vec![],
+        reads: vec![*region].into(),
+        writes: Default::default(),
+        waits: Default::default(),
         takes: Bytes(0),
         gives: Bytes(0),
         block: galaxy_graph::program::Block::Head,

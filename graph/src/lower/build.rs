@@ -7,6 +7,7 @@ use crate::program::{
     SlotId, Tensor, TensorId, Wait,
 };
 use galaxy_common::{Bytes, Column, MAX_PAYLOAD_BYTES, Rank, Row, Span, WireType};
+use smallvec::SmallVec;
 use std::collections::VecDeque;
 
 pub(crate) struct Builder {
@@ -47,8 +48,8 @@ impl Builder {
         Self {
             rank,
             wire,
-            tensors: Vec::new(),
-            operations: Vec::new(),
+            tensors: Vec::with_capacity(512),
+            operations: Vec::with_capacity(1024),
             // The compute lane is always there and always first.
             lanes: vec![(Lane::Compute, Vec::new())],
             outputs: Vec::new(),
@@ -71,12 +72,12 @@ impl Builder {
         Value { id, rows, width }
     }
 
-    pub fn compute(&mut self, kind: OpKind, reads: Vec<Region>, writes: Vec<Region>) {
+    pub fn compute(&mut self, kind: OpKind, reads: &[Region], writes: &[Region]) {
         self.push(Lane::Compute, kind, reads, writes);
     }
 
     pub fn send(&mut self, to: Rank, transfer: u32, tile: u16, staged: Value) {
-        self.push(Lane::Send(to), OpKind::Send { transfer, tile }, vec![staged.all()], vec![]);
+        self.push(Lane::Send(to), OpKind::Send { transfer, tile }, &[staged.all()], &[]);
     }
 
     pub fn receive(
@@ -90,17 +91,17 @@ impl Builder {
     ) -> Value {
         let staged = self.tensor(role, rows, width);
         let kind = OpKind::Receive { transfer, tile };
-        self.push(Lane::Receive(from), kind, vec![], vec![staged.all()]);
+        self.push(Lane::Receive(from), kind, &[], &[staged.all()]);
         staged
     }
 
     pub fn emit(&mut self, output: Output, region: Region) {
         let index = self.outputs.len() as u32;
         self.outputs.push(output);
-        self.compute(OpKind::Emit { output: index }, vec![region], vec![]);
+        self.compute(OpKind::Emit { output: index }, &[region], &[]);
     }
 
-    fn push(&mut self, lane: Lane, kind: OpKind, reads: Vec<Region>, writes: Vec<Region>) {
+    fn push(&mut self, lane: Lane, kind: OpKind, reads: &[Region], writes: &[Region]) {
         let id = OpId(self.operations.len() as u32);
         match self.lanes.iter_mut().find(|(known, _)| *known == lane) {
             Some((_, ids)) => ids.push(id),
@@ -109,9 +110,9 @@ impl Builder {
         self.operations.push(Operation {
             kind,
             lane: LaneId(0),
-            reads,
-            writes,
-            waits: Vec::new(),
+            reads: SmallVec::from_slice(reads),
+            writes: SmallVec::from_slice(writes),
+            waits: SmallVec::new(),
             takes: Bytes(0),
             gives: Bytes(0),
             block: self.at.0,
@@ -119,7 +120,14 @@ impl Builder {
         });
     }
 
-    pub fn finish(mut self) -> Result<Program, LowerError> {
+    pub fn finish(self) -> Result<Program, LowerError> {
+        let (mut program, order) = self.slots()?;
+        assign_waits(&mut program, &order);
+        Ok(program)
+    }
+
+    /// The program with slots and without waits, and what waits follow from.
+    pub fn slots(mut self) -> Result<(Program, Order), LowerError> {
         let mut lanes = std::mem::take(&mut self.lanes);
         lanes.sort_unstable_by_key(|(lane, _)| *lane);
         let mut place = vec![0u32; self.operations.len()];
@@ -130,8 +138,7 @@ impl Builder {
             }
         }
         let (slots, before) = self.assign_slots(lanes.len(), &place)?;
-        self.assign_waits(lanes.len(), &place, &before);
-        Ok(Program {
+        let program = Program {
             rank: self.rank,
             wire: self.wire,
             tensors: self.tensors,
@@ -139,7 +146,8 @@ impl Builder {
             operations: self.operations,
             lanes,
             outputs: self.outputs,
-        })
+        };
+        Ok((program, Order { place, before }))
     }
 
     fn bytes(&self, tensor: &Tensor) -> u64 {
@@ -183,7 +191,7 @@ impl Builder {
                 let slot = free.take(&slots, memory, size, self.depth).unwrap_or_else(|| {
                     slots.push(Slot { memory, bytes: size });
                     used.resize(used.len() + lanes, 0);
-                    free.add(memory);
+                    free.staged += usize::from(memory == Memory::Staging);
                     SlotId(slots.len() as u32 - 1)
                 });
                 let row = &used[slot.0 as usize * lanes..][..lanes];
@@ -205,44 +213,50 @@ impl Builder {
         }
         Ok((slots, before))
     }
+}
 
-    fn assign_waits(&mut self, lanes: usize, place: &[u32], before: &Before) {
-        let writers = Writers::new(&self.operations, place, self.tensors.len());
-        // What the operations before on the same lane have waited for already, row by row.
-        let mut waited = vec![0u32; lanes * lanes];
-        for op in &mut self.operations {
-            let lane = usize::from(op.lane.0);
-            let done = &mut waited[lane * lanes..][..lanes];
-            // Behind one another on a lane is order enough.
-            done[lane] = u32::MAX;
-            let mut want = |other: LaneId, count: u32| {
-                let done = &mut done[usize::from(other.0)];
-                if count > *done {
-                    *done = count;
-                    match op.waits.iter_mut().find(|wait| wait.lane == other) {
-                        Some(wait) => wait.count = count,
-                        None => op.waits.push(Wait { lane: other, count }),
-                    }
-                }
-            };
-            for region in &op.reads {
-                if writers.only(region.tensor) == Some(op.lane) {
-                    continue;
-                }
-                for writer in writers.of(region.tensor) {
-                    if writer.rows.overlaps(region.rows) && writer.columns.overlaps(region.columns)
-                    {
-                        want(writer.lane, writer.count);
-                    }
+/// Where operations stand on their lanes, and how far lanes must be before tensors may be written.
+pub(crate) struct Order {
+    place: Vec<u32>,
+    before: Before,
+}
+
+fn assign_waits(program: &mut Program, order: &Order) {
+    let lanes = program.lanes.len();
+    let writers = Writers::new(&program.operations, &order.place, program.tensors.len());
+    // What the operations before on the same lane have waited for already, row by row.
+    let mut waited = vec![0u32; lanes * lanes];
+    for op in &mut program.operations {
+        let lane = usize::from(op.lane.0);
+        let done = &mut waited[lane * lanes..][..lanes];
+        // Behind one another on a lane is order enough.
+        done[lane] = u32::MAX;
+        let mut want = |other: LaneId, count: u32| {
+            let done = &mut done[usize::from(other.0)];
+            if count > *done {
+                *done = count;
+                match op.waits.iter_mut().find(|wait| wait.lane == other) {
+                    Some(wait) => wait.count = count,
+                    None => op.waits.push(Wait { lane: other, count }),
                 }
             }
-            for region in &op.writes {
-                for &(other, count) in before.of(region.tensor) {
-                    want(other, count);
+        };
+        for region in &op.reads {
+            if writers.only(region.tensor) == Some(op.lane) {
+                continue;
+            }
+            for writer in writers.of(region.tensor) {
+                if writer.rows.overlaps(region.rows) && writer.columns.overlaps(region.columns) {
+                    want(writer.lane, writer.count);
                 }
             }
-            op.waits.sort_unstable_by_key(|wait| wait.lane);
         }
+        for region in &op.writes {
+            for &(other, count) in order.before.of(region.tensor) {
+                want(other, count);
+            }
+        }
+        op.waits.sort_unstable_by_key(|wait| wait.lane);
     }
 }
 
@@ -276,10 +290,6 @@ struct Free {
 }
 
 impl Free {
-    fn add(&mut self, memory: Memory) {
-        self.staged += usize::from(memory == Memory::Staging);
-    }
-
     fn leave(&mut self, memory: Memory, slot: SlotId) {
         match memory {
             Memory::Staging => self.staging.push_back(slot),

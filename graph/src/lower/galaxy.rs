@@ -11,13 +11,13 @@
 //! owner to reader, and partial sums straight to the owner, which adds them.
 
 use super::{
-    LowerError,
     build::{Builder, Value},
     exchange, head, kv_span,
-    ring::{Hop, Ring},
+    order::Order,
+    ring::{Hop, Ring, Route},
     visible,
 };
-use crate::program::{Block, JoinOf, NormOf, OpKind, Product, Program, Region, Role};
+use crate::program::{Block, JoinOf, NormOf, OpKind, Product, Region, Role};
 use galaxy_common::{
     BatchShape, BlockAssignment, Exchange, Head, Mode, Plan, Rank, Row, Span,
     plan::{Phase, own_rows},
@@ -57,7 +57,8 @@ pub(super) fn program(
     phase: Phase,
     shape: &BatchShape,
     rank: Rank,
-) -> Result<Program, LowerError> {
+    order: &Order,
+) -> Builder {
     let ring = Ring::layers(plan, phase);
     let rows = own_rows(plan, phase, shape.rows());
     let depth = 2 * usize::from(plan.tiles) * ring.len();
@@ -76,6 +77,7 @@ pub(super) fn program(
             plan,
             shape,
             phase,
+            order,
             me,
             own: rows[rank.index()],
             tiles: (0..ring.len()).map(tiles).collect(),
@@ -89,14 +91,26 @@ pub(super) fn program(
         last = device.layers();
     }
     head::lower(&mut builder, spec, plan, phase, shape, &rows, last);
-    builder.finish()
+    builder
 }
 
 /// The rows that a device carries between blocks.
 #[derive(Clone, Copy)]
 pub(super) struct Carried {
     pub residual: Value,
+    /// The residual itself with a post-norm.
     pub normed: Value,
+}
+
+impl Carried {
+    pub fn new(b: &mut Builder, spec: &ModelSpec, rows: Span<Row>) -> Self {
+        let residual = b.tensor(Role::Residual, rows, spec.hidden);
+        let normed = match spec.norm_place {
+            NormPlace::Post => residual,
+            NormPlace::Pre => b.tensor(Role::Normed, rows, spec.hidden),
+        };
+        Self { residual, normed }
+    }
 }
 
 /// Where normed tiles go next.
@@ -133,6 +147,7 @@ pub(super) struct Device<'a> {
     pub plan: &'a Plan,
     pub shape: &'a BatchShape,
     pub phase: Phase,
+    pub order: &'a Order,
     pub me: usize,
     pub own: Span<Row>,
     /// Tiles of each position of the ring.
@@ -218,21 +233,17 @@ impl Device<'_> {
             return None;
         }
         self.b.at = (Block::Embedding, 0);
-        let residual = self.b.tensor(Role::Residual, self.own, self.hidden());
-        self.b.compute(OpKind::Embed, vec![], vec![residual.all()]);
-        let normed = match self.spec.norm_place {
-            NormPlace::Post => residual,
-            NormPlace::Pre => {
-                let normed = self.b.tensor(Role::Normed, self.own, self.hidden());
-                let kind = OpKind::Norm(NormOf::Attention(0));
-                self.b.compute(kind, vec![residual.all()], vec![normed.all()]);
-                normed
-            }
-        };
-        for tile in 0..self.tiles[self.me].len() {
-            self.advance(Some(next), Carried { residual, normed }, tile, ahead);
+        let carried = Carried::new(self.b, self.spec, self.own);
+        let residual = carried.residual.all();
+        self.b.compute(OpKind::Embed, &[], &[residual]);
+        if self.spec.norm_place == NormPlace::Pre {
+            let kind = OpKind::Norm(NormOf::Attention(0));
+            self.b.compute(kind, &[residual], &[carried.normed.all()]);
         }
-        Some(Carried { residual, normed })
+        for tile in 0..self.tiles[self.me].len() {
+            self.advance(Some(next), carried, tile, ahead);
+        }
+        Some(carried)
     }
 
     /// Takes one own tile as far into the next block as it goes without the rows of others.
@@ -292,17 +303,28 @@ impl Device<'_> {
                 }
                 Mode::Sequence => self.keys_route(owner, rows),
             };
-            let Some(from) = route.from else { continue };
-            let id = self.transfer(here, Collective::Gather, owner, tile);
-            let (from, tile) = (self.ring.rank(from), tile as u16);
-            let got = self.b.receive(from, id, tile, role, rows, width);
-            for &to in &route.to {
-                self.b.send(self.ring.rank(to), id, tile, got);
-            }
-            if reads {
-                staged.push(got);
-            }
+            let got = self.pass_on(here, &route, owner, tile, (role, width));
+            staged.extend(got.filter(|_| reads));
         }
+    }
+
+    /// Takes in one tile of another owner and sends it on; nothing where it does not come here.
+    fn pass_on(
+        &mut self,
+        here: Next,
+        route: &Route,
+        owner: usize,
+        tile: usize,
+        (role, width): (Role, u32),
+    ) -> Option<Value> {
+        let from = self.ring.rank(route.from?);
+        let rows = self.tiles[owner][tile];
+        let id = self.transfer(here, Collective::Gather, owner, tile);
+        let got = self.b.receive(from, id, tile as u16, role, rows, width);
+        for &to in &route.to {
+            self.b.send(self.ring.rank(to), id, tile as u16, got);
+        }
+        Some(got)
     }
 
     /// [`Device::take_in`] of the tiles beyond this device's own.
@@ -317,7 +339,7 @@ impl Device<'_> {
     pub(super) fn stage(&mut self, normed: Value, rows: Span<Row>) -> Value {
         let out = self.b.tensor(Role::RowTile, rows, self.hidden());
         let kind = OpKind::Export { staged: false };
-        self.b.compute(kind, vec![normed.rows(rows)], vec![out.all()]);
+        self.b.compute(kind, &[normed.rows(rows)], &[out.all()]);
         out
     }
 
@@ -340,8 +362,8 @@ impl Device<'_> {
     /// The first product on rows that were gathered.
     pub(super) fn import(&mut self, kind: OpKind, staged: Value, inner: Value) {
         let piece = self.b.tensor(Role::Gathered, staged.rows, self.hidden());
-        self.b.compute(OpKind::Import, vec![staged.all()], vec![piece.all()]);
-        self.b.compute(kind, vec![piece.all()], vec![inner.rows(staged.rows)]);
+        self.b.compute(OpKind::Import, &[staged.all()], &[piece.all()]);
+        self.b.compute(kind, &[piece.all()], &[inner.rows(staged.rows)]);
     }
 
     /// AllGather into a block and its first product. Returns the product's rows.
@@ -358,14 +380,14 @@ impl Device<'_> {
         let whole = (first.is_some() && !self.overlaps() && self.own != self.all)
             .then(|| self.b.tensor(Role::Gathered, self.all, self.hidden()));
         if let (Some((kind, inner)), None, Some(carried)) = (first, whole, carried) {
-            self.b.compute(kind, vec![carried.normed.all()], vec![inner.rows(self.own)]);
+            self.b.compute(kind, &[carried.normed.all()], &[inner.rows(self.own)]);
         }
         if self.by_tile() {
             self.take_in_rest(here, &mut staged);
         }
         for tile in staged {
             if let Some(whole) = whole {
-                self.b.compute(OpKind::Import, vec![tile.all()], vec![whole.rows(tile.rows)]);
+                self.b.compute(OpKind::Import, &[tile.all()], &[whole.rows(tile.rows)]);
             } else if let Some((kind, inner)) = first {
                 self.import(kind, tile, inner);
             }
@@ -373,23 +395,18 @@ impl Device<'_> {
         let others = if self.by_tile() { 0 } else { self.ring.len() };
         for owner in self.ring.arrivals(self.me).take(others).skip(1) {
             let route = self.ring.gather_route(exchange(self.plan), owner, self.me, &needs);
-            let Some(from) = route.from else { continue };
-            for (index, rows) in self.tiles[owner].clone().into_iter().enumerate() {
-                let id = self.transfer(here, Collective::Gather, owner, index);
-                let (from, tile) = (self.ring.rank(from), index as u16);
-                let staged = self.b.receive(from, id, tile, Role::RowTile, rows, self.hidden());
-                for &to in &route.to {
-                    self.b.send(self.ring.rank(to), id, tile, staged);
-                }
+            for tile in 0..self.tiles[owner].len() {
+                let of = (Role::RowTile, self.hidden());
+                let Some(staged) = self.pass_on(here, &route, owner, tile, of) else { continue };
                 if let Some(whole) = whole {
-                    self.b.compute(OpKind::Import, vec![staged.all()], vec![whole.rows(rows)]);
+                    self.b.compute(OpKind::Import, &[staged.all()], &[whole.rows(staged.rows)]);
                 } else if let Some((kind, inner)) = first {
                     self.import(kind, staged, inner);
                 }
             }
         }
         if let (Some(whole), Some((kind, inner))) = (whole, first) {
-            self.b.compute(kind, vec![whole.all()], vec![inner.all()]);
+            self.b.compute(kind, &[whole.all()], &[inner.all()]);
         }
         inner
     }
@@ -497,19 +514,15 @@ impl Device<'_> {
                 None => (OpKind::Import, Vec::new()),
             };
             reads.push(staged.all());
-            self.b.compute(kind, reads, vec![sum.all()]);
+            self.b.compute(kind, &reads, &[sum.all()]);
             partial = Some(sum.all());
         }
         (partial, last)
     }
 
+    /// Room for the own rows after a join.
     pub(super) fn joined(&mut self) -> Carried {
-        let residual = self.b.tensor(Role::Residual, self.own, self.hidden());
-        let normed = match self.spec.norm_place {
-            NormPlace::Post => residual,
-            NormPlace::Pre => self.b.tensor(Role::Normed, self.own, self.hidden()),
-        };
-        Carried { residual, normed }
+        Carried::new(self.b, self.spec, self.own)
     }
 
     /// The device's partial sums of some rows.
@@ -520,10 +533,10 @@ impl Device<'_> {
             let context =
                 attend(self.b, self.spec, self.shape, here.layer, heads, (inner, inner), rows);
             let kind = OpKind::Product { layer: here.layer, product: Product::AttentionOutput };
-            self.b.compute(kind, vec![context.all()], vec![out.all()]);
+            self.b.compute(kind, &[context.all()], &[out.all()]);
         } else {
             let kind = OpKind::Product { layer: here.layer, product: Product::Down };
-            self.b.compute(kind, vec![inner.rows(rows)], vec![out.all()]);
+            self.b.compute(kind, &[inner.rows(rows)], &[out.all()]);
         }
         out
     }
@@ -537,7 +550,7 @@ impl Device<'_> {
         let out = self.b.tensor(Role::SumTile, rows, self.hidden());
         let mut reads = vec![partial];
         reads.extend(added.map(Value::all));
-        self.b.compute(OpKind::Export { staged: added.is_some() }, reads, vec![out.all()]);
+        self.b.compute(OpKind::Export { staged: added.is_some() }, &reads, &[out.all()]);
         out
     }
 
@@ -560,7 +573,7 @@ impl Device<'_> {
         if writes_two {
             writes.push(joined.normed.rows(rows));
         }
-        self.b.compute(kind, reads, writes);
+        self.b.compute(kind, &reads, &writes);
     }
 }
 
@@ -600,10 +613,10 @@ pub(super) fn attend(
     let queries = heads.len() * spec.head_width;
     let keys = 2 * kv_heads.len() * spec.head_width;
     let context = b.tensor(Role::Context, rows, queries);
-    let reads = vec![
+    let reads = [
         from.part(rows, Span::first(queries)),
         over.part(visible(spec, shape, rows), Span::new(over.width - keys, over.width)),
     ];
-    b.compute(OpKind::Attend { layer, heads, kv_heads }, reads, vec![context.all()]);
+    b.compute(OpKind::Attend { layer, heads, kv_heads }, &reads, &[context.all()]);
     context
 }

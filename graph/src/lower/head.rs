@@ -158,12 +158,12 @@ fn logits(
                     }
                     let start = batch.start() + (here.start() - numbers.start());
                     let source = last.rows(Span::new(start, start + here.len()));
-                    b.compute(OpKind::Select, vec![source], vec![piece.rows(here)]);
+                    b.compute(OpKind::Select, &[source], &[piece.rows(here)]);
                 }
                 if !route.to.is_empty() {
                     let staged = b.tensor(Role::RowTile, rows, width);
                     let kind = OpKind::Export { staged: false };
-                    b.compute(kind, vec![piece.all()], vec![staged.all()]);
+                    b.compute(kind, &[piece.all()], &[staged.all()]);
                     for &to in &route.to {
                         b.send(ring.rank(to), id(owner, tile), tile as u16, staged);
                     }
@@ -180,11 +180,11 @@ fn logits(
                     continue;
                 }
                 let piece = b.tensor(Role::Wanted, rows, width);
-                b.compute(OpKind::Import, vec![staged.all()], vec![piece.all()]);
+                b.compute(OpKind::Import, &[staged.all()], &[piece.all()]);
                 piece
             };
             if let Some(out) = out {
-                b.compute(product, vec![piece.all()], vec![out.rows(rows)]);
+                b.compute(product, &[piece.all()], &[out.rows(rows)]);
             }
         }
     }

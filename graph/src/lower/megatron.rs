@@ -2,13 +2,12 @@
 //! (the baseline of Galaxy, §IV-A). Nothing overlaps.
 
 use super::{
-    LowerError,
     build::{Builder, Value},
     galaxy::{Collective, attend, join_kind, transfer},
     head, kv_span,
     ring::Ring,
 };
-use crate::program::{Block, NormOf, OpKind, Product, Program, Role};
+use crate::program::{Block, NormOf, OpKind, Product, Role};
 use galaxy_common::{BatchShape, Plan, Rank, Row, Span, plan::Phase};
 use galaxy_model::{ModelSpec, NormPlace};
 
@@ -18,7 +17,7 @@ pub(super) fn program(
     phase: Phase,
     shape: &BatchShape,
     rank: Rank,
-) -> Result<Program, LowerError> {
+) -> Builder {
     let ring = Ring::layers(plan, phase);
     // The head sends all own tiles before it receives the first of another device.
     let depth = (4 * ring.len()).max(2 * usize::from(plan.tiles));
@@ -35,12 +34,12 @@ pub(super) fn program(
         let hidden = spec.hidden;
         let pre = spec.norm_place == NormPlace::Pre;
         let mut residual = b.tensor(Role::Residual, all, hidden);
-        b.compute(OpKind::Embed, vec![], vec![residual.all()]);
+        b.compute(OpKind::Embed, &[], &[residual.all()]);
         let mut normed = residual;
         if pre {
             normed = b.tensor(Role::Normed, all, hidden);
             let kind = OpKind::Norm(NormOf::Attention(0));
-            b.compute(kind, vec![residual.all()], vec![normed.all()]);
+            b.compute(kind, &[residual.all()], &[normed.all()]);
         }
         for layer in 0..spec.layers {
             for block in [Block::Attention, Block::Mlp] {
@@ -60,7 +59,7 @@ pub(super) fn program(
                         let width = (heads.len() + 2 * kv.len()) * spec.head_width;
                         let qkv = b.tensor(Role::Qkv, all, width);
                         let kind = OpKind::Product { layer, product: Product::Qkv };
-                        b.compute(kind, vec![normed.all()], vec![qkv.all()]);
+                        b.compute(kind, &[normed.all()], &[qkv.all()]);
                         let context = attend(&mut b, spec, shape, layer, heads, (qkv, qkv), all);
                         let kind = OpKind::Product { layer, product: Product::AttentionOutput };
                         product(&mut b, kind, context, hidden)
@@ -68,7 +67,7 @@ pub(super) fn program(
                     _ => {
                         let inner = b.tensor(Role::Inner, all, part(me).columns.len());
                         let kind = OpKind::Product { layer, product: Product::Up };
-                        b.compute(kind, vec![normed.all()], vec![inner.all()]);
+                        b.compute(kind, &[normed.all()], &[inner.all()]);
                         let kind = OpKind::Product { layer, product: Product::Down };
                         product(&mut b, kind, inner, hidden)
                     }
@@ -91,19 +90,19 @@ pub(super) fn program(
                     next = b.tensor(Role::Normed, all, hidden);
                     writes.push(next.all());
                 }
-                b.compute(kind, vec![residual.all(), sum.all()], writes);
+                b.compute(kind, &[residual.all(), sum.all()], &writes);
                 (residual, normed) = (joined, next);
             }
         }
         last = Some(normed);
     }
     head::lower(&mut b, spec, plan, phase, shape, &owned, last);
-    b.finish()
+    b
 }
 
 fn product(b: &mut Builder, kind: OpKind, input: Value, width: u32) -> Value {
     let out = b.tensor(Role::Partial, input.rows, width);
-    b.compute(kind, vec![input.all()], vec![out.all()]);
+    b.compute(kind, &[input.all()], &[out.all()]);
     out
 }
 
@@ -137,7 +136,7 @@ fn all_reduce(
                 let mut reads = vec![partial.rows(rows)];
                 reads.extend(added.map(Value::all));
                 let kind = OpKind::Export { staged: added.is_some() };
-                b.compute(kind, reads, vec![out.all()]);
+                b.compute(kind, &reads, &[out.all()]);
                 Some(out)
             }
             (None, added) => added,
@@ -163,7 +162,7 @@ fn all_reduce(
         if hop.send {
             b.send(after, transfer, 0, tile);
         }
-        b.compute(OpKind::Import, vec![tile.all()], vec![sum.rows(rows)]);
+        b.compute(OpKind::Import, &[tile.all()], &[sum.rows(rows)]);
     }
     sum
 }

@@ -11,6 +11,7 @@ use super::galaxy::Collective;
 use galaxy_common::BatchShape;
 use galaxy_model::ModelSpec;
 use std::{
+    cell::OnceCell,
     cmp::Reverse,
     collections::{BTreeMap, BTreeSet, BinaryHeap},
 };
@@ -172,6 +173,9 @@ impl Lane {
         self.ready.pop_first().expect("a step starts now").1
     }
 }
+
+/// The steps of a layer in the order in which devices take them, once it is known: the same on all.
+pub(crate) type Order = OnceCell<Vec<Step>>;
 
 /// The steps of a layer, in the order in which each device of a ring of `n` > 1 takes them.
 pub(super) fn staggered(spec: &ModelSpec, shape: &BatchShape, n: usize, tiles: usize) -> Vec<Step> {

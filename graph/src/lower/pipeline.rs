@@ -7,13 +7,12 @@
 //! leave in tiles, as the last join finishes them.
 
 use super::{
-    LowerError,
     build::{Builder, Value},
-    galaxy::{Collective, attend, join_kind, transfer},
+    galaxy::{Carried, Collective, attend, join_kind, transfer},
     head, kv_span,
     ring::Ring,
 };
-use crate::program::{Block, NormOf, OpKind, Product, Program, Role};
+use crate::program::{Block, NormOf, OpKind, Product, Role};
 use galaxy_common::{
     BatchShape, Layer, Plan, Rank, Row, Span,
     plan::{Phase, own_rows},
@@ -26,7 +25,7 @@ pub(super) fn program(
     phase: Phase,
     shape: &BatchShape,
     rank: Rank,
-) -> Result<Program, LowerError> {
+) -> Builder {
     let stages = Ring::layers(plan, phase);
     // Alone, a stage has nobody to keep busy.
     let tiles = if stages.len() > 1 { u32::from(plan.tiles) } else { 1 };
@@ -63,7 +62,7 @@ pub(super) fn program(
     }
     let owned = own_rows(plan, phase, shape.rows());
     head::lower(&mut b, spec, plan, phase, shape, &owned, last);
-    b.finish()
+    b
 }
 
 /// Rows that go through the stages together.
@@ -116,14 +115,6 @@ struct Stage<'a> {
     b: &'a mut Builder,
 }
 
-/// Rows between blocks.
-#[derive(Clone, Copy)]
-struct Carried {
-    residual: Value,
-    /// The residual itself with a post-norm.
-    normed: Value,
-}
-
 impl Stage<'_> {
     /// Sends all parts through; returns the rows after the last norm where no stage follows.
     fn run(&mut self, parts: &[Part], most: u32) -> Option<Value> {
@@ -146,8 +137,8 @@ impl Stage<'_> {
                     self.enter(part.rows, &tiles, sent, carried, kept);
                 } else {
                     self.b.at = (Block::Attention, layer);
-                    let writes = vec![kept.rows(part.rows)];
-                    self.b.compute(kind, vec![carried.normed.all()], writes);
+                    let writes = kept.rows(part.rows);
+                    self.b.compute(kind, &[carried.normed.all()], &[writes]);
                 }
                 self.b.at = (Block::Attention, layer);
                 let over = (kept, kept);
@@ -158,7 +149,7 @@ impl Stage<'_> {
                 self.b.at = (Block::Mlp, layer);
                 let inner = self.b.tensor(Role::Inner, part.rows, self.spec.inner);
                 let kind = OpKind::Product { layer, product: Product::Up };
-                self.b.compute(kind, vec![joined.normed.all()], vec![inner.all()]);
+                self.b.compute(kind, &[joined.normed.all()], &[inner.all()]);
                 let ends = layer + 1 == self.layers.end();
                 let after = result.filter(|_| ends).unwrap_or_else(|| self.carried(part.rows));
                 let leaves = ends && self.after.is_some();
@@ -177,12 +168,7 @@ impl Stage<'_> {
     }
 
     fn carried(&mut self, rows: Span<Row>) -> Carried {
-        let residual = self.b.tensor(Role::Residual, rows, self.spec.hidden);
-        let normed = match self.spec.norm_place {
-            NormPlace::Post => residual,
-            NormPlace::Pre => self.b.tensor(Role::Normed, rows, self.spec.hidden),
-        };
-        Carried { residual, normed }
+        Carried::new(self.b, self.spec, rows)
     }
 
     /// Embeds a part, or takes it in tile by tile, up to queries, keys and values of the first
@@ -204,19 +190,19 @@ impl Stage<'_> {
                 let (id, tile) = ((self.id)(self.me, first + index), (first + index) as u16);
                 let hidden = self.spec.hidden;
                 let staged = self.b.receive(from, id, tile, Role::RowTile, rows, hidden);
-                self.b.compute(OpKind::Import, vec![staged.all()], vec![residual]);
+                self.b.compute(OpKind::Import, &[staged.all()], &[residual]);
             } else {
                 self.b.at = (Block::Embedding, layer);
-                self.b.compute(OpKind::Embed, vec![], vec![residual]);
+                self.b.compute(OpKind::Embed, &[], &[residual]);
             }
             let normed = carried.normed.rows(rows);
             if self.spec.norm_place == NormPlace::Pre {
                 let kind = OpKind::Norm(NormOf::Attention(layer));
-                self.b.compute(kind, vec![residual], vec![normed]);
+                self.b.compute(kind, &[residual], &[normed]);
             }
             self.b.at = (Block::Attention, layer);
             let kind = OpKind::Product { layer, product: Product::Qkv };
-            self.b.compute(kind, vec![normed], vec![qkv.rows(rows)]);
+            self.b.compute(kind, &[normed], &[qkv.rows(rows)]);
         }
     }
 
@@ -233,12 +219,12 @@ impl Stage<'_> {
         self.b.at = (block, layer);
         let partial = self.b.tensor(Role::Partial, rows, self.spec.hidden);
         let kind = OpKind::Product { layer, product };
-        self.b.compute(kind, vec![inner.rows(rows)], vec![partial.all()]);
+        self.b.compute(kind, &[inner.rows(rows)], &[partial.all()]);
         self.b.at = (Block::Connective, layer);
         let (kind, writes_two) = join_kind(self.spec, layer, block, true, false);
         let mut writes = vec![joined.residual.rows(rows)];
         writes.extend(writes_two.then(|| joined.normed.rows(rows)));
-        self.b.compute(kind, vec![carried.residual.rows(rows), partial.all()], writes);
+        self.b.compute(kind, &[carried.residual.rows(rows), partial.all()], &writes);
     }
 
     /// A tile of the residual to the stage that follows.
@@ -246,7 +232,7 @@ impl Stage<'_> {
         let Some(to) = self.after else { return };
         let out = self.b.tensor(Role::RowTile, rows, self.spec.hidden);
         let kind = OpKind::Export { staged: false };
-        self.b.compute(kind, vec![residual.rows(rows)], vec![out.all()]);
+        self.b.compute(kind, &[residual.rows(rows)], &[out.all()]);
         self.b.send(to, (self.id)(self.me + 1, index), index as u16, out);
     }
 }

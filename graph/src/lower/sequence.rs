@@ -49,13 +49,13 @@ impl Device<'_> {
         };
         ahead.qkv = Some(qkv);
         let kind = OpKind::Product { layer: next.layer, product: Product::Qkv };
-        self.b.compute(kind, vec![normed.rows(rows)], vec![qkv.rows(rows)]);
+        self.b.compute(kind, &[normed.rows(rows)], &[qkv.rows(rows)]);
         let ((route, role, ..), gathers) = (self.keys_route(self.me, rows), self.gathers_keys());
         if !route.to.is_empty() || gathers {
             let out = self.b.tensor(role, rows, keys);
             let columns = Span::new(queries, queries + keys);
             let kind = OpKind::Export { staged: false };
-            self.b.compute(kind, vec![qkv.part(rows, columns)], vec![out.all()]);
+            self.b.compute(kind, &[qkv.part(rows, columns)], &[out.all()]);
             let id = self.transfer(next, Collective::Gather, self.me, tile);
             for to in route.to {
                 self.b.send(self.ring.rank(to), id, tile as u16, out);
@@ -105,7 +105,7 @@ impl Device<'_> {
         let (_, width) = self.widths(here.layer);
         let whole = self.b.tensor(Role::KeysValues, rows, width);
         for tile in staged {
-            self.b.compute(OpKind::Import, vec![tile.all()], vec![whole.rows(tile.rows)]);
+            self.b.compute(OpKind::Import, &[tile.all()], &[whole.rows(tile.rows)]);
         }
         Some(whole)
     }
@@ -122,7 +122,7 @@ impl Device<'_> {
         let columns = self.part(self.me, here.layer).columns.len();
         let inner = self.b.tensor(Role::Inner, rows, columns);
         let kind = OpKind::Product { layer: here.layer, product: Product::Up };
-        self.b.compute(kind, vec![carried.normed.rows(rows)], vec![inner.all()]);
+        self.b.compute(kind, &[carried.normed.rows(rows)], &[inner.all()]);
         let kind = OpKind::Product { layer: here.layer, product: Product::Down };
         self.join_rows(here, kind, inner, carried, joined, rows);
         self.advance(here.after(self.spec.layers), joined, tile, ahead);
@@ -139,7 +139,7 @@ impl Device<'_> {
         rows: Span<Row>,
     ) {
         let partial = self.b.tensor(Role::Partial, rows, self.hidden());
-        self.b.compute(kind, vec![inner.all()], vec![partial.all()]);
+        self.b.compute(kind, &[inner.all()], &[partial.all()]);
         self.join(here, carried, joined, rows, Some(partial.all()), None);
     }
 }

@@ -55,7 +55,8 @@ impl Device<'_> {
         mut carried: Option<Carried>,
         mut inner: Option<Value>,
     ) -> Option<Value> {
-        let order = staggered(self.spec, self.shape, self.ring.len(), tiles);
+        let (spec, shape, n) = (self.spec, self.shape, self.ring.len());
+        let order = self.order.get_or_init(|| staggered(spec, shape, n, tiles));
         for layer in 0..self.spec.layers {
             let here = Next { layer, block: Block::Attention };
             let between = Next { layer, block: Block::Mlp };
@@ -67,7 +68,7 @@ impl Device<'_> {
             carried = mlp.joined;
             inner = mlp.first.map(|(_, inner)| inner);
             let mut halves = [attention, mlp];
-            for &step in &order {
+            for &step in order {
                 self.step(&mut halves, step);
             }
         }
@@ -152,7 +153,7 @@ impl Device<'_> {
         if owner != self.me {
             self.import(kind, half.rows[&(owner, tile)], inner);
         } else if let Some(joined) = half.joined {
-            self.b.compute(kind, vec![joined.normed.rows(rows)], vec![inner.rows(rows)]);
+            self.b.compute(kind, &[joined.normed.rows(rows)], &[inner.rows(rows)]);
         }
     }
 

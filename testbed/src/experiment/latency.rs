@@ -12,7 +12,7 @@ use crate::{
     record::{Bound, Outcome, Record, Verdict},
     stage::{Observation, Placed, Refusal, Stage},
 };
-use anyhow::{Result, ensure};
+use anyhow::{Result, anyhow, bail};
 use galaxy_common::{BatchShape, Pooling, Strategy, Wanted};
 use galaxy_graph::timeline::{hidden, lane_use, traffic};
 use galaxy_model::ModelDir;
@@ -148,9 +148,9 @@ fn done(record: &Record, key: &str, samples: usize) -> bool {
 
 /// Why a model cannot run at all.
 fn unknown(model: &str) -> Result<Option<String>> {
-    let entry = models::find(model)?;
-    let why = || format!("family {} is not known to the engine yet", entry.shape.family);
-    Ok((!models::runs(entry)?).then(why))
+    let shape = &models::find(model)?.shape;
+    let why = || format!("family {} is not known to the engine yet", shape.family);
+    Ok(shape.spec().is_err().then(why))
 }
 
 /// All variants of one model on one testbed: they take turns.
@@ -223,22 +223,29 @@ impl Group<'_> {
         let equal = cell.variant.strategy == Strategy::Megatron;
         let share = |d| if equal { 1.0 } else { speed(d) };
         let shares: Vec<f64> = environment.devices.iter().map(share).collect();
-        let Variant { strategy, tiles, planned, .. } = *cell.variant;
+        let Variant { strategy, tiles, .. } = *cell.variant;
         let kills = self.kills()?;
-        let split = match planned {
-            true => Split::Profiles { tokens: self.experiment.tokens },
-            false => Split::Shares { shares: &shares, tiles },
+        let split = match tiles {
+            None => Split::Profiles { tokens: self.experiment.tokens },
+            Some(tiles) => Split::Shares { shares: &shares, tiles },
         };
         let mut cluster = self.testbed.cluster(model.path(), strategy, split);
         cluster.plain = self.options.plain;
         // A plan that changed on the way would be another cell.
         cluster.drift = STEADY;
-        let holding = planned.then(|| self.testbed.holding()).transpose()?;
+        let holding = tiles.is_none().then(|| self.testbed.holding()).transpose()?;
         let placed = stage.place(cluster, model);
         drop(holding);
         let placed = match placed {
             Ok(Ok(placed)) => Ok(placed),
-            Ok(Err(refusal)) => Err(self.refused(refusal)),
+            Ok(Err(refusal)) => {
+                let refused = self.refused(refusal);
+                // A worker that died of it, as while it measured itself, says more than the plan.
+                match self.broken(&anyhow!("{refused}"), &kills)? {
+                    killed @ Outcome::OutOfMemory { .. } => Err(killed),
+                    _ => Err(refused),
+                }
+            }
             Err(error) => Err(self.broken(&error, &kills)?),
         };
         let placed = placed.and_then(|placed: Placed<'_>| match self.hold(&placed) {
@@ -256,7 +263,14 @@ impl Group<'_> {
         };
         let kept = record.cell(&cell.key, &self.labels(cell.variant));
         if let Some(predicted) = placed.predicted() {
-            kept.facts.insert(PREDICTED.to_owned(), predicted.as_secs_f64() * 1e3);
+            let predicted = predicted.as_secs_f64() * 1e3;
+            let before = kept.facts.insert(PREDICTED.to_owned(), predicted);
+            if before.is_some_and(|before| before != predicted) {
+                // Of another plan, or by other profiles, before a run that was broken off.
+                progress.left += kept.valid().count().min(self.samples);
+                kept.samples.clear();
+                cell.learner = None;
+            }
             kept.labels.insert("plan".to_owned(), placed.what());
         }
         let shape = BatchShape::single(self.experiment.tokens, Wanted::Pooled(Pooling::Mean))?;
@@ -415,15 +429,11 @@ impl Group<'_> {
             },
             None => Outcome::Failed { error: format!("{error:#}") },
         };
-        let workers = self.testbed.workers();
-        if let Some(ended) = workers.iter().find(|w| !w.alive()) {
-            let said = std::fs::read_to_string(self.testbed.log(&ended.device)).unwrap_or_default();
-            ensure!(
-                matches!(outcome, Outcome::OutOfMemory { .. }),
-                "the worker on {} ended ({error:#}); it said:\n{said}",
-                ended.device
-            );
+        if killed.is_some() {
             self.testbed.start_workers(&self.models, self.options.plain)?;
+        } else if let Some(ended) = self.testbed.workers().iter().find(|w| !w.alive()) {
+            let said = std::fs::read_to_string(self.testbed.log(&ended.device)).unwrap_or_default();
+            bail!("the worker on {} ended ({error:#}); it said:\n{said}", ended.device);
         }
         Ok(outcome)
     }
@@ -435,7 +445,7 @@ fn bounds(cells: &[Cell], record: &mut Record) {
     let seen: Vec<(&Cell, Seen)> =
         cells.iter().filter_map(|c| Some((c, c.learner.as_ref()?.seen()))).collect();
     // Plans of different splits need different compute each.
-    let split = |c: &Cell| c.variant.strategy != Strategy::Local && !c.variant.planned;
+    let split = |c: &Cell| c.variant.strategy != Strategy::Local && c.variant.tiles.is_some();
     let all = seen.iter().filter(|(c, _)| split(c)).map(|(_, s)| s.compute());
     let all = all.fold(f64::INFINITY, f64::min);
     for (cell, seen) in &seen {

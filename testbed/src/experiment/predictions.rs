@@ -1,8 +1,8 @@
 //! Showing what a planner predicted beside what was measured, and `auto` beside all others.
 
-use super::show::{Found, Shown, axis, latency_bar, percent, shown};
+use super::show::{BOUND, Found, Shown, axis, latency_bar, part, percent, shown};
 use crate::{
-    plot::{Axis, Bar, Chart, Group, Kind, Point, Series},
+    plot::{Axis, Chart, Group, Kind, Point, Series},
     record::{Cell, Outcome},
     report::{Table, figure},
 };
@@ -41,7 +41,16 @@ impl Found<'_> {
         let names: Vec<&str> = self.experiment.variants.iter().map(|v| v.name).collect();
         let mut each = Table::new(
             "Predicted and measured",
-            &["environment", "model", "variant", "measured, ms", "predicted, ms", "error", "plan"],
+            &[
+                "environment",
+                "model",
+                "variant",
+                "measured, ms",
+                "bound, ms",
+                "predicted, ms",
+                "error",
+                "plan",
+            ],
         );
         let mut columns = vec!["environment", "model", "auto, ms", "best other", "of the best"];
         let others: Vec<&str> = names.iter().copied().filter(|name| *name != AUTO).collect();
@@ -63,13 +72,13 @@ impl Found<'_> {
                     model.clone(),
                     name.to_owned(),
                     figure(cell, "latency_ms"),
+                    shown(part(cell, "bound"), 1),
                     shown(predicted, 1),
                     percent(error),
                     cell.labels.get("plan").cloned().unwrap_or_default(),
                 ]);
                 pairs.extend(found);
             }
-            let group: Vec<Bar> = group;
             if group.iter().any(|bar| bar.value.is_some()) {
                 bars.push(Group { label: format!("{environment}/{model}"), bars: group });
             }
@@ -108,7 +117,7 @@ impl Found<'_> {
             ),
         ];
         let mut notes = vec![
-            "*Predicted*: the simulator's latency of the plan, from the profile that the devices of the testbed measured of themselves and of their links, under their quotas, before the first placement. *Error*: predicted over the median measured, less one.".to_owned(),
+            "*Predicted*: the simulator's latency of the plan, from profiles measured under the devices' quotas: before the first placement of a model its workers measure themselves, and their links once for the testbed. *Error*: predicted over the median measured, less one.".to_owned(),
         ];
         let worst = of_best.iter().copied().fold(f64::NAN, f64::max);
         if worst.is_finite() {
@@ -117,6 +126,7 @@ impl Found<'_> {
                 "`auto` over the best other, at worst: {worst:.3}, of {count} pairs of environment and model."
             ));
         }
+        notes.push(BOUND.to_owned());
         (vec![each, errors(&names, &pairs), against], notes, charts)
     }
 }
@@ -188,8 +198,9 @@ mod tests {
     use crate::{
         experiment::EXPERIMENTS,
         plot,
-        record::{Record, Verdict},
+        record::{Bound, Record, Verdict},
     };
+    use std::collections::BTreeMap;
 
     #[test]
     fn what_was_predicted_stands_beside_what_was_measured() {
@@ -206,6 +217,8 @@ mod tests {
         add("local", 100.0, [99.0, 101.0]);
         add("galaxy", 65.0, [50.0, 50.0]);
         add("auto", 43.9, [40.0, 40.0]);
+        let bound = Bound { ms: 45.0, parts: BTreeMap::new() };
+        record.cell("A/bert/galaxy", &[]).bound = Some(bound);
         let cell = record.cell("A/bert/pipeline", &[]);
         cell.outcome = Outcome::Refused { why: "too small".into() };
         let found = Found { experiment, record: &record };
@@ -218,7 +231,8 @@ mod tests {
             });
             line.unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ")
         };
-        assert!(row(&text[0], "| A | bert | galaxy |").contains("| 65.0 | 30.0% |"), "{}", text[0]);
+        let galaxy = row(&text[0], "| A | bert | galaxy |");
+        assert!(galaxy.contains("| 45.0 | 65.0 | 30.0% |"), "{}", text[0]);
         assert!(row(&text[0], "| A | bert | pipeline |").contains("| refused |"), "{}", text[0]);
         // One of three is beyond 20%, one at 10%.
         assert!(row(&text[1], "| all | 3 |").ends_with("| 66.7% | 66.7% |"), "{}", text[1]);

@@ -20,6 +20,9 @@ const NOT_KEPT: &[&str] = &[
     "Weights are held in 32 bit by this engine and in 16 bit by the paper's, so memory is scaled by two.",
 ];
 
+/// What a bound is made of.
+pub(super) const BOUND: &str = "*Bound*: the slowest device's measured compute and the busiest cable's time, the larger of both for `galaxy`, `sequence`, `pipeline` and `auto`, whose sends overlap, and the sum for `local` and `megatron`, with the integer split, and the shaped rate with the headers of frames, packets and TLS.";
+
 /// Writes the page and the plots of a record, and prints the tables.
 ///
 /// # Errors
@@ -78,7 +81,7 @@ pub(super) struct Found<'a> {
 pub(super) type Shown = (Vec<Table>, Vec<String>, Vec<(&'static str, Chart)>);
 
 /// A cell and what may stand beside it.
-fn part(cell: &Cell, name: &str) -> f64 {
+pub(super) fn part(cell: &Cell, name: &str) -> f64 {
     let bound = cell.bound.as_ref();
     match name {
         "bound" => bound.map_or(f64::NAN, |b| b.ms),
@@ -224,9 +227,9 @@ impl Found<'_> {
                 }],
             });
         }
-        let notes = vec![
-            "*Bound*: the slowest device's measured compute and the busiest cable's time, the larger of both for `galaxy` and the sum for `megatron`, with the integer split, and the shaped rate with the headers of frames, packets and TLS. *Strict bound*: the same with the least compute that any strategy needed for the same split, so that what small tiles and busy links cost the kernels counts as lost. *Schedule*: the same programs in the simulator, every operation at its measured cost, links at their rate, nothing lost between operations.".to_owned(),
-        ];
+        let notes = vec![format!(
+            "{BOUND} *Strict bound*: the same with the least compute that any strategy needed for the same split, so that what small tiles and busy links cost the kernels counts as lost. *Schedule*: the same programs in the simulator, every operation at its measured cost, links at their rate, nothing lost between operations."
+        )];
         let series = names.iter().map(|&n| n.to_owned()).collect();
         let charts = vec![
             (
@@ -264,7 +267,8 @@ impl Found<'_> {
             let (mut measured, mut schedule, mut bound, mut share) =
                 (Vec::new(), Vec::new(), Vec::new(), Vec::new());
             for variant in self.experiment.variants {
-                let Some(cell) = self.cell(&environment, &model, variant.name) else { continue };
+                let cell = self.cell(&environment, &model, variant.name);
+                let (Some(cell), Some(tiles)) = (cell, variant.tiles) else { continue };
                 let hidden: Vec<f64> = cell.values("hidden").iter().map(|v| v * 100.0).collect();
                 table.row([
                     environment.clone(),
@@ -274,7 +278,7 @@ impl Found<'_> {
                     shown(part(cell, "bound"), 0),
                     format!("{:.1}", Spread::of(&hidden)),
                 ]);
-                let x = f64::from(variant.tiles);
+                let x = f64::from(tiles);
                 let point = |s: Spread| Point { x, y: s.median, low: s.low, high: s.high };
                 let plain = |y: f64| Point { x, y, low: y, high: y };
                 measured.push(point(cell.spread("latency_ms")));

@@ -4,6 +4,7 @@ use super::*;
 use crate::golden::{self, Case, Split};
 use galaxy_common::{BatchShape, Exchange, Strategy, Wanted, WireType};
 use galaxy_engine::local::LocalCluster;
+use galaxy_model::ModelDir;
 use serde_json::Value;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -82,7 +83,7 @@ fn every_family_is_written_as_it_is_described() {
 fn what_the_engine_knows_it_runs_with_finite_results() {
     let mut ran = BTreeSet::new();
     for (name, shape) in small() {
-        if !runs(find(name).unwrap()).unwrap() || !ran.insert((shape.family, shape.kv_heads)) {
+        if shape.spec().is_err() || !ran.insert((shape.family, shape.kv_heads)) {
             continue;
         }
         let cache = tempfile::tempdir().unwrap();

@@ -3,12 +3,15 @@
 use super::{Case, bytes};
 use crate::cli::{duration, failure::Failure};
 use galaxy_common::{
-    DeviceName, LinkRate, RateError, Strategy, Wanted, WireType,
+    DeviceName, LinkRate, RateError, Strategy, WireType,
     plan::{LinkType, MAX_DEVICES, MAX_TILES, Phase},
     shape::MAX_ROWS,
 };
-use galaxy_coord::cluster::{DEFAULT_LENGTH, DEFAULT_MAX_ROWS};
-use galaxy_model::{HeadSpec, ModelDir, ModelSpec, shape};
+use galaxy_coord::{
+    cluster::{DEFAULT_LENGTH, DEFAULT_MAX_ROWS},
+    placement::wanted,
+};
+use galaxy_model::{ModelDir, ModelSpec, shape};
 use galaxy_planner::{
     Allowed, Offer, Workload,
     synthetic::{self, SyntheticDevice},
@@ -92,11 +95,6 @@ fn case(file: File, base: &Path) -> Result<Case, String> {
         budget: device.memory,
         threads: device.threads,
     };
-    let wanted = match spec.head {
-        HeadSpec::Classes(_) => Wanted::Classes,
-        HeadSpec::Language { .. } => Wanted::LastLogits,
-        HeadSpec::None => Wanted::Hidden,
-    };
     let shape = "imagined".to_owned();
     Ok(Case {
         offers: devices.iter().map(offer).collect(),
@@ -104,7 +102,7 @@ fn case(file: File, base: &Path) -> Result<Case, String> {
         workload: Workload {
             phase: Phase::Prefill,
             lengths: lengths.into_iter().map(|length| (length, 1.0)).collect(),
-            wanted,
+            wanted: wanted(&spec, None),
         },
         allowed: Allowed {
             strategy: strategy?,

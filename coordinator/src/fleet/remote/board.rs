@@ -1,14 +1,16 @@
 //! The board: what is known of each device, for calls and for people.
 
 use super::super::DeviceView;
-use crate::{cluster::Device, membership::Index, placement::Placement, profile::Progress};
+use crate::{
+    cluster::Device,
+    connection::Connection,
+    membership::Index,
+    placement::{self, Placement},
+    profile::Progress,
+};
 use galaxy_common::{Bytes, ClusterProfile, DeviceName, Epoch, plan::Plan};
-use galaxy_proto::v1::{DescribeReply, worker_client::WorkerClient};
+use galaxy_proto::v1::DescribeReply;
 use std::{collections::VecDeque, fmt, sync::Arc, time::Duration};
-use tonic::transport::Channel;
-
-/// A connection to a worker.
-pub(super) type Connection = WorkerClient<Channel>;
 
 /// Pings of which the fastest tells the clock's offset.
 const CLOCK_SAMPLES: usize = 16;
@@ -302,7 +304,7 @@ impl fmt::Display for Notice {
             Self::Ready { epoch, plan } => {
                 write!(f, "ready: {} by {}, epoch {epoch}:", plan.model, plan.strategy)?;
                 for part in &plan.ring {
-                    let block = part.prefill.block(0);
+                    let block = placement::held(part);
                     write!(f, " {} holds {}, {}", part.name, block.heads, block.columns)?;
                     if !part.prefill.vocabulary.is_empty() {
                         write!(f, ", {}", part.prefill.vocabulary)?;

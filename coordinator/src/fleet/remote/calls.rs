@@ -1,23 +1,18 @@
 //! The calls to one worker that are not executions: connect, ping, place, cancel, timeline.
 
-use super::{
-    Shared,
-    board::{Connection, Notice},
-};
+use super::{Shared, board::Notice};
 use crate::{
+    connection::{Connection, introduce},
     error::RequestError,
     fleet::Timeline,
     membership::{Event, Index},
     placement::Placement,
 };
-use galaxy_common::{Bytes, Epoch, LinkType, SequenceNumber};
+use galaxy_common::{Bytes, Epoch, SequenceNumber};
 use galaxy_proto::{
-    MAX_MESSAGE_BYTES, PROTOCOL, channel,
     fault::from_status,
-    identity::Role,
     v1::{
-        CancelRequest, DescribeReply, DescribeRequest, HealthRequest, Peer, PlaceReady,
-        PlaceRequest, TimelineRequest, place_event, worker_client::WorkerClient,
+        CancelRequest, HealthRequest, Peer, PlaceReady, PlaceRequest, TimelineRequest, place_event,
     },
 };
 use std::{
@@ -26,9 +21,7 @@ use std::{
 };
 use tonic::{Code, Status};
 
-/// How long TCP and TLS may take.
-const DIAL: Duration = Duration::from_secs(3);
-/// How long a description or a cancellation may take.
+/// How long a cancellation may take.
 const SHORT: Duration = Duration::from_secs(2);
 /// A ping that takes longer than this is none; silence is declared well before.
 const PING_LIMIT: Duration = Duration::from_secs(5);
@@ -50,7 +43,7 @@ pub(super) fn broke_off(status: &Status) -> String {
 
 /// Forms a fresh connection and asks who is there.
 pub(super) async fn connect(shared: Arc<Shared>, device: Index, attempt: u64) {
-    let event = match introduce(&shared, device).await {
+    let event = match introduce(shared.device(device), &shared.identity).await {
         Ok((connection, description)) => {
             let epoch = Epoch(description.epoch);
             {
@@ -67,36 +60,6 @@ pub(super) async fn connect(shared: Arc<Shared>, device: Index, attempt: u64) {
         Err(reason) => Event::Broken { device, attempt, reason },
     };
     shared.tell(event).await;
-}
-
-async fn introduce(shared: &Shared, device: Index) -> Result<(Connection, DescribeReply), String> {
-    let at = shared.device(device);
-    let server = (&at.name, Role::Device);
-    // Once: a worker that was started anew describes itself anew, and holds nothing.
-    let channel = channel::connect_once(&at.address, Some(&shared.identity), server, DIAL)
-        .await
-        .map_err(|e| e.to_string())?;
-    let mut connection = WorkerClient::new(channel)
-        .max_decoding_message_size(MAX_MESSAGE_BYTES)
-        .max_encoding_message_size(MAX_MESSAGE_BYTES);
-    let asked = connection.describe(DescribeRequest { protocol: PROTOCOL });
-    let description = tokio::time::timeout(SHORT, asked)
-        .await
-        .map_err(|_| format!("it does not describe itself within {SHORT:?}"))?
-        .map_err(|status| from_status(&status).to_string())?
-        .into_inner();
-    if description.protocol != PROTOCOL {
-        return Err(format!(
-            "it speaks protocol {} (version {}), and this coordinator speaks {PROTOCOL} (version {}): install the same version on both",
-            description.protocol,
-            description.version,
-            galaxy_proto::VERSION
-        ));
-    }
-    if description.name != at.name.as_str() {
-        return Err(format!("it calls itself {:?}: is the address right?", description.name));
-    }
-    Ok((connection, description))
 }
 
 fn connection(shared: &Shared, device: Index) -> Option<(u64, Connection)> {
@@ -186,7 +149,6 @@ async fn placed(
             plan: postcard::to_stdvec(&*placement.plan).map_err(refused)?,
             rank: rank.and_then(|rank| u32::try_from(rank).ok()).unwrap_or(u32::MAX),
             peers: peers.collect(),
-            plain: placement.plan.link == LinkType::Plain,
             memory_bytes: shared.device(device).memory.0,
         }
     };

@@ -107,13 +107,26 @@ impl Driver {
                 guard = self.conclude(&change, &present, verdict);
             }
         }
+        while let Some(ended) = self.plans.try_join_next() {
+            if ended.is_err() {
+                self.broke_off();
+            }
+        }
         self.report_absent();
         self.show();
         drop(guard);
         for calls in &mut self.calls {
             while calls.running.try_join_next().is_some() {}
         }
-        while self.plans.try_join_next().is_some() {}
+    }
+
+    /// A plan or a look panicked, and will report nothing.
+    fn broke_off(&mut self) {
+        self.drift.dropped();
+        if let Some(round) = self.membership.planning() {
+            let reason = "planning broke off".to_owned();
+            self.step(self.shared.now(), Event::PlanFailed { round, device: None, reason });
+        }
     }
 
     fn step(&mut self, at: Now, event: Event) {
@@ -145,26 +158,25 @@ impl Driver {
             .map(|(i, device)| match &board.entries[i].description {
                 Some(said) => {
                     let threads = u16::try_from(said.threads).unwrap_or(u16::MAX);
-                    placement::offer(device, threads, own_limit(said.memory_bytes))
+                    placement::offer(device, Some(threads), own_limit(said.memory_bytes))
                 }
-                None => placement::offer(device, 1, None),
+                None => placement::offer(device, None, None),
             })
             .collect()
     }
 
-    /// Starts to make a plan, or takes the last one if devices offer what they did.
+    /// Starts to make a plan, or takes the last one if devices offer what they did. After a failure
+    /// profiles are collected again: what was missing may be there now.
     fn plan(&mut self, round: u64) -> Option<Event> {
         let offers = self.offers();
-        if let Some(made) = self.made.as_ref().filter(|made| made.offers == offers) {
-            return Some(match &made.outcome {
-                Ok(placement) => Event::Planned { round, ring: placement.ring.clone() },
-                Err((device, reason)) => {
-                    Event::PlanFailed { round, device: *device, reason: reason.clone() }
-                }
-            });
+        let last = self.made.as_ref().filter(|made| made.outcome.is_ok());
+        if let Some(made) = last.filter(|made| made.offers == offers)
+            && let Ok(placement) = &made.outcome
+        {
+            return Some(Event::Planned { round, ring: placement.ring.clone() });
         }
+        let known = last.and_then(|made| made.profile.clone());
         let (shared, factors) = (self.shared.clone(), self.drift.factors());
-        let known = self.made.as_ref().and_then(|made| made.profile.clone());
         self.plans.spawn(async move {
             let made = planning::make(shared.clone(), offers, factors, known).await;
             shared.send(Message::Planned { round, made }).await;
@@ -196,6 +208,7 @@ impl Driver {
         board.placement = Some(placement.clone());
         drop(board);
         let placement = placement.clone();
+        self.unplanned.clear();
         if news {
             self.announce(&placement);
         }
@@ -227,9 +240,7 @@ impl Driver {
         };
         // Whoever came or went while the plan was in force may take part, or not.
         let offers = self.offers();
-        let known = |offer: &Offer| {
-            profile.device(&offer.name).is_ok_and(|measured| measured.threads == offer.threads)
-        };
+        let known = |offer: &Offer| planning::covers(&profile, offer);
         let offers = offers.into_iter().filter(known).collect();
         self.plans.spawn(planning::look(self.shared.clone(), offers, profile, present, change));
     }

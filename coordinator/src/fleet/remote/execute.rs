@@ -2,10 +2,10 @@
 
 use super::{
     Message, Shared,
-    board::Connection,
     calls::{broke_off, gone},
 };
 use crate::{
+    connection::Connection,
     drift::Sample,
     error::RequestError,
     fleet::{DeviceCost, DeviceRun, Readiness, Run, blocking},
@@ -53,7 +53,13 @@ pub(super) async fn execute(
     let deadline = tokio::time::sleep(limit);
     tokio::pin!(deadline);
     // While this is held the plan stays.
-    let _running = shared.gate.read().await;
+    let _running = tokio::select! {
+        running = shared.gate.read() => running,
+        () = &mut deadline => {
+            let reason = "the cluster moves to another plan".to_owned();
+            return Err(RequestError::Unavailable { device: None, reason });
+        }
+    };
     let mut readiness = shared.readiness.subscribe();
     let epoch = loop {
         let state = readiness.borrow_and_update().clone();

@@ -119,13 +119,15 @@ pub(super) async fn make(
 ) -> Result<Made, Failure> {
     let profile = match (shared.cluster.by_hand(), &known) {
         (true, _) => None,
-        (false, Some(profile)) if covers(profile, &offers) => known,
+        (false, Some(profile)) if offers.iter().all(|o| covers(profile, o)) => known,
         (false, _) => Some(Arc::new(collect(&shared, &offers).await?)),
     };
     let (of, from, curves) = (shared.clone(), offers.clone(), profile.clone());
     let made = blocking(move || match curves {
         None => placement::by_shares(&of.cluster, &of.model, &from),
-        Some(profile) => by_profiles(&of, &from, &profile, &factors),
+        Some(profile) => {
+            by_profiles(&of, &from, &placement::scaled(&of.cluster, &profile, &factors))
+        }
     });
     let made = made.await.map_err(|e| (None, e.to_string()))?;
     let outcome = made.map(Arc::new).map_err(|e| failure(&shared, &e));
@@ -143,8 +145,8 @@ pub(super) async fn look(
 ) {
     let (of, was, factors) = (shared.clone(), present.clone(), change.factors.clone());
     let compared = blocking(move || {
-        let found = by_profiles(&of, &offers, &profile, &factors)?;
         let curves = placement::scaled(&of.cluster, &profile, &factors);
+        let found = by_profiles(&of, &offers, &curves)?;
         // Both by the same measure, whatever the planner says of its own.
         let time = |plan: &Plan| {
             let predict = |request: &Request<'_>| (of.planning.predictor)(request, plan);
@@ -174,18 +176,16 @@ pub(super) async fn look(
 fn by_profiles(
     shared: &Shared,
     offers: &[Offer],
-    profile: &ClusterProfile,
-    factors: &[f64],
+    curves: &ClusterProfile,
 ) -> Result<Placement, PlacementError> {
     let Shared { cluster, model, planning, .. } = shared;
-    let curves = placement::scaled(cluster, profile, factors);
-    let planned = placement::ask(cluster, model, offers, &curves, planning.planner)?;
+    let planned = placement::ask(cluster, model, offers, curves, planning.planner)?;
     placement::settle(cluster, planned)
 }
 
-/// Whether profiles were measured for these offers.
-fn covers(profile: &ClusterProfile, offers: &[Offer]) -> bool {
-    offers.iter().all(|o| profile.device(&o.name).is_ok_and(|d| d.threads == o.threads))
+/// Whether profiles were measured for what a device offers.
+pub(super) fn covers(profile: &ClusterProfile, offer: &Offer) -> bool {
+    profile.device(&offer.name).is_ok_and(|device| device.threads == offer.threads)
 }
 
 async fn collect(shared: &Arc<Shared>, offers: &[Offer]) -> Result<ClusterProfile, Failure> {

@@ -105,6 +105,18 @@ pub(crate) fn import(threads: &Threads, tile: Tile<'_>, out: AreaMut<'_>) {
     });
 }
 
+/// out = rows + tile
+pub(crate) fn add(threads: &Threads, rows: Area<'_>, tile: Tile<'_>, out: AreaMut<'_>) {
+    let values = out.rows() * out.columns();
+    threads.each(out, 1, values, |first, mut out| {
+        for at in 0..out.rows() {
+            let row = out.row(at);
+            row.copy_from_slice(rows.row(first + at));
+            add_tile(row, tile, first + at);
+        }
+    });
+}
+
 /// tile' = rows (+ tile)
 ///
 /// # Panics
@@ -183,7 +195,12 @@ mod tests {
                 };
                 // To the bit: what is on the wire is rounded once for each export.
                 let sums = values.iter().zip(&more).map(|(v, m)| round(m + round(*v)));
-                assert_eq!(out, sums.collect::<Vec<_>>(), "{wire} {rows}x{columns}");
+                let sums: Vec<f32> = sums.collect();
+                assert_eq!(out, sums, "{wire} {rows}x{columns}");
+                let first = whole(&more, rows, columns);
+                add(&threads, first, tile, whole_mut(&mut out, rows, columns));
+                let added: Vec<f32> = more.iter().zip(&sums).map(|(m, s)| m + s).collect();
+                assert_eq!(out, added, "{wire} {rows}x{columns}");
             }
         }
     }

@@ -15,7 +15,8 @@ const READINGS: usize = 200;
 /// Times what one thread does.
 pub(super) struct Clock {
     /// Whether time on the processor is what counts. With several kernel threads one waits for
-    /// another at times, and that is part of what an operation takes.
+    /// another at times, and that is part of what an operation takes; other engines compute on
+    /// threads or devices of their own.
     alone: bool,
     /// What reading the clocks adds, nanoseconds.
     reading: f64,
@@ -30,9 +31,9 @@ pub(super) struct Begun {
 }
 
 impl Clock {
-    pub(super) fn new(threads: u16) -> Self {
-        let mut clock =
-            Self { alone: threads == 1, reading: 0.0, on_the_wall: 0.0, on_the_processor: 0.0 };
+    /// `alone`: whether the calling thread does all the work.
+    pub(super) fn new(alone: bool) -> Self {
+        let mut clock = Self { alone, reading: 0.0, on_the_wall: 0.0, on_the_processor: 0.0 };
         let mut readings: Vec<f64> = (0..READINGS).map(|_| clock.end(clock.begin())).collect();
         readings.sort_by(f64::total_cmp);
         clock.reading = readings[READINGS / 2];
@@ -77,8 +78,8 @@ mod tests {
 
     #[test]
     fn work_is_counted_and_the_clock_itself_is_not() {
-        for threads in [1, 2] {
-            let mut clock = Clock::new(threads);
+        for alone in [true, false] {
+            let mut clock = Clock::new(alone);
             let begun = clock.begin();
             let sum: u64 = (0..5_000_000u64).map(std::hint::black_box).sum();
             let took = clock.end(begun);

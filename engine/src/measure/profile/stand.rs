@@ -18,7 +18,7 @@ use galaxy_graph::{
 use galaxy_model::{ModelSpec, NormPlace};
 
 /// Rows of the language head's grid: a text has one last row.
-const LANGUAGE_ROWS: u32 = 64;
+pub(super) const LANGUAGE_ROWS: u32 = 64;
 
 /// What one operation took: kernel, sizes, nanoseconds without pauses.
 pub(super) type Taken = (Kernel, Vec<u32>, f64);
@@ -58,12 +58,13 @@ const SUM: TensorId = TensorId(6);
 const SLOTS: u32 = 7;
 
 impl Stand {
-    /// Makes room for all operations.
+    /// Makes room for all operations. `alone`: whether the calling thread does all that the engine
+    /// does.
     pub(super) fn new(
         mut engine: Box<dyn Engine>,
         spec: &ModelSpec,
         sample: Sample,
-        threads: u16,
+        alone: bool,
     ) -> Result<Self, MeasureError> {
         let rows = Span::<Row>::first(sample.rows);
         let mut tensors = Vec::new();
@@ -117,7 +118,7 @@ impl Stand {
         };
         let tiles = [vec![0.01; values], vec![0.0; values]];
         let spec = spec.clone();
-        let clock = Clock::new(threads);
+        let clock = Clock::new(alone);
         Ok(Self { engine, sample, spec, program, layers, logits, tiles, clock, token: 0 })
     }
 
@@ -142,11 +143,11 @@ impl Stand {
         heads: Span<Head>,
         queries: Span<Row>,
         keys: Span<Row>,
-    ) -> Vec<Region> {
+    ) -> [Region; 2] {
         let (all, of_queries) =
             (self.program.tensor(qkv).width, heads.len() * self.spec.head_width);
         let region = |rows, columns| Region { tensor: qkv, rows, columns };
-        vec![region(queries, Span::first(of_queries)), region(keys, Span::new(of_queries, all))]
+        [region(queries, Span::first(of_queries)), region(keys, Span::new(of_queries, all))]
     }
 
     /// Runs one operation and returns what it took, in nanoseconds.
@@ -154,15 +155,15 @@ impl Stand {
         &mut self,
         binding: &Binding,
         kind: OpKind,
-        reads: Vec<Region>,
-        writes: Vec<Region>,
+        reads: &[Region],
+        writes: &[Region],
     ) -> Result<f64, MeasureError> {
         let operation = Operation {
             kind,
             lane: LaneId(0),
-            reads,
-            writes,
-            waits: Vec::new(),
+            reads: reads.into(),
+            writes: writes.into(),
+            waits: Default::default(),
             takes: Bytes(0),
             gives: Bytes(0),
             block: Block::Head,
@@ -202,14 +203,14 @@ impl Stand {
     ) -> Result<(), MeasureError> {
         let binding = self.binding(rows)?;
         let span = Span::<Row>::first(rows);
-        let of = |stand: &Self, tensor| vec![stand.region(tensor, span)];
+        let of = |stand: &Self, tensor| stand.region(tensor, span);
         let post = self.spec.norm_place == NormPlace::Post;
         let one = vec![rows];
         let (residual, input) = (of(self, RESIDUAL), of(self, INPUT));
-        let time = self.run(&binding, OpKind::Embed, vec![], residual.clone())?;
+        let time = self.run(&binding, OpKind::Embed, &[], &[residual])?;
         taken.push((Kernel::Embed, one.clone(), time));
         let norm = OpKind::Norm(NormOf::Attention(0));
-        let time = self.run(&binding, norm, residual.clone(), input.clone())?;
+        let time = self.run(&binding, norm, &[residual], &[input])?;
         taken.push((Kernel::Norm, one.clone(), time));
         let first = set * self.sample.set;
         for layer in first..first + self.sample.set {
@@ -220,33 +221,27 @@ impl Stand {
             let two = |stand: &Self, tensor| vec![rows, width(stand, tensor)];
             let product = |product| OpKind::Product { layer, product };
             let kv_heads = kv_span(&self.spec, block.heads);
-            let (reads, writes) = (of(self, qkv), of(self, context));
+            let (queries, attended) = (of(self, qkv), of(self, context));
             let (inside, partial) = (of(self, inner), of(self, PARTIAL));
 
-            let time = self.run(&binding, product(Product::Qkv), input.clone(), reads.clone())?;
+            let time = self.run(&binding, product(Product::Qkv), &[input], &[queries])?;
             taken.push((Kernel::Qkv, two(self, qkv), time));
             let attend = OpKind::Attend { layer, heads: block.heads, kv_heads };
             let both = self.attended(qkv, block.heads, span, span);
             // So that its output is warm; its own times come from a grid of its own.
-            self.run(&binding, attend, both, writes.clone())?;
+            self.run(&binding, attend, &both, &[attended])?;
             let output = product(Product::AttentionOutput);
-            let time = self.run(&binding, output, writes, partial.clone())?;
+            let time = self.run(&binding, output, &[attended], &[partial])?;
             taken.push((Kernel::AttentionOutput, two(self, context), time));
 
-            for kernel in [Kernel::Export, Kernel::ExportAdd, Kernel::Import] {
-                let (kind, reads, writes) = match kernel {
-                    Kernel::Export => {
-                        (OpKind::Export { staged: false }, partial.clone(), of(self, TILE))
-                    }
-                    Kernel::ExportAdd => {
-                        let reads = [partial.clone(), of(self, SUM)].concat();
-                        (OpKind::Export { staged: true }, reads, of(self, TILE))
-                    }
-                    _ => (OpKind::Import, of(self, SUM), of(self, NORMED)),
-                };
-                let time = self.run(&binding, kind, reads, writes)?;
-                taken.push((kernel, one.clone(), time));
-            }
+            let (tile, sum, normed) = (of(self, TILE), of(self, SUM), of(self, NORMED));
+            let time = self.run(&binding, OpKind::Export { staged: false }, &[partial], &[tile])?;
+            taken.push((Kernel::Export, one.clone(), time));
+            let adds = OpKind::Export { staged: true };
+            let time = self.run(&binding, adds, &[partial, sum], &[tile])?;
+            taken.push((Kernel::ExportAdd, one.clone(), time));
+            let time = self.run(&binding, OpKind::Import, &[sum], &[normed])?;
+            taken.push((Kernel::Import, one.clone(), time));
             let join = OpKind::Join {
                 layer,
                 join: JoinOf::Attention,
@@ -255,23 +250,21 @@ impl Stand {
                 partial: true,
                 staged: false,
             };
-            let mut joined = of(self, JOINED);
-            if !post {
-                joined.extend(of(self, NORMED));
-            }
-            let reads = [residual.clone(), partial.clone()].concat();
-            let time = self.run(&binding, join, reads, joined)?;
+            let joined = [of(self, JOINED), normed];
+            let joined = if post { &joined[..1] } else { &joined[..] };
+            let time = self.run(&binding, join, &[residual, partial], joined)?;
             taken.push((Kernel::Join, one.clone(), time));
 
-            let time = self.run(&binding, product(Product::Up), input.clone(), inside.clone())?;
+            let time = self.run(&binding, product(Product::Up), &[input], &[inside])?;
             taken.push((Kernel::Up, two(self, inner), time));
-            let time = self.run(&binding, product(Product::Down), inside, partial)?;
+            let time = self.run(&binding, product(Product::Down), &[inside], &[partial])?;
             taken.push((Kernel::Down, two(self, inner), time));
         }
         if let Some(logits) = self.logits.filter(|_| rows <= LANGUAGE_ROWS) {
             let kind = OpKind::Product { layer: 0, product: Product::Language };
             let slice = self.program.tensor(logits).width;
-            let time = self.run(&binding, kind, input, of(self, logits))?;
+            let logits = of(self, logits);
+            let time = self.run(&binding, kind, &[input], &[logits])?;
             taken.push((Kernel::Language, vec![rows, slice], time));
         }
         Ok(())
@@ -293,7 +286,7 @@ impl Stand {
         let binding = self.binding(self.sample.rows)?;
         let kind = OpKind::Product { layer: layer as u32, product: Product::Qkv };
         let (from, to) = (self.region(INPUT, whole), self.region(qkv, whole));
-        self.run(&binding, kind, vec![from], vec![to])?;
+        self.run(&binding, kind, &[from], &[to])?;
         for &queries in sizes {
             for &keys in sizes {
                 let Some((text, own)) = self.seen(queries, keys) else { continue };
@@ -305,8 +298,8 @@ impl Stand {
                     let own = Span::new(own.start(), own.start() + own.len().min(left));
                     left -= own.len();
                     let reads = self.attended(qkv, heads, own, Span::first(text));
-                    let writes = vec![self.region(context, own)];
-                    time += self.run(&binding, attend, reads, writes)?;
+                    let writes = self.region(context, own);
+                    time += self.run(&binding, attend, &reads, &[writes])?;
                 }
                 taken.push((Kernel::Attend, vec![queries, keys, heads.len()], time));
             }

@@ -70,12 +70,12 @@ fn round_trips() -> Program {
         |tensor| Region { tensor: TensorId(tensor), rows, columns: Span::<Column>::first(WIDTH) };
     let slot = |memory| Slot { memory, bytes: u64::from(WIDTH) * 4 };
     let wait = |lane, count| Wait { lane, count };
-    let operation = |kind, lane, reads, writes, waits| Operation {
+    let operation = |kind, lane, reads: &[Region], writes: &[Region], wait: Wait| Operation {
         kind,
         lane,
-        reads,
-        writes,
-        waits,
+        reads: reads.into(),
+        writes: writes.into(),
+        waits: std::iter::once(wait).collect(),
         takes: Bytes(0),
         gives: Bytes(0),
         block: Block::Head,
@@ -84,31 +84,15 @@ fn round_trips() -> Program {
     let mut operations = Vec::new();
     for k in 0..ROUNDS {
         let (transfer, tile) = (k, 0);
-        let (values, out, back) = (vec![region(0)], vec![region(1)], vec![region(2)]);
+        let send = OpKind::Send { transfer, tile };
+        let receive = OpKind::Receive { transfer, tile };
+        let (values, out, back) = ([region(0)], [region(1)], [region(2)]);
         operations.extend([
             // Not before the last tile was sent, whose room it takes.
-            operation(
-                OpKind::Export { staged: false },
-                COMPUTE,
-                values.clone(),
-                out.clone(),
-                vec![wait(SEND, k)],
-            ),
-            operation(
-                OpKind::Send { transfer, tile },
-                SEND,
-                out,
-                vec![],
-                vec![wait(COMPUTE, 2 * k + 1)],
-            ),
-            operation(
-                OpKind::Receive { transfer, tile },
-                RECEIVE,
-                vec![],
-                back.clone(),
-                vec![wait(COMPUTE, 2 * k)],
-            ),
-            operation(OpKind::Import, COMPUTE, back, values, vec![wait(RECEIVE, k + 1)]),
+            operation(OpKind::Export { staged: false }, COMPUTE, &values, &out, wait(SEND, k)),
+            operation(send, SEND, &out, &[], wait(COMPUTE, 2 * k + 1)),
+            operation(receive, RECEIVE, &[], &back, wait(COMPUTE, 2 * k)),
+            operation(OpKind::Import, COMPUTE, &back, &values, wait(RECEIVE, k + 1)),
         ]);
     }
     let lane = |lane| {

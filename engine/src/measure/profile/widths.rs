@@ -1,7 +1,8 @@
 //! Of which widths matrices are measured, and how many of them a device has room for. Pure.
 
+use super::stand::LANGUAGE_ROWS;
 use galaxy_common::{BlockAssignment, Bytes, Column, Head, Span, Token};
-use galaxy_graph::{budget, lower::kv_span};
+use galaxy_graph::{budget, holdings::READ_BUFFERS, lower::kv_span};
 use galaxy_model::{HeadSpec, ModelSpec};
 
 /// Parts of a layer whose matrices are measured; between them times are nearly linear.
@@ -48,7 +49,7 @@ impl Sample {
     /// The bytes that the least of it takes, if that is more than there is.
     pub(super) fn choose(spec: &ModelSpec, max_rows: u32, room: Room) -> Result<Self, Bytes> {
         let mut rows = max_rows.min(spec.position_limit()).clamp(1, MOST_ROWS);
-        let fixed = budget::PROCESS.0 + u64::from(room.threads) * budget::THREAD_SCRATCH;
+        let fixed = fixed(room.threads);
         let needs = |rows: u32, set: &[BlockAssignment]| {
             fixed + activations(spec, rows) + weights(spec, room.width, set)
         };
@@ -66,9 +67,10 @@ impl Sample {
         let least = || Bytes(needs(rows, &set(spec, &SHARES[SHARES.len() - 1..])));
         let set = chosen.ok_or_else(least)?;
         let left = room.memory.0 - needs(rows, &set);
+        // With its logits.
+        let column = u64::from(spec.hidden * room.width + LANGUAGE_ROWS * 4);
         let vocabulary = match spec.head {
             HeadSpec::Language { .. } => {
-                let column = u64::from(spec.hidden * room.width).max(1);
                 let most = LANGUAGE.min(left / 2) / column;
                 let columns = spec.vocabulary.min(u32::try_from(most).unwrap_or(u32::MAX));
                 Span::first(if columns > 16 { columns / 16 * 16 } else { columns })
@@ -78,7 +80,7 @@ impl Sample {
         // Several, so that each matrix comes from memory when its turn comes again, as in a model
         // that is larger than the cache. One that is not stays in the cache when it runs, too.
         let bytes = weights(spec, room.width, &set).max(1);
-        let held = u64::from(vocabulary.len()) * u64::from(spec.hidden * room.width);
+        let held = u64::from(vocabulary.len()) * column;
         let whole = weights(spec, room.width, &[block(spec, 1.0)]) * u64::from(spec.layers);
         let copies = [
             (3 * room.cache.0).div_ceil(bytes),
@@ -97,6 +99,12 @@ impl Sample {
     pub(super) fn copies(&self) -> usize {
         self.blocks.len() / self.set.max(1)
     }
+}
+
+/// What is taken whatever is measured.
+fn fixed(threads: u16) -> u64 {
+    let scratch = u64::from(threads) * budget::THREAD_SCRATCH + budget::SHARED_SCRATCH;
+    budget::PROCESS.0 + scratch + READ_BUFFERS
 }
 
 /// So much of a layer: whole heads, and columns in groups that kernels multiply at a time.
@@ -176,7 +184,7 @@ mod tests {
     fn little_memory_measures_less_and_none_is_refused() {
         let spec = spec(Shape::bert(2, 128, 8));
         let with = |memory| Sample::choose(&spec, 512, Room { memory: Bytes(memory), ..ROOM });
-        let fixed = budget::PROCESS.0 + budget::THREAD_SCRATCH;
+        let fixed = fixed(1);
         let all = weights(&spec, 4, &set(&spec, &SHARES));
         let tight = with(fixed + all + activations(&spec, 128)).unwrap();
         assert_eq!((tight.rows, tight.set, tight.copies()), (128, 4, 1));

@@ -1,0 +1,54 @@
+//! Connections to workers: a fresh one, and who is there.
+
+use crate::cluster::Device;
+use galaxy_proto::{
+    MAX_MESSAGE_BYTES, PROTOCOL, VERSION, channel,
+    fault::from_status,
+    identity::{Identity, Role},
+    v1::{DescribeReply, DescribeRequest, worker_client::WorkerClient},
+};
+use std::time::Duration;
+use tonic::transport::Channel;
+
+/// A connection to a worker.
+pub(crate) type Connection = WorkerClient<Channel>;
+
+/// How long TCP and TLS may take.
+const DIAL: Duration = Duration::from_secs(3);
+/// How long a description may take.
+const DESCRIBE: Duration = Duration::from_secs(2);
+
+/// Forms a fresh connection and asks who is there.
+///
+/// # Errors
+/// In words: nobody, or not who it should be.
+pub(crate) async fn introduce(
+    device: &Device,
+    identity: &Identity,
+) -> Result<(Connection, DescribeReply), String> {
+    let server = (&device.name, Role::Device);
+    // Once: a worker that was started anew describes itself anew, and holds nothing.
+    let channel = channel::connect_once(&device.address, Some(identity), server, DIAL)
+        .await
+        .map_err(|e| e.to_string())?;
+    let mut connection = WorkerClient::new(channel)
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES);
+    let asked = connection.describe(DescribeRequest { protocol: PROTOCOL });
+    let description = tokio::time::timeout(DESCRIBE, asked)
+        .await
+        .map_err(|_| format!("it does not describe itself within {DESCRIBE:?}"))?
+        .map_err(|status| from_status(&status).to_string())?
+        .into_inner();
+    let DescribeReply { protocol, version, name, .. } = &description;
+    if *protocol != PROTOCOL {
+        return Err(format!(
+            "it speaks protocol {protocol} (version {version}), and this is protocol {PROTOCOL} \
+             (version {VERSION}): install the same version on both"
+        ));
+    }
+    if name != device.name.as_str() {
+        return Err(format!("it calls itself {name:?}: is the address right?"));
+    }
+    Ok((connection, description))
+}

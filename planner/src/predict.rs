@@ -114,6 +114,8 @@ fn simulated(
     let mut all = Run { latency: run.total as f64, ..Run::nothing(plan) };
     let mut layers = vec![Run::nothing(plan); spec.layers as usize];
     let mut ends = vec![0; spec.layers as usize];
+    // What the busiest cable out of a device works for each layer.
+    let mut busiest = vec![0u64; spec.layers as usize];
     for (program, times) in programs.iter().zip(&run.times) {
         let device = program.rank.index();
         let of_layer = |op: &Operation| {
@@ -127,8 +129,12 @@ fn simulated(
                 add(&mut layers[layer].devices[device]);
             }
         };
+        let mut sending = vec![0u64; spec.layers as usize];
         for (at, op) in program.operations.iter().enumerate() {
             let (sent, received) = timeline::moved(program, op);
+            if let (true, Some(layer)) = (sent > 0, places[at]) {
+                sending[layer] += times[at].1 - times[at].0;
+            }
             if sent + received > 0 {
                 let links = costs.links_of(program, op, sent + received);
                 count(at, &|share| {
@@ -138,6 +144,7 @@ fn simulated(
                 });
             }
         }
+        busiest.iter_mut().zip(sending).for_each(|(most, own)| *most = own.max(*most));
         timeline::each_compute(program, times, |id, busy, awaiting| {
             count(id.0 as usize, &|share| {
                 share.compute += busy as f64;
@@ -151,8 +158,11 @@ fn simulated(
         }
     }
     let mut before = 0;
-    for (layer, end) in layers.iter_mut().zip(ends) {
-        layer.latency = end.saturating_sub(before) as f64;
+    for ((layer, end), busiest) in layers.iter_mut().zip(ends).zip(busiest) {
+        // In the long run no layer takes less than whoever is busiest with it.
+        let kernels = layer.devices.iter().map(|d| d.compute).fold(0.0, f64::max);
+        let took = end.saturating_sub(before) as f64;
+        layer.latency = took.max(kernels).max(busiest as f64);
         before = end;
     }
     Ok((all, layers))

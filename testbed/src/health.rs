@@ -28,8 +28,7 @@ pub const LEAST_IDLE: f64 = 0.03;
 /// Samples shorter than a second may have as much of it as one of a second.
 pub const MOST_OTHERS: f64 = 0.05;
 
-/// Kernels over small tiles, beside busy links, reach three quarters of the calibration's speed and
-/// more; below this it was the machine.
+/// Of the best speed of the same kernels over the same tiles; below this it was the machine.
 const LEAST_SPEED: f64 = 0.7;
 /// Between two looks at the machine.
 const LOOK: Duration = Duration::from_millis(250);
@@ -120,13 +119,14 @@ pub fn judge(health: &Health, devices: &[DeviceShare]) -> Verdict {
     Verdict::of(reasons)
 }
 
-/// Why a sample does not count whose kernels did far less in their processor time than the
-/// calibration's: then the host has slowed the cores themselves, which no clock of ours shows.
-/// Speeds in GFLOP/s of processor time; nothing is said where there was no calibration.
-pub fn slowed(reached: f64, calibrated: f64) -> Option<String> {
-    (reached < LEAST_SPEED * calibrated).then(|| {
+/// Why a sample does not count whose kernels did far less in their processor time than those of the
+/// best sample of the same plan: then the host has slowed the cores themselves, which no clock of
+/// ours shows. Other plans have other tiles, and kernels that wait longer for links are slower after
+/// it, so they are no measure. Speeds in GFLOP/s of processor time.
+pub fn slowed(reached: f64, best: f64) -> Option<String> {
+    (reached < LEAST_SPEED * best).then(|| {
         format!(
-            "kernels reached {reached:.0} GFLOP/s of processor time, and {calibrated:.0} when calibrated: the cores themselves were slower"
+            "kernels reached {reached:.0} GFLOP/s of processor time, and {best:.0} at another time: the cores themselves were slower"
         )
     })
 }

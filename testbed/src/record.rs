@@ -317,6 +317,17 @@ impl Cell {
         self.samples.push(Sample { at: now(), values, verdict: Verdict::of(reasons) });
     }
 
+    /// Rules out repeats of which a value is too far below the largest of all of them.
+    pub fn rule_out(&mut self, name: &str, why: impl Fn(f64, f64) -> Option<String>) {
+        let of = |sample: &Sample| sample.values.get(name).copied();
+        let best = self.samples.iter().filter_map(of).fold(0.0, f64::max);
+        for sample in &mut self.samples {
+            if let (Some(value), Verdict::Valid) = (of(sample), &sample.verdict) {
+                sample.verdict = Verdict::of(why(value, best).into_iter().collect());
+            }
+        }
+    }
+
     /// The repeats that count.
     pub fn valid(&self) -> impl Iterator<Item = &Sample> {
         self.samples.iter().filter(|sample| sample.verdict == Verdict::Valid)

@@ -28,6 +28,8 @@ use std::{
 const LIMIT: Duration = Duration::from_secs(600);
 /// A margin that no device leaves: nothing drifts while an experiment runs.
 const STEADY: f64 = 100.0;
+/// What kernels did in their processor time, GFLOP/s.
+const SPEED: &str = "kernels_gflops";
 /// Invalid runs of a cell that are tried again, for each that is wanted.
 const PATIENCE: usize = 3;
 
@@ -302,7 +304,9 @@ impl Group<'_> {
                     eprintln!("{}: does not count: {}", cell.key, reasons.join("; "));
                 }
             }
-            record.cell(&cell.key, &self.labels(cell.variant)).add(values, verdict);
+            let kept = record.cell(&cell.key, &self.labels(cell.variant));
+            kept.add(values, verdict);
+            kept.rule_out(SPEED, health::slowed);
             record.save(self.path)?;
             if done(record, &cell.key, self.samples) {
                 break;
@@ -387,12 +391,10 @@ impl Group<'_> {
         let verdict = match self.testbed.loopback || self.options.smoke {
             true => Verdict::Valid,
             false => {
-                let cores = &self.testbed.calibration.cores;
-                let calibrated = cores.iter().sum::<f64>() / cores.len() as f64;
                 let received: u64 = shares.iter().map(|share| share.received).sum();
                 let done = calibrate::flops(placed.model().spec(), self.experiment.tokens);
-                let reached = done / received as f64;
-                health::judge(&health, &shares).and(health::slowed(reached, calibrated))
+                values.insert(SPEED.to_owned(), done / received as f64);
+                health::judge(&health, &shares)
             }
         };
         Ok((values, verdict, observation))

@@ -11,18 +11,48 @@ use std::{
 /// A line of cache.
 const LINE: usize = 64;
 /// A large page of most systems.
+#[cfg(all(target_os = "linux", not(miri)))]
 const HUGE: usize = 2 << 20;
 
 /// Values that start on a line of cache, so that no vector of a panel lies across two. From 2 MiB on
 /// they start on a large page, and the system is asked for such pages: weights are read in one go,
 /// and with pages of 4 KiB one row of a product waits for addresses to be looked up, and reads at two
-/// thirds of the memory's rate.
+/// thirds of the memory's rate. Those are mapped and unmapped one by one: an allocator keeps what is
+/// freed of them, in holes that no larger matrix fits into, and a shard that changes would then take
+/// what it held before beside what it holds.
 pub(crate) struct Lines<T> {
     start: NonNull<T>,
     len: usize,
-    /// Of the allocation; nothing is allocated where its size is 0.
-    layout: Layout,
+    memory: Memory,
     values: PhantomData<T>,
+}
+
+/// Where values are.
+enum Memory {
+    /// Nowhere: there are none.
+    None,
+    /// Allocated.
+    Allocated(Layout),
+    /// Mapped, from here on, so many bytes.
+    #[cfg(all(target_os = "linux", not(miri)))]
+    Mapped(NonNull<u8>, usize),
+}
+
+impl Memory {
+    /// Zeros, and where they begin.
+    fn zeroed(size: usize) -> Result<(NonNull<u8>, Self), NoMemory> {
+        if size == 0 {
+            return Ok((NonNull::<[u8; LINE]>::dangling().cast(), Self::None));
+        }
+        #[cfg(all(target_os = "linux", not(miri)))]
+        if size >= HUGE {
+            return mapped(size);
+        }
+        let layout = Layout::from_size_align(size, LINE).map_err(|_| NoMemory)?;
+        // SAFETY: the size is not 0.
+        let start = NonNull::new(unsafe { alloc::alloc_zeroed(layout) }).ok_or(NoMemory)?;
+        Ok((start, Self::Allocated(layout)))
+    }
 }
 
 /// There is no memory for so many values.
@@ -41,19 +71,10 @@ impl<T: bytemuck::Pod> Lines<T> {
     /// When there is no memory for them.
     pub(crate) fn zeroed(len: usize) -> Result<Self, NoMemory> {
         let size = len.checked_mul(size_of::<T>()).ok_or(NoMemory)?;
-        let align = if size < HUGE { LINE } else { HUGE };
-        let layout = Layout::from_size_align(size, align).map_err(|_| NoMemory)?;
-        if size == 0 {
-            return Ok(Self { layout, ..Self::default() });
-        }
-        // SAFETY: the size is not 0.
-        let start = NonNull::new(unsafe { alloc::alloc(layout) }).ok_or(NoMemory)?;
-        in_large_pages(start, size);
-        // SAFETY: `size` bytes from `start` on were allocated just now.
-        unsafe { start.write_bytes(0, size) };
+        let (start, memory) = Memory::zeroed(size)?;
         // A line is at least as aligned as any `Pod` of up to 64 bytes.
         const { assert!(align_of::<T>() <= LINE) };
-        Ok(Self { start: start.cast(), len, layout, values: PhantomData })
+        Ok(Self { start: start.cast(), len, memory, values: PhantomData })
     }
     /// The values.
     pub(crate) fn values(&self) -> &[T] {
@@ -85,32 +106,46 @@ impl<T: bytemuck::Pod> Lines<T> {
 impl<T> Default for Lines<T> {
     fn default() -> Self {
         let start = NonNull::dangling();
-        Self { start, len: 0, layout: Layout::new::<()>(), values: PhantomData }
+        Self { start, len: 0, memory: Memory::None, values: PhantomData }
     }
 }
 
 impl<T> Drop for Lines<T> {
     fn drop(&mut self) {
-        if self.layout.size() > 0 {
-            // SAFETY: it was allocated with this layout, and nothing refers to it any more.
-            unsafe { alloc::dealloc(self.start.as_ptr().cast(), self.layout) };
+        match self.memory {
+            Memory::None => {}
+            Memory::Allocated(layout) => {
+                // SAFETY: it was allocated with this layout, and nothing refers to it any more.
+                unsafe { alloc::dealloc(self.start.as_ptr().cast(), layout) };
+            }
+            #[cfg(all(target_os = "linux", not(miri)))]
+            Memory::Mapped(from, bytes) => {
+                // SAFETY: it was mapped so, and nothing refers to it any more. That it stays mapped
+                // if the system refuses harms nobody.
+                let _ = unsafe { rustix::mm::munmap(from.as_ptr().cast(), bytes) };
+            }
         }
     }
 }
 
-/// Asks for large pages, before the memory is touched. What does not fill a page stays in small
-/// ones, so that no more is held than was asked for.
-fn in_large_pages(start: NonNull<u8>, size: usize) {
-    #[cfg(all(target_os = "linux", not(miri)))]
-    if size >= HUGE {
-        use rustix::mm::{Advice, madvise};
-        let whole = size / HUGE * HUGE;
-        // SAFETY: the range was allocated just now and is not used yet; the advice changes no
-        // contents. That it is not followed is no error: it only makes reading faster.
-        let _ = unsafe { madvise(start.as_ptr().cast(), whole, Advice::LinuxHugepage) };
-    }
-    #[cfg(not(all(target_os = "linux", not(miri))))]
-    let _ = (start, size);
+/// Zeros that start on a large page, in such pages where the system has them. What does not fill one
+/// stays in small ones, so that no more is held than was asked for.
+#[cfg(all(target_os = "linux", not(miri)))]
+fn mapped(size: usize) -> Result<(NonNull<u8>, Memory), NoMemory> {
+    use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+    // Wherever the system puts it, a large page begins within the first of them. What is never
+    // touched takes no memory.
+    let bytes = size.checked_add(HUGE).ok_or(NoMemory)?;
+    let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+    // SAFETY: nothing is there yet, since the system chooses where.
+    let from = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, access, flags) };
+    let from = NonNull::new(from.map_err(|_| NoMemory)?.cast::<u8>()).ok_or(NoMemory)?;
+    // SAFETY: less than a large page further on, and `size` bytes follow there.
+    let start = unsafe { from.add(from.as_ptr().align_offset(HUGE)) };
+    // SAFETY: the range was mapped just now and is not used yet; the advice changes no contents. That
+    // it is not followed is no error: it only makes reading faster.
+    let _ = unsafe { madvise(start.as_ptr().cast(), size / HUGE * HUGE, Advice::LinuxHugepage) };
+    Ok((start, Memory::Mapped(from, bytes)))
 }
 
 #[cfg(test)]

@@ -10,6 +10,9 @@ use std::{
 
 /// A line of cache.
 const LINE: usize = 64;
+/// From so many bytes on, values are mapped.
+#[cfg(all(target_os = "linux", not(miri)))]
+const MAPPED: usize = 64 << 10;
 /// A large page of most systems.
 #[cfg(all(target_os = "linux", not(miri)))]
 const HUGE: usize = 2 << 20;
@@ -17,9 +20,9 @@ const HUGE: usize = 2 << 20;
 /// Values that start on a line of cache, so that no vector of a panel lies across two. From 2 MiB on
 /// they start on a large page, and the system is asked for such pages: weights are read in one go,
 /// and with pages of 4 KiB one row of a product waits for addresses to be looked up, and reads at two
-/// thirds of the memory's rate. Those are mapped and unmapped one by one: an allocator keeps what is
-/// freed of them, in holes that no larger matrix fits into, and a shard that changes would then take
-/// what it held before beside what it holds.
+/// thirds of the memory's rate. All but small ones are mapped and unmapped one by one: an allocator
+/// keeps what is freed of them, in holes that no larger matrix fits into, and a shard that changes
+/// would then take what it held before beside what it holds.
 pub(crate) struct Lines<T> {
     start: NonNull<T>,
     len: usize,
@@ -45,7 +48,7 @@ impl Memory {
             return Ok((NonNull::<[u8; LINE]>::dangling().cast(), Self::None));
         }
         #[cfg(all(target_os = "linux", not(miri)))]
-        if size >= HUGE {
+        if size >= MAPPED {
             return mapped(size);
         }
         let layout = Layout::from_size_align(size, LINE).map_err(|_| NoMemory)?;
@@ -128,18 +131,23 @@ impl<T> Drop for Lines<T> {
     }
 }
 
-/// Zeros that start on a large page, in such pages where the system has them. What does not fill one
-/// stays in small ones, so that no more is held than was asked for.
+/// Zeros in pages of their own; from 2 MiB on they start on a large page, and are in such pages where
+/// the system has them. What does not fill one stays in small ones, so that no more is held than was
+/// asked for.
 #[cfg(all(target_os = "linux", not(miri)))]
 fn mapped(size: usize) -> Result<(NonNull<u8>, Memory), NoMemory> {
     use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
     // Wherever the system puts it, a large page begins within the first of them. What is never
     // touched takes no memory.
-    let bytes = size.checked_add(HUGE).ok_or(NoMemory)?;
+    let large = size >= HUGE;
+    let bytes = size.checked_add(if large { HUGE } else { 0 }).ok_or(NoMemory)?;
     let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
     // SAFETY: nothing is there yet, since the system chooses where.
     let from = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, access, flags) };
     let from = NonNull::new(from.map_err(|_| NoMemory)?.cast::<u8>()).ok_or(NoMemory)?;
+    if !large {
+        return Ok((from, Memory::Mapped(from, bytes)));
+    }
     // SAFETY: less than a large page further on, and `size` bytes follow there.
     let start = unsafe { from.add(from.as_ptr().align_offset(HUGE)) };
     // SAFETY: the range was mapped just now and is not used yet; the advice changes no contents. That

@@ -7,6 +7,7 @@ use crate::{
     search,
 };
 use galaxy_common::Strategy;
+use galaxy_graph::budget;
 
 /// Rings that are simulated, few devices and many.
 const SIMULATED: [usize; 2] = [6, 4];
@@ -62,16 +63,14 @@ pub(crate) fn plan(request: &Request<'_>) -> Result<Planned, PlanningError> {
     })
 }
 
-/// Takes the first that fits. Those that stay far below what is granted were not lowered to find
-/// them.
+/// Takes the first that fits, with all its layers lowered. Few layers, or none where a plan stays
+/// far below what is granted, were enough to look for it.
 fn fitting(request: &Request<'_>, ranked: &mut Vec<Ranked>) -> Result<Ranked, PlanningError> {
     let mut error = None;
     while !ranked.is_empty() {
         let mut first = ranked.remove(0);
         let plan = &first.candidate.plan;
-        if first.candidate.needs.is_empty() {
-            first.candidate.needs = draft::needs(request, plan)?;
-        }
+        first.candidate.needs = budget::needs_all(request.spec, request.matrix_width, plan)?;
         if draft::above(plan, &first.candidate.needs).is_empty() {
             return Ok(first);
         }

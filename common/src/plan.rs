@@ -30,6 +30,10 @@ pub enum Strategy {
 }
 
 impl Strategy {
+    /// All.
+    pub const ALL: [Self; 6] =
+        [Self::Auto, Self::Local, Self::Megatron, Self::Galaxy, Self::Sequence, Self::Pipeline];
+
     /// The layout of its plans; [`Strategy::Auto`] takes any.
     pub fn layout(self) -> Layout {
         match self {
@@ -595,14 +599,7 @@ mod tests {
 
     #[test]
     fn names_round_trip() {
-        for s in [
-            Strategy::Auto,
-            Strategy::Local,
-            Strategy::Megatron,
-            Strategy::Galaxy,
-            Strategy::Sequence,
-            Strategy::Pipeline,
-        ] {
+        for s in Strategy::ALL {
             assert_eq!(s.to_string().parse(), Ok(s));
         }
         let wrong = "ring".parse::<Strategy>().expect_err("no strategy");

@@ -10,8 +10,13 @@ use std::fmt;
 /// Grows whenever kernels or what is measured of them change so much that old profiles mislead.
 pub const PROFILE_VERSION: u32 = 1;
 
-/// Nanoseconds that nothing of a profile takes: sums of such times stay numbers.
+/// Nanoseconds that nothing of a profile takes, and bounds of links beside it: with them sums of
+/// times stay far below what 64 bits count.
 const LONGEST: f64 = 1e13;
+/// Bytes per second that every link carries.
+const SLOWEST: f64 = 1e3;
+/// Nanoseconds that no byte costs a processor.
+const COSTLIEST: f64 = 1e6;
 
 /// What is measured of a device. Sizes of an operation are given in the order of the axes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
@@ -139,7 +144,7 @@ impl Table {
             return Err("has another number of values than its axes have points");
         }
         if !self.nanos.iter().all(|t| *t > 0.0 && *t < LONGEST) {
-            return Err("has a time that is not a number above zero");
+            return Err("has a time that no operation takes");
         }
         if !self.spread.iter().all(|s| s.is_finite() && *s >= 0.0) {
             return Err("has a spread that is not a number");
@@ -344,14 +349,14 @@ impl LinkProfile {
             let (device, found) = (self.from.clone(), self.version);
             return Err(ProfileError::Version { device, found });
         }
-        let positive = |v: f64| v.is_finite() && v >= 1.0;
-        let natural = |v: f64| (0.0..LONGEST).contains(&v);
+        let rate = |v: f64| v.is_finite() && v >= SLOWEST;
+        let below = |most: f64, v: f64| (0.0..most).contains(&v);
         let fields = [
-            ("the rate", self.rate, positive(self.rate)),
-            ("the rate under compute", self.busy_rate, positive(self.busy_rate)),
-            ("the latency", self.latency, natural(self.latency)),
-            ("the cost of sending", self.send_cost, natural(self.send_cost)),
-            ("the cost of receiving", self.receive_cost, natural(self.receive_cost)),
+            ("the rate", self.rate, rate(self.rate)),
+            ("the rate under compute", self.busy_rate, rate(self.busy_rate)),
+            ("the latency", self.latency, below(LONGEST, self.latency)),
+            ("the cost of sending", self.send_cost, below(COSTLIEST, self.send_cost)),
+            ("the cost of receiving", self.receive_cost, below(COSTLIEST, self.receive_cost)),
         ];
         match fields.into_iter().find(|(_, _, good)| !good) {
             None => Ok(()),

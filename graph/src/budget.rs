@@ -2,8 +2,9 @@
 
 use crate::{
     holdings::READ_BUFFERS,
-    lower::{LowerError, kv_span, slots},
+    lower::{LowerError, kv_span, sketches},
     program::{Memory, Program},
+    short,
 };
 use galaxy_common::{
     BatchShape, Bytes, DevicePlan, Layout, Plan, Rank, Row, Segment, Span, Wanted,
@@ -96,6 +97,9 @@ pub fn needs_all(
     needs_of(spec, matrix_width, plan, &ranks)
 }
 
+/// Layers of a run of equal ones that are lowered at first.
+const LAYERS: u32 = 4;
+
 fn needs_of(
     spec: &ModelSpec,
     matrix_width: u32,
@@ -103,29 +107,74 @@ fn needs_of(
     ranks: &[Rank],
 ) -> Result<Vec<Needs>, LowerError> {
     plan.validate(spec.extent())?;
+    // A stage keeps something of each of its layers.
+    let mut layers = if plan.layout == Layout::Stages { spec.layers } else { LAYERS };
+    let most = loop {
+        if let Some(most) = most(spec, plan, ranks, layers)? {
+            break most;
+        }
+        layers *= 2;
+    };
+    let with_weights = |(rank, needs): (&Rank, Needs)| Needs {
+        weights: weights(spec, matrix_width, &plan.ring[rank.index()]),
+        ..needs
+    };
+    Ok(ranks.iter().zip(most).map(with_weights).collect())
+}
+
+/// What the widest batches take beside weights, from about so many layers of each run of equal ones;
+/// none where the others might take more.
+fn most(
+    spec: &ModelSpec,
+    plan: &Plan,
+    ranks: &[Rank],
+    layers: u32,
+) -> Result<Option<Vec<Needs>>, LowerError> {
+    // Slots may be taken in turns of two layers.
+    let keep = |all: u32| if all > layers { layers + (all - layers) % 2 } else { all };
+    let (short_spec, short) = short::shortened(spec, plan, keep);
+    let (mut at, mut cut) = (0, Vec::new());
+    for run in short::runs(plan) {
+        let (first, own) = (at, keep(run.len()));
+        at += own as usize;
+        cut.extend((run.len() > own).then_some((first, at, run.len() - own)));
+    }
+    let mut most: Option<Vec<Needs>> = None;
+    for shape in widest(spec, plan)? {
+        let mut these = Vec::with_capacity(ranks.len());
+        for sketch in sketches(&short_spec, &short, &shape, ranks) {
+            let Some(program) = sketch?.repeated(&cut) else { return Ok(None) };
+            these.push(of_running(spec, &plan.ring[program.rank.index()], &program));
+        }
+        most = Some(match most {
+            Some(most) => most.into_iter().zip(these).map(|(a, b)| a.or_more(b)).collect(),
+            None => these,
+        });
+    }
+    Ok(Some(most.unwrap_or_default()))
+}
+
+/// The batches that take most, one of which budgets are made for.
+///
+/// # Errors
+/// When the plan allows too many rows.
+pub fn widest(spec: &ModelSpec, plan: &Plan) -> Result<Vec<BatchShape>, LowerError> {
     // The widest program is the one of most rows that all want the widest result.
     let wanted = match spec.head {
         HeadSpec::Language { .. } => Wanted::AllLogits,
         _ => Wanted::Hidden,
     };
     let segment = |(slot, rows): (u32, u32)| Segment { slot, past: 0, rows, wanted };
-    let shape = |texts: Vec<u32>| BatchShape::new((0..).zip(texts).map(segment).collect());
-    let of = |texts: Vec<u32>| -> Result<Vec<Needs>, LowerError> {
-        let shape = shape(texts)?;
-        let programs = slots(spec, plan, &shape, ranks);
-        let of_rank = |program: Result<Program, LowerError>| {
-            let program = program?;
-            let device = &plan.ring[program.rank.index()];
-            Ok(of_program(spec, matrix_width, device, &program))
-        };
-        programs.map(of_rank).collect()
+    let shape = |mut texts: Vec<u32>| {
+        texts.retain(|&rows| rows > 0);
+        BatchShape::new((0..).zip(texts).map(segment).collect()).map_err(LowerError::from)
     };
     let all = plan.max_rows;
     if !plan.any_sequence() && plan.layout != Layout::Stages {
         let length = spec.position_limit().clamp(1, all);
         let mut texts = vec![length; (all / length) as usize];
-        texts.extend((!all.is_multiple_of(length)).then_some(all % length));
-        return of(texts);
+        texts.push(all % length);
+        return Ok(vec![shape(texts)?]);
     }
     // Where rows are cut, or texts go from stage to stage, it matters where texts end. No batch sees
     // more rows at once than one text of all, be it longer than any may be; and in parts of unlike
@@ -133,16 +182,7 @@ fn needs_of(
     let tiles = Span::<Row>::first(all).cut(u32::from(plan.tiles)).map(|tile| tile.len());
     let parts = [vec![all], vec![all / 2, all - all / 2], vec![all / 4, all - all / 4]];
     let parts = parts.into_iter().chain([vec![all - all / 4, all / 4], tiles.collect()]);
-    let mut most: Option<Vec<Needs>> = None;
-    for mut texts in parts {
-        texts.retain(|&rows| rows > 0);
-        let these = of(texts)?;
-        most = Some(match most {
-            Some(most) => most.into_iter().zip(these).map(|(a, b)| a.or_more(b)).collect(),
-            None => these,
-        });
-    }
-    Ok(most.unwrap_or_default())
+    parts.map(shape).collect()
 }
 
 /// What `device` needs to hold its shard and run `program`.
@@ -152,13 +192,18 @@ pub fn of_program(
     device: &DevicePlan,
     program: &Program,
 ) -> Needs {
+    Needs { weights: weights(spec, matrix_width, device), ..of_running(spec, device, program) }
+}
+
+/// The same without its shard.
+fn of_running(spec: &ModelSpec, device: &DevicePlan, program: &Program) -> Needs {
     let labels = spec.head.labels();
     let results = program.outputs.iter().map(|output| {
         let (rows, width) = output.extent(spec.hidden, labels);
         Bytes(u64::from(rows) * u64::from(width) * 4)
     });
     Needs {
-        weights: weights(spec, matrix_width, device),
+        weights: Bytes(0),
         activations: program.slot_bytes(Memory::Device),
         staging: program.slot_bytes(Memory::Staging),
         results: results.sum(),

@@ -9,6 +9,7 @@ pub mod holdings;
 pub mod lower;
 pub mod program;
 pub mod share;
+pub mod short;
 pub mod simulate;
 pub mod timeline;
 pub mod verify;

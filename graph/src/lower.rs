@@ -11,7 +11,7 @@ mod sequence;
 mod stagger;
 
 use crate::program::Program;
-use build::Builder;
+use build::{Builder, Sketch};
 use galaxy_common::{
     Assignment, BatchShape, Exchange, Head, Layout, MAX_PAYLOAD_BYTES, Mode, Plan, PlanError, Rank,
     Row, ShapeError, Span, Strategy, Wanted, plan::Phase,
@@ -114,17 +114,15 @@ fn operations(
 
 /// The programs of some ranks with their slots and without their waits, for any plan and shape: for
 /// bounds on what a batch takes.
-pub(crate) fn slots(
+pub(crate) fn sketches(
     spec: &ModelSpec,
     plan: &Plan,
     shape: &BatchShape,
     ranks: &[Rank],
-) -> impl Iterator<Item = Result<Program, LowerError>> {
+) -> impl Iterator<Item = Result<Sketch, LowerError>> {
     let order = Order::default();
-    ranks.iter().map(move |&rank| {
-        let operations = operations(spec, plan, Phase::Prefill, shape, rank, &order);
-        operations.slots().map(|(program, _)| program)
-    })
+    let sketch = move |rank| operations(spec, plan, Phase::Prefill, shape, rank, &order).sketch();
+    ranks.iter().copied().map(sketch)
 }
 
 /// The digest of all programs: equal on devices that will do the same.

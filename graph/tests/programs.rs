@@ -3,9 +3,9 @@
 #![allow(clippy::unwrap_used)]
 
 use galaxy_common::{
-    Assignment, BatchShape, BlockAssignment, Bytes, DeviceName, DevicePlan, Exchange, LinkType,
-    Mode, Modes, Plan, Pooling, Rank, Segment, Span, Strategy, Wanted, WireType, apportion,
-    plan::Phase,
+    Assignment, BatchShape, BlockAssignment, Bytes, DeviceName, DevicePlan, Exchange, Layer,
+    LinkType, Mode, Modes, Plan, Pooling, Rank, Segment, Span, Strategy, Wanted, WireType,
+    apportion, plan::Phase,
 };
 use galaxy_graph::{
     Costs, LinkRate, Program, VerifyError, budget, lower,
@@ -104,6 +104,11 @@ fn plan(strategy: Strategy, tiles: u16, spec: &ModelSpec, weights: &[[u32; 4]]) 
     }
 }
 
+/// What running takes.
+fn parts(needs: &budget::Needs) -> [Bytes; 4] {
+    [needs.activations, needs.staging, needs.results, needs.scratch]
+}
+
 struct Random(u64, u64);
 impl Costs for Random {
     fn compute(&self, program: &Program, op: &Operation) -> u64 {
@@ -199,7 +204,7 @@ fn stages(plan: &mut Plan, layers: u32, weights: &[[u32; 4]]) {
         (h + block.heads.len(), c + block.columns.len())
     });
     let of_layers: Vec<u32> = weights.iter().map(|w| w[0]).collect();
-    let cut = apportion::<galaxy_common::Layer>(layers, &of_layers);
+    let cut = apportion::<Layer>(layers, &of_layers);
     let last = cut.iter().rposition(|l| !l.is_empty()).unwrap();
     for (at, (device, &layers)) in plan.ring.iter_mut().zip(&cut).enumerate() {
         let (heads, columns) = (Span::first(extent.0), Span::first(extent.1));
@@ -285,6 +290,29 @@ proptest! {
             prop_assert!(takes.activations.0 <= most.activations.0 + gaps, "{takes:?} of {most:?}");
             prop_assert!(takes.staging <= most.staging, "{takes:?} of {most:?}");
         }
+    }
+
+    /// Few of many layers that are cut alike tell what all of them need.
+    #[test]
+    fn needs_are_those_of_all_layers((mut spec, mut plan, shape) in any_plan(), times in 1u32..7) {
+        let longer = |layers: Span<Layer>| Span::new(layers.start() * times, layers.end() * times);
+        spec.layers *= times;
+        plan.modes.iter_mut().for_each(|m| m.layers = longer(m.layers));
+        for device in &mut plan.ring {
+            device.prefill.blocks.iter_mut().for_each(|b| b.layers = longer(b.layers));
+            device.decode = device.prefill.clone();
+        }
+        plan.max_rows = shape.rows();
+        let mut all = vec![[Bytes(0); 4]; plan.ring.len()];
+        for shape in budget::widest(&spec, &plan).unwrap() {
+            let programs = lower(&spec, &plan, Phase::Prefill, &shape).unwrap();
+            for ((all, device), program) in all.iter_mut().zip(&plan.ring).zip(&programs) {
+                let takes = parts(&budget::of_program(&spec, 4, device, program));
+                all.iter_mut().zip(takes).for_each(|(most, takes)| *most = takes.max(*most));
+            }
+        }
+        let needs = budget::needs_all(&spec, 4, &plan).unwrap();
+        prop_assert_eq!(needs.iter().map(parts).collect::<Vec<_>>(), all);
     }
 
     /// Whatever is broken at random: either the verifier finds it, or it runs to the end.

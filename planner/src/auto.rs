@@ -12,6 +12,10 @@ use galaxy_graph::budget;
 /// Rings that are simulated, few devices and many.
 const SIMULATED: [usize; 2] = [6, 4];
 
+/// How much worse than the best that was simulated stages may be by their closed form, and still be
+/// looked at: they are about as fast as it says.
+const STAGES: f64 = 1.1;
+
 /// A plan with what the simulator says of it.
 #[derive(Clone, Debug)]
 pub(crate) struct Ranked {
@@ -30,15 +34,15 @@ pub(crate) fn plan(request: &Request<'_>) -> Result<Planned, PlanningError> {
     let mut ranked = if strategy == Strategy::Auto {
         auto(&mut rings, &mut search)?
     } else {
-        let candidate = policies::plan(&mut rings, strategy)?;
+        let candidate = policies::plan(&mut rings, strategy, f64::INFINITY)?;
         search.simulated = 1;
         vec![rank(request, candidate)?]
     };
     // The order of finding decides between equals.
     ranked.sort_by(|a, b| a.prediction.latency.total_cmp(&b.prediction.latency));
     let first = fitting(request, &mut ranked)?;
-    ranked.retain(|r| reasons::another(&r.candidate.plan, &first.candidate.plan));
-    let other = fitting(request, &mut ranked).ok();
+    let other = |ranked: &Ranked| reasons::another(&ranked.candidate.plan, &first.candidate.plan);
+    let other = ranked.into_iter().find(other);
     let left_out = reasons::left_out(&mut rings, &first);
     let advice = match strategy {
         Strategy::Auto => reasons::advice(&mut rings, &first),
@@ -63,8 +67,7 @@ pub(crate) fn plan(request: &Request<'_>) -> Result<Planned, PlanningError> {
     })
 }
 
-/// Takes the first that fits, with all its layers lowered. Few layers, or none where a plan stays
-/// far below what is granted, were enough to look for it.
+/// Takes the first that fits. What stays far below what is granted was not lowered so far.
 fn fitting(request: &Request<'_>, ranked: &mut Vec<Ranked>) -> Result<Ranked, PlanningError> {
     let mut error = None;
     while !ranked.is_empty() {
@@ -90,40 +93,33 @@ fn auto(rings: &mut Rings<'_>, search: &mut Search) -> Result<Vec<Ranked>, Plann
     let request = rings.request;
     let many = request.offers.len() > search::ALL_SETS;
     let most = SIMULATED[usize::from(many)];
-    let mut candidates: Vec<Candidate> = Vec::new();
-    let mut keep = |mut candidate: Candidate| {
-        candidate.plan.strategy = Strategy::Auto;
-        if !candidates.iter().any(|c| c.plan == candidate.plan) {
-            candidates.push(candidate);
+    let mut ranked: Vec<Ranked> = Vec::new();
+    let mut error = None;
+    let mut keep = |found: Result<Candidate, PlanningError>, ranked: &mut Vec<Ranked>| {
+        let found = found.and_then(|mut candidate| {
+            candidate.plan.strategy = Strategy::Auto;
+            let known = ranked.iter().any(|r| r.candidate.plan == candidate.plan);
+            // What cannot be lowered is no candidate.
+            if known { Ok(None) } else { rank(request, candidate).map(Some) }
+        });
+        match found {
+            Ok(found) => ranked.extend(found),
+            Err(why) => error = policies::nearer(error.take(), why),
         }
     };
-    let mut error = None;
+    let least = |of: &dyn Fn(&Ranked) -> f64, ranked: &[Ranked]| {
+        ranked.iter().map(of).fold(f64::INFINITY, f64::min)
+    };
     for priced in search::best(rings, most, search) {
-        match rings.fit(priced.ring(), Strategy::Auto, By::Exact) {
-            Ok(candidate) => keep(candidate),
-            Err(why) => error = policies::nearer(error, why),
+        // Those far behind are there for the case that none of the others fits.
+        let best = least(&|r| r.candidate.closed_form, &ranked);
+        if priced.cost <= best * search::MARGIN {
+            keep(rings.fit(priced.ring(), Strategy::Auto, By::Exact), &mut ranked);
         }
     }
-    let given = [
-        Strategy::Local,
-        Strategy::Galaxy,
-        Strategy::Megatron,
-        Strategy::Sequence,
-        Strategy::Pipeline,
-    ];
-    for strategy in given {
-        match policies::plan(rings, strategy) {
-            Ok(candidate) => keep(candidate),
-            Err(why) => error = policies::nearer(error, why),
-        }
-    }
-    let mut ranked: Vec<Ranked> = Vec::new();
-    for candidate in candidates {
-        // What cannot be lowered is no candidate.
-        match rank(request, candidate) {
-            Ok(candidate) => ranked.push(candidate),
-            Err(why) => error = policies::nearer(error, why),
-        }
+    for strategy in Strategy::ALL.into_iter().filter(|&s| s != Strategy::Auto) {
+        let limit = least(&|r| r.prediction.latency, &ranked) * STAGES;
+        keep(policies::plan(rings, strategy, limit), &mut ranked);
     }
     search.simulated = ranked.len() as u64;
     if ranked.is_empty() {

@@ -10,7 +10,6 @@ use galaxy_common::{
     Span, Strategy, Unit,
 };
 use galaxy_graph::{LowerError, budget, budget::Needs};
-use galaxy_model::ModelSpec;
 
 /// The runs of units that sizes make, one behind another, cut off at `all`.
 fn spans<U: Unit>(sizes: &[usize], unit: u32, all: u32) -> Vec<Span<U>> {
@@ -141,59 +140,12 @@ fn finish(
     }
 }
 
-/// More layers than this of equal modes need no more memory to run: slots are taken in turns. A
-/// test compares with all layers.
-const LAYERS_OF_A_RUN: u32 = 2;
-/// The same where blocks are cut by rows: the next layer begins before one is over.
-const LAYERS_BY_ROWS: u32 = 4;
-
-/// Runs of layers that are cut alike.
-pub(crate) fn runs(plan: &Plan) -> Vec<Span<Layer>> {
-    let mut edges: Vec<u32> =
-        plan.modes.iter().flat_map(|m| [m.layers.start(), m.layers.end()]).collect();
-    let blocks = plan.ring.iter().flat_map(|d| &d.prefill.blocks);
-    edges.extend(blocks.flat_map(|b| [b.layers.start(), b.layers.end()]));
-    edges.sort_unstable();
-    edges.dedup();
-    edges.windows(2).map(|pair| Span::new(pair[0], pair[1])).collect()
-}
-
-/// The same plan for a model of which each run of equal layers has at most `most`.
-pub(crate) fn shortened(spec: &ModelSpec, plan: &Plan, most: u32) -> (ModelSpec, Plan) {
-    let runs = runs(plan);
-    // Where a layer of the long model stands in the short one.
-    let short = |layer: u32| -> u32 {
-        let before = runs.iter().map(|run| layer.clamp(run.start(), run.end()) - run.start());
-        before.map(|n| n.min(most)).sum()
-    };
-    let cut = |span: Span<Layer>| Span::new(short(span.start()), short(span.end()));
-    let mut plan = plan.clone();
-    plan.modes.iter_mut().for_each(|m| m.layers = cut(m.layers));
-    for device in &mut plan.ring {
-        for part in [&mut device.prefill, &mut device.decode] {
-            part.blocks.iter_mut().for_each(|b| b.layers = cut(b.layers));
-        }
-    }
-    (ModelSpec { layers: short(spec.layers), ..spec.clone() }, plan)
-}
-
 /// What each device of a plan needs.
 ///
 /// # Errors
 /// When the plan cannot be lowered.
 pub(crate) fn needs(request: &Request<'_>, plan: &Plan) -> Result<Vec<Needs>, LowerError> {
-    let (spec, width) = (request.spec, request.matrix_width);
-    // A stage may keep the keys and values of each of its layers.
-    if plan.layout == Layout::Stages {
-        return budget::needs_all(spec, width, plan);
-    }
-    let layers = if plan.any_sequence() { LAYERS_BY_ROWS } else { LAYERS_OF_A_RUN };
-    let (short, shorter) = shortened(spec, plan, layers);
-    let mut needs = budget::needs_all(&short, width, &shorter)?;
-    for (needs, device) in needs.iter_mut().zip(&plan.ring) {
-        needs.weights = budget::weights(spec, width, device);
-    }
-    Ok(needs)
+    budget::needs_all(request.spec, request.matrix_width, plan)
 }
 
 /// By how much devices of a plan are above what they grant: (place, bytes).

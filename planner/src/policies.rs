@@ -13,9 +13,15 @@ use galaxy_common::{Exchange, Layout, Strategy};
 
 /// The plan of a strategy.
 ///
+/// Stages that cost more than `limit` by the closed form are left out.
+///
 /// # Errors
 /// When it has none that fits.
-pub(crate) fn plan(rings: &mut Rings<'_>, strategy: Strategy) -> Result<Candidate, PlanningError> {
+pub(crate) fn plan(
+    rings: &mut Rings<'_>,
+    strategy: Strategy,
+    limit: f64,
+) -> Result<Candidate, PlanningError> {
     match strategy {
         Strategy::Local | Strategy::Auto => local(rings),
         Strategy::Galaxy => ring(rings, strategy, ByRows::default(), By::Paper),
@@ -24,7 +30,7 @@ pub(crate) fn plan(rings: &mut Rings<'_>, strategy: Strategy) -> Result<Candidat
             ring(rings, strategy, ByRows { attention: layers, mlp: layers }, By::Equal)
         }
         Strategy::Megatron => megatron(rings),
-        Strategy::Pipeline => pipeline(rings),
+        Strategy::Pipeline => pipeline(rings, limit),
     }
 }
 
@@ -76,9 +82,13 @@ fn ring(
     ways.sort_by(|a, b| a.0.total_cmp(&b.0));
     let mut error = None;
     for (_, means) in ways {
-        match rings.fit(Ring { members: &members, means, by_rows }, strategy, by) {
+        let ring = Ring { members: &members, means, by_rows };
+        match rings.fit(ring, strategy, by) {
             Ok(found) => return Ok(found),
             Err(why) => error = nearer(error, why),
+        }
+        if rings.hopeless(ring, strategy, by) {
+            break;
         }
     }
     let nothing = || PlanningError::Nothing { why: "there is no device to plan for".into() };
@@ -123,7 +133,7 @@ fn megatron(rings: &mut Rings<'_>) -> Result<Candidate, PlanningError> {
     Ok(Candidate { plan, needs, closed_form })
 }
 
-fn pipeline(rings: &mut Rings<'_>) -> Result<Candidate, PlanningError> {
+fn pipeline(rings: &mut Rings<'_>, limit: f64) -> Result<Candidate, PlanningError> {
     let request = rings.request;
     if request.offers.len() == 1 || request.spec.layers == 1 {
         let mut found = local(rings)?;
@@ -138,7 +148,7 @@ fn pipeline(rings: &mut Rings<'_>) -> Result<Candidate, PlanningError> {
     let ways = plain(request, request.offers.len()).into_iter().rev();
     for means in ways.take(if request.spec.causal { usize::MAX } else { 1 }) {
         let means = Means { exchange: Exchange::Ring, ..means };
-        let limit = best.as_ref().map_or(f64::INFINITY, |b| b.closed_form);
+        let limit = best.as_ref().map_or(limit, |b| b.closed_form);
         match stages::plan(rings, means, limit) {
             Ok(found) => best = Some(found),
             Err(why) => error = Some(why),

@@ -11,7 +11,7 @@ use crate::{
     split::{Missing, Problem, Split},
 };
 use galaxy_common::{DeviceProfile, Plan, ProfileError, Strategy, WireType};
-use galaxy_graph::budget::Needs;
+use galaxy_graph::budget::{self, Needs};
 use std::{collections::BTreeMap, rc::Rc};
 
 /// Lengths of the workload that the closed form tells apart.
@@ -267,14 +267,9 @@ impl<'a> Rings<'a> {
         let mut corrections = vec![0i64; ring.members.len()];
         let mut last = None;
         for _ in 0..ATTEMPTS {
-            let (units, problem) = self
-                .problem(ring, &reach, &corrections, false)
-                .map_err(|missing| self.missing(ring, strategy, missing))?;
-            let split = by.split(&problem);
-            let split = split.map_err(|missing| self.missing(ring, strategy, missing))?;
-            let (means, by_rows) = (ring.means, ring.by_rows);
-            let plan =
-                draft::ring(self.request, strategy, ring.members, units, means, by_rows, &split);
+            let drafted = self.draft(ring, &reach, &corrections, strategy, by);
+            let (problem, split, plan) =
+                drafted.map_err(|missing| self.missing(ring, strategy, missing))?;
             let expected = |place: usize, granted: u64| {
                 granted - problem.sides[place].room + problem.bytes(&split, place)
             };
@@ -302,6 +297,32 @@ impl<'a> Rings<'a> {
             last = Some(draft::too_large(strategy, &plan, &needs));
         }
         Err(last.unwrap_or(PlanningError::Nothing { why: "no attempt was made".into() }))
+    }
+
+    /// Whether no tiles make this ring fit, because its weights alone do not.
+    pub fn hopeless(&mut self, ring: Ring<'_>, strategy: Strategy, by: By) -> bool {
+        let Ok(reach) = self.reaches(ring) else { return true };
+        let above = |plan: &Plan| {
+            let weights = |d| budget::weights(self.request.spec, self.request.matrix_width, d);
+            plan.ring.iter().any(|device| weights(device) > device.budget)
+        };
+        self.draft(ring, &reach, &[], strategy, by).is_ok_and(|(_, _, plan)| above(&plan))
+    }
+
+    /// The plan of the split that `by` finds.
+    fn draft(
+        &mut self,
+        ring: Ring<'_>,
+        reach: &[Reach],
+        corrections: &[i64],
+        strategy: Strategy,
+        by: By,
+    ) -> Result<(Problem, Split, Plan), Missing> {
+        let (units, problem) = self.problem(ring, reach, corrections, false)?;
+        let split = by.split(&problem)?;
+        let Ring { members, means, by_rows } = ring;
+        let plan = draft::ring(self.request, strategy, members, units, means, by_rows, &split);
+        Ok((problem, split, plan))
     }
 
     fn missing(&self, ring: Ring<'_>, strategy: Strategy, missing: Missing) -> PlanningError {

@@ -24,7 +24,7 @@ pub(crate) const ALL_SETS: usize = 8;
 const TILES: [u16; 4] = [1, 2, 4, 8];
 
 /// How much worse than the best by the closed form a ring may be and still be simulated.
-const MARGIN: f64 = 1.15;
+pub(crate) const MARGIN: f64 = 1.15;
 
 /// Sets whose numbers of layers by rows are refined, where memory binds.
 const REFINED: usize = 6;
@@ -44,8 +44,10 @@ impl Priced {
         Ring { members: &self.members, means: self.means, by_rows: self.by_rows }
     }
     /// Rings of one kind differ in tiles, links and numbers of layers only.
-    fn kind(&self) -> (&[usize], bool, bool) {
-        (&self.members, self.by_rows.attention > 0, self.by_rows.mlp > 0)
+    fn kind(&self) -> (usize, &[usize], bool, bool) {
+        let size = self.members.len();
+        let members = if size > ALL_SETS { &[] } else { &self.members[..] };
+        (size, members, self.by_rows.attention > 0, self.by_rows.mlp > 0)
     }
 }
 
@@ -269,14 +271,16 @@ fn limit(found: &[Priced], most: usize) -> f64 {
     found.get(most - 1).map_or(best, |p| best.min(p.cost))
 }
 
-/// Keeps the best two of each kind, in order of their cost.
+/// Keeps the best two of each kind, in order of their cost. Of many devices, sets of one size are of
+/// one kind: those that are kept differ in little.
 fn keep(found: &mut Vec<Priced>, new: Priced) {
     let at = found.partition_point(|p| p.cost <= new.cost);
     found.insert(at, new);
     let mut kept: Vec<Priced> = Vec::with_capacity(found.len());
     for priced in found.drain(..) {
-        let alike = kept.iter().filter(|p| p.kind() == priced.kind()).count();
-        if alike < 2 && !kept.contains(&priced) {
+        let alike = kept.iter().filter(|p| p.kind() == priced.kind());
+        let twin = |p: &Priced| p.means == priced.means && p.by_rows == priced.by_rows;
+        if alike.clone().count() < 2 && !alike.clone().any(twin) {
             kept.push(priced);
         }
     }

@@ -15,15 +15,6 @@ use proptest::prelude::{ProptestConfig, any, prop_assert, prop_assert_eq, propte
 mod testing;
 use testing::{Dice, Question};
 
-const ALL: [Strategy; 6] = [
-    Strategy::Auto,
-    Strategy::Local,
-    Strategy::Megatron,
-    Strategy::Galaxy,
-    Strategy::Sequence,
-    Strategy::Pipeline,
-];
-
 /// A model and a cluster that may not hold it.
 fn question(seed: u64) -> Question {
     let mut dice = Dice::new(seed);
@@ -63,7 +54,7 @@ proptest! {
     #[test]
     fn no_device_is_asked_for_more_than_it_grants(seed in any::<u64>(), which in 0usize..6) {
         let mut question = question(seed);
-        question.allowed.strategy = ALL[which];
+        question.allowed.strategy = Strategy::ALL[which];
         let request = question.request();
         match plan(&request) {
             Ok(planned) => {
@@ -91,7 +82,7 @@ proptest! {
     fn auto_is_never_predicted_slower(seed in any::<u64>()) {
         let mut question = question(seed);
         let auto = plan(&question.request());
-        for strategy in ALL {
+        for strategy in Strategy::ALL {
             question.allowed.strategy = strategy;
             let Ok(other) = plan(&question.request()) else { continue };
             let auto = auto.as_ref().map(|a| a.prediction.latency);
@@ -141,7 +132,7 @@ fn slow_devices_are_left_out_and_it_is_said_why() {
 
 #[test]
 fn one_device_does_everything() {
-    for strategy in ALL {
+    for strategy in Strategy::ALL {
         let mut question = plenty(1, 1e8);
         question.allowed.strategy = strategy;
         let planned = plan(&question.request()).unwrap();
@@ -205,7 +196,7 @@ fn what_is_missing_is_said() {
     for offer in &mut question.offers {
         offer.budget = Bytes(36_000_000);
     }
-    for strategy in ALL {
+    for strategy in Strategy::ALL {
         question.allowed.strategy = strategy;
         let error = plan(&question.request()).unwrap_err();
         assert!(matches!(error, PlanningError::Memory { missing, .. } if missing.0 > 0), "{error}");

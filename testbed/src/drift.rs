@@ -3,6 +3,7 @@
 //! near the latency comes to that of a plan made from scratch for the slow device.
 
 use crate::{
+    calibrate,
     environment::Environment,
     instance::{self, COORDINATOR, Split, Testbed},
     models, network,
@@ -151,7 +152,8 @@ pub fn run(options: &Options) -> Result<()> {
     let model = Arc::new(ModelDir::open(&path.canonicalize()?)?);
     rustix::fs::sync();
     instance::down(&options.testbed)?;
-    let mut testbed = Testbed::up(environment, &options.testbed, options.loopback, &options.cache)?;
+    let testbed = Testbed::up(environment, &options.testbed, options.loopback, &options.cache)?;
+    let mut testbed = if options.smoke { testbed } else { calibrate::calibrated(testbed)? };
     record.calibrations.insert(testbed.environment.name.clone(), testbed.calibration.clone());
     let found = drift(options, &mut testbed, &slow, &model, &mut record);
     let down = testbed.down();

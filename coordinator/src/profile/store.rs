@@ -219,15 +219,15 @@ mod tests {
         }
     }
 
-    fn link(to: &str, rate: f64) -> LinkProfile {
+    fn link(to: &str, megabytes: f64) -> LinkProfile {
         LinkProfile {
             version: PROFILE_VERSION,
             from: name("pi-1"),
             to: name(to),
             link: LinkType::Tls,
             latency: 1e5,
-            rate,
-            busy_rate: rate,
+            rate: megabytes * 1e6,
+            busy_rate: megabytes * 1e6,
             send_cost: 0.5,
             receive_cost: 0.7,
             spread: 0.01,

@@ -8,7 +8,7 @@ use crate::program::{
 };
 use galaxy_common::{Bytes, Column, MAX_PAYLOAD_BYTES, Rank, Row, Span, WireType};
 use smallvec::SmallVec;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 pub(crate) struct Builder {
     rank: Rank,
@@ -17,6 +17,8 @@ pub(crate) struct Builder {
     operations: Vec<Operation>,
     lanes: Vec<(Lane, Vec<OpId>)>,
     outputs: Vec<Output>,
+    /// Operations and tensors that there were when each layer began.
+    begins: Vec<(usize, usize)>,
     /// The block and layer that new operations belong to.
     pub at: (Block, u32),
     /// Staging slots that may be in use at once: how far receives run ahead of the kernels.
@@ -48,11 +50,12 @@ impl Builder {
         Self {
             rank,
             wire,
-            tensors: Vec::with_capacity(512),
-            operations: Vec::with_capacity(1024),
+            tensors: Vec::new(),
+            operations: Vec::new(),
             // The compute lane is always there and always first.
             lanes: vec![(Lane::Compute, Vec::new())],
             outputs: Vec::new(),
+            begins: Vec::new(),
             at: (Block::Embedding, 0),
             depth: depth.max(2),
         }
@@ -60,6 +63,11 @@ impl Builder {
 
     pub fn rank(&self) -> Rank {
         self.rank
+    }
+
+    /// The next layer begins. Between layers that are cut alike all operations are alike.
+    pub fn layer(&mut self) {
+        self.begins.push((self.operations.len(), self.tensors.len()));
     }
 
     pub fn tensor(&mut self, role: Role, rows: Span<Row>, width: u32) -> Value {
@@ -121,13 +129,23 @@ impl Builder {
     }
 
     pub fn finish(self) -> Result<Program, LowerError> {
-        let (mut program, order) = self.slots()?;
-        assign_waits(&mut program, &order);
+        let (mut program, precedence) = self.slots(None)?;
+        assign_waits(&mut program, &precedence);
         Ok(program)
     }
 
+    /// The program with slots and without waits, and how slots stood when each layer began.
+    pub fn sketch(self) -> Result<Sketch, LowerError> {
+        let (mut begins, depth) = (Vec::new(), self.depth);
+        let (program, _) = self.slots(Some(&mut begins))?;
+        Ok(Sketch { program, begins, depth })
+    }
+
     /// The program with slots and without waits, and what waits follow from.
-    pub fn slots(mut self) -> Result<(Program, Order), LowerError> {
+    fn slots(
+        mut self,
+        standings: Option<&mut Vec<Standing>>,
+    ) -> Result<(Program, Precedence), LowerError> {
         let mut lanes = std::mem::take(&mut self.lanes);
         lanes.sort_unstable_by_key(|(lane, _)| *lane);
         let mut place = vec![0u32; self.operations.len()];
@@ -137,7 +155,7 @@ impl Builder {
                 place[id.0 as usize] = at as u32;
             }
         }
-        let (slots, before) = self.assign_slots(lanes.len(), &place)?;
+        let (slots, before) = self.assign_slots(lanes.len(), &place, standings)?;
         let program = Program {
             rank: self.rank,
             wire: self.wire,
@@ -147,7 +165,7 @@ impl Builder {
             lanes,
             outputs: self.outputs,
         };
-        Ok((program, Order { place, before }))
+        Ok((program, Precedence { place, before }))
     }
 
     fn bytes(&self, tensor: &Tensor) -> u64 {
@@ -156,11 +174,13 @@ impl Builder {
     }
 
     /// Gives each tensor a slot in the order in which operations were collected. Returns the slots,
-    /// and for each tensor how far each lane must be before it may be written.
+    /// and for each tensor how far each lane must be before it may be written. Into `standings`
+    /// goes how slots stand when each layer begins.
     fn assign_slots(
         &mut self,
         lanes: usize,
         place: &[u32],
+        mut standings: Option<&mut Vec<Standing>>,
     ) -> Result<(Vec<Slot>, Before), LowerError> {
         let bytes: Vec<u64> = self.tensors.iter().map(|t| self.bytes(t)).collect();
         let staged = self.tensors.iter().zip(&bytes).filter(|(t, _)| t.memory == Memory::Staging);
@@ -180,7 +200,18 @@ impl Builder {
         let mut free = Free::default();
         let mut seen = vec![false; self.tensors.len()];
         let mut before = Before { of: vec![(0, 0); self.tensors.len()], lanes: Vec::new() };
+        let mut begins = self.begins.iter().peekable();
         for (index, (op, &at)) in self.operations.iter_mut().zip(place).enumerate() {
+            while let Some((_, made)) = begins.next_if(|(begin, _)| *begin == index) {
+                if let Some(standings) = standings.as_deref_mut() {
+                    let held = |slot: SlotId| slots[slot.0 as usize].bytes;
+                    let live = (0..*made).filter(|&t| seen[t] && last[t] != usize::MAX);
+                    let live = live.map(|t| (made - t, held(self.tensors[t].slot))).collect();
+                    let device = free.device.iter().map(|(&bytes, left)| (bytes, left.len()));
+                    let device = device.filter(|(_, left)| *left > 0).collect();
+                    standings.push(Standing { live, device, staged: free.staged });
+                }
+            }
             for region in op.reads.iter().chain(&op.writes) {
                 let tensor = region.tensor.0 as usize;
                 if std::mem::replace(&mut seen[tensor], true) {
@@ -188,7 +219,7 @@ impl Builder {
                 }
                 let memory = self.tensors[tensor].memory;
                 let size = if memory == Memory::Staging { tile } else { bytes[tensor] };
-                let slot = free.take(&slots, memory, size, self.depth).unwrap_or_else(|| {
+                let slot = free.take(memory, size, self.depth).unwrap_or_else(|| {
                     slots.push(Slot { memory, bytes: size });
                     used.resize(used.len() + lanes, 0);
                     free.staged += usize::from(memory == Memory::Staging);
@@ -206,7 +237,7 @@ impl Builder {
                 // A tensor that is named twice is left once.
                 if last[tensor] == index {
                     last[tensor] = usize::MAX;
-                    free.leave(self.tensors[tensor].memory, slot);
+                    free.leave(&slots, slot);
                     op.gives.0 += bytes[tensor];
                 }
             }
@@ -215,15 +246,65 @@ impl Builder {
     }
 }
 
+/// How slots stand when a layer begins.
+struct Standing {
+    /// Tensors in use, by how many tensors ago they were made, and the bytes of their slots.
+    live: Vec<(usize, u64)>,
+    /// Free device slots by their bytes, with how many there are: which of equals is taken changes no
+    /// size.
+    device: Vec<(u64, usize)>,
+    /// Staging slots that there are.
+    staged: usize,
+}
+
+/// A program without waits.
+pub(crate) struct Sketch {
+    program: Program,
+    begins: Vec<Standing>,
+    depth: usize,
+}
+
+impl Sketch {
+    /// The program as it would be with so many more layers in each of some runs of layers that are
+    /// cut alike: `(first layer, one behind the last, more)`. None where more layers might take other
+    /// slots.
+    ///
+    /// Device slots of what follows depend on nothing but their standing when a layer begins. Where a
+    /// layer between others of its run begins as one or two before it, layers in between may be
+    /// repeated as often as one likes, and no slot is added. A new staging slot is taken each time
+    /// until `depth` exist.
+    pub fn repeated(mut self, runs: &[(usize, usize, u32)]) -> Option<Program> {
+        let mut staged = 0;
+        for &(first, end, more) in runs {
+            let Some(last) = self.begins.get(end - 1) else { continue };
+            let period = (1..=2).find(|&period| {
+                let before = &self.begins[end - 1 - period];
+                let inside = first + period + 1 < end;
+                let alike = before.live == last.live && before.device == last.device;
+                inside && alike && more.is_multiple_of(period as u32)
+            })?;
+            let added = last.staged - self.begins[end - 1 - period].staged;
+            staged += added * (more as usize / period);
+        }
+        let slots = &mut self.program.slots;
+        let there = slots.iter().filter(|slot| slot.memory == Memory::Staging);
+        let missing = self.depth.saturating_sub(there.clone().count()).min(staged);
+        if let Some(&tile) = there.clone().next() {
+            slots.extend(std::iter::repeat_n(tile, missing));
+        }
+        Some(self.program)
+    }
+}
+
 /// Where operations stand on their lanes, and how far lanes must be before tensors may be written.
-pub(crate) struct Order {
+pub(crate) struct Precedence {
     place: Vec<u32>,
     before: Before,
 }
 
-fn assign_waits(program: &mut Program, order: &Order) {
+fn assign_waits(program: &mut Program, precedence: &Precedence) {
     let lanes = program.lanes.len();
-    let writers = Writers::new(&program.operations, &order.place, program.tensors.len());
+    let writers = Writers::new(&program.operations, &precedence.place, program.tensors.len());
     // What the operations before on the same lane have waited for already, row by row.
     let mut waited = vec![0u32; lanes * lanes];
     for op in &mut program.operations {
@@ -252,7 +333,7 @@ fn assign_waits(program: &mut Program, order: &Order) {
             }
         }
         for region in &op.writes {
-            for &(other, count) in order.before.of(region.tensor) {
+            for &(other, count) in precedence.before.of(region.tensor) {
                 want(other, count);
             }
         }
@@ -283,33 +364,31 @@ impl Before {
 /// Slots that nobody uses, in the order in which they were left.
 #[derive(Default)]
 struct Free {
-    device: Vec<SlotId>,
+    /// By their bytes.
+    device: BTreeMap<u64, Vec<SlotId>>,
     staging: VecDeque<SlotId>,
     /// Staging slots that there are, free or not.
     staged: usize,
 }
 
 impl Free {
-    fn leave(&mut self, memory: Memory, slot: SlotId) {
+    fn leave(&mut self, slots: &[Slot], slot: SlotId) {
+        let Slot { memory, bytes } = slots[slot.0 as usize];
         match memory {
             Memory::Staging => self.staging.push_back(slot),
-            Memory::Device => self.device.push(slot),
+            Memory::Device => self.device.entry(bytes).or_default().push(slot),
         }
     }
 
     /// Device slots: the tightest that was left last, still warm in a cache. Staging slots, which
     /// are all of one size: the one that was left first, and only when `depth` of them exist, so that
     /// lanes rarely wait for it.
-    fn take(&mut self, slots: &[Slot], memory: Memory, bytes: u64, depth: usize) -> Option<SlotId> {
+    fn take(&mut self, memory: Memory, bytes: u64, depth: usize) -> Option<SlotId> {
         if memory == Memory::Staging {
             return if self.staged >= depth { self.staging.pop_front() } else { None };
         }
-        let held = |id: &SlotId| slots[id.0 as usize].bytes;
-        let fits = |(_, id): &(usize, &SlotId)| held(id) >= bytes && held(id) / 2 <= bytes;
-        // Of equals the first that is met, and so the last that was left.
-        let free = self.device.iter().enumerate().rev().filter(fits);
-        let tightest = free.min_by_key(|(_, id)| held(id)).map(|(at, _)| at);
-        tightest.map(|at| self.device.remove(at))
+        let fits = bytes..=bytes.saturating_mul(2).saturating_add(1);
+        self.device.range_mut(fits).find_map(|(_, left)| left.pop())
     }
 }
 

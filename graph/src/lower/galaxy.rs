@@ -212,6 +212,9 @@ impl Device<'_> {
         }
         let mut at = Some(first);
         while let Some(here) = at {
+            if here.block == Block::Attention {
+                self.b.layer();
+            }
             let next = here.after(self.spec.layers);
             carried = match (self.mode(here), here.block) {
                 (Mode::Tensor, _) => {

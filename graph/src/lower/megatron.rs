@@ -42,6 +42,7 @@ pub(super) fn program(
             b.compute(kind, &[residual.all()], &[normed.all()]);
         }
         for layer in 0..spec.layers {
+            b.layer();
             for block in [Block::Attention, Block::Mlp] {
                 b.at = (block, layer);
                 let part =

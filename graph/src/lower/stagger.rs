@@ -58,6 +58,7 @@ impl Device<'_> {
         let (spec, shape, n) = (self.spec, self.shape, self.ring.len());
         let order = self.order.get_or_init(|| staggered(spec, shape, n, tiles));
         for layer in 0..self.spec.layers {
+            self.b.layer();
             let here = Next { layer, block: Block::Attention };
             let between = Next { layer, block: Block::Mlp };
             let after = Next { layer: layer + 1, block: Block::Attention };

@@ -127,6 +127,7 @@ pub fn run(experiment: &Experiment, options: &Options) -> Result<Record> {
             let name = options.testbed.as_deref().unwrap_or(experiment.name);
             instance::down(name)?;
             let up = Testbed::up(environment.clone(), name, options.loopback, &options.cache)?;
+            let up = if options.smoke { up } else { calibrate::calibrated(up)? };
             let of = anew
                 .map_or(environment.name.clone(), |n| format!("{}/{}", environment.name, n + 1));
             record.calibrations.insert(of, up.calibration.clone());

@@ -169,13 +169,11 @@ impl Driver {
     /// profiles are collected again: what was missing may be there now.
     fn plan(&mut self, round: u64) -> Option<Event> {
         let offers = self.offers();
-        let last = self.made.as_ref().filter(|made| made.outcome.is_ok());
-        if let Some(made) = last.filter(|made| made.offers == offers)
-            && let Ok(placement) = &made.outcome
-        {
+        let last = self.made.as_ref().and_then(|made| Some((made, made.outcome.as_ref().ok()?)));
+        if let Some((_, placement)) = last.filter(|(made, _)| made.offers == offers) {
             return Some(Event::Planned { round, ring: placement.ring.clone() });
         }
-        let known = last.and_then(|made| made.profile.clone());
+        let known = last.and_then(|(made, _)| made.profile.clone());
         let (shared, factors) = (self.shared.clone(), self.drift.factors());
         self.plans.spawn(async move {
             let made = planning::make(shared.clone(), offers, factors, known).await;

@@ -203,7 +203,12 @@ impl<'a> Run<'a> {
                 })
             }
             _ => {
-                let delay = std::mem::take(&mut self.debt[rank]) as u64;
+                // While kernels wait, bytes cost them nothing.
+                let before = self.cursor[rank][lane].checked_sub(1);
+                let before = before.map(|at| program.lanes[lane].1[at].0 as usize);
+                let free = before.and_then(|id| self.times[rank][id]).map_or(0, |times| times.1);
+                let debt = std::mem::take(&mut self.debt[rank]) as u64;
+                let delay = debt.saturating_sub(ready - free);
                 Some((ready, ready + delay + self.costs.compute(program, op)))
             }
         };

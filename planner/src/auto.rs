@@ -7,7 +7,6 @@ use crate::{
     search,
 };
 use galaxy_common::Strategy;
-use galaxy_graph::budget;
 
 /// Rings that are simulated, few devices and many.
 const SIMULATED: [usize; 2] = [6, 4];
@@ -73,7 +72,9 @@ fn fitting(request: &Request<'_>, ranked: &mut Vec<Ranked>) -> Result<Ranked, Pl
     while !ranked.is_empty() {
         let mut first = ranked.remove(0);
         let plan = &first.candidate.plan;
-        first.candidate.needs = budget::needs_all(request.spec, request.matrix_width, plan)?;
+        if first.candidate.needs.is_empty() {
+            first.candidate.needs = draft::needs(request, plan)?;
+        }
         if draft::above(plan, &first.candidate.needs).is_empty() {
             return Ok(first);
         }

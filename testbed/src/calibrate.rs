@@ -12,7 +12,7 @@ use crate::{
     models,
 };
 use anyhow::{Context, Result, ensure};
-use galaxy_common::{BatchShape, Bytes, DeviceName, Pooling, Strategy, Wanted, WireType};
+use galaxy_common::{BatchShape, Bytes, DeviceName, Pooling, Spread, Strategy, Wanted, WireType};
 use galaxy_engine::local::LocalCluster;
 use galaxy_graph::share::{self, Member, Terms};
 use galaxy_model::{ModelDir, ModelSpec};
@@ -178,6 +178,9 @@ pub fn calibrate(
         device.told = device.quota;
     }
     let mut best = found.clone();
+    // What a device should have been told, by each round: cores change their speed by themselves, so
+    // no round alone is to be trusted.
+    let mut wanted = vec![Vec::new(); found.devices.len()];
     for round in 1..=ROUNDS {
         let mut commands = Vec::new();
         tell(&found.devices)?;
@@ -204,9 +207,10 @@ pub fn calibrate(
         if worst <= TOLERANCE {
             break;
         }
-        for (device, speed) in found.devices.iter_mut().zip(&measured) {
-            let mend = device.asked.map(|asked| asked / speed.wall);
-            device.told = device.told.zip(mend).map(|(told, mend)| (told * mend).min(1.0));
+        for ((device, speed), wanted) in found.devices.iter_mut().zip(&measured).zip(&mut wanted) {
+            let Some((told, asked)) = device.told.zip(device.asked) else { continue };
+            wanted.push(told * asked / speed.wall);
+            device.told = Some(Spread::of(wanted).median.min(1.0));
         }
     }
     if best.off() > TOLERANCE {

@@ -103,15 +103,19 @@ fn cluster_file(testbed: &Testbed, model: &std::path::Path, options: &Up) -> Str
         options.plain,
     );
     for (device, worker) in testbed.environment.devices.iter().zip(testbed.workers()) {
-        let share = testbed.environment.speed(device).map_or(1.0, |speed| speed.0);
         // Writing to a String cannot fail.
         let _ = write!(
             text,
-            "\n[[device]]\nname = \"{}\"\naddress = {:?}\nmemory = \"{}MB\"\nthreads = 1\nshare = {share:?}\n",
+            "\n[[device]]\nname = \"{}\"\naddress = {:?}\nmemory = \"{}MB\"\nthreads = 1\n",
             device.name,
             worker.address,
             testbed.environment.memory(device).0 / 1_000_000
         );
+        // The others split by profiles.
+        if matches!(options.strategy, Strategy::Local | Strategy::Megatron | Strategy::Galaxy) {
+            let share = testbed.environment.speed(device).map_or(1.0, |speed| speed.0);
+            let _ = writeln!(text, "share = {share:?}");
+        }
     }
     text
 }

@@ -34,6 +34,11 @@ impl Strategy {
     pub const ALL: [Self; 6] =
         [Self::Auto, Self::Local, Self::Megatron, Self::Galaxy, Self::Sequence, Self::Pipeline];
 
+    /// Whether shares given by hand may split the work; the others split as they see fit.
+    pub fn takes_shares(self) -> bool {
+        matches!(self, Self::Local | Self::Megatron | Self::Galaxy)
+    }
+
     /// The layout of its plans; [`Strategy::Auto`] takes any.
     pub fn layout(self) -> Layout {
         match self {

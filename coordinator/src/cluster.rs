@@ -367,12 +367,10 @@ fn check_shares(
     sections: &[Section<'_>],
 ) -> Result<(), ClusterError> {
     let Some(first) = devices.iter().position(|d| d.share.is_some()) else { return Ok(()) };
-    match strategy {
-        Strategy::Local | Strategy::Megatron | Strategy::Galaxy => Ok(()),
-        Strategy::Auto | Strategy::Sequence | Strategy::Pipeline => {
-            Err(ClusterError::SharesWithoutUse { at: sections[first].place("share"), strategy })
-        }
+    if strategy.takes_shares() {
+        return Ok(());
     }
+    Err(ClusterError::SharesWithoutUse { at: sections[first].place("share"), strategy })
 }
 
 fn devices(sections: &[Section<'_>]) -> Result<Vec<Device>, ClusterError> {

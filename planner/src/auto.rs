@@ -89,6 +89,10 @@ fn rank(request: &Request<'_>, candidate: Candidate) -> Result<Ranked, PlanningE
     Ok(Ranked { candidate, prediction })
 }
 
+fn least(ranked: &[Ranked], of: impl Fn(&Ranked) -> f64) -> f64 {
+    ranked.iter().map(of).fold(f64::INFINITY, f64::min)
+}
+
 /// All candidates that fit, simulated.
 fn auto(rings: &mut Rings<'_>, search: &mut Search) -> Result<Vec<Ranked>, PlanningError> {
     let request = rings.request;
@@ -108,18 +112,15 @@ fn auto(rings: &mut Rings<'_>, search: &mut Search) -> Result<Vec<Ranked>, Plann
             Err(why) => error = policies::nearer(error.take(), why),
         }
     };
-    let least = |of: &dyn Fn(&Ranked) -> f64, ranked: &[Ranked]| {
-        ranked.iter().map(of).fold(f64::INFINITY, f64::min)
-    };
     for priced in search::best(rings, most, search) {
         // Those far behind are there for the case that none of the others fits.
-        let best = least(&|r| r.candidate.closed_form, &ranked);
+        let best = least(&ranked, |r| r.candidate.closed_form);
         if priced.cost <= best * search::MARGIN {
             keep(rings.fit(priced.ring(), Strategy::Auto, By::Exact), &mut ranked);
         }
     }
     for strategy in Strategy::ALL.into_iter().filter(|&s| s != Strategy::Auto) {
-        let limit = least(&|r| r.prediction.latency, &ranked) * STAGES;
+        let limit = least(&ranked, |r| r.prediction.latency) * STAGES;
         keep(policies::plan(rings, strategy, limit), &mut ranked);
     }
     search.simulated = ranked.len() as u64;

@@ -178,9 +178,10 @@ pub fn calibrate(
         device.told = device.quota;
     }
     let mut best = found.clone();
-    // What a device should have been told, by each round: cores change their speed by themselves, so
-    // no round alone is to be trusted.
+    // What a device should have been told, and what it got over what it was told, by each round:
+    // cores change their speed by themselves, so no round alone is to be trusted.
     let mut wanted = vec![Vec::new(); found.devices.len()];
+    let mut received = vec![Vec::new(); found.devices.len()];
     for round in 1..=ROUNDS {
         let mut commands = Vec::new();
         tell(&found.devices)?;
@@ -197,9 +198,8 @@ pub fn calibrate(
         }
         let worst = found.off();
         eprintln!("calibrating {testbed}: round {round}, at most {:.1}% off", worst * 100.0);
-        for (device, speed) in found.devices.iter_mut().zip(&measured) {
-            // What it got of its core in this round; from now on it must get as much.
-            device.quota = device.asked.map(|_| (speed.wall / speed.processor).min(1.0));
+        for ((device, speed), received) in found.devices.iter().zip(&measured).zip(&mut received) {
+            received.push(speed.wall / speed.processor / device.told.unwrap_or(1.0));
         }
         if round == 1 || worst < best.off() {
             best = found.clone();
@@ -215,6 +215,10 @@ pub fn calibrate(
     }
     if best.off() > TOLERANCE {
         tell(&best.devices)?;
+    }
+    for (device, received) in best.devices.iter_mut().zip(&received) {
+        // What it gets of its core; from now on it must get as much.
+        device.quota = device.told.map(|told| (told * Spread::of(received).median).min(1.0));
     }
     if let Err(error) = best.check() {
         eprintln!("calibrating {testbed}: {error}; measurements would not count");

@@ -46,6 +46,18 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Between two looks at a group that still holds something: the kernel does not tell.
 const LOOK: Duration = Duration::from_millis(10);
 
+/// The real-time priority of kernels behind a gate: above all that is not real-time.
+const KERNELS: u8 = 1;
+/// That of who puts them there: else they would keep it waiting, with the weight of their testbed.
+pub(crate) const HOLDER: u8 = 2;
+
+/// Gives a thread a real-time priority, where that is granted; what it does is late at times without.
+pub(crate) fn real_time(tid: u32, priority: u8) {
+    let mut command = Command::new("chrt");
+    command.args(["--fifo", "--pid", &priority.to_string(), &tid.to_string()]);
+    let _ = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
+}
+
 /// What a device may take. What is `None` is not limited.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Limits {
@@ -395,11 +407,7 @@ impl Group {
             }
         }
         if gated {
-            let mut command = Command::new("chrt");
-            command.args(["--fifo", "--pid", "1", &tid.to_string()]);
-            // Without it the device only is a little slower than it should be, which is found.
-            let _ =
-                command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
+            real_time(tid, KERNELS);
         }
         Ok(())
     }

@@ -111,8 +111,7 @@ fn cluster_file(testbed: &Testbed, model: &std::path::Path, options: &Up) -> Str
             worker.address,
             testbed.environment.memory(device).0 / 1_000_000
         );
-        // The others split by profiles.
-        if matches!(options.strategy, Strategy::Local | Strategy::Megatron | Strategy::Galaxy) {
+        if options.strategy.takes_shares() {
             let share = testbed.environment.speed(device).map_or(1.0, |speed| speed.0);
             let _ = writeln!(text, "share = {share:?}");
         }

@@ -1,7 +1,7 @@
 //! Kernel threads under their devices' quotas: once a model is placed, or as soon as there are any.
 
 use crate::{
-    cgroup::Group,
+    cgroup::{self, Group},
     instance::{core, threads},
 };
 use anyhow::Result;
@@ -79,6 +79,9 @@ impl Holding {
         let resting = Arc::new(AtomicBool::new(false));
         let (end, rests) = (over.clone(), resting.clone());
         let thread = std::thread::spawn(move || {
+            // No worker, no need to be early.
+            let me = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
+            limited.first().inspect(|_| cgroup::real_time(me, cgroup::HOLDER));
             let mut held = vec![BTreeSet::new(); limited.len()];
             while !end.load(Ordering::Relaxed) {
                 limited.iter().zip(&mut held).for_each(|(limited, held)| limited.hold_new(held));

@@ -126,12 +126,15 @@ impl Process {
     /// Waits for a line that holds `text`.
     ///
     /// # Errors
-    /// When it ends without, or takes longer than [`PATIENCE`].
+    /// When it ends without, or says nothing new for [`PATIENCE`].
     pub fn line(&mut self, text: &str) -> Result<String> {
-        let deadline = Instant::now() + PATIENCE;
+        let (mut deadline, mut heard) = (Instant::now() + PATIENCE, 0);
         loop {
             let ended = self.child.try_wait()?;
             let lines = self.said.lines();
+            if lines.len() > heard {
+                (deadline, heard) = (Instant::now() + PATIENCE, lines.len());
+            }
             if let Some(line) = lines.iter().find(|line| line.contains(text)) {
                 return Ok(line.clone());
             }

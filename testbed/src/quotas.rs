@@ -1,7 +1,7 @@
 //! Whether devices get what their limits say: shares of a core over any second, memory, disk.
 
 use crate::{
-    calibrate::Calibrated,
+    calibrate::{self, Calibrated},
     cgroup::{Group, Usage},
     environment::{Environment, Hold},
     inside,
@@ -66,6 +66,7 @@ pub fn run(options: &Options) -> Result<()> {
     let environment = Environment::open(&options.environment)?;
     instance::down(&options.name)?;
     let testbed = Testbed::up(environment, &options.name, false, &options.cache)?;
+    let testbed = calibrate::calibrated(testbed)?;
     let hold = testbed.environment.hold;
     let load = |d: &Calibrated| {
         Some(Load { device: d.name.clone(), quota: d.quota?, hold, core: Some(d.core) })

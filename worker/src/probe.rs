@@ -29,6 +29,7 @@ use galaxy_engine::{
 };
 use galaxy_proto::v1;
 use std::{
+    ops::RangeInclusive,
     sync::{Arc, Weak},
     time::{Duration, Instant},
 };
@@ -39,8 +40,13 @@ const TRIPS: usize = 24;
 /// as far as this allows; at least [`LEAST_TRIPS`].
 const TRIPS_TIME: Duration = Duration::from_millis(400);
 const LEAST_TRIPS: usize = 5;
-/// Bulks that are measured.
+/// Bulks that are measured,
 const BULKS: usize = 3;
+/// and how many are tried at most until so many have passed between two rests in which the kernels
+/// were equally fast:
+const MOST_BULKS: usize = 8;
+/// so much faster was the first, on both sides.
+const STEADY: RangeInclusive<f64> = 0.91..=1.1;
 /// How long one is to take: longer than what a queue or a bucket lets through at once.
 const BULK_TIME: f64 = 0.25;
 /// A first one must take so long to tell how many bytes that is.
@@ -210,8 +216,17 @@ fn numbers(order: &[u8; ORDER_BYTES]) -> [u64; 3] {
 struct Bulk {
     bytes: f64,
     nanos: f64,
-    here: Span,
-    there: Span,
+    /// What kernels did meanwhile, here and there.
+    kernels: [Span; 2],
+}
+
+impl Bulk {
+    /// By how many nanoseconds a byte delayed kernels that did so much in the rests around it.
+    fn cost(&self, at: usize, before: Span, after: Span) -> f64 {
+        let each = (before.nanos + after.nanos) / (before.products + after.products);
+        let work = self.kernels[at];
+        (work.nanos - work.products * each) / self.bytes
+    }
 }
 
 struct Leader {
@@ -250,26 +265,30 @@ impl Leader {
             bytes *= 4;
         };
         let bytes = ((found * BULK_TIME) as u64).clamp(BULK_BYTES.0, BULK_BYTES.1);
+        // Costs of a byte here and there, from steady bulks and from the others.
+        let (mut steady, mut shaky) = (Vec::new(), Vec::new());
         let mut before = self.rest()?;
-        for _ in 0..BULKS {
+        for tried in 1..=MOST_BULKS {
             let bulk = self.bulk(bytes)?;
             reply.rate.push(rate(&bulk));
             let after = self.rest()?;
             if let (Some(before), Some(after)) = (before, after) {
-                let cost = |at: usize, work: Span| {
-                    let rested = before[at].nanos + after[at].nanos;
-                    let each = rested / (before[at].products + after[at].products);
-                    (work.nanos - work.products * each) / bulk.bytes
-                };
-                let costs = (cost(0, bulk.here), cost(1, bulk.there));
+                let costs = [0, 1].map(|at| bulk.cost(at, before[at], after[at]));
                 // Kernels so slow that none ended meanwhile say nothing.
-                if costs.0.is_finite() && costs.1.is_finite() {
-                    reply.send_cost_ns.push(costs.0);
-                    reply.receive_cost_ns.push(costs.1);
+                if costs.iter().all(|cost| cost.is_finite()) {
+                    let even = [0, 1].map(|at| before[at].speed() / after[at].speed());
+                    let is_steady = even.iter().all(|e| STEADY.contains(e));
+                    if is_steady { &mut steady } else { &mut shaky }.push(costs);
                 }
             }
             before = after;
+            if tried >= BULKS && (self.load.is_none() || steady.len() >= BULKS) {
+                break;
+            }
         }
+        let costs = if steady.is_empty() { shaky } else { steady };
+        reply.send_cost_ns = costs.iter().map(|cost| cost[0]).collect();
+        reply.receive_cost_ns = costs.iter().map(|cost| cost[1]).collect();
         // The answer is that the link closes: then the peer is free again.
         drop(self.order(END, 0, 0));
         Ok(reply)
@@ -283,7 +302,7 @@ impl Leader {
         let (nanos, there) = self.order(BULK, frames, frame)?;
         let here = self.load.as_ref().zip(moment).map(|(load, moment)| load.since(moment));
         let here = here.unwrap_or(Span { nanos, products: 0.0 });
-        Ok(Bulk { bytes: (frames * frame) as f64, nanos, here, there })
+        Ok(Bulk { bytes: (frames * frame) as f64, nanos, kernels: [here, there] })
     }
 
     /// What kernels do here and there while the link rests; nothing if they do not work.

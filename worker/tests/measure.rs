@@ -203,7 +203,9 @@ async fn links_of_both_types_are_measured_idle_and_busy() {
     let pair = Pair::start().await;
     for (plain, compute) in [(false, false), (false, true), (true, false), (true, true)] {
         let reply = pair.probe(plain, compute).await.unwrap();
-        assert!(reply.round_trip_ns.len() >= 5 && reply.rate.len() == 3, "{reply:?}");
+        // Beside kernels more bulks are tried where these are not steady.
+        let bulks = if compute { 3..=8 } else { 3..=3 };
+        assert!(reply.round_trip_ns.len() >= 5 && bulks.contains(&reply.rate.len()), "{reply:?}");
         let sound = |values: &[f64]| values.iter().all(|v| v.is_finite() && *v > 0.0);
         assert!(sound(&reply.round_trip_ns) && sound(&reply.rate), "{reply:?}");
         assert_eq!(reply.send_cost_ns.len(), reply.receive_cost_ns.len());

@@ -46,6 +46,13 @@ pub struct Span {
     pub products: f64,
 }
 
+impl Span {
+    /// Products in a nanosecond.
+    pub fn speed(&self) -> f64 {
+        self.products / self.nanos
+    }
+}
+
 impl Load {
     /// Starts it, with so many kernel threads.
     ///

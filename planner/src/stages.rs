@@ -5,8 +5,10 @@
 //! tiles, and stages work at the same time:
 //!
 //! ```text
-//! cost = (sum of stages + (parts - 1) slowest stage) / parts + ways between
+//! cost = (sum of stages and ways + (parts - 1) slowest of them) / parts + latencies
 //! ```
+//!
+//! The language head over every row is of the last stage; over last rows alone it comes after all.
 //!
 //! For a set of devices and a bound on the slowest stage, the least sum gives every device one layer,
 //! and then as many as bound and memory allow to the fastest, the next fastest, and so on: the sum is
@@ -22,7 +24,7 @@ use crate::{
     request::{PlanningError, Request},
     ring::{Candidate, Rings},
 };
-use galaxy_common::{Bytes, DeviceProfile, Kernel, Span, Strategy, Token};
+use galaxy_common::{Bytes, DeviceProfile, Kernel, Span, Strategy, Token, Wanted};
 
 /// As many devices as all sets are tried of.
 const ALL_SETS: usize = 8;
@@ -36,8 +38,10 @@ struct Stage {
     most: u32,
     /// The same of the last stage, which has the vocabulary.
     most_last: u32,
-    /// Nanoseconds of the language head.
+    /// Nanoseconds of the language head over all rows, part by part as they come,
     head: f64,
+    /// or over the last row of each text, when all has come.
+    tail: f64,
 }
 
 /// The best plan of two stages or more that fits and costs no more than `limit`.
@@ -56,28 +60,33 @@ pub(crate) fn plan(
     let parts = if request.spec.causal { f64::from(means.tiles) } else { 1.0 };
     let rows: f64 = lengths.iter().map(|&(rows, share)| share * f64::from(rows)).sum();
     let bytes = rows * f64::from(request.spec.hidden) * f64::from(means.wire.width());
-    // Nanoseconds of all rows from one device to another; endless where they cannot reach.
+    // Nanoseconds of all rows from one device to another; endless where they cannot reach. Kernels
+    // wait meanwhile, so that bytes do not delay them.
+    let way = |from: usize, to: usize| {
+        let link = links.get(means.link, from, to);
+        link.map_or((f64::INFINITY, 0.0), |l| (bytes / l.busy_rate * 1e9, l.latency))
+    };
     let hop = |from: usize, to: usize| {
-        links.get(means.link, from, to).map_or(f64::INFINITY, |l| {
-            bytes / l.busy_rate * 1e9 + l.latency + bytes * (l.send_cost + l.receive_cost)
-        })
+        let (all, latency) = way(from, to);
+        all / parts + latency
     };
     let mut found: Vec<(f64, Vec<usize>, Vec<u32>)> = Vec::new();
-    let mut offer = |order: Vec<usize>, way: f64| {
-        if let Some((time, layers)) = share(&stages, &order, request.spec.layers, parts) {
-            found.push((time + way, order, layers));
+    let mut offer = |order: Vec<usize>, hops: f64| {
+        let slowest = order.windows(2).map(|p| way(p[0], p[1]).0).fold(0.0, f64::max);
+        if let Some((time, layers)) = share(&stages, &order, request.spec.layers, parts, slowest) {
+            found.push((time + hops, order, layers));
         }
     };
     if n <= ALL_SETS {
-        for (way, order) in ways(n, &hop) {
-            offer(order, way);
+        for (hops, order) in ways(n, &hop) {
+            offer(order, hops);
         }
     } else {
         let mut order: Vec<usize> = (0..n).collect();
         order.sort_by(|&a, &b| stages[a].layer.total_cmp(&stages[b].layer).then(a.cmp(&b)));
         for count in 2..=n.min(request.spec.layers as usize) {
-            let way: f64 = order[..count].windows(2).map(|p| hop(p[0], p[1])).sum();
-            offer(order[..count].to_vec(), way);
+            let hops: f64 = order[..count].windows(2).map(|p| hop(p[0], p[1])).sum();
+            offer(order[..count].to_vec(), hops);
         }
     }
     found.retain(|f| f.0.is_finite() && f.0 <= limit);
@@ -159,16 +168,25 @@ fn stage(
         let wanted = wanted_rows(request.workload.wanted, rows);
         device.nanos(Kernel::Language, &[wanted, words])
     });
+    let each_row = request.workload.wanted == Wanted::AllLogits;
+    let (head, tail) = if each_row { (head, 0.0) } else { (0.0, head) };
     let most = |last: bool| {
         let (fixed, each) = memory.stage(spec, request.allowed.max_rows, offer.threads, last);
         offer.budget.0.saturating_sub(fixed) / each.max(1)
     };
     let limit = |layers: u64| layers.min(u64::from(spec.layers)) as u32;
-    Ok(Stage { layer, most: limit(most(false)), most_last: limit(most(true)), head })
+    Ok(Stage { layer, most: limit(most(false)), most_last: limit(most(true)), head, tail })
 }
 
-/// The least cost of this order, without the ways between, and the layers of each.
-fn share(stages: &[Stage], order: &[usize], layers: u32, parts: f64) -> Option<(f64, Vec<u32>)> {
+/// The least cost of this order, without the ways between, of which the slowest takes `way`, and
+/// the layers of each.
+fn share(
+    stages: &[Stage],
+    order: &[usize],
+    layers: u32,
+    parts: f64,
+    way: f64,
+) -> Option<(f64, Vec<u32>)> {
     let last = order.len() - 1;
     let cap = |at: usize| {
         let stage = &stages[order[at]];
@@ -181,8 +199,9 @@ fn share(stages: &[Stage], order: &[usize], layers: u32, parts: f64) -> Option<(
     fastest.sort_by(|&a, &b| {
         stages[order[a]].layer.total_cmp(&stages[order[b]].layer).then(a.cmp(&b))
     });
+    let head = |at: usize| if at == last { stages[order[at]].head } else { 0.0 };
     let within = |bound: f64| -> Option<(f64, Vec<u32>)> {
-        let most = |at: usize| cap(at).min((bound / stages[order[at]].layer) as u32);
+        let most = |at: usize| cap(at).min(((bound - head(at)) / stages[order[at]].layer) as u32);
         let mut taken = vec![1u32; order.len()];
         let mut left = layers - order.len() as u32;
         for &at in &fastest {
@@ -190,20 +209,21 @@ fn share(stages: &[Stage], order: &[usize], layers: u32, parts: f64) -> Option<(
             taken[at] += more;
             left -= more;
         }
-        let time = |at: usize| f64::from(taken[at]) * stages[order[at]].layer;
+        let time = |at: usize| f64::from(taken[at]) * stages[order[at]].layer + head(at);
         let sum: f64 = (0..order.len()).map(time).sum();
-        let slowest = (0..order.len()).map(time).fold(0.0, f64::max);
-        let cost = (sum + (parts - 1.0) * slowest) / parts + stages[order[last]].head;
+        let slowest = (0..order.len()).map(time).fold(way, f64::max);
+        let cost = (sum + (parts - 1.0) * slowest) / parts + stages[order[last]].tail;
         (left == 0).then_some((cost, taken))
     };
     if parts <= 1.0 {
         return within(f64::INFINITY);
     }
-    let bounds = order.iter().flat_map(|&d| {
+    let bounds = (0..order.len()).flat_map(|at| {
         // A little more, so that the quotient is not rounded below.
-        (1..=layers).map(move |n| (d, f64::from(n) * (1.0 + 1e-12)))
+        let bound = move |n| stages[order[at]].layer * f64::from(n) * (1.0 + 1e-9) + head(at);
+        (1..=layers).map(bound)
     });
-    let all = bounds.filter_map(|(d, n)| within(stages[d].layer * n));
+    let all = bounds.filter_map(within);
     all.min_by(|a, b| a.0.total_cmp(&b.0).then_with(|| a.1.cmp(&b.1)))
 }
 

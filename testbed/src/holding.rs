@@ -7,6 +7,7 @@ use crate::{
 use anyhow::Result;
 use std::{
     collections::BTreeSet,
+    os::unix::fs::MetadataExt,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -20,6 +21,11 @@ use std::{
 const LOOK: Duration = Duration::from_millis(2);
 /// The same while none are expected: what is measured then shares a core with who looks.
 const REST: Duration = Duration::from_millis(50);
+/// How many looks read the names of all threads after their number has changed: a thread gives itself
+/// its name some time after it was made. It takes 50 times as long as to look at the number,
+const NAMES: u32 = 8;
+/// and is done once in so many looks anyhow: a thread may end as another begins.
+const ANYHOW: u32 = 32;
 
 /// A worker whose kernels have one core, or a share of one.
 pub(crate) struct Limited {
@@ -37,18 +43,38 @@ impl Limited {
         self.group.as_ref().map_or(Ok(()), |group| group.hold_thread(self.pid, thread))
     }
 
-    /// Puts those under the quota that are not in `held`, and forgets those that have gone.
-    fn hold_new(&self, held: &mut BTreeSet<u32>) {
+    /// Puts those under the quota that are not yet, and forgets those that have gone.
+    fn hold_new(&self, known: &mut Known) {
         // A worker that is gone has no threads, and whoever uses it says so.
+        let tasks = std::fs::metadata(format!("/proc/{}/task", self.pid));
+        let count = tasks.map_or(0, |tasks| tasks.nlink());
+        if count != known.count {
+            (known.count, known.looks) = (count, 0);
+        }
+        known.looks += 1;
+        if known.looks > NAMES && !known.looks.is_multiple_of(ANYHOW) {
+            return;
+        }
         let there = threads(self.pid).unwrap_or_default();
-        held.retain(|thread| there.contains(thread));
+        known.held.retain(|thread| there.contains(thread));
         for thread in there {
             // A thread may end while we look.
-            if !held.contains(&thread) && self.hold(thread).is_ok() {
-                held.insert(thread);
+            if !known.held.contains(&thread) && self.hold(thread).is_ok() {
+                known.held.insert(thread);
             }
         }
     }
+}
+
+/// What is known of a worker's threads.
+#[derive(Clone, Default)]
+struct Known {
+    /// Those under the quota.
+    held: BTreeSet<u32>,
+    /// How many there are, as links of their directory,
+    count: u64,
+    /// and looks since that changed.
+    looks: u32,
 }
 
 /// Looks for kernel threads as long as it lives.
@@ -82,9 +108,9 @@ impl Holding {
             // No worker, no need to be early.
             let me = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
             limited.first().inspect(|_| cgroup::real_time(me, cgroup::HOLDER));
-            let mut held = vec![BTreeSet::new(); limited.len()];
+            let mut known = vec![Known::default(); limited.len()];
             while !end.load(Ordering::Relaxed) {
-                limited.iter().zip(&mut held).for_each(|(limited, held)| limited.hold_new(held));
+                limited.iter().zip(&mut known).for_each(|(limited, known)| limited.hold_new(known));
                 std::thread::park_timeout(if rests.load(Ordering::Relaxed) { REST } else { LOOK });
             }
         });

@@ -6,18 +6,19 @@
 //! there runs under the quota, and what is beside it does not. The names are all that there is to
 //! know about a testbed, so that [`remove`] needs no record of it.
 
+mod files;
 mod hierarchies;
 
 pub use hierarchies::Hierarchies;
 
-use crate::environment::check_name;
+use crate::{environment::check_name, inside};
 use anyhow::{Context, Result, bail, ensure};
+use files::{entry, hand_on, make_group, number, processes_below, remove_groups, text, write};
 use galaxy_common::Bytes;
 use hierarchies::{NO_ACCOUNTS, NO_CPU, NO_DISK, NO_MEMORY, Place, Version};
 use std::{
     collections::BTreeSet,
-    fmt::Display,
-    fs, io,
+    fs,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -45,18 +46,6 @@ const WEIGHT: u32 = 100;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Between two looks at a group that still holds something: the kernel does not tell.
 const LOOK: Duration = Duration::from_millis(10);
-
-/// The real-time priority of kernels behind a gate: above all that is not real-time.
-const KERNELS: u8 = 1;
-/// That of who puts them there: else they would keep it waiting, with the weight of their testbed.
-pub(crate) const HOLDER: u8 = 2;
-
-/// Gives a thread a real-time priority, where that is granted; what it does is late at times without.
-pub(crate) fn real_time(tid: u32, priority: u8) {
-    let mut command = Command::new("chrt");
-    command.args(["--fifo", "--pid", &priority.to_string(), &tid.to_string()]);
-    let _ = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
-}
 
 /// What a device may take. What is `None` is not limited.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -407,7 +396,7 @@ impl Group {
             }
         }
         if gated {
-            real_time(tid, KERNELS);
+            inside::real_time(tid, inside::KERNELS);
         }
         Ok(())
     }
@@ -510,89 +499,6 @@ fn disk_holding(path: &Path) -> Result<String> {
         number = text(&found.join("../dev")).trim().to_owned();
     }
     Ok(number)
-}
-
-fn text(path: &Path) -> String {
-    fs::read_to_string(path).unwrap_or_default()
-}
-
-fn number(path: &Path) -> Result<u64> {
-    let text =
-        fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    text.trim().parse().with_context(|| format!("{} holds no number: {text:?}", path.display()))
-}
-
-/// The number after a name, in a file with a line for each.
-fn entry(path: &Path, name: &str) -> Result<u64> {
-    let text =
-        fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    text.lines()
-        .find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
-        .with_context(|| format!("{} has no {name:?}", path.display()))
-}
-
-fn write(path: &Path, value: impl Display) -> Result<()> {
-    fs::write(path, value.to_string())
-        .with_context(|| format!("cannot write {value} to {}", path.display()))
-}
-
-fn make_group(dir: &Path) -> Result<()> {
-    match fs::create_dir(dir) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            let why = match error.kind() {
-                io::ErrorKind::PermissionDenied => "control groups need root",
-                io::ErrorKind::ReadOnlyFilesystem => "control groups are mounted read-only",
-                _ => "the kernel makes no control group",
-            };
-            Err(error).with_context(|| format!("cannot make {}: {why}", dir.display()))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Lets the groups below `dir` have these controllers, which in the second version they only have
-/// once the one above hands them on.
-fn hand_on(dir: &Path, controllers: &[&str]) -> Result<()> {
-    let control = dir.join("cgroup.subtree_control");
-    let have = text(&control);
-    for controller in controllers {
-        if !have.split_whitespace().any(|c| c == *controller) {
-            write(&control, format!("+{controller}")).with_context(|| {
-                format!(
-                    "cgroup v2 does not hand the controller {controller} on: it must be in \
-                     cgroup.controllers of {}, and no process may be in that very group unless it \
-                     is the root",
-                    dir.display()
-                )
-            })?;
-        }
-    }
-    Ok(())
-}
-
-/// All processes of a group and those below it. Groups that vanish meanwhile have none, and those
-/// of threads (second version) tell theirs in the group above.
-fn processes_below(dir: &Path) -> Vec<u32> {
-    let mut found: Vec<u32> =
-        text(&dir.join("cgroup.procs")).lines().filter_map(|line| line.parse().ok()).collect();
-    found.extend(groups_in(dir).iter().flat_map(|group| processes_below(group)));
-    found
-}
-
-fn groups_in(dir: &Path) -> Vec<PathBuf> {
-    let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
-    entries.flatten().map(|entry| entry.path()).filter(|path| path.is_dir()).collect()
-}
-
-/// Removes a group and those below it, from below; done where there is none.
-fn remove_groups(dir: &Path) -> io::Result<()> {
-    for group in groups_in(dir) {
-        remove_groups(&group)?;
-    }
-    match fs::remove_dir(dir) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        other => other,
-    }
 }
 
 /// Ends processes at once, stopped ones too. One that is gone already is no matter.

@@ -1,7 +1,8 @@
 //! Kernel threads under their devices' quotas: once a model is placed, or as soon as there are any.
 
 use crate::{
-    cgroup::{self, Group},
+    cgroup::Group,
+    inside,
     instance::{core, threads},
 };
 use anyhow::Result;
@@ -21,10 +22,11 @@ use std::{
 const LOOK: Duration = Duration::from_millis(2);
 /// The same while none are expected: what is measured then shares a core with who looks.
 const REST: Duration = Duration::from_millis(50);
-/// How many looks read the names of all threads after their number has changed: a thread gives itself
-/// its name some time after it was made. It takes 50 times as long as to look at the number,
+/// Looks that read the names of all threads once their number has changed: a thread gives itself its
+/// name some time after it was made. The others only look at the number, which takes far less from
+/// the kernels that share a core with who looks,
 const NAMES: u32 = 8;
-/// and is done once in so many looks anyhow: a thread may end as another begins.
+/// but for one in so many: a thread may end as another begins.
 const ANYHOW: u32 = 32;
 
 /// A worker whose kernels have one core, or a share of one.
@@ -105,9 +107,10 @@ impl Holding {
         let resting = Arc::new(AtomicBool::new(false));
         let (end, rests) = (over.clone(), resting.clone());
         let thread = std::thread::spawn(move || {
-            // No worker, no need to be early.
-            let me = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
-            limited.first().inspect(|_| cgroup::real_time(me, cgroup::HOLDER));
+            if !limited.is_empty() {
+                let me = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
+                inside::real_time(me, inside::HOLDER);
+            }
             let mut known = vec![Known::default(); limited.len()];
             while !end.load(Ordering::Relaxed) {
                 limited.iter().zip(&mut known).for_each(|(limited, known)| limited.hold_new(known));

@@ -13,11 +13,15 @@ use std::{
     io,
     os::{fd::AsFd, unix::process::CommandExt},
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Stdio},
 };
 
 /// Where `ip netns` keeps the names of namespaces.
 const NAMES: &str = "/run/netns";
+/// The real-time priority of kernels behind a gate: above all that is not real-time.
+pub(crate) const KERNELS: u8 = 1;
+/// That of the thread that puts them there: the weight of its own testbed would keep it waiting.
+pub(crate) const HOLDER: u8 = 2;
 
 /// Where a program is to run.
 #[derive(Args, Debug)]
@@ -134,6 +138,13 @@ pub fn pin(core: usize) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(core);
     thread::sched_setaffinity(None, &set).with_context(|| format!("cannot keep to core {core}"))
+}
+
+/// Gives a thread a real-time priority, where that is granted: without, it is late at times.
+pub(crate) fn real_time(thread: u32, priority: u8) {
+    let mut command = Command::new("chrt");
+    command.args(["--fifo", "--pid", &priority.to_string(), &thread.to_string()]);
+    let _ = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
 }
 
 /// The cores that this thread may run on.

@@ -40,12 +40,12 @@ const TRIPS: usize = 24;
 /// as far as this allows; at least [`LEAST_TRIPS`].
 const TRIPS_TIME: Duration = Duration::from_millis(400);
 const LEAST_TRIPS: usize = 5;
-/// Bulks that are measured,
+/// Bulks that are measured; beside kernels, steady ones,
 const BULKS: usize = 3;
-/// and how many are tried at most until so many have passed between two rests in which the kernels
-/// were equally fast:
+/// of at most so many.
 const MOST_BULKS: usize = 8;
-/// so much faster was the first, on both sides.
+/// Steady is a bulk if kernels were as fast in the rest before it as in the rest after it, on both
+/// sides: the first over the second.
 const STEADY: RangeInclusive<f64> = 0.91..=1.1;
 /// How long one is to take: longer than what a queue or a bucket lets through at once.
 const BULK_TIME: f64 = 0.25;

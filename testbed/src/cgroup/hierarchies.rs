@@ -1,6 +1,6 @@
 //! Where the controllers of a machine are.
 
-use super::{text, write};
+use super::files::{text, write};
 use anyhow::{Context, Result};
 use std::{fs, path::PathBuf};
 

@@ -79,8 +79,10 @@ pub struct LayerShard {
     pub down_bias: Option<Vec<f32>>,
     /// The attention's norm.
     pub attention_norm: NormVectors,
-    /// The MLP's norm.
-    pub mlp_norm: NormVectors,
+    /// The MLP's norm, where it has one of its own.
+    pub mlp_norm: Option<NormVectors>,
+    /// The norms of query heads and of key heads, where each is normed by itself.
+    pub head_norms: Option<[NormVectors; 2]>,
 }
 
 /// The class head.
@@ -101,9 +103,13 @@ pub struct Shard {
     pub(crate) layers: Vec<LayerShard>,
     pub(crate) embedding_norm: Option<NormVectors>,
     pub(crate) token_type: Option<Vec<f32>>,
+    /// What distances add to scores: `[buckets, heads]`, of all heads.
+    pub(crate) distances: Option<Vec<f32>>,
     pub(crate) final_norm: Option<NormVectors>,
     pub(crate) vocabulary: Span<Token>,
     pub(crate) language: Option<HeldMatrix>,
+    /// Its bias.
+    pub(crate) language_bias: Option<Vec<f32>>,
     pub(crate) classes: Option<ClassShard>,
     /// What it holds.
     assignment: Assignment,
@@ -187,7 +193,8 @@ impl Shard {
             matrices.map(matrix).iter().sum::<u64>()
                 + biases.map(vector).iter().sum::<u64>()
                 + norm(&layer.attention_norm)
-                + norm(&layer.mlp_norm)
+                + layer.mlp_norm.iter().map(norm).sum::<u64>()
+                + layer.head_norms.iter().flatten().map(norm).sum::<u64>()
         };
         let classes = self.classes.as_ref().map_or(0, |classes| {
             let dense = classes.dense.as_ref().map_or(0, |(m, bias)| m.bytes().0 + floats(bias));
@@ -198,7 +205,9 @@ impl Shard {
             self.layers.iter().map(layer).sum::<u64>()
                 + norms.into_iter().flatten().map(norm).sum::<u64>()
                 + vector(&self.token_type)
+                + vector(&self.distances)
                 + matrix(&self.language)
+                + vector(&self.language_bias)
                 + classes,
         )
     }

@@ -176,6 +176,13 @@ families!(
     gpt2_classes: "gpt2-classes",
     llama: "llama",
     llama_tied_in_bf16: "llama-tied-bf16",
+    roberta: "roberta",
+    mpnet: "mpnet",
+    opt: "opt",
+    gptj: "gptj",
+    qwen2: "qwen2",
+    qwen3: "qwen3",
+    mistral: "mistral",
 );
 
 fn load(dir: &Arc<ModelDir>, device: &DevicePlan) -> Result<Shard, WeightError> {
@@ -185,7 +192,17 @@ fn load(dir: &Arc<ModelDir>, device: &DevicePlan) -> Result<Shard, WeightError> 
 /// What a device is refused for is what it then holds.
 #[test]
 fn shards_of_any_split_hold_what_the_budget_says() {
-    for name in ["bert", "bert-f16", "distilbert", "gpt2", "llama", "llama-tied-bf16"] {
+    for name in [
+        "bert",
+        "bert-f16",
+        "distilbert",
+        "gpt2",
+        "llama",
+        "llama-tied-bf16",
+        "mpnet",
+        "gptj",
+        "qwen3",
+    ] {
         let dir = Arc::new(ModelDir::open(&golden(name)).unwrap());
         let spec = dir.spec();
         let whole = local(&dir, 1, 16).ring.remove(0);
@@ -217,7 +234,7 @@ fn shards_of_any_split_hold_what_the_budget_says() {
 /// more than the budget says, wherever texts end.
 #[test]
 fn rows_and_stages_hold_no_more_than_the_budget_says() {
-    for name in ["bert", "gpt2", "llama"] {
+    for name in ["bert", "gpt2", "llama", "gptj"] {
         let dir = Arc::new(ModelDir::open(&golden(name)).unwrap());
         let spec = dir.spec();
         for (strategy, tiles) in [(Strategy::Sequence, 1), (Strategy::Sequence, 3)]

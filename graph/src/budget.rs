@@ -217,14 +217,18 @@ fn scratch(spec: &ModelSpec, device: &DevicePlan, program: &Program) -> Bytes {
     let rows = program.tensors.iter().map(|tensor| tensor.rows.end()).max().unwrap_or(0);
     let positions = match &spec.positions {
         // Cosines and sines.
-        Positions::Rotary { inverse_frequencies, limit } => {
+        Positions::Rotary { inverse_frequencies, limit, .. } => {
             8 * inverse_frequencies.len() as u64 * u64::from(rows.min(*limit))
         }
         Positions::Learned { .. } => POSITION_ROWS * u64::from(spec.hidden) * 4,
     };
+    // Of each head, what each distance adds.
+    let distances = spec
+        .distances
+        .map_or(0, |_| 8 * u64::from(rows.min(spec.position_limit())) * u64::from(spec.heads));
     // A block of values of one head.
     let each = THREAD_SCRATCH + 4 * KEYS_AT_A_TIME * u64::from(spec.head_width);
-    Bytes(u64::from(device.threads) * each + SHARED_SCRATCH + positions)
+    Bytes(u64::from(device.threads) * each + SHARED_SCRATCH + positions + distances)
 }
 
 /// Columns with those that fill up a group.
@@ -246,7 +250,10 @@ pub fn weights(spec: &ModelSpec, matrix_width: u32, device: &DevicePlan) -> Byte
         let packed_inner = packed(columns) * if spec.gated { 2 } else { 1 };
         total += (hidden * packed(queries + 2 * keys) + queries * packed(hidden)) * width;
         total += (hidden * packed_inner + columns * packed(hidden)) * width;
-        total += 2 * norm;
+        total += if spec.parallel { norm } else { 2 * norm };
+        if spec.head_norm {
+            total += 2 * u64::from(spec.head_width) * 4;
+        }
         if spec.qkv_bias {
             total += (queries + 2 * keys) * 4;
         }
@@ -258,7 +265,14 @@ pub fn weights(spec: &ModelSpec, matrix_width: u32, device: &DevicePlan) -> Byte
         }
     }
     total += 2 * norm;
-    total += packed(u64::from(device.prefill.vocabulary.len())) * hidden * width;
+    if let Some(distances) = spec.distances {
+        total += u64::from(distances.buckets) * u64::from(spec.heads) * 4;
+    }
+    let words = u64::from(device.prefill.vocabulary.len());
+    total += packed(words) * hidden * width;
+    if matches!(spec.head, HeadSpec::Language { bias: true, .. }) {
+        total += words * 4;
+    }
     if let HeadSpec::Classes(head) = &spec.head {
         let dense =
             if head.dense.is_some() { hidden * packed(hidden) * width + hidden * 4 } else { 0 };

@@ -125,6 +125,9 @@ impl Held {
                 vec![Vector::GateBias(l), Vector::UpBias(l)]
             }
             Self::Up(l) if spec.mlp_bias => vec![Vector::UpBias(l)],
+            Self::Language if matches!(spec.head, HeadSpec::Language { bias: true, .. }) => {
+                vec![Vector::LanguageBias]
+            }
             _ => Vec::new(),
         }
     }
@@ -242,7 +245,9 @@ struct Common {
 fn common(spec: &ModelSpec) -> Common {
     let sliced = |vector: &Vector| {
         use Vector::*;
-        matches!(vector, QueryBias(_) | KeyBias(_) | ValueBias(_) | GateBias(_) | UpBias(_))
+        let of_layers =
+            matches!(vector, QueryBias(_) | KeyBias(_) | ValueBias(_) | GateBias(_) | UpBias(_));
+        of_layers || *vector == LanguageBias
     };
     let vectors = Vector::all(spec).filter(|vector| !sliced(vector));
     let hidden = u64::from(spec.hidden);

@@ -1,5 +1,6 @@
 //! Lowering: a plan and a batch shape become one program for each device.
 
+mod block;
 mod build;
 mod galaxy;
 mod head;
@@ -22,7 +23,7 @@ use ring::Ring;
 use std::collections::BTreeSet;
 
 /// Changes whenever the same plan and shape lower to another program.
-pub const LOWERING: u32 = 3;
+pub const LOWERING: u32 = 4;
 
 /// A plan and a shape that give no programs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -68,6 +69,16 @@ pub enum LowerError {
         segment: usize,
         /// The strategy.
         strategy: Strategy,
+    },
+    /// A layer whose blocks are cut in two ways and are one.
+    #[error(
+        "both blocks of layer {layer} stand beside each other in this model ({family}): a plan must cut both by rows, or none"
+    )]
+    Beside {
+        /// `model_type` of the model.
+        family: String,
+        /// Which.
+        layer: u32,
     },
     /// A tile that no frame can carry.
     #[error(
@@ -230,6 +241,10 @@ fn wanted_rows(shape: &BatchShape) -> Vec<(u32, Span<Row>)> {
 fn check(spec: &ModelSpec, plan: &Plan, shape: &BatchShape) -> Result<(), LowerError> {
     if shape.rows() > plan.max_rows {
         return Err(LowerError::Rows { rows: shape.rows(), limit: plan.max_rows });
+    }
+    if let Some(unlike) = plan.modes.iter().find(|m| spec.parallel && m.attention != m.mlp) {
+        let layer = unlike.layers.start();
+        return Err(LowerError::Beside { family: spec.family.clone(), layer });
     }
     for (index, segment) in shape.segments().iter().enumerate() {
         if segment.past > 0 {

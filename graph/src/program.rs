@@ -130,7 +130,8 @@ pub enum Block {
 /// The products of a device. Each names a matrix of the device's shard.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum Product {
-    /// hidden -> queries | keys | values of the device's heads, bias joined, queries and keys rotated.
+    /// hidden -> queries | keys | values of the device's heads, bias joined, queries and keys normed
+    /// and rotated.
     Qkv,
     /// context -> hidden: a partial sum, no bias.
     AttentionOutput,
@@ -138,7 +139,7 @@ pub enum Product {
     Up,
     /// inner columns -> hidden: a partial sum, no bias.
     Down,
-    /// hidden -> logits of the device's slice of the vocabulary.
+    /// hidden -> logits of the device's slice of the vocabulary, bias joined.
     Language,
 }
 
@@ -147,7 +148,7 @@ pub enum Product {
 pub enum JoinOf {
     /// After attention.
     Attention,
-    /// After the MLP.
+    /// After the MLP, or after both where they stand beside each other.
     Mlp,
 }
 
@@ -181,7 +182,8 @@ pub enum OpKind {
     Embed,
     /// Normalises rows. Reads `Residual rows`; writes `Normed rows`.
     Norm(NormOf),
-    /// A product of `layer`. Reads [rows x in]; writes [rows x out].
+    /// A product of `layer`. Reads [rows x in], and then [rows x out] to be added, if any; writes
+    /// [rows x out].
     Product {
         /// Whose matrix; 0 for [`Product::Language`].
         layer: u32,

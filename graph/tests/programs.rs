@@ -33,10 +33,13 @@ fn spec(hidden: u32, pre: bool, causal: bool, kv: u32, head: HeadSpec) -> ModelS
         norm_epsilon: 1e-5,
         activation: Activation::Gelu,
         gated: false,
+        parallel: false,
         causal,
         positions: Positions::Learned { rows: 300, offset: 0 },
+        distances: None,
         token_types: false,
         embedding_norm: false,
+        head_norm: false,
         qkv_bias: true,
         attention_output_bias: true,
         mlp_bias: true,
@@ -48,7 +51,7 @@ fn spec(hidden: u32, pre: bool, causal: bool, kv: u32, head: HeadSpec) -> ModelS
 const WIDE: u32 = 4096;
 
 fn language() -> HeadSpec {
-    HeadSpec::Language { tied: true }
+    HeadSpec::Language { tied: true, bias: false }
 }
 fn classes() -> HeadSpec {
     HeadSpec::Classes(ClassHead {
@@ -166,7 +169,10 @@ fn laid_out(way: &Way, spec: &ModelSpec, weights: &[[u32; 4]]) -> Plan {
                 if sequence { Mode::Sequence } else { Mode::Tensor }
             };
             let each = (0..extent.layers).map(|layer| {
-                let (attention, mlp) = way.modes[layer as usize % 2];
+                let (attention, mut mlp) = way.modes[layer as usize % 2];
+                if spec.parallel {
+                    mlp = attention;
+                }
                 let layers = Span::new(layer, layer + 1);
                 Modes { layers, attention: mode(attention), mlp: mode(mlp) }
             });
@@ -222,16 +228,19 @@ fn any_plan() -> impl Arbitrary<Value = (ModelSpec, Plan, BatchShape)> {
     let kv = prop::sample::select(vec![1u32, 2, 3, 6]);
     // A row of the wide one is a tile that is worth staggering.
     let hidden = prop::sample::select(vec![12u32, WIDE]);
-    let model = (any::<bool>(), any::<bool>(), kv, any::<bool>(), hidden);
+    // Norms after blocks, before them, or before both at once.
+    let model = (0..3, any::<bool>(), kv, any::<bool>(), hidden);
     (weights, segments, model, 1u32..5, any_way()).prop_map(
-        |(mut weights, segments, (pre, causal, kv, lm, hidden), layers, way)| {
+        |(mut weights, segments, (norms, causal, kv, lm, hidden), layers, way)| {
             for k in 0..4 {
                 if weights.iter().all(|w| w[k] == 0) {
                     weights[0][k] = 1;
                 }
             }
-            let mut spec = spec(hidden, pre, causal, kv, if lm { language() } else { classes() });
+            let head = if lm { language() } else { classes() };
+            let mut spec = spec(hidden, norms > 0, causal, kv, head);
             spec.layers = layers;
+            spec.parallel = norms == 2;
             let wanted = |kind: usize| match (kind, lm) {
                 (0, _) => Wanted::Hidden,
                 (1, _) => Wanted::Pooled(Pooling::Mean),

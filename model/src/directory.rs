@@ -38,8 +38,8 @@ pub enum Matrix {
 
 /// A bias or the weights of a norm, by layer.
 ///
-/// With [`NormPlace::Pre`], `AttentionNorm` stands before attention and `MlpNorm` before the MLP;
-/// with [`NormPlace::Post`], each follows its block's residual addition.
+/// With [`NormPlace::Pre`], `AttentionNorm` stands before attention and `MlpNorm` before the MLP, where
+/// they do not share the first; with [`NormPlace::Post`], each follows its block's residual addition.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Vector {
     /// Of the query projection.
@@ -56,6 +56,10 @@ pub enum Vector {
     GateBias(u32),
     /// Of the second product of the MLP.
     DownBias(u32),
+    /// Weight of the norm of each query head, one for each column of a head.
+    QueryHeadNorm(u32),
+    /// Weight of the norm of each key head.
+    KeyHeadNorm(u32),
     /// Weight of the attention's norm.
     AttentionNorm(u32),
     /// Bias of the attention's norm.
@@ -74,10 +78,14 @@ pub enum Vector {
     FinalNormBias,
     /// Row 0 of the table of token types.
     TokenTypeRow,
+    /// What distances add to scores: `[buckets, heads]`, row-major.
+    Distances,
     /// Of the dense layer of a class head.
     ClassDenseBias,
     /// Of the output of a class head.
     ClassOutputBias,
+    /// Of the language head.
+    LanguageBias,
 }
 
 /// A table that is read by rows.
@@ -145,15 +153,25 @@ impl Vector {
             Self::UpBias(l) => layer(l, spec.mlp_bias, spec.inner),
             Self::GateBias(l) => layer(l, spec.mlp_bias && spec.gated, spec.inner),
             Self::DownBias(l) => layer(l, spec.mlp_bias, hidden),
-            Self::AttentionNorm(l) | Self::MlpNorm(l) => layer(l, true, hidden),
-            Self::AttentionNormBias(l) | Self::MlpNormBias(l) => layer(l, norm_bias, hidden),
+            Self::QueryHeadNorm(l) | Self::KeyHeadNorm(l) => {
+                layer(l, spec.head_norm, spec.head_width)
+            }
+            Self::AttentionNorm(l) => layer(l, true, hidden),
+            Self::MlpNorm(l) => layer(l, !spec.parallel, hidden),
+            Self::AttentionNormBias(l) => layer(l, norm_bias, hidden),
+            Self::MlpNormBias(l) => layer(l, norm_bias && !spec.parallel, hidden),
             Self::EmbeddingNorm => spec.embedding_norm.then_some(hidden),
             Self::EmbeddingNormBias => (spec.embedding_norm && norm_bias).then_some(hidden),
             Self::FinalNorm => last.then_some(hidden),
             Self::FinalNormBias => (last && norm_bias).then_some(hidden),
             Self::TokenTypeRow => spec.token_types.then_some(hidden),
+            Self::Distances => spec.distances.map(|d| d.buckets * spec.heads),
             Self::ClassDenseBias => class.and_then(|c| c.dense).map(|_| hidden),
             Self::ClassOutputBias => class.filter(|c| c.bias).map(|c| c.labels),
+            Self::LanguageBias => {
+                let bias = matches!(spec.head, HeadSpec::Language { bias: true, .. });
+                bias.then_some(spec.vocabulary)
+            }
         }
     }
 
@@ -169,6 +187,8 @@ impl Vector {
                 UpBias(l),
                 GateBias(l),
                 DownBias(l),
+                QueryHeadNorm(l),
+                KeyHeadNorm(l),
                 AttentionNorm(l),
                 AttentionNormBias(l),
                 MlpNorm(l),
@@ -182,8 +202,10 @@ impl Vector {
                 FinalNorm,
                 FinalNormBias,
                 TokenTypeRow,
+                Distances,
                 ClassDenseBias,
                 ClassOutputBias,
+                LanguageBias,
             ])
             .filter(|v| v.width(spec).is_some())
     }
@@ -300,7 +322,7 @@ impl ModelDir {
         let absent = || ModelError::NotInModel { what: format!("{which:?}") };
         let (inputs, outputs) = which.shape(&self.spec).ok_or_else(absent)?;
         let names = &self.family.names;
-        let tied = self.spec.head == HeadSpec::Language { tied: true };
+        let tied = matches!(self.spec.head, HeadSpec::Language { tied: true, .. });
         let (pattern, layer) = match which {
             Matrix::Query(l) => (names.query, l),
             Matrix::Key(l) => (names.key, l),
@@ -432,6 +454,8 @@ impl ModelDir {
             UpBias(l) => (names.up, l, bias),
             GateBias(l) => (names.gate, l, bias),
             DownBias(l) => (names.down, l, bias),
+            QueryHeadNorm(l) => (names.query_norm, l, weight),
+            KeyHeadNorm(l) => (names.key_norm, l, weight),
             AttentionNorm(l) => (names.attention_norm, l, weight),
             AttentionNormBias(l) => (names.attention_norm, l, bias),
             MlpNorm(l) => (names.mlp_norm, l, weight),
@@ -441,8 +465,10 @@ impl ModelDir {
             FinalNorm => (names.final_norm, 0, weight),
             FinalNormBias => (names.final_norm, 0, bias),
             TokenTypeRow => (names.token_type, 0, weight),
+            Distances => (names.distances, 0, weight),
             ClassDenseBias => (names.class_dense, 0, bias),
             ClassOutputBias => (names.class_output, 0, bias),
+            LanguageBias => (names.language_head, 0, bias),
         };
         let third = match which {
             QueryBias(_) => Some(0),
@@ -452,6 +478,10 @@ impl ModelDir {
         };
         let (shape, part) = match (which, third.filter(|_| self.family.fused)) {
             (TokenTypeRow, _) => (vec![self.type_rows.into(), count.into()], 0),
+            (Distances, _) => {
+                let heads = self.spec.heads;
+                (vec![(count / heads).into(), heads.into()], 0)
+            }
             (_, Some(part)) => (vec![3 * u64::from(count)], part),
             (_, None) => (vec![count.into()], 0),
         };

@@ -47,14 +47,54 @@ pub enum Positions {
         /// Added to the position.
         offset: u32,
     },
-    /// The first `inverse_frequencies.len() * 2` columns of each query and key head are rotated:
-    /// column i with column i + dims/2 (Llama's order), by position * `inverse_frequencies[i]`.
+    /// The first `inverse_frequencies.len() * 2` columns of each query and key head are rotated in
+    /// pairs: pair i by position * `inverse_frequencies[i]`.
     Rotary {
         /// One for each pair of columns; every scaling rule of the config is already in it.
         inverse_frequencies: Vec<f32>,
+        /// Which columns are a pair.
+        pairs: Pairs,
         /// Positions that the model was made for.
         limit: u32,
     },
+}
+
+/// Which columns of a head are rotated together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Pairs {
+    /// Column i with column i + pairs (Llama).
+    Halves,
+    /// Column 2i with column 2i + 1 (GPT-J).
+    Neighbours,
+}
+
+/// What is added to the scores of attention by how far apart two rows are, for each query head: the
+/// same in all layers (T5, MPNet).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Distances {
+    /// Rows of the table, half of them for later rows.
+    pub buckets: u32,
+    /// From this distance on, all are in the last bucket.
+    pub most: u32,
+}
+
+impl Distances {
+    /// The bucket of a key that stands `distance` rows after the query (before it, where that is
+    /// negative): near ones have their own, others share them by the logarithm of the distance (as in
+    /// T5, whose rounding this has too).
+    pub fn bucket(&self, distance: i64) -> u32 {
+        let half = self.buckets / 2;
+        let (later, apart) = (distance > 0, distance.unsigned_abs());
+        let exact = half / 2;
+        let bucket = if apart < u64::from(exact) {
+            apart as u32
+        } else {
+            let share = (apart as f32 / exact as f32).ln()
+                / (f64::from(self.most) / f64::from(exact)).ln() as f32;
+            (exact + (share * (half - exact) as f32) as u32).min(half - 1)
+        };
+        bucket + if later { half } else { 0 }
+    }
 }
 
 /// What turns the pooled row into class logits.
@@ -97,10 +137,12 @@ pub enum HeadSpec {
     None,
     /// Classes.
     Classes(ClassHead),
-    /// Logits of the next token: hidden x vocabulary, no bias.
+    /// Logits of the next token: hidden x vocabulary.
     Language {
         /// Whether its weights are the embedding table's.
         tied: bool,
+        /// Whether it has a bias.
+        bias: bool,
     },
 }
 
@@ -145,14 +187,22 @@ pub struct ModelSpec {
     pub activation: Activation,
     /// Whether the MLP is gated: down(act(gate(x)) * up(x)).
     pub gated: bool,
+    /// Whether attention and MLP of a layer read the same normed rows and are added to the residual
+    /// together (GPT-J), instead of one after the other. Such a layer has one norm, before both.
+    pub parallel: bool,
     /// Whether rows see earlier rows only.
     pub causal: bool,
     /// Positions.
     pub positions: Positions,
+    /// What distances add to scores, besides.
+    pub distances: Option<Distances>,
     /// Whether row 0 of a table of token types is added to the embedding.
     pub token_types: bool,
     /// Whether a norm follows the embedding.
     pub embedding_norm: bool,
+    /// Whether each query head and each key head is normed by itself, by its root mean square,
+    /// before it is rotated (Qwen3).
+    pub head_norm: bool,
     /// Whether the query, key and value projections have a bias.
     pub qkv_bias: bool,
     /// Whether the attention's output projection has a bias.

@@ -3,7 +3,7 @@
 
 use galaxy_model::{
     Activation, ClassActivation, ClassRow, Dtype, HeadSpec, Matrix, ModelDir, NormKind, NormPlace,
-    Positions, Table, Vector,
+    Pairs, Positions, Table, Vector,
 };
 use safetensors::SafeTensors;
 use std::{collections::HashMap, fs, path::PathBuf};
@@ -149,7 +149,7 @@ fn gpt2_splits_its_fused_tensor() {
     let spec = model.spec();
     assert_eq!((spec.hidden, spec.heads, spec.inner), (40, 5, 54));
     assert_eq!((spec.activation, spec.norm_place), (Activation::GeluTanh, NormPlace::Pre));
-    assert_eq!(spec.head, HeadSpec::Language { tied: true });
+    assert_eq!(spec.head, HeadSpec::Language { tied: true, bias: false });
     let fused = "transformer.h.1.attn.c_attn";
     for (third, m, v) in [
         (0, Matrix::Query(1), Vector::QueryBias(1)),
@@ -177,8 +177,8 @@ fn llama() {
     let spec = model.spec();
     assert_eq!((spec.heads, spec.kv_heads, spec.head_width, spec.hidden), (6, 2, 10, 48));
     assert_eq!((spec.norm, spec.gated), (NormKind::Rms, true));
-    assert_eq!(spec.head, HeadSpec::Language { tied: false });
-    let Positions::Rotary { inverse_frequencies, limit } = &spec.positions else {
+    assert_eq!(spec.head, HeadSpec::Language { tied: false, bias: false });
+    let Positions::Rotary { inverse_frequencies, limit, .. } = &spec.positions else {
         panic!("rotary")
     };
     assert_eq!((inverse_frequencies.len(), *limit), (5, 512));
@@ -205,7 +205,50 @@ fn llama_of_two_shards() {
         check_vector(&model, Vector::AttentionOutputBias(layer), &name("self_attn.o_proj.bias"), 0);
     }
     check(&model, Matrix::LanguageHead, "model.embed_tokens.weight", true, 0);
-    assert_eq!(spec.head, HeadSpec::Language { tied: true });
+    assert_eq!(spec.head, HeadSpec::Language { tied: true, bias: false });
+}
+
+#[test]
+fn families_that_are_like_others_differ_where_they_say() {
+    let open = |name| ModelDir::open(&path(name)).unwrap();
+    let roberta = open("roberta");
+    let learned = |rows, offset| Positions::Learned { rows, offset };
+    assert_eq!(roberta.spec().positions, learned(150, 2));
+    let HeadSpec::Classes(head) = &roberta.spec().head else { panic!("classes") };
+    assert_eq!((head.dense, head.row), (Some(ClassActivation::Tanh), ClassRow::First));
+    check(&roberta, Matrix::ClassDense, "classifier.dense.weight", true, 0);
+
+    let mpnet = open("mpnet");
+    let distances = mpnet.spec().distances.unwrap();
+    assert_eq!((distances.buckets, distances.most), (32, 128));
+    assert!(!mpnet.spec().token_types);
+    check(&mpnet, Matrix::Value(1), "mpnet.encoder.layer.1.attention.attn.v.weight", true, 0);
+    check_vector(&mpnet, Vector::Distances, "mpnet.encoder.relative_attention_bias.weight", 0);
+
+    let opt = open("opt");
+    assert_eq!((&opt.spec().positions, opt.dtype()), (&learned(162, 2), Dtype::F16));
+    assert_eq!(opt.spec().activation, Activation::Relu);
+    check(&opt, Matrix::Up(2), "model.decoder.layers.2.fc1.weight", true, 0);
+    check_vector(&opt, Vector::FinalNorm, "model.decoder.final_layer_norm.weight", 0);
+
+    let gptj = open("gptj");
+    assert!(gptj.spec().parallel && !gptj.spec().qkv_bias && gptj.spec().mlp_bias);
+    assert_eq!(gptj.spec().head, HeadSpec::Language { tied: false, bias: true });
+    let Positions::Rotary { inverse_frequencies, pairs, .. } = &gptj.spec().positions else {
+        panic!("rotary")
+    };
+    assert_eq!((inverse_frequencies.len(), *pairs), (3, Pairs::Neighbours));
+    check_vector(&gptj, Vector::LanguageBias, "lm_head.bias", 0);
+    assert!(gptj.vector(Vector::MlpNorm(0)).is_err());
+
+    let qwen2 = open("qwen2");
+    assert!(qwen2.spec().qkv_bias && !qwen2.spec().attention_output_bias);
+    let qwen3 = open("qwen3");
+    assert!(qwen3.spec().head_norm && qwen3.spec().head_width == 14);
+    let name = "model.layers.2.self_attn.k_norm.weight";
+    check_vector(&qwen3, Vector::KeyHeadNorm(2), name, 0);
+    // Rows beyond its window would no longer see the first.
+    assert_eq!(open("mistral").spec().position_limit(), 200);
 }
 
 #[test]
@@ -233,9 +276,22 @@ fn tables_read_by_row() {
 /// What the conformance tests of other crates rely on.
 #[test]
 fn references_are_complete_and_clear() {
-    for name in
-        ["bert", "bert-f16", "distilbert", "gpt2", "gpt2-classes", "llama", "llama-tied-bf16"]
-    {
+    for name in [
+        "bert",
+        "bert-f16",
+        "distilbert",
+        "gpt2",
+        "gpt2-classes",
+        "llama",
+        "llama-tied-bf16",
+        "roberta",
+        "mpnet",
+        "opt",
+        "gptj",
+        "qwen2",
+        "qwen3",
+        "mistral",
+    ] {
         let model = ModelDir::open(&path(name)).unwrap();
         let bytes = fs::read(path(name).join("expected.safetensors")).unwrap();
         let expected = SafeTensors::deserialize(&bytes).unwrap();

@@ -24,7 +24,8 @@
 //! adds where keys and values are narrow.
 //!
 //! Tiles hide the lesser of compute and wire but for its first tile. The first product of a block
-//! runs on tiles of R / (D tiles) rows, and is priced so. Causal attention is priced at the mean of
+//! runs on tiles of R / (D tiles) rows, and is priced so. Where both blocks of a layer stand beside each
+//! other, one gather and one scatter serve both: T overlap(max heads_d + max columns_d, max wire_d). Causal attention is priced at the mean of
 //! what rows see; that late rows see more is left to the simulator.
 
 use crate::{
@@ -226,6 +227,8 @@ impl Tables {
             if columns == 0.0 {
                 return 0.0;
             }
+            // What stands beside attention reads the rows that it reads.
+            let moved = |rows| if spec.parallel { 0.0 } else { moved(rows) };
             mean(&|rows| cut(rows, &|run| mlp(run, columns)) + moved(rows))
         });
         let vocabulary = spec.extent().vocabulary;
@@ -246,11 +249,12 @@ impl Tables {
             })
         };
         let layers = f64::from(spec.layers);
+        let joins = if spec.parallel { 1.0 } else { 2.0 };
         let norm = if spec.norm_place == NormPlace::Pre { 1.0 } else { 0.0 };
         let rows = of_rows(&|_, own| {
             nanos(Kernel::Embed, &[own])
                 + norm * nanos(Kernel::Norm, &[own])
-                + 2.0 * layers * tiles * nanos(Kernel::Join, &[own / tiles])
+                + joins * layers * tiles * nanos(Kernel::Join, &[own / tiles])
                 + nanos(Kernel::Export, &[own])
         });
         let alone = devices == 1;
@@ -324,7 +328,7 @@ pub(crate) fn problem(
         };
         let t = seat.tables;
         let counts = [
-            f64::from(cut.attention + cut.mlp),
+            f64::from(if spec.parallel { cut.attention } else { cut.attention + cut.mlp }),
             f64::from(by_rows.attention),
             f64::from(by_rows.mlp),
         ];
@@ -342,13 +346,14 @@ pub(crate) fn problem(
             moved / seat.reach.rate * 1e9 + 2.0 * hops * latency
         });
         let moved = 2.0 * mean_rows * (1.0 - 1.0 / d as f64) * bytes * seat.reach.byte_cost;
-        let with = |nanos: &[f64], bytes: &[u64]| Curve {
+        let with = |nanos: &[f64], bytes: &[u64], moved: f64| Curve {
             nanos: nanos.iter().map(|t| t + moved).collect(),
             bytes: bytes.to_vec(),
         };
+        let moved_by_mlp = if spec.parallel { 0.0 } else { moved };
         sides.push(Side {
-            heads: with(&t.heads, &held.heads),
-            columns: with(&t.columns, &held.columns),
+            heads: with(&t.heads, &held.heads, moved),
+            columns: with(&t.columns, &held.columns, moved_by_mlp),
             vocabulary: Curve { nanos: t.words.clone(), bytes: held.words.clone() },
             rows: rows.collect(),
             wire: wire.collect(),
@@ -374,6 +379,7 @@ pub(crate) fn problem(
         carried: sequence * kv,
         fixed,
         tiles: f64::from(means.tiles),
+        beside: spec.parallel,
     })
 }
 

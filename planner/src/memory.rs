@@ -160,7 +160,8 @@ impl Memory {
             }
             Positions::Learned { .. } => budget::POSITION_ROWS * u64::from(spec.hidden) * 4,
         };
-        let scratch = budget::SHARED_SCRATCH + u64::from(threads) * each + positions;
+        let distances = spec.distances.map_or(0, |_| 8 * u64::from(max_rows * spec.heads));
+        let scratch = budget::SHARED_SCRATCH + u64::from(threads) * each + positions + distances;
         budget::PROCESS.0 + scratch + self.around + u64::from(spec.layers) * self.layer
     }
 

@@ -15,6 +15,7 @@ use crate::{
     ring::{Ring, Rings},
 };
 use galaxy_common::{Exchange, LinkProfile, LinkType};
+use galaxy_model::ModelSpec;
 use std::collections::BTreeMap;
 
 /// As many devices as all sets are looked at of.
@@ -177,13 +178,19 @@ fn best_reach(links: &Links<'_>, members: &[usize], means: Means) -> Vec<Reach> 
 }
 
 /// Numbers of layers by rows at the ends: none or all.
-fn corners(layers: u32, devices: usize) -> Vec<ByRows> {
+fn corners(spec: &ModelSpec, devices: usize) -> Vec<ByRows> {
     if devices == 1 {
         return vec![ByRows::default()];
     }
-    let ends = [0, layers];
+    let ends = [0, spec.layers];
     let pair = |attention| ends.map(|mlp| ByRows { attention, mlp });
-    ends.into_iter().flat_map(pair).collect()
+    let all = ends.into_iter().flat_map(pair);
+    all.filter(|&by_rows| possible(spec, by_rows)).collect()
+}
+
+/// Whether layers can be cut so: blocks that stand beside each other are cut alike.
+fn possible(spec: &ModelSpec, by_rows: ByRows) -> bool {
+    !spec.parallel || by_rows.attention == by_rows.mlp
 }
 
 /// The best rings, one or two of a kind, the best first; at most `most`.
@@ -208,14 +215,14 @@ type Entry = (f64, Vec<(f64, ByRows)>, Vec<usize>, Means);
 
 /// The best rings of these sets.
 fn among(rings: &mut Rings<'_>, sets: &[Vec<usize>], most: usize) -> Vec<Priced> {
-    let layers = rings.request.spec.layers;
+    let spec = rings.request.spec;
     // Every set, in every way, with the least that each could cost.
     let mut entries: Vec<Entry> = Vec::new();
     for set in sets {
         for means in means(rings.request, set.len()) {
             let reach = best_reach(&rings.links, set, means);
             let mut ends = Vec::new();
-            for by_rows in corners(layers, set.len()) {
+            for by_rows in corners(spec, set.len()) {
                 let ring = Ring { members: set, means, by_rows };
                 if let Some(bound) = rings.bound(ring, &reach) {
                     ends.push((bound, by_rows));
@@ -290,13 +297,17 @@ fn keep(found: &mut Vec<Priced>, new: Priced) {
 /// Numbers of layers by rows where memory does not allow all: a coarse grid, the least bound first,
 /// then steps around the best, half as long each time.
 fn refine(rings: &mut Rings<'_>, members: &[usize], means: Means, reach: &[Reach]) -> Vec<Priced> {
-    let layers = rings.request.spec.layers;
+    let spec = rings.request.spec;
+    let layers = spec.layers;
     let step = layers.div_ceil(4).max(1);
     let marks: Vec<u32> = (0..=4).map(|i| (i * step).min(layers)).collect();
     let mut grid = Vec::new();
     for &attention in &marks {
         for &mlp in &marks {
             let by_rows = ByRows { attention, mlp };
+            if !possible(spec, by_rows) {
+                continue;
+            }
             if let Some(bound) = rings.bound(Ring { members, means, by_rows }, reach) {
                 grid.push((bound, by_rows));
             }
@@ -318,7 +329,8 @@ fn refine(rings: &mut Rings<'_>, members: &[usize], means: Means, reach: &[Reach
     while step > 0 {
         let Some((cost, at)) = best else { break };
         let mut better = best;
-        for (da, dm) in [(1, 0), (-1, 0), (0, 1), (0, -1), (1, -1), (-1, 1), (1, 1)] {
+        let ways = [(1, 0), (-1, 0), (0, 1), (0, -1), (1, -1), (-1, 1), (1, 1), (-1, -1)];
+        for (da, dm) in ways {
             let moved = |from: u32, by: i64| {
                 u32::try_from(i64::from(from) + by * step).ok().filter(|&to| to <= layers)
             };
@@ -326,6 +338,9 @@ fn refine(rings: &mut Rings<'_>, members: &[usize], means: Means, reach: &[Reach
                 continue;
             };
             let by_rows = ByRows { attention, mlp };
+            if !possible(spec, by_rows) {
+                continue;
+            }
             let limit = better.map_or(f64::INFINITY, |b| b.0);
             if let Some(cost) = rings.price_below(Ring { members, means, by_rows }, limit) {
                 better = Some((cost, by_rows));
@@ -415,9 +430,8 @@ fn bounded(rings: &mut Rings<'_>, most: usize, search: &mut Search) -> Vec<Price
 /// What no plan of any set beats: all devices, links that cost nothing, nothing cut into tiles.
 fn floor(rings: &mut Rings<'_>, n: usize) -> f64 {
     let all: Vec<usize> = (0..n).collect();
-    let layers = rings.request.spec.layers;
     let free = vec![Reach { rate: f64::INFINITY, latency: 0.0, byte_cost: 0.0 }; n];
-    let ends = corners(layers, n).into_iter();
+    let ends = corners(rings.request.spec, n).into_iter();
     let bounds: Vec<Option<f64>> =
         ends.map(|by_rows| rings.relaxed(&all, by_rows, &free)).collect();
     bounds.into_iter().flatten().fold(f64::INFINITY, f64::min)

@@ -76,6 +76,9 @@ pub struct Problem {
     pub fixed: f64,
     /// Tiles that overlap; 1 if none do.
     pub tiles: f64,
+    /// Whether both blocks of a layer stand beside each other: then A and M are hidden behind one W, or
+    /// it behind them, and `attention` counts such layers.
+    pub beside: bool,
 }
 
 /// A solution.
@@ -132,12 +135,13 @@ impl Problem {
     }
 
     fn cost(&self, rows: &Rows, [a, m, v]: [f64; 3]) -> f64 {
-        rows.work
-            + v
-            + self.fixed
-            + self.carried * rows.wire
-            + self.attention * self.overlap(a, rows.wire)
-            + self.mlp * self.overlap(m, rows.wire)
+        let blocks = match self.beside {
+            true => self.attention * self.overlap(a + m, rows.wire),
+            false => {
+                self.attention * self.overlap(a, rows.wire) + self.mlp * self.overlap(m, rows.wire)
+            }
+        };
+        rows.work + v + self.fixed + self.carried * rows.wire + blocks
     }
 
     /// The closed form of a split.

@@ -152,6 +152,7 @@ fn stage(
     let qkv = (heads + 2.0 * f64::from(spec.kv_heads)) * width;
     let inner = f64::from(spec.inner);
     let parts = if spec.causal { f64::from(means.tiles) } else { 1.0 };
+    let joins = if spec.parallel { 1.0 } else { 2.0 };
     let layer = mean(&|rows| {
         let seen = if spec.causal { rows.midpoint(1.0) } else { rows };
         let rows = rows / parts;
@@ -160,7 +161,7 @@ fn stage(
             + device.nanos(Kernel::AttentionOutput, &[rows, heads * width])
             + device.nanos(Kernel::Up, &[rows, inner])
             + device.nanos(Kernel::Down, &[rows, inner])
-            + 2.0 * device.nanos(Kernel::Join, &[rows]);
+            + joins * device.nanos(Kernel::Join, &[rows]);
         parts * part
     });
     let words = f64::from(spec.extent().vocabulary);

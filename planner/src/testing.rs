@@ -9,7 +9,7 @@ use crate::{
 use galaxy_common::{
     Bytes, ClusterProfile, DeviceName, LinkType, Strategy, Wanted, WireType, plan::Phase,
 };
-use galaxy_model::{Activation, HeadSpec, ModelSpec, NormKind, NormPlace, Positions};
+use galaxy_model::{Activation, HeadSpec, ModelSpec, NormKind, NormPlace, Pairs, Positions};
 
 /// A BERT of this many layers and this width.
 pub fn bert(layers: u32, hidden: u32) -> ModelSpec {
@@ -27,10 +27,13 @@ pub fn bert(layers: u32, hidden: u32) -> ModelSpec {
         norm_epsilon: 1e-12,
         activation: Activation::Gelu,
         gated: false,
+        parallel: false,
         causal: false,
         positions: Positions::Learned { rows: 512, offset: 0 },
+        distances: None,
         token_types: true,
         embedding_norm: true,
+        head_norm: false,
         qkv_bias: true,
         attention_output_bias: true,
         mlp_bias: true,
@@ -54,6 +57,7 @@ pub fn llama(layers: u32, hidden: u32, heads: u32, kv_heads: u32) -> ModelSpec {
         causal: true,
         positions: Positions::Rotary {
             inverse_frequencies: vec![1.0; (hidden / heads / 2) as usize],
+            pairs: Pairs::Halves,
             limit: 2048,
         },
         token_types: false,
@@ -61,7 +65,7 @@ pub fn llama(layers: u32, hidden: u32, heads: u32, kv_heads: u32) -> ModelSpec {
         qkv_bias: false,
         attention_output_bias: false,
         mlp_bias: false,
-        head: HeadSpec::Language { tied: true },
+        head: HeadSpec::Language { tied: true, bias: false },
         ..bert(layers, hidden)
     }
 }
@@ -148,6 +152,7 @@ impl Dice {
         }
         sides[0].owner = true;
         Problem {
+            beside: false,
             sides,
             heads,
             columns,

@@ -5,6 +5,7 @@ use galaxy_common::{
     BatchShape, Bytes, DeviceName, LinkType, ProfileError, Strategy, Wanted, WireType,
 };
 use galaxy_graph::{budget, lower, verify};
+use galaxy_model::NormPlace;
 use galaxy_planner::{
     Allowed, Offer, PlanningError, Request, Workload, plan, predict, split, synthetic,
 };
@@ -20,12 +21,14 @@ fn question(seed: u64) -> Question {
     let mut dice = Dice::new(seed);
     let layers = dice.whole(1, 6) as u32;
     let heads = [4, 6, 8][dice.whole(0, 2) as usize];
-    let spec = if dice.whole(0, 1) == 0 {
+    let mut spec = if dice.whole(0, 1) == 0 {
         testing::bert(layers, 64 * heads)
     } else {
         let shared = [1, 2, heads][dice.whole(0, 2) as usize];
         testing::llama(layers, 64 * heads, heads, shared)
     };
+    // Both blocks beside each other need a norm before them.
+    spec.parallel = spec.norm_place == NormPlace::Pre && dice.whole(0, 2) == 0;
     let count = dice.whole(1, 5) as usize;
     let rate = dice.real(1e6, 2e8);
     let mut devices = testing::devices(count, dice.real(5.0, 100.0), rate);

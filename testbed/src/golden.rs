@@ -53,8 +53,22 @@ pub const SPLITS: [Split; 7] = [
     Split::HalfBlocks,
 ];
 /// Checkpoints under `testdata/golden`.
-pub const CHECKPOINTS: [&str; 7] =
-    ["bert", "bert-f16", "distilbert", "gpt2", "gpt2-classes", "llama", "llama-tied-bf16"];
+pub const CHECKPOINTS: [&str; 14] = [
+    "bert",
+    "bert-f16",
+    "distilbert",
+    "gpt2",
+    "gpt2-classes",
+    "llama",
+    "llama-tied-bf16",
+    "roberta",
+    "mpnet",
+    "opt",
+    "gptj",
+    "qwen2",
+    "qwen3",
+    "mistral",
+];
 /// Strategies; of `auto`, plans that mix modes.
 pub const STRATEGIES: [Strategy; 6] = [
     Strategy::Local,
@@ -168,13 +182,16 @@ fn weights(split: Split, devices: usize) -> Vec<[u32; 4]> {
         .collect()
 }
 
-/// How the blocks of a layer are cut.
-fn modes(case: &Case, layer: u32) -> Modes {
-    let (attention, mlp) = match case.strategy {
+/// How the blocks of a layer are cut: where they stand beside each other, alike.
+fn modes(case: &Case, parallel: bool, layer: u32) -> Modes {
+    let (attention, mut mlp) = match case.strategy {
         Strategy::Sequence => (Mode::Sequence, Mode::Sequence),
         Strategy::Auto => case.mix[layer as usize % 2],
         _ => (Mode::Tensor, Mode::Tensor),
     };
+    if parallel {
+        mlp = attention;
+    }
     Modes { layers: Span::new(layer, layer + 1), attention, mlp }
 }
 
@@ -186,6 +203,7 @@ fn stages(extent: Extent, weights: &[[u32; 4]]) -> Vec<Span<Layer>> {
 /// What device `i` computes; `part` where a block is cut by heads or columns.
 fn blocks(
     case: &Case,
+    parallel: bool,
     extent: Extent,
     weights: &[[u32; 4]],
     i: usize,
@@ -199,7 +217,7 @@ fn blocks(
     }
     let owns = weights[i][2] > 0;
     let block = |layer| {
-        let Modes { layers, attention, mlp } = modes(case, layer);
+        let Modes { layers, attention, mlp } = modes(case, parallel, layer);
         let heads = match attention {
             Mode::Tensor => part.0,
             Mode::Sequence if owns => all.0,
@@ -220,7 +238,7 @@ fn blocks(
 /// # Errors
 /// When a device has no valid name (never).
 pub fn plan(dir: &ModelDir, case: &Case, wire: WireType) -> Result<Plan> {
-    let weights = weights(case.split, case.devices);
+    let (weights, parallel) = (weights(case.split, case.devices), dir.spec().parallel);
     let column = |k: usize| -> Vec<u32> { weights.iter().map(|w| w[k]).collect() };
     let extent = dir.spec().extent();
     let mut heads = apportion(extent.heads, &column(0));
@@ -254,7 +272,7 @@ pub fn plan(dir: &ModelDir, case: &Case, wire: WireType) -> Result<Plan> {
     let ring = (0..case.devices)
         .map(|i| {
             let part = Assignment {
-                blocks: blocks(case, extent, &weights, i, (heads[i], columns[i])),
+                blocks: blocks(case, parallel, extent, &weights, i, (heads[i], columns[i])),
                 row_weight: row_weights[i],
                 vocabulary: words[i],
             };
@@ -272,7 +290,7 @@ pub fn plan(dir: &ModelDir, case: &Case, wire: WireType) -> Result<Plan> {
         fingerprint: dir.fingerprint().to_owned(),
         strategy: case.strategy,
         layout: case.strategy.layout(),
-        modes: (0..extent.layers).map(|layer| modes(case, layer)).collect(),
+        modes: (0..extent.layers).map(|layer| modes(case, parallel, layer)).collect(),
         exchange: case.exchange,
         link: LinkType::Tls,
         wire,

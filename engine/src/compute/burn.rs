@@ -29,7 +29,7 @@ use galaxy_common::{Bytes, Span};
 use galaxy_graph::program::{
     JoinOf, NormOf, OpKind, Operation, OutputKind, Product, Program, Reduce, Slot,
 };
-use galaxy_model::{HeadSpec, Positions, Table};
+use galaxy_model::{HeadSpec, NormKind, Positions, Table};
 use rows::Norm;
 use slots::Slots;
 use weights::{Layer, NormTensors, Weights};
@@ -226,7 +226,10 @@ impl Runner {
     fn norm(&self, which: NormOf, of: &Tensor<2>) -> Result<Norm<'_>, Misfit> {
         let vectors = match which {
             NormOf::Attention(layer) => &self.layer(layer)?.attention_norm,
-            NormOf::Mlp(layer) => &self.layer(layer)?.mlp_norm,
+            NormOf::Mlp(layer) => {
+                let norm = self.layer(layer)?.mlp_norm.as_ref();
+                norm.ok_or(Misfit::Why("the MLP has no norm of its own"))?
+            }
             NormOf::Final => {
                 let norm = self.weights.final_norm.as_ref();
                 norm.ok_or(Misfit::Why("the model has no final norm"))?
@@ -287,7 +290,7 @@ impl Runner {
         let left = self.read(call, 0)?;
         let out = call.writes(0)?;
         let (matrix, bias) = match product {
-            Product::Language => (&self.weights.language, &None),
+            Product::Language => (&self.weights.language, &self.weights.language_bias),
             _ => {
                 let held = self.layer(layer)?;
                 match product {
@@ -310,6 +313,9 @@ impl Runner {
         if let Some(bias) = bias {
             rows = rows + bias.clone();
         }
+        if call.operation.reads.len() > 1 {
+            rows = rows.clone() + alike(self.read(call, 1)?, rows.dims())?;
+        }
         match product {
             Product::Up if gated => {
                 let part = |columns| rows.clone().slice([0..out.rows.len() as usize, columns]);
@@ -322,21 +328,28 @@ impl Runner {
         }
     }
 
-    /// Queries and keys by their positions, where the model has rotary ones.
+    /// Queries and keys normed, where the model norms them, and turned by their positions, where it has
+    /// rotary ones.
     fn rotate(
         &mut self,
         call: &Call<'_>,
         layer: u32,
         rows: Tensor<2>,
     ) -> Result<Tensor<2>, Misfit> {
-        let spec = self.shard.spec();
-        let Some(frequencies) = call.turned(spec, &mut self.positions)? else {
-            return Ok(rows);
-        };
-        let held = self.layer(layer)?;
-        let heads = (held.heads.len() + held.kv_heads.len()) as usize;
+        let mut positions = std::mem::take(&mut self.positions);
+        let turned = call.turned(self.shard.spec(), &mut positions);
+        self.positions = positions;
+        let (spec, held) = (self.shard.spec(), self.layer(layer)?);
+        let (heads, kv_heads) = (held.heads.len() as usize, held.kv_heads.len() as usize);
         let width = spec.head_width as usize;
-        Ok(rows::rotate(rows, &self.positions, heads, width, frequencies, &self.device))
+        let mut rows = rows;
+        if let Some([query, key]) = &held.head_norms {
+            let norm = |vectors| Norm { kind: NormKind::Rms, epsilon: spec.norm_epsilon, vectors };
+            rows = rows::norm_heads(rows, [(heads, norm(query)), (kv_heads, norm(key))], width);
+        }
+        let Some((frequencies, pairs)) = turned? else { return Ok(rows) };
+        let heads = heads + kv_heads;
+        Ok(rows::rotate(rows, &self.positions, pairs, heads, width, frequencies, &self.device))
     }
 
     fn attend(&self, call: &Call<'_>, layer: u32) -> Result<Tensor<2>, Misfit> {
@@ -352,6 +365,7 @@ impl Runner {
             layer: held,
             width: spec.head_width as usize,
             causal: spec.causal,
+            distances: spec.distances.zip(self.weights.distances.as_ref()),
             device: &self.device,
         };
         Ok(sources.attend(&call.binding.shape, queries.rows))

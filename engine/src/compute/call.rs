@@ -6,7 +6,7 @@ use super::{
 };
 use crate::weights::WeightError;
 use galaxy_graph::program::{Operation, Program, Region};
-use galaxy_model::{ModelSpec, Positions};
+use galaxy_model::{ModelSpec, Pairs, Positions};
 
 /// Why an operation cannot be run.
 pub(crate) enum Misfit {
@@ -87,14 +87,14 @@ impl<'a> Call<'a> {
         Ok(Attended { queries, keys })
     }
 
-    /// The inverse frequencies by which the written rows are turned, and into `positions` the
-    /// position of each; nothing where the model has no rotary positions.
+    /// The inverse frequencies by which pairs of columns of the written rows are turned, and into
+    /// `positions` the position of each row; nothing where the model has no rotary positions.
     pub(crate) fn turned<'m>(
         &self,
         spec: &'m ModelSpec,
         positions: &mut Vec<u32>,
-    ) -> Result<Option<&'m [f32]>, Misfit> {
-        let Positions::Rotary { inverse_frequencies, limit } = &spec.positions else {
+    ) -> Result<Option<(&'m [f32], Pairs)>, Misfit> {
+        let Positions::Rotary { inverse_frequencies, pairs, limit } = &spec.positions else {
             return Ok(None);
         };
         let rows = self.writes(0)?.rows;
@@ -105,7 +105,7 @@ impl<'a> Call<'a> {
         if 2 * inverse_frequencies.len() > spec.head_width as usize {
             return Err(Misfit::Why("more columns are rotated than a head has"));
         }
-        Ok(Some(inverse_frequencies))
+        Ok(Some((inverse_frequencies, *pairs)))
     }
 }
 

@@ -7,7 +7,7 @@ use super::{
     call::{Attended, Call, Misfit},
     kernels::{
         area::{Area, AreaMut, Extent, grow},
-        attention::{self, Layout, Sources},
+        attention::{self, DistanceTable, Layout, Sources},
         dense::{self, Epilogue},
         rotary::{self, RotaryTable},
         rows::{self, Joined, Norm},
@@ -22,7 +22,7 @@ use galaxy_graph::budget;
 use galaxy_graph::program::{
     JoinOf, NormOf, OpKind, Operation, OutputKind, Product, Program, Reduce, Slot,
 };
-use galaxy_model::{Activation, ClassActivation, HeadSpec, Positions, Table};
+use galaxy_model::{Activation, ClassActivation, HeadSpec, NormKind, Positions, Table};
 use slots::{Slots, extent};
 
 /// Position rows that are read at a time.
@@ -36,6 +36,7 @@ pub struct CpuEngine {
     products: dense::Scratch,
     attention: attention::Scratch,
     rotary: RotaryTable,
+    distances: DistanceTable,
     positions: Vec<u32>,
     /// A few rows on their way from a table, or between the two layers of a class head.
     few: Vec<f32>,
@@ -55,6 +56,7 @@ impl CpuEngine {
             products,
             attention,
             rotary: RotaryTable::default(),
+            distances: DistanceTable::default(),
             positions: Vec::new(),
             few: Vec::new(),
         }
@@ -233,7 +235,10 @@ impl CpuEngine {
         let spec = self.shard.spec();
         let vectors = match which {
             NormOf::Attention(layer) => &held(&self.shard, layer)?.attention_norm,
-            NormOf::Mlp(layer) => &held(&self.shard, layer)?.mlp_norm,
+            NormOf::Mlp(layer) => {
+                let norm = held(&self.shard, layer)?.mlp_norm.as_ref();
+                norm.ok_or(Misfit::Why("the MLP has no norm of its own"))?
+            }
             NormOf::Final => {
                 self.shard.final_norm.as_ref().ok_or(Misfit::Why("the model has no final norm"))?
             }
@@ -331,16 +336,28 @@ impl CpuEngine {
                 Epilogue { bias: held.up_bias.as_deref(), curve: Some(curve) }
             }
             (Product::Qkv, Some(held)) => Epilogue { bias: held.qkv_bias.as_deref(), curve: None },
+            (Product::Language, _) => {
+                Epilogue { bias: self.shard.language_bias.as_deref(), curve: None }
+            }
             _ => Epilogue::default(),
         };
         dense::product(threads, scratch, left, matrix, out.again(), epilogue);
-        if let (Product::Qkv, Some(held)) = (product, held)
-            && let Some(frequencies) = call.turned(spec, &mut self.positions)?
-        {
-            let heads = (held.heads.len() + held.kv_heads.len()) as usize;
+        if call.operation.reads.len() > 1 {
+            let more = call.source(&self.slots, 1)?;
+            alike(out.rows(), out.columns(), more)?;
+            rows::add(threads, more, out.again());
+        }
+        let (Product::Qkv, Some(held)) = (product, held) else { return Ok(()) };
+        let (heads, kv_heads) = (held.heads.len() as usize, held.kv_heads.len() as usize);
+        if let Some([query, key]) = &held.head_norms {
+            let norm = |vectors| Norm { kind: NormKind::Rms, epsilon: spec.norm_epsilon, vectors };
+            rows::norm_heads(threads, [(heads, norm(query)), (kv_heads, norm(key))], out.again());
+        }
+        if let Some((frequencies, pairs)) = call.turned(spec, &mut self.positions)? {
             let last = self.positions.iter().copied().max().unwrap_or(0);
             self.rotary.reach(frequencies, last + 1);
-            self.rotary.turn(threads, out, &self.positions, heads, spec.head_width as usize);
+            let (heads, width) = (heads + kv_heads, spec.head_width as usize);
+            self.rotary.turn(threads, out, &self.positions, pairs, heads, width);
         }
         Ok(())
     }
@@ -370,6 +387,10 @@ impl CpuEngine {
             first_key: keys.rows.start(),
             layout,
             causal: spec.causal,
+            distances: spec.distances.zip(self.shard.distances.as_deref()).map(|(spec, table)| {
+                let longest = call.binding.shape.segments().iter().map(|s| s.rows).max();
+                self.distances.reach(spec, table, longest.unwrap_or(0) as usize)
+            }),
         };
         let (scratch, shape) = (&mut self.attention, &call.binding.shape);
         attention::attend(&self.threads, scratch, sources, shape, queries.rows, context);

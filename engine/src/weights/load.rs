@@ -101,6 +101,7 @@ impl<'a> Loader<'a> {
             NormPlace::Post => None,
         };
         let token_type = self.vector_if(spec.token_types, Vector::TokenTypeRow)?;
+        let distances = self.vector_if(spec.distances.is_some(), Vector::Distances)?;
         let classes = match &spec.head {
             HeadSpec::Classes(head) => {
                 let (hidden, labels) = (0..spec.hidden, 0..head.labels);
@@ -121,9 +122,11 @@ impl<'a> Loader<'a> {
             layers,
             embedding_norm,
             token_type,
+            distances,
             final_norm,
             vocabulary: Span::empty(),
             language: None,
+            language_bias: None,
             classes,
             assignment: holdings::nothing(),
         })
@@ -191,7 +194,8 @@ impl<'a> Loader<'a> {
         match step.held {
             Held::Qkv(_) => shard.layers[at].qkv_bias = bias,
             Held::Up(_) => shard.layers[at].up_bias = bias,
-            Held::AttentionOutput(_) | Held::Down(_) | Held::Language => {}
+            Held::Language => shard.language_bias = bias,
+            Held::AttentionOutput(_) | Held::Down(_) => {}
         }
         Ok(())
     }
@@ -221,7 +225,18 @@ impl<'a> Loader<'a> {
             down_bias: self.vector_if(spec.mlp_bias, Vector::DownBias(layer))?,
             attention_norm: self
                 .norm(Vector::AttentionNorm(layer), Vector::AttentionNormBias(layer))?,
-            mlp_norm: self.norm(Vector::MlpNorm(layer), Vector::MlpNormBias(layer))?,
+            mlp_norm: match spec.parallel {
+                true => None,
+                false => Some(self.norm(Vector::MlpNorm(layer), Vector::MlpNormBias(layer))?),
+            },
+            head_norms: match spec.head_norm {
+                true => {
+                    let [query, key] = [Vector::QueryHeadNorm(layer), Vector::KeyHeadNorm(layer)];
+                    let query = NormVectors { weight: self.weight(query)?, bias: None };
+                    Some([query, NormVectors { weight: self.weight(key)?, bias: None }])
+                }
+                false => None,
+            },
         })
     }
 
@@ -360,8 +375,11 @@ impl<'a> Loader<'a> {
 
     fn norm(&mut self, weight: Vector, bias: Vector) -> Result<NormVectors, WeightError> {
         let biased = self.dir.spec().norm == NormKind::Layer;
-        let weight = self.vector_if(true, weight)?.unwrap_or_default();
-        Ok(NormVectors { weight, bias: self.vector_if(biased, bias)? })
+        Ok(NormVectors { weight: self.weight(weight)?, bias: self.vector_if(biased, bias)? })
+    }
+
+    fn weight(&mut self, which: Vector) -> Result<Vec<f32>, WeightError> {
+        Ok(self.vector_if(true, which)?.unwrap_or_default())
     }
 
     fn count(&mut self, values: &[f32]) -> Result<(), WeightError> {

@@ -26,8 +26,22 @@ use galaxy_model::{ModelDir, ModelSpec};
 use reference::Reference;
 use std::{collections::BTreeSet, ops::ControlFlow, path::Path, sync::Arc};
 
-const FAMILIES: [&str; 7] =
-    ["bert", "bert-f16", "distilbert", "gpt2", "gpt2-classes", "llama", "llama-tied-bf16"];
+const FAMILIES: [&str; 14] = [
+    "bert",
+    "bert-f16",
+    "distilbert",
+    "gpt2",
+    "gpt2-classes",
+    "llama",
+    "llama-tied-bf16",
+    "roberta",
+    "mpnet",
+    "opt",
+    "gptj",
+    "qwen2",
+    "qwen3",
+    "mistral",
+];
 
 fn open(family: &str) -> Arc<ModelDir> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/golden").join(family);
@@ -133,6 +147,13 @@ macro_rules! engine {
             gpt2_classes: "gpt2-classes",
             llama: "llama",
             llama_tied_in_bf16: "llama-tied-bf16",
+            roberta: "roberta",
+            mpnet: "mpnet",
+            opt: "opt",
+            gptj: "gptj",
+            qwen2: "qwen2",
+            qwen3: "qwen3",
+            mistral: "mistral",
         );
     };
     ($name:ident, $engine:expr; $($test:ident: $family:literal),+ $(,)?) => {

@@ -10,8 +10,8 @@ use galaxy_graph::{
     },
 };
 use galaxy_model::{
-    Activation, ClassActivation, HeadSpec, Matrix, ModelDir, ModelSpec, NormKind, Positions, Table,
-    Vector,
+    Activation, ClassActivation, HeadSpec, Matrix, ModelDir, ModelSpec, NormKind, Pairs, Positions,
+    Table, Vector,
 };
 use std::{collections::HashMap, ops::Range, sync::Arc};
 
@@ -183,7 +183,15 @@ impl Reference {
             }
             OpKind::Product { layer, product } => {
                 let rows = rows(self, 0);
-                written.push(self.product(binding, operation, layer, product, &rows));
+                let mut made = self.product(binding, operation, layer, product, &rows);
+                if let Some(more) = operation.reads.get(1) {
+                    let more = self.read(program, more).values;
+                    assert_eq!(made.len(), more.len());
+                    let most = more.iter().fold(0.0_f64, |most, v| most.max(v.abs()));
+                    self.scale += most;
+                    made.iter_mut().zip(more).for_each(|(made, more)| *made += more);
+                }
+                written.push(made);
             }
             OpKind::Attend { layer, heads, kv_heads } => {
                 let part = self.device.prefill.block(layer);
@@ -391,6 +399,8 @@ impl Reference {
                     }
                 }
                 let heads = (part.heads.len() + kv.len()) as usize;
+                let of_queries = part.heads.len() as usize;
+                self.norm_heads(layer, of_queries, heads, rows.count(), &mut sized);
                 self.rotate(binding, operation.writes[0].rows, heads, &mut sized);
                 sized
             }
@@ -415,15 +425,48 @@ impl Reference {
             Product::Down => self.multiply(rows, Matrix::Down(layer), columns, hidden, None),
             Product::Language => {
                 let outputs = self.device.prefill.vocabulary.range();
-                self.multiply(rows, Matrix::LanguageHead, hidden, outputs, None)
+                let bias = Some(Vector::LanguageBias);
+                self.multiply(rows, Matrix::LanguageHead, hidden, outputs, bias)
             }
         };
         self.scale = sized.iter().map(|(_, size)| *size).fold(self.scale, f64::max);
         sized.into_iter().map(|(value, _)| value).collect()
     }
 
+    /// The first `queries` of `heads` heads of each row by one norm, the others by another.
+    fn norm_heads(
+        &self,
+        layer: u32,
+        queries: usize,
+        heads: usize,
+        rows: usize,
+        sized: &mut [(f64, f64)],
+    ) {
+        if !self.spec().head_norm || sized.is_empty() {
+            return;
+        }
+        let (width, epsilon) =
+            (self.spec().head_width as usize, f64::from(self.spec().norm_epsilon));
+        for row in sized.chunks_exact_mut(sized.len() / rows) {
+            for (at, head) in row[..heads * width].chunks_exact_mut(width).enumerate() {
+                let which = match at < queries {
+                    true => Vector::QueryHeadNorm(layer),
+                    false => Vector::KeyHeadNorm(layer),
+                };
+                let square = head.iter().map(|v| v.0.powi(2)).sum::<f64>() / width as f64;
+                let by = 1.0 / (square + epsilon).sqrt();
+                for ((value, size), weight) in head.iter_mut().zip(&self.vectors[&which]) {
+                    *value *= by * weight;
+                    *size *= by * weight.abs();
+                }
+            }
+        }
+    }
+
     fn rotate(&self, binding: &Binding, rows: Span<Row>, heads: usize, sized: &mut [(f64, f64)]) {
-        let Positions::Rotary { inverse_frequencies, .. } = &self.spec().positions else { return };
+        let Positions::Rotary { inverse_frequencies, pairs, .. } = &self.spec().positions else {
+            return;
+        };
         let (width, half) = (self.spec().head_width as usize, inverse_frequencies.len());
         let positions = positions(&binding.shape, rows);
         let columns = sized.len() / positions.len();
@@ -431,9 +474,13 @@ impl Reference {
             for head in row[..heads * width].chunks_exact_mut(width) {
                 for (i, frequency) in inverse_frequencies.iter().enumerate() {
                     let (sin, cos) = (f64::from(position) * f64::from(*frequency)).sin_cos();
-                    let ((low, a), (high, b)) = (head[i], head[i + half]);
-                    head[i] = (low * cos - high * sin, a + b);
-                    head[i + half] = (high * cos + low * sin, a + b);
+                    let (one, other) = match pairs {
+                        Pairs::Halves => (i, i + half),
+                        Pairs::Neighbours => (2 * i, 2 * i + 1),
+                    };
+                    let ((low, a), (high, b)) = (head[one], head[other]);
+                    head[one] = (low * cos - high * sin, a + b);
+                    head[other] = (high * cos + low * sin, a + b);
                 }
             }
         }
@@ -472,7 +519,13 @@ impl Reference {
                             (query(row, head * width + i), value(other, kv_head * width + i))
                         });
                         let (sum, size) = Self::dot(terms);
-                        (sum * by, size * by)
+                        let apart = spec.distances.map_or(0.0, |distances| {
+                            let bucket = distances.bucket(i64::from(other) - i64::from(row));
+                            let head = part.heads.start() as usize + head;
+                            let at = bucket as usize * spec.heads as usize + head;
+                            self.vectors[&Vector::Distances][at]
+                        });
+                        (sum * by + apart, size * by + apart.abs())
                     })
                     .collect();
                 let most = scores.iter().map(|s| s.0).fold(f64::MIN, f64::max);

@@ -11,15 +11,16 @@
 //! owner to reader, and partial sums straight to the owner, which adds them.
 
 use super::{
+    block::{Inside, computes, first_products, join_kind, last_products, room},
     build::{Builder, Value},
-    exchange, head, kv_span,
+    exchange, head,
     order::Order,
     ring::{Hop, Ring, Route},
     visible,
 };
-use crate::program::{Block, JoinOf, NormOf, OpKind, Product, Region, Role};
+use crate::program::{Block, NormOf, OpKind, Region, Role};
 use galaxy_common::{
-    BatchShape, BlockAssignment, Exchange, Head, Mode, Plan, Rank, Row, Span,
+    BatchShape, BlockAssignment, Exchange, Mode, Plan, Rank, Row, Span,
     plan::{Phase, own_rows},
 };
 use galaxy_model::{ModelSpec, NormPlace};
@@ -121,12 +122,13 @@ pub(super) struct Next {
 }
 
 impl Next {
-    /// The block after it.
-    pub fn after(self, layers: u32) -> Option<Self> {
+    /// The block after it. Where both blocks of a layer stand beside each other they are one, which
+    /// goes by the name of attention.
+    pub fn after(self, spec: &ModelSpec) -> Option<Self> {
         match self.block {
-            Block::Attention => Some(Self { block: Block::Mlp, ..self }),
+            Block::Attention if !spec.parallel => Some(Self { block: Block::Mlp, ..self }),
             _ => Some(Self { layer: self.layer + 1, block: Block::Attention })
-                .filter(|next| next.layer < layers),
+                .filter(|next| next.layer < spec.layers),
         }
     }
 }
@@ -168,16 +170,8 @@ impl Device<'_> {
     }
     /// Who computes in a block.
     pub(super) fn active(&self, next: Next) -> Vec<bool> {
-        (0..self.ring.len())
-            .map(|at| {
-                let part = self.part(at, next.layer);
-                if next.block == Block::Attention {
-                    !part.heads.is_empty()
-                } else {
-                    !part.columns.is_empty()
-                }
-            })
-            .collect()
+        let computes = |at| computes(self.spec, &self.part(at, next.layer), next.block);
+        (0..self.ring.len()).map(computes).collect()
     }
     pub(super) fn mode(&self, next: Next) -> Mode {
         let modes = self.plan.modes(next.layer).expect("a checked plan has modes of every layer");
@@ -207,19 +201,19 @@ impl Device<'_> {
         let mut ahead = Ahead::default();
         let mut carried = self.embed(first, &mut ahead);
         if let Some(tiles) = self.staggers() {
-            let inner = self.enter(first, carried, ahead.staged);
-            return self.staggered(tiles, carried, inner);
+            let inside = self.enter(first, carried, ahead.staged);
+            return self.staggered(tiles, carried, inside);
         }
         let mut at = Some(first);
         while let Some(here) = at {
             if here.block == Block::Attention {
                 self.b.layer();
             }
-            let next = here.after(self.spec.layers);
+            let next = here.after(self.spec);
             carried = match (self.mode(here), here.block) {
                 (Mode::Tensor, _) => {
-                    let inner = self.enter(here, carried, std::mem::take(&mut ahead.staged));
-                    self.leave(here, next, carried, inner, &mut ahead)
+                    let inside = self.enter(here, carried, std::mem::take(&mut ahead.staged));
+                    self.leave(here, next, carried, inside, &mut ahead)
                 }
                 (Mode::Sequence, Block::Attention) => self.attention(here, carried, &mut ahead),
                 // It followed each tile of attention at once.
@@ -346,72 +340,54 @@ impl Device<'_> {
         out
     }
 
-    /// The first product of a block and the tensor that it fills, if this device computes in it.
-    pub(super) fn first(&mut self, here: Next) -> Option<(OpKind, Value)> {
-        let (role, width, product) = match here.block {
-            Block::Attention => {
-                let heads = self.part(self.me, here.layer).heads;
-                let kv = kv_span(self.spec, heads);
-                let width = (heads.len() + 2 * kv.len()) * self.spec.head_width;
-                (Role::Qkv, width, Product::Qkv)
-            }
-            _ => (Role::Inner, self.part(self.me, here.layer).columns.len(), Product::Up),
-        };
-        let kind = OpKind::Product { layer: here.layer, product };
-        let needed = self.active(here)[self.me];
-        needed.then(|| (kind, self.b.tensor(role, self.all, width)))
+    /// Room for what the first products of a block make of all rows, if this device computes in it.
+    pub(super) fn first(&mut self, here: Next) -> Inside {
+        let part = self.part(self.me, here.layer);
+        room(self.b, self.spec, &part, here.block, self.all)
     }
 
-    /// The first product on rows that were gathered.
-    pub(super) fn import(&mut self, kind: OpKind, staged: Value, inner: Value) {
+    /// The first products on rows that were gathered.
+    pub(super) fn import(&mut self, layer: u32, staged: Value, inside: Inside) {
         let piece = self.b.tensor(Role::Gathered, staged.rows, self.hidden());
         self.b.compute(OpKind::Import, &[staged.all()], &[piece.all()]);
-        self.b.compute(kind, &[piece.all()], &[inner.rows(staged.rows)]);
+        first_products(self.b, layer, piece.all(), inside, staged.rows);
     }
 
-    /// AllGather into a block and its first product. Returns the product's rows.
-    fn enter(
-        &mut self,
-        here: Next,
-        carried: Option<Carried>,
-        mut staged: Vec<Value>,
-    ) -> Option<Value> {
+    /// AllGather into a block and its first products. Returns what they make.
+    fn enter(&mut self, here: Next, carried: Option<Carried>, mut staged: Vec<Value>) -> Inside {
         self.b.at = (here.block, here.layer);
         let needs = self.active(here);
-        let first = self.first(here);
-        let inner = first.map(|(_, inner)| inner);
-        let whole = (first.is_some() && !self.overlaps() && self.own != self.all)
+        let inside = self.first(here);
+        let whole = (!inside.is_empty() && !self.overlaps() && self.own != self.all)
             .then(|| self.b.tensor(Role::Gathered, self.all, self.hidden()));
-        if let (Some((kind, inner)), None, Some(carried)) = (first, whole, carried) {
-            self.b.compute(kind, &[carried.normed.all()], &[inner.rows(self.own)]);
+        if let (None, Some(carried)) = (whole, carried) {
+            first_products(self.b, here.layer, carried.normed.all(), inside, self.own);
         }
         if self.by_tile() {
             self.take_in_rest(here, &mut staged);
         }
-        for tile in staged {
-            if let Some(whole) = whole {
-                self.b.compute(OpKind::Import, &[tile.all()], &[whole.rows(tile.rows)]);
-            } else if let Some((kind, inner)) = first {
-                self.import(kind, tile, inner);
-            }
-        }
         let others = if self.by_tile() { 0 } else { self.ring.len() };
+        let read = |this: &mut Self, tile: Value| {
+            if let Some(whole) = whole {
+                this.b.compute(OpKind::Import, &[tile.all()], &[whole.rows(tile.rows)]);
+            } else if !inside.is_empty() {
+                this.import(here.layer, tile, inside);
+            }
+        };
+        staged.into_iter().for_each(|tile| read(self, tile));
         for owner in self.ring.arrivals(self.me).take(others).skip(1) {
             let route = self.ring.gather_route(exchange(self.plan), owner, self.me, &needs);
             for tile in 0..self.tiles[owner].len() {
                 let of = (Role::RowTile, self.hidden());
-                let Some(staged) = self.pass_on(here, &route, owner, tile, of) else { continue };
-                if let Some(whole) = whole {
-                    self.b.compute(OpKind::Import, &[staged.all()], &[whole.rows(staged.rows)]);
-                } else if let Some((kind, inner)) = first {
-                    self.import(kind, staged, inner);
+                if let Some(staged) = self.pass_on(here, &route, owner, tile, of) {
+                    read(self, staged);
                 }
             }
         }
-        if let (Some(whole), Some((kind, inner))) = (whole, first) {
-            self.b.compute(kind, &[whole.all()], &[inner.all()]);
+        if let Some(whole) = whole {
+            first_products(self.b, here.layer, whole.all(), inside, self.all);
         }
-        inner
+        inside
     }
 
     /// The last product of a block, ReduceScatter, and the connective block that follows.
@@ -420,16 +396,14 @@ impl Device<'_> {
         here: Next,
         next: Option<Next>,
         carried: Option<Carried>,
-        inner: Option<Value>,
+        inside: Inside,
         ahead: &mut Ahead,
     ) -> Option<Carried> {
         self.b.at = (here.block, here.layer);
         let contributes = self.active(here);
         // Without overlap one product makes all rows before the first is sent.
-        let whole = match inner {
-            Some(inner) if !self.overlaps() => Some(self.partial(here, inner, self.all)),
-            _ => None,
-        };
+        let whole =
+            (!inside.is_empty() && !self.overlaps()).then(|| self.partial(here, inside, self.all));
         let joined = carried.map(|_| self.joined());
         let direct = exchange(self.plan) == Exchange::Direct;
         let mut early: Vec<Vec<Value>> = Vec::new();
@@ -449,10 +423,10 @@ impl Device<'_> {
                 if !mine && !hop.send {
                     continue;
                 }
-                let partial = match (inner, whole) {
-                    (_, Some(whole)) => Some(whole.rows(rows)),
-                    (Some(inner), None) => Some(self.partial(here, inner, rows).all()),
-                    (None, None) => None,
+                let partial = match whole {
+                    Some(whole) => Some(whole.rows(rows)),
+                    None if inside.is_empty() => None,
+                    None => Some(self.partial(here, inside, rows).all()),
                 };
                 let id = self.transfer(here, Collective::Scatter, owner, index);
                 let tile = index as u16;
@@ -529,19 +503,9 @@ impl Device<'_> {
     }
 
     /// The device's partial sums of some rows.
-    pub(super) fn partial(&mut self, here: Next, inner: Value, rows: Span<Row>) -> Value {
-        let out = self.b.tensor(Role::Partial, rows, self.hidden());
-        if here.block == Block::Attention {
-            let heads = self.part(self.me, here.layer).heads;
-            let context =
-                attend(self.b, self.spec, self.shape, here.layer, heads, (inner, inner), rows);
-            let kind = OpKind::Product { layer: here.layer, product: Product::AttentionOutput };
-            self.b.compute(kind, &[context.all()], &[out.all()]);
-        } else {
-            let kind = OpKind::Product { layer: here.layer, product: Product::Down };
-            self.b.compute(kind, &[inner.rows(rows)], &[out.all()]);
-        }
-        out
+    pub(super) fn partial(&mut self, here: Next, inside: Inside, rows: Span<Row>) -> Value {
+        let heads = self.part(self.me, here.layer).heads;
+        last_products(self.b, (self.spec, self.shape), here.layer, heads, inside, rows)
     }
 
     pub(super) fn export(
@@ -578,48 +542,4 @@ impl Device<'_> {
         }
         self.b.compute(kind, &reads, &writes);
     }
-}
-
-/// The residual addition after a block, with the norm that follows at once; and whether the norm
-/// has a tensor of its own.
-pub(super) fn join_kind(
-    spec: &ModelSpec,
-    layer: u32,
-    block: Block,
-    partial: bool,
-    staged: bool,
-) -> (OpKind, bool) {
-    let post = spec.norm_place == NormPlace::Post;
-    let attention = block == Block::Attention;
-    let norm = match (attention, post) {
-        (true, true) => NormOf::Attention(layer),
-        (true, false) | (false, true) => NormOf::Mlp(layer),
-        (false, false) if layer + 1 < spec.layers => NormOf::Attention(layer + 1),
-        (false, false) => NormOf::Final,
-    };
-    let join = if attention { JoinOf::Attention } else { JoinOf::Mlp };
-    (OpKind::Join { layer, join, norm, post, partial, staged }, !post)
-}
-
-/// Attention of `rows` over the queries, keys and values of the device's heads: queries stand first
-/// in the rows of one tensor, keys and values last in the rows of the same or another.
-pub(super) fn attend(
-    b: &mut Builder,
-    spec: &ModelSpec,
-    shape: &BatchShape,
-    layer: u32,
-    heads: Span<Head>,
-    (from, over): (Value, Value),
-    rows: Span<Row>,
-) -> Value {
-    let kv_heads = kv_span(spec, heads);
-    let queries = heads.len() * spec.head_width;
-    let keys = 2 * kv_heads.len() * spec.head_width;
-    let context = b.tensor(Role::Context, rows, queries);
-    let reads = [
-        from.part(rows, Span::first(queries)),
-        over.part(visible(spec, shape, rows), Span::new(over.width - keys, over.width)),
-    ];
-    b.compute(OpKind::Attend { layer, heads, kv_heads }, &reads, &[context.all()]);
-    context
 }

@@ -2,12 +2,13 @@
 //! (the baseline of Galaxy, §IV-A). Nothing overlaps.
 
 use super::{
+    block::{blocks, computes, first_products, join_kind, last_products, room},
     build::{Builder, Value},
-    galaxy::{Collective, attend, join_kind, transfer},
-    head, kv_span,
+    galaxy::{Collective, transfer},
+    head,
     ring::Ring,
 };
-use crate::program::{Block, NormOf, OpKind, Product, Role};
+use crate::program::{Block, NormOf, OpKind, Role};
 use galaxy_common::{BatchShape, Plan, Rank, Row, Span, plan::Phase};
 use galaxy_model::{ModelSpec, NormPlace};
 
@@ -43,35 +44,16 @@ pub(super) fn program(
         }
         for layer in 0..spec.layers {
             b.layer();
-            for block in [Block::Attention, Block::Mlp] {
+            for &block in blocks(spec) {
                 b.at = (block, layer);
                 let part =
                     |at: usize| plan.ring[ring.rank(at).index()].assignment(phase).block(layer);
-                let contributes: Vec<bool> = (0..ring.len())
-                    .map(|at| match block {
-                        Block::Attention => !part(at).heads.is_empty(),
-                        _ => !part(at).columns.is_empty(),
-                    })
-                    .collect();
-                let partial = contributes[me].then(|| match block {
-                    Block::Attention => {
-                        let heads = part(me).heads;
-                        let kv = kv_span(spec, heads);
-                        let width = (heads.len() + 2 * kv.len()) * spec.head_width;
-                        let qkv = b.tensor(Role::Qkv, all, width);
-                        let kind = OpKind::Product { layer, product: Product::Qkv };
-                        b.compute(kind, &[normed.all()], &[qkv.all()]);
-                        let context = attend(&mut b, spec, shape, layer, heads, (qkv, qkv), all);
-                        let kind = OpKind::Product { layer, product: Product::AttentionOutput };
-                        product(&mut b, kind, context, hidden)
-                    }
-                    _ => {
-                        let inner = b.tensor(Role::Inner, all, part(me).columns.len());
-                        let kind = OpKind::Product { layer, product: Product::Up };
-                        b.compute(kind, &[normed.all()], &[inner.all()]);
-                        let kind = OpKind::Product { layer, product: Product::Down };
-                        product(&mut b, kind, inner, hidden)
-                    }
+                let contributes: Vec<bool> =
+                    (0..ring.len()).map(|at| computes(spec, &part(at), block)).collect();
+                let partial = contributes[me].then(|| {
+                    let inside = room(&mut b, spec, &part(me), block, all);
+                    first_products(&mut b, layer, normed.all(), inside, all);
+                    last_products(&mut b, (spec, shape), layer, part(me).heads, inside, all)
                 });
                 let sum = match (ring.len(), partial) {
                     (1, Some(partial)) => partial,
@@ -99,12 +81,6 @@ pub(super) fn program(
     }
     head::lower(&mut b, spec, plan, phase, shape, &owned, last);
     b
-}
-
-fn product(b: &mut Builder, kind: OpKind, input: Value, width: u32) -> Value {
-    let out = b.tensor(Role::Partial, input.rows, width);
-    b.compute(kind, &[input.all()], &[out.all()]);
-    out
 }
 
 /// Ring ReduceScatter, then ring AllGather. The sum of a run of rows is made once and copied, so

@@ -16,8 +16,8 @@ use std::{
     collections::{BTreeMap, BTreeSet, BinaryHeap},
 };
 
-/// A step of a layer. A layer has two halves, attention and MLP: each begins with the block's last
-/// product and ends with the first product of the block that follows. `back` names an owner of
+/// A step of a layer. A layer has two halves, attention and MLP (one, where both stand beside each
+/// other): each begins with the block's last product and ends with the first of the block that follows. `back` names an owner of
 /// rows by its distance backwards along the ring; 0 is the device itself.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Step {
@@ -78,8 +78,9 @@ impl Step {
 
 /// What steps cost in the model; only ratios count.
 struct Costs {
-    partial: [u64; 2],
-    first: [u64; 2],
+    /// Of each half.
+    partial: Vec<u64>,
+    first: Vec<u64>,
     /// Row operations, of whatever kind.
     row: u64,
     /// A tile on a link.
@@ -99,14 +100,19 @@ impl Costs {
         let pairs: u64 = shape.segments().iter().map(|s| u64::from(s.rows).pow(2)).sum();
         let seen = pairs / u64::from(shape.rows()).max(1) / if spec.causal { 2 } else { 1 };
         let attend = 2 * seen * queries / u64::from(spec.hidden).max(1);
-        let (partial, first) = ([queries + attend, inner], [up, queries + 2 * keys]);
+        let (output, qkv) = (queries + attend, queries + 2 * keys);
+        let (partial, first) = match spec.parallel {
+            true => (vec![output + inner], vec![qkv + up]),
+            false => (vec![output, inner], vec![up, qkv]),
+        };
         let all: u64 = partial.iter().chain(&first).sum();
-        // For each tile: n of each product, and 4 (n - 1) transfers; the link is a little less busy
+        // For each tile: n of each product, and 2 (n - 1) transfers a half; the link is a little less busy
         // than the kernels. With a lag, transfers that need one another do not follow at once, so
         // that latency is hidden too. These three ratios were the best over many models, rings
         // and links (ADR 0011).
         let (n, tiles) = (n as u64, tiles as u64);
-        let wire = (all * n * 23 / (4 * (n - 1) * 25)).max(1);
+        let transfers = 2 * partial.len() as u64 * (n - 1);
+        let wire = (all * n * 23 / (transfers * 25)).max(1);
         Self { partial, first, row: (all / 200).max(1), wire, lag: wire * tiles / 4 }
     }
     fn of(&self, step: Step) -> u64 {
@@ -121,10 +127,10 @@ impl Costs {
 
 /// All steps of a layer in a ring of `n` devices of `tiles` tiles each, each after those that it
 /// needs.
-fn steps(n: usize, tiles: usize) -> Vec<Step> {
+fn steps(halves: usize, n: usize, tiles: usize) -> Vec<Step> {
     use Collective::{Gather, Scatter};
     let mut steps = Vec::new();
-    for half in 0..2 {
+    for half in 0..halves {
         for tile in 0..tiles {
             steps.extend((0..n).map(|back| Step::Partial { half, back, tile }));
             for back in 1..n {
@@ -184,7 +190,7 @@ pub(super) fn staggered(spec: &ModelSpec, shape: &BatchShape, n: usize, tiles: u
 
 /// List scheduling.
 fn list(costs: &Costs, n: usize, tiles: usize) -> Vec<Step> {
-    let steps = steps(n, tiles);
+    let steps = steps(costs.partial.len(), n, tiles);
     let index: BTreeMap<Step, usize> = steps.iter().enumerate().map(|(i, s)| (*s, i)).collect();
     let after: Vec<Vec<usize>> =
         steps.iter().map(|s| s.after(n).iter().map(|a| index[a]).collect()).collect();
@@ -238,16 +244,17 @@ mod tests {
 
     #[test]
     fn every_step_comes_once_and_after_what_it_needs() {
-        let costs = |tiles: usize| Costs {
-            partial: [2, 4],
-            first: [4, 3],
+        let costs = |halves: usize, tiles: usize| Costs {
+            partial: vec![2, 4][..halves].to_vec(),
+            first: vec![4, 3][..halves].to_vec(),
             row: 1,
             wire: 4,
             lag: tiles as u64,
         };
-        for (n, tiles) in [(2, 1), (2, 4), (3, 5), (4, 4), (4, 8), (7, 3)] {
-            let order = list(&costs(tiles), n, tiles);
-            let mut all = steps(n, tiles);
+        let sizes = [(2, 1), (2, 4), (3, 5), (4, 4), (4, 8), (7, 3)];
+        for (halves, (n, tiles)) in [1, 2].into_iter().flat_map(|h| sizes.map(|size| (h, size))) {
+            let order = list(&costs(halves, tiles), n, tiles);
+            let mut all = steps(halves, n, tiles);
             for (at, step) in order.iter().enumerate() {
                 for needed in step.after(n) {
                     assert!(order[..at].contains(&needed), "{step:?} comes before {needed:?}");

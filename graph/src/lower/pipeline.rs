@@ -7,14 +7,15 @@
 //! leave in tiles, as the last join finishes them.
 
 use super::{
+    block::{Inside, blocks, first_products, join_kind, last_products, room},
     build::{Builder, Value},
-    galaxy::{Carried, Collective, attend, join_kind, transfer},
+    galaxy::{Carried, Collective, transfer},
     head, kv_span,
     ring::Ring,
 };
 use crate::program::{Block, NormOf, OpKind, Product, Role};
 use galaxy_common::{
-    BatchShape, Layer, Plan, Rank, Row, Span,
+    BatchShape, BlockAssignment, Layer, Plan, Rank, Row, Span,
     plan::{Phase, own_rows},
 };
 use galaxy_model::{ModelSpec, NormPlace};
@@ -140,31 +141,42 @@ impl Stage<'_> {
                     let writes = kept.rows(part.rows);
                     self.b.compute(kind, &[carried.normed.all()], &[writes]);
                 }
-                self.b.at = (Block::Attention, layer);
-                let over = (kept, kept);
-                let context = attend(self.b, self.spec, self.shape, layer, heads, over, part.rows);
-                let joined = self.carried(part.rows);
-                let last = (Product::AttentionOutput, layer);
-                self.leave(last, context, carried, joined, part.rows);
-                self.b.at = (Block::Mlp, layer);
-                let inner = self.b.tensor(Role::Inner, part.rows, self.spec.inner);
-                let kind = OpKind::Product { layer, product: Product::Up };
-                self.b.compute(kind, &[joined.normed.all()], &[inner.all()]);
-                let ends = layer + 1 == self.layers.end();
-                let after = result.filter(|_| ends).unwrap_or_else(|| self.carried(part.rows));
-                let leaves = ends && self.after.is_some();
-                let pieces = if leaves { &tiles[..] } else { &[part.rows] };
-                for (index, &rows) in pieces.iter().enumerate() {
-                    self.leave((Product::Down, layer), inner, joined, after, rows);
-                    if leaves {
-                        self.send(after.residual, rows, sent + index);
+                for &block in blocks(self.spec) {
+                    self.b.at = (block, layer);
+                    let attention = block == Block::Attention;
+                    let mut inside = Inside::default();
+                    if !attention || self.spec.parallel {
+                        let all = self.part(layer);
+                        inside = room(self.b, self.spec, &all, Block::Mlp, part.rows);
+                        first_products(self.b, layer, carried.normed.all(), inside, part.rows);
                     }
+                    inside.qkv = attention.then_some((kept, kept));
+                    let last =
+                        layer + 1 == self.layers.end() && blocks(self.spec).ends_with(&[block]);
+                    let after = result.filter(|_| last).unwrap_or_else(|| self.carried(part.rows));
+                    let leaves = last && self.after.is_some();
+                    let pieces = if leaves { &tiles[..] } else { &[part.rows] };
+                    for (index, &rows) in pieces.iter().enumerate() {
+                        self.leave((block, layer), inside, carried, after, rows);
+                        if leaves {
+                            self.send(after.residual, rows, sent + index);
+                        }
+                    }
+                    carried = after;
                 }
-                carried = after;
             }
             sent += tiles.len();
         }
         result.map(|result| result.normed)
+    }
+
+    /// All of a layer.
+    fn part(&self, layer: u32) -> BlockAssignment {
+        BlockAssignment {
+            layers: Span::new(layer, layer + 1),
+            heads: Span::first(self.spec.heads),
+            columns: Span::first(self.spec.inner),
+        }
     }
 
     fn carried(&mut self, rows: Span<Row>) -> Carried {
@@ -206,20 +218,19 @@ impl Stage<'_> {
         }
     }
 
-    /// The last product of a block, and the join.
+    /// The last products of a block, and the join.
     fn leave(
         &mut self,
-        (product, layer): (Product, u32),
-        inner: Value,
+        (block, layer): (Block, u32),
+        inside: Inside,
         carried: Carried,
         joined: Carried,
         rows: Span<Row>,
     ) {
-        let block = if product == Product::Down { Block::Mlp } else { Block::Attention };
         self.b.at = (block, layer);
-        let partial = self.b.tensor(Role::Partial, rows, self.spec.hidden);
-        let kind = OpKind::Product { layer, product };
-        self.b.compute(kind, &[inner.rows(rows)], &[partial.all()]);
+        let heads = Span::first(self.spec.heads);
+        let of = (self.spec, self.shape);
+        let partial = last_products(self.b, of, layer, heads, inside, rows);
         self.b.at = (Block::Connective, layer);
         let (kind, writes_two) = join_kind(self.spec, layer, block, true, false);
         let mut writes = vec![joined.residual.rows(rows)];

@@ -6,13 +6,14 @@
 //! values, so that these travel while the next tile is computed.
 
 use super::{
+    block::{Inside, first_products, room},
     build::Value,
     exchange,
-    galaxy::{Ahead, Carried, Collective, Device, Next, attend},
+    galaxy::{Ahead, Carried, Collective, Device, Next},
     kv_span,
     ring::Route,
 };
-use crate::program::{OpKind, Product, Role};
+use crate::program::{Block, OpKind, Product, Role};
 use galaxy_common::{Row, Span};
 
 impl Device<'_> {
@@ -80,14 +81,14 @@ impl Device<'_> {
         let keys = self.keys(here, &staged);
         let (Some(qkv), Some(carried)) = (qkv, carried) else { return None };
         let joined = self.joined();
-        let heads = self.part(self.me, here.layer).heads;
         for (tile, rows) in self.tiles[self.me].clone().into_iter().enumerate() {
             self.b.at = (here.block, here.layer);
-            let over = (qkv, keys.unwrap_or(qkv));
-            let context = attend(self.b, self.spec, self.shape, here.layer, heads, over, rows);
-            let kind = OpKind::Product { layer: here.layer, product: Product::AttentionOutput };
-            self.join_rows(here, kind, context, carried, joined, rows);
-            self.advance(here.after(self.spec.layers), joined, tile, ahead);
+            let mut inside = Inside { qkv: Some((qkv, keys.unwrap_or(qkv))), inner: None };
+            if self.spec.parallel {
+                inside.inner = self.inner(here, carried, rows);
+            }
+            self.join_rows(here, inside, carried, joined, rows);
+            self.advance(here.after(self.spec), joined, tile, ahead);
         }
         Some(joined)
     }
@@ -119,27 +120,29 @@ impl Device<'_> {
             None => self.joined(),
         };
         ahead.joined = Some(joined);
-        let columns = self.part(self.me, here.layer).columns.len();
-        let inner = self.b.tensor(Role::Inner, rows, columns);
-        let kind = OpKind::Product { layer: here.layer, product: Product::Up };
-        self.b.compute(kind, &[carried.normed.rows(rows)], &[inner.all()]);
-        let kind = OpKind::Product { layer: here.layer, product: Product::Down };
-        self.join_rows(here, kind, inner, carried, joined, rows);
-        self.advance(here.after(self.spec.layers), joined, tile, ahead);
+        let inside = Inside { qkv: None, inner: self.inner(here, carried, rows) };
+        self.join_rows(here, inside, carried, joined, rows);
+        self.advance(here.after(self.spec), joined, tile, ahead);
     }
 
-    /// The last product of a block on own rows, which is their whole sum, and the join.
+    /// The inner rows of the MLP.
+    fn inner(&mut self, here: Next, carried: Carried, rows: Span<Row>) -> Option<Value> {
+        let part = self.part(self.me, here.layer);
+        let inside = room(self.b, self.spec, &part, Block::Mlp, rows);
+        first_products(self.b, here.layer, carried.normed.rows(rows), inside, rows);
+        inside.inner
+    }
+
+    /// The last products of a block on own rows, which are their whole sum, and the join.
     fn join_rows(
         &mut self,
         here: Next,
-        kind: OpKind,
-        inner: Value,
+        inside: Inside,
         carried: Carried,
         joined: Carried,
         rows: Span<Row>,
     ) {
-        let partial = self.b.tensor(Role::Partial, rows, self.hidden());
-        self.b.compute(kind, &[inner.all()], &[partial.all()]);
+        let partial = self.partial(here, inside, rows);
         self.join(here, carried, joined, rows, Some(partial.all()), None);
     }
 }

@@ -2,11 +2,12 @@
 //! gathered, and the first product of the next block runs on what is there (ADR 0011).
 
 use super::{
+    block::{Inside, blocks, first_products},
     build::Value,
     galaxy::{Carried, Collective, Device, Next},
     order::{Step, staggered},
 };
-use crate::program::{Block, OpKind, Role};
+use crate::program::Role;
 use galaxy_common::Exchange;
 use std::collections::BTreeMap;
 
@@ -27,9 +28,9 @@ struct Half {
     needs: Vec<bool>,
     carried: Option<Carried>,
     joined: Option<Carried>,
-    /// What the last product reads, and what the first fills.
-    inner: Option<Value>,
-    first: Option<(OpKind, Value)>,
+    /// What the last products read, and what the first fill.
+    inside: Inside,
+    first: Inside,
     /// By owner and tile: own parts of sums, and what is staged of each collective.
     partials: BTreeMap<(usize, usize), Value>,
     sums: BTreeMap<(usize, usize), Value>,
@@ -47,28 +48,24 @@ impl Device<'_> {
         (self.ring.len() > 1 && plain && worth).then_some(tiles)
     }
 
-    /// All layers, from what the first product of the first made. Returns the rows after the last
+    /// All layers, from what the first products of the first made. Returns the rows after the last
     /// norm.
     pub(super) fn staggered(
         &mut self,
         tiles: usize,
         mut carried: Option<Carried>,
-        mut inner: Option<Value>,
+        mut inside: Inside,
     ) -> Option<Value> {
         let (spec, shape, n) = (self.spec, self.shape, self.ring.len());
         let order = self.order.get_or_init(|| staggered(spec, shape, n, tiles));
         for layer in 0..self.spec.layers {
             self.b.layer();
-            let here = Next { layer, block: Block::Attention };
-            let between = Next { layer, block: Block::Mlp };
-            let after = Next { layer: layer + 1, block: Block::Attention };
-            let after = (after.layer < self.spec.layers).then_some(after);
-            let attention = self.half(here, Some(between), carried, inner);
-            let inner_rows = attention.first.map(|(_, inner)| inner);
-            let mlp = self.half(between, after, attention.joined, inner_rows);
-            carried = mlp.joined;
-            inner = mlp.first.map(|(_, inner)| inner);
-            let mut halves = [attention, mlp];
+            let mut halves = Vec::with_capacity(2);
+            for &block in blocks(self.spec) {
+                let half = self.half(Next { layer, block }, carried, inside);
+                (carried, inside) = (half.joined, half.first);
+                halves.push(half);
+            }
             for &step in order {
                 self.step(&mut halves, step);
             }
@@ -76,13 +73,8 @@ impl Device<'_> {
         carried.map(|c| c.normed)
     }
 
-    fn half(
-        &mut self,
-        here: Next,
-        next: Option<Next>,
-        carried: Option<Carried>,
-        inner: Option<Value>,
-    ) -> Half {
+    fn half(&mut self, here: Next, carried: Option<Carried>, inside: Inside) -> Half {
+        let next = here.after(self.spec);
         Half {
             here,
             next,
@@ -90,8 +82,8 @@ impl Device<'_> {
             needs: next.map_or_else(|| vec![false; self.ring.len()], |next| self.active(next)),
             carried,
             joined: carried.map(|_| self.joined()),
-            inner,
-            first: next.and_then(|next| self.first(next)),
+            inside,
+            first: next.map(|next| self.first(next)).unwrap_or_default(),
             partials: BTreeMap::new(),
             sums: BTreeMap::new(),
             rows: BTreeMap::new(),
@@ -99,7 +91,7 @@ impl Device<'_> {
     }
 
     /// One step of all devices, as far as this one has a part in it.
-    fn step(&mut self, halves: &mut [Half; 2], step: Step) {
+    fn step(&mut self, halves: &mut [Half], step: Step) {
         let owner = |back| self.ring.back(self.me, back);
         match step {
             Step::Partial { half, back, tile } => {
@@ -125,11 +117,13 @@ impl Device<'_> {
     }
 
     fn partial_of(&mut self, half: &mut Half, owner: usize, tile: usize) {
-        let (Some(&rows), Some(inner)) = (self.tiles[owner].get(tile), half.inner) else { return };
+        let Some(&rows) = self.tiles[owner].get(tile).filter(|_| !half.inside.is_empty()) else {
+            return;
+        };
         let hop = self.ring.scatter_hop(owner, self.me, &half.contributes);
         if owner == self.me || hop.send {
             self.b.at = (half.here.block, half.here.layer);
-            half.partials.insert((owner, tile), self.partial(half.here, inner, rows));
+            half.partials.insert((owner, tile), self.partial(half.here, half.inside, rows));
         }
     }
 
@@ -148,13 +142,13 @@ impl Device<'_> {
     }
 
     fn first_of(&mut self, half: &Half, owner: usize, tile: usize) {
-        let (Some((kind, inner)), Some(next)) = (half.first, half.next) else { return };
+        let Some(next) = half.next.filter(|_| !half.first.is_empty()) else { return };
         let Some(&rows) = self.tiles[owner].get(tile) else { return };
         self.b.at = (next.block, next.layer);
         if owner != self.me {
-            self.import(kind, half.rows[&(owner, tile)], inner);
+            self.import(next.layer, half.rows[&(owner, tile)], half.first);
         } else if let Some(joined) = half.joined {
-            self.b.compute(kind, &[joined.normed.rows(rows)], &[inner.rows(rows)]);
+            first_products(self.b, next.layer, joined.normed.rows(rows), half.first, rows);
         }
     }
 

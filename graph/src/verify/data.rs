@@ -8,7 +8,11 @@ use galaxy_common::{BatchShape, Mode, Plan, Rank, Span, plan::Phase};
 use galaxy_model::{ModelSpec, NormPlace};
 use std::{collections::BTreeMap, fmt};
 
-/// What the elements of a tensor are.
+/// Whose sums: devices with heads, and devices with columns.
+type Who = [u128; 2];
+
+/// What the elements of a tensor are. Blocks count from 0, two in a layer; where both stand beside each
+/// other they begin with the rows of the first and end with the sums of the second.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Content {
     /// The raw residual stream before block `0` (2 x layer, + 1 before the MLP).
@@ -18,7 +22,7 @@ enum Content {
     /// What the first product of block `0` makes, or attention on top of it.
     Inside(u32),
     /// Sums after block `0` of the devices of a set.
-    Sum(u32, u128),
+    Sum(u32, Who),
     Logits,
 }
 
@@ -28,7 +32,9 @@ impl fmt::Display for Content {
             Self::Residual(at) => write!(f, "the residual before block {at}"),
             Self::Rows(at) => write!(f, "normed rows for block {at}"),
             Self::Inside(at) => write!(f, "inner values of block {at}"),
-            Self::Sum(at, who) => write!(f, "sums of block {at} over devices {who:b}"),
+            Self::Sum(at, [heads, columns]) => {
+                write!(f, "sums of block {at} over heads of {heads:b} and columns of {columns:b}")
+            }
             Self::Logits => write!(f, "logits"),
         }
     }
@@ -150,13 +156,25 @@ fn contents(
             OpKind::Product { layer, product } => match product {
                 Product::Qkv | Product::Up => {
                     let at = 2 * layer + u32::from(product == Product::Up);
-                    want(0, Content::Rows(at))?;
+                    want(0, Content::Rows(first(spec, at)))?;
                     vec![Content::Inside(at)]
                 }
                 Product::AttentionOutput | Product::Down => {
-                    let at = 2 * layer + u32::from(product == Product::Down);
-                    want(0, Content::Inside(at))?;
-                    vec![Content::Sum(at, 1 << (rank % 128))]
+                    let down = product == Product::Down;
+                    want(0, Content::Inside(2 * layer + u32::from(down)))?;
+                    let at = 2 * layer + u32::from(down || spec.parallel);
+                    let own = 1 << (rank % 128);
+                    let mut who = if down { [0, own] } else { [own, 0] };
+                    if op.reads.len() > 1 {
+                        who = match read(1) {
+                            Some(Content::Sum(of, others)) if of == at => match both(who, others) {
+                                Some(all) => all,
+                                None => return wrong(read(1), "sums of other products"),
+                            },
+                            have => return wrong(have, "sums of this block"),
+                        };
+                    }
+                    vec![Content::Sum(at, who)]
                 }
                 Product::Language => {
                     want(0, Content::Rows(2 * spec.layers))?;
@@ -171,29 +189,38 @@ fn contents(
                 }
                 vec![Content::Inside(2 * layer)]
             }
-            OpKind::Export { staged: true } | OpKind::Add => match (read(0), read(1)) {
-                (Some(Content::Sum(a, who)), Some(Content::Sum(b, others)))
-                    if a == b && who & others == 0 =>
-                {
-                    vec![Content::Sum(a, who | others)]
+            OpKind::Export { staged: true } | OpKind::Add => {
+                let all = match (read(0), read(1)) {
+                    (Some(Content::Sum(a, who)), Some(Content::Sum(b, others))) if a == b => {
+                        both(who, others).map(|all| Content::Sum(a, all))
+                    }
+                    _ => None,
+                };
+                match all {
+                    Some(all) => vec![all],
+                    None => return wrong(read(1), "sums of the same block over other devices"),
                 }
-                (_, have) => return wrong(have, "sums of the same block over other devices"),
-            },
+            }
             OpKind::Export { staged: false } | OpKind::Import | OpKind::Select => match read(0) {
                 Some(have) => vec![have],
                 None => return wrong(None, "rows"),
             },
             OpKind::Join { layer, join, norm, post, partial, staged } => {
                 let at = 2 * layer + u32::from(join == JoinOf::Mlp);
-                want(0, if post { Content::Rows(at) } else { Content::Residual(at) })?;
-                let mut sum = 0u128;
+                let before = first(spec, at);
+                want(0, if post { Content::Rows(before) } else { Content::Residual(before) })?;
+                let mut sum = [0; 2];
                 for index in 1..1 + usize::from(partial) + usize::from(staged) {
-                    match read(index) {
-                        Some(Content::Sum(of, who)) if of == at && who & sum == 0 => sum |= who,
-                        have => return wrong(have, "sums of this block, each device once"),
+                    let more = match read(index) {
+                        Some(Content::Sum(of, who)) if of == at => both(who, sum),
+                        _ => None,
+                    };
+                    match more {
+                        Some(more) => sum = more,
+                        None => return wrong(read(index), "sums of this block, each device once"),
                     }
                 }
-                let all = contributors(plan, rank, at);
+                let all = contributors(spec, plan, rank, at);
                 if sum != all {
                     let have = Some(Content::Sum(at, sum));
                     return wrong(have, &Content::Sum(at, all).to_string());
@@ -283,18 +310,32 @@ fn sees_all(spec: &ModelSpec, shape: &BatchShape, op: &Operation) -> bool {
     })
 }
 
+/// The block at whose beginning those rows are made that block `at` reads.
+fn first(spec: &ModelSpec, at: u32) -> u32 {
+    if spec.parallel { at / 2 * 2 } else { at }
+}
+
+/// Both together, if nobody is in both.
+fn both(a: Who, b: Who) -> Option<Who> {
+    let apart = a[0] & b[0] == 0 && a[1] & b[1] == 0;
+    apart.then_some([a[0] | b[0], a[1] | b[1]])
+}
+
 /// Whose partial sums make up a row of the device `rank` after a block.
-fn contributors(plan: &Plan, rank: usize, block: u32) -> u128 {
+fn contributors(spec: &ModelSpec, plan: &Plan, rank: usize, block: u32) -> Who {
+    let columns = !block.is_multiple_of(2);
+    let heads = !columns || spec.parallel;
+    let among = |there: bool, who: u128| if there { who } else { 0 };
     let modes = plan.modes(block / 2);
-    let mode = modes.map(|m| if block.is_multiple_of(2) { m.attention } else { m.mlp });
+    let mode = modes.map(|m| if columns { m.mlp } else { m.attention });
     if mode == Some(Mode::Sequence) {
-        return 1 << (rank % 128);
+        let own = 1 << (rank % 128);
+        return [among(heads, own), among(columns, own)];
     }
     let has = |(rank, device): (Rank, &galaxy_common::DevicePlan)| {
-        let part = device.assignment(Phase::Prefill).block(block / 2);
-        let some =
-            if block.is_multiple_of(2) { !part.heads.is_empty() } else { !part.columns.is_empty() };
-        if some { 1u128 << (rank.0 % 128) } else { 0 }
+        let (part, own) = (device.assignment(Phase::Prefill).block(block / 2), 1 << (rank.0 % 128));
+        let heads = among(heads && !part.heads.is_empty(), own);
+        [heads, among(columns && !part.columns.is_empty(), own)]
     };
-    plan.ranked().map(has).fold(0, |a, b| a | b)
+    plan.ranked().map(has).fold([0; 2], |a, b| [a[0] | b[0], a[1] | b[1]])
 }

@@ -4,6 +4,7 @@ use super::weights::Layer;
 use crate::compute::kernels::attention::seen;
 use burn::{Device, Tensor, TensorData, activation};
 use galaxy_common::{BatchShape, Row, Span};
+use galaxy_model::Distances;
 
 /// Query rows of one step: bounds the scores, which are these times the rows that they see for
 /// every head.
@@ -25,6 +26,8 @@ pub(super) struct Sources<'a> {
     pub(super) layer: &'a Layer,
     pub(super) width: usize,
     pub(super) causal: bool,
+    /// What is added to scores, and its table: `[buckets, all heads]`.
+    pub(super) distances: Option<(Distances, &'a Vec<f32>)>,
     pub(super) device: &'a Device,
 }
 
@@ -52,6 +55,9 @@ impl Sources<'_> {
         let (keys, values) = (self.shared(of_keys(0)), self.shared(of_keys(kv_heads)));
         let scale = 1.0 / (self.width as f32).sqrt();
         let mut scores = queries.matmul(keys.swap_dims(1, 2)) * scale;
+        if let Some((distances, table)) = self.distances {
+            scores = scores + self.apart(distances, table, own, seen);
+        }
         if self.causal && own.len() > 1 {
             scores = scores + self.hidden(own, seen);
         }
@@ -81,6 +87,21 @@ impl Sources<'_> {
             Some(kv) => of_kv_heads.select(0, kv.clone()),
             None => of_kv_heads,
         }
+    }
+
+    /// What distances add: `[heads, own, seen]`.
+    fn apart(&self, spec: Distances, table: &[f32], own: Span<Row>, seen: Span<Row>) -> Tensor<3> {
+        let all = table.len() / spec.buckets as usize;
+        let heads = self.layer.heads;
+        let mut values = Vec::with_capacity((heads.len() * own.len() * seen.len()) as usize);
+        for head in heads.iter() {
+            for row in own.iter() {
+                let bucket = |key: u32| spec.bucket(i64::from(key) - i64::from(row)) as usize;
+                values.extend(seen.iter().map(|key| table[bucket(key) * all + head as usize]));
+            }
+        }
+        let shape = [heads.len() as usize, own.len() as usize, seen.len() as usize];
+        Tensor::from_data(TensorData::new(values, shape), self.device)
     }
 
     /// What hides from each row the rows after it: `[1, own, seen]`.

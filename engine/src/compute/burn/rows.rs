@@ -3,7 +3,7 @@
 use super::weights::NormTensors;
 use crate::compute::call::Misfit;
 use burn::{Device, Tensor, TensorData, activation};
-use galaxy_model::{Activation, ClassActivation, NormKind};
+use galaxy_model::{Activation, ClassActivation, NormKind, Pairs};
 
 /// A norm with its vectors.
 pub(super) struct Norm<'a> {
@@ -54,7 +54,25 @@ pub(super) fn activate_class(activation: Option<ClassActivation>, rows: Tensor<2
     }
 }
 
-/// Turns the first `heads` heads of each row by its position, column i with column i + half.
+/// Norms heads of each row, each by itself: as many as there are of each norm, one behind another.
+pub(super) fn norm_heads(
+    rows: Tensor<2>,
+    heads: [(usize, Norm<'_>); 2],
+    width: usize,
+) -> Tensor<2> {
+    let [count, columns] = rows.dims();
+    let mut first = 0;
+    let mut parts = Vec::new();
+    for (heads, norm) in heads {
+        let end = first + heads * width;
+        let part = rows.clone().slice([0..count, first..end]).reshape([count * heads, width]);
+        parts.push(norm.apply(part).reshape([count, heads * width]));
+        first = end;
+    }
+    rows_beside(Tensor::cat(parts, 1), rows.slice([0..count, first..columns]))
+}
+
+/// Turns pairs of columns of the first `heads` heads of each row by its position.
 ///
 /// # Shapes
 /// rows `[positions.len(), any]`, at least `heads * width` columns; `2 * inverse_frequencies.len()`
@@ -62,6 +80,7 @@ pub(super) fn activate_class(activation: Option<ClassActivation>, rows: Tensor<2
 pub(super) fn rotate(
     rows: Tensor<2>,
     positions: &[u32],
+    pairs: Pairs,
     heads: usize,
     width: usize,
     inverse_frequencies: &[f32],
@@ -84,11 +103,23 @@ pub(super) fn rotate(
     let (cosines, sines) = (table(f64::cos), table(f64::sin));
     let turned = rows.clone().slice([0..count, 0..heads * width]).reshape([count, heads, width]);
     let part = |columns| turned.clone().slice([0..count, 0..heads, columns]);
-    let (low, high) = (part(0..half), part(half..2 * half));
-    let mut parts = vec![
-        low.clone() * cosines.clone() - high.clone() * sines.clone(),
-        high * cosines + low * sines,
-    ];
+    let (low, high) = match pairs {
+        Pairs::Halves => (part(0..half), part(half..2 * half)),
+        Pairs::Neighbours => {
+            let pairs = part(0..2 * half).reshape([count, heads, half, 2]);
+            let of = |at: usize| pairs.clone().slice([0..count, 0..heads, 0..half, at..at + 1]);
+            (of(0).reshape([count, heads, half]), of(1).reshape([count, heads, half]))
+        }
+    };
+    let low_turned = low.clone() * cosines.clone() - high.clone() * sines.clone();
+    let high_turned = high * cosines + low * sines;
+    let mut parts = match pairs {
+        Pairs::Halves => vec![low_turned, high_turned],
+        Pairs::Neighbours => {
+            let each = [low_turned, high_turned].map(|t| t.reshape([count, heads, half, 1]));
+            vec![Tensor::cat(each.to_vec(), 3).reshape([count, heads, 2 * half])]
+        }
+    };
     if 2 * half < width {
         parts.push(part(2 * half..width));
     }

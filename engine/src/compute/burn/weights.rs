@@ -11,6 +11,9 @@ pub(super) struct Weights {
     pub(super) token_type: Option<Tensor<2>>,
     pub(super) final_norm: Option<NormTensors>,
     pub(super) language: Option<Tensor<2>>,
+    pub(super) language_bias: Option<Tensor<2>>,
+    /// `[buckets, heads]`, of all heads, on the host: there are few.
+    pub(super) distances: Option<Vec<f32>>,
     pub(super) classes: Option<Classes>,
     /// Bytes of all of them.
     pub(super) bytes: u64,
@@ -32,7 +35,8 @@ pub(super) struct Layer {
     pub(super) down: Option<Tensor<2>>,
     pub(super) down_bias: Option<Tensor<2>>,
     pub(super) attention_norm: NormTensors,
-    pub(super) mlp_norm: NormTensors,
+    pub(super) mlp_norm: Option<NormTensors>,
+    pub(super) head_norms: Option<[NormTensors; 2]>,
 }
 
 /// As [`NormVectors`], each `[1, columns]`.
@@ -59,13 +63,25 @@ impl Weights {
         let token_type = mover.row(shard.token_type.take());
         let final_norm = shard.final_norm.take().map(|norm| mover.norm(norm));
         let language = mover.matrix(shard.language.take());
+        let language_bias = mover.row(shard.language_bias.take());
+        let distances = shard.distances.take();
         let classes = shard.classes.take().map(|classes| Classes {
             dense: classes.dense.map(|(dense, bias)| (mover.whole(dense), mover.vector(bias))),
             output: mover.whole(classes.output),
             bias: mover.row(classes.bias),
         });
         let bytes = mover.bytes;
-        Self { layers, embedding_norm, token_type, final_norm, language, classes, bytes }
+        Self {
+            layers,
+            embedding_norm,
+            token_type,
+            final_norm,
+            language,
+            language_bias,
+            distances,
+            classes,
+            bytes,
+        }
     }
 }
 
@@ -125,7 +141,8 @@ impl Mover<'_> {
             down: self.matrix(held.down),
             down_bias: self.row(held.down_bias),
             attention_norm: self.norm(held.attention_norm),
-            mlp_norm: self.norm(held.mlp_norm),
+            mlp_norm: held.mlp_norm.map(|norm| self.norm(norm)),
+            head_norms: held.head_norms.map(|norms| norms.map(|norm| self.norm(norm))),
         }
     }
 }

@@ -7,6 +7,7 @@
 //! the vectors along the width of a head ([`few`]).
 // Hot path: no allocation once the scratch has grown; the only lock is a thread's own.
 
+mod distances;
 mod few;
 mod many;
 
@@ -15,6 +16,8 @@ use super::{
     instructions::Instructions,
     threads::Threads,
 };
+pub(crate) use distances::DistanceTable;
+use distances::Distances;
 use galaxy_common::{BatchShape, Row, Span};
 use rten_simd::{Isa, SimdOp, ops::BitOps};
 use std::{
@@ -114,6 +117,8 @@ pub(crate) struct Sources<'a> {
     pub(crate) first_key: u32,
     pub(crate) layout: Layout,
     pub(crate) causal: bool,
+    /// What is added to scores, where each head has keys of its own.
+    pub(crate) distances: Option<&'a DistanceTable>,
 }
 
 impl<'a> Sources<'a> {
@@ -255,7 +260,7 @@ impl Job<'_> {
     /// Does all of it on this thread.
     fn run(&self, share: Share<'_>) {
         let Share { kv_heads, rows, mut context } = share;
-        let Sources { layout, causal, .. } = self.sources;
+        let Sources { layout, causal, distances, .. } = self.sources;
         let room = &self.rooms[self.threads.index()];
         let mut room = room.lock().unwrap_or_else(PoisonError::into_inner);
         let first_column = layout.sharing(kv_heads.start).start * layout.width;
@@ -275,6 +280,10 @@ impl Job<'_> {
                     group: heads.len(),
                     width: layout.width,
                     sees: causal.then(|| (own.start() + 1 - part.seen.start()) as usize),
+                    distances: distances.map(|table| {
+                        let row = (own.start() - part.seen.start()) as usize;
+                        table.of(layout.first_head + heads.start, row)
+                    }),
                 };
                 let context = context.part(row as usize, height, column, columns);
                 self.instructions.run(Task { lanes, context, room: &mut room });
@@ -299,6 +308,8 @@ struct Lanes<'a> {
     /// How many keys the first row sees, where each row sees one more than the row before it. None
     /// where all rows see all keys.
     sees: Option<usize>,
+    /// What is added to the scores, of the one head that there is then.
+    distances: Option<Distances<'a>>,
 }
 
 impl Lanes<'_> {
@@ -445,6 +456,7 @@ mod tests {
             first_key: 0,
             layout,
             causal,
+            distances: None,
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::{area::AreaMut, threads::Threads, vector};
 use galaxy_common::{BatchShape, Row, Span};
+use galaxy_model::Pairs;
 
 /// Cosines and sines of the positions from 0, as far as a batch has needed them.
 #[derive(Default)]
@@ -35,6 +36,7 @@ impl RotaryTable {
         threads: &Threads,
         rows: AreaMut<'_>,
         positions: &[u32],
+        pairs: Pairs,
         heads: usize,
         head_width: usize,
     ) {
@@ -44,9 +46,23 @@ impl RotaryTable {
             for row in 0..rows.rows() {
                 let angles = &self.angles[positions[at + row] as usize * 2 * half..][..2 * half];
                 let (cosines, sines) = angles.split_at(half);
-                vector::turn(&mut rows.row(row)[..heads * head_width], head_width, cosines, sines);
+                let heads = &mut rows.row(row)[..heads * head_width];
+                match pairs {
+                    Pairs::Halves => vector::turn(heads, head_width, cosines, sines),
+                    Pairs::Neighbours => turn_neighbours(heads, head_width, cosines, sines),
+                }
             }
         });
+    }
+}
+
+/// Turns columns 2i and 2i + 1 of each head.
+fn turn_neighbours(heads: &mut [f32], width: usize, cosines: &[f32], sines: &[f32]) {
+    for head in heads.chunks_exact_mut(width) {
+        let (pairs, _) = head.as_chunks_mut();
+        for ([low, high], (cosine, sine)) in pairs.iter_mut().zip(cosines.iter().zip(sines)) {
+            (*low, *high) = (*low * cosine - *high * sine, *high * cosine + *low * sine);
+        }
     }
 }
 
@@ -73,22 +89,28 @@ mod tests {
         let mut table = RotaryTable::default();
         table.reach(&frequencies, 4);
         table.reach(&frequencies, 512);
-        let mut want: Vec<f64> = before.iter().map(|v| f64::from(*v)).collect();
-        for (row, position) in want.chunks_mut(columns).zip(positions) {
-            for head in row[..heads * width].chunks_mut(width) {
-                for (i, frequency) in frequencies.iter().enumerate() {
-                    let (sine, cosine) = (f64::from(position) * f64::from(*frequency)).sin_cos();
-                    let (low, high) = (head[i], head[i + 4]);
-                    head[i] = low * cosine - high * sine;
-                    head[i + 4] = high * cosine + low * sine;
+        for (pairs, places) in [
+            (Pairs::Halves, [(0, 4), (1, 5), (2, 6), (3, 7)]),
+            (Pairs::Neighbours, [(0, 1), (2, 3), (4, 5), (6, 7)]),
+        ] {
+            let mut want: Vec<f64> = before.iter().map(|v| f64::from(*v)).collect();
+            for (row, position) in want.chunks_mut(columns).zip(positions) {
+                for head in row[..heads * width].chunks_mut(width) {
+                    for ((i, j), frequency) in places.into_iter().zip(frequencies) {
+                        let angle = f64::from(position) * f64::from(frequency);
+                        let (sine, cosine) = angle.sin_cos();
+                        let (low, high) = (head[i], head[j]);
+                        head[i] = low * cosine - high * sine;
+                        head[j] = high * cosine + low * sine;
+                    }
                 }
             }
-        }
-        for threads in [1, 2] {
-            let mut got = before.clone();
-            let area = whole_mut(&mut got, rows, columns);
-            table.turn(&Threads::new(threads), area, &positions, heads, width);
-            close("turned", &got, &want);
+            for threads in [1, 2] {
+                let mut got = before.clone();
+                let area = whole_mut(&mut got, rows, columns);
+                table.turn(&Threads::new(threads), area, &positions, pairs, heads, width);
+                close("turned", &got, &want);
+            }
         }
     }
 }

@@ -50,6 +50,30 @@ pub(crate) fn norm(threads: &Threads, norm: Norm<'_>, from: Area<'_>, out: AreaM
     });
 }
 
+/// Adds rows to others.
+pub(crate) fn add(threads: &Threads, more: Area<'_>, out: AreaMut<'_>) {
+    let values = 2 * out.rows() * out.columns();
+    threads.each(out, 1, values, |first, mut out| {
+        (0..out.rows()).for_each(|at| vector::add(out.row(at), more.row(first + at)));
+    });
+}
+
+/// Norms heads of each row, each by itself: as many as there are of each norm, one behind another.
+pub(crate) fn norm_heads(threads: &Threads, heads: [(usize, Norm<'_>); 2], rows: AreaMut<'_>) {
+    let values = 2 * rows.rows() * rows.columns();
+    threads.each(rows, 1, values, |_, mut rows| {
+        for at in 0..rows.rows() {
+            let mut rest = rows.row(at);
+            for (count, norm) in heads {
+                let width = norm.vectors.weight.len();
+                let (some, more) = rest.split_at_mut(count * width);
+                some.chunks_exact_mut(width).for_each(|head| norm.apply(head));
+                rest = more;
+            }
+        }
+    });
+}
+
 /// What a residual addition reads.
 #[derive(Clone, Copy)]
 pub(crate) struct Joined<'a> {

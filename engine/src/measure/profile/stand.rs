@@ -245,7 +245,8 @@ impl Stand {
             let join = OpKind::Join {
                 layer,
                 join: JoinOf::Attention,
-                norm: if post { NormOf::Attention(layer) } else { NormOf::Mlp(layer) },
+                // Every layer has this one.
+                norm: NormOf::Attention(layer),
                 post,
                 partial: true,
                 staged: false,

@@ -193,6 +193,11 @@ impl Few<'_, '_> {
         let len = ops.len();
         let scores = &mut self.scores[lane * BLOCK..][..self.keys.len().next_multiple_of(len)];
         let seen = self.lanes.seen(self.first + lane).min(self.keys.end);
+        if let Some(distances) = &self.lanes.distances {
+            for (key, score) in self.keys.clone().zip(scores.iter_mut()) {
+                *score += distances.from(self.first + lane, key)[0];
+            }
+        }
         scores[seen.saturating_sub(self.keys.start)..].fill(HIDDEN);
         let (before, sum) = *state;
         let mut most = ops.splat(before);

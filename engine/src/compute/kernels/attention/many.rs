@@ -298,6 +298,14 @@ impl Block<'_, '_> {
         let zero = [[ops.zero(); VECTORS]; KEYS];
         let width = self.lanes.width;
         let mut tile = accumulate::<I, F32, KEYS, VECTORS>(isa, zero, width, left, right);
+        if let Some(distances) = &self.lanes.distances {
+            for (i, tile) in tile.iter_mut().enumerate() {
+                let values = distances.from(self.which.start, self.first_key + key + i);
+                for (v, score) in tile.iter_mut().enumerate() {
+                    *score = ops.add(*score, ops.load(&values[v * len..]));
+                }
+            }
+        }
         if let Some(seen) = seen {
             for (i, tile) in tile.iter_mut().enumerate() {
                 let key = ops.splat((key + i) as f32);

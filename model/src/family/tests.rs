@@ -1,0 +1,201 @@
+#![allow(clippy::unwrap_used)]
+
+use super::{config::MAX_WIDTH, read as read_family};
+use crate::{config::Fields, error::ModelError, spec::*};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use std::{f64::consts::TAU, path::Path};
+
+fn read_spec(config: &Value) -> Result<ModelSpec, ModelError> {
+    read_family(&Fields::new(Path::new("config.json"), config)?).map(|(_, spec)| spec)
+}
+
+/// `base` with `changes` laid over it.
+fn over(base: Value, changes: Value) -> Value {
+    let (Value::Object(mut base), Value::Object(changes)) = (base, changes) else {
+        panic!("two objects")
+    };
+    base.extend(changes);
+    Value::Object(base)
+}
+fn small_bert(changes: Value) -> Value {
+    let base = json!({
+        "model_type": "bert", "hidden_size": 12, "num_attention_heads": 3,
+        "num_hidden_layers": 2, "intermediate_size": 20, "vocab_size": 30
+    });
+    over(base, changes)
+}
+fn small_gpt2(changes: Value) -> Value {
+    let base = json!({
+        "model_type": "gpt2", "n_embd": 12, "n_head": 3, "n_layer": 2, "vocab_size": 30
+    });
+    over(base, changes)
+}
+fn small_llama(changes: Value) -> Value {
+    let base = json!({
+        "model_type": "llama", "hidden_size": 24, "num_attention_heads": 6,
+        "num_hidden_layers": 2, "intermediate_size": 20, "vocab_size": 30
+    });
+    over(base, changes)
+}
+fn frequencies(config: &Value) -> Vec<f32> {
+    match read_spec(config).expect("a spec").positions {
+        Positions::Rotary { inverse_frequencies, .. } => inverse_frequencies,
+        Positions::Learned { .. } => panic!("no rotation"),
+    }
+}
+
+#[test]
+fn defaults_are_those_of_transformers() {
+    let bert = read_spec(&small_bert(json!({}))).expect("a spec");
+    assert_eq!((bert.head_width, bert.norm_epsilon), (4, 1e-12));
+    assert_eq!((bert.position_limit(), bert.activation), (512, Activation::Gelu));
+    assert_eq!(bert.head, HeadSpec::None);
+    assert!(bert.token_types && bert.embedding_norm && !bert.causal);
+
+    let gpt2 = read_spec(&small_gpt2(json!({ "n_inner": null }))).expect("a spec");
+    assert_eq!((gpt2.inner, gpt2.norm_epsilon, gpt2.position_limit()), (48, 1e-5, 1024));
+    assert!(gpt2.causal && !gpt2.embedding_norm && gpt2.norm_place == NormPlace::Pre);
+    let config = small_gpt2(json!({ "architectures": ["GPT2LMHeadModel"] }));
+    let head = read_spec(&config).expect("a spec").head;
+    assert_eq!(head, HeadSpec::Language { tied: true, bias: false });
+
+    let config = small_llama(json!({ "architectures": ["LlamaForCausalLM"] }));
+    let llama = read_spec(&config).expect("a spec");
+    assert_eq!((llama.kv_heads, llama.head_width, llama.norm_epsilon), (6, 4, 1e-6));
+    assert_eq!(llama.head, HeadSpec::Language { tied: false, bias: false });
+    assert!(!llama.qkv_bias && !llama.mlp_bias && llama.gated);
+    assert_eq!(frequencies(&config), [1.0, 0.01]);
+
+    let distilbert = read_spec(&json!({
+        "architectures": ["DistilBertForSequenceClassification"], "activation": "relu",
+        "dim": 12, "n_heads": 3, "n_layers": 1, "hidden_dim": 7, "vocab_size": 30
+    }))
+    .expect("the architecture tells the family");
+    assert_eq!((distilbert.family.as_str(), distilbert.inner), ("distilbert", 7));
+    let HeadSpec::Classes(head) = distilbert.head else { panic!("classes") };
+    assert_eq!((head.labels, head.dense), (2, Some(ClassActivation::Relu)));
+    assert_eq!(head.names, ["LABEL_0", "LABEL_1"]);
+}
+
+#[test]
+fn labels_keep_their_numbers() {
+    let labels: serde_json::Map<_, _> =
+        (0..12).map(|i| (i.to_string(), json!(format!("n{i}")))).collect();
+    let config = small_bert(json!({
+        "architectures": ["BertForSequenceClassification"], "id2label": labels
+    }));
+    let HeadSpec::Classes(head) = read_spec(&config).expect("a spec").head else {
+        panic!("classes")
+    };
+    assert_eq!((head.labels, head.names[2].as_str(), head.names[10].as_str()), (12, "n2", "n10"));
+    for labels in [json!({}), json!({ "1": "a" }), json!({ "x": "a" }), json!([])] {
+        let config = small_bert(json!({
+            "architectures": ["BertForSequenceClassification"], "id2label": labels
+        }));
+        assert!(matches!(read_spec(&config), Err(ModelError::Field { .. })));
+    }
+}
+
+#[test]
+fn rotary_scaling_is_in_the_frequencies() {
+    let theta = json!({ "rope_theta": 400.0 });
+    assert_eq!(frequencies(&small_llama(theta.clone())), [1.0, 0.05]);
+    let new = json!({ "rope_theta": 9.0, "rope_parameters": over(theta, json!({ "rope_type": "default" })) });
+    assert_eq!(frequencies(&small_llama(new)), [1.0, 0.05]);
+    let linear = json!({ "rope_scaling": { "type": "linear", "factor": 4.0 } });
+    assert_eq!(frequencies(&small_llama(linear)), [0.25, 0.0025]);
+
+    // Llama 3.1's own numbers: the first frequency stays, the last is divided, and one in
+    // between (by transformers' formula) is neither.
+    let config = json!({
+        "head_dim": 128, "rope_theta": 500000.0, "max_position_embeddings": 131072,
+        "rope_scaling": { "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 8192 }
+    });
+    let have = frequencies(&small_llama(config));
+    let plain = |i: i32| 500_000f64.powf(f64::from(-2 * i) / 128.0);
+    assert_eq!(have.len(), 64);
+    assert_eq!(have[0], 1.0);
+    assert_eq!(have[28], plain(28) as f32);
+    assert_eq!(have[63], (plain(63) / 8.0) as f32);
+    let smooth = (8192.0 * plain(32) / TAU - 1.0) / 3.0;
+    assert!((0.0..1.0).contains(&smooth));
+    let middle = (1.0 - smooth) * plain(32) / 8.0 + smooth * plain(32);
+    assert!((f64::from(have[32]) / middle - 1.0).abs() < 1e-6);
+}
+
+#[test]
+fn what_is_not_carried_out_is_refused_by_name() {
+    let cases = [
+        (small_bert(json!({ "model_type": "t5" })), "bert, roberta, xlm-roberta, mpnet"),
+        (small_bert(json!({ "architectures": ["BertForTokenClassification"] })), "BertModel"),
+        (small_bert(json!({ "architectures": ["LlamaModel"] })), "BertModel"),
+        (json!({ "architectures": ["T5Model"] }), "GPT2LMHeadModel"),
+        (small_bert(json!({ "architectures": 3 })), "architectures"),
+        (small_bert(json!({ "hidden_act": "mish" })), "gelu_pytorch_tanh"),
+        (small_bert(json!({ "is_decoder": true })), "is_decoder"),
+        (small_bert(json!({ "position_embedding_type": "relative_key" })), "absolute"),
+        (small_bert(json!({ "quantization_config": { "bits": 4 } })), "quantization_config"),
+        (small_bert(json!({ "hidden_size": 13 })), "does not divide"),
+        (small_bert(json!({ "hidden_size": 0 })), "1 to"),
+        (small_bert(json!({ "hidden_size": -1 })), "1 to"),
+        (small_bert(json!({ "hidden_size": 1.5 })), "1 to"),
+        (small_bert(json!({ "hidden_size": (1u64 << 20) + 3 })), "1 to"),
+        (small_bert(json!({ "hidden_size": null })), "missing"),
+        (small_bert(json!({ "num_attention_heads": 0 })), "num_attention_heads"),
+        (small_bert(json!({ "num_hidden_layers": 4097 })), "num_hidden_layers"),
+        (small_bert(json!({ "vocab_size": (1u64 << 24) + 1 })), "vocab_size"),
+        (small_bert(json!({ "layer_norm_eps": 0.0 })), "layer_norm_eps"),
+        (small_bert(json!({ "layer_norm_eps": 1e-300 })), "layer_norm_eps"),
+        (small_bert(json!({ "layer_norm_eps": "a" })), "layer_norm_eps"),
+        (small_gpt2(json!({ "scale_attn_weights": false })), "scale_attn_weights"),
+        (
+            small_gpt2(json!({ "scale_attn_by_inverse_layer_idx": true })),
+            "scale_attn_by_inverse_layer_idx",
+        ),
+        (small_gpt2(json!({ "add_cross_attention": true })), "add_cross_attention"),
+        (small_gpt2(json!({ "add_cross_attention": 1 })), "true or false"),
+        (small_llama(json!({ "num_key_value_heads": 4 })), "does not divide"),
+        (small_llama(json!({ "num_key_value_heads": 7 })), "does not divide"),
+        (small_llama(json!({ "head_dim": 5 })), "even"),
+        (small_llama(json!({ "head_dim": 1 << 20 })), "wider"),
+        (small_llama(json!({ "rope_scaling": { "type": "yarn" } })), "default, linear, llama3"),
+        (small_llama(json!({ "rope_scaling": { "type": "linear" } })), "factor"),
+        (small_llama(json!({ "rope_scaling": [] })), "an object"),
+        (small_llama(json!({ "rope_parameters": { "partial_rotary_factor": 0.5 } })), "whole"),
+        (
+            small_llama(json!({ "rope_scaling": { "type": "llama3", "factor": 8,
+                "low_freq_factor": 4, "high_freq_factor": 4 } })),
+            "below",
+        ),
+        (json!({}), "model_type"),
+        (json!([]), "not an object"),
+    ];
+    for (config, want) in cases {
+        let error = read_spec(&config).expect_err(&config.to_string()).to_string();
+        assert!(error.contains(want), "{error}\nlacks {want:?}");
+        assert!(error.contains("config.json"), "{error}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_numbers_are_handled(
+        numbers in proptest::collection::vec(
+            prop_oneof![0u64..9, Just(u64::from(u32::MAX)), Just(1 << 20), any::<u64>()], 9),
+        model_type in prop_oneof![Just("bert"), Just("distilbert"), Just("gpt2"), Just("llama")],
+    ) {
+        let n = |i: usize| numbers[i];
+        let config = json!({
+            "model_type": model_type, "hidden_size": n(0), "num_attention_heads": n(1),
+            "num_hidden_layers": n(2), "intermediate_size": n(3), "vocab_size": n(4),
+            "n_inner": n(3), "hidden_dim": n(3), "head_dim": n(5),
+            "num_key_value_heads": n(6), "max_position_embeddings": n(7), "rope_theta": n(8),
+        });
+        if let Ok(spec) = read_spec(&config) {
+            prop_assert!(spec.heads * spec.head_width <= MAX_WIDTH);
+            prop_assert_eq!(spec.group() * spec.kv_heads, spec.heads);
+        }
+    }
+}

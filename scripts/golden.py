@@ -129,6 +129,12 @@ CASES = {
              rope_parameters=dict(rope_type="default", rope_theta=10000.0)),
         torch.bfloat16, None,
     ),
+    "vit": (
+        "ViTForImageClassification",
+        dict(image_size=[36, 48], patch_size=12, num_channels=3, hidden_size=42,
+             num_hidden_layers=3, num_attention_heads=6, intermediate_size=50, num_labels=3),
+        torch.float32, None,
+    ),
 }
 
 SENTENCES = [
@@ -180,6 +186,39 @@ def reference(path: Path, architecture: str, seed: int) -> dict[str, torch.Tenso
     return out
 
 
+def images(path: Path, architecture: str, seed: int) -> dict[str, torch.Tensor]:
+    """The same from an image file, `image.png`: `pixels` (f32 [3, height, width]), `hidden.n` and
+    `logits.n` for its n rows."""
+    from PIL import Image
+    from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
+    model = getattr(transformers, architecture).from_pretrained(
+        path, dtype=torch.float64, attn_implementation="eager"
+    )
+    model.eval()
+    height, width = model.config.image_size
+    generator = torch.Generator().manual_seed(seed)
+    # Smooth and rough parts, larger than the model reads in one direction and smaller in the other.
+    size = (2 * height + 5, width - 7)
+    noise = torch.randint(0, 256, (*size, 3), generator=generator).to(torch.float64)
+    ramp = torch.linspace(0, 255, size[1])[None, :, None].expand(*size, 3)
+    pixels = torch.where(torch.arange(size[0])[:, None, None] < height, ramp, noise)
+    image = Image.fromarray(pixels.to(torch.uint8).numpy())
+    image.save(path / "image.png")
+    processor = ViTImageProcessorPil(size={"height": height, "width": width})
+    processor.save_pretrained(path)
+    values = processor(images=Image.open(path / "image.png"), return_tensors="np").pixel_values
+    values = torch.from_numpy(values)
+    with torch.no_grad():
+        hidden = model.base_model(values.to(torch.float64)).last_hidden_state[0]
+        logits = model(values.to(torch.float64)).logits[0]
+    rows = hidden.shape[0]
+    out = {"pixels": values[0].contiguous()}
+    out[f"hidden.{rows}"] = hidden.to(torch.float32).contiguous()
+    out[f"logits.{rows}"] = logits.to(torch.float32).contiguous()
+    return out
+
+
 def checkpoint(name: str, seed: int) -> None:
     architecture, fields, dtype, shard = CASES[name]
     model_class = getattr(transformers, architecture)
@@ -192,11 +231,13 @@ def checkpoint(name: str, seed: int) -> None:
     model = model.to(dtype)
     model.save_pretrained(path, **({"max_shard_size": shard} if shard else {}))
     (path / "generation_config.json").unlink(missing_ok=True)
-    save_file(reference(path, architecture, seed), path / "expected.safetensors")
+    of_images = hasattr(config, "image_size")
+    expected = (images if of_images else reference)(path, architecture, seed)
+    save_file(expected, path / "expected.safetensors")
     cases = {
         "name": name,
         "architecture": architecture,
-        "lengths": LENGTHS,
+        "lengths": [] if of_images else LENGTHS,
         "seed": seed,
         "torch": torch.__version__,
         "transformers": transformers.__version__,

@@ -2,7 +2,7 @@
 
 use crate::error::ClientError;
 use galaxy_common::{Epoch, RequestId};
-use galaxy_proto::v1;
+use galaxy_proto::{convert, v1};
 use serde::{Serialize, Serializer};
 use std::{fmt, str::FromStr, time::Duration};
 
@@ -193,7 +193,7 @@ pub(crate) fn rows(bytes: &[u8], rows: usize, width: usize) -> Result<Vec<Vec<f3
 
 /// Little-endian bytes as values; a ragged end is left out.
 pub(crate) fn floats(bytes: &[u8]) -> Vec<f32> {
-    bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+    convert::floats(bytes)
 }
 
 /// Writes a duration as a number of milliseconds.

@@ -4,6 +4,7 @@ mod bench;
 mod demo;
 mod failure;
 mod ids;
+mod images;
 mod in_process;
 mod keys;
 mod loopback;

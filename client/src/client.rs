@@ -11,7 +11,7 @@ use crate::{
 };
 use galaxy_common::{DeviceName, RequestId};
 use galaxy_proto::{
-    MAX_MESSAGE_BYTES, channel,
+    MAX_MESSAGE_BYTES, channel, convert,
     identity::{Identity, Role},
     v1::{self, galaxy_client::GalaxyClient},
 };
@@ -35,6 +35,37 @@ pub enum TooLong {
     Refuse,
     /// The text is cut.
     Truncate,
+}
+
+/// One sequence of the raw door.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Input {
+    /// Token ids.
+    Ids(Vec<u32>),
+    /// An image file, PNG or JPEG.
+    Image(Vec<u8>),
+    /// The values of an image as the model reads them: `[channels, height, width]`.
+    Pixels(Vec<f32>),
+}
+
+impl Input {
+    /// At most so many in a message.
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Ids(ids) => ids.len().saturating_mul(5),
+            Self::Image(file) => file.len(),
+            Self::Pixels(values) => values.len().saturating_mul(4),
+        }
+    }
+
+    fn message(&self) -> v1::Sequence {
+        let nothing = v1::Sequence::default();
+        match self {
+            Self::Ids(ids) => v1::Sequence { ids: ids.clone(), ..nothing },
+            Self::Image(file) => v1::Sequence { image: file.clone(), ..nothing },
+            Self::Pixels(values) => v1::Sequence { pixels: convert::bytes(values), ..nothing },
+        }
+    }
 }
 
 /// Says where the coordinator is and who we are.
@@ -190,15 +221,40 @@ impl Client {
         texts: &[T],
         too_long: TooLong,
     ) -> Result<Classes, ClientError> {
-        let deadline = Instant::now() + self.timeout;
+        let request = |part: Range<usize>| v1::ClassifyRequest {
+            texts: owned(&texts[part]),
+            truncate: too_long == TooLong::Truncate,
+            ..v1::ClassifyRequest::default()
+        };
+        self.classify_parts(texts.iter().map(|t| t.as_ref().len()), request).await
+    }
+
+    /// The logits of the model's classes for each image: PNG or JPEG files.
+    ///
+    /// # Errors
+    /// As [`Client::classify`].
+    pub async fn classify_images<T: AsRef<[u8]>>(
+        &self,
+        images: &[T],
+    ) -> Result<Classes, ClientError> {
+        let sizes = images.iter().map(|image| image.as_ref().len());
+        let request = |part: Range<usize>| v1::ClassifyRequest {
+            images: images[part].iter().map(|image| image.as_ref().to_vec()).collect(),
+            ..v1::ClassifyRequest::default()
+        };
+        self.classify_parts(sizes, request).await
+    }
+
+    async fn classify_parts(
+        &self,
+        sizes: impl ExactSizeIterator<Item = usize>,
+        request: impl Fn(Range<usize>) -> v1::ClassifyRequest,
+    ) -> Result<Classes, ClientError> {
+        let (deadline, total) = (Instant::now() + self.timeout, sizes.len());
         let mut all = Classes { labels: Vec::new(), logits: Vec::new(), report: Report::default() };
-        for part in parts(texts.iter().map(|t| t.as_ref().len())) {
-            let request = v1::ClassifyRequest {
-                texts: owned(&texts[part.clone()]),
-                truncate: too_long == TooLong::Truncate,
-            };
+        for part in parts(sizes) {
             let reply = self
-                .call(deadline, request, |mut stub, request| async move {
+                .call(deadline, request(part.clone()), |mut stub, request| async move {
                     Ok(stub.classify(request).await?.into_inner())
                 })
                 .await
@@ -206,7 +262,7 @@ impl Client {
                     let logits = rows(&reply.logits, part.len(), reply.labels.len())?;
                     Ok((reply.labels, logits, report(reply.report)?))
                 });
-            let (labels, logits, cost) = reply.map_err(|e| in_part(e, &part, texts.len()))?;
+            let (labels, logits, cost) = reply.map_err(|e| in_part(e, &part, total))?;
             all.labels = labels;
             all.logits.extend(logits);
             all.report.absorb(cost);
@@ -223,10 +279,23 @@ impl Client {
         sequences: &[S],
         output: Output,
     ) -> Result<Tensors, ClientError> {
+        let ids = |sequence: &S| Input::Ids(sequence.as_ref().to_vec());
+        self.run_inputs(&sequences.iter().map(ids).collect::<Vec<_>>(), output).await
+    }
+
+    /// [`Client::run`] of images, too.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn run_inputs(
+        &self,
+        sequences: &[Input],
+        output: Output,
+    ) -> Result<Tensors, ClientError> {
         let deadline = Instant::now() + self.timeout;
         let mut tensors = Vec::new();
         let mut cost = Report::default();
-        let sizes = sequences.iter().map(|s| s.as_ref().len().saturating_mul(5));
+        let sizes = sequences.iter().map(Input::bytes);
         for part in parts(sizes) {
             let (wanted, pooled) = match output {
                 Output::Hidden => (v1::Wanted::Hidden, false),
@@ -234,9 +303,8 @@ impl Client {
                 Output::AllLogits => (v1::Wanted::AllLogits, false),
                 Output::Pooled => (v1::Wanted::Unspecified, true),
             };
-            let sequence = |s: &S| v1::Sequence { ids: s.as_ref().to_vec() };
             let request = v1::RunRequest {
-                sequences: sequences[part.clone()].iter().map(sequence).collect(),
+                sequences: sequences[part.clone()].iter().map(Input::message).collect(),
                 output: wanted.into(),
                 pooled,
             };

@@ -25,7 +25,7 @@ mod status;
 mod trace;
 
 pub use answer::{Classes, DeviceReport, Embeddings, Output, Report, Tensor, Tensors};
-pub use client::{Builder, Client, DEFAULT_TIMEOUT, TooLong};
+pub use client::{Builder, Client, DEFAULT_TIMEOUT, Input, TooLong};
 pub use error::ClientError;
 pub use galaxy_common::{LinkRate, RateError};
 pub use parts::MAX_TEXTS_PER_PART;

@@ -4,7 +4,7 @@ use crate::{
     error::RequestError,
     fleet::{DeviceView, Readiness},
     placement,
-    session::{Report, RunOutput, Session, Tensors},
+    session::{Input, Items, Report, RunOutput, Session, Tensors},
     trace::DeviceSum,
 };
 use galaxy_common::Wanted;
@@ -169,7 +169,7 @@ impl Galaxy for Api {
         let done = self.session.embed(texts, truncate, limit).await?;
         Ok(Response::new(v1::EmbedReply {
             width: done.width,
-            vectors: bytes(&done.vectors),
+            vectors: convert::bytes(&done.vectors),
             report: Some(report(done.report)),
         }))
     }
@@ -179,11 +179,19 @@ impl Galaxy for Api {
         request: Request<v1::ClassifyRequest>,
     ) -> Result<Response<v1::ClassifyReply>, Status> {
         let limit = allowed(request.metadata())?;
-        let v1::ClassifyRequest { texts, truncate } = request.into_inner();
-        let done = self.session.classify(texts, truncate, limit).await?;
+        let v1::ClassifyRequest { texts, truncate, images } = request.into_inner();
+        let items = match (texts.is_empty(), images.is_empty()) {
+            (_, true) => Items::Texts(texts, truncate),
+            (true, false) => Items::Images(images),
+            (false, false) => {
+                let why = "the request has texts and images: send one kind".to_owned();
+                return Err(RequestError::Invalid { why }.into());
+            }
+        };
+        let done = self.session.classify(items, limit).await?;
         Ok(Response::new(v1::ClassifyReply {
             labels: done.labels,
-            logits: bytes(&done.logits),
+            logits: convert::bytes(&done.logits),
             report: Some(report(done.report)),
         }))
     }
@@ -192,7 +200,7 @@ impl Galaxy for Api {
         let limit = allowed(request.metadata())?;
         let request = request.into_inner();
         let output = output(&request)?;
-        let sequences = request.sequences.into_iter().map(|s| s.ids).collect();
+        let sequences = request.sequences.into_iter().map(input).collect();
         let done = self.session.run(sequences, output, limit).await?;
         Ok(Response::new(self.reply(done)))
     }
@@ -260,6 +268,15 @@ impl Galaxy for Api {
     }
 }
 
+fn input(sequence: v1::Sequence) -> Input {
+    let v1::Sequence { ids, image, pixels } = sequence;
+    match (image.is_empty(), pixels.is_empty()) {
+        (false, _) => Input::Image(image),
+        (_, false) => Input::Pixels(convert::floats(&pixels)),
+        _ => Input::Tokens(ids),
+    }
+}
+
 fn output(request: &v1::RunRequest) -> Result<RunOutput, Status> {
     let unspecified = request.output == i32::from(v1::Wanted::Unspecified);
     if request.pooled && !unspecified {
@@ -292,7 +309,7 @@ async fn send(
             return;
         }
         for piece in tensor.values.chunks(PIECE / 4) {
-            if !send(Event::Data(bytes(piece))).await {
+            if !send(Event::Data(convert::bytes(piece))).await {
                 return;
             }
         }
@@ -300,14 +317,6 @@ async fn send(
     // Without a report the client knows that it has not all.
     send(Event::Report(report(cost))).await;
     drop(ticket);
-}
-
-fn bytes(values: &[f32]) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(values.len() * 4);
-    for value in values {
-        bytes.extend_from_slice(&value.to_le_bytes());
-    }
-    bytes
 }
 
 fn ns(time: Duration) -> u64 {

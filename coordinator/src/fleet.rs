@@ -7,9 +7,10 @@ pub use local::LocalFleet;
 pub use remote::{Notice, Planning, ProfileSource, RemoteFleet};
 
 use galaxy_common::{
-    BatchShape, Bytes, DeviceName, Epoch, SequenceNumber,
+    BatchShape, Bytes, DeviceName, Epoch, Row, SequenceNumber, Span,
     plan::{DevicePlan, Phase, Plan, Strategy},
 };
+use galaxy_engine::compute::Inputs;
 use galaxy_graph::{Program, digest, lower, program::Output};
 use galaxy_model::ModelSpec;
 use std::{
@@ -152,7 +153,7 @@ pub trait Fleet: Send + Sync {
     fn execute(
         &self,
         shape: BatchShape,
-        tokens: Arc<[u32]>,
+        inputs: Inputs,
         limit: Duration,
     ) -> BoxFuture<'_, Result<Run, RequestError>>;
     /// The measured operations of a program that ran lately, by rank.
@@ -174,8 +175,10 @@ const LOWERED: usize = 256;
 pub(crate) struct Dispatch {
     /// Of all programs.
     pub(crate) digest: [u8; 32],
-    /// Results of each device, by rank.
+    /// Results of each device, by rank,
     pub(crate) outputs: Vec<Vec<Output>>,
+    /// and the rows that it embeds.
+    pub(crate) embedded: Vec<Span<Row>>,
     /// How long the kernels of each device work on it by its profile, in ns, by rank.
     pub(crate) busy: Option<Vec<f64>>,
 }
@@ -210,6 +213,7 @@ impl Lowered {
                 let dispatch = Dispatch {
                     digest: digest(&programs),
                     busy: busy(&programs),
+                    embedded: programs.iter().map(Program::embedded).collect(),
                     outputs: programs.into_iter().map(|p| p.outputs).collect(),
                 };
                 (plan.clone(), shape.clone(), Arc::new(dispatch))

@@ -23,4 +23,4 @@ pub mod trace;
 pub use cluster::{Cluster, ClusterError};
 pub use error::RequestError;
 pub use fleet::{Fleet, LocalFleet, Notice, Planning, ProfileSource, RemoteFleet};
-pub use session::{Limits, RunOutput, Session};
+pub use session::{Input, Items, Limits, RunOutput, Session};

@@ -229,7 +229,10 @@ pub fn wanted(spec: &ModelSpec, pooling: Option<Pooling>) -> Wanted {
 pub fn workload(cluster: &Cluster, model: &ModelDir) -> Workload {
     let wanted = wanted(model.spec(), model.sentence().ok().map(|sentence| sentence.pooling));
     let most = model.spec().position_limit().min(cluster.max_rows);
-    let lengths = cluster.lengths.iter().map(|tokens| ((*tokens).min(most), 1.0)).collect();
+    let lengths = match model.spec().patches {
+        Some(patches) => vec![(patches.rows(), 1.0)],
+        None => cluster.lengths.iter().map(|tokens| ((*tokens).min(most), 1.0)).collect(),
+    };
     Workload { phase: Phase::Prefill, lengths, wanted }
 }
 

@@ -10,8 +10,12 @@ use crate::{
     trace::{Trace, TraceLog},
 };
 use answer::Answer;
+use batch::{Content, Sequence};
 use galaxy_common::{DeviceName, Epoch, RequestId, Wanted};
-use galaxy_model::{HeadSpec, ModelDir, ModelSpec, sentence::SentenceConfig, tokenizer::Tokenizer};
+use galaxy_model::{
+    HeadSpec, ModelDir, ModelSpec, image::ImageProcessor, sentence::SentenceConfig,
+    tokenizer::Tokenizer,
+};
 use std::{
     future::Future,
     sync::{
@@ -50,6 +54,26 @@ pub enum RunOutput {
     Wanted(Wanted),
 }
 
+/// One sequence of the raw door.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Input {
+    /// Token ids.
+    Tokens(Vec<u32>),
+    /// An image file, PNG or JPEG.
+    Image(Vec<u8>),
+    /// Values of an image as the model reads them: `[channels, height, width]`.
+    Pixels(Vec<f32>),
+}
+
+/// What is to be classified.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Items {
+    /// Texts, and whether those that are too long are cut.
+    Texts(Vec<String>, bool),
+    /// Image files, PNG or JPEG.
+    Images(Vec<Vec<u8>>),
+}
+
 /// What a request cost.
 #[derive(Debug, Clone, Default)]
 pub struct Report {
@@ -59,11 +83,11 @@ pub struct Report {
     pub epoch: Epoch,
     /// Waiting for readiness and for the turn.
     pub queue: Duration,
-    /// Tokenising.
+    /// Tokenising, or reading images.
     pub tokenize: Duration,
     /// Programs on the devices.
     pub execute: Duration,
-    /// Tokens in all.
+    /// Tokens in all, or rows of images.
     pub tokens: u64,
     /// Programs.
     pub programs: u32,
@@ -129,6 +153,8 @@ struct Inner {
     tokenizer: Result<Tokenizer, String>,
     /// Without one: why.
     sentence: Result<SentenceConfig, String>,
+    /// Without one: why. Of a model of images only.
+    images: Option<Result<ImageProcessor, String>>,
     log: Mutex<TraceLog>,
     requests: AtomicU64,
     served: AtomicU64,
@@ -142,6 +168,8 @@ impl Session {
     pub fn new(model: Arc<ModelDir>, fleet: Arc<dyn Fleet>, limits: Limits) -> Self {
         let tokenizer = Tokenizer::open(model.path()).map_err(|e| e.to_string());
         let sentence = model.sentence().map_err(|e| e.to_string());
+        let images = |patches| ImageProcessor::open(model.path(), patches);
+        let images = model.spec().patches.map(|p| images(p).map_err(|e| e.to_string()));
         let inner = Inner {
             admission: Admission::new(limits.queue),
             log: Mutex::new(TraceLog::default()),
@@ -154,6 +182,7 @@ impl Session {
             limits,
             tokenizer,
             sentence,
+            images,
         };
         Self { inner: Arc::new(inner) }
     }
@@ -211,7 +240,7 @@ impl Session {
         self.timed(timeout, work).await
     }
 
-    /// Class logits for each text.
+    /// Class logits for each text or image.
     ///
     /// # Cancel safety
     /// As [`Session::embed`].
@@ -220,15 +249,22 @@ impl Session {
     /// Each kind is its own variant.
     pub async fn classify(
         &self,
-        texts: Vec<String>,
-        truncate: bool,
+        items: Items,
         timeout: Option<Duration>,
     ) -> Result<Classes, RequestError> {
         let work = async {
             let wanted = self.supported(Wanted::Classes)?;
             let mut answer = self.begin()?;
-            let limit = self.text_limit(None);
-            let (sequences, took) = self.tokenize(texts, truncate, limit, None).await?;
+            let (sequences, took) = match items {
+                Items::Texts(texts, truncate) => {
+                    let limit = self.text_limit(None);
+                    self.tokenize(texts, truncate, limit, None).await?
+                }
+                Items::Images(images) => {
+                    check_count(images.len(), "images")?;
+                    self.prepare(images.into_iter().map(Input::Image).collect()).await?
+                }
+            };
             answer.tokenized(took);
             let results = answer.run(sequences, wanted, false).await?;
             let labels = match &self.spec().head {
@@ -241,7 +277,7 @@ impl Session {
         self.timed(timeout, work).await
     }
 
-    /// The raw door: token ids in, tensors out.
+    /// The raw door: token ids or images in, tensors out.
     ///
     /// # Cancel safety
     /// As [`Session::embed`].
@@ -250,7 +286,7 @@ impl Session {
     /// Each kind is its own variant.
     pub async fn run(
         &self,
-        sequences: Vec<Vec<u32>>,
+        sequences: Vec<Input>,
         output: RunOutput,
         timeout: Option<Duration>,
     ) -> Result<Tensors, RequestError> {
@@ -264,6 +300,8 @@ impl Session {
             };
             self.check(&sequences, wanted)?;
             let mut answer = self.begin()?;
+            let (sequences, took) = self.prepare(sequences).await?;
+            answer.tokenized(took);
             let tensors = answer.run(sequences, wanted, normalise).await?;
             let ticket = answer.ticket();
             Ok(Tensors { tensors, report: answer.end(), ticket })
@@ -357,12 +395,22 @@ impl Session {
         }
     }
 
-    /// Checks what the raw door was given.
-    fn check(&self, sequences: &[Vec<u32>], wanted: Wanted) -> Result<(), RequestError> {
+    /// Checks what the raw door was given, as far as it can be seen before images are read.
+    fn check(&self, sequences: &[Input], wanted: Wanted) -> Result<(), RequestError> {
         let spec = self.spec();
         check_count(sequences.len(), "sequences")?;
         let (limit, limited_by) = self.text_limit(None);
-        for (index, ids) in sequences.iter().enumerate() {
+        let mut rows = 0;
+        for (index, input) in sequences.iter().enumerate() {
+            let Input::Tokens(ids) = input else {
+                rows += spec.patches.map_or(0, |patches| u64::from(patches.rows()));
+                continue;
+            };
+            rows += ids.len() as u64;
+            if spec.patches.is_some() {
+                let why = format!("sequence {index} has ids, and this model reads images");
+                return Err(RequestError::Invalid { why });
+            }
             if ids.is_empty() {
                 return Err(RequestError::Invalid { why: format!("sequence {index} has no ids") });
             }
@@ -375,7 +423,6 @@ impl Session {
                 return Err(RequestError::UnknownToken { index, token, vocabulary });
             }
         }
-        let rows: u64 = sequences.iter().map(|s| s.len() as u64).sum();
         let values = match wanted {
             Wanted::Hidden => rows * u64::from(spec.hidden),
             Wanted::AllLogits => rows * u64::from(spec.vocabulary),
@@ -391,6 +438,49 @@ impl Session {
         Ok(())
     }
 
+    /// What the raw door was given as rows, where blocking is allowed: images are read.
+    async fn prepare(&self, inputs: Vec<Input>) -> Result<(Vec<Sequence>, Duration), RequestError> {
+        let session = self.clone();
+        blocking(move || {
+            let begun = Instant::now();
+            let each = inputs.into_iter().enumerate();
+            let sequences = each.map(|(index, input)| session.sequence(index, input));
+            Ok((sequences.collect::<Result<_, _>>()?, begun.elapsed()))
+        })
+        .await?
+    }
+
+    fn sequence(&self, index: usize, input: Input) -> Result<Sequence, RequestError> {
+        let invalid =
+            |why: String| RequestError::Invalid { why: format!("sequence {index}: {why}") };
+        let of_text = || invalid("it is an image, and this model reads text".to_owned());
+        let pixels = match input {
+            Input::Tokens(ids) => return Ok(ids.into()),
+            Input::Pixels(values) => values,
+            Input::Image(file) => match self.inner.images.as_ref().ok_or_else(of_text)? {
+                Ok(images) => images.pixels(&file).map_err(|e| invalid(e.to_string()))?,
+                Err(why) => return Err(RequestError::Model { why: why.clone() }),
+            },
+        };
+        let patches = self.spec().patches.ok_or_else(of_text)?;
+        let (have, want) = (pixels.len(), patches.pixels());
+        if have != want {
+            let shape = [patches.channels, patches.height, patches.width];
+            return Err(invalid(format!("it has {have} values, and {shape:?} are {want}")));
+        }
+        let (rows, limit) = (patches.rows(), self.outlook().max_rows);
+        if rows > limit {
+            let limited_by = "max_rows of the cluster";
+            return Err(RequestError::TextTooLong {
+                index,
+                tokens: rows as usize,
+                limit,
+                limited_by,
+            });
+        }
+        Ok(Sequence { rows, content: Content::Squares(patches.cut(&pixels)) })
+    }
+
     /// Texts to tokens, where blocking is allowed.
     async fn tokenize(
         &self,
@@ -398,8 +488,12 @@ impl Session {
         truncate: bool,
         (limit, limited_by): (u32, &'static str),
         sentence: Option<SentenceConfig>,
-    ) -> Result<(Vec<Vec<u32>>, Duration), RequestError> {
+    ) -> Result<(Vec<Sequence>, Duration), RequestError> {
         check_count(texts.len(), "texts")?;
+        if self.spec().patches.is_some() {
+            let why = "this model reads images, and texts came".to_owned();
+            return Err(RequestError::Invalid { why });
+        }
         if let Some(index) = texts.iter().position(|t| t.trim().is_empty()) {
             return Err(RequestError::EmptyText { index });
         }
@@ -433,7 +527,7 @@ impl Session {
                 if let Some(&token) = ids.iter().find(|&&id| id >= vocabulary) {
                     return Err(RequestError::UnknownToken { index, token, vocabulary });
                 }
-                sequences.push(ids);
+                sequences.push(Sequence::from(ids));
             }
             Ok((sequences, begun.elapsed()))
         })

@@ -7,8 +7,8 @@ mod standin;
 
 use galaxy_common::{Bytes, ClusterProfile, Epoch, Rank, Wanted};
 use galaxy_coord::{
-    Cluster, Fleet, Limits, Notice, Planning, ProfileSource, RemoteFleet, RequestError, RunOutput,
-    Session,
+    Cluster, Fleet, Input, Limits, Notice, Planning, ProfileSource, RemoteFleet, RequestError,
+    RunOutput, Session,
     fleet::{BoxFuture, Readiness},
     profile,
 };
@@ -168,7 +168,7 @@ impl Drop for World {
 
 async fn request(session: Session) -> Result<(), RequestError> {
     let output = RunOutput::Wanted(Wanted::Hidden);
-    let done = session.run(vec![vec![5, 6, 7]], output, None).await?;
+    let done = session.run(vec![Input::Tokens(vec![5, 6, 7])], output, None).await?;
     assert_eq!(done.tensors[0].shape, [3, 42]);
     Ok(())
 }

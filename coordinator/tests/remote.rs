@@ -5,7 +5,7 @@ mod standin;
 
 use galaxy_common::{BatchShape, DeviceName, Epoch, Wanted};
 use galaxy_coord::{
-    Cluster, Fleet, Limits, RemoteFleet, RequestError, RunOutput, Session, fleet::Readiness,
+    Cluster, Fleet, Input, Limits, RemoteFleet, RequestError, RunOutput, Session, fleet::Readiness,
 };
 use galaxy_model::ModelDir;
 use galaxy_proto::{
@@ -80,7 +80,7 @@ impl Drop for World {
 
 async fn run(session: &Session) -> Result<(), RequestError> {
     let output = RunOutput::Wanted(Wanted::Hidden);
-    let done = session.run(vec![vec![5, 6, 7]], output, None).await?;
+    let done = session.run(vec![Input::Tokens(vec![5, 6, 7])], output, None).await?;
     assert_eq!(done.tensors[0].shape, [3, 42]);
     Ok(())
 }
@@ -126,7 +126,7 @@ async fn a_program_beyond_the_limit_names_who_has_no_result_and_may_be_tried_aga
     let mut readiness = fleet.readiness();
     readiness.wait_for(|r| matches!(r, Readiness::Ready(_))).await.unwrap();
     let shape = BatchShape::single(3, Wanted::Hidden).unwrap();
-    let error = fleet.execute(shape, Arc::from([5, 6, 7]), Duration::from_millis(20)).await;
+    let error = fleet.execute(shape, vec![5, 6, 7].into(), Duration::from_millis(20)).await;
     let error = error.expect_err("too long");
     assert_eq!((error.code(), error.retryable()), ("device_failed", true), "{error}");
     assert_eq!(error.device().unwrap().as_str(), "solo");

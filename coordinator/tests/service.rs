@@ -6,10 +6,11 @@ use galaxy_common::{
     plan::{Plan, Strategy, WireType},
 };
 use galaxy_coord::{
-    Fleet, Limits, LocalFleet, RequestError, RunOutput, Session,
+    Fleet, Input, Limits, LocalFleet, RequestError, RunOutput, Session,
     api::Api,
     fleet::{BoxFuture, DeviceView, Outlook, Readiness, Run, Timeline},
 };
+use galaxy_engine::compute::Inputs;
 use galaxy_graph::share::{self, Member, Terms};
 use galaxy_model::ModelDir;
 use galaxy_proto::{
@@ -104,7 +105,10 @@ impl Service {
         ids: &[Vec<u32>],
         output: v1::Wanted,
     ) -> Result<(Vec<(Vec<u32>, Vec<f32>)>, v1::RequestReport), Fault> {
-        let sequences = ids.iter().map(|ids| v1::Sequence { ids: ids.clone() }).collect();
+        let sequences = ids
+            .iter()
+            .map(|ids| v1::Sequence { ids: ids.clone(), ..v1::Sequence::default() })
+            .collect();
         let request = v1::RunRequest { sequences, output: output.into(), pooled: false };
         let mut events = self.client.run(request).await.map_err(|s| from_status(&s))?.into_inner();
         let mut tensors: Vec<(Vec<u32>, Vec<f32>)> = Vec::new();
@@ -286,7 +290,7 @@ impl Fleet for Paused {
     fn execute(
         &self,
         _: BatchShape,
-        _: Arc<[u32]>,
+        _: Inputs,
         _: Duration,
     ) -> BoxFuture<'_, Result<Run, RequestError>> {
         Box::pin(async {
@@ -316,7 +320,9 @@ impl Fleet for Paused {
 fn hidden(session: &Session, time: Option<Duration>) -> JoinHandle<Result<(), RequestError>> {
     let session = session.clone();
     let output = RunOutput::Wanted(Wanted::Hidden);
-    tokio::spawn(async move { session.run(vec![vec![1, 2]], output, time).await.map(drop) })
+    tokio::spawn(async move {
+        session.run(vec![Input::Tokens(vec![1, 2])], output, time).await.map(drop)
+    })
 }
 
 #[tokio::test]

@@ -1,8 +1,9 @@
 //! The seam between programs and what multiplies: one trait, opaque buffers, completion by signal.
 
 use crate::weights::{Shard, WeightError};
-use galaxy_common::{BatchShape, Bytes};
+use galaxy_common::{BatchShape, Bytes, Row, Span};
 use galaxy_graph::program::{Operation, Program, Slot};
+use galaxy_model::ModelSpec;
 use std::sync::Arc;
 
 #[cfg(feature = "burn")]
@@ -12,13 +13,78 @@ pub mod choice;
 pub mod cpu;
 pub mod kernels;
 
+/// What the rows of a batch are made of.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Inputs {
+    /// A token id for each row.
+    Tokens(Arc<[u32]>),
+    /// Squares of pixels: some rows of the batch, from `first` on, as
+    /// [`Patches::cut`](galaxy_model::Patches::cut) gives them. Those of the class are not read.
+    Patches {
+        /// The first of them.
+        first: u32,
+        /// `[rows, values]`
+        values: Arc<[f32]>,
+    },
+}
+
+impl Inputs {
+    /// Something for `rows` rows of a model, another for each `seed`: for measuring.
+    pub fn any(spec: &ModelSpec, rows: u32, seed: u32) -> Self {
+        let number = |at: u32| seed.wrapping_add(at).wrapping_mul(7919);
+        match spec.patches {
+            Some(patches) => {
+                let count = u64::from(rows) * u64::from(patches.values());
+                let value = |at: u64| (number(at as u32) % 255) as f32 / 127.0 - 1.0;
+                Self::Patches { first: 0, values: (0..count).map(value).collect() }
+            }
+            None => {
+                let vocabulary = spec.vocabulary.max(1);
+                Self::Tokens((0..rows).map(|at| number(at) % vocabulary).collect())
+            }
+        }
+    }
+
+    /// What of it a device needs that embeds these rows of a batch of `spec`.
+    pub fn part(&self, spec: &ModelSpec, rows: Span<Row>) -> Self {
+        match (self, spec.patches) {
+            (Self::Patches { first, values }, Some(patches)) => {
+                let width = patches.values() as usize;
+                let at = |row: u32| row.saturating_sub(*first) as usize * width;
+                let range = at(rows.start())..at(rows.end());
+                let part = values.get(range).unwrap_or_default();
+                Self::Patches { first: rows.start(), values: part.into() }
+            }
+            _ => self.clone(),
+        }
+    }
+}
+
+impl From<Arc<[u32]>> for Inputs {
+    fn from(tokens: Arc<[u32]>) -> Self {
+        Self::Tokens(tokens)
+    }
+}
+
+impl From<Vec<u32>> for Inputs {
+    fn from(tokens: Vec<u32>) -> Self {
+        Self::Tokens(tokens.into())
+    }
+}
+
+impl From<&[u32]> for Inputs {
+    fn from(tokens: &[u32]) -> Self {
+        Self::Tokens(tokens.into())
+    }
+}
+
 /// What of a batch a program does not contain: bound when it runs.
 #[derive(Clone, Debug)]
 pub struct Binding {
     /// The segments.
     pub shape: BatchShape,
-    /// Token ids, one for each row of the batch.
-    pub tokens: Arc<[u32]>,
+    /// What their rows are made of: all of them, or those that the device embeds.
+    pub inputs: Inputs,
 }
 
 /// Host memory in wire format that an operation reads or writes, handed over by the executor.

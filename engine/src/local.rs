@@ -1,7 +1,7 @@
 //! A whole plan in one process: an executor for each device, links in memory.
 
 use crate::{
-    compute::{Binding, cpu::CpuEngine},
+    compute::{Binding, Inputs, cpu::CpuEngine},
     executor::{Executor, Job, RunError, RunReport},
     link::{Links, memory},
     merge::{MergeError, Merged, merge},
@@ -130,7 +130,7 @@ impl LocalCluster {
 
     /// Runs one batch on all devices: programs and reports in ring order.
     ///
-    /// `tokens` has one id for each row of `shape`; at `deadline` the batch is given up.
+    /// At `deadline` the batch is given up.
     ///
     /// # Errors
     /// When the shape cannot be lowered, a device fails or the deadline passes; the next batch
@@ -138,13 +138,13 @@ impl LocalCluster {
     pub fn execute(
         &self,
         shape: &BatchShape,
-        tokens: Arc<[u32]>,
+        inputs: impl Into<Inputs>,
         deadline: Option<Instant>,
     ) -> Result<(Vec<Arc<Program>>, Vec<RunReport>), LocalError> {
         let mut state = self.lock();
         let programs = Self::lowered(&self.dir, &self.plan, &mut state, shape)?;
         state.sequence = state.sequence.next();
-        let binding = Binding { shape: shape.clone(), tokens };
+        let binding = Binding { shape: shape.clone(), inputs: inputs.into() };
         let job = |program: &Arc<Program>| Job {
             epoch: state.epoch,
             sequence: state.sequence,
@@ -197,8 +197,12 @@ impl LocalCluster {
     ///
     /// # Errors
     /// As [`LocalCluster::execute`].
-    pub fn run(&self, shape: &BatchShape, tokens: Arc<[u32]>) -> Result<Vec<Merged>, LocalError> {
-        let (programs, reports) = self.execute(shape, tokens, None)?;
+    pub fn run(
+        &self,
+        shape: &BatchShape,
+        inputs: impl Into<Inputs>,
+    ) -> Result<Vec<Merged>, LocalError> {
+        let (programs, reports) = self.execute(shape, inputs, None)?;
         let parts: Vec<_> = programs
             .iter()
             .zip(&reports)

@@ -96,11 +96,23 @@ pub struct ClassShard {
     pub bias: Option<Vec<f32>>,
 }
 
+/// What makes rows of squares of pixels.
+#[derive(Debug)]
+pub struct PatchShard {
+    /// A square -> hidden.
+    pub matrix: HeldMatrix,
+    /// Its bias.
+    pub bias: Vec<f32>,
+    /// What the row of the class begins with.
+    pub class_row: Vec<f32>,
+}
+
 /// The part of a model that one device holds.
 #[derive(Debug)]
 pub struct Shard {
     pub(crate) dir: Arc<ModelDir>,
     pub(crate) layers: Vec<LayerShard>,
+    pub(crate) patch: Option<PatchShard>,
     pub(crate) embedding_norm: Option<NormVectors>,
     pub(crate) token_type: Option<Vec<f32>>,
     /// What distances add to scores: `[buckets, heads]`, of all heads.
@@ -200,6 +212,9 @@ impl Shard {
             let dense = classes.dense.as_ref().map_or(0, |(m, bias)| m.bytes().0 + floats(bias));
             dense + classes.output.bytes().0 + vector(&classes.bias)
         });
+        let patch = self.patch.as_ref().map_or(0, |patch| {
+            patch.matrix.bytes().0 + floats(&patch.bias) + floats(&patch.class_row)
+        });
         let norms = [&self.embedding_norm, &self.final_norm];
         Bytes(
             self.layers.iter().map(layer).sum::<u64>()
@@ -208,6 +223,7 @@ impl Shard {
                 + vector(&self.distances)
                 + matrix(&self.language)
                 + vector(&self.language_bias)
+                + patch
                 + classes,
         )
     }

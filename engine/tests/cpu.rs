@@ -6,7 +6,7 @@ use galaxy_common::{
     Mode, Modes, Plan, Segment, Span, Strategy, Wanted, WireType, plan::Phase,
 };
 use galaxy_engine::{
-    compute::{Binding, ComputeError, Engine, Staged, cpu::CpuEngine},
+    compute::{Binding, ComputeError, Engine, Inputs, Staged, cpu::CpuEngine},
     weights::{Shard, WeightError},
 };
 use galaxy_graph::{
@@ -68,7 +68,7 @@ fn run(
     dir: &ModelDir,
     plan: &Plan,
     shape: &BatchShape,
-    tokens: Vec<u32>,
+    inputs: impl Into<Inputs>,
 ) -> Vec<Vec<f32>> {
     let program = &lower(dir.spec(), plan, Phase::Prefill, shape).unwrap()[0];
     let labels = dir.spec().head.labels();
@@ -80,7 +80,7 @@ fn run(
             vec![f32::NAN; rows as usize * width as usize]
         })
         .collect();
-    let binding = Binding { shape: shape.clone(), tokens: tokens.into() };
+    let binding = Binding { shape: shape.clone(), inputs: inputs.into() };
     engine.prepare(&program.slots).unwrap();
     for operation in &program.operations {
         let emitted = match operation.kind {
@@ -145,7 +145,7 @@ fn check(name: &str, threads: u16) {
         // All texts in one batch, without padding.
         let segment = |(slot, rows)| Segment { slot, past: 0, rows, wanted: wanted(tensor) };
         let shape = BatchShape::new((0..).zip(LENGTHS).map(segment).collect()).unwrap();
-        let tokens = LENGTHS.into_iter().flat_map(ids).collect();
+        let tokens: Vec<u32> = LENGTHS.into_iter().flat_map(ids).collect();
         let got = run(&mut engine, &dir, &plan, &shape, tokens);
         for (length, got) in LENGTHS.into_iter().zip(got) {
             let what = format!("{name} {tensor} {length} of a batch, threads {threads}");
@@ -185,6 +185,36 @@ families!(
     mistral: "mistral",
 );
 
+#[test]
+fn vit_reads_images() {
+    let path = golden("vit");
+    let dir = Arc::new(ModelDir::open(&path).unwrap());
+    let patches = dir.spec().patches.unwrap();
+    let bytes = std::fs::read(path.join("expected.safetensors")).unwrap();
+    let expected = SafeTensors::deserialize(&bytes).unwrap();
+    let floats = |name: &str| -> Vec<f32> {
+        let data = expected.tensor(name).unwrap();
+        data.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+    };
+    let rows = patches.rows();
+    let squares = patches.cut(&floats("pixels"));
+    for threads in [1, 2] {
+        let plan = local(&dir, threads, 512);
+        let mut engine = CpuEngine::new(load(&dir, &plan.ring[0]).unwrap(), threads);
+        for (wanted, name) in [(Wanted::Hidden, "hidden.13"), (Wanted::Classes, "logits.13")] {
+            for images in [1, 3] {
+                let segment = |slot| Segment { slot, past: 0, rows, wanted };
+                let shape = BatchShape::new((0..images).map(segment).collect()).unwrap();
+                let values = squares.repeat(images as usize).into();
+                let inputs = Inputs::Patches { first: 0, values };
+                for got in run(&mut engine, &dir, &plan, &shape, inputs) {
+                    close(name, &got, &floats(name), 2e-5);
+                }
+            }
+        }
+    }
+}
+
 fn load(dir: &Arc<ModelDir>, device: &DevicePlan) -> Result<Shard, WeightError> {
     Shard::load(dir.clone(), device, &mut |_, _| ControlFlow::Continue(()))
 }
@@ -202,6 +232,7 @@ fn shards_of_any_split_hold_what_the_budget_says() {
         "mpnet",
         "gptj",
         "qwen3",
+        "vit",
     ] {
         let dir = Arc::new(ModelDir::open(&golden(name)).unwrap());
         let spec = dir.spec();
@@ -317,7 +348,7 @@ fn what_does_not_fit_the_shard_is_an_error() {
     let shape = BatchShape::single(5, Wanted::AllLogits).unwrap();
     let program = lower(dir.spec(), &plan, Phase::Prefill, &shape).unwrap().remove(0);
     let failing = |engine: &mut CpuEngine, tokens: &[u32], slots: bool| {
-        let binding = Binding { shape: shape.clone(), tokens: tokens.into() };
+        let binding = Binding { shape: shape.clone(), inputs: tokens.into() };
         if slots {
             engine.prepare(&program.slots).unwrap();
         }

@@ -104,7 +104,7 @@ fn an_engine_is_prepared_anew_after_trouble() {
             epoch: Epoch(1),
             sequence: SequenceNumber(1),
             program: program.clone(),
-            binding: Binding { shape, tokens: [0].into() },
+            binding: Binding { shape, inputs: vec![0].into() },
             deadline: None,
         })
     };

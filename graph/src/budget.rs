@@ -228,7 +228,10 @@ fn scratch(spec: &ModelSpec, device: &DevicePlan, program: &Program) -> Bytes {
         .map_or(0, |_| 8 * u64::from(rows.min(spec.position_limit())) * u64::from(spec.heads));
     // A block of values of one head.
     let each = THREAD_SCRATCH + 4 * KEYS_AT_A_TIME * u64::from(spec.head_width);
-    Bytes(u64::from(device.threads) * each + SHARED_SCRATCH + positions + distances)
+    // Pixels as they came, and as they are read.
+    let embedded = u64::from(program.embedded().len());
+    let pixels = spec.patches.map_or(0, |patches| embedded * u64::from(patches.values()) * 8);
+    Bytes(u64::from(device.threads) * each + SHARED_SCRATCH + positions + distances + pixels)
 }
 
 /// Columns with those that fill up a group.
@@ -265,6 +268,9 @@ pub fn weights(spec: &ModelSpec, matrix_width: u32, device: &DevicePlan) -> Byte
         }
     }
     total += 2 * norm;
+    if let Some(patches) = spec.patches {
+        total += u64::from(patches.values()) * packed(hidden) * width + 2 * hidden * 4;
+    }
     if let Some(distances) = spec.distances {
         total += u64::from(distances.buckets) * u64::from(spec.heads) * 4;
     }

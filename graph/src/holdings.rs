@@ -250,16 +250,16 @@ fn common(spec: &ModelSpec) -> Common {
         of_layers || *vector == LanguageBias
     };
     let vectors = Vector::all(spec).filter(|vector| !sliced(vector));
-    let hidden = u64::from(spec.hidden);
-    let mut columns = Vec::new();
-    if let HeadSpec::Classes(head) = &spec.head {
-        columns.extend(head.dense.map(|_| hidden));
-        columns.push(u64::from(head.labels));
-    }
-    let packed = |columns: &u64| columns.next_multiple_of(u64::from(COLUMN_GROUP));
+    let whole = [Matrix::Patch, Matrix::ClassDense, Matrix::ClassOutput];
+    let shapes: Vec<(u64, u64)> = whole
+        .iter()
+        .filter_map(|matrix| matrix.shape(spec))
+        .map(|(inputs, outputs)| (inputs.into(), outputs.into()))
+        .collect();
+    let packed = |columns: u64| columns.next_multiple_of(u64::from(COLUMN_GROUP));
     Common {
         vectors: vectors.filter_map(|vector| vector.width(spec)).map(u64::from).sum(),
-        matrices: hidden * columns.iter().sum::<u64>(),
-        packed: hidden * columns.iter().map(packed).sum::<u64>(),
+        matrices: shapes.iter().map(|(inputs, outputs)| inputs * outputs).sum(),
+        packed: shapes.iter().map(|(inputs, outputs)| inputs * packed(*outputs)).sum(),
     }
 }

@@ -52,6 +52,16 @@ pub enum LowerError {
         /// What the model allows.
         limit: u32,
     },
+    /// Rows that are no image.
+    #[error("image {segment} has {rows} rows, and those of this model have {whole}")]
+    Image {
+        /// Which.
+        segment: usize,
+        /// Its rows.
+        rows: u32,
+        /// Rows of an image.
+        whole: u32,
+    },
     /// An output that the model cannot give.
     #[error("this model ({family}) gives no {wanted}")]
     Output {
@@ -253,6 +263,9 @@ fn check(spec: &ModelSpec, plan: &Plan, shape: &BatchShape) -> Result<(), LowerE
         let (rows, limit) = (segment.past.saturating_add(segment.rows), spec.position_limit());
         if rows > limit {
             return Err(LowerError::Positions { segment: index, rows, limit });
+        }
+        if let Some(whole) = spec.patches.map(|patches| patches.rows()).filter(|&n| n != rows) {
+            return Err(LowerError::Image { segment: index, rows, whole });
         }
         let refused = |wanted| Err(LowerError::Output { family: spec.family.clone(), wanted });
         match (segment.wanted, &spec.head) {

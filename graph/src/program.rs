@@ -177,7 +177,7 @@ pub enum Reduce {
 /// What an operation does. What it reads and writes stands in its regions, in the order given here.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub enum OpKind {
-    /// Embeds rows: tokens + positions + types, then the embedding norm if the model has one.
+    /// Embeds rows: tokens or patches + positions + types, then the embedding norm if the model has one.
     /// Reads nothing; writes `Residual rows`.
     Embed,
     /// Normalises rows. Reads `Residual rows`; writes `Normed rows`.
@@ -358,6 +358,14 @@ impl Program {
     /// An operation.
     pub fn operation(&self, id: OpId) -> &Operation {
         &self.operations[id.0 as usize]
+    }
+    /// The rows that it embeds.
+    pub fn embedded(&self) -> Span<Row> {
+        let embeds = self.operations.iter().filter(|op| op.kind == OpKind::Embed);
+        let rows = embeds.flat_map(|op| &op.writes).map(|region| region.rows);
+        let both =
+            |a: Span<Row>, b: Span<Row>| Span::new(a.start().min(b.start()), a.end().max(b.end()));
+        rows.filter(|rows| !rows.is_empty()).reduce(both).unwrap_or_else(Span::empty)
     }
     /// A tensor.
     pub fn tensor(&self, id: TensorId) -> &Tensor {

@@ -28,6 +28,7 @@ fn spec(hidden: u32, pre: bool, causal: bool, kv: u32, head: HeadSpec) -> ModelS
         head_width: 2,
         inner: 10,
         vocabulary: 11,
+        patches: None,
         norm: NormKind::Layer,
         norm_place: if pre { NormPlace::Pre } else { NormPlace::Post },
         norm_epsilon: 1e-5,

@@ -68,6 +68,26 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// Two counts in 1..=limit, or one for both, if they are there.
+    pub(crate) fn two(
+        &self,
+        name: &'static str,
+        limit: u32,
+    ) -> Result<Option<[u32; 2]>, ModelError> {
+        let Some((_, Value::Array(list))) = self.get(&[name]) else {
+            return Ok(self.count_or_none(&[name], limit)?.map(|one| [one; 2]));
+        };
+        let count = |value: &Value| {
+            let count = value.as_u64().filter(|n| (1..=u64::from(limit)).contains(n));
+            count.map(|n| n as u32)
+        };
+        match &list[..] {
+            [first, second] => count(first).zip(count(second)).map(|(a, b)| Some([a, b])),
+            _ => None,
+        }
+        .ok_or_else(|| self.wrong(name, format!("must be one or two numbers of 1 to {limit}")))
+    }
+
     /// A positive, finite number.
     pub(crate) fn positive_or_none(
         &self,

@@ -28,6 +28,8 @@ pub enum Matrix {
     Up(u32),
     /// `[inner, hidden]`.
     Down(u32),
+    /// `[values of a square of pixels, hidden]`, of a model of images.
+    Patch,
     /// `[hidden, hidden]`, of a class head.
     ClassDense,
     /// `[hidden, labels]`, of a class head.
@@ -68,6 +70,10 @@ pub enum Vector {
     MlpNorm(u32),
     /// Bias of the MLP's norm.
     MlpNormBias(u32),
+    /// Of the projection of squares of pixels.
+    PatchBias,
+    /// What the row of the class begins with, in a model of images.
+    ClassRow,
     /// Weight of the norm that follows the embedding.
     EmbeddingNorm,
     /// Its bias.
@@ -114,6 +120,7 @@ impl Matrix {
             Self::Gate(l) => layer(l, (spec.hidden, spec.inner)).filter(|_| spec.gated),
             Self::Up(l) => layer(l, (spec.hidden, spec.inner)),
             Self::Down(l) => layer(l, (spec.inner, spec.hidden)),
+            Self::Patch => spec.patches.map(|patches| (patches.values(), spec.hidden)),
             Self::ClassDense => class.and_then(|c| c.dense).map(|_| (spec.hidden, spec.hidden)),
             Self::ClassOutput => class.map(|c| (spec.hidden, c.labels)),
             Self::LanguageHead => matches!(spec.head, HeadSpec::Language { .. })
@@ -128,7 +135,7 @@ impl Matrix {
             [Query(l), Key(l), Value(l), AttentionOutput(l), Gate(l), Up(l), Down(l)]
         });
         layers
-            .chain([Self::ClassDense, Self::ClassOutput, Self::LanguageHead])
+            .chain([Self::Patch, Self::ClassDense, Self::ClassOutput, Self::LanguageHead])
             .filter(|m| m.shape(spec).is_some())
     }
 }
@@ -160,6 +167,7 @@ impl Vector {
             Self::MlpNorm(l) => layer(l, !spec.parallel, hidden),
             Self::AttentionNormBias(l) => layer(l, norm_bias, hidden),
             Self::MlpNormBias(l) => layer(l, norm_bias && !spec.parallel, hidden),
+            Self::PatchBias | Self::ClassRow => spec.patches.map(|_| hidden),
             Self::EmbeddingNorm => spec.embedding_norm.then_some(hidden),
             Self::EmbeddingNormBias => (spec.embedding_norm && norm_bias).then_some(hidden),
             Self::FinalNorm => last.then_some(hidden),
@@ -197,6 +205,8 @@ impl Vector {
         });
         layers
             .chain([
+                PatchBias,
+                ClassRow,
                 EmbeddingNorm,
                 EmbeddingNormBias,
                 FinalNorm,
@@ -257,9 +267,13 @@ impl ModelDir {
         let (family, spec) = family::read(&config)?;
         let type_rows = config.count_or_none(&["type_vocab_size"], 1 << 24)?.unwrap_or(2);
         let store = Store::open(path)?;
-        let found = |prefix: &&str| store.has(&format!("{prefix}{}.weight", family.names.word));
+        let first = match spec.patches {
+            Some(_) => family.names.position,
+            None => family.names.word,
+        };
+        let found = |prefix: &&str| store.has(&full(prefix, first, 0, ".weight"));
         let prefix = family.prefixes.iter().copied().find(found).ok_or_else(|| {
-            let tensor = format!("{}.weight", family.names.word);
+            let tensor = full("", first, 0, ".weight");
             ModelError::MissingTensor { path: path.to_owned(), tensor }
         })?;
 
@@ -278,7 +292,9 @@ impl ModelDir {
             dtype: Dtype::F32,
             store,
         };
-        model.table(Table::Word)?;
+        if model.spec.patches.is_none() {
+            model.table(Table::Word)?;
+        }
         if matches!(model.spec.positions, Positions::Learned { .. }) {
             model.table(Table::Position)?;
         }
@@ -331,6 +347,7 @@ impl ModelDir {
             Matrix::Gate(l) => (names.gate, l),
             Matrix::Up(l) => (names.up, l),
             Matrix::Down(l) => (names.down, l),
+            Matrix::Patch => (names.patch, 0),
             Matrix::ClassDense => (names.class_dense, 0),
             Matrix::ClassOutput => (names.class_output, 0),
             Matrix::LanguageHead if tied => (names.word, 0),
@@ -354,7 +371,11 @@ impl ModelDir {
             Storage::InputRows => [stored_inputs, stored_outputs],
         };
         let name = self.full(pattern, layer, ".weight");
-        let (tensor, dtype) = self.store.tensor(&name, &shape)?;
+        // A square of pixels stands as the convolution that it is.
+        let square = self.spec.patches.filter(|_| which == Matrix::Patch);
+        let square = square.map(|p| [outputs, p.channels, p.size, p.size].map(u64::from));
+        let stored = square.as_ref().map_or(&shape[..], |square| &square[..]);
+        let (tensor, dtype) = self.store.tensor(&name, stored)?;
         Ok(MatrixSource {
             store: &self.store,
             shard: tensor.shard,
@@ -424,18 +445,25 @@ impl ModelDir {
     }
 
     fn table(&self, table: Table) -> Result<(String, u32, Run), ModelError> {
+        let absent = |what: &str| ModelError::NotInModel { what: what.to_owned() };
         let (pattern, rows) = match (table, &self.spec.positions) {
+            (Table::Word, _) if self.spec.patches.is_some() => {
+                return Err(absent("table of words"));
+            }
             (Table::Word, _) => (self.family.names.word, self.spec.vocabulary),
             (Table::Position, Positions::Learned { rows, .. }) => {
                 (self.family.names.position, *rows)
             }
             (Table::Position, Positions::Rotary { .. }) => {
-                return Err(ModelError::NotInModel { what: "table of positions".to_owned() });
+                return Err(absent("table of positions"));
             }
         };
         let name = self.full(pattern, 0, ".weight");
         let count = self.spec.hidden;
-        let (tensor, dtype) = self.store.tensor(&name, &[rows.into(), count.into()])?;
+        // A tensor that is no module's has a batch of one before its rows.
+        let shape = [1, rows.into(), count.into()];
+        let bare = usize::from(!pattern.ends_with('!'));
+        let (tensor, dtype) = self.store.tensor(&name, &shape[bare..])?;
         let run = Run { shard: tensor.shard, dtype, offset: tensor.offset, count };
         Ok((name, rows, run))
     }
@@ -460,6 +488,8 @@ impl ModelDir {
             AttentionNormBias(l) => (names.attention_norm, l, bias),
             MlpNorm(l) => (names.mlp_norm, l, weight),
             MlpNormBias(l) => (names.mlp_norm, l, bias),
+            PatchBias => (names.patch, 0, bias),
+            ClassRow => (names.class_row, 0, weight),
             EmbeddingNorm => (names.embedding_norm, 0, weight),
             EmbeddingNormBias => (names.embedding_norm, 0, bias),
             FinalNorm => (names.final_norm, 0, weight),
@@ -478,6 +508,7 @@ impl ModelDir {
         };
         let (shape, part) = match (which, third.filter(|_| self.family.fused)) {
             (TokenTypeRow, _) => (vec![self.type_rows.into(), count.into()], 0),
+            (ClassRow, _) => (vec![1, 1, count.into()], 0),
             (Distances, _) => {
                 let heads = self.spec.heads;
                 (vec![(count / heads).into(), heads.into()], 0)
@@ -494,14 +525,22 @@ impl ModelDir {
         Ok(Run { shard: tensor.shard, dtype, offset: tensor.offset + skip, count })
     }
 
-    /// The tensor's name: prefix, pattern with the layer, ending.
     fn full(&self, pattern: &str, layer: u32, ending: &str) -> String {
-        let (prefix, pattern) = match pattern.strip_prefix('/') {
-            Some(rest) => ("", rest),
-            None => (self.prefix, pattern),
-        };
-        format!("{prefix}{}{ending}", pattern.replace("{}", &layer.to_string()))
+        full(self.prefix, pattern, layer, ending)
     }
+}
+
+/// A tensor's name: prefix, pattern with the layer, ending.
+fn full(prefix: &str, pattern: &str, layer: u32, ending: &str) -> String {
+    let (prefix, pattern) = match pattern.strip_prefix('/') {
+        Some(rest) => ("", rest),
+        None => (prefix, pattern),
+    };
+    let (pattern, ending) = match pattern.strip_suffix('!') {
+        Some(bare) => (bare, ""),
+        None => (pattern, ending),
+    };
+    format!("{prefix}{}{ending}", pattern.replace("{}", &layer.to_string()))
 }
 
 impl std::fmt::Debug for ModelDir {

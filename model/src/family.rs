@@ -41,9 +41,12 @@ pub(crate) struct Family {
     pub(crate) names: Names,
 }
 
-/// Names of tensors without `.weight` and `.bias`; empty where a family has none.
+/// Names of tensors without `.weight` and `.bias`, which those that end with `!` do not have; empty
+/// where a family has none.
 pub(crate) struct Names {
     pub(crate) word: &'static str,
+    pub(crate) patch: &'static str,
+    pub(crate) class_row: &'static str,
     pub(crate) position: &'static str,
     pub(crate) token_type: &'static str,
     pub(crate) distances: &'static str,

@@ -14,6 +14,8 @@ mod config;
 mod directory;
 mod error;
 mod family;
+#[cfg(feature = "image")]
+pub mod image;
 mod key;
 mod matrix;
 pub mod sentence;

@@ -97,6 +97,62 @@ impl Distances {
     }
 }
 
+/// Rows that are made of an image: the first belongs to the class, each other to a square of pixels,
+/// row by row of the image (ViT).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Patches {
+    /// Values of a pixel.
+    pub channels: u32,
+    /// Pixels of the image from top to bottom; a multiple of `size`,
+    pub height: u32,
+    /// and from left to right.
+    pub width: u32,
+    /// Pixels of a side of a square.
+    pub size: u32,
+}
+
+impl Patches {
+    /// Rows of an image.
+    pub fn rows(&self) -> u32 {
+        1 + (self.height / self.size) * (self.width / self.size)
+    }
+    /// Values of a square.
+    pub fn values(&self) -> u32 {
+        self.channels * self.size * self.size
+    }
+    /// Values of an image.
+    pub fn pixels(&self) -> usize {
+        self.channels as usize * self.height as usize * self.width as usize
+    }
+
+    /// The squares of an image, one for each row; the row of the class has zeros.
+    ///
+    /// # Shapes
+    /// pixels `[channels, height, width]`; the result `[rows, values]`, each square
+    /// `[channels, size, size]`.
+    ///
+    /// # Panics
+    /// When there are more or fewer pixels.
+    pub fn cut(&self, pixels: &[f32]) -> Vec<f32> {
+        assert_eq!(pixels.len(), self.pixels(), "an image of this size");
+        let (size, width) = (self.size as usize, self.width as usize);
+        let mut rows = vec![0.0; self.rows() as usize * self.values() as usize];
+        let mut out = rows[self.values() as usize..].chunks_exact_mut(size.max(1));
+        for top in (0..self.height as usize).step_by(size) {
+            for left in (0..width).step_by(size) {
+                for channel in pixels.chunks_exact(self.height as usize * width) {
+                    for line in top..top + size {
+                        if let Some(out) = out.next() {
+                            out.copy_from_slice(&channel[line * width + left..][..size]);
+                        }
+                    }
+                }
+            }
+        }
+        rows
+    }
+}
+
 /// What turns the pooled row into class logits.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ClassHead {
@@ -175,8 +231,10 @@ pub struct ModelSpec {
     pub head_width: u32,
     /// Inner width of the MLP.
     pub inner: u32,
-    /// Rows of the embedding table.
+    /// Rows of the embedding table; 0 where rows are not made of tokens.
     pub vocabulary: u32,
+    /// How rows are made of images, in a model of images.
+    pub patches: Option<Patches>,
     /// Kind of all norms.
     pub norm: NormKind,
     /// Their place.

@@ -161,7 +161,9 @@ impl Memory {
             Positions::Learned { .. } => budget::POSITION_ROWS * u64::from(spec.hidden) * 4,
         };
         let distances = spec.distances.map_or(0, |_| 8 * u64::from(max_rows * spec.heads));
-        let scratch = budget::SHARED_SCRATCH + u64::from(threads) * each + positions + distances;
+        let pixels = spec.patches.map_or(0, |p| 8 * u64::from(max_rows * p.values()));
+        let scratch =
+            budget::SHARED_SCRATCH + u64::from(threads) * each + positions + distances + pixels;
         budget::PROCESS.0 + scratch + self.around + u64::from(spec.layers) * self.layer
     }
 

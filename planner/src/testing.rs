@@ -22,6 +22,7 @@ pub fn bert(layers: u32, hidden: u32) -> ModelSpec {
         head_width: 64,
         inner: 4 * hidden,
         vocabulary: 30_522,
+        patches: None,
         norm: NormKind::Layer,
         norm_place: NormPlace::Post,
         norm_epsilon: 1e-12,

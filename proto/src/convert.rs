@@ -85,7 +85,7 @@ impl From<Segment> for v1::Segment {
     }
 }
 
-/// The batch shape of a request of `tokens` tokens.
+/// The batch shape of a request of `tokens` tokens; of none, if it is one of images.
 ///
 /// # Errors
 /// When a segment or the whole cannot be run.
@@ -94,11 +94,22 @@ pub fn shape(segments: Vec<v1::Segment>, tokens: usize) -> Result<BatchShape, Co
         let error = ShapeError::TooManyRows { rows: tokens as u64, limit: MAX_ROWS };
         return Err(error.into());
     }
-    if segments.len() > tokens.max(1) {
-        return Err(ConvertError::Segments { segments: segments.len(), rows: tokens });
+    let rows = if tokens > 0 { tokens } else { MAX_ROWS as usize };
+    if segments.len() > rows {
+        return Err(ConvertError::Segments { segments: segments.len(), rows });
     }
     let segments: Result<Vec<_>, _> = segments.into_iter().map(Segment::try_from).collect();
     Ok(BatchShape::new(segments?)?)
+}
+
+/// Values of f32, little endian; bytes beyond whole ones are left out.
+pub fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks().0.iter().map(|&word| f32::from_le_bytes(word)).collect()
+}
+
+/// Values as f32, little endian.
+pub fn bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
 /// The wire form of a batch shape.

@@ -11,7 +11,7 @@ use galaxy_common::{
     apportion,
     plan::{Extent, Phase},
 };
-use galaxy_engine::{local::LocalCluster, merge::Merged};
+use galaxy_engine::{compute::Inputs, local::LocalCluster, merge::Merged};
 use galaxy_graph::{lower, verify};
 use galaxy_model::{HeadSpec, ModelDir};
 use std::{
@@ -53,7 +53,7 @@ pub const SPLITS: [Split; 7] = [
     Split::HalfBlocks,
 ];
 /// Checkpoints under `testdata/golden`.
-pub const CHECKPOINTS: [&str; 14] = [
+pub const CHECKPOINTS: [&str; 15] = [
     "bert",
     "bert-f16",
     "distilbert",
@@ -68,6 +68,7 @@ pub const CHECKPOINTS: [&str; 14] = [
     "qwen2",
     "qwen3",
     "mistral",
+    "vit",
 ];
 /// Strategies; of `auto`, plans that mix modes.
 pub const STRATEGIES: [Strategy; 6] = [
@@ -330,6 +331,13 @@ impl Expected {
     pub fn ids(&self, length: u32) -> Result<&[u32]> {
         Ok(self.1.get(&format!("ids.{length}")).context("no ids of this length")?)
     }
+    /// The image that the values are of.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn pixels(&self) -> Result<&[f32]> {
+        Ok(self.0.get("pixels").context("no pixels")?)
+    }
     /// Reference values: `hidden` or `logits` of a text of this length.
     ///
     /// # Errors
@@ -383,15 +391,18 @@ pub fn run(case: &Case, wire: WireType, tolerance: f32) -> Result<f32> {
     if classes {
         kinds.push(Wanted::Classes);
     }
+    // Images have one length.
+    let image = dir.spec().patches.map(|patches| [patches.rows(); 3]);
+    let lengths = image.as_ref().map_or(&LENGTHS[..], |image| &image[..]);
     // Each length alone with two outputs, then all lengths together with all outputs in turn.
     let mut batches: Vec<Vec<(u32, Wanted)>> = Vec::new();
-    for (i, &length) in LENGTHS.iter().enumerate() {
+    for (i, &length) in lengths.iter().enumerate() {
         batches.push(vec![(length, Wanted::Hidden)]);
         batches.push(vec![(length, kinds[kinds.len() - 1 - i % 2 * usize::from(language)])]);
     }
-    batches.push(LENGTHS.iter().enumerate().map(|(i, &l)| (l, kinds[i % kinds.len()])).collect());
+    batches.push(lengths.iter().enumerate().map(|(i, &l)| (l, kinds[i % kinds.len()])).collect());
     batches.push(
-        LENGTHS.iter().enumerate().map(|(i, &l)| (l, kinds[(i + 3) % kinds.len()])).collect(),
+        lengths.iter().enumerate().map(|(i, &l)| (l, kinds[(i + 3) % kinds.len()])).collect(),
     );
     let mut worst = 0f32;
     for batch in batches {
@@ -404,11 +415,17 @@ pub fn run(case: &Case, wire: WireType, tolerance: f32) -> Result<f32> {
         let shape = BatchShape::new(segments.collect())?;
         let programs = lower(dir.spec(), &plan, Phase::Prefill, &shape)?;
         verify(dir.spec(), dir.dtype().width(), &plan, &shape, &programs)?;
-        let mut tokens = Vec::new();
-        for &(length, _) in &batch {
-            tokens.extend_from_slice(expected.ids(length)?);
-        }
-        let merged = cluster.run(&shape, tokens.into())?;
+        let inputs = match dir.spec().patches {
+            Some(patches) => {
+                let squares = patches.cut(expected.pixels()?);
+                Inputs::Patches { first: 0, values: squares.repeat(batch.len()).into() }
+            }
+            None => {
+                let ids = batch.iter().map(|&(length, _)| expected.ids(length));
+                ids.collect::<Result<Vec<_>>>()?.concat().into()
+            }
+        };
+        let merged = cluster.run(&shape, inputs)?;
         for (&(length, wanted), got) in batch.iter().zip(&merged) {
             let want = reference(
                 &expected,

@@ -157,7 +157,8 @@ async fn peak(options: &Options) -> Result<()> {
     let tokens: Arc<[u32]> = (0..512).map(|i| 3 + i * 7 % 900).collect();
     let shape = BatchShape::single(512, Wanted::Hidden)?;
     for _ in 0..3 {
-        let run = fleet.execute(shape.clone(), tokens.clone(), Duration::from_secs(60)).await;
+        let run =
+            fleet.execute(shape.clone(), tokens.clone().into(), Duration::from_secs(60)).await;
         run.map_err(|e| anyhow::anyhow!("{e}"))?;
     }
     for ((worker, _), device) in bench.workers.iter().zip(fleet.devices()) {
@@ -205,7 +206,7 @@ async fn many(options: &Options) -> Result<()> {
         let shape = BatchShape::new(vec![segment(0, rows), segment(1, 1 + rows / 2)])?;
         let tokens: Arc<[u32]> =
             (0..shape.rows()).map(|t| 1000 + (t * 31 + i as u32) % 20_000).collect();
-        let run = fleet.execute(shape, tokens, Duration::from_secs(60)).await;
+        let run = fleet.execute(shape, tokens.into(), Duration::from_secs(60)).await;
         run.map_err(|e| anyhow::anyhow!("request {i}: {e}"))?;
         if i == options.requests / 10 {
             after_first = resident()?;

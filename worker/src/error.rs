@@ -110,6 +110,12 @@ pub enum WorkerError {
         /// How many rows there are.
         rows: u32,
     },
+    /// Squares of pixels that are not those of the rows that this device embeds.
+    #[error("squares of pixels are wanted for {rows} rows of images, and others came")]
+    Squares {
+        /// How many rows there are.
+        rows: u32,
+    },
     /// A token that the model does not have.
     #[error("row {row} has token {token}, and the vocabulary has {vocabulary}")]
     Token {
@@ -214,7 +220,7 @@ impl WorkerError {
             Self::Weights(_) | Self::Engine(_) => (Code::FailedPrecondition, "load_failed", false),
             Self::Ring(error) => (Code::Unavailable, "no_link", error.retryable()),
             Self::NoPlain => (Code::FailedPrecondition, "no_plain", false),
-            Self::Shape(_) | Self::Tokens { .. } | Self::Token { .. } => {
+            Self::Shape(_) | Self::Tokens { .. } | Self::Token { .. } | Self::Squares { .. } => {
                 (Code::InvalidArgument, "invalid_argument", false)
             }
             Self::Lower(_) => (Code::InvalidArgument, "cannot_lower", false),

@@ -8,7 +8,7 @@ use crate::{
 use bytes::Bytes;
 use galaxy_common::{BatchShape, Epoch, SequenceNumber, plan::Phase};
 use galaxy_engine::{
-    compute::Binding,
+    compute::{Binding, Inputs},
     executor::{Job, RunError, RunReport},
 };
 use galaxy_graph::{
@@ -16,6 +16,7 @@ use galaxy_graph::{
     program::Lane,
     timeline::{LaneUse, Times},
 };
+use galaxy_model::ModelSpec;
 use galaxy_proto::{convert, v1};
 use std::{
     collections::VecDeque,
@@ -136,7 +137,7 @@ pub(crate) struct Execution {
     active: Arc<Active>,
     digest: Vec<u8>,
     shape: BatchShape,
-    tokens: Arc<[u32]>,
+    inputs: Inputs,
     deadline: Instant,
 }
 
@@ -146,27 +147,23 @@ impl Execution {
         core: &Arc<Core>,
         request: v1::ExecuteRequest,
     ) -> Result<Self, WorkerError> {
-        let v1::ExecuteRequest { epoch, sequence, digest, segments, tokens, timeout_ms } = request;
+        let v1::ExecuteRequest { epoch, sequence, digest, segments, tokens, timeout_ms, .. } =
+            request;
+        let squares = (&request.patches[..], request.first_row);
+        let (epoch, sequence) = (Epoch(epoch), SequenceNumber(sequence));
         let left = match timeout_ms {
             0 => LONGEST,
             ms => Duration::from_millis(ms).min(LONGEST),
         };
         let deadline = Instant::now() + left;
         let shape = convert::shape(segments, tokens.len())?;
-        if shape.rows() as usize != tokens.len() {
-            return Err(WorkerError::Tokens { tokens: tokens.len(), rows: shape.rows() });
-        }
-        let epoch = Epoch(epoch);
-        let place = Place::take(core, epoch, SequenceNumber(sequence))?;
+        let place = Place::take(core, epoch, sequence)?;
         let active = core
             .active()
             .filter(|active| active.epoch == epoch)
             .ok_or(WorkerError::Refused(crate::state::Refusal::NotPlaced { epoch }))?;
-        let vocabulary = active.model.spec().vocabulary;
-        if let Some(row) = tokens.iter().position(|token| *token >= vocabulary) {
-            return Err(WorkerError::Token { row, token: tokens[row], vocabulary });
-        }
-        Ok(Self { place, active, digest, shape, tokens: tokens.into(), deadline })
+        let inputs = inputs(active.model.spec(), &shape, tokens, squares)?;
+        Ok(Self { place, active, digest, shape, inputs, deadline })
     }
 
     /// Runs it and reports into `events`. Once it runs, it runs to its end or to a Cancel,
@@ -193,11 +190,16 @@ impl Execution {
     }
 
     async fn finish(self) -> Result<(RunReport, Arc<Active>), WorkerError> {
-        let Self { place, active, digest, shape, tokens, deadline } = self;
+        let Self { place, active, digest, shape, inputs, deadline } = self;
         let (lowering, wanted) = (active.clone(), shape.clone());
         let (ours, program) = blocking(move || lowering.lower(&wanted)).await??;
         if digest != ours {
             return Err(WorkerError::Digest);
+        }
+        // A device that lacks squares would fail in the middle, and the others with it.
+        let spec = active.model.spec();
+        if spec.patches.is_some() && inputs.part(spec, program.embedded()) != inputs {
+            return Err(WorkerError::Squares { rows: program.embedded().len() });
         }
         // While this is read nobody loads another shard.
         let held = tokio::time::timeout_at(deadline.into(), place.core.held.clone().read_owned())
@@ -208,7 +210,7 @@ impl Execution {
             epoch: place.epoch,
             sequence: place.sequence,
             program,
-            binding: Binding { shape, tokens },
+            binding: Binding { shape, inputs },
             deadline: Some(deadline),
         };
         let executor = active.executor.upgrade().ok_or_else(WorkerError::aborted)?;
@@ -229,6 +231,32 @@ impl Execution {
         lock(&place.core.timelines).put(place.epoch, place.sequence, report.timeline.clone());
         Ok((report, active))
     }
+}
+
+/// What the rows of a batch are made of.
+fn inputs(
+    spec: &ModelSpec,
+    shape: &BatchShape,
+    tokens: Vec<u32>,
+    (squares, first_row): (&[u8], u32),
+) -> Result<Inputs, WorkerError> {
+    let Some(of) = spec.patches else {
+        if shape.rows() as usize != tokens.len() {
+            return Err(WorkerError::Tokens { tokens: tokens.len(), rows: shape.rows() });
+        }
+        let vocabulary = spec.vocabulary;
+        return match tokens.iter().position(|token| *token >= vocabulary) {
+            Some(row) => Err(WorkerError::Token { row, token: tokens[row], vocabulary }),
+            None => Ok(tokens.into()),
+        };
+    };
+    let values = convert::floats(squares);
+    let rows = (values.len() / of.values() as usize) as u32;
+    let end = first_row.saturating_add(rows);
+    if values.len() != rows as usize * of.values() as usize || end > shape.rows() {
+        return Err(WorkerError::Squares { rows: shape.rows() });
+    }
+    Ok(Inputs::Patches { first: first_row, values: values.into() })
 }
 
 impl Active {

@@ -140,6 +140,7 @@ impl Cluster {
             segments: convert::segments(&shape),
             tokens: tokens.to_vec(),
             timeout_ms: 20_000,
+            ..v1::ExecuteRequest::default()
         }
     }
 
@@ -226,7 +227,7 @@ async fn workers_compute_what_one_device_computes() {
         plan.ring[0].name = name("alone");
         let local = LocalCluster::open(cluster.model.clone(), plan).unwrap();
         let shape = BatchShape::single(29, Wanted::Hidden).unwrap();
-        local.run(&shape, tokens.clone().into()).unwrap()[0].values().to_vec()
+        local.run(&shape, tokens.clone()).unwrap()[0].values().to_vec()
     };
     let plan = cluster.plan(Strategy::Galaxy);
     let first = cluster.place_all(&plan, 10).await;
@@ -239,7 +240,7 @@ async fn workers_compute_what_one_device_computes() {
         plan.ring[0].name = name("alone");
         let local = LocalCluster::open(cluster.model.clone(), plan).unwrap();
         let shape = BatchShape::single(1, Wanted::Hidden).unwrap();
-        local.run(&shape, tokens[..1].into()).unwrap()[0].values().to_vec()
+        local.run(&shape, &tokens[..1]).unwrap()[0].values().to_vec()
     });
     // The same parts over plain links: the shard stays.
     let plan = Plan { link: LinkType::Plain, ..plan };

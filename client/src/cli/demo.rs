@@ -9,7 +9,7 @@ use super::{
     trace::{self, Summary},
 };
 use clap::Args;
-use galaxy_client::{Client, ClusterStatus, Embeddings, LinkRate, Output, Trace};
+use galaxy_client::{Client, ClusterStatus, Embeddings, Input, LinkRate, Output, Trace};
 use galaxy_model::tokenizer::Tokenizer;
 use serde::Serialize;
 use std::{
@@ -193,7 +193,8 @@ fn reference(path: &Path) -> Result<Vec<Vec<f32>>, Failure> {
     // No sentence above comes near a number of tokens that u32 could not hold.
     let rows = ids.iter().map(Vec::len).max().unwrap_or(1) as u32;
     let mut alone = InProcess::start(model, &Settings::single(), rows)?;
-    (0..).zip(&ids).map(|(i, ids)| Ok(alone.run(i, ids, Output::Pooled)?.values)).collect()
+    let each = (0..).zip(ids.into_iter().map(Input::Ids));
+    each.map(|(i, ids)| Ok(alone.run(i, &ids, Output::Pooled)?.values)).collect()
 }
 
 fn cosine(a: &[f32], b: &[f32]) -> f64 {

@@ -1,11 +1,13 @@
 //! A model run by workers of this process, over in-memory links.
 
 use super::failure::Failure;
-use galaxy_client::{Output, Tensor};
+use galaxy_client::{Input, Output, Tensor};
 use galaxy_common::{BatchShape, Bytes, DeviceName, Strategy, Wanted, WireType};
-use galaxy_engine::{local::LocalCluster, merge::Merged};
+use galaxy_engine::{compute::Inputs, local::LocalCluster, merge::Merged};
 use galaxy_graph::share::{Member, Terms, plan};
-use galaxy_model::{HeadSpec, ModelDir, ModelError, sentence::SentenceConfig};
+use galaxy_model::{
+    HeadSpec, ModelDir, ModelError, image::ImageProcessor, sentence::SentenceConfig,
+};
 use std::{path::Path, sync::Arc};
 
 /// How the work is cut.
@@ -96,14 +98,12 @@ impl InProcess {
     }
 
     /// The result of one sequence, which is number `index` of the request.
-    pub fn run(&mut self, index: u32, ids: &[u32], output: Output) -> Result<Tensor, Failure> {
-        check(&self.model, index, ids)?;
+    pub fn run(&mut self, index: u32, input: &Input, output: Output) -> Result<Tensor, Failure> {
+        let (rows, inputs) = rows(&self.model, index, input)?;
         let wanted = self.wanted(output)?;
         let here = |what: String| Failure::new(what).at(format_args!("sequence {index}"));
-        // `check` bounds the length by the model's positions, which are counted in u32.
-        let rows = ids.len() as u32;
         let shape = BatchShape::single(rows, wanted).map_err(|e| here(e.to_string()))?;
-        let merged = self.cluster.run(&shape, ids.into()).map_err(|e| here(e.to_string()))?;
+        let merged = self.cluster.run(&shape, inputs).map_err(|e| here(e.to_string()))?;
         let hidden = self.model.spec().hidden;
         let result = merged.into_iter().next().ok_or_else(|| here("no result came".to_owned()))?;
         let (shape, values) = match result {
@@ -150,8 +150,36 @@ impl InProcess {
     }
 }
 
+/// How many rows a sequence has, and what they are made of.
+pub fn rows(model: &ModelDir, index: u32, input: &Input) -> Result<(u32, Inputs), Failure> {
+    let here = |what: String| Failure::new(what).at(format_args!("sequence {index}"));
+    let text = || here("it is an image, and the model reads text".to_owned());
+    let pixels = match (input, model.spec().patches) {
+        (Input::Ids(ids), None) => {
+            check(model, index, ids)?;
+            // Bounded by the model's positions, which are counted in u32.
+            return Ok((ids.len() as u32, ids.clone().into()));
+        }
+        (Input::Ids(_), Some(_)) => {
+            return Err(here("it has token ids, and the model reads images".to_owned()));
+        }
+        (Input::Pixels(values), _) => values.clone(),
+        (Input::Image(file), Some(patches)) => {
+            let images = ImageProcessor::open(model.path(), patches).map_err(model_failure)?;
+            images.pixels(file).map_err(|e| here(e.to_string()))?
+        }
+        (Input::Image(_), None) => return Err(text()),
+    };
+    let patches = model.spec().patches.ok_or_else(text)?;
+    if pixels.len() != patches.pixels() {
+        let shape = [patches.channels, patches.height, patches.width];
+        return Err(here(format!("it has {} values, and the model reads {shape:?}", pixels.len())));
+    }
+    Ok((patches.rows(), Inputs::Patches { first: 0, values: patches.cut(&pixels).into() }))
+}
+
 /// Ids that the model can run.
-pub fn check(model: &ModelDir, index: u32, ids: &[u32]) -> Result<(), Failure> {
+fn check(model: &ModelDir, index: u32, ids: &[u32]) -> Result<(), Failure> {
     let spec = model.spec();
     let here = |what: String| Failure::new(what).at(format_args!("sequence {index}"));
     if ids.is_empty() {

@@ -4,12 +4,13 @@ use super::{
     Connection,
     failure::Failure,
     ids::Ids,
+    images,
     in_process::{self, InProcess, Settings},
     print, progress,
     tensors::{Destination, as_json},
 };
 use clap::Args;
-use galaxy_client::{Output, Tensors};
+use galaxy_client::{Input, Output, Tensors};
 use galaxy_common::{Strategy, WireType};
 use std::path::PathBuf;
 
@@ -35,8 +36,15 @@ FILE.safetensors holds the same tensors in f32, named sequence.0, sequence.1, ..
 pub struct RunArgs {
     /// Token ids of a sequence: 5,17,9, or @FILE.json with a list of ids or a list of such lists.
     /// May be given several times.
-    #[arg(long, required = true, value_name = "IDS|@FILE")]
+    #[arg(long, value_name = "IDS|@FILE")]
     ids: Vec<Ids>,
+    /// An image file, PNG or JPEG, for a model of images. May be given several times.
+    #[arg(long, value_name = "FILE")]
+    image: Vec<PathBuf>,
+    /// Images as the model reads them: a safetensors file, each of whose tensors is f32
+    /// [channels, height, width], or several of them.
+    #[arg(long, value_name = "FILE.safetensors")]
+    pixels: Vec<PathBuf>,
     /// What is wanted: hidden (states of every row, after the last norm), logits (of the classes,
     /// or of the token after the last row), or pooled (as the model's own files say).
     #[arg(long, value_enum, default_value_t = Door::Hidden)]
@@ -136,10 +144,16 @@ pub async fn run(args: RunArgs) -> Result<(), Failure> {
     };
     let mut sequences = Vec::new();
     for ids in &args.ids {
-        sequences.extend(ids.read()?);
+        sequences.extend(ids.read()?.into_iter().map(Input::Ids));
+    }
+    for path in &args.image {
+        sequences.push(Input::Image(images::file(path)?));
+    }
+    for path in &args.pixels {
+        sequences.extend(images::pixels(path)?.into_iter().map(Input::Pixels));
     }
     if sequences.is_empty() {
-        return Err(Failure::new("there are no sequences to run").at("--ids"));
+        return Err(Failure::usage("there are no sequences to run").at("--ids, --image, --pixels"));
     }
     let tensors = match args.model {
         Some(path) => {
@@ -152,7 +166,7 @@ pub async fn run(args: RunArgs) -> Result<(), Failure> {
         }
         None => {
             let client = args.connection.open().await?;
-            progress::watch("running", client.run(&sequences, output)).await?
+            progress::watch("running", client.run_inputs(&sequences, output)).await?
         }
     };
     if let Some(destination) = &args.o {
@@ -173,20 +187,19 @@ pub async fn run(args: RunArgs) -> Result<(), Failure> {
 fn here(
     path: &std::path::Path,
     settings: &Settings,
-    sequences: &[Vec<u32>],
+    sequences: &[Input],
     output: Output,
 ) -> Result<Tensors, Failure> {
     let model = in_process::open_model(path)?;
     // All of them before anything is loaded: a wrong id should not cost a minute first.
-    for (index, ids) in (0..).zip(sequences) {
-        in_process::check(&model, index, ids)?;
+    let mut max_rows = 1;
+    for (index, input) in (0..).zip(sequences) {
+        max_rows = in_process::rows(&model, index, input)?.0.max(max_rows);
     }
-    // Bounded by the model's positions, which `check` compared.
-    let max_rows = sequences.iter().map(Vec::len).max().unwrap_or(1) as u32;
     let mut cluster = InProcess::start(model, settings, max_rows)?;
     let tensors = (0..)
         .zip(sequences)
-        .map(|(index, ids)| cluster.run(index, ids, output))
+        .map(|(index, input)| cluster.run(index, input, output))
         .collect::<Result<_, _>>()?;
     Ok(Tensors { tensors, report: None })
 }
@@ -236,7 +249,7 @@ mod tests {
     fn splits_agree_with_one_device() {
         let model =
             std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/golden/bert");
-        let sequences = [vec![5, 17, 9], vec![1; 20]];
+        let sequences = [vec![5, 17, 9], vec![1; 20]].map(Input::Ids);
         for output in [Output::Hidden, Output::Logits, Output::Pooled] {
             let one = here(&model, &settings("").unwrap(), &sequences, output).unwrap();
             let three = "--share 3,2,1 --threads 1 --tiles 2";
@@ -250,7 +263,8 @@ mod tests {
                 assert!(apart <= 1e-4 * largest, "{output}: {apart} of {largest}");
             }
         }
-        let failure = here(&model, &settings("").unwrap(), &[vec![1 << 30]], Output::Hidden);
+        let failure =
+            here(&model, &settings("").unwrap(), &[Input::Ids(vec![1 << 30])], Output::Hidden);
         assert!(failure.unwrap_err().to_string().contains("token id 1073741824 is unknown"));
     }
 }

@@ -1,6 +1,6 @@
 //! `galaxy embed` and `galaxy classify`.
 
-use super::{Connection, failure::Failure, json, milliseconds, print, progress};
+use super::{Connection, failure::Failure, images, json, milliseconds, print, progress};
 use clap::Args;
 use galaxy_client::{Classes, Embeddings, Report, TooLong};
 use std::{fmt::Write as _, io::Read, path::PathBuf};
@@ -46,6 +46,10 @@ pub struct EmbedArgs {
 pub struct ClassifyArgs {
     #[command(flatten)]
     texts: Texts,
+    /// An image file, PNG or JPEG, for a model of images; instead of texts. May be given several
+    /// times.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["texts", "file"])]
+    image: Vec<PathBuf>,
     #[command(flatten)]
     connection: Connection,
 }
@@ -95,11 +99,20 @@ pub async fn embed(args: EmbedArgs) -> Result<(), Failure> {
 
 /// `galaxy classify`.
 pub async fn classify(args: ClassifyArgs) -> Result<(), Failure> {
-    let texts = args.texts.read()?;
-    let client = args.connection.open().await?;
-    let answer =
-        progress::watch("classifying", client.classify_with(&texts, args.texts.too_long())).await?;
-    if args.texts.json { print(&json(&answer)?) } else { print(&classes(&texts, &answer)) }
+    let (names, answer) = if args.image.is_empty() {
+        let texts = args.texts.read()?;
+        let client = args.connection.open().await?;
+        let work = client.classify_with(&texts, args.texts.too_long());
+        let answer = progress::watch("classifying", work).await?;
+        (texts, answer)
+    } else {
+        let files = args.image.iter().map(|path| images::file(path));
+        let files = files.collect::<Result<Vec<_>, _>>()?;
+        let client = args.connection.open().await?;
+        let answer = progress::watch("classifying", client.classify_images(&files)).await?;
+        (args.image.iter().map(|path| path.display().to_string()).collect(), answer)
+    };
+    if args.texts.json { print(&json(&answer)?) } else { print(&classes(&names, &answer)) }
 }
 
 fn embeddings(texts: &[String], answer: &Embeddings) -> String {

@@ -7,7 +7,7 @@ use super::{
 use crate::error::RequestError;
 use galaxy_common::{BatchShape, Bytes, Epoch, SequenceNumber, plan::Plan};
 use galaxy_engine::{
-    compute::kernels::instructions::Instructions,
+    compute::{Inputs, kernels::instructions::Instructions},
     executor::{RunError, RunReport},
     local::{LocalCluster, LocalError},
 };
@@ -105,14 +105,14 @@ impl Fleet for LocalFleet {
     fn execute(
         &self,
         shape: BatchShape,
-        tokens: Arc<[u32]>,
+        inputs: Inputs,
         limit: Duration,
     ) -> BoxFuture<'_, Result<Run, RequestError>> {
         Box::pin(async move {
             let cluster = self.cluster.clone();
             let begun = Instant::now();
             let deadline = begun.checked_add(limit);
-            let (programs, reports) = blocking(move || cluster.execute(&shape, tokens, deadline))
+            let (programs, reports) = blocking(move || cluster.execute(&shape, inputs, deadline))
                 .await?
                 .map_err(|e| match e {
                     LocalError::Run(RunError::Deadline) => {

@@ -22,6 +22,7 @@ use crate::{
 };
 use board::Board;
 use galaxy_common::{BatchShape, Bytes, Epoch, SequenceNumber};
+use galaxy_engine::compute::Inputs;
 use galaxy_model::ModelDir;
 use galaxy_proto::identity::Identity;
 use std::{
@@ -179,10 +180,10 @@ impl Fleet for RemoteFleet {
     fn execute(
         &self,
         shape: BatchShape,
-        tokens: Arc<[u32]>,
+        inputs: Inputs,
         limit: Duration,
     ) -> BoxFuture<'_, Result<Run, RequestError>> {
-        Box::pin(execute::execute(&self.shared, shape, tokens, limit))
+        Box::pin(execute::execute(&self.shared, shape, inputs, limit))
     }
 
     fn timelines(

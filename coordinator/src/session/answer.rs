@@ -2,7 +2,7 @@
 
 use super::{
     READY_WAIT, Report, Session, Tensor,
-    batch::{Batch, pack},
+    batch::{Batch, Sequence, pack},
 };
 use crate::{
     admission::Ticket,
@@ -39,13 +39,13 @@ impl<'a> Answer<'a> {
     /// Runs all sequences, in as many programs as it takes; results in the order of the sequences.
     pub(super) async fn run(
         &mut self,
-        sequences: Vec<Vec<u32>>,
+        sequences: Vec<Sequence>,
         wanted: Wanted,
         normalise: bool,
     ) -> Result<Vec<Tensor>, RequestError> {
         let normalise = normalise && self.session.sentence().is_ok_and(|s| s.normalise);
         let max_rows = self.session.outlook().max_rows;
-        self.report.tokens = sequences.iter().map(|s| s.len() as u64).sum();
+        self.report.tokens = sequences.iter().map(|s| u64::from(s.rows)).sum();
         let mut results: Vec<Option<Tensor>> = vec![None; sequences.len()];
         for batch in pack(&sequences, max_rows, wanted)? {
             let run = self.program(&batch).await?;
@@ -78,11 +78,11 @@ impl<'a> Answer<'a> {
         };
         self.report.queue += waiting.elapsed();
         let session = self.session.clone();
-        let (shape, tokens) = (batch.shape.clone(), batch.tokens.clone());
+        let (shape, inputs) = (batch.shape.clone(), batch.inputs.clone());
         let limit = self.session.inner.limits.timeout;
         // A task of its own: the program runs to its end, whoever still waits for it.
         let task = tokio::spawn(async move {
-            let run = session.inner.fleet.execute(shape, tokens, limit).await;
+            let run = session.inner.fleet.execute(shape, inputs, limit).await;
             if run.is_ok() {
                 session.inner.programs.fetch_add(1, Ordering::Relaxed);
             }

@@ -2,7 +2,43 @@
 
 use crate::error::RequestError;
 use galaxy_common::{BatchShape, Segment, Wanted};
-use std::sync::Arc;
+use galaxy_engine::compute::Inputs;
+
+/// Values of pixels of one program: far below what a message may have.
+const MAX_VALUES: usize = 6 << 20;
+
+/// One sequence of a request.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct Sequence {
+    /// Its rows: at least one.
+    pub(super) rows: u32,
+    pub(super) content: Content,
+}
+
+/// What its rows are made of.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) enum Content {
+    /// A token id for each.
+    Tokens(Vec<u32>),
+    /// Squares of pixels.
+    Squares(Vec<f32>),
+}
+
+impl From<Vec<u32>> for Sequence {
+    fn from(ids: Vec<u32>) -> Self {
+        // Checked against the model's positions before.
+        Self { rows: ids.len() as u32, content: Content::Tokens(ids) }
+    }
+}
+
+impl Content {
+    fn values(&self) -> usize {
+        match self {
+            Self::Tokens(_) => 0,
+            Self::Squares(values) => values.len(),
+        }
+    }
+}
 
 /// The sequences of one program.
 pub(super) struct Batch {
@@ -10,30 +46,31 @@ pub(super) struct Batch {
     pub(super) indices: Vec<usize>,
     /// Their shape.
     pub(super) shape: BatchShape,
-    /// Their tokens, one behind another.
-    pub(super) tokens: Arc<[u32]>,
+    /// What their rows are made of, one sequence behind another.
+    pub(super) inputs: Inputs,
 }
 
-/// Packs sequences into batches of at most `max_rows` rows. Sequences of like length come
+/// Packs sequences of one kind into batches of at most `max_rows` rows. Sequences of like length come
 /// together, so that the rows of devices and the tiles are alike. Each sequence fits.
 pub(super) fn pack(
-    sequences: &[Vec<u32>],
+    sequences: &[Sequence],
     max_rows: u32,
     wanted: Wanted,
 ) -> Result<Vec<Batch>, RequestError> {
     let mut order: Vec<usize> = (0..sequences.len()).collect();
-    order.sort_by_key(|&i| sequences[i].len());
+    order.sort_by_key(|&i| sequences[i].rows);
     let mut groups: Vec<Vec<usize>> = Vec::new();
-    let mut rows = 0;
+    let (mut rows, mut values) = (0, 0);
     for index in order {
-        let length = sequences[index].len();
+        let (length, more) = (sequences[index].rows, sequences[index].content.values());
         match groups.last_mut() {
-            Some(group) if rows + length <= max_rows as usize => {
+            Some(group) if rows + length <= max_rows && values + more <= MAX_VALUES => {
                 rows += length;
+                values += more;
                 group.push(index);
             }
             _ => {
-                rows = length;
+                (rows, values) = (length, more);
                 groups.push(vec![index]);
             }
         }
@@ -42,24 +79,30 @@ pub(super) fn pack(
 }
 
 fn batch(
-    sequences: &[Vec<u32>],
+    sequences: &[Sequence],
     mut indices: Vec<usize>,
     wanted: Wanted,
 ) -> Result<Batch, RequestError> {
     indices.sort_unstable();
-    let wrong = |why: String| RequestError::Invalid { why };
-    let segments: Result<Vec<Segment>, RequestError> = indices
-        .iter()
-        .enumerate()
-        .map(|(slot, &index)| {
-            let number = |n: usize| u32::try_from(n).map_err(|e| wrong(e.to_string()));
-            let rows = number(sequences[index].len())?;
-            Ok(Segment { slot: number(slot)?, past: 0, rows, wanted })
-        })
-        .collect();
-    let shape = BatchShape::new(segments?).map_err(|e| wrong(e.to_string()))?;
-    let tokens = indices.iter().flat_map(|&i| sequences[i].iter().copied()).collect();
-    Ok(Batch { indices, shape, tokens })
+    let segment = |(slot, &index): (u32, &usize)| {
+        let rows = sequences[index].rows;
+        Segment { slot, past: 0, rows, wanted }
+    };
+    let segments = (0..).zip(&indices).map(segment).collect();
+    let shape =
+        BatchShape::new(segments).map_err(|e| RequestError::Invalid { why: e.to_string() })?;
+    let (mut ids, mut values) = (Vec::new(), Vec::new());
+    for &index in &indices {
+        match &sequences[index].content {
+            Content::Tokens(tokens) => ids.extend_from_slice(tokens),
+            Content::Squares(squares) => values.extend_from_slice(squares),
+        }
+    }
+    let inputs = match values.is_empty() {
+        true => ids.into(),
+        false => Inputs::Patches { first: 0, values: values.into() },
+    };
+    Ok(Batch { indices, shape, inputs })
 }
 
 #[cfg(test)]
@@ -73,15 +116,17 @@ mod tests {
         fn every_sequence_is_run_once_and_no_batch_is_too_large(
             lengths in proptest::collection::vec(1_usize..=20, 1..60),
         ) {
-            let sequences: Vec<Vec<u32>> =
-                lengths.iter().enumerate().map(|(i, n)| vec![i as u32; *n]).collect();
+            let sequences: Vec<Sequence> =
+                lengths.iter().enumerate().map(|(i, n)| vec![i as u32; *n].into()).collect();
             let batches = pack(&sequences, 20, Wanted::Hidden).unwrap();
             let mut seen = vec![0; sequences.len()];
             for batch in &batches {
                 prop_assert!(batch.shape.rows() <= 20);
-                prop_assert_eq!(batch.shape.rows() as usize, batch.tokens.len());
+                let Inputs::Tokens(tokens) = &batch.inputs else { panic!("tokens") };
+                prop_assert_eq!(batch.shape.rows() as usize, tokens.len());
                 for ((rows, _), index) in batch.shape.placed().zip(&batch.indices) {
-                    prop_assert_eq!(&batch.tokens[rows.range()], &sequences[*index][..]);
+                    let sequence = Sequence::from(tokens[rows.range()].to_vec());
+                    prop_assert_eq!(&sequence, &sequences[*index]);
                     seen[*index] += 1;
                 }
             }
@@ -91,7 +136,7 @@ mod tests {
 
     #[test]
     fn few_short_texts_are_one_program() {
-        let sequences = vec![vec![1; 5], vec![2; 9], vec![3; 2]];
+        let sequences = [vec![1; 5], vec![2; 9], vec![3; 2]].map(Sequence::from);
         let batches = pack(&sequences, 64, Wanted::Classes).unwrap();
         assert_eq!(batches.len(), 1);
         assert_eq!(batches[0].indices, [0, 1, 2]);

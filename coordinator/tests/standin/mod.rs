@@ -128,8 +128,7 @@ impl worker_server::Worker for Control {
         let (epoch, rank, local) = self.0.placed.lock().unwrap().clone();
         assert_eq!(epoch, request.epoch);
         let shape = convert::shape(request.segments, request.tokens.len()).unwrap();
-        let (programs, reports) =
-            local.unwrap().execute(&shape, request.tokens.into(), None).unwrap();
+        let (programs, reports) = local.unwrap().execute(&shape, request.tokens, None).unwrap();
         let compute = programs[rank].lanes.iter().find(|(lane, _)| *lane == Lane::Compute);
         let operations = compute.map_or(0, |(_, ids)| ids.len() as u64);
         let busy_ns = operations * OPERATION * self.0.slowness.load(Ordering::SeqCst);

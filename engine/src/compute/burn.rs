@@ -252,13 +252,25 @@ impl Runner {
         if region.columns != Span::first(spec.hidden) {
             return Err(Misfit::Why("embeddings are whole rows"));
         }
-        let tokens = call.binding.tokens.get(region.rows.range());
-        let tokens = tokens.ok_or(Misfit::Why("the batch has fewer tokens"))?;
         rotary::positions(&call.binding.shape, region.rows, &mut self.positions);
-        if self.positions.len() != tokens.len() {
+        if self.positions.len() != region.rows.len() as usize {
             return Err(Misfit::Why("the batch has fewer rows"));
         }
-        let mut rows = self.table(Table::Word, tokens)?;
+        let mut rows = match (spec.patches, &self.weights.patch) {
+            (Some(patches), Some(held)) => {
+                let squares = call.patches(patches, region.rows)?.to_vec();
+                let shape = [region.rows.len() as usize, patches.values() as usize];
+                let squares = Tensor::<2>::from_data(TensorData::new(squares, shape), &self.device);
+                let made = squares.matmul(held.matrix.clone()) + held.bias.clone();
+                // One where a row is the class's.
+                let of_class = |at: &u32| if *at == 0 { 1.0 } else { 0.0 };
+                let mask: Vec<f32> = self.positions.iter().map(of_class).collect();
+                let mask = TensorData::new(mask, [self.positions.len(), 1]);
+                let mask = Tensor::<2>::from_data(mask, &self.device);
+                made.clone() + mask * (held.class_row.clone() - made)
+            }
+            _ => self.table(Table::Word, call.tokens(region.rows)?)?,
+        };
         if let Positions::Learned { offset, .. } = spec.positions {
             let ids: Vec<u32> = self.positions.iter().map(|p| p.saturating_add(offset)).collect();
             rows = rows + self.table(Table::Position, &ids)?;

@@ -1,12 +1,13 @@
 //! One operation and all that it refers to, and why it may not fit: what engines share.
 
 use super::{
-    Binding, ComputeError,
+    Binding, ComputeError, Inputs,
     kernels::{attention, rotary, wire::Tile},
 };
 use crate::weights::WeightError;
+use galaxy_common::{Row, Span};
 use galaxy_graph::program::{Operation, Program, Region};
-use galaxy_model::{ModelSpec, Pairs, Positions};
+use galaxy_model::{ModelSpec, Pairs, Patches, Positions};
 
 /// Why an operation cannot be run.
 pub(crate) enum Misfit {
@@ -85,6 +86,32 @@ impl<'a> Call<'a> {
             return Err(Misfit::Why("its rows are not all of this batch, and no cache is held"));
         }
         Ok(Attended { queries, keys })
+    }
+
+    /// The token ids of rows that are embedded.
+    pub(crate) fn tokens(&self, rows: Span<Row>) -> Result<&'a [u32], Misfit> {
+        match &self.binding.inputs {
+            Inputs::Tokens(tokens) => {
+                tokens.get(rows.range()).ok_or(Misfit::Why("the batch has fewer tokens"))
+            }
+            Inputs::Patches { .. } => {
+                Err(Misfit::Why("it came with images, and the model takes text"))
+            }
+        }
+    }
+
+    /// The squares of pixels of rows that are embedded: `[rows, values]`.
+    pub(crate) fn patches(&self, patches: Patches, rows: Span<Row>) -> Result<&'a [f32], Misfit> {
+        match &self.binding.inputs {
+            Inputs::Patches { first, values } => {
+                let width = patches.values() as usize;
+                let from = rows.start().checked_sub(*first).map(|row| row as usize * width);
+                let some =
+                    from.and_then(|from| values.get(from..from + rows.len() as usize * width));
+                some.ok_or(Misfit::Why("the batch has fewer squares of pixels"))
+            }
+            Inputs::Tokens(_) => Err(Misfit::Why("it came with text, and the model takes images")),
+        }
     }
 
     /// The inverse frequencies by which pairs of columns of the written rows are turned, and into

@@ -257,21 +257,35 @@ impl CpuEngine {
         if out.columns() != hidden {
             return Err(Misfit::Why("embeddings are whole rows"));
         }
-        let tokens = call
-            .binding
-            .tokens
-            .get(rows.range())
-            .ok_or(Misfit::Why("the batch has fewer tokens"))?;
         rotary::positions(&call.binding.shape, rows, &mut self.positions);
-        if self.positions.len() != tokens.len() {
+        if self.positions.len() != rows.len() as usize {
             return Err(Misfit::Why("the batch has fewer rows"));
         }
-        let area = out.contiguous().ok_or(Misfit::Why("embeddings are whole rows"))?;
         let read = |table, ids: &[u32], area: &mut [f32]| {
             let result = self.shard.dir.embedding_rows(table, ids, area);
             result.map_err(|error| Misfit::Weights(error.into()))
         };
-        read(Table::Word, tokens, area)?;
+        let whole = Misfit::Why("embeddings are whole rows");
+        let area = match (spec.patches, &self.shard.patch) {
+            (Some(patches), Some(held)) => {
+                let (count, width) = (out.rows(), patches.values() as usize);
+                let extent = Extent { start: 0, rows: count, columns: width, stride: width };
+                let squares = Area::new(call.patches(patches, rows)?, extent);
+                let squares = squares.ok_or(Misfit::Why("squares of pixels have another width"))?;
+                let epilogue = Epilogue { bias: Some(&held.bias), curve: None };
+                let (threads, scratch) = (&self.threads, &self.products);
+                dense::product(threads, scratch, squares, &held.matrix, out.again(), epilogue);
+                for (row, _) in self.positions.iter().enumerate().filter(|(_, at)| **at == 0) {
+                    out.row(row).copy_from_slice(&held.class_row);
+                }
+                out.contiguous().ok_or(whole)?
+            }
+            _ => {
+                let area = out.contiguous().ok_or(whole)?;
+                read(Table::Word, call.tokens(rows)?, area)?;
+                area
+            }
+        };
         if let Positions::Learned { offset, .. } = spec.positions {
             grow(&mut self.few, POSITION_ROWS * hidden);
             let mut ids = [0; POSITION_ROWS];

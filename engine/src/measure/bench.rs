@@ -1,7 +1,7 @@
 //! The operations of a program on one thread's clock.
 
 use crate::{
-    compute::{Binding, ComputeError, Engine, Staged, choice::EngineError, cpu::CpuEngine},
+    compute::{Binding, ComputeError, Engine, Inputs, Staged, choice::EngineError, cpu::CpuEngine},
     executor::RunError,
     weights::{Shard, WeightError},
 };
@@ -255,10 +255,7 @@ impl Bench {
         let program = programs.into_iter().nth(self.part).ok_or(lost)?;
         let describe = Describe { spec, width: self.dir.dtype().width(), rows };
         let mut batch = Batch {
-            binding: Binding {
-                shape,
-                tokens: (0..rows).map(|at| at * 7 % spec.vocabulary).collect(),
-            },
+            binding: Binding { shape, inputs: Inputs::any(spec, rows, 0) },
             first: Vec::new(),
             layers: (0..self.layers).map(|_| Vec::new()).collect(),
             head: Vec::new(),

@@ -2,7 +2,8 @@
 // Hot path of loading: no logging, no allocation but the matrices and two bounded buffers.
 
 use super::{
-    ClassShard, HeldMatrix, LayerShard, NormVectors, PANEL, Progress, Shard, WeightError,
+    ClassShard, HeldMatrix, LayerShard, NormVectors, PANEL, PatchShard, Progress, Shard,
+    WeightError,
     matrix::{Layout, Values, Window},
 };
 use galaxy_common::{Assignment, BlockAssignment, Bytes, Span, Token};
@@ -92,6 +93,15 @@ impl<'a> Loader<'a> {
     ) -> Result<Shard, WeightError> {
         let spec = self.dir.spec();
         let layers = layers.map(|layer| self.layer(layer)).collect::<Result<_, _>>()?;
+        let patch = match spec.patches {
+            Some(patches) => {
+                let matrix = self.whole(Matrix::Patch, 0..patches.values(), 0..spec.hidden)?;
+                let (bias, class_row) =
+                    (self.weight(Vector::PatchBias)?, self.weight(Vector::ClassRow)?);
+                matrix.map(|matrix| PatchShard { matrix, bias, class_row })
+            }
+            None => None,
+        };
         let embedding_norm = match spec.embedding_norm {
             true => Some(self.norm(Vector::EmbeddingNorm, Vector::EmbeddingNormBias)?),
             false => None,
@@ -120,6 +130,7 @@ impl<'a> Loader<'a> {
         Ok(Shard {
             dir,
             layers,
+            patch,
             embedding_norm,
             token_type,
             distances,

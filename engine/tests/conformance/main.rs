@@ -15,7 +15,9 @@ use cases::{Case, cases};
 use driver::Pair;
 use galaxy_common::{BatchShape, Bytes, DevicePlan, Span, Wanted, plan::Phase};
 use galaxy_engine::{
-    compute::{Binding, ComputeError, Engine, Staged, choice::EngineChoice, cpu::CpuEngine},
+    compute::{
+        Binding, ComputeError, Engine, Inputs, Staged, choice::EngineChoice, cpu::CpuEngine,
+    },
     weights::{Shard, WeightError},
 };
 use galaxy_graph::{
@@ -26,7 +28,7 @@ use galaxy_model::{ModelDir, ModelSpec};
 use reference::Reference;
 use std::{collections::BTreeSet, ops::ControlFlow, path::Path, sync::Arc};
 
-const FAMILIES: [&str; 14] = [
+const FAMILIES: [&str; 15] = [
     "bert",
     "bert-f16",
     "distilbert",
@@ -41,6 +43,7 @@ const FAMILIES: [&str; 14] = [
     "qwen2",
     "qwen3",
     "mistral",
+    "vit",
 ];
 
 fn open(family: &str) -> Arc<ModelDir> {
@@ -53,8 +56,7 @@ fn load(dir: &Arc<ModelDir>, device: &DevicePlan) -> Shard {
 }
 
 fn binding(spec: &ModelSpec, shape: &BatchShape) -> Binding {
-    let tokens = (0..shape.rows()).map(|row| (row * 31 + 7) % spec.vocabulary).collect();
-    Binding { shape: shape.clone(), tokens }
+    Binding { shape: shape.clone(), inputs: Inputs::any(spec, shape.rows(), 7) }
 }
 
 /// Runs the programs of a case; gives the largest error, as a share of what passes.
@@ -93,7 +95,7 @@ fn misfits(choice: EngineChoice) {
     let shape = BatchShape::single(5, Wanted::AllLogits).unwrap();
     let program = lower(dir.spec(), whole, Phase::Prefill, &shape).unwrap().remove(0);
     let failing = |engine: &mut dyn Engine, program: &Program, tokens: &[u32], slots: bool| {
-        let binding = Binding { shape: shape.clone(), tokens: tokens.into() };
+        let binding = Binding { shape: shape.clone(), inputs: tokens.into() };
         if slots {
             engine.prepare(&program.slots).unwrap();
         }
@@ -154,6 +156,7 @@ macro_rules! engine {
             qwen2: "qwen2",
             qwen3: "qwen3",
             mistral: "mistral",
+            vit: "vit",
         );
     };
     ($name:ident, $engine:expr; $($test:ident: $family:literal),+ $(,)?) => {

@@ -2,7 +2,7 @@
 //! a model: it shares no code with the engines and their shards.
 
 use galaxy_common::{BatchShape, DevicePlan, Row, Span, WireType};
-use galaxy_engine::compute::Binding;
+use galaxy_engine::compute::{Binding, Inputs};
 use galaxy_graph::{
     lower::kv_span,
     program::{
@@ -282,15 +282,31 @@ impl Reference {
 
     fn embed(&mut self, binding: &Binding, rows: Span<Row>) -> Vec<f64> {
         let hidden = self.spec().hidden as usize;
-        let tokens = &binding.tokens[rows.range()];
         let read = |table, id| -> Vec<f64> {
             let mut row = vec![0.0; hidden];
             self.dir.embedding_rows(table, &[id], &mut row).unwrap();
             row.into_iter().map(f64::from).collect()
         };
         let (mut sums, mut sizes) = (Vec::new(), Vec::new());
-        for (token, position) in tokens.iter().zip(positions(&binding.shape, rows)) {
-            let mut terms = vec![read(Table::Word, *token)];
+        for (row, position) in rows.iter().zip(positions(&binding.shape, rows)) {
+            let mut terms = match &binding.inputs {
+                Inputs::Tokens(tokens) => vec![read(Table::Word, tokens[row as usize])],
+                Inputs::Patches { .. } if position == 0 => {
+                    vec![self.vectors[&Vector::ClassRow].clone()]
+                }
+                Inputs::Patches { first, values } => {
+                    let width = self.spec().patches.unwrap().values() as usize;
+                    let square = &values[(row - first) as usize * width..][..width];
+                    let matrix = &self.matrices[&Matrix::Patch];
+                    let term = |(i, value): (usize, &f32)| -> Vec<f64> {
+                        let weights = &matrix[i * hidden..][..hidden];
+                        weights.iter().map(|weight| weight * f64::from(*value)).collect()
+                    };
+                    let mut terms: Vec<Vec<f64>> = square.iter().enumerate().map(term).collect();
+                    terms.push(self.vectors[&Vector::PatchBias].clone());
+                    terms
+                }
+            };
             if let Positions::Learned { offset, .. } = self.spec().positions {
                 terms.push(read(Table::Position, position + offset));
             }

@@ -15,6 +15,9 @@ const MAX_HEADS: u32 = 1 << 16;
 const MAX_VOCABULARY: u32 = 1 << 24;
 const MAX_POSITIONS: u32 = 1 << 24;
 const MAX_LABELS: u32 = 1 << 16;
+const MAX_PIXELS: u32 = 1 << 13;
+const MAX_PATCH: u32 = 1 << 10;
+const MAX_CHANNELS: u32 = 16;
 
 pub(super) fn bert(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError> {
     config.must_be("is_decoder", false, "BERT is run as an encoder")?;
@@ -269,6 +272,40 @@ fn gated(config: &Fields<'_>, top: Top, head_width: Option<u32>) -> Result<Model
     })
 }
 
+pub(super) fn vit(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError> {
+    let [hidden, heads] = ["hidden_size", "num_attention_heads"];
+    let (width, count) = (config.count(&[hidden], MAX_WIDTH)?, config.count(&[heads], MAX_HEADS)?);
+    let sizes = Sizes {
+        hidden: width,
+        heads: count,
+        head_width: divide(config, hidden, width, heads, count)?,
+        layers: config.count(&["num_hidden_layers"], MAX_LAYERS)?,
+        vocabulary: 0,
+    };
+    let size = config.count_or_none(&["patch_size"], MAX_PATCH)?.unwrap_or(16);
+    let [height, width] = config.two("image_size", MAX_PIXELS)?.unwrap_or([224, 224]);
+    for side in [height, width] {
+        divide(config, "image_size", side, "patch_size", size)?;
+    }
+    let channels = config.count_or_none(&["num_channels"], MAX_CHANNELS)?.unwrap_or(3);
+    let patches = Patches { channels, height, width, size };
+    Ok(ModelSpec {
+        inner: config.count(&["intermediate_size"], MAX_INNER)?,
+        patches: Some(patches),
+        norm_place: NormPlace::Pre,
+        norm_epsilon: epsilon(config, &["layer_norm_eps"], 1e-12)?,
+        activation: activation(config, &["hidden_act"], Activation::Gelu)?,
+        positions: Positions::Learned { rows: patches.rows(), offset: 0 },
+        embedding_norm: false,
+        qkv_bias: config.flag("qkv_bias", true)?,
+        head: match top {
+            Top::Classes => classes(config, ClassRow::First, None, true)?,
+            _ => HeadSpec::None,
+        },
+        ..encoder(sizes)
+    })
+}
+
 struct Sizes {
     hidden: u32,
     heads: u32,
@@ -309,6 +346,7 @@ fn encoder(sizes: Sizes) -> ModelSpec {
         head_width,
         inner: hidden,
         vocabulary,
+        patches: None,
         norm: NormKind::Layer,
         norm_place: NormPlace::Post,
         norm_epsilon: 1e-12,

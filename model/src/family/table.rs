@@ -5,6 +5,8 @@ use crate::matrix::Storage;
 
 const NONE: Names = Names {
     word: "",
+    patch: "",
+    class_row: "",
     position: "",
     token_type: "",
     distances: "",
@@ -131,7 +133,7 @@ const LLAMA: Family = Family {
     },
 };
 
-pub(super) static FAMILIES: [Family; 12] = [
+pub(super) static FAMILIES: [Family; 13] = [
     BERT,
     ROBERTA,
     Family {
@@ -275,5 +277,28 @@ pub(super) static FAMILIES: [Family; 12] = [
             ..LLAMA.names
         },
         ..LLAMA
+    },
+    Family {
+        model_type: "vit",
+        architectures: &[("ViTModel", Top::Hidden), ("ViTForImageClassification", Top::Classes)],
+        read: config::vit,
+        prefixes: &["", "vit."],
+        names: Names {
+            word: "",
+            patch: "embeddings.patch_embeddings.projection",
+            class_row: "embeddings.cls_token!",
+            position: "embeddings.position_embeddings!",
+            token_type: "",
+            embedding_norm: "",
+            query: "encoder.layer.{}.attention.attention.query",
+            key: "encoder.layer.{}.attention.attention.key",
+            value: "encoder.layer.{}.attention.attention.value",
+            attention_norm: "encoder.layer.{}.layernorm_before",
+            mlp_norm: "encoder.layer.{}.layernorm_after",
+            final_norm: "layernorm",
+            class_dense: "",
+            ..BERT.names
+        },
+        ..BERT
     },
 ];

@@ -13,8 +13,9 @@ use crate::{
     placement,
 };
 use galaxy_common::{BatchShape, DeviceName, Epoch, SequenceNumber};
+use galaxy_engine::compute::Inputs;
 use galaxy_proto::{
-    convert::segments,
+    convert::{bytes, segments},
     fault::{Fault, from_status},
     v1::{ExecuteDone, ExecuteRequest, OutputPiece, execute_event},
 };
@@ -46,7 +47,7 @@ enum Failure {
 pub(super) async fn execute(
     shared: &Arc<Shared>,
     shape: BatchShape,
-    tokens: Arc<[u32]>,
+    inputs: Inputs,
     limit: Duration,
 ) -> Result<Run, RequestError> {
     let begun = Instant::now();
@@ -99,8 +100,8 @@ pub(super) async fn execute(
         sequence: sequence.0,
         digest: dispatch.digest.to_vec(),
         segments: segments(&shape),
-        tokens: tokens.to_vec(),
         timeout_ms: u64::try_from(limit.saturating_add(LONGER).as_millis()).unwrap_or(u64::MAX),
+        ..ExecuteRequest::default()
     };
     let connections: Vec<_> = {
         let board = shared.board();
@@ -118,7 +119,14 @@ pub(super) async fn execute(
             let (rows, width) = o.extent(spec.hidden, labels);
             rows as usize * width as usize
         });
-        let (sizes, request, shared) = (sizes.collect(), request.clone(), shared.clone());
+        let (sizes, shared) = (sizes.collect(), shared.clone());
+        // Pixels go to the rows' owners.
+        let request = match inputs.part(spec, dispatch.embedded[rank]) {
+            Inputs::Tokens(tokens) => ExecuteRequest { tokens: tokens.to_vec(), ..request.clone() },
+            Inputs::Patches { first, values } => {
+                ExecuteRequest { patches: bytes(&values), first_row: first, ..request.clone() }
+            }
+        };
         calls.spawn(async move {
             let answer = run_on(&shared, device, attempt, connection, request, sizes).await;
             (rank, attempt, outputs, answer)

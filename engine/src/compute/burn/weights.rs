@@ -7,6 +7,7 @@ use galaxy_common::{Head, Span};
 /// All weights of a shard.
 pub(super) struct Weights {
     pub(super) layers: Vec<Layer>,
+    pub(super) patch: Option<PatchTensors>,
     pub(super) embedding_norm: Option<NormTensors>,
     pub(super) token_type: Option<Tensor<2>>,
     pub(super) final_norm: Option<NormTensors>,
@@ -39,6 +40,13 @@ pub(super) struct Layer {
     pub(super) head_norms: Option<[NormTensors; 2]>,
 }
 
+/// As [`crate::weights::PatchShard`].
+pub(super) struct PatchTensors {
+    pub(super) matrix: Tensor<2>,
+    pub(super) bias: Tensor<2>,
+    pub(super) class_row: Tensor<2>,
+}
+
 /// As [`NormVectors`], each `[1, columns]`.
 pub(super) struct NormTensors {
     pub(super) weight: Tensor<2>,
@@ -59,6 +67,11 @@ impl Weights {
         let mut mover = Mover { device, bytes: 0 };
         let layers = std::mem::take(&mut shard.layers);
         let layers = layers.into_iter().map(|layer| mover.layer(layer, group)).collect();
+        let patch = shard.patch.take().map(|patch| PatchTensors {
+            matrix: mover.whole(patch.matrix),
+            bias: mover.vector(patch.bias),
+            class_row: mover.vector(patch.class_row),
+        });
         let embedding_norm = shard.embedding_norm.take().map(|norm| mover.norm(norm));
         let token_type = mover.row(shard.token_type.take());
         let final_norm = shard.final_norm.take().map(|norm| mover.norm(norm));
@@ -73,6 +86,7 @@ impl Weights {
         let bytes = mover.bytes;
         Self {
             layers,
+            patch,
             embedding_norm,
             token_type,
             final_norm,

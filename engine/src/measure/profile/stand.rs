@@ -3,7 +3,7 @@
 
 use super::{clock::Clock, widths::Sample};
 use crate::{
-    compute::{Binding, Engine, Staged},
+    compute::{Binding, Engine, Inputs, Staged},
     measure::MeasureError,
 };
 use galaxy_common::{BatchShape, Bytes, Column, Head, Kernel, Rank, Row, Span, Wanted, WireType};
@@ -184,10 +184,7 @@ impl Stand {
         let shape = BatchShape::single(rows, Wanted::Hidden)?;
         let first = self.token;
         self.token = self.token.wrapping_add(rows);
-        let vocabulary = self.spec.vocabulary.max(1);
-        // Apart from each other, as words are.
-        let token = |at: u32| first.wrapping_add(at).wrapping_mul(7919) % vocabulary;
-        Ok(Binding { shape, tokens: (0..rows).map(token).collect() })
+        Ok(Binding { shape, inputs: Inputs::any(&self.spec, rows, first) })
     }
 
     /// Every operation of a layer over the first `rows` rows, for each width of one set of the

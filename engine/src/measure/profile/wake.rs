@@ -44,7 +44,7 @@ pub(super) fn wake(engine: Box<dyn Engine>) -> Result<f64, MeasureError> {
         closers: vec![closer],
     };
     executor.connect(Epoch(1), links);
-    let binding = Binding { shape: BatchShape::single(1, Wanted::Hidden)?, tokens: Arc::new([0]) };
+    let binding = Binding { shape: BatchShape::single(1, Wanted::Hidden)?, inputs: vec![0].into() };
     let program = Arc::new(round_trips());
     let report = executor.run(Job {
         epoch: Epoch(1),

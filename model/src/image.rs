@@ -1,0 +1,346 @@
+//! Image files to the values that a model of images reads, as `preprocessor_config.json` says.
+//!
+//! Steps and their rounding are those of `transformers` on Pillow: what comes out is what it gives for
+//! the same pixels. PNG is decoded exactly; decoders of JPEG differ among themselves by a step of 1
+//! in 255 here and there.
+
+use crate::{
+    config::Fields,
+    error::ModelError,
+    spec::Patches,
+    store::{MAX_JSON_BYTES, read_bounded},
+};
+use image::{DynamicImage, ImageDecoder, ImageReader, Limits, RgbImage};
+use std::{io::Cursor, path::Path};
+
+/// Pixels of a side of an image that is decoded, at most.
+const MAX_SIDE: u32 = 1 << 14;
+/// Bytes that decoding may take.
+const MAX_BYTES: u64 = 512 << 20;
+/// Pixels of a side to which an image is resized, at most.
+const MAX_SIZE: u32 = 1 << 13;
+
+/// How images become what a model reads.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ImageProcessor {
+    patches: Patches,
+    /// (width, height), if images are resized.
+    resize: Option<(u32, u32)>,
+    filter: Filter,
+    /// What a value of 0 to 255 is multiplied by.
+    rescale: f64,
+    /// What is subtracted of each channel, and what it is divided by then.
+    normalise: Option<([f32; 3], [f32; 3])>,
+}
+
+/// How pixels between others are found. Numbers are Pillow's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Filter {
+    Lanczos = 1,
+    Bilinear = 2,
+    Bicubic = 3,
+}
+
+impl Filter {
+    /// Up to how far a pixel counts, in pixels.
+    fn support(self) -> f64 {
+        match self {
+            Self::Bilinear => 1.0,
+            Self::Bicubic => 2.0,
+            Self::Lanczos => 3.0,
+        }
+    }
+
+    fn weight(self, x: f64) -> f64 {
+        let x = x.abs();
+        let sinc = |x: f64| match x {
+            0.0 => 1.0,
+            x => (x * std::f64::consts::PI).sin() / (x * std::f64::consts::PI),
+        };
+        match self {
+            Self::Bilinear if x < 1.0 => 1.0 - x,
+            Self::Bicubic if x < 1.0 => (1.5 * x - 2.5) * x * x + 1.0,
+            Self::Bicubic if x < 2.0 => ((-0.5 * x + 2.5) * x - 4.0) * x + 2.0,
+            Self::Lanczos if x < 3.0 => sinc(x) * sinc(x / 3.0),
+            _ => 0.0,
+        }
+    }
+}
+
+impl ImageProcessor {
+    /// Reads the `preprocessor_config.json` of a model directory.
+    ///
+    /// # Errors
+    /// When there is none, or it describes what this build does not do.
+    pub fn open(directory: &Path, patches: Patches) -> Result<Self, ModelError> {
+        let path = directory.join("preprocessor_config.json");
+        if !path.is_file() {
+            let wanted = "preprocessor_config.json".to_owned();
+            return Err(ModelError::NotThere { path: directory.to_owned(), wanted });
+        }
+        let bytes = read_bounded(&path, MAX_JSON_BYTES)?;
+        let value: serde_json::Value = serde_json::from_slice(&bytes)
+            .map_err(|source| ModelError::Json { path: path.clone(), source })?;
+        Self::read(&Fields::new(&path, &value)?, patches)
+    }
+
+    fn read(config: &Fields<'_>, patches: Patches) -> Result<Self, ModelError> {
+        if patches.channels != 3 {
+            let problem = format!("is {}: images have 3", patches.channels);
+            return Err(config.wrong("num_channels", problem));
+        }
+        config.must_be("do_center_crop", false, "only whole images are read")?;
+        let resize = match config.flag("do_resize", true)? {
+            false => None,
+            // Files of old wrote one number.
+            true => Some(match config.inner(&["size"]) {
+                Ok(Some(size)) => {
+                    (size.count(&["width"], MAX_SIZE)?, size.count(&["height"], MAX_SIZE)?)
+                }
+                _ => {
+                    let [height, width] = config.two("size", MAX_SIZE)?.unwrap_or([224, 224]);
+                    (width, height)
+                }
+            }),
+        };
+        let filter = match config.count_or_none(&["resample"], 5)?.unwrap_or(2) {
+            1 => Filter::Lanczos,
+            2 => Filter::Bilinear,
+            3 => Filter::Bicubic,
+            other => {
+                let known = "1 (Lanczos), 2 (bilinear), 3 (bicubic)";
+                return Err(config.unknown("resample", &other.to_string(), known));
+            }
+        };
+        let rescale = match config.flag("do_rescale", true)? {
+            true => config.positive_or_none(&["rescale_factor"])?.unwrap_or(1.0 / 255.0),
+            false => 1.0,
+        };
+        let normalise = match config.flag("do_normalize", true)? {
+            true => Some((three(config, "image_mean", 0.0)?, three(config, "image_std", 1e-6)?)),
+            false => None,
+        };
+        Ok(Self { patches, resize, filter, rescale, normalise })
+    }
+
+    /// The values of an encoded image.
+    ///
+    /// # Shapes
+    /// `[channels, height, width]`, as the model has them.
+    ///
+    /// # Errors
+    /// When it is no image that is known, is damaged or larger than is decoded, or has another size
+    /// than the model and is not resized.
+    pub fn pixels(&self, encoded: &[u8]) -> Result<Vec<f32>, ImageError> {
+        let mut image = decode(encoded)?;
+        if let Some((width, height)) = self.resize {
+            image = resize(&image, width, height, self.filter);
+        }
+        let (have, want) = (image.dimensions(), (self.patches.width, self.patches.height));
+        if have != want {
+            return Err(ImageError::Size { have, want });
+        }
+        let count = image.width() as usize * image.height() as usize;
+        let mut values = Vec::with_capacity(3 * count);
+        for channel in 0..3 {
+            let scaled = image.pixels().map(|pixel| {
+                let value = (f64::from(pixel.0[channel]) * self.rescale) as f32;
+                match &self.normalise {
+                    Some((mean, deviation)) => (value - mean[channel]) / deviation[channel],
+                    None => value,
+                }
+            });
+            values.extend(scaled);
+        }
+        Ok(values)
+    }
+}
+
+/// Three numbers, or one for all three: above `least`, or at least that if it is zero.
+fn three(config: &Fields<'_>, field: &'static str, least: f64) -> Result<[f32; 3], ModelError> {
+    let Some((_, value)) = config.get(&[field]) else { return Ok([0.5; 3]) };
+    let list = value.as_array().cloned().unwrap_or_else(|| vec![value.clone(); 3]);
+    let number = |value: &serde_json::Value| {
+        value.as_f64().filter(|n| n.is_finite() && *n >= least && *n <= 1e6).map(|n| n as f32)
+    };
+    let numbers: Option<Vec<f32>> = list.iter().map(number).collect();
+    let three = numbers.and_then(|numbers| <[f32; 3]>::try_from(numbers).ok());
+    three.ok_or_else(|| config.wrong(field, "must be one number or three"))
+}
+
+/// Why an image cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ImageError {
+    /// It cannot be decoded.
+    #[error("it is no image that can be read ({why}): give PNG or JPEG")]
+    Decode {
+        /// Why.
+        why: String,
+    },
+    /// It has another size than the model reads.
+    #[error("it has {} x {} pixels, and the model reads {} x {}", have.0, have.1, want.0, want.1)]
+    Size {
+        /// Width and height.
+        have: (u32, u32),
+        /// Those of the model.
+        want: (u32, u32),
+    },
+}
+
+/// Decodes a file, upright and without transparency.
+fn decode(encoded: &[u8]) -> Result<RgbImage, ImageError> {
+    let wrong = |error: image::ImageError| ImageError::Decode { why: error.to_string() };
+    let mut reader = ImageReader::new(Cursor::new(encoded));
+    let mut limits = Limits::default();
+    limits.max_image_width = Some(MAX_SIDE);
+    limits.max_image_height = Some(MAX_SIDE);
+    limits.max_alloc = Some(MAX_BYTES);
+    reader.limits(limits);
+    let guessed = reader.with_guessed_format();
+    let reader = guessed.map_err(|error| ImageError::Decode { why: error.to_string() })?;
+    let mut decoder = reader.into_decoder().map_err(wrong)?;
+    let upright = decoder.orientation().map_err(wrong)?;
+    let mut image = DynamicImage::from_decoder(decoder).map_err(wrong)?;
+    image.apply_orientation(upright);
+    Ok(image.into_rgb8())
+}
+
+/// Bits after the point of weights.
+const BITS: u32 = 22;
+
+/// For each pixel of a side that is resized to `to` pixels: the first that counts, and the weights of
+/// that and those after it.
+fn weights(from: u32, to: u32, filter: Filter) -> Vec<(usize, Vec<i64>)> {
+    let scale = f64::from(from) / f64::from(to);
+    let wide = scale.max(1.0);
+    let support = filter.support() * wide;
+    let of = |at: u32| {
+        let centre = (f64::from(at) + 0.5) * scale;
+        let first = ((centre - support + 0.5).max(0.0)) as usize;
+        let end = ((centre + support + 0.5) as usize).min(from as usize);
+        let weight = |pixel: usize| filter.weight((pixel as f64 - centre + 0.5) / wide);
+        let all: Vec<f64> = (first..end).map(weight).collect();
+        let sum: f64 = all.iter().sum();
+        let fixed = |weight: &f64| {
+            let share = if sum == 0.0 { *weight } else { weight / sum };
+            (share * f64::from(1u32 << BITS)).round() as i64
+        };
+        (first, all.iter().map(fixed).collect())
+    };
+    (0..to).map(of).collect()
+}
+
+/// Resizes in two passes, each rounded to 8 bits.
+fn resize(image: &RgbImage, width: u32, height: u32, filter: Filter) -> RgbImage {
+    let mixed = |values: &mut dyn Iterator<Item = (u8, i64)>| {
+        let sum: i64 = values.map(|(value, weight)| i64::from(value) * weight).sum();
+        ((sum + (1 << (BITS - 1))) >> BITS).clamp(0, 255) as u8
+    };
+    let mut image = image.clone();
+    if image.width() != width {
+        let columns = weights(image.width(), width, filter);
+        image = RgbImage::from_fn(width, image.height(), |x, y| {
+            let (first, weights) = &columns[x as usize];
+            image::Rgb([0, 1, 2].map(|channel| {
+                let pixel = |at: usize| image.get_pixel((first + at) as u32, y).0[channel];
+                mixed(&mut weights.iter().enumerate().map(|(at, weight)| (pixel(at), *weight)))
+            }))
+        });
+    }
+    if image.height() != height {
+        let lines = weights(image.height(), height, filter);
+        image = RgbImage::from_fn(image.width(), height, |x, y| {
+            let (first, weights) = &lines[y as usize];
+            image::Rgb([0, 1, 2].map(|channel| {
+                let pixel = |at: usize| image.get_pixel(x, (first + at) as u32).0[channel];
+                mixed(&mut weights.iter().enumerate().map(|(at, weight)| (pixel(at), *weight)))
+            }))
+        });
+    }
+    image
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::ModelDir;
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    fn golden() -> (ModelDir, ImageProcessor) {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/golden/vit");
+        let model = ModelDir::open(&path).unwrap();
+        let processor = ImageProcessor::open(&path, model.spec().patches.unwrap()).unwrap();
+        (model, processor)
+    }
+
+    /// The image is smaller than the model reads one way, and larger the other.
+    #[test]
+    fn pixels_are_those_of_transformers() {
+        let (model, processor) = golden();
+        let pixels = processor.pixels(&std::fs::read(model.path().join("image.png")).unwrap());
+        let bytes = std::fs::read(model.path().join("expected.safetensors")).unwrap();
+        let expected = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        let words = expected.tensor("pixels").unwrap().data().as_chunks().0.to_vec();
+        let expected: Vec<f32> = words.into_iter().map(f32::from_le_bytes).collect();
+        let pixels = pixels.unwrap();
+        assert_eq!(pixels.len(), expected.len());
+        let apart = pixels.iter().zip(&expected).map(|(a, b)| (a - b).abs());
+        assert!(apart.fold(0.0, f32::max) < 1e-6);
+    }
+
+    #[test]
+    fn squares_stand_row_by_row() {
+        let patches = Patches { channels: 2, height: 2, width: 4, size: 2 };
+        let pixels: Vec<f32> = (0..16).map(|i| i as f32).collect();
+        let zeros = [0.0; 8];
+        let first = [0.0, 1.0, 4.0, 5.0, 8.0, 9.0, 12.0, 13.0];
+        let second = [2.0, 3.0, 6.0, 7.0, 10.0, 11.0, 14.0, 15.0];
+        assert_eq!(patches.cut(&pixels), [zeros, first, second].concat());
+    }
+
+    #[test]
+    fn what_is_not_done_is_refused_by_name() {
+        let patches = Patches { channels: 3, height: 4, width: 4, size: 2 };
+        let read = |config: serde_json::Value| {
+            let fields = Fields::new(Path::new("preprocessor_config.json"), &config)?;
+            ImageProcessor::read(&fields, patches)
+        };
+        let old = read(json!({ "size": 4 })).unwrap();
+        assert_eq!((old.resize, old.filter), (Some((4, 4)), Filter::Bilinear));
+        for (config, want) in [
+            (json!({ "do_center_crop": true }), "do_center_crop"),
+            (json!({ "resample": 0 }), "resample"),
+            (json!({ "resample": 5 }), "Lanczos"),
+            (json!({ "size": { "shortest_edge": 4 } }), "width"),
+            (json!({ "size": { "width": 1, "height": 0 } }), "height"),
+            (json!({ "image_std": [0.5, 0.0, 0.5] }), "image_std"),
+            (json!({ "image_mean": [0.5, 0.5] }), "image_mean"),
+            (json!({ "rescale_factor": -1 }), "rescale_factor"),
+        ] {
+            let error = read(config).unwrap_err().to_string();
+            assert!(error.contains(want), "{error}\nlacks {want}");
+        }
+        let unlike = read(json!({ "do_resize": false })).unwrap();
+        let (model, _) = golden();
+        let image = std::fs::read(model.path().join("image.png")).unwrap();
+        assert!(matches!(unlike.pixels(&image), Err(ImageError::Size { want: (4, 4), .. })));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_handled(
+            mut bytes in proptest::collection::vec(any::<u8>(), 0..200), png: bool,
+            at: prop::sample::Index, value: u8,
+        ) {
+            let (model, processor) = golden();
+            if png {
+                bytes = std::fs::read(model.path().join("image.png")).unwrap();
+                let at = at.index(bytes.len());
+                bytes[at] = value;
+            }
+            drop(processor.pixels(&bytes));
+        }
+    }
+}

@@ -257,16 +257,22 @@ impl ModelDir {
         data: File,
         arrivals: Arc<dyn Arrivals>,
     ) -> Result<Self, ModelError> {
-        let store = Store::arriving(path, manifest.tensors(), data, arrivals)?;
-        let name = manifest.name().to_owned();
-        let fingerprint = manifest.fingerprint().to_owned();
-        let mut model = Self::assemble(path, name, fingerprint, manifest.config(), store)?;
+        let mut model = Self::outline(manifest, path)?;
         let pieces = model.pieces()?;
         manifest.fits(&pieces)?;
+        model.store.arrive(data, arrivals);
         for cut in pieces.cuts() {
             model.store.lay(&cut.name, cut.at, cut.tile);
         }
         model.checked()
+    }
+
+    /// What a manifest says of its model, without any data.
+    pub(crate) fn outline(manifest: &Manifest, path: &Path) -> Result<Self, ModelError> {
+        let store = Store::outline(path, manifest.tensors())?;
+        let name = manifest.name().to_owned();
+        let fingerprint = manifest.fingerprint().to_owned();
+        Self::assemble(path, name, fingerprint, manifest.config(), store)
     }
 
     /// Reads the config, and finds out how tensors are called.

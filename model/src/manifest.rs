@@ -10,7 +10,7 @@ use crate::{
     store::{Listed, MAX_JSON_BYTES},
 };
 use serde::{Deserialize, Serialize};
-use std::{fmt, ops::ControlFlow, str::FromStr};
+use std::{fmt, ops::ControlFlow, path::Path, str::FromStr};
 
 /// The largest manifest that is read: of a model of 500 GB.
 pub const MAX_MANIFEST_BYTES: u64 = 128 << 20;
@@ -117,6 +117,16 @@ impl Manifest {
         Ok(manifest)
     }
 
+    /// How its model is cut. `path` is for messages.
+    ///
+    /// # Errors
+    /// When it describes no model of this build, or has not a digest for each piece.
+    pub fn pieces(&self, path: &Path) -> Result<Pieces, ModelError> {
+        let pieces = ModelDir::outline(self, path)?.pieces()?;
+        self.fits(&pieces)?;
+        Ok(pieces)
+    }
+
     /// Name of the model's directory where it was made.
     pub fn name(&self) -> &str {
         &self.name
@@ -153,7 +163,7 @@ impl Manifest {
 mod tests {
     use super::*;
     use crate::{Arrivals, Matrix, Table, Vector, testing::golden};
-    use std::{fs, ops::Range, path::Path, sync::Arc};
+    use std::{fs, ops::Range, sync::Arc};
 
     struct AllThere;
     impl Arrivals for AllThere {

@@ -139,17 +139,11 @@ impl Store {
         Ok(store)
     }
 
-    /// The tensors of a model whose data arrives in pieces; where they lie, [`Store::lay`] says.
-    pub(crate) fn arriving(
-        directory: &Path,
-        tensors: &[Listed],
-        data: File,
-        arrivals: Arc<dyn Arrivals>,
-    ) -> Result<Self, ModelError> {
-        let (path, name) = (directory.to_owned(), "data".to_owned());
+    /// Tensors without their data; where they will lie, [`Store::lay`] says.
+    pub(crate) fn outline(path: &Path, tensors: &[Listed]) -> Result<Self, ModelError> {
         let mut known = HashMap::with_capacity(tensors.len());
         for Listed { name, dtype, shape } in tensors {
-            let wrong = |problem| ModelError::Header { path: path.clone(), problem };
+            let wrong = |problem| ModelError::Header { path: path.to_owned(), problem };
             let impossible = || wrong(HeaderProblem::Impossible { tensor: name.clone() });
             let count = shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
             let bytes = bits(dtype).and_then(|bits| Some(count?.checked_mul(bits)? / 8));
@@ -165,9 +159,16 @@ impl Store {
                 return Err(wrong(HeaderProblem::Twice { tensor: name.clone() }));
             }
         }
-        let bytes = known.values().fold(0u64, |sum, tensor| sum.saturating_add(tensor.bytes));
-        let shards = vec![Shard { path: path.clone(), name, file: data, bytes }];
-        Ok(Self { directory: path, shards, tensors: known, arrivals: Some(arrivals) })
+        let directory = path.to_owned();
+        Ok(Self { directory, shards: Vec::new(), tensors: known, arrivals: None })
+    }
+
+    /// Gives an outline its data, which arrives.
+    pub(crate) fn arrive(&mut self, data: File, arrivals: Arc<dyn Arrivals>) {
+        let bytes = self.tensors.values().fold(0u64, |sum, t| sum.saturating_add(t.bytes));
+        let (path, name) = (self.directory.clone(), "data".to_owned());
+        self.shards = vec![Shard { path, name, file: data, bytes }];
+        self.arrivals = Some(arrivals);
     }
 
     /// Says where a tensor lies in the data.

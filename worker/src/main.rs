@@ -39,7 +39,7 @@ struct Flags {
     /// [default: galaxy/NAME under $XDG_CACHE_HOME or ~/.cache]
     #[arg(long, value_name = "DIR")]
     cache: Option<PathBuf>,
-    /// Most bytes of it on disk; 0: models that are not under --models are refused
+    /// Most bytes of it on disk; with 0B, models that are not under --models are refused
     #[arg(long, value_name = "SIZE", default_value = "20GB")]
     cache_bytes: Bytes,
     /// What to compute with: cpu, or burn-flex, burn-wgpu[:N], burn-cuda[:N] where compiled in
@@ -92,7 +92,8 @@ fn run(flags: Flags) -> anyhow::Result<()> {
         Bytes(0) => None,
         limit => {
             let dir = flags.cache.or_else(|| default_cache(&identity));
-            Some(CacheConfig { dir: dir.context("--cache DIR is needed without a home")?, limit })
+            // Without a home there is no place for it, and who has models needs none.
+            dir.map(|dir| CacheConfig { dir, limit })
         }
     };
     let config = WorkerConfig {
@@ -138,7 +139,8 @@ fn run(flags: Flags) -> anyhow::Result<()> {
 fn default_cache(identity: &Path) -> Option<PathBuf> {
     let named = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
     let caches = named("XDG_CACHE_HOME").or_else(|| Some(named("HOME")?.join(".cache")))?;
-    let identity = identity.canonicalize().ok()?;
+    // "." has no base name, where an absolute path has one.
+    let identity = identity.canonicalize().unwrap_or_else(|_| identity.to_owned());
     Some(caches.join("galaxy").join(identity.file_name()?))
 }
 

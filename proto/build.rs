@@ -3,12 +3,16 @@
 use std::{error::Error, path::Path, process::Command};
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let files = ["common", "worker", "coordinator"].map(|f| format!("galaxy/v1/{f}.proto"));
+    let files =
+        ["common", "content", "worker", "coordinator"].map(|f| format!("galaxy/v1/{f}.proto"));
     for file in &files {
         println!("cargo:rerun-if-changed={file}");
     }
     let descriptors = protox::compile(&files, ["."])?;
-    tonic_prost_build::configure().bytes(".galaxy.v1.OutputPiece.data").compile_fds(descriptors)?;
+    tonic_prost_build::configure()
+        .bytes(".galaxy.v1.OutputPiece.data")
+        .bytes(".galaxy.v1.Piece.data")
+        .compile_fds(descriptors)?;
 
     // The file that changes with every checkout and commit; a missing file would rebuild always.
     for watched in ["../.git/HEAD", "../.git/logs/HEAD"] {

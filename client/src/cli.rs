@@ -11,6 +11,7 @@ mod loopback;
 mod plan;
 mod profile;
 mod progress;
+mod pull;
 mod run;
 mod status;
 mod table;
@@ -66,6 +67,8 @@ enum Command {
     Profile(profile::ProfileArgs),
     /// Says how a cluster would split its model, how long that would take, and why.
     Plan(plan::PlanArgs),
+    /// Brings a model directory from the Hugging Face Hub.
+    Pull(pull::PullArgs),
     /// Asks the coordinator to finish what is queued and to take no more.
     Drain(status::DrainArgs),
 }
@@ -149,6 +152,7 @@ fn execute(cli: Cli) -> Result<(), Failure> {
             Command::Profile(args) => profile::profile(args).await,
             Command::Drain(args) => status::drain(args).await,
             Command::Plan(args) => plan::plan(&args),
+            Command::Pull(args) => pull::pull(args).await,
         }
     })
 }
@@ -240,6 +244,7 @@ mod tests {
             "galaxy plan --cluster cluster.toml --compare --json",
             "galaxy plan --cluster cluster.toml --what-if pi-2.memory=2GB --what-if pi-1->pi-2.rate=1Gbit/s",
             "galaxy plan --simulate hundred.toml",
+            "galaxy pull org/name --revision v2 --to models/name --json",
         ] {
             parse(line).unwrap_or_else(|e| panic!("{line}: {e}"));
         }

@@ -18,22 +18,30 @@ const DIAL: Duration = Duration::from_secs(3);
 /// How long a description may take.
 const DESCRIBE: Duration = Duration::from_secs(2);
 
-/// Forms a fresh connection and asks who is there.
+/// Forms a fresh connection.
 ///
 /// # Errors
 /// In words: nobody, or not who it should be.
-pub(crate) async fn introduce(
-    device: &Device,
-    identity: &Identity,
-) -> Result<(Connection, DescribeReply), String> {
+pub(crate) async fn connect(device: &Device, identity: &Identity) -> Result<Connection, String> {
     let server = (&device.name, Role::Device);
     // Once: a worker that was started anew describes itself anew, and holds nothing.
     let channel = channel::connect_once(&device.address, Some(identity), server, DIAL)
         .await
         .map_err(|e| e.to_string())?;
-    let mut connection = WorkerClient::new(channel)
+    Ok(WorkerClient::new(channel)
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
-        .max_encoding_message_size(MAX_MESSAGE_BYTES);
+        .max_encoding_message_size(MAX_MESSAGE_BYTES))
+}
+
+/// Forms a fresh connection and asks who is there.
+///
+/// # Errors
+/// As [`connect`].
+pub(crate) async fn introduce(
+    device: &Device,
+    identity: &Identity,
+) -> Result<(Connection, DescribeReply), String> {
+    let mut connection = connect(device, identity).await?;
     let asked = connection.describe(DescribeRequest { protocol: PROTOCOL });
     let description = tokio::time::timeout(DESCRIBE, asked)
         .await

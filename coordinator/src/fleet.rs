@@ -4,7 +4,7 @@ mod local;
 pub(crate) mod remote;
 
 pub use local::LocalFleet;
-pub use remote::{Notice, Planning, ProfileSource, RemoteFleet};
+pub use remote::{Loading, Notice, Planning, ProfileSource, RemoteFleet};
 
 use galaxy_common::{
     BatchShape, Bytes, DeviceName, Epoch, Row, SequenceNumber, Span,

@@ -4,7 +4,8 @@
 //! in [`admission`], and runs on the [`fleet`]: on workers over gRPC, whose presence
 //! [`membership`] follows and whose parts [`placement`] cuts from the [`cluster`] file or from profiles,
 //! or on engines in this process. What devices and links can do is measured by [`profile`]; [`drift`]
-//! sees when a device does it no more. Activations never pass through here: devices hand over results
+//! sees when a device does it no more. Workers without the model are brought what they need of it
+//! (`supply`). Activations never pass through here: devices hand over results
 //! only.
 
 pub mod admission;
@@ -18,9 +19,10 @@ pub mod membership;
 pub mod placement;
 pub mod profile;
 pub mod session;
+mod supply;
 pub mod trace;
 
 pub use cluster::{Cluster, ClusterError};
 pub use error::RequestError;
-pub use fleet::{Fleet, LocalFleet, Notice, Planning, ProfileSource, RemoteFleet};
+pub use fleet::{Fleet, Loading, LocalFleet, Notice, Planning, ProfileSource, RemoteFleet};
 pub use session::{Input, Items, Limits, RunOutput, Session};

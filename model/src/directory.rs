@@ -4,12 +4,17 @@ use crate::{
     config::Fields,
     error::ModelError,
     family::{self, Family},
+    manifest::Manifest,
     matrix::{MatrixSource, Storage},
     spec::*,
-    store::{Dtype, MAX_JSON_BYTES, Store, read_bounded},
+    store::{Arrivals, Dtype, Listed, MAX_JSON_BYTES, Store, read_bounded},
 };
 use half::{bf16, f16};
-use std::path::{Path, PathBuf};
+use std::{
+    fs::File,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 /// A matrix of a model, by layer. Mathematically `[inputs, outputs]` whatever its storage.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -238,11 +243,12 @@ pub struct ModelDir {
 }
 
 /// Where a vector lies: a run of values of a tensor.
-struct Run {
+pub(crate) struct Run {
+    name: String,
     shard: usize,
-    dtype: Dtype,
+    pub(crate) dtype: Dtype,
     offset: u64,
-    count: u32,
+    pub(crate) count: u32,
 }
 
 impl ModelDir {
@@ -261,12 +267,60 @@ impl ModelDir {
             });
         }
         let bytes = read_bounded(&config_path, MAX_JSON_BYTES)?;
+        let store = Store::open(path)?;
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&(bytes.len() as u64).to_le_bytes());
+        hasher.update(&bytes);
+        store.digest(&mut hasher)?;
+        let fingerprint = hasher.finalize().to_hex().to_string();
+        let model = Self::assemble(path, base_name(path), fingerprint, &bytes, store)?;
+        model.checked()
+    }
+
+    /// Opens a model whose `data` arrives in pieces. Nothing of it need be there: who reads waits
+    /// for it. `path` is for messages.
+    ///
+    /// # Errors
+    /// As [`ModelDir::open`], and [`ModelError::Manifest`] for a manifest that does not fit its own
+    /// config.
+    pub fn arriving(
+        manifest: &Manifest,
+        path: &Path,
+        data: File,
+        arrivals: Arc<dyn Arrivals>,
+    ) -> Result<Self, ModelError> {
+        let mut model = Self::outline(manifest, path)?;
+        let pieces = model.pieces()?;
+        manifest.fits(&pieces)?;
+        model.store.arrive(data, arrivals);
+        for cut in pieces.cuts() {
+            model.store.lay(&cut.name, cut.at, cut.tile);
+        }
+        model.checked()
+    }
+
+    /// What a manifest says of its model, without any data.
+    pub(crate) fn outline(manifest: &Manifest, path: &Path) -> Result<Self, ModelError> {
+        let store = Store::outline(path, manifest.tensors())?;
+        let name = manifest.name().to_owned();
+        let fingerprint = manifest.fingerprint().to_owned();
+        Self::assemble(path, name, fingerprint, manifest.config(), store)
+    }
+
+    /// Reads the config, and finds out how tensors are called.
+    fn assemble(
+        path: &Path,
+        name: String,
+        fingerprint: String,
+        config: &[u8],
+        store: Store,
+    ) -> Result<Self, ModelError> {
+        let config_path = path.join("config.json");
         let json = |source| ModelError::Json { path: config_path.clone(), source };
-        let value: serde_json::Value = serde_json::from_slice(&bytes).map_err(json)?;
+        let value: serde_json::Value = serde_json::from_slice(config).map_err(json)?;
         let config = Fields::new(&config_path, &value)?;
         let (family, spec) = family::read(&config)?;
         let type_rows = config.count_or_none(&["type_vocab_size"], 1 << 24)?.unwrap_or(2);
-        let store = Store::open(path)?;
         let first = match spec.patches {
             Some(_) => family.names.position,
             None => family.names.word,
@@ -276,36 +330,27 @@ impl ModelDir {
             let tensor = full("", first, 0, ".weight");
             ModelError::MissingTensor { path: path.to_owned(), tensor }
         })?;
+        let path = path.to_owned();
+        let dtype = Dtype::F32;
+        Ok(Self { path, name, spec, family, prefix, type_rows, fingerprint, dtype, store })
+    }
 
-        let mut hasher = blake3::Hasher::new();
-        hasher.update(&(bytes.len() as u64).to_le_bytes());
-        hasher.update(&bytes);
-        store.digest(&mut hasher)?;
-        let model = Self {
-            name: base_name(path),
-            path: path.to_owned(),
-            spec,
-            family,
-            prefix,
-            type_rows,
-            fingerprint: hasher.finalize().to_hex().to_string(),
-            dtype: Dtype::F32,
-            store,
-        };
-        if model.spec.patches.is_none() {
-            model.table(Table::Word)?;
+    /// Looks whether everything that the spec needs is there, and finds out its type.
+    fn checked(self) -> Result<Self, ModelError> {
+        if self.spec.patches.is_none() {
+            self.table(Table::Word)?;
         }
-        if matches!(model.spec.positions, Positions::Learned { .. }) {
-            model.table(Table::Position)?;
+        if matches!(self.spec.positions, Positions::Learned { .. }) {
+            self.table(Table::Position)?;
         }
-        for which in Matrix::all(&model.spec) {
-            model.matrix(which)?;
+        for which in Matrix::all(&self.spec) {
+            self.matrix(which)?;
         }
-        for which in Vector::all(&model.spec) {
-            model.run(which)?;
+        for which in Vector::all(&self.spec) {
+            self.run(which)?;
         }
-        let dtype = model.matrix(Matrix::Query(0))?.dtype();
-        Ok(Self { dtype, ..model })
+        let dtype = self.matrix(Matrix::Query(0))?.dtype();
+        Ok(Self { dtype, ..self })
     }
 
     /// Base name of the directory.
@@ -384,6 +429,11 @@ impl ModelDir {
             dtype,
             storage,
             pitch: shape[1],
+            height: shape[0],
+            tile: match tensor.tile {
+                0 => shape[1],
+                bytes => bytes / u64::from(dtype.width()),
+            },
             first_output: u64::from(outputs) * part,
             inputs,
             outputs,
@@ -444,7 +494,27 @@ impl ModelDir {
         Ok(())
     }
 
-    fn table(&self, table: Table) -> Result<(String, u32, Run), ModelError> {
+    pub(crate) fn store(&self) -> &Store {
+        &self.store
+    }
+    /// The name of the tensor that a vector is in.
+    pub(crate) fn vector_name(&self, which: Vector) -> Result<String, ModelError> {
+        self.run(which).map(|run| run.name)
+    }
+    /// Bytes of a tensor.
+    pub(crate) fn tensor_bytes(&self, name: &str) -> Result<u64, ModelError> {
+        self.store.listed(name).map(|(tensor, _)| tensor.bytes)
+    }
+    /// Where a tensor begins: shard and byte.
+    pub(crate) fn tensor_place(&self, name: &str) -> Result<(usize, u64), ModelError> {
+        self.store.listed(name).map(|(tensor, _)| (tensor.shard, tensor.offset))
+    }
+    /// A tensor as a manifest lists it.
+    pub(crate) fn listed(&self, name: &str) -> Result<Listed, ModelError> {
+        self.store.listed(name).map(|(_, listed)| listed)
+    }
+
+    pub(crate) fn table(&self, table: Table) -> Result<(String, u32, Run), ModelError> {
         let absent = |what: &str| ModelError::NotInModel { what: what.to_owned() };
         let (pattern, rows) = match (table, &self.spec.positions) {
             (Table::Word, _) if self.spec.patches.is_some() => {
@@ -464,8 +534,8 @@ impl ModelDir {
         let shape = [1, rows.into(), count.into()];
         let bare = usize::from(!pattern.ends_with('!'));
         let (tensor, dtype) = self.store.tensor(&name, &shape[bare..])?;
-        let run = Run { shard: tensor.shard, dtype, offset: tensor.offset, count };
-        Ok((name, rows, run))
+        let (shard, offset) = (tensor.shard, tensor.offset);
+        Ok((name.clone(), rows, Run { name, shard, dtype, offset, count }))
     }
 
     fn run(&self, which: Vector) -> Result<Run, ModelError> {
@@ -522,7 +592,8 @@ impl ModelDir {
         let name = if !self.store.has(&modern) && self.store.has(&old) { old } else { modern };
         let (tensor, dtype) = self.store.tensor(&name, &shape)?;
         let skip = part * u64::from(count) * u64::from(dtype.width());
-        Ok(Run { shard: tensor.shard, dtype, offset: tensor.offset + skip, count })
+        let (shard, offset) = (tensor.shard, tensor.offset + skip);
+        Ok(Run { name, shard, dtype, offset, count })
     }
 
     fn full(&self, pattern: &str, layer: u32, ending: &str) -> String {

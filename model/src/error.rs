@@ -14,6 +14,20 @@ pub enum ModelError {
         /// Why.
         source: io::Error,
     },
+    /// Data of a model that is not there, and does not come.
+    #[error("a part of the model in {path} is not there: {why}")]
+    Absent {
+        /// Where it should lie.
+        path: PathBuf,
+        /// Why it does not come.
+        why: String,
+    },
+    /// A manifest that is none, or of another model.
+    #[error("the manifest of the model is damaged: {why}; do both ends have the same version?")]
+    Manifest {
+        /// What is wrong.
+        why: String,
+    },
     /// No model lies there.
     #[error(
         "{path} holds no {wanted}: give a Hugging Face directory with config.json and model.safetensors (or model.safetensors.index.json and its shards)"

@@ -7,6 +7,9 @@
 //! the family. [`MatrixSource`] reads any part of a matrix with positioned reads into a bounded
 //! buffer: no memory map, no whole tensor, no whole file.
 //!
+//! A model may also arrive in [`pieces`], by a [`manifest`], where there is no directory:
+//! [`ModelDir::arriving`] is read like any other, and who reads waits for what is not there yet.
+//!
 //! Everything in a model directory is untrusted: lengths are bounded before they are allocated,
 //! and every defect is a [`ModelError`].
 
@@ -17,7 +20,9 @@ mod family;
 #[cfg(feature = "image")]
 pub mod image;
 mod key;
+pub mod manifest;
 mod matrix;
+pub mod pieces;
 pub mod sentence;
 pub mod shape;
 pub mod spec;
@@ -31,4 +36,4 @@ pub use directory::{Matrix, ModelDir, Table, Vector};
 pub use error::{HeaderProblem, ModelError};
 pub use matrix::MatrixSource;
 pub use spec::*;
-pub use store::Dtype;
+pub use store::{Arrivals, Dtype};

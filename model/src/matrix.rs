@@ -38,6 +38,11 @@ pub struct MatrixSource<'a> {
     pub(crate) offset: u64,
     /// Values of one stored row, of the whole tensor.
     pub(crate) pitch: u64,
+    /// Stored rows of the whole tensor.
+    pub(crate) height: u64,
+    /// Values of a row in one tile: all rows of a tile stand before the next one. As `pitch`, where
+    /// there is one.
+    pub(crate) tile: u64,
     /// Where this matrix begins in a fused tensor, counted in outputs.
     pub(crate) first_output: u64,
     pub(crate) inputs: u32,
@@ -172,10 +177,13 @@ impl MatrixSource<'_> {
         if rows.is_empty() || columns.is_empty() {
             return Ok(());
         }
-        let row_bytes = self.pitch * width;
         let mut from = columns.start;
         while from < columns.end {
-            let to = columns.end.min(from + SEGMENT_BYTES / width);
+            let begin = from - from % self.tile;
+            let end = self.pitch.min(begin + self.tile);
+            let row_bytes = (end - begin) * width;
+            let tile = self.offset + begin * self.height * width;
+            let to = columns.end.min(end).min(from + SEGMENT_BYTES / width);
             let segment = (to - from) * width;
             // One read over all rows of a piece where the gaps are small, else one for each row.
             let together = row_bytes - segment < GAP_BYTES && row_bytes <= BUFFER_BYTES;
@@ -192,7 +200,7 @@ impl MatrixSource<'_> {
                     scratch.resize(bytes, 0);
                 }
                 let piece = &mut scratch[..bytes];
-                let start = self.offset + row * row_bytes + from * width;
+                let start = tile + row * row_bytes + (from - begin) * width;
                 if together {
                     self.store.read_at(self.shard, piece, start)?;
                 } else {
@@ -328,6 +336,8 @@ mod tests {
             storage,
             offset: tensor.offset,
             pitch: u64::from(columns),
+            height: u64::from(rows),
+            tile: u64::from(columns),
             first_output: u64::from(outputs * part),
             inputs,
             outputs,

@@ -2,7 +2,7 @@
 
 use crate::error::{HeaderProblem, ModelError};
 use serde::{
-    Deserialize, Deserializer,
+    Deserialize, Deserializer, Serialize,
     de::{IgnoredAny, MapAccess, Visitor},
 };
 use std::{
@@ -10,8 +10,10 @@ use std::{
     fmt,
     fs::File,
     io::Read,
+    ops::Range,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 /// The format's own limit for a header.
@@ -65,7 +67,18 @@ pub(crate) struct Tensor {
     pub(crate) shape: Vec<u64>,
     /// From the start of the file.
     pub(crate) offset: u64,
-    bytes: u64,
+    pub(crate) bytes: u64,
+    /// Bytes of a row in one tile, where tiles lie one after another; 0: row after row.
+    pub(crate) tile: u64,
+}
+
+/// Whoever brings the data of a model that is not all there.
+pub trait Arrivals: Send + Sync {
+    /// Waits until these bytes of the data are there, and right.
+    ///
+    /// # Errors
+    /// In words: why they do not come.
+    fn wait(&self, bytes: Range<u64>) -> Result<(), String>;
 }
 
 /// All tensors of a directory.
@@ -73,13 +86,19 @@ pub(crate) struct Store {
     directory: PathBuf,
     shards: Vec<Shard>,
     tensors: HashMap<String, Tensor>,
+    /// Where not all is there: who waits for the rest. There is one shard then, the data.
+    arrivals: Option<Arc<dyn Arrivals>>,
 }
 
 impl Store {
     /// Opens `model.safetensors`, or the shards of `model.safetensors.index.json`.
     pub(crate) fn open(directory: &Path) -> Result<Self, ModelError> {
-        let mut store =
-            Self { directory: directory.to_owned(), shards: Vec::new(), tensors: HashMap::new() };
+        let mut store = Self {
+            directory: directory.to_owned(),
+            shards: Vec::new(),
+            tensors: HashMap::new(),
+            arrivals: None,
+        };
         if directory.join("model.safetensors").is_file() {
             store.add("model.safetensors")?;
             return Ok(store);
@@ -120,6 +139,55 @@ impl Store {
         Ok(store)
     }
 
+    /// Tensors without their data; where they will lie, [`Store::lay`] says.
+    pub(crate) fn outline(path: &Path, tensors: &[Listed]) -> Result<Self, ModelError> {
+        let mut known = HashMap::with_capacity(tensors.len());
+        for Listed { name, dtype, shape } in tensors {
+            let wrong = |problem| ModelError::Header { path: path.to_owned(), problem };
+            let impossible = || wrong(HeaderProblem::Impossible { tensor: name.clone() });
+            let count = shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
+            let bytes = bits(dtype).and_then(|bits| Some(count?.checked_mul(bits)? / 8));
+            let tensor = Tensor {
+                shard: 0,
+                dtype: dtype.clone(),
+                shape: shape.clone(),
+                offset: 0,
+                bytes: bytes.ok_or_else(impossible)?,
+                tile: 0,
+            };
+            if known.insert(name.clone(), tensor).is_some() {
+                return Err(wrong(HeaderProblem::Twice { tensor: name.clone() }));
+            }
+        }
+        let directory = path.to_owned();
+        Ok(Self { directory, shards: Vec::new(), tensors: known, arrivals: None })
+    }
+
+    /// Gives an outline its data, which arrives.
+    pub(crate) fn arrive(&mut self, data: File, arrivals: Arc<dyn Arrivals>) {
+        let bytes = self.tensors.values().fold(0u64, |sum, t| sum.saturating_add(t.bytes));
+        let (path, name) = (self.directory.clone(), "data".to_owned());
+        self.shards = vec![Shard { path, name, file: data, bytes }];
+        self.arrivals = Some(arrivals);
+    }
+
+    /// Says where a tensor lies in the data.
+    pub(crate) fn lay(&mut self, name: &str, offset: u64, tile: u64) {
+        if let Some(tensor) = self.tensors.get_mut(name) {
+            (tensor.offset, tensor.tile) = (offset, tile);
+        }
+    }
+
+    /// A tensor by name, whatever its type.
+    pub(crate) fn listed(&self, name: &str) -> Result<(&Tensor, Listed), ModelError> {
+        let tensor = self.tensors.get(name).ok_or_else(|| ModelError::MissingTensor {
+            path: self.directory.clone(),
+            tensor: name.to_owned(),
+        })?;
+        let (dtype, shape) = (tensor.dtype.clone(), tensor.shape.clone());
+        Ok((tensor, Listed { name: name.to_owned(), dtype, shape }))
+    }
+
     fn add(&mut self, name: &str) -> Result<(), ModelError> {
         let path = self.directory.join(name);
         if !path.is_file() {
@@ -158,6 +226,7 @@ impl Store {
                 shape: entry.shape,
                 offset: start + entry.data_offsets.0,
                 bytes: entry.data_offsets.1 - entry.data_offsets.0,
+                tile: 0,
             };
             if self.tensors.contains_key(&name) {
                 return Err(ModelError::Duplicate { path, tensor: name });
@@ -200,6 +269,12 @@ impl Store {
     /// Fills `out` from byte `at` of a shard.
     pub(crate) fn read_at(&self, shard: usize, out: &mut [u8], at: u64) -> Result<(), ModelError> {
         let shard = &self.shards[shard];
+        if let Some(arrivals) = &self.arrivals {
+            let bytes = at..at.saturating_add(out.len() as u64);
+            arrivals
+                .wait(bytes)
+                .map_err(|why| ModelError::Absent { path: shard.path.clone(), why })?;
+        }
         shard
             .file
             .read_exact_at(out, at)
@@ -236,6 +311,14 @@ impl Store {
         }
         Ok(())
     }
+}
+
+/// A tensor as a manifest lists it.
+#[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Listed {
+    pub(crate) name: String,
+    pub(crate) dtype: String,
+    pub(crate) shape: Vec<u64>,
 }
 
 /// Bytes of one sample: a block that every disk reads at once.

@@ -5,6 +5,7 @@ pub mod ballast;
 pub mod bound;
 pub mod calibrate;
 pub mod cgroup;
+pub mod coldstart;
 pub mod desk;
 pub mod drift;
 pub mod environment;

@@ -4,8 +4,8 @@ use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
 use galaxy_common::WireType;
 use galaxy_testbed::{
-    ballast, calibrate, desk, drift, experiment, forward, golden, inside, kernels, lean, links,
-    metronome, models, quotas,
+    ballast, calibrate, coldstart, desk, drift, experiment, forward, golden, inside, kernels, lean,
+    links, metronome, models, quotas,
 };
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
@@ -39,6 +39,8 @@ enum Command {
     Run(experiment::Options),
     /// Slows one device under load, and shows when the coordinator has moved work away from it
     Drift(drift::Options),
+    /// Measures the time to the first answer when only the coordinator has the model
+    Coldstart(coldstart::Options),
     /// Writes models with random weights in the shapes of well-known ones, once
     Models(models::Options),
     /// Measures how near the links of an environment come to what was asked for
@@ -118,6 +120,7 @@ fn run(command: Command) -> Result<()> {
         Command::Exec(options) => desk::exec(&options),
         Command::Run(options) => experiment::run(&options),
         Command::Drift(options) => drift::run(&options),
+        Command::Coldstart(options) => coldstart::run(&options),
         Command::Models(options) => models::run(&options),
         Command::Links(options) => links::run(&options),
         Command::Quotas(options) => quotas::run(&options),

@@ -249,6 +249,8 @@ pub struct Setup {
     pub memory: &'static str,
     /// Whether the devices stand behind links of their own that can be pulled; needs root.
     pub network: bool,
+    /// Devices have no model: each keeps what it is brought in a directory under this.
+    pub caches: Option<PathBuf>,
 }
 
 impl Setup {
@@ -264,6 +266,7 @@ impl Setup {
             shares: vec![3.0, 2.0, 1.0],
             memory: "1GB",
             network: false,
+            caches: None,
         }
     }
 
@@ -448,11 +451,19 @@ impl TestCluster {
 /// # Errors
 /// When it does not start.
 pub fn coordinator(file: &Path) -> Result<(Process, String)> {
-    let mut command = Command::new(program("galaxy-coord")?);
-    command.arg("--cluster").arg(file);
-    let mut process = Process::spawn("the coordinator", command)?;
+    let mut process = Process::spawn("the coordinator", coordinator_command(file)?)?;
     let address = listening(&mut process)?;
     Ok((process, address))
+}
+
+/// The command of a coordinator.
+///
+/// # Errors
+/// When it is not built.
+pub fn coordinator_command(file: &Path) -> Result<Command> {
+    let mut command = Command::new(program("galaxy-coord")?);
+    command.arg("--cluster").arg(file);
+    Ok(command)
 }
 
 /// The command of a worker that listens on a free port of this machine.
@@ -462,6 +473,17 @@ pub fn coordinator(file: &Path) -> Result<(Process, String)> {
 pub fn worker_command(identity: &Path, models: &Path) -> Result<Command> {
     let mut command = Command::new(program("galaxy-worker")?);
     command.arg("--identity").arg(identity).arg("--models").arg(models);
+    command.args(["--threads", "1", "--cache-bytes", "0B"]);
+    Ok(command)
+}
+
+/// The command of a worker that has no model, and keeps what it is brought in `cache`.
+///
+/// # Errors
+/// When it is not built.
+pub fn bare_worker(identity: &Path, cache: &Path) -> Result<Command> {
+    let mut command = Command::new(program("galaxy-worker")?);
+    command.arg("--identity").arg(identity).arg("--cache").arg(cache);
     command.args(["--threads", "1"]);
     Ok(command)
 }
@@ -475,7 +497,10 @@ fn worker(
     flags: &[&str],
 ) -> Result<Process> {
     let identity = keys.of(&format!("d{i}"), Role::Device)?;
-    let mut command = worker_command(&identity, &setup.model)?;
+    let mut command = match &setup.caches {
+        None => worker_command(&identity, &setup.model)?,
+        Some(caches) => bare_worker(&identity, &caches.join(format!("d{i}")))?,
+    };
     command.args(["--listen", listen]).args(flags);
     if setup.plain {
         command.arg("--plain");

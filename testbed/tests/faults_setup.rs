@@ -28,7 +28,7 @@ use std::{
 };
 use tempfile::TempDir;
 use time::OffsetDateTime;
-use tonic::{Request, Response, Status, codegen::BoxStream};
+use tonic::{Request, Response, Status, Streaming, codegen::BoxStream};
 
 fn fresh() -> (TempDir, Keys) {
     let dir = tempfile::tempdir().unwrap();
@@ -364,6 +364,13 @@ impl Worker for Later {
         _: Request<v1::DrainRequest>,
     ) -> Result<Response<v1::DrainReply>, Status> {
         Err(Status::unimplemented("drain"))
+    }
+    type SupplyStream = BoxStream<v1::Wants>;
+    async fn supply(
+        &self,
+        _: Request<Streaming<v1::Supplied>>,
+    ) -> Result<Response<Self::SupplyStream>, Status> {
+        Err(Status::unimplemented("supply"))
     }
     type ProfileStream = BoxStream<v1::ProfileEvent>;
     async fn profile(

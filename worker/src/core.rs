@@ -1,6 +1,11 @@
 //! What all handlers of a worker share.
 
 use crate::{
+    content::{
+        cache::Cache,
+        links::Desk,
+        share::{CALLERS, Shared},
+    },
     error::WorkerError,
     execute::{Lowered, Timelines},
     models::Models,
@@ -16,7 +21,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, atomic::AtomicBool},
 };
 use tokio::{
-    sync::{RwLock, watch},
+    sync::{RwLock, Semaphore, watch},
     task::JoinSet,
 };
 
@@ -25,6 +30,14 @@ pub(crate) struct Core {
     pub(crate) name: DeviceName,
     pub(crate) identity: Identity,
     pub(crate) models: Models,
+    /// What models that are not among these are brought into; none: they are not.
+    pub(crate) cache: Option<Cache>,
+    /// Where a coordinator that brings a model is waited for.
+    pub(crate) desk: Desk,
+    /// What there is of the model for other devices.
+    pub(crate) shared: Mutex<Option<Shared>>,
+    /// Places for devices that take it.
+    pub(crate) callers: Arc<Semaphore>,
     /// What programs run on.
     pub(crate) engine: EngineChoice,
     pub(crate) threads: u16,
@@ -80,7 +93,7 @@ impl Active {
 impl Core {
     pub(crate) fn new(
         identity: Identity,
-        models: Models,
+        (models, cache): (Models, Option<Cache>),
         engine: EngineChoice,
         threads: u16,
         memory: Option<Bytes>,
@@ -90,6 +103,10 @@ impl Core {
             name: identity.name().clone(),
             identity,
             models,
+            cache,
+            desk: Desk::default(),
+            shared: Mutex::default(),
+            callers: Arc::new(Semaphore::new(CALLERS)),
             engine,
             threads,
             memory,

@@ -1,6 +1,6 @@
 //! What a worker answers when it cannot do what it is asked: one enum, one place that maps it.
 
-use crate::{ring::RingError, state::Refusal};
+use crate::{content::ContentError, ring::RingError, state::Refusal};
 use galaxy_common::{Bytes, DeviceName, PlanError, Rank};
 use galaxy_engine::{
     compute::choice::EngineError, executor::RunError, measure::MeasureError, weights::WeightError,
@@ -73,6 +73,9 @@ pub enum WorkerError {
     /// A model that cannot be opened.
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// A model that is not here, and does not come.
+    #[error(transparent)]
+    Content(#[from] ContentError),
     /// More than the device grants.
     #[error(
         "model needs {needed} on device {device:?}, which grants {granted} ({granter}): raise memory to {needed} or give it a smaller share"
@@ -193,6 +196,11 @@ impl WorkerError {
         Self::Run { source: RunError::Aborted, peer: None }
     }
 
+    /// Whether the model that was asked for is not here.
+    pub(crate) fn is_absent_model(&self) -> bool {
+        matches!(self, Self::UnknownModel { .. } | Self::Fingerprint { .. })
+    }
+
     /// gRPC code, our code, and whether the same call may succeed later.
     fn class(&self) -> (Code, &'static str, bool) {
         match self {
@@ -215,7 +223,19 @@ impl WorkerError {
             }
             Self::UnknownModel { .. } => (Code::NotFound, "unknown_model", false),
             Self::Fingerprint { .. } => (Code::FailedPrecondition, "model_differs", false),
-            Self::Model(_) => (Code::FailedPrecondition, "bad_model", false),
+            Self::Model(_) | Self::Content(ContentError::Model(_)) => {
+                (Code::FailedPrecondition, "bad_model", false)
+            }
+            Self::Content(error) if error.retryable() => (Code::Unavailable, "no_content", true),
+            Self::Content(error) => match error {
+                ContentError::Full { .. } | ContentError::Small { .. } => {
+                    (Code::FailedPrecondition, "no_room", false)
+                }
+                ContentError::File { .. } | ContentError::Taken { .. } => {
+                    (Code::FailedPrecondition, "bad_cache", false)
+                }
+                _ => (Code::FailedPrecondition, "bad_content", false),
+            },
             Self::Budget { .. } => (Code::FailedPrecondition, "over_budget", false),
             Self::Weights(_) | Self::Engine(_) => (Code::FailedPrecondition, "load_failed", false),
             Self::Ring(error) => (Code::Unavailable, "no_link", error.retryable()),

@@ -4,6 +4,7 @@
 //! - [`serve`]: a worker as a whole; one port, told apart by ALPN.
 //! - [`state`]: what it is doing, as a pure state machine.
 //! - `place`: check the plan and the budget, hold the shard, form the links of an epoch.
+//! - `content`: models of which this device has no directory come in pieces, into a cache.
 //! - `execute`: lower, compare digests, run in sequence order, stream the results.
 //! - `profile`, `probe`: the device, and its links, measure themselves.
 //! - [`ring`]: how devices find each other, and the links that carry tiles.
@@ -11,6 +12,7 @@
 //!
 //! Async tasks do no tensor maths; whatever blocks runs on threads of its own.
 
+mod content;
 mod core;
 mod execute;
 mod place;
@@ -24,4 +26,5 @@ pub mod ring;
 pub mod serve;
 pub mod state;
 
+pub use content::{ContentError, cache::CacheConfig};
 pub use serve::{StartError, Worker, WorkerConfig};

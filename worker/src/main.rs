@@ -7,11 +7,11 @@ use galaxy_engine::compute::{
     choice::EngineChoice,
     kernels::instructions::{self, Instructions},
 };
-use galaxy_worker::{Worker, WorkerConfig};
+use galaxy_worker::{CacheConfig, Worker, WorkerConfig};
 use std::{
     io::{IsTerminal, Write},
     net::SocketAddr,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::ExitCode,
 };
 use tokio::signal::unix::{SignalKind, signal};
@@ -31,9 +31,17 @@ struct Flags {
     /// Where to listen; port 0 takes any that is free
     #[arg(long, value_name = "ADDR:PORT", default_value = "0.0.0.0:7100")]
     listen: SocketAddr,
-    /// Directory whose subdirectories are models, or one model's directory
-    #[arg(long, value_name = "DIR", required_unless_present = "version")]
+    /// Directory whose subdirectories are models, or one model's directory [default: none, the
+    /// coordinator and other devices bring what is needed]
+    #[arg(long, value_name = "DIR")]
     models: Option<PathBuf>,
+    /// Where to keep what is brought of models that are not under --models; no two workers share it
+    /// [default: galaxy/NAME under $XDG_CACHE_HOME or ~/.cache]
+    #[arg(long, value_name = "DIR")]
+    cache: Option<PathBuf>,
+    /// Most bytes of it on disk; with 0B, models that are not under --models are refused
+    #[arg(long, value_name = "SIZE", default_value = "20GB")]
+    cache_bytes: Bytes,
     /// What to compute with: cpu, or burn-flex, burn-wgpu[:N], burn-cuda[:N] where compiled in
     #[arg(long, value_name = "ENGINE", default_value = "cpu")]
     engine: EngineChoice,
@@ -79,10 +87,20 @@ fn run(flags: Flags) -> anyhow::Result<()> {
         instructions::limit(set).context("--instructions, GALAXY_INSTRUCTIONS")?;
     }
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+    let identity = flags.identity.context("--identity DIR is needed")?;
+    let cache = match flags.cache_bytes {
+        Bytes(0) => None,
+        limit => {
+            let dir = flags.cache.or_else(|| default_cache(&identity));
+            // Without a home there is no place for it, and who has models needs none.
+            dir.map(|dir| CacheConfig { dir, limit })
+        }
+    };
     let config = WorkerConfig {
-        identity: flags.identity.context("--identity DIR is needed")?,
+        identity,
         listen: flags.listen,
-        models: flags.models.context("--models DIR is needed")?,
+        models: flags.models,
+        cache,
         engine: flags.engine,
         threads: flags.threads.unwrap_or(u16::try_from(cores).unwrap_or(u16::MAX)),
         memory: flags.memory,
@@ -115,6 +133,15 @@ fn run(flags: Flags) -> anyhow::Result<()> {
         }
         Ok(())
     })
+}
+
+/// Where this device keeps what it is brought: by its name, since no two workers share it.
+fn default_cache(identity: &Path) -> Option<PathBuf> {
+    let named = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
+    let caches = named("XDG_CACHE_HOME").or_else(|| Some(named("HOME")?.join(".cache")))?;
+    // "." has no base name, where an absolute path has one.
+    let identity = identity.canonicalize().unwrap_or_else(|_| identity.to_owned());
+    Some(caches.join("galaxy").join(identity.file_name()?))
 }
 
 /// For who does not want to wait until all is closed. Not by returning: that joins threads.

@@ -7,10 +7,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Where models are.
-#[derive(Clone, Debug)]
+/// Where models are, if anywhere.
+#[derive(Clone, Default, Debug)]
 pub struct Models {
-    dir: PathBuf,
+    dir: Option<PathBuf>,
 }
 
 impl Models {
@@ -22,16 +22,17 @@ impl Models {
         // An absolute path has a base name, where "." has none.
         let dir = dir.canonicalize()?;
         std::fs::read_dir(&dir)?;
-        Ok(Self { dir })
+        Ok(Self { dir: Some(dir) })
     }
 
     /// Names and paths of what is there now.
     pub fn list(&self) -> Vec<(String, PathBuf)> {
         let named = |path: PathBuf| Some((path.file_name()?.to_str()?.to_owned(), path));
-        if self.dir.join("config.json").is_file() {
-            return named(self.dir.clone()).into_iter().collect();
+        let Some(dir) = &self.dir else { return Vec::new() };
+        if dir.join("config.json").is_file() {
+            return named(dir.clone()).into_iter().collect();
         }
-        let Ok(entries) = std::fs::read_dir(&self.dir) else { return Vec::new() };
+        let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
         let mut found: Vec<_> = entries
             .filter_map(|entry| Some(entry.ok()?.path()))
             .filter(|path| path.join("config.json").is_file())
@@ -52,7 +53,7 @@ impl Models {
             let known: Vec<_> = found.into_iter().map(|(name, _)| name).collect();
             return Err(WorkerError::UnknownModel {
                 name: name.to_owned(),
-                place: self.dir.display().to_string(),
+                place: self.dir.as_ref().map_or("no directory".into(), |d| d.display().to_string()),
                 known: if known.is_empty() { "none".to_owned() } else { known.join(", ") },
             });
         };

@@ -1,7 +1,13 @@
 //! Place: check the plan, hold the shard, form the links.
 
 use crate::{
-    core::{Active, Core, Held, HeldKey, blocking},
+    content::{
+        self, Arriving,
+        fetch::{self, Meter, Sources},
+        links::Neighbour,
+        share::Shared,
+    },
+    core::{Active, Core, Held, HeldKey, blocking, lock},
     error::WorkerError,
     ring::{Formation, PeerAddress},
     state::Refusal,
@@ -17,16 +23,21 @@ use galaxy_model::ModelDir;
 use galaxy_proto::v1;
 use std::{
     ops::ControlFlow,
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
-use tokio::sync::{OwnedRwLockWriteGuard, mpsc};
+use tokio::sync::{OwnedRwLockWriteGuard, mpsc, oneshot};
 use tonic::Status;
 
 /// A plan for the largest cluster has some ten KB.
 const MAX_PLAN_BYTES: usize = 4 << 20;
 /// Progress is for people.
 const PROGRESS_EVERY: Duration = Duration::from_millis(100);
+/// Devices that are asked for pieces of the model, those that follow in the ring first.
+const NEIGHBOURS: usize = 8;
 
 /// Where events of a placement go. When it closes, the coordinator hung up.
 pub(crate) type Events = mpsc::Sender<Result<v1::PlaceEvent, Status>>;
@@ -48,6 +59,53 @@ struct Placed {
     bytes: Bytes,
     /// Of that, what was read for it.
     read: Bytes,
+    /// What came of the model over the network,
+    fetched: Bytes,
+    /// and of that from other devices.
+    from_peers: Bytes,
+}
+
+impl Placed {
+    fn of(bytes: Bytes, read: Bytes) -> Self {
+        Self { bytes, read, fetched: Bytes(0), from_peers: Bytes(0) }
+    }
+}
+
+/// Who hears how far a placement is.
+struct Told {
+    meter: Meter,
+    events: Events,
+    last: Mutex<Instant>,
+}
+
+impl Told {
+    /// Tells it, if that is some time ago.
+    fn tell(&self) {
+        let mut last = lock(&self.last);
+        if last.elapsed() < PROGRESS_EVERY {
+            return;
+        }
+        *last = Instant::now();
+        let of = |value: &AtomicU64| value.load(Ordering::Relaxed);
+        let progress = v1::PlaceProgress {
+            bytes_done: of(&self.meter.read),
+            bytes_total: of(&self.meter.to_read),
+            fetched: of(&self.meter.fetched),
+            to_fetch: of(&self.meter.to_fetch),
+        };
+        let event = v1::place_event::Event::Progress(progress);
+        // A slow reader misses some.
+        drop(self.events.try_send(Ok(v1::PlaceEvent { event: Some(event) })));
+    }
+
+    /// Tells it again and again.
+    async fn go_on(&self) -> std::convert::Infallible {
+        let mut ticks = tokio::time::interval(PROGRESS_EVERY);
+        loop {
+            ticks.tick().await;
+            self.tell();
+        }
+    }
 }
 
 /// Places an epoch and reports into `events`.
@@ -55,13 +113,15 @@ pub(crate) async fn place(core: Arc<Core>, request: v1::PlaceRequest, events: Ev
     let epoch = Epoch(request.epoch);
     let begun = Instant::now();
     let event = match until_ready(&core, request, &events).await {
-        Ok(Placed { bytes, read }) => {
-            tracing::info!(%epoch, %bytes, %read, "placed");
+        Ok(Placed { bytes, read, fetched, from_peers }) => {
+            tracing::info!(%epoch, %bytes, %read, %fetched, %from_peers, "placed");
             let ready = v1::PlaceReady {
                 weight_bytes: bytes.0,
                 reused: read == Bytes(0),
                 seconds: begun.elapsed().as_secs_f64(),
                 read_bytes: read.0,
+                fetched_bytes: fetched.0,
+                peer_bytes: from_peers.0,
             };
             Ok(v1::PlaceEvent { event: Some(v1::place_event::Event::Ready(ready)) })
         }
@@ -81,12 +141,12 @@ async fn until_ready(
 ) -> Result<Placed, WorkerError> {
     let request = Request::read(core, request)?;
     let epoch = request.epoch;
-    let (model, granted) = open(core, &request).await?;
+    let there = open(core, &request).await?;
     core.tell(|state| state.place(epoch))?;
     let placed = {
         let mut state = core.state.subscribe();
         tokio::select! {
-            placed = hold_and_link(core, request, (model, granted), events) => placed,
+            placed = hold_and_link(core, request, there, events) => placed,
             () = events.closed() => Err(WorkerError::GivenUp),
             _ = state.wait_for(|state| !state.alive(epoch)) => Err(WorkerError::GivenUp),
         }
@@ -137,21 +197,47 @@ impl Request {
     fn device(&self) -> &DevicePlan {
         &self.plan.ring[self.rank.index()]
     }
+
+    /// The other devices of the ring, from the next one on.
+    fn neighbours(&self) -> Vec<Neighbour> {
+        let all = self.plan.ring.iter().zip(&self.peers).map(|(device, peer)| Neighbour {
+            name: device.name.clone(),
+            address: peer.address.clone(),
+        });
+        let mut all: Vec<_> = all.collect();
+        all.rotate_left(self.rank.index());
+        all.into_iter().skip(1).take(NEIGHBOURS).collect()
+    }
 }
 
 /// Opens the model and checks the plan and the budget against it: nothing is loaded yet. Gives the
-/// budget, too.
-async fn open(core: &Arc<Core>, request: &Request) -> Result<(Arc<ModelDir>, Bytes), WorkerError> {
-    let (models, plan, rank) = (core.models.clone(), request.plan.clone(), request.rank);
-    let engine = core.engine;
-    let checked = blocking(move || {
-        let model = models.open(&plan.model, &plan.fingerprint)?;
+/// budget, too. Nothing, if the model has to come.
+async fn open(
+    core: &Arc<Core>,
+    request: &Request,
+) -> Result<Option<(Arc<ModelDir>, Bytes)>, WorkerError> {
+    let (models, plan) = (core.models.clone(), request.plan.clone());
+    let opened = blocking(move || models.open(&plan.model, &plan.fingerprint));
+    match opened.await? {
+        Ok(model) => {
+            let model = Arc::new(model);
+            let granted = check(core, request, model.clone()).await?;
+            Ok(Some((model, granted)))
+        }
+        Err(error) if core.cache.is_some() && error.is_absent_model() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Checks the plan and the budget against a model. Gives the budget.
+async fn check(core: &Core, request: &Request, model: Arc<ModelDir>) -> Result<Bytes, WorkerError> {
+    let (plan, rank, engine) = (request.plan.clone(), request.rank, core.engine);
+    let needed = blocking(move || {
         plan.validate(model.spec().extent())?;
         let width = engine.weight_width(model.dtype().width());
-        let needs = budget::needs(model.spec(), width, &plan, rank)?;
-        Ok::<_, WorkerError>((Arc::new(model), needs.total()))
+        Ok::<_, WorkerError>(budget::needs(model.spec(), width, &plan, rank)?.total())
     });
-    let (model, needed) = checked.await??;
+    let needed = needed.await??;
     let (mut granted, mut granter) = (request.device().budget, "its budget in the plan");
     for (limit, by) in
         [(request.limit, "memory in the cluster file"), (core.memory, "the worker's own --memory")]
@@ -162,14 +248,17 @@ async fn open(core: &Arc<Core>, request: &Request) -> Result<(Arc<ModelDir>, Byt
     }
     match needed > granted {
         true => Err(WorkerError::Budget { needed, granted, granter, device: core.name.clone() }),
-        false => Ok((model, granted)),
+        false => Ok(granted),
     }
 }
+
+/// A shard that is held, and nobody else changes.
+type Holding = OwnedRwLockWriteGuard<Option<Held>>;
 
 async fn hold_and_link(
     core: &Arc<Core>,
     request: Request,
-    (model, granted): (Arc<ModelDir>, Bytes),
+    there: Option<(Arc<ModelDir>, Bytes)>,
     events: &Events,
 ) -> Result<Placed, WorkerError> {
     core.disconnect(request.epoch).await?;
@@ -185,11 +274,71 @@ async fn hold_and_link(
     // Together, because peers load for different times, and each has little time to be there.
     let links =
         async { core.ring.form(&core.identity, formation).await.map_err(WorkerError::from) };
-    let shard = hold(core, request.device(), (model.clone(), granted), events);
-    let ((held, placed), links) = tokio::try_join!(shard, links)?;
+    let (meter, last) = (Meter::default(), Mutex::new(Instant::now()));
+    let told = Arc::new(Told { meter, events: events.clone(), last });
+    let shard = async {
+        match there {
+            Some((model, granted)) => {
+                let of = model.clone();
+                let shared = blocking(move || Shared::own(of)).await??;
+                *lock(&core.shared) = Some(shared);
+                let (held, placed) =
+                    hold(core, request.device(), (model.clone(), granted), &told).await?;
+                Ok((model, held, placed))
+            }
+            None => fetch_and_hold(core, &request, &told).await,
+        }
+    };
+    let both = async { tokio::try_join!(shard, links) };
+    let ((model, held, placed), links) = tokio::select! {
+        both = both => both?,
+        never = told.go_on() => match never {},
+    };
     let shared = core.clone();
     blocking(move || shared.connect(&held, request, model, links)).await??;
     Ok(placed)
+}
+
+/// Has the model brought, as much of it as this device needs, and holds the shard: it is loaded while
+/// the rest comes.
+async fn fetch_and_hold(
+    core: &Arc<Core>,
+    request: &Request,
+    told: &Arc<Told>,
+) -> Result<(Arc<ModelDir>, Holding, Placed), WorkerError> {
+    let waiting = core.desk.wait();
+    let event = v1::place_event::Event::Wanted(v1::ModelWanted {});
+    let wanted = told.events.send(Ok(v1::PlaceEvent { event: Some(event) })).await;
+    wanted.map_err(|_| WorkerError::GivenUp)?;
+    let arriving = content::open(core, waiting, &request.plan.fingerprint).await?;
+    let granted = check(core, request, arriving.model.clone()).await?;
+    let device = request.device();
+    let place = (request.rank.index(), request.plan.ring.len());
+    let list = content::order(&arriving.model, &arriving.data.pieces, &device.prefill, place)?;
+    let Arriving { model, data, supply } = content::room(core, arriving, &list).await?;
+    *lock(&core.shared) = Some(Shared::Cached(data.clone()));
+    let sources = Sources {
+        coordinator: supply,
+        peers: request.neighbours(),
+        identity: core.identity.clone(),
+    };
+    let (loaded, all_loaded) = oneshot::channel::<()>();
+    let done = async { drop(all_loaded.await) };
+    let fetching = async {
+        let fetched = fetch::fetch(data, list, sources, &told.meter, done).await;
+        fetched.map_err(WorkerError::from)
+    };
+    let holding = async {
+        let held = hold(core, device, (model.clone(), granted), told).await;
+        drop(loaded);
+        held
+    };
+    // Why nothing comes is said before what did not come.
+    let ((), (held, mut placed)) = tokio::try_join!(fetching, holding)?;
+    let of = |value: &AtomicU64| Bytes(value.load(Ordering::Relaxed));
+    placed.fetched = of(&told.meter.fetched);
+    placed.from_peers = of(&told.meter.from_peers);
+    Ok((model, held, placed))
 }
 
 impl Core {
@@ -197,7 +346,7 @@ impl Core {
     /// it looks itself whether the epoch still lives; `held` keeps the next placement waiting.
     fn connect(
         &self,
-        held: &OwnedRwLockWriteGuard<Option<Held>>,
+        held: &Holding,
         request: Request,
         model: Arc<ModelDir>,
         links: Links,
@@ -233,8 +382,8 @@ async fn hold(
     core: &Arc<Core>,
     device: &DevicePlan,
     (model, granted): (Arc<ModelDir>, Bytes),
-    events: &Events,
-) -> Result<(OwnedRwLockWriteGuard<Option<Held>>, Placed), WorkerError> {
+    told: &Arc<Told>,
+) -> Result<(Holding, Placed), WorkerError> {
     // No more kernel threads than the device grants, whatever a plan says.
     let threads = device.threads.clamp(1, core.threads);
     let key = HeldKey {
@@ -245,20 +394,15 @@ async fn hold(
     };
     let mut held = core.held.clone().write_owned().await;
     if let Some(bytes) = held.as_ref().filter(|held| held.key == key).map(|held| held.bytes) {
-        return Ok((held, Placed { bytes, read: Bytes(0) }));
+        return Ok((held, Placed::of(bytes, Bytes(0))));
     }
-    let (device, name, events) = (device.clone(), core.name.to_string(), events.clone());
+    let (device, name, told) = (device.clone(), core.name.to_string(), told.clone());
     let (ending, engine) = (core.ending.clone(), core.engine);
     blocking(move || {
-        let mut told = Instant::now();
-        let mut progress = |bytes_done, bytes_total| {
-            if told.elapsed() >= PROGRESS_EVERY {
-                told = Instant::now();
-                let progress = v1::PlaceProgress { bytes_done, bytes_total };
-                let event = v1::place_event::Event::Progress(progress);
-                // A slow reader misses some.
-                drop(events.try_send(Ok(v1::PlaceEvent { event: Some(event) })));
-            }
+        let mut progress = |done, total| {
+            told.meter.read.store(done, Ordering::Relaxed);
+            told.meter.to_read.store(total, Ordering::Relaxed);
+            told.tell();
             match ending.load(Ordering::Relaxed) {
                 false => ControlFlow::Continue(()),
                 true => ControlFlow::Break(()),
@@ -287,7 +431,7 @@ async fn hold(
         let (bytes, _) = engine.held();
         let executor = Arc::new(Executor::start(&name, engine)?);
         *held = Some(Held { key, executor, bytes });
-        Ok((held, Placed { bytes, read }))
+        Ok((held, Placed::of(bytes, read)))
     })
     .await?
 }

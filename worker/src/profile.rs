@@ -1,20 +1,25 @@
 //! Profile: the device measures itself with a model's shape, and nothing else meanwhile.
 
 use crate::{
-    core::{Core, computing},
+    content::{
+        self,
+        fetch::{Meter, Sources, fetch},
+    },
+    core::{Core, Held, blocking, computing},
     error::WorkerError,
 };
 use galaxy_engine::measure::{
     MeasureError,
     profile::{self, Measured, Setting},
 };
+use galaxy_model::ModelDir;
 use galaxy_proto::v1;
 use std::{
     ops::ControlFlow,
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedRwLockWriteGuard, mpsc, oneshot};
 use tonic::Status;
 
 /// Progress is for people.
@@ -73,13 +78,51 @@ async fn measured(
         memory: core.memory,
         time: profile::TIME,
     };
-    let mut held = tokio::select! {
+    let (models, name, print) = (core.models.clone(), model, fingerprint.clone());
+    let opened = match blocking(move || models.open(&name, &print)).await? {
+        Ok(model) => (Arc::new(model), None),
+        Err(error) if core.cache.is_some() && error.is_absent_model() => {
+            let waiting = core.desk.wait();
+            let wanted = v1::profile_event::Event::Wanted(v1::ModelWanted {});
+            let told = events.send(Ok(v1::ProfileEvent { event: Some(wanted) })).await;
+            told.map_err(|_| WorkerError::MeasuringGivenUp)?;
+            let arriving = content::open(core, waiting, &fingerprint).await?;
+            (arriving.model, Some((arriving.data, arriving.supply)))
+        }
+        Err(error) => return Err(error),
+    };
+    let held = tokio::select! {
         held = core.held.clone().write_owned() => held,
         () = events.closed() => return Err(WorkerError::MeasuringGivenUp),
     };
-    let (models, ending, events) = (core.models.clone(), core.ending.clone(), events.clone());
+    let (model, arriving) = opened;
+    let measuring = measure(core, model, setting, (measuring, held), events.clone());
+    let Some((data, supply)) = arriving else { return measuring.await };
+    // As much of it comes as is read for the measurement, when it is.
+    let (measured, done) = oneshot::channel::<()>();
+    let (peers, identity) = (Vec::new(), core.identity.clone());
+    let sources = Sources { coordinator: supply, peers, identity };
+    let meter = Meter::default();
+    let coming = fetch(data, Vec::new(), sources, &meter, async { drop(done.await) });
+    let coming = async { coming.await.map_err(WorkerError::from) };
+    let measuring = async {
+        let event = measuring.await;
+        drop(measured);
+        event
+    };
+    tokio::try_join!(coming, measuring).map(|((), event)| event)
+}
+
+/// Measures the device with a model, whatever it holds goes.
+async fn measure(
+    core: &Arc<Core>,
+    model: Arc<ModelDir>,
+    setting: Setting,
+    (measuring, mut held): (Measuring, OwnedRwLockWriteGuard<Option<Held>>),
+    events: Events,
+) -> Result<v1::profile_event::Event, WorkerError> {
+    let ending = core.ending.clone();
     computing(move || {
-        let model = Arc::new(models.open(&model, &fingerprint)?);
         // Two shards have no room. The next placement loads it again.
         *held = None;
         let mut told: Option<Instant> = None;

@@ -1,6 +1,16 @@
 //! A worker as a whole: its sockets, its service, its end.
 
-use crate::{core::Core, models::Models, probe, ring::Ring, service::Control};
+use crate::{
+    content::{
+        cache::{Cache, CacheConfig},
+        share::Share,
+    },
+    core::Core,
+    models::Models,
+    probe,
+    ring::Ring,
+    service::Control,
+};
 use galaxy_common::Bytes;
 use galaxy_engine::compute::choice::{EngineChoice, EngineError};
 use galaxy_proto::{
@@ -29,6 +39,10 @@ const DRAIN_DEADLINE: Duration = Duration::from_secs(10);
 const CLOSE_DEADLINE: Duration = Duration::from_secs(2);
 /// Calls at one time on one connection: a coordinator has a handful.
 const STREAMS: u32 = 64;
+/// Bytes that may be on their way to us: a model comes in one stream, over links of 1 Gbit/s and
+/// some milliseconds.
+const STREAM_WINDOW: u32 = 1 << 20;
+const CONNECTION_WINDOW: u32 = 4 << 20;
 /// Between signs of life on a connection, and for an answer to one: whoever was unplugged must not
 /// keep a connection for good.
 const KEEPALIVE: Duration = Duration::from_secs(10);
@@ -43,7 +57,9 @@ pub struct WorkerConfig {
     /// Where it listens; port 0 takes any that is free.
     pub listen: SocketAddr,
     /// Directory of model directories, or one model directory.
-    pub models: PathBuf,
+    pub models: Option<PathBuf>,
+    /// Where models that are not among these are brought to; none: they are refused.
+    pub cache: Option<CacheConfig>,
     /// What programs run on.
     pub engine: EngineChoice,
     /// Cores that it may use for kernels.
@@ -76,6 +92,9 @@ pub enum StartError {
         /// Why.
         source: io::Error,
     },
+    /// Neither models nor a place for them.
+    #[error("a worker needs --models, or a cache to bring models to")]
+    Nowhere,
     /// An engine that this build does not have.
     #[error(transparent)]
     Engine(#[from] EngineError),
@@ -107,15 +126,22 @@ impl Worker {
     /// # Errors
     /// What is wrong with the config, or with the address.
     pub async fn start(config: WorkerConfig) -> Result<Self, StartError> {
-        let WorkerConfig { identity: path, listen, models, engine, threads, memory, plain } =
+        let WorkerConfig { identity: path, listen, models, cache, engine, threads, memory, plain } =
             config;
         let engine = engine.built()?;
         let identity = Identity::load(&path)?;
         if identity.role() != Role::Device {
             return Err(StartError::Role { path, role: identity.role() });
         }
-        let models =
-            Models::new(&models).map_err(|source| StartError::Models { path: models, source })?;
+        if models.is_none() && cache.is_none() {
+            return Err(StartError::Nowhere);
+        }
+        let models = match models {
+            Some(path) => {
+                Models::new(&path).map_err(|source| StartError::Models { path, source })?
+            }
+            None => Models::default(),
+        };
         if threads == 0 {
             return Err(StartError::Threads);
         }
@@ -125,7 +151,14 @@ impl Worker {
             false => None,
         };
         let plain_port = plain.as_ref().map(|(_, address)| address.port());
-        let core = Arc::new(Core::new(identity, models, engine, threads, memory, plain_port));
+        let core = Arc::new(Core::new(
+            identity,
+            (models, cache.map(Cache::new)),
+            engine,
+            threads,
+            memory,
+            plain_port,
+        ));
 
         let door = {
             // Not the core itself: the door must not keep it alive.
@@ -149,7 +182,10 @@ impl Worker {
             .max_concurrent_streams(STREAMS)
             .http2_keepalive_interval(Some(KEEPALIVE))
             .http2_keepalive_timeout(Some(KEEPALIVE))
-            .add_service(Control::service(core.clone()));
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .add_service(Control::service(core.clone()))
+            .add_service(Share::service(core.clone()));
         let server = tokio::spawn(server.serve_with_incoming_shutdown(door, async {
             // A sender that is gone means the same.
             drop(stopping.await);

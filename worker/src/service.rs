@@ -10,6 +10,7 @@ use galaxy_engine::compute::kernels::instructions::Instructions;
 use galaxy_proto::{
     COMMIT, MAX_MESSAGE_BYTES, PROTOCOL, VERSION,
     door::require,
+    fault::{Fault, to_status},
     identity::Role,
     v1::{
         self,
@@ -18,8 +19,11 @@ use galaxy_proto::{
 };
 use std::{sync::Arc, time::Duration};
 use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Response, Status, service::interceptor::InterceptedService};
+use tokio_stream::{StreamExt, wrappers::ReceiverStream};
+use tonic::{
+    Code, Request, Response, Status, Streaming, codegen::BoxStream,
+    service::interceptor::InterceptedService,
+};
 
 /// Events of a call that wait for the network: pieces of 1 MiB.
 const EVENTS: usize = 4;
@@ -81,6 +85,20 @@ impl Worker for Control {
         let core = self.0.clone();
         self.0.tasks.spawn(place::place(core, request, events));
         Ok(Response::new(ReceiverStream::new(stream)))
+    }
+
+    type SupplyStream = BoxStream<v1::Wants>;
+    async fn supply(
+        &self,
+        request: Request<Streaming<v1::Supplied>>,
+    ) -> Answer<Self::SupplyStream> {
+        let peer = require(Role::Coordinator, &request)?;
+        tracing::debug!(%peer, "brings a model");
+        let wants = self.0.desk.arrive(request.into_inner()).ok_or_else(|| {
+            let why = "this worker waits for no model";
+            to_status(Code::FailedPrecondition, Fault::new("not_wanted", why, false))
+        })?;
+        Ok(Response::new(Box::pin(wants.map(Ok))))
     }
 
     type ExecuteStream = Events<v1::ExecuteEvent>;

@@ -57,7 +57,8 @@ impl Cluster {
             let config = WorkerConfig {
                 identity,
                 listen: ([127, 0, 0, 1], 0).into(),
-                models: golden(),
+                models: Some(golden()),
+                cache: None,
                 engine: EngineChoice::Cpu,
                 threads: 1,
                 memory: None,
@@ -516,7 +517,8 @@ async fn a_bad_config_does_not_bind() {
     let config = |identity: PathBuf, models: PathBuf, threads| WorkerConfig {
         identity,
         listen: ([127, 0, 0, 1], 0).into(),
-        models,
+        models: Some(models),
+        cache: None,
         engine: EngineChoice::Cpu,
         threads,
         memory: None,

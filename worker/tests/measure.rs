@@ -51,7 +51,8 @@ impl Pair {
             let config = WorkerConfig {
                 identity: authority.issue(&device, Role::Device, 30).unwrap(),
                 listen: ([127, 0, 0, 1], 0).into(),
-                models: golden(),
+                models: Some(golden()),
+                cache: None,
                 engine: EngineChoice::Cpu,
                 threads: 1,
                 memory: Some(Bytes(500_000_000)),
@@ -133,6 +134,7 @@ impl Pair {
                     assert!(at.done <= at.total && !at.now.is_empty());
                     told += 1;
                 }
+                v1::profile_event::Event::Wanted(_) => panic!("it has the model"),
                 v1::profile_event::Event::Profile(bytes) => {
                     assert!(told > 0, "a person sees that it goes on");
                     return Ok(postcard::from_bytes(&bytes).unwrap());

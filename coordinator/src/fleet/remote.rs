@@ -9,7 +9,7 @@ mod driver;
 mod execute;
 mod planning;
 
-pub use board::Notice;
+pub use board::{Loading, Notice};
 pub use planning::{Planning, ProfileSource};
 
 use super::{BoxFuture, DeviceView, Fleet, Lowered, Outlook, Readiness, Run, Timeline};
@@ -19,6 +19,7 @@ use crate::{
     error::RequestError,
     membership::{Event, Index, Now},
     placement::{self, Placement, PlacementError},
+    supply::Supplier,
 };
 use board::Board;
 use galaxy_common::{BatchShape, Bytes, Epoch, SequenceNumber};
@@ -58,6 +59,7 @@ pub(crate) struct Shared {
     planning: Planning,
     model: Arc<ModelDir>,
     identity: Identity,
+    supplier: Arc<Supplier>,
     lowered: Lowered,
     board: Mutex<Board>,
     readiness: watch::Sender<Readiness>,
@@ -143,6 +145,7 @@ impl RemoteFleet {
             board: Mutex::new(board),
             cluster,
             planning,
+            supplier: Arc::new(Supplier::new(model.path())),
             model,
             identity,
             readiness: watch::Sender::new(waiting),

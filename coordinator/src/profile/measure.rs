@@ -4,6 +4,7 @@ use super::{CollectError, Listener, Progress, Store, Wanted};
 use crate::{
     cluster::{Cluster, Device},
     connection::{Connection, introduce},
+    supply::Supplier,
 };
 use futures_util::future::join_all;
 use galaxy_common::{
@@ -17,6 +18,7 @@ use galaxy_proto::{
 };
 use std::{
     collections::HashMap,
+    sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 use tokio::task::JoinSet;
@@ -29,6 +31,9 @@ const SILENCE: Duration = Duration::from_secs(60);
 const WHOLE: Duration = Duration::from_secs(180);
 /// For one probe: the worker ends it by itself well before.
 const PROBE: Duration = Duration::from_secs(20);
+
+/// Who brings the model to a worker without it, and as whom.
+type Supplying<'a> = (Arc<Supplier>, &'a Identity);
 
 /// A worker that answers.
 #[derive(Clone)]
@@ -67,7 +72,8 @@ pub async fn collect(
 ) -> Result<ClusterProfile, CollectError> {
     let reached = join_all(cluster.devices.iter().map(|device| reach(device, identity))).await;
     let reached: Vec<Reached> = reached.into_iter().collect::<Result<_, _>>()?;
-    let devices = devices(cluster, model, store, wanted, &reached, progress).await?;
+    let supplier = (Arc::new(Supplier::new(model.path())), identity);
+    let devices = devices(cluster, (model, supplier), store, wanted, &reached, progress).await?;
     let links = links(store, wanted, &reached, progress).await?;
     Ok(ClusterProfile { devices, links })
 }
@@ -82,7 +88,7 @@ async fn reach(device: &Device, identity: &Identity) -> Result<Reached, CollectE
 
 async fn devices(
     cluster: &Cluster,
-    model: &ModelDir,
+    (model, supplier): (&ModelDir, Supplying<'_>),
     store: &Store,
     wanted: &Wanted,
     reached: &[Reached],
@@ -105,7 +111,8 @@ async fn devices(
         match stored {
             Some(profile) => drop(found.insert(name.clone(), profile)),
             None => {
-                let measured = device(worker.clone(), cluster.max_rows, model, progress);
+                let measured =
+                    device(worker.clone(), cluster.max_rows, (model, supplier.clone()), progress);
                 running.push(async move {
                     tokio::time::timeout(WHOLE, measured).await.unwrap_or_else(|_| {
                         let why = format!("it was not done measuring itself after {WHOLE:?}");
@@ -139,7 +146,7 @@ async fn devices(
 async fn device(
     mut worker: Reached,
     max_rows: u32,
-    model: &ModelDir,
+    (model, (supplier, identity)): (&ModelDir, Supplying<'_>),
     progress: Listener<'_>,
 ) -> Result<DeviceProfile, CollectError> {
     let name = worker.device.name.clone();
@@ -159,6 +166,8 @@ async fn device(
     };
     let asked = tokio::time::timeout(SILENCE, worker.connection.profile(request)).await;
     let mut events = asked.map_err(silent)?.map_err(refused)?.into_inner();
+    // They end with this call.
+    let mut supplies = JoinSet::new();
     loop {
         let event = tokio::time::timeout(SILENCE, events.message()).await;
         match event.map_err(silent)?.map_err(refused)?.map(|event| event.event) {
@@ -168,6 +177,14 @@ async fn device(
                 total: at.total,
                 now: at.now,
             }),
+            Some(Some(profile_event::Event::Wanted(_))) => {
+                let note =
+                    format!("{name} has no directory of the model: it is brought what it needs");
+                progress(Progress::Note(note));
+                let (supplier, identity) = (supplier.clone(), identity.clone());
+                let device = worker.device.clone();
+                supplies.spawn(async move { supplier.supply(&device, &identity).await });
+            }
             Some(Some(profile_event::Event::Profile(bytes))) => {
                 let profile = postcard::from_bytes(&bytes).ok();
                 let mine = profile.filter(|p: &DeviceProfile| worker.is_of(p));

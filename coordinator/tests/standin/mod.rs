@@ -23,7 +23,7 @@ use std::{
 };
 use tokio::{net::TcpListener, runtime::Runtime, sync::Notify};
 use tokio_stream::Stream;
-use tonic::{Code, Request, Response, Status};
+use tonic::{Code, Request, Response, Status, Streaming};
 
 type Events<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 type Answer<T> = Result<Response<T>, Status>;
@@ -153,6 +153,10 @@ impl worker_server::Worker for Control {
     }
     async fn drain(&self, _: Request<v1::DrainRequest>) -> Answer<v1::DrainReply> {
         Ok(Response::new(v1::DrainReply {}))
+    }
+    type SupplyStream = Events<v1::Wants>;
+    async fn supply(&self, _: Request<Streaming<v1::Supplied>>) -> Answer<Self::SupplyStream> {
+        Err(Status::unimplemented("supply"))
     }
     type ProfileStream = Events<v1::ProfileEvent>;
     async fn profile(&self, _: Request<v1::ProfileRequest>) -> Answer<Self::ProfileStream> {

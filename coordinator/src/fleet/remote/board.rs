@@ -126,6 +126,37 @@ impl Board {
     }
 }
 
+/// How far a device is that takes its place.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Loading {
+    /// Bytes of its weights that it has read,
+    pub done: Bytes,
+    /// of so many.
+    pub total: Bytes,
+    /// Bytes of the model that have come over the network,
+    pub fetched: Bytes,
+    /// of so many; 0 where it has the model, or all of it that it needs.
+    pub to_fetch: Bytes,
+    /// Since its start.
+    pub elapsed: Duration,
+}
+
+impl fmt::Display for Loading {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { done, total, fetched, to_fetch, elapsed } = self;
+        let rate = |done: &Bytes| done.0 as f64 / elapsed.as_secs_f64().max(1e-3);
+        if fetched < to_fetch {
+            let rate = rate(fetched);
+            write!(f, "fetches {fetched} of {to_fetch} ({}/s", Bytes(rate as u64))?;
+            if fetched.0 > 0 {
+                write!(f, ", {:.0} s left", (to_fetch.0 - fetched.0) as f64 / rate)?;
+            }
+            return f.write_str(")");
+        }
+        write!(f, "loads {done} of {total} ({}/s)", Bytes(rate(done) as u64))
+    }
+}
+
 /// Something that a person at the console wants to know.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Notice {
@@ -219,12 +250,8 @@ pub enum Notice {
     Loading {
         /// Which device.
         device: DeviceName,
-        /// Bytes that it has,
-        done: Bytes,
-        /// of so many.
-        total: Bytes,
-        /// Since its start.
-        elapsed: Duration,
+        /// How far it is.
+        progress: Loading,
     },
     /// A device is in its place.
     Placed {
@@ -234,6 +261,10 @@ pub enum Notice {
         weights: Bytes,
         /// Bytes that it read for it; what it had already it kept.
         read: Bytes,
+        /// Of the model, what came over the network because it has no directory of it,
+        fetched: Bytes,
+        /// and of that from other devices.
+        from_peers: Bytes,
         /// How long it took.
         seconds: f64,
     },
@@ -288,15 +319,19 @@ impl fmt::Display for Notice {
                 milliseconds(*now)
             ),
             Self::Stays { reason } => write!(f, "the plan stays: {reason}"),
-            Self::Loading { device, done, total, elapsed } => {
-                let rate = done.0 as f64 / elapsed.as_secs_f64().max(1e-3);
-                write!(f, "device {device} loads {done} of {total} ({}/s)", Bytes(rate as u64))
-            }
-            Self::Placed { device, weights, read: Bytes(0), .. } => {
+            Self::Loading { device, progress } => write!(f, "device {device} {progress}"),
+            Self::Placed { device, weights, read: Bytes(0), fetched: Bytes(0), .. } => {
                 write!(f, "device {device} placed: holds {weights} already")
             }
-            Self::Placed { device, weights, read, seconds } => {
-                write!(f, "device {device} placed: {weights}, {read} read in {seconds:.1} s")
+            Self::Placed { device, weights, read, fetched, from_peers, seconds } => {
+                write!(f, "device {device} placed: {weights}, {read} read in {seconds:.1} s")?;
+                match (fetched, from_peers) {
+                    (Bytes(0), _) => Ok(()),
+                    (fetched, Bytes(0)) => write!(f, ", {fetched} fetched"),
+                    (fetched, peers) => {
+                        write!(f, ", {fetched} fetched, {peers} of that from other devices")
+                    }
+                }
             }
             Self::Refused { device, reason } => {
                 write!(f, "device {device} has not taken its place: {reason}")

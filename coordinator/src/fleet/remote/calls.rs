@@ -1,6 +1,9 @@
 //! The calls to one worker that are not executions: connect, ping, place, cancel, timeline.
 
-use super::{Shared, board::Notice};
+use super::{
+    Shared,
+    board::{Loading, Notice},
+};
 use crate::{
     connection::{Connection, introduce},
     error::RequestError,
@@ -10,15 +13,17 @@ use crate::{
 };
 use galaxy_common::{Bytes, Epoch, SequenceNumber};
 use galaxy_proto::{
-    fault::from_status,
+    fault::{from_status, to_status},
     v1::{
-        CancelRequest, HealthRequest, Peer, PlaceReady, PlaceRequest, TimelineRequest, place_event,
+        CancelRequest, HealthRequest, Peer, PlaceProgress, PlaceReady, PlaceRequest,
+        TimelineRequest, place_event,
     },
 };
 use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
+use tokio::task::JoinSet;
 use tonic::{Code, Status};
 
 /// How long a cancellation may take.
@@ -113,7 +118,10 @@ pub(super) async fn place(
             let weights = Bytes(ready.weight_bytes);
             shared.board().entries[device].weight_bytes = weights;
             let (read, seconds) = (Bytes(ready.read_bytes), ready.seconds);
-            (shared.listener)(Notice::Placed { device: name, weights, read, seconds });
+            let (fetched, from_peers) = (Bytes(ready.fetched_bytes), Bytes(ready.peer_bytes));
+            let placed =
+                Notice::Placed { device: name, weights, read, fetched, from_peers, seconds };
+            (shared.listener)(placed);
             Event::Placed { device, epoch }
         }
         Err(status) if gone(&status) => {
@@ -154,20 +162,49 @@ async fn placed(
     };
     let mut events = connection.place(request).await?.into_inner();
     let name = &shared.device(device).name;
-    while let Some(event) = events.message().await? {
+    // They end with this call.
+    let mut supplies = JoinSet::new();
+    loop {
+        let event = match events.message().await {
+            Ok(Some(event)) => event,
+            Ok(None) => return Err(Status::unavailable("it broke off while it took its place")),
+            Err(status) => return Err(with_reason(status, &mut supplies)),
+        };
         match event.event {
             Some(place_event::Event::Progress(progress)) => {
                 shared.tell(Event::Heard { device, attempt }).await;
-                let (done, total) = (Bytes(progress.bytes_done), Bytes(progress.bytes_total));
-                shared.board().entries[device].detail = format!("{done} of {total}");
-                let elapsed = begun.elapsed();
-                (shared.listener)(Notice::Loading { device: name.clone(), done, total, elapsed });
+                let PlaceProgress { bytes_done, bytes_total, fetched, to_fetch } = progress;
+                let progress = Loading {
+                    done: Bytes(bytes_done),
+                    total: Bytes(bytes_total),
+                    fetched: Bytes(fetched),
+                    to_fetch: Bytes(to_fetch),
+                    elapsed: begun.elapsed(),
+                };
+                shared.board().entries[device].detail = progress.to_string();
+                (shared.listener)(Notice::Loading { device: name.clone(), progress });
+            }
+            Some(place_event::Event::Wanted(_)) => {
+                let (supplier, identity) = (shared.supplier.clone(), shared.identity.clone());
+                let device = shared.device(device).clone();
+                supplies.spawn(async move { supplier.supply(&device, &identity).await });
             }
             Some(place_event::Event::Ready(ready)) => return Ok(ready),
             None => {}
         }
     }
-    Err(Status::unavailable("it broke off while it took its place"))
+}
+
+/// Why a worker took no place, and why the model was not brought to it, if it was not.
+fn with_reason(status: Status, supplies: &mut JoinSet<Result<(), String>>) -> Status {
+    match supplies.try_join_next() {
+        Some(Ok(Err(why))) if !gone(&status) => {
+            let mut fault = from_status(&status);
+            fault.message = format!("{}: {why}", fault.message);
+            to_status(status.code(), fault)
+        }
+        _ => status,
+    }
 }
 
 /// Tells a device to abort an epoch. What comes of it is its own matter.

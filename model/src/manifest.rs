@@ -1,0 +1,306 @@
+//! The manifest of a model: what it consists of, and the digest of each of its pieces.
+//!
+//! Whoever has a manifest from somebody it trusts can take pieces from anybody. The digest of the
+//! manifest itself names the content: equal names, equal bytes.
+
+use crate::{
+    ModelDir,
+    error::ModelError,
+    pieces::Pieces,
+    store::{Listed, MAX_JSON_BYTES},
+};
+use serde::{Deserialize, Serialize};
+use std::{fmt, ops::ControlFlow, path::Path, str::FromStr};
+
+/// The largest manifest that is read: of a model of 500 GB.
+pub const MAX_MANIFEST_BYTES: u64 = 128 << 20;
+/// How pieces are cut and named in this build; another number is another model to us.
+const VERSION: u32 = 1;
+
+/// A digest of content: BLAKE3.
+#[derive(Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Digest(pub [u8; 32]);
+
+impl Digest {
+    /// Of these bytes.
+    pub fn of(bytes: &[u8]) -> Self {
+        Self(*blake3::hash(bytes).as_bytes())
+    }
+    /// From bytes of a message, if there are as many as a digest has.
+    pub fn read(bytes: &[u8]) -> Option<Self> {
+        bytes.try_into().ok().map(Self)
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(blake3::Hash::from_bytes(self.0).to_hex().as_str())
+    }
+}
+impl fmt::Debug for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+impl FromStr for Digest {
+    type Err = blake3::HexError;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        blake3::Hash::from_hex(text).map(|hash| Self(*hash.as_bytes()))
+    }
+}
+
+/// What a model consists of.
+#[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct Manifest {
+    version: u32,
+    name: String,
+    fingerprint: String,
+    config: Vec<u8>,
+    tensors: Vec<Listed>,
+    digests: Vec<Digest>,
+}
+
+impl Manifest {
+    /// Of a model directory: reads all that the spec uses. `progress` is told bytes that were read
+    /// and bytes that there are, and says whether to go on; nothing comes of it otherwise.
+    ///
+    /// # Errors
+    /// When its files cannot be read.
+    pub fn of(
+        model: &ModelDir,
+        config: Vec<u8>,
+        progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<Option<Self>, ModelError> {
+        let pieces = model.pieces()?;
+        let tensors = pieces.cuts().iter().map(|cut| model.listed(&cut.name));
+        let tensors = tensors.collect::<Result<_, _>>()?;
+        let mut digests = Vec::with_capacity(pieces.count() as usize);
+        let mut bytes = Vec::new();
+        for piece in 0..pieces.count() {
+            model.read_piece(&pieces, piece, &mut bytes)?;
+            digests.push(Digest::of(&bytes));
+            if progress(pieces.span(piece).end, pieces.total()).is_break() {
+                return Ok(None);
+            }
+        }
+        Ok(Some(Self {
+            version: VERSION,
+            name: model.name().to_owned(),
+            fingerprint: model.fingerprint().to_owned(),
+            config,
+            tensors,
+            digests,
+        }))
+    }
+
+    /// As it travels, and as it is kept.
+    ///
+    /// # Errors
+    /// When it has no such form, which none that was made has.
+    pub fn to_bytes(&self) -> Result<Vec<u8>, ModelError> {
+        postcard::to_stdvec(self).map_err(|error| ModelError::Manifest { why: error.to_string() })
+    }
+
+    /// Reads a manifest, whoever sent it.
+    ///
+    /// # Errors
+    /// When the bytes are none of this version.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, ModelError> {
+        let wrong = |why: String| ModelError::Manifest { why };
+        let manifest: Self = postcard::from_bytes(bytes).map_err(|e| wrong(e.to_string()))?;
+        if manifest.version != VERSION {
+            return Err(wrong(format!("version {}, known is {VERSION}", manifest.version)));
+        }
+        if manifest.config.len() as u64 > MAX_JSON_BYTES {
+            return Err(wrong(format!("a config of {} bytes", manifest.config.len())));
+        }
+        Ok(manifest)
+    }
+
+    /// How its model is cut. `path` is for messages.
+    ///
+    /// # Errors
+    /// When it describes no model of this build, or has not a digest for each piece.
+    pub fn pieces(&self, path: &Path) -> Result<Pieces, ModelError> {
+        let pieces = ModelDir::outline(self, path)?.pieces()?;
+        self.fits(&pieces)?;
+        Ok(pieces)
+    }
+
+    /// Name of the model's directory where it was made.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+    /// As [`ModelDir::fingerprint`].
+    pub fn fingerprint(&self) -> &str {
+        &self.fingerprint
+    }
+    pub(crate) fn config(&self) -> &[u8] {
+        &self.config
+    }
+    pub(crate) fn tensors(&self) -> &[Listed] {
+        &self.tensors
+    }
+    /// Whether these bytes are that piece.
+    pub fn is(&self, piece: u32, bytes: &[u8]) -> bool {
+        self.digests.get(piece as usize).is_some_and(|digest| *digest == Digest::of(bytes))
+    }
+    /// Whether it has a digest for each piece, and lists no tensor besides.
+    pub(crate) fn fits(&self, pieces: &Pieces) -> Result<(), ModelError> {
+        let (have, want) = (self.digests.len(), pieces.count() as usize);
+        let (listed, cut) = (self.tensors.len(), pieces.cuts().len());
+        match have == want && listed == cut {
+            true => Ok(()),
+            false => Err(ModelError::Manifest {
+                why: format!("{have} digests for {want} pieces, {listed} tensors for {cut}"),
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::{Arrivals, Matrix, Table, Vector, testing::golden};
+    use std::{fs, ops::Range, sync::Arc};
+
+    struct AllThere;
+    impl Arrivals for AllThere {
+        fn wait(&self, _: Range<u64>) -> Result<(), String> {
+            Ok(())
+        }
+    }
+
+    struct Never;
+    impl Arrivals for Never {
+        fn wait(&self, bytes: Range<u64>) -> Result<(), String> {
+            Err(format!("{} bytes are far away", bytes.end - bytes.start))
+        }
+    }
+
+    fn manifest(path: &Path) -> (ModelDir, Manifest) {
+        let model = ModelDir::open(path).unwrap();
+        let config = fs::read(path.join("config.json")).unwrap();
+        let go_on = &mut |_, _| ControlFlow::Continue(());
+        let manifest = Manifest::of(&model, config, go_on).unwrap().unwrap();
+        (model, manifest)
+    }
+
+    /// Its data in a file, as pieces bring it.
+    fn data(model: &ModelDir, at: &Path) -> fs::File {
+        let pieces = model.pieces().unwrap();
+        let (mut all, mut piece) = (Vec::new(), Vec::new());
+        for i in 0..pieces.count() {
+            model.read_piece(&pieces, i, &mut piece).unwrap();
+            all.extend_from_slice(&piece);
+        }
+        fs::write(at, all).unwrap();
+        fs::File::open(at).unwrap()
+    }
+
+    fn assert_same(model: &ModelDir, other: &ModelDir) {
+        assert_eq!((model.spec(), model.fingerprint()), (other.spec(), other.fingerprint()));
+        assert_eq!((model.name(), model.dtype()), (other.name(), other.dtype()));
+        let mut scratch = Vec::new();
+        for which in Matrix::all(model.spec()) {
+            let (rows, columns) = which.shape(model.spec()).unwrap();
+            // Whole, and a window whose edges lie anywhere.
+            let cut = |n: u32| (n / 3)..(n - n / 5);
+            for (inputs, outputs) in [(0..rows, 0..columns), (cut(rows), cut(columns))] {
+                let (width, size) = (outputs.len(), inputs.len() * outputs.len());
+                let mut read = |model: &ModelDir| {
+                    let mut out = vec![f32::NAN; size];
+                    let source = model.matrix(which).unwrap();
+                    let (inputs, outputs) = (inputs.clone(), outputs.clone());
+                    source.read_f32(inputs, outputs, &mut out, width, 0, &mut scratch).unwrap();
+                    out
+                };
+                assert_eq!(read(model), read(other), "{which:?}");
+            }
+        }
+        for which in Vector::all(model.spec()) {
+            assert_eq!(model.vector(which).unwrap(), other.vector(which).unwrap(), "{which:?}");
+        }
+        let ids = [5, 6, 7, 0, 96];
+        let rows = |model: &ModelDir| {
+            let mut out = vec![0.0; ids.len() * model.spec().hidden as usize];
+            model.embedding_rows(Table::Word, &ids, &mut out).unwrap();
+            out
+        };
+        assert_eq!(rows(model), rows(other));
+    }
+
+    #[test]
+    fn a_model_in_pieces_reads_as_its_directory_does() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["bert", "bert-f16", "distilbert", "gpt2", "gpt2-classes", "llama-tied-bf16"] {
+            let (model, manifest) = manifest(&golden(name));
+            let manifest = Manifest::from_bytes(&manifest.to_bytes().unwrap()).unwrap();
+            let data = data(&model, &dir.path().join(name));
+            let other = ModelDir::arriving(&manifest, dir.path(), data, Arc::new(AllThere));
+            assert_same(&model, &other.unwrap());
+        }
+    }
+
+    #[test]
+    fn tiles_of_many_columns_read_as_rows_do() {
+        let dir = tempfile::tempdir().unwrap();
+        for dtype in [crate::Dtype::F32, crate::Dtype::Bf16] {
+            let shape = crate::shape::Shape { dtype, ..crate::shape::Shape::bert(1, 640, 10) };
+            let from = dir.path().join(format!("{dtype:?}"));
+            fs::create_dir(&from).unwrap();
+            shape.write(&from, u64::MAX, &mut |_| {}).unwrap();
+            let (model, manifest) = manifest(&from);
+            assert!(model.pieces().unwrap().cuts().iter().filter(|cut| cut.tile > 0).count() > 1);
+            let data = data(&model, &dir.path().join("data"));
+            let other = ModelDir::arriving(&manifest, dir.path(), data, Arc::new(AllThere));
+            assert_same(&model, &other.unwrap());
+        }
+    }
+
+    #[test]
+    fn what_is_not_there_is_an_error_that_says_why() {
+        let (model, manifest) = manifest(&golden("bert"));
+        let dir = tempfile::tempdir().unwrap();
+        let data = data(&model, &dir.path().join("data"));
+        let other = ModelDir::arriving(&manifest, dir.path(), data, Arc::new(Never)).unwrap();
+        let error = other.vector(Vector::EmbeddingNorm).unwrap_err().to_string();
+        assert!(error.contains("168 bytes are far away"), "{error}");
+    }
+
+    #[test]
+    fn one_byte_more_or_less_is_noticed() {
+        let (model, manifest) = manifest(&golden("llama-tied-bf16"));
+        let pieces = model.pieces().unwrap();
+        let mut bytes = Vec::new();
+        model.read_piece(&pieces, 0, &mut bytes).unwrap();
+        assert!(manifest.is(0, &bytes) && !manifest.is(1, &bytes));
+        bytes[0] ^= 1;
+        assert!(!manifest.is(0, &bytes) && !manifest.is(u32::MAX, &bytes));
+    }
+
+    #[test]
+    fn no_bytes_panic() {
+        let (_, manifest) = manifest(&golden("bert"));
+        let whole = manifest.to_bytes().unwrap();
+        assert_ne!(Digest::of(&whole), Digest::of(&whole[1..]));
+        let text = Digest::of(&whole).to_string();
+        assert_eq!(text.parse::<Digest>().unwrap(), Digest::of(&whole));
+        assert!("x".parse::<Digest>().is_err() && Digest::read(&whole).is_none());
+        for end in (0..whole.len()).step_by(97) {
+            assert!(Manifest::from_bytes(&whole[..end]).is_err(), "{end}");
+        }
+        let file = || tempfile::tempfile().unwrap();
+        for at in (0..whole.len()).step_by(61) {
+            let mut bytes = whole.clone();
+            bytes[at] ^= 0x5a;
+            if let Ok(manifest) = Manifest::from_bytes(&bytes) {
+                drop(ModelDir::arriving(&manifest, Path::new("x"), file(), Arc::new(AllThere)));
+            }
+        }
+        let fewer = Manifest { digests: vec![Digest([0; 32])], ..manifest };
+        let error = ModelDir::arriving(&fewer, Path::new("x"), file(), Arc::new(AllThere));
+        assert!(matches!(error, Err(ModelError::Manifest { .. })));
+    }
+}

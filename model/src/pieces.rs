@@ -1,0 +1,358 @@
+//! A model in pieces: what a device without the model's directory fetches, and keeps.
+//!
+//! Only tensors that the spec uses are cut, so that nothing else ever travels. A tensor whose stored
+//! rows are split over devices is cut by bytes. One whose rows are all needed by every device, each in
+//! part (the second product of a block, as `nn.Linear` stores it), is cut into tiles: all rows of a run
+//! of columns, row after row. So a device that holds a part of a matrix needs few bytes besides.
+//!
+//! Pieces lie one after another in the *data*, in the order in which tensors are named here: vectors,
+//! matrices by layer, tables. Both ends derive that from config, names, shapes and types alone.
+
+use crate::{
+    Matrix, ModelDir, Table, Vector,
+    error::ModelError,
+    matrix::Storage,
+    spec::{ModelSpec, Positions},
+};
+use std::{collections::HashMap, ops::Range};
+
+/// Bytes of a piece: small next to the part of any device, and one head of a common model is one.
+const PIECE_BYTES: u64 = 256 << 10;
+/// The largest piece that there can be: of a tile, all rows are in one.
+pub const MAX_PIECE_BYTES: u64 = 4 << 20;
+/// The narrowest run of a row in a tile: below, reading runs costs more than it spares.
+const LEAST_RUN: u64 = 128;
+
+/// Which side of a matrix devices share.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Split {
+    Inputs,
+    Outputs,
+}
+
+/// A tensor of the data.
+#[derive(Clone, Debug)]
+pub(crate) struct Cut {
+    pub(crate) name: String,
+    /// Of its first byte in the data.
+    pub(crate) at: u64,
+    pub(crate) bytes: u64,
+    /// Of one stored row.
+    row_bytes: u64,
+    /// Bytes of a row in one tile; 0 where it is cut by bytes.
+    pub(crate) tile: u64,
+    /// Number of its first piece.
+    first: u32,
+}
+
+/// How a model is cut.
+#[derive(Clone, Debug)]
+pub struct Pieces {
+    cuts: Vec<Cut>,
+    places: HashMap<String, usize>,
+    /// Where each piece begins in the data, and where the last one ends.
+    starts: Vec<u64>,
+}
+
+impl Cut {
+    /// Stored rows.
+    fn rows(&self) -> u64 {
+        self.bytes.checked_div(self.row_bytes).unwrap_or(0)
+    }
+    /// The piece in which a byte of a tensor that is cut by bytes lies.
+    fn piece(&self, byte: u64) -> u32 {
+        self.first + (byte / PIECE_BYTES) as u32
+    }
+    /// The pieces of these bytes of a tensor that is cut by bytes.
+    fn run(&self, bytes: Range<u64>) -> Range<u32> {
+        match bytes.is_empty() {
+            true => self.first..self.first,
+            false => self.piece(bytes.start)..self.piece(bytes.end - 1) + 1,
+        }
+    }
+}
+
+impl Pieces {
+    fn new() -> Self {
+        Self { cuts: Vec::new(), places: HashMap::new(), starts: vec![0] }
+    }
+
+    /// Adds a tensor of stored rows, unless it is there already. False if there are too many bytes.
+    fn add(&mut self, name: &str, rows: u64, row_bytes: u64, tiled: bool) -> bool {
+        if self.places.contains_key(name) {
+            return true;
+        }
+        let (at, first) = (self.total(), self.count());
+        let Some(end) = rows.checked_mul(row_bytes).and_then(|bytes| at.checked_add(bytes)) else {
+            return false;
+        };
+        // Whole multiples of the least run, so that tiles begin where panels do.
+        let run = (PIECE_BYTES / rows.max(1)).max(LEAST_RUN) / LEAST_RUN * LEAST_RUN;
+        let tiled = tiled && run < row_bytes && rows * run <= MAX_PIECE_BYTES;
+        let step = if tiled { rows * run } else { PIECE_BYTES };
+        if self.starts.len() as u64 + (end - at) / step >= u64::from(u32::MAX) {
+            return false;
+        }
+        self.starts.extend((1..).map(|n| at + n * step).take_while(|start| *start < end));
+        if end > at {
+            self.starts.push(end);
+        }
+        let tile = if tiled { run } else { 0 };
+        self.places.insert(name.to_owned(), self.cuts.len());
+        self.cuts.push(Cut { name: name.to_owned(), at, bytes: end - at, row_bytes, tile, first });
+        true
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> u32 {
+        // add() keeps it below.
+        (self.starts.len() - 1) as u32
+    }
+    /// Bytes of the data.
+    pub fn total(&self) -> u64 {
+        self.starts.last().copied().unwrap_or(0)
+    }
+    /// Where a piece lies in the data; nothing where there is none.
+    pub fn span(&self, piece: u32) -> Range<u64> {
+        let at = piece as usize;
+        match self.starts.get(at..at + 2) {
+            Some(&[start, end]) => start..end,
+            _ => 0..0,
+        }
+    }
+    /// Bytes of a piece.
+    pub fn bytes(&self, piece: u32) -> u64 {
+        let span = self.span(piece);
+        span.end - span.start
+    }
+    /// The pieces in which these bytes of the data lie.
+    pub fn covering(&self, bytes: Range<u64>) -> Range<u32> {
+        let before = |byte: u64| self.starts.partition_point(|start| *start <= byte) as u32;
+        match bytes.is_empty() {
+            true => 0..0,
+            false => before(bytes.start) - 1..before(bytes.end - 1).min(self.count()),
+        }
+    }
+    pub(crate) fn cuts(&self) -> &[Cut] {
+        &self.cuts
+    }
+    fn cut(&self, name: &str) -> Result<&Cut, ModelError> {
+        let found = self.places.get(name).and_then(|place| self.cuts.get(*place));
+        found.ok_or_else(|| ModelError::NotInModel { what: format!("tensor {name:?} in pieces") })
+    }
+}
+
+/// Whose products are split, and how: each device has some of these inputs or outputs.
+fn split(matrix: Matrix) -> Split {
+    match matrix {
+        Matrix::AttentionOutput(_) | Matrix::Down(_) => Split::Inputs,
+        _ => Split::Outputs,
+    }
+}
+
+/// The tables of a model.
+fn tables(spec: &ModelSpec) -> impl Iterator<Item = Table> {
+    let learned = matches!(spec.positions, Positions::Learned { .. });
+    let word = spec.patches.is_none().then_some(Table::Word);
+    word.into_iter().chain(learned.then_some(Table::Position))
+}
+
+impl ModelDir {
+    /// How this model is cut into pieces.
+    ///
+    /// # Errors
+    /// When it is beyond all sizes.
+    pub fn pieces(&self) -> Result<Pieces, ModelError> {
+        let mut pieces = Pieces::new();
+        let large = || ModelError::TooLarge { path: self.path().into(), bytes: u64::MAX, limit: 0 };
+        for which in Vector::all(self.spec()) {
+            let name = self.vector_name(which)?;
+            let bytes = self.tensor_bytes(&name)?;
+            pieces.add(&name, 1, bytes, false).then_some(()).ok_or_else(large)?;
+        }
+        for which in Matrix::all(self.spec()) {
+            let source = self.matrix(which)?;
+            let row_bytes = source.pitch * u64::from(source.dtype.width());
+            let tiled = (source.storage == Storage::OutputRows) == (split(which) == Split::Inputs);
+            let added = pieces.add(&source.name, source.height, row_bytes, tiled);
+            added.then_some(()).ok_or_else(large)?;
+        }
+        for table in tables(self.spec()) {
+            let (name, rows, run) = self.table(table)?;
+            let row_bytes = u64::from(run.count) * u64::from(run.dtype.width());
+            let added = pieces.add(&name, rows.into(), row_bytes, false);
+            added.then_some(()).ok_or_else(large)?;
+        }
+        Ok(pieces)
+    }
+
+    /// The pieces that hold a part of a matrix, and little besides.
+    ///
+    /// # Errors
+    /// When the model has no such matrix.
+    pub fn matrix_pieces(
+        &self,
+        pieces: &Pieces,
+        which: Matrix,
+        inputs: Range<u32>,
+        outputs: Range<u32>,
+    ) -> Result<Range<u32>, ModelError> {
+        let source = self.matrix(which)?;
+        let cut = pieces.cut(&source.name)?;
+        let first = source.first_output;
+        let wide =
+            |range: Range<u32>, by: u64| by + u64::from(range.start)..by + u64::from(range.end);
+        let (rows, columns) = match source.storage {
+            Storage::OutputRows => (wide(outputs, first), wide(inputs, 0)),
+            Storage::InputRows => (wide(inputs, 0), wide(outputs, first)),
+        };
+        if rows.is_empty() || columns.is_empty() {
+            return Ok(cut.first..cut.first);
+        }
+        let width = u64::from(source.dtype.width());
+        Ok(match cut.tile {
+            0 => cut.run(rows.start * cut.row_bytes..rows.end * cut.row_bytes),
+            tile => {
+                let of = |column: u64| cut.first + (column * width / tile) as u32;
+                of(columns.start)..of(columns.end - 1) + 1
+            }
+        })
+    }
+
+    /// The pieces that hold a vector.
+    ///
+    /// # Errors
+    /// When the model has no such vector.
+    pub fn vector_pieces(&self, pieces: &Pieces, which: Vector) -> Result<Range<u32>, ModelError> {
+        let cut = pieces.cut(&self.vector_name(which)?)?;
+        Ok(cut.run(0..cut.bytes))
+    }
+
+    /// The pieces that hold the tables of the model, whole.
+    ///
+    /// # Errors
+    /// When it has none, which no opened model is.
+    pub fn table_pieces(&self, pieces: &Pieces) -> Result<Vec<Range<u32>>, ModelError> {
+        let of = |table| {
+            let cut = pieces.cut(&self.table(table)?.0)?;
+            Ok(cut.run(0..cut.bytes))
+        };
+        tables(self.spec()).map(of).collect()
+    }
+
+    /// Reads one piece out of the files of a model directory into `out`, which it fills exactly.
+    ///
+    /// # Errors
+    /// When there is no such piece, or the files cannot be read.
+    pub fn read_piece(
+        &self,
+        pieces: &Pieces,
+        piece: u32,
+        out: &mut Vec<u8>,
+    ) -> Result<(), ModelError> {
+        let span = pieces.span(piece);
+        let place = pieces.cuts.partition_point(|cut| cut.first <= piece);
+        let absent = || ModelError::NotInModel { what: format!("piece {piece}") };
+        let cut = pieces.cuts[..place].iter().rfind(|cut| cut.bytes > 0).ok_or_else(absent)?;
+        if span.is_empty() {
+            return Err(absent());
+        }
+        out.clear();
+        // No piece is larger than MAX_PIECE_BYTES.
+        out.resize((span.end - span.start) as usize, 0);
+        let (shard, offset) = self.tensor_place(&cut.name)?;
+        if cut.tile == 0 {
+            return self.store().read_at(shard, out, offset + (span.start - cut.at));
+        }
+        let begin = u64::from(piece - cut.first) * cut.tile;
+        let run = cut.tile.min(cut.row_bytes - begin) as usize;
+        for (row, out) in (0..cut.rows()).zip(out.chunks_exact_mut(run)) {
+            self.store().read_at(shard, out, offset + row * cut.row_bytes + begin)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::testing::golden;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_tensor_is_cut_once_by_bytes_or_by_tiles() {
+        let mut pieces = Pieces::new();
+        assert!(pieces.add("a", 1, 100, false));
+        assert!(pieces.add("rows", 1024, 4096, false));
+        assert!(pieces.add("tiles", 1024, 4096, true));
+        assert!(pieces.add("a", 5, 5, true), "there already");
+        assert!(pieces.add("none", 0, 12, true) && pieces.add("narrow", 3, 100, true));
+        assert_eq!(pieces.count(), 1 + 16 + 16 + 1);
+        assert_eq!(pieces.cut("rows").unwrap().tile, 0);
+        assert_eq!(pieces.cut("tiles").unwrap().tile, 256);
+        assert_eq!(pieces.cut("narrow").unwrap().tile, 0, "one piece anyway");
+        assert_eq!(pieces.bytes(3), 256 << 10);
+        assert!(!pieces.add("absurd", u64::MAX, 2, false));
+        assert!(!pieces.add("absurd", 1 << 30, 1 << 30, false));
+        assert_eq!(pieces.span(99), 0..0);
+    }
+
+    #[test]
+    fn a_part_needs_its_own_pieces_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let shape = crate::shape::Shape::bert(1, 1024, 16);
+        shape.write(dir.path(), u64::MAX, &mut |_| {}).unwrap();
+        let model = ModelDir::open(dir.path()).unwrap();
+        let pieces = model.pieces().unwrap();
+        let of = |which, inputs, outputs| {
+            let range = model.matrix_pieces(&pieces, which, inputs, outputs).unwrap();
+            range.map(|piece| pieces.bytes(piece)).sum::<u64>()
+        };
+        let (hidden, inner) = (1024, 4096);
+        // A quarter of each matrix is a quarter of its bytes, whichever side is split.
+        assert_eq!(of(Matrix::Query(0), 0..hidden, 256..512), 1 << 20);
+        assert_eq!(of(Matrix::AttentionOutput(0), 256..512, 0..hidden), 1 << 20);
+        assert_eq!(of(Matrix::Up(0), 0..hidden, 0..1024), 4 << 20);
+        assert_eq!(of(Matrix::Down(0), 1024..2048, 0..hidden), 4 << 20);
+        assert_eq!(of(Matrix::Down(0), 0..inner, 0..hidden), 16 << 20);
+        assert_eq!(of(Matrix::Down(0), 5..5, 0..hidden), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_follow_one_another(sizes in prop::collection::vec((0u64..3000, 0u64..5000, any::<bool>()), 1..6)) {
+            let mut pieces = Pieces::new();
+            for (i, (rows, row_bytes, tiled)) in sizes.iter().enumerate() {
+                prop_assert!(pieces.add(&i.to_string(), *rows, *row_bytes, *tiled));
+            }
+            let total: u64 = sizes.iter().map(|(rows, bytes, _)| rows * bytes).sum();
+            prop_assert_eq!(pieces.total(), total);
+            let mut end = 0;
+            for piece in 0..pieces.count() {
+                let span = pieces.span(piece);
+                prop_assert!(span.start == end && span.end > end);
+                prop_assert!(span.end - span.start <= MAX_PIECE_BYTES);
+                prop_assert_eq!(pieces.covering(span.clone()), piece..piece + 1);
+                end = span.end;
+            }
+            prop_assert_eq!(end, total);
+        }
+    }
+
+    #[test]
+    fn all_golden_models_can_be_cut() {
+        for name in
+            ["bert", "llama-tied-bf16", "gpt2", "distilbert", "gptj", "mpnet", "qwen3", "vit"]
+        {
+            let model = ModelDir::open(&golden(name)).unwrap();
+            let pieces = model.pieces().unwrap();
+            let mut out = Vec::new();
+            for piece in 0..pieces.count() {
+                model.read_piece(&pieces, piece, &mut out).unwrap();
+                assert_eq!(out.len() as u64, pieces.bytes(piece), "{name}: {piece}");
+            }
+            assert!(model.read_piece(&pieces, pieces.count(), &mut out).is_err());
+        }
+    }
+}

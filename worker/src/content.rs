@@ -1,0 +1,246 @@
+//! Models that this device has no directory of: they come in pieces, from the coordinator and from
+//! other devices, into a cache (ADR 0018).
+//!
+//! The coordinator names the content and sends its manifest; whose bytes come does not matter then,
+//! because each piece is compared with its digest. The loader reads the model as if it were all there,
+//! and waits for what is not.
+
+pub(crate) mod cache;
+pub(crate) mod data;
+pub(crate) mod fetch;
+pub(crate) mod links;
+pub(crate) mod share;
+
+use crate::core::{Core, blocking};
+use crate::error::WorkerError;
+use data::{Data, State};
+use galaxy_common::{Assignment, Bytes};
+use galaxy_graph::holdings::{self, steps};
+use galaxy_model::{Matrix, ModelDir, ModelError, Vector, pieces::Pieces};
+use links::Supply;
+use std::{
+    io,
+    ops::Range,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+use tokio::sync::oneshot;
+
+/// Why a model does not come.
+#[derive(Debug, thiserror::Error)]
+pub enum ContentError {
+    /// The coordinator did not call.
+    #[error("the coordinator does not bring the model: it has not called within {after:?}")]
+    NoCall {
+        /// How long we waited.
+        after: Duration,
+    },
+    /// The coordinator says nothing.
+    #[error("the coordinator does not bring the model: it has said nothing for {after:?}")]
+    Silent {
+        /// How long we waited.
+        after: Duration,
+    },
+    /// The connection with the coordinator broke, or it has not what it must have.
+    #[error("the coordinator brings no more of the model: {why}")]
+    Lost {
+        /// Why.
+        why: String,
+    },
+    /// The coordinator offers another model.
+    #[error("the plan is for the model {want}, and the coordinator brings {have}")]
+    Other {
+        /// By the plan.
+        want: String,
+        /// By the offer.
+        have: String,
+    },
+    /// A manifest that is none.
+    #[error("the manifest that the coordinator sends is not what it should be: {why}")]
+    Manifest {
+        /// What is wrong.
+        why: String,
+    },
+    /// A piece whose digest is wrong, from the coordinator itself.
+    #[error(
+        "the coordinator's files are not those of its manifest: piece {piece} is another. Were they changed or damaged? Restart the coordinator"
+    )]
+    Wrong {
+        /// Which.
+        piece: u32,
+    },
+    /// The model cannot be opened.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The cache cannot be used.
+    #[error("the cache in {} cannot be used: {source}", path.display())]
+    File {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The disk is full.
+    #[error(
+        "the disk has no room for what the device needs of {model}, {needs} in all: free some, or give --cache a directory on another disk"
+    )]
+    Full {
+        /// Which model.
+        model: String,
+        /// All that there is of it.
+        needs: Bytes,
+    },
+    /// The bound is too small for what one plan needs.
+    #[error(
+        "the cache in {} may hold {limit}, and this device needs {needed} for its part: raise --cache-bytes to {needed} or give it a smaller share", dir.display()
+    )]
+    Small {
+        /// For this plan.
+        needed: Bytes,
+        /// The bound.
+        limit: Bytes,
+        /// Where.
+        dir: PathBuf,
+    },
+    /// Another worker uses the cache.
+    #[error("another worker uses the cache in {}: give each its own with --cache", dir.display())]
+    Taken {
+        /// Where.
+        dir: PathBuf,
+    },
+}
+
+impl ContentError {
+    fn file(path: &Path, source: io::Error) -> Self {
+        Self::File { path: path.to_owned(), source }
+    }
+    /// The disk does not take a piece.
+    fn disk(data: &Data, source: io::Error) -> Self {
+        let (model, needs) = (data.manifest.name().to_owned(), Bytes(data.pieces.total()));
+        match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                Self::Full { model, needs }
+            }
+            _ => Self::File { path: data.content.to_string().into(), source },
+        }
+    }
+    /// Whether the same placement may succeed later with nobody doing anything.
+    pub(crate) fn retryable(&self) -> bool {
+        matches!(self, Self::NoCall { .. } | Self::Silent { .. } | Self::Lost { .. })
+    }
+}
+
+/// A model that arrives, and the coordinator that brings it.
+pub(crate) struct Arriving {
+    pub(crate) model: Arc<ModelDir>,
+    pub(crate) data: Arc<Data>,
+    pub(crate) supply: Supply,
+}
+
+/// Waits for the coordinator to bring the model of this fingerprint, as far as that it can be opened.
+pub(crate) async fn open(
+    core: &Arc<Core>,
+    waiting: oneshot::Receiver<Supply>,
+    fingerprint: &str,
+) -> Result<Arriving, WorkerError> {
+    let (mut supply, content, length) = links::offered(waiting, fingerprint).await?;
+    let shared = core.clone();
+    let kept = blocking(move || {
+        let cache = shared.cache.as_ref().ok_or(WorkerError::Bug)?;
+        cache.take()?;
+        Ok::<_, WorkerError>(cache.manifest(content))
+    });
+    let (manifest, fresh) = match kept.await?? {
+        Some(manifest) => (manifest, None),
+        None => {
+            let (manifest, bytes) = links::manifest(&mut supply, content, length).await?;
+            (manifest, Some(bytes))
+        }
+    };
+    let shared = core.clone();
+    let opened = blocking(move || {
+        let cache = shared.cache.as_ref().ok_or(WorkerError::Bug)?;
+        if let Some(bytes) = fresh {
+            cache.keep_manifest(content, &bytes)?;
+        }
+        Ok::<_, WorkerError>(cache.model(content, manifest)?)
+    });
+    let (model, data) = opened.await??;
+    Ok(Arriving { model, data, supply })
+}
+
+/// Makes room in the cache for `list`. Data that has to begin anew is opened anew.
+pub(crate) async fn room(
+    core: &Arc<Core>,
+    arriving: Arriving,
+    list: &[u32],
+) -> Result<Arriving, WorkerError> {
+    let (shared, list) = (core.clone(), list.to_vec());
+    let made = blocking(move || {
+        let Arriving { model, data, supply } = arriving;
+        let cache = shared.cache.as_ref().ok_or(WorkerError::Bug)?;
+        let absent = |piece: &u32| data.state(*piece) == State::Absent;
+        let mut missing: Vec<u32> = list.iter().copied().filter(absent).collect();
+        missing.sort_unstable();
+        let wanted = list.iter().map(|piece| data.pieces.bytes(*piece)).sum();
+        if cache.room(&data, &missing, wanted)? {
+            return Ok(Arriving { model, data, supply });
+        }
+        let (content, manifest) = (data.content, data.manifest.clone());
+        drop((model, data));
+        let (model, data) = cache.model(content, manifest)?;
+        Ok::<_, WorkerError>(Arriving { model, data, supply })
+    });
+    made.await?
+}
+
+/// The pieces that a device of this assignment needs, in the order in which they should come, each once.
+///
+/// Vectors, which loading reads first; this rank's share of the tables; matrices in the order of loading;
+/// the other shares of the tables. Everybody needs the tables whole, and by the time that others' shares
+/// are wanted, devices have them: so the coordinator sends each about once.
+///
+/// # Errors
+/// When the model has not what it is made of, which no opened one is.
+pub(crate) fn order(
+    model: &ModelDir,
+    pieces: &Pieces,
+    assignment: &Assignment,
+    (rank, devices): (usize, usize),
+) -> Result<Vec<u32>, ModelError> {
+    let spec = model.spec();
+    let mut list = Vec::new();
+    let mut listed = vec![false; pieces.count() as usize];
+    let mut add = |range: Range<u32>| {
+        list.extend(range.filter(|piece| !std::mem::replace(&mut listed[*piece as usize], true)));
+    };
+    for which in Vector::all(spec) {
+        add(model.vector_pieces(pieces, which)?);
+    }
+    for which in Matrix::all(spec) {
+        // Every device holds these whole.
+        if let (Matrix::Patch | Matrix::ClassDense | Matrix::ClassOutput, Some(shape)) =
+            (which, which.shape(spec))
+        {
+            add(model.matrix_pieces(pieces, which, 0..shape.0, 0..shape.1)?);
+        }
+    }
+    let tables = model.table_pieces(pieces)?;
+    let devices = devices.max(1) as u64;
+    let share = |range: &Range<u32>, of: u64| {
+        let at = |n: u64| range.start + (u64::from(range.end - range.start) * n / devices) as u32;
+        at(of)..at(of + 1)
+    };
+    let rank = rank as u64 % devices;
+    tables.iter().for_each(|table| add(share(table, rank)));
+    for step in steps(spec, &holdings::nothing(), assignment) {
+        for part in step.new {
+            add(model.matrix_pieces(pieces, part.matrix, part.inputs, part.outputs)?);
+        }
+    }
+    for other in 1..devices {
+        tables.iter().for_each(|table| add(share(table, (rank + other) % devices)));
+    }
+    Ok(list)
+}

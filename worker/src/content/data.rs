@@ -1,0 +1,339 @@
+//! The data of one model in the cache: which of its pieces are there, and who waits for others.
+//!
+//! Two things tell what is there. The *map* on disk has a bit for each piece whose bytes the disk is
+//! known to hold; it is what a worker that is started anew goes on from. The states in memory say
+//! more: a piece counts as here only once its digest was found right in the life of this process.
+
+use crate::core::lock;
+use galaxy_common::Bytes;
+use galaxy_model::{
+    Arrivals,
+    manifest::{Digest, Manifest},
+    pieces::Pieces,
+};
+use std::{
+    collections::VecDeque,
+    fs::{File, OpenOptions},
+    io,
+    ops::Range,
+    os::unix::fs::FileExt,
+    path::Path,
+    sync::{Arc, Condvar, Mutex, mpsc},
+    time::{Duration, Instant},
+};
+use tokio::sync::Notify;
+
+/// For a piece that somebody reads. A fetch ends by itself before, when its sources are silent.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Bytes that are written between two times at which the disk is told to keep them.
+const SYNC_BYTES: u64 = 16 << 20;
+/// And the longest time between.
+const SYNC_EVERY: Duration = Duration::from_millis(500);
+/// Pieces that wait for the disk.
+const SYNC_QUEUE: usize = 256;
+
+/// What is known of a piece.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum State {
+    /// It is not there.
+    Absent,
+    /// The map has it, and nobody has looked yet whether it is right.
+    Kept,
+    /// It is being looked at, or was asked for.
+    Coming,
+    /// It is there, and right.
+    Here,
+}
+
+struct States {
+    pieces: Vec<State>,
+    /// Pieces that somebody waits for.
+    wanted: VecDeque<u32>,
+    /// A fetch runs. Otherwise: why nothing comes.
+    closed: Option<String>,
+    /// Grows with every piece that is here.
+    arrived: u64,
+    /// Grows with every fetch.
+    fetch: u64,
+}
+
+/// The data of one model.
+pub(crate) struct Data {
+    pub(crate) content: Digest,
+    pub(crate) manifest: Manifest,
+    pub(crate) pieces: Pieces,
+    file: File,
+    map: Mutex<Map>,
+    states: Mutex<States>,
+    changed: Condvar,
+    /// Somebody waits for pieces that were not asked for.
+    pub(crate) asked: Notify,
+}
+
+/// The map, as it is on disk.
+struct Map {
+    bits: Vec<u8>,
+    file: File,
+}
+
+impl Data {
+    /// Opens data and map under `dir`, or makes them.
+    pub(crate) fn open(
+        dir: &Path,
+        content: Digest,
+        manifest: Manifest,
+        pieces: Pieces,
+    ) -> io::Result<Self> {
+        let open = |name: &str| {
+            let mut options = OpenOptions::new();
+            options.read(true).write(true).create(true).truncate(false).open(dir.join(name))
+        };
+        let (file, map) = (open("data")?, open("map")?);
+        let mut bits = vec![0; pieces.count().div_ceil(8) as usize];
+        // A map that is too short, or data of another length, was never finished: nothing is there.
+        let whole = file.metadata()?.len() == pieces.total();
+        if !whole || map.metadata()?.len() != bits.len() as u64 {
+            map.set_len(0)?;
+            file.set_len(pieces.total())?;
+            map.set_len(bits.len() as u64)?;
+        }
+        map.read_exact_at(&mut bits, 0)?;
+        let kept = |piece: u32| match bit(&bits, piece) {
+            true => State::Kept,
+            false => State::Absent,
+        };
+        let states = States {
+            pieces: (0..pieces.count()).map(kept).collect(),
+            wanted: VecDeque::new(),
+            closed: Some("nothing fetches it".to_owned()),
+            arrived: 0,
+            fetch: 0,
+        };
+        Ok(Self {
+            content,
+            manifest,
+            pieces,
+            file,
+            map: Mutex::new(Map { bits, file: map }),
+            states: Mutex::new(states),
+            changed: Condvar::new(),
+            asked: Notify::new(),
+        })
+    }
+
+    /// The data as the model reads it.
+    pub(crate) fn reader(&self) -> io::Result<File> {
+        self.file.try_clone()
+    }
+
+    pub(crate) fn state(&self, piece: u32) -> State {
+        lock(&self.states).pieces.get(piece as usize).copied().unwrap_or(State::Absent)
+    }
+
+    /// Says that a piece is being looked for, or not any more.
+    pub(crate) fn set(&self, piece: u32, state: State) {
+        let mut states = lock(&self.states);
+        let Some(at) = states.pieces.get_mut(piece as usize) else { return };
+        let news = state == State::Here && *at != State::Here;
+        *at = state;
+        if news {
+            states.arrived += 1;
+            drop(states);
+            self.changed.notify_all();
+        }
+    }
+
+    /// Of the pieces that somebody waits for and nobody has asked for: those that are not there, and
+    /// those whose digest is to be looked at.
+    pub(crate) fn take_wanted(&self) -> (Vec<u32>, Vec<u32>) {
+        let mut states = lock(&self.states);
+        let (mut absent, mut kept) = (Vec::new(), Vec::new());
+        while let Some(piece) = states.wanted.pop_front() {
+            match states.pieces[piece as usize] {
+                State::Absent => absent.push(piece),
+                State::Kept => {
+                    states.pieces[piece as usize] = State::Coming;
+                    kept.push(piece);
+                }
+                State::Coming | State::Here => {}
+            }
+        }
+        (absent, kept)
+    }
+
+    /// Bits of the pieces that are here, and a number that grows when there are more.
+    pub(crate) fn holding(&self) -> (u64, Vec<u8>) {
+        let states = lock(&self.states);
+        let mut bits = vec![0u8; states.pieces.len().div_ceil(8)];
+        for (at, state) in states.pieces.iter().enumerate() {
+            if *state == State::Here {
+                bits[at / 8] |= 1 << (at % 8);
+            }
+        }
+        (states.arrived, bits)
+    }
+    /// The number of [`Data::holding`].
+    pub(crate) fn arrived(&self) -> u64 {
+        lock(&self.states).arrived
+    }
+
+    /// Reads a piece that is here.
+    pub(crate) fn read(&self, piece: u32) -> io::Result<Option<Vec<u8>>> {
+        match self.state(piece) {
+            State::Here => self.read_raw(piece).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    fn read_raw(&self, piece: u32) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; self.pieces.bytes(piece) as usize];
+        self.file.read_exact_at(&mut bytes, self.pieces.span(piece).start)?;
+        Ok(bytes)
+    }
+
+    /// Looks whether a piece that is on disk is right; it is here then, else absent.
+    pub(crate) fn check(&self, piece: u32) -> bool {
+        // One that cannot be read is fetched again; if it cannot be written, that says why.
+        let right = self.read_raw(piece).is_ok_and(|bytes| self.manifest.is(piece, &bytes));
+        self.set(piece, if right { State::Here } else { State::Absent });
+        right
+    }
+
+    /// Writes a piece whose digest was found right. The disk may not hold it yet.
+    pub(crate) fn write(&self, piece: u32, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(bytes, self.pieces.span(piece).start)?;
+        self.set(piece, State::Here);
+        Ok(())
+    }
+
+    /// Has the disk keep these pieces, and puts them on the map after that.
+    fn keep(&self, pieces: &mut Vec<u32>) -> io::Result<()> {
+        if pieces.is_empty() {
+            return Ok(());
+        }
+        self.file.sync_data()?;
+        let mut map = lock(&self.map);
+        let Map { bits, file } = &mut *map;
+        for piece in pieces.drain(..) {
+            let at = (piece / 8) as usize;
+            bits[at] |= 1 << (piece % 8);
+            file.write_all_at(&bits[at..at + 1], at as u64)?;
+        }
+        Ok(())
+    }
+
+    /// Opens it for a fetch: who waits, waits. When what is returned goes, nothing comes any more.
+    /// A fetch that began before has no say any more.
+    pub(crate) fn begin(self: &Arc<Self>) -> Opened {
+        let map = lock(&self.map);
+        let mut states = lock(&self.states);
+        states.closed = None;
+        states.fetch += 1;
+        for (piece, state) in (0..).zip(&mut states.pieces) {
+            // Of a fetch that was given up.
+            if *state == State::Coming {
+                *state = if bit(&map.bits, piece) { State::Kept } else { State::Absent };
+            }
+        }
+        Opened { data: self.clone(), fetch: states.fetch }
+    }
+}
+
+/// Data that a fetch brings pieces to.
+pub(crate) struct Opened {
+    data: Arc<Data>,
+    fetch: u64,
+}
+
+impl Opened {
+    /// Nothing comes any more, and this is why.
+    pub(crate) fn close(&self, why: &str) {
+        let mut states = lock(&self.data.states);
+        if states.fetch == self.fetch {
+            states.closed.get_or_insert_with(|| why.to_owned());
+            drop(states);
+            self.data.changed.notify_all();
+        }
+    }
+}
+impl Drop for Opened {
+    fn drop(&mut self) {
+        self.close("fetching it was given up");
+    }
+}
+
+impl Arrivals for Data {
+    fn wait(&self, bytes: Range<u64>) -> Result<(), String> {
+        let range = self.pieces.covering(bytes);
+        let mut states = lock(&self.states);
+        let (mut deadline, mut arrived) = (Instant::now() + PATIENCE, states.arrived);
+        loop {
+            let missing = |states: &States, piece: &u32| {
+                states.pieces.get(*piece as usize).is_none_or(|state| *state != State::Here)
+            };
+            let Some(first) = range.clone().find(|piece| missing(&states, piece)) else {
+                return Ok(());
+            };
+            if let Some(why) = &states.closed {
+                let held = Bytes(self.pieces.bytes(first));
+                return Err(format!("piece {first} ({held}) has not come: {why}"));
+            }
+            let mut news = false;
+            for piece in range.clone() {
+                let state = states.pieces.get(piece as usize);
+                let idle = matches!(state, Some(State::Absent | State::Kept));
+                if idle && !states.wanted.contains(&piece) {
+                    states.wanted.push_back(piece);
+                    news = true;
+                }
+            }
+            if news {
+                self.asked.notify_one();
+            }
+            let now = Instant::now();
+            if states.arrived != arrived {
+                (deadline, arrived) = (now + PATIENCE, states.arrived);
+            }
+            if now >= deadline {
+                return Err(format!("piece {first} has not come, nor any other for {PATIENCE:?}"));
+            }
+            let left = deadline - now;
+            let waited = self.changed.wait_timeout(states, left);
+            states = waited.unwrap_or_else(std::sync::PoisonError::into_inner).0;
+        }
+    }
+}
+
+/// Who has the disk keep what was written, off the way of what comes. Ends when the sender goes; then
+/// all is on the map.
+pub(crate) fn keeper(data: Arc<Data>) -> (mpsc::SyncSender<u32>, impl FnOnce() -> io::Result<()>) {
+    let (sender, written) = mpsc::sync_channel(SYNC_QUEUE);
+    let work = move || {
+        let (mut pieces, mut bytes, mut since) = (Vec::new(), 0, Instant::now());
+        loop {
+            let left = SYNC_EVERY.saturating_sub(since.elapsed());
+            let over = match written.recv_timeout(left) {
+                Ok(piece) => {
+                    bytes += data.pieces.bytes(piece);
+                    pieces.push(piece);
+                    false
+                }
+                Err(mpsc::RecvTimeoutError::Timeout) => false,
+                Err(mpsc::RecvTimeoutError::Disconnected) => true,
+            };
+            if over || bytes >= SYNC_BYTES || since.elapsed() >= SYNC_EVERY {
+                data.keep(&mut pieces)?;
+                (bytes, since) = (0, Instant::now());
+            }
+            if over {
+                return Ok(());
+            }
+        }
+    };
+    (sender, work)
+}
+
+/// Whether a bit is set; one beyond the end is not.
+pub(crate) fn bit(bits: &[u8], at: u32) -> bool {
+    bits.get((at / 8) as usize).is_some_and(|byte| byte >> (at % 8) & 1 == 1)
+}

@@ -239,8 +239,8 @@ pub struct Setup {
     pub wire: &'static str,
     /// Tiles of a transfer.
     pub tiles: u16,
-    /// Ring links without TLS.
-    pub plain: bool,
+    /// `tls`, `quic` or `plain`.
+    pub link: &'static str,
     /// Most rows of a program.
     pub max_rows: u32,
     /// A device for each, with its share.
@@ -259,7 +259,7 @@ impl Setup {
             strategy: "galaxy",
             wire: "f32",
             tiles: 4,
-            plain: false,
+            link: "tls",
             max_rows: 512,
             shares: vec![3.0, 2.0, 1.0],
             memory: "1GB",
@@ -269,10 +269,10 @@ impl Setup {
 
     /// The cluster file for workers at these addresses.
     pub fn cluster_file(&self, identity: &Path, addresses: &[String]) -> String {
-        let Self { strategy, wire, tiles, plain, max_rows, memory, .. } = self;
+        let Self { strategy, wire, tiles, link, max_rows, memory, .. } = self;
         let mut text = format!(
             "[cluster]\nname = \"test\"\nmodel = {:?}\nidentity = {identity:?}\n\
-             strategy = \"{strategy}\"\nwire = \"{wire}\"\ntiles = {tiles}\nplain = {plain}\n\
+             strategy = \"{strategy}\"\nwire = \"{wire}\"\ntiles = {tiles}\nlink = \"{link}\"\n\
              max_rows = {max_rows}\nlisten = \"127.0.0.1:0\"\n",
             self.model
         );
@@ -477,7 +477,7 @@ fn worker(
     let identity = keys.of(&format!("d{i}"), Role::Device)?;
     let mut command = worker_command(&identity, &setup.model)?;
     command.args(["--listen", listen]).args(flags);
-    if setup.plain {
+    if setup.link == "plain" {
         command.arg("--plain");
     }
     let start = || Process::spawn(&format!("worker d{i}"), command);

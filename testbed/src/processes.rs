@@ -334,13 +334,15 @@ impl TestCluster {
         };
         let (mut workers, mut addresses) = (Vec::new(), Vec::new());
         for i in 0..setup.shares.len() {
-            let host = match &network {
-                Some(_) => Network::address(i),
-                None => "127.0.0.1".to_owned(),
+            // Devices listen on all their addresses, as by default, and so may get others.
+            let (listen, host) = match &network {
+                Some(_) => ("0.0.0.0:0", Network::address(i)),
+                None => ("127.0.0.1:0", "127.0.0.1".to_owned()),
             };
-            let mut process =
-                worker(&keys, network.as_deref(), &setup, i, &format!("{host}:0"), &[])?;
-            addresses.push(listening(&mut process)?);
+            let mut process = worker(&keys, network.as_deref(), &setup, i, listen, &[])?;
+            let said = listening(&mut process)?;
+            let (_, port) = said.rsplit_once(':').context("an address ends in a port")?;
+            addresses.push(format!("{host}:{port}"));
             workers.push(process);
         }
         let file = setup.cluster_file(&keys.of("coordinator", Role::Coordinator)?, &addresses);

@@ -2,15 +2,17 @@
 //! stream for each link between them.
 //!
 //! A thread of its own drives the socket and all connections. The threads of lanes wait, parked,
-//! until it has room for what they send or bytes that they receive.
+//! until it has room for what they send or bytes that they receive: much of either, since packets
+//! may come one by one.
 //!
 //! What is sealed belongs to the transport until the peer has it, so what a lane sends is copied,
-//! at most a window of it. There are no streams for single tiles: lanes expect tiles in the order
+//! at most a window of it and a batch. There are no streams for single tiles: lanes expect tiles in the order
 //! in which they were sent, so that none could overtake another.
 
 use super::{
     arrival::Ring,
     hello::{Answer, HELLO_BYTES, WELCOME_BYTES},
+    stream::closed_or,
 };
 use bytes::Bytes;
 use galaxy_common::{DeviceName, FrameHeader};
@@ -22,9 +24,9 @@ use galaxy_proto::{
     identity::{Identity, Role, peer, server_name},
 };
 use quinn::{
-    ClientConfig, ConnectionError, Endpoint, EndpointConfig, MtuDiscoveryConfig, ReadError,
-    ReadExactError, RecvStream, SendStream, ServerConfig, TokioRuntime, TransportConfig, VarInt,
-    WriteError,
+    AckFrequencyConfig, ClientConfig, ConnectionError, Endpoint, EndpointConfig,
+    MtuDiscoveryConfig, ReadError, ReadExactError, RecvStream, SendStream, ServerConfig,
+    TokioRuntime, TransportConfig, VarInt, WriteError,
     crypto::rustls::{QuicClientConfig, QuicServerConfig},
 };
 use rustls::{AlertDescription, pki_types::CertificateDer};
@@ -48,8 +50,18 @@ use tokio::{
 /// need, and so little that it passes through a core's cache: with eight times as much a byte
 /// costs up to a half more.
 const WINDOW: u32 = 512 << 10;
-/// Bytes that are handed over at once.
+/// Bytes of one allocation that the transport owns until they are acknowledged.
 const PIECE: usize = 64 << 10;
+/// Bytes that are handed over before a lane is woken for more.
+const BATCH: usize = 256 << 10;
+/// Bytes for which a lane that reads is woken, unless it wants fewer: of packets that come one by
+/// one, it is not woken for each.
+const ENOUGH: usize = 32 << 10;
+/// Packets that a peer takes before it acknowledges them, fewer than are sent before the first
+/// acknowledgement,
+const UNACKNOWLEDGED: u32 = 8;
+/// and how long it waits for so many at most.
+const LATEST: Duration = Duration::from_millis(5);
 /// Bytes that wait in the system for our thread. It has less work than what a burst brings.
 const SOCKET_BUFFER: usize = 4 << 20;
 /// A peer that says nothing is asked whether it is there,
@@ -152,7 +164,9 @@ impl Quic {
                 };
                 let error = match connecting {
                     Ok(connecting) => match connecting.await {
-                        Ok(connection) => return Ok(Connection(connection)),
+                        Ok(inner) => {
+                            return Ok(Connection { inner, runtime: self.runtime.clone() });
+                        }
                         Err(error) => explain(&at, to, error, patience),
                     },
                     Err(error) => {
@@ -182,6 +196,8 @@ impl Quic {
 fn transport() -> TransportConfig {
     let mut packets = MtuDiscoveryConfig::default();
     packets.upper_bound(LARGEST_PACKET);
+    let mut answers = AckFrequencyConfig::default();
+    answers.ack_eliciting_threshold(UNACKNOWLEDGED.into()).max_ack_delay(Some(LATEST));
     let silence = SILENCE.try_into().expect("some seconds are fewer milliseconds than 2^62");
     let mut transport = TransportConfig::default();
     transport
@@ -189,6 +205,7 @@ fn transport() -> TransportConfig {
         .keep_alive_interval(Some(ASK))
         .initial_rtt(FIRST_TRIP)
         .mtu_discovery_config(Some(packets))
+        .ack_frequency_config(Some(answers))
         // Each side opens one at most: its link.
         .max_concurrent_bidi_streams(VarInt::from_u32(1))
         .max_concurrent_uni_streams(VarInt::from_u32(0))
@@ -221,7 +238,8 @@ async fn accept(endpoint: Endpoint, ring: Ring) {
 async fn greet(incoming: quinn::Incoming, ring: Ring, permit: OwnedSemaphorePermit) {
     let address = incoming.remote_address();
     let shaken = async {
-        let connection = Connection(incoming.accept()?.await?);
+        let inner = incoming.accept()?.await?;
+        let connection = Connection { inner, runtime: Handle::current() };
         let pipe = connection.accept().await?;
         Ok::<_, ConnectionError>((connection, pipe))
     };
@@ -244,43 +262,47 @@ async fn greet(incoming: quinn::Incoming, ring: Ring, permit: OwnedSemaphorePerm
 
 /// A connection with a device.
 #[derive(Clone)]
-pub(super) struct Connection(quinn::Connection);
+pub(super) struct Connection {
+    inner: quinn::Connection,
+    /// Of the thread that drives it.
+    runtime: Handle,
+}
 
 impl Connection {
     /// Opens our stream.
     pub async fn open(&self) -> Result<QuicPipe, ConnectionError> {
-        let (send, receive) = self.0.open_bi().await?;
-        Ok(QuicPipe { connection: self.clone(), send, receive })
+        let (send, receive) = self.inner.open_bi().await?;
+        Ok(QuicPipe { connection: self.clone(), send: Some(send), receive: Some(receive) })
     }
 
     /// Waits for the peer's stream.
     pub async fn accept(&self) -> Result<QuicPipe, ConnectionError> {
-        let (send, receive) = self.0.accept_bi().await?;
-        Ok(QuicPipe { connection: self.clone(), send, receive })
+        let (send, receive) = self.inner.accept_bi().await?;
+        Ok(QuicPipe { connection: self.clone(), send: Some(send), receive: Some(receive) })
     }
 
     /// The peer as the ring knows it.
     pub fn peer(&self) -> Peer {
-        Peer { identity: self.identity(), address: self.0.remote_address() }
+        Peer { identity: self.identity(), address: self.inner.remote_address() }
     }
 
     fn identity(&self) -> Option<(DeviceName, Role)> {
-        let shown = self.0.peer_identity()?.downcast::<Vec<CertificateDer<'static>>>().ok()?;
+        let shown = self.inner.peer_identity()?.downcast::<Vec<CertificateDer<'static>>>().ok()?;
         peer(&shown).ok()
     }
 
     /// Why a handshake that we took for done is not: the peer does not take our certificate.
     pub fn refusal(&self, address: &str, to: &DeviceName) -> Option<ConnectError> {
-        let error = self.0.close_reason().filter(|error| alert(error).is_some())?;
+        let error = self.inner.close_reason().filter(|error| alert(error).is_some())?;
         Some(explain(&over_udp(address), to, error, SILENCE))
     }
 }
 
-/// Both ways of a stream.
+/// Both ways of a stream. Neither is there any more once it has failed.
 pub struct QuicPipe {
     connection: Connection,
-    send: SendStream,
-    receive: RecvStream,
+    send: Option<SendStream>,
+    receive: Option<RecvStream>,
 }
 
 impl QuicPipe {
@@ -292,9 +314,17 @@ impl QuicPipe {
         QuicCloser(self.connection.clone())
     }
 
+    fn send(&mut self) -> io::Result<&mut SendStream> {
+        self.send.as_mut().ok_or_else(|| io::ErrorKind::BrokenPipe.into())
+    }
+
+    fn receive(&mut self) -> io::Result<&mut RecvStream> {
+        self.receive.as_mut().ok_or_else(|| io::ErrorKind::BrokenPipe.into())
+    }
+
     pub(super) async fn hello(&mut self) -> io::Result<[u8; HELLO_BYTES]> {
         let mut bytes = [0; HELLO_BYTES];
-        self.receive.read_exact(&mut bytes).await.map_err(cut_short)?;
+        self.receive()?.read_exact(&mut bytes).await.map_err(cut_short)?;
         Ok(bytes)
     }
 
@@ -303,20 +333,108 @@ impl QuicPipe {
         &mut self,
         hello: &[u8; HELLO_BYTES],
     ) -> io::Result<[u8; WELCOME_BYTES]> {
-        self.send.write_all(hello).await.map_err(unsent)?;
+        self.send()?.write_all(hello).await.map_err(unsent)?;
         let mut answer = [0; WELCOME_BYTES];
-        self.receive.read_exact(&mut answer).await.map_err(cut_short)?;
+        self.receive()?.read_exact(&mut answer).await.map_err(cut_short)?;
         Ok(answer)
     }
 
     pub(super) async fn answer(&mut self, answer: Answer) -> io::Result<()> {
-        self.send.write_all(&answer.encode()).await.map_err(unsent)?;
+        let send = self.send()?;
+        send.write_all(&answer.encode()).await.map_err(unsent)?;
         if answer != Answer::Welcome {
             // It is the last word: gone with us before the peer has it, if we do not wait.
-            drop(self.send.finish());
-            drop(self.send.stopped().await);
+            drop(send.finish());
+            drop(send.stopped().await);
         }
         Ok(())
+    }
+
+    /// Writes a frame; header and payload in one piece, if they are small.
+    fn write(
+        &mut self,
+        header: &FrameHeader,
+        payload: &[u8],
+        silence: Option<Duration>,
+    ) -> Result<(), LinkError> {
+        let header = header.encode();
+        let (with, mut rest) = payload.split_at(payload.len().min(PIECE - header.len()));
+        let mut first = Vec::with_capacity(header.len() + with.len());
+        first.extend_from_slice(&header);
+        first.extend_from_slice(with);
+        let mut batch = vec![Bytes::from(first)];
+        loop {
+            let (now, later) = rest.split_at(rest.len().min(BATCH - PIECE));
+            batch.extend(now.chunks(PIECE).map(Bytes::copy_from_slice));
+            self.hand_over(std::mem::take(&mut batch), silence).map_err(closed_or)?;
+            rest = later;
+            if rest.is_empty() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Hands pieces over. Where there is no room, that of the transport's own thread is waited for
+    /// there: it comes packet by packet, and a lane is woken once, when all are taken.
+    fn hand_over(&mut self, mut batch: Vec<Bytes>, silence: Option<Duration>) -> io::Result<()> {
+        let mut left = &mut batch[..];
+        let send = self.send()?;
+        while !left.is_empty() {
+            match now(send.write_chunks(left)) {
+                Some(written) => left = &mut left[written.map_err(unsent)?.chunks..],
+                None => break,
+            }
+        }
+        let left = left.len();
+        let Some(mut send) = (left > 0).then(|| self.send.take()).flatten() else {
+            return Ok(());
+        };
+        let taken = batch.len() - left;
+        let (done, written) = oneshot::channel();
+        self.connection.runtime.spawn(async move {
+            let written = send.write_all_chunks(&mut batch[taken..]).await;
+            // Who waits no longer has given the link up.
+            drop(done.send(written.map(|()| send)));
+        });
+        let written = wait(written, silence)?.map_err(|_| io::ErrorKind::BrokenPipe)?;
+        self.send = Some(written.map_err(unsent)?);
+        Ok(())
+    }
+
+    /// Reads what is there; if that is nothing, what comes next, at best all that fits.
+    fn read(&mut self, out: &mut [u8], silence: Option<Duration>) -> io::Result<usize> {
+        if let Some(read) = now(self.receive()?.read(out)) {
+            return Ok(read.map_err(unread)?.unwrap_or(0));
+        }
+        let Some(mut receive) = self.receive.take() else { return Ok(0) };
+        let (enough, most) = (out.len().min(ENOUGH), out.len());
+        let (done, came) = oneshot::channel();
+        self.connection.runtime.spawn(async move {
+            let mut came = Vec::new();
+            let mut bytes = 0;
+            while bytes < enough {
+                match receive.read_chunk(most - bytes, true).await {
+                    Ok(Some(chunk)) => {
+                        bytes += chunk.bytes.len();
+                        came.push(chunk.bytes);
+                    }
+                    Ok(None) => break,
+                    // Whoever reads on is told.
+                    Err(_) if bytes > 0 => break,
+                    Err(error) => return drop(done.send(Err(error))),
+                }
+            }
+            drop(done.send(Ok((came, receive))));
+        });
+        let came = wait(came, silence)?.map_err(|_| io::ErrorKind::BrokenPipe)?;
+        let (came, receive) = came.map_err(unread)?;
+        self.receive = Some(receive);
+        let mut filled = 0;
+        for bytes in came {
+            out[filled..filled + bytes.len()].copy_from_slice(&bytes);
+            filled += bytes.len();
+        }
+        Ok(filled)
     }
 }
 
@@ -325,7 +443,7 @@ pub(super) struct QuicCloser(Connection);
 
 impl LinkCloser for QuicCloser {
     fn close(&self) {
-        self.0.0.close(VarInt::from_u32(0), b"");
+        self.0.inner.close(VarInt::from_u32(0), b"");
     }
 }
 
@@ -339,7 +457,7 @@ impl QuicSender {
 
 impl LinkSender for QuicSender {
     fn send(&mut self, header: &FrameHeader, payload: &[u8]) -> Result<(), LinkError> {
-        write(&mut self.0.send, header, payload, None)
+        self.0.write(header, payload, None)
     }
 }
 
@@ -357,35 +475,22 @@ impl QuicReader {
 
     /// Sends a frame the other way.
     pub(super) fn write(&mut self, header: &FrameHeader, payload: &[u8]) -> Result<(), LinkError> {
-        write(&mut self.pipe.send, header, payload, self.silence)
+        self.pipe.write(header, payload, self.silence)
     }
 }
 
 impl Read for QuicReader {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        let read = wait(self.pipe.receive.read(out), self.silence)?;
-        Ok(read.map_err(unread)?.unwrap_or(0))
+        self.pipe.read(out, self.silence)
     }
 }
 
-/// Writes a frame; header and payload in one piece, if they are small.
-fn write(
-    send: &mut SendStream,
-    header: &FrameHeader,
-    payload: &[u8],
-    silence: Option<Duration>,
-) -> Result<(), LinkError> {
-    let header = header.encode();
-    let (with, rest) = payload.split_at(payload.len().min(PIECE - header.len()));
-    let mut first = Vec::with_capacity(header.len() + with.len());
-    first.extend_from_slice(&header);
-    first.extend_from_slice(with);
-    let mut hand_over = |piece: Bytes| {
-        let written = wait(send.write_chunk(piece), silence).map_err(LinkError::Io)?;
-        written.map_err(|error| super::stream::closed_or(unsent(error)))
-    };
-    hand_over(first.into())?;
-    rest.chunks(PIECE).try_for_each(|piece| hand_over(Bytes::copy_from_slice(piece)))
+/// What a future gives at once, if it does.
+fn now<T>(future: impl Future<Output = T>) -> Option<T> {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(done) => Some(done),
+        Poll::Pending => None,
+    }
 }
 
 /// A thread that sleeps until it is woken.

@@ -109,6 +109,13 @@ pub enum LinkType {
     Tls,
     /// TCP alone: for isolated networks, and for measuring.
     Plain,
+    /// QUIC, which has TLS inside: for lossy networks and devices that move.
+    Quic,
+}
+
+impl LinkType {
+    /// All of them, the one to prefer where nothing is measured first.
+    pub const ALL: [Self; 3] = [Self::Tls, Self::Quic, Self::Plain];
 }
 
 /// How activations travel.
@@ -154,7 +161,7 @@ named!(Strategy, "strategy", "auto" => Strategy::Auto, "local" => Strategy::Loca
 named!(Layout, "layout", "ring" => Layout::Ring, "replicated" => Layout::Replicated, "stages" => Layout::Stages);
 named!(Mode, "mode", "tensor" => Mode::Tensor, "sequence" => Mode::Sequence);
 named!(Exchange, "exchange", "ring" => Exchange::Ring, "direct" => Exchange::Direct);
-named!(LinkType, "link", "tls" => LinkType::Tls, "plain" => LinkType::Plain);
+named!(LinkType, "link", "tls" => LinkType::Tls, "plain" => LinkType::Plain, "quic" => LinkType::Quic);
 named!(WireType, "wire type", "f32" => WireType::F32, "f16" => WireType::F16);
 
 /// The part of each block of some layers that a device computes, and so the weights it holds.

@@ -28,6 +28,8 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Tiles of a split by hand if nothing else is said: the paper's ring steps, cut so that transfers
 /// hide.
 pub const DEFAULT_TILES: u16 = 4;
+/// Links of whatever type is measured to be better.
+const AUTO: &str = "auto";
 /// Tokens of a typical text if nothing else is said: a paragraph.
 pub const DEFAULT_LENGTH: u32 = 128;
 /// Lengths that a workload may name: each is simulated for each plan.
@@ -40,7 +42,7 @@ pub const DEFAULT_DRIFT: f64 = 0.25;
 
 const CLUSTER_KEYS: &[&str] = &[
     "name", "model", "identity", "strategy", "wire", "tiles", "listen", "max_rows", "queue",
-    "plain", "timeout", "lengths", "lossy", "profiles", "drift",
+    "link", "plain", "timeout", "lengths", "lossy", "profiles", "drift",
 ];
 const DEVICE_KEYS: &[&str] = &["name", "address", "memory", "threads", "share"];
 const TOP_KEYS: &[&str] = &["cluster", "device"];
@@ -66,6 +68,8 @@ pub struct Cluster {
     pub max_rows: u32,
     /// Most requests that wait.
     pub queue: usize,
+    /// What ring links are made of; none is given if that is measured, with `link = "auto"`.
+    pub link: Option<LinkType>,
     /// Whether ring links may go without TLS.
     pub plain: bool,
     /// Whether the planner may choose number types for the wire that lose digits.
@@ -97,12 +101,14 @@ impl Cluster {
         }
     }
 
-    /// The link types that a plan may use.
+    /// The link types that a plan may use. Without TLS only where that is said.
     pub fn links(&self) -> Vec<LinkType> {
-        match self.plain {
-            true => vec![LinkType::Tls, LinkType::Plain],
-            false => vec![LinkType::Tls],
-        }
+        let may = |link: &LinkType| match self.link {
+            Some(only) if only == *link => true,
+            None if *link != LinkType::Plain => true,
+            _ => self.plain && *link == LinkType::Plain,
+        };
+        LinkType::ALL.into_iter().filter(may).collect()
     }
 }
 
@@ -349,6 +355,10 @@ impl Cluster {
             listen,
             max_rows,
             queue: cluster.whole("queue", 1, 65_536)?.map_or(DEFAULT_QUEUE, |q| q as usize),
+            link: match cluster.text("link")? {
+                Some(AUTO) => None,
+                _ => Some(cluster.parsed("link")?.unwrap_or(LinkType::Tls)),
+            },
             plain: cluster.switch("plain")?.unwrap_or(false),
             lossy: cluster.switch("lossy")?.unwrap_or(false),
             lengths: lengths.unwrap_or_else(|| vec![DEFAULT_LENGTH.min(max_rows)]),
@@ -517,6 +527,18 @@ memory = "1GB"
     }
 
     #[test]
+    fn links_are_of_one_type_or_of_the_better_one() {
+        use LinkType::{Plain, Quic, Tls};
+        let links = |more: &str| with("tiles = 4", more).unwrap().links();
+        assert_eq!(links("link = \"tls\""), [Tls]);
+        assert_eq!(links("link = \"quic\""), [Quic]);
+        assert_eq!(links("link = \"plain\""), [Plain]);
+        assert_eq!(links("link = \"auto\""), [Tls, Quic]);
+        assert_eq!(links("link = \"quic\"\nplain = true"), [Quic, Plain]);
+        assert_eq!(links("link = \"auto\"\nplain = true"), [Tls, Quic, Plain]);
+    }
+
+    #[test]
     fn each_error_names_key_and_line() {
         let cases = [
             ("tiles = 4", "tile = 4", "line 8: cluster.tile is not a key: did you mean \"tiles\"?"),
@@ -560,6 +582,7 @@ memory = "1GB"
             ("192.168.1.21:7100", "192.168.1.21", "is not an address: write host:port"),
             ("tiles = 4", "timeout = \"60\"", "is not a duration"),
             ("tiles = 4", "tiles = ", "line 8"),
+            ("tiles = 4", "link = \"udp\"", "\"udp\" is not a link: known are tls plain quic"),
             ("tiles = 4", "plain = \"yes\"", "cluster.plain must be true or false"),
             (
                 "strategy = \"galaxy\"",

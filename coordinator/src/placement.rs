@@ -197,9 +197,8 @@ pub fn by_shares(
         max_rows: cluster.max_rows,
     };
     let mut plan = share::plan(model.spec(), &terms, &members.collect::<Vec<_>>())?;
-    if cluster.plain {
-        plan.link = LinkType::Plain;
-    }
+    // By hand nothing is measured: what was allowed is meant.
+    plan.link = if cluster.plain { LinkType::Plain } else { cluster.links()[0] };
     let needs = budget::needs_all(model.spec(), model.dtype().width(), &plan)?;
     for (device, needs) in plan.ring.iter().zip(&needs) {
         if needs.total() > device.budget {

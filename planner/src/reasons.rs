@@ -60,8 +60,10 @@ pub(crate) fn what(plan: &Plan) -> String {
     if plan.wire == WireType::F16 {
         text += ", 16 bits on the wire";
     }
-    if plan.link == LinkType::Plain {
-        text += ", plain links";
+    match plan.link {
+        LinkType::Tls => {}
+        LinkType::Plain => text += ", plain links",
+        LinkType::Quic => text += ", links over QUIC",
     }
     text
 }

@@ -47,7 +47,7 @@ pub fn profile(
     let mut links = Vec::new();
     for from in devices {
         for to in devices.iter().filter(|to| to.name != from.name) {
-            for link in [LinkType::Tls, LinkType::Plain] {
+            for link in LinkType::ALL {
                 let rate = from.link_rate.min(to.link_rate);
                 links.push(LinkProfile {
                     version: PROFILE_VERSION,

@@ -260,22 +260,32 @@ impl Target {
     }
 }
 
+/// The addresses of a peer; at least one.
+///
+/// # Errors
+/// [`ConnectError::Address`] and [`ConnectError::Resolve`].
+pub async fn resolve(address: &str) -> Result<Vec<SocketAddr>, ConnectError> {
+    let wrong = || ConnectError::Address { address: address.to_owned() };
+    let (host, port) = address.rsplit_once(':').ok_or_else(wrong)?;
+    if host.is_empty() || port.parse::<u16>().is_err() {
+        return Err(wrong());
+    }
+    let unknown = |source| ConnectError::Resolve { address: address.to_owned(), source };
+    let found: Vec<SocketAddr> = tokio::net::lookup_host(address).await.map_err(unknown)?.collect();
+    match found.is_empty() {
+        true => Err(unknown(io::ErrorKind::NotFound.into())),
+        false => Ok(found),
+    }
+}
+
 /// Opens a TCP connection, without delay of small writes.
 ///
 /// # Errors
 /// Typed by what a person can do.
 pub async fn dial_plain(address: &str, timeout: Duration) -> Result<TcpStream, ConnectError> {
     let address = address.to_owned();
-    let wrong = || ConnectError::Address { address: address.clone() };
-    let (host, port) = address.rsplit_once(':').ok_or_else(wrong)?;
-    if host.is_empty() || port.parse::<u16>().is_err() {
-        return Err(wrong());
-    }
     let connect = async {
-        let found: Vec<SocketAddr> = tokio::net::lookup_host(&address)
-            .await
-            .map_err(|source| ConnectError::Resolve { address: address.clone(), source })?
-            .collect();
+        let found = resolve(&address).await?;
         let stream =
             TcpStream::connect(&found[..]).await.map_err(|source| match source.kind() {
                 io::ErrorKind::ConnectionRefused => {
@@ -373,28 +383,61 @@ fn explain(address: &str, server: (&DeviceName, Role), error: io::Error) -> Conn
             },
             _ => ConnectError::Foreign { address, whose },
         },
-        Some(rustls::Error::AlertReceived(alert)) => {
-            let why = match alert {
-                AlertDescription::CertificateExpired => {
-                    "it has expired by the clock there: are both clocks right?"
-                }
-                AlertDescription::UnknownCA | AlertDescription::DecryptError => {
-                    "it is of another authority"
-                }
-                AlertDescription::CertificateRequired => "it was not shown",
-                AlertDescription::BadCertificate | AlertDescription::CertificateUnknown => {
-                    "it is not valid there: are both clocks right?"
-                }
-                AlertDescription::NoApplicationProtocol => "it speaks another protocol",
-                _ => "it broke off the handshake",
-            };
-            ConnectError::RefusedUs { address, why, now }
-        }
+        Some(rustls::Error::AlertReceived(alert)) => refused_us(&address, *alert),
         Some(_) => ConnectError::Tls { address, source: error },
         None if error.kind() == io::ErrorKind::UnexpectedEof => {
             ConnectError::Tls { address, source: error }
         }
         None => ConnectError::Io { address, source: error },
+    }
+}
+
+/// What it means that a peer ended a handshake with `alert`.
+pub fn refused_us(address: &str, alert: AlertDescription) -> ConnectError {
+    let why = match alert {
+        AlertDescription::CertificateExpired => {
+            "it has expired by the clock there: are both clocks right?"
+        }
+        AlertDescription::UnknownCA | AlertDescription::DecryptError => {
+            "it is of another authority"
+        }
+        AlertDescription::CertificateRequired => "it was not shown",
+        AlertDescription::BadCertificate | AlertDescription::CertificateUnknown => {
+            "it is not valid there: are both clocks right?"
+        }
+        AlertDescription::NoApplicationProtocol => {
+            let why = "it knows no protocol that we do: are both of the same version?";
+            let (address, source) = (address.to_owned(), io::Error::other(why));
+            return ConnectError::Tls { address, source };
+        }
+        _ => "it broke off the handshake",
+    };
+    ConnectError::RefusedUs { address: address.to_owned(), why, now: Moment::now() }
+}
+
+/// What it means that we ended a handshake with `alert`, where no more is known; `source` is what
+/// was wrong.
+pub fn refused_them(
+    address: &str,
+    server: (&DeviceName, Role),
+    alert: AlertDescription,
+    source: io::Error,
+) -> ConnectError {
+    let address = address.to_owned();
+    let whose = format!("{} {}", server.1, server.0);
+    match alert {
+        AlertDescription::CertificateExpired => {
+            ConnectError::Expired { address, whose, now: Moment::now() }
+        }
+        AlertDescription::UnknownCA | AlertDescription::DecryptError => {
+            ConnectError::Foreign { address, whose }
+        }
+        AlertDescription::BadCertificate => ConnectError::WrongName {
+            address,
+            wanted: dns_name(server.0, server.1),
+            presented: "someone else".to_owned(),
+        },
+        _ => ConnectError::Tls { address, source },
     }
 }
 

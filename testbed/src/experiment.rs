@@ -4,6 +4,7 @@
 mod latency;
 mod predictions;
 mod show;
+mod transport;
 
 use crate::instance;
 use anyhow::{Context, Result, bail};
@@ -281,18 +282,22 @@ pub fn run(options: &Options) -> Result<()> {
         for experiment in EXPERIMENTS {
             println!("{:10} {}", experiment.name, experiment.about);
         }
+        println!("{:10} {}", transport::NAME, transport::ABOUT);
         return Ok(());
-    };
-    let known = if options.smoke { SMOKE } else { EXPERIMENTS };
-    let Some(experiment) = known.iter().find(|e| e.name == name) else {
-        let names: Vec<&str> = known.iter().map(|e| e.name).collect();
-        bail!("no experiment is named {name:?}; there are {}", names.join(", "))
     };
     let root = options.loopback || instance::is_root();
     anyhow::ensure!(
         root,
         "experiments make namespaces and groups, which needs root; --loopback runs without, unshaped and not to be compared"
     );
+    if name == transport::NAME {
+        return transport::run(options);
+    }
+    let known = if options.smoke { SMOKE } else { EXPERIMENTS };
+    let Some(experiment) = known.iter().find(|e| e.name == name) else {
+        let names: Vec<&str> = known.iter().map(|e| e.name).chain([transport::NAME]).collect();
+        bail!("no experiment is named {name:?}; there are {}", names.join(", "))
+    };
     let record = latency::run(experiment, options)?;
     show::show(experiment, &record, options).context("the results are kept, but not shown")
 }

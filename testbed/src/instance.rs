@@ -16,7 +16,7 @@ use crate::{
     processes::{Keys, PATIENCE, program},
 };
 use anyhow::{Context, Result, bail, ensure};
-use galaxy_common::{Strategy, WireType};
+use galaxy_common::{LinkType, Strategy, WireType};
 use galaxy_coord::{Cluster, cluster};
 use galaxy_proto::identity::Role;
 use serde::{Deserialize, Serialize};
@@ -523,6 +523,7 @@ impl Testbed {
             listen: "127.0.0.1:0".to_owned(),
             max_rows: cluster::DEFAULT_MAX_ROWS,
             queue: 4,
+            link: Some(LinkType::Tls),
             plain: false,
             lossy: false,
             lengths,

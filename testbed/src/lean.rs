@@ -6,7 +6,8 @@ use crate::{
 };
 use anyhow::{Context, Result, ensure};
 use galaxy_common::{
-    BatchShape, Bytes, DeviceName, Epoch, Pooling, Segment, Spread, Strategy, Wanted, WireType,
+    BatchShape, Bytes, DeviceName, Epoch, LinkType, Pooling, Segment, Spread, Strategy, Wanted,
+    WireType,
 };
 use galaxy_coord::{
     Cluster, Fleet, RemoteFleet,
@@ -108,6 +109,7 @@ impl Bench {
             listen: "127.0.0.1:0".into(),
             max_rows,
             queue: 4,
+            link: Some(LinkType::Tls),
             plain: false,
             lossy: false,
             lengths: vec![DEFAULT_LENGTH],

@@ -239,8 +239,8 @@ pub struct Setup {
     pub wire: &'static str,
     /// Tiles of a transfer.
     pub tiles: u16,
-    /// Ring links without TLS.
-    pub plain: bool,
+    /// `tls`, `quic` or `plain`.
+    pub link: &'static str,
     /// Most rows of a program.
     pub max_rows: u32,
     /// A device for each, with its share.
@@ -261,7 +261,7 @@ impl Setup {
             strategy: "galaxy",
             wire: "f32",
             tiles: 4,
-            plain: false,
+            link: "tls",
             max_rows: 512,
             shares: vec![3.0, 2.0, 1.0],
             memory: "1GB",
@@ -272,10 +272,10 @@ impl Setup {
 
     /// The cluster file for workers at these addresses.
     pub fn cluster_file(&self, identity: &Path, addresses: &[String]) -> String {
-        let Self { strategy, wire, tiles, plain, max_rows, memory, .. } = self;
+        let Self { strategy, wire, tiles, link, max_rows, memory, .. } = self;
         let mut text = format!(
             "[cluster]\nname = \"test\"\nmodel = {:?}\nidentity = {identity:?}\n\
-             strategy = \"{strategy}\"\nwire = \"{wire}\"\ntiles = {tiles}\nplain = {plain}\n\
+             strategy = \"{strategy}\"\nwire = \"{wire}\"\ntiles = {tiles}\nlink = \"{link}\"\n\
              max_rows = {max_rows}\nlisten = \"127.0.0.1:0\"\n",
             self.model
         );
@@ -337,13 +337,15 @@ impl TestCluster {
         };
         let (mut workers, mut addresses) = (Vec::new(), Vec::new());
         for i in 0..setup.shares.len() {
-            let host = match &network {
-                Some(_) => Network::address(i),
-                None => "127.0.0.1".to_owned(),
+            // Devices listen on all their addresses, as by default, and so may get others.
+            let (listen, host) = match &network {
+                Some(_) => ("0.0.0.0:0", Network::address(i)),
+                None => ("127.0.0.1:0", "127.0.0.1".to_owned()),
             };
-            let mut process =
-                worker(&keys, network.as_deref(), &setup, i, &format!("{host}:0"), &[])?;
-            addresses.push(listening(&mut process)?);
+            let mut process = worker(&keys, network.as_deref(), &setup, i, listen, &[])?;
+            let said = listening(&mut process)?;
+            let (_, port) = said.rsplit_once(':').context("an address ends in a port")?;
+            addresses.push(format!("{host}:{port}"));
             workers.push(process);
         }
         let file = setup.cluster_file(&keys.of("coordinator", Role::Coordinator)?, &addresses);
@@ -502,7 +504,7 @@ fn worker(
         Some(caches) => bare_worker(&identity, &caches.join(format!("d{i}")))?,
     };
     command.args(["--listen", listen]).args(flags);
-    if setup.plain {
+    if setup.link == "plain" {
         command.arg("--plain");
     }
     let start = || Process::spawn(&format!("worker d{i}"), command);

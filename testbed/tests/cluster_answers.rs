@@ -103,8 +103,10 @@ async fn strategies_and_wires_give_the_same_sentences() {
     let setup = || Setup::new(minilm());
     let megatron = embedded(Setup { strategy: "megatron", ..setup() }, &sentences).await;
     assert_close(&megatron, &want, 0.9999);
-    let plain = embedded(Setup { plain: true, tiles: 1, ..setup() }, &sentences).await;
+    let plain = embedded(Setup { link: "plain", tiles: 1, ..setup() }, &sentences).await;
     assert_close(&plain, &megatron.vectors, 0.999_999);
+    let quic = embedded(Setup { link: "quic", ..setup() }, &sentences).await;
+    assert_close(&quic, &megatron.vectors, 0.999_999);
     let half = embedded(Setup { wire: "f16", ..setup() }, &sentences).await;
     assert_close(&half, &want, 0.9999);
     assert_ne!(half.vectors, megatron.vectors, "f16 on the wire is lossy");

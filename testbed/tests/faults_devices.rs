@@ -5,9 +5,10 @@ use galaxy_client::{Client, ClientError, Output, RetryPolicy, Tensors};
 use galaxy_proto::{identity::Role, v1::HealthRequest};
 use galaxy_testbed::{
     models,
+    network::Network,
     processes::{Setup, TestCluster, Throttle, until},
 };
-use std::{path::Path, time::Duration};
+use std::{path::Path, process::Command, time::Duration};
 use tokio::task::JoinHandle;
 
 /// Within this a client must know of a lost device: the promise of the product.
@@ -89,8 +90,12 @@ struct Scene {
     before: Vec<u64>,
 }
 
-async fn scene(network: bool) -> Scene {
-    let cluster = TestCluster::start(Setup { network, ..Setup::new(model()) }).unwrap();
+/// Types of links that are kept apart from nothing but the network.
+const LINKS: [&str; 2] = ["tls", "quic"];
+
+async fn scene(network: bool, link: &'static str) -> Scene {
+    let setup = Setup { network, link, ..Setup::new(model()) };
+    let cluster = TestCluster::start(setup).unwrap();
     let client = cluster.client().await.unwrap();
     let first = client.run(&sequences(1), Output::Hidden).await.unwrap();
     let mut before = Vec::new();
@@ -102,7 +107,13 @@ async fn scene(network: bool) -> Scene {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_worker_that_is_killed() {
-    let Scene { mut cluster, client, first, before } = scene(false).await;
+    for link in LINKS {
+        killed(link).await;
+    }
+}
+
+async fn killed(link: &'static str) {
+    let Scene { mut cluster, client, first, before } = scene(false, link).await;
     let answer = long_request(&client);
     cluster.running(0).await.unwrap();
     cluster.workers[0].kill().unwrap();
@@ -123,7 +134,7 @@ async fn a_worker_that_is_killed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_tries_again_gets_its_answer() {
-    let Scene { mut cluster, client, first, .. } = scene(false).await;
+    let Scene { mut cluster, client, first, .. } = scene(false, "tls").await;
     let policy = RetryPolicy { device_faults: true, ..RetryPolicy::default() };
     let patient = cluster.builder("phone", Role::Client).unwrap().retry(policy);
     let patient = patient.connect().await.unwrap();
@@ -137,7 +148,13 @@ async fn a_client_that_tries_again_gets_its_answer() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_worker_that_is_frozen() {
-    let Scene { cluster, client, first, before } = scene(false).await;
+    for link in LINKS {
+        frozen(link).await;
+    }
+}
+
+async fn frozen(link: &'static str) {
+    let Scene { cluster, client, first, before } = scene(false, link).await;
     // Two requests take turns: which of them has its program on the devices is chance. One is of
     // a client as people have it: it tries again, but not when a device is at fault.
     let other = cluster.builder("phone", Role::Client).unwrap().connect().await.unwrap();
@@ -160,7 +177,13 @@ async fn a_device_that_is_unplugged() {
         eprintln!("skipped: links of their own need root");
         return;
     }
-    let Scene { cluster, client, first, before } = scene(true).await;
+    for link in LINKS {
+        unplugged(link).await;
+    }
+}
+
+async fn unplugged(link: &'static str) {
+    let Scene { cluster, client, first, before } = scene(true, link).await;
     let network = cluster.network.as_ref().unwrap();
     let answer = long_request(&client);
     cluster.running(2).await.unwrap();
@@ -180,7 +203,13 @@ async fn two_devices_that_lose_each_other() {
         eprintln!("skipped: links of their own need root");
         return;
     }
-    let Scene { cluster, client, first, before } = scene(true).await;
+    for link in LINKS {
+        apart(link).await;
+    }
+}
+
+async fn apart(link: &'static str) {
+    let Scene { cluster, client, first, before } = scene(true, link).await;
     let network = cluster.network.as_ref().unwrap();
     let answer = long_request(&client);
     cluster.running(2).await.unwrap();
@@ -198,7 +227,13 @@ async fn two_devices_that_lose_each_other() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_device_that_is_merely_slow() {
-    let Scene { cluster, client, first, .. } = scene(false).await;
+    for link in LINKS {
+        slow(link).await;
+    }
+}
+
+async fn slow(link: &'static str) {
+    let Scene { cluster, client, first, .. } = scene(false, link).await;
     let epoch = client.status().await.unwrap().epoch;
     let victim = &cluster.workers[1];
     let one = sequences(1);
@@ -230,7 +265,7 @@ async fn a_device_that_is_merely_slow() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_coordinator_that_is_killed_and_started_again() {
-    let Scene { mut cluster, client, first, before } = scene(false).await;
+    let Scene { mut cluster, client, first, before } = scene(false, "tls").await;
     let answer = long_request(&client);
     cluster.running(1).await.unwrap();
     cluster.coordinator.kill().unwrap();
@@ -240,6 +275,40 @@ async fn a_coordinator_that_is_killed_and_started_again() {
     cluster.restart_coordinator().unwrap_or_else(|e| panic!("{e:#}\n{}", cluster.output()));
     let client = cluster.client().await.unwrap();
     assert_serves(&cluster, &client, &first).await;
+}
+
+/// The first of two devices, which dials the second, gets another address in the middle of a request.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_device_that_gets_another_address() {
+    if !root() {
+        eprintln!("skipped: links of their own need root");
+        return;
+    }
+    let shares = vec![2.0, 1.0];
+    let setup = Setup { network: true, link: "quic", shares, ..Setup::new(model()) };
+    let cluster = TestCluster::start(setup).unwrap();
+    let client = cluster.client().await.unwrap();
+    let first = client.run(&sequences(1), Output::Hidden).await.unwrap();
+    let epoch = client.status().await.unwrap().epoch;
+    let network = cluster.network.as_ref().unwrap();
+    let ip = |i: usize, text: &str| {
+        let mut command = Command::new("ip");
+        command.args(text.split(' '));
+        let done = network.inside(i, || command.output()).unwrap().unwrap();
+        assert!(done.status.success(), "{text}: {done:?}");
+        String::from_utf8(done.stdout).unwrap()
+    };
+    const NEW: &str = "10.201.77.101";
+    let answer = long_request(&client);
+    cluster.running(1).await.unwrap();
+    ip(0, &format!("address add {NEW}/24 dev eth0"));
+    // What it sends to the other device comes from there; control stays where it was.
+    ip(0, &format!("route replace {}/32 dev eth0 src {NEW}", Network::address(1)));
+    let answer = answer.await.unwrap().unwrap_or_else(|e| panic!("{e}\n{}", cluster.output()));
+    assert_eq!(answer.tensors[..1], first.tensors);
+    assert_eq!(client.status().await.unwrap().epoch, epoch, "the same links");
+    let known = ip(1, "neighbour show");
+    assert!(known.contains(NEW), "it was answered there: {known}");
 }
 
 fn root() -> bool {

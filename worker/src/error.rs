@@ -172,6 +172,12 @@ pub enum WorkerError {
         /// What happened.
         why: String,
     },
+    /// A type of link that is none.
+    #[error("{why}")]
+    Link {
+        /// What was asked for, and what there is.
+        why: String,
+    },
     /// A peer that is none.
     #[error("the probe names no peer with a name and an address")]
     NoPeer,
@@ -259,7 +265,7 @@ impl WorkerError {
             }
             Self::Measure(_) => (Code::FailedPrecondition, "measure_failed", false),
             Self::Probe { .. } => (Code::Unavailable, "no_link", true),
-            Self::NoPeer => (Code::InvalidArgument, "invalid_argument", false),
+            Self::NoPeer | Self::Link { .. } => (Code::InvalidArgument, "invalid_argument", false),
             Self::Thread(_) => (Code::ResourceExhausted, "no_threads", true),
             Self::Bug => (Code::Internal, "internal", false),
         }

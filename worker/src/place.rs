@@ -268,7 +268,7 @@ async fn hold_and_link(
         digest: request.digest,
         plan: request.plan.clone(),
         peers: request.peers.clone(),
-        plain: request.plan.link == LinkType::Plain,
+        link: request.plan.link,
         links: galaxy_graph::links(&request.plan),
     };
     // Together, because peers load for different times, and each has little time to be there.

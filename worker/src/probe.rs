@@ -16,13 +16,9 @@ use crate::{
     core::{Core, blocking},
     error::WorkerError,
     profile::Measuring,
-    ring::{
-        PeerAddress, ProbeArrival, dial_probe,
-        hello::ProbeHello,
-        tcp::{Duplex, Stream},
-    },
+    ring::{Duplex, PeerAddress, ProbeArrival, Stream, hello::ProbeHello},
 };
-use galaxy_common::{DeviceName, Epoch, FrameHeader, SequenceNumber, WireType};
+use galaxy_common::{DeviceName, Epoch, FrameHeader, LinkType, SequenceNumber, WireType};
 use galaxy_engine::{
     link::{LinkCloser, LinkError},
     measure::load::{Load, Span},
@@ -47,8 +43,10 @@ const MOST_BULKS: usize = 8;
 /// Steady is a bulk if kernels were as fast in the rest before it as in the rest after it, on both
 /// sides: the first over the second.
 const STEADY: RangeInclusive<f64> = 0.91..=1.1;
-/// How long one is to take: longer than what a queue or a bucket lets through at once.
-const BULK_TIME: f64 = 0.25;
+/// How long one is to take, in ms, if nothing else is asked for: longer than what a queue or a bucket
+/// lets through at once.
+const BULK_TIME: u32 = 250;
+const LONGEST_BULK: u32 = 1000;
 /// A first one must take so long to tell how many bytes that is.
 const PILOT_TIME: f64 = 0.03;
 /// Bytes of a bulk, at least and at most.
@@ -91,13 +89,15 @@ pub(crate) async fn probe(
     core: &Arc<Core>,
     request: v1::ProbeRequest,
 ) -> Result<v1::ProbeReply, WorkerError> {
-    let v1::ProbeRequest { peer, plain, compute } = request;
+    let v1::ProbeRequest { peer, link, compute, bulk_ms } = request;
+    let bulk_ms = if bulk_ms == 0 { BULK_TIME } else { bulk_ms.min(LONGEST_BULK) };
+    let link: LinkType = link.parse().map_err(|why| WorkerError::Link { why })?;
     let v1::Peer { name, address, plain_port } = peer.ok_or(WorkerError::NoPeer)?;
     let peer = DeviceName::new(name).map_err(|_| WorkerError::NoPeer)?;
     let measuring = Measuring::begin(core)?;
     let at = PeerAddress { address, plain_port: u16::try_from(plain_port).unwrap_or(0) };
     let hello = ProbeHello { name: core.name.clone(), compute };
-    let stream = dial_probe(&core.identity, &hello, peer.clone(), at, plain).await?;
+    let stream = core.ring.dial_probe(&core.identity, &hello, peer.clone(), at, link).await?;
     let failed = |why: String| WorkerError::Probe { peer: peer.clone(), why };
     let closer = stream.closer().map_err(|error| failed(error.to_string()))?;
     let _closing = Closing(closer);
@@ -106,7 +106,7 @@ pub(crate) async fn probe(
         // Here, so that it lasts as long as the thread, whoever gave up waiting.
         let _measuring = measuring;
         let load = if compute { Some(Load::start(threads)?) } else { None };
-        Ok::<_, WorkerError>(Leader::new(stream, load).measure())
+        Ok::<_, WorkerError>(Leader::new(stream, load, bulk_ms).measure())
     });
     match tokio::time::timeout(LIMIT, leading).await {
         Ok(measured) => measured??.map_err(|error| failed(said(&error))),
@@ -234,13 +234,18 @@ struct Leader {
     load: Option<Load>,
     sequence: u64,
     frame: Vec<u8>,
+    /// Bytes of tiles that were sent.
+    sent: u64,
+    /// How long a bulk is to take.
+    bulk: f64,
 }
 
 impl Leader {
-    fn new(stream: Stream, load: Option<Load>) -> Self {
+    fn new(stream: Stream, load: Option<Load>, bulk_ms: u32) -> Self {
         // Not zeros: nothing on the way may find them easy.
         let frame = (0..FRAME_BYTES.1).map(|at| (at * 31 % 251) as u8).collect();
-        Self { link: stream.duplex(Some(SILENCE)), load, sequence: 0, frame }
+        let link = stream.duplex(Some(SILENCE));
+        Self { link, load, sequence: 0, frame, sent: 0, bulk: f64::from(bulk_ms) / 1e3 }
     }
 
     fn measure(mut self) -> Result<v1::ProbeReply, LinkError> {
@@ -264,7 +269,7 @@ impl Leader {
             }
             bytes *= 4;
         };
-        let bytes = ((found * BULK_TIME) as u64).clamp(BULK_BYTES.0, BULK_BYTES.1);
+        let bytes = ((found * self.bulk) as u64).clamp(BULK_BYTES.0, BULK_BYTES.1);
         // Costs of a byte here and there, from steady bulks and from the others.
         let (mut steady, mut shaky) = (Vec::new(), Vec::new());
         let mut before = self.rest()?;
@@ -289,6 +294,7 @@ impl Leader {
         let costs = if steady.is_empty() { shaky } else { steady };
         reply.send_cost_ns = costs.iter().map(|cost| cost[0]).collect();
         reply.receive_cost_ns = costs.iter().map(|cost| cost[1]).collect();
+        reply.bytes = self.sent;
         // The answer is that the link closes: then the peer is free again.
         drop(self.order(END, 0, 0));
         Ok(reply)
@@ -298,6 +304,7 @@ impl Leader {
     fn bulk(&mut self, bytes: u64) -> Result<Bulk, LinkError> {
         let frame = (bytes / 4).clamp(FRAME_BYTES.0, FRAME_BYTES.1);
         let frames = bytes.div_ceil(frame);
+        self.sent += frames * frame;
         let moment = self.load.as_ref().map(Load::now);
         let (nanos, there) = self.order(BULK, frames, frame)?;
         let here = self.load.as_ref().zip(moment).map(|(load, moment)| load.since(moment));

@@ -4,12 +4,16 @@
 //! device that the plan names, by its certificate, and that both were placed with the same plan.
 
 pub mod hello;
-pub mod tcp;
 
 mod arrival;
+mod dial;
 mod form;
+mod quic;
+mod stream;
+mod tcp;
 
 pub(crate) use arrival::ProbeArrival;
 pub use arrival::Ring;
-pub(crate) use form::dial_probe;
 pub use form::{Formation, PeerAddress, RingError};
+pub use quic::bind as bind_quic;
+pub(crate) use stream::{Duplex, Stream};

@@ -8,7 +8,7 @@ use crate::{
     core::Core,
     models::Models,
     probe,
-    ring::Ring,
+    ring::{self, Ring},
     service::Control,
 };
 use galaxy_common::Bytes;
@@ -20,7 +20,7 @@ use galaxy_proto::{
 };
 use std::{
     io,
-    net::SocketAddr,
+    net::{SocketAddr, UdpSocket},
     path::PathBuf,
     sync::{Arc, atomic::Ordering},
     time::Duration,
@@ -46,6 +46,9 @@ const CONNECTION_WINDOW: u32 = 4 << 20;
 /// Between signs of life on a connection, and for an answer to one: whoever was unplugged must not
 /// keep a connection for good.
 const KEEPALIVE: Duration = Duration::from_secs(10);
+/// Ports that are tried where any will do: one that is free for TCP may be taken for UDP.
+const PORTS: usize = 16;
+const UDP: &str = "UDP";
 /// After an accept that failed (no descriptors left, most likely).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -102,10 +105,12 @@ pub enum StartError {
     #[error("a worker needs at least one thread")]
     Threads,
     /// The address cannot be listened on.
-    #[error("cannot listen on {address}: {source}")]
+    #[error("cannot listen on {address}, {transport}: {source}")]
     Listen {
         /// Where.
         address: SocketAddr,
+        /// TCP or UDP.
+        transport: &'static str,
         /// Why.
         source: io::Error,
     },
@@ -145,7 +150,7 @@ impl Worker {
         if threads == 0 {
             return Err(StartError::Threads);
         }
-        let (listener, address) = bind(listen).await?;
+        let (listener, address, socket) = bind_both(listen).await?;
         let plain = match plain {
             true => Some(bind(SocketAddr::new(listen.ip(), 0)).await?),
             false => None,
@@ -159,6 +164,8 @@ impl Worker {
             memory,
             plain_port,
         ));
+        let opened = core.ring.open_quic(socket, &core.identity);
+        opened.map_err(|source| StartError::Listen { address, transport: UDP, source })?;
 
         let door = {
             // Not the core itself: the door must not keep it alive.
@@ -218,6 +225,7 @@ impl Worker {
         if let Err(error) = core.disconnect(epoch).await {
             tracing::warn!(%error, "closing the links");
         }
+        core.ring.close_quic().await;
         stopped.send_replace(true);
         // Results that were ready are on their way; connections that idle are closed at once.
         let _ = stop.send(());
@@ -233,8 +241,28 @@ impl Worker {
     }
 }
 
+/// Binds TCP, for control and links, and the same port of UDP, for links over QUIC.
+async fn bind_both(
+    address: SocketAddr,
+) -> Result<(TcpListener, SocketAddr, UdpSocket), StartError> {
+    let mut left = PORTS;
+    loop {
+        left -= 1;
+        let (listener, bound) = bind(address).await?;
+        match ring::bind_quic(bound) {
+            Ok(socket) => return Ok((listener, bound, socket)),
+            // Any port will do, and this one is another's.
+            Err(error)
+                if error.kind() == io::ErrorKind::AddrInUse && address.port() == 0 && left > 0 => {}
+            Err(source) => {
+                return Err(StartError::Listen { address: bound, transport: UDP, source });
+            }
+        }
+    }
+}
+
 async fn bind(address: SocketAddr) -> Result<(TcpListener, SocketAddr), StartError> {
-    let error = |source| StartError::Listen { address, source };
+    let error = |source| StartError::Listen { address, transport: "TCP", source };
     let listener = TcpListener::bind(address).await.map_err(error)?;
     let bound = listener.local_addr().map_err(error)?;
     Ok((listener, bound))

@@ -243,26 +243,30 @@ async fn workers_compute_what_one_device_computes() {
         let shape = BatchShape::single(1, Wanted::Hidden).unwrap();
         local.run(&shape, &tokens[..1]).unwrap()[0].values().to_vec()
     });
-    // The same parts over plain links: the shard stays.
-    let plan = Plan { link: LinkType::Plain, ..plan };
-    let second = cluster.place_all(&plan, 11).await;
-    assert!(second.iter().all(|ready| ready.reused));
-    close(&cluster.run(&plan, 11, 0, &tokens).await, &alone);
+    // The same parts over links of other types: the shard stays.
+    for (epoch, link) in [(11, LinkType::Plain), (12, LinkType::Quic)] {
+        let plan = Plan { link, ..plan.clone() };
+        let second = cluster.place_all(&plan, epoch).await;
+        assert!(second.iter().all(|ready| ready.reused));
+        close(&cluster.run(&plan, epoch, 0, &tokens).await, &alone);
+    }
     // Another strategy; and the timeline of what ran.
     let plan = cluster.plan(Strategy::Megatron);
-    cluster.place_all(&plan, 12).await;
-    close(&cluster.run(&plan, 12, 0, &tokens).await, &alone);
+    cluster.place_all(&plan, 13).await;
+    close(&cluster.run(&plan, 13, 0, &tokens).await, &alone);
     let mut client = cluster.workers[0].1.clone();
-    let request = v1::TimelineRequest { epoch: 12, sequence: 0 };
+    let request = v1::TimelineRequest { epoch: 13, sequence: 0 };
     let times = client.timeline(request).await.unwrap().into_inner();
     assert!(!times.start_ns.is_empty() && times.start_ns.len() == times.end_ns.len());
     let health = client.health(v1::HealthRequest {}).await.unwrap().into_inner();
-    assert_eq!((health.epoch, health.running), (12, false));
+    assert_eq!((health.epoch, health.running), (13, false));
     assert!(health.clock_ns >= *times.end_ns.iter().max().unwrap());
     // Links between all of them, and from stage to stage.
     let direct = |strategy| Plan { exchange: Exchange::Direct, ..cluster.plan(strategy) };
     let plans = [Strategy::Sequence, Strategy::Galaxy, Strategy::Pipeline].map(direct);
-    for (epoch, plan) in (13..).zip(plans) {
+    let over = |link| plans.clone().map(|plan| Plan { link, ..plan });
+    let plans = [over(LinkType::Tls), over(LinkType::Quic)].concat();
+    for (epoch, plan) in (14..).zip(plans) {
         cluster.place_all(&plan, epoch).await;
         close(&cluster.run(&plan, epoch, 0, &tokens).await, &alone);
     }

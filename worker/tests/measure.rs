@@ -1,7 +1,7 @@
 //! Workers that measure themselves and their links, as a coordinator has them do it.
 #![allow(clippy::unwrap_used, missing_docs)]
 
-use galaxy_common::{Bytes, DeviceName, DeviceProfile, Strategy, WireType};
+use galaxy_common::{Bytes, DeviceName, DeviceProfile, LinkType, Strategy, WireType};
 use galaxy_engine::compute::choice::EngineChoice;
 use galaxy_graph::share::{self, Member, Terms};
 use galaxy_model::ModelDir;
@@ -143,8 +143,13 @@ impl Pair {
         }
     }
 
-    async fn probe(&self, plain: bool, compute: bool) -> Result<v1::ProbeReply, Fault> {
-        let request = v1::ProbeRequest { peer: Some(self.peer(1)), plain, compute };
+    async fn probe(&self, link: LinkType, compute: bool) -> Result<v1::ProbeReply, Fault> {
+        let request = v1::ProbeRequest {
+            peer: Some(self.peer(1)),
+            link: link.to_string(),
+            compute,
+            bulk_ms: 0,
+        };
         let reply = self.client(0).probe(request).await;
         reply.map(tonic::Response::into_inner).map_err(|status| from_status(&status))
     }
@@ -170,7 +175,7 @@ async fn a_device_measures_itself_and_takes_a_place_again() {
     let refused = pair.profile(0).await.unwrap_err();
     assert_eq!((refused.code.as_str(), refused.retryable), ("holds_place", false), "{refused}");
     assert!(refused.message.contains("stop the coordinator"), "{refused}");
-    let refused = pair.probe(false, false).await.unwrap_err();
+    let refused = pair.probe(LinkType::Tls, false).await.unwrap_err();
     assert_eq!(refused.code, "holds_place");
     pair.client(0).cancel(v1::CancelRequest { epoch: 1 }).await.unwrap();
 
@@ -201,18 +206,19 @@ async fn who_hangs_up_ends_the_measurement() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn links_of_both_types_are_measured_idle_and_busy() {
+async fn links_of_all_types_are_measured_idle_and_busy() {
     let pair = Pair::start().await;
-    for (plain, compute) in [(false, false), (false, true), (true, false), (true, true)] {
-        let reply = pair.probe(plain, compute).await.unwrap();
+    for (link, compute) in LinkType::ALL.into_iter().flat_map(|l| [(l, false), (l, true)]) {
+        let reply = pair.probe(link, compute).await.unwrap();
         // Beside kernels more bulks are tried where these are not steady.
         let bulks = if compute { 3..=8 } else { 3..=3 };
         assert!(reply.round_trip_ns.len() >= 5 && bulks.contains(&reply.rate.len()), "{reply:?}");
         let sound = |values: &[f64]| values.iter().all(|v| v.is_finite() && *v > 0.0);
         assert!(sound(&reply.round_trip_ns) && sound(&reply.rate), "{reply:?}");
+        assert!(reply.bytes >= 3 << 20, "{reply:?}");
         assert_eq!(reply.send_cost_ns.len(), reply.receive_cost_ns.len());
         assert_eq!(reply.send_cost_ns.is_empty(), !compute, "{reply:?}");
-        println!("plain {plain}, compute {compute}: {reply:?}");
+        println!("{link}, compute {compute}: {reply:?}");
     }
     pair.shutdown().await;
 }
@@ -221,20 +227,33 @@ async fn links_of_both_types_are_measured_idle_and_busy() {
 async fn a_peer_that_cannot_be_measured_is_named() {
     let pair = Pair::start().await;
     pair.place(1).await.unwrap();
-    let back = v1::ProbeRequest { peer: Some(pair.peer(0)), plain: false, compute: false };
+    let back = v1::ProbeRequest {
+        peer: Some(pair.peer(0)),
+        link: "tls".to_owned(),
+        compute: false,
+        bulk_ms: 0,
+    };
     let refused = from_status(&pair.client(1).probe(back).await.unwrap_err());
     assert_eq!((refused.code.as_str(), refused.device.as_str()), ("no_link", "d0"), "{refused}");
     assert!(refused.message.contains("holds a place"), "{refused}");
     // The failed attempt holds nothing up.
     pair.client(0).cancel(v1::CancelRequest { epoch: 1 }).await.unwrap();
     let nobody = v1::Peer { address: "127.0.0.1:1".to_owned(), ..pair.peer(1) };
-    let request = v1::ProbeRequest { peer: Some(nobody), plain: false, compute: false };
+    let request =
+        v1::ProbeRequest { peer: Some(nobody), link: "tls".to_owned(), compute: false, bulk_ms: 0 };
     let refused = from_status(&pair.client(0).probe(request).await.unwrap_err());
     assert_eq!((refused.code.as_str(), refused.device.as_str()), ("no_link", "d1"), "{refused}");
-    let request = v1::ProbeRequest { peer: None, plain: false, compute: false };
+    let request =
+        v1::ProbeRequest { peer: None, link: "tls".to_owned(), compute: false, bulk_ms: 0 };
     let refused = from_status(&pair.client(0).probe(request).await.unwrap_err());
     assert_eq!(refused.code, "invalid_argument");
-    pair.probe(false, false).await.unwrap();
+    let unknown = "tin".to_owned();
+    let request =
+        v1::ProbeRequest { peer: Some(pair.peer(1)), link: unknown, compute: false, bulk_ms: 0 };
+    let refused = from_status(&pair.client(0).probe(request).await.unwrap_err());
+    assert_eq!(refused.code, "invalid_argument");
+    assert!(refused.message.contains("known are tls plain quic"), "{refused}");
+    pair.probe(LinkType::Tls, false).await.unwrap();
     pair.shutdown().await;
 }
 
@@ -269,7 +288,7 @@ async fn strangers_and_nonsense_end_the_link() {
     drop(link.read_to_end(&mut rest).await);
     assert!(rest.is_empty());
     let begun = std::time::Instant::now();
-    while let Err(refused) = pair.probe(false, false).await {
+    while let Err(refused) = pair.probe(LinkType::Tls, false).await {
         assert!(begun.elapsed() < LONG, "{refused}");
     }
     pair.shutdown().await;

@@ -334,7 +334,8 @@ async fn ask(way: &Way, compute: bool) -> Result<ProbeReply, String> {
         address: to.device.address.clone(),
         plain_port: to.description.plain_port,
     };
-    let request = ProbeRequest { peer: Some(peer), plain: way.link == LinkType::Plain, compute };
+    let request =
+        ProbeRequest { peer: Some(peer), link: way.link.to_string(), compute, bulk_ms: 0 };
     let mut connection = way.from.connection.clone();
     let asked = tokio::time::timeout(PROBE, connection.probe(request)).await;
     let reply = asked.map_err(|_| format!("no answer within {PROBE:?}"))?;

@@ -2,13 +2,19 @@
 
 use super::{
     hello::{Answer, Greeting, HELLO_BYTES, Hello, ProbeHello},
-    tcp::Stream,
+    quic::{Connection, Quic, QuicPipe},
+    stream::Stream,
 };
-use galaxy_common::{DeviceName, Epoch, Rank};
-use galaxy_proto::{door::Peer, identity::Role};
+use galaxy_common::{DeviceName, Epoch, LinkType, Rank};
+use galaxy_proto::{
+    channel::ConnectError,
+    door::Peer,
+    identity::{Identity, Role},
+};
 use std::{
     io,
-    sync::{Arc, Mutex, PoisonError},
+    net::UdpSocket,
+    sync::{Arc, Mutex, OnceLock, PoisonError},
     time::Duration,
 };
 use tokio::{
@@ -34,6 +40,8 @@ pub struct Ring {
     arrivals: Arc<Semaphore>,
     /// Who measures links for those that ask; nobody until [`Ring::probes`] was called.
     probes: Arc<Mutex<Option<mpsc::Sender<ProbeArrival>>>>,
+    /// Nothing until [`Ring::open_quic`] was called.
+    quic: Arc<OnceLock<Quic>>,
 }
 
 /// A device that wants to measure the link; waits to be welcomed.
@@ -62,7 +70,7 @@ pub(super) struct Expected {
     pub(super) epoch: Epoch,
     pub(super) plan: [u8; 32],
     pub(super) from: Vec<(Rank, DeviceName)>,
-    pub(super) plain: bool,
+    pub(super) link: LinkType,
     /// The epoch was cancelled, or its placement failed.
     pub(super) closed: bool,
     pub(super) arrived: mpsc::Sender<Arrival>,
@@ -74,10 +82,11 @@ pub(super) struct Arrival {
     pub(super) stream: Incoming,
 }
 
-/// Either kind of connection.
+/// Any kind of connection.
 pub(super) enum Incoming {
     Tls(Box<TlsStream<TcpStream>>),
     Plain(TcpStream),
+    Quic(Box<QuicPipe>),
 }
 
 impl Incoming {
@@ -86,6 +95,7 @@ impl Incoming {
         match self {
             Self::Tls(stream) => stream.read_exact(&mut bytes).await?,
             Self::Plain(stream) => stream.read_exact(&mut bytes).await?,
+            Self::Quic(pipe) => return pipe.hello().await,
         };
         Ok(bytes)
     }
@@ -97,6 +107,7 @@ impl Incoming {
                 stream.flush().await
             }
             Self::Plain(stream) => stream.write_all(&bytes).await,
+            Self::Quic(pipe) => pipe.answer(answer).await,
         }
     }
 
@@ -105,6 +116,7 @@ impl Incoming {
         timeout(HELLO_DEADLINE, self.answer(Answer::Welcome)).await??;
         match self {
             Self::Plain(stream) => Stream::plain(stream),
+            Self::Quic(pipe) => Ok(Stream::Quic(*pipe)),
             Self::Tls(stream) => {
                 let (stream, session) = stream.into_inner();
                 Stream::tls(stream, session.into())
@@ -119,7 +131,7 @@ impl Default for Ring {
             epoch: Epoch(0),
             plan: [0; 32],
             from: Vec::new(),
-            plain: false,
+            link: LinkType::Tls,
             closed: true,
             arrived: mpsc::channel(1).0,
         };
@@ -127,6 +139,7 @@ impl Default for Ring {
             expected: Arc::new(watch::Sender::new(nobody)),
             arrivals: Arc::new(Semaphore::new(ARRIVALS)),
             probes: Arc::default(),
+            quic: Arc::default(),
         }
     }
 }
@@ -139,6 +152,51 @@ impl Ring {
     /// Takes a connection that came without.
     pub async fn arrive_plain(self, peer: Peer, stream: TcpStream) {
         self.take(peer, Incoming::Plain(stream)).await;
+    }
+
+    /// Takes a stream that came over QUIC.
+    pub(super) async fn arrive_quic(self, peer: Peer, pipe: QuicPipe) {
+        self.take(peer, Incoming::Quic(Box::new(pipe))).await;
+    }
+    /// Takes the stream that a peer opens over the connection that we made.
+    pub(super) async fn arrive_again(self, connection: Connection) {
+        // Without one it does not come, and whoever waits for it says so.
+        if let Ok(pipe) = connection.accept().await {
+            self.arrive_quic(connection.peer(), pipe).await;
+        }
+    }
+
+    /// Takes and makes connections over QUIC, too, until [`Ring::close_quic`], or until nobody has
+    /// this ring any more. The socket is one of [`super::bind_quic`]. Once for each ring.
+    ///
+    /// # Errors
+    /// When the system has no thread or timer left.
+    pub fn open_quic(&self, socket: UdpSocket, identity: &Identity) -> io::Result<()> {
+        // Who arrives needs not dial: so that a ring does not keep itself alive.
+        let arrivals = Self { quic: Arc::default(), ..self.clone() };
+        let opened = Quic::open(socket, identity, arrivals)?;
+        self.quic.set(opened).map_err(|_| io::ErrorKind::AlreadyExists.into())
+    }
+    /// Closes all connections over QUIC.
+    pub async fn close_quic(&self) {
+        if let Some(quic) = self.quic.get() {
+            quic.close().await;
+        }
+    }
+    /// Connects to a device over QUIC.
+    pub(super) async fn dial_quic(
+        &self,
+        address: &str,
+        to: &DeviceName,
+        patience: Duration,
+    ) -> Result<Connection, ConnectError> {
+        match self.quic.get() {
+            Some(quic) => quic.dial(address, to, patience).await,
+            None => Err(ConnectError::Io {
+                address: address.to_owned(),
+                source: io::Error::new(io::ErrorKind::Unsupported, "QUIC is not open here"),
+            }),
+        }
     }
 
     /// Those who want to measure the link, from now on. One of them waits at most.
@@ -212,7 +270,7 @@ fn judge(expected: &Expected, hello: &Hello, peer: &Peer, plain: bool) -> Answer
     }
     let certified = match &peer.identity {
         Some((name, role)) => *role == Role::Device && *name == hello.name,
-        None => plain && expected.plain,
+        None => plain && expected.link == LinkType::Plain,
     };
     let named = expected.from.iter().any(|(rank, name)| *rank == hello.from && *name == hello.name);
     if !certified || !named {
@@ -236,7 +294,7 @@ mod tests {
             epoch: Epoch(3),
             plan: [1; 32],
             from: vec![(Rank(1), name("b"))],
-            plain: false,
+            link: LinkType::Tls,
             closed: false,
             arrived: mpsc::channel(1).0,
         };

@@ -2,31 +2,19 @@
 
 use super::{
     arrival::{Expected, Ring},
-    hello::{Answer, HELLO_BYTES, Hello, HelloError, ProbeHello, WELCOME_BYTES},
-    tcp::Stream,
+    dial::Dial,
+    hello::{Answer, Hello, HelloError},
+    stream::Stream,
 };
-use galaxy_common::{DeviceName, Epoch, Plan, Rank};
+use galaxy_common::{DeviceName, Epoch, LinkType, Plan, Rank};
 use galaxy_engine::link::Links;
-use galaxy_proto::{
-    ALPN_RING,
-    channel::{ConnectError, dial, dial_plain},
-    identity::{Identity, Role},
-};
-use std::{io, sync::Arc, time::Duration};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    sync::mpsc,
-    task::JoinSet,
-    time::{Instant, sleep, timeout_at},
-};
+use galaxy_proto::{channel::ConnectError, identity::Identity};
+use std::{collections::BTreeMap, io, sync::Arc, time::Duration};
+use tokio::{sync::mpsc, task::JoinSet, time::Instant};
 
 /// For all links of an epoch to stand. The coordinator places all devices at once; those that
 /// answer late have this long.
 const FORM_DEADLINE: Duration = Duration::from_secs(15);
-/// Between attempts to reach a peer that is not there yet.
-const RETRY: Duration = Duration::from_millis(200);
-/// For one attempt, without the peer's placement.
-const ATTEMPT: Duration = Duration::from_secs(3);
 
 /// Where a peer is reached.
 #[derive(Clone, Debug)]
@@ -129,8 +117,8 @@ pub struct Formation {
     pub plan: Arc<Plan>,
     /// Where each rank is reached.
     pub peers: Vec<PeerAddress>,
-    /// Whether links go without TLS.
-    pub plain: bool,
+    /// What links are made of.
+    pub link: LinkType,
     /// All pairs (from, to) of the plan.
     pub links: Vec<(Rank, Rank)>,
 }
@@ -148,24 +136,31 @@ impl Ring {
         let name = |rank: Rank| wanted.plan.ring[rank.index()].name.clone();
         let mut awaited: Vec<(Rank, DeviceName)> = Vec::new();
         let mut dials = JoinSet::new();
+        // Links over connections that their peers make.
+        let mut later = BTreeMap::new();
+        let begin =
+            |to: Rank, dial: Dial| async move { dial.until(deadline).await.map(|link| (to, link)) };
         for &(from, to) in &wanted.links {
             if to == wanted.rank {
                 awaited.push((from, name(from)));
             } else if from == wanted.rank {
+                let hello =
+                    Hello { epoch: wanted.epoch, from, plan: wanted.digest, name: name(from) };
                 let dial = Dial {
-                    hello: Hello {
-                        epoch: wanted.epoch,
-                        from,
-                        plan: wanted.digest,
-                        name: name(from),
-                    }
-                    .encode(),
+                    hello: hello.encode(),
                     to: name(to),
                     at: wanted.peers[to.index()].clone(),
-                    plain: wanted.plain,
+                    link: wanted.link,
+                    over: None,
                     identity: identity.clone(),
+                    ring: self.clone(),
                 };
-                dials.spawn(async move { dial.until(deadline).await.map(|link| (to, link)) });
+                // One connection for each pair, and the lower rank makes it.
+                let theirs = to < from && wanted.links.contains(&(to, from));
+                match wanted.link {
+                    LinkType::Quic if theirs => drop(later.insert(to, dial)),
+                    _ => drop(dials.spawn(begin(to, dial))),
+                }
             }
         }
         let (arrived, mut arrivals) = mpsc::channel(awaited.len().max(1));
@@ -178,7 +173,7 @@ impl Ring {
                     epoch: wanted.epoch,
                     plan: wanted.digest,
                     from: awaited.clone(),
-                    plain: wanted.plain,
+                    link: wanted.link,
                     closed: false,
                     arrived,
                 };
@@ -187,17 +182,32 @@ impl Ring {
         });
 
         let (mut to, mut from) = (Vec::new(), Vec::new());
+        let mut returns = JoinSet::new();
         while !(awaited.is_empty() && dials.is_empty()) {
             tokio::select! {
                 Some(dialled) = dials.join_next() => match dialled {
-                    Ok(link) => to.push(link?),
+                    Ok(link) => {
+                        let (rank, link) = link?;
+                        // Its link to us comes over the same connection.
+                        if let Stream::Quic(pipe) = &link
+                            && awaited.iter().any(|(awaited, _)| *awaited == rank && rank > wanted.rank)
+                        {
+                            returns.spawn(self.clone().arrive_again(pipe.connection().clone()));
+                        }
+                        to.push((rank, link));
+                    }
                     Err(error) => std::panic::resume_unwind(error.into_panic()),
                 },
                 Some(arrival) = arrivals.recv() => {
                     if let Some(at) = awaited.iter().position(|(rank, _)| *rank == arrival.from) {
                         let (rank, peer) = awaited.swap_remove(at);
                         let link = arrival.stream.welcome().await;
-                        from.push((rank, link.map_err(|source| RingError::Io { peer, source })?));
+                        let link = link.map_err(|source| RingError::Io { peer, source })?;
+                        if let (Stream::Quic(pipe), Some(mut dial)) = (&link, later.remove(&rank)) {
+                            dial.over = Some(pipe.connection().clone());
+                            dials.spawn(begin(rank, dial));
+                        }
+                        from.push((rank, link));
                     }
                 }
                 () = tokio::time::sleep_until(deadline), if !awaited.is_empty() => {
@@ -234,102 +244,4 @@ fn gather(to: Vec<(Rank, Stream)>, from: Vec<(Rank, Stream)>) -> Result<Links, (
         links.receivers.push((rank, stream.receiver()));
     }
     Ok(links)
-}
-
-/// A link to be dialled.
-struct Dial {
-    hello: [u8; HELLO_BYTES],
-    to: DeviceName,
-    at: PeerAddress,
-    plain: bool,
-    identity: Identity,
-}
-
-/// Dials a peer to measure the link to it. Once: who is there now is measured.
-///
-/// # Errors
-/// When it cannot be reached, or refuses.
-pub(crate) async fn dial_probe(
-    identity: &Identity,
-    hello: &ProbeHello,
-    to: DeviceName,
-    at: PeerAddress,
-    plain: bool,
-) -> Result<Stream, RingError> {
-    let dial = Dial { hello: hello.encode(), to, at, plain, identity: identity.clone() };
-    let once = dial.once(Instant::now() + ATTEMPT).await;
-    once.map_err(|(Failure::Again(error) | Failure::Final(error))| error)
-}
-
-/// What may help to try again.
-enum Failure {
-    Again(RingError),
-    Final(RingError),
-}
-
-impl Dial {
-    async fn until(self, deadline: Instant) -> Result<Stream, RingError> {
-        loop {
-            match self.once(deadline).await {
-                Ok(stream) => return Ok(stream),
-                Err(Failure::Final(error)) => return Err(error),
-                Err(Failure::Again(error)) if Instant::now() + RETRY >= deadline => {
-                    return Err(error);
-                }
-                Err(Failure::Again(_)) => sleep(RETRY).await,
-            }
-        }
-    }
-
-    async fn once(&self, deadline: Instant) -> Result<Stream, Failure> {
-        let connect = |source: ConnectError| {
-            let retryable = source.retryable();
-            let error = RingError::Connect { peer: self.to.clone(), source };
-            if retryable { Failure::Again(error) } else { Failure::Final(error) }
-        };
-        let io = |source| Failure::Again(RingError::Io { peer: self.to.clone(), source });
-        let hello = self.hello;
-        let mut answer = [0; WELCOME_BYTES];
-        if self.plain {
-            let host = self.at.address.rsplit_once(':').map_or("", |(host, _)| host);
-            if self.at.plain_port == 0 {
-                return Err(Failure::Final(RingError::NoPlain { peer: self.to.clone() }));
-            }
-            let address = format!("{host}:{}", self.at.plain_port);
-            let mut stream = dial_plain(&address, ATTEMPT).await.map_err(connect)?;
-            stream.write_all(&hello).await.map_err(io)?;
-            read(&mut stream, &mut answer, deadline).await.map_err(io)?;
-            self.judge(&answer)?;
-            Stream::plain(stream).map_err(io)
-        } else {
-            let config = self.identity.client_config(ALPN_RING);
-            let peer = (&self.to, Role::Device);
-            let mut stream =
-                dial(&self.at.address, config, peer, ATTEMPT).await.map_err(connect)?;
-            stream.write_all(&hello).await.map_err(io)?;
-            stream.flush().await.map_err(io)?;
-            read(&mut stream, &mut answer, deadline).await.map_err(io)?;
-            self.judge(&answer)?;
-            let (stream, session) = stream.into_inner();
-            Stream::tls(stream, session.into()).map_err(io)
-        }
-    }
-
-    fn judge(&self, answer: &[u8; WELCOME_BYTES]) -> Result<(), Failure> {
-        match Answer::decode(answer) {
-            Ok(Answer::Welcome) => Ok(()),
-            Ok(answer) => Err(Failure::Final(RingError::Refused { peer: self.to.clone(), answer })),
-            Err(source) => Err(Failure::Final(RingError::Hello { peer: self.to.clone(), source })),
-        }
-    }
-}
-
-/// Waits for the answer; it comes once the peer is placed too.
-async fn read(
-    stream: &mut (impl tokio::io::AsyncRead + Unpin),
-    answer: &mut [u8],
-    deadline: Instant,
-) -> io::Result<()> {
-    timeout_at(deadline, stream.read_exact(answer)).await??;
-    Ok(())
 }

@@ -4,14 +4,14 @@
 //! The handshake is done by the async side; a link then owns a blocking socket, because each of
 //! its ends is driven by an I/O thread of its own.
 
+use super::stream::closed_or;
 use galaxy_common::{FrameHeader, HEADER_BYTES};
-use galaxy_engine::link::{Accept, LinkCloser, LinkError, LinkReceiver, LinkSender, accept};
+use galaxy_engine::link::{LinkCloser, LinkError, LinkSender};
 use rustls::Connection;
 use socket2::{SockRef, TcpKeepalive};
 use std::{
     io::{self, BufReader, IoSlice, Read, Write},
     net::{Shutdown, TcpStream},
-    sync::Arc,
     time::Duration,
 };
 
@@ -25,87 +25,9 @@ const KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
     .with_time(Duration::from_secs(1))
     .with_interval(Duration::from_secs(1))
     .with_retries(3);
-/// What stale payloads are read into.
-const SCRATCH: usize = 16 << 10;
 
-/// A connection that the async side has set up.
-pub enum Stream {
-    /// With TLS. The session may hold bytes that were read with the handshake.
-    Tls(TcpStream, Box<Connection>),
-    /// Without.
-    Plain(TcpStream),
-}
-
-impl Stream {
-    /// Takes over from tokio.
-    ///
-    /// # Errors
-    /// When the socket cannot be made blocking.
-    pub fn plain(stream: tokio::net::TcpStream) -> io::Result<Self> {
-        Ok(Self::Plain(blocking(stream)?))
-    }
-    /// Takes over from tokio.
-    ///
-    /// # Errors
-    /// When the socket cannot be made blocking.
-    pub fn tls(stream: tokio::net::TcpStream, session: Connection) -> io::Result<Self> {
-        Ok(Self::Tls(blocking(stream)?, Box::new(session)))
-    }
-
-    fn socket(&self) -> &TcpStream {
-        match self {
-            Self::Tls(socket, _) | Self::Plain(socket) => socket,
-        }
-    }
-
-    /// What closes it from anywhere.
-    ///
-    /// # Errors
-    /// When the system has no descriptor left.
-    pub fn closer(&self) -> io::Result<Arc<dyn LinkCloser>> {
-        Ok(Arc::new(Closer(self.socket().try_clone()?)))
-    }
-
-    /// The sending end.
-    pub fn sender(self) -> Box<dyn LinkSender> {
-        match self {
-            Self::Plain(socket) => Box::new(PlainSender { socket }),
-            Self::Tls(socket, mut session) => {
-                session.set_buffer_limit(Some(SEND_BUFFER));
-                Box::new(TlsSender { socket, session })
-            }
-        }
-    }
-
-    /// The receiving end.
-    pub fn receiver(self) -> Box<dyn LinkReceiver> {
-        match self.duplex(None) {
-            Duplex::Plain(receiver) => Box::new(receiver),
-            Duplex::Tls(receiver) => Box::new(receiver),
-        }
-    }
-
-    /// Both ends in one hand, for who sends and receives by turns. Every read and every write
-    /// fails after `silence`, if that is given.
-    pub(crate) fn duplex(self, silence: Option<Duration>) -> Duplex {
-        if silence.is_some() {
-            let socket = self.socket();
-            // Only a duration of zero is refused, and then there is no limit.
-            drop(socket.set_read_timeout(silence).and(socket.set_write_timeout(silence)));
-        }
-        let scratch = vec![0; SCRATCH].into_boxed_slice();
-        match self {
-            Self::Plain(socket) => Duplex::Plain(Receiver { source: socket, scratch }),
-            Self::Tls(socket, mut session) => {
-                session.set_buffer_limit(Some(SEND_BUFFER));
-                let socket = BufReader::with_capacity(RECEIVE_BUFFER, socket);
-                Duplex::Tls(Receiver { source: TlsReader { socket, session }, scratch })
-            }
-        }
-    }
-}
-
-fn blocking(stream: tokio::net::TcpStream) -> io::Result<TcpStream> {
+/// Takes a socket over from tokio.
+pub(super) fn blocking(stream: tokio::net::TcpStream) -> io::Result<TcpStream> {
     let stream = stream.into_std()?;
     stream.set_nonblocking(false)?;
     stream.set_nodelay(true)?;
@@ -113,7 +35,7 @@ fn blocking(stream: tokio::net::TcpStream) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-struct Closer(TcpStream);
+pub(super) struct Closer(pub TcpStream);
 
 impl LinkCloser for Closer {
     fn close(&self) {
@@ -122,8 +44,8 @@ impl LinkCloser for Closer {
     }
 }
 
-struct PlainSender {
-    socket: TcpStream,
+pub(super) struct PlainSender {
+    pub socket: TcpStream,
 }
 
 impl LinkSender for PlainSender {
@@ -133,7 +55,11 @@ impl LinkSender for PlainSender {
 }
 
 /// Writes a frame as it is.
-fn write(socket: &mut TcpStream, header: &FrameHeader, payload: &[u8]) -> Result<(), LinkError> {
+pub(super) fn write(
+    socket: &mut TcpStream,
+    header: &FrameHeader,
+    payload: &[u8],
+) -> Result<(), LinkError> {
     let header = header.encode();
     let mut sent = 0;
     // Header and payload in one packet; whatever is left after that is payload.
@@ -189,9 +115,16 @@ fn write_sealed(
     flush(socket, session)
 }
 
-struct TlsSender {
+pub(super) struct TlsSender {
     socket: TcpStream,
     session: Box<Connection>,
+}
+
+impl TlsSender {
+    pub fn new(socket: TcpStream, mut session: Box<Connection>) -> Self {
+        session.set_buffer_limit(Some(SEND_BUFFER));
+        Self { socket, session }
+    }
 }
 
 impl LinkSender for TlsSender {
@@ -204,6 +137,18 @@ impl LinkSender for TlsSender {
 pub(crate) struct TlsReader {
     socket: BufReader<TcpStream>,
     session: Box<Connection>,
+}
+
+impl TlsReader {
+    pub fn new(socket: TcpStream, mut session: Box<Connection>) -> Self {
+        session.set_buffer_limit(Some(SEND_BUFFER));
+        Self { socket: BufReader::with_capacity(RECEIVE_BUFFER, socket), session }
+    }
+
+    /// Sends a frame the other way.
+    pub fn write(&mut self, header: &FrameHeader, payload: &[u8]) -> Result<(), LinkError> {
+        write_sealed(self.socket.get_mut(), &mut self.session, header, payload)
+    }
 }
 
 impl Read for TlsReader {
@@ -223,88 +168,6 @@ impl Read for TlsReader {
     }
 }
 
-/// A link that goes both ways, one after the other.
-pub(crate) enum Duplex {
-    /// Without TLS.
-    Plain(Receiver<TcpStream>),
-    /// With TLS.
-    Tls(Receiver<TlsReader>),
-}
-
-impl Duplex {
-    /// As [`LinkSender::send`].
-    pub(crate) fn send(&mut self, header: &FrameHeader, payload: &[u8]) -> Result<(), LinkError> {
-        match self {
-            Self::Plain(receiver) => write(&mut receiver.source, header, payload),
-            Self::Tls(receiver) => {
-                let TlsReader { socket, session } = &mut receiver.source;
-                write_sealed(socket.get_mut(), session, header, payload)
-            }
-        }
-    }
-
-    /// As [`LinkReceiver::receive`].
-    pub(crate) fn receive(
-        &mut self,
-        wanted: &FrameHeader,
-        payload: &mut [u8],
-    ) -> Result<(), LinkError> {
-        match self {
-            Self::Plain(receiver) => receiver.receive(wanted, payload),
-            Self::Tls(receiver) => receiver.receive(wanted, payload),
-        }
-    }
-}
-
-/// What frames are read from.
-pub(crate) struct Receiver<R> {
-    source: R,
-    scratch: Box<[u8]>,
-}
-
-impl<R: Read + Send> LinkReceiver for Receiver<R> {
-    fn receive(&mut self, wanted: &FrameHeader, payload: &mut [u8]) -> Result<(), LinkError> {
-        loop {
-            let mut header = [0; HEADER_BYTES];
-            self.source.read_exact(&mut header).map_err(closed_or)?;
-            let got = FrameHeader::decode(&header)?;
-            match accept(wanted, &got)? {
-                Accept::Take if got.payload as usize == payload.len() => {
-                    return self.source.read_exact(payload).map_err(closed_or);
-                }
-                Accept::Take => {
-                    let (got, room) = (got.payload as usize, payload.len());
-                    return Err(LinkError::Length { got, room });
-                }
-                Accept::Drop => self.skip(got.payload as usize)?,
-            }
-        }
-    }
-}
-
-impl<R: Read> Receiver<R> {
-    fn skip(&mut self, mut bytes: usize) -> Result<(), LinkError> {
-        while bytes > 0 {
-            let part = bytes.min(self.scratch.len());
-            self.source.read_exact(&mut self.scratch[..part]).map_err(closed_or)?;
-            bytes -= part;
-        }
-        Ok(())
-    }
-}
-
-fn closed_or(error: io::Error) -> LinkError {
-    use io::ErrorKind::{
-        BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected, UnexpectedEof,
-    };
-    match error.kind() {
-        BrokenPipe | ConnectionAborted | ConnectionReset | NotConnected | UnexpectedEof => {
-            LinkError::Closed
-        }
-        _ => LinkError::Io(error),
-    }
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
@@ -317,8 +180,8 @@ mod tests {
         let dialled = tokio::net::TcpStream::connect(listener.local_addr().unwrap());
         let (dialled, accepted) = tokio::join!(dialled, listener.accept());
         for stream in [dialled.unwrap(), accepted.unwrap().0] {
-            let stream = Stream::plain(stream).unwrap();
-            let socket = SockRef::from(stream.socket());
+            let stream = blocking(stream).unwrap();
+            let socket = SockRef::from(&stream);
             assert!(socket.keepalive().unwrap() && socket.tcp_nodelay().unwrap());
             assert_eq!(socket.tcp_keepalive_time().unwrap(), Duration::from_secs(1));
             assert_eq!(socket.tcp_keepalive_interval().unwrap(), Duration::from_secs(1));

@@ -1,0 +1,501 @@
+//! What links cost and carry: TCP, TCP with TLS and QUIC between two workers, at several rates, delays
+//! and losses, measured by the probes that planning rests on. And which one a plan would take.
+
+use super::{Options, show::shown};
+use crate::{
+    health::{Health, Watch},
+    network::{self, Held, Link, Network, Place},
+    plot::{self, Axis, Chart, Kind, Point, Series},
+    processes::{Keys, Process, listening, worker_command},
+    record::{Cell, Record, Verdict},
+    report::{Page, Table, figure},
+};
+use anyhow::{Context, Result};
+use galaxy_common::{
+    Bytes, ClusterProfile, DeviceName, LinkProfile, LinkType, PROFILE_VERSION, Pooling, Spread,
+    Strategy, Wanted, WireType, plan::Phase,
+};
+use galaxy_planner::{Allowed, Offer, Request, Workload, synthetic};
+use galaxy_proto::{
+    channel::connect,
+    fault::from_status,
+    identity::{Identity, Role},
+    v1::{self, worker_client::WorkerClient},
+};
+use serde_json::json;
+use std::{collections::BTreeMap, path::Path, time::Duration};
+use tonic::transport::Channel;
+
+/// The experiment's name, and what it shows.
+pub(super) const NAME: &str = "transport";
+pub(super) const ABOUT: &str =
+    "TCP, TCP with TLS and QUIC: latency, rate, processor time of a byte; which one a plan takes";
+/// Where the page begins.
+const STORY: &str = "Two workers, each in a network namespace of its own, joined by one link that is shaped both ways, and the probe that `galaxy profile` makes between them: round trips of 16 bytes, then frames of up to 256 KiB one way, acknowledged at the end.";
+/// The model that is planned for, and the tokens of its text.
+const MODEL: &str = "bert-large";
+const TOKENS: u32 = 284;
+/// The devices that are planned for: like a core of this machine.
+const GFLOPS: f64 = 75.0;
+const MEMORY_RATE: f64 = 12.0;
+/// How long one bulk takes. The processor time of a byte is what the long ones took more than the
+/// short ones: both have a handshake and round trips.
+const SHORT: u32 = 100;
+const LONG: u32 = 1000;
+/// Samples of each cell, and how many are tried for each that counts.
+const SAMPLES: usize = 3;
+const PATIENCE: usize = 3;
+/// Others than the workers that use more of the machine are in the way.
+const OTHERS: f64 = 0.10;
+/// What the machine's host may take of it.
+const STEAL: f64 = 0.02;
+/// For a call that probes.
+const LIMIT: Duration = Duration::from_secs(30);
+/// The place of whoever asks.
+const DESK: usize = 2;
+
+/// What a link is like.
+#[derive(Clone, Copy)]
+struct Condition {
+    name: &'static str,
+    /// None where nothing is shaped.
+    rate: Option<u64>,
+    delay: Duration,
+    /// Each way.
+    loss: f64,
+}
+
+const fn clean(name: &'static str, mbit: u64) -> Condition {
+    Condition { name, rate: Some(mbit * 1_000_000), delay: Duration::ZERO, loss: 0.0 }
+}
+
+const fn bent(name: &'static str, mbit: u64, delay_ms: u64, loss: f64) -> Condition {
+    Condition { delay: Duration::from_millis(delay_ms), loss, ..clean(name, mbit) }
+}
+
+/// Devices on one machine.
+const OPEN: Condition = Condition { rate: None, ..clean("unshaped", 0) };
+
+const CONDITIONS: &[Condition] = &[
+    OPEN,
+    clean("1 Gbit/s", 1000),
+    clean("500 Mbit/s", 500),
+    clean("125 Mbit/s", 125),
+    clean("40 Mbit/s", 40),
+    clean("10 Mbit/s", 10),
+    bent("125 Mbit/s, 5 ms", 125, 5, 0.0),
+    bent("125 Mbit/s, 5 ms, 0.1% lost", 125, 5, 0.001),
+    bent("125 Mbit/s, 5 ms, 1% lost", 125, 5, 0.01),
+    bent("40 Mbit/s, 3 ms, 1% lost", 40, 3, 0.01),
+];
+
+const SMOKE: &[Condition] = &[OPEN, CONDITIONS[3], CONDITIONS[9]];
+
+const LINKS: [LinkType; 3] = [LinkType::Plain, LinkType::Tls, LinkType::Quic];
+
+/// Names in tables.
+fn name(link: LinkType) -> &'static str {
+    match link {
+        LinkType::Plain => "TCP",
+        LinkType::Tls => "TCP with TLS",
+        LinkType::Quic => "QUIC",
+    }
+}
+
+fn key(condition: &Condition, link: LinkType) -> String {
+    format!("{}/{link}", condition.name)
+}
+
+/// Runs all that is left, and shows what was found.
+///
+/// # Errors
+/// When a link cannot be made or measured. What was measured is kept.
+pub(super) fn run(options: &Options) -> Result<()> {
+    let conditions = match (options.loopback, options.smoke) {
+        (true, _) => &[OPEN][..],
+        (false, true) => SMOKE,
+        (false, false) => CONDITIONS,
+    };
+    let samples = options.samples.unwrap_or(if options.smoke { 1 } else { SAMPLES });
+    let settings = json!({
+        "conditions": conditions.iter().map(|c| c.name).collect::<Vec<_>>(), "samples": samples,
+        "smoke": options.smoke, "bulks_ms": [SHORT, LONG], "model": MODEL, "tokens": TOKENS,
+        "gflops": GFLOPS, "others_at_most": OTHERS,
+    });
+    let directory = options.output.join(NAME);
+    let path = directory.join(format!("{NAME}.json"));
+    let wanted = Record::new(NAME, options.loopback, settings)?;
+    let mut record = Record::open_or_new(&path, wanted, options.fresh)?;
+    let work = tempfile::tempdir()?;
+    let keys = Keys::create(work.path())?;
+    for condition in conditions {
+        let left = LINKS.iter().any(|link| !record.cell(&key(condition, *link), &[]).done(samples));
+        if left {
+            let lab = Lab::up(condition, options, &keys, work.path())?;
+            lab.measure(condition, samples, options.smoke, &mut record, &path).with_context(
+                || format!("{}; the workers said:\n{}", condition.name, lab.said()),
+            )?;
+        }
+    }
+    predict(conditions, options, &mut record)?;
+    record.save(&path)?;
+    show(conditions, &record, &directory)
+}
+
+/// Two workers and the link between them.
+struct Lab {
+    workers: Vec<Process>,
+    addresses: Vec<String>,
+    desk: Identity,
+    network: Option<Held>,
+}
+
+impl Lab {
+    fn up(condition: &Condition, options: &Options, keys: &Keys, models: &Path) -> Result<Self> {
+        let network = match options.loopback {
+            true => None,
+            false => {
+                let link = condition.rate.map(|rate| Link {
+                    rate,
+                    delay: condition.delay,
+                    loss: condition.loss,
+                });
+                let device = |i| Place { name: format!("d{i}"), link };
+                let desk = Place { name: "coordinator".to_owned(), link: None };
+                let name = options.testbed.as_deref().unwrap_or(NAME);
+                Network::down(name)?;
+                Some(Network::held(name, &[device(0), device(1), desk])?)
+            }
+        };
+        let mut workers = Vec::new();
+        let mut addresses = Vec::new();
+        for i in 0..2 {
+            let identity = keys.of(&format!("d{i}"), Role::Device)?;
+            let mut command = worker_command(&identity, models)?;
+            let listen = match &network {
+                None => "127.0.0.1:0".to_owned(),
+                Some(_) => format!("{}:7100", Network::address(i)),
+            };
+            command.args(["--plain", "--listen", &listen]);
+            let start = || Process::spawn(&format!("worker d{i}"), command);
+            let mut worker = match &network {
+                Some(network) => network.inside(i, start)??,
+                None => start()?,
+            };
+            addresses.push(listening(&mut worker)?);
+            workers.push(worker);
+        }
+        let desk = Identity::load(&keys.of("coordinator", Role::Coordinator)?)?;
+        Ok(Self { workers, addresses, desk, network })
+    }
+
+    fn said(&self) -> String {
+        self.workers.iter().map(Process::output).collect()
+    }
+
+    fn measure(
+        &self,
+        condition: &Condition,
+        samples: usize,
+        all_count: bool,
+        record: &mut Record,
+        path: &Path,
+    ) -> Result<()> {
+        let mut take = || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(async {
+                let desk = Desk::sit(self).await?;
+                for tried in 0..samples * PATIENCE {
+                    let mut open = false;
+                    // In turns: what changes about the machine changes for all.
+                    for link in LINKS {
+                        let key = key(condition, link);
+                        if record.cell(&key, &[]).done(samples) {
+                            continue;
+                        }
+                        open = true;
+                        let (values, verdict) = desk.sample(self, link).await?;
+                        let verdict = if all_count { Verdict::Valid } else { verdict };
+                        eprintln!("{key}, attempt {}: {values:.2?} {verdict:?}", tried + 1);
+                        record.cell(&key, &[("link", name(link))]).add(values, verdict);
+                        record.save(path)?;
+                    }
+                    if !open {
+                        break;
+                    }
+                }
+                Ok(())
+            })
+        };
+        match &self.network {
+            Some(network) => network.inside(DESK, take)?,
+            None => take(),
+        }
+    }
+
+    /// Processor time of both workers so far, in ns.
+    fn cpu(&self) -> u64 {
+        self.workers.iter().map(|worker| cpu(worker.id())).sum()
+    }
+}
+
+/// Processor time of a process so far, in ns, of the threads that it has.
+fn cpu(pid: u32) -> u64 {
+    std::fs::read_dir(format!("/proc/{pid}/task"))
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|task| std::fs::read_to_string(task.path().join("schedstat")).ok())
+        .filter_map(|text| text.split_whitespace().next()?.parse::<u64>().ok())
+        .sum()
+}
+
+/// Whoever asks the workers.
+struct Desk {
+    first: WorkerClient<Channel>,
+    peer: v1::Peer,
+}
+
+impl Desk {
+    async fn sit(lab: &Lab) -> Result<Self> {
+        let open = async |i: usize| -> Result<WorkerClient<Channel>> {
+            let device = DeviceName::new(format!("d{i}"))?;
+            let address = &lab.addresses[i];
+            let known = (&device, Role::Device);
+            Ok(WorkerClient::new(connect(address, Some(&lab.desk), known, LIMIT).await?))
+        };
+        let (first, mut second) = (open(0).await?, open(1).await?);
+        let asked = v1::DescribeRequest { protocol: galaxy_proto::PROTOCOL };
+        let described = second.describe(asked).await?.into_inner();
+        let address = lab.addresses[1].clone();
+        let peer = v1::Peer { name: described.name, address, plain_port: described.plain_port };
+        Ok(Self { first, peer })
+    }
+
+    async fn probe(&self, link: LinkType, compute: bool, bulk_ms: u32) -> Result<v1::ProbeReply> {
+        let peer = Some(self.peer.clone());
+        let request = v1::ProbeRequest { peer, compute, link: link.to_string(), bulk_ms };
+        let mut first = self.first.clone();
+        let reply = tokio::time::timeout(LIMIT, first.probe(request)).await?;
+        Ok(reply.map_err(|status| from_status(&status))?.into_inner())
+    }
+
+    /// One sample of a link.
+    async fn sample(&self, lab: &Lab, link: LinkType) -> Result<(BTreeMap<String, f64>, Verdict)> {
+        let daemons = || -> u64 {
+            let testbed = lab.network.as_ref().map(|network| network.testbed());
+            let ids = testbed.map(network::daemons).unwrap_or_default();
+            ids.into_iter().map(|pid| cpu(pid.unsigned_abs())).sum()
+        };
+        let (watch, helpers, before) = (Watch::start()?, daemons(), lab.cpu());
+        let short = self.probe(link, false, SHORT).await?;
+        let between = lab.cpu();
+        let long = self.probe(link, false, LONG).await?;
+        let after = lab.cpu();
+        let health = watch.finish(after - before + (daemons() - helpers))?;
+        let busy = self.probe(link, true, 0).await?;
+        let more = (after - between) as f64 - (between - before) as f64;
+        // Where losses slowed the long bulks that much, the sample does not count.
+        let more_bytes = match long.bytes > short.bytes {
+            true => (long.bytes - short.bytes) as f64,
+            false => f64::NAN,
+        };
+        let least = |values: &[f64]| values.iter().copied().fold(f64::INFINITY, f64::min);
+        let median = |values: &[f64]| Spread::of(values).median;
+        let values = [
+            ("trip_us", median(&long.round_trip_ns) / 1e3),
+            ("least_trip_us", least(&long.round_trip_ns) / 1e3),
+            ("rate_mbit", median(&long.rate) * 8.0 / 1e6),
+            ("busy_rate_mbit", median(&busy.rate) * 8.0 / 1e6),
+            // Nanoseconds of a byte are seconds of 10^9 bytes.
+            ("cpu_s_per_gb", more / more_bytes),
+            ("send_cost_s_per_gb", median(&busy.send_cost_ns)),
+            ("receive_cost_s_per_gb", median(&busy.receive_cost_ns)),
+        ];
+        let values = values.into_iter().map(|(name, value)| (name.to_owned(), value));
+        Ok((values.chain(health.values()).collect(), judge(&health)))
+    }
+}
+
+fn judge(health: &Health) -> Verdict {
+    let percent = |share: f64| share * 100.0;
+    let others = (health.others_share > OTHERS).then(|| {
+        let (share, whose) = (percent(health.others_share), health.others.join(", "));
+        format!("others took {share:.0}% of the machine ({whose})")
+    });
+    let steal = (health.steal_share > STEAL)
+        .then(|| format!("the host took {:.1}% of the machine", percent(health.steal_share)));
+    Verdict::of(others.into_iter().chain(steal).collect())
+}
+
+/// Plans for two devices over each type of link, as it was measured.
+fn predict(conditions: &[Condition], options: &Options, record: &mut Record) -> Result<()> {
+    // Only its shape counts: no weights are written.
+    let spec = crate::models::find(MODEL)?.shape.spec()?;
+    let devices = ["d0", "d1"].map(|name| synthetic::SyntheticDevice {
+        name: DeviceName::new(name).expect("two characters are a name"),
+        gflops: GFLOPS,
+        memory_rate: MEMORY_RATE,
+        memory: Bytes(8_000_000_000),
+        threads: 1,
+        link_rate: 1.0,
+        latency: 0.0,
+    });
+    let made = synthetic::profile(&spec, MODEL, 4, &devices);
+    let offers = devices.clone().map(|device| Offer {
+        name: device.name,
+        budget: device.memory,
+        threads: device.threads,
+    });
+    let workload = Workload {
+        phase: Phase::Prefill,
+        lengths: vec![(TOKENS, 1.0)],
+        wanted: Wanted::Pooled(Pooling::Mean),
+    };
+    for condition in conditions {
+        for link in LINKS {
+            let cell = record.cell(&key(condition, link), &[]);
+            if cell.valid().next().is_none() {
+                continue;
+            }
+            let of = |value: &str| cell.spread(value).median;
+            let links = [(0, 1), (1, 0)].map(|(from, to)| LinkProfile {
+                version: PROFILE_VERSION,
+                from: devices[from].name.clone(),
+                to: devices[to].name.clone(),
+                link,
+                latency: of("least_trip_us") * 1e3 / 2.0,
+                rate: of("rate_mbit") * 1e6 / 8.0,
+                busy_rate: of("busy_rate_mbit") * 1e6 / 8.0,
+                send_cost: of("send_cost_s_per_gb").max(0.0),
+                receive_cost: of("receive_cost_s_per_gb").max(0.0),
+                spread: 0.0,
+                measured: 0,
+            });
+            let profile = ClusterProfile { devices: made.devices.clone(), links: links.to_vec() };
+            let allowed = Allowed {
+                strategy: if options.smoke { Strategy::Galaxy } else { Strategy::Auto },
+                wires: vec![WireType::F32],
+                links: vec![link],
+                tiles: None,
+                exchange: None,
+                max_rows: TOKENS,
+            };
+            let planned = galaxy_planner::plan(&Request {
+                spec: &spec,
+                matrix_width: 4,
+                model: MODEL,
+                fingerprint: MODEL,
+                shape: MODEL,
+                offers: &offers,
+                profile: &profile,
+                workload: &workload,
+                allowed: &allowed,
+            })?;
+            cell.facts.insert("predicted_ms".to_owned(), planned.prediction.latency / 1e6);
+            cell.labels.insert("plan".to_owned(), planned.what);
+        }
+    }
+    Ok(())
+}
+
+fn find<'a>(record: &'a Record, condition: &Condition, link: LinkType) -> Option<&'a Cell> {
+    let key = key(condition, link);
+    record.cells.iter().find(|cell| cell.key == key)
+}
+
+fn show(conditions: &[Condition], record: &Record, directory: &Path) -> Result<()> {
+    let mut tables = Vec::new();
+    for (title, value) in [
+        ("Round trip of 16 bytes, \u{b5}s", "trip_us"),
+        ("Rate of payload, Mbit/s", "rate_mbit"),
+        ("Processor time of both workers together, s for each GB", "cpu_s_per_gb"),
+        ("What a GB sent takes from kernels of the sender, s", "send_cost_s_per_gb"),
+        ("What a GB received takes from kernels of the receiver, s", "receive_cost_s_per_gb"),
+    ] {
+        let mut table =
+            Table::new(title, &["link", name(LINKS[0]), name(LINKS[1]), name(LINKS[2])]);
+        for condition in conditions {
+            let figures = LINKS.map(|link| {
+                find(record, condition, link).map_or("-".to_owned(), |cell| figure(cell, value))
+            });
+            table.row([condition.name.to_owned()].into_iter().chain(figures));
+        }
+        tables.push(table);
+    }
+    let title = format!(
+        "Predicted: {MODEL}, {TOKENS} tokens, two devices of {GFLOPS} GFLOP/s, ms, and the plan's link"
+    );
+    let sealed = "best with TLS inside";
+    let columns = ["link", name(LINKS[0]), name(LINKS[1]), name(LINKS[2]), "best", sealed];
+    let mut table = Table::new(&title, &columns);
+    for condition in conditions {
+        let predicted = LINKS.map(|link| {
+            let cell = find(record, condition, link);
+            cell.and_then(|cell| cell.facts.get("predicted_ms")).copied().unwrap_or(f64::NAN)
+        });
+        let best = |of: &[usize]| {
+            let least = of.iter().min_by(|a, b| predicted[**a].total_cmp(&predicted[**b]));
+            least.map_or("-", |at| if predicted[*at].is_finite() { name(LINKS[*at]) } else { "-" })
+        };
+        let figures = predicted.map(|ms| shown(ms, 1));
+        let choices = [best(&[0, 1, 2]).to_owned(), best(&[1, 2]).to_owned()];
+        table.row([condition.name.to_owned()].into_iter().chain(figures).chain(choices));
+    }
+    tables.push(table);
+    let notes = [
+        "*Processor time*: what a probe with bulks of a second took more than one with bulks of a tenth, over the bytes that it carried more: handshakes and round trips are in neither. It is of all threads of both workers, what the kernel did for them in their system calls included, what it did elsewhere not.".to_owned(),
+        "*What it takes from kernels*: how much longer a kernel on the worker's one thread took while frames passed, on a machine whose cores the workers share.".to_owned(),
+        format!("*Predicted*: profiles of two devices that do not exist ({GFLOPS} GFLOP/s, {MEMORY_RATE} GB/s) beside links as measured here. The plan is made anew for each type of link."),
+    ];
+    let charts = [
+        ("-rate", "Rate of payload", "Mbit/s", "rate_mbit"),
+        ("", "Processor time of a byte, both ends", "s for each GB", "cpu_s_per_gb"),
+    ];
+    let mut plots = Vec::new();
+    for (suffix, title, unit, value) in charts {
+        let line = |link: LinkType| Series {
+            name: name(link).to_owned(),
+            points: conditions
+                .iter()
+                .enumerate()
+                .map(|(x, condition)| {
+                    let of = find(record, condition, link).map(|cell| cell.spread(value));
+                    let (y, low, high) =
+                        of.map_or((f64::NAN, f64::NAN, f64::NAN), |s| (s.median, s.low, s.high));
+                    Point { x: x as f64, y, low, high }
+                })
+                .collect(),
+            dashed: false,
+        };
+        let categories = conditions.iter().map(|condition| condition.name.to_owned()).collect();
+        let chart = Chart {
+            title: title.to_owned(),
+            x: Axis { label: "link".to_owned(), log: false, categories: Some(categories) },
+            y: Axis { label: unit.to_owned(), log: value == "rate_mbit", categories: None },
+            kind: Kind::Lines { series: LINKS.map(line).to_vec() },
+        };
+        let file = format!("{NAME}{suffix}");
+        plot::draw(&chart, &directory.join(&file))?;
+        plots.push(format!("{file}.svg"));
+    }
+    let not_kept = [
+        "Both ends share a machine of few cores, and its caches.".to_owned(),
+        "Real network cards cut and join packets of TCP in hardware; here, as over loopback, large packets pass whole unless packets are lost one by one.".to_owned(),
+    ];
+    let page = Page {
+        record,
+        about: STORY,
+        tables: &tables,
+        notes: &notes,
+        not_kept: &not_kept,
+        plots: &plots,
+    };
+    let path = directory.join(format!("{NAME}.md"));
+    std::fs::write(&path, page.to_string())?;
+    for table in &tables {
+        println!("{table}");
+    }
+    println!("written: {}", path.display());
+    Ok(())
+}

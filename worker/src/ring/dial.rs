@@ -1,0 +1,158 @@
+//! Dialling a peer, for a ring or to measure the link: connect, say hello, be welcomed.
+
+use super::{
+    arrival::Ring,
+    form::{PeerAddress, RingError},
+    hello::{Answer, HELLO_BYTES, ProbeHello, WELCOME_BYTES},
+    quic::{self, Connection},
+    stream::Stream,
+};
+use galaxy_common::{DeviceName, LinkType};
+use galaxy_proto::{
+    ALPN_RING,
+    channel::{ConnectError, dial, dial_plain},
+    identity::{Identity, Role},
+};
+use std::{io, time::Duration};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    time::{Instant, sleep, timeout_at},
+};
+
+/// Between attempts to reach a peer that is not there yet.
+const RETRY: Duration = Duration::from_millis(200);
+/// For one attempt, without the peer's placement.
+const ATTEMPT: Duration = Duration::from_secs(3);
+
+/// A link to be dialled.
+pub(super) struct Dial {
+    pub hello: [u8; HELLO_BYTES],
+    pub to: DeviceName,
+    pub at: PeerAddress,
+    pub link: LinkType,
+    /// Where the peer has connected already, for its link to us.
+    pub over: Option<Connection>,
+    pub identity: Identity,
+    pub ring: Ring,
+}
+
+impl Ring {
+    /// Dials a peer to measure the link to it. Once: who is there now is measured.
+    ///
+    /// # Errors
+    /// When it cannot be reached, or refuses.
+    pub(crate) async fn dial_probe(
+        &self,
+        identity: &Identity,
+        hello: &ProbeHello,
+        to: DeviceName,
+        at: PeerAddress,
+        link: LinkType,
+    ) -> Result<Stream, RingError> {
+        let (identity, ring) = (identity.clone(), self.clone());
+        let dial = Dial { hello: hello.encode(), to, at, link, over: None, identity, ring };
+        let once = dial.once(Instant::now() + ATTEMPT).await;
+        once.map_err(|(Failure::Again(error) | Failure::Final(error))| error)
+    }
+}
+
+/// What may help to try again.
+enum Failure {
+    Again(RingError),
+    Final(RingError),
+}
+
+impl Dial {
+    pub async fn until(self, deadline: Instant) -> Result<Stream, RingError> {
+        loop {
+            match self.once(deadline).await {
+                Ok(stream) => return Ok(stream),
+                Err(Failure::Final(error)) => return Err(error),
+                Err(Failure::Again(error))
+                    if Instant::now() + RETRY >= deadline || self.over.is_some() =>
+                {
+                    return Err(error);
+                }
+                Err(Failure::Again(_)) => sleep(RETRY).await,
+            }
+        }
+    }
+
+    async fn once(&self, deadline: Instant) -> Result<Stream, Failure> {
+        match self.link {
+            LinkType::Plain => {
+                if self.at.plain_port == 0 {
+                    return Err(Failure::Final(RingError::NoPlain { peer: self.to.clone() }));
+                }
+                let host = self.at.address.rsplit_once(':').map_or("", |(host, _)| host);
+                let address = format!("{host}:{}", self.at.plain_port);
+                let dialled = dial_plain(&address, ATTEMPT).await;
+                let mut stream = dialled.map_err(|error| self.unreached(error))?;
+                let answer = self.greet(&mut stream, deadline).await;
+                self.judge(answer.map_err(|error| self.broken(error))?)?;
+                Stream::plain(stream).map_err(|error| self.broken(error))
+            }
+            LinkType::Tls => {
+                let config = self.identity.client_config(ALPN_RING);
+                let peer = (&self.to, Role::Device);
+                let dialled = dial(&self.at.address, config, peer, ATTEMPT).await;
+                let mut stream = dialled.map_err(|error| self.unreached(error))?;
+                let answer = self.greet(&mut stream, deadline).await;
+                self.judge(answer.map_err(|error| self.broken(error))?)?;
+                let (stream, session) = stream.into_inner();
+                Stream::tls(stream, session.into()).map_err(|error| self.broken(error))
+            }
+            LinkType::Quic => {
+                let connection = match &self.over {
+                    Some(connection) => connection.clone(),
+                    None => {
+                        let dialled = self.ring.dial_quic(&self.at.address, &self.to, ATTEMPT);
+                        dialled.await.map_err(|error| self.unreached(error))?
+                    }
+                };
+                let greeted = async {
+                    let mut pipe = connection.open().await.map_err(quic::lost)?;
+                    let answer = timeout_at(deadline, pipe.greet(&self.hello)).await??;
+                    Ok((pipe, answer))
+                };
+                let (pipe, answer) = greeted.await.map_err(|error| {
+                    let refused = connection.refusal(&self.at.address, &self.to);
+                    refused.map_or_else(|| self.broken(error), |error| self.unreached(error))
+                })?;
+                self.judge(answer)?;
+                Ok(Stream::Quic(pipe))
+            }
+        }
+    }
+
+    /// Says hello. The answer comes once the peer is placed too.
+    async fn greet(
+        &self,
+        stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
+        deadline: Instant,
+    ) -> io::Result<[u8; WELCOME_BYTES]> {
+        stream.write_all(&self.hello).await?;
+        stream.flush().await?;
+        let mut answer = [0; WELCOME_BYTES];
+        timeout_at(deadline, stream.read_exact(&mut answer)).await??;
+        Ok(answer)
+    }
+
+    fn unreached(&self, source: ConnectError) -> Failure {
+        let retryable = source.retryable();
+        let error = RingError::Connect { peer: self.to.clone(), source };
+        if retryable { Failure::Again(error) } else { Failure::Final(error) }
+    }
+
+    fn broken(&self, source: io::Error) -> Failure {
+        Failure::Again(RingError::Io { peer: self.to.clone(), source })
+    }
+
+    fn judge(&self, answer: [u8; WELCOME_BYTES]) -> Result<(), Failure> {
+        match Answer::decode(&answer) {
+            Ok(Answer::Welcome) => Ok(()),
+            Ok(answer) => Err(Failure::Final(RingError::Refused { peer: self.to.clone(), answer })),
+            Err(source) => Err(Failure::Final(RingError::Hello { peer: self.to.clone(), source })),
+        }
+    }
+}

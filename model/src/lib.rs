@@ -14,6 +14,8 @@ mod config;
 mod directory;
 mod error;
 mod family;
+#[doc(hidden)]
+pub mod fuzz;
 mod key;
 mod matrix;
 pub mod sentence;

@@ -130,6 +130,32 @@ impl Drop for Place {
     }
 }
 
+/// A request that was checked as far as that goes without a plan.
+pub(crate) struct Asked {
+    epoch: Epoch,
+    sequence: SequenceNumber,
+    digest: Vec<u8>,
+    pub(crate) shape: BatchShape,
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) left: Duration,
+}
+
+impl Asked {
+    pub(crate) fn read(request: v1::ExecuteRequest) -> Result<Self, WorkerError> {
+        let v1::ExecuteRequest { epoch, sequence, digest, segments, tokens, timeout_ms } = request;
+        let left = match timeout_ms {
+            0 => LONGEST,
+            ms => Duration::from_millis(ms).min(LONGEST),
+        };
+        let shape = convert::shape(segments, tokens.len())?;
+        if shape.rows() as usize != tokens.len() {
+            return Err(WorkerError::Tokens { tokens: tokens.len(), rows: shape.rows() });
+        }
+        let (epoch, sequence) = (Epoch(epoch), SequenceNumber(sequence));
+        Ok(Self { epoch, sequence, digest, shape, tokens, left })
+    }
+}
+
 /// An execution that was admitted.
 pub(crate) struct Execution {
     place: Place,
@@ -146,18 +172,9 @@ impl Execution {
         core: &Arc<Core>,
         request: v1::ExecuteRequest,
     ) -> Result<Self, WorkerError> {
-        let v1::ExecuteRequest { epoch, sequence, digest, segments, tokens, timeout_ms } = request;
-        let left = match timeout_ms {
-            0 => LONGEST,
-            ms => Duration::from_millis(ms).min(LONGEST),
-        };
+        let Asked { epoch, sequence, digest, shape, tokens, left } = Asked::read(request)?;
         let deadline = Instant::now() + left;
-        let shape = convert::shape(segments, tokens.len())?;
-        if shape.rows() as usize != tokens.len() {
-            return Err(WorkerError::Tokens { tokens: tokens.len(), rows: shape.rows() });
-        }
-        let epoch = Epoch(epoch);
-        let place = Place::take(core, epoch, SequenceNumber(sequence))?;
+        let place = Place::take(core, epoch, sequence)?;
         let active = core
             .active()
             .filter(|active| active.epoch == epoch)

@@ -1,17 +1,20 @@
 //! Frames, hellos, faults, batch shapes, cluster files.
 
-use super::{Input, said};
+use super::{Input, good, said};
 use galaxy_common::{
-    BatchShape, FrameHeader, HEADER_BYTES, MAX_PAYLOAD_BYTES, plan::MAX_DEVICES, shape::MAX_ROWS,
+    BatchShape, DeviceName, FrameHeader, HEADER_BYTES, MAX_PAYLOAD_BYTES, plan::MAX_DEVICES,
+    shape::MAX_ROWS,
 };
 use galaxy_coord::Cluster;
 use galaxy_proto::{
     convert,
     fault::{from_status, to_status},
+    identity::{Role, peer},
     v1,
 };
 use galaxy_worker::ring::hello::{Answer, Greeting, HELLO_BYTES, WELCOME_BYTES};
 use prost::Message;
+use rustls::pki_types::CertificateDer;
 use std::path::Path;
 use tonic::{Code, Status};
 
@@ -46,6 +49,15 @@ pub(crate) fn hello(bytes: &[u8]) {
     match Answer::decode(&answer) {
         Ok(answer) => assert_eq!(Answer::decode(&answer.encode()), Ok(answer)),
         Err(error) => said(&error),
+    }
+}
+
+/// A certificate, whoever issued it: the name and the role in it.
+pub(crate) fn certificate(bytes: &[u8]) {
+    let certificate = CertificateDer::from(bytes);
+    if let Some((name, role)) = good(peer(&[certificate])) {
+        assert_eq!(DeviceName::new(name.as_str()), Ok(name));
+        assert_eq!(role.to_string().parse::<Role>().ok(), Some(role));
     }
 }
 

@@ -526,7 +526,11 @@ fn rotary(config: &Fields<'_>, head_width: u32) -> Result<Positions, ModelError>
             return Err(config.unknown("rope_type", other, "default, linear, llama3"));
         }
     };
-    let inverse_frequencies = frequencies.into_iter().map(|f| f as f32).collect();
+    let inverse_frequencies: Vec<f32> = frequencies.into_iter().map(|f| f as f32).collect();
+    if let Some(wrong) = inverse_frequencies.iter().find(|f| !f.is_finite()) {
+        let problem = format!("is {theta}: with its scaling it gives the frequency {wrong}");
+        return Err(config.wrong("rope_theta", problem));
+    }
     Ok(Positions::Rotary { inverse_frequencies, limit })
 }
 
@@ -733,6 +737,7 @@ mod tests {
             (small_llama(json!({ "rope_scaling": { "type": "yarn" } })), "default, linear, llama3"),
             (small_llama(json!({ "rope_scaling": { "type": "linear" } })), "factor"),
             (small_llama(json!({ "rope_scaling": [] })), "an object"),
+            (small_llama(json!({ "rope_theta": 1e-300 })), "gives the frequency inf"),
             (small_llama(json!({ "rope_parameters": { "partial_rotary_factor": 0.5 } })), "whole"),
             (
                 small_llama(json!({ "rope_scaling": { "type": "llama3", "factor": 8,

@@ -32,8 +32,9 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 pub const DEFAULT_TILES: u16 = 4;
 /// Tokens of a typical text if nothing else is said: a paragraph.
 pub const DEFAULT_LENGTH: u32 = 128;
-/// Beyond this no file is read: [`MAX_DEVICES`] devices take some ten KB.
-const MAX_BYTES: u64 = 1 << 20;
+/// Beyond this no file is read: [`MAX_DEVICES`] devices take some ten KB. Of keys like `a.b.c` the
+/// parser makes a table for each dot, a KB for each byte.
+const MAX_BYTES: u64 = 256 << 10;
 /// Lengths that a workload may name: each is simulated for each plan.
 const MAX_LENGTHS: usize = 16;
 /// Where profiles are kept if nothing else is said, beside the cluster file.

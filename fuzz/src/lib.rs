@@ -2,7 +2,7 @@
 //! does, write it again where it has a written form, and look at what that took.
 //!
 //! The targets under `fuzz_targets/` call [`run`] with what libFuzzer makes up;
-//! `testbed/tests/corpus.rs` takes this file in too, and calls it with what is kept under `corpus/`.
+//! `testbed/tests/corpus/main.rs` takes this file in too, and calls it with what is kept under `corpus/`.
 //! Bytes are never expected to be right: an error is as good as a value, as long as it has words.
 //! To panic, to take more memory than the input warrants, or not to come to an end is a finding.
 
@@ -39,7 +39,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "certificate", decode: small::certificate, fixed: 4 * KIB, each: 4 },
     Target { name: "fault", decode: small::fault, fixed: 4 * KIB, each: 32 },
     Target { name: "shape", decode: small::shape, fixed: 4 * KIB, each: 64 },
-    Target { name: "cluster", decode: small::cluster, fixed: 64 * KIB, each: 512 },
+    Target { name: "cluster", decode: small::cluster, fixed: 64 * KIB, each: 1200 },
     Target { name: "header", decode: models::header, fixed: 4 * KIB, each: 64 },
     Target { name: "config", decode: models::config, fixed: 16384 * KIB, each: 64 },
     Target { name: "checkpoint", decode: models::checkpoint, fixed: 32768 * KIB, each: 64 },

@@ -18,6 +18,8 @@
 mod answer;
 mod client;
 mod error;
+#[doc(hidden)]
+pub mod fuzz;
 mod parts;
 mod pieces;
 mod retry;

@@ -70,7 +70,7 @@ impl Trace {
     /// [`hidden_communication`] of all devices together.
     pub fn hidden(&self, rate: LinkRate) -> Option<f64> {
         let awaiting = self.devices.iter().map(|d| d.awaiting_receive).sum();
-        let bytes = self.devices.iter().map(|d| d.bytes_received).sum();
+        let bytes = self.devices.iter().fold(0u64, |n, d| n.saturating_add(d.bytes_received));
         hidden_communication(awaiting, bytes, rate)
     }
 }

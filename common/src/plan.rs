@@ -189,11 +189,31 @@ pub struct Assignment {
 impl Assignment {
     /// The part of layer `layer`; empty where no run covers it.
     pub fn block(&self, layer: u32) -> BlockAssignment {
-        self.blocks.iter().copied().find(|b| b.layers.has(layer)).unwrap_or(BlockAssignment {
+        let at = self.blocks.partition_point(|b| b.layers.end() <= layer);
+        let found = self.blocks.get(at).copied().filter(|b| b.layers.has(layer));
+        found.unwrap_or(BlockAssignment {
             layers: Span::new(layer, layer + 1),
             heads: Span::empty(),
             columns: Span::empty(),
         })
+    }
+    /// Whether its runs follow one another, and are of what there is; else where not, and why. So they
+    /// are no more than there are layers, however many a peer sends.
+    fn fits(&self, extent: Extent) -> Result<(), (u32, &'static str)> {
+        let mut next = 0;
+        for BlockAssignment { layers, heads, columns } in &self.blocks {
+            if layers.is_empty() || layers.start() < next {
+                return Err((next, "its runs of layers do not follow one another"));
+            }
+            if layers.end() > extent.layers
+                || heads.end() > extent.heads
+                || columns.end() > extent.columns
+            {
+                return Err((layers.start(), "the model has fewer layers, heads or columns"));
+            }
+            next = layers.end();
+        }
+        Ok(())
     }
     /// Whether the device has a part in some attention block.
     pub fn any_heads(&self) -> bool {
@@ -315,6 +335,16 @@ pub enum PlanError {
         /// The first index that is left out or taken twice.
         at: u32,
     },
+    /// Runs of layers that are out of order or meet, or parts of what the model does not have.
+    #[error("the blocks of device {name} from layer {layer} on are not those of a plan: {why}")]
+    Blocks {
+        /// Whose.
+        name: DeviceName,
+        /// Where.
+        layer: u32,
+        /// What is wrong.
+        why: &'static str,
+    },
     /// Modes that leave layers out, or cut rows where the layout has none to cut.
     #[error("the modes of layer {layer} are not those of a plan: {why}")]
     Modes {
@@ -396,6 +426,12 @@ impl Plan {
             let parts: Vec<_> = self.ring.iter().map(|d| d.assignment(phase)).collect();
             if parts.iter().all(|p| p.row_weight == 0) {
                 return Err(PlanError::NoRows);
+            }
+            for (device, part) in self.ring.iter().zip(&parts) {
+                part.fits(extent).map_err(|(layer, why)| {
+                    let name = device.name.clone();
+                    PlanError::Blocks { name, layer, why }
+                })?;
             }
             for layer in 0..extent.layers {
                 self.covers_layer(&parts, layer, extent)?;
@@ -571,7 +607,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bound_on_rows_is_within_what_a_program_may_have() {
+    fn bounds_are_within_what_a_program_and_a_model_may_have() {
         let part = Assignment {
             blocks: vec![BlockAssignment {
                 layers: Span::first(1),
@@ -606,6 +642,19 @@ mod tests {
         for rows in [0, MAX_ROWS + 1, u32::MAX] {
             plan.max_rows = rows;
             assert_eq!(plan.validate(extent), Err(PlanError::Rows { rows }));
+        }
+        plan.max_rows = 1;
+        let block = plan.ring[0].prefill.blocks[0];
+        for bad in [
+            vec![block, block],
+            vec![BlockAssignment { layers: Span::empty(), ..block }, block],
+            vec![BlockAssignment { layers: Span::first(2), ..block }],
+            vec![BlockAssignment { heads: Span::first(3), ..block }],
+            vec![BlockAssignment { columns: Span::first(u32::MAX), ..block }],
+        ] {
+            plan.ring[0].prefill.blocks = bad;
+            let refused = plan.validate(extent);
+            assert!(matches!(refused, Err(PlanError::Blocks { .. })), "{refused:?}");
         }
     }
 

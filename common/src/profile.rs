@@ -357,6 +357,8 @@ impl LinkProfile {
             ("the latency", self.latency, below(LONGEST, self.latency)),
             ("the cost of sending", self.send_cost, below(COSTLIEST, self.send_cost)),
             ("the cost of receiving", self.receive_cost, below(COSTLIEST, self.receive_cost)),
+            // Shown to people only, but no number has no form in a file.
+            ("the spread", self.spread, below(f64::INFINITY, self.spread)),
         ];
         match fields.into_iter().find(|(_, _, good)| !good) {
             None => Ok(()),

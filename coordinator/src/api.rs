@@ -130,7 +130,7 @@ fn allowed(metadata: &MetadataMap) -> Result<Option<Duration>, Status> {
     Ok(timeout(metadata)?.map(|time| time.saturating_sub(WAY_BACK.min(time / 10))))
 }
 
-fn timeout(metadata: &MetadataMap) -> Result<Option<Duration>, Status> {
+pub(crate) fn timeout(metadata: &MetadataMap) -> Result<Option<Duration>, Status> {
     let Some(value) = metadata.get("grpc-timeout") else { return Ok(None) };
     let wrong = || {
         let why =
@@ -277,7 +277,7 @@ fn input(sequence: v1::Sequence) -> Input {
     }
 }
 
-fn output(request: &v1::RunRequest) -> Result<RunOutput, Status> {
+pub(crate) fn output(request: &v1::RunRequest) -> Result<RunOutput, Status> {
     let unspecified = request.output == i32::from(v1::Wanted::Unspecified);
     if request.pooled && !unspecified {
         let why =

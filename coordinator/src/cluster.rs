@@ -10,6 +10,8 @@ use galaxy_common::{
     shape::MAX_ROWS,
 };
 use std::{
+    fs::File,
+    io::Read,
     net::IpAddr,
     path::{Path, PathBuf},
     time::Duration,
@@ -32,6 +34,9 @@ pub const DEFAULT_TILES: u16 = 4;
 const AUTO: &str = "auto";
 /// Tokens of a typical text if nothing else is said: a paragraph.
 pub const DEFAULT_LENGTH: u32 = 128;
+/// Beyond this no file is read: [`MAX_DEVICES`] devices take some ten KB. Of keys like `a.b.c` the
+/// parser makes a table for each dot, a KB for each byte.
+const MAX_BYTES: u64 = 256 << 10;
 /// Lengths that a workload may name: each is simulated for each plan.
 const MAX_LENGTHS: usize = 16;
 /// Where profiles are kept if nothing else is said, beside the cluster file.
@@ -279,8 +284,13 @@ impl Cluster {
     /// # Errors
     /// The first thing that is wrong, with key and line.
     pub fn open(path: &Path) -> Result<Self, ClusterError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|e| ClusterError::Read { path: path.to_owned(), why: e.to_string() })?;
+        let unreadable = |why: String| ClusterError::Read { path: path.to_owned(), why };
+        let mut text = String::new();
+        let file = File::open(path).map_err(|e| unreadable(e.to_string()))?;
+        let read = file.take(MAX_BYTES + 1).read_to_string(&mut text);
+        if read.map_err(|e| unreadable(e.to_string()))? as u64 > MAX_BYTES {
+            return Err(unreadable(format!("it has more than {MAX_BYTES} bytes")));
+        }
         Self::parse(&text, path.parent().unwrap_or(Path::new("")))
     }
 
@@ -305,6 +315,10 @@ impl Cluster {
                         Some(Section::new(text, "cluster".into(), line, table, CLUSTER_KEYS)?);
                 }
                 ("device", DeValue::Array(tables)) => {
+                    // Before each is looked at: finding its line takes a look at all before it.
+                    if tables.len() > MAX_DEVICES {
+                        return Err(ClusterError::Devices { devices: tables.len() });
+                    }
                     for (i, item) in tables.iter().enumerate() {
                         let name = format!("device {}", i + 1);
                         let line = line_of(text, item.span().start);
@@ -636,5 +650,8 @@ memory = "1GB"
         let error = Cluster::parse("[cluster]\nmodel = \"m\"\nidentity = \"k\"\n", Path::new("."))
             .expect_err("none");
         assert_eq!(error, ClusterError::Devices { devices: 0 });
+        let many = format!("device = [{}]", "{},".repeat(1000));
+        let error = Cluster::parse(&many, Path::new(".")).expect_err("too many");
+        assert_eq!(error, ClusterError::Devices { devices: 1000 });
     }
 }

@@ -15,6 +15,8 @@ mod connection;
 pub mod drift;
 pub mod error;
 pub mod fleet;
+#[doc(hidden)]
+pub mod fuzz;
 pub mod membership;
 pub mod placement;
 pub mod profile;

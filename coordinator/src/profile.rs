@@ -5,7 +5,7 @@
 //! time, since each is a machine of its own, and then the links, in rounds in which no device
 //! takes part in two probes.
 
-mod measure;
+pub(crate) mod measure;
 mod store;
 
 pub use measure::collect;

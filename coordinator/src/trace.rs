@@ -140,14 +140,15 @@ impl Trace {
 
 impl DeviceSum {
     fn add(&mut self, other: &Self) {
-        self.wall_ns += other.wall_ns;
-        self.awaiting_receive_ns += other.awaiting_receive_ns;
-        self.bytes_received += other.bytes_received;
+        let add = |sum: &mut u64, more: u64| *sum = sum.saturating_add(more);
+        add(&mut self.wall_ns, other.wall_ns);
+        add(&mut self.awaiting_receive_ns, other.awaiting_receive_ns);
+        add(&mut self.bytes_received, other.bytes_received);
         for lane in &other.lanes {
             match self.lanes.iter_mut().find(|l| l.lane == lane.lane) {
                 Some(sum) => {
-                    sum.busy_ns += lane.busy_ns;
-                    sum.idle_ns += lane.idle_ns;
+                    add(&mut sum.busy_ns, lane.busy_ns);
+                    add(&mut sum.idle_ns, lane.idle_ns);
                 }
                 None => self.lanes.push(lane.clone()),
             }
@@ -173,11 +174,11 @@ pub(crate) fn lane_name(plan: &Plan, lane: Lane) -> String {
 fn sum(plan: &Plan, program: &Program, times: &[Times]) -> DeviceSum {
     let (begin, end) = span(times);
     let lanes = lane_use(program, times);
-    let awaited = lanes.iter().filter(|l| l.lane == Lane::Compute).map(|l| l.awaiting_receive);
+    let awaited = lanes.iter().find(|l| l.lane == Lane::Compute).map(|l| l.awaiting_receive);
     DeviceSum {
         device: String::new(),
-        wall_ns: end - begin,
-        awaiting_receive_ns: awaited.sum(),
+        wall_ns: end.saturating_sub(begin),
+        awaiting_receive_ns: awaited.unwrap_or(0),
         bytes_received: traffic(program).1,
         lanes: lanes
             .iter()

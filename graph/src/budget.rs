@@ -144,7 +144,9 @@ fn most(
         let mut these = Vec::with_capacity(ranks.len());
         for sketch in sketches(&short_spec, &short, &shape, ranks) {
             let Some(program) = sketch?.repeated(&cut) else { return Ok(None) };
-            these.push(of_running(spec, &plan.ring[program.rank.index()], &program));
+            let running = of_running(spec, &plan.ring[program.rank.index()], &program);
+            let results = running.results.max(other_results(spec, plan, program.rank));
+            these.push(Needs { results, ..running });
         }
         most = Some(match most {
             Some(most) => most.into_iter().zip(these).map(|(a, b)| a.or_more(b)).collect(),
@@ -152,6 +154,17 @@ fn most(
         });
     }
     Ok(Some(most.unwrap_or_default()))
+}
+
+/// Results that may be more than those of [`widest`]: hidden states of a language model, on a device
+/// with few logits or none, and classes, if there are more than a row has values.
+fn other_results(spec: &ModelSpec, plan: &Plan, rank: Rank) -> Bytes {
+    let weight = |device: &DevicePlan| u64::from(device.prefill.row_weight);
+    let all: u64 = plan.ring.iter().map(weight).sum();
+    // Of fewer rows a device may have one more than of all, but no more than its share.
+    let rows = u64::from(plan.max_rows) * weight(&plan.ring[rank.index()]);
+    let width = spec.hidden.max(spec.head.labels());
+    Bytes(rows.div_ceil(all.max(1)) * u64::from(width) * 4)
 }
 
 /// The batches that take most, one of which budgets are made for.

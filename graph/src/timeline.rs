@@ -25,17 +25,19 @@ pub fn span(times: &[Times]) -> Times {
     (begin, end)
 }
 
-/// How each lane of `program` spent its time.
+/// How each lane of `program` spent its time. Times may be a device's word: what no clock shows gives
+/// sums that mean nothing, and no more.
 pub fn lane_use(program: &Program, times: &[Times]) -> Vec<LaneUse> {
     let (begin, end) = span(times);
     let lanes = program.lanes.iter().enumerate().map(|(index, (lane, _))| {
-        let (mut busy, mut awaiting) = (0, 0);
+        let (mut busy, mut awaiting) = (0u64, 0u64);
         each_of_lane(program, times, (index, begin), |_, worked, awaited| {
-            busy += worked;
-            awaiting += awaited;
+            busy = worked.saturating_add(busy);
+            awaiting = awaited.saturating_add(awaiting);
         });
         let awaiting_receive = if *lane == Lane::Compute { awaiting } else { 0 };
-        LaneUse { lane: *lane, busy, idle: (end - begin).saturating_sub(busy), awaiting_receive }
+        let idle = end.saturating_sub(begin).saturating_sub(busy);
+        LaneUse { lane: *lane, busy, idle, awaiting_receive }
     });
     lanes.collect()
 }

@@ -17,6 +17,8 @@ mod config;
 mod directory;
 mod error;
 mod family;
+#[doc(hidden)]
+pub mod fuzz;
 #[cfg(feature = "image")]
 pub mod image;
 mod key;

@@ -131,6 +131,33 @@ impl Drop for Place {
     }
 }
 
+/// A request that was checked as far as that goes without a plan.
+pub(crate) struct Asked {
+    epoch: Epoch,
+    sequence: SequenceNumber,
+    digest: Vec<u8>,
+    pub(crate) shape: BatchShape,
+    pub(crate) tokens: Vec<u32>,
+    /// Squares of pixels, from this row on.
+    squares: (Vec<u8>, u32),
+    pub(crate) left: Duration,
+}
+
+impl Asked {
+    pub(crate) fn read(request: v1::ExecuteRequest) -> Result<Self, WorkerError> {
+        let v1::ExecuteRequest { epoch, sequence, digest, segments, tokens, timeout_ms, .. } =
+            request;
+        let squares = (request.patches, request.first_row);
+        let left = match timeout_ms {
+            0 => LONGEST,
+            ms => Duration::from_millis(ms).min(LONGEST),
+        };
+        let shape = convert::shape(segments, tokens.len())?;
+        let (epoch, sequence) = (Epoch(epoch), SequenceNumber(sequence));
+        Ok(Self { epoch, sequence, digest, shape, tokens, squares, left })
+    }
+}
+
 /// An execution that was admitted.
 pub(crate) struct Execution {
     place: Place,
@@ -147,16 +174,8 @@ impl Execution {
         core: &Arc<Core>,
         request: v1::ExecuteRequest,
     ) -> Result<Self, WorkerError> {
-        let v1::ExecuteRequest { epoch, sequence, digest, segments, tokens, timeout_ms, .. } =
-            request;
-        let squares = (&request.patches[..], request.first_row);
-        let (epoch, sequence) = (Epoch(epoch), SequenceNumber(sequence));
-        let left = match timeout_ms {
-            0 => LONGEST,
-            ms => Duration::from_millis(ms).min(LONGEST),
-        };
+        let Asked { epoch, sequence, digest, shape, tokens, squares, left } = Asked::read(request)?;
         let deadline = Instant::now() + left;
-        let shape = convert::shape(segments, tokens.len())?;
         let place = Place::take(core, epoch, sequence)?;
         let active = core
             .active()
@@ -238,7 +257,7 @@ fn inputs(
     spec: &ModelSpec,
     shape: &BatchShape,
     tokens: Vec<u32>,
-    (squares, first_row): (&[u8], u32),
+    (squares, first_row): (Vec<u8>, u32),
 ) -> Result<Inputs, WorkerError> {
     let Some(of) = spec.patches else {
         if shape.rows() as usize != tokens.len() {
@@ -250,7 +269,7 @@ fn inputs(
             None => Ok(tokens.into()),
         };
     };
-    let values = convert::floats(squares);
+    let values = convert::floats(&squares);
     let rows = (values.len() / of.values() as usize) as u32;
     let end = first_row.saturating_add(rows);
     if values.len() != rows as usize * of.values() as usize || end > shape.rows() {

@@ -21,6 +21,8 @@ mod profile;
 mod service;
 
 pub mod error;
+#[doc(hidden)]
+pub mod fuzz;
 pub mod models;
 pub mod ring;
 pub mod serve;

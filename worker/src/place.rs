@@ -12,7 +12,7 @@ use crate::{
     ring::{Formation, PeerAddress},
     state::Refusal,
 };
-use galaxy_common::{Bytes, DevicePlan, Epoch, LinkType, Plan, Rank};
+use galaxy_common::{Bytes, DeviceName, DevicePlan, Epoch, LinkType, Plan, Rank};
 use galaxy_engine::{
     executor::Executor,
     link::Links,
@@ -43,10 +43,10 @@ const NEIGHBOURS: usize = 8;
 pub(crate) type Events = mpsc::Sender<Result<v1::PlaceEvent, Status>>;
 
 /// A request that was checked as far as that goes without files.
-struct Request {
+pub(crate) struct Request {
     epoch: Epoch,
-    rank: Rank,
-    plan: Arc<Plan>,
+    pub(crate) rank: Rank,
+    pub(crate) plan: Arc<Plan>,
     digest: [u8; 32],
     peers: Vec<PeerAddress>,
     limit: Option<Bytes>,
@@ -139,7 +139,7 @@ async fn until_ready(
     request: v1::PlaceRequest,
     events: &Events,
 ) -> Result<Placed, WorkerError> {
-    let request = Request::read(core, request)?;
+    let request = Request::read(&core.name, core.plain_port.is_some(), request)?;
     let epoch = request.epoch;
     let there = open(core, &request).await?;
     core.tell(|state| state.place(epoch))?;
@@ -159,7 +159,12 @@ async fn until_ready(
 }
 
 impl Request {
-    fn read(core: &Core, request: v1::PlaceRequest) -> Result<Self, WorkerError> {
+    /// Reads it, on the device of this name, which may take plain links or not.
+    pub(crate) fn read(
+        own: &DeviceName,
+        takes_plain: bool,
+        request: v1::PlaceRequest,
+    ) -> Result<Self, WorkerError> {
         let v1::PlaceRequest { epoch, plan: bytes, rank, peers, memory_bytes } = request;
         let unreadable = WorkerError::PlanBytes { bytes: bytes.len() };
         if bytes.len() > MAX_PLAN_BYTES {
@@ -168,16 +173,16 @@ impl Request {
         let plan: Plan = postcard::from_bytes(&bytes).map_err(|_| unreadable)?;
         let rank = Rank(u16::try_from(rank).unwrap_or(u16::MAX));
         let device = plan.ring.get(rank.index());
-        if device.is_none_or(|device| device.name != core.name) {
+        if device.is_none_or(|device| device.name != *own) {
             let found = device.map_or("nobody".to_owned(), |device| device.name.to_string());
-            return Err(WorkerError::NotMine { rank, found, own: core.name.clone() });
+            return Err(WorkerError::NotMine { rank, found, own: own.clone() });
         }
         let same = peers.len() == plan.ring.len()
             && peers.iter().zip(&plan.ring).all(|(peer, device)| peer.name == device.name.as_str());
         if !same {
             return Err(WorkerError::Peers);
         }
-        if plan.link == LinkType::Plain && core.plain_port.is_none() {
+        if plan.link == LinkType::Plain && !takes_plain {
             return Err(WorkerError::NoPlain);
         }
         let address = |peer: v1::Peer| {

@@ -207,7 +207,9 @@ pub(super) fn parse_duration(text: &str) -> Option<Duration> {
         _ => return None,
     };
     let seconds = number.trim().parse::<f64>().ok()? * scale;
-    (seconds > 0.0 && seconds <= 86_400.0).then(|| Duration::from_secs_f64(seconds))
+    // Far below a nanosecond it is zero.
+    let within = (0.0..=86_400.0).contains(&seconds).then(|| Duration::from_secs_f64(seconds));
+    within.filter(|duration| !duration.is_zero())
 }
 
 /// The known word that is nearest, if it is near enough to be meant.
@@ -252,7 +254,7 @@ mod tests {
     fn durations() {
         assert_eq!(parse_duration("200ms"), Some(Duration::from_millis(200)));
         assert_eq!(parse_duration("1.5 s"), Some(Duration::from_millis(1500)));
-        for bad in ["", "60", "0s", "-1s", "nans", "2h"] {
+        for bad in ["", "60", "0s", "1e-99s", "-1s", "nans", "2h"] {
             assert_eq!(parse_duration(bad), None, "{bad}");
         }
     }

@@ -6,7 +6,7 @@
 mod board;
 mod calls;
 mod driver;
-mod execute;
+pub(crate) mod execute;
 mod planning;
 
 pub use board::{Loading, Notice};

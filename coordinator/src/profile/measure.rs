@@ -305,26 +305,42 @@ fn rounds(count: usize) -> Vec<Vec<(usize, usize)>> {
 async fn probe(way: Way) -> Result<LinkProfile, String> {
     let idle = ask(&way, false).await?;
     let busy = ask(&way, true).await?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let (from, to) = (way.from.device.name, way.to.device.name);
+    let profile = LinkProfile {
+        measured: now.map_or(0, |since| since.as_secs()),
+        ..link_profile(from, to, way.link, &idle, &busy)
+    };
+    profile.check().map_err(|error| error.to_string())?;
+    Ok(profile)
+}
+
+/// The profile that a link's measurements give, made at no time. They are a worker's word: it is to
+/// be checked.
+pub(crate) fn link_profile(
+    from: DeviceName,
+    to: DeviceName,
+    link: LinkType,
+    idle: &ProbeReply,
+    busy: &ProbeReply,
+) -> LinkProfile {
     let rates = Spread::of(&idle.rate);
     let least = |values: &[f64]| values.iter().copied().fold(f64::INFINITY, f64::min);
     // Noise may make kernels look faster while a link works; no link gives time back.
     let cost = |values: &[f64]| Spread::of(values).median.max(0.0);
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let profile = LinkProfile {
+    LinkProfile {
         version: PROFILE_VERSION,
-        from: way.from.device.name.clone(),
-        to: way.to.device.name.clone(),
-        link: way.link,
+        from,
+        to,
+        link,
         latency: least(&idle.round_trip_ns) / 2.0,
         rate: rates.median,
         busy_rate: Spread::of(&busy.rate).median,
         send_cost: cost(&busy.send_cost_ns),
         receive_cost: cost(&busy.receive_cost_ns),
         spread: (rates.high - rates.low) / rates.median,
-        measured: now.map_or(0, |since| since.as_secs()),
-    };
-    profile.check().map_err(|error| error.to_string())?;
-    Ok(profile)
+        measured: 0,
+    }
 }
 
 async fn ask(way: &Way, compute: bool) -> Result<ProbeReply, String> {

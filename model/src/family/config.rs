@@ -484,7 +484,11 @@ fn rotary(config: &Fields<'_>, head_width: u32) -> Result<Positions, ModelError>
             return Err(config.unknown("rope_type", other, "default, linear, llama3"));
         }
     };
-    let inverse_frequencies = frequencies.into_iter().map(|f| f as f32).collect();
+    let inverse_frequencies: Vec<f32> = frequencies.into_iter().map(|f| f as f32).collect();
+    if let Some(wrong) = inverse_frequencies.iter().find(|f| !f.is_finite()) {
+        let problem = format!("is {theta}: with its scaling it gives the frequency {wrong}");
+        return Err(config.wrong("rope_theta", problem));
+    }
     Ok(Positions::Rotary { inverse_frequencies, pairs: Pairs::Halves, limit })
 }
 

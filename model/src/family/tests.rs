@@ -163,6 +163,7 @@ fn what_is_not_carried_out_is_refused_by_name() {
         (small_llama(json!({ "rope_scaling": { "type": "yarn" } })), "default, linear, llama3"),
         (small_llama(json!({ "rope_scaling": { "type": "linear" } })), "factor"),
         (small_llama(json!({ "rope_scaling": [] })), "an object"),
+        (small_llama(json!({ "rope_theta": 1e-300 })), "gives the frequency inf"),
         (small_llama(json!({ "rope_parameters": { "partial_rotary_factor": 0.5 } })), "whole"),
         (
             small_llama(json!({ "rope_scaling": { "type": "llama3", "factor": 8,

@@ -269,7 +269,11 @@ fn short() -> Status {
 }
 
 /// Appends a piece to its output. Pieces of an output come in order.
-fn take(values: &mut [Vec<f32>], sizes: &[usize], piece: &OutputPiece) -> Result<(), Status> {
+pub(crate) fn take(
+    values: &mut [Vec<f32>],
+    sizes: &[usize],
+    piece: &OutputPiece,
+) -> Result<(), Status> {
     let index = piece.output as usize;
     let (Some(value), Some(&size)) = (values.get_mut(index), sizes.get(index)) else {
         return Err(short());

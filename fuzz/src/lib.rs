@@ -1,0 +1,77 @@
+//! What every fuzz target does with its bytes: decode them, use what comes out as the product
+//! does, write it again where it has a written form, and look at what that took.
+//!
+//! The targets under `fuzz_targets/` call [`run`] with what libFuzzer makes up;
+//! `testbed/tests/corpus/main.rs` takes this file in too, and calls it with what is kept under `corpus/`.
+//! Bytes are never expected to be right: an error is as good as a value, as long as it has words.
+//! To panic, to take more memory than the input warrants, or not to come to an end is a finding.
+
+mod input;
+mod messages;
+mod models;
+mod plans;
+mod profiles;
+mod small;
+
+use input::Input;
+use peak_alloc::PeakAlloc;
+
+#[global_allocator]
+static MEMORY: PeakAlloc = PeakAlloc;
+
+/// A decoder, and what it may take.
+pub struct Target {
+    /// As its folder of `corpus/` and its file of `fuzz_targets/` are called.
+    pub name: &'static str,
+    decode: fn(&[u8]),
+    /// Bytes that it may take whatever comes,
+    fixed: usize,
+    /// and for each byte of what comes.
+    each: usize,
+}
+
+const KIB: usize = 1 << 10;
+
+/// All of them.
+pub const TARGETS: &[Target] = &[
+    Target { name: "frame", decode: small::frame, fixed: KIB, each: 0 },
+    Target { name: "hello", decode: small::hello, fixed: KIB, each: 0 },
+    Target { name: "certificate", decode: small::certificate, fixed: 4 * KIB, each: 4 },
+    Target { name: "fault", decode: small::fault, fixed: 4 * KIB, each: 32 },
+    Target { name: "shape", decode: small::shape, fixed: 4 * KIB, each: 64 },
+    Target { name: "cluster", decode: small::cluster, fixed: 64 * KIB, each: 1200 },
+    Target { name: "header", decode: models::header, fixed: 4 * KIB, each: 64 },
+    Target { name: "config", decode: models::config, fixed: 16384 * KIB, each: 64 },
+    Target { name: "checkpoint", decode: models::checkpoint, fixed: 32768 * KIB, each: 64 },
+    Target { name: "sentence", decode: models::sentence, fixed: 64 * KIB, each: 64 },
+    Target { name: "plan", decode: plans::plan, fixed: 16384 * KIB, each: 64 },
+    Target { name: "lower", decode: plans::lower, fixed: 65536 * KIB, each: 0 },
+    Target { name: "profile", decode: profiles::profile, fixed: 65536 * KIB, each: 64 },
+    Target { name: "worker", decode: messages::worker, fixed: 64 * KIB, each: 128 },
+    Target { name: "coordinator", decode: messages::coordinator, fixed: 1024 * KIB, each: 128 },
+    Target { name: "client", decode: messages::client, fixed: 64 * KIB, each: 128 },
+];
+
+/// Gives a target its bytes.
+///
+/// # Panics
+/// When that is a finding, or there is no such target.
+pub fn run(name: &str, bytes: &[u8]) {
+    let target = TARGETS.iter().find(|t| t.name == name).expect("a target of this name");
+    MEMORY.reset_peak_usage();
+    let before = MEMORY.current_usage();
+    (target.decode)(bytes);
+    let most = MEMORY.peak_usage().saturating_sub(before);
+    let allowed = target.fixed + target.each * bytes.len();
+    assert!(most <= allowed, "{} bytes of input took {most} bytes of memory", bytes.len());
+}
+
+/// An error has words.
+fn said(error: &dyn std::fmt::Display) {
+    assert!(!error.to_string().is_empty(), "an error without words");
+}
+
+/// What was decoded, or nothing if there was an error.
+fn good<T, E: std::fmt::Display>(outcome: Result<T, E>) -> Option<T> {
+    outcome.map_err(|error| said(&error)).ok()
+}

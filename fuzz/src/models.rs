@@ -1,0 +1,124 @@
+//! Files of a model directory.
+
+use super::{Input, said};
+use galaxy_model::{HeadSpec, Matrix, ModelDir, ModelSpec, Positions, Table, Vector, fuzz};
+use std::{fs, io::Write, path::Path};
+use tempfile::TempDir;
+
+/// The text of a safetensors header.
+pub(crate) fn header(bytes: &[u8]) {
+    match fuzz::header(bytes) {
+        // An entry has a name, a type, a shape and a place.
+        Ok(tensors) => assert!(tensors <= bytes.len() / 40),
+        Err(error) => said(&error),
+    }
+}
+
+/// A config.
+pub(crate) fn config(bytes: &[u8]) {
+    match fuzz::config(bytes) {
+        Ok(spec) => {
+            sound(&spec);
+            let text = serde_json::to_vec(&spec).expect("a spec has a JSON form");
+            assert_eq!(serde_json::from_slice::<ModelSpec>(&text).expect("its own"), spec);
+        }
+        Err(error) => said(&error),
+    }
+}
+
+/// What all that use a spec take for granted.
+fn sound(spec: &ModelSpec) {
+    assert!(spec.layers > 0 && spec.hidden > 0 && spec.inner > 0 && spec.vocabulary > 0);
+    assert_eq!(spec.group() * spec.kv_heads, spec.heads);
+    assert!(spec.heads.checked_mul(spec.head_width).is_some_and(|width| width > 0));
+    assert!(spec.norm_epsilon > 0.0 && spec.norm_epsilon.is_finite());
+    if let Positions::Rotary { inverse_frequencies, .. } = &spec.positions {
+        assert_eq!(2 * inverse_frequencies.len(), spec.head_width as usize);
+        assert!(inverse_frequencies.iter().all(|f| f.is_finite()), "{inverse_frequencies:?}");
+    }
+    if let HeadSpec::Classes(head) = &spec.head {
+        assert!(head.labels > 0 && head.labels as usize == head.names.len());
+    }
+}
+
+/// The files that [`checkpoint`] knows, by number. Of safetensors files only the header is given.
+const FILES: [&str; 5] = [
+    "config.json",
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "model-00001-of-00002.safetensors",
+    "model-00002-of-00002.safetensors",
+];
+/// Zeros behind each header.
+const DATA: u64 = 1 << 20;
+
+/// A directory: numbers of files, each followed by what is in it.
+pub(crate) fn checkpoint(bytes: &[u8]) {
+    let mut input = Input(bytes);
+    let dir = directory();
+    while !input.is_empty() {
+        let name = input.pick(&FILES);
+        let content = input.piece();
+        let mut file = fs::File::create(dir.path().join(name)).expect("a file");
+        if name.ends_with(".safetensors") {
+            let length = content.len() as u64;
+            file.write_all(&length.to_le_bytes()).expect("room for it");
+            file.set_len(8 + length + DATA).expect("room for it");
+        }
+        file.write_all(content).expect("room for it");
+    }
+    match ModelDir::open(dir.path()) {
+        Ok(model) => read(&model),
+        Err(error) => said(&error),
+    }
+}
+
+/// Reads something of everything that it has.
+fn read(model: &ModelDir) {
+    sound(model.spec());
+    assert!(model.shape_key().starts_with(&model.spec().family));
+    let mut row = vec![0.0; model.spec().hidden as usize];
+    model.embedding_rows(Table::Word, &[0], &mut row).expect("a row");
+    for which in Matrix::all(model.spec()) {
+        let matrix = model.matrix(which).expect("opened");
+        let (inputs, outputs) = (matrix.rows(), matrix.columns());
+        let mut value = [0.0];
+        let last = (inputs - 1..inputs, outputs - 1..outputs);
+        matrix.read_f32(last.0, last.1, &mut value, 1, 0, &mut Vec::new()).expect("its last value");
+    }
+    for which in Vector::all(model.spec()) {
+        let vector = model.vector(which).expect("opened");
+        assert_eq!(Some(vector.len() as u32), which.width(model.spec()));
+    }
+}
+
+/// The files of a sentence model, by number.
+const SENTENCE: [&str; 5] = [
+    "modules.json",
+    "1_Pooling/config.json",
+    "config.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+];
+
+/// A directory of a sentence model: numbers of files, each followed by what is in it.
+pub(crate) fn sentence(bytes: &[u8]) {
+    let mut input = Input(bytes);
+    let dir = directory();
+    fs::create_dir(dir.path().join("1_Pooling")).expect("a directory");
+    while !input.is_empty() {
+        let name = input.pick(&SENTENCE);
+        fs::write(dir.path().join(name), input.piece()).expect("a file");
+    }
+    match fuzz::sentence(dir.path()) {
+        Ok(sentence) => assert!(sentence.max_tokens != Some(0)),
+        Err(error) => said(&error),
+    }
+}
+
+/// In memory, where the system has such a place.
+fn directory() -> TempDir {
+    let memory = Path::new("/dev/shm");
+    let at = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
+    tempfile::tempdir_in(at).expect("a temporary directory")
+}

@@ -1,0 +1,334 @@
+//! Plans, and the programs that they and batch shapes are lowered into.
+
+use super::{Input, said};
+use galaxy_common::{
+    Assignment, BatchShape, BlockAssignment, Bytes, DeviceName, DevicePlan, Exchange, Layout,
+    LinkType, Mode, Modes, Plan, Pooling, Rank, Segment, Span, Strategy, Wanted, WireType,
+    plan::{Extent, Phase, own_rows},
+    span::Unit,
+};
+use galaxy_graph::{
+    Costs, LinkRate, Program, budget, digest, links, program::Operation, simulate, verify,
+};
+use galaxy_model::{
+    Activation, ClassHead, ClassRow, HeadSpec, ModelSpec, NormKind, NormPlace, Positions,
+};
+
+/// The largest model that there is.
+const LARGEST: Extent =
+    Extent { layers: 4096, heads: 1 << 16, columns: 1 << 22, vocabulary: 1 << 24 };
+
+/// A plan in postcard.
+pub(crate) fn plan(bytes: &[u8]) {
+    let plan: Plan = match postcard::from_bytes(bytes) {
+        Ok(plan) => plan,
+        Err(error) => return said(&error),
+    };
+    let again = postcard::to_stdvec(&plan).expect("a plan has a binary form");
+    assert_eq!(postcard::from_bytes(&again).as_ref(), Ok(&plan));
+    if let Err(error) = plan.validate(LARGEST) {
+        said(&error);
+    }
+    let fitting = fitting(&plan);
+    if let Err(error) = plan.validate(fitting) {
+        return said(&error);
+    }
+    for (from, to) in links(&plan) {
+        assert!(from != to && from.index().max(to.index()) < plan.ring.len());
+    }
+    for phase in [Phase::Prefill, Phase::Decode] {
+        let rows: u32 = own_rows(&plan, phase, plan.max_rows).iter().map(|s| s.len()).sum();
+        assert_eq!(rows, plan.max_rows);
+    }
+    let Extent { layers, heads, columns, vocabulary } = fitting;
+    let devices = plan.ring.len() as u32;
+    let small = [(layers, 3), (heads, 64), (columns, 512), (vocabulary, 512), (devices, 4)];
+    let small = small.iter().all(|(have, most)| have <= most);
+    if small && heads > 0 && columns > 0 && plan.tiles <= 4 && plan.max_rows <= 32 {
+        let head = if vocabulary > 0 { HeadSpec::Language { tied: true } } else { HeadSpec::None };
+        let spec = ModelSpec {
+            heads,
+            kv_heads: heads,
+            inner: columns,
+            layers,
+            vocabulary: vocabulary.max(1),
+            head,
+            ..encoder()
+        };
+        let wanted = if vocabulary > 0 { Wanted::AllLogits } else { Wanted::Hidden };
+        let shape = BatchShape::single(plan.max_rows, wanted).expect("at least a row");
+        all_holds(&spec, &plan, &shape);
+    }
+}
+
+/// The model that a plan may be made for.
+fn fitting(plan: &Plan) -> Extent {
+    let parts = || plan.ring.iter().map(|device| &device.prefill);
+    let blocks = || parts().flat_map(|part| &part.blocks);
+    Extent {
+        layers: plan.modes.last().map_or(0, |m| m.layers.end()).min(LARGEST.layers),
+        heads: blocks().map(|b| b.heads.end()).max().unwrap_or(0).min(LARGEST.heads),
+        columns: blocks().map(|b| b.columns.end()).max().unwrap_or(0).min(LARGEST.columns),
+        vocabulary: parts().map(|p| p.vocabulary.end()).max().unwrap_or(0).min(LARGEST.vocabulary),
+    }
+}
+
+/// A small model, a plan for it and a batch, all made of the bytes.
+pub(crate) fn lower(bytes: &[u8]) {
+    let mut input = Input(bytes);
+    let spec = spec(&mut input);
+    let plan = planned(&mut input, &spec);
+    let shape = shape(&mut input, &spec, plan.max_rows);
+    let bytes = postcard::to_stdvec(&plan).expect("a plan has a binary form");
+    let plan: Plan = postcard::from_bytes(&bytes).expect("its own");
+    match plan.validate(spec.extent()) {
+        Ok(()) => all_holds(&spec, &plan, &shape),
+        Err(error) => said(&error),
+    }
+}
+
+/// What holds of the programs of every plan and shape that fit a model.
+fn all_holds(spec: &ModelSpec, plan: &Plan, shape: &BatchShape) {
+    // Whether it fits is not what is asked.
+    let mut plan = plan.clone();
+    plan.ring.iter_mut().for_each(|device| device.budget = Bytes(u64::MAX));
+    let plan = &plan;
+    let ways = links(plan);
+    let needs = budget::needs_all(spec, 4, plan).expect("a plan that was checked");
+    // A shard holds one assignment; that phases differ in rows only is checked when it is made.
+    let held = |part: &Assignment| (part.blocks.clone(), part.vocabulary);
+    let agree = plan.ring.iter().all(|device| held(&device.prefill) == held(&device.decode));
+    let phases = if agree { &[Phase::Prefill, Phase::Decode][..] } else { &[Phase::Prefill] };
+    for &phase in phases {
+        let programs = match galaxy_graph::lower(spec, plan, phase, shape) {
+            Ok(programs) => programs,
+            Err(error) => {
+                said(&error);
+                continue;
+            }
+        };
+        let again = galaxy_graph::lower(spec, plan, phase, shape).expect("as before");
+        assert_eq!(digest(&programs), digest(&again), "each device lowers by itself");
+        if let Err(error) = verify(spec, 4, plan, shape, &programs) {
+            panic!("{phase:?} of {plan:?}, {shape:?}: {error}");
+        }
+        for program in &programs {
+            let (to, from) = program.peers();
+            assert!(to.iter().all(|peer| ways.contains(&(program.rank, *peer))));
+            assert!(from.iter().all(|peer| ways.contains(&(*peer, program.rank))));
+            if phase == Phase::Prefill {
+                let device = &plan.ring[program.rank.index()];
+                let takes = budget::of_program(spec, 4, device, program);
+                let planned = needs[program.rank.index()];
+                let fits = takes.total() <= planned.total();
+                assert!(
+                    fits,
+                    "{takes:?} where {planned:?} is planned for: {plan:?}, {shape:?}, {spec:?}"
+                );
+            }
+        }
+        simulate(&programs, &Slow).expect("no deadlock");
+    }
+}
+
+/// Everything takes a while.
+struct Slow;
+
+impl Costs for Slow {
+    fn compute(&self, _: &Program, _: &Operation) -> u64 {
+        1000
+    }
+    fn link(&self, _: Rank, _: Rank) -> LinkRate {
+        LinkRate { latency: 500, rate: 1e6, window: 0, burst: 0 }
+    }
+}
+
+/// What the models here have in common.
+fn encoder() -> ModelSpec {
+    ModelSpec {
+        family: "bert".into(),
+        hidden: 4,
+        layers: 1,
+        heads: 1,
+        kv_heads: 1,
+        head_width: 2,
+        inner: 1,
+        vocabulary: 1,
+        norm: NormKind::Layer,
+        norm_place: NormPlace::Post,
+        norm_epsilon: 1e-12,
+        activation: Activation::Gelu,
+        gated: false,
+        causal: false,
+        positions: Positions::Learned { rows: 64, offset: 0 },
+        token_types: true,
+        embedding_norm: true,
+        qkv_bias: true,
+        attention_output_bias: true,
+        mlp_bias: true,
+        head: HeadSpec::None,
+    }
+}
+
+fn spec(input: &mut Input<'_>) -> ModelSpec {
+    let heads = input.within(1, 6);
+    let divisors: Vec<u32> = (1..=heads).filter(|n| heads.is_multiple_of(*n)).collect();
+    let labels = input.within(1, 3);
+    let classes = ClassHead {
+        row: input.pick(&[ClassRow::First, ClassRow::Last]),
+        dense: None,
+        labels,
+        bias: true,
+        names: (0..labels).map(|n| n.to_string()).collect(),
+    };
+    let heads_on_top =
+        [HeadSpec::None, HeadSpec::Language { tied: true }, HeadSpec::Classes(classes)];
+    ModelSpec {
+        hidden: 2 * input.within(1, 4),
+        layers: input.within(1, 3),
+        heads,
+        kv_heads: input.pick(&divisors),
+        inner: input.within(1, 9),
+        vocabulary: input.within(1, 9),
+        norm_place: input.pick(&[NormPlace::Post, NormPlace::Pre]),
+        gated: input.flag(),
+        causal: input.flag(),
+        positions: Positions::Learned { rows: input.within(8, 32), offset: 0 },
+        head: input.pick(&heads_on_top),
+        ..encoder()
+    }
+}
+
+fn planned(input: &mut Input<'_>, spec: &ModelSpec) -> Plan {
+    let devices = input.within(1, 4);
+    let layout = input.pick(&[Layout::Ring, Layout::Replicated, Layout::Stages]);
+    let modes = (0..spec.layers).map(|layer| {
+        let mut mode = || match layout {
+            Layout::Ring => input.pick(&[Mode::Tensor, Mode::Sequence]),
+            Layout::Replicated | Layout::Stages => Mode::Tensor,
+        };
+        Modes { layers: Span::new(layer, layer + 1), attention: mode(), mlp: mode() }
+    });
+    let modes: Vec<Modes> = modes.collect();
+    let prefill = parts(input, spec, devices, layout, &modes);
+    // Decode may split rows in another way, among those who have any.
+    let mut decode = prefill.clone();
+    if input.flag() {
+        let owners = decode.iter_mut().filter(|part| part.row_weight > 0);
+        owners.for_each(|part| part.row_weight = input.within(0, 3));
+    }
+    let ring = (0..).zip(prefill).zip(decode).map(|((n, prefill), decode)| DevicePlan {
+        name: DeviceName::new(format!("pi-{n}")).expect("a name"),
+        budget: Bytes(u64::MAX),
+        threads: 1 + input.byte() as u16 % 4,
+        prefill,
+        decode,
+    });
+    Plan {
+        model: "m".into(),
+        fingerprint: "f".into(),
+        strategy: Strategy::Auto,
+        layout,
+        ring: ring.collect(),
+        modes,
+        exchange: input.pick(&[Exchange::Ring, Exchange::Direct]),
+        link: LinkType::Tls,
+        wire: input.pick(&[WireType::F32, WireType::F16]),
+        tiles: input.within(1, 4) as u16,
+        max_rows: input.within(1, 24),
+    }
+}
+
+/// What each device has in a phase: mostly what makes a plan.
+fn parts(
+    input: &mut Input<'_>,
+    spec: &ModelSpec,
+    devices: u32,
+    layout: Layout,
+    modes: &[Modes],
+) -> Vec<Assignment> {
+    let vocabulary = cut(input, spec.extent().vocabulary, devices);
+    let none = || Assignment { blocks: Vec::new(), row_weight: 0, vocabulary: Span::empty() };
+    let mut parts = vec![none(); devices as usize];
+    for (part, vocabulary) in parts.iter_mut().zip(vocabulary) {
+        part.vocabulary = vocabulary;
+        part.row_weight = u32::from(input.byte()) % 5;
+    }
+    let all = (Span::first(spec.heads), Span::first(spec.inner));
+    let mut stage = 0;
+    for modes in modes {
+        let mut heads = cut(input, spec.heads, devices);
+        let mut columns = cut(input, spec.inner, devices);
+        if layout == Layout::Stages {
+            stage = input.within(stage, devices - 1);
+        }
+        for (rank, part) in parts.iter_mut().enumerate() {
+            let owns = part.row_weight > 0;
+            match layout {
+                Layout::Stages => {
+                    let here = rank == stage as usize;
+                    (heads[rank], columns[rank]) =
+                        if here { all } else { (Span::empty(), Span::empty()) };
+                }
+                Layout::Ring | Layout::Replicated => {
+                    if owns && modes.attention == Mode::Sequence {
+                        heads[rank] = all.0;
+                    }
+                    if owns && modes.mlp == Mode::Sequence {
+                        columns[rank] = all.1;
+                    }
+                }
+            }
+            let (heads, columns) = (heads[rank], columns[rank]);
+            match part.blocks.last_mut() {
+                Some(last) if (last.heads, last.columns) == (heads, columns) => {
+                    last.layers = Span::new(last.layers.start(), modes.layers.end());
+                }
+                _ if heads.is_empty() && columns.is_empty() => {}
+                _ => part.blocks.push(BlockAssignment { layers: modes.layers, heads, columns }),
+            }
+        }
+    }
+    if layout == Layout::Stages {
+        parts.iter_mut().for_each(|part| part.row_weight = 0);
+        parts[stage as usize].row_weight = 1;
+    }
+    parts
+}
+
+/// Cuts a whole into runs for all devices, in any order.
+fn cut<U: Unit>(input: &mut Input<'_>, whole: u32, devices: u32) -> Vec<Span<U>> {
+    let mut ends: Vec<u32> = (1..devices).map(|_| input.within(0, whole)).collect();
+    ends.push(whole);
+    ends.sort_unstable();
+    let mut from = 0;
+    let runs = ends.into_iter().map(|to| {
+        let run = Span::new(from, to);
+        from = to;
+        run
+    });
+    let mut runs: Vec<Span<U>> = runs.collect();
+    runs.rotate_left(input.within(0, devices - 1) as usize);
+    runs
+}
+
+fn shape(input: &mut Input<'_>, spec: &ModelSpec, max_rows: u32) -> BatchShape {
+    let poolings =
+        [Pooling::Cls, Pooling::Mean, Pooling::MeanSqrtLen, Pooling::Max, Pooling::LastToken];
+    let mut wanted = vec![Wanted::Hidden];
+    wanted.extend(poolings.map(Wanted::Pooled));
+    match spec.head {
+        HeadSpec::None => {}
+        HeadSpec::Classes(_) => wanted.extend([Wanted::Classes; 3]),
+        HeadSpec::Language { .. } => {
+            wanted.extend([Wanted::LastLogits, Wanted::AllLogits, Wanted::LastLogits]);
+        }
+    }
+    let segments = (0..input.within(1, 4)).map(|slot| Segment {
+        slot,
+        past: 0,
+        rows: input.within(1, max_rows),
+        wanted: input.pick(&wanted),
+    });
+    BatchShape::new(segments.collect()).expect("a few rows")
+}

@@ -1,0 +1,118 @@
+//! Frames, hellos, faults, batch shapes, cluster files.
+
+use super::{Input, good, said};
+use galaxy_common::{
+    BatchShape, DeviceName, FrameHeader, HEADER_BYTES, MAX_PAYLOAD_BYTES, plan::MAX_DEVICES,
+    shape::MAX_ROWS,
+};
+use galaxy_coord::Cluster;
+use galaxy_proto::{
+    convert,
+    fault::{from_status, to_status},
+    identity::{Role, peer},
+    v1,
+};
+use galaxy_worker::ring::hello::{Answer, Greeting, HELLO_BYTES, WELCOME_BYTES};
+use prost::Message;
+use rustls::pki_types::CertificateDer;
+use std::path::Path;
+use tonic::{Code, Status};
+
+/// A frame's header, alone.
+pub(crate) fn frame(bytes: &[u8]) {
+    match FrameHeader::decode(bytes) {
+        Ok(header) => {
+            assert_eq!(header.encode(), bytes[..HEADER_BYTES]);
+            assert!(header.payload <= MAX_PAYLOAD_BYTES);
+        }
+        Err(error) => said(&error),
+    }
+}
+
+/// A hello, or the answer to one: what comes is cut or filled up with zeros.
+pub(crate) fn hello(bytes: &[u8]) {
+    let mut hello = [0; HELLO_BYTES];
+    let length = bytes.len().min(HELLO_BYTES);
+    hello[..length].copy_from_slice(&bytes[..length]);
+    match Greeting::decode(&hello) {
+        Ok(greeting) => {
+            let again = match &greeting {
+                Greeting::Ring(hello) => hello.encode(),
+                Greeting::Probe(hello) => hello.encode(),
+            };
+            assert_eq!(Greeting::decode(&again), Ok(greeting));
+        }
+        Err(error) => said(&error),
+    }
+    let mut answer = [0; WELCOME_BYTES];
+    answer.copy_from_slice(&hello[..WELCOME_BYTES]);
+    match Answer::decode(&answer) {
+        Ok(answer) => assert_eq!(Answer::decode(&answer.encode()), Ok(answer)),
+        Err(error) => said(&error),
+    }
+}
+
+/// A certificate, whoever issued it: the name and the role in it.
+pub(crate) fn certificate(bytes: &[u8]) {
+    let certificate = CertificateDer::from(bytes);
+    if let Some((name, role)) = good(peer(&[certificate])) {
+        assert_eq!(DeviceName::new(name.as_str()), Ok(name));
+        assert_eq!(role.to_string().parse::<Role>().ok(), Some(role));
+    }
+}
+
+/// A status of gRPC: its code, then the details of it.
+pub(crate) fn fault(bytes: &[u8]) {
+    let mut input = Input(bytes);
+    let code = Code::from(i32::from(input.byte()));
+    let status = Status::with_details(code, "it failed", input.0.to_vec().into());
+    let fault = from_status(&status);
+    assert!(!fault.code.is_empty());
+    let shown = fault.to_string();
+    let again = from_status(&to_status(code, fault.clone()));
+    assert_eq!((&again, again.to_string()), (&fault, shown));
+}
+
+/// A batch shape: in postcard, in JSON, or as the segments of a message with so many tokens.
+pub(crate) fn shape(bytes: &[u8]) {
+    let mut input = Input(bytes);
+    let shape = match input.byte() % 3 {
+        0 => postcard::from_bytes::<BatchShape>(input.0).map_err(|e| e.to_string()),
+        1 => serde_json::from_slice(input.0).map_err(|e| e.to_string()),
+        _ => {
+            let tokens = input.long() as usize;
+            let request = v1::ExecuteRequest::decode(input.0).map_err(|e| e.to_string());
+            request.and_then(|r| convert::shape(r.segments, tokens).map_err(|e| e.to_string()))
+        }
+    };
+    let shape = match shape {
+        Ok(shape) => shape,
+        Err(error) => return said(&error),
+    };
+    assert!((1..=MAX_ROWS).contains(&shape.rows()));
+    let end = shape.placed().fold(0, |at, (rows, segment)| {
+        assert_eq!((rows.start(), rows.len()), (at, segment.rows));
+        rows.end()
+    });
+    assert_eq!(end, shape.rows());
+    let wire = convert::segments(&shape);
+    assert_eq!(convert::shape(wire, shape.rows() as usize).as_ref(), Ok(&shape));
+    let bytes = postcard::to_stdvec(&shape).expect("a shape has a binary form");
+    assert_eq!(postcard::from_bytes(&bytes), Ok(shape));
+}
+
+/// A cluster file.
+pub(crate) fn cluster(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    match Cluster::parse(text, Path::new("/etc/galaxy")) {
+        Ok(cluster) => {
+            assert!((1..=MAX_DEVICES).contains(&cluster.devices.len()));
+            assert!(cluster.devices.iter().all(|d| d.memory.0 > 0));
+            assert!((1..=MAX_ROWS).contains(&cluster.max_rows));
+            assert!(cluster.lengths.iter().all(|l| (1..=cluster.max_rows).contains(l)));
+            assert!(!cluster.timeout.is_zero(), "a request without time");
+            assert!(!cluster.wires().is_empty() && !cluster.links().is_empty());
+        }
+        Err(error) => said(&error),
+    }
+}

@@ -1,0 +1,38 @@
+//! Single decoders of [`crate::ModelDir::open`], for the fuzz targets: no part of the interface.
+
+use crate::{
+    ModelError, ModelSpec,
+    config::Fields,
+    error::HeaderProblem,
+    family,
+    sentence::{self, SentenceConfig},
+    store,
+};
+use std::path::Path;
+
+/// How many tensors the text of a safetensors header names.
+///
+/// # Errors
+/// As opening the file.
+pub fn header(text: &[u8]) -> Result<usize, HeaderProblem> {
+    store::parse_header(text).map(|tensors| tensors.len())
+}
+
+/// What the text of a `config.json` describes.
+///
+/// # Errors
+/// As opening the directory.
+pub fn config(text: &[u8]) -> Result<ModelSpec, ModelError> {
+    let path = Path::new("config.json");
+    let value = serde_json::from_slice(text)
+        .map_err(|source| ModelError::Json { path: path.to_owned(), source })?;
+    family::read(&Fields::new(path, &value)?).map(|(_, spec)| spec)
+}
+
+/// What the files beside it say about vectors.
+///
+/// # Errors
+/// As asking the opened directory.
+pub fn sentence(directory: &Path) -> Result<SentenceConfig, ModelError> {
+    sentence::read(directory)
+}

@@ -1,0 +1,397 @@
+//! Inputs that decoders take: real files, and encodings of real values.
+
+use galaxy_common::{
+    Assignment, BatchShape, BlockAssignment, Bytes, ClusterProfile, DeviceName, DevicePlan, Epoch,
+    Exchange, FrameHeader, Layout, LinkType, Mode, Modes, Plan, Rank, Segment, SequenceNumber,
+    Span, Strategy, Wanted, WireType,
+};
+use galaxy_graph::share::{Member, Terms};
+use galaxy_model::shape::Shape;
+use galaxy_planner::synthetic::{self, SyntheticDevice};
+use galaxy_proto::{convert, fault::Fault, fault::to_status, v1};
+use galaxy_worker::ring::hello::{Answer, Hello, ProbeHello};
+use prost::Message;
+use std::{fs, path::Path};
+use tonic::Code;
+
+type Seed = (&'static str, String, Vec<u8>);
+
+/// Target, name and bytes.
+pub fn all() -> Vec<Seed> {
+    let mut all = Vec::new();
+    let mut add = |target: &'static str, name: &str, bytes: Vec<u8>| {
+        all.push((target, name.to_owned(), bytes));
+    };
+    small(&mut add);
+    models(&mut add);
+    plans(&mut add);
+    profiles(&mut add);
+    messages(&mut add);
+    all
+}
+
+type Add<'a> = &'a mut dyn FnMut(&'static str, &str, Vec<u8>);
+
+/// Bytes behind a number that says what they are.
+fn numbered(number: u8, bytes: &[u8]) -> Vec<u8> {
+    [&[number], bytes].concat()
+}
+
+/// Bytes behind their length.
+fn piece(bytes: &[u8]) -> Vec<u8> {
+    [&u16::try_from(bytes.len()).unwrap().to_le_bytes(), bytes].concat()
+}
+
+fn name(text: &str) -> DeviceName {
+    DeviceName::new(text).unwrap()
+}
+
+fn small(add: Add<'_>) {
+    for (name, wire) in [("f32", WireType::F32), ("f16", WireType::F16)] {
+        let (epoch, sequence) = (Epoch(3), SequenceNumber(9));
+        let header = FrameHeader { epoch, sequence, transfer: 77, tile: 3, wire, payload: 4096 };
+        add("frame", name, header.encode().to_vec());
+    }
+    let hello = Hello { epoch: Epoch(3), from: Rank(1), plan: [7; 32], name: name("pi-1") };
+    add("hello", "ring", hello.encode().to_vec());
+    let probe = ProbeHello { name: name("pi-1"), compute: true };
+    add("hello", "probe", probe.encode().to_vec());
+    add("hello", "answer", Answer::Stale.encode().to_vec());
+    let fault = Fault::new("overloaded", "the queue of 4 is full", true).of("pi-1");
+    let status = to_status(Code::ResourceExhausted, fault);
+    add("fault", "overloaded", numbered(8, status.details()));
+    add("fault", "none", vec![14]);
+
+    let segment = |slot, rows, wanted| Segment { slot, past: 0, rows, wanted };
+    let segments = vec![segment(0, 5, Wanted::Hidden), segment(1, 3, Wanted::LastLogits)];
+    let shape = BatchShape::new(segments).unwrap();
+    add("shape", "postcard", numbered(0, &postcard::to_stdvec(&shape).unwrap()));
+    add("shape", "json", numbered(1, &serde_json::to_vec(&shape).unwrap()));
+    let request = v1::ExecuteRequest { segments: convert::segments(&shape), ..Default::default() };
+    let tokens = [&[2, 0, 0, 0, 0, 0, 0, 0, 8][..], &request.encode_to_vec()].concat();
+    add("shape", "message", tokens);
+
+    add("cluster", "by-hand", BY_HAND.as_bytes().to_vec());
+    add("cluster", "by-profiles", BY_PROFILES.as_bytes().to_vec());
+}
+
+const BY_HAND: &str = r#"[cluster]
+name = "home"
+model = "models/m"
+identity = "keys/coordinator"
+strategy = "galaxy"
+wire = "f16"
+tiles = 4
+timeout = "2.5s"
+queue = 7
+
+[[device]]
+name = "pi-1"
+address = "192.168.1.20:7100"
+memory = "1.5GB"
+threads = 2
+share = 2.0
+
+[[device]]
+name = "pi-2"
+address = "[fe80::1]:7100"
+memory = "512MiB"
+"#;
+
+const BY_PROFILES: &str = r#"cluster = { model = "m", identity = 'k', listen = "0.0.0.0:7000",
+    max_rows = 0x100, plain = true, lossy = false, lengths = [64, 128], profiles = "p", drift = 0.3 }
+device = [
+    { name = "a", address = "localhost:7100", memory = "2 GB" },
+    { name = "b", address = "127.0.0.1:7101", memory = "2e3KiB" },
+]
+"#;
+
+fn models(add: Add<'_>) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let golden = root.join("testdata/golden");
+    for family in ["bert", "distilbert", "gpt2", "gpt2-classes", "llama", "llama-tied-bf16"] {
+        add("config", family, fs::read(golden.join(family).join("config.json")).unwrap());
+    }
+    let llama = galaxy_model::shape::catalogue().iter().find(|m| m.name == "llama-1b").unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    llama.shape.write_config(dir.path()).unwrap();
+    add("config", "llama3", fs::read(dir.path().join("config.json")).unwrap());
+
+    let bert = Shape { layers: 1, hidden: 8, heads: 2, inner: 12, ..Shape::bert(1, 8, 2) };
+    let bert = Shape { vocabulary: 5, positions: 6, kv_heads: 2, ..bert };
+    for family in ["bert", "distilbert", "gpt2", "llama"] {
+        let dir = tempfile::tempdir().unwrap();
+        Shape { family, ..bert }.write(dir.path(), u64::MAX, &mut |_| {}).unwrap();
+        let weights = header(&dir.path().join("model.safetensors"));
+        let config = fs::read(dir.path().join("config.json")).unwrap();
+        add("header", family, weights.clone());
+        add("checkpoint", family, directory(&[(0, &config), (1, &weights)]));
+    }
+    let shards = golden.join("llama-tied-bf16");
+    let file = |name: &str| fs::read(shards.join(name)).unwrap();
+    add(
+        "checkpoint",
+        "shards",
+        directory(&[
+            (0, &file("config.json")),
+            (2, &file("model.safetensors.index.json")),
+            (3, &header(&shards.join("model-00001-of-00002.safetensors"))),
+            (4, &header(&shards.join("model-00002-of-00002.safetensors"))),
+        ]),
+    );
+    add("sentence", "plain", directory(&[]));
+    add(
+        "sentence",
+        "flags",
+        directory(&[(0, MODULES), (1, br#"{"pooling_mode_mean_tokens": true}"#), (3, LENGTHS)]),
+    );
+    add(
+        "sentence",
+        "names",
+        directory(&[
+            (0, MODULES),
+            (1, br#"{"pooling_mode": ["lasttoken"]}"#),
+            (4, br#"{"prompts": {"q": "query: "}, "default_prompt_name": "q"}"#),
+        ]),
+    );
+}
+
+const MODULES: &[u8] = br#"[{"path": "", "type": "sentence_transformers.models.Transformer"},
+{"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+{"path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}]"#;
+const LENGTHS: &[u8] = br#"{"max_seq_length": 256, "do_lower_case": true}"#;
+
+/// Files by number, as the targets of directories read them.
+fn directory(files: &[(u8, &[u8])]) -> Vec<u8> {
+    files.iter().flat_map(|(number, bytes)| numbered(*number, &piece(bytes))).collect()
+}
+
+/// The text of a safetensors file's header.
+fn header(path: &Path) -> Vec<u8> {
+    let bytes = fs::read(path).unwrap();
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+    bytes[8..][..length as usize].to_vec()
+}
+
+fn plans(add: Add<'_>) {
+    let spec = Shape { inner: 6, ..Shape::bert(2, 8, 4) }.spec().unwrap();
+    let member = |name: &str, share| Member {
+        name: self::name(name),
+        budget: Bytes(1 << 40),
+        threads: 1,
+        share,
+    };
+    let members = [member("pi-1", 2.0), member("pi-2", 1.0)];
+    for strategy in Strategy::ALL.into_iter().filter(|s| *s != Strategy::Auto) {
+        let terms = Terms {
+            model: "m",
+            fingerprint: "f",
+            strategy,
+            wire: WireType::F32,
+            tiles: 2,
+            max_rows: 8,
+        };
+        let plan = galaxy_graph::share::plan(&spec, &terms, &members).unwrap();
+        add("plan", &strategy.to_string(), postcard::to_stdvec(&plan).unwrap());
+    }
+    let mixed = postcard::to_stdvec(&mixed()).unwrap();
+    add("plan", "mixed", mixed.clone());
+    let place = v1::PlaceRequest {
+        epoch: 4,
+        plan: mixed,
+        rank: 0,
+        peers: ["pi-1", "pi-2"]
+            .map(|name| v1::Peer {
+                name: name.into(),
+                address: "10.0.0.1:7100".into(),
+                plain_port: 7200,
+            })
+            .to_vec(),
+        memory_bytes: 1 << 30,
+    };
+    add("worker", "place", numbered(0, &place.encode_to_vec()));
+    // Every byte decides something.
+    for seed in 0u32..24 {
+        let dice = |n: u32| (n.wrapping_mul(2_654_435_761).rotate_left(7) >> 9) as u8;
+        let bytes = (0..160).map(|n| dice(seed * 1000 + n));
+        add("lower", &seed.to_string(), bytes.collect());
+    }
+}
+
+/// Two devices; one layer is cut by rows, the other is not; direct exchange; a language head.
+fn mixed() -> Plan {
+    let modes = |layer, attention| Modes {
+        layers: Span::new(layer, layer + 1),
+        attention,
+        mlp: Mode::Tensor,
+    };
+    let part = |from: u32| {
+        let columns = Span::new(2 * from, 2 * from + 2);
+        let block =
+            |layer, heads| BlockAssignment { layers: Span::new(layer, layer + 1), heads, columns };
+        Assignment {
+            blocks: vec![block(0, Span::first(2)), block(1, Span::new(from, from + 1))],
+            row_weight: 2 - from,
+            vocabulary: Span::new(3 * from, 3 * from + 3),
+        }
+    };
+    let device = |text: &str, from: u32| DevicePlan {
+        name: name(text),
+        budget: Bytes(1 << 40),
+        threads: 1,
+        prefill: part(from),
+        decode: part(from),
+    };
+    Plan {
+        model: "m".into(),
+        fingerprint: "f".into(),
+        strategy: Strategy::Auto,
+        layout: Layout::Ring,
+        modes: vec![modes(0, Mode::Sequence), modes(1, Mode::Tensor)],
+        exchange: Exchange::Direct,
+        link: LinkType::Plain,
+        wire: WireType::F16,
+        tiles: 2,
+        max_rows: 8,
+        ring: vec![device("pi-1", 0), device("pi-2", 1)],
+    }
+}
+
+fn profiles(add: Add<'_>) {
+    let device = |text: &str, gflops| SyntheticDevice {
+        name: name(text),
+        gflops,
+        memory_rate: 10.0,
+        memory: Bytes(1 << 30),
+        threads: 1,
+        link_rate: 1e8,
+        latency: 50_000.0,
+    };
+    let devices = [device("pi-1", 20.0), device("pi-2", 10.0)];
+    let spec = Shape::bert(1, 32, 2).spec().unwrap();
+    let mut cluster = synthetic::profile(&spec, "s", 4, &devices);
+    // As few points as a table may have.
+    for table in cluster.devices.iter_mut().flat_map(|device| &mut device.tables) {
+        table.axes.iter_mut().for_each(|axis| axis.truncate(2));
+        let points = table.axes.iter().map(Vec::len).product();
+        table.nanos.truncate(points);
+        table.spread.truncate(points);
+    }
+    let (one, links) = (&cluster.devices[0], &cluster.links);
+    add("profile", "device", numbered(0, &postcard::to_stdvec(one).unwrap()));
+    add("profile", "device-json", numbered(1, &serde_json::to_vec(one).unwrap()));
+    add("profile", "link", numbered(2, &postcard::to_stdvec(&links[0]).unwrap()));
+    add("profile", "links-json", numbered(3, &serde_json::to_vec(links).unwrap()));
+    add("profile", "cluster", numbered(4, &postcard::to_stdvec(&cluster).unwrap()));
+    let alone = ClusterProfile { devices: vec![one.clone()], links: Vec::new() };
+    add("profile", "cluster-json", numbered(5, &serde_json::to_vec(&alone).unwrap()));
+}
+
+fn messages(add: Add<'_>) {
+    let execute = v1::ExecuteRequest {
+        epoch: 4,
+        sequence: 5,
+        digest: vec![7; 32],
+        segments: convert::segments(&BatchShape::single(3, Wanted::Hidden).unwrap()),
+        tokens: vec![1, 2, 300],
+        timeout_ms: 2500,
+    };
+    add("worker", "execute", numbered(1, &execute.encode_to_vec()));
+    let peer = v1::Peer { name: "pi-2".into(), address: "10.0.0.2:7100".into(), plain_port: 0 };
+    let probe = v1::ProbeRequest { peer: Some(peer), plain: false, compute: true };
+    add("worker", "probe", numbered(2, &probe.encode_to_vec()));
+    let profile = v1::ProfileRequest {
+        model: "m".into(),
+        fingerprint: "f".into(),
+        threads: 2,
+        max_rows: 512,
+    };
+    add("worker", "profile", numbered(3, &profile.encode_to_vec()));
+
+    let run = v1::RunRequest {
+        sequences: vec![v1::Sequence { ids: vec![5, 17, 9] }],
+        output: v1::Wanted::LastLogits.into(),
+        pooled: false,
+    };
+    add("coordinator", "run", numbered(0, &run.encode_to_vec()));
+    add("coordinator", "timeout", numbered(1, b"200m"));
+    let values = |n: usize| [1.5f32.to_le_bytes()].concat().repeat(n);
+    let result = |output, offset, n| {
+        let piece = v1::OutputPiece { output, offset, data: values(n).into() };
+        v1::ExecuteEvent { event: Some(v1::execute_event::Event::Piece(piece)) }.encode_to_vec()
+    };
+    let results = [result(0, 0, 2), result(0, 8, 1), result(2, 0, 40)];
+    add("coordinator", "results", numbered(2, &results.map(|r| piece(&r)).concat()));
+    let times = |from: u64| {
+        let start_ns: Vec<u64> = (0..40).map(|n| from + 10 * n).collect();
+        let end_ns = start_ns.iter().map(|start| start + 7).collect();
+        let reply = v1::TimelineReply { start_ns, end_ns }.encode_to_vec();
+        [&[0; 8][..], &piece(&reply), &[1]].concat()
+    };
+    add("coordinator", "timelines", numbered(3, &[times(1000), times(2000)].concat()));
+    let probed = v1::ProbeReply {
+        round_trip_ns: vec![2e5, 3e5],
+        rate: vec![1e8, 1.1e8, 9e7],
+        send_cost_ns: vec![0.5],
+        receive_cost_ns: vec![0.7, 0.6],
+    };
+    let probed = piece(&probed.encode_to_vec()).repeat(2);
+    add("coordinator", "probed", numbered(4, &probed));
+    let texts = v1::EmbedRequest { texts: vec!["a lighthouse".into()], truncate: true };
+    add("coordinator", "embed", numbered(5, &texts.encode_to_vec()));
+    let description = v1::DescribeReply {
+        protocol: galaxy_proto::PROTOCOL,
+        name: "pi-1".into(),
+        threads: 4,
+        models: vec!["m".into()],
+        engine: "cpu neon".into(),
+        ..Default::default()
+    };
+    add("coordinator", "described", numbered(8, &description.encode_to_vec()));
+
+    let report = v1::RequestReport {
+        request: 7,
+        epoch: 4,
+        queue_ns: 10,
+        execute_ns: 1_000_000,
+        tokens: 3,
+        programs: 1,
+        devices: vec![v1::DeviceReport { device: "pi-1".into(), ..Default::default() }],
+        ..Default::default()
+    };
+    use v1::run_event::Event;
+    let events = [
+        Event::Tensor(v1::TensorHead { sequence: 1, shape: vec![1, 2] }),
+        Event::Data(values(2)),
+        Event::Tensor(v1::TensorHead { sequence: 0, shape: vec![3] }),
+        Event::Data(values(3)),
+        Event::Report(report.clone()),
+    ];
+    let events = events.map(|event| piece(&v1::RunEvent { event: Some(event) }.encode_to_vec()));
+    add("client", "tensors", [&[0, 2][..], &events.concat()].concat());
+    let vectors = v1::EmbedReply { width: 2, vectors: values(6), report: Some(report.clone()) };
+    add("client", "vectors", [&[1, 3][..], &vectors.encode_to_vec()].concat());
+    let classes = v1::ClassifyReply {
+        labels: vec!["yes".into(), "no".into()],
+        logits: values(2),
+        report: Some(report.clone()),
+    };
+    add("client", "classes", [&[2, 1][..], &classes.encode_to_vec()].concat());
+    let status = v1::StatusReply {
+        cluster: "home".into(),
+        devices: vec![v1::DeviceStatus { name: "pi-1".into(), heads_to: 4, ..Default::default() }],
+        ..Default::default()
+    };
+    add("client", "status", numbered(3, &status.encode_to_vec()));
+    let lane = v1::TraceLane { lane: "compute".into(), busy_ns: 5, idle_ns: 6 };
+    let traced = v1::TraceDevice {
+        device: "pi-1".into(),
+        lanes: vec![lane],
+        wall_ns: 11,
+        awaiting_receive_ns: 3,
+        bytes_received: 4096,
+    };
+    let trace = v1::TraceReply { chrome_json: "{}".into(), devices: vec![traced] };
+    add("client", "trace", numbered(4, &trace.encode_to_vec()));
+    add("client", "reports", numbered(5, &piece(&report.encode_to_vec()).repeat(2)));
+}

@@ -28,12 +28,13 @@ pub(crate) fn config(bytes: &[u8]) {
 
 /// What all that use a spec take for granted.
 fn sound(spec: &ModelSpec) {
-    assert!(spec.layers > 0 && spec.hidden > 0 && spec.inner > 0 && spec.vocabulary > 0);
+    assert!(spec.layers > 0 && spec.hidden > 0 && spec.inner > 0);
+    assert!(spec.patches.is_some() != (spec.vocabulary > 0));
     assert_eq!(spec.group() * spec.kv_heads, spec.heads);
     assert!(spec.heads.checked_mul(spec.head_width).is_some_and(|width| width > 0));
     assert!(spec.norm_epsilon > 0.0 && spec.norm_epsilon.is_finite());
     if let Positions::Rotary { inverse_frequencies, .. } = &spec.positions {
-        assert_eq!(2 * inverse_frequencies.len(), spec.head_width as usize);
+        assert!(2 * inverse_frequencies.len() <= spec.head_width as usize);
         assert!(inverse_frequencies.iter().all(|f| f.is_finite()), "{inverse_frequencies:?}");
     }
     if let HeadSpec::Classes(head) = &spec.head {
@@ -78,7 +79,8 @@ fn read(model: &ModelDir) {
     sound(model.spec());
     assert!(model.shape_key().starts_with(&model.spec().family));
     let mut row = vec![0.0; model.spec().hidden as usize];
-    model.embedding_rows(Table::Word, &[0], &mut row).expect("a row");
+    let table = if model.spec().patches.is_some() { Table::Position } else { Table::Word };
+    model.embedding_rows(table, &[0], &mut row).expect("a row");
     for which in Matrix::all(model.spec()) {
         let matrix = model.matrix(which).expect("opened");
         let (inputs, outputs) = (matrix.rows(), matrix.columns());

@@ -45,7 +45,7 @@ pub(crate) fn plan(bytes: &[u8]) {
     let small = [(layers, 3), (heads, 64), (columns, 512), (vocabulary, 512), (devices, 4)];
     let small = small.iter().all(|(have, most)| have <= most);
     if small && heads > 0 && columns > 0 && plan.tiles <= 4 && plan.max_rows <= 32 {
-        let head = if vocabulary > 0 { HeadSpec::Language { tied: true } } else { HeadSpec::None };
+        let head = if vocabulary > 0 { HeadSpec::Language { tied: true, bias: false } } else { HeadSpec::None };
         let spec = ModelSpec {
             heads,
             kv_heads: heads,
@@ -94,7 +94,11 @@ fn all_holds(spec: &ModelSpec, plan: &Plan, shape: &BatchShape) {
     plan.ring.iter_mut().for_each(|device| device.budget = Bytes(u64::MAX));
     let plan = &plan;
     let ways = links(plan);
-    let needs = budget::needs_all(spec, 4, plan).expect("a plan that was checked");
+    let needs = match budget::needs_all(spec, 4, plan) {
+        Ok(needs) => needs,
+        // Blocks that stand beside each other are cut alike.
+        Err(error) => return said(&error),
+    };
     // A shard holds one assignment; that phases differ in rows only is checked when it is made.
     let held = |part: &Assignment| (part.blocks.clone(), part.vocabulary);
     let agree = plan.ring.iter().all(|device| held(&device.prefill) == held(&device.decode));
@@ -154,15 +158,19 @@ fn encoder() -> ModelSpec {
         head_width: 2,
         inner: 1,
         vocabulary: 1,
+        patches: None,
         norm: NormKind::Layer,
         norm_place: NormPlace::Post,
         norm_epsilon: 1e-12,
         activation: Activation::Gelu,
         gated: false,
+        parallel: false,
         causal: false,
         positions: Positions::Learned { rows: 64, offset: 0 },
+        distances: None,
         token_types: true,
         embedding_norm: true,
+        head_norm: false,
         qkv_bias: true,
         attention_output_bias: true,
         mlp_bias: true,
@@ -182,7 +190,9 @@ fn spec(input: &mut Input<'_>) -> ModelSpec {
         names: (0..labels).map(|n| n.to_string()).collect(),
     };
     let heads_on_top =
-        [HeadSpec::None, HeadSpec::Language { tied: true }, HeadSpec::Classes(classes)];
+        [HeadSpec::None, HeadSpec::Language { tied: true, bias: false }, HeadSpec::Classes(classes)];
+    let norms = [(NormPlace::Post, false), (NormPlace::Pre, false), (NormPlace::Pre, true)];
+    let (norm_place, parallel) = input.pick(&norms);
     ModelSpec {
         hidden: 2 * input.within(1, 4),
         layers: input.within(1, 3),
@@ -190,7 +200,8 @@ fn spec(input: &mut Input<'_>) -> ModelSpec {
         kv_heads: input.pick(&divisors),
         inner: input.within(1, 9),
         vocabulary: input.within(1, 9),
-        norm_place: input.pick(&[NormPlace::Post, NormPlace::Pre]),
+        norm_place,
+        parallel,
         gated: input.flag(),
         causal: input.flag(),
         positions: Positions::Learned { rows: input.within(8, 32), offset: 0 },

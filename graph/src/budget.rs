@@ -2,7 +2,7 @@
 
 use crate::{
     holdings::READ_BUFFERS,
-    lower::{LowerError, kv_span, sketches},
+    lower::{LowerError, fits, kv_span, sketches},
     program::{Memory, Program},
     short,
 };
@@ -106,7 +106,7 @@ fn needs_of(
     plan: &Plan,
     ranks: &[Rank],
 ) -> Result<Vec<Needs>, LowerError> {
-    plan.validate(spec.extent())?;
+    fits(spec, plan)?;
     // A stage keeps something of each of its layers.
     let mut layers = if plan.layout == Layout::Stages { spec.layers } else { LAYERS };
     let most = loop {

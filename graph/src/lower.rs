@@ -110,7 +110,7 @@ pub fn lower(
     phase: Phase,
     shape: &BatchShape,
 ) -> Result<Vec<Program>, LowerError> {
-    plan.validate(spec.extent())?;
+    fits(spec, plan)?;
     check(spec, plan, shape)?;
     let order = Order::default();
     let ranks = plan.ranked().map(|(rank, _)| rank);
@@ -248,13 +248,21 @@ fn wanted_rows(shape: &BatchShape) -> Vec<(u32, Span<Row>)> {
     wanted
 }
 
+/// Whether it is a plan of this model.
+pub(crate) fn fits(spec: &ModelSpec, plan: &Plan) -> Result<(), LowerError> {
+    plan.validate(spec.extent())?;
+    match plan.modes.iter().find(|m| spec.parallel && m.attention != m.mlp) {
+        Some(unlike) => {
+            let layer = unlike.layers.start();
+            Err(LowerError::Beside { family: spec.family.clone(), layer })
+        }
+        None => Ok(()),
+    }
+}
+
 fn check(spec: &ModelSpec, plan: &Plan, shape: &BatchShape) -> Result<(), LowerError> {
     if shape.rows() > plan.max_rows {
         return Err(LowerError::Rows { rows: shape.rows(), limit: plan.max_rows });
-    }
-    if let Some(unlike) = plan.modes.iter().find(|m| spec.parallel && m.attention != m.mlp) {
-        let layer = unlike.layers.start();
-        return Err(LowerError::Beside { family: spec.family.clone(), layer });
     }
     for (index, segment) in shape.segments().iter().enumerate() {
         if segment.past > 0 {

@@ -8,6 +8,7 @@ use crate::{
     core::{Core, Held, blocking, computing},
     error::WorkerError,
 };
+use galaxy_common::Bytes;
 use galaxy_engine::measure::{
     MeasureError,
     profile::{self, Measured, Setting},
@@ -24,6 +25,9 @@ use tonic::Status;
 
 /// Progress is for people.
 const PROGRESS_EVERY: Duration = Duration::from_millis(100);
+
+/// The same of what a device without the model fetches for it.
+const FETCHED_EVERY: Duration = Duration::from_secs(1);
 
 /// Where events of a measurement go. When it closes, the coordinator hung up.
 pub(crate) type Events = mpsc::Sender<Result<v1::ProfileEvent, Status>>;
@@ -110,7 +114,28 @@ async fn measured(
         drop(measured);
         event
     };
-    tokio::try_join!(coming, measuring).map(|((), event)| event)
+    let both = async { tokio::try_join!(coming, measuring).map(|((), event)| event) };
+    tokio::select! {
+        event = both => event,
+        never = tell_fetched(&meter, events) => match never {},
+    }
+}
+
+/// Tells that more of the model has come, since nothing is measured before.
+async fn tell_fetched(meter: &Meter, events: &Events) -> std::convert::Infallible {
+    let (mut ticks, mut told) = (tokio::time::interval(FETCHED_EVERY), 0);
+    loop {
+        ticks.tick().await;
+        let fetched = meter.fetched.load(Ordering::Relaxed);
+        if fetched != told {
+            told = fetched;
+            let now = format!("fetched {} of the model", Bytes(fetched));
+            let event =
+                v1::profile_event::Event::Progress(v1::ProfileProgress { done: 0, total: 1, now });
+            // A slow reader misses some.
+            drop(events.try_send(Ok(v1::ProfileEvent { event: Some(event) })));
+        }
+    }
 }
 
 /// Measures the device with a model, whatever it holds goes.

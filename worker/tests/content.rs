@@ -13,7 +13,7 @@ use galaxy_proto::{
     channel::connect,
     fault::{Fault, from_status},
     identity::{Authority, Identity, Role},
-    v1::{self, supplied::Event, worker_client::WorkerClient},
+    v1::{self, content_client::ContentClient, supplied::Event, worker_client::WorkerClient},
 };
 use std::{
     collections::BTreeSet,
@@ -522,4 +522,58 @@ async fn two_workers_never_share_a_cache() {
     let third = world.worker("d0", &flags).await;
     let fault = world.alone(&model, &third, Manner::default()).await.0.unwrap_err();
     assert_eq!(fault.code, "unknown_model", "{fault}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_devices_of_the_cluster_take_pieces() {
+    let mut world = World::new();
+    let model = Model::of(&world.dir.path().join("small"), small());
+    let worker = world.worker("d0", &[]).await;
+    world.alone(&model, &worker, Manner::default()).await.0.unwrap();
+    let wants = v1::Wants {
+        content: Digest::of(&model.manifest).0.to_vec(),
+        pieces: vec![0, u32::MAX],
+        ..v1::Wants::default()
+    };
+    let fetch = async |authority: &Authority, role: Role, wants: v1::Wants| {
+        let who = name(&format!("a-{role}-{}", wants.pieces.len()));
+        let identity = authority.issue(&who, role, 1).unwrap();
+        let identity = Identity::load(&identity).unwrap();
+        let to = (&name("d0"), Role::Device);
+        let channel = connect(&worker.address, Some(&identity), to, LONG).await.ok()?;
+        let (sender, stream) = mpsc::channel(4);
+        // What names the content names no pieces.
+        sender.send(v1::Wants { pieces: vec![], ..wants.clone() }).await.unwrap();
+        sender.send(wants).await.unwrap();
+        let answer = ContentClient::new(channel).fetch(ReceiverStream::new(stream)).await;
+        Some(answer.map(|answer| (sender, answer.into_inner())).map_err(|s| from_status(&s)))
+    };
+    for role in [Role::Client, Role::Coordinator] {
+        let fault = fetch(&world.authority, role, wants.clone()).await.unwrap().err().unwrap();
+        assert_eq!(fault.code, "permission_denied", "{fault}");
+    }
+    let stranger = tempfile::tempdir().unwrap();
+    let stranger = Authority::create(stranger.path(), "away").unwrap();
+    assert!(fetch(&stranger, Role::Device, wants.clone()).await.is_none(), "another cluster");
+    let other = v1::Wants { content: vec![7; 32], pieces: vec![], ..wants.clone() };
+    let fault = fetch(&world.authority, Role::Device, other).await.unwrap().err().unwrap();
+    assert_eq!(fault.code, "no_content", "{fault}");
+    let (_sender, mut answer) =
+        fetch(&world.authority, Role::Device, wants).await.unwrap().unwrap();
+    let mut pieces = Vec::new();
+    while pieces.len() < 2 {
+        let said = tokio::time::timeout(LONG, answer.message()).await.unwrap().unwrap().unwrap();
+        match said.event.unwrap() {
+            Event::Piece(piece) => pieces.push(piece),
+            Event::Holding(bits) => {
+                let count: u32 = bits.iter().map(|byte| byte.count_ones()).sum();
+                assert_eq!(count, model.pieces.count());
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    let mut first = Vec::new();
+    model.dir.read_piece(&model.pieces, 0, &mut first).unwrap();
+    assert_eq!(pieces[0].data[..], first[..]);
+    assert!(pieces[1].data.is_empty(), "there is no such piece");
 }

@@ -193,7 +193,7 @@ pub(crate) async fn fetch(
                 }
                 Some(result) = disk.recv() => fetch.take(result),
                 () = data.asked.notified() => Ok(()),
-                _ = ticks.tick() => fetch.silent(),
+                _ = ticks.tick() => fetch.silent(jobs.capacity() < QUEUE),
             };
             if let Err(error) = step {
                 break Err(error);
@@ -203,11 +203,12 @@ pub(crate) async fn fetch(
     if let Err(error) = &result {
         opened.close(&error.to_string());
     }
-    drop(jobs);
+    // The writer ends, whatever it does, and then the keeper: what came is on the map before anybody
+    // says that it is here for good. And if the disk keeps no more, it is the keeper that knows why.
+    drop((jobs, disk));
+    let kept = kept_all.await.unwrap_or_else(|error| Err(io::Error::other(error)));
+    kept.map_err(|source| ContentError::disk(&data, source))?;
     if result.is_ok() {
-        // What came is on the map before anybody says that it is here for good.
-        let kept = kept_all.await.unwrap_or_else(|error| Err(io::Error::other(error)));
-        kept.map_err(|source| ContentError::disk(&data, source))?;
         opened.close("all that was to be fetched is here");
     }
     result
@@ -372,10 +373,13 @@ impl Fetch<'_> {
         Ok(())
     }
 
-    /// Goes on without those that are silent.
-    fn silent(&mut self) -> Result<(), ContentError> {
+    /// Goes on without those that are silent. While the disk is `busy`, nobody is listened to.
+    fn silent(&mut self, busy: bool) -> Result<(), ContentError> {
         for at in 0..self.sources.len() {
-            let source = &self.sources[at];
+            let source = &mut self.sources[at];
+            if busy {
+                source.heard = Instant::now();
+            }
             if !source.asked.is_empty() && source.heard.elapsed() >= SILENCE {
                 self.lose(at, &format!("it has said nothing for {SILENCE:?}"))?;
             }

@@ -25,6 +25,10 @@ pub(super) const WANTS: usize = 64;
 const CALL: Duration = Duration::from_secs(15);
 /// Between two messages of a coordinator that prepares a manifest, or sends it.
 const SILENCE: Duration = Duration::from_secs(30);
+/// Calls to a device that has nothing, or is not there,
+const CALLS: u32 = 60;
+/// and the time between.
+const AGAIN: Duration = Duration::from_millis(500);
 /// For a connection to a device.
 const DIAL: Duration = Duration::from_secs(3);
 
@@ -164,7 +168,7 @@ pub(super) async fn listen(
     }
 }
 
-/// Connects to a device, and passes on what it says.
+/// Connects to a device as soon as it has the model, and passes on what it says.
 pub(super) async fn join(
     source: usize,
     peer: Neighbour,
@@ -172,14 +176,18 @@ pub(super) async fn join(
     about: (Digest, String),
     news: mpsc::Sender<(usize, News)>,
 ) {
-    match call(&peer, &identity, about).await {
-        Ok((wants, incoming)) => {
-            if news.send((source, News::Joined(wants))).await.is_ok() {
-                listen(source, incoming, news).await;
+    for _ in 0..CALLS {
+        match call(&peer, &identity, about.clone()).await {
+            Ok((wants, incoming)) => {
+                if news.send((source, News::Joined(wants))).await.is_ok() {
+                    listen(source, incoming, news).await;
+                }
+                return;
             }
+            // All are placed at the same time, and not all know the model at once.
+            Err(why) => tracing::debug!(peer = %peer.name, why, "has no pieces yet"),
         }
-        // Nobody listens if this fails.
-        Err(why) => drop(news.send((source, News::Gone(why))).await),
+        tokio::time::sleep(AGAIN).await;
     }
 }
 

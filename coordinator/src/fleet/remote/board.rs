@@ -361,6 +361,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn how_far_a_device_is_has_rate_and_time() {
+        let bytes = |megabytes: u64| Bytes(megabytes * 1_000_000);
+        let loading = Loading {
+            done: bytes(10),
+            total: bytes(80),
+            fetched: bytes(30),
+            to_fetch: bytes(120),
+            elapsed: Duration::from_secs(3),
+        };
+        assert_eq!(loading.to_string(), "fetches 30.0 MB of 120.0 MB (10.0 MB/s, 9 s left)");
+        let none = Loading { fetched: Bytes(0), ..loading };
+        assert_eq!(none.to_string(), "fetches 0 B of 120.0 MB (0 B/s)");
+        let loads = Loading { to_fetch: Bytes(0), fetched: Bytes(0), done: bytes(60), ..loading };
+        assert_eq!(loads.to_string(), "loads 60.0 MB of 80.0 MB (20.0 MB/s)");
+    }
+
+    #[test]
     fn the_fastest_ping_tells_the_offset() {
         let mut entry = Entry::default();
         entry.sample_clock(1_000, 9_000, 100_000);

@@ -295,10 +295,12 @@ fn messages(add: Add<'_>) {
         segments: convert::segments(&BatchShape::single(3, Wanted::Hidden).unwrap()),
         tokens: vec![1, 2, 300],
         timeout_ms: 2500,
+        ..Default::default()
     };
     add("worker", "execute", numbered(1, &execute.encode_to_vec()));
     let peer = v1::Peer { name: "pi-2".into(), address: "10.0.0.2:7100".into(), plain_port: 0 };
-    let probe = v1::ProbeRequest { peer: Some(peer), plain: false, compute: true };
+    let link = "tls".to_owned();
+    let probe = v1::ProbeRequest { peer: Some(peer), compute: true, link, bulk_ms: 0 };
     add("worker", "probe", numbered(2, &probe.encode_to_vec()));
     let profile = v1::ProfileRequest {
         model: "m".into(),
@@ -309,7 +311,7 @@ fn messages(add: Add<'_>) {
     add("worker", "profile", numbered(3, &profile.encode_to_vec()));
 
     let run = v1::RunRequest {
-        sequences: vec![v1::Sequence { ids: vec![5, 17, 9] }],
+        sequences: vec![v1::Sequence { ids: vec![5, 17, 9], ..Default::default() }],
         output: v1::Wanted::LastLogits.into(),
         pooled: false,
     };
@@ -334,6 +336,7 @@ fn messages(add: Add<'_>) {
         rate: vec![1e8, 1.1e8, 9e7],
         send_cost_ns: vec![0.5],
         receive_cost_ns: vec![0.7, 0.6],
+        bytes: 1 << 20,
     };
     let probed = piece(&probed.encode_to_vec()).repeat(2);
     add("coordinator", "probed", numbered(4, &probed));

@@ -159,11 +159,15 @@ fn most(
 /// Results that may be more than those of [`widest`]: hidden states of a language model, on a device
 /// with few logits or none, and classes, if there are more than a row has values.
 fn other_results(spec: &ModelSpec, plan: &Plan, rank: Rank) -> Bytes {
+    let width = match &spec.head {
+        HeadSpec::Language { .. } => spec.hidden,
+        HeadSpec::Classes(head) if head.labels > spec.hidden => head.labels,
+        HeadSpec::Classes(_) | HeadSpec::None => return Bytes(0),
+    };
     let weight = |device: &DevicePlan| u64::from(device.prefill.row_weight);
     let all: u64 = plan.ring.iter().map(weight).sum();
     // Of fewer rows a device may have one more than of all, but no more than its share.
     let rows = u64::from(plan.max_rows) * weight(&plan.ring[rank.index()]);
-    let width = spec.hidden.max(spec.head.labels());
     Bytes(rows.div_ceil(all.max(1)) * u64::from(width) * 4)
 }
 

@@ -322,7 +322,12 @@ proptest! {
             }
         }
         let needs = budget::needs_all(&spec, 4, &plan).unwrap();
-        prop_assert_eq!(needs.iter().map(parts).collect::<Vec<_>>(), all);
+        for (mut have, all) in needs.iter().map(parts).zip(all) {
+            // Another request, for hidden states, may hand over more.
+            prop_assert!(have[2] >= all[2], "{have:?} for {all:?}");
+            have[2] = all[2];
+            prop_assert_eq!(have, all);
+        }
     }
 
     /// Whatever is broken at random: either the verifier finds it, or it runs to the end.

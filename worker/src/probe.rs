@@ -146,7 +146,8 @@ async fn answer(arrival: ProbeArrival, measuring: Measuring, threads: u16) {
             true => Load::start(threads).ok(),
             false => None,
         };
-        let over = follow(stream, load);
+        let mut link = stream.duplex(Some(SILENCE));
+        let over = follow(&mut link, load);
         // Before the link closes: who sees that may ask again at once.
         drop(measuring);
         over
@@ -169,8 +170,7 @@ fn header(transfer: u32, sequence: u64, tile: u16, payload: usize) -> FrameHeade
 }
 
 /// Does what is ordered until the link closes or an order is none.
-fn follow(stream: Stream, load: Option<Load>) -> Result<(), LinkError> {
-    let mut link = stream.duplex(Some(SILENCE));
+fn follow(link: &mut Duplex, load: Option<Load>) -> Result<(), LinkError> {
     let mut payload = vec![0; FRAME_BYTES.1 as usize];
     for sequence in 0.. {
         let mut order = [0; ORDER_BYTES];

@@ -200,16 +200,15 @@ pub(crate) async fn fetch(
             }
         }
     };
-    if let Err(error) = &result {
-        opened.close(&error.to_string());
-    }
     // The writer ends, whatever it does, and then the keeper: what came is on the map before anybody
     // says that it is here for good. And if the disk keeps no more, it is the keeper that knows why.
     drop((jobs, disk));
     let kept = kept_all.await.unwrap_or_else(|error| Err(io::Error::other(error)));
-    kept.map_err(|source| ContentError::disk(&data, source))?;
-    if result.is_ok() {
-        opened.close("all that was to be fetched is here");
+    let result = kept.map_err(|source| ContentError::disk(&data, source)).and(result);
+    // Right before it is returned: whoever waits for pieces must not fail before it is known why.
+    match &result {
+        Ok(()) => opened.close("all that was to be fetched is here"),
+        Err(error) => opened.close(&error.to_string()),
     }
     result
 }

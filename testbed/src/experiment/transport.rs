@@ -7,7 +7,7 @@ use crate::{
     network::{self, Held, Link, Network, Place},
     plot::{self, Axis, Chart, Kind, Point, Series},
     processes::{Keys, Process, listening, worker_command},
-    record::{Cell, Record, Verdict},
+    record::{Cell, Outcome, Record, Verdict},
     report::{Page, Table, figure},
 };
 use anyhow::{Context, Result};
@@ -214,7 +214,18 @@ impl Lab {
                             continue;
                         }
                         open = true;
-                        let (values, verdict) = desk.sample(self, link).await?;
+                        let (values, verdict) = match desk.sample(self, link).await {
+                            Ok(taken) => taken,
+                            // What opens a link may be lost on it, too.
+                            Err(error) => {
+                                eprintln!("{key}, attempt {}: {error:#}", tried + 1);
+                                if tried + 1 == samples * PATIENCE {
+                                    let error = format!("{error:#}");
+                                    record.cell(&key, &[]).outcome = Outcome::Failed { error };
+                                }
+                                continue;
+                            }
+                        };
                         let verdict = if all_count { Verdict::Valid } else { verdict };
                         eprintln!("{key}, attempt {}: {values:.2?} {verdict:?}", tried + 1);
                         record.cell(&key, &[("link", name(link))]).add(values, verdict);

@@ -45,7 +45,11 @@ pub(crate) fn plan(bytes: &[u8]) {
     let small = [(layers, 3), (heads, 64), (columns, 512), (vocabulary, 512), (devices, 4)];
     let small = small.iter().all(|(have, most)| have <= most);
     if small && heads > 0 && columns > 0 && plan.tiles <= 4 && plan.max_rows <= 32 {
-        let head = if vocabulary > 0 { HeadSpec::Language { tied: true, bias: false } } else { HeadSpec::None };
+        let head = if vocabulary > 0 {
+            HeadSpec::Language { tied: true, bias: false }
+        } else {
+            HeadSpec::None
+        };
         let spec = ModelSpec {
             heads,
             kv_heads: heads,
@@ -189,8 +193,11 @@ fn spec(input: &mut Input<'_>) -> ModelSpec {
         bias: true,
         names: (0..labels).map(|n| n.to_string()).collect(),
     };
-    let heads_on_top =
-        [HeadSpec::None, HeadSpec::Language { tied: true, bias: false }, HeadSpec::Classes(classes)];
+    let heads_on_top = [
+        HeadSpec::None,
+        HeadSpec::Language { tied: true, bias: false },
+        HeadSpec::Classes(classes),
+    ];
     let norms = [(NormPlace::Post, false), (NormPlace::Pre, false), (NormPlace::Pre, true)];
     let (norm_place, parallel) = input.pick(&norms);
     ModelSpec {

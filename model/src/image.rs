@@ -1,8 +1,9 @@
 //! Image files to the values that a model of images reads, as `preprocessor_config.json` says.
 //!
-//! Steps and their rounding are those of `transformers` on Pillow: what comes out is what it gives for
-//! the same pixels. PNG is decoded exactly; decoders of JPEG differ among themselves by a step of 1
-//! in 255 here and there.
+//! Steps and their rounding are those of `transformers` on Pillow, rows resized before columns: what comes
+//! out is what it gives for the same pixels. (Pillow 13 resizes the columns of some tall images first, which
+//! rounds otherwise by a step of 1 in 255 here and there.) PNG is decoded exactly; decoders of JPEG differ
+//! among themselves by such steps.
 
 use crate::{
     config::Fields,
@@ -275,7 +276,7 @@ mod tests {
         (model, processor)
     }
 
-    /// The image is smaller than the model reads one way, and larger the other.
+    /// The image is larger than the model reads one way, and smaller the other.
     #[test]
     fn pixels_are_those_of_transformers() {
         let (model, processor) = golden();

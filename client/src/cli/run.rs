@@ -36,7 +36,7 @@ FILE.safetensors holds the same tensors in f32, named sequence.0, sequence.1, ..
 pub struct RunArgs {
     /// Token ids of a sequence: 5,17,9, or @FILE.json with a list of ids or a list of such lists.
     /// May be given several times.
-    #[arg(long, value_name = "IDS|@FILE")]
+    #[arg(long, required_unless_present_any = ["image", "pixels"], value_name = "IDS|@FILE")]
     ids: Vec<Ids>,
     /// An image file, PNG or JPEG, for a model of images. May be given several times.
     #[arg(long, value_name = "FILE")]

@@ -200,6 +200,9 @@ fn wanted(spec: &ModelSpec) -> Vec<Wanted> {
 /// Batches of one text and of several, together with every output.
 fn shapes(spec: &ModelSpec, lengths: &[u32], batch: &[u32]) -> Vec<BatchShape> {
     let wanted = wanted(spec);
+    // Images have one length.
+    let image = |rows: &u32| spec.patches.map_or(*rows, |patches| patches.rows());
+    let [lengths, batch] = [lengths, batch].map(|all| all.iter().map(image).collect::<Vec<_>>());
     let segment = |(at, rows): (usize, &u32)| Segment {
         slot: at as u32,
         past: 0,

@@ -28,6 +28,8 @@ use tonic::{
 /// Events of a call that wait for the network: pieces of 1 MiB.
 const EVENTS: usize = 4;
 
+/// The largest message that a coordinator sends: the pixels or tokens of the largest batch, and room.
+const MESSAGE_BYTES: usize = 32 << 20;
 /// For the system to say what we hold. Whether we live must not depend on it.
 const RESIDENT_DEADLINE: Duration = Duration::from_millis(250);
 
@@ -40,7 +42,7 @@ impl Control {
     /// The service as it is served: who calls is looked at before anything is read from it.
     pub(crate) fn service(core: Arc<Core>) -> InterceptedService<WorkerServer<Self>, Gate> {
         let service = WorkerServer::new(Self(core))
-            .max_decoding_message_size(MAX_MESSAGE_BYTES)
+            .max_decoding_message_size(MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);
         InterceptedService::new(service, |request| {
             require(Role::Coordinator, &request)?;

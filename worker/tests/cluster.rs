@@ -489,7 +489,7 @@ async fn only_coordinators_control() {
         let status = client.place(large).await.unwrap_err();
         assert_eq!(from_status(&status).code, "permission_denied");
     }
-    let large = v1::PlaceRequest { plan: vec![0; 9 << 20], ..Default::default() };
+    let large = v1::PlaceRequest { plan: vec![0; 33 << 20], ..Default::default() };
     let status = cluster.workers[0].1.clone().place(large).await.unwrap_err();
     assert_eq!(status.code(), tonic::Code::OutOfRange, "{status}");
     let error = connect(&address, None, to, LONG).await;

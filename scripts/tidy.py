@@ -62,7 +62,11 @@ UNSAFE_FILES = {
     f"engine/src/compute/kernels/{name}.rs" for name in ("area", "general", "instructions", "lines", "micro", "threads")
 }
 # Tests that may sleep: where the pause is what is tested, not what is waited for.
-SLEEP_FILES = {"testbed/tests/faults_devices.rs"}  # it stops a process for 19 parts of 20
+SLEEP_FILES = {
+    "testbed/tests/faults_devices.rs",  # it stops a process for 19 parts of 20
+    "testbed/tests/simulation/network.rs",  # virtual time: it passes at once
+    "testbed/tests/simulation/scenario.rs",
+}
 BAD_NAMES = {"utils.rs", "util.rs", "helpers.rs", "types.rs", "manager.rs"}
 BAD_MACROS = r"\b(todo|unimplemented|dbg)!"
 BAD_WORDS = r"\b(FIXME|XXX|HACK)\b"

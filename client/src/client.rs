@@ -15,12 +15,8 @@ use galaxy_proto::{
     identity::{Identity, Role},
     v1::{self, galaxy_client::GalaxyClient},
 };
-use std::{
-    future::Future,
-    ops::Range,
-    path::PathBuf,
-    time::{Duration, Instant},
-};
+use std::{future::Future, ops::Range, path::PathBuf, time::Duration};
+use tokio::time::Instant;
 use tonic::transport::Channel;
 
 /// The time a call has, unless told otherwise.

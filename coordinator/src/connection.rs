@@ -25,7 +25,7 @@ const DESCRIBE: Duration = Duration::from_secs(2);
 pub(crate) async fn connect(device: &Device, identity: &Identity) -> Result<Connection, String> {
     let server = (&device.name, Role::Device);
     // Once: a worker that was started anew describes itself anew, and holds nothing.
-    let channel = channel::connect_once(&device.address, Some(identity), server, DIAL)
+    let channel = channel::connect_once(&device.address, Some(identity), None, server, DIAL)
         .await
         .map_err(|e| e.to_string())?;
     Ok(WorkerClient::new(channel)

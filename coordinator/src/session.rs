@@ -22,8 +22,9 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
+use tokio::time::Instant;
 
 /// Texts that one request may have; the SDK sends more in parts.
 pub const MAX_TEXTS: usize = 1024;
@@ -568,7 +569,7 @@ impl Session {
     async fn ready(&self, until: Instant) -> Result<(), RequestError> {
         let mut readiness = self.inner.fleet.readiness();
         let ready = readiness.wait_for(|r| !matches!(r, Readiness::Waiting { .. }));
-        if let Ok(Ok(_)) = tokio::time::timeout_at(until.into(), ready).await {
+        if let Ok(Ok(_)) = tokio::time::timeout_at(until, ready).await {
             return Ok(());
         }
         match self.readiness() {

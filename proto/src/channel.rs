@@ -9,11 +9,11 @@ use hyper_util::rt::TokioIo;
 use rustls::{AlertDescription, CertificateError, ClientConfig};
 use std::{
     io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio_rustls::{TlsConnector, client::TlsStream};
 use tonic::transport::{Channel, Endpoint};
 
@@ -172,21 +172,22 @@ pub async fn connect(
     server: (&DeviceName, Role),
     timeout: Duration,
 ) -> Result<Channel, ConnectError> {
-    Target::new(address, identity, server, timeout).channel(true).await
+    Target::new(address, identity, None, server, timeout).channel(true).await
 }
 
 /// [`connect`] for who must notice when the process at the other end is another one: once it
-/// broke, every call on the channel fails.
+/// broke, every call on the channel fails. `from` is our address, if not any will do.
 ///
 /// # Errors
 /// When the attempt fails.
 pub async fn connect_once(
     address: &str,
     identity: Option<&Identity>,
+    from: Option<IpAddr>,
     server: (&DeviceName, Role),
     timeout: Duration,
 ) -> Result<Channel, ConnectError> {
-    Target::new(address, identity, server, timeout).channel(false).await
+    Target::new(address, identity, from, server, timeout).channel(false).await
 }
 
 /// Either kind of stream, as hyper wants it.
@@ -198,6 +199,7 @@ impl<T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin> Both for T 
 struct Target {
     address: String,
     tls: Option<Arc<ClientConfig>>,
+    from: Option<IpAddr>,
     name: DeviceName,
     role: Role,
     timeout: Duration,
@@ -207,11 +209,12 @@ impl Target {
     fn new(
         address: &str,
         identity: Option<&Identity>,
+        from: Option<IpAddr>,
         (name, role): (&DeviceName, Role),
         timeout: Duration,
     ) -> Self {
         let tls = identity.map(|identity| identity.client_config(ALPN_CONTROL));
-        Self { address: address.to_owned(), tls, name: name.clone(), role, timeout }
+        Self { address: address.to_owned(), tls, from, name: name.clone(), role, timeout }
     }
 
     async fn channel(self, again: bool) -> Result<Channel, ConnectError> {
@@ -245,11 +248,12 @@ impl Target {
 
     async fn open(&self) -> Result<Duplex, ConnectError> {
         let stream: Box<dyn Both> = match &self.tls {
-            Some(tls) => Box::new(
-                dial(&self.address, tls.clone(), (&self.name, self.role), self.timeout).await?,
-            ),
+            Some(tls) => {
+                let server = (&self.name, self.role);
+                Box::new(dial(&self.address, tls.clone(), self.from, server, self.timeout).await?)
+            }
             None => {
-                let stream = dial_plain(&self.address, self.timeout).await?;
+                let stream = dial_plain(&self.address, self.from, self.timeout).await?;
                 if !stream.peer_addr().is_ok_and(|peer| peer.ip().is_loopback()) {
                     return Err(ConnectError::NotLoopback { address: self.address.clone() });
                 }
@@ -278,24 +282,26 @@ pub async fn resolve(address: &str) -> Result<Vec<SocketAddr>, ConnectError> {
     }
 }
 
-/// Opens a TCP connection, without delay of small writes.
+/// Opens a TCP connection, without delay of small writes. `from` is our address, if not any will
+/// do.
 ///
 /// # Errors
 /// Typed by what a person can do.
-pub async fn dial_plain(address: &str, timeout: Duration) -> Result<TcpStream, ConnectError> {
+pub async fn dial_plain(
+    address: &str,
+    from: Option<IpAddr>,
+    timeout: Duration,
+) -> Result<TcpStream, ConnectError> {
     let address = address.to_owned();
     let connect = async {
         let found = resolve(&address).await?;
-        let stream =
-            TcpStream::connect(&found[..]).await.map_err(|source| match source.kind() {
-                io::ErrorKind::ConnectionRefused => {
-                    ConnectError::Refused { address: address.clone() }
-                }
-                io::ErrorKind::TimedOut => {
-                    ConnectError::TimedOut { address: address.clone(), after: timeout }
-                }
-                _ => ConnectError::Io { address: address.clone(), source },
-            })?;
+        let stream = connect_from(from, &found).await.map_err(|source| match source.kind() {
+            io::ErrorKind::ConnectionRefused => ConnectError::Refused { address: address.clone() },
+            io::ErrorKind::TimedOut => {
+                ConnectError::TimedOut { address: address.clone(), after: timeout }
+            }
+            _ => ConnectError::Io { address: address.clone(), source },
+        })?;
         stream
             .set_nodelay(true)
             .map_err(|source| ConnectError::Io { address: address.clone(), source })?;
@@ -306,6 +312,20 @@ pub async fn dial_plain(address: &str, timeout: Duration) -> Result<TcpStream, C
     })
 }
 
+async fn connect_from(from: Option<IpAddr>, found: &[SocketAddr]) -> io::Result<TcpStream> {
+    let Some(from) = from else { return TcpStream::connect(found).await };
+    let mut failed = io::ErrorKind::AddrNotAvailable.into();
+    for to in found.iter().filter(|to| to.is_ipv4() == from.is_ipv4()) {
+        let socket = if from.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        socket.bind(SocketAddr::new(from, 0))?;
+        match socket.connect(*to).await {
+            Ok(stream) => return Ok(stream),
+            Err(error) => failed = error,
+        }
+    }
+    Err(failed)
+}
+
 /// Opens a TLS connection and waits until the peer has accepted our certificate too.
 ///
 /// # Errors
@@ -313,11 +333,12 @@ pub async fn dial_plain(address: &str, timeout: Duration) -> Result<TcpStream, C
 pub async fn dial(
     address: &str,
     config: Arc<ClientConfig>,
+    from: Option<IpAddr>,
     server: (&DeviceName, Role),
     timeout: Duration,
 ) -> Result<TlsStream<TcpStream>, ConnectError> {
     let connect = async {
-        let stream = dial_plain(address, timeout).await?;
+        let stream = dial_plain(address, from, timeout).await?;
         let mut stream = TlsConnector::from(config)
             .connect(server_name(server.0, server.1), stream)
             .await

@@ -131,7 +131,7 @@ async fn the_right_ones_get_through_by_protocol() {
     let to = (&name("pi-1"), Role::Device);
     connect(&address, Some(&coordinator), to, LONG).await.unwrap();
     control.recv().await.unwrap();
-    dial(&address, coordinator.client_config(ALPN_RING), to, LONG).await.unwrap();
+    dial(&address, coordinator.client_config(ALPN_RING), None, to, LONG).await.unwrap();
     let peer = ring.recv().await.unwrap();
     assert_eq!(peer.identity, Some((name("desk"), Role::Coordinator)));
 }
@@ -161,12 +161,12 @@ async fn the_wrong_ones_are_told_why() {
     for (who, from, until) in [("old", -48, -24), ("young", 24, 48)] {
         let (from, until) = hours(from, until);
         let dir = authority.issue_between(&name(who), Role::Device, from, until).unwrap();
-        let error = dial(&address, unchecked(&dir, ALPN_RING), to, LONG).await.unwrap_err();
+        let error = dial(&address, unchecked(&dir, ALPN_RING), None, to, LONG).await.unwrap_err();
         assert!(matches!(error, ConnectError::RefusedUs { .. }), "{error}");
         assert!(error.to_string().contains("clock"), "{error}");
     }
     // A protocol that is not spoken.
-    let error = dial(&address, device.client_config(b"smtp"), to, LONG).await.unwrap_err();
+    let error = dial(&address, device.client_config(b"smtp"), None, to, LONG).await.unwrap_err();
     assert!(matches!(error, ConnectError::Tls { .. }), "{error}");
     assert!(error.to_string().contains("no protocol that we do"), "{error}");
     // Nobody there, no address, nobody of that name.

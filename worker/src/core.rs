@@ -18,7 +18,9 @@ use galaxy_model::ModelDir;
 use galaxy_proto::identity::Identity;
 use std::{
     future::Future,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, atomic::AtomicBool},
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, atomic::AtomicBool, mpsc},
+    thread::JoinHandle,
 };
 use tokio::{
     sync::{RwLock, Semaphore, watch},
@@ -51,6 +53,7 @@ pub(crate) struct Core {
     pub(crate) held: Arc<RwLock<Option<Held>>>,
     pub(crate) timelines: Mutex<Timelines>,
     pub(crate) tasks: Tasks,
+    pub(crate) programs: Programs,
     /// The worker ends: a shard that is being loaded is given up.
     pub(crate) ending: Arc<AtomicBool>,
     active: Mutex<Option<Arc<Active>>>,
@@ -92,7 +95,7 @@ impl Active {
 
 impl Core {
     pub(crate) fn new(
-        identity: Identity,
+        (identity, ring): (Identity, Ring),
         (models, cache): (Models, Option<Cache>),
         engine: EngineChoice,
         threads: u16,
@@ -112,10 +115,11 @@ impl Core {
             memory,
             plain_port,
             state: watch::Sender::new(State::default()),
-            ring: Ring::default(),
+            ring,
             held: Arc::default(),
             timelines: Mutex::default(),
             tasks: Tasks::default(),
+            programs: Programs::default(),
             ending: Arc::default(),
             active: Mutex::default(),
         }
@@ -170,6 +174,55 @@ pub(crate) async fn computing<T: Send + 'static>(
     let body = move || drop(done.send(work()));
     std::thread::Builder::new().name("compute".to_owned()).spawn(body)?;
     result.await.map_err(|_| WorkerError::Bug)
+}
+
+/// The thread that starts programs and waits for their ends, which may be as long as other devices
+/// take: one runs at a time.
+#[derive(Default)]
+pub(crate) struct Programs {
+    thread: Mutex<Option<(mpsc::Sender<Program>, JoinHandle<()>)>>,
+}
+
+type Program = Box<dyn FnOnce() + Send>;
+
+impl Programs {
+    /// Runs `program` when those before it are through.
+    pub(crate) async fn run<T: Send + 'static>(
+        &self,
+        program: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, WorkerError> {
+        let (done, result) = tokio::sync::oneshot::channel();
+        let program: Program = Box::new(move || drop(done.send(program())));
+        {
+            let mut thread = lock(&self.thread);
+            let (programs, _) = match &mut *thread {
+                Some(thread) => thread,
+                none => none.insert(Self::start()?),
+            };
+            programs.send(program).map_err(|_| WorkerError::Bug)?;
+        }
+        result.await.map_err(|_| WorkerError::Bug)
+    }
+
+    fn start() -> std::io::Result<(mpsc::Sender<Program>, JoinHandle<()>)> {
+        let (programs, inbox) = mpsc::channel::<Program>();
+        let body = move || {
+            for program in inbox {
+                // Who waits for a program that panics is told by its silence.
+                drop(catch_unwind(AssertUnwindSafe(program)));
+            }
+        };
+        let thread = std::thread::Builder::new().name("programs".to_owned()).spawn(body)?;
+        Ok((programs, thread))
+    }
+
+    /// Ends the thread, after what it was given.
+    pub(crate) fn join(&self) {
+        if let Some((programs, thread)) = lock(&self.thread).take() {
+            drop(programs);
+            drop(thread.join());
+        }
+    }
 }
 
 /// A lock that a panic elsewhere does not close.

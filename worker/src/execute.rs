@@ -18,12 +18,8 @@ use galaxy_graph::{
 };
 use galaxy_model::ModelSpec;
 use galaxy_proto::{convert, v1};
-use std::{
-    collections::VecDeque,
-    sync::Arc,
-    time::{Duration, Instant},
-};
-use tokio::sync::mpsc;
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+use tokio::{sync::mpsc, time::Instant};
 use tonic::Status;
 
 /// Lowered programs that are kept: requests come in a few shapes.
@@ -121,7 +117,7 @@ impl Place {
                 changed.await.map_err(|_| WorkerError::Bug)?;
             }
         };
-        tokio::time::timeout_at(deadline.into(), turn).await.unwrap_or(Err(WorkerError::Deadline))
+        tokio::time::timeout_at(deadline, turn).await.unwrap_or(Err(WorkerError::Deadline))
     }
 }
 
@@ -202,7 +198,7 @@ impl Execution {
             }
         };
         // A caller that takes nothing must not make us keep results without end.
-        let sent = tokio::time::timeout_at((deadline + REPORT).into(), sent).await;
+        let sent = tokio::time::timeout_at(deadline + REPORT, sent).await;
         if sent != Ok(true) {
             tracing::debug!(%epoch, %sequence, "the caller hung up");
         }
@@ -221,7 +217,7 @@ impl Execution {
             return Err(WorkerError::Squares { rows: program.embedded().len() });
         }
         // While this is read nobody loads another shard.
-        let held = tokio::time::timeout_at(deadline.into(), place.core.held.clone().read_owned())
+        let held = tokio::time::timeout_at(deadline, place.core.held.clone().read_owned())
             .await
             .map_err(|_| WorkerError::Deadline)?;
         place.start(deadline).await?;
@@ -230,10 +226,10 @@ impl Execution {
             sequence: place.sequence,
             program,
             binding: Binding { shape, inputs },
-            deadline: Some(deadline),
+            deadline: Some(deadline.into_std()),
         };
         let executor = active.executor.upgrade().ok_or_else(WorkerError::aborted)?;
-        let result = blocking(move || {
+        let result = place.core.programs.run(move || {
             let result = executor.run(job);
             // In this order: whoever may load finds the executor gone.
             drop(executor);

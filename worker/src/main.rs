@@ -10,7 +10,7 @@ use galaxy_engine::compute::{
 use galaxy_worker::{CacheConfig, Worker, WorkerConfig};
 use std::{
     io::{IsTerminal, Write},
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -31,6 +31,10 @@ struct Flags {
     /// Where to listen; port 0 takes any that is free
     #[arg(long, value_name = "ADDR:PORT", default_value = "0.0.0.0:7100")]
     listen: SocketAddr,
+    /// Address to reach other devices from, where a device has several [default: what the system
+    /// takes]
+    #[arg(long, value_name = "ADDR")]
+    from: Option<IpAddr>,
     /// Directory whose subdirectories are models, or one model's directory [default: none, the
     /// coordinator and other devices bring what is needed]
     #[arg(long, value_name = "DIR")]
@@ -99,6 +103,7 @@ fn run(flags: Flags) -> anyhow::Result<()> {
     let config = WorkerConfig {
         identity,
         listen: flags.listen,
+        from: flags.from,
         models: flags.models,
         cache,
         engine: flags.engine,

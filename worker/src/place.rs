@@ -27,9 +27,12 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
-use tokio::sync::{OwnedRwLockWriteGuard, mpsc, oneshot};
+use tokio::{
+    sync::{OwnedRwLockWriteGuard, mpsc, oneshot},
+    time::Instant,
+};
 use tonic::Status;
 
 /// A plan for the largest cluster has some ten KB.
@@ -326,6 +329,7 @@ async fn fetch_and_hold(
         coordinator: supply,
         peers: request.neighbours(),
         identity: core.identity.clone(),
+        from: core.ring.from(),
     };
     let (loaded, all_loaded) = oneshot::channel::<()>();
     let done = async { drop(all_loaded.await) };

@@ -105,7 +105,8 @@ async fn measured(
     // As much of it comes as is read for the measurement, when it is.
     let (measured, done) = oneshot::channel::<()>();
     let (peers, identity) = (Vec::new(), core.identity.clone());
-    let sources = Sources { coordinator: supply, peers, identity };
+    let from = core.ring.from();
+    let sources = Sources { coordinator: supply, peers, identity, from };
     let meter = Meter::default();
     let coming = fetch(data, Vec::new(), sources, &meter, async { drop(done.await) });
     let coming = async { coming.await.map_err(WorkerError::from) };

@@ -20,7 +20,7 @@ use galaxy_proto::{
 };
 use std::{
     io,
-    net::{SocketAddr, UdpSocket},
+    net::{IpAddr, SocketAddr, UdpSocket},
     path::PathBuf,
     sync::{Arc, atomic::Ordering},
     time::Duration,
@@ -59,6 +59,8 @@ pub struct WorkerConfig {
     pub identity: PathBuf,
     /// Where it listens; port 0 takes any that is free.
     pub listen: SocketAddr,
+    /// From where it dials other devices over TCP; none: the system chooses.
+    pub from: Option<IpAddr>,
     /// Directory of model directories, or one model directory.
     pub models: Option<PathBuf>,
     /// Where models that are not among these are brought to; none: they are refused.
@@ -131,8 +133,17 @@ impl Worker {
     /// # Errors
     /// What is wrong with the config, or with the address.
     pub async fn start(config: WorkerConfig) -> Result<Self, StartError> {
-        let WorkerConfig { identity: path, listen, models, cache, engine, threads, memory, plain } =
-            config;
+        let WorkerConfig {
+            identity: path,
+            listen,
+            from,
+            models,
+            cache,
+            engine,
+            threads,
+            memory,
+            plain,
+        } = config;
         let engine = engine.built()?;
         let identity = Identity::load(&path)?;
         if identity.role() != Role::Device {
@@ -157,7 +168,7 @@ impl Worker {
         };
         let plain_port = plain.as_ref().map(|(_, address)| address.port());
         let core = Arc::new(Core::new(
-            identity,
+            (identity, Ring::new(from)),
             (models, cache.map(Cache::new)),
             engine,
             threads,
@@ -235,9 +246,13 @@ impl Worker {
         let mut tasks = core.tasks.take();
         tasks.abort_all();
         while tasks.join_next().await.is_some() {}
-        // Joins the compute thread.
+        // Joins the threads of programs and of kernels.
         let held = core.held.clone().write_owned().await.take();
-        drop(tokio::task::spawn_blocking(move || drop(held)).await);
+        let end = move || {
+            core.programs.join();
+            drop(held);
+        };
+        drop(tokio::task::spawn_blocking(end).await);
     }
 }
 

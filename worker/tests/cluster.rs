@@ -57,6 +57,7 @@ impl Cluster {
             let config = WorkerConfig {
                 identity,
                 listen: ([127, 0, 0, 1], 0).into(),
+                from: None,
                 models: Some(golden()),
                 cache: None,
                 engine: EngineChoice::Cpu,
@@ -521,6 +522,7 @@ async fn a_bad_config_does_not_bind() {
     let config = |identity: PathBuf, models: PathBuf, threads| WorkerConfig {
         identity,
         listen: ([127, 0, 0, 1], 0).into(),
+        from: None,
         models: Some(models),
         cache: None,
         engine: EngineChoice::Cpu,

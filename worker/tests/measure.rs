@@ -51,6 +51,7 @@ impl Pair {
             let config = WorkerConfig {
                 identity: authority.issue(&device, Role::Device, 30).unwrap(),
                 listen: ([127, 0, 0, 1], 0).into(),
+                from: None,
                 models: Some(golden()),
                 cache: None,
                 engine: EngineChoice::Cpu,
@@ -266,7 +267,8 @@ async fn strangers_and_nonsense_end_the_link() {
             Identity::load(&pair.authority.issue(&name(who), role, 30).unwrap()).unwrap();
         let config = identity.client_config(ALPN_RING);
         let address = pair.workers[0].0.address().to_string();
-        let mut link = dial(&address, config, (&name("d0"), Role::Device), LONG).await.unwrap();
+        let mut link =
+            dial(&address, config, None, (&name("d0"), Role::Device), LONG).await.unwrap();
         let hello = ProbeHello { name: name(says), compute: false };
         link.write_all(&hello.encode()).await.unwrap();
         let mut answer = [0; WELCOME_BYTES];

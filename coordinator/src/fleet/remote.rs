@@ -31,9 +31,12 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
-use tokio::sync::{Notify, RwLock, mpsc, watch};
+use tokio::{
+    sync::{Notify, RwLock, mpsc, watch},
+    time::Instant,
+};
 
 /// Who hears about what happens in the fleet.
 pub type Listener = Arc<dyn Fn(Notice) + Send + Sync>;

@@ -15,8 +15,9 @@ use galaxy_engine::merge::{Merged, merge};
 use galaxy_graph::program::Output;
 use std::{
     sync::{PoisonError, atomic::Ordering},
-    time::{Duration, Instant},
+    time::Duration,
 };
+use tokio::time::Instant;
 
 /// A request on its way.
 pub(super) struct Answer<'a> {

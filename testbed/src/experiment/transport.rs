@@ -40,7 +40,7 @@ const GFLOPS: f64 = 75.0;
 const MEMORY_RATE: f64 = 12.0;
 /// How long one bulk takes. The processor time of a byte is what the long ones took more than the
 /// short ones: both have a handshake and round trips.
-const SHORT: u32 = 100;
+const SHORT: u32 = 20;
 const LONG: u32 = 1000;
 /// Samples of each cell, and how many are tried for each that counts.
 const SAMPLES: usize = 3;
@@ -455,7 +455,7 @@ fn show(conditions: &[Condition], record: &Record, directory: &Path) -> Result<(
     }
     tables.push(table);
     let notes = [
-        "*Processor time*: what a probe with bulks of a second took more than one with bulks of a tenth, over the bytes that it carried more: handshakes and round trips are in neither. It is of all threads of both workers, what the kernel did for them in their system calls included, what it did elsewhere not.".to_owned(),
+        "*Processor time*: what a probe with bulks of a second (256 MB at most) took more than one with bulks of 20 ms, over the bytes that it carried more: handshakes and round trips are in neither. It is of all threads of both workers, what the kernel did for them in their system calls included, what it did elsewhere not.".to_owned(),
         "*What it takes from kernels*: how much longer a kernel on the worker's one thread took while frames passed, on a machine whose cores the workers share.".to_owned(),
         format!("*Predicted*: profiles of two devices that do not exist ({GFLOPS} GFLOP/s, {MEMORY_RATE} GB/s) beside links as measured here. The plan is made anew for each type of link."),
     ];

@@ -16,13 +16,18 @@ use galaxy_proto::{identity::Identity, v1};
 use std::{
     collections::{HashSet, VecDeque},
     io,
+    net::IpAddr,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
-use tokio::{sync::mpsc, task::JoinSet, time::MissedTickBehavior};
+use tokio::{
+    sync::mpsc,
+    task::JoinSet,
+    time::{Instant, MissedTickBehavior},
+};
 
 /// Bytes that one source is asked for ahead: twice what the fastest link of ours carries in 30 ms.
 const AHEAD_BYTES: u64 = 8 << 20;
@@ -61,6 +66,8 @@ pub(crate) struct Sources {
     pub(crate) coordinator: Supply,
     pub(crate) peers: Vec<Neighbour>,
     pub(crate) identity: Identity,
+    /// Our address for calls, if not any will do.
+    pub(crate) from: Option<IpAddr>,
 }
 
 /// One source.
@@ -130,7 +137,7 @@ pub(crate) async fn fetch(
     done: impl Future<Output = ()>,
 ) -> Result<(), ContentError> {
     let opened = data.begin();
-    let Sources { coordinator: Supply { incoming, wants }, peers, identity } = sources;
+    let Sources { coordinator: Supply { incoming, wants }, peers, identity, from } = sources;
     let mut fetch = Fetch {
         sources: vec![Source::new(None, Some(wants))],
         todo: VecDeque::new(),
@@ -159,7 +166,7 @@ pub(crate) async fn fetch(
         for (at, peer) in peers.into_iter().enumerate() {
             fetch.sources.push(Source::new(Some(peer.name.clone()), None));
             let about = (data.content, data.manifest.fingerprint().to_owned());
-            tasks.spawn(join(at + 1, peer, identity.clone(), about, news.clone()));
+            tasks.spawn(join(at + 1, peer, (identity.clone(), from), about, news.clone()));
         }
     }
     let (keeping, keep) = keeper(data.clone());

@@ -11,7 +11,7 @@ use galaxy_proto::{
     identity::{Identity, Role},
     v1::{self, content_client::ContentClient, supplied::Event},
 };
-use std::{sync::Mutex, time::Duration};
+use std::{net::IpAddr, sync::Mutex, time::Duration};
 use tokio::{
     sync::{mpsc, oneshot},
     time::timeout,
@@ -172,12 +172,12 @@ pub(super) async fn listen(
 pub(super) async fn join(
     source: usize,
     peer: Neighbour,
-    identity: Identity,
+    (identity, from): (Identity, Option<IpAddr>),
     about: (Digest, String),
     news: mpsc::Sender<(usize, News)>,
 ) {
     for _ in 0..CALLS {
-        match call(&peer, &identity, about.clone()).await {
+        match call(&peer, (&identity, from), about.clone()).await {
             Ok((wants, incoming)) => {
                 if news.send((source, News::Joined(wants))).await.is_ok() {
                     listen(source, incoming, news).await;
@@ -193,11 +193,11 @@ pub(super) async fn join(
 
 async fn call(
     peer: &Neighbour,
-    identity: &Identity,
+    (identity, from): (&Identity, Option<IpAddr>),
     (content, fingerprint): (Digest, String),
 ) -> Result<(mpsc::Sender<v1::Wants>, Streaming<v1::Supplied>), String> {
     let server = (&peer.name, Role::Device);
-    let channel = channel::connect_once(&peer.address, Some(identity), server, DIAL)
+    let channel = channel::connect_once(&peer.address, Some(identity), from, server, DIAL)
         .await
         .map_err(|error| error.to_string())?;
     let (wants, asked) = mpsc::channel(WANTS);

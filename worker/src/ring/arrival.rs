@@ -13,7 +13,7 @@ use galaxy_proto::{
 };
 use std::{
     io,
-    net::UdpSocket,
+    net::{IpAddr, UdpSocket},
     sync::{Arc, Mutex, OnceLock, PoisonError},
     time::Duration,
 };
@@ -37,6 +37,8 @@ const PARK_DEADLINE: Duration = Duration::from_secs(10);
 #[derive(Clone)]
 pub struct Ring {
     pub(super) expected: Arc<watch::Sender<Expected>>,
+    /// Our address for links that we dial, if not any will do.
+    from: Option<IpAddr>,
     arrivals: Arc<Semaphore>,
     /// Who measures links for those that ask; nobody until [`Ring::probes`] was called.
     probes: Arc<Mutex<Option<mpsc::Sender<ProbeArrival>>>>,
@@ -127,6 +129,13 @@ impl Incoming {
 
 impl Default for Ring {
     fn default() -> Self {
+        Self::new(None)
+    }
+}
+
+impl Ring {
+    /// A ring that dials from this address over TCP, if not from any.
+    pub fn new(from: Option<IpAddr>) -> Self {
         let nobody = Expected {
             epoch: Epoch(0),
             plan: [0; 32],
@@ -137,14 +146,17 @@ impl Default for Ring {
         };
         Self {
             expected: Arc::new(watch::Sender::new(nobody)),
+            from,
             arrivals: Arc::new(Semaphore::new(ARRIVALS)),
             probes: Arc::default(),
             quic: Arc::default(),
         }
     }
-}
 
-impl Ring {
+    /// Our address for calls to other devices, if not any will do.
+    pub(crate) fn from(&self) -> Option<IpAddr> {
+        self.from
+    }
     /// Takes a connection that came with TLS.
     pub async fn arrive(self, peer: Peer, stream: TlsStream<TcpStream>) {
         self.take(peer, Incoming::Tls(Box::new(stream))).await;

@@ -27,6 +27,7 @@ use quinn::{
     AckFrequencyConfig, ClientConfig, ConnectionError, Endpoint, EndpointConfig,
     MtuDiscoveryConfig, ReadError, ReadExactError, RecvStream, SendStream, ServerConfig,
     TokioRuntime, TransportConfig, VarInt, WriteError,
+    congestion::BbrConfig,
     crypto::rustls::{QuicClientConfig, QuicServerConfig},
 };
 use rustls::{AlertDescription, pki_types::CertificateDer};
@@ -212,7 +213,9 @@ fn transport() -> TransportConfig {
         .datagram_receive_buffer_size(None)
         .stream_receive_window(VarInt::from_u32(WINDOW))
         .receive_window(VarInt::from_u32(WINDOW))
-        .send_window(WINDOW.into());
+        .send_window(WINDOW.into())
+        // A packet that is lost is most often one that the air lost.
+        .congestion_controller_factory(Arc::new(BbrConfig::default()));
     transport
 }
 

@@ -19,11 +19,8 @@ use galaxy_proto::{
         TimelineRequest, place_event,
     },
 };
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
-use tokio::task::JoinSet;
+use std::{sync::Arc, time::Duration};
+use tokio::{task::JoinSet, time::Instant};
 use tonic::{Code, Status};
 
 /// How long a cancellation may take.

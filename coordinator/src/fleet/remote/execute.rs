@@ -21,9 +21,9 @@ use galaxy_proto::{
 };
 use std::{
     sync::{Arc, atomic::Ordering},
-    time::{Duration, Instant},
+    time::Duration,
 };
-use tokio::{sync::watch, task::JoinSet};
+use tokio::{sync::watch, task::JoinSet, time::Instant};
 use tonic::Status;
 
 /// When one device reports a broken link, the device at its other end is most often the one that

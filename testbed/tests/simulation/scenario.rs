@@ -1,0 +1,343 @@
+//! What happens in one simulation: requests at any time, and all that may befall a cluster.
+
+use crate::{
+    network::{CLIENT, DESK, Network, Party},
+    world::{Keys, Setup, World},
+};
+use anyhow::{Context, Result, bail, ensure};
+use fastrand::Rng;
+use galaxy_client::{Client, ClientError, Output};
+use galaxy_testbed::golden::{self, Expected, TOLERANCE, deviation};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep, timeout},
+};
+
+/// Models of each kind of block.
+const MODELS: [&str; 8] = ["bert", "gpt2", "llama", "opt", "gptj", "qwen3", "mpnet", "roberta"];
+const STRATEGIES: [&str; 5] = ["galaxy", "megatron", "sequence", "pipeline", "auto"];
+/// Lengths of texts with known results; most are short.
+const LENGTHS: [u32; 6] = [1, 2, 7, 7, 64, 129];
+/// How late things arrive, in microseconds.
+const DELAYS: [(u64, u64); 5] = [(0, 0), (0, 2_000), (0, 2_000), (1_000, 20_000), (0, 300_000)];
+/// Time that requests have, in ms.
+const TIMES: [u64; 4] = [300, 3_000, 10_000, 30_000];
+/// After a call's time, for its caller to know.
+const LATE: Duration = Duration::from_millis(200);
+/// Once nothing is broken any more, for the cluster to answer.
+const RECOVERY: Duration = Duration::from_secs(60);
+/// For parties to end that were told to.
+const END: Duration = Duration::from_secs(30);
+/// For all of it.
+const WHOLE: Duration = Duration::from_secs(400);
+/// What would say that something is wrong with us, and not with devices, networks or requests.
+const OURS: [&str; 6] =
+    ["internal", "malformed_answer", "unknown", "invalid_argument", "unimplemented", "data_loss"];
+
+/// Reference results, by model.
+pub type References = Arc<BTreeMap<&'static str, Expected>>;
+
+/// Those of all models.
+pub fn references() -> Result<References> {
+    let read = |model| anyhow::Ok((model, Expected::read(&golden::folder().join(model))?));
+    Ok(Arc::new(MODELS.into_iter().map(read).collect::<Result<_>>()?))
+}
+
+/// What came of the requests of a simulation.
+#[derive(Default, Clone)]
+pub struct Tally {
+    pub answered: u64,
+    pub abandoned: u64,
+    /// Errors by their names.
+    pub errors: BTreeMap<String, u64>,
+    /// Virtual time.
+    pub lasted: Duration,
+}
+
+impl Tally {
+    pub fn add(&mut self, other: &Self) {
+        self.answered += other.answered;
+        self.abandoned += other.abandoned;
+        self.lasted += other.lasted;
+        for (code, count) in &other.errors {
+            *self.errors.entry(code.clone()).or_default() += count;
+        }
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { answered, abandoned, errors, lasted } = self;
+        write!(
+            f,
+            "{answered} answered, {abandoned} abandoned, in {:.0} s: ",
+            lasted.as_secs_f64()
+        )?;
+        for (code, count) in errors {
+            write!(f, "{code} {count}, ")?;
+        }
+        Ok(())
+    }
+}
+
+/// What all of a simulation share.
+struct Story {
+    begun: Instant,
+    setup: Setup,
+    references: References,
+    tally: Mutex<Tally>,
+    lines: Mutex<Vec<String>>,
+}
+
+impl Story {
+    fn say(&self, line: impl fmt::Display) {
+        let line = format!("{:9.3} {line}", self.begun.elapsed().as_secs_f64());
+        if std::env::var_os("GALAXY_SIMULATION_LOG").is_some() {
+            eprintln!("{line}");
+        }
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner).push(line);
+    }
+    fn count(&self, with: impl FnOnce(&mut Tally)) {
+        with(&mut self.tally.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// One request; its result is right, or its error one that we allow.
+    async fn ask(
+        &self,
+        client: &Client,
+        lengths: &[u32],
+        limit: Duration,
+    ) -> Result<(), ClientError> {
+        let expected = &self.references[self.setup.model];
+        let ids: Vec<_> = lengths.iter().map(|length| expected.ids(*length).unwrap()).collect();
+        let asked = Instant::now();
+        let answer = client.with_timeout(limit).run(&ids, Output::Hidden).await;
+        let took = asked.elapsed();
+        assert!(took <= limit + LATE, "a call of {limit:?} took {took:?}: {:?}", answer.err());
+        let tensors = answer?.tensors;
+        assert_eq!(tensors.len(), lengths.len());
+        for (tensor, length) in tensors.iter().zip(lengths) {
+            let off = deviation(&tensor.values, expected.values("hidden", *length).unwrap());
+            let off = off.unwrap();
+            assert!(off <= TOLERANCE, "{} rows: off by {off:e}", length);
+        }
+        Ok(())
+    }
+}
+
+/// Plays a simulation.
+///
+/// # Errors
+/// What went wrong, and all that happened before.
+pub async fn play(seed: u64, keys: Arc<Keys>, references: References) -> Result<Tally> {
+    let mut dice = Rng::with_seed(seed);
+    let devices = [1, 2, 2, 2, 3, 3, 3, 4][dice.usize(..8)];
+    let setup = Setup {
+        model: MODELS[dice.usize(..MODELS.len())],
+        strategy: STRATEGIES[dice.usize(..STRATEGIES.len())],
+        tiles: dice.u16(1..=5),
+        shares: (0..devices).map(|_| f64::from(dice.u32(2..=6)) / 2.0).collect(),
+    };
+    let story = Arc::new(Story {
+        begun: Instant::now(),
+        setup: setup.clone(),
+        references,
+        tally: Mutex::default(),
+        lines: Mutex::default(),
+    });
+    story.say(format_args!("seed {seed}: {setup:?}"));
+    let told = async {
+        let whole = timeout(WHOLE, tell(&story, &mut dice, keys, setup)).await;
+        whole.context("it hangs")?
+    };
+    match told.await {
+        Ok(()) => {
+            story.count(|tally| tally.lasted = story.begun.elapsed());
+            Ok(story.tally.lock().unwrap_or_else(PoisonError::into_inner).clone())
+        }
+        Err(error) => {
+            let lines = story.lines.lock().unwrap_or_else(PoisonError::into_inner).join("\n");
+            Err(error.context(lines))
+        }
+    }
+}
+
+async fn tell(story: &Arc<Story>, dice: &mut Rng, keys: Arc<Keys>, setup: Setup) -> Result<()> {
+    let network = Network::new(dice.u64(..), DELAYS[dice.usize(..DELAYS.len())]);
+    let mut world = World::new(keys, setup, network).await?;
+    for party in 0..=world.devices() {
+        // Some come late.
+        if dice.u32(..5) > 0 {
+            world.start(party).await?;
+        }
+    }
+    let mut clients = JoinSet::new();
+    for name in 0..dice.u32(1..=3) {
+        let connected = connect(story, &mut world).await?;
+        clients.spawn(customer(story.clone(), connected, name, Rng::with_seed(dice.u64(..))));
+    }
+    let until = Instant::now() + Duration::from_secs(dice.u64(5..=25));
+    while Instant::now() < until {
+        sleep(Duration::from_millis(dice.u64(100..=3_000))).await;
+        strike(story, dice, &mut world).await?;
+        while let Some(joined) = clients.try_join_next() {
+            joined.context("a client")??;
+        }
+    }
+    // Nothing is broken any more.
+    clients.abort_all();
+    while let Some(joined) = clients.join_next().await {
+        match joined {
+            Ok(done) => done?,
+            Err(error) if error.is_cancelled() => {}
+            Err(error) => bail!("a client: {error}"),
+        }
+    }
+    story.say("all is mended");
+    world.network.mend();
+    world.network.delay((0, 2_000));
+    timeout(END, world.gone()).await.context("a party that was told to end does not")?;
+    for party in 0..=world.devices() {
+        if !world.lives(party) {
+            world.start(party).await?;
+        }
+    }
+    let mended = Instant::now();
+    let client = connect(story, &mut world).await?;
+    loop {
+        match story.ask(&client, &[7, 2], Duration::from_secs(20)).await {
+            Ok(()) => break,
+            Err(error) => {
+                story.say(format_args!("not yet: {error}"));
+                ensure!(mended.elapsed() < RECOVERY, "no answer within {RECOVERY:?}: {error}");
+            }
+        }
+        sleep(Duration::from_millis(300)).await;
+    }
+    story.say("answers again");
+    drop(client);
+    timeout(END, world.close()).await.context("the parties do not end")?;
+    Ok(())
+}
+
+/// A client's first connection; starts the coordinator if there is none.
+async fn connect(story: &Story, world: &mut World) -> Result<Client> {
+    for _ in 0..20 {
+        if !world.lives(DESK) {
+            world.start(DESK).await?;
+        }
+        match world.client(Duration::from_secs(10)).await {
+            Ok(client) => return Ok(client),
+            Err(error) => story.say(format_args!("no connection: {error}")),
+        }
+    }
+    bail!("a client cannot connect")
+}
+
+/// Asks again and again.
+async fn customer(story: Arc<Story>, client: Client, name: u32, mut dice: Rng) -> Result<()> {
+    for request in 0.. {
+        sleep(Duration::from_millis(dice.u64(0..=2_000))).await;
+        let lengths: Vec<u32> =
+            (0..dice.usize(1..=3)).map(|_| LENGTHS[dice.usize(..LENGTHS.len())]).collect();
+        let limit = Duration::from_millis(TIMES[dice.usize(..TIMES.len())]);
+        let asked = story.ask(&client, &lengths, limit);
+        let answer = match dice.u32(..8) {
+            0 => match timeout(Duration::from_millis(dice.u64(..500)), asked).await {
+                Ok(answer) => answer,
+                Err(_) => {
+                    story.say(format_args!("client {name}, request {request}: left"));
+                    story.count(|tally| tally.abandoned += 1);
+                    continue;
+                }
+            },
+            _ => asked.await,
+        };
+        match answer {
+            Ok(()) => {
+                story.say(format_args!("client {name}, request {request}: {lengths:?} right"));
+                story.count(|tally| tally.answered += 1);
+            }
+            Err(error) => {
+                let code = error.code().to_owned();
+                story.say(format_args!("client {name}, request {request}: {code}: {error}"));
+                ensure!(
+                    !OURS.contains(&code.as_str()),
+                    "client {name}, request {request}: {error:?}"
+                );
+                story.count(|tally| *tally.errors.entry(code).or_default() += 1);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Something happens.
+async fn strike(story: &Story, dice: &mut Rng, world: &mut World) -> Result<()> {
+    let devices = world.devices();
+    let parties: Vec<Party> = (0..=devices).chain([CLIENT]).collect();
+    let mut two = || {
+        let one = parties[dice.usize(..parties.len())];
+        let other = loop {
+            let other = parties[dice.usize(..parties.len())];
+            // Clients and devices have nothing to say to each other.
+            if other != one && (one.min(other) == DESK || one.max(other) != CLIENT) {
+                break other;
+            }
+        };
+        (one, other)
+    };
+    let (one, other) = two();
+    match dice.u32(..12) {
+        0..3 => {
+            story.say(format_args!("nothing passes from {one} to {other}"));
+            world.network.cut(one, other, true);
+            if dice.bool() {
+                world.network.cut(other, one, true);
+            }
+        }
+        3 => {
+            story.say(format_args!("{one} is cut off"));
+            for party in parties {
+                world.network.cut(one, party, true);
+                world.network.cut(party, one, true);
+            }
+        }
+        4 => {
+            story.say(format_args!("connections of {one} and {other} break"));
+            world.network.tear(one, other);
+        }
+        5 => {
+            let delay = DELAYS[dice.usize(..DELAYS.len())];
+            story.say(format_args!("pieces take {delay:?} \u{b5}s"));
+            world.network.delay(delay);
+        }
+        6..9 => {
+            let party = dice.usize(0..=devices);
+            if world.lives(party) {
+                let gently = dice.bool();
+                let how = if gently { "is ended" } else { "dies" };
+                story.say(format_args!("{party} {how}"));
+                world.end(party, gently);
+            }
+        }
+        _ => {
+            story.say("what is broken is mended");
+            world.network.mend();
+        }
+    }
+    for party in 0..=devices {
+        if !world.lives(party) && dice.u32(..3) > 0 {
+            timeout(END, world.gone()).await.context("a party that was told to end does not")?;
+            story.say(format_args!("{party} is started again"));
+            world.start(party).await?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,255 @@
+//! The parties of a simulation, whole: a coordinator and its workers as their programs start them,
+//! with certificates, TLS and files, in one process.
+
+use crate::network::{DESK, Network, Party, home};
+use galaxy_client::{Client, RetryPolicy};
+use galaxy_common::{Bytes, ClusterProfile, DeviceName, Epoch};
+use galaxy_coord::{
+    Cluster, Limits, Planning, ProfileSource, RemoteFleet, Session, api::Api, fleet::BoxFuture,
+    profile,
+};
+use galaxy_engine::compute::choice::EngineChoice;
+use galaxy_model::ModelDir;
+use galaxy_planner::synthetic::{self, SyntheticDevice};
+use galaxy_proto::identity::{Authority, Identity, Role};
+use galaxy_testbed::golden;
+use galaxy_worker::{Worker, WorkerConfig};
+use std::{
+    fmt::Write,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+use tokio::{net::TcpListener, sync::oneshot, task::JoinSet};
+
+/// Keys for all simulations of a process: making them is not what is simulated.
+pub struct Keys {
+    _folder: tempfile::TempDir,
+    of: Vec<PathBuf>,
+    client: PathBuf,
+}
+
+impl Keys {
+    /// Of a coordinator, `devices` devices and a client.
+    pub fn create(devices: usize) -> anyhow::Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let authority = Authority::create(folder.path(), "home")?;
+        let issue =
+            |name: &str, role| anyhow::Ok(authority.issue(&DeviceName::new(name)?, role, 30)?);
+        let mut of = vec![issue("coordinator", Role::Coordinator)?];
+        for device in 1..=devices {
+            of.push(issue(&format!("d{device}"), Role::Device)?);
+        }
+        let client = issue("client", Role::Client)?;
+        Ok(Self { _folder: folder, of, client })
+    }
+}
+
+/// How a cluster is set up.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    pub model: &'static str,
+    pub strategy: &'static str,
+    pub tiles: u16,
+    /// One for each device.
+    pub shares: Vec<f64>,
+}
+
+/// Strategies whose splits the cluster file gives. For the others there are profiles.
+const BY_HAND: [&str; 2] = ["galaxy", "megatron"];
+
+/// Profiles of devices that are as fast as their shares, over links that are worth their while. What
+/// programs really take is something else, so that the coordinator finds that devices drift.
+struct Imagined(Vec<f64>);
+
+impl ProfileSource for Imagined {
+    fn collect<'a>(
+        &'a self,
+        cluster: &'a Cluster,
+        model: &'a ModelDir,
+        _: &'a Identity,
+        _: profile::Listener<'a>,
+    ) -> BoxFuture<'a, Result<ClusterProfile, String>> {
+        let devices = cluster.devices.iter().zip(&self.0).map(|(device, share)| SyntheticDevice {
+            name: device.name.clone(),
+            gflops: 0.01 * share,
+            memory_rate: 100.0,
+            memory: Bytes(0),
+            threads: 1,
+            link_rate: 1e9,
+            latency: 1e3,
+        });
+        let (shape, width) = (model.shape_key(), model.dtype().width());
+        let profile = synthetic::profile(model.spec(), &shape, width, &devices.collect::<Vec<_>>());
+        Box::pin(std::future::ready(Ok(profile)))
+    }
+}
+
+/// A coordinator that lives.
+struct Desk {
+    session: Session,
+    stop: oneshot::Sender<()>,
+    served: tokio::task::JoinHandle<()>,
+}
+
+/// All parties.
+pub struct World {
+    keys: Arc<Keys>,
+    setup: Setup,
+    pub network: Network,
+    fronts: Vec<SocketAddr>,
+    tasks: JoinSet<()>,
+    desk: Option<Desk>,
+    workers: Vec<Option<Worker>>,
+    lives: Vec<u8>,
+    /// Parties that are on their way out.
+    leaving: JoinSet<()>,
+}
+
+impl World {
+    /// Fronts only; nobody lives yet.
+    pub async fn new(keys: Arc<Keys>, setup: Setup, network: Network) -> anyhow::Result<Self> {
+        let mut tasks = JoinSet::new();
+        let mut fronts = Vec::new();
+        for party in 0..=setup.shares.len() {
+            fronts.push(network.front(party, &mut tasks).await?);
+        }
+        let workers = setup.shares.iter().map(|_| None).collect();
+        let lives = vec![0; setup.shares.len() + 1];
+        let leaving = JoinSet::new();
+        Ok(Self { keys, setup, network, fronts, tasks, desk: None, workers, lives, leaving })
+    }
+
+    pub fn devices(&self) -> usize {
+        self.setup.shares.len()
+    }
+    pub fn lives(&self, party: Party) -> bool {
+        match party {
+            DESK => self.desk.is_some(),
+            device => self.workers[device - 1].is_some(),
+        }
+    }
+
+    /// Starts a party that does not live.
+    pub async fn start(&mut self, party: Party) -> anyhow::Result<()> {
+        self.lives[party] += 1;
+        let life = self.lives[party];
+        let at = match party {
+            DESK => self.start_desk(life).await?,
+            device => self.start_device(device, life).await?,
+        };
+        self.network.up(party, at, life);
+        Ok(())
+    }
+
+    async fn start_device(&mut self, device: Party, life: u8) -> anyhow::Result<SocketAddr> {
+        let here = home(device, life);
+        let config = WorkerConfig {
+            identity: self.keys.of[device].clone(),
+            listen: SocketAddr::new(here, 0),
+            from: Some(here),
+            models: Some(golden::folder()),
+            cache: None,
+            engine: EngineChoice::Cpu,
+            threads: 1,
+            memory: None,
+            plain: false,
+        };
+        let worker = Worker::start(config).await?;
+        let address = worker.address();
+        self.workers[device - 1] = Some(worker);
+        Ok(address)
+    }
+
+    async fn start_desk(&mut self, life: u8) -> anyhow::Result<SocketAddr> {
+        let Setup { model, strategy, tiles, shares } = &self.setup;
+        let mut text = format!(
+            "[cluster]\nmodel = {:?}\nidentity = {:?}\nstrategy = {strategy:?}\ntiles = {tiles}\nlink = \"tls\"\n",
+            golden::folder().join(model),
+            self.keys.of[DESK],
+        );
+        for (at, share) in shares.iter().enumerate() {
+            let (device, front) = (at + 1, self.fronts[at + 1]);
+            write!(
+                text,
+                "[[device]]\nname = \"d{device}\"\naddress = \"{front}\"\nmemory = \"1GB\"\n"
+            )?;
+            if BY_HAND.contains(strategy) {
+                writeln!(text, "share = {share}")?;
+            }
+        }
+        let cluster = Cluster::parse(&text, Path::new("/"))?;
+        let identity = Identity::load(&cluster.identity)?;
+        let model = Arc::new(ModelDir::open(&cluster.model)?);
+        let limits = Limits { queue: cluster.queue, timeout: Duration::from_secs(20) };
+        let epoch = Epoch(u64::from(life) << 20);
+        let quiet = Arc::new(|_| ());
+        let profiles = Arc::new(Imagined(shares.clone()));
+        let planning = Planning { profiles, ..Planning::measured() };
+        let (of, us) = (model.clone(), identity.clone());
+        let fleet = RemoteFleet::start_with(cluster, of, us, epoch, quiet, planning)?;
+        let session =
+            tokio::task::spawn_blocking(move || Session::new(model, Arc::new(fleet), limits));
+        let session = session.await?;
+        let listener = TcpListener::bind((home(DESK, life), 0)).await?;
+        let address = listener.local_addr()?;
+        let (stop, stopping) = oneshot::channel::<()>();
+        let api = Api::new(session.clone(), "home");
+        let served = tokio::spawn(async move {
+            let stop = async move { drop(stopping.await) };
+            drop(api.serve(listener, Some(&identity), stop).await);
+        });
+        self.desk = Some(Desk { session, stop, served });
+        Ok(address)
+    }
+
+    /// Ends a party that lives: with a word to all that it serves, or without.
+    pub fn end(&mut self, party: Party, gently: bool) {
+        let life = self.lives[party];
+        if !gently {
+            self.network.down(party, life);
+        }
+        let network = self.network.clone();
+        if party == DESK {
+            let Some(Desk { session, stop, served }) = self.desk.take() else { return };
+            self.leaving.spawn(async move {
+                if gently {
+                    session.drain().await;
+                    network.down(DESK, life);
+                }
+                session.close().await;
+                drop(stop);
+                drop(served.await);
+            });
+        } else if let Some(worker) = self.workers[party - 1].take() {
+            self.leaving.spawn(async move {
+                worker.shutdown().await;
+                if gently {
+                    network.down(party, life);
+                }
+            });
+        }
+    }
+
+    /// Waits until those that were ended are gone.
+    pub async fn gone(&mut self) {
+        while self.leaving.join_next().await.is_some() {}
+    }
+
+    /// A connection of a client.
+    pub async fn client(&self, timeout: Duration) -> Result<Client, galaxy_client::ClientError> {
+        let client =
+            Client::builder().address(self.fronts[DESK].to_string()).identity(&self.keys.client);
+        client.timeout(timeout).retry(RetryPolicy::never()).connect().await
+    }
+
+    /// Ends all, and the network.
+    pub async fn close(mut self) {
+        for party in (0..self.lives.len()).filter(|party| self.lives(*party)).collect::<Vec<_>>() {
+            self.end(party, false);
+        }
+        self.gone().await;
+        self.tasks.shutdown().await;
+    }
+}

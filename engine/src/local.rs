@@ -76,6 +76,15 @@ impl LocalCluster {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Connects the devices by other links, one end for each device by rank, until a run fails.
+    pub fn connect_over(&self, ends: impl FnOnce(Epoch) -> Vec<Links>) {
+        let mut state = self.lock();
+        state.epoch = state.epoch.next();
+        for (executor, links) in self.executors.iter().zip(ends(state.epoch)) {
+            executor.connect(state.epoch, links);
+        }
+    }
+
     fn connect(&self, state: &mut State) {
         state.epoch = state.epoch.next();
         let mut ends: Vec<Links> = self.executors.iter().map(|_| Links::default()).collect();

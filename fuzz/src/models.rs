@@ -1,7 +1,10 @@
 //! Files of a model directory.
 
-use super::{Input, said};
-use galaxy_model::{HeadSpec, Matrix, ModelDir, ModelSpec, Positions, Table, Vector, fuzz};
+use super::{Input, good, said};
+use galaxy_model::{
+    HeadSpec, Matrix, ModelDir, ModelSpec, Patches, Positions, Table, Vector, fuzz,
+    image::ImageProcessor, manifest::Manifest,
+};
 use std::{fs, io::Write, path::Path};
 use tempfile::TempDir;
 
@@ -115,6 +118,36 @@ pub(crate) fn sentence(bytes: &[u8]) {
     match fuzz::sentence(dir.path()) {
         Ok(sentence) => assert!(sentence.max_tokens != Some(0)),
         Err(error) => said(&error),
+    }
+}
+
+/// What a model consists of, as one device tells another.
+pub(crate) fn manifest(bytes: &[u8]) {
+    let Some(manifest) = good(Manifest::from_bytes(bytes)) else { return };
+    let again = manifest.to_bytes().expect("its own form");
+    assert_eq!(Manifest::from_bytes(&again).expect("its own"), manifest);
+    let Some(pieces) = good(manifest.pieces(Path::new("model"))) else { return };
+    let mut end = 0;
+    for piece in 0..pieces.count() {
+        let span = pieces.span(piece);
+        assert!(span.start == end && span.end > end && span.end - end == pieces.bytes(piece));
+        assert!(pieces.covering(span.clone()).contains(&piece));
+        end = span.end;
+    }
+    assert_eq!(end, pieces.total());
+}
+
+/// A `preprocessor_config.json`, and an image for it.
+pub(crate) fn image(bytes: &[u8]) {
+    let mut input = Input(bytes);
+    let dir = directory();
+    fs::write(dir.path().join("preprocessor_config.json"), input.piece()).expect("a file");
+    let patches = Patches { width: 32, height: 24, channels: 3, size: 8 };
+    if let Some(processor) = good(ImageProcessor::open(dir.path(), patches))
+        && let Some(values) = good(processor.pixels(input.0))
+    {
+        assert_eq!(values.len(), 3 * 24 * 32);
+        assert!(values.iter().all(|value| !value.is_nan()));
     }
 }
 

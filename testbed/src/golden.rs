@@ -372,11 +372,25 @@ pub fn folder() -> PathBuf {
 /// # Errors
 /// When programs do not verify, a run fails, or a result is further off than `tolerance`.
 pub fn run(case: &Case, wire: WireType, tolerance: f32) -> Result<f32> {
+    run_over(case, wire, tolerance, |_| Ok(()))
+}
+
+/// [`run`] over the links by which `connect` connects the devices.
+///
+/// # Errors
+/// As there, and when they cannot be connected.
+pub fn run_over(
+    case: &Case,
+    wire: WireType,
+    tolerance: f32,
+    connect: impl FnOnce(&LocalCluster) -> Result<()>,
+) -> Result<f32> {
     let path = folder().join(case.checkpoint);
     let dir = Arc::new(ModelDir::open(&path)?);
     let expected = Expected::read(&path)?;
     let plan = plan(&dir, case, wire)?;
     let cluster = LocalCluster::open(dir.clone(), plan.clone())?;
+    connect(&cluster)?;
     let (language, classes) = match dir.spec().head {
         HeadSpec::Language { .. } => (true, false),
         HeadSpec::Classes(_) => (false, true),

@@ -6,12 +6,12 @@ use galaxy_common::{
     Span, Strategy, Wanted, WireType,
 };
 use galaxy_graph::share::{Member, Terms};
-use galaxy_model::shape::Shape;
+use galaxy_model::{ModelDir, manifest::Manifest, shape::Shape};
 use galaxy_planner::synthetic::{self, SyntheticDevice};
 use galaxy_proto::{convert, fault::Fault, fault::to_status, v1};
 use galaxy_worker::ring::hello::{Answer, Hello, ProbeHello};
 use prost::Message;
-use std::{fs, path::Path};
+use std::{fs, ops::ControlFlow, path::Path};
 use tonic::Code;
 
 type Seed = (&'static str, String, Vec<u8>);
@@ -139,6 +139,16 @@ fn models(add: Add<'_>) {
             (4, &header(&shards.join("model-00002-of-00002.safetensors"))),
         ]),
     );
+    for model in ["vit", "llama-tied-bf16"] {
+        let opened = ModelDir::open(&golden.join(model)).unwrap();
+        let config = fs::read(golden.join(model).join("config.json")).unwrap();
+        let manifest = Manifest::of(&opened, config, &mut |_, _| ControlFlow::Continue(()));
+        add("manifest", model, manifest.unwrap().unwrap().to_bytes().unwrap());
+    }
+    let vit = |name: &str| fs::read(golden.join("vit").join(name)).unwrap();
+    let (processor, png) = (vit("preprocessor_config.json"), vit("image.png"));
+    add("image", "png", [piece(&processor), png].concat());
+    add("image", "bicubic", [piece(BICUBIC), JPEG.to_vec()].concat());
     add("sentence", "plain", directory(&[]));
     add(
         "sentence",
@@ -155,6 +165,11 @@ fn models(add: Add<'_>) {
         ]),
     );
 }
+
+const BICUBIC: &[u8] =
+    br#"{"resample": 3, "size": {"height": 24, "width": 32}, "do_normalize": false}"#;
+/// Where a JPEG begins.
+const JPEG: &[u8] = b"\xff\xd8\xff\xe0\x00\x10JFIF\x00\x01\x01\x00\x00\x01\x00\x01\x00\x00";
 
 const MODULES: &[u8] = br#"[{"path": "", "type": "sentence_transformers.models.Transformer"},
 {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},

@@ -1,0 +1,131 @@
+//! Law 1 over every type of link: the pairwise combinations of more than one device, connected as
+//! workers are, over loopback.
+#![allow(clippy::unwrap_used)]
+
+use galaxy_common::{DeviceName, LinkType, Rank, WireType};
+use galaxy_engine::{link::Links, local::LocalCluster};
+use galaxy_graph::links;
+use galaxy_proto::{
+    ALPN_RING,
+    door::{Door, Hook, Peer},
+    identity::{Authority, Identity, Role},
+};
+use galaxy_testbed::golden::{TOLERANCE, cases, run_over};
+use galaxy_worker::ring::{Formation, PeerAddress, Ring, bind_quic};
+use std::sync::Arc;
+use tokio::{net::TcpListener, runtime::Runtime, task::JoinSet};
+use tokio_stream::StreamExt;
+
+/// A device's side of links of every type.
+struct Device {
+    ring: Ring,
+    identity: Identity,
+    at: PeerAddress,
+}
+
+async fn device(authority: &Authority, number: usize) -> Device {
+    let name = DeviceName::new(format!("d{number}")).unwrap();
+    let identity = Identity::load(&authority.issue(&name, Role::Device, 30).unwrap()).unwrap();
+    let ring = Ring::default();
+    let (listener, socket) = loop {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        // Somebody else may have that port of UDP.
+        if let Ok(socket) = bind_quic(listener.local_addr().unwrap()) {
+            break (listener, socket);
+        }
+    };
+    ring.open_quic(socket, &identity).unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let arriving = ring.clone();
+    let hook: Hook = Arc::new(move |peer, stream| {
+        tokio::spawn(arriving.clone().arrive(peer, stream));
+    });
+    let mut door = Door::open(listener, Some(&identity), Some((ALPN_RING, hook)));
+    tokio::spawn(async move { while door.next().await.is_some() {} });
+    let plain = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let plain_port = plain.local_addr().unwrap().port();
+    let arriving = ring.clone();
+    tokio::spawn(async move {
+        while let Ok((stream, address)) = plain.accept().await {
+            tokio::spawn(arriving.clone().arrive_plain(Peer { identity: None, address }, stream));
+        }
+    });
+    Device { ring, identity, at: PeerAddress { address, plain_port } }
+}
+
+struct Lab {
+    runtime: Runtime,
+    devices: Vec<Arc<Device>>,
+}
+
+impl Lab {
+    fn new() -> Self {
+        let runtime = Runtime::new().unwrap();
+        let keys = tempfile::tempdir().unwrap();
+        let authority = Authority::create(keys.path(), "home").unwrap();
+        let devices = runtime.block_on(async {
+            let mut devices = Vec::new();
+            for number in 0..4 {
+                devices.push(Arc::new(device(&authority, number).await));
+            }
+            devices
+        });
+        Self { runtime, devices }
+    }
+
+    /// Connects a cluster by links of this type.
+    fn connect(&self, cluster: &LocalCluster, link: LinkType, epoch: u64) {
+        let plan = Arc::new(cluster.plan().clone());
+        let here = &self.devices[..plan.ring.len()];
+        let mut forming = JoinSet::new();
+        let ends = self.runtime.block_on(async {
+            for (rank, device) in here.iter().enumerate() {
+                let wanted = Formation {
+                    epoch: galaxy_common::Epoch(epoch),
+                    rank: Rank(rank as u16),
+                    digest: [7; 32],
+                    plan: plan.clone(),
+                    peers: here.iter().map(|device| device.at.clone()).collect(),
+                    link,
+                    links: links(&plan),
+                };
+                let device = device.clone();
+                forming.spawn(async move {
+                    (rank, device.ring.form(&device.identity, wanted).await.unwrap())
+                });
+            }
+            let mut ends: Vec<(usize, Links)> = forming.join_all().await;
+            ends.sort_by_key(|(rank, _)| *rank);
+            ends
+        });
+        cluster.connect_over(|_| ends.into_iter().map(|(_, links)| links).collect());
+    }
+}
+
+fn over(link: LinkType) {
+    let lab = Lab::new();
+    let mut failures = Vec::new();
+    for (number, case) in cases(false).iter().filter(|case| case.devices > 1).enumerate() {
+        let ran = run_over(case, WireType::F32, TOLERANCE, |cluster| {
+            lab.connect(cluster, link, 1 + number as u64);
+            Ok(())
+        });
+        failures.extend(ran.err().map(|error| format!("{case:?}: {error:#}")));
+    }
+    assert!(failures.is_empty(), "{} failed:\n{}", failures.len(), failures.join("\n"));
+}
+
+#[test]
+fn combinations_match_transformers_over_tls() {
+    over(LinkType::Tls);
+}
+
+#[test]
+fn combinations_match_transformers_over_quic() {
+    over(LinkType::Quic);
+}
+
+#[test]
+fn combinations_match_transformers_over_plain_tcp() {
+    over(LinkType::Plain);
+}

@@ -290,8 +290,7 @@ impl ModelDir {
         arrivals: Arc<dyn Arrivals>,
     ) -> Result<Self, ModelError> {
         let mut model = Self::outline(manifest, path)?;
-        let pieces = model.pieces()?;
-        manifest.fits(&pieces)?;
+        let pieces = manifest.cut(&model)?;
         model.store.arrive(data, arrivals);
         for cut in pieces.cuts() {
             model.store.lay(&cut.name, cut.at, cut.tile);

@@ -122,9 +122,7 @@ impl Manifest {
     /// # Errors
     /// When it describes no model of this build, or has not a digest for each piece.
     pub fn pieces(&self, path: &Path) -> Result<Pieces, ModelError> {
-        let pieces = ModelDir::outline(self, path)?.pieces()?;
-        self.fits(&pieces)?;
-        Ok(pieces)
+        self.cut(&ModelDir::outline(self, path)?)
     }
 
     /// Name of the model's directory where it was made.
@@ -145,8 +143,22 @@ impl Manifest {
     pub fn is(&self, piece: u32, bytes: &[u8]) -> bool {
         self.digests.get(piece as usize).is_some_and(|digest| *digest == Digest::of(bytes))
     }
+    /// How its outline is cut: as many pieces as it has digests, so that sizes that it only claims
+    /// take no memory.
+    pub(crate) fn cut(&self, outline: &ModelDir) -> Result<Pieces, ModelError> {
+        let digests = self.digests.len();
+        let pieces = match outline.at_most(digests as u64) {
+            Err(ModelError::TooLarge { .. }) => {
+                let why = format!("{digests} digests, and more pieces");
+                return Err(ModelError::Manifest { why });
+            }
+            pieces => pieces?,
+        };
+        self.fits(&pieces)?;
+        Ok(pieces)
+    }
     /// Whether it has a digest for each piece, and lists no tensor besides.
-    pub(crate) fn fits(&self, pieces: &Pieces) -> Result<(), ModelError> {
+    fn fits(&self, pieces: &Pieces) -> Result<(), ModelError> {
         let (have, want) = (self.digests.len(), pieces.count() as usize);
         let (listed, cut) = (self.tensors.len(), pieces.cuts().len());
         match have == want && listed == cut {

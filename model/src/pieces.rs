@@ -45,6 +45,9 @@ pub(crate) struct Cut {
     first: u32,
 }
 
+/// A model of 4 TB.
+const MOST_PIECES: u64 = 1 << 24;
+
 /// How a model is cut.
 #[derive(Clone, Debug)]
 pub struct Pieces {
@@ -52,6 +55,8 @@ pub struct Pieces {
     places: HashMap<String, usize>,
     /// Where each piece begins in the data, and where the last one ends.
     starts: Vec<u64>,
+    /// There are fewer than this.
+    most: u64,
 }
 
 impl Cut {
@@ -73,11 +78,12 @@ impl Cut {
 }
 
 impl Pieces {
-    fn new() -> Self {
-        Self { cuts: Vec::new(), places: HashMap::new(), starts: vec![0] }
+    fn new(most: u64) -> Self {
+        Self { cuts: Vec::new(), places: HashMap::new(), starts: vec![0], most }
     }
 
-    /// Adds a tensor of stored rows, unless it is there already. False if there are too many bytes.
+    /// Adds a tensor of stored rows, unless it is there already. False if there are too many bytes
+    /// or pieces.
     fn add(&mut self, name: &str, rows: u64, row_bytes: u64, tiled: bool) -> bool {
         if self.places.contains_key(name) {
             return true;
@@ -90,7 +96,7 @@ impl Pieces {
         let run = (PIECE_BYTES / rows.max(1)).max(LEAST_RUN) / LEAST_RUN * LEAST_RUN;
         let tiled = tiled && run < row_bytes && rows * run <= MAX_PIECE_BYTES;
         let step = if tiled { rows * run } else { PIECE_BYTES };
-        if self.starts.len() as u64 + (end - at) / step >= u64::from(u32::MAX) {
+        if self.starts.len() as u64 + (end - at) / step > self.most {
             return false;
         }
         self.starts.extend((1..).map(|n| at + n * step).take_while(|start| *start < end));
@@ -163,7 +169,12 @@ impl ModelDir {
     /// # Errors
     /// When it is beyond all sizes.
     pub fn pieces(&self) -> Result<Pieces, ModelError> {
-        let mut pieces = Pieces::new();
+        self.at_most(MOST_PIECES)
+    }
+
+    /// [`ModelDir::pieces`], if they are no more than this.
+    pub(crate) fn at_most(&self, pieces: u64) -> Result<Pieces, ModelError> {
+        let mut pieces = Pieces::new(pieces.min(MOST_PIECES) + 1);
         let large = || ModelError::TooLarge { path: self.path().into(), bytes: u64::MAX, limit: 0 };
         for which in Vector::all(self.spec()) {
             let name = self.vector_name(which)?;
@@ -282,7 +293,7 @@ mod tests {
 
     #[test]
     fn a_tensor_is_cut_once_by_bytes_or_by_tiles() {
-        let mut pieces = Pieces::new();
+        let mut pieces = Pieces::new(MOST_PIECES);
         assert!(pieces.add("a", 1, 100, false));
         assert!(pieces.add("rows", 1024, 4096, false));
         assert!(pieces.add("tiles", 1024, 4096, true));
@@ -322,7 +333,7 @@ mod tests {
     proptest! {
         #[test]
         fn pieces_follow_one_another(sizes in prop::collection::vec((0u64..3000, 0u64..5000, any::<bool>()), 1..6)) {
-            let mut pieces = Pieces::new();
+            let mut pieces = Pieces::new(MOST_PIECES);
             for (i, (rows, row_bytes, tiled)) in sizes.iter().enumerate() {
                 prop_assert!(pieces.add(&i.to_string(), *rows, *row_bytes, *tiled));
             }

@@ -247,7 +247,8 @@ impl Store {
             path: self.directory.clone(),
             tensor: name.to_owned(),
         })?;
-        let path = || self.shards[tensor.shard].path.clone();
+        // What was only described has no files.
+        let path = || self.shards.get(tensor.shard).map_or(&self.directory, |s| &s.path).clone();
         if tensor.shape != want {
             return Err(ModelError::Shape {
                 path: path(),

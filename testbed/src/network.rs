@@ -676,8 +676,9 @@ mod tests {
         assert!(Network::up(&name, &places(3)).unwrap_err().to_string().contains("is up"));
         let mut inner =
             made.inside(1, || Command::new("sleep").arg("1000").spawn()).unwrap().unwrap();
-        // A half-removed one is refused, and still goes away.
-        run("ip", &["netns", "del", &made.namespace(2)]).unwrap();
+        // A half-removed one is refused, and still goes away. Not the last: without it, it would be
+        // a smaller one.
+        run("ip", &["netns", "del", &made.namespace(0)]).unwrap();
         assert!(Network::open(&name).unwrap_err().to_string().contains("a part"));
         Network::down(&name).unwrap();
         assert!(!inner.wait().unwrap().success(), "it was killed");

@@ -182,7 +182,7 @@ async fn tell(story: &Arc<Story>, dice: &mut Rng, keys: Arc<Keys>, setup: Setup)
         let connected = connect(story, &mut world).await?;
         clients.spawn(customer(story.clone(), connected, name, Rng::with_seed(dice.u64(..))));
     }
-    let until = Instant::now() + Duration::from_secs(dice.u64(5..=25));
+    let until = Instant::now() + Duration::from_secs(dice.u64(3..=18));
     while Instant::now() < until {
         sleep(Duration::from_millis(dice.u64(100..=3_000))).await;
         strike(story, dice, &mut world).await?;

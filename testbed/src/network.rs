@@ -253,7 +253,7 @@ impl Network {
         })??;
         for (i, place) in places.iter().enumerate() {
             inside(&inner(place), || -> Result<()> {
-                // Where the kernel has no such choice, there is nothing to choose.
+                // Where the kernel has no such choice, or leaves it to no namespace, it stays what it is.
                 let _ = fs::write("/proc/sys/net/ipv4/tcp_congestion_control", CONGESTION);
                 let steps = [
                     configured("eth0", place.link.as_ref()),

@@ -23,7 +23,11 @@ use galaxy_proto::{
     v1::{self, worker_client::WorkerClient},
 };
 use serde_json::json;
-use std::{collections::BTreeMap, path::Path, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+    time::Duration,
+};
 use tonic::transport::Channel;
 
 /// The experiment's name, and what it shows.
@@ -51,6 +55,8 @@ const OTHERS: f64 = 0.10;
 const STEAL: f64 = 0.02;
 /// For a call that probes.
 const LIMIT: Duration = Duration::from_secs(30);
+/// The label of what decides, over TCP, how much is under way.
+const CONTROL: &str = "congestion control";
 /// The place of whoever asks.
 const DESK: usize = 2;
 
@@ -201,6 +207,10 @@ impl Lab {
         record: &mut Record,
         path: &Path,
     ) -> Result<()> {
+        let control = match &self.network {
+            Some(network) => network.inside(0, congestion_control)?,
+            None => congestion_control(),
+        };
         let mut take = || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             runtime.block_on(async {
@@ -228,7 +238,8 @@ impl Lab {
                         };
                         let verdict = if all_count { Verdict::Valid } else { verdict };
                         eprintln!("{key}, attempt {}: {values:.2?} {verdict:?}", tried + 1);
-                        record.cell(&key, &[("link", name(link))]).add(values, verdict);
+                        let labels = [("link", name(link)), (CONTROL, &control)];
+                        record.cell(&key, &labels).add(values, verdict);
                         record.save(path)?;
                     }
                     if !open {
@@ -248,6 +259,12 @@ impl Lab {
     fn cpu(&self) -> u64 {
         self.workers.iter().map(|worker| cpu(worker.id())).sum()
     }
+}
+
+/// By which TCP decides how much is under way, in the namespace of this thread.
+fn congestion_control() -> String {
+    let chosen = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control");
+    chosen.map_or("unknown".to_owned(), |name| name.trim().to_owned())
 }
 
 /// Processor time of a process so far, in ns, of the threads that it has.
@@ -454,7 +471,11 @@ fn show(conditions: &[Condition], record: &Record, directory: &Path) -> Result<(
         table.row([condition.name.to_owned()].into_iter().chain(figures).chain(choices));
     }
     tables.push(table);
+    let controls = record.cells.iter().filter_map(|cell| cell.labels.get(CONTROL));
+    let controls: BTreeSet<&str> = controls.map(String::as_str).collect();
+    let controls = controls.into_iter().collect::<Vec<_>>().join(", ");
     let notes = [
+        format!("*TCP's congestion control*: {controls}, as this machine has it in the workers' namespaces. QUIC's: BBR. What small devices come with, CUBIC, takes every lost packet for congestion."),
         "*Processor time*: what a probe with bulks of a second (256 MB at most) took more than one with bulks of 20 ms, over the bytes that it carried more: handshakes and round trips are in neither. It is of all threads of both workers, what the kernel did for them in their system calls included, what it did elsewhere not.".to_owned(),
         "*What it takes from kernels*: how much longer a kernel on the worker's one thread took while frames passed, on a machine whose cores the workers share.".to_owned(),
         format!("*Predicted*: profiles of two devices that do not exist ({GFLOPS} GFLOP/s, {MEMORY_RATE} GB/s) beside links as measured here. The plan is made anew for each type of link."),

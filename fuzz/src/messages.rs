@@ -27,7 +27,8 @@ pub(crate) fn worker(bytes: &[u8]) {
         1 => read(input.0, |request: v1::ExecuteRequest| {
             match galaxy_worker::fuzz::execute(&own, request) {
                 Ok((shape, tokens, left)) => {
-                    assert_eq!(shape.rows() as usize, tokens.len());
+                    // How many there must be, the model says: of images there are none.
+                    assert!(tokens.is_empty() || shape.segments().len() <= tokens.len());
                     assert!(left <= Duration::from_secs(3600));
                 }
                 Err(status) => said(&galaxy_proto::fault::from_status(&status)),

@@ -238,8 +238,9 @@ impl Lab {
                         };
                         let verdict = if all_count { Verdict::Valid } else { verdict };
                         eprintln!("{key}, attempt {}: {values:.2?} {verdict:?}", tried + 1);
-                        let labels = [("link", name(link)), (CONTROL, &control)];
-                        record.cell(&key, &labels).add(values, verdict);
+                        let cell = record.cell(&key, &[]);
+                        cell.labels.insert(CONTROL.to_owned(), control.clone());
+                        cell.add(values, verdict);
                         record.save(path)?;
                     }
                     if !open {

@@ -77,16 +77,18 @@ impl LocalCluster {
     }
 
     /// Connects the devices by other links, one end for each device by rank, until a run fails.
-    pub fn connect_over(&self, ends: impl FnOnce(Epoch) -> Vec<Links>) {
-        let mut state = self.lock();
+    pub fn connect_over(&self, ends: Vec<Links>) {
+        self.join(&mut self.lock(), ends);
+    }
+
+    fn join(&self, state: &mut State, ends: Vec<Links>) {
         state.epoch = state.epoch.next();
-        for (executor, links) in self.executors.iter().zip(ends(state.epoch)) {
+        for (executor, links) in self.executors.iter().zip(ends) {
             executor.connect(state.epoch, links);
         }
     }
 
     fn connect(&self, state: &mut State) {
-        state.epoch = state.epoch.next();
         let mut ends: Vec<Links> = self.executors.iter().map(|_| Links::default()).collect();
         for (from, to) in links(&self.plan) {
             let (sender, receiver, closer) = memory::link();
@@ -95,9 +97,7 @@ impl LocalCluster {
             ends[to.index()].receivers.push((from, receiver));
             ends[to.index()].closers.push(closer);
         }
-        for (executor, links) in self.executors.iter().zip(ends) {
-            executor.connect(state.epoch, links);
-        }
+        self.join(state, ends);
     }
 
     /// The plan.

@@ -147,7 +147,7 @@ impl Manifest {
     /// take no memory.
     pub(crate) fn cut(&self, outline: &ModelDir) -> Result<Pieces, ModelError> {
         let digests = self.digests.len();
-        let pieces = match outline.at_most(digests as u64) {
+        let pieces = match outline.pieces_at_most(digests as u64) {
             Err(ModelError::TooLarge { .. }) => {
                 let why = format!("{digests} digests, and more pieces");
                 return Err(ModelError::Manifest { why });

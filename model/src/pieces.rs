@@ -169,11 +169,11 @@ impl ModelDir {
     /// # Errors
     /// When it is beyond all sizes.
     pub fn pieces(&self) -> Result<Pieces, ModelError> {
-        self.at_most(MOST_PIECES)
+        self.pieces_at_most(MOST_PIECES)
     }
 
     /// [`ModelDir::pieces`], if they are no more than this.
-    pub(crate) fn at_most(&self, pieces: u64) -> Result<Pieces, ModelError> {
+    pub(crate) fn pieces_at_most(&self, pieces: u64) -> Result<Pieces, ModelError> {
         let mut pieces = Pieces::new(pieces.min(MOST_PIECES) + 1);
         let large = || ModelError::TooLarge { path: self.path().into(), bytes: u64::MAX, limit: 0 };
         for which in Vector::all(self.spec()) {

@@ -314,10 +314,15 @@ pub async fn dial_plain(
 
 async fn connect_from(from: Option<IpAddr>, found: &[SocketAddr]) -> io::Result<TcpStream> {
     let Some(from) = from else { return TcpStream::connect(found).await };
-    let mut failed = io::ErrorKind::AddrNotAvailable.into();
+    let why = format!("it has no address that can be dialled from {from}");
+    let mut failed = io::Error::new(io::ErrorKind::AddrNotAvailable, why);
     for to in found.iter().filter(|to| to.is_ipv4() == from.is_ipv4()) {
         let socket = if from.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-        socket.bind(SocketAddr::new(from, 0))?;
+        socket.bind(SocketAddr::new(from, 0)).map_err(|error| {
+            let why =
+                format!("it cannot be dialled from {from}, is that an address of ours? {error}");
+            io::Error::new(error.kind(), why)
+        })?;
         match socket.connect(*to).await {
             Ok(stream) => return Ok(stream),
             Err(error) => failed = error,

@@ -2,56 +2,18 @@
 //! workers are, over loopback.
 #![allow(clippy::unwrap_used)]
 
-use galaxy_common::{DeviceName, LinkType, Rank, WireType};
+#[path = "../../worker/tests/ringing/mod.rs"]
+mod ringing;
+
+use galaxy_common::{Epoch, LinkType, Rank, WireType};
 use galaxy_engine::{link::Links, local::LocalCluster};
 use galaxy_graph::links;
-use galaxy_proto::{
-    ALPN_RING,
-    door::{Door, Hook, Peer},
-    identity::{Authority, Identity, Role},
-};
+use galaxy_proto::identity::Authority;
 use galaxy_testbed::golden::{TOLERANCE, cases, run_over};
-use galaxy_worker::ring::{Formation, PeerAddress, Ring, bind_quic};
+use galaxy_worker::ring::Formation;
+use ringing::{Device, device};
 use std::sync::Arc;
-use tokio::{net::TcpListener, runtime::Runtime, task::JoinSet};
-use tokio_stream::StreamExt;
-
-/// A device's side of links of every type.
-struct Device {
-    ring: Ring,
-    identity: Identity,
-    at: PeerAddress,
-}
-
-async fn device(authority: &Authority, number: usize) -> Device {
-    let name = DeviceName::new(format!("d{number}")).unwrap();
-    let identity = Identity::load(&authority.issue(&name, Role::Device, 30).unwrap()).unwrap();
-    let ring = Ring::default();
-    let (listener, socket) = loop {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        // Somebody else may have that port of UDP.
-        if let Ok(socket) = bind_quic(listener.local_addr().unwrap()) {
-            break (listener, socket);
-        }
-    };
-    ring.open_quic(socket, &identity).unwrap();
-    let address = listener.local_addr().unwrap().to_string();
-    let arriving = ring.clone();
-    let hook: Hook = Arc::new(move |peer, stream| {
-        tokio::spawn(arriving.clone().arrive(peer, stream));
-    });
-    let mut door = Door::open(listener, Some(&identity), Some((ALPN_RING, hook)));
-    tokio::spawn(async move { while door.next().await.is_some() {} });
-    let plain = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let plain_port = plain.local_addr().unwrap().port();
-    let arriving = ring.clone();
-    tokio::spawn(async move {
-        while let Ok((stream, address)) = plain.accept().await {
-            tokio::spawn(arriving.clone().arrive_plain(Peer { identity: None, address }, stream));
-        }
-    });
-    Device { ring, identity, at: PeerAddress { address, plain_port } }
-}
+use tokio::{runtime::Runtime, task::JoinSet};
 
 struct Lab {
     runtime: Runtime,
@@ -66,7 +28,7 @@ impl Lab {
         let devices = runtime.block_on(async {
             let mut devices = Vec::new();
             for number in 0..4 {
-                devices.push(Arc::new(device(&authority, number).await));
+                devices.push(Arc::new(device(&authority, &format!("d{number}")).await));
             }
             devices
         });
@@ -81,7 +43,7 @@ impl Lab {
         let ends = self.runtime.block_on(async {
             for (rank, device) in here.iter().enumerate() {
                 let wanted = Formation {
-                    epoch: galaxy_common::Epoch(epoch),
+                    epoch: Epoch(epoch),
                     rank: Rank(rank as u16),
                     digest: [7; 32],
                     plan: plan.clone(),
@@ -98,7 +60,7 @@ impl Lab {
             ends.sort_by_key(|(rank, _)| *rank);
             ends
         });
-        cluster.connect_over(|_| ends.into_iter().map(|(_, links)| links).collect());
+        cluster.connect_over(ends.into_iter().map(|(_, links)| links).collect());
     }
 }
 

@@ -180,13 +180,13 @@ pub(crate) async fn computing<T: Send + 'static>(
 /// take: one runs at a time.
 #[derive(Default)]
 pub(crate) struct Programs {
-    thread: Mutex<Option<(mpsc::Sender<Program>, JoinHandle<()>)>>,
+    thread: Mutex<Option<(mpsc::SyncSender<Program>, JoinHandle<()>)>>,
 }
 
 type Program = Box<dyn FnOnce() + Send>;
 
 impl Programs {
-    /// Runs `program` when those before it are through.
+    /// Runs `program`; the one before it is through, or about to be.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         program: impl FnOnce() -> T + Send + 'static,
@@ -199,13 +199,14 @@ impl Programs {
                 Some(thread) => thread,
                 none => none.insert(Self::start()?),
             };
-            programs.send(program).map_err(|_| WorkerError::Bug)?;
+            // Programs wait for their turns before they come here.
+            programs.try_send(program).map_err(|_| WorkerError::Bug)?;
         }
         result.await.map_err(|_| WorkerError::Bug)
     }
 
-    fn start() -> std::io::Result<(mpsc::Sender<Program>, JoinHandle<()>)> {
-        let (programs, inbox) = mpsc::channel::<Program>();
+    fn start() -> std::io::Result<(mpsc::SyncSender<Program>, JoinHandle<()>)> {
+        let (programs, inbox) = mpsc::sync_channel::<Program>(1);
         let body = move || {
             for program in inbox {
                 // Who waits for a program that panics is told by its silence.

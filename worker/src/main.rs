@@ -18,7 +18,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// Threads of the I/O side; kernels have their own.
 const IO_THREADS: usize = 2;
-/// Threads for what blocks: loading, and one for each program that runs or waits.
+/// Threads for what blocks: loading, lowering.
 const BLOCKING_THREADS: usize = 16;
 
 /// Runs on each device: holds a part of the model, and computes with the others.
@@ -31,8 +31,8 @@ struct Flags {
     /// Where to listen; port 0 takes any that is free
     #[arg(long, value_name = "ADDR:PORT", default_value = "0.0.0.0:7100")]
     listen: SocketAddr,
-    /// Address to reach other devices from, where a device has several [default: what the system
-    /// takes]
+    /// Address from which other devices are dialled over TCP, where this one has several [default:
+    /// what the system takes]; QUIC has that of --listen
     #[arg(long, value_name = "ADDR")]
     from: Option<IpAddr>,
     /// Directory whose subdirectories are models, or one model's directory [default: none, the

@@ -329,7 +329,7 @@ async fn fetch_and_hold(
         coordinator: supply,
         peers: request.neighbours(),
         identity: core.identity.clone(),
-        from: core.ring.from(),
+        from: core.ring.dials_from(),
     };
     let (loaded, all_loaded) = oneshot::channel::<()>();
     let done = async { drop(all_loaded.await) };

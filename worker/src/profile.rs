@@ -105,7 +105,7 @@ async fn measured(
     // As much of it comes as is read for the measurement, when it is.
     let (measured, done) = oneshot::channel::<()>();
     let (peers, identity) = (Vec::new(), core.identity.clone());
-    let from = core.ring.from();
+    let from = core.ring.dials_from();
     let sources = Sources { coordinator: supply, peers, identity, from };
     let meter = Meter::default();
     let coming = fetch(data, Vec::new(), sources, &meter, async { drop(done.await) });

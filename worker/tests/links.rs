@@ -1,18 +1,16 @@
 //! Ring links between devices of one process, over real sockets.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+mod ringing;
+
 use galaxy_common::{
     Assignment, BlockAssignment, Bytes, DeviceName, DevicePlan, Epoch, Exchange, FrameHeader,
     LinkType, Mode, Modes, Plan, Rank, SequenceNumber, Span, Strategy, WireType,
 };
 use galaxy_engine::link::{LinkError, Links};
-use galaxy_proto::{
-    ALPN_RING,
-    channel::ConnectError,
-    door::{Door, Hook, Peer},
-    identity::{Authority, Identity, Role},
-};
-use galaxy_worker::ring::{Formation, PeerAddress, Ring, RingError, bind_quic, hello::Answer};
+use galaxy_proto::{channel::ConnectError, identity::Authority};
+use galaxy_worker::ring::{Formation, RingError, hello::Answer};
+use ringing::{Device, device};
 use std::{
     io::ErrorKind,
     net::UdpSocket,
@@ -22,8 +20,6 @@ use std::{
     },
     thread,
 };
-use tokio::net::TcpListener;
-use tokio_stream::StreamExt;
 
 fn name(text: &str) -> DeviceName {
     DeviceName::new(text).unwrap()
@@ -59,54 +55,6 @@ fn plan(names: &[&str]) -> Arc<Plan> {
         max_rows: 8,
         ring: names.iter().map(device).collect(),
     })
-}
-
-/// A device that takes ring links of every type.
-struct Device {
-    ring: Ring,
-    identity: Identity,
-    at: PeerAddress,
-    _door: tokio::task::JoinHandle<()>,
-}
-
-/// One port of TCP and UDP.
-async fn both() -> (TcpListener, UdpSocket) {
-    loop {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        // Another test may have it.
-        if let Ok(socket) = bind_quic(listener.local_addr().unwrap()) {
-            return (listener, socket);
-        }
-    }
-}
-
-async fn device(authority: &Authority, who: &str) -> Device {
-    let identity = Identity::load(&authority.issue(&name(who), Role::Device, 30).unwrap()).unwrap();
-    let ring = Ring::default();
-    let (listener, socket) = both().await;
-    ring.open_quic(socket, &identity).unwrap();
-    let address = listener.local_addr().unwrap().to_string();
-    let arriving = ring.clone();
-    let hook: Hook = Arc::new(move |peer, stream| {
-        tokio::spawn(arriving.clone().arrive(peer, stream));
-    });
-    let mut door = Door::open(listener, Some(&identity), Some((ALPN_RING, hook)));
-    let plain = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let plain_port = plain.local_addr().unwrap().port();
-    let arriving = ring.clone();
-    let door = tokio::spawn(async move {
-        loop {
-            tokio::select! {
-                _ = door.next() => {}
-                accepted = plain.accept() => {
-                    let (stream, address) = accepted.unwrap();
-                    let peer = Peer { identity: None, address };
-                    tokio::spawn(arriving.clone().arrive_plain(peer, stream));
-                }
-            }
-        }
-    });
-    Device { ring, identity, at: PeerAddress { address, plain_port }, _door: door }
 }
 
 fn formation(

@@ -8,10 +8,10 @@
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open},
+    thread::{gettid, sched_yield},
     time::{ClockId, clock_gettime},
 };
 use std::{
-    cell::RefCell,
     collections::HashMap,
     fs::{self, File},
     io,
@@ -19,7 +19,7 @@ use std::{
         fd::{OwnedFd, RawFd},
         unix::fs::{FileExt, MetadataExt},
     },
-    sync::Arc,
+    sync::{Arc, Mutex, OnceLock, PoisonError},
     time::{Duration, Instant},
 };
 use tokio::{
@@ -40,7 +40,8 @@ const NOTHING: i128 = 1000;
 pub fn runtime() -> io::Result<Runtime> {
     let before = polls()?;
     let pump = Arc::new(Notify::new());
-    let (ours, events) = (pump.clone(), Arc::new(std::sync::OnceLock::<OwnedFd>::new()));
+    let (ours, events) = (pump.clone(), Arc::new(OnceLock::<OwnedFd>::new()));
+    let threads = Mutex::new(Threads::default());
     let watched = events.clone();
     let runtime = Builder::new_current_thread()
         .enable_all()
@@ -50,7 +51,7 @@ pub fn runtime() -> io::Result<Runtime> {
         .on_thread_park(move || {
             let Some(events) = watched.get() else { return };
             if !news(events) {
-                THREADS.with_borrow_mut(Threads::settle);
+                threads.lock().unwrap_or_else(PoisonError::into_inner).settle();
             }
             if news(events) {
                 // There is work to do first; without this the clock would leap.
@@ -94,19 +95,9 @@ fn news(events: &OwnedFd) -> bool {
     poll(&mut [PollFd::new(events, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
 }
 
-thread_local! {
-    static THREADS: RefCell<Threads> = RefCell::default();
-}
-
-/// Forgets the threads of a runtime that has ended.
-pub fn forget() {
-    THREADS.take();
-}
-
 /// The other threads of this process.
 #[derive(Default)]
 struct Threads {
-    own: Option<i32>,
     /// What the system says of each: `running`, or the call in which it sleeps.
     calls: HashMap<i32, File>,
 }
@@ -126,16 +117,15 @@ impl Threads {
                 "threads still run after {PATIENCE:?}: {:?}",
                 self.awake()
             );
-            rustix::thread::sched_yield();
+            sched_yield();
         }
     }
 
     fn asleep(&mut self) -> io::Result<bool> {
-        let own = *self.own.get_or_insert_with(|| rustix::thread::gettid().as_raw_nonzero().get());
         let count = fs::metadata("/proc/self/task")?.nlink();
         // Two of the links are not threads, and one thread is ours.
         if count != self.calls.len() as u64 + 3 {
-            self.find(own)?;
+            self.find()?;
         }
         let mut word = [0; 7];
         for call in self.calls.values() {
@@ -152,7 +142,8 @@ impl Threads {
         Ok(true)
     }
 
-    fn find(&mut self, own: i32) -> io::Result<()> {
+    fn find(&mut self) -> io::Result<()> {
+        let own = gettid().as_raw_nonzero().get();
         let mut now = HashMap::new();
         for entry in fs::read_dir("/proc/self/task")?.flatten() {
             let Ok(thread) = entry.file_name().to_string_lossy().parse::<i32>() else { continue };

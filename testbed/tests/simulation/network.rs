@@ -159,10 +159,9 @@ impl Network {
             _ => None,
         };
         let Some(inner) = inner else { return reset(&outer) };
-        let nodelay = outer.set_nodelay(true).and(inner.set_nodelay(true));
+        drop(outer.set_nodelay(true).and(inner.set_nodelay(true)));
         let ((out_read, out_write), (in_read, in_write)) = (outer.into_split(), inner.into_split());
         let torn = async {
-            drop(nodelay);
             let devices = from != DESK && from != CLIENT && to != DESK;
             let silent = |w: &Weather| devices && (w.cut[from][to] || w.cut[to][from]);
             loop {

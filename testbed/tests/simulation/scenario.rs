@@ -204,7 +204,7 @@ async fn tell(story: &Arc<Story>, dice: &mut Rng, keys: Arc<Keys>, setup: Setup)
     world.network.delay((0, 2_000));
     timeout(END, world.gone()).await.context("a party that was told to end does not")?;
     for party in 0..=world.devices() {
-        if !world.lives(party) {
+        if !world.alive(party) {
             world.start(party).await?;
         }
     }
@@ -229,7 +229,7 @@ async fn tell(story: &Arc<Story>, dice: &mut Rng, keys: Arc<Keys>, setup: Setup)
 /// A client's first connection; starts the coordinator if there is none.
 async fn connect(story: &Story, world: &mut World) -> Result<Client> {
     for _ in 0..20 {
-        if !world.lives(DESK) {
+        if !world.alive(DESK) {
             world.start(DESK).await?;
         }
         match world.client(Duration::from_secs(10)).await {
@@ -320,7 +320,7 @@ async fn strike(story: &Story, dice: &mut Rng, world: &mut World) -> Result<()> 
         }
         6..9 => {
             let party = dice.usize(0..=devices);
-            if world.lives(party) {
+            if world.alive(party) {
                 let gently = dice.bool();
                 let how = if gently { "is ended" } else { "dies" };
                 story.say(format_args!("{party} {how}"));
@@ -333,7 +333,7 @@ async fn strike(story: &Story, dice: &mut Rng, world: &mut World) -> Result<()> 
         }
     }
     for party in 0..=devices {
-        if !world.lives(party) && dice.u32(..3) > 0 {
+        if !world.alive(party) && dice.u32(..3) > 0 {
             timeout(END, world.gone()).await.context("a party that was told to end does not")?;
             story.say(format_args!("{party} is started again"));
             world.start(party).await?;

@@ -124,7 +124,7 @@ impl World {
     pub fn devices(&self) -> usize {
         self.setup.shares.len()
     }
-    pub fn lives(&self, party: Party) -> bool {
+    pub fn alive(&self, party: Party) -> bool {
         match party {
             DESK => self.desk.is_some(),
             device => self.workers[device - 1].is_some(),
@@ -246,7 +246,7 @@ impl World {
 
     /// Ends all, and the network.
     pub async fn close(mut self) {
-        for party in (0..self.lives.len()).filter(|party| self.lives(*party)).collect::<Vec<_>>() {
+        for party in (0..self.lives.len()).filter(|party| self.alive(*party)).collect::<Vec<_>>() {
             self.end(party, false);
         }
         self.gone().await;

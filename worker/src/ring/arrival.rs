@@ -153,8 +153,8 @@ impl Ring {
         }
     }
 
-    /// Our address for calls to other devices, if not any will do.
-    pub(crate) fn from(&self) -> Option<IpAddr> {
+    /// Our address for calls to other devices over TCP, if not any will do.
+    pub(crate) fn dials_from(&self) -> Option<IpAddr> {
         self.from
     }
     /// Takes a connection that came with TLS.

@@ -86,7 +86,7 @@ impl Dial {
                 }
                 let host = self.at.address.rsplit_once(':').map_or("", |(host, _)| host);
                 let address = format!("{host}:{}", self.at.plain_port);
-                let dialled = dial_plain(&address, self.ring.from(), ATTEMPT).await;
+                let dialled = dial_plain(&address, self.ring.dials_from(), ATTEMPT).await;
                 let mut stream = dialled.map_err(|error| self.unreached(error))?;
                 let answer = self.greet(&mut stream, deadline).await;
                 self.judge(answer.map_err(|error| self.broken(error))?)?;
@@ -95,7 +95,8 @@ impl Dial {
             LinkType::Tls => {
                 let config = self.identity.client_config(ALPN_RING);
                 let peer = (&self.to, Role::Device);
-                let dialled = dial(&self.at.address, config, self.ring.from(), peer, ATTEMPT).await;
+                let dialled =
+                    dial(&self.at.address, config, self.ring.dials_from(), peer, ATTEMPT).await;
                 let mut stream = dialled.map_err(|error| self.unreached(error))?;
                 let answer = self.greet(&mut stream, deadline).await;
                 self.judge(answer.map_err(|error| self.broken(error))?)?;

@@ -2,9 +2,10 @@
 """Reference outputs made by `transformers`, for the conformance tests.
 
     scripts/golden.py [NAME...]            small checkpoints, or all -> testdata/golden/<name>/
+    scripts/golden.py generate [NAME...]   only what decoders generate, by the weights as they are
     scripts/golden.py minilm MODEL OUT     embeddings of fixed sentences by sentence-transformers
 
-Needs torch and transformers; the second form also sentence-transformers. The results are
+Needs torch and transformers; the last form also sentence-transformers. The results are
 committed: run this only to add a case, and note what changed.
 
 Each checkpoint has every parameter random (biases and norms too: their usual zeros and ones hide
@@ -12,6 +13,10 @@ mistakes) and shapes that divide by nothing convenient. `expected.safetensors` h
 length n: `ids.n` (i32 [n]), `hidden.n` (f32 [n, hidden], after the last norm) and `logits.n`
 (f32 [n, vocabulary] of a language head, [labels] of a class head). The reference runs in float64
 on the weights as stored.
+
+`generated.json` holds for some prompts the ids that `generate` gives without sampling; of gpt2,
+`processed.json` also what settings of sampling make of the next token's logits. Both from the same
+float64 reference, whose logits `generate` rounds to float32 before it looks at them.
 """
 
 import json
@@ -28,6 +33,29 @@ FIRST_ID = {"roberta": 3, "mpnet": 3, "opt": 3}
 VOCABULARY = 97
 # An argmax that hangs on rounding would make decoding tests flaky.
 LEAST_GAP = 1e-2
+PROMPTS = [1, 7, 26]
+NEW_IDS = 64
+# Between the best and the second best logit of a step, relative to the step's largest: ten times
+# what law 1 allows, so that no near tie decides which id comes next.
+LEAST_RELATIVE_GAP = 1e-3
+# A small random model soon says one word for ever, and a cache of equal rows hides mistakes: this
+# many ids of the second half must differ.
+LEAST_DISTINCT = 4
+# Whose next token's logits are processed as for sampling, after a prompt of how many ids.
+PROCESSED = "gpt2"
+PROCESSED_PROMPT = 12
+# In the order in which `generate` applies them.
+PROCESSORS = {
+    "repetition_penalty": transformers.RepetitionPenaltyLogitsProcessor,
+    "temperature": transformers.TemperatureLogitsWarper,
+    "top_k": transformers.TopKLogitsWarper,
+    "top_p": transformers.TopPLogitsWarper,
+    "min_p": transformers.MinPLogitsWarper,
+}
+TOGETHER = dict(repetition_penalty=1.3, temperature=0.7, top_k=5, top_p=0.8, min_p=0.1)
+# Of so few ids top_p leaves nothing for min_p to do; of more it does.
+WIDER = dict(repetition_penalty=1.3, temperature=1.2, top_k=30, top_p=0.9, min_p=0.1)
+SETTINGS = [{key: value} for key, value in TOGETHER.items()] + [TOGETHER, WIDER]
 ROOT = Path(__file__).resolve().parent.parent / "testdata" / "golden"
 
 BERT = dict(
@@ -159,11 +187,15 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
             parameter.copy_(noise + 1.0 if norm else noise)
 
 
-def reference(path: Path, architecture: str, seed: int) -> dict[str, torch.Tensor]:
+def load(path: Path, architecture: str) -> torch.nn.Module:
     model = getattr(transformers, architecture).from_pretrained(
         path, dtype=torch.float64, attn_implementation="eager"
     )
-    model.eval()
+    return model.eval()
+
+
+def reference(path: Path, architecture: str, seed: int) -> dict[str, torch.Tensor]:
+    model = load(path, architecture)
     language = model.get_output_embeddings() is not None
     generator = torch.Generator().manual_seed(seed)
     out = {}
@@ -192,10 +224,7 @@ def images(path: Path, architecture: str, seed: int) -> dict[str, torch.Tensor]:
     from PIL import Image
     from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
-    model = getattr(transformers, architecture).from_pretrained(
-        path, dtype=torch.float64, attn_implementation="eager"
-    )
-    model.eval()
+    model = load(path, architecture)
     height, width = model.config.image_size
     generator = torch.Generator().manual_seed(seed)
     # Smooth and rough parts, larger than the model reads in one direction and smaller in the other.
@@ -218,6 +247,138 @@ def images(path: Path, architecture: str, seed: int) -> dict[str, torch.Tensor]:
     out[f"hidden.{rows}"] = hidden.to(torch.float32).contiguous()
     out[f"logits.{rows}"] = logits.to(torch.float32).contiguous()
     return out
+
+
+def digits(values: torch.Tensor) -> list[float]:
+    """Nine significant digits, which say a float32 exactly."""
+    return [float(f"{value:.9g}") for value in values.tolist()]
+
+
+def steps(model: torch.nn.Module, ids: torch.Tensor, count: int, **settings):
+    """What `generate` returns of `count` tokens after `ids`, with the logits of each step."""
+    # Nothing is padding, and nothing ends a text early.
+    return model.generate(
+        ids, attention_mask=torch.ones_like(ids), use_cache=True, max_new_tokens=count,
+        output_logits=True, output_scores=True, return_dict_in_generate=True, **settings,
+    )
+
+
+def greedy(model: torch.nn.Module, name: str, length: int) -> dict:
+    """The first prompt, by seeds in order, that no near tie decides and that keeps moving."""
+    for seed in range(1000):
+        generator = torch.Generator().manual_seed(seed)
+        prompt = torch.randint(FIRST_ID.get(name, 0), VOCABULARY, (1, length), generator=generator)
+        out = steps(model, prompt, NEW_IDS, do_sample=False)
+        generated = out.sequences[0, length:].tolist()
+        assert len(generated) == NEW_IDS
+        logits = torch.cat(out.logits)
+        best = torch.topk(logits, 2).values
+        gaps = best[:, 0] - best[:, 1]
+        relative = gaps / logits.abs().amax(dim=1)
+        distinct = len(set(generated[NEW_IDS // 2:]))
+        if relative.min() > LEAST_RELATIVE_GAP and distinct >= LEAST_DISTINCT:
+            return {
+                "seed": seed,
+                "prompt": prompt[0].tolist(),
+                "generated": generated,
+                "least_gap": digits(gaps.min()[None])[0],
+                "least_relative_gap": digits(relative.min()[None])[0],
+            }
+    raise SystemExit(f"{name}: no prompt of length {length} with clear and varied answers")
+
+
+def process(ids: torch.Tensor, logits: torch.Tensor, settings: dict) -> torch.Tensor:
+    for key, value in settings.items():
+        logits = PROCESSORS[key](value)(ids, logits)
+    return logits
+
+
+def kept(logits: torch.Tensor) -> list[int]:
+    return torch.isfinite(logits[0]).nonzero()[:, 0].tolist()
+
+
+def telling(ids: torch.Tensor, logits: torch.Tensor, generator: torch.Generator) -> bool:
+    """Whether a mistake in any processor would show, and rounding in none."""
+    repeated, counts = ids[0].unique(return_counts=True)
+    repeated = logits[0, repeated[counts > 1]]
+    # A penalty divides what is above zero, multiplies what is below, and does so once.
+    if not (repeated.max() > 0 > repeated.min()):
+        return False
+    both = [(kept(process(ids, logits, full)), full) for full in (TOGETHER, WIDER)]
+    if min(len(right) for right, _ in both) < 2:
+        return False
+    for key in PROCESSORS:
+        # With one of the two, other ids would be kept without it, and if it came last.
+        less = [{k: v for k, v in full.items() if k != key} for _, full in both]
+        late = [{**rest, key: full[key]} for rest, (_, full) in zip(less, both)]
+        for changed in [less] if key == "min_p" else [less, late]:
+            if all(kept(process(ids, logits, c)) == right for c, (right, _) in zip(changed, both)):
+                return False
+    for _ in range(20):
+        noise = torch.rand(logits.shape, generator=generator) * 2 - 1
+        near = logits + noise * LEAST_RELATIVE_GAP * logits.abs().max()
+        for settings in SETTINGS:
+            if kept(process(ids, near, settings)) != kept(process(ids, logits, settings)):
+                return False
+    return True
+
+
+def processed(model: torch.nn.Module) -> dict:
+    """The next token's logits after a prompt, and what settings of sampling make of them."""
+    for seed in range(10_000):
+        generator = torch.Generator().manual_seed(seed)
+        # Fewer ids than places: some repeat.
+        few = torch.randint(0, VOCABULARY, (8,), generator=generator)
+        ids = few[torch.randint(0, len(few), (1, PROCESSED_PROMPT), generator=generator)]
+        with torch.no_grad():
+            logits = model(ids).logits[:, -1].to(torch.float32)
+        if telling(ids, logits, generator):
+            break
+    else:
+        raise SystemExit("no prompt shows what every processor does")
+    results = []
+    for settings in SETTINGS:
+        scores = process(ids, logits, settings)
+        # Unless told, `generate` keeps the fifty best.
+        out = steps(model, ids, 1, do_sample=True, **{"top_k": 0, **settings})
+        assert torch.equal(out.logits[0], logits) and torch.equal(out.scores[0], scores)
+        left = kept(scores)
+        probabilities = torch.softmax(scores[0], dim=-1)[left]
+        results.append({"settings": settings, "kept": left, "probabilities": digits(probabilities)})
+    prompt = ids[0].tolist()
+    return {"seed": seed, "prompt": prompt, "logits": digits(logits[0]), "results": results}
+
+
+def write_lines(path: Path, fields: dict) -> None:
+    """JSON with a line for each field and, in lists of objects, for each field of these."""
+
+    def text(value, indent: str) -> str:
+        inner = indent + "  "
+        if isinstance(value, dict):
+            lines = [f"{json.dumps(key)}: {text(v, inner)}" for key, v in value.items()]
+            return "{\n" + ",\n".join(inner + line for line in lines) + f"\n{indent}}}"
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            lines = [inner + text(v, inner) for v in value]
+            return "[\n" + ",\n".join(lines) + f"\n{indent}]"
+        return json.dumps(value)
+
+    path.write_text(text(fields, "") + "\n")
+
+
+def generate(name: str) -> None:
+    """`generated.json` and `processed.json`, where the checkpoint is of a decoder with a head."""
+    path = ROOT / name
+    if not CASES[name][0].endswith(("ForCausalLM", "LMHeadModel")):
+        return
+    model = load(path, CASES[name][0])
+    # As many ids as asked for, whatever one of them means.
+    model.generation_config.eos_token_id = None
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    prompts = [greedy(model, name, length) for length in PROMPTS]
+    write_lines(path / "generated.json", {"new_ids": NEW_IDS, "prompts": prompts, **versions})
+    if name == PROCESSED:
+        write_lines(path / "processed.json", {**processed(model), **versions})
+    print(f"{name}: {[prompt['seed'] for prompt in prompts]}")
 
 
 def checkpoint(name: str, seed: int) -> None:
@@ -244,6 +405,7 @@ def checkpoint(name: str, seed: int) -> None:
         "transformers": transformers.__version__,
     }
     (path / "cases.json").write_text(json.dumps(cases, indent=2) + "\n")
+    generate(name)
     size = sum(f.stat().st_size for f in path.iterdir())
     print(f"{name}: {size / 1000:.0f} kB")
 
@@ -269,6 +431,9 @@ def main() -> None:
     match sys.argv[1:]:
         case ["minilm", model, out]:
             minilm(model, out)
+        case ["generate", *names] if set(names) <= set(CASES):
+            for name in names or CASES:
+                generate(name)
         case names if set(names) <= set(CASES):
             for seed, name in enumerate(CASES, start=1):
                 if not names or name in names:

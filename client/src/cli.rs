@@ -3,6 +3,7 @@
 mod bench;
 mod demo;
 mod failure;
+mod generate;
 mod ids;
 mod images;
 mod in_process;
@@ -51,6 +52,8 @@ enum Command {
     Embed(texts::EmbedArgs),
     /// Sorts texts into the model's classes.
     Classify(texts::ClassifyArgs),
+    /// Goes on with a text, token by token, in this process.
+    Generate(generate::GenerateArgs),
     /// The raw door: token ids in, tensors out, on a cluster or in this process.
     Run(run::RunArgs),
     /// Says what the cluster is, who holds what, and how it fares.
@@ -143,6 +146,7 @@ fn execute(cli: Cli) -> Result<(), Failure> {
         match command {
             Command::Embed(args) => texts::embed(args).await,
             Command::Classify(args) => texts::classify(args).await,
+            Command::Generate(args) => generate::generate(args).await,
             Command::Run(args) => run::run(args).await,
             Command::Status(args) => status::status(args).await,
             Command::Keys(args) => keys::keys(&args),

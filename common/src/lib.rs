@@ -9,6 +9,7 @@ pub mod ids;
 pub mod plan;
 pub mod profile;
 pub mod rate;
+pub mod sampling;
 pub mod shape;
 pub mod span;
 pub mod spread;
@@ -17,14 +18,15 @@ pub mod units;
 pub use frame::{FrameError, FrameHeader, HEADER_BYTES, MAX_PAYLOAD_BYTES};
 pub use ids::{DeviceName, Epoch, NameError, Rank, RequestId, SequenceNumber};
 pub use plan::{
-    Assignment, BlockAssignment, DevicePlan, Exchange, Layout, LinkType, Mode, Modes, Plan,
+    Assignment, BlockAssignment, Cache, DevicePlan, Exchange, Layout, LinkType, Mode, Modes, Plan,
     PlanError, Strategy, WireType, apportion,
 };
 pub use profile::{
     ClusterProfile, DeviceProfile, Kernel, LinkProfile, PROFILE_VERSION, ProfileError, Table,
 };
 pub use rate::{LinkRate, RateError};
-pub use shape::{BatchShape, Pooling, Segment, ShapeError, Wanted};
+pub use sampling::{Sampling, SamplingError};
+pub use shape::{BatchShape, Breadth, Pooling, Segment, ShapeError, Wanted};
 pub use span::{Column, Head, Layer, Row, Span, Token, Unit};
 pub use spread::Spread;
 pub use units::{Bytes, UnitError};

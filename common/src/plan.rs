@@ -138,6 +138,27 @@ impl WireType {
     }
 }
 
+/// Keys and values that devices keep between programs.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Cache {
+    /// Rows of all texts together; 0: nothing is kept.
+    pub rows: u32,
+    /// How values are held.
+    pub values: WireType,
+}
+
+impl Cache {
+    /// Rows that a cache hands out together. Kernels take as many, or a part of them.
+    pub const BLOCK: u32 = 192;
+    /// No cache.
+    pub const NONE: Self = Self { rows: 0, values: WireType::F32 };
+
+    /// Rows that are taken for a text of `rows`.
+    pub fn taken(rows: u32) -> u32 {
+        rows.div_ceil(Self::BLOCK).saturating_mul(Self::BLOCK)
+    }
+}
+
 macro_rules! named {
     ($type:ty, $what:literal, $($text:literal => $variant:expr),+) => {
         impl FromStr for $type {
@@ -271,6 +292,8 @@ pub struct Plan {
     pub tiles: u16,
     /// Most rows of one program; budgets hold for it.
     pub max_rows: u32,
+    /// What is kept of the rows of texts that go on; budgets hold for it.
+    pub cache: Cache,
     /// Devices in ring order.
     pub ring: Vec<DevicePlan>,
 }
@@ -629,6 +652,7 @@ mod tests {
             wire: WireType::F32,
             tiles: 1,
             max_rows: MAX_ROWS,
+            cache: Cache::NONE,
             ring: vec![DevicePlan {
                 name,
                 budget: Bytes(0),

@@ -33,15 +33,60 @@ pub enum Wanted {
     LastLogits,
     /// The logits of the next token after every row.
     AllLogits,
+    /// The next token, chosen on the devices from so many candidates of each.
+    Token(Breadth),
+    /// Nothing: its keys and values are kept, and more rows follow.
+    Nothing,
+}
+
+impl Wanted {
+    /// Whether logits of the last row, and only of that, are computed for it.
+    pub fn is_of_last_row(self) -> bool {
+        matches!(self, Self::LastLogits | Self::Token(_))
+    }
+}
+
+/// How many candidates for the next token each device names. A choice that these do not prove is made
+/// again from more.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Breadth {
+    /// What most choices need.
+    Few,
+    /// What flat distributions need.
+    Many,
+    /// Every token.
+    All,
+}
+
+impl Breadth {
+    /// Candidates that a device with `tokens` tokens of the vocabulary names.
+    pub fn of(self, tokens: u32) -> u32 {
+        match self {
+            Self::Few => tokens.min(64),
+            Self::Many => tokens.min(1024),
+            Self::All => tokens,
+        }
+    }
+    /// The next one; none where it was every token.
+    pub fn wider(self) -> Option<Self> {
+        match self {
+            Self::Few => Some(Self::Many),
+            Self::Many => Some(Self::All),
+            Self::All => None,
+        }
+    }
 }
 
 /// Consecutive rows of a batch that belong to one sequence of tokens.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Segment {
-    /// Which key-value slot the sequence lives in. Without a cache: its index.
+    /// Which key-value slot the sequence lives in. Where nothing is kept: its index.
     pub slot: u32,
     /// Rows that earlier programs put into the slot. Bound at run time; no reason to lower again.
     pub past: u32,
+    /// Whether keys and values of its rows are put into the slot, behind those of the past.
+    pub kept: bool,
     /// Rows of this program, at least one.
     pub rows: u32,
     /// What is wanted.
@@ -61,6 +106,18 @@ pub enum ShapeError {
     /// No segment at all.
     #[error("a batch needs at least one text")]
     Empty,
+    /// A past that is kept nowhere.
+    #[error("text {index} continues an earlier one, and says that it keeps nothing")]
+    Past {
+        /// Which segment.
+        index: usize,
+    },
+    /// Two segments that would write the same rows.
+    #[error("slot {slot} stands twice in a batch")]
+    Slot {
+        /// Which.
+        slot: u32,
+    },
     /// A segment of no rows.
     #[error("text {index} has no tokens")]
     NoRows {
@@ -84,13 +141,22 @@ impl BatchShape {
     /// A batch of these segments.
     ///
     /// # Errors
-    /// When there is none, one is empty, or there are more than [`MAX_ROWS`] rows.
+    /// When there is none, one is empty or has a past and keeps nothing, two keep the same slot, or
+    /// there are more than [`MAX_ROWS`] rows.
     pub fn new(segments: Vec<Segment>) -> Result<Self, ShapeError> {
         if segments.is_empty() {
             return Err(ShapeError::Empty);
         }
         if let Some(index) = segments.iter().position(|s| s.rows == 0) {
             return Err(ShapeError::NoRows { index });
+        }
+        if let Some(index) = segments.iter().position(|s| s.past > 0 && !s.kept) {
+            return Err(ShapeError::Past { index });
+        }
+        let mut slots: Vec<u32> = segments.iter().filter(|s| s.kept).map(|s| s.slot).collect();
+        slots.sort_unstable();
+        if let Some(pair) = slots.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(ShapeError::Slot { slot: pair[0] });
         }
         let rows: u64 = segments.iter().map(|s| u64::from(s.rows)).sum();
         if rows > u64::from(MAX_ROWS) {
@@ -103,7 +169,26 @@ impl BatchShape {
     /// # Errors
     /// As [`BatchShape::new`].
     pub fn single(rows: u32, wanted: Wanted) -> Result<Self, ShapeError> {
-        Self::new(vec![Segment { slot: 0, past: 0, rows, wanted }])
+        Self::new(vec![Segment { slot: 0, past: 0, kept: false, rows, wanted }])
+    }
+    /// What programs are lowered for: the same, whichever slots and however long their past.
+    pub fn unbound(&self) -> Self {
+        let unbound = |(index, s): (usize, &Segment)| Segment { slot: index as u32, past: 0, ..*s };
+        Self { segments: self.segments.iter().enumerate().map(unbound).collect() }
+    }
+    /// Whether it is lowered to the same programs as `other`.
+    pub fn lowers_as(&self, other: &Self) -> bool {
+        let alike =
+            |(a, b): (&Segment, &Segment)| (a.kept, a.rows, a.wanted) == (b.kept, b.rows, b.wanted);
+        self.segments.len() == other.segments.len()
+            && self.segments.iter().zip(&other.segments).all(alike)
+    }
+    /// Takes the rows of every segment into its past: what follows this batch has as many more. Gives
+    /// no more than counters hold.
+    pub fn advance(&mut self) {
+        for segment in self.segments.iter_mut().filter(|s| s.kept) {
+            segment.past = segment.past.saturating_add(segment.rows);
+        }
     }
     /// The segments in row order.
     pub fn segments(&self) -> &[Segment] {

@@ -6,7 +6,7 @@
 
 use crate::cluster::{Cluster, DEFAULT_TILES};
 use galaxy_common::{
-    BatchShape, Bytes, ClusterProfile, DeviceName, Pooling, ProfileError, Wanted,
+    BatchShape, Bytes, Cache, ClusterProfile, DeviceName, Pooling, ProfileError, Wanted,
     plan::{BlockAssignment, DevicePlan, Layout, LinkType, Mode, Modes, Phase, Plan, Strategy},
 };
 use galaxy_graph::{
@@ -195,6 +195,7 @@ pub fn by_shares(
         wire: cluster.wires()[0],
         tiles: cluster.tiles.unwrap_or(DEFAULT_TILES),
         max_rows: cluster.max_rows,
+        cache: Cache::NONE,
     };
     let mut plan = share::plan(model.spec(), &terms, &members.collect::<Vec<_>>())?;
     // By hand nothing is measured: what was allowed is meant.

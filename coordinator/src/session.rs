@@ -376,6 +376,9 @@ impl Session {
             why: why.to_owned(),
         };
         match (&self.spec().head, wanted) {
+            (_, Wanted::Token(_) | Wanted::Nothing) => {
+                Err(refuse("tokens", "the raw door gives tensors: ask for logits"))
+            }
             (_, Wanted::Hidden | Wanted::Pooled(_)) => Ok(wanted),
             (HeadSpec::Classes(_), Wanted::Classes | Wanted::LastLogits) => Ok(Wanted::Classes),
             (HeadSpec::Language { .. }, Wanted::LastLogits | Wanted::AllLogits) => Ok(wanted),
@@ -428,7 +431,7 @@ impl Session {
             Wanted::Hidden => rows * u64::from(spec.hidden),
             Wanted::AllLogits => rows * u64::from(spec.vocabulary),
             Wanted::LastLogits => sequences.len() as u64 * u64::from(spec.vocabulary),
-            Wanted::Pooled(_) | Wanted::Classes => 0,
+            Wanted::Pooled(_) | Wanted::Classes | Wanted::Token(_) | Wanted::Nothing => 0,
         };
         if values * 4 > MAX_RESULT_BYTES {
             return Err(RequestError::ResultTooLarge {

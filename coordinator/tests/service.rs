@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use galaxy_common::{
-    BatchShape, Bytes, DeviceName, Epoch, SequenceNumber, Wanted,
+    BatchShape, Bytes, Cache, DeviceName, Epoch, SequenceNumber, Wanted,
     plan::{Plan, Strategy, WireType},
 };
 use galaxy_coord::{
@@ -60,6 +60,7 @@ fn plan(model: &ModelDir, shares: &[f64], strategy: Strategy) -> Plan {
         wire: WireType::F32,
         tiles: 2,
         max_rows: MAX_ROWS,
+        cache: Cache::NONE,
     };
     share::plan(model.spec(), &terms, &members).unwrap()
 }

@@ -1,6 +1,9 @@
 //! The seam between programs and what multiplies: one trait, opaque buffers, completion by signal.
 
-use crate::weights::{Shard, WeightError};
+use crate::{
+    choose::Text,
+    weights::{Shard, WeightError},
+};
 use galaxy_common::{BatchShape, Bytes, Row, Span};
 use galaxy_graph::program::{Operation, Program, Slot};
 use galaxy_model::ModelSpec;
@@ -8,10 +11,12 @@ use std::sync::Arc;
 
 #[cfg(feature = "burn")]
 pub mod burn;
+mod cache;
 mod call;
 pub mod choice;
 pub mod cpu;
 pub mod kernels;
+mod texts;
 
 /// What the rows of a batch are made of.
 #[derive(Clone, PartialEq, Debug)]
@@ -95,7 +100,7 @@ pub struct Staged<'a> {
     pub input: Option<&'a [u8]>,
     /// The tile that the operation exports, if it writes one.
     pub output: Option<&'a mut [u8]>,
-    /// Where `Emit` puts its values: rows x width of its output.
+    /// Where `Emit` puts its values: rows x width of its output; and where `Choose` tells of its choice.
     pub emitted: Option<&'a mut [f32]>,
 }
 
@@ -116,6 +121,14 @@ pub enum ComputeError {
     Device {
         /// What it said.
         why: String,
+    },
+    /// A text that cannot be kept.
+    #[error("text {slot} cannot go on here: {why}")]
+    Text {
+        /// Its slot.
+        slot: u32,
+        /// Why.
+        why: &'static str,
     },
     /// An operation that this engine does not know, or regions that do not fit together.
     #[error("operation {operation} does not fit this device's shard: {why}")]
@@ -152,10 +165,25 @@ pub trait Engine: Send {
         staged: Staged<'_>,
     ) -> Result<(), ComputeError>;
 
+    /// Takes room for the keys and values of a text, and remembers how its tokens are chosen; a text of
+    /// the same slot goes on with as many rows as it has, or more. After this nothing is allocated for it.
+    ///
+    /// # Errors
+    /// When the cache has no room.
+    fn begin(&mut self, text: &Text) -> Result<(), ComputeError> {
+        Err(ComputeError::Text { slot: text.slot, why: "this engine keeps nothing" })
+    }
+
+    /// Forgets a text, and gives its room back.
+    fn end(&mut self, _slot: u32) {}
+
+    /// Forgets all texts.
+    fn end_all(&mut self) {}
+
     /// Classes that the model's head tells apart; 0 without such a head.
     fn labels(&self) -> u32;
 
-    /// Bytes of weights as held, and of slots as held.
+    /// Bytes of weights as held, and of slots and of what is kept of texts.
     fn held(&self) -> (Bytes, Bytes);
 
     /// Its shard, to be made another; nothing from an engine that holds weights in a form of its own.

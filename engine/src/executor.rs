@@ -11,6 +11,7 @@ mod lanes;
 mod run;
 
 use crate::{
+    choose::Text,
     compute::{Binding, ComputeError, Engine},
     link::{LinkError, Links},
     staging::Staging,
@@ -19,9 +20,10 @@ use crate::{
 use galaxy_common::{Epoch, Rank, SequenceNumber};
 use galaxy_graph::{
     Program,
-    program::Lane,
+    program::{Lane, TOKEN_VALUES},
     timeline::{LaneUse, Times, lane_use, traffic},
 };
+use lanes::Work;
 use run::Run;
 use std::{
     sync::{
@@ -44,6 +46,17 @@ pub struct Job {
     pub binding: Binding,
     /// When to give up.
     pub deadline: Option<Instant>,
+}
+
+/// What follows a step of a run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// Nothing.
+    Done,
+    /// The next one, with the token that was chosen.
+    Next,
+    /// The same once more.
+    Again,
 }
 
 /// What a run gave.
@@ -105,25 +118,25 @@ pub enum RunError {
 }
 
 /// A thread of a lane, and the way to give it runs.
-struct Worker<T = ()> {
+struct Worker<T = (), W = Arc<Run>> {
     lane: Lane,
-    runs: Option<SyncSender<Arc<Run>>>,
+    runs: Option<SyncSender<W>>,
     thread: Option<JoinHandle<T>>,
 }
 
-impl<T: Send + 'static> Worker<T> {
+impl<T: Send + 'static, W: Send + 'static> Worker<T, W> {
     fn spawn(
         name: String,
         lane: Lane,
-        body: impl FnOnce(Receiver<Arc<Run>>) -> T + Send + 'static,
+        body: impl FnOnce(Receiver<W>) -> T + Send + 'static,
     ) -> std::io::Result<Self> {
         let (runs, inbox) = sync_channel(1);
         let thread = std::thread::Builder::new().name(name).spawn(move || body(inbox))?;
         Ok(Self { lane, runs: Some(runs), thread: Some(thread) })
     }
-    fn give(&self, run: &Arc<Run>) -> Result<(), RunError> {
+    fn give(&self, run: W) -> Result<(), RunError> {
         let runs = self.runs.as_ref().ok_or(RunError::Stopped)?;
-        runs.send(run.clone()).map_err(|_| RunError::Stopped)
+        runs.send(run).map_err(|_| RunError::Stopped)
     }
     /// Ends it. Gives what its lane leaves, once.
     fn join(&mut self) -> Option<T> {
@@ -145,7 +158,7 @@ struct Connected {
 pub struct Executor {
     name: String,
     started: Instant,
-    compute: Mutex<Worker<Box<dyn Engine>>>,
+    compute: Mutex<Worker<Box<dyn Engine>, Work>>,
     connected: Mutex<Connected>,
     /// One program at a time; keeps the staging memory of the last for the next.
     turn: Mutex<Option<(Arc<Program>, Arc<Staging>)>>,
@@ -232,11 +245,41 @@ impl Executor {
         self.started.elapsed().as_nanos() as u64
     }
 
+    /// Takes room for a text that is to go on, and says how its tokens are chosen.
+    ///
+    /// # Errors
+    /// When there is no room for it.
+    pub fn begin(&self, text: Text) -> Result<(), RunError> {
+        let (answer, answered) = sync_channel(1);
+        lock(&self.compute).give(Work::Begin(Box::new(text), answer))?;
+        Ok(answered.recv().map_err(|_| RunError::Stopped)??)
+    }
+
+    /// Forgets a text, or all, when what runs is through.
+    pub fn end(&self, slot: Option<u32>) {
+        // Without its thread there is nothing to forget.
+        drop(lock(&self.compute).give(Work::End(slot)));
+    }
+
     /// Runs one program to its end. Blocks; runs of other threads wait for their turn.
     ///
     /// # Errors
     /// See [`RunError`]. After a failed link or an abort the epoch's links are of no further use.
     pub fn run(&self, job: Job) -> Result<RunReport, RunError> {
+        self.run_steps(job, &mut |_| Step::Done)
+    }
+
+    /// Runs a program of which a token is wanted again and again, each time with the token that it chose, as
+    /// `next` says: it is called with what was chosen ([`TOKEN_VALUES`]), on this thread, which drives the
+    /// lanes. Between steps nothing is allocated.
+    ///
+    /// # Errors
+    /// As [`Executor::run`].
+    pub fn run_steps(
+        &self,
+        job: Job,
+        next: &mut dyn FnMut(&[f32; TOKEN_VALUES as usize]) -> Step,
+    ) -> Result<RunReport, RunError> {
         let mut turn = lock(&self.turn);
         let program = job.program.clone();
         let staging = match turn.take() {
@@ -247,7 +290,20 @@ impl Executor {
             }
         };
         let run = Arc::new(Run::new(job, staging.clone(), self.started));
-        let result = self.run_lanes(&run);
+        let started = self.clock();
+        let (mut steps, mut told) = (0, [0.0; TOKEN_VALUES as usize]);
+        let result = loop {
+            steps += 1;
+            if let Err(error) = self.run_lanes(&run) {
+                break Err(error);
+            }
+            run.chosen(&mut told);
+            match next(&told) {
+                Step::Done => break Ok(self.report(&run, started, steps)),
+                Step::Next => run.advance(Some(told[0] as u32)),
+                Step::Again => run.advance(None),
+            }
+        };
         lock(&self.connected).current = None;
         if result.is_ok() {
             *turn = Some((program, staging));
@@ -255,8 +311,7 @@ impl Executor {
         result
     }
 
-    fn run_lanes(&self, run: &Arc<Run>) -> Result<RunReport, RunError> {
-        let started = self.clock();
+    fn run_lanes(&self, run: &Arc<Run>) -> Result<(), RunError> {
         if run.late() {
             self.close_links(run.epoch);
             return Err(RunError::Deadline);
@@ -278,25 +333,30 @@ impl Executor {
                 let worker = connected.workers.iter().find(|w| w.lane == *lane);
                 if let Some(worker) = worker {
                     run.enter();
-                    worker.give(run).inspect_err(|_| run.leave())?;
+                    worker.give(run.clone()).inspect_err(|_| run.leave())?;
                 }
             }
             run.enter();
-            lock(&self.compute).give(run).inspect_err(|_| run.leave())?;
+            let work = Work::Run(run.clone());
+            lock(&self.compute).give(work).inspect_err(|_| run.leave())?;
         }
         run.wait(|| self.close_links(run.epoch));
-        let outcome = run.outcome()?;
-        let lanes = lane_use(&run.program, &outcome.timeline);
+        run.check()
+    }
+
+    /// What a run gave that began then, and that went through its program so often.
+    fn report(&self, run: &Run, started: u64, steps: u64) -> RunReport {
+        let outcome = run.outcome();
         let (bytes_sent, bytes_received) = traffic(&run.program);
-        Ok(RunReport {
+        RunReport {
             outputs: outcome.outputs,
             started,
             ended: self.clock(),
+            lanes: lane_use(&run.program, &outcome.timeline),
             timeline: outcome.timeline,
-            lanes,
-            bytes_sent,
-            bytes_received,
-        })
+            bytes_sent: bytes_sent * steps,
+            bytes_received: bytes_received * steps,
+        }
     }
 
     /// Wakes lanes that are blocked in a link; `epoch` is over for this device.

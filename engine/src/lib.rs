@@ -4,8 +4,10 @@
 //! [`compute::Engine`], and one for each end of a [`link`]. [`local::LocalCluster`] runs whole plans
 //! in one process over links in memory.
 
+pub mod choose;
 pub mod compute;
 pub mod executor;
+pub mod generate;
 pub mod link;
 pub mod local;
 pub mod measure;

@@ -1,14 +1,18 @@
 //! A whole plan in one process: an executor for each device, links in memory.
 
 use crate::{
+    choose::Text,
     compute::{Binding, Inputs, cpu::CpuEngine},
     executor::{Executor, Job, RunError, RunReport},
+    generate::{Generation, STINT, Told},
     link::{Links, memory},
     merge::{MergeError, Merged, merge},
     weights::{Shard, WeightError},
 };
-use galaxy_common::{BatchShape, Epoch, Plan, SequenceNumber, plan::Phase};
-use galaxy_graph::{LowerError, Program, links, lower};
+use galaxy_common::{
+    BatchShape, Breadth, Epoch, Plan, Segment, SequenceNumber, Wanted, plan::Phase,
+};
+use galaxy_graph::{LowerError, Program, links, lower, takes};
 use galaxy_model::ModelDir;
 use std::{
     ops::ControlFlow,
@@ -51,8 +55,11 @@ pub struct LocalCluster {
 struct State {
     epoch: Epoch,
     sequence: SequenceNumber,
-    programs: Vec<(BatchShape, Vec<Arc<Program>>)>,
+    programs: Vec<Lowered>,
 }
+
+/// The programs of a shape.
+type Lowered = ((Phase, BatchShape), Vec<Arc<Program>>);
 
 impl LocalCluster {
     /// Loads the shard of each device of `plan` and connects them.
@@ -64,7 +71,7 @@ impl LocalCluster {
         let mut executors = Vec::new();
         for device in &plan.ring {
             let shard = Shard::load(dir.clone(), device, &mut |_, _| ControlFlow::Continue(()))?;
-            let engine = Box::new(CpuEngine::new(shard, device.threads));
+            let engine = Box::new(CpuEngine::new(shard, device.threads).with_cache(plan.cache));
             executors.push(Executor::start(device.name.as_str(), engine)?);
         }
         let cluster = Self { dir, plan, executors, state: Mutex::new(State::default()) };
@@ -115,24 +122,27 @@ impl LocalCluster {
     /// # Errors
     /// When it cannot be lowered.
     pub fn programs(&self, shape: &BatchShape) -> Result<Vec<Arc<Program>>, LocalError> {
-        Self::lowered(&self.dir, &self.plan, &mut self.lock(), shape)
+        Self::lowered(&self.dir, &self.plan, &mut self.lock(), Phase::Prefill, shape)
     }
 
     fn lowered(
         dir: &ModelDir,
         plan: &Plan,
         state: &mut State,
+        phase: Phase,
         shape: &BatchShape,
     ) -> Result<Vec<Arc<Program>>, LocalError> {
-        if let Some(at) = state.programs.iter().position(|(s, _)| s == shape) {
+        takes(dir.spec(), plan, shape)?;
+        let key = (phase, shape.unbound());
+        if let Some(at) = state.programs.iter().position(|(kept, _)| *kept == key) {
             let entry = state.programs.remove(at);
             state.programs.push(entry);
         } else {
-            let programs = lower(dir.spec(), plan, Phase::Prefill, shape)?;
+            let programs = lower(dir.spec(), plan, phase, &key.1)?;
             if state.programs.len() == KEPT {
                 state.programs.remove(0);
             }
-            state.programs.push((shape.clone(), programs.into_iter().map(Arc::new).collect()));
+            state.programs.push((key, programs.into_iter().map(Arc::new).collect()));
         }
         Ok(state.programs.last().map(|(_, p)| p.clone()).unwrap_or_default())
     }
@@ -151,33 +161,36 @@ impl LocalCluster {
         deadline: Option<Instant>,
     ) -> Result<(Vec<Arc<Program>>, Vec<RunReport>), LocalError> {
         let mut state = self.lock();
-        let programs = Self::lowered(&self.dir, &self.plan, &mut state, shape)?;
+        let programs = Self::lowered(&self.dir, &self.plan, &mut state, Phase::Prefill, shape)?;
         state.sequence = state.sequence.next();
         let binding = Binding { shape: shape.clone(), inputs: inputs.into() };
-        let job = |program: &Arc<Program>| Job {
-            epoch: state.epoch,
-            sequence: state.sequence,
-            program: program.clone(),
-            binding: binding.clone(),
-            deadline,
-        };
-        let results: Vec<Result<RunReport, RunError>> = std::thread::scope(|scope| {
-            let threads: Vec<_> = self
-                .executors
-                .iter()
-                .zip(&programs)
-                .map(|(executor, program)| {
-                    let job = job(program);
-                    scope.spawn(move || {
-                        let result = executor.run(job);
-                        if result.is_err() {
-                            // The others wait for this device's tiles: let them go.
-                            self.executors.iter().for_each(|e| e.disconnect(None));
-                        }
-                        result
-                    })
+        let (epoch, sequence) = (state.epoch, state.sequence);
+        let reports = self.on_each(&mut state, |rank, executor| {
+            let (program, binding) = (programs[rank].clone(), binding.clone());
+            executor.run(Job { epoch, sequence, program, binding, deadline })
+        })?;
+        Ok((programs, reports))
+    }
+
+    /// Does the same on every device at a time.
+    fn on_each<T: Send>(
+        &self,
+        state: &mut State,
+        work: impl Fn(usize, &Executor) -> Result<T, RunError> + Sync,
+    ) -> Result<Vec<T>, LocalError> {
+        let work = &work;
+        let results: Vec<Result<T, RunError>> = std::thread::scope(|scope| {
+            let on = |(rank, executor)| {
+                scope.spawn(move || {
+                    let result = work(rank, executor);
+                    if result.is_err() {
+                        // The others wait for this device's tiles: let them go.
+                        self.executors.iter().for_each(|e| e.disconnect(None));
+                    }
+                    result
                 })
-                .collect();
+            };
+            let threads: Vec<_> = self.executors.iter().enumerate().map(on).collect();
             threads.into_iter().map(|t| t.join().unwrap_or(Err(RunError::Stopped))).collect()
         });
         let mut reports = Vec::new();
@@ -196,10 +209,139 @@ impl LocalCluster {
             }
         }
         if let Some(error) = failed {
-            self.connect(&mut state);
+            self.connect(state);
             return Err(error.into());
         }
-        Ok((programs, reports))
+        Ok(reports)
+    }
+
+    /// Goes on with a text, whose tokens so far are its prompt, until `count` tokens more or one of `stop`, or
+    /// until `tell` breaks off: it is called with what is told of each. Some more may be made by then, of which
+    /// nothing is told. The prompt goes through in chunks of at most `chunk` rows.
+    ///
+    /// # Errors
+    /// As [`LocalCluster::execute`]; when the text does not fit the plan's cache.
+    pub fn generate(
+        &self,
+        text: &Text,
+        count: u32,
+        chunk: u32,
+        stop: &[u32],
+        tell: &mut (dyn FnMut(&Told) -> ControlFlow<()> + Send),
+    ) -> Result<(), LocalError> {
+        let mut state = self.lock();
+        let begun = || self.executors.iter().try_for_each(|e| e.begin(text.clone()));
+        let made = match begun() {
+            Ok(()) => self.go_on(&mut state, text, count, chunk, stop, tell),
+            Err(error) => Err(error.into()),
+        };
+        self.executors.iter().for_each(|executor| executor.end(Some(text.slot)));
+        made
+    }
+
+    fn go_on(
+        &self,
+        state: &mut State,
+        text: &Text,
+        count: u32,
+        chunk: u32,
+        stop: &[u32],
+        tell: &mut (dyn FnMut(&Told) -> ControlFlow<()> + Send),
+    ) -> Result<(), LocalError> {
+        let segment = |past: u32, rows: u32, wanted| {
+            let segment = Segment { slot: text.slot, past, kept: true, rows, wanted };
+            BatchShape::new(vec![segment]).map_err(LowerError::from)
+        };
+        let (mut past, mut made, mut last, mut over) = (0, 0, 0, false);
+        let mut tell = |told: &Told| {
+            (made, last) = (made + 1, told[0] as u32);
+            over = over || tell(told).is_break();
+            over |= made >= count || stop.contains(&last);
+            (made, last, over)
+        };
+        let mut chunks = text.tokens.chunks(chunk.max(1) as usize).peekable();
+        let mut now = (0, 0, true);
+        let mut breadth = Breadth::Few;
+        while let Some(chunk) = chunks.next() {
+            let rows = chunk.len() as u32;
+            if chunks.peek().is_none() {
+                let shape = segment(past, rows, Wanted::Token(breadth))?;
+                let told;
+                (told, breadth) = self.steps(state, Phase::Prefill, shape, chunk, 1, stop)?;
+                told.iter().for_each(|told| now = tell(told));
+            } else {
+                let shape = segment(past, rows, Wanted::Nothing)?;
+                let programs = Self::lowered(&self.dir, &self.plan, state, Phase::Prefill, &shape)?;
+                state.sequence = state.sequence.next();
+                let (epoch, sequence) = (state.epoch, state.sequence);
+                let binding = Binding { shape, inputs: chunk.into() };
+                self.on_each(state, |rank, executor| {
+                    let (program, binding) = (programs[rank].clone(), binding.clone());
+                    executor.run(Job { epoch, sequence, program, binding, deadline: None })
+                })?;
+            }
+            past += rows;
+        }
+        while !now.2 {
+            let (made, last, _) = now;
+            let shape = segment(past + made - 1, 1, Wanted::Token(breadth))?;
+            let some = STINT.min(count - made);
+            let told;
+            (told, breadth) = self.steps(state, Phase::Decode, shape, &[last], some, stop)?;
+            for told in &told {
+                if !now.2 {
+                    now = tell(told);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes tokens on all devices; what the first tells is what all tell.
+    fn steps(
+        &self,
+        state: &mut State,
+        phase: Phase,
+        shape: BatchShape,
+        tokens: &[u32],
+        count: u32,
+        stop: &[u32],
+    ) -> Result<(Vec<Told>, Breadth), LocalError> {
+        let mut by_breadth = Vec::new();
+        for breadth in [Breadth::Few, Breadth::Many, Breadth::All] {
+            let segments = shape.segments().iter();
+            let segments = segments.map(|s| Segment { wanted: Wanted::Token(breadth), ..*s });
+            let wider = BatchShape::new(segments.collect()).map_err(LowerError::from)?;
+            let programs = Self::lowered(&self.dir, &self.plan, state, phase, &wider)?;
+            by_breadth.push((breadth, programs));
+        }
+        state.sequence = state.sequence.next();
+        let (epoch, sequence) = (state.epoch, state.sequence);
+        let mut all = self.on_each(state, |rank, executor| {
+            let generation = Generation {
+                epoch,
+                sequence,
+                shape: shape.clone(),
+                tokens: tokens.to_vec(),
+                count,
+                stop: stop.to_vec(),
+                deadline: None,
+            };
+            let program = |shape: &BatchShape| {
+                let wanted = shape.segments().first().map(|segment| segment.wanted);
+                let found = by_breadth.iter().find(|(b, _)| wanted == Some(Wanted::Token(*b)));
+                let programs = found.map(|(_, programs)| programs[rank].clone());
+                programs.ok_or_else(|| RunError::Program("no token is wanted".to_owned()))
+            };
+            let mut told = Vec::new();
+            let generated = generation.run(executor, program, |one| told.push(*one))?;
+            Ok((told, generated.breadth))
+        })?;
+        if let Some(other) = all.iter().position(|(told, _)| *told != all[0].0) {
+            let why = format!("rank {other} has chosen other tokens than rank 0");
+            return Err(RunError::Program(why).into());
+        }
+        Ok(all.swap_remove(0))
     }
 
     /// Runs one batch and puts the results together: one for each segment.

@@ -1,7 +1,7 @@
 //! Puts the results of devices together: one result for each segment of the batch.
 
 use galaxy_common::{BatchShape, Pooling, Wanted};
-use galaxy_graph::program::{Output, OutputKind, Reduce};
+use galaxy_graph::program::{Output, OutputKind, Reduce, TOKEN_VALUES};
 use galaxy_model::ModelSpec;
 
 /// The result of one segment.
@@ -13,6 +13,10 @@ pub enum Merged {
     Vector(Vec<f32>),
     /// Class logits.
     Classes(Vec<f32>),
+    /// The next token, as [`TOKEN_VALUES`] say.
+    Token(Vec<f32>),
+    /// Nothing was wanted.
+    Nothing,
     /// Next-token logits, rows x vocabulary: of the last row, or of all.
     Logits {
         /// How many rows.
@@ -26,7 +30,8 @@ impl Merged {
     /// The values, whatever they are.
     pub fn values(&self) -> &[f32] {
         match self {
-            Self::Hidden(v) | Self::Vector(v) | Self::Classes(v) => v,
+            Self::Hidden(v) | Self::Vector(v) | Self::Classes(v) | Self::Token(v) => v,
+            Self::Nothing => &[],
             Self::Logits { values, .. } => values,
         }
     }
@@ -123,7 +128,7 @@ impl Segment {
                 }
                 self.filled += u64::from(if reduce == Reduce::Row { self.rows } else { rows });
             }
-            (Wanted::Classes, OutputKind::Classes) => {
+            (Wanted::Classes, OutputKind::Classes) | (Wanted::Token(_), OutputKind::Token) => {
                 self.values = part.to_vec();
                 self.filled += part.len() as u64;
             }
@@ -151,7 +156,7 @@ impl Segment {
     }
 
     fn first_row(&self) -> u32 {
-        if self.wanted == Wanted::LastLogits { self.rows - 1 } else { 0 }
+        if self.wanted.is_of_last_row() { self.rows - 1 } else { 0 }
     }
 
     fn finish(mut self, spec: &ModelSpec) -> Option<Merged> {
@@ -159,6 +164,8 @@ impl Segment {
             (Wanted::Hidden, _) => u64::from(self.rows) * u64::from(spec.hidden),
             (Wanted::Pooled(_), _) => u64::from(self.rows),
             (Wanted::Classes, galaxy_model::HeadSpec::Classes(head)) => u64::from(head.labels),
+            (Wanted::Token(_), _) => u64::from(TOKEN_VALUES),
+            (Wanted::Nothing, _) => 0,
             _ => u64::from(self.rows - self.first_row()) * u64::from(spec.vocabulary),
         };
         if self.filled != whole {
@@ -168,6 +175,8 @@ impl Segment {
         Some(match self.wanted {
             Wanted::Hidden => Merged::Hidden(self.values),
             Wanted::Classes => Merged::Classes(self.values),
+            Wanted::Token(_) => Merged::Token(self.values),
+            Wanted::Nothing => Merged::Nothing,
             Wanted::LastLogits | Wanted::AllLogits => Merged::Logits { rows, values: self.values },
             Wanted::Pooled(pooling) => {
                 let divisor = match pooling {

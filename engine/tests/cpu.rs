@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 use galaxy_common::{
-    Assignment, BatchShape, BlockAssignment, Bytes, DeviceName, DevicePlan, Exchange, LinkType,
-    Mode, Modes, Plan, Segment, Span, Strategy, Wanted, WireType, plan::Phase,
+    Assignment, BatchShape, BlockAssignment, Bytes, Cache, DeviceName, DevicePlan, Exchange,
+    LinkType, Mode, Modes, Plan, Segment, Span, Strategy, Wanted, WireType, plan::Phase,
 };
 use galaxy_engine::{
     compute::{Binding, ComputeError, Engine, Inputs, Staged, cpu::CpuEngine},
@@ -51,6 +51,7 @@ fn local(dir: &ModelDir, threads: u16, max_rows: u32) -> Plan {
         link: LinkType::Tls,
         wire: WireType::F32,
         tiles: 1,
+        cache: Cache::NONE,
         max_rows,
         ring: vec![DevicePlan {
             name: DeviceName::new("here").unwrap(),
@@ -143,7 +144,8 @@ fn check(name: &str, threads: u16) {
             close(&what, &got.concat(), &floats(format!("{tensor}.{length}")), 2e-5);
         }
         // All texts in one batch, without padding.
-        let segment = |(slot, rows)| Segment { slot, past: 0, rows, wanted: wanted(tensor) };
+        let segment =
+            |(slot, rows)| Segment { slot, past: 0, kept: false, rows, wanted: wanted(tensor) };
         let shape = BatchShape::new((0..).zip(LENGTHS).map(segment).collect()).unwrap();
         let tokens: Vec<u32> = LENGTHS.into_iter().flat_map(ids).collect();
         let got = run(&mut engine, &dir, &plan, &shape, tokens);
@@ -203,7 +205,7 @@ fn vit_reads_images() {
         let mut engine = CpuEngine::new(load(&dir, &plan.ring[0]).unwrap(), threads);
         for (wanted, name) in [(Wanted::Hidden, "hidden.13"), (Wanted::Classes, "logits.13")] {
             for images in [1, 3] {
-                let segment = |slot| Segment { slot, past: 0, rows, wanted };
+                let segment = |slot| Segment { slot, past: 0, kept: false, rows, wanted };
                 let shape = BatchShape::new((0..images).map(segment).collect()).unwrap();
                 let values = squares.repeat(images as usize).into();
                 let inputs = Inputs::Patches { first: 0, values };
@@ -285,6 +287,7 @@ fn rows_and_stages_hold_no_more_than_the_budget_says() {
                 wire: WireType::F32,
                 tiles,
                 max_rows: 60,
+                cache: Cache::NONE,
             };
             let plan = share::plan(spec, &terms, &members).unwrap();
             let needs = budget::needs_all(spec, dir.dtype().width(), &plan).unwrap();
@@ -301,6 +304,7 @@ fn rows_and_stages_hold_no_more_than_the_budget_says() {
                     let segment = |(slot, rows): (u32, &u32)| Segment {
                         slot,
                         past: 0,
+                        kept: false,
                         rows: *rows,
                         wanted: Wanted::Hidden,
                     };

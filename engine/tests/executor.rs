@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use galaxy_common::{
-    BatchShape, Bytes, DeviceName, Epoch, Rank, SequenceNumber, Strategy, Wanted, WireType,
+    BatchShape, Bytes, Cache, DeviceName, Epoch, Rank, SequenceNumber, Strategy, Wanted, WireType,
 };
 use galaxy_engine::{
     compute::{Binding, ComputeError, Engine, Staged},
@@ -163,6 +163,7 @@ fn plan(model: &ModelDir) -> galaxy_common::Plan {
         wire: WireType::F32,
         tiles: 2,
         max_rows: 64,
+        cache: Cache::NONE,
     };
     let member = |name| Member {
         name: DeviceName::new(name).unwrap(),

@@ -3,7 +3,7 @@
 use super::{Input, good, said};
 use galaxy_client::{ClusterStatus, Trace};
 use galaxy_common::{
-    Assignment, BatchShape, BlockAssignment, Bytes, DeviceName, DevicePlan, Epoch, Exchange,
+    Assignment, BatchShape, BlockAssignment, Bytes, Cache, DeviceName, DevicePlan, Epoch, Exchange,
     Layout, LinkProfile, LinkType, Mode, Modes, Plan, SequenceNumber, Span, Strategy, Wanted,
     WireType, plan::Phase,
 };
@@ -223,6 +223,7 @@ fn two_devices() -> Plan {
         wire: WireType::F32,
         tiles: 1,
         max_rows: 8,
+        cache: Cache::NONE,
         ring: vec![device(0), device(1)],
     }
 }

@@ -2,8 +2,9 @@
 
 use super::{Input, said};
 use galaxy_common::{
-    Assignment, BatchShape, BlockAssignment, Bytes, DeviceName, DevicePlan, Exchange, Layout,
-    LinkType, Mode, Modes, Plan, Pooling, Rank, Segment, Span, Strategy, Wanted, WireType,
+    Assignment, BatchShape, BlockAssignment, Breadth, Bytes, Cache, DeviceName, DevicePlan,
+    Exchange, Layout, LinkType, Mode, Modes, Plan, Pooling, Rank, Segment, Span, Strategy, Wanted,
+    WireType,
     plan::{Extent, Phase, own_rows},
     span::Unit,
 };
@@ -82,7 +83,7 @@ pub(crate) fn lower(bytes: &[u8]) {
     let mut input = Input(bytes);
     let spec = spec(&mut input);
     let plan = planned(&mut input, &spec);
-    let shape = shape(&mut input, &spec, plan.max_rows);
+    let shape = shape(&mut input, &spec, &plan);
     let bytes = postcard::to_stdvec(&plan).expect("a plan has a binary form");
     let plan: Plan = postcard::from_bytes(&bytes).expect("its own");
     match plan.validate(spec.extent()) {
@@ -106,7 +107,8 @@ fn all_holds(spec: &ModelSpec, plan: &Plan, shape: &BatchShape) {
     // A shard holds one assignment; that phases differ in rows only is checked when it is made.
     let held = |part: &Assignment| (part.blocks.clone(), part.vocabulary);
     let agree = plan.ring.iter().all(|device| held(&device.prefill) == held(&device.decode));
-    let phases = if agree { &[Phase::Prefill, Phase::Decode][..] } else { &[Phase::Prefill] };
+    let both = agree && plan.cache.rows > 0;
+    let phases = if both { &[Phase::Prefill, Phase::Decode][..] } else { &[Phase::Prefill] };
     for &phase in phases {
         let programs = match galaxy_graph::lower(spec, plan, phase, shape) {
             Ok(programs) => programs,
@@ -254,6 +256,11 @@ fn planned(input: &mut Input<'_>, spec: &ModelSpec) -> Plan {
         wire: input.pick(&[WireType::F32, WireType::F16]),
         tiles: input.within(1, 4) as u16,
         max_rows: input.within(1, 24),
+        // Behind all else: what was found before means the same.
+        cache: match spec.causal && matches!(spec.head, HeadSpec::Language { .. }) && input.flag() {
+            true => Cache { rows: 1 << 20, values: input.pick(&[WireType::F32, WireType::F16]) },
+            false => Cache::NONE,
+        },
     }
 }
 
@@ -330,7 +337,7 @@ fn cut<U: Unit>(input: &mut Input<'_>, whole: u32, devices: u32) -> Vec<Span<U>>
     runs
 }
 
-fn shape(input: &mut Input<'_>, spec: &ModelSpec, max_rows: u32) -> BatchShape {
+fn shape(input: &mut Input<'_>, spec: &ModelSpec, plan: &Plan) -> BatchShape {
     let poolings =
         [Pooling::Cls, Pooling::Mean, Pooling::MeanSqrtLen, Pooling::Max, Pooling::LastToken];
     let mut wanted = vec![Wanted::Hidden];
@@ -342,11 +349,17 @@ fn shape(input: &mut Input<'_>, spec: &ModelSpec, max_rows: u32) -> BatchShape {
             wanted.extend([Wanted::LastLogits, Wanted::AllLogits, Wanted::LastLogits]);
         }
     }
+    let goes_on = plan.cache.rows > 0;
+    if goes_on {
+        wanted.push(Wanted::Nothing);
+        wanted.extend([Breadth::Few, Breadth::Many, Breadth::All].map(Wanted::Token));
+    }
     let segments = (0..input.within(1, 4)).map(|slot| Segment {
         slot,
         past: 0,
-        rows: input.within(1, max_rows),
+        rows: input.within(1, plan.max_rows),
         wanted: input.pick(&wanted),
+        kept: goes_on && input.flag(),
     });
     BatchShape::new(segments.collect()).expect("a few rows")
 }

@@ -7,7 +7,8 @@ use crate::{
     short,
 };
 use galaxy_common::{
-    BatchShape, Bytes, DevicePlan, Layout, Plan, Rank, Row, Segment, Span, Wanted,
+    BatchShape, Breadth, Bytes, Cache, DevicePlan, Layout, Plan, Rank, Row, Segment, Span, Wanted,
+    plan::Phase,
 };
 use galaxy_model::{HeadSpec, ModelSpec, NormKind, Positions};
 
@@ -27,6 +28,9 @@ const KEYS_AT_A_TIME: u64 = 144;
 /// Rows of a position table that are read at a time.
 pub const POSITION_ROWS: u64 = 64;
 
+/// Candidates of a text and tiles of them, besides what is bounded by the vocabulary.
+const CHOOSING: u64 = 64 << 10;
+
 /// What the kernels of a device share.
 pub const SHARED_SCRATCH: u64 = 1 << 20;
 
@@ -43,6 +47,8 @@ pub struct Needs {
     pub results: Bytes,
     /// What the kernels work in.
     pub scratch: Bytes,
+    /// What is kept of texts that go on.
+    pub cache: Bytes,
     /// The process itself.
     pub process: Bytes,
 }
@@ -56,12 +62,13 @@ impl Needs {
             staging: self.staging.max(other.staging),
             results: self.results.max(other.results),
             scratch: self.scratch.max(other.scratch),
+            cache: self.cache.max(other.cache),
             process: self.process.max(other.process),
         }
     }
     /// All together. What programs work in is not there yet while weights are read.
     pub fn total(&self) -> Bytes {
-        let works = self.activations + self.staging + self.results + self.scratch;
+        let works = self.activations + self.staging + self.results + self.scratch + self.cache;
         self.weights + works.max(Bytes(READ_BUFFERS)) + self.process
     }
 }
@@ -117,6 +124,7 @@ fn needs_of(
     };
     let with_weights = |(rank, needs): (&Rank, Needs)| Needs {
         weights: weights(spec, matrix_width, &plan.ring[rank.index()]),
+        cache: cache(spec, plan.cache, &plan.ring[rank.index()]),
         ..needs
     };
     Ok(ranks.iter().zip(most).map(with_weights).collect())
@@ -140,9 +148,17 @@ fn most(
         cut.extend((run.len() > own).then_some((first, at, run.len() - own)));
     }
     let mut most: Option<Vec<Needs>> = None;
-    for shape in widest(spec, plan)? {
+    let mut shapes: Vec<(Phase, BatchShape)> =
+        widest(spec, plan)?.into_iter().map(|shape| (Phase::Prefill, shape)).collect();
+    if plan.cache.rows > 0 {
+        let wanted = Wanted::Token(Breadth::All);
+        let row = Segment { slot: 0, past: 0, kept: true, rows: 1, wanted };
+        let row = BatchShape::new(vec![row]).map_err(LowerError::from)?;
+        shapes.extend([Phase::Prefill, Phase::Decode].map(|phase| (phase, row.clone())));
+    }
+    for (phase, shape) in shapes {
         let mut these = Vec::with_capacity(ranks.len());
-        for sketch in sketches(&short_spec, &short, &shape, ranks) {
+        for sketch in sketches(&short_spec, &short, phase, &shape, ranks) {
             let Some(program) = sketch?.repeated(&cut) else { return Ok(None) };
             let running = of_running(spec, &plan.ring[program.rank.index()], &program);
             let results = running.results.max(other_results(spec, plan, program.rank));
@@ -181,7 +197,7 @@ pub fn widest(spec: &ModelSpec, plan: &Plan) -> Result<Vec<BatchShape>, LowerErr
         HeadSpec::Language { .. } => Wanted::AllLogits,
         _ => Wanted::Hidden,
     };
-    let segment = |(slot, rows): (u32, u32)| Segment { slot, past: 0, rows, wanted };
+    let segment = |(slot, rows): (u32, u32)| Segment { slot, past: 0, kept: false, rows, wanted };
     let shape = |mut texts: Vec<u32>| {
         texts.retain(|&rows| rows > 0);
         BatchShape::new((0..).zip(texts).map(segment).collect()).map_err(LowerError::from)
@@ -200,6 +216,28 @@ pub fn widest(spec: &ModelSpec, plan: &Plan) -> Result<Vec<BatchShape>, LowerErr
     let parts = [vec![all], vec![all / 2, all - all / 2], vec![all / 4, all - all / 4]];
     let parts = parts.into_iter().chain([vec![all - all / 4, all / 4], tiles.collect()]);
     parts.map(shape).collect()
+}
+
+/// What `device` keeps of texts that go on, at most: keys and values of its heads in whole blocks, angles
+/// of all their positions, and what tokens are chosen with.
+pub fn cache(spec: &ModelSpec, cache: Cache, device: &DevicePlan) -> Bytes {
+    if cache.rows == 0 {
+        return Bytes(0);
+    }
+    let heads = |layer| u64::from(kv_span(spec, device.prefill.block(layer).heads).len());
+    let row: u64 =
+        (0..spec.layers).map(|layer| 2 * heads(layer) * u64::from(spec.head_width)).sum();
+    let rows = u64::from(cache.rows / Cache::BLOCK * Cache::BLOCK);
+    let positions = match &spec.positions {
+        Positions::Rotary { inverse_frequencies, limit, .. } => {
+            8 * inverse_frequencies.len() as u64 * u64::from(cache.rows.min(*limit))
+        }
+        Positions::Learned { .. } => 0,
+    };
+    // The least that a text takes is a block.
+    let texts = u64::from(cache.rows / Cache::BLOCK);
+    let choosing = texts * (4 * u64::from(device.prefill.vocabulary.len()) + CHOOSING);
+    Bytes(rows * row * u64::from(cache.values.width()) + positions + choosing)
 }
 
 /// What `device` needs to hold its shard and run `program`.
@@ -225,6 +263,7 @@ fn of_running(spec: &ModelSpec, device: &DevicePlan, program: &Program) -> Needs
         staging: program.slot_bytes(Memory::Staging),
         results: results.sum(),
         scratch: scratch(spec, device, program),
+        cache: Bytes(0),
         process: PROCESS,
     }
 }

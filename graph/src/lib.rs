@@ -14,7 +14,7 @@ pub mod simulate;
 pub mod timeline;
 pub mod verify;
 
-pub use lower::{LowerError, digest, links, lower};
+pub use lower::{LowerError, digest, links, lower, takes};
 pub use program::Program;
 pub use simulate::{
     ByteCost, Cable, Costs, Counted, Deadlock, FRAME_OVERHEAD, LinkRate, Observed, Predicted,

@@ -2,6 +2,7 @@
 
 mod block;
 mod build;
+mod decode;
 mod galaxy;
 mod head;
 mod megatron;
@@ -14,8 +15,8 @@ mod stagger;
 use crate::program::Program;
 use build::{Builder, Sketch};
 use galaxy_common::{
-    Assignment, BatchShape, Exchange, Head, Layout, MAX_PAYLOAD_BYTES, Mode, Plan, PlanError, Rank,
-    Row, ShapeError, Span, Strategy, Wanted, plan::Phase,
+    Assignment, BatchShape, Cache, Exchange, Head, Layout, MAX_PAYLOAD_BYTES, Mode, Plan,
+    PlanError, Rank, Row, ShapeError, Span, Wanted, plan::Phase,
 };
 use galaxy_model::{HeadSpec, ModelSpec};
 use order::Order;
@@ -23,7 +24,7 @@ use ring::Ring;
 use std::collections::BTreeSet;
 
 /// Changes whenever the same plan and shape lower to another program.
-pub const LOWERING: u32 = 4;
+pub const LOWERING: u32 = 5;
 
 /// A plan and a shape that give no programs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -70,15 +71,21 @@ pub enum LowerError {
         /// What was asked for.
         wanted: &'static str,
     },
-    /// Rows of earlier programs, which this strategy keeps nowhere.
+    /// Rows that are to be kept, and no room for them.
     #[error(
-        "text {segment} continues an earlier one, and strategy {strategy} keeps no key-value cache"
+        "{rows} rows are to be kept, and this plan has a cache of {limit}: raise its rows, or ask for fewer tokens"
     )]
-    Past {
-        /// Which.
-        segment: usize,
-        /// The strategy.
-        strategy: Strategy,
+    Cache {
+        /// Rows, with those that fill up the last block of each text.
+        rows: u32,
+        /// Rows of the cache.
+        limit: u32,
+    },
+    /// Rows that are to be kept, of a model whose rows see later ones.
+    #[error("this model ({family}) reads whole texts at once: it cannot go on with one")]
+    WholeTexts {
+        /// `model_type` of the model.
+        family: String,
     },
     /// A layer whose blocks are cut in two ways and are one.
     #[error(
@@ -111,7 +118,7 @@ pub fn lower(
     shape: &BatchShape,
 ) -> Result<Vec<Program>, LowerError> {
     fits(spec, plan)?;
-    check(spec, plan, shape)?;
+    takes(spec, plan, shape)?;
     let order = Order::default();
     let ranks = plan.ranked().map(|(rank, _)| rank);
     ranks.map(|rank| operations(spec, plan, phase, shape, rank, &order).finish()).collect()
@@ -126,10 +133,11 @@ fn operations(
     rank: Rank,
     order: &Order,
 ) -> Builder {
-    match plan.layout {
-        Layout::Ring => galaxy::program(spec, plan, phase, shape, rank, order),
-        Layout::Replicated => megatron::program(spec, plan, phase, shape, rank),
-        Layout::Stages => pipeline::program(spec, plan, phase, shape, rank),
+    match (plan.layout, phase) {
+        (Layout::Stages, _) => pipeline::program(spec, plan, phase, shape, rank),
+        (_, Phase::Decode) => decode::program(spec, plan, shape, rank),
+        (Layout::Ring, _) => galaxy::program(spec, plan, phase, shape, rank, order),
+        (Layout::Replicated, _) => megatron::program(spec, plan, phase, shape, rank),
     }
 }
 
@@ -138,11 +146,12 @@ fn operations(
 pub(crate) fn sketches(
     spec: &ModelSpec,
     plan: &Plan,
+    phase: Phase,
     shape: &BatchShape,
     ranks: &[Rank],
 ) -> impl Iterator<Item = Result<Sketch, LowerError>> {
     let order = Order::default();
-    let sketch = move |rank| operations(spec, plan, Phase::Prefill, shape, rank, &order).sketch();
+    let sketch = move |rank| operations(spec, plan, phase, shape, rank, &order).sketch();
     ranks.iter().copied().map(sketch)
 }
 
@@ -164,6 +173,27 @@ pub fn links(plan: &Plan) -> Vec<(Rank, Rank)> {
     for phase in [Phase::Prefill, Phase::Decode] {
         let (layers, head) = (Ring::layers(plan, phase), Ring::head(plan, phase));
         let direct = exchange(plan) == Exchange::Direct;
+        if phase == Phase::Decode && plan.cache.rows == 0 {
+            continue;
+        }
+        if plan.cache.rows > 0 {
+            // Candidates for the next token go to all.
+            pairs.extend(meet_directly(plan, phase, |_, from, _| !from.vocabulary.is_empty()));
+        }
+        if phase == Phase::Decode && plan.layout != Layout::Stages {
+            let among = |a: Rank, b: Rank| {
+                let carries = |rank: Rank| decode::carries(plan, &plan.ring[rank.index()]);
+                carries(a) || carries(b)
+            };
+            let all = (0..layers.len()).flat_map(|a| (0..layers.len()).map(move |b| (a, b)));
+            let ranks = all.map(|(a, b)| (layers.rank(a), layers.rank(b)));
+            pairs.extend(ranks.filter(|(a, b)| among(*a, *b)));
+            let all = plan.ranked().flat_map(|a| plan.ranked().map(move |b| (a, b)));
+            let heads = all.filter(|(a, b)| {
+                decode::carries(plan, a.1) && !b.1.assignment(phase).vocabulary.is_empty()
+            });
+            pairs.extend(heads.map(|(a, b)| (a.0, b.0)));
+        }
         match plan.layout {
             Layout::Stages => pairs.extend(layers.around().take(layers.len().saturating_sub(1))),
             _ if direct => pairs.extend(meet_directly(plan, phase, exchanges_rows)),
@@ -238,7 +268,7 @@ fn wanted_rows(shape: &BatchShape) -> Vec<(u32, Span<Row>)> {
     let mut wanted = Vec::new();
     for (index, (rows, segment)) in shape.placed().enumerate() {
         match segment.wanted {
-            Wanted::LastLogits => {
+            Wanted::LastLogits | Wanted::Token(_) => {
                 wanted.push((index as u32, Span::new(rows.end() - 1, rows.end())))
             }
             Wanted::AllLogits => wanted.push((index as u32, rows)),
@@ -260,14 +290,24 @@ pub(crate) fn fits(spec: &ModelSpec, plan: &Plan) -> Result<(), LowerError> {
     }
 }
 
-fn check(spec: &ModelSpec, plan: &Plan, shape: &BatchShape) -> Result<(), LowerError> {
+/// Whether a plan has programs for a batch: for one with this past, where programs themselves know none.
+///
+/// # Errors
+/// When they do not fit together.
+pub fn takes(spec: &ModelSpec, plan: &Plan, shape: &BatchShape) -> Result<(), LowerError> {
     if shape.rows() > plan.max_rows {
         return Err(LowerError::Rows { rows: shape.rows(), limit: plan.max_rows });
     }
+    let kept = shape.segments().iter().filter(|segment| segment.kept);
+    let taken = kept.map(|s| Cache::taken(s.past.saturating_add(s.rows)));
+    let taken = taken.fold(0, u32::saturating_add);
+    if taken > 0 && !spec.causal {
+        return Err(LowerError::WholeTexts { family: spec.family.clone() });
+    }
+    if taken > plan.cache.rows {
+        return Err(LowerError::Cache { rows: taken, limit: plan.cache.rows });
+    }
     for (index, segment) in shape.segments().iter().enumerate() {
-        if segment.past > 0 {
-            return Err(LowerError::Past { segment: index, strategy: plan.strategy });
-        }
         let (rows, limit) = (segment.past.saturating_add(segment.rows), spec.position_limit());
         if rows > limit {
             return Err(LowerError::Positions { segment: index, rows, limit });
@@ -277,7 +317,8 @@ fn check(spec: &ModelSpec, plan: &Plan, shape: &BatchShape) -> Result<(), LowerE
         }
         let refused = |wanted| Err(LowerError::Output { family: spec.family.clone(), wanted });
         match (segment.wanted, &spec.head) {
-            (Wanted::Classes, HeadSpec::Classes(_)) | (Wanted::Hidden | Wanted::Pooled(_), _) => {}
+            (Wanted::Classes, HeadSpec::Classes(_))
+            | (Wanted::Hidden | Wanted::Pooled(_) | Wanted::Nothing, _) => {}
             (Wanted::Classes, _) => return refused("class logits: it has no classification head"),
             (_, HeadSpec::Language { .. }) => {}
             _ => return refused("next-token logits: it has no language-model head"),

@@ -3,7 +3,9 @@
 //! A program is data. The simulator predicts its timeline, the verifier proves things about it,
 //! the executor runs it; none of them asks where it came from.
 
-use galaxy_common::{Bytes, Column, Head, Rank, Row, Span, Token, WireType};
+use galaxy_common::{
+    Breadth, Bytes, Column, Head, Rank, Row, Span, Token, WireType, sampling::MOST_LOGPROBS,
+};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
@@ -90,6 +92,9 @@ pub enum Role {
     SumTile,
     /// A tile of keys and values in wire format.
     KeysValuesTile,
+    /// A device's candidates for the next token of a segment: bytes, whose columns count as values in
+    /// wire format do.
+    Candidates,
 }
 
 /// A piece of memory that tensors take in turns.
@@ -191,12 +196,21 @@ pub enum OpKind {
         product: Product,
     },
     /// Attention of query rows. Reads [Qkv rows: queries], then [Qkv or KeysValues rows: keys and
-    /// values that they see]; writes [Context rows].
+    /// values of this batch that they see], besides those of the past that the device keeps; writes
+    /// [Context rows].
     Attend {
         /// Of which layer (for a key-value cache).
         layer: u32,
         /// Query heads of the device.
         heads: Span<Head>,
+        /// Key-value heads of the device.
+        kv_heads: Span<Head>,
+    },
+    /// Puts keys and values of kept segments behind those of their past. Reads [Qkv or KeysValues rows:
+    /// keys and values]; writes what no program has, the device's cache.
+    Keep {
+        /// Of which layer.
+        layer: u32,
         /// Key-value heads of the device.
         kv_heads: Span<Head>,
     },
@@ -246,7 +260,29 @@ pub enum OpKind {
         /// Tile of its collective, for traces.
         tile: u16,
     },
-    /// Hands rows to the coordinator. Reads `rows`; the result is `outputs[output]`.
+    /// Names the likeliest next tokens of a segment from the device's slice of the vocabulary, after
+    /// penalties. Reads `Logits row`; writes a tile of candidates.
+    Shortlist {
+        /// Of which segment.
+        segment: u32,
+        /// How many.
+        breadth: Breadth,
+    },
+    /// Adds the candidates of a device, in rank order, to what is known of a segment's next token.
+    /// Reads a tile of candidates; writes nothing here.
+    Collect {
+        /// Of which segment.
+        segment: u32,
+        /// How many.
+        breadth: Breadth,
+    },
+    /// Chooses the next token of a segment, as every other device does, from all candidates. Reads and
+    /// writes nothing here.
+    Choose {
+        /// Of which segment.
+        segment: u32,
+    },
+    /// Hands rows to the coordinator. Of a token it reads nothing. Reads `rows`; the result is `outputs[output]`.
     Emit {
         /// Index into [`Program::outputs`].
         output: u32,
@@ -286,6 +322,19 @@ pub enum OutputKind {
         /// Which slice.
         vocabulary: Span<Token>,
     },
+    /// The next token: 1 x [`TOKEN_VALUES`].
+    Token,
+}
+
+/// Values of [`OutputKind::Token`]: the token, its log-probability, 1 where the candidates prove the
+/// choice or else 0, how many of the likeliest follow, and these with their log-probabilities. All numbers
+/// are small enough for f32.
+pub const TOKEN_VALUES: u32 = 4 + 2 * MOST_LOGPROBS;
+
+/// Bytes of a tile of `count` candidates: how many there are, two log-sum-exps of the whole slice, and of
+/// each candidate the token and its logit before and after penalties and temperature.
+pub fn candidates_bytes(count: u32) -> u64 {
+    16 + 12 * u64::from(count)
 }
 
 impl Output {
@@ -296,6 +345,7 @@ impl Output {
             OutputKind::Pooled { .. } => (1, hidden),
             OutputKind::Classes => (1, labels),
             OutputKind::Logits { rows, vocabulary } => (rows.len(), vocabulary.len()),
+            OutputKind::Token => (1, TOKEN_VALUES),
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Plans by relative shares: what `cluster.toml` says, turned into an exact split.
 
 use galaxy_common::{
-    Assignment, BlockAssignment, Bytes, DeviceName, DevicePlan, Exchange, Layer, LinkType, Mode,
-    Modes, Plan, PlanError, Span, Strategy, WireType, apportion,
+    Assignment, BlockAssignment, Bytes, Cache, DeviceName, DevicePlan, Exchange, Layer, LinkType,
+    Mode, Modes, Plan, PlanError, Span, Strategy, WireType, apportion,
 };
 use galaxy_model::ModelSpec;
 
@@ -55,6 +55,8 @@ pub struct Terms<'a> {
     pub tiles: u16,
     /// Most rows of one program.
     pub max_rows: u32,
+    /// What is kept of texts that go on.
+    pub cache: Cache,
 }
 
 /// A plan whose heads, columns and vocabulary follow the members' shares.
@@ -124,6 +126,7 @@ pub fn plan(spec: &ModelSpec, terms: &Terms<'_>, members: &[Member]) -> Result<P
         wire: terms.wire,
         tiles: terms.tiles,
         max_rows: terms.max_rows,
+        cache: terms.cache,
         ring: ring.collect(),
     };
     plan.validate(extent)?;

@@ -160,7 +160,9 @@ pub fn verify(
     data::check(spec, plan, shape, programs, &order)?;
     results(spec, shape, programs)?;
     for (program, device) in programs.iter().zip(&plan.ring) {
-        let needs = budget::of_program(spec, matrix_width, device, program).total();
+        let cache = budget::cache(spec, plan.cache, device);
+        let needs = budget::of_program(spec, matrix_width, device, program);
+        let needs = budget::Needs { cache, ..needs }.total();
         if needs > device.budget {
             return Err(VerifyError::Budget {
                 device: device.name.clone(),
@@ -254,7 +256,9 @@ fn results(spec: &ModelSpec, shape: &BatchShape, programs: &[Program]) -> Result
                 (Wanted::Pooled(_), OutputKind::Pooled { reduce, rows }) => {
                     pooled += if reduce == Reduce::Row { segment.rows } else { rows };
                 }
-                (Wanted::Classes, OutputKind::Classes) => pooled += segment.rows,
+                (Wanted::Classes, OutputKind::Classes) | (Wanted::Token(_), OutputKind::Token) => {
+                    pooled += segment.rows;
+                }
                 (
                     Wanted::LastLogits | Wanted::AllLogits,
                     OutputKind::Logits { rows, vocabulary },
@@ -266,7 +270,8 @@ fn results(spec: &ModelSpec, shape: &BatchShape, programs: &[Program]) -> Result
             Wanted::Hidden => (0, rows.len(), 1),
             Wanted::AllLogits => (0, rows.len(), spec.extent().vocabulary),
             Wanted::LastLogits => (rows.len() - 1, rows.len(), spec.extent().vocabulary),
-            Wanted::Pooled(_) | Wanted::Classes => {
+            Wanted::Nothing => continue,
+            Wanted::Pooled(_) | Wanted::Classes | Wanted::Token(_) => {
                 if pooled != segment.rows {
                     return wrong(format!("{pooled} rows of {} are in it", segment.rows));
                 }

@@ -3,9 +3,9 @@
 #![allow(clippy::unwrap_used)]
 
 use galaxy_common::{
-    Assignment, BatchShape, BlockAssignment, Bytes, DeviceName, DevicePlan, Exchange, Layer,
-    LinkType, Mode, Modes, Plan, Pooling, Rank, Segment, Span, Strategy, Wanted, WireType,
-    apportion, plan::Phase,
+    Assignment, BatchShape, BlockAssignment, Breadth, Bytes, Cache, DeviceName, DevicePlan,
+    Exchange, Layer, LinkType, Mode, Modes, Plan, Pooling, Rank, Segment, Span, Strategy, Wanted,
+    WireType, apportion, plan::Phase,
 };
 use galaxy_graph::{
     Costs, LinkRate, Program, VerifyError, budget, lower,
@@ -104,6 +104,7 @@ fn plan(strategy: Strategy, tiles: u16, spec: &ModelSpec, weights: &[[u32; 4]]) 
         wire: WireType::F32,
         tiles,
         max_rows: 400,
+        cache: Cache::NONE,
         ring,
     }
 }
@@ -257,6 +258,7 @@ fn any_plan() -> impl Arbitrary<Value = (ModelSpec, Plan, BatchShape)> {
                 .map(|(i, (rows, kind))| Segment {
                     slot: i as u32,
                     past: 0,
+                    kept: false,
                     rows,
                     wanted: wanted(kind),
                 })
@@ -283,6 +285,39 @@ proptest! {
             for to in program.peers().0 {
                 prop_assert!(links.contains(&(program.rank, to)));
             }
+        }
+    }
+
+    /// Texts that go on, in both phases, with tokens that are chosen.
+    #[test]
+    fn programs_of_texts_that_go_on_verify((mut spec, mut plan, shape) in any_plan(), seed: u64) {
+        prop_assume!(matches!(spec.head, HeadSpec::Language { .. }));
+        spec.causal = true;
+        plan.cache = Cache { rows: 1 << 20, values: WireType::F16 };
+        let breadths = [Breadth::Few, Breadth::Many, Breadth::All];
+        let goes_on = |(at, s): (usize, &Segment)| {
+            let wanted = if s.wanted == Wanted::Hidden { Wanted::Nothing } else { Wanted::Token(breadths[at % 3]) };
+            Segment { kept: at % 4 < 3, wanted, past: 0, ..*s }
+        };
+        let segments: Vec<Segment> = shape.segments().iter().enumerate().map(goes_on).collect();
+        let many = BatchShape::new(segments.clone()).unwrap();
+        let one = BatchShape::new(segments.iter().map(|s| Segment { rows: 1, ..*s }).collect()).unwrap();
+        let links = galaxy_graph::links(&plan);
+        for (phase, shape) in [(Phase::Prefill, &many), (Phase::Prefill, &one), (Phase::Decode, &one), (Phase::Decode, &many)] {
+            let programs = lower(&spec, &plan, phase, shape).unwrap();
+            prop_assert_eq!(verify(&spec, 4, &plan, shape, &programs), Ok(()));
+            for window in [0, 500, u64::MAX] {
+                prop_assert!(simulate(&programs, &Random(seed, window)).is_ok());
+            }
+            for program in &programs {
+                for to in program.peers().0 {
+                    prop_assert!(links.contains(&(program.rank, to)));
+                }
+            }
+            let mut later: Vec<Segment> = shape.segments().to_vec();
+            later.iter_mut().filter(|s| s.kept).for_each(|s| { s.past = 7; s.slot += 9 });
+            let later = lower(&spec, &plan, phase, &BatchShape::new(later).unwrap()).unwrap();
+            prop_assert_eq!(galaxy_graph::digest(&programs), galaxy_graph::digest(&later));
         }
     }
 

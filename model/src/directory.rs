@@ -13,7 +13,7 @@ use half::{bf16, f16};
 use std::{
     fs::File,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, OnceLock},
 };
 
 /// A matrix of a model, by layer. Mathematically `[inputs, outputs]` whatever its storage.
@@ -240,7 +240,12 @@ pub struct ModelDir {
     fingerprint: String,
     dtype: Dtype,
     store: Store,
+    /// Where the tables of words and of positions lie, once rows of them were read.
+    tables: [OnceLock<(String, u32, Run)>; 2],
 }
+
+/// Bytes of a table that are read without memory of their own: a row or a few.
+const FEW_BYTES: usize = 16 << 10;
 
 /// Where a vector lies: a run of values of a tensor.
 pub(crate) struct Run {
@@ -331,7 +336,8 @@ impl ModelDir {
         })?;
         let path = path.to_owned();
         let dtype = Dtype::F32;
-        Ok(Self { path, name, spec, family, prefix, type_rows, fingerprint, dtype, store })
+        let tables = [OnceLock::new(), OnceLock::new()];
+        Ok(Self { path, name, spec, family, prefix, type_rows, fingerprint, dtype, store, tables })
     }
 
     /// Looks whether everything that the spec needs is there, and finds out its type.
@@ -466,28 +472,42 @@ impl ModelDir {
         out: &mut [f32],
     ) -> Result<(), ModelError> {
         let hidden = self.spec.hidden as usize;
-        let (name, rows, run) = self.table(table)?;
+        let known = &self.tables[usize::from(table == Table::Position)];
+        let (name, rows, run) = match known.get() {
+            Some(known) => known,
+            None => {
+                let found = self.table(table)?;
+                known.get_or_init(|| found)
+            }
+        };
+        let (name, rows) = (|| name.clone(), *rows);
         let (need, have) = (ids.len().saturating_mul(hidden) as u64, out.len() as u64);
         if need != have {
-            return Err(ModelError::Area { tensor: name, need, have });
+            return Err(ModelError::Area { tensor: name(), need, have });
         }
         if let Some(&id) = ids.iter().find(|&&id| id >= rows) {
-            return Err(ModelError::Row { tensor: name, id, rows });
+            return Err(ModelError::Row { tensor: name(), id, rows });
         }
         let row_bytes = hidden * run.dtype.width() as usize;
         // One row at least, and otherwise the bound that matrices keep.
         let most = ((4 << 20) / row_bytes).max(1);
-        let mut bytes = Vec::new();
+        let (mut few, mut many) = ([0; FEW_BYTES], Vec::new());
         let mut done = 0;
         while done < ids.len() {
             let first = ids[done];
             let following = ids[done..].iter().zip(0..most as u32);
             let count = following.take_while(|&(&id, i)| id - first.min(id) == i && id >= first);
             let count = count.count();
-            bytes.resize(count * row_bytes, 0);
+            let bytes = match few.get_mut(..count * row_bytes) {
+                Some(bytes) => bytes,
+                None => {
+                    many.resize(count * row_bytes, 0);
+                    &mut many[..]
+                }
+            };
             let at = run.offset + u64::from(first) * row_bytes as u64;
-            self.store.read_at(run.shard, &mut bytes, at)?;
-            widen(run.dtype, &bytes, &mut out[done * hidden..][..count * hidden]);
+            self.store.read_at(run.shard, bytes, at)?;
+            widen(run.dtype, bytes, &mut out[done * hidden..][..count * hidden]);
             done += count;
         }
         Ok(())

@@ -19,6 +19,7 @@ mod error;
 mod family;
 #[doc(hidden)]
 pub mod fuzz;
+pub mod generation;
 #[cfg(feature = "image")]
 pub mod image;
 mod key;

@@ -67,8 +67,57 @@ impl Tokenizer {
         self.inner.get_post_processor().map_or(0, |p| p.added_tokens(false))
     }
 
+    /// Text that comes token by token.
+    pub fn stream(&self) -> TextStream<'_> {
+        TextStream { tokenizer: self, tokens: Vec::new(), before: 0, told: 0 }
+    }
+
     fn wrong(&self, error: tokenizers::Error) -> ModelError {
         ModelError::Tokenizer { path: self.path.clone(), problem: error.to_string() }
+    }
+}
+
+/// Tokens that become text as they come. A token may be part of a character, and may stand differently alone
+/// than behind another: it is told with those before it, once it is whole.
+#[derive(Debug)]
+pub struct TextStream<'a> {
+    tokenizer: &'a Tokenizer,
+    tokens: Vec<u32>,
+    /// Where the tokens begin that the next ones are read with,
+    before: usize,
+    /// and where those that were not told yet do.
+    told: usize,
+}
+
+impl TextStream<'_> {
+    /// What a token adds to the text; nothing where more are needed.
+    ///
+    /// # Errors
+    /// When the tokenizer refuses it.
+    pub fn push(&mut self, token: u32) -> Result<String, ModelError> {
+        self.tokens.push(token);
+        let (known, all) = self.read()?;
+        if all.len() <= known.len() || all.ends_with(char::REPLACEMENT_CHARACTER) {
+            return Ok(String::new());
+        }
+        (self.before, self.told) = (self.told, self.tokens.len());
+        // What was told may have read otherwise; nothing is told twice.
+        Ok(all.get(known.len()..).unwrap_or_default().to_owned())
+    }
+
+    /// What is left where no more tokens come.
+    ///
+    /// # Errors
+    /// When the tokenizer refuses them.
+    pub fn finish(self) -> Result<String, ModelError> {
+        let (known, all) = self.read()?;
+        Ok(all.get(known.len()..).unwrap_or_default().to_owned())
+    }
+
+    /// The text that was told lately, and the same with what was not.
+    fn read(&self) -> Result<(String, String), ModelError> {
+        let known = self.tokenizer.decode(&self.tokens[self.before..self.told])?;
+        Ok((known, self.tokenizer.decode(&self.tokens[self.before..])?))
     }
 }
 
@@ -130,6 +179,29 @@ mod tests {
         ));
         assert_eq!(tokenizer.decode(&[1, 4, 5, 2]).expect("text"), "one two");
         assert_eq!(tokenizer.special_tokens(), 2);
+    }
+
+    /// Every byte is a token.
+    const BYTES: &str = r#"{
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": null, "post_processor": null,
+        "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]},
+        "model": {"type": "WordLevel", "unk_token": "<0x20>", "vocab": {
+            "<0x20>": 0, "a": 1, "<0xE2>": 2, "<0x82>": 3, "<0xAC>": 4}}
+    }"#;
+
+    #[test]
+    fn text_comes_in_whole_characters() {
+        let tokenizer = open(BYTES).expect("a tokenizer");
+        let mut stream = tokenizer.stream();
+        let mut push = |token| stream.push(token).expect("text");
+        assert_eq!([1, 2, 3, 4, 1, 0, 1].map(&mut push), ["a", "", "", "€", "a", " ", "a"]);
+        assert_eq!([2, 3].map(&mut push), ["", ""]);
+        assert!(stream.finish().expect("text").starts_with(char::REPLACEMENT_CHARACTER));
+        let words = open(WORDS).expect("a tokenizer");
+        let mut stream = words.stream();
+        let told = [4, 5, 2, 6].map(|token| stream.push(token).expect("text"));
+        assert_eq!(told.concat(), "one two three");
     }
 
     #[test]

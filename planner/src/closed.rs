@@ -162,7 +162,7 @@ fn curve(count: usize, at: impl Fn(f64) -> f64) -> Vec<f64> {
 /// Rows that a language head multiplies for a text of so many.
 pub(crate) fn wanted_rows(wanted: Wanted, rows: f64) -> f64 {
     match wanted {
-        Wanted::LastLogits => 1.0,
+        Wanted::LastLogits | Wanted::Token(_) => 1.0,
         Wanted::AllLogits => rows,
         _ => 0.0,
     }

@@ -128,7 +128,11 @@ impl Costs for ProfileCosts<'_> {
             OpKind::Export { staged: false } => rows(Kernel::Export, write),
             OpKind::Import => rows(Kernel::Import, write),
             OpKind::Select => rows(Kernel::Export, write),
-            OpKind::Emit { .. } => rows(Kernel::Export, read),
+            OpKind::Keep { .. } | OpKind::Emit { .. } => rows(Kernel::Export, read),
+            // A pass over the logits, and one over the candidates.
+            OpKind::Shortlist { .. } => rows(Kernel::Norm, read),
+            OpKind::Collect { .. } => rows(Kernel::Import, read),
+            OpKind::Choose { .. } => 0.0,
             OpKind::Send { .. } | OpKind::Receive { .. } => 0.0,
         };
         let wake = if op.waits.is_empty() { 0.0 } else { device.wake };

@@ -1,7 +1,7 @@
 //! Wire types to domain types and back. Wire types stop at the handlers.
 
 use crate::v1;
-use galaxy_common::{BatchShape, Pooling, Segment, ShapeError, Wanted, shape::MAX_ROWS};
+use galaxy_common::{BatchShape, Breadth, Pooling, Segment, ShapeError, Wanted, shape::MAX_ROWS};
 
 /// A message that does not say what it must.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -42,6 +42,10 @@ impl TryFrom<v1::Wanted> for Wanted {
             v1::Wanted::Classes => Self::Classes,
             v1::Wanted::LastLogits => Self::LastLogits,
             v1::Wanted::AllLogits => Self::AllLogits,
+            v1::Wanted::TokenOfFew => Self::Token(Breadth::Few),
+            v1::Wanted::TokenOfMany => Self::Token(Breadth::Many),
+            v1::Wanted::TokenOfAll => Self::Token(Breadth::All),
+            v1::Wanted::Nothing => Self::Nothing,
         })
     }
 }
@@ -58,6 +62,10 @@ impl From<Wanted> for v1::Wanted {
             Wanted::Classes => Self::Classes,
             Wanted::LastLogits => Self::LastLogits,
             Wanted::AllLogits => Self::AllLogits,
+            Wanted::Token(Breadth::Few) => Self::TokenOfFew,
+            Wanted::Token(Breadth::Many) => Self::TokenOfMany,
+            Wanted::Token(Breadth::All) => Self::TokenOfAll,
+            Wanted::Nothing => Self::Nothing,
         }
     }
 }
@@ -73,15 +81,15 @@ pub fn wanted(code: i32) -> Result<Wanted, ConvertError> {
 impl TryFrom<v1::Segment> for Segment {
     type Error = ConvertError;
     fn try_from(segment: v1::Segment) -> Result<Self, ConvertError> {
-        let v1::Segment { slot, past, rows, wanted: code } = segment;
-        Ok(Self { slot, past, rows, wanted: wanted(code)? })
+        let v1::Segment { slot, past, kept, rows, wanted: code } = segment;
+        Ok(Self { slot, past, kept, rows, wanted: wanted(code)? })
     }
 }
 
 impl From<Segment> for v1::Segment {
     fn from(segment: Segment) -> Self {
-        let Segment { slot, past, rows, wanted } = segment;
-        Self { slot, past, rows, wanted: v1::Wanted::from(wanted).into() }
+        let Segment { slot, past, kept, rows, wanted } = segment;
+        Self { slot, past, kept, rows, wanted: v1::Wanted::from(wanted).into() }
     }
 }
 
@@ -133,7 +141,7 @@ mod tests {
 
     #[test]
     fn shapes_survive_and_bad_ones_do_not() {
-        let segment = Segment { slot: 1, past: 0, rows: 3, wanted: Wanted::Hidden };
+        let segment = Segment { slot: 1, past: 0, kept: false, rows: 3, wanted: Wanted::Hidden };
         let shape_in = BatchShape::new(vec![segment; 2]).expect("valid");
         assert_eq!(shape(segments(&shape_in), 6), Ok(shape_in.clone()));
         assert!(matches!(shape(segments(&shape_in), 1), Err(ConvertError::Segments { .. })));

@@ -12,7 +12,9 @@ use crate::{
     models,
 };
 use anyhow::{Context, Result, ensure};
-use galaxy_common::{BatchShape, Bytes, DeviceName, Pooling, Spread, Strategy, Wanted, WireType};
+use galaxy_common::{
+    BatchShape, Bytes, Cache, DeviceName, Pooling, Spread, Strategy, Wanted, WireType,
+};
 use galaxy_engine::local::LocalCluster;
 use galaxy_graph::share::{self, Member, Terms};
 use galaxy_model::{ModelDir, ModelSpec};
@@ -293,6 +295,7 @@ pub fn speed(model: &Path, window: Duration) -> Result<()> {
         wire: WireType::F32,
         tiles: 1,
         max_rows: TOKENS,
+        cache: Cache::NONE,
     };
     let member =
         Member { name: DeviceName::new("me")?, budget: Bytes(u64::MAX), threads: 1, share: 1.0 };

@@ -6,9 +6,9 @@
 use crate::pairwise::pairwise;
 use anyhow::{Context, Result, bail, ensure};
 use galaxy_common::{
-    Assignment, BatchShape, BlockAssignment, Bytes, Column, DeviceName, DevicePlan, Exchange, Head,
-    Layer, LinkType, Mode, Modes, Plan, Pooling, Segment, Span, Strategy, Wanted, WireType,
-    apportion,
+    Assignment, BatchShape, BlockAssignment, Bytes, Cache, Column, DeviceName, DevicePlan,
+    Exchange, Head, Layer, LinkType, Mode, Modes, Plan, Pooling, Segment, Span, Strategy, Wanted,
+    WireType, apportion,
     plan::{Extent, Phase},
 };
 use galaxy_engine::{compute::Inputs, local::LocalCluster, merge::Merged};
@@ -297,6 +297,7 @@ pub fn plan(dir: &ModelDir, case: &Case, wire: WireType) -> Result<Plan> {
         wire,
         tiles: case.tiles,
         max_rows: LENGTHS.iter().sum(),
+        cache: Cache::NONE,
         ring,
     })
 }
@@ -423,6 +424,7 @@ pub fn run_over(
         let segments = batch.iter().enumerate().map(|(slot, &(rows, wanted))| Segment {
             slot: slot as u32,
             past: 0,
+            kept: false,
             rows,
             wanted,
         });
@@ -473,6 +475,7 @@ fn reference(
     Ok(match wanted {
         Wanted::Hidden => expected.values("hidden", length)?.to_vec(),
         Wanted::Classes | Wanted::AllLogits => expected.values("logits", length)?.to_vec(),
+        Wanted::Token(_) | Wanted::Nothing => bail!("no reference has tokens"),
         Wanted::LastLogits => {
             let all = expected.values("logits", length)?;
             all[all.len() - vocabulary..].to_vec()

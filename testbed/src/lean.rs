@@ -203,8 +203,13 @@ async fn many(options: &Options) -> Result<()> {
     for i in 0..options.requests {
         // Lengths and kinds vary, so that programs are lowered again and slots change.
         let rows = 1 + (i as u32 * 37) % 60;
-        let segment =
-            |slot, rows| Segment { slot, past: 0, rows, wanted: Wanted::Pooled(Pooling::Mean) };
+        let segment = |slot, rows| Segment {
+            slot,
+            past: 0,
+            kept: false,
+            rows,
+            wanted: Wanted::Pooled(Pooling::Mean),
+        };
         let shape = BatchShape::new(vec![segment(0, rows), segment(1, 1 + rows / 2)])?;
         let tokens: Arc<[u32]> =
             (0..shape.rows()).map(|t| 1000 + (t * 31 + i as u32) % 20_000).collect();

@@ -23,6 +23,7 @@ fn staggered_tiles_give_what_one_device_gives() {
     let segments = segments.map(|(slot, (&rows, wanted))| Segment {
         slot: slot as u32,
         past: 0,
+        kept: false,
         rows,
         wanted,
     });

@@ -73,6 +73,7 @@ pub(crate) struct HeldKey {
     pub(crate) prefill: Assignment,
     pub(crate) decode: Assignment,
     pub(crate) threads: u16,
+    pub(crate) kept: galaxy_common::Cache,
 }
 
 /// The epoch that is placed.

@@ -290,8 +290,7 @@ async fn hold_and_link(
                 let of = model.clone();
                 let shared = blocking(move || Shared::own(of)).await??;
                 *lock(&core.shared) = Some(shared);
-                let (held, placed) =
-                    hold(core, request.device(), (model.clone(), granted), &told).await?;
+                let (held, placed) = hold(core, &request, (model.clone(), granted), &told).await?;
                 Ok((model, held, placed))
             }
             None => fetch_and_hold(core, &request, &told).await,
@@ -338,7 +337,7 @@ async fn fetch_and_hold(
         fetched.map_err(WorkerError::from)
     };
     let holding = async {
-        let held = hold(core, device, (model.clone(), granted), told).await;
+        let held = hold(core, request, (model.clone(), granted), told).await;
         drop(loaded);
         held
     };
@@ -389,10 +388,11 @@ impl Core {
 /// worker stops it.
 async fn hold(
     core: &Arc<Core>,
-    device: &DevicePlan,
+    request: &Request,
     (model, granted): (Arc<ModelDir>, Bytes),
     told: &Arc<Told>,
 ) -> Result<(Holding, Placed), WorkerError> {
+    let (device, kept) = (request.device(), request.plan.cache);
     // No more kernel threads than the device grants, whatever a plan says.
     let threads = device.threads.clamp(1, core.threads);
     let key = HeldKey {
@@ -400,6 +400,7 @@ async fn hold(
         prefill: device.prefill.clone(),
         decode: device.decode.clone(),
         threads,
+        kept,
     };
     let mut held = core.held.clone().write_owned().await;
     if let Some(bytes) = held.as_ref().filter(|held| held.key == key).map(|held| held.bytes) {
@@ -436,7 +437,7 @@ async fn hold(
             Err(WeightError::Stopped) => return Err(Refusal::Draining.into()),
             loaded => loaded?,
         };
-        let engine = engine.start(shard, threads)?;
+        let engine = engine.start(shard, threads, kept)?;
         let (bytes, _) = engine.held();
         let executor = Arc::new(Executor::start(&name, engine)?);
         *held = Some(Held { key, executor, bytes });

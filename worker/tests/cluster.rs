@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use galaxy_common::{
-    BatchShape, Bytes, DeviceName, Exchange, LinkType, Plan, Strategy, Wanted, WireType,
+    BatchShape, Bytes, Cache, DeviceName, Exchange, LinkType, Plan, Strategy, Wanted, WireType,
     plan::Phase,
 };
 use galaxy_engine::{compute::choice::EngineChoice, local::LocalCluster, merge::merge};
@@ -93,6 +93,7 @@ impl Cluster {
             wire: WireType::F32,
             tiles: 2,
             max_rows: 160,
+            cache: Cache::NONE,
         };
         let members: Vec<_> = (0..self.workers.len()).map(member).collect();
         share::plan(self.model.spec(), &terms, &members).unwrap()

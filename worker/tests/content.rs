@@ -1,7 +1,7 @@
 //! Models that workers do not have: real workers, and a coordinator's part played here.
 #![allow(clippy::unwrap_used, missing_docs)]
 
-use galaxy_common::{Bytes, DeviceName, Plan, Strategy, WireType};
+use galaxy_common::{Bytes, Cache, DeviceName, Plan, Strategy, WireType};
 use galaxy_graph::share::{self, Member, Terms};
 use galaxy_model::{
     ModelDir,
@@ -69,6 +69,7 @@ impl Model {
             wire: WireType::F32,
             tiles: 1,
             max_rows: 64,
+            cache: Cache::NONE,
         };
         let member = |(i, share): (usize, &f64)| Member {
             name: name(&format!("d{i}")),

@@ -4,8 +4,8 @@
 mod ringing;
 
 use galaxy_common::{
-    Assignment, BlockAssignment, Bytes, DeviceName, DevicePlan, Epoch, Exchange, FrameHeader,
-    LinkType, Mode, Modes, Plan, Rank, SequenceNumber, Span, Strategy, WireType,
+    Assignment, BlockAssignment, Bytes, Cache, DeviceName, DevicePlan, Epoch, Exchange,
+    FrameHeader, LinkType, Mode, Modes, Plan, Rank, SequenceNumber, Span, Strategy, WireType,
 };
 use galaxy_engine::link::{LinkError, Links};
 use galaxy_proto::{channel::ConnectError, identity::Authority};
@@ -53,6 +53,7 @@ fn plan(names: &[&str]) -> Arc<Plan> {
         wire: WireType::F32,
         tiles: 1,
         max_rows: 8,
+        cache: Cache::NONE,
         ring: names.iter().map(device).collect(),
     })
 }

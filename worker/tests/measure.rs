@@ -1,7 +1,7 @@
 //! Workers that measure themselves and their links, as a coordinator has them do it.
 #![allow(clippy::unwrap_used, missing_docs)]
 
-use galaxy_common::{Bytes, DeviceName, DeviceProfile, LinkType, Strategy, WireType};
+use galaxy_common::{Bytes, Cache, DeviceName, DeviceProfile, LinkType, Strategy, WireType};
 use galaxy_engine::compute::choice::EngineChoice;
 use galaxy_graph::share::{self, Member, Terms};
 use galaxy_model::ModelDir;
@@ -96,6 +96,7 @@ impl Pair {
             wire: WireType::F32,
             tiles: 1,
             max_rows: 64,
+            cache: Cache::NONE,
         };
         let plan = share::plan(self.model.spec(), &terms, &[member(0)]).unwrap();
         let request = v1::PlaceRequest {

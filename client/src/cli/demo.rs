@@ -10,6 +10,7 @@ use super::{
 };
 use clap::Args;
 use galaxy_client::{Client, ClusterStatus, Embeddings, Input, LinkRate, Output, Trace};
+use galaxy_common::Cache;
 use galaxy_model::tokenizer::Tokenizer;
 use serde::Serialize;
 use std::{
@@ -192,7 +193,7 @@ fn reference(path: &Path) -> Result<Vec<Vec<f32>>, Failure> {
         .collect::<Result<Vec<_>, _>>()?;
     // No sentence above comes near a number of tokens that u32 could not hold.
     let rows = ids.iter().map(Vec::len).max().unwrap_or(1) as u32;
-    let mut alone = InProcess::start(model, &Settings::single(), rows)?;
+    let mut alone = InProcess::start(model, &Settings::single(), rows, Cache::NONE)?;
     let each = (0..).zip(ids.into_iter().map(Input::Ids));
     each.map(|(i, ids)| Ok(alone.run(i, &ids, Output::Pooled)?.values)).collect()
 }

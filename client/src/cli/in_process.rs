@@ -2,7 +2,7 @@
 
 use super::failure::Failure;
 use galaxy_client::{Input, Output, Tensor};
-use galaxy_common::{BatchShape, Bytes, DeviceName, Strategy, Wanted, WireType};
+use galaxy_common::{BatchShape, Bytes, Cache, DeviceName, Strategy, Wanted, WireType};
 use galaxy_engine::{compute::Inputs, local::LocalCluster, merge::Merged};
 use galaxy_graph::share::{Member, Terms, plan};
 use galaxy_model::{
@@ -61,11 +61,12 @@ pub fn model_failure(error: ModelError) -> Failure {
 }
 
 impl InProcess {
-    /// Loads `model` for programs of at most `max_rows` rows.
+    /// Loads `model` for programs of at most `max_rows` rows, and for texts that go on within `cache`.
     pub fn start(
         model: Arc<ModelDir>,
         settings: &Settings,
         max_rows: u32,
+        cache: Cache,
     ) -> Result<Self, Failure> {
         let terms = Terms {
             model: model.name(),
@@ -74,6 +75,7 @@ impl InProcess {
             wire: settings.wire,
             tiles: settings.tiles,
             max_rows,
+            cache,
         };
         let members = settings
             .shares
@@ -115,6 +117,7 @@ impl InProcess {
                 (vec![hidden], values)
             }
             Merged::Classes(values) => (vec![values.len() as u32], values),
+            Merged::Token(_) | Merged::Nothing => return Err(here("no result came".to_owned())),
             Merged::Logits { rows: 1, values } if output == Output::Logits => {
                 (vec![values.len() as u32], values)
             }
@@ -123,6 +126,11 @@ impl InProcess {
             }
         };
         Ok(Tensor { sequence: index, shape, values })
+    }
+
+    /// The devices.
+    pub fn cluster(&self) -> &LocalCluster {
+        &self.cluster
     }
 
     fn wanted(&mut self, output: Output) -> Result<Wanted, Failure> {
@@ -179,7 +187,7 @@ pub fn rows(model: &ModelDir, index: u32, input: &Input) -> Result<(u32, Inputs)
 }
 
 /// Ids that the model can run.
-fn check(model: &ModelDir, index: u32, ids: &[u32]) -> Result<(), Failure> {
+pub fn check(model: &ModelDir, index: u32, ids: &[u32]) -> Result<(), Failure> {
     let spec = model.spec();
     let here = |what: String| Failure::new(what).at(format_args!("sequence {index}"));
     if ids.is_empty() {

@@ -11,7 +11,7 @@ use super::{
 };
 use clap::Args;
 use galaxy_client::{Input, Output, Tensors};
-use galaxy_common::{Strategy, WireType};
+use galaxy_common::{Cache, Strategy, WireType};
 use std::path::PathBuf;
 
 const SHAPES: &str = "\
@@ -78,7 +78,7 @@ enum Door {
 /// How the work is cut when it runs in this process.
 #[derive(Args, Debug)]
 #[command(next_help_heading = "With --model")]
-struct Local {
+pub(super) struct Local {
     /// Devices, each a worker of this process.
     #[arg(long, value_name = "N", requires = "model", value_parser = clap::value_parser!(u16).range(1..=64))]
     devices: Option<u16>,
@@ -100,7 +100,7 @@ struct Local {
 }
 
 impl Local {
-    fn settings(&self) -> Result<Settings, Failure> {
+    pub(super) fn settings(&self) -> Result<Settings, Failure> {
         // clap allows at most 64 devices, and more shares than that are wrong anyway.
         let listed = u16::try_from(self.share.len()).unwrap_or(u16::MAX);
         let devices = self.devices.unwrap_or(listed.max(1));
@@ -196,7 +196,7 @@ fn here(
     for (index, input) in (0..).zip(sequences) {
         max_rows = in_process::rows(&model, index, input)?.0.max(max_rows);
     }
-    let mut cluster = InProcess::start(model, settings, max_rows)?;
+    let mut cluster = InProcess::start(model, settings, max_rows, Cache::NONE)?;
     let tensors = (0..)
         .zip(sequences)
         .map(|(index, input)| cluster.run(index, input, output))

@@ -150,7 +150,10 @@ impl Session {
                     }
                     Tensor { shape: vec![hidden], values }
                 }
-                Merged::Classes(values) => Tensor { shape: vec![values.len() as u32], values },
+                Merged::Nothing => Tensor { shape: vec![0], values: Vec::new() },
+                Merged::Classes(values) | Merged::Token(values) => {
+                    Tensor { shape: vec![values.len() as u32], values }
+                }
                 Merged::Logits { rows, values } => {
                     let vocabulary = self.spec().vocabulary;
                     let shape = match segment.wanted {

@@ -86,7 +86,7 @@ fn batch(
     indices.sort_unstable();
     let segment = |(slot, &index): (u32, &usize)| {
         let rows = sequences[index].rows;
-        Segment { slot, past: 0, rows, wanted }
+        Segment { slot, past: 0, kept: false, rows, wanted }
     };
     let segments = (0..).zip(&indices).map(segment).collect();
     let shape =

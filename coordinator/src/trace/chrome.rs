@@ -133,6 +133,10 @@ fn name(operation: &Operation) -> String {
             .to_owned()
         }
         OpKind::Attend { .. } => "attend".to_owned(),
+        OpKind::Keep { .. } => "keep".to_owned(),
+        OpKind::Shortlist { .. } => "shortlist".to_owned(),
+        OpKind::Collect { .. } => "collect".to_owned(),
+        OpKind::Choose { .. } => "choose".to_owned(),
         OpKind::Join { .. } => "join".to_owned(),
         OpKind::Export { .. } => "export".to_owned(),
         OpKind::Import => "import".to_owned(),

@@ -21,11 +21,12 @@ use super::{
         threads::Threads,
         wire::{self, Tile},
     },
+    texts::{Texts, texts},
 };
-use crate::weights::Shard;
+use crate::{choose::Text, weights::Shard};
 use ::burn::{Device, Tensor, TensorData};
 use attention::Sources;
-use galaxy_common::{Bytes, Span};
+use galaxy_common::{Bytes, Cache, Span};
 use galaxy_graph::program::{
     JoinOf, NormOf, OpKind, Operation, OutputKind, Product, Program, Reduce, Slot,
 };
@@ -43,11 +44,16 @@ pub struct BurnEngine {
 
 impl BurnEngine {
     /// An engine for `shard` on `device`, which takes the weights over. Where that is the processor,
-    /// exactly `threads` threads compute.
+    /// exactly `threads` threads compute. It keeps texts in such a cache, on the host.
     ///
     /// # Errors
     /// When the device was not compiled in or cannot be used.
-    pub fn new(mut shard: Shard, device: BurnDevice, threads: u16) -> Result<Self, EngineError> {
+    pub fn new(
+        mut shard: Shard,
+        device: BurnDevice,
+        threads: u16,
+        cache: Cache,
+    ) -> Result<Self, EngineError> {
         let opened = device::open(device)?;
         let pool = match device {
             // Also for one thread: without a pool of its own burn takes all cores.
@@ -64,9 +70,11 @@ impl BurnEngine {
             BurnDevice::Wgpu(_) | BurnDevice::Cuda(_) => None,
         };
         let group = shard.spec().group();
+        let texts = texts(&shard, cache);
         let weights = Weights::take(&mut shard, group, &opened);
         let runner = Runner {
             shard,
+            texts,
             weights,
             device: opened,
             slots: Slots::default(),
@@ -98,12 +106,25 @@ impl Engine for BurnEngine {
         result.map_err(|misfit| misfit.of(operation))
     }
 
+    fn begin(&mut self, text: &Text) -> Result<(), ComputeError> {
+        self.runner.texts.begin(text)
+    }
+
+    fn end(&mut self, slot: u32) {
+        self.runner.texts.end(slot);
+    }
+
+    fn end_all(&mut self) {
+        self.runner.texts.clear();
+    }
+
     fn labels(&self) -> u32 {
         self.runner.labels()
     }
 
     fn held(&self) -> (Bytes, Bytes) {
-        (Bytes(self.runner.weights.bytes), self.runner.slots.bytes())
+        let kept = self.runner.texts.held();
+        (Bytes(self.runner.weights.bytes), self.runner.slots.bytes() + kept)
     }
 }
 
@@ -116,6 +137,7 @@ struct Runner {
     /// For wire format, which is written and read on the host.
     host: Threads,
     positions: Vec<u32>,
+    texts: Texts,
 }
 
 impl Runner {
@@ -158,6 +180,27 @@ impl Runner {
                 let context = self.attend(call, layer)?;
                 self.write(call, 0, context)
             }
+            OpKind::Keep { layer, kv_heads } => {
+                if self.layer(layer)?.kv_heads != kv_heads {
+                    return Err(Misfit::Why("the heads are not those of the shard"));
+                }
+                let keys = self.read(call, 0)?;
+                let [rows, columns] = keys.dims();
+                let values = rows::values(keys)?;
+                let extent = Extent { start: 0, rows, columns, stride: columns };
+                let area = Area::new(&values, extent);
+                let area = area.ok_or(Misfit::Why("burn gave too few values"))?;
+                self.texts.keep(call, layer, call.reads(0)?, area)
+            }
+            OpKind::Shortlist { segment, breadth } => {
+                let slice = self.shard.vocabulary;
+                let logits = alike(self.read(call, 0)?, [1, slice.len() as usize])?;
+                let named = rows::values(logits)?;
+                let named = (named.as_slice(), slice.start());
+                self.texts.shortlist(call, (segment, breadth), named, staged.output)
+            }
+            OpKind::Collect { segment, .. } => self.texts.collect(call, segment, staged.input),
+            OpKind::Choose { segment } => self.texts.choose(call, segment, staged.emitted),
             OpKind::Join { layer, join, norm, post, partial, staged: adds } => {
                 let held = self.layer(layer)?;
                 let bias = match join {
@@ -379,7 +422,10 @@ impl Runner {
             causal: spec.causal,
             distances: spec.distances.zip(self.weights.distances.as_ref()),
             device: &self.device,
+            cache: &self.texts.cache,
+            number: layer,
         };
+        self.texts.has_past(call, layer)?;
         Ok(sources.attend(&call.binding.shape, queries.rows))
     }
 
@@ -442,6 +488,7 @@ impl Runner {
             OutputKind::Pooled { reduce: Reduce::Row, .. } => from,
             OutputKind::Pooled { reduce: Reduce::Sum, .. } => from.sum_dim(0),
             OutputKind::Pooled { reduce: Reduce::Max, .. } => from.max_dim(0),
+            OutputKind::Token => return Err(Misfit::Why("a token is in no tensor")),
             OutputKind::Classes => self.classify(alike(from, [1, hidden as usize])?)?,
         };
         let values = rows::values(alike(rows, shape)?)?;

@@ -81,9 +81,8 @@ impl<'a> Call<'a> {
             }
             covered += own.len();
         }
-        let past = shape.segments().iter().any(|s| s.past > 0);
-        if covered != queries.rows.len() || past {
-            return Err(Misfit::Why("its rows are not all of this batch, and no cache is held"));
+        if covered != queries.rows.len() {
+            return Err(Misfit::Why("its rows are not all of this batch"));
         }
         Ok(Attended { queries, keys })
     }

@@ -2,6 +2,7 @@
 
 use super::{Engine, cpu::CpuEngine};
 use crate::weights::Shard;
+use galaxy_common::Cache;
 use std::{fmt, str::FromStr};
 
 /// An engine by its name.
@@ -79,16 +80,21 @@ impl EngineChoice {
     }
 
     /// The engine, holding `shard`, with `threads` kernel threads where it computes on the
-    /// processor.
+    /// processor, and such a cache.
     ///
     /// # Errors
     /// When this build does not have it, or its device cannot be used.
-    pub fn start(self, shard: Shard, threads: u16) -> Result<Box<dyn Engine>, EngineError> {
+    pub fn start(
+        self,
+        shard: Shard,
+        threads: u16,
+        cache: Cache,
+    ) -> Result<Box<dyn Engine>, EngineError> {
         match self.built()? {
-            Self::Cpu => Ok(Box::new(CpuEngine::new(shard, threads))),
+            Self::Cpu => Ok(Box::new(CpuEngine::new(shard, threads).with_cache(cache))),
             #[cfg(feature = "burn")]
             Self::Burn(device) => {
-                Ok(Box::new(super::burn::BurnEngine::new(shard, device, threads)?))
+                Ok(Box::new(super::burn::BurnEngine::new(shard, device, threads, cache)?))
             }
             #[cfg(not(feature = "burn"))]
             Self::Burn(_) => Err(EngineError::NotBuilt { engine: self, feature: "burn-flex" }),

@@ -15,9 +15,13 @@ use super::{
         vector::{self, Curve},
         wire,
     },
+    texts::{Texts, texts},
 };
-use crate::weights::{LayerShard, Shard};
-use galaxy_common::Bytes;
+use crate::{
+    choose::Text,
+    weights::{LayerShard, Shard},
+};
+use galaxy_common::{Bytes, Cache};
 use galaxy_graph::budget;
 use galaxy_graph::program::{
     JoinOf, NormOf, OpKind, Operation, OutputKind, Product, Program, Reduce, Slot,
@@ -38,6 +42,7 @@ pub struct CpuEngine {
     rotary: RotaryTable,
     distances: DistanceTable,
     positions: Vec<u32>,
+    texts: Texts,
     /// A few rows on their way from a table, or between the two layers of a class head.
     few: Vec<f32>,
 }
@@ -50,6 +55,7 @@ impl CpuEngine {
         let attention = attention::Scratch::new(&threads);
         let products = dense::Scratch::new(&threads);
         Self {
+            texts: texts(&shard, Cache::NONE),
             shard,
             threads,
             slots: Slots::default(),
@@ -60,6 +66,13 @@ impl CpuEngine {
             positions: Vec::new(),
             few: Vec::new(),
         }
+    }
+
+    /// The same, keeping texts that go on.
+    #[must_use]
+    pub fn with_cache(mut self, cache: Cache) -> Self {
+        self.texts = texts(&self.shard, cache);
+        self
     }
 }
 
@@ -82,12 +95,27 @@ impl Engine for CpuEngine {
         result.map_err(|misfit| misfit.of(operation))
     }
 
+    fn begin(&mut self, text: &Text) -> Result<(), ComputeError> {
+        if let Positions::Rotary { inverse_frequencies, limit, .. } = &self.shard.spec().positions {
+            self.rotary.reach(inverse_frequencies, text.rows.min(*limit));
+        }
+        self.texts.begin(text)
+    }
+
+    fn end(&mut self, slot: u32) {
+        self.texts.end(slot);
+    }
+
+    fn end_all(&mut self) {
+        self.texts.clear();
+    }
+
     fn labels(&self) -> u32 {
         self.shard.spec().head.labels()
     }
 
     fn held(&self) -> (Bytes, Bytes) {
-        (self.shard.bytes(), self.slots.held())
+        (self.shard.bytes(), self.slots.held() + self.texts.held())
     }
 
     fn into_shard(self: Box<Self>) -> Option<Shard> {
@@ -144,6 +172,22 @@ impl CpuEngine {
                 }
                 self.attend(call, layer, first)
             }
+            OpKind::Keep { layer, kv_heads } => {
+                if held(&self.shard, layer)?.kv_heads != kv_heads {
+                    return Err(Misfit::Why("the heads are not those of the shard"));
+                }
+                let keys = call.source(&self.slots, 0)?;
+                self.texts.keep(call, layer, call.reads(0)?, keys)
+            }
+            OpKind::Shortlist { segment, breadth } => {
+                let logits = call.source(&self.slots, 0)?;
+                let slice = self.shard.vocabulary;
+                alike(1, slice.len() as usize, logits)?;
+                let named = (logits.row(0), slice.start());
+                self.texts.shortlist(call, (segment, breadth), named, staged.output)
+            }
+            OpKind::Collect { segment, .. } => self.texts.collect(call, segment, staged.input),
+            OpKind::Choose { segment } => self.texts.choose(call, segment, staged.emitted),
             OpKind::Join { layer, join, norm, post, partial, staged: adds } => {
                 let residual = call.target(first, 0)?;
                 let (rows, columns) = (residual.rows(), residual.columns());
@@ -382,6 +426,7 @@ impl CpuEngine {
         let held = held(&self.shard, layer)?;
         let Attended { queries, keys } =
             call.attended(spec, held.heads.len(), held.kv_heads.len())?;
+        self.texts.has_past(call, layer)?;
         let area = |region| {
             let area = self.slots.area(call.program, region);
             area.ok_or(Misfit::Why("what it reads is not held"))
@@ -401,6 +446,8 @@ impl CpuEngine {
             first_key: keys.rows.start(),
             layout,
             causal: spec.causal,
+            cache: Some(&self.texts.cache),
+            layer,
             distances: spec.distances.zip(self.shard.distances.as_deref()).map(|(spec, table)| {
                 let longest = call.binding.shape.segments().iter().map(|s| s.rows).max();
                 self.distances.reach(spec, table, longest.unwrap_or(0) as usize)
@@ -450,6 +497,7 @@ impl CpuEngine {
                 }
                 Ok(())
             }
+            OutputKind::Token => Err(Misfit::Why("a token is in no tensor")),
             OutputKind::Classes => {
                 alike(1, hidden as usize, from)?;
                 classify(&self.shard, &self.threads, &self.products, &mut self.few, from, out)

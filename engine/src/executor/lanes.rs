@@ -1,16 +1,23 @@
 //! The threads of the lanes.
 
-use super::{RunError, run::Run};
+use super::{
+    RunError,
+    run::{Run, Told},
+};
 use crate::{
-    compute::{Engine, Staged},
+    choose::Text,
+    compute::{ComputeError, Engine, Staged},
     link::{LinkError, LinkReceiver, LinkSender},
     staging::InUse,
 };
 use galaxy_common::{FrameHeader, Rank};
-use galaxy_graph::program::{Lane, Memory, OpKind, Operation, Region};
+use galaxy_graph::program::{Lane, Memory, OpKind, Operation, Region, TOKEN_VALUES};
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, mpsc::Receiver},
+    sync::{
+        Arc,
+        mpsc::{Receiver, SyncSender},
+    },
 };
 
 /// Runs the operations of one lane of each run that comes, until the executor hangs up.
@@ -20,47 +27,80 @@ fn drive(
     mut step: impl FnMut(&Run, &Operation) -> Result<(), RunError>,
 ) {
     while let Ok(run) = inbox.recv() {
-        let body = AssertUnwindSafe(|| {
-            let lanes = &run.program.lanes;
-            let Some(index) = lanes.iter().position(|(l, _)| *l == lane) else { return };
-            for &id in &lanes[index].1 {
-                let op = run.program.operation(id);
-                let Ok(()) = run.reach(index, id) else { return };
-                let begin = run.now();
-                if let Err(error) = step(&run, op) {
-                    run.fail(error);
-                    return;
-                }
-                run.finish(index, id, begin);
-            }
-        });
-        if catch_unwind(body).is_err() {
-            run.fail(RunError::Program(format!("lane {lane:?} panicked")));
-        }
-        run.leave();
+        follow(lane, &run, &mut step);
     }
+}
+
+/// Runs the operations of one lane of a run.
+fn follow(lane: Lane, run: &Run, step: &mut impl FnMut(&Run, &Operation) -> Result<(), RunError>) {
+    let body = AssertUnwindSafe(|| {
+        let lanes = &run.program.lanes;
+        let Some(index) = lanes.iter().position(|(l, _)| *l == lane) else { return };
+        for &id in &lanes[index].1 {
+            let op = run.program.operation(id);
+            let Ok(()) = run.reach(index, id) else { return };
+            let begin = run.now();
+            if let Err(error) = step(run, op) {
+                run.fail(error);
+                return;
+            }
+            run.finish(index, id, begin);
+        }
+    });
+    if catch_unwind(body).is_err() {
+        run.fail(RunError::Program(format!("lane {lane:?} panicked")));
+    }
+    run.leave();
 }
 
 fn in_use(error: InUse) -> RunError {
     RunError::Program(error.to_string())
 }
 
+/// What the compute lane is asked for.
+pub(super) enum Work {
+    /// To run its operations.
+    Run(Arc<Run>),
+    /// To take room for a text, and to say whether there was any.
+    Begin(Box<Text>, SyncSender<Result<(), ComputeError>>),
+    /// To forget a text, or all.
+    End(Option<u32>),
+}
+
 /// The compute lane. It leaves its engine.
-pub(super) fn compute(mut engine: Box<dyn Engine>, inbox: &Receiver<Arc<Run>>) -> Box<dyn Engine> {
+pub(super) fn compute(mut engine: Box<dyn Engine>, inbox: &Receiver<Work>) -> Box<dyn Engine> {
     let mut prepared: Option<Arc<galaxy_graph::Program>> = None;
-    drive(Lane::Compute, inbox, |run, op| {
-        // Given back only by a step that succeeds: after any other the engine is prepared anew.
-        let program = match prepared.take().filter(|p| Arc::ptr_eq(p, &run.program)) {
-            Some(program) => program,
-            None => {
-                engine.prepare(&run.program.slots)?;
-                run.program.clone()
+    while let Ok(work) = inbox.recv() {
+        let run = match work {
+            Work::Run(run) => run,
+            Work::Begin(text, answer) => {
+                // Whoever asked may have gone.
+                drop(answer.send(engine.begin(&text)));
+                continue;
+            }
+            Work::End(Some(slot)) => {
+                engine.end(slot);
+                continue;
+            }
+            Work::End(None) => {
+                engine.end_all();
+                continue;
             }
         };
-        kernel(engine.as_mut(), run, op)?;
-        prepared = Some(program);
-        Ok(())
-    });
+        follow(Lane::Compute, &run, &mut |run, op| {
+            // Given back only by a step that succeeds: after any other the engine is prepared anew.
+            let program = match prepared.take().filter(|p| Arc::ptr_eq(p, &run.program)) {
+                Some(program) => program,
+                None => {
+                    engine.prepare(&run.program.slots)?;
+                    run.program.clone()
+                }
+            };
+            kernel(engine.as_mut(), run, op)?;
+            prepared = Some(program);
+            Ok(())
+        });
+    }
     engine
 }
 
@@ -74,19 +114,24 @@ fn kernel(engine: &mut dyn Engine, run: &Run, op: &Operation) -> Result<(), RunE
     let (read, write) = (staged(&op.reads), staged(&op.writes));
     let input = read.map(|r| run.staging.read(slot(&r))).transpose().map_err(in_use)?;
     let mut output = write.map(|w| run.staging.take(slot(&w))).transpose().map_err(in_use)?;
-    let mut emitted = match op.kind {
+    let told = match op.kind {
         OpKind::Emit { output } => {
-            let kind = program.outputs[output as usize];
-            let region = &op.reads[0];
-            let (rows, width) = kind.extent(region.columns.len(), engine.labels());
-            Some(vec![0.0; rows as usize * width as usize])
+            let (output, index) = (program.outputs[output as usize], output as usize);
+            let Some(region) = op.reads.first() else {
+                run.tell(index, output.segment as usize);
+                return Ok(());
+            };
+            let (rows, width) = output.extent(region.columns.len(), engine.labels());
+            Some((Told::Output(index), rows as usize * width as usize))
         }
+        OpKind::Choose { segment } => Some((Told::Choice(segment as usize), TOKEN_VALUES as usize)),
         _ => None,
     };
+    let mut emitted = told.map(|(what, values)| run.take(what, values));
     let result = engine.run(
         program,
         op,
-        &run.binding,
+        &run.binding(),
         Staged {
             input: input.as_ref().zip(read.as_ref()).map(|(tile, r)| tile.bytes(size(r))),
             output: output
@@ -100,8 +145,8 @@ fn kernel(engine: &mut dyn Engine, run: &Run, op: &Operation) -> Result<(), RunE
     if let (Some(tile), Some(write)) = (output, write) {
         run.staging.put(slot(&write), tile);
     }
-    if let (OpKind::Emit { output }, Some(values)) = (op.kind, emitted) {
-        run.emit(output as usize, values);
+    if let (Some((what, _)), Some(values)) = (told, emitted) {
+        run.put(what, values);
     }
     result.map_err(RunError::from)
 }
@@ -120,7 +165,7 @@ fn header(run: &Run, op: &Operation, region: &Region) -> FrameHeader {
     FrameHeader {
         epoch: run.epoch,
         sequence: run.sequence,
-        transfer,
+        transfer: run.transfer(transfer),
         tile,
         wire: run.program.wire,
         // Lowering refuses tiles that a frame cannot carry.

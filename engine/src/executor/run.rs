@@ -1,13 +1,20 @@
 //! One run: what its lanes share.
 
 use super::{Job, RunError};
-use crate::{compute::Binding, staging::Staging};
-use galaxy_common::{Epoch, SequenceNumber};
-use galaxy_graph::{Program, program::OpId, timeline::Times};
+use crate::{
+    compute::{Binding, Inputs},
+    staging::Staging,
+};
+use galaxy_common::{Epoch, Segment, SequenceNumber, Wanted};
+use galaxy_graph::{
+    Program,
+    program::{OpId, TOKEN_VALUES},
+    timeline::Times,
+};
 use std::{
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard,
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -16,7 +23,10 @@ pub(super) struct Run {
     pub epoch: Epoch,
     pub sequence: SequenceNumber,
     pub program: Arc<Program>,
-    pub binding: Binding,
+    /// Only changed between steps, while no lane has the run.
+    binding: RwLock<Binding>,
+    /// How often the program has run before.
+    step: AtomicU32,
     pub staging: Arc<Staging>,
     deadline: Option<Instant>,
     clock: Instant,
@@ -44,6 +54,26 @@ struct State {
 pub(super) struct Outcome {
     pub timeline: Vec<Times>,
     pub outputs: Vec<Vec<f32>>,
+    /// What was chosen for each segment that a token is wanted of.
+    pub told: Vec<Vec<f32>>,
+}
+
+/// What a lane fills.
+#[derive(Clone, Copy)]
+pub(super) enum Told {
+    /// An output of the program.
+    Output(usize),
+    /// The choice for a segment.
+    Choice(usize),
+}
+
+impl Outcome {
+    fn place(&mut self, what: Told) -> &mut Vec<f32> {
+        match what {
+            Told::Output(output) => &mut self.outputs[output],
+            Told::Choice(segment) => &mut self.told[segment],
+        }
+    }
 }
 
 /// A lane stops: the run has failed, and the error is kept there.
@@ -51,6 +81,11 @@ pub(super) struct Stop;
 
 impl Run {
     pub fn new(job: Job, staging: Arc<Staging>, clock: Instant) -> Self {
+        let segments = job.binding.shape.segments();
+        let told = |segment: &Segment| match segment.wanted {
+            Wanted::Token(_) => vec![0.0; TOKEN_VALUES as usize],
+            _ => Vec::new(),
+        };
         let state = State {
             done: vec![0; job.program.lanes.len()],
             asleep: vec![None; job.program.lanes.len()],
@@ -59,6 +94,7 @@ impl Run {
             outcome: Outcome {
                 timeline: vec![(0, 0); job.program.operations.len()],
                 outputs: vec![Vec::new(); job.program.outputs.len()],
+                told: segments.iter().map(told).collect(),
             },
         };
         let ready = job.program.lanes.iter().map(|_| Condvar::new()).collect();
@@ -66,7 +102,8 @@ impl Run {
             epoch: job.epoch,
             sequence: job.sequence,
             program: job.program,
-            binding: job.binding,
+            binding: RwLock::new(job.binding),
+            step: AtomicU32::new(0),
             staging,
             deadline: job.deadline,
             clock,
@@ -79,6 +116,69 @@ impl Run {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn binding(&self) -> RwLockReadGuard<'_, Binding> {
+        self.binding.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Names a transfer of this step: every device counts steps alike.
+    pub fn transfer(&self, transfer: u32) -> u32 {
+        transfer ^ (self.step.load(Ordering::Relaxed) << 22)
+    }
+
+    /// Makes ready for the next step, after one that went well: the rows of this one become past, and
+    /// `token` is the next. None: the same step again. Nothing is allocated, if the batch's tokens are
+    /// nobody else's.
+    pub fn advance(&self, token: Option<u32>) {
+        self.step.fetch_add(1, Ordering::Relaxed);
+        let mut state = self.lock();
+        state.done.fill(0);
+        state.asleep.fill(None);
+        drop(state);
+        let Some(token) = token else { return };
+        let mut binding = self.binding.write().unwrap_or_else(PoisonError::into_inner);
+        binding.shape.advance();
+        if let Inputs::Tokens(tokens) = &mut binding.inputs {
+            match Arc::get_mut(tokens) {
+                Some(tokens) => tokens.fill(token),
+                // Somebody else looks at them.
+                None => *tokens = vec![token; tokens.len()].into(),
+            }
+        }
+    }
+
+    /// What a lane fills for an output or a choice, with room for `values`.
+    pub fn take(&self, what: Told, values: usize) -> Vec<f32> {
+        let mut state = self.lock();
+        let mut taken = std::mem::take(state.outcome.place(what));
+        drop(state);
+        taken.resize(values, 0.0);
+        taken
+    }
+
+    /// Gives back what a lane has filled.
+    pub fn put(&self, what: Told, values: Vec<f32>) {
+        *self.lock().outcome.place(what) = values;
+    }
+
+    /// Hands the choice for a segment out.
+    pub fn tell(&self, output: usize, segment: usize) {
+        let outcome = &mut self.lock().outcome;
+        let Outcome { outputs, told, .. } = outcome;
+        if let (Some(output), Some(told)) = (outputs.get_mut(output), told.get(segment)) {
+            output.clear();
+            output.extend_from_slice(told);
+        }
+    }
+
+    /// What was chosen for the first segment in the step that ended.
+    pub fn chosen(&self, told: &mut [f32; TOKEN_VALUES as usize]) {
+        if let Some(values) = self.lock().outcome.told.first()
+            && values.len() == told.len()
+        {
+            told.copy_from_slice(values);
+        }
     }
 
     pub fn now(&self) -> u64 {
@@ -149,10 +249,6 @@ impl Run {
         }
     }
 
-    pub fn emit(&self, output: usize, values: Vec<f32>) {
-        self.lock().outcome.outputs[output] = values;
-    }
-
     /// Sleeps until no lane holds the run any more. When it fails, by a lane or by its deadline,
     /// calls `wake` once, so that lanes blocked in a link return.
     pub fn wait(&self, wake: impl Fn()) {
@@ -183,11 +279,12 @@ impl Run {
         }
     }
 
-    pub fn outcome(&self) -> Result<Outcome, RunError> {
-        let mut state = self.lock();
-        match state.error.take() {
-            Some(error) => Err(error),
-            None => Ok(std::mem::take(&mut state.outcome)),
-        }
+    /// Whether all lanes went through.
+    pub fn check(&self) -> Result<(), RunError> {
+        self.lock().error.take().map_or(Ok(()), Err)
+    }
+
+    pub fn outcome(&self) -> Outcome {
+        std::mem::take(&mut self.lock().outcome)
     }
 }

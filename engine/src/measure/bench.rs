@@ -6,8 +6,8 @@ use crate::{
     weights::{Shard, WeightError},
 };
 use galaxy_common::{
-    BatchShape, BlockAssignment, Bytes, DeviceName, Plan, ShapeError, Span, Strategy, Wanted,
-    WireType, plan::Phase,
+    BatchShape, BlockAssignment, Bytes, Cache, DeviceName, Plan, ShapeError, Span, Strategy,
+    Wanted, WireType, plan::Phase,
 };
 use galaxy_graph::{
     LowerError, Program, lower,
@@ -204,6 +204,7 @@ impl Bench {
             wire: WireType::F32,
             tiles: 1,
             max_rows: spec.position_limit().min(galaxy_common::shape::MAX_ROWS),
+            cache: Cache::NONE,
         };
         let plan = plan(spec, &terms, &members.collect::<Vec<_>>())?;
         let missing = MeasureError::Part { part: cut.part, parts };

@@ -20,7 +20,7 @@ use crate::{
     compute::{choice::EngineChoice, kernels::instructions::Instructions},
     weights::{Shard, WeightError},
 };
-use galaxy_common::{Bytes, DeviceName, DeviceProfile, Kernel, PROFILE_VERSION};
+use galaxy_common::{Bytes, Cache, DeviceName, DeviceProfile, Kernel, PROFILE_VERSION};
 use galaxy_model::ModelDir;
 use samples::Samples;
 use stand::Stand;
@@ -119,7 +119,7 @@ pub fn measure(
         WeightError::Stopped => MeasureError::Stopped,
         error => error.into(),
     })?;
-    let engine = setting.engine.start(shard, setting.threads)?;
+    let engine = setting.engine.start(shard, setting.threads, Cache::NONE)?;
     let alone = setting.threads == 1 && setting.engine == EngineChoice::Cpu;
     let mut stand = Stand::new(engine, spec, sample, alone)?;
     tracing::debug!(

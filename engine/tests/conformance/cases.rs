@@ -1,8 +1,8 @@
 //! The cases: plans with awkward parts, and batches that ask for every output.
 
 use galaxy_common::{
-    Assignment, BatchShape, BlockAssignment, Bytes, DeviceName, DevicePlan, Exchange, LinkType,
-    Mode, Modes, Plan, Pooling, Segment, Span, Strategy, Wanted, WireType,
+    Assignment, BatchShape, BlockAssignment, Bytes, Cache, DeviceName, DevicePlan, Exchange,
+    LinkType, Mode, Modes, Plan, Pooling, Segment, Span, Strategy, Wanted, WireType,
 };
 use galaxy_model::{HeadSpec, ModelDir, ModelSpec};
 
@@ -179,6 +179,7 @@ fn plan(dir: &ModelDir, strategy: Strategy, split: &Split, tiles: u16, wire: Wir
         wire,
         tiles,
         max_rows: 512,
+        cache: Cache::NONE,
         ring: ring.collect(),
     }
 }
@@ -206,6 +207,7 @@ fn shapes(spec: &ModelSpec, lengths: &[u32], batch: &[u32]) -> Vec<BatchShape> {
     let segment = |(at, rows): (usize, &u32)| Segment {
         slot: at as u32,
         past: 0,
+        kept: false,
         rows: *rows,
         wanted: wanted[at % wanted.len()],
     };

@@ -13,11 +13,17 @@ mod reference;
 
 use cases::{Case, cases};
 use driver::Pair;
-use galaxy_common::{BatchShape, Bytes, DevicePlan, Span, Wanted, plan::Phase};
+use galaxy_common::{
+    BatchShape, Breadth, Bytes, Cache, DevicePlan, Epoch, Plan, Sampling, Segment, SequenceNumber,
+    Span, Wanted, WireType, plan::Phase,
+};
 use galaxy_engine::{
+    choose::Text,
     compute::{
         Binding, ComputeError, Engine, Inputs, Staged, choice::EngineChoice, cpu::CpuEngine,
     },
+    executor::{Executor, RunError},
+    generate::Generation,
     weights::{Shard, WeightError},
 };
 use galaxy_graph::{
@@ -79,11 +85,61 @@ fn conforms(dir: &Arc<ModelDir>, case: &Case, make: impl Fn(Shard) -> Box<dyn En
 
 fn check(family: &str, engine: EngineChoice, threads: u16) {
     let dir = open(family);
-    let run = |case: &Case| conforms(&dir, case, |shard| engine.start(shard, threads).unwrap());
+    let run = |case: &Case| {
+        conforms(&dir, case, |shard| engine.start(shard, threads, Cache::NONE).unwrap())
+    };
     let worst = cases(&dir).iter().map(run).fold(0.0, f64::max);
     println!(
         "{family} on {engine}, {threads} threads: at most {worst:.2} of the error that passes"
     );
+}
+
+/// Greedy tokens of every decoder are those of `transformers`, with a past in the cache and without.
+fn makes_tokens(choice: EngineChoice) {
+    for family in FAMILIES {
+        let dir = open(family);
+        let Ok(golden) = std::fs::read_to_string(dir.path().join("generated.json")) else {
+            continue;
+        };
+        let golden: serde_json::Value = serde_json::from_str(&golden).unwrap();
+        let golden = &golden["prompts"][1];
+        let ids = |name: &str| -> Vec<u32> {
+            golden[name].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+        };
+        let (prompt, want) = (ids("prompt"), ids("generated"));
+        let cache = Cache { rows: Cache::BLOCK, values: WireType::F32 };
+        let plan = Plan { cache, ..cases(&dir)[0].plan.clone() };
+        assert_eq!(plan.ring.len(), 1);
+        let engine = choice.start(load(&dir, &plan.ring[0]), 1, cache).unwrap();
+        let executor = Executor::start("alone", engine).unwrap();
+        let (slot, sampling) = (1, Sampling::greedy());
+        let text = Text { slot, rows: 32, sampling, tokens: prompt.clone(), prompt: prompt.len() };
+        executor.begin(text).unwrap();
+        let make = |phase, past, tokens: &[u32], count| {
+            let rows = tokens.len() as u32;
+            let wanted = Wanted::Token(Breadth::Few);
+            let segment = Segment { slot, past, kept: true, rows, wanted };
+            let generation = Generation {
+                epoch: Epoch::default(),
+                sequence: SequenceNumber::default(),
+                shape: BatchShape::new(vec![segment]).unwrap(),
+                tokens: tokens.to_vec(),
+                count,
+                stop: vec![],
+                deadline: None,
+            };
+            let program = |shape: &BatchShape| -> Result<Arc<Program>, RunError> {
+                Ok(Arc::new(lower(dir.spec(), &plan, phase, shape).unwrap().remove(0)))
+            };
+            let mut made = Vec::new();
+            generation.run(&executor, program, |told| made.push(told[0] as u32)).unwrap();
+            made
+        };
+        let mut got = make(Phase::Prefill, 0, &prompt, 1);
+        got.extend(make(Phase::Decode, prompt.len() as u32, &want[..1], 15));
+        assert_eq!(got, want[..16], "{family} on {choice}");
+        executor.end(Some(slot));
+    }
 }
 
 /// A program of another plan, one without its slots, tokens that the model does not know, a tile
@@ -112,9 +168,9 @@ fn misfits(choice: EngineChoice) {
     let mut half = whole.ring[0].clone();
     half.prefill.blocks[0].heads = Span::new(0, 3);
     half.decode = half.prefill.clone();
-    let mut engine = choice.start(load(&dir, &half), 1).unwrap();
+    let mut engine = choice.start(load(&dir, &half), 1, Cache::NONE).unwrap();
     is_misfit(failing(engine.as_mut(), &program, &tokens, true));
-    let mut engine = choice.start(load(&dir, &whole.ring[0]), 1).unwrap();
+    let mut engine = choice.start(load(&dir, &whole.ring[0]), 1, Cache::NONE).unwrap();
     is_misfit(failing(engine.as_mut(), &program, &tokens, false));
     let error = failing(engine.as_mut(), &program, &[1, 2, 3, 4, 1 << 20], true);
     assert!(matches!(error, Some(ComputeError::Weights(WeightError::Model(_)))), "{error:?}");
@@ -130,7 +186,7 @@ fn misfits(choice: EngineChoice) {
     is_misfit(failing(engine.as_mut(), &broken, &tokens, true));
     let mut broken = program.clone();
     broken.slots.iter_mut().for_each(|s| s.bytes = 8);
-    let mut fresh = choice.start(load(&dir, &whole.ring[0]), 1).unwrap();
+    let mut fresh = choice.start(load(&dir, &whole.ring[0]), 1, Cache::NONE).unwrap();
     is_misfit(failing(fresh.as_mut(), &broken, &tokens, true));
     let mut broken = program.clone();
     broken.slots[0].bytes = u64::MAX / 2;
@@ -172,6 +228,11 @@ macro_rules! engine {
             #[test]
             fn what_does_not_fit_is_an_error() {
                 misfits($engine);
+            }
+
+            #[test]
+            fn tokens_are_those_of_transformers() {
+                makes_tokens($engine);
             }
         }
     };

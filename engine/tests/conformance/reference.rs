@@ -193,6 +193,10 @@ impl Reference {
                 }
                 written.push(made);
             }
+            OpKind::Keep { .. }
+            | OpKind::Shortlist { .. }
+            | OpKind::Collect { .. }
+            | OpKind::Choose { .. } => panic!("no text of these programs goes on"),
             OpKind::Attend { layer, heads, kv_heads } => {
                 let part = self.device.prefill.block(layer);
                 assert_eq!((heads, kv_heads), (part.heads, kv_span(self.spec(), part.heads)));
@@ -564,6 +568,7 @@ impl Reference {
 
     fn emit(&mut self, kind: OutputKind, rows: Rows) -> Vec<f64> {
         match kind {
+            OutputKind::Token => panic!("no text of these programs goes on"),
             OutputKind::Hidden { .. }
             | OutputKind::Logits { .. }
             | OutputKind::Pooled { reduce: Reduce::Row, .. } => {

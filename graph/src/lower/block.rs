@@ -139,11 +139,27 @@ fn attend(
     let kv_heads = kv_span(spec, heads);
     let queries = heads.len() * spec.head_width;
     let keys = 2 * kv_heads.len() * spec.head_width;
+    let columns = Span::new(over.width - keys, over.width);
+    // Where rows are cut, keys and values are kept as they are gathered.
+    if from.id == over.id {
+        keep(b, shape, layer, kv_heads, over.part(rows, columns));
+    }
     let context = b.tensor(Role::Context, rows, queries);
-    let reads = [
-        from.part(rows, Span::first(queries)),
-        over.part(visible(spec, shape, rows), Span::new(over.width - keys, over.width)),
-    ];
+    let reads =
+        [from.part(rows, Span::first(queries)), over.part(visible(spec, shape, rows), columns)];
     b.compute(OpKind::Attend { layer, heads, kv_heads }, &reads, &[context.all()]);
     context
+}
+
+/// Keeps those of the rows of `keys` that are to be kept: all that are read of keys and values.
+pub(super) fn keep(
+    b: &mut Builder,
+    shape: &BatchShape,
+    layer: u32,
+    kv_heads: Span<Head>,
+    keys: Region,
+) {
+    if shape.placed().any(|(text, segment)| segment.kept && text.overlaps(keys.rows)) {
+        b.compute(OpKind::Keep { layer, kv_heads }, &[keys], &[]);
+    }
 }

@@ -72,12 +72,20 @@ impl Builder {
 
     pub fn tensor(&mut self, role: Role, rows: Span<Row>, width: u32) -> Value {
         let memory = match role {
-            Role::RowTile | Role::SumTile | Role::KeysValuesTile => Memory::Staging,
+            Role::RowTile | Role::SumTile | Role::KeysValuesTile | Role::Candidates => {
+                Memory::Staging
+            }
             _ => Memory::Device,
         };
         let id = TensorId(self.tensors.len() as u32);
         self.tensors.push(Tensor { role, rows, width, memory, slot: SlotId(0) });
         Value { id, rows, width }
+    }
+
+    /// A tile of `bytes` that are no values.
+    pub fn bytes_tile(&mut self, role: Role, bytes: u64) -> Value {
+        let width = bytes.div_ceil(u64::from(self.wire.width()));
+        self.tensor(role, Span::first(1), u32::try_from(width).unwrap_or(u32::MAX))
     }
 
     pub fn compute(&mut self, kind: OpKind, reads: &[Region], writes: &[Region]) {
@@ -103,10 +111,27 @@ impl Builder {
         staged
     }
 
+    /// Receives what [`Builder::bytes_tile`] makes elsewhere.
+    pub fn receive_bytes(&mut self, from: Rank, transfer: u32, role: Role, bytes: u64) -> Value {
+        let staged = self.bytes_tile(role, bytes);
+        let kind = OpKind::Receive { transfer, tile: 0 };
+        self.push(Lane::Receive(from), kind, &[], &[staged.all()]);
+        staged
+    }
+
     pub fn emit(&mut self, output: Output, region: Region) {
+        self.give(output, &[region]);
+    }
+
+    /// Emits what no tensor holds.
+    pub fn tell(&mut self, output: Output) {
+        self.give(output, &[]);
+    }
+
+    fn give(&mut self, output: Output, reads: &[Region]) {
         let index = self.outputs.len() as u32;
         self.outputs.push(output);
-        self.compute(OpKind::Emit { output: index }, &[region], &[]);
+        self.compute(OpKind::Emit { output: index }, reads, &[]);
     }
 
     fn push(&mut self, lane: Lane, kind: OpKind, reads: &[Region], writes: &[Region]) {

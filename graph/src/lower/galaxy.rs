@@ -83,7 +83,13 @@ pub(super) fn program(
             own: rows[rank.index()],
             tiles: (0..ring.len()).map(tiles).collect(),
             sees: (0..ring.len())
-                .map(|at| visible(spec, shape, rows[ring.rank(at).index()]))
+                .map(|at| {
+                    let device = &plan.ring[ring.rank(at).index()];
+                    let seen = visible(spec, shape, rows[ring.rank(at).index()]);
+                    // Whoever owns rows of this batch or of those that follow keeps all of its texts.
+                    let owns = device.prefill.row_weight > 0 || device.decode.row_weight > 0;
+                    kept(shape).filter(|_| owns).map_or(seen, |kept| ends(seen, kept))
+                })
                 .collect(),
             all: Span::first(shape.rows()),
             ring: ring.clone(),
@@ -91,8 +97,23 @@ pub(super) fn program(
         };
         last = device.layers();
     }
-    head::lower(&mut builder, spec, plan, phase, shape, &rows, last);
+    head::lower(&mut builder, spec, plan, phase, shape, &rows, |_| false, last);
     builder
+}
+
+/// The rows of a batch from the first that is kept to the last, if any is.
+fn kept(shape: &BatchShape) -> Option<Span<Row>> {
+    let kept = shape.placed().filter(|(_, segment)| segment.kept).map(|(rows, _)| rows);
+    kept.reduce(ends)
+}
+
+/// From the first of two spans to the last.
+pub(super) fn ends(a: Span<Row>, b: Span<Row>) -> Span<Row> {
+    match (a.is_empty(), b.is_empty()) {
+        (true, _) => b,
+        (_, true) => a,
+        _ => Span::new(a.start().min(b.start()), a.end().max(b.end())),
+    }
 }
 
 /// The rows that a device carries between blocks.

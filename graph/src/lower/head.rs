@@ -7,13 +7,19 @@ use super::{
     ring::Ring,
     wanted_rows,
 };
-use crate::program::{Block, OpKind, Output, OutputKind, Product, Reduce, Role};
-use galaxy_common::{BatchShape, Plan, Pooling, Row, Span, Wanted, plan::Phase};
+use crate::program::{
+    Block, OpKind, Output, OutputKind, Product, Reduce, Region, Role, candidates_bytes,
+};
+use galaxy_common::{
+    BatchShape, Breadth, Exchange, Plan, Pooling, Rank, Row, Span, Wanted, plan::Phase,
+};
 use galaxy_model::{ClassRow, HeadSpec, ModelSpec};
 
 /// Emits the results of the rows that this device owns by `owned` (a span for each rank), reading
 /// them from `last`, the rows after the last norm; then gathers the rows that the vocabulary-split
-/// head reads, and multiplies this device's slice.
+/// head reads, and multiplies this device's slice. Devices for which `has_all` says so have rows of
+/// others, too. Where a token is wanted, all devices choose it.
+#[expect(clippy::too_many_arguments, reason = "the end of a program, all of it is its input")]
 pub(super) fn lower(
     b: &mut Builder,
     spec: &ModelSpec,
@@ -21,12 +27,13 @@ pub(super) fn lower(
     phase: Phase,
     shape: &BatchShape,
     owned: &[Span<Row>],
+    has_all: impl Fn(Rank) -> bool,
     last: Option<Value>,
 ) {
     b.at = (Block::Head, spec.layers);
     let rank = b.rank();
     let own = owned[rank.index()];
-    if let Some(last) = last {
+    if let Some(last) = last.filter(|_| !own.is_empty()) {
         for (index, (rows, segment)) in shape.placed().enumerate() {
             let here = rows.intersect(own);
             if !here.is_empty() {
@@ -34,7 +41,55 @@ pub(super) fn lower(
             }
         }
     }
-    logits(b, spec, plan, phase, shape, owned, last);
+    let made = logits(b, spec, plan, phase, shape, owned, has_all, last);
+    for (index, segment) in shape.segments().iter().enumerate() {
+        if let Wanted::Token(breadth) = segment.wanted {
+            let index = index as u32;
+            let row = made.iter().find(|(of, _)| *of == index).map(|(_, row)| *row);
+            choose(b, spec, plan, phase, index, breadth, row);
+        }
+    }
+}
+
+/// Candidates for the next token of a segment go from whoever holds words to all, and all choose.
+fn choose(
+    b: &mut Builder,
+    spec: &ModelSpec,
+    plan: &Plan,
+    phase: Phase,
+    segment: u32,
+    breadth: Breadth,
+    logits: Option<Region>,
+) {
+    let me = b.rank();
+    let slice = |rank: Rank| plan.ring[rank.index()].assignment(phase).vocabulary;
+    // Behind those of all tiles that have names.
+    let first = 4 * (spec.layers + 1) * plan.ring.len() as u32 * u32::from(plan.tiles);
+    let id = |from: Rank| first + segment * plan.ring.len() as u32 + u32::from(from.0);
+    let mut own = None;
+    if let Some(row) = logits {
+        let bytes = candidates_bytes(breadth.of(slice(me).len()));
+        let tile = b.bytes_tile(Role::Candidates, bytes);
+        b.compute(OpKind::Shortlist { segment, breadth }, &[row], &[tile.all()]);
+        for (to, _) in plan.ranked().filter(|(to, _)| *to != me) {
+            b.send(to, id(me), 0, tile);
+        }
+        own = Some(tile);
+    }
+    for (from, _) in plan.ranked().filter(|(rank, _)| !slice(*rank).is_empty()) {
+        let tile = match own.filter(|_| from == me) {
+            Some(own) => own,
+            None => {
+                let bytes = candidates_bytes(breadth.of(slice(from).len()));
+                b.receive_bytes(from, id(from), Role::Candidates, bytes)
+            }
+        };
+        b.compute(OpKind::Collect { segment, breadth }, &[tile.all()], &[]);
+    }
+    b.compute(OpKind::Choose { segment }, &[], &[]);
+    if me == Rank(0) {
+        b.tell(Output { segment, kind: OutputKind::Token });
+    }
 }
 
 fn emit_rows(
@@ -82,10 +137,12 @@ fn emit_rows(
                 one(row, OutputKind::Classes);
             }
         }
-        Wanted::LastLogits | Wanted::AllLogits => {}
+        Wanted::LastLogits | Wanted::AllLogits | Wanted::Token(_) | Wanted::Nothing => {}
     }
 }
 
+/// Returns where the logits are of which a token is chosen, by segment.
+#[expect(clippy::too_many_arguments, reason = "as above")]
 fn logits(
     b: &mut Builder,
     spec: &ModelSpec,
@@ -93,14 +150,17 @@ fn logits(
     phase: Phase,
     shape: &BatchShape,
     owned: &[Span<Row>],
+    has_all: impl Fn(Rank) -> bool,
     last: Option<Value>,
-) {
+) -> Vec<(u32, Region)> {
     let wanted = wanted_rows(shape);
     let ring = Ring::head(plan, phase);
-    let Some(me) = ring.position(b.rank()) else { return };
+    let Some(me) = ring.position(b.rank()) else { return Vec::new() };
     if wanted.is_empty() {
-        return;
+        return Vec::new();
     }
+    let has_all: Vec<bool> = (0..ring.len()).map(|at| has_all(ring.rank(at))).collect();
+    let way = if has_all.contains(&true) { Exchange::Direct } else { exchange(plan) };
     // Wanted rows are numbered in row order; those of one owner follow one another.
     let mut counted = 0;
     let compact: Vec<(u32, Span<Row>, Span<Row>)> = wanted
@@ -122,7 +182,8 @@ fn logits(
         }
     };
     let vocabulary = |at: usize| plan.ring[ring.rank(at).index()].assignment(phase).vocabulary;
-    let needs: Vec<bool> = (0..ring.len()).map(|at| !vocabulary(at).is_empty()).collect();
+    let needs: Vec<bool> =
+        (0..ring.len()).map(|at| !vocabulary(at).is_empty() && !has_all[at]).collect();
     let slice = vocabulary(me);
     let width = spec.hidden;
     let tiles = |at: usize| -> Vec<Span<Row>> {
@@ -136,14 +197,14 @@ fn logits(
     let out =
         (!slice.is_empty()).then(|| b.tensor(Role::Logits, Span::first(counted), slice.len()));
     for owner in ring.arrivals(me) {
-        let route = ring.gather_route(exchange(plan), owner, me, &needs);
+        let route = ring.gather_route(way, owner, me, &needs);
         for (tile, rows) in tiles(owner).into_iter().enumerate() {
-            let piece = if owner == me {
+            let piece = if owner == me || has_all[me] {
                 let Some(last) = last else { continue };
                 if route.to.is_empty() && out.is_none() {
                     continue;
                 }
-                let own = owned[b.rank().index()];
+                let own = owned[ring.rank(owner).index()];
                 let piece = b.tensor(Role::Wanted, rows, width);
                 for &(_, batch, numbers) in &compact {
                     // Of this segment's wanted rows: those that are mine and in this tile.
@@ -188,12 +249,18 @@ fn logits(
             }
         }
     }
+    let mut made = Vec::new();
     if let Some(out) = out {
         for &(segment, batch, numbers) in &compact {
-            let (rows, _) = shape.placed().nth(segment as usize).expect("numbered by the shape");
+            let (rows, of) = shape.placed().nth(segment as usize).expect("numbered by the shape");
+            if matches!(of.wanted, Wanted::Token(_)) {
+                made.push((segment, out.rows(numbers)));
+                continue;
+            }
             let within = Span::new(batch.start() - rows.start(), batch.end() - rows.start());
             let kind = OutputKind::Logits { rows: within, vocabulary: slice };
             b.emit(Output { segment, kind }, out.rows(numbers));
         }
     }
+    made
 }

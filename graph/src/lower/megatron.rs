@@ -79,7 +79,7 @@ pub(super) fn program(
         }
         last = Some(normed);
     }
-    head::lower(&mut b, spec, plan, phase, shape, &owned, last);
+    head::lower(&mut b, spec, plan, phase, shape, &owned, |_| false, last);
     b
 }
 

@@ -62,7 +62,7 @@ pub(super) fn program(
         last = stage.run(&parts, most);
     }
     let owned = own_rows(plan, phase, shape.rows());
-    head::lower(&mut b, spec, plan, phase, shape, &owned, last);
+    head::lower(&mut b, spec, plan, phase, shape, &owned, |_| false, last);
     b
 }
 
@@ -255,7 +255,8 @@ mod tests {
 
     #[test]
     fn parts_end_with_texts_where_rows_see_all_of_theirs() {
-        let segment = |(slot, rows)| Segment { slot, past: 0, rows, wanted: Wanted::Hidden };
+        let segment =
+            |(slot, rows)| Segment { slot, past: 0, kept: false, rows, wanted: Wanted::Hidden };
         let shape = |rows: &[u32]| {
             let segments = (0..).zip(rows.iter().copied()).map(segment);
             BatchShape::new(segments.collect()).expect("a batch")

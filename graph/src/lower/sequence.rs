@@ -6,10 +6,10 @@
 //! values, so that these travel while the next tile is computed.
 
 use super::{
-    block::{Inside, first_products, room},
+    block::{Inside, first_products, keep, room},
     build::Value,
     exchange,
-    galaxy::{Ahead, Carried, Collective, Device, Next},
+    galaxy::{Ahead, Carried, Collective, Device, Next, ends},
     kv_span,
     ring::Route,
 };
@@ -100,14 +100,14 @@ impl Device<'_> {
         }
         self.b.at = (here.block, here.layer);
         // Tiles follow one another, and all that are seen are there.
-        let ends =
-            |a: Span<Row>, b: Span<Row>| Span::new(a.start().min(b.start()), a.end().max(b.end()));
         let rows = staged.iter().map(|tile| tile.rows).reduce(ends)?;
         let (_, width) = self.widths(here.layer);
         let whole = self.b.tensor(Role::KeysValues, rows, width);
         for tile in staged {
             self.b.compute(OpKind::Import, &[tile.all()], &[whole.rows(tile.rows)]);
         }
+        let kv_heads = kv_span(self.spec, self.part(self.me, here.layer).heads);
+        keep(self.b, self.shape, here.layer, kv_heads, whole.all());
         Some(whole)
     }
 

@@ -2,9 +2,9 @@
 
 use super::{VerifyError, order::Order, site};
 use crate::program::{
-    Block, JoinOf, NormOf, OpId, OpKind, Operation, Product, Program, Region, TensorId,
+    Block, JoinOf, NormOf, OpId, OpKind, Operation, OutputKind, Product, Program, Region, TensorId,
 };
-use galaxy_common::{BatchShape, Mode, Plan, Rank, Span, plan::Phase};
+use galaxy_common::{BatchShape, Mode, Plan, Rank, Row, Segment, Span, plan::Phase};
 use galaxy_model::{ModelSpec, NormPlace};
 use std::{collections::BTreeMap, fmt};
 
@@ -24,6 +24,8 @@ enum Content {
     /// Sums after block `0` of the devices of a set.
     Sum(u32, Who),
     Logits,
+    /// Candidates for the next token of a segment, of a device.
+    Candidates(u32, u128),
 }
 
 impl fmt::Display for Content {
@@ -36,6 +38,9 @@ impl fmt::Display for Content {
                 write!(f, "sums of block {at} over heads of {heads:b} and columns of {columns:b}")
             }
             Self::Logits => write!(f, "logits"),
+            Self::Candidates(segment, who) => {
+                write!(f, "candidates of text {segment} from devices {who:b}")
+            }
         }
     }
 }
@@ -134,6 +139,10 @@ fn contents(
 ) -> Result<(), VerifyError> {
     let mut held: Vec<Vec<Option<Content>>> =
         programs.iter().map(|p| vec![None; p.tensors.len()]).collect();
+    let mut kept: BTreeMap<(usize, u32), u64> = BTreeMap::new();
+    let mut collected: BTreeMap<(usize, u32), u128> = BTreeMap::new();
+    let words = plan.ranked().filter(|(_, d)| !d.assignment(Phase::Prefill).vocabulary.is_empty());
+    let words = words.fold(0, |all, (rank, _)| all | 1 << (rank.0 % 128));
     for &(rank, id) in &order.sequence {
         let program = &programs[rank];
         let op = program.operation(id);
@@ -188,6 +197,37 @@ fn contents(
                     return wrong(read(1), "keys and values of all rows that the queries see");
                 }
                 vec![Content::Inside(2 * layer)]
+            }
+            OpKind::Keep { layer, .. } => {
+                want(0, Content::Inside(2 * layer))?;
+                let of = |(text, segment): (Span<Row>, &Segment)| {
+                    if segment.kept { text.intersect(op.reads[0].rows).len() } else { 0 }
+                };
+                *kept.entry((rank, layer)).or_default() +=
+                    shape.placed().map(of).map(u64::from).sum::<u64>();
+                vec![]
+            }
+            OpKind::Shortlist { segment, .. } => {
+                want(0, Content::Logits)?;
+                vec![Content::Candidates(segment, 1 << (rank % 128))]
+            }
+            OpKind::Collect { segment, .. } => {
+                let known = collected.entry((rank, segment)).or_default();
+                match read(0) {
+                    Some(Content::Candidates(of, who)) if of == segment && *known & who == 0 => {
+                        *known |= who;
+                    }
+                    have => return wrong(have, "candidates of this text, each device once"),
+                }
+                vec![]
+            }
+            OpKind::Choose { segment } => {
+                let known = collected.get(&(rank, segment)).copied().unwrap_or(0);
+                if known != words {
+                    let have = Some(Content::Candidates(segment, known));
+                    return wrong(have, &Content::Candidates(segment, words).to_string());
+                }
+                vec![]
             }
             OpKind::Export { staged: true } | OpKind::Add => {
                 let all = match (read(0), read(1)) {
@@ -244,6 +284,15 @@ fn contents(
                     None => return wrong(None, "a tile"),
                 }
             }
+            OpKind::Emit { output }
+                if program.outputs[output as usize].kind == OutputKind::Token =>
+            {
+                let segment = program.outputs[output as usize].segment;
+                if !collected.contains_key(&(rank, segment)) {
+                    return wrong(None, "a choice of this text");
+                }
+                vec![]
+            }
             OpKind::Emit { .. } => {
                 if op.block == Block::Head && !matches!(read(0), Some(Content::Logits)) {
                     want(0, Content::Rows(2 * spec.layers))?;
@@ -253,6 +302,37 @@ fn contents(
             OpKind::Send { .. } => vec![],
         };
         store(&mut held[rank], program, id, op, &made)?;
+    }
+    let rows: u64 =
+        shape.placed().filter(|(_, s)| s.kept).map(|(rows, _)| u64::from(rows.len())).sum();
+    keeps_all(spec, plan, programs, &kept, rows)
+}
+
+/// Whether each row is kept once in each layer by whoever keeps any, and each head by somebody.
+fn keeps_all(
+    spec: &ModelSpec,
+    plan: &Plan,
+    programs: &[Program],
+    kept: &BTreeMap<(usize, u32), u64>,
+    rows: u64,
+) -> Result<(), VerifyError> {
+    let wrong = |why: String| Err(VerifyError::Malformed(why));
+    if let Some(((rank, layer), n)) = kept.iter().find(|(_, n)| **n != rows) {
+        return wrong(format!("rank {rank} keeps {n} of {rows} rows of layer {layer}"));
+    }
+    if rows == 0 {
+        return Ok(());
+    }
+    for layer in 0..spec.layers {
+        let keepers = (0..programs.len()).filter(|rank| kept.contains_key(&(*rank, layer)));
+        let heads = |rank: usize| plan.ring[rank].assignment(Phase::Prefill).block(layer).heads;
+        let mut heads: Vec<_> = keepers.map(heads).collect();
+        heads.sort_unstable();
+        let covered =
+            heads.iter().try_fold(0, |at, span| (span.start() <= at).then_some(at.max(span.end())));
+        if covered != Some(spec.heads) {
+            return wrong(format!("keys and values of layer {layer} are not all kept"));
+        }
     }
     Ok(())
 }

@@ -1,9 +1,9 @@
 //! Inputs that decoders take: real files, and encodings of real values.
 
 use galaxy_common::{
-    Assignment, BatchShape, BlockAssignment, Bytes, ClusterProfile, DeviceName, DevicePlan, Epoch,
-    Exchange, FrameHeader, Layout, LinkType, Mode, Modes, Plan, Rank, Segment, SequenceNumber,
-    Span, Strategy, Wanted, WireType,
+    Assignment, BatchShape, BlockAssignment, Bytes, Cache, ClusterProfile, DeviceName, DevicePlan,
+    Epoch, Exchange, FrameHeader, Layout, LinkType, Mode, Modes, Plan, Rank, Segment,
+    SequenceNumber, Span, Strategy, Wanted, WireType,
 };
 use galaxy_graph::share::{Member, Terms};
 use galaxy_model::{ModelDir, manifest::Manifest, shape::Shape};
@@ -62,7 +62,7 @@ fn small(add: Add<'_>) {
     add("fault", "overloaded", numbered(8, status.details()));
     add("fault", "none", vec![14]);
 
-    let segment = |slot, rows, wanted| Segment { slot, past: 0, rows, wanted };
+    let segment = |slot, rows, wanted| Segment { slot, past: 0, kept: false, rows, wanted };
     let segments = vec![segment(0, 5, Wanted::Hidden), segment(1, 3, Wanted::LastLogits)];
     let shape = BatchShape::new(segments).unwrap();
     add("shape", "postcard", numbered(0, &postcard::to_stdvec(&shape).unwrap()));
@@ -205,6 +205,7 @@ fn plans(add: Add<'_>) {
             wire: WireType::F32,
             tiles: 2,
             max_rows: 8,
+            cache: Cache::NONE,
         };
         let plan = galaxy_graph::share::plan(&spec, &terms, &members).unwrap();
         add("plan", &strategy.to_string(), postcard::to_stdvec(&plan).unwrap());
@@ -268,6 +269,7 @@ fn mixed() -> Plan {
         wire: WireType::F16,
         tiles: 2,
         max_rows: 8,
+        cache: Cache::NONE,
         ring: vec![device("pi-1", 0), device("pi-2", 1)],
     }
 }

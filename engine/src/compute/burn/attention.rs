@@ -1,7 +1,7 @@
 //! Attention of query rows over the rows of their segments, a few query rows at a time.
 
 use super::weights::Layer;
-use crate::compute::kernels::attention::seen;
+use crate::compute::{cache::KvCache, kernels::attention::seen};
 use burn::{Device, Tensor, TensorData, activation};
 use galaxy_common::{BatchShape, Row, Span};
 use galaxy_model::Distances;
@@ -29,6 +29,10 @@ pub(super) struct Sources<'a> {
     /// What is added to scores, and its table: `[buckets, all heads]`.
     pub(super) distances: Option<(Distances, &'a Vec<f32>)>,
     pub(super) device: &'a Device,
+    /// Rows of texts that go on,
+    pub(super) cache: &'a KvCache,
+    /// in this layer.
+    pub(super) number: u32,
 }
 
 impl Sources<'_> {
@@ -39,18 +43,30 @@ impl Sources<'_> {
     /// `[rows, heads * width]`.
     pub(super) fn attend(&self, shape: &BatchShape, rows: Span<Row>) -> Tensor<2> {
         let mut context = Vec::new();
-        for (own, segment) in seen(shape, rows, self.causal) {
+        let segments = shape.placed().filter(|(segment, _)| segment.overlaps(rows));
+        for ((own, segment), (_, text)) in seen(shape, rows, self.causal).zip(segments) {
+            let past = self.cache.past(text.slot, self.number, text.past);
+            let past = past.ok().filter(|past| past.rows() > 0).map(|past| {
+                let values = past.values();
+                let shape = [past.rows(), values.len() / past.rows()];
+                Tensor::<2>::from_data(TensorData::new(values, shape), self.device)
+            });
             for own in own.cut(own.len().div_ceil(STEP)) {
                 let end = if self.causal { own.end() } else { segment.end() };
-                context.push(self.step(own, Span::new(segment.start(), end)));
+                context.push(self.step(own, Span::new(segment.start(), end), past.as_ref()));
             }
         }
         Tensor::cat(context, 0)
     }
 
-    fn step(&self, own: Span<Row>, seen: Span<Row>) -> Tensor<2> {
+    fn step(&self, own: Span<Row>, seen: Span<Row>, past: Option<&Tensor<2>>) -> Tensor<2> {
         let (heads, kv_heads) = (self.layer.heads.len(), self.layer.kv_heads.len());
-        let of_keys = |head| self.part(&self.keys, self.first_key, seen, head, kv_heads);
+        let of_keys = |head| {
+            let here = self.part(&self.keys, self.first_key, seen, head, kv_heads);
+            let Some(past) = past else { return here };
+            let before = Span::first(past.dims()[0] as u32);
+            Tensor::cat(vec![self.part(past, 0, before, head, kv_heads), here], 1)
+        };
         let queries = self.part(&self.queries, self.first_query, own, 0, heads);
         let (keys, values) = (self.shared(of_keys(0)), self.shared(of_keys(kv_heads)));
         let scale = 1.0 / (self.width as f32).sqrt();
@@ -59,7 +75,14 @@ impl Sources<'_> {
             scores = scores + self.apart(distances, table, own, seen);
         }
         if self.causal && own.len() > 1 {
-            scores = scores + self.hidden(own, seen);
+            let hidden = self.hidden(own, seen);
+            scores = match past {
+                None => scores + hidden,
+                Some(past) => {
+                    let none = Tensor::zeros([1, own.len() as usize, past.dims()[0]], self.device);
+                    scores + Tensor::cat(vec![none, hidden], 2)
+                }
+            };
         }
         let context = activation::softmax(scores, 2).matmul(values).swap_dims(0, 1);
         context.reshape([own.len() as usize, heads as usize * self.width])

@@ -12,13 +12,15 @@ mod few;
 mod many;
 
 use super::{
-    area::{Area, AreaMut, Cut, Extent},
+    super::cache::{KvCache, Past, Piece},
+    area::{Area, AreaMut, Cut, Extent, grow},
     instructions::Instructions,
     threads::Threads,
+    vector,
 };
 pub(crate) use distances::DistanceTable;
 use distances::Distances;
-use galaxy_common::{BatchShape, Row, Span};
+use galaxy_common::{BatchShape, Row, Segment, Span};
 use rten_simd::{Isa, SimdOp, ops::BitOps};
 use std::{
     ops::Range,
@@ -74,8 +76,12 @@ impl Layout {
 #[derive(Clone, Copy, Debug)]
 struct Part {
     rows: Span<Row>,
-    /// The rows that the last of them sees.
+    /// The rows of the batch that the last of them sees.
     seen: Span<Row>,
+    /// The slot where earlier rows of the text are,
+    slot: u32,
+    /// and how many there are.
+    past: u32,
 }
 
 /// What a thread works in: 250 KiB for heads of 64 columns, 490 KiB for those of 1024, which is the
@@ -119,6 +125,10 @@ pub(crate) struct Sources<'a> {
     pub(crate) causal: bool,
     /// What is added to scores, where each head has keys of its own.
     pub(crate) distances: Option<&'a DistanceTable>,
+    /// Rows of texts that go on,
+    pub(crate) cache: Option<&'a KvCache>,
+    /// in this layer.
+    pub(crate) layer: u32,
 }
 
 impl<'a> Sources<'a> {
@@ -134,7 +144,7 @@ impl<'a> Sources<'a> {
     }
 }
 
-/// The rows that `rows` of the batch see, for each segment among them: (own rows, seen rows).
+/// The rows that `rows` of the batch see in it, for each segment among them: (own rows, seen rows).
 pub(crate) fn seen(
     shape: &BatchShape,
     rows: Span<Row>,
@@ -173,8 +183,15 @@ fn attend_by(
 ) {
     let Scratch { parts, rooms } = scratch;
     parts.clear();
-    parts.extend(seen(shape, rows, sources.causal).map(|(rows, seen)| Part { rows, seen }));
-    let longest = parts.iter().map(|part| part.seen.len() as usize).max().unwrap_or(0);
+    let segments = shape.placed().filter(|(segment, _)| segment.overlaps(rows));
+    let seen = seen(shape, rows, sources.causal).zip(segments);
+    let part = |((rows, seen), (_, segment)): (_, (_, &Segment))| {
+        let (slot, past) = if segment.kept { (segment.slot, segment.past) } else { (0, 0) };
+        Part { rows, seen, slot, past }
+    };
+    parts.extend(seen.map(part));
+    let seen = |part: &Part| part.past as usize + part.seen.len() as usize;
+    let longest = parts.iter().map(seen).max().unwrap_or(0);
     let job = Job { instructions, threads, rooms, parts, sources, longest };
     let kv_heads = 0..sources.layout.kv_heads;
     if threads.count() > 1 && job.products(&kv_heads, rows) > WORTH_SHARING {
@@ -273,13 +290,21 @@ impl Job<'_> {
                 let columns = heads.len() * layout.width;
                 let (row, height) = (own.start() - rows.start(), own.len() as usize);
                 let column = heads.start * layout.width - first_column;
+                let past = match (self.sources.cache, part.past) {
+                    (Some(cache), 1..) => cache.past(part.slot, self.sources.layer, part.past),
+                    _ => Ok(Past::NONE),
+                };
+                let past = past.unwrap_or(Past::NONE);
                 let lanes = Lanes {
+                    past,
+                    columns: (layout.key(kv_head), layout.value(kv_head)),
                     queries: self.sources.query(own, layout.query(heads.start), columns),
                     keys: self.sources.key(seen, layout.key(kv_head)),
                     values: self.sources.key(seen, layout.value(kv_head)),
                     group: heads.len(),
                     width: layout.width,
-                    sees: causal.then(|| (own.start() + 1 - part.seen.start()) as usize),
+                    sees: causal
+                        .then(|| past.rows() + (own.start() + 1 - part.seen.start()) as usize),
                     distances: distances.map(|table| {
                         let row = (own.start() - part.seen.start()) as usize;
                         table.of(layout.first_head + heads.start, row)
@@ -299,20 +324,24 @@ impl Job<'_> {
 struct Lanes<'a> {
     /// `[rows, group * width]`
     queries: Area<'a>,
-    /// `[seen, width]`
+    /// What was kept of earlier rows,
+    past: Past<'a>,
+    /// and the columns of it in which keys and values begin.
+    columns: (usize, usize),
+    /// Of the batch: `[seen, width]`
     keys: Area<'a>,
     /// `[seen, width]`
     values: Area<'a>,
     group: usize,
     width: usize,
-    /// How many keys the first row sees, where each row sees one more than the row before it. None
+    /// How many keys, those of the past included, the first row sees, where each row sees one more than the row before it. None
     /// where all rows see all keys.
     sees: Option<usize>,
     /// What is added to the scores, of the one head that there is then.
     distances: Option<Distances<'a>>,
 }
 
-impl Lanes<'_> {
+impl<'a> Lanes<'a> {
     fn count(&self) -> usize {
         self.queries.rows() * self.group
     }
@@ -333,7 +362,47 @@ impl Lanes<'_> {
     /// How many keys a lane sees.
     #[inline(always)]
     fn seen(&self, lane: usize) -> usize {
-        self.sees.map_or(self.keys.rows(), |first| first + lane / self.group)
+        let all = self.past.rows() + self.keys.rows();
+        self.sees.map_or(all, |first| first + lane / self.group)
+    }
+
+    /// How many keys from `first` on lie together, `most` at most.
+    #[inline(always)]
+    fn together(&self, first: usize, most: usize) -> usize {
+        match first < self.past.rows() {
+            true => self.past.together(first, most),
+            false => most,
+        }
+    }
+
+    /// Keys and values that lie together, `most` at most at any time: where they are, if that is possible and `apart` does not want
+    /// them copied, else in these rooms, values `padded` apart.
+    #[inline(always)]
+    fn block<'r, I: Isa>(
+        &self,
+        isa: I,
+        (which, most): (Range<usize>, usize),
+        apart: (bool, bool),
+        (keys_room, values_room): (&'r mut Vec<f32>, &'r mut Vec<f32>),
+        padded: usize,
+    ) -> (Area<'r>, Area<'r>)
+    where
+        'a: 'r,
+    {
+        let (width, count) = (self.width, which.len());
+        let (keys, values) = match which.start < self.past.rows() {
+            true => {
+                let piece = |column| self.past.piece(which.start, count, column, width);
+                (piece(self.columns.0), piece(self.columns.1))
+            }
+            false => {
+                let first = which.start - self.past.rows();
+                let part = |area: Area<'a>| Piece::F32(area.part(first, count, 0, width));
+                (part(self.keys), part(self.values))
+            }
+        };
+        let keys = place(isa, keys, (count, most), apart.0, keys_room, (width, width));
+        (keys, place(isa, values, (count, most), apart.1, values_room, (width, padded)))
     }
 
     /// What queries are multiplied by, for weights that are powers of 2 and not of e.
@@ -384,6 +453,36 @@ impl Task<'_, '_> {
         }
         if rest > 0 {
             few::attend::<I, MOST>(isa, lanes, whole, context, room);
+        }
+    }
+}
+
+/// Rows as they are, or copied together and widened.
+#[inline(always)]
+fn place<'r, I: Isa>(
+    isa: I,
+    piece: Piece<'r>,
+    (count, most): (usize, usize),
+    copied: bool,
+    room: &'r mut Vec<f32>,
+    (width, padded): (usize, usize),
+) -> Area<'r> {
+    match piece {
+        Piece::F32(area) if !copied => area,
+        Piece::F32(area) => {
+            grow(room, most * padded);
+            copy(isa, area, 0..count, room, padded)
+        }
+        Piece::F16 { bits, stride } => {
+            grow(room, most * padded);
+            let room = &mut room[..count * padded];
+            for (row, to) in room.chunks_exact_mut(padded.max(1)).enumerate() {
+                let (to, rest) = to.split_at_mut(width);
+                vector::widen_f16(&bits[row * stride..][..width], to);
+                rest.fill(0.0);
+            }
+            let extent = Extent { start: 0, rows: count, columns: padded, stride: padded };
+            Area::new(room, extent).expect("rows that follow each other")
         }
     }
 }
@@ -457,6 +556,75 @@ mod tests {
             layout,
             causal,
             distances: None,
+            cache: None,
+            layer: 0,
+        }
+    }
+
+    /// Rows that were kept, as if they stood in the batch: their context is the same.
+    #[test]
+    fn the_past_counts() {
+        use galaxy_common::{Cache, WireType};
+        let kv_heads = |layout: Layout| Span::first(layout.kv_heads as u32);
+        for (layout, past, rows) in [
+            (part(0, 4, 2, 16), 1, 1),
+            (part(1, 3, 3, 20), 63, 1),
+            (part(0, 2, 1, 64), 200, 3),
+            (part(0, 8, 8, 24), 500, 9),
+            (part(2, 4, 2, 128), 384, 70),
+        ] {
+            let columns = (layout.heads + 2 * layout.kv_heads) * layout.width;
+            let keys = layout.heads * layout.width;
+            let whole_text = batch(&[past + rows]);
+            let qkv = Random::default().values((past + rows) as usize * columns);
+            let own = Span::new(past, past + rows);
+            let want = reference(&qkv, 0, layout, true, &whole_text, own);
+            let segment = Segment { slot: 5, past, kept: true, rows, wanted: Wanted::Hidden };
+            let shape = BatchShape::new(vec![segment]).expect("a batch");
+            for values in [WireType::F32, WireType::F16] {
+                let limit = Cache { rows: 4 * Cache::BLOCK, values };
+                let heads = [Span::empty(), kv_heads(layout)];
+                let mut cache = KvCache::new(limit, heads.into_iter(), layout.width as u32);
+                let all = whole(&qkv, (past + rows) as usize, columns);
+                let kept = all.part(0, past as usize, keys, columns - keys);
+                assert!(cache.reserve(5, past + rows).is_ok());
+                assert!(cache.keep(5, 1, 0, kept).is_ok());
+                let here = all.part(past as usize, rows as usize, 0, columns);
+                for instructions in Instructions::all() {
+                    for count in [1, 2] {
+                        let threads = Threads::new(count);
+                        let mut scratch = Scratch::new(&threads);
+                        let (height, width) = (rows as usize, keys);
+                        let sources = Sources {
+                            queries: here.part(0, height, 0, width),
+                            first_query: 0,
+                            keys: here.part(0, height, width, columns - width),
+                            first_key: 0,
+                            layout,
+                            causal: true,
+                            distances: None,
+                            cache: Some(&cache),
+                            layer: 1,
+                        };
+                        let mut out = vec![f32::NAN; height * width];
+                        let context = whole_mut(&mut out, height, width);
+                        let own = Span::first(rows);
+                        attend_by(
+                            instructions,
+                            &threads,
+                            &mut scratch,
+                            sources,
+                            &shape,
+                            own,
+                            context,
+                        );
+                        let error = |(got, want): (&f32, &f64)| (f64::from(*got) - want).abs();
+                        let worst = out.iter().zip(&want).map(error).fold(0.0, f64::max);
+                        let most = if values == WireType::F32 { 1e-5 } else { 2e-3 };
+                        assert!(worst < most, "{instructions} {layout:?} {past} {values}: {worst}");
+                    }
+                }
+            }
         }
     }
 
@@ -499,7 +667,8 @@ mod tests {
 
     fn batch(rows: &[u32]) -> BatchShape {
         let segments = rows.iter().zip(0..);
-        let segment = |(&rows, slot)| Segment { slot, past: 0, rows, wanted: Wanted::Hidden };
+        let segment =
+            |(&rows, slot)| Segment { slot, past: 0, kept: false, rows, wanted: Wanted::Hidden };
         BatchShape::new(segments.map(segment).collect()).expect("a batch")
     }
 

@@ -277,6 +277,45 @@ impl SimdOp for Moments<'_> {
     }
 }
 
+/// The sum of exponentials of the values less the largest of them, times `by`.
+struct Exponentials<'a> {
+    row: &'a [f32],
+    most: f32,
+    by: f32,
+}
+
+impl SimdOp for Exponentials<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn eval<I: Isa>(self, isa: I) -> f32 {
+        let ops = isa.f32();
+        let (most, by) = (ops.splat(self.most), ops.splat(self.by * std::f32::consts::LOG2_E));
+        let mut sums = [ops.zero(); 2];
+        let mut blocks = self.row.chunks_exact(2 * ops.len());
+        for block in &mut blocks {
+            for at in 0..2 {
+                let value = ops.sub(ops.load(&block[at * ops.len()..]), most);
+                sums[at] = ops.add(sums[at], exp2_falling(isa, ops.mul(value, by)));
+            }
+        }
+        let mut sum = ops.sum(ops.add(sums[0], sums[1]));
+        for value in blocks.remainder() {
+            sum += ((value - self.most) * self.by).exp();
+        }
+        sum
+    }
+}
+
+/// The logarithm of the sum of exponentials of the values times `by`, which is positive.
+pub(crate) fn log_sum_exp(row: &[f32], by: f32) -> f32 {
+    let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    if most == f32::NEG_INFINITY {
+        return most;
+    }
+    run(Exponentials { row, most, by }).ln() + most * by
+}
+
 row_loop!(
     /// out = a + b
     sum_two, SumTwo, (out: &'a mut [f32], a: &'a [f32], b: &'a [f32]), {

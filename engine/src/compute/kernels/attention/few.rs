@@ -9,7 +9,7 @@ use super::{
         micro::{Left, Right},
         vector::exp2_falling,
     },
-    FEW_AHEAD, HIDDEN, Lanes, Room, collide, copy, fetch,
+    FEW_AHEAD, HIDDEN, Lanes, Room, collide, fetch,
     many::columns,
 };
 use rten_simd::{
@@ -47,11 +47,10 @@ pub(super) fn attend<I: Isa, const MOST: usize>(
     let (len, width) = (ops.len(), lanes.width);
     let count = lanes.count() - first;
     let padded = width.next_multiple_of(len);
-    let Room { queries, scores, context, values, .. } = room;
+    let Room { queries, scores, context, keys: keys_room, values: values_room, .. } = room;
     grow(queries, count * padded);
     grow(scores, count * BLOCK);
     grow(context, count * padded);
-    grow(values, BLOCK * padded);
     let queries = &mut queries[..count * padded];
     let scale = lanes.scale();
     for (lane, packed) in queries.chunks_exact_mut(padded).enumerate() {
@@ -63,22 +62,23 @@ pub(super) fn attend<I: Isa, const MOST: usize>(
     let context = &mut context[..count * padded];
     context.fill(0.0);
     let mut state = [(HIDDEN, 0.0); MOST_LANES];
-    let here = padded == width && !collide(lanes.values);
-    let ahead = if collide(lanes.keys) { FEW_AHEAD } else { 2 * FEW_AHEAD };
+    let there = padded != width || collide(lanes.values);
 
     let seen = lanes.seen(lanes.count() - 1);
-    for first_key in (0..seen).step_by(BLOCK) {
-        let keys = first_key..seen.min(first_key + BLOCK);
-        let values = match here {
-            true => lanes.values.part(keys.start, keys.len(), 0, width),
-            false => copy(isa, lanes.values, keys.clone(), values, padded),
-        };
+    let mut first_key = 0;
+    while first_key < seen {
+        let keys = first_key..first_key + lanes.together(first_key, BLOCK.min(seen - first_key));
+        first_key = keys.end;
+        let rooms = (&mut *keys_room, &mut *values_room);
+        let (rows, values) = lanes.block(isa, (keys.clone(), BLOCK), (false, there), rooms, padded);
+        let ahead = if collide(rows) { FEW_AHEAD } else { 2 * FEW_AHEAD };
         let mut lane = 0;
         while lane < count {
             let height = 1 << (count - lane).min(4).ilog2();
             let some = Few {
                 lanes,
                 keys: keys.clone(),
+                rows,
                 first: first + lane,
                 queries: &queries[lane * padded..],
                 scores: &mut scores[lane * BLOCK..],
@@ -109,6 +109,8 @@ pub(super) fn attend<I: Isa, const MOST: usize>(
 struct Few<'a, 'b> {
     lanes: &'b Lanes<'a>,
     keys: Range<usize>,
+    /// `[keys, width]`
+    rows: Area<'b>,
     /// The first of the lanes.
     first: usize,
     queries: &'b [f32],
@@ -147,12 +149,13 @@ impl Few<'_, '_> {
     fn score<I: Isa, const LANES: usize, const COUNT: usize>(&mut self, isa: I, key: usize) {
         let ops = isa.f32();
         let len = ops.len();
-        for key in key..key + COUNT {
-            fetch(isa, self.lanes.keys, key + self.ahead);
+        let at = key - self.keys.start;
+        for row in at..at + COUNT {
+            fetch(isa, self.rows, row + self.ahead);
         }
         let mut rows: [&[f32]; COUNT] = [&[]; COUNT];
         for (i, row) in rows.iter_mut().enumerate() {
-            *row = self.lanes.keys.row(key + i);
+            *row = self.rows.row(at + i);
         }
         let mut sums = [[ops.zero(); LANES]; COUNT];
         let whole = self.lanes.width / len * len;
@@ -177,7 +180,6 @@ impl Few<'_, '_> {
                 }
             }
         }
-        let at = key - self.keys.start;
         for (i, sums) in sums.into_iter().enumerate() {
             for (lane, sum) in sums.into_iter().enumerate() {
                 self.scores[lane * BLOCK + at + i] = ops.sum(sum);

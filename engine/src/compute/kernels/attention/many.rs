@@ -11,7 +11,7 @@ use super::{
         micro::{F32, Left, Right, accumulate},
         vector::exp2_falling,
     },
-    HIDDEN, Lanes, Room, copy, fetch,
+    HIDDEN, Lanes, Room, fetch,
 };
 use rten_simd::{
     Isa,
@@ -67,10 +67,6 @@ fn together<I: Isa, const MOST: usize, const ROWS: usize>(
     grow(&mut room.context, count * padded);
     grow(&mut room.state, 2 * places);
     grow(&mut room.scores, block * step);
-    if copied {
-        grow(&mut room.keys, block * width);
-        grow(&mut room.values, block * padded);
-    }
     let Room { queries, context, state, scores, keys: keys_room, values: values_room } = room;
     let (most, sums) = state[..2 * places].split_at_mut(places);
     most.fill(HIDDEN);
@@ -87,16 +83,14 @@ fn together<I: Isa, const MOST: usize, const ROWS: usize>(
         }
     }
 
-    for first_key in (0..seen).step_by(block) {
-        let keys = first_key..seen.min(first_key + block);
-        let (mut keys_here, mut values_here) = (lanes.keys, lanes.values);
-        if copied {
-            keys_here = copy(isa, lanes.keys, keys.clone(), keys_room, width);
-            values_here = copy(isa, lanes.values, keys.clone(), values_room, padded);
-        } else {
-            keys_here = keys_here.part(keys.start, keys.len(), 0, width);
-            values_here = values_here.part(keys.start, keys.len(), 0, width);
-        }
+    let mut next = 0;
+    while next < seen {
+        let keys = next..next + lanes.together(next, block.min(seen - next));
+        let first_key = keys.start;
+        next = keys.end;
+        let rooms = (&mut *keys_room, &mut *values_room);
+        let (keys_here, values_here) =
+            lanes.block(isa, (keys.clone(), block), (copied, copied), rooms, padded);
         for pass in passes.clone() {
             let some = which.start + pass.start..which.start + pass.end;
             let seen = lanes.seen(some.end - 1).min(keys.end);

@@ -1,0 +1,671 @@
+//! Choosing the next token, by all devices alike.
+//!
+//! Each device that has a slice of the vocabulary applies penalties to its logits and names its likeliest
+//! tokens in a tile, with the log-sum-exp of the whole slice. Every device collects all tiles and chooses from
+//! them: whichever token it takes, all others take it, too. Candidates do not always prove a choice: those of
+//! the least likely that is named may have others beside it that a bound would have let in. Then it is not made,
+//! and the same row is asked for more.
+//!
+//! Sampling adds noise to logits and takes the largest sum, which draws from the softmax (the Gumbel-max
+//! trick). Noise is a function of seed, position and token, so that the draw is the same however the vocabulary
+//! is split.
+
+use crate::compute::kernels::vector::log_sum_exp;
+use galaxy_common::{Breadth, Sampling, sampling::MOST_LOGPROBS};
+use galaxy_graph::program::TOKEN_VALUES;
+use std::cmp::Ordering;
+
+/// Bytes before the first candidate of a tile.
+const HEAD: usize = 16;
+/// Bytes of a candidate.
+const EACH: usize = 12;
+
+/// A text that tokens are chosen for.
+#[derive(Clone, Debug)]
+pub struct Text {
+    /// Where its keys and values are kept.
+    pub slot: u32,
+    /// Rows that it may have in the end.
+    pub rows: u32,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// Its tokens so far, if any of that looks back.
+    pub tokens: Vec<u32>,
+    /// How many of them were asked with; the others were chosen.
+    pub prompt: usize,
+}
+
+/// A token with its logit, before penalties and after, divided by the temperature.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+struct Candidate {
+    token: u32,
+    logit: f32,
+    score: f32,
+}
+
+impl Candidate {
+    /// The likelier first; of equals the first.
+    fn order(&self, other: &Self) -> Ordering {
+        other.score.total_cmp(&self.score).then(self.token.cmp(&other.token))
+    }
+}
+
+/// How often a token stands in a text.
+#[derive(Clone, Copy, Debug)]
+struct Count {
+    token: u32,
+    /// Of these, how often it was chosen.
+    chosen: u32,
+}
+
+/// What is known of the next token of a text, on one device.
+#[derive(Debug)]
+pub(crate) struct Chooser {
+    sampling: Sampling,
+    /// In order of tokens.
+    counts: Vec<Count>,
+    /// Logits after penalties, where there are any.
+    scores: Vec<f32>,
+    best: Vec<Candidate>,
+    /// From all devices.
+    candidates: Vec<Candidate>,
+    /// The least likely that a device named which has more of them.
+    floor: f32,
+    /// Over all devices, of logits and of scores.
+    sums: [f64; 2],
+}
+
+/// A choice.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Chosen {
+    pub token: u32,
+    pub proved: bool,
+}
+
+impl Chooser {
+    /// For a text whose slice of the vocabulary has so many tokens here.
+    pub(crate) fn new(text: &Text, slice: u32) -> Self {
+        let sampling = text.sampling.clone();
+        let (looks_back, adjusts) = (sampling.looks_back(), adjusts(&sampling));
+        let mut counts = Vec::new();
+        if looks_back {
+            counts.reserve_exact(text.rows as usize + 1);
+        }
+        let mut chooser = Self {
+            sampling,
+            counts,
+            scores: Vec::with_capacity(if adjusts { slice as usize } else { 0 }),
+            best: Vec::new(),
+            candidates: Vec::new(),
+            floor: f32::NEG_INFINITY,
+            sums: [f64::NEG_INFINITY; 2],
+        };
+        if looks_back {
+            for (at, token) in text.tokens.iter().enumerate() {
+                chooser.count(*token, at >= text.prompt);
+            }
+        }
+        chooser
+    }
+
+    fn count(&mut self, token: u32, chosen: bool) {
+        match self.counts.binary_search_by_key(&token, |count| count.token) {
+            Ok(at) => self.counts[at].chosen += u32::from(chosen),
+            Err(at) => self.counts.insert(at, Count { token, chosen: chosen.into() }),
+        }
+    }
+
+    /// Names candidates among `logits`, those of the tokens from `first` on, for the token at `position` of
+    /// its text.
+    ///
+    /// # Panics
+    /// When `tile` is shorter than [`candidates_bytes`](galaxy_graph::program::candidates_bytes) of the breadth.
+    pub(crate) fn shortlist(
+        &mut self,
+        logits: &[f32],
+        first: u32,
+        position: u32,
+        breadth: Breadth,
+        tile: &mut [u8],
+    ) {
+        let most = breadth.of(logits.len() as u32) as usize;
+        let by = match self.sampling.temperature {
+            0.0 => 1.0,
+            temperature => 1.0 / temperature,
+        };
+        let mut scores = std::mem::take(&mut self.scores);
+        let adjusted = adjusts(&self.sampling);
+        if adjusted {
+            scores.clear();
+            scores.extend_from_slice(logits);
+            self.adjust(&mut scores, first);
+        }
+        let adjusted = if adjusted { &scores[..] } else { logits };
+        let at = |index: usize| Candidate {
+            token: first + index as u32,
+            logit: logits[index],
+            score: adjusted[index] * by,
+        };
+        // Room for one drawn token and for the likeliest before penalties.
+        let unbounded = self.sampling.is_unbounded();
+        let extra = usize::from(unbounded) + self.sampling.logprobs as usize;
+        let named = if most == logits.len() { most } else { most - extra.min(most / 2) };
+        let best = &mut self.best;
+        likeliest(best, named, (0..logits.len()).map(at));
+        let floor = best.last().map_or(f32::NEG_INFINITY, |last| last.score);
+        let complete = named == logits.len();
+        if !complete {
+            if unbounded {
+                let noise = Noise::new(self.sampling.seed, position);
+                if let Some(drawn) = noise.largest((0..logits.len()).map(at), best) {
+                    push_new(best, drawn);
+                }
+            }
+            // Penalties may have pushed the likeliest far down.
+            let mut told = [Candidate::default(); MOST_LOGPROBS as usize];
+            let told = &mut told[..self.sampling.logprobs as usize];
+            for candidate in largest_logits(told, (0..logits.len()).map(at)) {
+                push_new(best, *candidate);
+            }
+        }
+        best.truncate(most);
+        // What is no number in a broken model is of no weight here.
+        let sums = [log_sum_exp(logits, 1.0), log_sum_exp(adjusted, by)];
+        let sums = sums.map(|sum| if sum.is_nan() { f32::NEG_INFINITY } else { sum });
+        write(tile, &self.best, if complete { f32::NEG_INFINITY } else { floor }, sums);
+        self.scores = scores;
+    }
+
+    /// Applies penalties and biases to logits of the tokens from `first` on.
+    fn adjust(&self, scores: &mut [f32], first: u32) {
+        let Sampling { repetition, presence, frequency, bias, .. } = &self.sampling;
+        let place = |token: u32| token.checked_sub(first).map(|at| at as usize);
+        for count in &self.counts {
+            let Some(score) = place(count.token).and_then(|at| scores.get_mut(at)) else {
+                continue;
+            };
+            *score = if *score > 0.0 { *score / repetition } else { *score * repetition };
+            if count.chosen > 0 {
+                *score -= presence + frequency * count.chosen as f32;
+            }
+        }
+        for (token, bias) in bias {
+            if let Some(score) = place(*token).and_then(|at| scores.get_mut(at)) {
+                *score += bias;
+            }
+        }
+    }
+
+    /// Forgets the candidates of the last choice.
+    pub(crate) fn begin(&mut self) {
+        self.candidates.clear();
+        self.floor = f32::NEG_INFINITY;
+        self.sums = [f64::NEG_INFINITY; 2];
+    }
+
+    /// Adds those of a device. False where the tile is none.
+    pub(crate) fn collect(&mut self, tile: &[u8]) -> bool {
+        let Some((floor, sums, candidates)) = read(tile) else { return false };
+        self.floor = self.floor.max(floor);
+        for (all, sum) in self.sums.iter_mut().zip(sums) {
+            *all = log_add(*all, f64::from(sum));
+        }
+        self.candidates.extend(candidates);
+        true
+    }
+
+    /// Chooses the token at `position` from what was collected, and tells of it: [`TOKEN_VALUES`]. None
+    /// where no logit is a number.
+    pub(crate) fn choose(&mut self, position: u32, told: &mut [f32]) -> Option<Chosen> {
+        self.candidates.sort_unstable_by(Candidate::order);
+        let (chosen, proved) = self.take(position)?;
+        if proved && self.sampling.looks_back() {
+            self.count(chosen.token, true);
+        }
+        let told = told.get_mut(..TOKEN_VALUES as usize)?;
+        let logprob = |logit: f32| (f64::from(logit) - self.sums[0]) as f32;
+        told.fill(0.0);
+        let wanted = self.sampling.logprobs as usize;
+        let mut largest = [Candidate::default(); MOST_LOGPROBS as usize];
+        let largest = largest_logits(&mut largest[..wanted], self.candidates.iter().copied());
+        let head = [
+            chosen.token as f32,
+            logprob(chosen.logit),
+            f32::from(u8::from(proved)),
+            largest.len() as f32,
+        ];
+        told[..4].copy_from_slice(&head);
+        for (candidate, told) in largest.iter().zip(told[4..].chunks_exact_mut(2)) {
+            told.copy_from_slice(&[candidate.token as f32, logprob(candidate.logit)]);
+        }
+        Some(Chosen { token: chosen.token, proved })
+    }
+
+    /// The choice, and whether the candidates prove it.
+    fn take(&self, position: u32) -> Option<(Candidate, bool)> {
+        let all = &self.candidates[..];
+        let best = *all.first()?;
+        let Sampling { temperature, top_k, top_p, min_p, seed, .. } = self.sampling;
+        if temperature == 0.0 {
+            return Some((best, true));
+        }
+        let noise = Noise::new(seed, position);
+        let draw = |from: &[Candidate]| {
+            let drawn = from.iter().max_by(|a, b| noise.sum(a).total_cmp(&noise.sum(b)));
+            drawn.copied()
+        };
+        if self.sampling.is_unbounded() {
+            return Some((draw(all)?, true));
+        }
+        // Of these no device has left any out.
+        let sure = match self.floor {
+            f32::NEG_INFINITY => all.len(),
+            floor => all.partition_point(|candidate| candidate.score >= floor),
+        };
+        let complete = sure == all.len() && self.floor == f32::NEG_INFINITY;
+        let mut left = &all[..sure];
+        let mut proved = complete;
+        if top_k > 0 {
+            proved |= sure >= top_k as usize;
+            left = &left[..left.len().min(top_k as usize)];
+        }
+        if top_p < 1.0 {
+            let whole = match top_k {
+                0 => self.sums[1],
+                _ => left.iter().fold(f64::NEG_INFINITY, |sum, c| log_add(sum, c.score.into())),
+            };
+            let mut mass = 0.0;
+            let enough = left.iter().position(|candidate| {
+                mass += (f64::from(candidate.score) - whole).exp();
+                mass >= f64::from(top_p)
+            });
+            if let Some(last) = enough {
+                left = &left[..=last];
+                // With a bound on their number the mass is of these alone.
+                proved |= top_k == 0;
+            }
+        }
+        if min_p > 0.0 {
+            let floor = best.score + min_p.ln();
+            let enough = left.partition_point(|candidate| candidate.score >= floor);
+            // Where these are fewer than are sure, and no other bound hangs on those that are not.
+            proved |= enough < left.len() && (top_p >= 1.0 || top_k == 0);
+            left = &left[..enough.max(1)];
+        }
+        Some((draw(left)?, proved))
+    }
+}
+
+/// Whether logits are changed before tokens are compared.
+fn adjusts(sampling: &Sampling) -> bool {
+    sampling.looks_back() || !sampling.bias.is_empty()
+}
+
+/// The `most` likeliest, the likeliest first. Not-a-numbers are none.
+fn likeliest(best: &mut Vec<Candidate>, most: usize, all: impl Iterator<Item = Candidate>) {
+    best.clear();
+    // A heap whose first is the least likely; what is less likely still is passed by.
+    let mut floor = f32::NEG_INFINITY;
+    let mut heaped = false;
+    for candidate in all {
+        if candidate.score.is_nan() {
+            continue;
+        }
+        if best.len() < most {
+            best.push(candidate);
+        } else if candidate.score > floor || !heaped {
+            if !heaped {
+                // The worst is at the front once the order is turned round.
+                best.sort_unstable_by(|a, b| b.order(a));
+                heaped = true;
+            }
+            if let Some(worst) = best.first_mut()
+                && candidate.order(worst) == Ordering::Less
+            {
+                *worst = candidate;
+                sink(best);
+            }
+            floor = best.first().map_or(floor, |worst| worst.score);
+        }
+    }
+    best.sort_unstable_by(Candidate::order);
+}
+
+/// Restores a heap whose first has changed.
+fn sink(heap: &mut [Candidate]) {
+    let mut at = 0;
+    loop {
+        let child = [2 * at + 1, 2 * at + 2]
+            .into_iter()
+            .filter(|child| *child < heap.len())
+            .max_by(|a, b| heap[*a].order(&heap[*b]));
+        match child {
+            Some(child) if heap[child].order(&heap[at]) == Ordering::Greater => {
+                heap.swap(at, child);
+                at = child;
+            }
+            _ => return,
+        }
+    }
+}
+
+/// Those with the largest logits, into `out`, the largest first.
+fn largest_logits(out: &mut [Candidate], all: impl Iterator<Item = Candidate>) -> &[Candidate] {
+    let mut count = 0;
+    if out.is_empty() {
+        return out;
+    }
+    for candidate in all {
+        let before = |other: &Candidate| {
+            let order = other.logit.total_cmp(&candidate.logit);
+            order.is_gt() || order.is_eq() && other.token < candidate.token
+        };
+        let full = count == out.len();
+        if candidate.logit.is_nan() || full && before(&out[count - 1]) {
+            continue;
+        }
+        let at = out[..count].partition_point(before);
+        count = (count + 1).min(out.len());
+        out[at..count].rotate_right(1);
+        out[at] = candidate;
+    }
+    &out[..count]
+}
+
+fn push_new(best: &mut Vec<Candidate>, candidate: Candidate) {
+    if best.iter().all(|known| known.token != candidate.token) {
+        best.push(candidate);
+    }
+}
+
+/// ln(e^a + e^b)
+fn log_add(a: f64, b: f64) -> f64 {
+    let (low, high) = if a < b { (a, b) } else { (b, a) };
+    if low == f64::NEG_INFINITY { high } else { high + (low - high).exp().ln_1p() }
+}
+
+fn write(tile: &mut [u8], candidates: &[Candidate], floor: f32, sums: [f32; 2]) {
+    let head = [candidates.len() as u32, floor.to_bits(), sums[0].to_bits(), sums[1].to_bits()];
+    let each = candidates.iter().flat_map(|c| [c.token, c.logit.to_bits(), c.score.to_bits()]);
+    let (words, _) = tile.as_chunks_mut();
+    for (word, value) in words.iter_mut().zip(head.into_iter().chain(each)) {
+        *word = value.to_le_bytes();
+    }
+}
+
+/// The floor, the sums and the candidates of a tile; none where it has fewer than it says, or sums that are no
+/// numbers.
+fn read(tile: &[u8]) -> Option<(f32, [f32; 2], impl Iterator<Item = Candidate>)> {
+    let (head, each) = tile.split_at_checked(HEAD)?;
+    let word = |bytes: &[u8], at: usize| {
+        let word = bytes.get(4 * at..4 * at + 4)?;
+        Some(u32::from_le_bytes(word.try_into().ok()?))
+    };
+    let value = |at| Some(f32::from_bits(word(head, at)?));
+    let count = word(head, 0)? as usize;
+    let each = each.get(..count.checked_mul(EACH)?)?;
+    let (floor, sums) = (value(1)?, [value(2)?, value(3)?]);
+    if floor.is_nan() || sums.iter().any(|sum| sum.is_nan()) {
+        return None;
+    }
+    let (each, _) = each.as_chunks::<EACH>();
+    let candidate = |bytes: &[u8; EACH]| {
+        let [a, b, c] = [0, 4, 8]
+            .map(|at| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]));
+        Candidate { token: a, logit: f32::from_bits(b), score: f32::from_bits(c) }
+    };
+    Some((floor, sums, each.iter().map(candidate).filter(|c| !c.score.is_nan())))
+}
+
+/// The noise of one position of a text.
+struct Noise {
+    key: u64,
+}
+
+impl Noise {
+    fn new(seed: u64, position: u32) -> Self {
+        Self { key: mixed(mixed(seed).wrapping_add(u64::from(position))) }
+    }
+
+    /// 53 random bits, of a number above 0 and below 1.
+    fn bits(&self, token: u32) -> u64 {
+        mixed(self.key.wrapping_add(u64::from(token))) >> 11
+    }
+
+    /// Of the standard Gumbel distribution.
+    fn gumbel(bits: u64) -> f64 {
+        let uniform = (bits as f64 + 0.5) / (1_u64 << 53) as f64;
+        -(-uniform.ln()).ln()
+    }
+
+    fn sum(&self, candidate: &Candidate) -> f64 {
+        f64::from(candidate.score) + Self::gumbel(self.bits(candidate.token))
+    }
+
+    /// The one whose score and noise are the largest together. `known` are some of them.
+    fn largest(
+        &self,
+        all: impl Iterator<Item = Candidate>,
+        known: &[Candidate],
+    ) -> Option<Candidate> {
+        let larger = |a: (f64, Candidate), b: (f64, Candidate)| if b.0 > a.0 { b } else { a };
+        let with = |candidate: &Candidate| (self.sum(candidate), *candidate);
+        let mut best = known.iter().map(with).reduce(larger)?;
+        // Bits that a token needs at least that is so many whole units behind the best: most need no
+        // logarithm.
+        let least =
+            |behind: usize| ((-(-(behind as f64)).exp()).exp() * (1_u64 << 53) as f64) as u64;
+        let needed: [u64; 40] = std::array::from_fn(|behind| least(behind).saturating_sub(1));
+        for candidate in all {
+            let behind = best.0 - f64::from(candidate.score);
+            if behind > 0.0 {
+                let Some(needed) = needed.get(behind as usize) else { continue };
+                if self.bits(candidate.token) < *needed {
+                    continue;
+                }
+            }
+            if !candidate.score.is_nan() {
+                best = larger(best, with(&candidate));
+            }
+        }
+        Some(best.1)
+    }
+}
+
+/// A bijection of 64 bits after which neighbours have nothing in common (SplitMix64).
+fn mixed(value: u64) -> u64 {
+    let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use galaxy_graph::program::candidates_bytes;
+
+    fn text(sampling: Sampling, tokens: &[u32], prompt: usize) -> Text {
+        let sampling = sampling.checked(1000).expect("sensible");
+        Text { slot: 0, rows: 64, sampling, tokens: tokens.to_vec(), prompt }
+    }
+
+    fn logits(seed: u64, count: usize, spread: f32) -> Vec<f32> {
+        let value = |at| (mixed(seed * 1000 + at) >> 40) as f32 / (1 << 24) as f32 - 0.5;
+        (0..count as u64).map(|at| value(at) * spread).collect()
+    }
+
+    /// What devices choose with these slices, all of them alike, and whether they are sure.
+    fn choose(
+        text: &Text,
+        logits: &[f32],
+        cuts: &[usize],
+        breadth: Breadth,
+        position: u32,
+    ) -> (Chosen, Vec<f32>) {
+        let ends = cuts.iter().copied().chain([logits.len()]);
+        let starts = [0].into_iter().chain(cuts.iter().copied());
+        let mut tiles = Vec::new();
+        for (start, end) in starts.zip(ends).filter(|(start, end)| start < end) {
+            let slice = &logits[start..end];
+            let bytes = candidates_bytes(breadth.of(slice.len() as u32));
+            let mut tile = vec![0xff; bytes as usize];
+            let mut chooser = Chooser::new(text, slice.len() as u32);
+            chooser.shortlist(slice, start as u32, position, breadth, &mut tile);
+            tiles.push(tile);
+        }
+        let mut chooser = Chooser::new(text, 0);
+        chooser.begin();
+        assert!(tiles.iter().all(|tile| chooser.collect(tile)));
+        let mut told = vec![f32::NAN; TOKEN_VALUES as usize];
+        (chooser.choose(position, &mut told).expect("numbers"), told)
+    }
+
+    /// Probabilities after all bounds, as they are defined, of whole logits.
+    fn distribution(text: &Text, logits: &[f32]) -> Vec<f64> {
+        let mut scores = logits.to_vec();
+        Chooser::new(text, logits.len() as u32).adjust(&mut scores, 0);
+        let s = &text.sampling;
+        let mut order: Vec<usize> = (0..scores.len()).collect();
+        order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b)));
+        let weight =
+            |at: usize| (f64::from(scores[at] - scores[order[0]]) / f64::from(s.temperature)).exp();
+        let mut left = order.clone();
+        if s.top_k > 0 {
+            left.truncate(s.top_k as usize);
+        }
+        if s.top_p < 1.0 {
+            let whole: f64 = left.iter().map(|at| weight(*at)).sum();
+            let mut mass = 0.0;
+            let enough = left.iter().position(|at| {
+                mass += weight(*at) / whole;
+                mass >= f64::from(s.top_p)
+            });
+            left.truncate(enough.map_or(left.len(), |last| last + 1));
+        }
+        left.retain(|at| weight(*at) >= f64::from(s.min_p));
+        let whole: f64 = left.iter().map(|at| weight(*at)).sum();
+        let mut probabilities = vec![0.0; logits.len()];
+        left.iter().for_each(|at| probabilities[*at] = weight(*at) / whole);
+        probabilities
+    }
+
+    #[test]
+    fn the_split_changes_nothing() {
+        let base = Sampling { temperature: 0.8, seed: 7, ..Sampling::default() };
+        let cases = [
+            Sampling::greedy(),
+            base.clone(),
+            Sampling { top_k: 5, ..base.clone() },
+            Sampling { top_p: 0.9, ..base.clone() },
+            Sampling { min_p: 0.05, ..base.clone() },
+            Sampling { top_k: 300, top_p: 0.7, min_p: 0.01, ..base.clone() },
+            Sampling { repetition: 1.5, presence: 0.3, frequency: 0.2, ..base.clone() },
+            Sampling { bias: vec![(3, 4.0), (900, -50.0)], logprobs: 7, ..base },
+        ];
+        for (case, sampling) in cases.into_iter().enumerate() {
+            let text = text(sampling, &[1, 2, 3, 3, 900, 901, 901], 4);
+            for position in 0..40 {
+                let logits =
+                    logits(position.into(), 1000, [3.0, 12.0, 40.0][position as usize % 3]);
+                let whole = choose(&text, &logits, &[], Breadth::All, position);
+                assert!(whole.0.proved);
+                for cuts in [&[500][..], &[1, 2, 998], &[0, 333, 333, 777]] {
+                    for breadth in [Breadth::Few, Breadth::Many, Breadth::All] {
+                        let some = choose(&text, &logits, cuts, breadth, position);
+                        if !some.0.proved {
+                            assert_ne!(breadth, Breadth::All);
+                            continue;
+                        }
+                        assert_eq!(some.0, whole.0, "{case} {cuts:?} {breadth:?} at {position}");
+                        for (a, b) in some.1.iter().zip(&whole.1) {
+                            assert!((a - b).abs() < 1e-4, "{case} {cuts:?} {breadth:?}: {a} {b}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn draws_are_distributed_as_they_should_be() {
+        let base = Sampling { temperature: 1.3, ..Sampling::default() };
+        let cases = [
+            base.clone(),
+            Sampling { top_k: 4, ..base.clone() },
+            Sampling { top_p: 0.6, ..base.clone() },
+            Sampling { min_p: 0.2, ..base.clone() },
+            Sampling { top_k: 6, top_p: 0.8, min_p: 0.1, repetition: 1.2, ..base },
+        ];
+        let logits = logits(5, 12, 5.0);
+        for sampling in cases {
+            let draws = 4000;
+            let mut seen = [0_u32; 12];
+            let mut text = text(sampling, &[1, 5], 2);
+            for seed in 0..draws {
+                text.sampling.seed = seed;
+                let (chosen, _) = choose(&text, &logits, &[5], Breadth::Few, 9);
+                assert!(chosen.proved);
+                seen[chosen.token as usize] += 1;
+            }
+            for (token, p) in distribution(&text, &logits).into_iter().enumerate() {
+                let (want, got) = (p * draws as f64, f64::from(seen[token]));
+                // Five standard deviations.
+                let slack = 5.0 * (want * (1.0 - p)).sqrt();
+                assert!((want - got).abs() <= slack, "token {token}: {got}, not {want}");
+            }
+        }
+    }
+
+    #[test]
+    fn flat_distributions_are_not_proved_by_few() {
+        let sampling = Sampling { temperature: 1.0, top_p: 0.9, ..Sampling::default() };
+        let flat = vec![0.0; 1000];
+        let text = text(sampling, &[], 0);
+        assert!(!choose(&text, &flat, &[500], Breadth::Few, 0).0.proved);
+        assert!(choose(&text, &flat, &[500], Breadth::Many, 0).0.proved);
+        let steep: Vec<f32> = (0..1000).map(|at| -(at as f32)).collect();
+        assert!(choose(&text, &steep, &[500], Breadth::Few, 0).0.proved);
+    }
+
+    #[test]
+    fn tiles_of_others_are_checked() {
+        let mut chooser = Chooser::new(&text(Sampling::greedy(), &[], 0), 0);
+        chooser.begin();
+        for tile in [&[][..], &[0; 15], &[1; 16], &[0xff; 64]] {
+            assert!(!chooser.collect(tile), "{tile:?}");
+        }
+        assert!(chooser.collect(&[0; 16]));
+        let mut told = vec![0.0; TOKEN_VALUES as usize];
+        assert_eq!(chooser.choose(0, &mut told), None, "nobody named any");
+        let (chosen, told) = choose(
+            &text(Sampling { logprobs: 2, ..Sampling::greedy() }, &[], 0),
+            &[f32::NAN, 1.0, 3.0, f32::NAN],
+            &[1],
+            Breadth::Few,
+            0,
+        );
+        assert_eq!(chosen, Chosen { token: 2, proved: true });
+        assert_eq!((told[0], told[3], told[4], told[6]), (2.0, 2.0, 2.0, 1.0));
+    }
+
+    #[test]
+    fn the_likeliest_are_those_of_a_sort() {
+        for (count, most) in [(1, 1), (5, 9), (100, 1), (1000, 64), (1000, 999), (70, 70)] {
+            let logits = logits(3, count, 4.0);
+            let all = || {
+                let each = logits.iter().enumerate();
+                each.map(|(at, l)| Candidate {
+                    token: at as u32,
+                    logit: *l,
+                    score: (*l * 2.0).round(),
+                })
+            };
+            let (mut best, mut sorted) = (Vec::new(), all().collect::<Vec<_>>());
+            likeliest(&mut best, most, all());
+            sorted.sort_unstable_by(Candidate::order);
+            sorted.truncate(most);
+            assert_eq!(best, sorted);
+        }
+    }
+}

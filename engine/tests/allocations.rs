@@ -1,0 +1,149 @@
+//! Nothing is allocated on the way of a token, by any thread.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+use galaxy_common::{
+    BatchShape, Breadth, Bytes, Cache, DeviceName, Epoch, Exchange, Sampling, Segment,
+    SequenceNumber, Strategy, Wanted, WireType, plan::Phase,
+};
+use galaxy_engine::{
+    choose::Text,
+    compute::cpu::CpuEngine,
+    executor::{Executor, RunError},
+    generate::Generation,
+    link::{Links, memory},
+    weights::Shard,
+};
+use galaxy_graph::{
+    Program, links, lower,
+    share::{self, Member, Terms},
+};
+use galaxy_model::ModelDir;
+use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
+use std::{alloc::System, ops::ControlFlow, path::Path, sync::Arc};
+
+#[global_allocator]
+static COUNTED: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+/// Allocations so far, of all threads.
+fn allocations() -> usize {
+    let stats = COUNTED.stats();
+    stats.allocations + stats.reallocations
+}
+
+const PROMPT: [u32; 5] = [3, 14, 15, 92, 65];
+/// After so many tokens all that grows has grown.
+const WARM: usize = 120;
+
+/// Tokens of all devices of a plan, and what was allocated between the tokens that are warm.
+fn allocated(strategy: Strategy, devices: usize, sampling: &Sampling) -> usize {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/golden/llama");
+    let model = Arc::new(ModelDir::open(&path).unwrap());
+    let cache = Cache { rows: 2 * Cache::BLOCK, values: WireType::F16 };
+    let terms = Terms {
+        model: model.name(),
+        fingerprint: model.fingerprint(),
+        strategy,
+        wire: WireType::F32,
+        tiles: 2,
+        max_rows: 64,
+        cache,
+    };
+    let member = |at: usize| Member {
+        name: DeviceName::new(format!("d{at}")).unwrap(),
+        budget: Bytes(1 << 30),
+        threads: 2,
+        share: 1.0,
+    };
+    let members: Vec<Member> = (0..devices).map(member).collect();
+    let mut plan = share::plan(model.spec(), &terms, &members).unwrap();
+    plan.exchange = Exchange::Direct;
+    let mut ends: Vec<Links> = plan.ring.iter().map(|_| Links::default()).collect();
+    for (from, to) in links(&plan) {
+        let (sender, receiver, closer) = memory::link();
+        ends[from.index()].senders.push((to, sender));
+        ends[from.index()].closers.push(closer.clone());
+        ends[to.index()].receivers.push((from, receiver));
+        ends[to.index()].closers.push(closer);
+    }
+    let make = |(device, ends): (&galaxy_common::DevicePlan, Links)| {
+        let shard = Shard::load(model.clone(), device, &mut |_, _| ControlFlow::Continue(()));
+        let engine = CpuEngine::new(shard.unwrap(), device.threads).with_cache(cache);
+        let executor = Executor::start(device.name.as_str(), Box::new(engine)).unwrap();
+        executor.connect(Epoch(1), ends);
+        // Over the edge between two blocks.
+        let (rows, tokens) = (300, PROMPT.to_vec());
+        let text = Text { slot: 0, rows, sampling: sampling.clone(), tokens, prompt: PROMPT.len() };
+        executor.begin(text).unwrap();
+        executor
+    };
+    let executors: Vec<Executor> = plan.ring.iter().zip(ends).map(make).collect();
+    let stage = |phase, past, tokens: &[u32], count: u32, sequence| -> (Vec<u32>, usize) {
+        let on = |rank: usize| {
+            let wanted = Wanted::Token(Breadth::Few);
+            let rows = tokens.len() as u32;
+            let segment = Segment { slot: 0, past, kept: true, rows, wanted };
+            let generation = Generation {
+                epoch: Epoch(1),
+                sequence: SequenceNumber(sequence),
+                shape: BatchShape::new(vec![segment]).unwrap(),
+                tokens: tokens.to_vec(),
+                count,
+                stop: vec![],
+                deadline: None,
+            };
+            let program = |shape: &BatchShape| -> Result<Arc<Program>, RunError> {
+                Ok(Arc::new(lower(model.spec(), &plan, phase, shape).unwrap().remove(rank)))
+            };
+            let (mut made, mut warm, mut last) = (Vec::with_capacity(512), 0, 0);
+            let tell = |told: &galaxy_engine::generate::Told| {
+                made.push(told[0] as u32);
+                last = allocations();
+                if made.len() == WARM {
+                    warm = last;
+                }
+            };
+            generation.run(&executors[rank], program, tell).unwrap();
+            (made, last - warm)
+        };
+        std::thread::scope(|scope| {
+            let others = (1..devices).map(|rank| scope.spawn(move || on(rank)));
+            let others: Vec<_> = others.collect();
+            let first = on(0);
+            for other in others {
+                assert_eq!(other.join().unwrap().0, first.0);
+            }
+            first
+        })
+    };
+    let (first, _) = stage(Phase::Prefill, 0, &PROMPT, 1, 1);
+    let (made, allocated) = stage(Phase::Decode, PROMPT.len() as u32, &first, 280, 2);
+    assert_eq!(made.len(), 280);
+    allocated
+}
+
+/// One test only: others of the same process would be counted, too.
+#[test]
+fn nothing_is_allocated_for_a_token() {
+    let sampled = Sampling {
+        temperature: 1.0,
+        top_k: 40,
+        min_p: 0.001,
+        repetition: 1.1,
+        presence: 0.1,
+        bias: vec![(7, -1.0)],
+        logprobs: 5,
+        ..Sampling::default()
+    };
+    for sampling in [Sampling::greedy(), sampled] {
+        for (strategy, devices) in [
+            (Strategy::Local, 1),
+            (Strategy::Galaxy, 2),
+            (Strategy::Pipeline, 2),
+            (Strategy::Sequence, 2),
+        ] {
+            // A channel takes memory once, when a thread sleeps on it for the first time, which may be late.
+            let counts = [0; 3].map(|_| allocated(strategy, devices, &sampling));
+            assert!(counts.contains(&0), "{counts:?}: {strategy} on {devices}, {sampling:?}");
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! Tokens of every family, strategy and number of devices against those of `transformers`
+//! (`scripts/golden.py generate`).
+#![allow(clippy::unwrap_used, missing_docs)]
+
+use galaxy_common::{
+    Bytes, Cache, DeviceName, Exchange, Plan, Sampling, Strategy, WireType, sampling::MOST_LOGPROBS,
+};
+use galaxy_engine::{
+    choose::Text,
+    compute::ComputeError,
+    executor::RunError,
+    generate::Told,
+    local::{LocalCluster, LocalError},
+};
+use galaxy_graph::{
+    LowerError,
+    share::{self, Member, Terms},
+};
+use galaxy_model::ModelDir;
+use serde_json::Value;
+use std::{ops::ControlFlow, path::PathBuf, sync::Arc};
+
+const DECODERS: [&str; 8] =
+    ["gpt2", "opt", "gptj", "llama", "llama-tied-bf16", "mistral", "qwen2", "qwen3"];
+const STRATEGIES: [Strategy; 5] =
+    [Strategy::Local, Strategy::Megatron, Strategy::Galaxy, Strategy::Sequence, Strategy::Pipeline];
+
+fn folder(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../testdata/golden").join(name)
+}
+
+fn plan(
+    model: &ModelDir,
+    strategy: Strategy,
+    devices: usize,
+    tiles: u16,
+    values: WireType,
+) -> Plan {
+    let terms = Terms {
+        model: model.name(),
+        fingerprint: model.fingerprint(),
+        strategy,
+        wire: WireType::F32,
+        tiles,
+        max_rows: 64,
+        cache: Cache { rows: 2 * Cache::BLOCK, values },
+    };
+    let member = |at: usize| Member {
+        name: DeviceName::new(format!("d{at}")).unwrap(),
+        budget: Bytes(1 << 30),
+        threads: 1 + (at % 2) as u16,
+        share: 1.0 + at as f64 / 2.0,
+    };
+    let members: Vec<Member> = (0..devices).map(member).collect();
+    share::plan(model.spec(), &terms, &members).unwrap()
+}
+
+fn text(prompt: &[u32], count: u32, sampling: Sampling) -> Text {
+    let rows = prompt.len() as u32 + count;
+    Text { slot: 3, rows, sampling, tokens: prompt.to_vec(), prompt: prompt.len() }
+}
+
+/// All that is told of a text of so many tokens more.
+fn generate(
+    cluster: &LocalCluster,
+    text: &Text,
+    count: u32,
+    chunk: u32,
+    stop: &[u32],
+) -> Result<Vec<Told>, LocalError> {
+    let mut all = Vec::new();
+    let mut tell = |told: &Told| {
+        all.push(*told);
+        ControlFlow::Continue(())
+    };
+    cluster.generate(text, count, chunk, stop, &mut tell)?;
+    Ok(all)
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+}
+
+#[test]
+fn greedy_tokens_are_those_of_transformers() {
+    for name in DECODERS {
+        let model = Arc::new(ModelDir::open(&folder(name)).unwrap());
+        let golden = std::fs::read_to_string(folder(name).join("generated.json")).unwrap();
+        let golden: Value = serde_json::from_str(&golden).unwrap();
+        let prompts = golden["prompts"].as_array().unwrap();
+        for (at, strategy) in STRATEGIES.into_iter().enumerate() {
+            for devices in 1..=4 {
+                if strategy == Strategy::Local && devices > 1 {
+                    continue;
+                }
+                let tiles = [1, 3][(at + devices) % 2];
+                let mut plan = plan(&model, strategy, devices, tiles, WireType::F32);
+                if devices % 2 == 0 && strategy == Strategy::Galaxy {
+                    plan.exchange = Exchange::Direct;
+                }
+                let cluster = LocalCluster::open(model.clone(), plan).unwrap();
+                for (nth, prompt) in prompts.iter().enumerate() {
+                    let (ids, want) = (ids(&prompt["prompt"]), ids(&prompt["generated"]));
+                    let chunk = [64, 5, 8][(at + devices + nth) % 3];
+                    let text = text(&ids, want.len() as u32, Sampling::greedy());
+                    let told = generate(&cluster, &text, want.len() as u32, chunk, &[]).unwrap();
+                    let got: Vec<u32> = told.iter().map(|told| told[0] as u32).collect();
+                    assert_eq!(got, want, "{name} {strategy} {devices} devices, chunks of {chunk}");
+                }
+            }
+        }
+    }
+}
+
+fn open(name: &str, strategy: Strategy, devices: usize, values: WireType) -> LocalCluster {
+    let model = Arc::new(ModelDir::open(&folder(name)).unwrap());
+    let plan = plan(&model, strategy, devices, 2, values);
+    LocalCluster::open(model, plan).unwrap()
+}
+
+fn tokens(told: &[Told]) -> Vec<u32> {
+    told.iter().map(|told| told[0] as u32).collect()
+}
+
+const PROMPT: [u32; 9] = [3, 14, 15, 92, 65, 35, 89, 79, 14];
+
+/// The same seed gives the same text, whoever has which part of the vocabulary.
+#[test]
+fn sampled_tokens_do_not_depend_on_the_split() {
+    let base = Sampling { temperature: 1.0, seed: 11, ..Sampling::default() };
+    let cases = [
+        base.clone(),
+        Sampling { top_k: 7, ..base.clone() },
+        // Of 97 tokens of a random model many are needed.
+        Sampling { top_p: 0.97, logprobs: MOST_LOGPROBS, ..base.clone() },
+        Sampling { min_p: 0.4, repetition: 1.3, presence: 0.5, frequency: 0.5, ..base },
+    ];
+    for (strategy, devices) in [
+        (Strategy::Galaxy, 3),
+        (Strategy::Pipeline, 2),
+        (Strategy::Sequence, 2),
+        (Strategy::Megatron, 4),
+    ] {
+        let (alone, shared) = (
+            open("llama", Strategy::Local, 1, WireType::F32),
+            open("llama", strategy, devices, WireType::F32),
+        );
+        for sampling in &cases {
+            let text = text(&PROMPT, 40, sampling.clone());
+            let want = generate(&alone, &text, 40, 64, &[]).unwrap();
+            let got = generate(&shared, &text, 40, 4, &[]).unwrap();
+            assert_eq!(tokens(&got), tokens(&want), "{strategy} {sampling:?}");
+            for (got, want) in got.iter().zip(&want) {
+                assert!((got[1] - want[1]).abs() < 1e-3, "{strategy}: {} {}", got[1], want[1]);
+            }
+        }
+        let other = Sampling { seed: 12, ..cases[0].clone() };
+        let other = generate(&shared, &text(&PROMPT, 40, other), 40, 64, &[]).unwrap();
+        let first = generate(&shared, &text(&PROMPT, 40, cases[0].clone()), 40, 64, &[]).unwrap();
+        assert_ne!(tokens(&other), tokens(&first), "another seed, another text");
+    }
+}
+
+/// The chosen tokens keep to what `transformers` leaves after penalties and bounds, with the probabilities that
+/// it gives them.
+#[test]
+fn bounds_are_those_of_transformers() {
+    let golden = std::fs::read_to_string(folder("gpt2").join("processed.json")).unwrap();
+    let golden: Value = serde_json::from_str(&golden).unwrap();
+    let prompt = ids(&golden["prompt"]);
+    let cluster = open("gpt2", Strategy::Galaxy, 2, WireType::F32);
+    let logits: Vec<f64> =
+        golden["logits"].as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect();
+    let sum = logits.iter().map(|l| l.exp()).sum::<f64>().ln();
+    for result in golden["results"].as_array().unwrap() {
+        let of = |name: &str, off: f64| result["settings"][name].as_f64().unwrap_or(off);
+        let sampling = |seed| Sampling {
+            temperature: of("temperature", 1.0) as f32,
+            top_k: of("top_k", 0.0) as u32,
+            top_p: of("top_p", 1.0) as f32,
+            min_p: of("min_p", 0.0) as f32,
+            repetition: of("repetition_penalty", 1.0) as f32,
+            seed,
+            ..Sampling::default()
+        };
+        let kept = ids(&result["kept"]);
+        let draws = 300;
+        let mut seen = vec![0.0; logits.len()];
+        for seed in 0..draws {
+            let text = Text { rows: 13, ..text(&prompt, 1, sampling(seed)) };
+            let told = generate(&cluster, &text, 1, 64, &[]).unwrap();
+            let token = told[0][0] as usize;
+            assert!(kept.contains(&(token as u32)), "{token} of {kept:?}: {}", result["settings"]);
+            let logprob = logits[token] - sum;
+            assert!((f64::from(told[0][1]) - logprob).abs() < 1e-3, "{} {logprob}", told[0][1]);
+            seen[token] += 1.0;
+        }
+        let probabilities = result["probabilities"].as_array().unwrap();
+        for (token, p) in kept.iter().zip(probabilities) {
+            let want = p.as_f64().unwrap() * draws as f64;
+            let slack = 5.0 * want.sqrt().max(1.0);
+            let got: f64 = seen[*token as usize];
+            assert!((got - want).abs() <= slack, "token {token}: {got}, not {want}");
+        }
+    }
+}
+
+#[test]
+fn halves_in_the_cache_change_little() {
+    let (whole, halves) = (
+        open("qwen2", Strategy::Galaxy, 2, WireType::F32),
+        open("qwen2", Strategy::Galaxy, 2, WireType::F16),
+    );
+    let text = text(&PROMPT, 12, Sampling { logprobs: 1, ..Sampling::default() });
+    let want = generate(&whole, &text, 12, 4, &[]).unwrap();
+    let got = generate(&halves, &text, 12, 4, &[]).unwrap();
+    assert_eq!(tokens(&got)[0], tokens(&want)[0]);
+    let error = (got[0][1] - want[0][1]).abs();
+    assert!(error > 0.0 && error < 1e-2, "{error}");
+}
+
+#[test]
+fn a_stop_ends_a_text_on_all_devices() {
+    let cluster = open("llama", Strategy::Galaxy, 3, WireType::F32);
+    let all = generate(&cluster, &text(&PROMPT, 30, Sampling::greedy()), 30, 64, &[]).unwrap();
+    let stop = tokens(&all)[9];
+    let first = tokens(&all).iter().position(|token| *token == stop).unwrap();
+    let some = generate(&cluster, &text(&PROMPT, 30, Sampling::greedy()), 30, 64, &[stop]).unwrap();
+    assert_eq!(tokens(&some), tokens(&all)[..=first]);
+}
+
+#[test]
+fn whoever_listens_may_break_off() {
+    let cluster = open("llama", Strategy::Galaxy, 2, WireType::F32);
+    let text = text(&PROMPT, 60, Sampling::greedy());
+    let all = generate(&cluster, &text, 60, 64, &[]).unwrap();
+    let mut some = Vec::new();
+    let mut tell = |told: &Told| {
+        some.push(*told);
+        if some.len() == 7 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    cluster.generate(&text, 60, 64, &[], &mut tell).unwrap();
+    assert_eq!(tokens(&some), tokens(&all)[..7]);
+}
+
+#[test]
+fn what_the_cache_cannot_keep_is_refused() {
+    let cluster = open("llama", Strategy::Galaxy, 2, WireType::F32);
+    // Two blocks of 192 rows.
+    let long = text(&PROMPT, 380, Sampling::greedy());
+    let error = generate(&cluster, &long, 380, 64, &[]).unwrap_err();
+    assert!(
+        matches!(error, LocalError::Run(RunError::Compute(ComputeError::Text { .. }))),
+        "{error}"
+    );
+    let model = Arc::new(ModelDir::open(&folder("llama")).unwrap());
+    let none = Plan { cache: Cache::NONE, ..plan(&model, Strategy::Local, 1, 1, WireType::F32) };
+    let none = LocalCluster::open(model, none).unwrap();
+    let error = generate(&none, &text(&PROMPT, 3, Sampling::greedy()), 3, 64, &[]).unwrap_err();
+    assert!(error.to_string().contains("no room"), "{error}");
+    let fine = generate(&cluster, &text(&PROMPT, 3, Sampling::greedy()), 3, 64, &[]).unwrap();
+    assert_eq!(fine.len(), 3);
+    let model = Arc::new(ModelDir::open(&folder("bert")).unwrap());
+    let bert =
+        LocalCluster::open(model.clone(), plan(&model, Strategy::Local, 1, 1, WireType::F32))
+            .unwrap();
+    let error = generate(&bert, &text(&PROMPT, 3, Sampling::greedy()), 3, 64, &[]).unwrap_err();
+    assert!(matches!(error, LocalError::Lower(LowerError::WholeTexts { .. })), "{error}");
+}

@@ -1,0 +1,212 @@
+//! One row of each text at a time, of layouts in which devices share blocks: who owns rows at all carries
+//! all of them, and every sum goes from each who has a part in it straight to everyone who carries. Two
+//! blocks of a layer are two messages behind one another, where a gather and a scatter would be four.
+//!
+//! A block that is cut by rows is held whole by whoever carries: each computes it for itself, and nothing
+//! travels.
+
+use super::{
+    block::{blocks, computes, first_products, join_kind, last_products, room},
+    build::{Builder, Value},
+    galaxy::{Carried, Collective, transfer},
+    head,
+    ring::Ring,
+};
+use crate::program::{Block, NormOf, OpKind, Region, Role};
+use galaxy_common::{
+    BatchShape, BlockAssignment, DevicePlan, Layout, Mode, Plan, Rank, Row, Span, plan::Phase,
+};
+use galaxy_model::{ModelSpec, NormPlace};
+
+const PHASE: Phase = Phase::Decode;
+
+/// Whether a device carries all rows between blocks.
+pub(super) fn carries(plan: &Plan, device: &DevicePlan) -> bool {
+    let part = device.assignment(PHASE);
+    match plan.layout {
+        Layout::Replicated => part.any_heads() || part.any_columns(),
+        Layout::Ring | Layout::Stages => part.row_weight > 0,
+    }
+}
+
+pub(super) fn program(spec: &ModelSpec, plan: &Plan, shape: &BatchShape, rank: Rank) -> Builder {
+    let ring = Ring::layers(plan, PHASE);
+    let mut b = Builder::new(rank, plan.wire, 4 * ring.len());
+    let all = Span::<Row>::first(shape.rows());
+    let carriers: Vec<bool> =
+        (0..ring.len()).map(|at| carries(plan, &plan.ring[ring.rank(at).index()])).collect();
+    // All carry them, and the first gives results.
+    let mut owned = vec![Span::empty(); plan.ring.len()];
+    if let Some(first) = carriers.iter().position(|carries| *carries) {
+        owned[ring.rank(first).index()] = all;
+    }
+    let mut last = None;
+    if let Some(me) = ring.position(rank) {
+        let mut device = Device { spec, plan, shape, ring: &ring, me, carriers, all, b: &mut b };
+        last = device.layers();
+    }
+    let has_all = |rank: Rank| carries(plan, &plan.ring[rank.index()]);
+    head::lower(&mut b, spec, plan, PHASE, shape, &owned, has_all, last);
+    b
+}
+
+struct Device<'a> {
+    spec: &'a ModelSpec,
+    plan: &'a Plan,
+    shape: &'a BatchShape,
+    ring: &'a Ring,
+    me: usize,
+    /// Who of the ring carries rows.
+    carriers: Vec<bool>,
+    all: Span<Row>,
+    b: &'a mut Builder,
+}
+
+impl Device<'_> {
+    fn part(&self, at: usize, layer: u32) -> BlockAssignment {
+        self.plan.ring[self.ring.rank(at).index()].assignment(PHASE).block(layer)
+    }
+
+    /// Runs all layers; returns the rows after the last norm.
+    fn layers(&mut self) -> Option<Value> {
+        let mut carried = self.carriers[self.me].then(|| self.embed());
+        for layer in 0..self.spec.layers {
+            self.b.layer();
+            for &block in blocks(self.spec) {
+                self.b.at = (block, layer);
+                let modes =
+                    self.plan.modes(layer).expect("a checked plan has modes of every layer");
+                let mode = if block == Block::Attention { modes.attention } else { modes.mlp };
+                carried = match mode {
+                    Mode::Tensor => self.shared(block, layer, carried),
+                    Mode::Sequence => carried.map(|carried| self.alone(block, layer, carried)),
+                };
+            }
+        }
+        carried.map(|carried| carried.normed)
+    }
+
+    fn embed(&mut self) -> Carried {
+        let carried = Carried::new(self.b, self.spec, self.all);
+        let residual = carried.residual.all();
+        self.b.compute(OpKind::Embed, &[], &[residual]);
+        if self.spec.norm_place == NormPlace::Pre {
+            let kind = OpKind::Norm(NormOf::Attention(0));
+            self.b.compute(kind, &[residual], &[carried.normed.all()]);
+        }
+        carried
+    }
+
+    /// The device's partial sums of a block.
+    fn partial(&mut self, block: Block, layer: u32, normed: Region) -> Value {
+        let part = self.part(self.me, layer);
+        let inside = room(self.b, self.spec, &part, block, self.all);
+        first_products(self.b, layer, normed, inside, self.all);
+        last_products(self.b, (self.spec, self.shape), layer, part.heads, inside, self.all)
+    }
+
+    /// A block of which the device has all.
+    fn alone(&mut self, block: Block, layer: u32, carried: Carried) -> Carried {
+        let partial = self.partial(block, layer, carried.normed.all());
+        self.join(block, layer, carried, Some(partial.all()), None)
+    }
+
+    /// A block of which several devices have a part.
+    fn shared(&mut self, block: Block, layer: u32, carried: Option<Carried>) -> Option<Carried> {
+        let (n, me) = (self.ring.len(), self.me);
+        let takes_part: Vec<bool> =
+            (0..n).map(|at| computes(self.spec, &self.part(at, layer), block)).collect();
+        let id = |collective, owner| transfer(layer, block, collective, n, owner, 1, 0);
+        let hidden = self.spec.hidden;
+        // Who does not carry gets rows from the first who does.
+        let first = self.carriers.iter().position(|carries| *carries);
+        let guests: Vec<usize> =
+            (0..n).filter(|&at| takes_part[at] && !self.carriers[at]).collect();
+        let mut normed = carried.map(|carried| carried.normed.all());
+        if let (Some(first), false) = (first, guests.is_empty()) {
+            let name = id(Collective::Gather, first);
+            if let (true, Some(rows)) = (me == first, normed) {
+                let out = self.b.tensor(Role::RowTile, self.all, hidden);
+                self.b.compute(OpKind::Export { staged: false }, &[rows], &[out.all()]);
+                for &guest in &guests {
+                    self.b.send(self.ring.rank(guest), name, 0, out);
+                }
+            } else if guests.contains(&me) {
+                let from = self.ring.rank(first);
+                let staged = self.b.receive(from, name, 0, Role::RowTile, self.all, hidden);
+                let rows = self.b.tensor(Role::Gathered, self.all, hidden);
+                self.b.compute(OpKind::Import, &[staged.all()], &[rows.all()]);
+                normed = Some(rows.all());
+            }
+        }
+        let partial = match normed {
+            Some(normed) if takes_part[me] => Some(self.partial(block, layer, normed)),
+            _ => None,
+        };
+        self.b.at = (block, layer);
+        let to: Vec<usize> =
+            (1..n).map(|step| (me + step) % n).filter(|&at| self.carriers[at]).collect();
+        // In wire format as the others get it: sums are equal to the bit wherever they are made.
+        let alone = takes_part.iter().filter(|takes_part| **takes_part).count() < 2;
+        let mut own = None;
+        if let Some(partial) = partial {
+            let exact = alone && to.is_empty();
+            if !exact {
+                let out = self.b.tensor(Role::SumTile, self.all, hidden);
+                let kind = OpKind::Export { staged: false };
+                self.b.compute(kind, &[partial.all()], &[out.all()]);
+                for at in to {
+                    self.b.send(self.ring.rank(at), id(Collective::Scatter, me), 0, out);
+                }
+                own = Some(out);
+            }
+        }
+        let carried = carried?;
+        // In ring order, whoever adds.
+        let mut sums = Vec::new();
+        for at in (0..n).filter(|&at| takes_part[at]) {
+            let tile = match (at == me, own) {
+                (true, Some(own)) => own,
+                (true, None) => continue,
+                (false, _) => {
+                    let (from, name) = (self.ring.rank(at), id(Collective::Scatter, at));
+                    self.b.receive(from, name, 0, Role::SumTile, self.all, hidden)
+                }
+            };
+            sums.push(tile);
+        }
+        let last = sums.pop();
+        let mut sum = if own.is_none() { partial.map(Value::all) } else { None };
+        for staged in sums {
+            let more = self.b.tensor(Role::Partial, self.all, hidden);
+            let (kind, mut reads) = match sum {
+                Some(sum) => (OpKind::Add, vec![sum]),
+                None => (OpKind::Import, Vec::new()),
+            };
+            reads.push(staged.all());
+            self.b.compute(kind, &reads, &[more.all()]);
+            sum = Some(more.all());
+        }
+        Some(self.join(block, layer, carried, sum, last))
+    }
+
+    fn join(
+        &mut self,
+        block: Block,
+        layer: u32,
+        carried: Carried,
+        partial: Option<Region>,
+        staged: Option<Value>,
+    ) -> Carried {
+        self.b.at = (Block::Connective, layer);
+        let joined = Carried::new(self.b, self.spec, self.all);
+        let (kind, two) = join_kind(self.spec, layer, block, partial.is_some(), staged.is_some());
+        let mut reads = vec![carried.residual.all()];
+        reads.extend(partial);
+        reads.extend(staged.map(Value::all));
+        let mut writes = vec![joined.residual.all()];
+        writes.extend(two.then(|| joined.normed.all()));
+        self.b.compute(kind, &reads, &writes);
+        joined
+    }
+}

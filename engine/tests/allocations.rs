@@ -97,13 +97,16 @@ fn allocated(strategy: Strategy, devices: usize, sampling: &Sampling) -> usize {
             let (mut made, mut warm, mut last) = (Vec::with_capacity(512), 0, 0);
             let tell = |told: &galaxy_engine::generate::Told| {
                 made.push(told[0] as u32);
-                last = allocations();
+                // Another device may be through with the last one, and write its report.
+                if made.len() < count as usize {
+                    last = allocations();
+                }
                 if made.len() == WARM {
                     warm = last;
                 }
             };
             generation.run(&executors[rank], program, tell).unwrap();
-            (made, last - warm)
+            (made, last.saturating_sub(warm))
         };
         std::thread::scope(|scope| {
             let others = (1..devices).map(|rank| scope.spawn(move || on(rank)));

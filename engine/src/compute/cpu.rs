@@ -99,6 +99,7 @@ impl Engine for CpuEngine {
         if let Positions::Rotary { inverse_frequencies, limit, .. } = &self.shard.spec().positions {
             self.rotary.reach(inverse_frequencies, text.rows.min(*limit));
         }
+        self.attention.expect_few(self.shard.spec().head_width as usize);
         self.texts.begin(text)
     }
 

@@ -108,6 +108,14 @@ impl Scratch {
     pub(crate) fn new(threads: &Threads) -> Self {
         Self { parts: Vec::new(), rooms: (0..threads.count()).map(|_| Mutex::default()).collect() }
     }
+
+    /// Makes room on every thread for a few lanes of heads of `width` columns: any of them may be the first
+    /// to take some late.
+    pub(crate) fn expect_few(&self, width: usize) {
+        for room in &self.rooms {
+            few::make_room(&mut room.lock().unwrap_or_else(PoisonError::into_inner), width);
+        }
+    }
 }
 
 /// What attention reads.

@@ -34,6 +34,21 @@ pub(super) fn at_most(len: usize) -> usize {
     }
 }
 
+/// Room for as many lanes as there may be, of heads of `width` columns.
+pub(super) fn make_room(room: &mut Room, width: usize) {
+    // Vectors have 16 values at most.
+    let padded = width.next_multiple_of(16);
+    for (buffer, values) in [
+        (&mut room.queries, MOST_LANES * padded),
+        (&mut room.scores, MOST_LANES * BLOCK),
+        (&mut room.context, MOST_LANES * padded),
+        (&mut room.keys, BLOCK * padded),
+        (&mut room.values, BLOCK * padded),
+    ] {
+        grow(buffer, values);
+    }
+}
+
 /// Context of the lanes from `first` on, at most [`at_most`] of them.
 #[inline(always)]
 pub(super) fn attend<I: Isa, const MOST: usize>(

@@ -3,6 +3,7 @@
 use crate::{
     answer::{Classes, Embeddings, Output, Report, Tensor, Tensors, rows},
     error::ClientError,
+    generate::{self, GenerateOptions, Generating, Prompt},
     parts::parts,
     pieces::{Pieces, report},
     retry::{RetryPolicy, jitter},
@@ -319,6 +320,24 @@ impl Client {
         Ok(Tensors { tensors, report: Some(cost) })
     }
 
+    /// Goes on with a text, token by token. The time of a call is what each token may take.
+    ///
+    /// # Errors
+    /// As [`Client::embed`], and `unsupported_output` when the model makes no text.
+    pub async fn generate(
+        &self,
+        prompt: impl Into<Prompt>,
+        options: GenerateOptions,
+    ) -> Result<Generating, ClientError> {
+        let deadline = Instant::now() + self.timeout;
+        let request = generate::message(prompt.into(), options);
+        let patience = self.timeout;
+        self.attempts(deadline, false, request, |mut stub, request| async move {
+            Generating::begin(stub.generate(request).await?.into_inner(), patience).await
+        })
+        .await
+    }
+
     /// What the cluster is and how it fares.
     ///
     /// # Errors
@@ -382,6 +401,22 @@ impl Client {
         F: Fn(Stub, tonic::Request<M>) -> A,
         A: Future<Output = Result<T, ClientError>>,
     {
+        self.attempts(deadline, true, message, attempt).await
+    }
+
+    /// The same, where the coordinator need not know of the time if what begins may go on beyond it.
+    async fn attempts<M, T, F, A>(
+        &self,
+        deadline: Instant,
+        timed: bool,
+        message: M,
+        attempt: F,
+    ) -> Result<T, ClientError>
+    where
+        M: Clone,
+        F: Fn(Stub, tonic::Request<M>) -> A,
+        A: Future<Output = Result<T, ClientError>>,
+    {
         let timeout = self.timeout;
         let mut failed = 0;
         loop {
@@ -390,7 +425,9 @@ impl Client {
                 return Err(ClientError::Timeout { timeout });
             }
             let mut request = tonic::Request::new(message.clone());
-            request.set_timeout(left);
+            if timed {
+                request.set_timeout(left);
+            }
             let error = match tokio::time::timeout(left, attempt(self.stub.clone(), request)).await
             {
                 Ok(Ok(answer)) => return Ok(answer),

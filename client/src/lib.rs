@@ -20,6 +20,7 @@ mod client;
 mod error;
 #[doc(hidden)]
 pub mod fuzz;
+mod generate;
 mod parts;
 mod pieces;
 mod retry;
@@ -29,7 +30,8 @@ mod trace;
 pub use answer::{Classes, DeviceReport, Embeddings, Output, Report, Tensor, Tensors};
 pub use client::{Builder, Client, DEFAULT_TIMEOUT, Input, TooLong};
 pub use error::ClientError;
-pub use galaxy_common::{LinkRate, RateError};
+pub use galaxy_common::{LinkRate, RateError, Sampling};
+pub use generate::{Done, GenerateOptions, Generated, Generating, Prompt, Token};
 pub use parts::MAX_TEXTS_PER_PART;
 pub use retry::RetryPolicy;
 pub use status::{ClusterStatus, DeviceStatus};

@@ -1,7 +1,9 @@
 //! The SDK against a coordinator that says what the test wants, over real gRPC on loopback.
 #![allow(clippy::unwrap_used)]
 
-use galaxy_client::{Client, ClientError, Output, RetryPolicy, TooLong};
+use galaxy_client::{
+    Client, ClientError, GenerateOptions, Generated, Output, RetryPolicy, TooLong,
+};
 use galaxy_common::RequestId;
 use galaxy_proto::{
     fault::{Fault, to_status},
@@ -18,6 +20,7 @@ use std::{
     time::Duration,
 };
 use tokio::sync::{Notify, oneshot};
+use tokio_stream::StreamExt;
 use tonic::{Code, Request, Response, Status, transport::server::TcpIncoming};
 
 /// Fails as often as it has faults, then answers; keeps what it was asked.
@@ -105,6 +108,30 @@ impl Galaxy for Scripted {
         events.extend(report().map(Event::Report));
         let events: Vec<_> =
             events.into_iter().map(|e| Ok(v1::RunEvent { event: Some(e) })).collect();
+        Ok(Response::new(tokio_stream::iter(events)))
+    }
+    type GenerateStream = tokio_stream::Iter<std::vec::IntoIter<Result<v1::GenerateEvent, Status>>>;
+    async fn generate(
+        &self,
+        request: Request<v1::GenerateRequest>,
+    ) -> Result<Response<Self::GenerateStream>, Status> {
+        use v1::generate_event::Event;
+        assert!(request.metadata().get("grpc-timeout").is_none(), "a text may take its time");
+        let v1::GenerateRequest { ids, max_tokens, sampling, .. } = request.into_inner();
+        self.next(ids.len())?;
+        let seed = sampling.unwrap().seed.unwrap_or(77);
+        let begun = v1::GenerateBegun { request: 3, prompt_tokens: 2, seed, text: true };
+        let mut events = vec![Event::Begun(begun)];
+        for token in ids {
+            let text = format!(" {token}");
+            events.push(Event::Token(v1::GeneratedToken { token, text, ..Default::default() }));
+        }
+        if max_tokens > 0 {
+            let (finish, text) = ("length".to_owned(), ".".to_owned());
+            events.push(Event::Done(v1::GenerateDone { finish, text, report: report() }));
+        }
+        let events: Vec<_> =
+            events.into_iter().map(|e| Ok(v1::GenerateEvent { event: Some(e) })).collect();
         Ok(Response::new(tokio_stream::iter(events)))
     }
     async fn status(
@@ -246,6 +273,31 @@ async fn raw_results_come_in_pieces() {
     let many = vec![[1u32]; 1030];
     let answer = client(address).await.run(&many, Output::Pooled).await.unwrap();
     assert!(answer.tensors.iter().map(|t| t.sequence).eq(0..1030));
+}
+
+#[tokio::test]
+async fn a_text_comes_token_by_token() {
+    let (address, _stop) = serve(Scripted::failing([overloaded()])).await;
+    let client = client(address).await;
+    let options = |max_tokens| GenerateOptions { max_tokens, ..GenerateOptions::default() };
+    let text = client.generate(vec![5, 17], options(2)).await.unwrap();
+    assert_eq!((text.request, text.prompt_tokens, text.seed), (RequestId(3), 2, 77));
+    let parts: Vec<_> = text.into_stream().collect().await;
+    let said: Vec<String> = parts
+        .into_iter()
+        .map(|part| match part.unwrap() {
+            Generated::Token(token) => token.text,
+            Generated::Done(done) => done.text + &done.finish,
+        })
+        .collect();
+    assert_eq!(said, [" 5", " 17", ".length"]);
+    let seeded = GenerateOptions { seed: Some(4), ..options(0) };
+    let mut text = client.generate(vec![5], seeded).await.unwrap();
+    assert_eq!(text.seed, 4);
+    assert!(matches!(text.next().await.unwrap(), Some(Generated::Token(_))));
+    let error = text.next().await.unwrap_err();
+    assert_eq!(error.code(), "malformed_answer", "{error}");
+    assert!(text.next().await.unwrap().is_none());
 }
 
 #[tokio::test]

@@ -4,10 +4,10 @@ use crate::{
     error::RequestError,
     fleet::{DeviceView, Readiness},
     placement,
-    session::{Input, Items, Report, RunOutput, Session, Tensors},
+    session::{Ask, Input, Items, Report, RunOutput, Said, Session, Tensors},
     trace::DeviceSum,
 };
-use galaxy_common::Wanted;
+use galaxy_common::{Sampling, Wanted};
 use galaxy_proto::{
     COMMIT, MAX_MESSAGE_BYTES, PROTOCOL, VERSION, convert,
     door::{Door, require},
@@ -15,6 +15,7 @@ use galaxy_proto::{
     v1::{
         self,
         galaxy_server::{Galaxy, GalaxyServer},
+        generate_event,
         run_event::Event,
     },
 };
@@ -25,13 +26,15 @@ use std::{
     time::Duration,
 };
 use tokio::{net::TcpListener, sync::mpsc, task::JoinSet};
-use tokio_stream::{Stream, wrappers::ReceiverStream};
+use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
 use tonic::{
     Request, Response, Status, metadata::MetadataMap, service::interceptor::InterceptedService,
 };
 
 /// Bytes of one piece of a tensor.
 const PIECE: usize = 1 << 20;
+/// Tokens on their way to a client that reads slowly: some stints.
+const SAID: usize = 64;
 /// Pieces on their way to a client that reads slowly.
 const PIECES: usize = 4;
 /// How long a client may leave a piece where it is; then it has no more use for the rest.
@@ -155,10 +158,12 @@ pub(crate) fn timeout(metadata: &MetadataMap) -> Result<Option<Duration>, Status
 }
 
 type Events = Pin<Box<dyn Stream<Item = Result<v1::RunEvent, Status>> + Send>>;
+type GenerateEvents = Pin<Box<dyn Stream<Item = Result<v1::GenerateEvent, Status>> + Send>>;
 
 #[tonic::async_trait]
 impl Galaxy for Api {
     type RunStream = Events;
+    type GenerateStream = GenerateEvents;
 
     async fn embed(
         &self,
@@ -203,6 +208,21 @@ impl Galaxy for Api {
         let sequences = request.sequences.into_iter().map(input).collect();
         let done = self.session.run(sequences, output, limit).await?;
         Ok(Response::new(self.reply(done)))
+    }
+
+    async fn generate(
+        &self,
+        request: Request<v1::GenerateRequest>,
+    ) -> Result<Response<GenerateEvents>, Status> {
+        let limit = allowed(request.metadata())?;
+        let ask = ask(request.into_inner());
+        let (listener, said) = mpsc::channel(SAID);
+        let session = self.session.clone();
+        let mut replies = self.replies.lock().unwrap_or_else(PoisonError::into_inner);
+        while replies.try_join_next().is_some() {}
+        replies.spawn(async move { session.generate(ask, limit, listener).await });
+        let events = ReceiverStream::new(said).map(|said| Ok(generated(said?)));
+        Ok(Response::new(Box::pin(events)))
     }
 
     async fn status(
@@ -290,6 +310,55 @@ pub(crate) fn output(request: &v1::RunRequest) -> Result<RunOutput, Status> {
     let wanted: Wanted = convert::wanted(request.output)
         .map_err(|e| RequestError::Invalid { why: e.to_string() })?;
     Ok(RunOutput::Wanted(wanted))
+}
+
+/// What a client asks to be gone on with.
+fn ask(request: v1::GenerateRequest) -> Ask {
+    let v1::GenerateRequest { prompt, ids, max_tokens, sampling, stop, ignore_end } = request;
+    let asked = sampling.unwrap_or_default();
+    let none = Sampling::default();
+    let sampling = Sampling {
+        temperature: asked.temperature.unwrap_or(none.temperature),
+        top_k: asked.top_k,
+        top_p: asked.top_p.unwrap_or(none.top_p),
+        min_p: asked.min_p.unwrap_or(none.min_p),
+        repetition: asked.repetition_penalty.unwrap_or(none.repetition),
+        presence: asked.presence_penalty.unwrap_or(none.presence),
+        frequency: asked.frequency_penalty.unwrap_or(none.frequency),
+        bias: asked.logit_bias.iter().map(|bias| (bias.token, bias.bias)).collect(),
+        seed: asked.seed.unwrap_or(none.seed),
+        logprobs: asked.logprobs,
+    };
+    let seeded = asked.seed.is_some();
+    Ask { prompt, ids, max_tokens, sampling, seeded, stop, ignore_end }
+}
+
+fn generated(said: Said) -> v1::GenerateEvent {
+    use generate_event::Event;
+    let event = match said {
+        Said::Begun { request, prompt, seed, text } => Event::Begun(v1::GenerateBegun {
+            request: request.0,
+            prompt_tokens: prompt,
+            seed,
+            text,
+        }),
+        Said::Token { told, text } => {
+            let top = told[4..].chunks_exact(2).take(told[3] as usize);
+            let likely = |pair: &[f32]| v1::Likely { token: pair[0] as u32, logprob: pair[1] };
+            Event::Token(v1::GeneratedToken {
+                token: told[0] as u32,
+                logprob: told[1],
+                top: top.map(likely).collect(),
+                text,
+            })
+        }
+        Said::Done { finish, text, report: cost } => Event::Done(v1::GenerateDone {
+            finish: finish.to_string(),
+            text,
+            report: Some(report(cost)),
+        }),
+    };
+    v1::GenerateEvent { event: Some(event) }
 }
 
 /// Sends results in pieces. Each must be taken within `patience`; the request keeps its place in

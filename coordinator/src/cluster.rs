@@ -32,6 +32,10 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 pub const DEFAULT_TILES: u16 = 4;
 /// Links of whatever type is measured to be better.
 const AUTO: &str = "auto";
+/// Rows of texts that go on if nothing else is said, as far as the model has positions: a long page.
+pub const DEFAULT_CACHE_ROWS: u32 = 2048;
+/// Most of them.
+const MAX_CACHE_ROWS: u32 = 1 << 24;
 /// Tokens of a typical text if nothing else is said: a paragraph.
 pub const DEFAULT_LENGTH: u32 = 128;
 /// Beyond this no file is read: [`MAX_DEVICES`] devices take some ten KB. Of keys like `a.b.c` the
@@ -46,8 +50,24 @@ pub const DEFAULT_PROFILES: &str = "profiles";
 pub const DEFAULT_DRIFT: f64 = 0.25;
 
 const CLUSTER_KEYS: &[&str] = &[
-    "name", "model", "identity", "strategy", "wire", "tiles", "listen", "max_rows", "queue",
-    "link", "plain", "timeout", "lengths", "lossy", "profiles", "drift",
+    "name",
+    "model",
+    "identity",
+    "strategy",
+    "wire",
+    "tiles",
+    "listen",
+    "max_rows",
+    "queue",
+    "link",
+    "plain",
+    "timeout",
+    "lengths",
+    "lossy",
+    "profiles",
+    "drift",
+    "cache",
+    "cache_rows",
 ];
 const DEVICE_KEYS: &[&str] = &["name", "address", "memory", "threads", "share"];
 const TOP_KEYS: &[&str] = &["cluster", "device"];
@@ -85,6 +105,11 @@ pub struct Cluster {
     pub profiles: PathBuf,
     /// By which share a device may run outside its profile before the split is looked at again.
     pub drift: f64,
+    /// Rows of texts that go on, of all together, for which keys and values have room; none is given if
+    /// the model says.
+    pub cache_rows: Option<u32>,
+    /// How they are kept.
+    pub cache: WireType,
     /// How long a request may take that does not say.
     pub timeout: Duration,
     /// The devices; of a split by hand, in ring order.
@@ -378,6 +403,8 @@ impl Cluster {
             lengths: lengths.unwrap_or_else(|| vec![DEFAULT_LENGTH.min(max_rows)]),
             profiles: base.join(cluster.text("profiles")?.unwrap_or(DEFAULT_PROFILES)),
             drift,
+            cache_rows: cluster.whole("cache_rows", 0, MAX_CACHE_ROWS)?,
+            cache: cluster.parsed("cache")?.unwrap_or(WireType::F32),
             timeout: cluster.duration("timeout")?.unwrap_or(DEFAULT_TIMEOUT),
             devices,
         })

@@ -124,6 +124,12 @@ pub enum RequestError {
         /// Whether another try may help.
         retryable: bool,
     },
+    /// What was kept of a text is gone, and its tokens have to go through again.
+    #[error("what was kept of the text in epoch {epoch} is gone with that epoch")]
+    TextLost {
+        /// Where it was kept.
+        epoch: galaxy_common::Epoch,
+    },
     /// No more requests are taken.
     #[error("the coordinator is draining and takes no more requests")]
     Draining,
@@ -162,6 +168,7 @@ impl RequestError {
             Self::Unavailable { .. } => "unavailable",
             Self::DeviceLost { .. } => "device_lost",
             Self::DeviceFailed { .. } => "device_failed",
+            Self::TextLost { .. } => "text_lost",
             Self::Draining => "draining",
             Self::NoTrace { .. } => "no_trace",
             Self::Internal { .. } => "internal",
@@ -171,7 +178,10 @@ impl RequestError {
     /// Whether the same request may succeed later.
     pub fn retryable(&self) -> bool {
         match self {
-            Self::Overloaded { .. } | Self::Unavailable { .. } | Self::DeviceLost { .. } => true,
+            Self::Overloaded { .. }
+            | Self::Unavailable { .. }
+            | Self::DeviceLost { .. }
+            | Self::TextLost { .. } => true,
             Self::DeviceFailed { retryable, .. } => *retryable,
             Self::Deadline { ours, .. } => *ours,
             _ => false,
@@ -202,7 +212,7 @@ impl RequestError {
             Self::Unavailable { .. } | Self::DeviceLost { .. } | Self::Draining => {
                 Code::Unavailable
             }
-            Self::DeviceFailed { .. } => Code::Aborted,
+            Self::DeviceFailed { .. } | Self::TextLost { .. } => Code::Aborted,
             Self::NoTrace { .. } => Code::NotFound,
             Self::Internal { .. } => Code::Internal,
         }

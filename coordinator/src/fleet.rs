@@ -7,11 +7,11 @@ pub use local::LocalFleet;
 pub use remote::{Loading, Notice, Planning, ProfileSource, RemoteFleet};
 
 use galaxy_common::{
-    BatchShape, Bytes, DeviceName, Epoch, Row, SequenceNumber, Span,
+    BatchShape, Breadth, Bytes, Cache, DeviceName, Epoch, Row, SequenceNumber, Span,
     plan::{DevicePlan, Phase, Plan, Strategy},
 };
-use galaxy_engine::compute::Inputs;
-use galaxy_graph::{Program, digest, lower, program::Output};
+use galaxy_engine::{choose::Text, compute::Inputs, generate::Told};
+use galaxy_graph::{Program, digest, lower, program::Output, takes};
 use galaxy_model::ModelSpec;
 use std::{
     collections::VecDeque,
@@ -20,7 +20,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 use crate::error::RequestError;
 
@@ -44,6 +44,41 @@ pub enum Readiness {
         /// Why.
         reason: String,
     },
+}
+
+/// One program to run.
+#[derive(Debug, Clone)]
+pub struct Task {
+    /// Of this shape,
+    pub shape: BatchShape,
+    /// with these rows.
+    pub inputs: Inputs,
+    /// Of a text that goes on.
+    pub going: Option<Going>,
+}
+
+impl Task {
+    /// A program that leaves nothing behind.
+    pub fn new(shape: BatchShape, inputs: impl Into<Inputs>) -> Self {
+        Self { shape, inputs: inputs.into(), going: None }
+    }
+}
+
+/// A text that goes on.
+#[derive(Debug, Clone)]
+pub struct Going {
+    /// How it begins,
+    pub begins: Option<Text>,
+    /// or the epoch in which it is kept.
+    pub epoch: Epoch,
+    /// Lowered for many rows, or for one.
+    pub phase: Phase,
+    /// Tokens to make; none of a chunk of a prompt.
+    pub count: u32,
+    /// None is made behind one of these.
+    pub stop: Vec<u32>,
+    /// Is told of each token as it is made.
+    pub tell: mpsc::UnboundedSender<Told>,
 }
 
 /// What one program cost one device.
@@ -87,6 +122,8 @@ pub struct Run {
     pub devices: Vec<DeviceRun>,
     /// From dispatch to the last result.
     pub took: Duration,
+    /// How many candidates the last token took, if any were made.
+    pub breadth: Option<Breadth>,
 }
 
 /// When the operations of one program started and ended on one device.
@@ -136,6 +173,8 @@ pub struct Outlook {
     pub what: String,
     /// How long a typical text is predicted to take.
     pub predicted: Option<Duration>,
+    /// What is kept of texts that go on.
+    pub cache: Cache,
 }
 
 /// What executes programs. One at a time: the caller holds the turn.
@@ -150,12 +189,9 @@ pub trait Fleet: Send + Sync {
     }
     /// Runs one program on every device. Not to be dropped before it is done: the caller gives it
     /// a task of its own, so that a program runs on all devices or on none.
-    fn execute(
-        &self,
-        shape: BatchShape,
-        inputs: Inputs,
-        limit: Duration,
-    ) -> BoxFuture<'_, Result<Run, RequestError>>;
+    fn execute(&self, task: Task, limit: Duration) -> BoxFuture<'_, Result<Run, RequestError>>;
+    /// Gives back the room of a text that goes on no more. None of its programs runs.
+    fn forget(&self, epoch: Epoch, slot: u32) -> BoxFuture<'_, ()>;
     /// The measured operations of a program that ran lately, by rank.
     fn timelines(
         &self,
@@ -183,7 +219,7 @@ pub(crate) struct Dispatch {
     pub(crate) busy: Option<Vec<f64>>,
 }
 
-type Kept = (Arc<Plan>, BatchShape, Arc<Dispatch>);
+type Kept = (Arc<Plan>, (Phase, BatchShape), Arc<Dispatch>);
 
 /// Dispatches by shape: those used last are kept. The programs themselves are the workers' matter.
 pub(crate) struct Lowered {
@@ -200,15 +236,19 @@ impl Lowered {
     pub(crate) fn dispatch(
         &self,
         plan: &Arc<Plan>,
+        phase: Phase,
         shape: &BatchShape,
         busy: impl FnOnce(&[Program]) -> Option<Vec<f64>>,
     ) -> Result<Arc<Dispatch>, RequestError> {
+        takes(&self.spec, plan, shape)
+            .map_err(|e| RequestError::Internal { why: e.to_string() })?;
+        let asking = (phase, shape.unbound());
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = kept.iter().position(|(p, s, _)| Arc::ptr_eq(p, plan) && s == shape);
+        let found = kept.iter().position(|(p, s, _)| Arc::ptr_eq(p, plan) && *s == asking);
         let entry = match found.and_then(|i| kept.remove(i)) {
             Some(entry) => entry,
             None => {
-                let programs = lower(&self.spec, plan, Phase::Prefill, shape)
+                let programs = lower(&self.spec, plan, phase, &asking.1)
                     .map_err(|e| RequestError::Internal { why: e.to_string() })?;
                 let dispatch = Dispatch {
                     digest: digest(&programs),
@@ -216,7 +256,7 @@ impl Lowered {
                     embedded: programs.iter().map(Program::embedded).collect(),
                     outputs: programs.into_iter().map(|p| p.outputs).collect(),
                 };
-                (plan.clone(), shape.clone(), Arc::new(dispatch))
+                (plan.clone(), asking, Arc::new(dispatch))
             }
         };
         let dispatch = entry.2.clone();

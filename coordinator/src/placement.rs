@@ -4,10 +4,12 @@
 //! Everything here is a pure function. A cluster file with shares is split by them; any other by the
 //! planner, from profiles.
 
-use crate::cluster::{Cluster, DEFAULT_TILES};
+use crate::cluster::{Cluster, DEFAULT_CACHE_ROWS, DEFAULT_TILES};
 use galaxy_common::{
     BatchShape, Bytes, Cache, ClusterProfile, DeviceName, Pooling, ProfileError, Wanted,
-    plan::{BlockAssignment, DevicePlan, Layout, LinkType, Mode, Modes, Phase, Plan, Strategy},
+    plan::{
+        BlockAssignment, DevicePlan, Layout, LinkType, Mode, Modes, Phase, Plan, Strategy, WireType,
+    },
 };
 use galaxy_graph::{
     Costs, LowerError, Program,
@@ -53,8 +55,8 @@ pub enum PlacementError {
     },
     /// A device's part does not fit into what it grants.
     #[error(
-        "device {device} needs {} for its part ({} weights, {} activations, {} transfers, {} results, {} scratch, {} process) and grants {grants}: {} are missing. Raise its memory to {}, give it a smaller share, add a device, or lower max_rows",
-        needs.total(), needs.weights, needs.activations, needs.staging, needs.results, needs.scratch, needs.process,
+        "device {device} needs {} for its part ({} weights, {} activations, {} transfers, {} results, {} scratch, {} cache of texts, {} process) and grants {grants}: {} are missing. Raise its memory to {}, give it a smaller share, add a device, or lower max_rows or cache_rows",
+        needs.total(), needs.weights, needs.activations, needs.staging, needs.results, needs.scratch, needs.cache, needs.process,
         Bytes(needs.total().0.saturating_sub(grants.0)), megabytes(needs.total())
     )]
     Budget {
@@ -195,7 +197,7 @@ pub fn by_shares(
         wire: cluster.wires()[0],
         tiles: cluster.tiles.unwrap_or(DEFAULT_TILES),
         max_rows: cluster.max_rows,
-        cache: Cache::NONE,
+        cache: cache(cluster, model.spec()),
     };
     let mut plan = share::plan(model.spec(), &terms, &members.collect::<Vec<_>>())?;
     // By hand nothing is measured: what was allowed is meant.
@@ -236,8 +238,22 @@ pub fn workload(cluster: &Cluster, model: &ModelDir) -> Workload {
     Workload { phase: Phase::Prefill, lengths, wanted }
 }
 
+/// What is kept of texts that go on: nothing, where the model makes none.
+pub fn cache(cluster: &Cluster, spec: &ModelSpec) -> Cache {
+    cache_for(spec, cluster.cache_rows, cluster.cache)
+}
+
+/// [`cache`] for so many rows, if that is given, kept so.
+pub fn cache_for(spec: &ModelSpec, rows: Option<u32>, values: WireType) -> Cache {
+    if !(spec.causal && matches!(spec.head, HeadSpec::Language { .. })) {
+        return Cache::NONE;
+    }
+    let most = spec.position_limit().min(DEFAULT_CACHE_ROWS);
+    Cache { rows: Cache::taken(rows.unwrap_or(most)), values }
+}
+
 /// What the cluster file lets the planner choose from.
-pub fn allowed(cluster: &Cluster) -> Allowed {
+pub fn allowed(cluster: &Cluster, spec: &ModelSpec) -> Allowed {
     Allowed {
         strategy: cluster.strategy,
         wires: cluster.wires(),
@@ -245,6 +261,7 @@ pub fn allowed(cluster: &Cluster) -> Allowed {
         tiles: cluster.tiles,
         exchange: None,
         max_rows: cluster.max_rows,
+        cache: cache(cluster, spec),
     }
 }
 
@@ -265,7 +282,7 @@ pub fn ask<T>(
         offers,
         profile,
         workload: &workload(cluster, model),
-        allowed: &allowed(cluster),
+        allowed: &allowed(cluster, model.spec()),
     })
 }
 

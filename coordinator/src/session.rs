@@ -2,6 +2,7 @@
 
 mod answer;
 mod batch;
+mod generate;
 
 use crate::{
     admission::{Admission, Ticket},
@@ -9,6 +10,8 @@ use crate::{
     fleet::{DeviceCost, DeviceView, Fleet, Outlook, Readiness, blocking},
     trace::{Trace, TraceLog},
 };
+pub use generate::{Ask, Finish, Said};
+
 use answer::Answer;
 use batch::{Content, Sequence};
 use galaxy_common::{DeviceName, Epoch, RequestId, Wanted};
@@ -20,11 +23,11 @@ use std::{
     future::Future,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
     time::Duration,
 };
-use tokio::time::Instant;
+use tokio::{sync::Semaphore, time::Instant};
 
 /// Texts that one request may have; the SDK sends more in parts.
 pub const MAX_TEXTS: usize = 1024;
@@ -157,6 +160,10 @@ struct Inner {
     /// Without one: why. Of a model of images only.
     images: Option<Result<ImageProcessor, String>>,
     log: Mutex<TraceLog>,
+    /// Room for texts that go on, in rows.
+    room: Arc<Semaphore>,
+    /// Texts that went on.
+    slots: AtomicU32,
     requests: AtomicU64,
     served: AtomicU64,
     failed: AtomicU64,
@@ -173,6 +180,8 @@ impl Session {
         let images = model.spec().patches.map(|p| images(p).map_err(|e| e.to_string()));
         let inner = Inner {
             admission: Admission::new(limits.queue),
+            room: Arc::new(Semaphore::new(fleet.outlook().cache.rows as usize)),
+            slots: AtomicU32::new(0),
             log: Mutex::new(TraceLog::default()),
             requests: AtomicU64::new(0),
             served: AtomicU64::new(0),

@@ -27,6 +27,8 @@ pub struct TracedProgram {
     pub sequence: SequenceNumber,
     /// By which plan.
     pub plan: Arc<Plan>,
+    /// Lowered for many rows, or for one.
+    pub phase: Phase,
     /// Its batch.
     pub shape: BatchShape,
 }
@@ -111,7 +113,7 @@ impl Trace {
         let mut devices: Vec<DeviceSum> = Vec::new();
         let mut writer = chrome::Writer::new(request);
         for (traced, timelines) in measured {
-            let programs = lower(spec, &traced.plan, Phase::Prefill, &traced.shape)
+            let programs = lower(spec, &traced.plan, traced.phase, &traced.shape.unbound())
                 .map_err(|e| RequestError::Internal { why: e.to_string() })?;
             for ((rank, part), (program, timeline)) in
                 traced.plan.ranked().zip(programs.iter().zip(&timelines))

@@ -5,7 +5,8 @@ mod standin;
 
 use galaxy_common::{BatchShape, DeviceName, Epoch, Wanted};
 use galaxy_coord::{
-    Cluster, Fleet, Input, Limits, RemoteFleet, RequestError, RunOutput, Session, fleet::Readiness,
+    Cluster, Fleet, Input, Limits, RemoteFleet, RequestError, RunOutput, Session,
+    fleet::{Readiness, Task},
 };
 use galaxy_model::ModelDir;
 use galaxy_proto::{
@@ -126,7 +127,7 @@ async fn a_program_beyond_the_limit_names_who_has_no_result_and_may_be_tried_aga
     let mut readiness = fleet.readiness();
     readiness.wait_for(|r| matches!(r, Readiness::Ready(_))).await.unwrap();
     let shape = BatchShape::single(3, Wanted::Hidden).unwrap();
-    let error = fleet.execute(shape, vec![5, 6, 7].into(), Duration::from_millis(20)).await;
+    let error = fleet.execute(Task::new(shape, vec![5, 6, 7]), Duration::from_millis(20)).await;
     let error = error.expect_err("too long");
     assert_eq!((error.code(), error.retryable()), ("device_failed", true), "{error}");
     assert_eq!(error.device().unwrap().as_str(), "solo");

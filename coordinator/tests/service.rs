@@ -2,15 +2,14 @@
 #![allow(clippy::unwrap_used)]
 
 use galaxy_common::{
-    BatchShape, Bytes, Cache, DeviceName, Epoch, SequenceNumber, Wanted,
+    Bytes, Cache, DeviceName, Epoch, SequenceNumber, Wanted,
     plan::{Plan, Strategy, WireType},
 };
 use galaxy_coord::{
     Fleet, Input, Limits, LocalFleet, RequestError, RunOutput, Session,
     api::Api,
-    fleet::{BoxFuture, DeviceView, Outlook, Readiness, Run, Timeline},
+    fleet::{BoxFuture, DeviceView, Outlook, Readiness, Run, Task, Timeline},
 };
-use galaxy_engine::compute::Inputs;
 use galaxy_graph::share::{self, Member, Terms};
 use galaxy_model::ModelDir;
 use galaxy_proto::{
@@ -286,14 +285,10 @@ impl Fleet for Paused {
             plan: Some(self.plan.clone()),
             what: String::new(),
             predicted: None,
+            cache: Cache::NONE,
         }
     }
-    fn execute(
-        &self,
-        _: BatchShape,
-        _: Inputs,
-        _: Duration,
-    ) -> BoxFuture<'_, Result<Run, RequestError>> {
+    fn execute(&self, _: Task, _: Duration) -> BoxFuture<'_, Result<Run, RequestError>> {
         Box::pin(async {
             self.runs.fetch_add(1, Ordering::SeqCst);
             self.started.notify_one();
@@ -302,6 +297,9 @@ impl Fleet for Paused {
             let device = DeviceName::new("dev-0").unwrap();
             Err(RequestError::DeviceLost { device, reason: "unplugged".to_owned() })
         })
+    }
+    fn forget(&self, _: Epoch, _: u32) -> BoxFuture<'_, ()> {
+        Box::pin(async {})
     }
     fn timelines(
         &self,

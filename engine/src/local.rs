@@ -40,6 +40,32 @@ pub enum LocalError {
     Merge(#[from] MergeError),
 }
 
+/// Tokens to make from the rows that come first: those of a prompt, or of the last token.
+pub struct Making<'a> {
+    /// One text.
+    pub shape: BatchShape,
+    /// Its rows.
+    pub tokens: &'a [u32],
+    /// How many to make; more than one only from a single row.
+    pub count: u32,
+    /// None is made behind one of these.
+    pub stop: &'a [u32],
+    /// When to give up.
+    pub deadline: Option<Instant>,
+}
+
+/// Tokens that were made.
+pub struct Made {
+    /// What is told of each.
+    pub told: Vec<Told>,
+    /// What the last took of candidates.
+    pub breadth: Breadth,
+    /// The programs that ran last, by rank,
+    pub programs: Vec<Arc<Program>>,
+    /// and what they took.
+    pub reports: Vec<RunReport>,
+}
+
 /// Programs are kept for this many shapes.
 const KEPT: usize = 8;
 
@@ -230,13 +256,34 @@ impl LocalCluster {
         tell: &mut (dyn FnMut(&Told) -> ControlFlow<()> + Send),
     ) -> Result<(), LocalError> {
         let mut state = self.lock();
-        let begun = || self.executors.iter().try_for_each(|e| e.begin(text.clone()));
-        let made = match begun() {
+        let made = match self.begin(text) {
             Ok(()) => self.go_on(&mut state, text, count, chunk, stop, tell),
-            Err(error) => Err(error.into()),
+            Err(error) => Err(error),
         };
-        self.executors.iter().for_each(|executor| executor.end(Some(text.slot)));
+        self.end(text.slot);
         made
+    }
+
+    /// Takes room for a text on all devices.
+    ///
+    /// # Errors
+    /// When one has none.
+    pub fn begin(&self, text: &Text) -> Result<(), LocalError> {
+        Ok(self.executors.iter().try_for_each(|executor| executor.begin(text.clone()))?)
+    }
+
+    /// Forgets a text.
+    pub fn end(&self, slot: u32) {
+        self.executors.iter().for_each(|executor| executor.end(Some(slot)));
+    }
+
+    /// Makes tokens of a text that has begun: what is told of each, what the last took of candidates, and the
+    /// programs and reports by rank.
+    ///
+    /// # Errors
+    /// As [`LocalCluster::execute`].
+    pub fn make(&self, phase: Phase, making: &Making<'_>) -> Result<Made, LocalError> {
+        self.steps(&mut self.lock(), phase, making)
     }
 
     fn go_on(
@@ -267,7 +314,8 @@ impl LocalCluster {
             if chunks.peek().is_none() {
                 let shape = segment(past, rows, Wanted::Token(breadth))?;
                 let told;
-                (told, breadth) = self.steps(state, Phase::Prefill, shape, chunk, 1, stop)?;
+                let making = Making { shape, tokens: chunk, count: 1, stop, deadline: None };
+                Made { told, breadth, .. } = self.steps(state, Phase::Prefill, &making)?;
                 told.iter().for_each(|told| now = tell(told));
             } else {
                 let shape = segment(past, rows, Wanted::Nothing)?;
@@ -287,7 +335,8 @@ impl LocalCluster {
             let shape = segment(past + made - 1, 1, Wanted::Token(breadth))?;
             let some = STINT.min(count - made);
             let told;
-            (told, breadth) = self.steps(state, Phase::Decode, shape, &[last], some, stop)?;
+            let making = Making { shape, tokens: &[last], count: some, stop, deadline: None };
+            Made { told, breadth, .. } = self.steps(state, Phase::Decode, &making)?;
             for told in &told {
                 if !now.2 {
                     now = tell(told);
@@ -302,11 +351,8 @@ impl LocalCluster {
         &self,
         state: &mut State,
         phase: Phase,
-        shape: BatchShape,
-        tokens: &[u32],
-        count: u32,
-        stop: &[u32],
-    ) -> Result<(Vec<Told>, Breadth), LocalError> {
+        Making { shape, tokens, count, stop, deadline }: &Making<'_>,
+    ) -> Result<Made, LocalError> {
         let mut by_breadth = Vec::new();
         for breadth in [Breadth::Few, Breadth::Many, Breadth::All] {
             let segments = shape.segments().iter();
@@ -323,9 +369,9 @@ impl LocalCluster {
                 sequence,
                 shape: shape.clone(),
                 tokens: tokens.to_vec(),
-                count,
+                count: *count,
                 stop: stop.to_vec(),
-                deadline: None,
+                deadline: *deadline,
             };
             let program = |shape: &BatchShape| {
                 let wanted = shape.segments().first().map(|segment| segment.wanted);
@@ -335,13 +381,18 @@ impl LocalCluster {
             };
             let mut told = Vec::new();
             let generated = generation.run(executor, program, |one| told.push(*one))?;
-            Ok((told, generated.breadth))
+            let report = RunReport { started: generated.started, ..generated.report };
+            Ok((told, generated.breadth, report))
         })?;
-        if let Some(other) = all.iter().position(|(told, _)| *told != all[0].0) {
+        if let Some(other) = all.iter().position(|(told, _, _)| *told != all[0].0) {
             let why = format!("rank {other} has chosen other tokens than rank 0");
             return Err(RunError::Program(why).into());
         }
-        Ok(all.swap_remove(0))
+        let breadth = all[0].1;
+        let told = std::mem::take(&mut all[0].0);
+        let reports = all.into_iter().map(|(_, _, report)| report).collect();
+        let programs = by_breadth.into_iter().find(|(b, _)| *b == breadth);
+        Ok(Made { told, breadth, programs: programs.map(|(_, p)| p).unwrap_or_default(), reports })
     }
 
     /// Runs one batch and puts the results together: one for each segment.

@@ -186,7 +186,7 @@ fn trace(input: &mut Input<'_>) {
         timelines.push(Timeline { operations, offset_ns });
     }
     let (epoch, sequence) = (Epoch(1), SequenceNumber(1));
-    let traced = TracedProgram { epoch, sequence, plan, shape };
+    let traced = TracedProgram { epoch, sequence, plan, phase: Phase::Prefill, shape };
     match galaxy_coord::fuzz::trace(&spec, vec![(traced, timelines)]) {
         Ok(trace) => {
             let json = serde_json::from_str::<serde_json::Value>(&trace.chrome_json);

@@ -90,6 +90,7 @@ fn cluster(profile: ClusterProfile) {
         tiles: None,
         exchange: None,
         max_rows: 16,
+        cache: galaxy_common::Cache::NONE,
     };
     let request = Request {
         spec: &spec,

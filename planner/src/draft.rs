@@ -6,8 +6,8 @@ use crate::{
     split::Split,
 };
 use galaxy_common::{
-    Assignment, BlockAssignment, Bytes, Cache, DevicePlan, Exchange, Layer, Layout, Mode, Modes,
-    Plan, Span, Strategy, Unit,
+    Assignment, BlockAssignment, Bytes, DevicePlan, Exchange, Layer, Layout, Mode, Modes, Plan,
+    Span, Strategy, Unit,
 };
 use galaxy_graph::{LowerError, budget, budget::Needs};
 
@@ -136,7 +136,7 @@ fn finish(
         wire: means.wire,
         tiles: if alone { 1 } else { means.tiles },
         max_rows: request.allowed.max_rows,
-        cache: Cache::NONE,
+        cache: request.allowed.cache,
         ring,
     }
 }

@@ -24,6 +24,8 @@ pub(crate) struct Memory {
     /// and all columns.
     mlp: u64,
     width: u32,
+    /// Keys and values of one head of a layer, for texts that go on.
+    pub kept: u64,
 }
 
 /// Bytes by units.
@@ -79,6 +81,8 @@ impl Memory {
             attention: weights(&one, width, Span::first(spec.heads), 0, 0) - bare,
             mlp: weights(&one, width, Span::empty(), spec.inner, 0) - bare,
             width,
+            kept: u64::from(request.allowed.cache.rows)
+                * u64::from(2 * spec.head_width * request.allowed.cache.values.width()),
         }
     }
 
@@ -126,6 +130,7 @@ impl Memory {
         runs: u64,
         cut: ByRows,
         max_rows: u32,
+        kept: u64,
     ) -> Held {
         let rows = u64::from(max_rows) * 4;
         let width = u64::from(spec.head_width);
@@ -139,7 +144,7 @@ impl Memory {
             let heads = u64::from(heads);
             // Queries, keys, values, and the context of one run of rows.
             let works = rows * width * (heads + 2 * kv + heads.div_ceil(runs));
-            attention * held + if attention > 0 { works } else { 0 }
+            attention * (held + kept * kv) + if attention > 0 { works } else { 0 }
         });
         let columns = sized(&weights.columns, spec.inner, units.columns, &|held, columns| {
             mlp * held + if mlp > 0 { rows * u64::from(columns) } else { 0 }
@@ -200,7 +205,8 @@ impl Memory {
             _ => total += own * row,
         }
         if owner {
-            total += u64::from(by_rows.attention) * self.attention;
+            let kept = self.kept * u64::from(spec.kv_heads);
+            total += u64::from(by_rows.attention) * (self.attention + kept);
             total += u64::from(by_rows.mlp) * self.mlp;
             let queries = u64::from(spec.heads) * u64::from(spec.head_width) * 4;
             let keys = 2 * u64::from(spec.kv_heads) * u64::from(spec.head_width) * 4;
@@ -237,6 +243,7 @@ impl Memory {
         }
         // In causal models each layer keeps its queries, keys and values from part to part.
         let kept = u64::from(spec.heads + 2 * spec.kv_heads) * width * rows;
-        (fixed, self.attention + self.mlp + if spec.causal { kept } else { 0 })
+        let cache = self.kept * u64::from(spec.kv_heads);
+        (fixed, self.attention + self.mlp + cache + if spec.causal { kept } else { 0 })
     }
 }

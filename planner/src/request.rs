@@ -2,7 +2,7 @@
 
 use galaxy_common::ClusterProfile;
 use galaxy_common::{
-    Bytes, DeviceName, Exchange, LinkType, Plan, ProfileError, Strategy, Wanted, WireType,
+    Bytes, Cache, DeviceName, Exchange, LinkType, Plan, ProfileError, Strategy, Wanted, WireType,
     plan::Phase,
 };
 use galaxy_graph::{LowerError, budget::Needs};
@@ -45,6 +45,8 @@ pub struct Allowed {
     pub exchange: Option<Exchange>,
     /// Most rows of one program: budgets hold for them.
     pub max_rows: u32,
+    /// What is kept of texts that go on: budgets hold for it, too.
+    pub cache: Cache,
 }
 
 /// A question.

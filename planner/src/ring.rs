@@ -137,7 +137,8 @@ impl<'a> Rings<'a> {
         let cut =
             ByRows { attention: layers - ring.by_rows.attention, mlp: layers - ring.by_rows.mlp };
         let rows = request.allowed.max_rows;
-        let make = || Rc::new(Memory::held(request.spec, weights, units, runs, cut, rows));
+        let kept = memory.kept;
+        let make = || Rc::new(Memory::held(request.spec, weights, units, runs, cut, rows, kept));
         Rc::clone(self.held.entry((units, runs, cut)).or_insert_with(make))
     }
 

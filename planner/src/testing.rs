@@ -201,6 +201,7 @@ impl Question {
                 tiles: None,
                 exchange: None,
                 max_rows: 256,
+                cache: galaxy_common::Cache::NONE,
             },
         }
     }

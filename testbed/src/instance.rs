@@ -514,6 +514,8 @@ impl Testbed {
             },
         });
         Cluster {
+            cache_rows: Some(0),
+            cache: WireType::F32,
             name: self.name.clone(),
             model: model.to_owned(),
             identity: self.identity(COORDINATOR),

@@ -12,7 +12,7 @@ use galaxy_common::{
 use galaxy_coord::{
     Cluster, Fleet, RemoteFleet,
     cluster::{DEFAULT_DRIFT, DEFAULT_LENGTH, DEFAULT_PROFILES, Device},
-    fleet::Readiness,
+    fleet::{Readiness, Task},
 };
 use galaxy_model::ModelDir;
 use galaxy_proto::identity::{Identity, Role};
@@ -100,6 +100,8 @@ impl Bench {
             })
         };
         let cluster = Cluster {
+            cache_rows: Some(0),
+            cache: WireType::F32,
             name: "lean".into(),
             model: model.path().to_owned(),
             identity: self.keys.join("coordinator"),
@@ -160,7 +162,7 @@ async fn peak(options: &Options) -> Result<()> {
     let shape = BatchShape::single(512, Wanted::Hidden)?;
     for _ in 0..3 {
         let run =
-            fleet.execute(shape.clone(), tokens.clone().into(), Duration::from_secs(60)).await;
+            fleet.execute(Task::new(shape.clone(), tokens.clone()), Duration::from_secs(60)).await;
         run.map_err(|e| anyhow::anyhow!("{e}"))?;
     }
     for ((worker, _), device) in bench.workers.iter().zip(fleet.devices()) {
@@ -213,7 +215,7 @@ async fn many(options: &Options) -> Result<()> {
         let shape = BatchShape::new(vec![segment(0, rows), segment(1, 1 + rows / 2)])?;
         let tokens: Arc<[u32]> =
             (0..shape.rows()).map(|t| 1000 + (t * 31 + i as u32) % 20_000).collect();
-        let run = fleet.execute(shape, tokens.into(), Duration::from_secs(60)).await;
+        let run = fleet.execute(Task::new(shape, tokens), Duration::from_secs(60)).await;
         run.map_err(|e| anyhow::anyhow!("request {i}: {e}"))?;
         if i == options.requests / 10 {
             after_first = resident()?;

@@ -62,6 +62,15 @@ pub fn bert(cache: &Path, name: &str, layers: u32, hidden: u32, heads: u32) -> R
     make(cache, &format!("{name}-1000-words"), &Shape::bert(layers, hidden, heads))
 }
 
+/// The same of a GPT-2, with room for long texts.
+///
+/// # Errors
+/// As [`bert`].
+pub fn gpt2(cache: &Path, name: &str, layers: u32, hidden: u32, heads: u32) -> Result<PathBuf> {
+    let shape = Shape { family: "gpt2", positions: 2048, ..Shape::bert(layers, hidden, heads) };
+    make(cache, &format!("{name}-1000-words"), &shape)
+}
+
 /// Tells apart whatever would be written differently.
 fn digest(shape: &Shape) -> String {
     let all = format!("{RECIPE} {:?} {} {:?}", shape.dtype, shape.config(), shape.tensors());

@@ -243,6 +243,8 @@ pub struct Setup {
     pub link: &'static str,
     /// Most rows of a program.
     pub max_rows: u32,
+    /// Rows of texts that go on that are kept; none: what the model says.
+    pub cache_rows: Option<u32>,
     /// A device for each, with its share.
     pub shares: Vec<f64>,
     /// What each device grants.
@@ -263,6 +265,7 @@ impl Setup {
             tiles: 4,
             link: "tls",
             max_rows: 512,
+            cache_rows: None,
             shares: vec![3.0, 2.0, 1.0],
             memory: "1GB",
             network: false,
@@ -279,6 +282,9 @@ impl Setup {
              max_rows = {max_rows}\nlisten = \"127.0.0.1:0\"\n",
             self.model
         );
+        if let Some(rows) = self.cache_rows {
+            let _ = writeln!(text, "cache_rows = {rows}");
+        }
         for (i, (address, share)) in addresses.iter().zip(&self.shares).enumerate() {
             // Writing to a String cannot fail.
             let _ = write!(

@@ -5,7 +5,7 @@ use anyhow::{Context, Result, bail};
 use galaxy_common::{BatchShape, Bytes, DeviceName, Epoch, Plan, plan::Phase};
 use galaxy_coord::{
     Cluster, Fleet, RemoteFleet,
-    fleet::{Notice, Readiness, Run, Timeline},
+    fleet::{Notice, Readiness, Run, Task, Timeline},
     placement::PlacementError,
 };
 use galaxy_graph::{Program, lower};
@@ -193,8 +193,10 @@ impl Placed<'_> {
     /// # Errors
     /// When it fails, with what failed.
     pub fn execute(&self, shape: &BatchShape, tokens: &Arc<[u32]>, limit: Duration) -> Result<Run> {
-        let (fleet, shape, inputs) = (self.fleet.clone(), shape.clone(), tokens.clone().into());
-        Ok(self.stage.inside(async move { fleet.execute(shape, inputs, limit).await })??)
+        let (fleet, shape, inputs) = (self.fleet.clone(), shape.clone(), tokens.clone());
+        Ok(self
+            .stage
+            .inside(async move { fleet.execute(Task::new(shape, inputs), limit).await })??)
     }
 
     /// Runs one batch, and asks when each device did what. The plan must not change meanwhile.
@@ -216,9 +218,9 @@ impl Placed<'_> {
                 programs
             }
         };
-        let (fleet, shape, inputs) = (self.fleet.clone(), shape.clone(), tokens.clone().into());
+        let (fleet, shape, inputs) = (self.fleet.clone(), shape.clone(), tokens.clone());
         let ran = self.stage.inside(async move {
-            let run = fleet.execute(shape, inputs, limit).await?;
+            let run = fleet.execute(Task::new(shape, inputs), limit).await?;
             let timelines = fleet.timelines(run.epoch, run.sequence).await?;
             Ok::<_, galaxy_coord::RequestError>((run, timelines))
         })?;

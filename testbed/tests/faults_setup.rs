@@ -347,6 +347,12 @@ impl Worker for Later {
     ) -> Result<Response<Self::ExecuteStream>, Status> {
         Err(Status::unimplemented("execute"))
     }
+    async fn forget(
+        &self,
+        _: Request<v1::ForgetRequest>,
+    ) -> Result<Response<v1::ForgetReply>, Status> {
+        Err(Status::unimplemented("forget"))
+    }
     async fn health(
         &self,
         _: Request<v1::HealthRequest>,

@@ -76,6 +76,12 @@ pub enum WorkerError {
     /// A model that is not here, and does not come.
     #[error(transparent)]
     Content(#[from] ContentError),
+    /// Tokens that cannot be made so.
+    #[error("{why}")]
+    Making {
+        /// Why not.
+        why: String,
+    },
     /// More than the device grants.
     #[error(
         "model needs {needed} on device {device:?}, which grants {granted} ({granter}): raise memory to {needed} or give it a smaller share"
@@ -196,6 +202,12 @@ fn run_message(source: &RunError, peer: &Option<DeviceName>) -> String {
     }
 }
 
+impl From<RunError> for WorkerError {
+    fn from(source: RunError) -> Self {
+        Self::Run { source, peer: None }
+    }
+}
+
 impl WorkerError {
     /// The epoch ended before the program did.
     pub(crate) fn aborted() -> Self {
@@ -249,6 +261,7 @@ impl WorkerError {
             Self::Shape(_) | Self::Tokens { .. } | Self::Token { .. } | Self::Squares { .. } => {
                 (Code::InvalidArgument, "invalid_argument", false)
             }
+            Self::Making { .. } => (Code::InvalidArgument, "invalid_argument", false),
             Self::Lower(_) => (Code::InvalidArgument, "cannot_lower", false),
             Self::Digest => (Code::FailedPrecondition, "digest_mismatch", false),
             Self::Run { source, .. } => match source {

@@ -3,11 +3,13 @@
 use crate::{
     core::{Active, Core, blocking, lock},
     error::WorkerError,
+    making::{Making, text},
     state::Turn,
 };
 use bytes::Bytes;
 use galaxy_common::{BatchShape, Epoch, SequenceNumber, plan::Phase};
 use galaxy_engine::{
+    choose::Text,
     compute::{Binding, Inputs},
     executor::{Job, RunError, RunReport},
 };
@@ -37,6 +39,8 @@ const REPORT: Duration = Duration::from_secs(5);
 /// Where events of an execution go.
 pub(crate) type Events = mpsc::Sender<Result<v1::ExecuteEvent, Status>>;
 
+/// What is lowered: nothing of how long a past is, or where.
+type Asking = (Phase, BatchShape);
 /// This device's program for a shape, and the digest of all devices' programs.
 type Ours = ([u8; 32], Arc<Program>);
 
@@ -44,22 +48,22 @@ type Ours = ([u8; 32], Arc<Program>);
 #[derive(Default)]
 pub(crate) struct Lowered {
     /// The latest use last.
-    kept: VecDeque<(BatchShape, Ours)>,
+    kept: VecDeque<(Asking, Ours)>,
 }
 
 impl Lowered {
-    fn get(&mut self, shape: &BatchShape) -> Option<Ours> {
-        let at = self.kept.iter().position(|(kept, _)| kept == shape)?;
+    fn get(&mut self, asking: &Asking) -> Option<Ours> {
+        let at = self.kept.iter().position(|(kept, _)| kept == asking)?;
         let entry = self.kept.remove(at)?;
         let ours = entry.1.clone();
         self.kept.push_back(entry);
         Some(ours)
     }
-    fn put(&mut self, shape: BatchShape, ours: Ours) {
+    fn put(&mut self, asking: Asking, ours: Ours) {
         if self.kept.len() == LOWERED {
             self.kept.pop_front();
         }
-        self.kept.push_back((shape, ours));
+        self.kept.push_back((asking, ours));
     }
 }
 
@@ -136,6 +140,8 @@ pub(crate) struct Asked {
     pub(crate) tokens: Vec<u32>,
     /// Squares of pixels, from this row on.
     squares: (Vec<u8>, u32),
+    begins: Option<v1::GoingText>,
+    making: Option<Making>,
     pub(crate) left: Duration,
 }
 
@@ -144,13 +150,15 @@ impl Asked {
         let v1::ExecuteRequest { epoch, sequence, digest, segments, tokens, timeout_ms, .. } =
             request;
         let squares = (request.patches, request.first_row);
+        let begins = request.begins;
         let left = match timeout_ms {
             0 => LONGEST,
             ms => Duration::from_millis(ms).min(LONGEST),
         };
         let shape = convert::shape(segments, tokens.len())?;
+        let making = request.making.map(|making| Making::read(making, &shape)).transpose()?;
         let (epoch, sequence) = (Epoch(epoch), SequenceNumber(sequence));
-        Ok(Self { epoch, sequence, digest, shape, tokens, squares, left })
+        Ok(Self { epoch, sequence, digest, shape, tokens, squares, begins, making, left })
     }
 }
 
@@ -161,7 +169,18 @@ pub(crate) struct Execution {
     digest: Vec<u8>,
     shape: BatchShape,
     inputs: Inputs,
+    begins: Option<Text>,
+    making: Option<Making>,
     deadline: Instant,
+}
+
+/// What came of an execution.
+struct Ran {
+    report: RunReport,
+    /// Tokens that were made,
+    made: Vec<u32>,
+    /// and what the last of them took.
+    wanted: v1::Wanted,
 }
 
 impl Execution {
@@ -170,15 +189,23 @@ impl Execution {
         core: &Arc<Core>,
         request: v1::ExecuteRequest,
     ) -> Result<Self, WorkerError> {
-        let Asked { epoch, sequence, digest, shape, tokens, squares, left } = Asked::read(request)?;
+        let Asked { epoch, sequence, digest, shape, tokens, squares, begins, making, left } =
+            Asked::read(request)?;
         let deadline = Instant::now() + left;
         let place = Place::take(core, epoch, sequence)?;
         let active = core
             .active()
             .filter(|active| active.epoch == epoch)
             .ok_or(WorkerError::Refused(crate::state::Refusal::NotPlaced { epoch }))?;
-        let inputs = inputs(active.model.spec(), &shape, tokens, squares)?;
-        Ok(Self { place, active, digest, shape, inputs, deadline })
+        let spec = active.model.spec();
+        let begins = begins.map(|begins| text(begins, spec.vocabulary)).transpose()?;
+        let inputs = inputs(spec, &shape, tokens, squares)?;
+        Ok(Self { place, active, digest, shape, inputs, begins, making, deadline })
+    }
+
+    /// How many tokens may be told of, one by one.
+    pub(crate) fn tokens(&self) -> usize {
+        self.making.as_ref().map_or(0, |making| making.count as usize)
     }
 
     /// Runs it and reports into `events`. Once it runs, it runs to its end or to a Cancel,
@@ -187,10 +214,10 @@ impl Execution {
         let (epoch, sequence) = (self.place.epoch, self.place.sequence);
         let core = self.place.core.clone();
         let deadline = self.deadline;
-        let result = self.finish().await;
+        let result = self.finish(events.clone()).await;
         let sent = async {
             match result {
-                Ok((report, active)) => send_all(&events, report, &active).await,
+                Ok((ran, active)) => send_all(&events, ran, &active).await,
                 Err(error) => {
                     tracing::warn!(%epoch, %sequence, %error, "execution failed");
                     events.send(Err(error.into_status(&core.name))).await.is_ok()
@@ -204,10 +231,11 @@ impl Execution {
         }
     }
 
-    async fn finish(self) -> Result<(RunReport, Arc<Active>), WorkerError> {
-        let Self { place, active, digest, shape, inputs, deadline } = self;
+    async fn finish(self, events: Events) -> Result<(Ran, Arc<Active>), WorkerError> {
+        let Self { place, active, digest, shape, inputs, begins, making, deadline } = self;
+        let phase = making.as_ref().map_or(Phase::Prefill, |making| making.phase);
         let (lowering, wanted) = (active.clone(), shape.clone());
-        let (ours, program) = blocking(move || lowering.lower(&wanted)).await??;
+        let (ours, program) = blocking(move || lowering.lower(phase, &wanted)).await??;
         if digest != ours {
             return Err(WorkerError::Digest);
         }
@@ -229,22 +257,38 @@ impl Execution {
             deadline: Some(deadline.into_std()),
         };
         let executor = active.executor.upgrade().ok_or_else(WorkerError::aborted)?;
+        let lowering = active.clone();
         let result = place.core.programs.run(move || {
-            let result = executor.run(job);
+            let run = || {
+                begins.map_or(Ok(()), |text| executor.begin(text))?;
+                match making {
+                    None => {
+                        let report = executor.run(job)?;
+                        Ok(Ran { report, made: Vec::new(), wanted: v1::Wanted::Unspecified })
+                    }
+                    Some(making) => {
+                        let (told, made) = making.run(&executor, job, &lowering, &events)?;
+                        let wanted = galaxy_common::Wanted::Token(told.breadth).into();
+                        let report = RunReport { started: told.started, ..told.report };
+                        Ok(Ran { report, made, wanted })
+                    }
+                }
+            };
+            let result = run();
             // In this order: whoever may load finds the executor gone.
             drop(executor);
             drop(held);
             result
         });
-        let report = result.await?.map_err(|source| {
-            let peer = match &source {
-                RunError::Link { peer, .. } => active.name(*peer).cloned(),
-                _ => None,
-            };
-            WorkerError::Run { source, peer }
+        let ran: Ran = result.await?.map_err(|error| match error {
+            WorkerError::Run { source: source @ RunError::Link { peer, .. }, .. } => {
+                WorkerError::Run { peer: active.name(peer).cloned(), source }
+            }
+            error => error,
         })?;
-        lock(&place.core.timelines).put(place.epoch, place.sequence, report.timeline.clone());
-        Ok((report, active))
+        let timeline = ran.report.timeline.clone();
+        lock(&place.core.timelines).put(place.epoch, place.sequence, timeline);
+        Ok((ran, active))
     }
 }
 
@@ -276,15 +320,17 @@ fn inputs(
 
 impl Active {
     /// This device's program for a shape.
-    fn lower(&self, shape: &BatchShape) -> Result<Ours, WorkerError> {
-        if let Some(ours) = lock(&self.lowered).get(shape) {
+    pub(crate) fn lower(&self, phase: Phase, shape: &BatchShape) -> Result<Ours, WorkerError> {
+        let spec = self.model.spec();
+        galaxy_graph::takes(spec, &self.plan, shape)?;
+        let asking = (phase, shape.unbound());
+        if let Some(ours) = lock(&self.lowered).get(&asking) {
             return Ok(ours);
         }
-        let mut programs =
-            galaxy_graph::lower(self.model.spec(), &self.plan, Phase::Prefill, shape)?;
+        let mut programs = galaxy_graph::lower(spec, &self.plan, phase, &asking.1)?;
         let digest = galaxy_graph::digest(&programs);
         let ours = (digest, Arc::new(programs.swap_remove(self.rank.index())));
-        lock(&self.lowered).put(shape.clone(), ours.clone());
+        lock(&self.lowered).put(asking, ours.clone());
         Ok(ours)
     }
 
@@ -301,7 +347,8 @@ impl Active {
 }
 
 /// Sends results in pieces, then what they cost. False when nobody listens.
-async fn send_all(events: &Events, report: RunReport, active: &Active) -> bool {
+async fn send_all(events: &Events, ran: Ran, active: &Active) -> bool {
+    let Ran { report, made, wanted } = ran;
     for (output, values) in report.outputs.iter().enumerate() {
         let mut offset = 0;
         for part in values.chunks(PIECE_BYTES / 4) {
@@ -326,6 +373,8 @@ async fn send_all(events: &Events, report: RunReport, active: &Active) -> bool {
         lanes: report.lanes.iter().map(lane).collect(),
         bytes_sent: report.bytes_sent,
         bytes_received: report.bytes_received,
+        made,
+        wanted: wanted.into(),
     };
     let event = v1::execute_event::Event::Done(done);
     events.send(Ok(v1::ExecuteEvent { event: Some(event) })).await.is_ok()
@@ -348,7 +397,7 @@ mod tests {
             lanes: vec![],
             outputs: vec![],
         });
-        let shape = |rows| BatchShape::single(rows, Wanted::Hidden).unwrap();
+        let shape = |rows| (Phase::Prefill, BatchShape::single(rows, Wanted::Hidden).unwrap());
         let mut lowered = Lowered::default();
         for rows in 1..=LOWERED as u32 {
             lowered.put(shape(rows), ([0; 32], program.clone()));

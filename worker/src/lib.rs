@@ -15,6 +15,7 @@
 mod content;
 mod core;
 mod execute;
+mod making;
 mod place;
 mod probe;
 mod profile;

@@ -362,6 +362,8 @@ impl Core {
         let held = held.as_ref().expect("hold() returns the lock with a shard inside");
         let epoch = request.epoch;
         held.executor.connect(epoch, links);
+        // Texts of another epoch begin again from their tokens.
+        held.executor.end(None);
         self.activate(Some(Arc::new(Active {
             epoch,
             rank: request.rank,

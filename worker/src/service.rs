@@ -107,9 +107,20 @@ impl Worker for Control {
     async fn execute(&self, request: Request<v1::ExecuteRequest>) -> Answer<Self::ExecuteStream> {
         let execution = Execution::admit(&self.0, request.into_inner())
             .map_err(|error| error.into_status(&self.0.name))?;
-        let (events, stream) = mpsc::channel(EVENTS);
+        let (events, stream) = mpsc::channel(EVENTS + execution.tokens());
         self.0.tasks.spawn(execution.run(events));
         Ok(Response::new(ReceiverStream::new(stream)))
+    }
+
+    async fn forget(&self, request: Request<v1::ForgetRequest>) -> Answer<v1::ForgetReply> {
+        let v1::ForgetRequest { epoch, slot } = request.into_inner();
+        let active = self.0.active().filter(|active| active.epoch == Epoch(epoch));
+        if let Some(executor) = active.and_then(|active| active.executor.upgrade()) {
+            let forgotten = blocking(move || executor.end(Some(slot))).await;
+            forgotten.map_err(|error| error.into_status(&self.0.name))?;
+        }
+        // Of another epoch nothing is kept any more.
+        Ok(Response::new(v1::ForgetReply {}))
     }
 
     async fn health(&self, _: Request<v1::HealthRequest>) -> Answer<v1::HealthReply> {

@@ -1,6 +1,7 @@
-//! `galaxy generate`: a text goes on, on workers of this process.
+//! `galaxy generate`: a text goes on, on a cluster or on workers of this process.
 
 use super::{
+    Connection,
     failure::Failure,
     ids::Ids,
     in_process::{self, InProcess},
@@ -8,18 +9,23 @@ use super::{
     run::Local,
 };
 use clap::Args;
+use galaxy_client::{GenerateOptions, Generated, Prompt, Token};
 use galaxy_common::{Cache, Sampling, WireType};
 use galaxy_engine::{choose::Text, generate::Told};
 use galaxy_model::{
     ModelDir,
+    generation::Ending,
     tokenizer::{TextStream, Tokenizer},
 };
 use serde::Serialize;
 use std::{
     ops::ControlFlow,
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::{Instant, SystemTime, UNIX_EPOCH},
 };
+
+/// Rows of a prompt that go through at a time in this process.
+const CHUNK: u32 = 256;
 
 const SHAPE: &str = "\
 With --json the result is one object:
@@ -31,7 +37,7 @@ With --json the result is one object:
   }
 
 finish is stop (a token or a string that ends texts) or length. logprobs is null without
---logprobs. Text goes to stdout as it is made, what it took to stderr.";
+--logprobs, text without a tokenizer. Text goes to stdout as it is made, what it took to stderr.";
 
 /// Arguments of `galaxy generate`.
 #[derive(Args, Debug)]
@@ -43,9 +49,9 @@ pub struct GenerateArgs {
     /// Its token ids instead: 5,17,9, or @FILE.json with a list of ids.
     #[arg(long, value_name = "IDS|@FILE")]
     ids: Option<Ids>,
-    /// The model's directory, for workers of this process.
+    /// Run this model directory in this process, without a cluster; then no coordinator is asked.
     #[arg(long, value_name = "DIR")]
-    model: PathBuf,
+    model: Option<PathBuf>,
     /// Most tokens that are made; at most as many as the model has positions for.
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: u32,
@@ -57,17 +63,20 @@ pub struct GenerateArgs {
     /// Goes on behind a token that ends texts.
     #[arg(long)]
     ignore_end: bool,
-    /// Most rows of the prompt that go through at a time.
-    #[arg(long, value_name = "ROWS", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65536))]
-    chunk: u32,
-    /// How keys and values are kept: f32, or f16 (half the bytes, and lossy).
-    #[arg(long, value_name = "W", default_value = "f32")]
-    cache: WireType,
+    /// Most rows of the prompt that go through at a time. Default: 256; a cluster's are its max_rows.
+    #[arg(long, value_name = "ROWS", requires = "model", help_heading = "With --model", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    chunk: Option<u32>,
+    /// How keys and values are kept: f32, or f16 (half the bytes, and lossy). Default: f32; a
+    /// cluster's are kept as its file says.
+    #[arg(long, value_name = "W", requires = "model", help_heading = "With --model")]
+    cache: Option<WireType>,
     /// Print one JSON object instead of the text.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     local: Local,
+    #[command(flatten)]
+    connection: Connection,
 }
 
 /// How tokens are chosen.
@@ -133,10 +142,10 @@ impl Choice {
 
 /// What `--json` prints.
 #[derive(Serialize)]
-struct Answer {
+struct Answer<'a> {
     text: Option<String>,
     tokens: Vec<u32>,
-    finish: &'static str,
+    finish: &'a str,
     prompt_tokens: usize,
     seed: u64,
     logprobs: Option<Vec<Logprobs>>,
@@ -151,83 +160,141 @@ struct Logprobs {
     top: Vec<(u32, f32)>,
 }
 
-impl Logprobs {
-    fn of(told: &Told) -> Self {
-        let top = told[4..].chunks_exact(2).take(told[3] as usize);
-        let top = top.map(|pair| (pair[0] as u32, pair[1])).collect();
-        Self { token: told[0] as u32, logprob: told[1], top }
-    }
-}
-
-/// Text as it is made, held back where it may be the beginning of a string that ends it.
-struct Teller<'a> {
-    stream: Option<TextStream<'a>>,
-    stop: &'a [String],
+/// Shows a text as it is made, or gathers it.
+struct Show {
+    json: bool,
+    logprobs: bool,
+    /// Whether there is text, and not only ids.
+    readable: bool,
+    prompt: usize,
+    seed: u64,
+    begun: Instant,
+    first: Option<Instant>,
+    last: Instant,
     text: String,
-    /// Bytes of it that were shown.
-    shown: usize,
-    show: bool,
-    stopped: bool,
+    made: Vec<Token>,
 }
 
-impl Teller<'_> {
-    fn push(&mut self, token: u32) -> Result<(), Failure> {
-        let Some(stream) = &mut self.stream else {
-            let text = if self.text.is_empty() { token.to_string() } else { format!(",{token}") };
-            self.text.push_str(&text);
-            return self.tell(self.text.len());
-        };
-        let piece = stream.push(token).map_err(in_process::model_failure)?;
-        self.add(&piece)
+impl Show {
+    fn new(args: &GenerateArgs, readable: bool, prompt: usize, seed: u64, begun: Instant) -> Self {
+        Self {
+            json: args.json,
+            logprobs: args.choice.logprobs.is_some(),
+            readable,
+            prompt,
+            seed,
+            begun,
+            first: None,
+            last: begun,
+            text: String::new(),
+            made: Vec::new(),
+        }
     }
 
-    fn add(&mut self, piece: &str) -> Result<(), Failure> {
-        self.text.push_str(piece);
-        let found = self.stop.iter().filter_map(|stop| self.text.find(stop.as_str())).min();
-        if let Some(end) = found {
-            self.text.truncate(end);
-            self.stopped = true;
+    fn token(&mut self, token: Token) -> Result<(), Failure> {
+        self.last = Instant::now();
+        self.first.get_or_insert(self.last);
+        if self.readable {
+            self.add(&token.text)?;
+        } else {
+            let separator = if self.made.is_empty() { "" } else { "," };
+            self.add(&format!("{separator}{}", token.token))?;
         }
-        let held = if self.stopped { 0 } else { begun(&self.text, self.stop) };
-        self.tell(self.text.len() - held)
-    }
-
-    fn tell(&mut self, end: usize) -> Result<(), Failure> {
-        if end > self.shown {
-            if self.show {
-                print(&self.text[self.shown..end])?;
-            }
-            self.shown = end;
-        }
+        self.made.push(token);
         Ok(())
     }
 
-    /// Tells the rest.
-    fn finish(&mut self) -> Result<(), Failure> {
-        if let Some(stream) = self.stream.take().filter(|_| !self.stopped) {
-            let rest = stream.finish().map_err(in_process::model_failure)?;
-            self.add(&rest)?;
-        }
-        self.tell(self.text.len())
+    fn add(&mut self, text: &str) -> Result<(), Failure> {
+        self.text.push_str(text);
+        if self.json || text.is_empty() { Ok(()) } else { print(text) }
     }
-}
 
-/// Bytes at the end of a text with which one of these may begin.
-fn begun(text: &str, stop: &[String]) -> usize {
-    let begins = |stop: &String| {
-        let starts = stop.char_indices().map(|(at, _)| at).skip(1);
-        starts.filter(|at| text.ends_with(&stop[..*at])).max().unwrap_or(0)
-    };
-    stop.iter().map(begins).max().unwrap_or(0)
+    /// Tells the rest, and what it took.
+    fn done(mut self, finish: &str, rest: &str) -> Result<(), Failure> {
+        if self.readable {
+            self.add(rest)?;
+        }
+        let (prompt, seed, count) = (self.prompt, self.seed, self.made.len());
+        let first = self.first.unwrap_or(self.last);
+        let waited = first.duration_since(self.begun).as_secs_f64() * 1e3;
+        let after = self.last.duration_since(first).as_secs_f64();
+        let rate = (count > 1).then(|| (count - 1) as f64 / after);
+        if self.json {
+            let tokens = self.made.iter().map(|token| token.token).collect();
+            let logprobs = self
+                .made
+                .into_iter()
+                .map(|Token { token, logprob, top, .. }| Logprobs { token, logprob, top });
+            let answer = Answer {
+                text: self.readable.then_some(self.text),
+                tokens,
+                finish,
+                prompt_tokens: prompt,
+                seed,
+                logprobs: self.logprobs.then(|| logprobs.collect()),
+                first_token_ms: waited,
+                tokens_per_second: rate,
+            };
+            return print(&json(&answer)?);
+        }
+        print("\n")?;
+        let rate = rate.map_or(String::new(), |rate| format!(", then {rate:.1} tokens/s"));
+        eprintln!(
+            "{prompt} tokens in, {count} out ({finish}); first after {waited:.0} ms{rate}; seed {seed}"
+        );
+        Ok(())
+    }
 }
 
 /// `galaxy generate`.
 pub async fn generate(args: GenerateArgs) -> Result<(), Failure> {
+    let Some(path) = args.model.clone() else { return on_cluster(args).await };
     let broke_off = |e| Failure::new(format!("the run broke off: {e}"));
-    let loading = tokio::task::spawn_blocking(move || load(&args).map(|loaded| (args, loaded)));
+    let loading = move || load(&args, &path).map(|loaded| (args, loaded));
+    let loading = tokio::task::spawn_blocking(loading);
     let loaded = progress::watch("loading the model", loading).await;
     let (args, loaded) = loaded.map_err(broke_off)??;
     tokio::task::spawn_blocking(move || go_on(&args, loaded)).await.map_err(broke_off)?
+}
+
+/// Asks a coordinator.
+async fn on_cluster(args: GenerateArgs) -> Result<(), Failure> {
+    let prompt = match (&args.prompt, &args.ids) {
+        (_, Some(ids)) => Prompt::Ids(one(ids)?),
+        (text, None) => Prompt::from(text.as_deref().unwrap_or_default()),
+    };
+    // What of it the vocabulary has is the coordinator's matter.
+    let sampling = args.choice.sampling(u32::MAX)?;
+    let options = GenerateOptions {
+        max_tokens: args.max_tokens,
+        seed: Some(sampling.seed),
+        sampling,
+        stop: args.stop.clone(),
+        ignore_end: args.ignore_end,
+    };
+    let client = args.connection.open().await?;
+    let begun = Instant::now();
+    let mut text = progress::watch("waiting", client.generate(prompt, options)).await?;
+    let prompt = text.prompt_tokens as usize;
+    let mut show = Show::new(&args, text.text, prompt, text.seed, begun);
+    let mut next = progress::watch("reading the prompt", text.next()).await?;
+    loop {
+        match next {
+            Some(Generated::Token(token)) => show.token(token)?,
+            Some(Generated::Done(done)) => return show.done(&done.finish, &done.text),
+            None => return Err(Failure::new("the text has no end")),
+        }
+        next = text.next().await?;
+    }
+}
+
+/// One sequence of ids.
+fn one(ids: &Ids) -> Result<Vec<u32>, Failure> {
+    let [ids]: [Vec<u32>; 1] = ids
+        .read()?
+        .try_into()
+        .map_err(|_| Failure::usage("one sequence is gone on with at a time").at("--ids"))?;
+    Ok(ids)
 }
 
 /// All that is known before the first token is made.
@@ -248,9 +315,7 @@ fn prompt(args: &GenerateArgs, model: &ModelDir) -> Result<(Vec<u32>, Option<Tok
     let tokenizer = Tokenizer::open(model.path());
     let tokens = match (&args.prompt, &args.ids) {
         (_, Some(ids)) => {
-            let [ids]: [Vec<u32>; 1] = ids.read()?.try_into().map_err(|_| {
-                Failure::usage("one sequence is gone on with at a time").at("--ids")
-            })?;
+            let ids = one(ids)?;
             return Ok((ids, tokenizer.ok()));
         }
         (text, None) => {
@@ -261,8 +326,8 @@ fn prompt(args: &GenerateArgs, model: &ModelDir) -> Result<(Vec<u32>, Option<Tok
     Ok((tokens.map_err(in_process::model_failure)?, tokenizer.ok()))
 }
 
-fn load(args: &GenerateArgs) -> Result<Loaded, Failure> {
-    let model = in_process::open_model(&args.model)?;
+fn load(args: &GenerateArgs, path: &Path) -> Result<Loaded, Failure> {
+    let model = in_process::open_model(path)?;
     let (spec, place) = (model.spec(), model.path().display().to_string());
     if !spec.causal || !matches!(spec.head, galaxy_model::HeadSpec::Language { .. }) {
         let what = format!("this model ({}) makes no text", spec.family);
@@ -289,8 +354,9 @@ fn load(args: &GenerateArgs) -> Result<Loaded, Failure> {
         false => model.end_tokens().map_err(in_process::model_failure)?,
     };
     let rows = tokens.len() as u32 + count;
-    let cache = Cache { rows: Cache::taken(rows), values: args.cache };
-    let chunk = args.chunk.min(tokens.len() as u32).max(1);
+    let values = args.cache.unwrap_or(WireType::F32);
+    let cache = Cache { rows: Cache::taken(rows), values };
+    let chunk = args.chunk.unwrap_or(CHUNK).min(tokens.len() as u32).max(1);
     let settings = args.local.settings()?;
     let cluster = InProcess::start(model, &settings, chunk, cache)?;
     let prompt = tokens.len();
@@ -300,22 +366,16 @@ fn load(args: &GenerateArgs) -> Result<Loaded, Failure> {
 
 fn go_on(args: &GenerateArgs, loaded: Loaded) -> Result<(), Failure> {
     let Loaded { cluster, tokenizer, text, ends, count, chunk } = loaded;
-    let (seed, prompt) = (text.sampling.seed, text.prompt);
-    let stream = tokenizer.as_ref().map(Tokenizer::stream);
-    let (stop, show) = (&args.stop[..], !args.json);
-    let mut teller = Teller { stream, stop, text: String::new(), shown: 0, show, stopped: false };
-    let (mut made, mut failed, mut ended) = (Vec::new(), None, false);
-    let (begun, mut first, mut last) = (Instant::now(), None, Instant::now());
+    let begun = Instant::now();
+    let mut show = Show::new(args, tokenizer.is_some(), text.prompt, text.sampling.seed, begun);
+    let mut stream = tokenizer.as_ref().map(Tokenizer::stream);
+    let mut ending = Ending::new(args.stop.clone());
+    let (mut failed, mut ended) = (None, false);
     let mut tell = |told: &Told| {
-        last = Instant::now();
-        first.get_or_insert(last);
-        let token = told[0] as u32;
-        ended = ends.contains(&token);
-        if !ended {
-            failed = teller.push(token).err();
-        }
-        made.push(*told);
-        match failed.is_some() || teller.stopped {
+        ended = ends.contains(&(told[0] as u32));
+        let stream = stream.as_mut().filter(|_| !ended);
+        failed = one_token(told, stream, &mut ending, &mut show).err();
+        match failed.is_some() || ending.stopped() {
             true => ControlFlow::Break(()),
             false => ControlFlow::Continue(()),
         }
@@ -323,62 +383,41 @@ fn go_on(args: &GenerateArgs, loaded: Loaded) -> Result<(), Failure> {
     let result = cluster.cluster().generate(&text, count, chunk, &ends, &mut tell);
     result.map_err(|error| Failure::new(error.to_string()))?;
     failed.map_or(Ok(()), Err)?;
-    teller.finish()?;
-    let finish = if ended || teller.stopped { "stop" } else { "length" };
-    let waited = first.unwrap_or(last).duration_since(begun).as_secs_f64() * 1e3;
-    let after = last.duration_since(first.unwrap_or(last)).as_secs_f64();
-    let rate = (made.len() > 1).then(|| (made.len() - 1) as f64 / after);
-    if args.json {
-        let answer = Answer {
-            text: tokenizer.is_some().then_some(teller.text),
-            tokens: made.iter().map(|told| told[0] as u32).collect(),
-            finish,
-            prompt_tokens: prompt,
-            seed,
-            logprobs: args.choice.logprobs.map(|_| made.iter().map(Logprobs::of).collect()),
-            first_token_ms: waited,
-            tokens_per_second: rate,
-        };
-        return print(&json(&answer)?);
+    let mut rest = String::new();
+    if let Some(stream) = stream.filter(|_| !ending.stopped()) {
+        let left = stream.finish().map_err(in_process::model_failure)?;
+        rest.push_str(ending.add(&left));
     }
-    print("\n")?;
-    let rate = rate.map_or(String::new(), |rate| format!(", then {rate:.1} tokens/s"));
-    let count = made.len();
-    eprintln!(
-        "{prompt} tokens in, {count} out ({finish}); first after {waited:.0} ms{rate}; seed {seed}"
-    );
-    Ok(())
+    rest.push_str(ending.rest());
+    let finish = if ended || ending.stopped() { "stop" } else { "length" };
+    show.done(finish, &rest)
+}
+
+fn one_token(
+    told: &Told,
+    stream: Option<&mut TextStream<'_>>,
+    ending: &mut Ending,
+    show: &mut Show,
+) -> Result<(), Failure> {
+    let piece = match stream {
+        Some(stream) => stream.push(told[0] as u32).map_err(in_process::model_failure)?,
+        None => String::new(),
+    };
+    let top = told[4..].chunks_exact(2).take(told[3] as usize);
+    let top = top.map(|pair| (pair[0] as u32, pair[1])).collect();
+    let text = ending.add(&piece).to_owned();
+    show.token(Token { token: told[0] as u32, logprob: told[1], top, text })
 }
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
-
-    fn teller(stop: &[String]) -> Teller<'_> {
-        Teller { stream: None, stop, text: String::new(), shown: 0, show: false, stopped: false }
-    }
-
-    #[test]
-    fn what_may_begin_an_end_is_held_back() {
-        let stop = ["END".to_owned(), "€ur".to_owned()];
-        let mut teller = teller(&stop);
-        let mut shown = Vec::new();
-        for piece in ["a E", "N", "X b €", "u", "n EN"] {
-            teller.add(piece).unwrap();
-            shown.push(teller.text[..teller.shown].to_owned());
-        }
-        assert_eq!(shown, ["a ", "a ", "a ENX b ", "a ENX b ", "a ENX b €un "]);
-        teller.add("D more").unwrap();
-        assert!(teller.stopped);
-        assert_eq!((teller.text.as_str(), teller.shown), ("a ENX b €un ", teller.text.len()));
-    }
 
     #[test]
     fn biases_are_read() {
         assert_eq!(bias("17=-3.5"), Ok((17, -3.5)));
         for wrong in ["17", "=1", "-1=2", "1=x"] {
-            assert!(bias(wrong).unwrap_err().contains("17=-3.5"));
+            assert!(bias(wrong).is_err_and(|error| error.contains("17=-3.5")));
         }
     }
 }

@@ -110,7 +110,7 @@ impl Case {
             fingerprint: model.fingerprint().to_owned(),
             shape: model.shape_key(),
             workload: workload(&cluster, &model),
-            allowed: allowed(&cluster),
+            allowed: allowed(&cluster, model.spec()),
             profile,
         })
     }

@@ -1,17 +1,17 @@
 //! A fleet in this process: the engine on threads of our own, over links in memory.
 
 use super::{
-    BoxFuture, DeviceCost, DeviceRun, DeviceView, Fleet, Outlook, Readiness, Run, Timeline,
+    BoxFuture, DeviceCost, DeviceRun, DeviceView, Fleet, Outlook, Readiness, Run, Task, Timeline,
     blocking,
 };
 use crate::error::RequestError;
-use galaxy_common::{BatchShape, Bytes, Epoch, SequenceNumber, plan::Plan};
+use galaxy_common::{Breadth, Bytes, Epoch, SequenceNumber, plan::Plan};
 use galaxy_engine::{
     compute::{Inputs, kernels::instructions::Instructions},
     executor::{RunError, RunReport},
-    local::{LocalCluster, LocalError},
+    local::{LocalCluster, LocalError, Made, Making},
 };
-use galaxy_graph::{budget, program::Lane};
+use galaxy_graph::{Program, budget, program::Lane};
 use galaxy_model::ModelDir;
 use std::{
     collections::VecDeque,
@@ -87,6 +87,32 @@ fn cost(report: &RunReport) -> DeviceCost {
     }
 }
 
+type Ran = (Vec<Arc<Program>>, Vec<RunReport>, Option<Breadth>);
+
+/// Runs a program on all devices. Blocks.
+fn run(
+    cluster: &LocalCluster,
+    Task { shape, inputs, going }: Task,
+    deadline: Option<Instant>,
+) -> Result<Ran, LocalError> {
+    if let Some(begins) = going.as_ref().and_then(|going| going.begins.as_ref()) {
+        cluster.begin(begins)?;
+    }
+    let (going, tokens) = match (going.filter(|going| going.count > 0), inputs) {
+        (Some(going), Inputs::Tokens(tokens)) => (going, tokens),
+        (_, inputs) => {
+            let (programs, reports) = cluster.execute(&shape, inputs, deadline)?;
+            return Ok((programs, reports, None));
+        }
+    };
+    let (count, stop) = (going.count, &going.stop[..]);
+    let making = Making { shape, tokens: &tokens, count, stop, deadline };
+    let Made { told, breadth, programs, reports } = cluster.make(going.phase, &making)?;
+    // Whoever does not listen any more misses nothing.
+    told.into_iter().for_each(|told| going.tell.send(told).unwrap_or_default());
+    Ok((programs, reports, Some(breadth)))
+}
+
 impl Fleet for LocalFleet {
     fn readiness(&self) -> watch::Receiver<Readiness> {
         self.readiness.subscribe()
@@ -99,22 +125,17 @@ impl Fleet for LocalFleet {
             plan: Some(self.plan.clone()),
             what: format!("{} in this process", self.plan.strategy),
             predicted: None,
+            cache: self.plan.cache,
         }
     }
 
-    fn execute(
-        &self,
-        shape: BatchShape,
-        inputs: Inputs,
-        limit: Duration,
-    ) -> BoxFuture<'_, Result<Run, RequestError>> {
+    fn execute(&self, task: Task, limit: Duration) -> BoxFuture<'_, Result<Run, RequestError>> {
         Box::pin(async move {
             let cluster = self.cluster.clone();
             let begun = Instant::now();
             let deadline = begun.checked_add(limit);
-            let (programs, reports) = blocking(move || cluster.execute(&shape, inputs, deadline))
-                .await?
-                .map_err(|e| match e {
+            let (programs, reports, breadth) =
+                blocking(move || run(&cluster, task, deadline)).await?.map_err(|e| match e {
                     LocalError::Run(RunError::Deadline) => {
                         RequestError::Deadline { allowed: limit, ours: true }
                     }
@@ -137,8 +158,13 @@ impl Fleet for LocalFleet {
             let mut kept = self.timelines.lock().unwrap_or_else(PoisonError::into_inner);
             kept.truncate(TIMELINES - 1);
             kept.push_front((sequence, times));
-            Ok(Run { epoch: EPOCH, sequence, plan: self.plan.clone(), devices, took })
+            Ok(Run { epoch: EPOCH, sequence, plan: self.plan.clone(), devices, took, breadth })
         })
+    }
+
+    fn forget(&self, _epoch: Epoch, slot: u32) -> BoxFuture<'_, ()> {
+        self.cluster.end(slot);
+        Box::pin(std::future::ready(()))
     }
 
     fn timelines(

@@ -12,7 +12,7 @@ mod planning;
 pub use board::{Loading, Notice};
 pub use planning::{Planning, ProfileSource};
 
-use super::{BoxFuture, DeviceView, Fleet, Lowered, Outlook, Readiness, Run, Timeline};
+use super::{BoxFuture, DeviceView, Fleet, Lowered, Outlook, Readiness, Run, Task, Timeline};
 use crate::{
     cluster::{Cluster, Device},
     drift::{Change, Sample},
@@ -22,8 +22,7 @@ use crate::{
     supply::Supplier,
 };
 use board::Board;
-use galaxy_common::{BatchShape, Bytes, Epoch, SequenceNumber};
-use galaxy_engine::compute::Inputs;
+use galaxy_common::{Bytes, Epoch, SequenceNumber};
 use galaxy_model::ModelDir;
 use galaxy_proto::identity::Identity;
 use std::{
@@ -180,16 +179,16 @@ impl Fleet for RemoteFleet {
             plan: placement.map(|p| p.plan.clone()),
             what: placement.map(|p| p.what.clone()).unwrap_or_default(),
             predicted: placement.and_then(|p| p.predicted),
+            cache: placement::cache(&self.shared.cluster, self.shared.model.spec()),
         }
     }
 
-    fn execute(
-        &self,
-        shape: BatchShape,
-        inputs: Inputs,
-        limit: Duration,
-    ) -> BoxFuture<'_, Result<Run, RequestError>> {
-        Box::pin(execute::execute(&self.shared, shape, inputs, limit))
+    fn execute(&self, task: Task, limit: Duration) -> BoxFuture<'_, Result<Run, RequestError>> {
+        Box::pin(execute::execute(&self.shared, task, limit))
+    }
+
+    fn forget(&self, epoch: Epoch, slot: u32) -> BoxFuture<'_, ()> {
+        Box::pin(execute::forget(&self.shared, epoch, slot))
     }
 
     fn timelines(

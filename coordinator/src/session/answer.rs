@@ -2,15 +2,15 @@
 
 use super::{
     READY_WAIT, Report, Session, Tensor,
-    batch::{Batch, Sequence, pack},
+    batch::{Sequence, pack},
 };
 use crate::{
     admission::Ticket,
     error::RequestError,
-    fleet::{DeviceCost, DeviceRun, Readiness, Run, blocking},
+    fleet::{DeviceCost, DeviceRun, Readiness, Run, Task, blocking},
     trace::TracedProgram,
 };
-use galaxy_common::{BatchShape, Wanted};
+use galaxy_common::{BatchShape, RequestId, Wanted, plan::Phase};
 use galaxy_engine::merge::{Merged, merge};
 use galaxy_graph::program::Output;
 use std::{
@@ -49,7 +49,8 @@ impl<'a> Answer<'a> {
         self.report.tokens = sequences.iter().map(|s| u64::from(s.rows)).sum();
         let mut results: Vec<Option<Tensor>> = vec![None; sequences.len()];
         for batch in pack(&sequences, max_rows, wanted)? {
-            let run = self.program(&batch).await?;
+            let task = Task::new(batch.shape.clone(), batch.inputs.clone());
+            let run = self.program(task).await?;
             let (session, shape) = (self.session.clone(), batch.shape);
             let merged = blocking(move || session.merged(&run, &shape, normalise)).await??;
             for (index, tensor) in batch.indices.into_iter().zip(merged) {
@@ -60,8 +61,18 @@ impl<'a> Answer<'a> {
         results.into_iter().collect::<Option<Vec<_>>>().ok_or_else(missing)
     }
 
+    /// Notes how many tokens there are.
+    pub(super) fn count(&mut self, tokens: u64) {
+        self.report.tokens = tokens;
+    }
+
+    /// The request's number.
+    pub(super) fn request(&self) -> RequestId {
+        self.report.request
+    }
+
     /// Waits for the turn and runs one program.
-    async fn program(&mut self, batch: &Batch) -> Result<Run, RequestError> {
+    pub(super) async fn program(&mut self, task: Task) -> Result<Run, RequestError> {
         let waiting = Instant::now();
         let ran = || self.session.inner.programs.load(Ordering::Relaxed);
         let (mut until, mut before) = (waiting + READY_WAIT, ran());
@@ -79,11 +90,12 @@ impl<'a> Answer<'a> {
         };
         self.report.queue += waiting.elapsed();
         let session = self.session.clone();
-        let (shape, inputs) = (batch.shape.clone(), batch.inputs.clone());
+        let shape = task.shape.clone();
+        let phase = task.going.as_ref().map_or(Phase::Prefill, |going| going.phase);
         let limit = self.session.inner.limits.timeout;
         // A task of its own: the program runs to its end, whoever still waits for it.
         let task = tokio::spawn(async move {
-            let run = session.inner.fleet.execute(shape, inputs, limit).await;
+            let run = session.inner.fleet.execute(task, limit).await;
             if run.is_ok() {
                 session.inner.programs.fetch_add(1, Ordering::Relaxed);
             }
@@ -110,7 +122,8 @@ impl<'a> Answer<'a> {
             epoch: run.epoch,
             sequence: run.sequence,
             plan: run.plan.clone(),
-            shape: batch.shape.clone(),
+            phase,
+            shape,
         });
         Ok(run)
     }

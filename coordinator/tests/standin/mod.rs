@@ -144,6 +144,9 @@ impl worker_server::Worker for Control {
         let events = events.into_iter().map(|e| Ok(v1::ExecuteEvent { event: Some(e) }));
         Ok(Response::new(Box::pin(tokio_stream::iter(events))))
     }
+    async fn forget(&self, _: Request<v1::ForgetRequest>) -> Answer<v1::ForgetReply> {
+        Ok(Response::new(v1::ForgetReply {}))
+    }
     async fn health(&self, _: Request<v1::HealthRequest>) -> Answer<v1::HealthReply> {
         let epoch = self.0.placed.lock().unwrap().0;
         Ok(Response::new(v1::HealthReply { epoch, ..v1::HealthReply::default() }))

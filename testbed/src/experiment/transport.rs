@@ -409,6 +409,7 @@ fn predict(conditions: &[Condition], options: &Options, record: &mut Record) -> 
                 tiles: None,
                 exchange: None,
                 max_rows: TOKENS,
+                cache: galaxy_common::Cache::NONE,
             };
             let planned = galaxy_planner::plan(&Request {
                 spec: &spec,

@@ -115,6 +115,7 @@ fn case(file: File, base: &Path) -> Result<Case, String> {
             tiles: file.tiles,
             exchange: None,
             max_rows,
+            cache: galaxy_coord::placement::cache_for(&spec, None, WireType::F32),
         },
         fingerprint: model.clone(),
         spec,

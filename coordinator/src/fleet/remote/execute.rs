@@ -8,22 +8,28 @@ use crate::{
     connection::Connection,
     drift::Sample,
     error::RequestError,
-    fleet::{DeviceCost, DeviceRun, Readiness, Run, blocking},
+    fleet::{DeviceCost, DeviceRun, Going, Readiness, Run, Task, blocking},
     membership::{Event, Index},
     placement,
 };
-use galaxy_common::{BatchShape, DeviceName, Epoch, SequenceNumber};
-use galaxy_engine::compute::Inputs;
+use galaxy_common::{Breadth, DeviceName, Epoch, SequenceNumber, Wanted, plan::Phase};
+use galaxy_engine::{choose::Text, compute::Inputs, generate::Told};
 use galaxy_proto::{
-    convert::{bytes, segments},
+    convert::{self, bytes, segments},
     fault::{Fault, from_status},
-    v1::{ExecuteDone, ExecuteRequest, OutputPiece, execute_event},
+    v1::{
+        ExecuteDone, ExecuteRequest, ForgetRequest, GoingText, Making, OutputPiece, execute_event,
+    },
 };
 use std::{
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
-use tokio::{sync::watch, task::JoinSet, time::Instant};
+use tokio::{
+    sync::{mpsc::UnboundedSender, watch},
+    task::JoinSet,
+    time::Instant,
+};
 use tonic::Status;
 
 /// When one device reports a broken link, the device at its other end is most often the one that
@@ -46,8 +52,7 @@ enum Failure {
 /// Runs one program on every device. The caller holds the turn.
 pub(super) async fn execute(
     shared: &Arc<Shared>,
-    shape: BatchShape,
-    inputs: Inputs,
+    Task { shape, inputs, going }: Task,
     limit: Duration,
 ) -> Result<Run, RequestError> {
     let begun = Instant::now();
@@ -74,6 +79,12 @@ pub(super) async fn execute(
         };
         return Err(RequestError::Unavailable { device, reason });
     };
+    match &going {
+        Some(going) if going.begins.is_none() && going.epoch != epoch => {
+            return Err(RequestError::TextLost { epoch: going.epoch });
+        }
+        _ => {}
+    }
     let (placement, profile) = {
         let board = shared.board();
         (board.placement.clone(), board.profile.clone())
@@ -82,11 +93,14 @@ pub(super) async fn execute(
         why: "the cluster is ready without a plan".to_owned(),
     })?;
     let (plan, ring) = (placement.plan.clone(), placement.ring.clone());
+    // How long a program takes that keeps what it made is not told by profiles yet.
+    let phase = going.as_ref().map_or(Phase::Prefill, |going| going.phase);
+    let plain = going.is_none();
     let dispatch = {
         let (shared, plan, shape) = (shared.clone(), plan.clone(), shape.clone());
         blocking(move || {
-            shared.lowered.dispatch(&plan, &shape, |programs| {
-                let profile = profile.as_ref()?;
+            shared.lowered.dispatch(&plan, phase, &shape, |programs| {
+                let profile = profile.as_ref().filter(|_| plain)?;
                 let (spec, pricer) = (shared.model.spec(), shared.planning.pricer);
                 // Without a prediction there is no drift to be seen, and the program runs all the same.
                 placement::busy(spec, &plan, profile, &shape, programs, pricer).ok()
@@ -101,6 +115,8 @@ pub(super) async fn execute(
         digest: dispatch.digest.to_vec(),
         segments: segments(&shape),
         timeout_ms: u64::try_from(limit.saturating_add(LONGER).as_millis()).unwrap_or(u64::MAX),
+        begins: going.as_ref().and_then(|going| going.begins.as_ref()).map(begins).transpose()?,
+        making: going.as_ref().and_then(making),
         ..ExecuteRequest::default()
     };
     let connections: Vec<_> = {
@@ -119,20 +135,26 @@ pub(super) async fn execute(
             let (rows, width) = o.extent(spec.hidden, labels);
             rows as usize * width as usize
         });
+        // One of them tells, the others say in the end what they have made.
+        let tell = going.as_ref().filter(|_| rank == 0).map(|going| going.tell.clone());
         let (sizes, shared) = (sizes.collect(), shared.clone());
         // Pixels go to the rows' owners.
+        let making = request.making.clone().map(|m| Making { tell: tell.is_some(), ..m });
+        let request = ExecuteRequest { making, ..request.clone() };
         let request = match inputs.part(spec, dispatch.embedded[rank]) {
-            Inputs::Tokens(tokens) => ExecuteRequest { tokens: tokens.to_vec(), ..request.clone() },
+            Inputs::Tokens(tokens) => ExecuteRequest { tokens: tokens.to_vec(), ..request },
             Inputs::Patches { first, values } => {
-                ExecuteRequest { patches: bytes(&values), first_row: first, ..request.clone() }
+                ExecuteRequest { patches: bytes(&values), first_row: first, ..request }
             }
         };
         calls.spawn(async move {
-            let answer = run_on(&shared, device, attempt, connection, request, sizes).await;
+            let run = run_on(&shared, device, attempt, connection, request, sizes, tell);
+            let answer = run.await;
             (rank, attempt, outputs, answer)
         });
     }
     let mut results: Vec<Option<DeviceRun>> = vec![None; ring.len()];
+    let (mut made, mut breadth) = (None, None);
     loop {
         let (rank, attempt, outputs, answer) = tokio::select! {
             joined = calls.join_next() => match joined {
@@ -156,6 +178,13 @@ pub(super) async fn execute(
         match answer {
             Ok((values, done)) => {
                 let name = shared.device(device).name.clone();
+                breadth = breadth_of(&done);
+                if *made.get_or_insert_with(|| done.made.clone()) != done.made {
+                    let reason = "it has chosen other tokens than another device".to_owned();
+                    spoil(shared, epoch, device, &reason).await;
+                    let device = name;
+                    return Err(RequestError::DeviceFailed { device, reason, retryable: true });
+                }
                 results[rank] = Some(DeviceRun { name, outputs, values, cost: cost(&done) });
             }
             Err(status) => {
@@ -181,7 +210,49 @@ pub(super) async fn execute(
         // A driver that does not keep up misses one.
         drop(shared.messages.try_send(Message::Ran { epoch, samples }));
     }
-    Ok(Run { epoch, sequence, plan, devices, took: begun.elapsed() })
+    Ok(Run { epoch, sequence, plan, devices, took: begun.elapsed(), breadth })
+}
+
+/// How a text begins, for devices.
+fn begins(text: &Text) -> Result<GoingText, RequestError> {
+    let Text { slot, rows, sampling, tokens, prompt } = text;
+    let looks_back = sampling.looks_back();
+    let sampling = postcard::to_stdvec(sampling)
+        .map_err(|error| RequestError::Internal { why: error.to_string() })?;
+    let tokens = if looks_back { tokens.clone() } else { Vec::new() };
+    Ok(GoingText { slot: *slot, rows: *rows, sampling, tokens, prompt: *prompt as u32 })
+}
+
+/// What devices are to make.
+fn making(going: &Going) -> Option<Making> {
+    let Going { phase, count, stop, .. } = going;
+    let decode = *phase == Phase::Decode;
+    (*count > 0).then(|| Making { count: *count, stop: stop.clone(), decode, tell: false })
+}
+
+fn breadth_of(done: &ExecuteDone) -> Option<Breadth> {
+    match convert::wanted(done.wanted) {
+        Ok(Wanted::Token(breadth)) => Some(breadth),
+        _ => None,
+    }
+}
+
+/// Gives back the room of a text on every device of an epoch, if that stands.
+pub(super) async fn forget(shared: &Shared, epoch: Epoch, slot: u32) {
+    if *shared.readiness.borrow() != Readiness::Ready(epoch) {
+        return;
+    }
+    let connections: Vec<_> = {
+        let board = shared.board();
+        let ring = board.placement.iter().flat_map(|placement| placement.ring.iter());
+        ring.filter_map(|device| board.entries[*device].connection.clone()).collect()
+    };
+    let forget = |mut connection: Connection| async move {
+        let request = ForgetRequest { epoch: epoch.0, slot };
+        // Whoever does not hear it is gone, and what it keeps ends with the epoch.
+        drop(tokio::time::timeout(VERDICT, connection.forget(request)).await);
+    };
+    futures_util::future::join_all(connections.into_iter().map(forget)).await;
 }
 
 /// Waits until programs of `epoch` may not run any more.
@@ -245,6 +316,7 @@ async fn run_on(
     mut connection: Connection,
     request: ExecuteRequest,
     sizes: Vec<usize>,
+    tell: Option<UnboundedSender<Told>>,
 ) -> Result<(Vec<Vec<f32>>, ExecuteDone), Status> {
     let mut values: Vec<Vec<f32>> = sizes.iter().map(|n| Vec::with_capacity(*n)).collect();
     let mut events = connection.execute(request).await?.into_inner();
@@ -253,6 +325,14 @@ async fn run_on(
             Some(execute_event::Event::Piece(piece)) => {
                 shared.tell(Event::Heard { device, attempt }).await;
                 take(&mut values, &sizes, &piece)?;
+            }
+            Some(execute_event::Event::Token(token)) => {
+                shared.tell(Event::Heard { device, attempt }).await;
+                let values: Told = convert::floats(&token).try_into().map_err(|_| short())?;
+                // Whoever does not listen any more misses nothing.
+                if let Some(tell) = &tell {
+                    tell.send(values).unwrap_or_default();
+                }
             }
             Some(execute_event::Event::Done(done)) => {
                 let whole = values.iter().zip(&sizes).all(|(v, n)| v.len() == *n);

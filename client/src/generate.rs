@@ -1,0 +1,173 @@
+//! Texts that go on, token by token.
+
+use crate::{answer::Report, error::ClientError, pieces::report};
+use futures_util::{Stream, stream};
+use galaxy_common::{RequestId, Sampling};
+use galaxy_proto::v1::{self, generate_event::Event};
+use serde::Serialize;
+use std::time::Duration;
+
+/// What goes on.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Prompt {
+    /// A text.
+    Text(String),
+    /// Its tokens. For models without a tokenizer too.
+    Ids(Vec<u32>),
+}
+
+impl From<&str> for Prompt {
+    fn from(text: &str) -> Self {
+        Self::Text(text.to_owned())
+    }
+}
+impl From<Vec<u32>> for Prompt {
+    fn from(ids: Vec<u32>) -> Self {
+        Self::Ids(ids)
+    }
+}
+
+/// How it goes on.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct GenerateOptions {
+    /// Most tokens that are made; 0: as many as there is room for.
+    pub max_tokens: u32,
+    /// How tokens are chosen. The likeliest, unless told otherwise.
+    pub sampling: Sampling,
+    /// The same seed gives the same text; without one it is another each time. Instead of that of
+    /// `sampling`.
+    pub seed: Option<u64>,
+    /// The text ends before any of these.
+    pub stop: Vec<String>,
+    /// Whether it goes on behind a token that ends texts.
+    pub ignore_end: bool,
+}
+
+/// A token that was made.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Token {
+    /// Its id.
+    pub token: u32,
+    /// Its log-probability, before anything is done to logits.
+    pub logprob: f32,
+    /// The likeliest tokens with theirs, as many as `logprobs` says.
+    pub top: Vec<(u32, f32)>,
+    /// What it adds to the text, as far as that is sure.
+    pub text: String,
+}
+
+/// The end of a text.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Done {
+    /// `stop` (a token or a string that ends texts) or `length`.
+    pub finish: String,
+    /// What was held back of the text.
+    pub text: String,
+    /// What it cost.
+    pub report: Report,
+}
+
+/// What comes of a text that goes on.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Generated {
+    /// A token.
+    Token(Token),
+    /// The last thing.
+    Done(Done),
+}
+
+/// A text on its way. Dropping it ends it.
+#[derive(Debug)]
+pub struct Generating {
+    /// Its number, for a trace.
+    pub request: RequestId,
+    /// Tokens of the prompt.
+    pub prompt_tokens: u32,
+    /// The seed that was taken.
+    pub seed: u64,
+    /// Whether there is text; without, the model has no tokenizer, and there are only ids.
+    pub text: bool,
+    events: tonic::Streaming<v1::GenerateEvent>,
+    patience: Duration,
+    done: bool,
+}
+
+impl Generating {
+    /// Waits for the beginning.
+    pub(crate) async fn begin(
+        mut events: tonic::Streaming<v1::GenerateEvent>,
+        patience: Duration,
+    ) -> Result<Self, ClientError> {
+        let first = events.message().await?.and_then(|event| event.event);
+        let Some(Event::Begun(v1::GenerateBegun { request, prompt_tokens, seed, text })) = first
+        else {
+            let what = "a text that goes on has no beginning".to_owned();
+            return Err(ClientError::Malformed { what });
+        };
+        let request = RequestId(request);
+        Ok(Self { request, prompt_tokens, seed, text, events, patience, done: false })
+    }
+
+    /// What comes next; nothing behind the end.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    ///
+    /// # Errors
+    /// As [`Client::embed`](crate::Client::embed); [`ClientError::Timeout`] when nothing comes for as
+    /// long as a call may take.
+    pub async fn next(&mut self) -> Result<Option<Generated>, ClientError> {
+        if self.done {
+            return Ok(None);
+        }
+        let timeout = self.patience;
+        let event = tokio::time::timeout(timeout, self.events.message()).await;
+        let event = event.map_err(|_| ClientError::Timeout { timeout })??;
+        let event = event.and_then(|event| event.event);
+        match event {
+            Some(Event::Token(v1::GeneratedToken { token, logprob, top, text })) => {
+                let top = top.iter().map(|likely| (likely.token, likely.logprob)).collect();
+                Ok(Some(Generated::Token(Token { token, logprob, top, text })))
+            }
+            Some(Event::Done(v1::GenerateDone { finish, text, report: cost })) => {
+                self.done = true;
+                Ok(Some(Generated::Done(Done { finish, text, report: report(cost)? })))
+            }
+            Some(Event::Begun(_)) | None => {
+                self.done = true;
+                let what = "a text that goes on broke off before its end".to_owned();
+                Err(ClientError::Malformed { what })
+            }
+        }
+    }
+
+    /// All of it, as a stream.
+    pub fn into_stream(self) -> impl Stream<Item = Result<Generated, ClientError>> {
+        stream::try_unfold(self, |mut generating| async move {
+            Ok(generating.next().await?.map(|generated| (generated, generating)))
+        })
+    }
+}
+
+/// What a coordinator is asked.
+pub(crate) fn message(prompt: Prompt, options: GenerateOptions) -> v1::GenerateRequest {
+    let GenerateOptions { max_tokens, sampling, seed, stop, ignore_end } = options;
+    let (prompt, ids) = match prompt {
+        Prompt::Text(text) => (text, Vec::new()),
+        Prompt::Ids(ids) => (String::new(), ids),
+    };
+    let bias = sampling.bias.iter().map(|&(token, bias)| v1::LogitBias { token, bias });
+    let sampling = v1::Sampling {
+        temperature: Some(sampling.temperature),
+        top_k: sampling.top_k,
+        top_p: Some(sampling.top_p),
+        min_p: Some(sampling.min_p),
+        repetition_penalty: Some(sampling.repetition),
+        presence_penalty: Some(sampling.presence),
+        frequency_penalty: Some(sampling.frequency),
+        logit_bias: bias.collect(),
+        seed,
+        logprobs: sampling.logprobs,
+    };
+    v1::GenerateRequest { prompt, ids, max_tokens, sampling: Some(sampling), stop, ignore_end }
+}

@@ -1,0 +1,455 @@
+//! Texts that go on: stints of tokens, in turns with other requests, over changes of the plan.
+
+use super::{Report, Session, answer::Answer};
+use crate::{
+    error::RequestError,
+    fleet::{Going, Task, blocking},
+};
+use galaxy_common::{
+    BatchShape, Breadth, Cache, Epoch, RequestId, Sampling, Segment, Wanted, plan::Phase,
+};
+use galaxy_engine::{
+    choose::Text,
+    generate::{STINT, Told},
+};
+use galaxy_model::{HeadSpec, generation::Ending, tokenizer::TextStream};
+use std::{
+    collections::VecDeque,
+    sync::atomic::Ordering,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+use tokio::{
+    sync::mpsc,
+    time::{Instant, timeout_at},
+};
+
+/// How long a text waits for its cluster to come back before it is given up.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Between looks at a cluster that is gone.
+const PAUSE: Duration = Duration::from_millis(100);
+/// Stops that a request may have, and bytes of one.
+const STOPS: usize = 16;
+const STOP_BYTES: usize = 256;
+
+/// What is to be gone on with, and how.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Ask {
+    /// A text,
+    pub prompt: String,
+    /// or its tokens.
+    pub ids: Vec<u32>,
+    /// Most tokens that are made; 0: as many as there is room for.
+    pub max_tokens: u32,
+    /// How they are chosen; without a seed another each time.
+    pub sampling: Sampling,
+    /// Whether its seed is to be taken.
+    pub seeded: bool,
+    /// The text ends before any of these.
+    pub stop: Vec<String>,
+    /// Whether it goes on behind a token that ends texts.
+    pub ignore_end: bool,
+}
+
+/// Why a text ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Finish {
+    /// By a token or a string that ends texts.
+    Stop,
+    /// It has as many tokens as were asked for, or as there is room for.
+    Length,
+}
+
+impl std::fmt::Display for Finish {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+        })
+    }
+}
+
+/// What is said of a text that goes on.
+#[derive(Debug, Clone)]
+pub enum Said {
+    /// First.
+    Begun {
+        /// The request's number.
+        request: RequestId,
+        /// Tokens of the prompt.
+        prompt: u32,
+        /// The seed that is taken.
+        seed: u64,
+        /// Whether there is text, and not only ids.
+        text: bool,
+    },
+    /// A token.
+    Token {
+        /// What is told of it.
+        told: Box<Told>,
+        /// What it adds to the text, as far as that is sure.
+        text: String,
+    },
+    /// Last.
+    Done {
+        /// Why.
+        finish: Finish,
+        /// The rest of the text.
+        text: String,
+        /// What it cost.
+        report: Report,
+    },
+}
+
+/// Where what is said goes.
+pub type Listener = mpsc::Sender<Result<Said, RequestError>>;
+
+/// A text on its way.
+struct Way {
+    slot: u32,
+    /// Its prompt, and what was made.
+    tokens: Vec<u32>,
+    prompt: usize,
+    sampling: Sampling,
+    /// Rows that room is taken for.
+    rows: u32,
+    /// Tokens that end it.
+    ends: Vec<u32>,
+    /// How many are made.
+    most: u32,
+    /// Rows that are kept, and in which epoch.
+    kept: Option<(Epoch, u32)>,
+    breadth: Breadth,
+}
+
+impl Way {
+    fn made(&self) -> u32 {
+        (self.tokens.len() - self.prompt) as u32
+    }
+
+    /// The rows that go through next: at most so many. Tells of what is made.
+    fn next(&self, chunk: u32, tell: mpsc::UnboundedSender<Told>) -> Result<Task, RequestError> {
+        let (epoch, past) = self.kept.unwrap_or_default();
+        let left = self.tokens.len() as u32 - past;
+        let rows = left.min(chunk.max(1));
+        let decode = left == 1 && past > 0;
+        let (wanted, count) = match (left == rows, decode) {
+            (false, _) => (Wanted::Nothing, 0),
+            (true, false) => (Wanted::Token(self.breadth), 1),
+            (true, true) => (Wanted::Token(self.breadth), STINT.min(self.most - self.made())),
+        };
+        let segment = Segment { slot: self.slot, past, kept: true, rows, wanted };
+        let internal = |why: String| RequestError::Internal { why };
+        let shape = BatchShape::new(vec![segment]).map_err(|e| internal(e.to_string()))?;
+        let some = &self.tokens[past as usize..(past + rows) as usize];
+        let begins = self.kept.is_none().then(|| Text {
+            slot: self.slot,
+            rows: self.rows,
+            sampling: self.sampling.clone(),
+            tokens: self.tokens.clone(),
+            prompt: self.prompt,
+        });
+        let phase = if decode { Phase::Decode } else { Phase::Prefill };
+        let going = Going { begins, epoch, phase, count, stop: self.ends.clone(), tell };
+        Ok(Task { going: Some(going), ..Task::new(shape, some) })
+    }
+}
+
+/// Whether a text may go on after this.
+fn passes(error: &RequestError) -> bool {
+    match error {
+        RequestError::DeviceFailed { retryable, .. } => *retryable,
+        RequestError::Unavailable { .. }
+        | RequestError::DeviceLost { .. }
+        | RequestError::TextLost { .. } => true,
+        _ => false,
+    }
+}
+
+impl Session {
+    /// Goes on with a text, and says each token as it is made. Ends when nobody listens any more,
+    /// after the stint that runs then. Runs to its end even where the cluster changes its plan or
+    /// loses a device meanwhile, if that comes back within 30 s.
+    ///
+    /// # Cancel safety
+    /// Not to be dropped before it is done: room is given back in its end.
+    pub async fn generate(&self, ask: Ask, timeout: Option<Duration>, listener: Listener) {
+        let result = self.go_on(ask, timeout, &listener).await;
+        let count = if result.is_ok() { &self.inner.served } else { &self.inner.failed };
+        count.fetch_add(1, Ordering::Relaxed);
+        if let Err(error) = result {
+            drop(listener.send_timeout(Err(error), PATIENCE).await);
+        }
+    }
+
+    async fn go_on(
+        &self,
+        ask: Ask,
+        timeout: Option<Duration>,
+        listener: &Listener,
+    ) -> Result<(), RequestError> {
+        let begun = Instant::now();
+        let allowed = timeout.unwrap_or(Duration::from_secs(24 * 3600));
+        let deadline = begun + allowed;
+        let late = RequestError::Deadline { allowed, ours: false };
+        self.generates()?;
+        let mut answer = self.begin()?;
+        let (mut way, stop, tokenized) = self.way(ask).await?;
+        answer.tokenized(tokenized);
+        let rows = Cache::taken(way.rows);
+        let room = self.inner.room.clone().acquire_many_owned(rows);
+        let room = timeout_at(deadline, room).await.map_err(|_| late.clone())?;
+        let _room = room.map_err(|_| RequestError::Draining)?;
+        let stream = self.inner.tokenizer.as_ref().ok().map(|tokenizer| tokenizer.stream());
+        let ending = Ending::new(stop);
+        let queue = VecDeque::new();
+        let mut telling = Telling { stream, ending, queue, finish: None, listener };
+        let said = Said::Begun {
+            request: answer.request(),
+            prompt: way.prompt as u32,
+            seed: way.sampling.seed,
+            text: telling.stream.is_some(),
+        };
+        let result = match telling.say(said).await {
+            true => self.stints(&mut way, &mut answer, &mut telling, (deadline, late)).await,
+            false => Ok(None),
+        };
+        if let Some((epoch, _)) = way.kept {
+            self.inner.fleet.forget(epoch, way.slot).await;
+        }
+        answer.count(way.tokens.len() as u64);
+        let report = answer.end();
+        if let Some(finish) = result? {
+            let text = telling.rest()?;
+            telling.say(Said::Done { finish, text, report }).await;
+        }
+        Ok(())
+    }
+
+    /// Makes all tokens. Nothing when nobody listens any more.
+    async fn stints(
+        &self,
+        way: &mut Way,
+        answer: &mut Answer<'_>,
+        telling: &mut Telling<'_>,
+        (deadline, late): (Instant, RequestError),
+    ) -> Result<Option<Finish>, RequestError> {
+        let mut patience = None;
+        loop {
+            if way.made() >= way.most {
+                return Ok(Some(Finish::Length));
+            }
+            if telling.listener.is_closed() {
+                return Ok(None);
+            }
+            if Instant::now() >= deadline {
+                return Err(late);
+            }
+            let (tell, mut told) = mpsc::unbounded_channel();
+            // What a program may have depends on the plan, which may be another.
+            let task = way.next(self.outlook().max_rows, tell)?;
+            let (before, segment) = (way.made(), task.shape.segments()[0]);
+            let ran = {
+                let running = answer.program(task);
+                tokio::pin!(running);
+                loop {
+                    tokio::select! {
+                        biased;
+                        Some(one) = told.recv() => telling.take(way, one),
+                        ran = &mut running => break ran,
+                    }
+                }
+            };
+            while let Ok(one) = told.try_recv() {
+                telling.take(way, one);
+            }
+            if let Some(finish) = telling.finish.take() {
+                if let (Ok(run), None) = (&ran, way.kept) {
+                    // Where room is to be given back.
+                    way.kept = Some((run.epoch, 0));
+                }
+                telling.flush().await;
+                return finish.map(Some);
+            }
+            let made = way.made() - before;
+            if made > 0 {
+                patience = None;
+            }
+            match ran {
+                Ok(run) => {
+                    // The last token has gone through no layer yet.
+                    let rows = segment.rows + made.saturating_sub(1);
+                    way.kept = Some((run.epoch, segment.past + rows));
+                    way.breadth = run.breadth.unwrap_or(way.breadth);
+                }
+                Err(error) if passes(&error) && (way.kept.is_some() || patience.is_some()) => {
+                    way.kept = None;
+                    let until = *patience.get_or_insert_with(|| Instant::now() + PATIENCE);
+                    if Instant::now() >= until {
+                        return Err(error);
+                    }
+                    tracing::info!(request = %answer.request(), %error, "a text begins again");
+                    tokio::time::sleep(PAUSE).await;
+                }
+                Err(error) => return Err(error),
+            }
+            if !telling.flush().await {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Whether the model and its cluster make text.
+    fn generates(&self) -> Result<(), RequestError> {
+        let spec = self.spec();
+        let refuse = |why: &str| RequestError::UnsupportedOutput {
+            model: self.inner.model.name().to_owned(),
+            wanted: "text that goes on".to_owned(),
+            why: why.to_owned(),
+        };
+        if !(spec.causal && matches!(spec.head, HeadSpec::Language { .. })) {
+            return Err(refuse("it predicts no next token: take a decoder, as gpt2 or llama"));
+        }
+        match self.outlook().cache.rows {
+            0 => Err(refuse("this cluster keeps nothing of texts: give it cache_rows")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks what is asked. Gives the strings that end the text, too, and how long tokenising took.
+    async fn way(&self, ask: Ask) -> Result<(Way, Vec<String>, Duration), RequestError> {
+        let invalid = |why: String| RequestError::Invalid { why };
+        let Ask { prompt, ids, max_tokens, mut sampling, seeded, stop, ignore_end } = ask;
+        if !prompt.is_empty() && !ids.is_empty() {
+            return Err(invalid("the request has a prompt and ids: send one of them".to_owned()));
+        }
+        if stop.len() > STOPS || stop.iter().any(|s| s.is_empty() || s.len() > STOP_BYTES) {
+            let why = format!("stop may have {STOPS} strings of 1 to {STOP_BYTES} bytes");
+            return Err(invalid(why));
+        }
+        if !stop.is_empty() {
+            let wrong = |why: &String| RequestError::Model { why: why.clone() };
+            self.inner.tokenizer.as_ref().map_err(wrong)?;
+        }
+        let spec = self.spec();
+        if !seeded {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH);
+            sampling.seed = now.map_or(0, |now| now.as_nanos() as u64);
+        }
+        let sampling = sampling.checked(spec.vocabulary).map_err(|e| invalid(e.to_string()))?;
+        let session = self.clone();
+        let (tokens, ends, took) = blocking(move || {
+            let begun = Instant::now();
+            let model = |why: String| RequestError::Model { why };
+            let tokens = match ids.is_empty() {
+                false => ids,
+                true => {
+                    let tokenizer = session.inner.tokenizer.as_ref();
+                    let tokenizer = tokenizer.map_err(|why| model(why.clone()))?;
+                    let tokens = tokenizer.encode(&prompt, None);
+                    tokens.map_err(|e| RequestError::Invalid { why: format!("prompt: {e}") })?
+                }
+            };
+            let ends = match ignore_end {
+                true => Vec::new(),
+                false => session.inner.model.end_tokens().map_err(|e| model(e.to_string()))?,
+            };
+            Ok::<_, RequestError>((tokens, ends, begun.elapsed()))
+        })
+        .await??;
+        let cache = self.outlook().cache;
+        let limits = [
+            (spec.position_limit(), "the model's table of positions"),
+            (cache.rows, "cache_rows of the cluster"),
+        ];
+        let (limit, limited_by) = limits.into_iter().min_by_key(|(limit, _)| *limit).expect("two");
+        if tokens.is_empty() {
+            return Err(RequestError::EmptyText { index: 0 });
+        }
+        if tokens.len() >= limit as usize {
+            // One more must fit.
+            let (tokens, limit) = (tokens.len(), limit - 1);
+            return Err(RequestError::TextTooLong { index: 0, tokens, limit, limited_by });
+        }
+        let vocabulary = spec.vocabulary;
+        if let Some(&token) = tokens.iter().find(|&&id| id >= vocabulary) {
+            return Err(RequestError::UnknownToken { index: 0, token, vocabulary });
+        }
+        let (prompt, room) = (tokens.len(), limit - tokens.len() as u32);
+        let most = if max_tokens == 0 { room } else { max_tokens.min(room) };
+        let slot = self.inner.slots.fetch_add(1, Ordering::Relaxed);
+        let (kept, breadth, rows) = (None, Breadth::Few, prompt as u32 + most);
+        let way = Way { slot, tokens, prompt, sampling, rows, ends, most, kept, breadth };
+        Ok((way, stop, took))
+    }
+}
+
+/// Says things of a text.
+struct Telling<'a> {
+    stream: Option<TextStream<'a>>,
+    ending: Ending,
+    /// What the listener had no room for.
+    queue: VecDeque<Said>,
+    /// The text has ended, or cannot be read.
+    finish: Option<Result<Finish, RequestError>>,
+    listener: &'a Listener,
+}
+
+impl Telling<'_> {
+    /// Takes a token into the text, if that has not ended, and says it if there is room.
+    fn take(&mut self, way: &mut Way, told: Told) {
+        if self.finish.is_some() {
+            return;
+        }
+        let token = told[0] as u32;
+        way.tokens.push(token);
+        let mut text = String::new();
+        if way.ends.contains(&token) {
+            self.finish = Some(Ok(Finish::Stop));
+        } else if let Some(stream) = &mut self.stream {
+            match stream.push(token) {
+                Ok(piece) => text.push_str(self.ending.add(&piece)),
+                Err(error) => {
+                    self.finish = Some(Err(RequestError::Model { why: error.to_string() }));
+                    return;
+                }
+            }
+            if self.ending.stopped() {
+                self.finish = Some(Ok(Finish::Stop));
+            }
+        }
+        self.queue.push_back(Said::Token { told: Box::new(told), text });
+        while let Some(said) = self.queue.pop_front() {
+            use mpsc::error::TrySendError::{Closed, Full};
+            match self.listener.try_send(Ok(said)) {
+                Ok(()) => {}
+                Err(Full(Ok(said))) => return self.queue.push_front(said),
+                Err(Full(Err(_)) | Closed(_)) => return self.queue.clear(),
+            }
+        }
+    }
+
+    /// Says what waits. False when nobody listens any more, or takes it.
+    async fn flush(&mut self) -> bool {
+        while let Some(said) = self.queue.pop_front() {
+            if !self.say(said).await {
+                return false;
+            }
+        }
+        true
+    }
+
+    async fn say(&self, said: Said) -> bool {
+        self.listener.send_timeout(Ok(said), PATIENCE).await.is_ok()
+    }
+
+    /// The text that was held back.
+    fn rest(&mut self) -> Result<String, RequestError> {
+        if let Some(stream) = self.stream.take().filter(|_| !self.ending.stopped()) {
+            let rest = stream.finish();
+            let rest = rest.map_err(|e| RequestError::Model { why: e.to_string() })?;
+            let sure = self.ending.add(&rest).to_owned();
+            return Ok(sure + self.ending.rest());
+        }
+        Ok(self.ending.rest().to_owned())
+    }
+}

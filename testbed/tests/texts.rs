@@ -1,0 +1,248 @@
+//! Texts that go on over real processes: their tokens, and what happens when a device or a client goes.
+#![allow(clippy::unwrap_used)]
+
+use galaxy_client::{
+    Client, ClientError, GenerateOptions, Generated, Generating, Output, Prompt, RetryPolicy,
+    Sampling, Token,
+};
+use galaxy_testbed::{
+    golden::folder,
+    models,
+    processes::{Setup, TestCluster, until},
+};
+use std::{path::Path, time::Duration};
+
+/// A decoder that makes some hundred tokens a second.
+fn decoder() -> std::path::PathBuf {
+    models::gpt2(Path::new(env!("CARGO_TARGET_TMPDIR")), "gpt2-512x4", 4, 512, 8).unwrap()
+}
+
+fn greedy(max_tokens: u32) -> GenerateOptions {
+    GenerateOptions { max_tokens, ignore_end: true, ..GenerateOptions::default() }
+}
+
+/// The tokens of a text to its end, and how it ends.
+async fn rest(text: &mut Generating) -> Result<(Vec<Token>, String), ClientError> {
+    let mut tokens = Vec::new();
+    loop {
+        match text.next().await? {
+            Some(Generated::Token(token)) => tokens.push(token),
+            Some(Generated::Done(done)) => {
+                assert!(text.next().await?.is_none(), "nothing comes behind the end");
+                return Ok((tokens, done.finish));
+            }
+            None => panic!("a text without an end"),
+        }
+    }
+}
+
+async fn ids(
+    client: &Client,
+    prompt: &[u32],
+    options: GenerateOptions,
+) -> Result<Vec<u32>, ClientError> {
+    let mut text = client.generate(prompt.to_vec(), options).await?;
+    let (tokens, _) = rest(&mut text).await?;
+    Ok(tokens.iter().map(|token| token.token).collect())
+}
+
+fn strategies() -> [(&'static str, &'static str, &'static str, Vec<f64>); 5] {
+    [
+        ("llama", "galaxy", "tls", vec![3.0, 2.0, 1.0]),
+        ("gpt2", "megatron", "quic", vec![1.0, 2.0]),
+        ("qwen3", "galaxy", "plain", vec![1.0; 4]),
+        ("gptj", "local", "tls", vec![1.0, 1.0]),
+        ("opt", "galaxy", "quic", vec![1.0, 3.0]),
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_are_those_of_transformers() {
+    for (checkpoint, strategy, link, shares) in strategies() {
+        let path = folder().join(checkpoint);
+        let text = std::fs::read(path.join("generated.json")).unwrap();
+        let golden: serde_json::Value = serde_json::from_slice(&text).unwrap();
+        let setup = Setup { strategy, link, shares, tiles: 2, max_rows: 5, ..Setup::new(&path) };
+        let cluster = TestCluster::start(setup).unwrap();
+        let client = cluster.client().await.unwrap();
+        for prompt in golden["prompts"].as_array().unwrap() {
+            let list =
+                |key: &str| -> Vec<u32> { serde_json::from_value(prompt[key].clone()).unwrap() };
+            let (begins, want) = (list("prompt"), list("generated"));
+            let made = ids(&client, &begins, greedy(want.len() as u32)).await;
+            let made = made.unwrap_or_else(|e| panic!("{e}\n{}", cluster.output()));
+            assert_eq!(made, want, "{checkpoint}, {strategy}, {link}");
+        }
+        let status = client.status().await.unwrap();
+        assert_eq!(status.failed, 0);
+        let trace = client.trace(None).await.unwrap();
+        assert!(!trace.devices.is_empty());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_seed_says_the_same_on_any_split() {
+    let path = folder().join("llama");
+    let options = |seed| GenerateOptions {
+        sampling: Sampling { temperature: 1.0, top_p: 0.95, logprobs: 3, ..Sampling::default() },
+        seed: Some(seed),
+        ..greedy(48)
+    };
+    let mut all = Vec::new();
+    for (strategy, shares) in
+        [("local", vec![1.0]), ("galaxy", vec![1.0, 2.0]), ("megatron", vec![2.0, 1.0, 1.0])]
+    {
+        let setup = Setup { strategy, shares, ..Setup::new(&path) };
+        let cluster = TestCluster::start(setup).unwrap();
+        let client = cluster.client().await.unwrap();
+        let mut texts = Vec::new();
+        for seed in 0..3 {
+            let mut text = client.generate(vec![5, 17, 9], options(seed)).await.unwrap();
+            assert_eq!((text.seed, text.prompt_tokens, text.text), (seed, 3, false));
+            let (tokens, finish) = rest(&mut text).await.unwrap();
+            assert_eq!(finish, "length");
+            for token in &tokens {
+                assert_eq!(token.top.len(), 3);
+                assert!(token.top[0].1 >= token.logprob && token.top[0].1 >= token.top[1].1);
+            }
+            texts.push(tokens.iter().map(|token| token.token).collect::<Vec<_>>());
+        }
+        assert_ne!(texts[0], texts[1]);
+        all.push(texts);
+    }
+    assert_eq!(all[0], all[1]);
+    assert_eq!(all[0], all[2]);
+}
+
+async fn refused(client: &Client, prompt: Prompt, options: GenerateOptions) -> ClientError {
+    let begun = tokio::time::timeout(Duration::from_secs(10), client.generate(prompt, options));
+    begun.await.unwrap().expect_err("bad input")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bad_input_is_refused_and_leaves_nothing_behind() {
+    let path = folder().join("llama");
+    // One text at a time has room.
+    let setup = Setup { cache_rows: Some(192), shares: vec![1.0, 1.0], ..Setup::new(&path) };
+    let cluster = TestCluster::start(setup).unwrap();
+    let client = cluster.client().await.unwrap();
+    let sampling = |sampling: Sampling| GenerateOptions { sampling, ..greedy(4) };
+    let fine = Sampling::default();
+    let some = || Prompt::Ids(vec![1, 2, 3]);
+    let cases: Vec<(Prompt, GenerateOptions, &str, &str)> = vec![
+        (Prompt::Ids(vec![1; 500]), greedy(4), "text_too_long", "500 tokens"),
+        (Prompt::Ids(vec![]), greedy(4), "unsupported_model", "tokenizer"),
+        (Prompt::Ids(vec![1, 99_999]), greedy(4), "unknown_token", "99999"),
+        (Prompt::from("words"), greedy(4), "unsupported_model", "tokenizer"),
+        (
+            some(),
+            sampling(Sampling { temperature: f32::NAN, ..fine.clone() }),
+            "invalid_argument",
+            "temperature",
+        ),
+        (some(), sampling(Sampling { top_p: 0.0, ..fine.clone() }), "invalid_argument", "top_p"),
+        (some(), sampling(Sampling { logprobs: 21, ..fine.clone() }), "invalid_argument", "20"),
+        (
+            some(),
+            sampling(Sampling { bias: vec![(5000, 1.0)], ..fine.clone() }),
+            "invalid_argument",
+            "5000",
+        ),
+        (
+            some(),
+            GenerateOptions { stop: vec![String::new()], ..greedy(4) },
+            "invalid_argument",
+            "stop",
+        ),
+        (
+            some(),
+            GenerateOptions { stop: vec!["end".into()], ..greedy(4) },
+            "unsupported_model",
+            "tokenizer",
+        ),
+    ];
+    for (prompt, options, code, word) in cases {
+        let error = refused(&client, prompt, options).await;
+        assert_eq!(error.code(), code, "{error}");
+        assert!(error.to_string().contains(word) && !error.retryable(), "{error}");
+    }
+    // As many as the model has positions for, whatever is asked.
+    let made = ids(&client, &[1, 2, 3], greedy(u32::MAX)).await.unwrap();
+    let limit = galaxy_model::ModelDir::open(&path).unwrap().spec().position_limit();
+    assert_eq!(made.len() as u32, limit.min(192) - 3);
+    // An encoder has no next token.
+    let setup = Setup { shares: vec![1.0], ..Setup::new(folder().join("bert")) };
+    let encoder = TestCluster::start(setup).unwrap();
+    let client = encoder.client().await.unwrap();
+    let error = refused(&client, some(), greedy(4)).await;
+    assert_eq!(error.code(), "unsupported_output");
+    assert!(error.to_string().contains("decoder"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_that_go_give_back_their_room() {
+    // One text at a time has room.
+    let setup = Setup { cache_rows: Some(768), ..Setup::new(decoder()) };
+    let cluster = TestCluster::start(setup).unwrap();
+    let client = cluster.client().await.unwrap();
+    let whole = ids(&client, &[5, 6, 7], greedy(700)).await.unwrap();
+    for _ in 0..5 {
+        let mut text = client.generate(vec![5, 6, 7], greedy(700)).await.unwrap();
+        for want in &whole[..3] {
+            match text.next().await.unwrap() {
+                Some(Generated::Token(token)) => assert_eq!(token.token, *want),
+                other => panic!("{other:?}"),
+            }
+        }
+        // It goes, with most of the text still to come; the next one gets its room.
+        drop(text);
+    }
+    // One that does not read, and another that does not mind: requests between stints, too.
+    let idle = client.generate(vec![5, 6, 7], greedy(700)).await.unwrap();
+    client.run(&[[2, 3, 4]], Output::Hidden).await.unwrap();
+    drop(idle);
+    let again = ids(&client, &[5, 6, 7], greedy(700)).await.unwrap();
+    assert_eq!(again, whole);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_text_outlives_a_device() {
+    let mut cluster = TestCluster::start(Setup::new(decoder())).unwrap();
+    let policy = RetryPolicy::default();
+    let builder = cluster.builder("phone", galaxy_proto::identity::Role::Client).unwrap();
+    let client = builder.retry(policy).connect().await.unwrap();
+    let whole = ids(&client, &[9, 8, 7], greedy(900)).await.unwrap();
+    for victim in [0, 2] {
+        let mut text = client.generate(vec![9, 8, 7], greedy(900)).await.unwrap();
+        let mut made = Vec::new();
+        while made.len() < 40 {
+            match text.next().await.unwrap() {
+                Some(Generated::Token(token)) => made.push(token.token),
+                other => panic!("{other:?}"),
+            }
+        }
+        cluster.workers[victim].kill().unwrap();
+        cluster.restart_worker(victim, &[]).unwrap();
+        let (tokens, finish) =
+            rest(&mut text).await.unwrap_or_else(|e| panic!("{e}\n{}", cluster.output()));
+        made.extend(tokens.iter().map(|token| token.token));
+        assert_eq!(finish, "length");
+        assert_eq!(made, whole, "d{victim} was killed");
+    }
+    // One that does not come back ends it, by name.
+    let mut text = client.generate(vec![9, 8, 7], greedy(900)).await.unwrap();
+    text.next().await.unwrap();
+    cluster.workers[1].kill().unwrap();
+    let error = loop {
+        match text.next().await {
+            Ok(Some(_)) => {}
+            Ok(None) => panic!("the device is gone"),
+            Err(error) => break error,
+        }
+    };
+    assert!(error.retryable() && error.device() == Some("d1"), "{error:?}");
+    cluster.restart_worker(1, &[]).unwrap();
+    let again =
+        until("a text is made", || async { ids(&client, &[9, 8, 7], greedy(20)).await.ok() });
+    assert_eq!(again.await.unwrap(), whole[..20]);
+}

@@ -34,6 +34,8 @@ pub const DEFAULT_TILES: u16 = 4;
 const AUTO: &str = "auto";
 /// Rows of texts that go on if nothing else is said, as far as the model has positions: a long page.
 pub const DEFAULT_CACHE_ROWS: u32 = 2048;
+/// Tokens that are made for a typical text of a decoder if nothing else is said: a paragraph.
+pub const DEFAULT_GENERATE: u32 = 128;
 /// Most of them.
 const MAX_CACHE_ROWS: u32 = 1 << 24;
 /// Tokens of a typical text if nothing else is said: a paragraph.
@@ -68,6 +70,7 @@ const CLUSTER_KEYS: &[&str] = &[
     "drift",
     "cache",
     "cache_rows",
+    "generate",
 ];
 const DEVICE_KEYS: &[&str] = &["name", "address", "memory", "threads", "share"];
 const TOP_KEYS: &[&str] = &["cluster", "device"];
@@ -110,6 +113,8 @@ pub struct Cluster {
     pub cache_rows: Option<u32>,
     /// How they are kept.
     pub cache: WireType,
+    /// Tokens that are made for a typical text, if that is given.
+    pub generate: Option<u32>,
     /// How long a request may take that does not say.
     pub timeout: Duration,
     /// The devices; of a split by hand, in ring order.
@@ -404,6 +409,7 @@ impl Cluster {
             profiles: base.join(cluster.text("profiles")?.unwrap_or(DEFAULT_PROFILES)),
             drift,
             cache_rows: cluster.whole("cache_rows", 0, MAX_CACHE_ROWS)?,
+            generate: cluster.whole("generate", 0, MAX_CACHE_ROWS)?,
             cache: cluster.parsed("cache")?.unwrap_or(WireType::F32),
             timeout: cluster.duration("timeout")?.unwrap_or(DEFAULT_TIMEOUT),
             devices,

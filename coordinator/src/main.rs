@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, bail};
 use clap::Parser;
 use galaxy_common::{
-    Bytes, Cache, DeviceName, Epoch,
+    Bytes, DeviceName, Epoch,
     plan::{Plan, Strategy, WireType},
 };
 use galaxy_coord::{
@@ -172,7 +172,7 @@ fn alone(model: &ModelDir, threads: u16) -> Result<Plan> {
         wire: WireType::F32,
         tiles: 1,
         max_rows: model.spec().position_limit().clamp(DEFAULT_MAX_ROWS, EMBEDDED_ROWS),
-        cache: Cache::NONE,
+        cache: galaxy_coord::placement::cache_for(model.spec(), None, WireType::F32),
     };
     Ok(share::plan(model.spec(), &terms, &[member])?)
 }

@@ -4,12 +4,10 @@
 //! Everything here is a pure function. A cluster file with shares is split by them; any other by the
 //! planner, from profiles.
 
-use crate::cluster::{Cluster, DEFAULT_CACHE_ROWS, DEFAULT_TILES};
+use crate::cluster::{Cluster, DEFAULT_CACHE_ROWS, DEFAULT_GENERATE, DEFAULT_TILES};
 use galaxy_common::{
     BatchShape, Bytes, Cache, ClusterProfile, DeviceName, Pooling, ProfileError, Wanted,
-    plan::{
-        BlockAssignment, DevicePlan, Layout, LinkType, Mode, Modes, Phase, Plan, Strategy, WireType,
-    },
+    plan::{BlockAssignment, DevicePlan, Layout, LinkType, Mode, Modes, Plan, Strategy, WireType},
 };
 use galaxy_graph::{
     Costs, LowerError, Program,
@@ -235,7 +233,11 @@ pub fn workload(cluster: &Cluster, model: &ModelDir) -> Workload {
         Some(patches) => vec![(patches.rows(), 1.0)],
         None => cluster.lengths.iter().map(|tokens| ((*tokens).min(most), 1.0)).collect(),
     };
-    Workload { phase: Phase::Prefill, lengths, wanted }
+    let made = match cache(cluster, model.spec()).rows {
+        0 => 0,
+        _ => cluster.generate.unwrap_or(DEFAULT_GENERATE),
+    };
+    Workload { lengths, wanted, made }
 }
 
 /// What is kept of texts that go on: nothing, where the model makes none.

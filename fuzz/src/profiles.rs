@@ -3,7 +3,6 @@
 use super::{Input, good};
 use galaxy_common::{
     Bytes, ClusterProfile, DeviceProfile, LinkProfile, LinkType, Strategy, Wanted, WireType,
-    plan::Phase,
 };
 use galaxy_planner::{Allowed, Offer, Request, Workload};
 use serde::{Serialize, de::DeserializeOwned};
@@ -81,8 +80,7 @@ fn cluster(profile: ClusterProfile) {
     });
     let offers: Vec<Offer> = offers.collect();
     let spec = galaxy_model::shape::Shape::bert(1, 32, 2).spec().expect("a BERT");
-    let workload =
-        Workload { phase: Phase::Prefill, lengths: vec![(16, 1.0)], wanted: Wanted::Hidden };
+    let workload = Workload { made: 0, lengths: vec![(16, 1.0)], wanted: Wanted::Hidden };
     let allowed = Allowed {
         strategy: Strategy::Auto,
         wires: vec![WireType::F32],

@@ -4,7 +4,7 @@
 //!     cargo run --release -p galaxy-planner --example speed
 #![allow(clippy::unwrap_used)]
 
-use galaxy_common::{Bytes, LinkType, Strategy, Wanted, WireType, plan::Phase};
+use galaxy_common::{Bytes, LinkType, Strategy, Wanted, WireType};
 use galaxy_planner::{Allowed, Offer, Request, Workload, plan, split, synthetic};
 use std::time::Instant;
 
@@ -16,8 +16,7 @@ const RUNS: usize = 11;
 
 fn main() {
     let spec = testing::llama(32, 2048, 32, 8);
-    let workload =
-        Workload { phase: Phase::Prefill, lengths: vec![(284, 1.0)], wanted: Wanted::LastLogits };
+    let workload = Workload { made: 0, lengths: vec![(284, 1.0)], wanted: Wanted::LastLogits };
     let allowed = Allowed {
         strategy: Strategy::Auto,
         wires: vec![WireType::F32],

@@ -2,7 +2,7 @@
 
 use crate::{
     draft, policies, predict, reasons,
-    request::{Planned, PlanningError, Prediction, Request, RunnerUp, Search},
+    request::{Planned, PlanningError, Prediction, Request, RunnerUp, Search, Workload},
     ring::{By, Candidate, Rings},
     search,
 };
@@ -30,8 +30,27 @@ pub(crate) fn plan(request: &Request<'_>) -> Result<Planned, PlanningError> {
     let mut rings = Rings::new(request)?;
     let strategy = request.allowed.strategy;
     let mut search = Search::default();
+    let reading = rings.request.workload;
+    // Where tokens are made, plans for one row at a time are candidates, too.
+    let row = Workload { lengths: vec![(1, 1.0)], made: 0, ..reading.clone() };
+    let rows = Request { workload: &row, ..*request };
+    let mut single = Rings::new(&rows)?;
     let mut ranked = if strategy == Strategy::Auto {
-        auto(&mut rings, &mut search)?
+        let makes = reading.made > 0 && request.allowed.cache.rows > 0;
+        let found = auto(request, &mut rings, &[], &mut search);
+        if makes {
+            let known = found.as_deref().unwrap_or_default();
+            match (auto(request, &mut single, known, &mut search), found) {
+                (Ok(more), Ok(mut found)) => {
+                    found.extend(more);
+                    found
+                }
+                (Ok(found), Err(_)) | (Err(_), Ok(found)) => found,
+                (Err(_), Err(error)) => return Err(error),
+            }
+        } else {
+            found?
+        }
     } else {
         let candidate = policies::plan(&mut rings, strategy, f64::INFINITY)?;
         search.simulated = 1;
@@ -42,6 +61,9 @@ pub(crate) fn plan(request: &Request<'_>) -> Result<Planned, PlanningError> {
     let first = fitting(request, &mut ranked)?;
     let other = |ranked: &Ranked| reasons::another(&ranked.candidate.plan, &first.candidate.plan);
     let other = ranked.into_iter().find(other);
+    // Reasons are those of what takes longer.
+    let made = f64::from(request.made(&first.candidate.plan)) * first.prediction.token;
+    let mut rings = if made > first.prediction.latency / 2.0 { single } else { rings };
     let left_out = reasons::left_out(&mut rings, &first);
     let advice = match strategy {
         Strategy::Auto => reasons::advice(&mut rings, &first),
@@ -93,17 +115,22 @@ fn least(ranked: &[Ranked], of: impl Fn(&Ranked) -> f64) -> f64 {
     ranked.iter().map(of).fold(f64::INFINITY, f64::min)
 }
 
-/// All candidates that fit, simulated.
-fn auto(rings: &mut Rings<'_>, search: &mut Search) -> Result<Vec<Ranked>, PlanningError> {
-    let request = rings.request;
+/// All candidates of `rings` that fit, simulated for `request`, behind those that are known.
+fn auto(
+    request: &Request<'_>,
+    rings: &mut Rings<'_>,
+    known: &[Ranked],
+    search: &mut Search,
+) -> Result<Vec<Ranked>, PlanningError> {
+    let mut ranked: Vec<Ranked> = Vec::new();
     let many = request.offers.len() > search::ALL_SETS;
     let most = SIMULATED[usize::from(many)];
-    let mut ranked: Vec<Ranked> = Vec::new();
     let mut error = None;
     let mut keep = |found: Result<Candidate, PlanningError>, ranked: &mut Vec<Ranked>| {
         let found = found.and_then(|mut candidate| {
             candidate.plan.strategy = Strategy::Auto;
-            let known = ranked.iter().any(|r| r.candidate.plan == candidate.plan);
+            let all = || ranked.iter().chain(known);
+            let known = all().any(|r| r.candidate.plan == candidate.plan);
             // What cannot be lowered is no candidate.
             if known { Ok(None) } else { rank(request, candidate).map(Some) }
         });
@@ -123,7 +150,7 @@ fn auto(rings: &mut Rings<'_>, search: &mut Search) -> Result<Vec<Ranked>, Plann
         let limit = least(&ranked, |r| r.prediction.latency) * STAGES;
         keep(policies::plan(rings, strategy, limit), &mut ranked);
     }
-    search.simulated = ranked.len() as u64;
+    search.simulated += ranked.len() as u64;
     if ranked.is_empty() {
         return Err(reasons::nothing_fits(rings, error));
     }

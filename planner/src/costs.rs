@@ -60,9 +60,10 @@ impl<'a> ProfileCosts<'a> {
     /// Pairs of the `queries` with the `keys` that they see, for each text: (query rows, pairs).
     fn pairs(&self, queries: Span<Row>, keys: Span<Row>) -> impl Iterator<Item = (f64, f64)> + '_ {
         let causal = self.causal;
-        self.shape.placed().filter_map(move |(text, _)| {
+        self.shape.placed().filter_map(move |(text, segment)| {
             let (rows, seen) = (queries.intersect(text), keys.intersect(text));
-            let pairs = seen_pairs(rows, seen, causal);
+            let past = f64::from(rows.len()) * f64::from(segment.past);
+            let pairs = seen_pairs(rows, seen, causal) + past;
             (pairs > 0.0).then(|| (f64::from(rows.len()), pairs))
         })
     }

@@ -5,7 +5,7 @@ use crate::{
     costs::ProfileCosts,
     request::{DeviceShare, PlanningError, Prediction, Request},
 };
-use galaxy_common::{BatchShape, DevicePlan, Layout, Plan};
+use galaxy_common::{BatchShape, Breadth, DevicePlan, Layout, Plan, Segment, Wanted, plan::Phase};
 use galaxy_graph::{
     lower,
     program::{Block, Operation},
@@ -63,25 +63,44 @@ impl Run {
 /// When a profile is missing, or the plan cannot be lowered.
 pub(crate) fn predict(request: &Request<'_>, plan: &Plan) -> Result<Prediction, PlanningError> {
     let mut mean = Run::nothing(plan);
+    let (mut token, made) = (0.0, request.made(plan));
     for (rows, share) in closed::lengths(request, LENGTHS) {
         let limit = request.spec.position_limit().min(plan.max_rows).max(1);
-        let shape = BatchShape::single(rows.min(limit), request.workload.wanted)
+        let rows = rows.min(limit);
+        let shape = BatchShape::single(rows, request.workload.wanted)
             .map_err(|e| PlanningError::Lower(e.into()))?;
-        mean.add(&run(request, plan, &shape)?, share);
+        mean.add(&run(request, plan, Phase::Prefill, &shape)?, share);
+        if made > 0 {
+            // The one in the middle stands for all.
+            let past = (rows + made / 2).min(request.spec.position_limit().saturating_sub(1));
+            let wanted = Wanted::Token(Breadth::Few);
+            let segment = Segment { slot: 0, past, kept: true, rows: 1, wanted };
+            let shape =
+                BatchShape::new(vec![segment]).map_err(|e| PlanningError::Lower(e.into()))?;
+            let one = run(request, plan, Phase::Decode, &shape)?;
+            token += share * one.latency;
+            mean.add(&one, share * f64::from(made));
+        }
     }
-    Ok(Prediction { latency: mean.latency, closed_form: mean.latency, devices: mean.devices })
+    let Run { latency, devices } = mean;
+    Ok(Prediction { latency, token, closed_form: latency, devices })
 }
 
 /// One text of this shape: few layers of each run of equal ones are simulated, and the rest is added.
-fn run(request: &Request<'_>, plan: &Plan, shape: &BatchShape) -> Result<Run, PlanningError> {
+fn run(
+    request: &Request<'_>,
+    plan: &Plan,
+    phase: Phase,
+    shape: &BatchShape,
+) -> Result<Run, PlanningError> {
     let spec = request.spec;
     let layers = if plan.any_sequence() { LAYERS_BY_ROWS } else { LAYERS };
     if plan.layout == Layout::Stages {
         // Whole: stages are unlike one another, and their programs are short.
-        return Ok(simulated(request, spec, plan, shape)?.0);
+        return Ok(simulated(request, spec, plan, phase, shape)?.0);
     }
     let (short_spec, short) = short::shortened(spec, plan, |all| all.min(layers));
-    let (mut all, steps) = simulated(request, &short_spec, &short, shape)?;
+    let (mut all, steps) = simulated(request, &short_spec, &short, phase, shape)?;
     let mut end = 0;
     for run in short::runs(plan) {
         let own = run.len().min(layers);
@@ -104,9 +123,10 @@ fn simulated(
     request: &Request<'_>,
     spec: &ModelSpec,
     plan: &Plan,
+    phase: Phase,
     shape: &BatchShape,
 ) -> Result<(Run, Vec<Run>), PlanningError> {
-    let programs = lower(spec, plan, request.workload.phase, shape)?;
+    let programs = lower(spec, plan, phase, &shape.unbound())?;
     let costs = ProfileCosts::new(spec, plan, shape, request.profile)?;
     let run = simulate(&programs, &costs);
     let run = run.map_err(|e| PlanningError::Nothing { why: e.to_string() })?;
@@ -188,8 +208,10 @@ mod tests {
                     let request = question.request();
                     let planned = crate::plan(&request).unwrap();
                     let shape = BatchShape::single(128, request.workload.wanted).unwrap();
-                    let all = simulated(&request, spec, &planned.plan, &shape).unwrap().0.latency;
-                    let few = run(&request, &planned.plan, &shape).unwrap().latency;
+                    let phase = Phase::Prefill;
+                    let plan = &planned.plan;
+                    let all = simulated(&request, spec, plan, phase, &shape).unwrap().0.latency;
+                    let few = run(&request, plan, phase, &shape).unwrap().latency;
                     println!("{} {rate} {strategy} {tiles}: {:.4}", spec.family, few / all);
                     worst = worst.max((few / all - 1.0).abs());
                 }

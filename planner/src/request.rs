@@ -3,7 +3,6 @@
 use galaxy_common::ClusterProfile;
 use galaxy_common::{
     Bytes, Cache, DeviceName, Exchange, LinkType, Plan, ProfileError, Strategy, Wanted, WireType,
-    plan::Phase,
 };
 use galaxy_graph::{LowerError, budget::Needs};
 use galaxy_model::ModelSpec;
@@ -22,12 +21,12 @@ pub struct Offer {
 /// What the cluster is used for.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Workload {
-    /// Many rows at once, or one row at a time.
-    pub phase: Phase,
     /// Lengths of texts in tokens, with relative weights.
     pub lengths: Vec<(u32, f64)>,
     /// What is wanted of them.
     pub wanted: Wanted,
+    /// Tokens that are made for each, one row at a time; 0: texts are read only.
+    pub made: u32,
 }
 
 /// What the planner may choose from.
@@ -72,6 +71,13 @@ pub struct Request<'a> {
     pub allowed: &'a Allowed,
 }
 
+impl Request<'_> {
+    /// Tokens that a plan makes for each text.
+    pub(crate) fn made(&self, plan: &Plan) -> u32 {
+        if plan.cache.rows > 0 { self.workload.made } else { 0 }
+    }
+}
+
 /// What one device is predicted to do for one text of the workload.
 #[derive(Clone, PartialEq, Debug)]
 pub struct DeviceShare {
@@ -94,7 +100,9 @@ pub struct DeviceShare {
 pub struct Prediction {
     /// From start to the last operation, nanoseconds.
     pub latency: f64,
-    /// The same by the closed form.
+    /// Of that, for each token that is made; 0 where none are.
+    pub token: f64,
+    /// What is read, by the closed form.
     pub closed_form: f64,
     /// By devices of the ring.
     pub devices: Vec<DeviceShare>,

@@ -6,9 +6,7 @@ use crate::{
     split::{Curve, Problem, Side},
     synthetic::{SyntheticDevice, profile},
 };
-use galaxy_common::{
-    Bytes, ClusterProfile, DeviceName, LinkType, Strategy, Wanted, WireType, plan::Phase,
-};
+use galaxy_common::{Bytes, ClusterProfile, DeviceName, LinkType, Strategy, Wanted, WireType};
 use galaxy_model::{Activation, HeadSpec, ModelSpec, NormKind, NormPlace, Pairs, Positions};
 
 /// A BERT of this many layers and this width.
@@ -189,11 +187,7 @@ impl Question {
             offers: devices.iter().map(offer).collect(),
             profile: profile(spec, "shape", 4, &devices),
             spec: spec.clone(),
-            workload: Workload {
-                phase: Phase::Prefill,
-                lengths: vec![(128, 1.0)],
-                wanted: Wanted::Hidden,
-            },
+            workload: Workload { made: 0, lengths: vec![(128, 1.0)], wanted: Wanted::Hidden },
             allowed: Allowed {
                 strategy: Strategy::Auto,
                 wires: vec![WireType::F32],

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use galaxy_common::{
-    BatchShape, Bytes, DeviceName, LinkType, ProfileError, Strategy, Wanted, WireType,
+    BatchShape, Bytes, DeviceName, LinkType, ProfileError, Strategy, Wanted, WireType, plan::Phase,
 };
 use galaxy_graph::{budget, lower, verify};
 use galaxy_model::NormPlace;
@@ -69,7 +69,7 @@ proptest! {
                 }
                 prop_assert_eq!(needs, planned.needs.clone());
                 let shape = BatchShape::single(question.allowed.max_rows, request.workload.wanted).unwrap();
-                let programs = lower(spec, plan, request.workload.phase, &shape).unwrap();
+                let programs = lower(spec, plan, Phase::Prefill, &shape).unwrap();
                 prop_assert_eq!(verify(spec, 4, plan, &shape, &programs), Ok(()));
                 prop_assert!(planned.prediction.latency > 0.0);
                 let in_plan = plan.ring.len() + planned.left_out.len();
@@ -101,6 +101,48 @@ fn equal_questions_have_equal_answers() {
         let (first, second) = (question(seed), question(seed));
         let (first, second) = (plan(&first.request()), plan(&second.request()));
         assert_eq!(format!("{first:?}"), format!("{second:?}"));
+    }
+}
+
+/// Texts that get 100 tokens each.
+fn making(devices: usize, rate: f64) -> Question {
+    let spec = testing::llama(16, 2048, 32, 8);
+    let mut question = Question::new(&spec, testing::devices(devices, 40.0, rate));
+    question.workload.wanted = Wanted::LastLogits;
+    question.workload.made = 100;
+    question.allowed.cache = galaxy_common::Cache { rows: 384, values: WireType::F32 };
+    question
+}
+
+#[test]
+fn tokens_are_made_on_as_many_devices_as_links_allow() {
+    // Exchanges take as long as their frames: links that take 20 ms leave everything on one device.
+    let far = |mut question: Question| {
+        question.profile.links.iter_mut().for_each(|link| link.latency = 2e7);
+        question
+    };
+    let alone = far(making(3, 1e8));
+    let planned = plan(&alone.request()).unwrap();
+    assert_eq!(planned.plan.ring.len(), 1, "{}", planned.what);
+    let near = making(3, 1e8);
+    let planned = plan(&near.request()).unwrap();
+    assert!(planned.plan.ring.len() > 1, "{}", planned.what);
+    let token = planned.prediction.token;
+    assert!(token > 0.0 && 100.0 * token < planned.prediction.latency);
+    // The same plan without tokens takes what is left.
+    let mut read = making(3, 1e8);
+    read.workload.made = 0;
+    let reading = predict(&read.request(), &planned.plan).unwrap();
+    assert_eq!(reading.token, 0.0);
+    let rest = planned.prediction.latency - 100.0 * token;
+    assert!((reading.latency / rest - 1.0).abs() < 1e-6, "{} and {rest}", reading.latency);
+    // No strategy makes a text sooner.
+    for strategy in Strategy::ALL {
+        let mut other = making(3, 1e8);
+        other.allowed.strategy = strategy;
+        let other = plan(&other.request()).unwrap();
+        let (best, found) = (planned.prediction.latency, other.prediction.latency);
+        assert!(best <= found * 1.000_001, "{strategy}: {found}, and auto {best}");
     }
 }
 

@@ -515,6 +515,7 @@ impl Testbed {
         });
         Cluster {
             cache_rows: Some(0),
+            generate: None,
             cache: WireType::F32,
             name: self.name.clone(),
             model: model.to_owned(),

@@ -101,6 +101,7 @@ impl Bench {
         };
         let cluster = Cluster {
             cache_rows: Some(0),
+            generate: None,
             cache: WireType::F32,
             name: "lean".into(),
             model: model.path().to_owned(),

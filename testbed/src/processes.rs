@@ -316,6 +316,7 @@ pub struct TestCluster {
     pub address: String,
     /// The links, if the devices have some of their own.
     pub network: Option<Held>,
+    _alone: Option<Alone>,
     dir: TempDir,
 }
 
@@ -337,6 +338,7 @@ impl TestCluster {
     pub fn begin(setup: Setup) -> Result<Self> {
         let dir = tempfile::tempdir()?;
         let keys = Keys::create(&dir.path().join("keys"))?;
+        let alone = setup.network.then(Alone::wait);
         let network = match setup.network {
             true => Some(joined(setup.shares.len())?),
             false => None,
@@ -357,7 +359,17 @@ impl TestCluster {
         let file = setup.cluster_file(&keys.of("coordinator", Role::Coordinator)?, &addresses);
         std::fs::write(dir.path().join("cluster.toml"), file)?;
         let (coordinator, address) = coordinator(&dir.path().join("cluster.toml"))?;
-        Ok(Self { setup, keys, workers, coordinator, addresses, address, network, dir })
+        Ok(Self {
+            setup,
+            keys,
+            workers,
+            coordinator,
+            addresses,
+            address,
+            network,
+            _alone: alone,
+            dir,
+        })
     }
 
     /// A client that does not try again by itself.
@@ -528,6 +540,28 @@ pub fn listening(process: &mut Process) -> Result<String> {
     let line = process.line("listening on ")?;
     let (_, address) = line.split_once("listening on ").context("line() found it")?;
     Ok(address.trim().to_owned())
+}
+
+/// This process has one network at a time: it stands in each under the same address.
+struct Alone;
+
+static TAKEN: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
+
+impl Alone {
+    /// Waits until no other test of this process has one.
+    fn wait() -> Self {
+        let taken = TAKEN.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let free = TAKEN.1.wait_while(taken, |taken| *taken);
+        *free.unwrap_or_else(PoisonError::into_inner) = true;
+        Self
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        *TAKEN.0.lock().unwrap_or_else(PoisonError::into_inner) = false;
+        TAKEN.1.notify_one();
+    }
 }
 
 /// A network of devices, on links that do not matter, with this process beside them.

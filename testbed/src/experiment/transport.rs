@@ -13,7 +13,7 @@ use crate::{
 use anyhow::{Context, Result};
 use galaxy_common::{
     Bytes, ClusterProfile, DeviceName, LinkProfile, LinkType, PROFILE_VERSION, Pooling, Spread,
-    Strategy, Wanted, WireType, plan::Phase,
+    Strategy, Wanted, WireType,
 };
 use galaxy_planner::{Allowed, Offer, Request, Workload, synthetic};
 use galaxy_proto::{
@@ -376,11 +376,8 @@ fn predict(conditions: &[Condition], options: &Options, record: &mut Record) -> 
         budget: device.memory,
         threads: device.threads,
     });
-    let workload = Workload {
-        phase: Phase::Prefill,
-        lengths: vec![(TOKENS, 1.0)],
-        wanted: Wanted::Pooled(Pooling::Mean),
-    };
+    let workload =
+        Workload { made: 0, lengths: vec![(TOKENS, 1.0)], wanted: Wanted::Pooled(Pooling::Mean) };
     for condition in conditions {
         for link in LINKS {
             let cell = record.cell(&key(condition, link), &[]);

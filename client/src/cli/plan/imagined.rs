@@ -4,7 +4,7 @@ use super::{Case, bytes};
 use crate::cli::{duration, failure::Failure};
 use galaxy_common::{
     DeviceName, LinkRate, RateError, Strategy, WireType,
-    plan::{LinkType, MAX_DEVICES, MAX_TILES, Phase},
+    plan::{LinkType, MAX_DEVICES, MAX_TILES},
     shape::MAX_ROWS,
 };
 use galaxy_coord::{
@@ -28,6 +28,7 @@ struct File {
     shape: Option<String>,
     strategy: Option<String>,
     lengths: Option<Vec<u32>>,
+    generate: Option<u32>,
     max_rows: Option<u32>,
     tiles: Option<u16>,
     #[serde(default)]
@@ -100,7 +101,7 @@ fn case(file: File, base: &Path) -> Result<Case, String> {
         offers: devices.iter().map(offer).collect(),
         profile: synthetic::profile(&spec, &shape, matrix_width, &devices),
         workload: Workload {
-            phase: Phase::Prefill,
+            made: file.generate.unwrap_or(0),
             lengths: lengths.into_iter().map(|length| (length, 1.0)).collect(),
             wanted: wanted(&spec, None),
         },

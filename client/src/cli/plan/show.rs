@@ -38,7 +38,12 @@ type Pair<'a> = (&'a DeviceName, &'a DeviceName);
 pub fn planned(planned: &Planned, workload: &Workload, unlinked: &[Pair<'_>]) -> String {
     let Planned { plan, prediction, search, .. } = planned;
     let predicted = ms(prediction.latency);
-    let mut out = format!("{}: {predicted} predicted for {}\n", planned.what, texts(workload));
+    let mut out = format!("{}: {predicted} predicted for {}", planned.what, texts(workload));
+    if prediction.token > 0.0 {
+        let (made, rate) = (workload.made, 1e9 / prediction.token);
+        let _ = write!(out, " and {made} tokens made for each, {rate:.1} tokens/s");
+    }
+    out.push('\n');
     if plan.ring.len() > 1 {
         let _ = write!(
             out,
@@ -204,6 +209,7 @@ pub fn planned_json(planned: &Planned, unlinked: &[Pair<'_>]) -> Value {
     json!({
         "what": planned.what,
         "predicted_ms": prediction.latency / 1e6,
+        "token_ms": prediction.token / 1e6,
         "closed_form_ms": prediction.closed_form / 1e6,
         "devices": devices.collect::<Vec<_>>(),
         "left_out": left_out.collect::<Vec<_>>(),

@@ -116,9 +116,9 @@ fn making(devices: usize, rate: f64) -> Question {
 
 #[test]
 fn tokens_are_made_on_as_many_devices_as_links_allow() {
-    // Exchanges take as long as their frames: links that take 20 ms leave everything on one device.
+    // Whatever is split, each token is told to all: links that take 200 ms leave everything on one device.
     let far = |mut question: Question| {
-        question.profile.links.iter_mut().for_each(|link| link.latency = 2e7);
+        question.profile.links.iter_mut().for_each(|link| link.latency = 2e8);
         question
     };
     let alone = far(making(3, 1e8));

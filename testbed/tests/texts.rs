@@ -8,7 +8,7 @@ use galaxy_client::{
 use galaxy_testbed::{
     golden::folder,
     models,
-    processes::{Setup, TestCluster, until},
+    processes::{Setup, TestCluster, root, until},
 };
 use std::{path::Path, time::Duration};
 
@@ -112,6 +112,46 @@ async fn a_seed_says_the_same_on_any_split() {
     }
     assert_eq!(all[0], all[1]);
     assert_eq!(all[0], all[2]);
+}
+
+/// What is said of a prompt by the demo's decoder, token by token, and why it ends.
+async fn said(client: &Client, options: GenerateOptions) -> (Vec<String>, String) {
+    let mut text = client.generate("Each device ", options).await.unwrap();
+    assert!(text.text);
+    let mut pieces = Vec::new();
+    loop {
+        match text.next().await.unwrap() {
+            Some(Generated::Token(token)) => pieces.push(token.text),
+            Some(Generated::Done(done)) => {
+                pieces.push(done.text);
+                return (pieces, done.finish);
+            }
+            None => panic!("a text without an end"),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_text_ends_before_a_string_that_ends_it() {
+    let setup = Setup { shares: vec![1.0, 1.0], ..Setup::new(root().join("models/tiny-galaxy")) };
+    let cluster = TestCluster::start(setup).unwrap();
+    let client = cluster.client().await.unwrap();
+    let (pieces, finish) = said(&client, greedy(120)).await;
+    let whole = pieces.concat();
+    assert_eq!((pieces.len(), finish.as_str()), (121, "length"));
+    // Bytes are tokens: all of them are text.
+    assert_eq!(whole.chars().count(), 120, "{whole}");
+    // Two words in the middle, across what was told at once.
+    let stop = whole[40..52].to_owned();
+    let want = &whole[..whole.find(&stop).unwrap()];
+    let options = GenerateOptions { stop: vec!["never said".into(), stop.clone()], ..greedy(120) };
+    let (pieces, finish) = said(&client, options).await;
+    assert_eq!((pieces.concat().as_str(), finish.as_str()), (want, "stop"), "before {stop:?}");
+    // A token that ends texts does, and is no text.
+    let options = GenerateOptions { ignore_end: false, ..greedy(400) };
+    let biased = Sampling { bias: vec![(256, 1000.0)], ..Sampling::default() };
+    let (pieces, finish) = said(&client, GenerateOptions { sampling: biased, ..options }).await;
+    assert_eq!((pieces.concat().as_str(), finish.as_str()), ("", "stop"));
 }
 
 async fn refused(client: &Client, prompt: Prompt, options: GenerateOptions) -> ClientError {

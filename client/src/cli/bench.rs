@@ -1,5 +1,7 @@
 //! `galaxy bench`: what this device can do, and what the kernels make of it.
 
+mod decode;
+
 use super::{
     failure::Failure,
     in_process::{self, open_model},
@@ -66,6 +68,9 @@ enum What {
     /// Times every operation of a layer, and says how far it is from what this device can do.
     #[command(after_long_help = MEANING)]
     Kernels(KernelsArgs),
+    /// Times tokens that one device makes, and says how far that is from how fast it reads memory.
+    #[command(after_long_help = decode::MEANING)]
+    Decode(decode::DecodeArgs),
 }
 
 /// Arguments of `galaxy bench kernels`.
@@ -141,13 +146,26 @@ struct Line {
 
 /// `galaxy bench`.
 pub async fn bench(args: BenchArgs) -> Result<(), Failure> {
-    let What::Kernels(args) = args.what;
-    let as_json = args.json;
-    let work = tokio::task::spawn_blocking(move || kernels(&args));
-    let findings = progress::watch("measuring kernels", work)
+    let (now, work): (_, Box<dyn FnOnce() -> Result<String, Failure> + Send>) = match args.what {
+        What::Kernels(args) => (
+            "measuring kernels",
+            Box::new(move || {
+                let findings = kernels(&args)?;
+                if args.json { json(&findings) } else { Ok(text(&findings)) }
+            }),
+        ),
+        What::Decode(args) => (
+            "making tokens",
+            Box::new(move || {
+                let findings = decode::measured(&args)?;
+                if args.json { json(&findings) } else { Ok(decode::text(&findings)) }
+            }),
+        ),
+    };
+    let said = progress::watch(now, tokio::task::spawn_blocking(work))
         .await
         .map_err(|e| Failure::new(format!("the measurement broke off: {e}")))??;
-    print(&if as_json { json(&findings)? } else { text(&findings) })
+    print(&said)
 }
 
 fn kernels(args: &KernelsArgs) -> Result<Findings, Failure> {

@@ -140,7 +140,7 @@ pub(crate) struct Asked {
     pub(crate) tokens: Vec<u32>,
     /// Squares of pixels, from this row on.
     squares: (Vec<u8>, u32),
-    begins: Option<v1::GoingText>,
+    pub(crate) begins: Option<v1::GoingText>,
     making: Option<Making>,
     pub(crate) left: Duration,
 }

@@ -1,6 +1,6 @@
 //! Single decoders of the control service, for the fuzz targets: no part of the interface.
 
-use crate::{error::WorkerError, execute::Asked, place::Request};
+use crate::{error::WorkerError, execute::Asked, making, place::Request};
 use galaxy_common::{BatchShape, DeviceName, Plan, Rank};
 use galaxy_proto::v1;
 use std::{sync::Arc, time::Duration};
@@ -23,6 +23,12 @@ pub fn execute(
     own: &DeviceName,
     request: v1::ExecuteRequest,
 ) -> Result<(BatchShape, Vec<u32>, Duration), Status> {
-    let read: Result<Asked, WorkerError> = Asked::read(request);
+    let read = |request| {
+        let asked = Asked::read(request)?;
+        // What else a text says of itself, of a vocabulary that is small.
+        asked.begins.clone().map(|text| making::text(text, 97)).transpose()?;
+        Ok::<Asked, WorkerError>(asked)
+    };
+    let read = read(request);
     read.map(|a| (a.shape, a.tokens, a.left)).map_err(|error| error.into_status(own))
 }

@@ -95,6 +95,20 @@ fn run(
     Task { shape, inputs, going }: Task,
     deadline: Option<Instant>,
 ) -> Result<Ran, LocalError> {
+    let begins = going.as_ref().and_then(|going| going.begins.as_ref()).map(|begins| begins.slot);
+    let ran = begin_and_run(cluster, Task { shape, inputs, going }, deadline);
+    if let (Err(_), Some(slot)) = (&ran, begins) {
+        // Nobody knows of a text that did not begin.
+        cluster.end(slot);
+    }
+    ran
+}
+
+fn begin_and_run(
+    cluster: &LocalCluster,
+    Task { shape, inputs, going }: Task,
+    deadline: Option<Instant>,
+) -> Result<Ran, LocalError> {
     if let Some(begins) = going.as_ref().and_then(|going| going.begins.as_ref()) {
         cluster.begin(begins)?;
     }

@@ -197,7 +197,11 @@ impl Session {
         answer.tokenized(tokenized);
         let rows = Cache::taken(way.rows);
         let room = self.inner.room.clone().acquire_many_owned(rows);
-        let room = timeout_at(deadline, room).await.map_err(|_| late.clone())?;
+        let room = tokio::select! {
+            room = timeout_at(deadline, room) => room.map_err(|_| late.clone())?,
+            // Whoever goes meanwhile leaves the queue.
+            () = listener.closed() => return Ok(()),
+        };
         let _room = room.map_err(|_| RequestError::Draining)?;
         let stream = self.inner.tokenizer.as_ref().ok().map(|tokenizer| tokenizer.stream());
         let ending = Ending::new(stop);

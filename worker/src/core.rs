@@ -141,6 +141,16 @@ impl Core {
         std::mem::replace(&mut *lock(&self.active), active)
     }
 
+    /// Ends an epoch, if it is not over: aborts what runs, and closes its links.
+    pub(crate) async fn cancel(&self, epoch: Epoch) -> Result<(), WorkerError> {
+        if self.tell(|state| state.cancel(epoch)) {
+            tracing::info!(%epoch, "cancelled");
+            self.ring.close(epoch);
+            self.disconnect(epoch).await?;
+        }
+        Ok(())
+    }
+
     /// Aborts what runs and closes the links, if `last` or an earlier epoch is placed: whoever
     /// ends an epoch late ends no later one.
     pub(crate) async fn disconnect(&self, last: Epoch) -> Result<(), WorkerError> {

@@ -33,6 +33,9 @@ const PIECE_BYTES: usize = 1 << 20;
 /// For a request that names no time, and for one that names an absurd one.
 const LONGEST: Duration = Duration::from_secs(3600);
 
+/// For a run whose coordinator is gone to end by itself.
+const ORPHANED: Duration = Duration::from_secs(5);
+
 /// Past its deadline, for a request to be told so.
 const REPORT: Duration = Duration::from_secs(5);
 
@@ -208,13 +211,23 @@ impl Execution {
         self.making.as_ref().map_or(0, |making| making.count as usize)
     }
 
-    /// Runs it and reports into `events`. Once it runs, it runs to its end or to a Cancel,
-    /// whether or not anybody listens: the other devices depend on it.
+    /// Runs it and reports into `events`. Once it runs, it runs to its end or to a Cancel: the other
+    /// devices depend on it. Where nobody listens any more, that ends in a few seconds.
     pub(crate) async fn run(self, events: Events) {
         let (epoch, sequence) = (self.place.epoch, self.place.sequence);
         let core = self.place.core.clone();
         let deadline = self.deadline;
-        let result = self.finish(events.clone()).await;
+        let finishing = self.finish(events.clone());
+        tokio::pin!(finishing);
+        let result = tokio::select! {
+            result = &mut finishing => result,
+            () = alone(&events) => {
+                // Others may never have been asked: nobody's tiles would come before the deadline.
+                tracing::warn!(%epoch, %sequence, "the coordinator is gone: what runs is given up");
+                drop(core.cancel(epoch).await);
+                finishing.await
+            }
+        };
         let sent = async {
             match result {
                 Ok((ran, active)) => send_all(&events, ran, &active).await,
@@ -290,6 +303,12 @@ impl Execution {
         lock(&place.core.timelines).put(place.epoch, place.sequence, timeline);
         Ok((ran, active))
     }
+}
+
+/// Waits until nobody has listened for a while.
+async fn alone(events: &Events) {
+    events.closed().await;
+    tokio::time::sleep(ORPHANED).await;
 }
 
 /// What the rows of a batch are made of.

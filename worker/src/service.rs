@@ -140,12 +140,8 @@ impl Worker for Control {
 
     async fn cancel(&self, request: Request<v1::CancelRequest>) -> Answer<v1::CancelReply> {
         let epoch = Epoch(request.into_inner().epoch);
-        if self.0.tell(|state| state.cancel(epoch)) {
-            tracing::info!(%epoch, "cancelled");
-            self.0.ring.close(epoch);
-            let disconnected = self.0.disconnect(epoch).await;
-            disconnected.map_err(|error| error.into_status(&self.0.name))?;
-        }
+        let cancelled = self.0.cancel(epoch).await;
+        cancelled.map_err(|error| error.into_status(&self.0.name))?;
         Ok(Response::new(v1::CancelReply {}))
     }
 

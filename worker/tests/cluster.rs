@@ -416,6 +416,38 @@ async fn a_bad_request_is_refused_and_nothing_is_lost() {
 }
 
 /// One device never starts its part: Cancel ends the other's, and the next placement works.
+/// Waits until a program runs, or until none does.
+async fn until_running(control: &mut WorkerClient<Channel>, wanted: bool) {
+    let looking = async {
+        loop {
+            let health = control.health(v1::HealthRequest {}).await.unwrap().into_inner();
+            if health.running == wanted {
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(LONG, looking).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_nobody_waits_for_ends_by_itself() {
+    let cluster = Cluster::of("bert", 2).await;
+    let plan = cluster.plan(Strategy::Galaxy);
+    cluster.place_all(&plan, 1).await;
+    // The coordinator asks one device, and is gone before it asks the other.
+    let request = cluster.execute(&plan, 1, 0, &[1, 2, 3]);
+    let request = v1::ExecuteRequest { timeout_ms: 600_000, ..request };
+    let asked = tokio::spawn(execute(cluster.workers[0].1.clone(), request));
+    let mut control = cluster.workers[0].1.clone();
+    until_running(&mut control, true).await;
+    asked.abort();
+    until_running(&mut control, false).await;
+    cluster.place_all(&plan, 2).await;
+    cluster.run(&plan, 2, 0, &[1, 2, 3]).await;
+    cluster.end().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cancel_ends_what_waits_for_a_peer() {
     let cluster = Cluster::of("bert", 2).await;
@@ -425,13 +457,7 @@ async fn cancel_ends_what_waits_for_a_peer() {
     let request = cluster.execute(&plan, 1, 0, &tokens);
     let lonely = tokio::spawn(execute(cluster.workers[0].1.clone(), request));
     let mut control = cluster.workers[0].1.clone();
-    loop {
-        let health = control.health(v1::HealthRequest {}).await.unwrap().into_inner();
-        if health.running {
-            break;
-        }
-        tokio::task::yield_now().await;
-    }
+    until_running(&mut control, true).await;
     control.cancel(v1::CancelRequest { epoch: 1 }).await.unwrap();
     let fault = lonely.await.unwrap().unwrap_err();
     assert!(fault.retryable && fault.code == "aborted", "{fault:?}");

@@ -21,7 +21,7 @@ use galaxy_common::{Epoch, Rank, SequenceNumber};
 use galaxy_graph::{
     Program,
     program::{Lane, TOKEN_VALUES},
-    timeline::{LaneUse, Times, lane_use, traffic},
+    timeline::{LaneUse, Times, no_use, traffic},
 };
 use lanes::Work;
 use run::Run;
@@ -55,8 +55,6 @@ pub enum Step {
     Done,
     /// The next one, with the token that was chosen.
     Next,
-    /// The same once more.
-    Again,
 }
 
 /// What a run gave.
@@ -68,14 +66,30 @@ pub struct RunReport {
     pub started: u64,
     /// When it ended.
     pub ended: u64,
-    /// Begin and end of each operation.
+    /// Begin and end of each operation in the last step.
     pub timeline: Vec<Times>,
-    /// How the lanes spent their time.
+    /// How the lanes spent their time, in all steps together.
     pub lanes: Vec<LaneUse>,
     /// Bytes of tiles sent.
     pub bytes_sent: u64,
     /// Bytes of tiles received.
     pub bytes_received: u64,
+}
+
+impl RunReport {
+    /// Takes into account what a run before this one took, of a program with the same lanes.
+    pub(crate) fn follow(&mut self, earlier: &Self) {
+        self.started = earlier.started;
+        self.bytes_sent += earlier.bytes_sent;
+        self.bytes_received += earlier.bytes_received;
+        for lane in &mut self.lanes {
+            if let Some(before) = earlier.lanes.iter().find(|before| before.lane == lane.lane) {
+                lane.busy += before.busy;
+                lane.idle += before.idle;
+                lane.awaiting_receive += before.awaiting_receive;
+            }
+        }
+    }
 }
 
 /// Why a run ended without a result.
@@ -292,16 +306,17 @@ impl Executor {
         let run = Arc::new(Run::new(job, staging.clone(), self.started));
         let started = self.clock();
         let (mut steps, mut told) = (0, [0.0; TOKEN_VALUES as usize]);
+        let mut lanes = no_use(&program);
         let result = loop {
             steps += 1;
             if let Err(error) = self.run_lanes(&run) {
                 break Err(error);
             }
+            run.add_use(&mut lanes);
             run.chosen(&mut told);
             match next(&told) {
-                Step::Done => break Ok(self.report(&run, started, steps)),
-                Step::Next => run.advance(Some(told[0] as u32)),
-                Step::Again => run.advance(None),
+                Step::Done => break Ok(self.report(&run, started, steps, lanes)),
+                Step::Next => run.advance(told[0] as u32),
             }
         };
         lock(&self.connected).current = None;
@@ -345,14 +360,14 @@ impl Executor {
     }
 
     /// What a run gave that began then, and that went through its program so often.
-    fn report(&self, run: &Run, started: u64, steps: u64) -> RunReport {
+    fn report(&self, run: &Run, started: u64, steps: u64, lanes: Vec<LaneUse>) -> RunReport {
         let outcome = run.outcome();
         let (bytes_sent, bytes_received) = traffic(&run.program);
         RunReport {
             outputs: outcome.outputs,
             started,
             ended: self.clock(),
-            lanes: lane_use(&run.program, &outcome.timeline),
+            lanes,
             timeline: outcome.timeline,
             bytes_sent: bytes_sent * steps,
             bytes_received: bytes_received * steps,

@@ -40,14 +40,12 @@ pub struct Generation {
 /// What came of it.
 #[derive(Debug)]
 pub struct Generated {
-    /// Of the last program.
+    /// From the first step to the last; results and timeline are of the last.
     pub report: RunReport,
     /// How many tokens were made.
     pub count: u32,
     /// How many candidates the last choice needed of each device: a good guess for the next.
     pub breadth: Breadth,
-    /// When it all began, on the executor's clock (nanoseconds).
-    pub started: u64,
 }
 
 /// How many candidates the text of a batch is asked for.
@@ -70,14 +68,14 @@ impl Generation {
         mut tell: impl FnMut(&Told),
     ) -> Result<Generated, E> {
         let Self { epoch, sequence, mut shape, mut tokens, count, stop, deadline } = self;
-        let (mut made, mut started) = (0, None);
+        let (mut made, mut before) = (0, None::<RunReport>);
         loop {
             let inputs = Inputs::from(tokens.as_slice());
             let binding = Binding { shape: shape.clone(), inputs };
             let program = program(&shape)?;
             let job = Job { epoch, sequence, program, binding, deadline };
             let (mut proved, mut last, mut behind) = (true, 0, 0);
-            let report = executor.run_steps(job, &mut |told| {
+            let mut report = executor.run_steps(job, &mut |told| {
                 proved = told[2] > 0.0;
                 if !proved {
                     return Step::Done;
@@ -91,10 +89,13 @@ impl Generation {
                 behind += 1;
                 Step::Next
             })?;
-            let started = *started.get_or_insert(report.started);
-            if proved {
-                return Ok(Generated { report, count: made, breadth: breadth(&shape), started });
+            if let Some(before) = &before {
+                report.follow(before);
             }
+            if proved {
+                return Ok(Generated { report, count: made, breadth: breadth(&shape) });
+            }
+            before = Some(report);
             // All steps but the last became past.
             let mut segments: Vec<Segment> = shape.segments().to_vec();
             for segment in &mut segments {

@@ -381,8 +381,7 @@ impl LocalCluster {
             };
             let mut told = Vec::new();
             let generated = generation.run(executor, program, |one| told.push(*one))?;
-            let report = RunReport { started: generated.started, ..generated.report };
-            Ok((told, generated.breadth, report))
+            Ok((told, generated.breadth, generated.report))
         })?;
         if let Some(other) = all.iter().position(|(told, _, _)| *told != all[0].0) {
             let why = format!("rank {other} has chosen other tokens than rank 0");

@@ -28,18 +28,34 @@ pub fn span(times: &[Times]) -> Times {
 /// How each lane of `program` spent its time. Times may be a device's word: what no clock shows gives
 /// sums that mean nothing, and no more.
 pub fn lane_use(program: &Program, times: &[Times]) -> Vec<LaneUse> {
+    let mut lanes = no_use(program);
+    add_lane_use(program, times, &mut lanes);
+    lanes
+}
+
+/// The lanes of a program that has not run.
+pub fn no_use(program: &Program) -> Vec<LaneUse> {
+    let none = |lane: &(Lane, _)| LaneUse { lane: lane.0, busy: 0, idle: 0, awaiting_receive: 0 };
+    program.lanes.iter().map(none).collect()
+}
+
+/// Adds how each lane spent its time in one more run of `program` to `lanes`, one for each of its lanes.
+/// Nothing is allocated.
+pub fn add_lane_use(program: &Program, times: &[Times], lanes: &mut [LaneUse]) {
     let (begin, end) = span(times);
-    let lanes = program.lanes.iter().enumerate().map(|(index, (lane, _))| {
+    for (index, sum) in lanes.iter_mut().enumerate() {
         let (mut busy, mut awaiting) = (0u64, 0u64);
         each_of_lane(program, times, (index, begin), |_, worked, awaited| {
             busy = worked.saturating_add(busy);
             awaiting = awaited.saturating_add(awaiting);
         });
-        let awaiting_receive = if *lane == Lane::Compute { awaiting } else { 0 };
         let idle = end.saturating_sub(begin).saturating_sub(busy);
-        LaneUse { lane: *lane, busy, idle, awaiting_receive }
-    });
-    lanes.collect()
+        sum.busy = sum.busy.saturating_add(busy);
+        sum.idle = sum.idle.saturating_add(idle);
+        if sum.lane == Lane::Compute {
+            sum.awaiting_receive = sum.awaiting_receive.saturating_add(awaiting);
+        }
+    }
 }
 
 /// Each operation of the compute lane, in order: how long it took, and how long the lane was idle

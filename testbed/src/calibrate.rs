@@ -7,8 +7,9 @@
 use crate::{
     cgroup::Group,
     environment::{Environment, Gflops, Hold, Scale},
+    holding::compute_threads,
     inside,
-    instance::{COORDINATOR, Testbed, compute_threads},
+    instance::{COORDINATOR, Testbed},
     models,
 };
 use anyhow::{Context, Result, ensure};

@@ -27,6 +27,8 @@ const KNOWN: &[(&str, &str)] = &[
     ("H", include_str!("../environments/H.toml")),
     ("I", include_str!("../environments/I.toml")),
     ("pair", include_str!("../environments/pair.toml")),
+    ("two", include_str!("../environments/two.toml")),
+    ("four", include_str!("../environments/four.toml")),
 ];
 
 /// Most devices of an environment: their addresses are one byte, and their links one bridge.
@@ -97,6 +99,14 @@ fn duration<'de, D: Deserializer<'de>>(d: D) -> Result<Duration, D::Error> {
     quantity(&text, &[("us", 1e-6), ("ms", 1e-3), ("s", 1.0)])
         .map(Duration::from_secs_f64)
         .map_err(serde::de::Error::custom)
+}
+
+/// A quota of the kernel's has slices of at least a millisecond, so a device of 15% stops for 6; each
+/// wait of one device for another then takes half of that longer than on devices that are slow all the
+/// time: 10% of a request on four boards of environment C. Each turn of a gate takes 20 us of its core
+/// twice.
+fn turn() -> Duration {
+    Duration::from_millis(2)
 }
 
 /// What a device's quota holds.
@@ -171,6 +181,10 @@ pub struct Environment {
     /// How much faster than what it stands for.
     #[serde(default)]
     pub scale: Scale,
+    /// How long the turns take in which devices have their shares of a core. A device that waits for
+    /// another waits for its turn, too; each turn takes some of the core.
+    #[serde(default = "turn", deserialize_with = "duration")]
+    pub turn: Duration,
     /// What all devices have instead of their own, as `10Mbit/s,memory=8GB`: a rate, `memory=` or
     /// `delay=`. It becomes part of the name.
     #[serde(default)]
@@ -250,6 +264,8 @@ impl Environment {
             let sound = factor.is_finite() && factor > 0.0;
             ensure!(sound, "scale.{what} = {factor} must be above 0");
         }
+        let turns = Duration::from_micros(200)..=Duration::from_millis(20);
+        ensure!(turns.contains(&self.turn), "turn = {:?} is not between 200us and 20ms", self.turn);
         let count = self.devices.len();
         ensure!((1..=MAX_DEVICES).contains(&count), "{count} devices: 1 to {MAX_DEVICES} fit");
         for (i, device) in self.devices.iter().enumerate() {
@@ -354,6 +370,7 @@ mod tests {
             ("memory = \"1GB\"", "memory = \"1GB\"\nlos = 0.1", "unknown field `los`"),
             ("memory = \"1GB\"", "memory = \"1GB\"\nloss = 1.0", "loss is a share below 1"),
             ("memory = \"1GB\"", "memory = \"1GB\"\nspeed = \"0GFLOP/s\"", "above 0"),
+            ("[[device]]", "turn = \"1us\"\n[[device]]", "not between 200us and 20ms"),
             ("[[device]]", "[scale]\nspeed = 0.0\n[[device]]", "scale.speed = 0 must be above 0"),
         ] {
             let error = Environment::parse(&sound.replacen(from, to, 1)).unwrap_err();

@@ -1,6 +1,7 @@
 //! Experiments as data: which models run on which environments in which ways, how often, and what
 //! the paper found. One mechanism runs them all; what differs is how they are shown.
 
+mod decode;
 mod latency;
 mod predictions;
 mod show;
@@ -283,6 +284,7 @@ pub fn run(options: &Options) -> Result<()> {
             println!("{:10} {}", experiment.name, experiment.about);
         }
         println!("{:10} {}", transport::NAME, transport::ABOUT);
+        println!("{:10} {}", decode::NAME, decode::ABOUT);
         return Ok(());
     };
     let root = options.loopback || instance::is_root();
@@ -290,12 +292,15 @@ pub fn run(options: &Options) -> Result<()> {
         root,
         "experiments make namespaces and groups, which needs root; --loopback runs without, unshaped and not to be compared"
     );
-    if name == transport::NAME {
-        return transport::run(options);
+    match name {
+        transport::NAME => return transport::run(options),
+        decode::NAME => return decode::run(options),
+        _ => {}
     }
     let known = if options.smoke { SMOKE } else { EXPERIMENTS };
     let Some(experiment) = known.iter().find(|e| e.name == name) else {
-        let names: Vec<&str> = known.iter().map(|e| e.name).chain([transport::NAME]).collect();
+        let names: Vec<&str> =
+            known.iter().map(|e| e.name).chain([transport::NAME, decode::NAME]).collect();
         bail!("no experiment is named {name:?}; there are {}", names.join(", "))
     };
     let record = latency::run(experiment, options)?;

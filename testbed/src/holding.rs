@@ -1,11 +1,7 @@
 //! Kernel threads under their devices' quotas: once a model is placed, or as soon as there are any.
 
-use crate::{
-    cgroup::Group,
-    inside,
-    instance::{core, threads},
-};
-use anyhow::Result;
+use crate::{cgroup::Group, inside, processes::PATIENCE};
+use anyhow::{Context, Result, ensure};
 use std::{
     collections::BTreeSet,
     os::unix::fs::MetadataExt,
@@ -14,7 +10,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread::{JoinHandle, Thread},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// Between two looks for new threads. What a thread does before it is found has no quota: a profile
@@ -136,4 +132,48 @@ impl Drop for Holding {
             drop(thread.join());
         }
     }
+}
+
+/// Processor time of all threads of a process, in ns.
+pub(crate) fn took(pid: u32) -> u64 {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    tasks
+        .filter_map(|task| std::fs::read_to_string(task.path().join("schedstat")).ok())
+        .filter_map(|text| text.split_whitespace().next()?.parse::<u64>().ok())
+        .sum()
+}
+
+/// The threads of a worker that run kernels, once there are any: a thread gives itself its name
+/// some time after it was made.
+pub(crate) fn compute_threads(pid: u32) -> Result<Vec<u32>> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let found = threads(pid)?;
+        if !found.is_empty() {
+            return Ok(found);
+        }
+        ensure!(Instant::now() < deadline, "worker {pid} has no thread that runs kernels");
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// The threads of a worker that run kernels just now, by their names.
+pub(crate) fn threads(pid: u32) -> Result<Vec<u32>> {
+    let mut found = Vec::new();
+    let tasks = format!("/proc/{pid}/task");
+    for entry in std::fs::read_dir(&tasks).with_context(|| format!("worker {pid} is gone"))? {
+        let entry = entry?;
+        let name = std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+        if name.starts_with("compute") || name.starts_with("galaxy-kernel") {
+            found.extend(entry.file_name().to_str().and_then(|id| id.parse::<u32>().ok()));
+        }
+    }
+    Ok(found)
+}
+
+/// The set of one core.
+pub(crate) fn core(index: usize) -> rustix::thread::CpuSet {
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(index);
+    set
 }

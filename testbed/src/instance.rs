@@ -9,7 +9,7 @@ use crate::{
     calibrate::{self, Calibrated, Calibration},
     cgroup::{self, DiskLimit, Group, Limits, Usage},
     environment::{Environment, Hold, check_name, state_directory},
-    holding::{Holding, Limited},
+    holding::{Holding, Limited, compute_threads, threads, took},
     inside, links,
     metronome::{self, Gate},
     network::{self, Network},
@@ -192,7 +192,8 @@ impl Testbed {
                 let _ = served.adopt(daemon.unsigned_abs());
             }
             let metronome = &mut self.metronome;
-            let mut tell = |devices: &[Calibrated]| tell(&self.name, devices, metronome);
+            let turn = environment.turn;
+            let mut tell = |devices: &[Calibrated]| tell(&self.name, turn, devices, metronome);
             self.calibration = calibrate::calibrate(&self.name, environment, cache, &mut tell)?;
         }
         self.save()
@@ -329,13 +330,7 @@ impl Testbed {
         if self.loopback {
             return 0;
         }
-        network::daemons(&self.name)
-            .into_iter()
-            .flat_map(|pid| std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten())
-            .flatten()
-            .filter_map(|task| std::fs::read_to_string(task.path().join("schedstat")).ok())
-            .filter_map(|text| text.split_whitespace().next()?.parse::<u64>().ok())
-            .sum()
+        network::daemons(&self.name).into_iter().map(|pid| took(pid.unsigned_abs())).sum()
     }
 
     /// Starts a worker on every device that serves the models below `models`, and waits until all
@@ -442,11 +437,33 @@ impl Testbed {
         Ok(())
     }
 
+    /// Puts all threads of a process that is no worker under the quota of a device.
+    ///
+    /// # Errors
+    /// When there is no such device, or the process is gone.
+    pub fn hold_all(&self, device: &str, pid: u32) -> Result<()> {
+        if self.loopback {
+            return Ok(());
+        }
+        let limited = self.limited_as(device, pid)?;
+        let tasks = format!("/proc/{pid}/task");
+        for entry in std::fs::read_dir(&tasks).with_context(|| format!("{pid} is gone"))? {
+            if let Some(thread) = entry?.file_name().to_str().and_then(|id| id.parse().ok()) {
+                limited.hold(thread)?;
+            }
+        }
+        Ok(())
+    }
+
     fn limited(&self, name: &str) -> Result<Limited> {
+        self.limited_as(name, self.worker(name)?.pid)
+    }
+
+    fn limited_as(&self, name: &str, pid: u32) -> Result<Limited> {
         let set = &self.calibration.devices[self.device(name)?];
         let quota = set.quota.is_some() && self.environment.hold == Hold::Compute;
         let group = quota.then(|| Group::open(&self.name, name)).transpose()?;
-        Ok(Limited { pid: self.worker(name)?.pid, core: set.core, group })
+        Ok(Limited { pid, core: set.core, group })
     }
 
     /// Puts threads that multiply under their devices' quotas as soon as they are there, as long as
@@ -547,7 +564,7 @@ impl Testbed {
             "a device without a speed has no quota to be made smaller: choose another device",
         )?;
         *told /= factor;
-        tell(&self.name, &devices, &mut self.metronome)
+        tell(&self.name, self.environment.turn, &devices, &mut self.metronome)
     }
 
     /// Removes all of it.
@@ -605,7 +622,12 @@ pub fn down(name: &str) -> Result<()> {
 }
 
 /// Sets the shares of devices: by gates where the kernel can stop single groups, else by its quotas.
-fn tell(testbed: &str, devices: &[Calibrated], metronome: &mut Option<u32>) -> Result<()> {
+fn tell(
+    testbed: &str,
+    turn: Duration,
+    devices: &[Calibrated],
+    metronome: &mut Option<u32>,
+) -> Result<()> {
     let mut gates = Vec::new();
     for device in devices {
         let (Some(share), group) = (device.told, Group::open(testbed, &device.name)?) else {
@@ -622,7 +644,7 @@ fn tell(testbed: &str, devices: &[Calibrated], metronome: &mut Option<u32>) -> R
         *metronome = None;
     }
     if metronome.is_none() {
-        let (pid, _) = metronome::start(testbed, metronome::EACH_US, &gates)?;
+        let (pid, _) = metronome::start(testbed, metronome::EACH_US, turn, &gates)?;
         *metronome = Some(pid);
     }
     Ok(())
@@ -660,39 +682,4 @@ fn end(workers: &[Worker]) -> Result<()> {
         std::thread::sleep(LOOK);
     }
     Ok(())
-}
-
-/// The threads of a worker that run kernels, once there are any: a thread gives itself its name
-/// some time after it was made.
-pub(crate) fn compute_threads(pid: u32) -> Result<Vec<u32>> {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        let found = threads(pid)?;
-        if !found.is_empty() {
-            return Ok(found);
-        }
-        ensure!(Instant::now() < deadline, "worker {pid} has no thread that runs kernels");
-        std::thread::sleep(LOOK);
-    }
-}
-
-/// The threads of a worker that run kernels just now, by their names.
-pub(crate) fn threads(pid: u32) -> Result<Vec<u32>> {
-    let mut found = Vec::new();
-    let tasks = format!("/proc/{pid}/task");
-    for entry in std::fs::read_dir(&tasks).with_context(|| format!("worker {pid} is gone"))? {
-        let entry = entry?;
-        let name = std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
-        if name.starts_with("compute") || name.starts_with("galaxy-kernel") {
-            found.extend(entry.file_name().to_str().and_then(|id| id.parse::<u32>().ok()));
-        }
-    }
-    Ok(found)
-}
-
-/// The set of one core.
-pub fn core(index: usize) -> rustix::thread::CpuSet {
-    let mut set = rustix::thread::CpuSet::new();
-    set.set(index);
-    set
 }

@@ -23,6 +23,7 @@ pub mod metronome;
 pub mod models;
 pub mod network;
 pub mod pairwise;
+pub mod peer;
 pub mod plot;
 pub mod processes;
 pub mod quotas;

@@ -64,16 +64,13 @@ pub struct Options {
     /// What opens and shuts in turn, as JSON.
     #[arg(long, default_value = "[]")]
     gates: String,
+    /// How long each turn of them takes, in microseconds.
+    #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u64).range(200..=20_000))]
+    turn_us: u64,
     /// Set by itself once its priority is what it can be.
     #[arg(long, hide = true)]
     as_is: Option<String>,
 }
-
-/// How long a gate's turn comes after its last. A quota of the kernel's has slices of at least a
-/// millisecond, so a device of 15% stops for 6; each wait of one device for another then takes half
-/// of that longer than on devices that are slow all the time: 10% of a request on four boards of
-/// environment C. Each turn of a gate takes 20 us of its core twice.
-const TURN_US: u64 = 2000;
 
 /// Lets a device's kernels run for their share of each turn, and stops them for the rest.
 ///
@@ -94,9 +91,10 @@ pub struct Gate {
 ///
 /// # Errors
 /// When it does not start; then the reason is that it gave.
-pub fn start(testbed: &str, each_us: u64, gates: &[Gate]) -> Result<(u32, String)> {
+pub fn start(testbed: &str, each_us: u64, turn: Duration, gates: &[Gate]) -> Result<(u32, String)> {
     let mut child = Command::new(processes::program("galaxy-testbed")?)
         .args(["metronome", testbed, "--each-us", &each_us.to_string()])
+        .args(["--turn-us", &turn.as_micros().to_string()])
         .args(["--gates", &serde_json::to_string(gates)?])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -125,7 +123,7 @@ pub fn run(options: &Options) -> Result<()> {
     let hub = format!("galaxy-{}-hub", options.testbed);
     match &options.as_is {
         None => promote(options, &hub),
-        Some(how) => beat(options.each_us, &hub, how, serde_json::from_str(&options.gates)?),
+        Some(how) => beat(options, &hub, how, serde_json::from_str(&options.gates)?),
     }
 }
 
@@ -156,11 +154,12 @@ fn promote(options: &Options, hub: &str) -> Result<()> {
     };
     let each = options.each_us.to_string();
     command.args(["metronome", &options.testbed, "--each-us", &each, "--as-is", &how]);
-    command.args(["--gates", &options.gates]);
+    command.args(["--gates", &options.gates, "--turn-us", &options.turn_us.to_string()]);
     Err(command.exec()).context("the metronome does not start over")
 }
 
-fn beat(each_us: u64, hub: &str, how: &str, gates: Vec<Gate>) -> Result<()> {
+fn beat(options: &Options, hub: &str, how: &str, gates: Vec<Gate>) -> Result<()> {
+    let Options { each_us, turn_us, .. } = *options;
     ensure!(named(hub), "the metronome is not in the namespace {hub}");
     let cores = cores()?;
     for &core in &cores {
@@ -172,7 +171,7 @@ fn beat(each_us: u64, hub: &str, how: &str, gates: Vec<Gate>) -> Result<()> {
             pin(core)?;
             // Without this what is not real-time wakes up to 50 us late.
             thread::set_current_timer_slack(NonZeroU64::new(1))?;
-            if here.is_empty() { tick(each_us) } else { turn(&here) }
+            if here.is_empty() { tick(each_us) } else { turn(&here, turn_us) }
         };
         std::thread::Builder::new()
             .name(format!("metronome-{core}"))
@@ -196,19 +195,19 @@ fn beat(each_us: u64, hub: &str, how: &str, gates: Vec<Gate>) -> Result<()> {
 }
 
 /// Opens the gates of a core one after the other, each for its share of every turn.
-fn turn(gates: &[Gate]) -> Result<()> {
-    const TURN: i64 = (TURN_US * 1000).cast_signed();
+fn turn(gates: &[Gate], turn_us: u64) -> Result<()> {
+    let turn = (turn_us * 1000).cast_signed();
     let mut files = Vec::new();
     for gate in gates {
         let file = fs::OpenOptions::new().write(true).open(&gate.file);
         let file = file.with_context(|| gate.file.display().to_string())?;
         file.write_at(b"1", 0)?;
-        files.push((file, (gate.share * TURN as f64) as i64));
+        files.push((file, (gate.share * turn as f64) as i64));
     }
     let apart = APART * gates.first().map_or(0, |gate| gate.core as i64);
     loop {
         let now = clock_gettime(ClockId::Monotonic);
-        let mut at = ((now.tv_sec * SECOND + now.tv_nsec) / TURN + 1) * TURN + apart % TURN;
+        let mut at = ((now.tv_sec * SECOND + now.tv_nsec) / turn + 1) * turn + apart % turn;
         for (file, open) in &files {
             until(at)?;
             file.write_at(b"0", 0)?;

@@ -405,6 +405,34 @@ impl Network {
         shaper.map(|shaper| shaper.bytes).with_context(|| format!("{port} is not shaped"))
     }
 
+    /// Bytes that each place has sent so far, headers counted once for what the stack passes on whole.
+    ///
+    /// # Errors
+    /// When the kernel does not tell.
+    pub fn sent(&self) -> Result<Vec<u64>> {
+        #[derive(Deserialize)]
+        struct Port {
+            ifname: String,
+            stats64: Counters,
+        }
+        #[derive(Deserialize)]
+        struct Counters {
+            rx: Counter,
+        }
+        #[derive(Deserialize)]
+        struct Counter {
+            bytes: u64,
+        }
+        let hub = namespace(&self.testbed, "hub");
+        let text = inside(&hub, || run("ip", &["-s", "-j", "link", "show"]))??;
+        let ports: Vec<Port> = serde_json::from_str(&text).context("what `ip -s -j` says")?;
+        let of = |i: usize| {
+            let port = ports.iter().find(|port| port.ifname == format!("h{i}"));
+            port.map(|port| port.stats64.rx.bytes).with_context(|| format!("there is no port h{i}"))
+        };
+        (0..self.places.len()).map(of).collect()
+    }
+
     /// Cuts the path from place `from` to place `to`, both ways for a connection, and heals it;
     /// everyone else still reaches both.
     ///

@@ -2,11 +2,12 @@
 //! from inside the testbed's network.
 
 use anyhow::{Context, Result, bail};
-use galaxy_common::{BatchShape, Bytes, DeviceName, Epoch, Plan, plan::Phase};
+use galaxy_common::{BatchShape, Bytes, DeviceName, Epoch, Plan, Sampling, plan::Phase};
 use galaxy_coord::{
-    Cluster, Fleet, RemoteFleet,
+    Cluster, Fleet, Limits, RemoteFleet, RequestError, Session,
     fleet::{Notice, Readiness, Run, Task, Timeline},
     placement::PlacementError,
+    session::{Ask, Report, Said},
 };
 use galaxy_graph::{Program, lower};
 use galaxy_model::ModelDir;
@@ -15,16 +16,18 @@ use std::{
     future::Future,
     path::{Path, PathBuf},
     sync::Arc,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 use tokio::{
     runtime::{Builder, Runtime},
-    sync::watch,
+    sync::{mpsc, watch},
 };
 
 /// How long weights may take to be placed, from the last word of a profile on: the largest models
 /// that a testbed holds, from a disk that is shared.
 const PLACING: Duration = Duration::from_secs(300);
+/// How long a text may take.
+const MAKING: Duration = Duration::from_secs(600);
 
 /// Threads inside a network.
 pub struct Stage {
@@ -36,6 +39,7 @@ pub struct Stage {
 pub struct Placed<'a> {
     stage: &'a Stage,
     fleet: Arc<RemoteFleet>,
+    session: Session,
     model: Arc<ModelDir>,
     programs: Option<(BatchShape, Arc<Vec<Program>>)>,
 }
@@ -54,6 +58,16 @@ pub enum Refusal {
     },
     /// Anything else that is no failure: the strategy cannot cut this model so.
     Plan(String),
+}
+
+/// A text that was made.
+pub struct Text {
+    /// Its tokens, without those of the prompt,
+    pub tokens: Vec<u32>,
+    /// and when each was there, from the request on.
+    pub at: Vec<Duration>,
+    /// What it cost, where that is told.
+    pub report: Option<Report>,
 }
 
 /// A batch that ran, and what each device did when.
@@ -163,7 +177,9 @@ impl Stage {
             }
             Err(other) => return Ok(Err(Refusal::Plan(other.to_string()))),
         };
-        Ok(Ok(Placed { stage: self, fleet, model: model.clone(), programs: None }))
+        let limits = Limits { queue: 4, timeout: MAKING };
+        let session = Session::new(model.clone(), fleet.clone(), limits);
+        Ok(Ok(Placed { stage: self, fleet, session, model: model.clone(), programs: None }))
     }
 }
 
@@ -197,6 +213,37 @@ impl Placed<'_> {
         Ok(self
             .stage
             .inside(async move { fleet.execute(Task::new(shape, inputs), limit).await })??)
+    }
+
+    /// Makes the likeliest tokens behind a prompt, so many, whatever they are.
+    ///
+    /// # Errors
+    /// When it fails, with what failed.
+    pub fn generate(&self, prompt: &[u32], count: u32) -> Result<Text> {
+        let sampling = Sampling::greedy();
+        let ask = Ask { ids: prompt.to_vec(), max_tokens: count, sampling, ..Ask::default() };
+        let ask = Ask { seeded: true, ignore_end: true, ..ask };
+        let session = self.session.clone();
+        let made = self.stage.inside(async move {
+            let (listener, mut said) = mpsc::channel(1024);
+            let begun = Instant::now();
+            let making = async move { session.generate(ask, Some(MAKING), listener).await };
+            let making = tokio::spawn(making);
+            let (mut tokens, mut at, mut report) = (Vec::new(), Vec::new(), None);
+            while let Some(said) = said.recv().await {
+                match said? {
+                    Said::Begun { .. } => {}
+                    Said::Token { told, .. } => {
+                        tokens.push(told[0] as u32);
+                        at.push(begun.elapsed());
+                    }
+                    Said::Done { report: cost, .. } => report = Some(cost),
+                }
+            }
+            drop(making.await);
+            Ok::<_, RequestError>(Text { tokens, at, report })
+        })?;
+        Ok(made?)
     }
 
     /// Runs one batch, and asks when each device did what. The plan must not change meanwhile.

@@ -282,8 +282,7 @@ impl Execution {
                     Some(making) => {
                         let (told, made) = making.run(&executor, job, &lowering, &events)?;
                         let wanted = galaxy_common::Wanted::Token(told.breadth).into();
-                        let report = RunReport { started: told.started, ..told.report };
-                        Ok(Ran { report, made, wanted })
+                        Ok(Ran { report: told.report, made, wanted })
                     }
                 }
             };

@@ -9,7 +9,7 @@ use galaxy_common::{Epoch, Segment, SequenceNumber, Wanted};
 use galaxy_graph::{
     Program,
     program::{OpId, TOKEN_VALUES},
-    timeline::Times,
+    timeline::{LaneUse, Times, add_lane_use},
 };
 use std::{
     sync::{
@@ -128,15 +128,13 @@ impl Run {
     }
 
     /// Makes ready for the next step, after one that went well: the rows of this one become past, and
-    /// `token` is the next. None: the same step again. Nothing is allocated, if the batch's tokens are
-    /// nobody else's.
-    pub fn advance(&self, token: Option<u32>) {
+    /// `token` is the next. Nothing is allocated, if the batch's tokens are nobody else's.
+    pub fn advance(&self, token: u32) {
         self.step.fetch_add(1, Ordering::Relaxed);
         let mut state = self.lock();
         state.done.fill(0);
         state.asleep.fill(None);
         drop(state);
-        let Some(token) = token else { return };
         let mut binding = self.binding.write().unwrap_or_else(PoisonError::into_inner);
         binding.shape.advance();
         if let Inputs::Tokens(tokens) = &mut binding.inputs {
@@ -179,6 +177,11 @@ impl Run {
         {
             told.copy_from_slice(values);
         }
+    }
+
+    /// Adds how the lanes spent their time in the step that ended.
+    pub fn add_use(&self, lanes: &mut [LaneUse]) {
+        add_lane_use(&self.program, &self.lock().outcome.timeline, lanes);
     }
 
     pub fn now(&self) -> u64 {

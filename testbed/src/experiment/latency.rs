@@ -178,14 +178,7 @@ impl Group<'_> {
         let model = Arc::new(ModelDir::open(&path)?);
         let environment = &self.testbed.environment;
         self.testbed.start_workers(&self.models, self.options.plain)?;
-        let namespace = network::namespace(&self.testbed.name, COORDINATOR);
-        let loopback = self.testbed.loopback;
-        let stage = Stage::new(&self.testbed.identity(COORDINATOR), move || {
-            // A thread that is not inside reaches no device, and its first call says so.
-            if !loopback && let Err(error) = network::enter(&namespace) {
-                eprintln!("{error:#}");
-            }
-        })?;
+        let stage = stage(self.testbed)?;
         let ballast = self.testbed.ballast()?;
         let cell = |variant: &'static Variant| Cell {
             key: key(&environment.name, self.model, variant.name, self.anew),
@@ -239,7 +232,7 @@ impl Group<'_> {
         cluster.plain = self.options.plain;
         // A plan that changed on the way would be another cell.
         cluster.drift = STEADY;
-        let placed = match self.place(stage, cluster, model) {
+        let placed = match place(self.testbed, self.options.smoke, stage, cluster, model) {
             Ok(Ok(placed)) => Ok(placed),
             Ok(Err(refusal)) => {
                 let refused = self.refused(refusal);
@@ -314,43 +307,6 @@ impl Group<'_> {
             }
         }
         Ok(())
-    }
-
-    /// Places a model. Profiles that this takes must have been measured while the host left the
-    /// machine alone, like every sample.
-    fn place<'s>(
-        &self,
-        stage: &'s Stage,
-        cluster: Cluster,
-        model: &Arc<ModelDir>,
-    ) -> Result<Result<Placed<'s>, Refusal>> {
-        let by_profiles = cluster.tiles.is_none();
-        let _holding = by_profiles.then(|| self.testbed.holding()).transpose()?;
-        let profiles = cluster.profiles.clone();
-        let kept = || -> Vec<PathBuf> {
-            let entries = std::fs::read_dir(&profiles).into_iter().flatten().flatten();
-            entries.map(|entry| entry.path()).collect()
-        };
-        let counts = by_profiles && !self.testbed.loopback && !self.options.smoke;
-        let tries = if counts { PROFILES } else { 1 };
-        for _ in 1..tries {
-            let (before, watch) = (kept(), Watch::start()?);
-            let placed = stage.place(cluster.clone(), model)?;
-            let stolen = watch.finish(0)?.steal_share;
-            let mut new = kept();
-            new.retain(|file| !before.contains(file));
-            if new.is_empty() || stolen <= health::MOST_STEAL {
-                return Ok(placed);
-            }
-            // A device that holds a place does not measure itself.
-            drop(placed);
-            eprintln!(
-                "profiles do not count: the host took {:.1}% of the machine; they are measured again",
-                stolen * 100.0
-            );
-            new.iter().try_for_each(std::fs::remove_file)?;
-        }
-        stage.place(cluster, model)
     }
 
     fn hold(&self, placed: &Placed<'_>) -> Result<()> {
@@ -477,6 +433,56 @@ impl Group<'_> {
         }
         Ok(outcome)
     }
+}
+
+/// Places a model. Profiles that this takes must have been measured while the host left the
+/// machine alone, like every sample.
+pub(super) fn place<'s>(
+    testbed: &Testbed,
+    smoke: bool,
+    stage: &'s Stage,
+    cluster: Cluster,
+    model: &Arc<ModelDir>,
+) -> Result<Result<Placed<'s>, Refusal>> {
+    let by_profiles = cluster.tiles.is_none();
+    let _holding = by_profiles.then(|| testbed.holding()).transpose()?;
+    let profiles = cluster.profiles.clone();
+    let kept = || -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(&profiles).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).collect()
+    };
+    let counts = by_profiles && !testbed.loopback && !smoke;
+    let tries = if counts { PROFILES } else { 1 };
+    for _ in 1..tries {
+        let (before, watch) = (kept(), Watch::start()?);
+        let placed = stage.place(cluster.clone(), model)?;
+        let stolen = watch.finish(0)?.steal_share;
+        let mut new = kept();
+        new.retain(|file| !before.contains(file));
+        if new.is_empty() || stolen <= health::MOST_STEAL {
+            return Ok(placed);
+        }
+        // A device that holds a place does not measure itself.
+        drop(placed);
+        eprintln!(
+            "profiles do not count: the host took {:.1}% of the machine; they are measured again",
+            stolen * 100.0
+        );
+        new.iter().try_for_each(std::fs::remove_file)?;
+    }
+    stage.place(cluster, model)
+}
+
+/// A stage at the place of the coordinator.
+pub(super) fn stage(testbed: &Testbed) -> Result<Stage> {
+    let namespace = network::namespace(&testbed.name, COORDINATOR);
+    let loopback = testbed.loopback;
+    Stage::new(&testbed.identity(COORDINATOR), move || {
+        // A thread that is not inside reaches no device, and its first call says so.
+        if !loopback && let Err(error) = network::enter(&namespace) {
+            eprintln!("{error:#}");
+        }
+    })
 }
 
 /// The bounds of all cells of a group: what one strategy needs no more compute for, another needs not

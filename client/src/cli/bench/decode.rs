@@ -27,8 +27,7 @@ What the figures mean:
   memory    reading a buffer far larger than the last-level cache, measured between the
             stints: nothing that comes from memory can be faster
   of memory the one over the other, each stint with the measurement beside it
-  besides   what a token takes besides the operations of the compute lane, which are
-            measured on the last token of a stint: of a large model that is noise
+  besides   what a token takes besides the operations of the compute lane
 
 A model that fits into the last-level cache may exceed 100%. Whatever else runs on this
 device shows as spread; let nothing else run.";
@@ -118,7 +117,8 @@ pub fn measured(args: &DecodeArgs) -> Result<Findings, Failure> {
         let rate = weights.0 as f64 / nanos;
         let most = measure::stream(instructions, threads).median;
         each.push(nanos * 1e-6);
-        besides.push((nanos - compute.map_or(0.0, |lane| lane.busy as f64)) * 1e-3);
+        let busy = compute.map_or(0.0, |lane| lane.busy as f64) / f64::from(STINT);
+        besides.push((nanos - busy) * 1e-3);
         reads.push(rate);
         memory.push(most);
         shares.push(rate / most);

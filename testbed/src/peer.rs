@@ -1,0 +1,179 @@
+//! llama.cpp over its RPC servers on a testbed's devices: the same model, prompts and links.
+//!
+//! `testbed/peers/llama-cpp/build` makes its programs; without them there is none to compare with.
+
+use crate::{
+    environment::Hold,
+    instance::{COORDINATOR, Testbed},
+    network::{self, Network},
+    processes::{PATIENCE, root},
+    stage::Text,
+};
+use anyhow::{Context, Result, bail, ensure};
+use serde::Deserialize;
+use std::{
+    fs::File,
+    io::{BufRead, BufReader, Write as _},
+    net::{SocketAddr, TcpStream},
+    path::{Path, PathBuf},
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+/// Where its servers listen; on loopback each one port further.
+const PORT: u16 = 50_052;
+/// Between two looks at a server that does not tell.
+const LOOK: Duration = Duration::from_millis(20);
+/// What stands in front of how to get it.
+const BUILD: &str = "testbed/peers/llama-cpp/build";
+
+/// Its version, as the package that it was built from is named.
+pub fn version() -> Option<String> {
+    let entries = std::fs::read_dir(directory()).ok()?.flatten();
+    let mut names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    let package = names.find_map(|name| Some(name.strip_suffix(".tar.gz")?.to_owned()))?;
+    program("driver").is_file().then_some(package)
+}
+
+fn directory() -> PathBuf {
+    root().join("target/peers/llama-cpp")
+}
+
+fn program(name: &str) -> PathBuf {
+    directory().join("bin").join(name)
+}
+
+/// The model as it reads it, written first where it is not there yet.
+fn converted(model: &Path) -> Result<PathBuf> {
+    let name = model.file_name().context("a model has a name")?.to_string_lossy();
+    let file = directory().join(format!("{name}-bf16.gguf"));
+    if !file.is_file() {
+        eprintln!("{name} is converted for llama.cpp");
+        let converter = root().join("testbed/peers/llama-cpp/convert.py");
+        let mut command = Command::new(directory().join("venv/bin/python"));
+        command.arg(converter).arg(model).arg(&file).args(["--type", "bf16"]);
+        let done = command.stdin(Stdio::null()).stdout(Stdio::null()).output()?;
+        let said = String::from_utf8_lossy(&done.stderr);
+        ensure!(done.status.success(), "{name} cannot be converted: {said}");
+    }
+    Ok(file)
+}
+
+/// A process that is ended when dropped.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// It, with a model placed.
+pub struct LlamaCpp {
+    driver: Running,
+    asks: ChildStdin,
+    answers: BufReader<ChildStdout>,
+    log: PathBuf,
+    _servers: Vec<Running>,
+}
+
+impl LlamaCpp {
+    /// Starts a server on every device, one thread each, and places a model of at most so many
+    /// positions. Then all that the servers do is under the devices' quotas.
+    ///
+    /// # Errors
+    /// When it is not built, or something does not start.
+    pub fn start(testbed: &Testbed, model: &Path, positions: u32) -> Result<Self> {
+        let model = converted(model)?;
+        let (mut servers, mut addresses) = (Vec::new(), Vec::new());
+        for (i, device) in testbed.environment.devices.iter().enumerate() {
+            let name = device.name.as_str();
+            let server = program("ggml-rpc-server");
+            let mut command = testbed.command(name, Hold::Compute, &server)?;
+            let (host, port) = match testbed.loopback {
+                true => ("127.0.0.1".to_owned(), PORT + i as u16),
+                false => (Network::address(i), PORT),
+            };
+            command.args(["-H", &host, "-p", &port.to_string(), "-t", "1", "-c"]);
+            // Weights that were brought once are kept, as a user would have it.
+            command.env("LLAMA_CACHE", directory().join("cache"));
+            let log = File::create(testbed.directory().join(format!("llama-cpp-{name}.log")))?;
+            command.stdin(Stdio::null()).stderr(log.try_clone()?).stdout(log);
+            let child = command.spawn().with_context(|| format!("{BUILD} makes {server:?}"))?;
+            servers.push(Running(child));
+            addresses.push(format!("{host}:{port}"));
+        }
+        let mut command = testbed.command(COORDINATOR, Hold::Compute, &program("driver"))?;
+        command.arg(model).arg(positions.to_string()).arg(addresses.join(","));
+        let log = testbed.directory().join("llama-cpp.log");
+        command.stderr(File::create(&log)?).stdin(Stdio::piped()).stdout(Stdio::piped());
+        listening(testbed, &addresses)?;
+        let mut driver = Running(command.spawn()?);
+        let asks = driver.0.stdin.take().context("its input is piped")?;
+        let answers = BufReader::new(driver.0.stdout.take().context("its output is piped")?);
+        let mut peer = Self { driver, asks, answers, log, _servers: servers };
+        let said = peer.line()?;
+        ensure!(said == "ready", "the driver of llama.cpp says {said:?}");
+        for (device, server) in testbed.environment.devices.iter().zip(&peer._servers) {
+            testbed.hold_all(device.name.as_str(), server.0.id())?;
+        }
+        Ok(peer)
+    }
+
+    /// The process at the coordinator's place.
+    pub fn driver(&self) -> u32 {
+        self.driver.0.id()
+    }
+
+    fn line(&mut self) -> Result<String> {
+        let mut line = String::new();
+        if self.answers.read_line(&mut line)? == 0 {
+            let said = std::fs::read_to_string(&self.log).unwrap_or_default();
+            bail!("llama.cpp ended; it said:\n{said}");
+        }
+        Ok(line.trim().to_owned())
+    }
+
+    /// Makes the likeliest tokens behind a prompt, so many, whatever they are.
+    ///
+    /// # Errors
+    /// When it fails, with what it said.
+    pub fn generate(&mut self, prompt: &[u32], count: u32) -> Result<Text> {
+        #[derive(Deserialize)]
+        struct Answer {
+            tokens: Vec<u32>,
+            at_ns: Vec<u64>,
+        }
+        let ids: Vec<String> = prompt.iter().map(ToString::to_string).collect();
+        writeln!(self.asks, "{count} {}", ids.join(" ")).context("llama.cpp ended")?;
+        let line = self.line()?;
+        let Answer { tokens, at_ns } =
+            serde_json::from_str(&line).with_context(|| format!("llama.cpp says {line:?}"))?;
+        let at = at_ns.into_iter().map(Duration::from_nanos).collect();
+        Ok(Text { tokens, at, report: None })
+    }
+}
+
+/// Waits until the servers listen.
+fn listening(testbed: &Testbed, addresses: &[String]) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    let open = |address: &String| -> Result<bool> {
+        let address: SocketAddr = address.parse()?;
+        let call = || TcpStream::connect_timeout(&address, PATIENCE).is_ok();
+        match testbed.loopback {
+            true => Ok(call()),
+            false => {
+                let place = network::namespace(&testbed.name, COORDINATOR);
+                network::inside(&place, call)
+            }
+        }
+    };
+    for address in addresses {
+        while !open(address)? {
+            ensure!(Instant::now() < deadline, "no server of llama.cpp listens at {address}");
+            std::thread::sleep(LOOK);
+        }
+    }
+    Ok(())
+}

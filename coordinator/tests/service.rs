@@ -9,6 +9,7 @@ use galaxy_coord::{
     Fleet, Input, Limits, LocalFleet, RequestError, RunOutput, Session,
     api::Api,
     fleet::{BoxFuture, DeviceView, Outlook, Readiness, Run, Task, Timeline},
+    session::{Ask, Said},
 };
 use galaxy_graph::share::{self, Member, Terms};
 use galaxy_model::ModelDir;
@@ -29,7 +30,7 @@ use std::{
 };
 use tokio::{
     net::TcpListener,
-    sync::{Notify, oneshot, watch},
+    sync::{Notify, mpsc, oneshot, watch},
     task::JoinHandle,
 };
 use tonic::transport::Channel;
@@ -38,10 +39,18 @@ const LIMITS: Limits = Limits { queue: 2, timeout: Duration::from_secs(60) };
 const MAX_ROWS: u32 = 140;
 
 fn golden() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/golden/bert")
+    checkpoint("bert")
+}
+
+fn checkpoint(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/golden").join(name)
 }
 
 fn plan(model: &ModelDir, shares: &[f64], strategy: Strategy) -> Plan {
+    plan_with(model, shares, strategy, Cache::NONE)
+}
+
+fn plan_with(model: &ModelDir, shares: &[f64], strategy: Strategy, cache: Cache) -> Plan {
     let members: Vec<Member> = shares
         .iter()
         .enumerate()
@@ -59,7 +68,7 @@ fn plan(model: &ModelDir, shares: &[f64], strategy: Strategy) -> Plan {
         wire: WireType::F32,
         tiles: 2,
         max_rows: MAX_ROWS,
-        cache: Cache::NONE,
+        cache,
     };
     share::plan(model.spec(), &terms, &members).unwrap()
 }
@@ -418,4 +427,34 @@ async fn deadlines_end_waits() {
         ("unavailable", device.as_ref(), true)
     );
     service.stop().await;
+}
+
+/// It reads nothing of what is said: that is given up after a while, and the next text has room.
+#[tokio::test(start_paused = true)]
+async fn a_client_that_stops_reading_is_given_up() {
+    let model = Arc::new(ModelDir::open(&checkpoint("llama")).unwrap());
+    let cache = Cache { rows: Cache::BLOCK, values: WireType::F32 };
+    let plan = plan_with(&model, &[1.0, 1.0], Strategy::Galaxy, cache);
+    let fleet = Arc::new(LocalFleet::open(model.clone(), plan).unwrap());
+    let session = Session::new(model, fleet, LIMITS);
+    let ask = |max_tokens| Ask {
+        ids: vec![5, 6, 7],
+        max_tokens,
+        ignore_end: true,
+        seeded: true,
+        ..Ask::default()
+    };
+    let (listener, mut said) = mpsc::channel(1);
+    let begun = tokio::time::Instant::now();
+    session.generate(ask(60), None, listener).await;
+    let took = begun.elapsed();
+    assert!((Duration::from_secs(25)..Duration::from_secs(70)).contains(&took), "{took:?}");
+    assert!(matches!(said.recv().await, Some(Ok(Said::Begun { .. }))));
+    let (listener, mut said) = mpsc::channel(100);
+    session.generate(ask(60), None, listener).await;
+    let mut tokens = 0;
+    while let Some(said) = said.recv().await {
+        tokens += usize::from(matches!(said.unwrap(), Said::Token { .. }));
+    }
+    assert_eq!(tokens, 60);
 }

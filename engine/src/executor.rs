@@ -3,6 +3,8 @@
 //! The compute lane is a thread of its own that owns the engine; each end of a link is an I/O
 //! thread. All three kinds follow their list of operations, wait for each other by counters, and
 //! stamp each operation's begin and end. So while tile k is multiplied, tile k+1 is on the wire.
+//! Where so little is sent that nothing could hide behind it, as for a token, the compute lane drives the
+//! links itself: waking a thread takes longer than to send a row.
 //!
 //! Hot path: between the first and the last operation of a run, lanes take one short lock for each
 //! operation, and neither log nor allocate.
@@ -23,7 +25,7 @@ use galaxy_graph::{
     program::{Lane, TOKEN_VALUES},
     timeline::{LaneUse, Times, no_use, traffic},
 };
-use lanes::Work;
+use lanes::{Ends, Work};
 use run::Run;
 use std::{
     sync::{
@@ -164,6 +166,7 @@ impl<T: Send + 'static, W: Send + 'static> Worker<T, W> {
 struct Connected {
     epoch: Epoch,
     workers: Vec<Worker>,
+    ends: Arc<Ends>,
     closers: Vec<Arc<dyn crate::link::LinkCloser>>,
     current: Option<Arc<Run>>,
 }
@@ -198,6 +201,7 @@ impl Executor {
             connected: Mutex::new(Connected {
                 epoch: Epoch::default(),
                 workers: Vec::new(),
+                ends: Arc::default(),
                 closers: Vec::new(),
                 current: None,
             }),
@@ -208,20 +212,21 @@ impl Executor {
     /// Replaces the links. What ran over the old ones is aborted.
     pub fn connect(&self, epoch: Epoch, links: Links) {
         self.disconnect(None);
+        let ends = Arc::new(Ends::of(links.senders, links.receivers));
         let mut workers = Vec::new();
-        for (peer, sender) in links.senders {
-            let body = move |inbox: Receiver<Arc<Run>>| lanes::send(peer, sender, &inbox);
-            let name = format!("send-{peer}-{}", self.name);
+        for lane in ends.lanes() {
+            let own = ends.clone();
+            let body = move |inbox: Receiver<Arc<Run>>| lanes::transfer(lane, &own, &inbox);
+            let name = match lane {
+                Lane::Send(peer) => format!("send-{peer}-{}", self.name),
+                Lane::Receive(peer) => format!("receive-{peer}-{}", self.name),
+                _ => continue,
+            };
             // A link without its thread makes every run fail with `NoLink`, which says enough.
-            workers.extend(Worker::spawn(name, Lane::Send(peer), body).ok());
-        }
-        for (peer, receiver) in links.receivers {
-            let body = move |inbox: Receiver<Arc<Run>>| lanes::receive(peer, receiver, &inbox);
-            let name = format!("receive-{peer}-{}", self.name);
-            workers.extend(Worker::spawn(name, Lane::Receive(peer), body).ok());
+            workers.extend(Worker::spawn(name, lane, body).ok());
         }
         let mut connected = lock(&self.connected);
-        *connected = Connected { epoch, workers, closers: links.closers, current: None };
+        *connected = Connected { epoch, workers, ends, closers: links.closers, current: None };
     }
 
     /// Aborts what runs and closes all links. Returns when their threads are gone. With an epoch,
@@ -239,6 +244,7 @@ impl Executor {
                 closer.close();
             }
             connected.epoch = Epoch::default();
+            connected.ends = Arc::default();
             std::mem::take(&mut connected.workers)
         };
         for worker in &mut workers {
@@ -344,7 +350,8 @@ impl Executor {
                     return Err(RunError::NoLink(*lane));
                 }
             }
-            for (lane, _) in peers() {
+            let alone = needs_links && run.is_decode() && connected.ends.take(&run.program);
+            for (lane, _) in peers().filter(|_| !alone) {
                 let worker = connected.workers.iter().find(|w| w.lane == *lane);
                 if let Some(worker) = worker {
                     run.enter();
@@ -352,7 +359,7 @@ impl Executor {
                 }
             }
             run.enter();
-            let work = Work::Run(run.clone());
+            let work = Work::Run(run.clone(), alone.then(|| connected.ends.clone()));
             lock(&self.compute).give(work).inspect_err(|_| run.leave())?;
         }
         run.wait(|| self.close_links(run.epoch));

@@ -45,6 +45,12 @@ pub trait LinkSender: Send {
     /// # Errors
     /// When the link is closed or fails; it is of no further use then.
     fn send(&mut self, header: &FrameHeader, payload: &[u8]) -> Result<(), LinkError>;
+
+    /// Bytes of payload that it takes without waiting for the receiver to take some. Whoever sends no more
+    /// before it receives may do both on one thread.
+    fn takes(&self) -> u64 {
+        0
+    }
 }
 
 /// The receiving end.

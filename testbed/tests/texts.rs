@@ -8,7 +8,7 @@ use galaxy_client::{
 use galaxy_testbed::{
     golden::folder,
     models,
-    processes::{Setup, TestCluster, root, until},
+    processes::{Process, Setup, TestCluster, root, until},
 };
 use std::{path::Path, time::Duration};
 
@@ -226,7 +226,8 @@ async fn clients_that_go_give_back_their_room() {
     let cluster = TestCluster::start(setup).unwrap();
     let client = cluster.client().await.unwrap();
     let whole = ids(&client, &[5, 6, 7], greedy(700)).await.unwrap();
-    for _ in 0..5 {
+    let before = resident(&cluster);
+    for _ in 0..20 {
         let mut text = client.generate(vec![5, 6, 7], greedy(700)).await.unwrap();
         for want in &whole[..3] {
             match text.next().await.unwrap() {
@@ -243,6 +244,20 @@ async fn clients_that_go_give_back_their_room() {
     drop(idle);
     let again = ids(&client, &[5, 6, 7], greedy(700)).await.unwrap();
     assert_eq!(again, whole);
+    for (before, after) in before.iter().zip(resident(&cluster)) {
+        // Rows of one text are 12 MB, a third on each device.
+        assert!(after < before + (3 << 20), "{before} bytes became {after}");
+    }
+}
+
+/// Resident bytes of all processes of a cluster.
+fn resident(cluster: &TestCluster) -> Vec<u64> {
+    let of = |process: &Process| {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", process.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+    };
+    cluster.workers.iter().chain([&cluster.coordinator]).map(of).collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -11,11 +11,14 @@ use crate::{
     staging::InUse,
 };
 use galaxy_common::{FrameHeader, Rank};
-use galaxy_graph::program::{Lane, Memory, OpKind, Operation, Region, TOKEN_VALUES};
+use galaxy_graph::{
+    Program,
+    program::{Lane, Memory, OpKind, Operation, Region, TOKEN_VALUES},
+};
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         mpsc::{Receiver, SyncSender},
     },
 };
@@ -53,14 +56,37 @@ fn follow(lane: Lane, run: &Run, step: &mut impl FnMut(&Run, &Operation) -> Resu
     run.leave();
 }
 
+/// Runs the operations of all lanes on this thread. What can be computed or sent goes first: only where
+/// nothing else is left does it wait for a peer.
+fn follow_all(run: &Run, step: &mut impl FnMut(&Run, Lane, &Operation) -> Result<(), RunError>) {
+    let body = AssertUnwindSafe(|| {
+        while let Some((index, id)) = run.next() {
+            let begin = run.now();
+            let lane = run.program.lanes[index].0;
+            if let Err(error) = step(run, lane, run.program.operation(id)) {
+                run.fail(error);
+                return;
+            }
+            run.finish(index, id, begin);
+        }
+        if run.stuck() {
+            run.fail(RunError::Program("its operations wait for each other".to_owned()));
+        }
+    });
+    if catch_unwind(body).is_err() {
+        run.fail(RunError::Program("the compute lane panicked".to_owned()));
+    }
+    run.leave();
+}
+
 fn in_use(error: InUse) -> RunError {
     RunError::Program(error.to_string())
 }
 
 /// What the compute lane is asked for.
 pub(super) enum Work {
-    /// To run its operations.
-    Run(Arc<Run>),
+    /// To run its operations, and those of all other lanes where it is given the ends of their links.
+    Run(Arc<Run>, Option<Arc<Ends>>),
     /// To take room for a text, and to say whether there was any.
     Begin(Box<Text>, SyncSender<Result<(), ComputeError>>),
     /// To forget a text, or all.
@@ -71,8 +97,8 @@ pub(super) enum Work {
 pub(super) fn compute(mut engine: Box<dyn Engine>, inbox: &Receiver<Work>) -> Box<dyn Engine> {
     let mut prepared: Option<Arc<galaxy_graph::Program>> = None;
     while let Ok(work) = inbox.recv() {
-        let run = match work {
-            Work::Run(run) => run,
+        let (run, ends) = match work {
+            Work::Run(run, ends) => (run, ends),
             Work::Begin(text, answer) => {
                 // Whoever asked may have gone.
                 drop(answer.send(engine.begin(&text)));
@@ -87,7 +113,7 @@ pub(super) fn compute(mut engine: Box<dyn Engine>, inbox: &Receiver<Work>) -> Bo
                 continue;
             }
         };
-        follow(Lane::Compute, &run, &mut |run, op| {
+        let mut compute = |run: &Run, op: &Operation| {
             // Given back only by a step that succeeds: after any other the engine is prepared anew.
             let program = match prepared.take().filter(|p| Arc::ptr_eq(p, &run.program)) {
                 Some(program) => program,
@@ -99,7 +125,14 @@ pub(super) fn compute(mut engine: Box<dyn Engine>, inbox: &Receiver<Work>) -> Bo
             kernel(engine.as_mut(), run, op)?;
             prepared = Some(program);
             Ok(())
-        });
+        };
+        match ends {
+            None => follow(Lane::Compute, &run, &mut compute),
+            Some(ends) => follow_all(&run, &mut |run, lane, op| match lane {
+                Lane::Compute => compute(run, op),
+                lane => ends.transfer(lane, run, op),
+            }),
+        }
     }
     engine
 }
@@ -173,34 +206,115 @@ fn header(run: &Run, op: &Operation, region: &Region) -> FrameHeader {
     }
 }
 
-fn link_error(peer: Rank) -> impl FnOnce(LinkError) -> RunError {
-    move |source| RunError::Link { peer, source }
+/// The ends of all links. Each is one thread's at a time, by the order of a program; a lock takes nothing
+/// then.
+#[derive(Default)]
+pub(super) struct Ends {
+    senders: Vec<(Rank, Mutex<Box<dyn LinkSender>>)>,
+    receivers: Vec<(Rank, Mutex<Box<dyn LinkReceiver>>)>,
+    /// Bytes that every sender takes at once.
+    taken: u64,
 }
 
-/// A send lane.
-pub(super) fn send(peer: Rank, mut link: Box<dyn LinkSender>, inbox: &Receiver<Arc<Run>>) {
-    drive(Lane::Send(peer), inbox, |run, op| {
-        let region = op.reads[0];
-        let tile = run.staging.read(run.program.tensor(region.tensor).slot).map_err(in_use)?;
-        let header = header(run, op, &region);
-        link.send(&header, tile.bytes(header.payload as usize)).map_err(link_error(peer))
-    });
-}
+impl Ends {
+    pub(super) fn of(
+        senders: Vec<(Rank, Box<dyn LinkSender>)>,
+        receivers: Vec<(Rank, Box<dyn LinkReceiver>)>,
+    ) -> Self {
+        let taken = senders.iter().map(|(_, sender)| sender.takes()).min().unwrap_or(0);
+        let senders = senders.into_iter().map(|(peer, end)| (peer, Mutex::new(end))).collect();
+        let receivers = receivers.into_iter().map(|(peer, end)| (peer, Mutex::new(end))).collect();
+        Self { senders, receivers, taken }
+    }
 
-/// A receive lane.
-pub(super) fn receive(peer: Rank, mut link: Box<dyn LinkReceiver>, inbox: &Receiver<Arc<Run>>) {
-    drive(Lane::Receive(peer), inbox, |run, op| {
-        let region = op.writes[0];
-        let slot = run.program.tensor(region.tensor).slot;
-        let mut tile = run.staging.take(slot).map_err(in_use)?;
-        let header = header(run, op, &region);
-        let got = match Arc::get_mut(&mut tile) {
-            Some(own) => link
-                .receive(&header, own.bytes_mut(header.payload as usize))
-                .map_err(link_error(peer)),
-            None => Err(in_use(InUse(slot))),
+    /// The lanes that they are of.
+    pub(super) fn lanes(&self) -> impl Iterator<Item = Lane> {
+        let senders = self.senders.iter().map(|(peer, _)| Lane::Send(*peer));
+        senders.chain(self.receivers.iter().map(|(peer, _)| Lane::Receive(*peer)))
+    }
+
+    /// Whether links take all that a program sends to a peer in one transfer, so that nobody has to receive
+    /// meanwhile.
+    pub(super) fn take(&self, program: &Program) -> bool {
+        let fits = |(lane, ids): &(Lane, Vec<_>)| {
+            if !matches!(lane, Lane::Send(_)) {
+                return matches!(lane, Lane::Compute | Lane::Receive(_));
+            }
+            let (mut last, mut bytes) = (None, 0);
+            ids.iter().all(|id| {
+                let op = program.operation(*id);
+                if let OpKind::Send { transfer, .. } = op.kind {
+                    if last.replace(transfer) != Some(transfer) {
+                        bytes = 0;
+                    }
+                    bytes += op.reads.iter().map(|r| program.region_bytes(r)).sum::<u64>();
+                }
+                bytes <= self.taken
+            })
         };
-        run.staging.put(slot, tile);
-        got
-    });
+        self.taken > 0 && program.lanes.iter().all(fits)
+    }
+
+    /// Sends or receives.
+    fn transfer(&self, lane: Lane, run: &Run, op: &Operation) -> Result<(), RunError> {
+        let none = || RunError::NoLink(lane);
+        match lane {
+            Lane::Send(peer) => {
+                let end = self.senders.iter().find(|(to, _)| *to == peer).ok_or_else(none)?;
+                send(run, op, own(&end.1).as_mut()).map_err(|error| error.of(peer))
+            }
+            Lane::Receive(peer) => {
+                let end = self.receivers.iter().find(|(from, _)| *from == peer).ok_or_else(none)?;
+                receive(run, op, own(&end.1).as_mut()).map_err(|error| error.of(peer))
+            }
+            _ => Err(none()),
+        }
+    }
+}
+
+fn own<T>(end: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    end.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A transfer that went wrong.
+enum Failed {
+    Link(LinkError),
+    Slot(InUse),
+}
+
+impl Failed {
+    fn of(self, peer: Rank) -> RunError {
+        match self {
+            Self::Link(source) => RunError::Link { peer, source },
+            Self::Slot(slot) => in_use(slot),
+        }
+    }
+}
+
+/// A lane of a link.
+pub(super) fn transfer(lane: Lane, ends: &Ends, inbox: &Receiver<Arc<Run>>) {
+    drive(lane, inbox, |run, op| ends.transfer(lane, run, op));
+}
+
+fn send(run: &Run, op: &Operation, link: &mut dyn LinkSender) -> Result<(), Failed> {
+    let region = op.reads[0];
+    let slot = run.program.tensor(region.tensor).slot;
+    let tile = run.staging.read(slot).map_err(Failed::Slot)?;
+    let header = header(run, op, &region);
+    link.send(&header, tile.bytes(header.payload as usize)).map_err(Failed::Link)
+}
+
+fn receive(run: &Run, op: &Operation, link: &mut dyn LinkReceiver) -> Result<(), Failed> {
+    let region = op.writes[0];
+    let slot = run.program.tensor(region.tensor).slot;
+    let mut tile = run.staging.take(slot).map_err(Failed::Slot)?;
+    let header = header(run, op, &region);
+    let got = match Arc::get_mut(&mut tile) {
+        Some(own) => {
+            link.receive(&header, own.bytes_mut(header.payload as usize)).map_err(Failed::Link)
+        }
+        None => Err(Failed::Slot(InUse(slot))),
+    };
+    run.staging.put(slot, tile);
+    got
 }

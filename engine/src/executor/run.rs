@@ -8,7 +8,7 @@ use crate::{
 use galaxy_common::{Epoch, Segment, SequenceNumber, Wanted};
 use galaxy_graph::{
     Program,
-    program::{OpId, TOKEN_VALUES},
+    program::{Lane, OpId, TOKEN_VALUES},
     timeline::{LaneUse, Times, add_lane_use},
 };
 use std::{
@@ -237,6 +237,39 @@ impl Run {
             state.asleep[lane] = Some(op);
             state = self.ready[lane].wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// For a thread that drives all lanes: the lane whose next operation may begin, and that. None when all
+    /// are through, or the run has failed.
+    pub fn next(&self) -> Option<(usize, OpId)> {
+        let state = self.lock();
+        if state.error.is_some() {
+            return None;
+        }
+        let lanes = self.program.lanes.iter().enumerate();
+        let left = lanes.filter_map(|(index, (lane, ids))| {
+            let id = *ids.get(state.done[index] as usize)?;
+            let rank = match lane {
+                Lane::Send(_) => 0,
+                Lane::Receive(_) => 2,
+                _ => 1,
+            };
+            self.may_begin(&state, id).then_some((rank, id.0, index, id))
+        });
+        left.min_by_key(|(rank, order, ..)| (*rank, *order)).map(|(.., index, id)| (index, id))
+    }
+
+    /// Whether operations are left, and no error says why.
+    pub fn stuck(&self) -> bool {
+        let state = self.lock();
+        let mut lanes = self.program.lanes.iter().zip(&state.done);
+        state.error.is_none() && lanes.any(|((_, ids), done)| ids.len() > *done as usize)
+    }
+
+    /// Whether it is one row of each text: then every transfer is waited for, and nothing hides it.
+    pub fn is_decode(&self) -> bool {
+        let binding = self.binding();
+        binding.shape.rows() as usize == binding.shape.segments().len()
     }
 
     /// Counts one more operation of a lane as done, and wakes the lanes that waited for it.

@@ -19,6 +19,9 @@ use std::{
 const SEND_BUFFER: usize = 256 << 10;
 /// Bytes taken from the socket at once; rustls asks for 4 KiB at a time.
 const RECEIVE_BUFFER: usize = 128 << 10;
+/// What sockets hold on both ends together, with what systems give them by default: Linux 16 KiB to send
+/// and 64 to receive, others more.
+pub(super) const HELD: u64 = 32 << 10;
 /// When a peer that says nothing is asked whether it is there, and how often again. One that was
 /// unplugged is known after four seconds; one that is slow has a system that answers for it.
 const KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
@@ -51,6 +54,9 @@ pub(super) struct PlainSender {
 impl LinkSender for PlainSender {
     fn send(&mut self, header: &FrameHeader, payload: &[u8]) -> Result<(), LinkError> {
         write(&mut self.socket, header, payload)
+    }
+    fn takes(&self) -> u64 {
+        HELD
     }
 }
 
@@ -130,6 +136,9 @@ impl TlsSender {
 impl LinkSender for TlsSender {
     fn send(&mut self, header: &FrameHeader, payload: &[u8]) -> Result<(), LinkError> {
         write_sealed(&mut self.socket, &mut self.session, header, payload)
+    }
+    fn takes(&self) -> u64 {
+        HELD
     }
 }
 

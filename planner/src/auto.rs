@@ -36,9 +36,8 @@ pub(crate) fn plan(request: &Request<'_>) -> Result<Planned, PlanningError> {
     let rows = Request { workload: &row, ..*request };
     let mut single = Rings::new(&rows)?;
     let mut ranked = if strategy == Strategy::Auto {
-        let makes = reading.made > 0 && request.allowed.cache.rows > 0;
         let found = auto(request, &mut rings, &[], &mut search);
-        if makes {
+        if makes(request) {
             let known = found.as_deref().unwrap_or_default();
             match (auto(request, &mut single, known, &mut search), found) {
                 (Ok(more), Ok(mut found)) => {
@@ -111,6 +110,11 @@ fn rank(request: &Request<'_>, candidate: Candidate) -> Result<Ranked, PlanningE
     Ok(Ranked { candidate, prediction })
 }
 
+/// Whether tokens are made.
+fn makes(request: &Request<'_>) -> bool {
+    request.workload.made > 0 && request.allowed.cache.rows > 0
+}
+
 fn least(ranked: &[Ranked], of: impl Fn(&Ranked) -> f64) -> f64 {
     ranked.iter().map(of).fold(f64::INFINITY, f64::min)
 }
@@ -143,6 +147,11 @@ fn auto(
         // Those far behind are there for the case that none of the others fits.
         let best = least(&ranked, |r| r.candidate.closed_form);
         if priced.cost <= best * search::MARGIN {
+            keep(rings.fit(priced.ring(), Strategy::Auto, By::Exact), &mut ranked);
+        }
+    }
+    if makes(request) {
+        for priced in search::of_each_size(rings) {
             keep(rings.fit(priced.ring(), Strategy::Auto, By::Exact), &mut ranked);
         }
     }

@@ -210,6 +210,44 @@ pub(crate) fn best(rings: &mut Rings<'_>, most: usize, search: &mut Search) -> V
     found
 }
 
+/// The best ring of each number of devices, with blocks cut in each way. The closed form is of rows that are
+/// divided, so of one row it prefers rings that divide rows, and says little about how many devices should take
+/// part in making tokens.
+pub(crate) fn of_each_size(rings: &mut Rings<'_>) -> Vec<Priced> {
+    let n = rings.request.offers.len();
+    if n > ALL_SETS {
+        return Vec::new();
+    }
+    let spec = rings.request.spec;
+    let mut best: Vec<Priced> = Vec::new();
+    for size in 2..=n {
+        let ways = means(rings.request, size);
+        for by_rows in corners(spec, size) {
+            let mut found: Option<Priced> = None;
+            for bits in (1..1u32 << n).filter(|bits| bits.count_ones() as usize == size) {
+                let set: Vec<usize> = (0..n).filter(|d| bits >> d & 1 == 1).collect();
+                // Which of the sets, in one way; then in which way.
+                let means = ways[ways.len() - 1];
+                let members = order(&rings.links, means.link, &set);
+                let limit = found.as_ref().map_or(f64::INFINITY, |found| found.cost);
+                let ring = Ring { members: &members, means, by_rows };
+                if let Some(cost) = rings.price_below(ring, limit) {
+                    found = Some(Priced { members, means, by_rows, cost });
+                }
+            }
+            let Some(mut found) = found else { continue };
+            for &means in &ways {
+                let ring = Ring { members: &found.members, means, by_rows };
+                if let Some(cost) = rings.price_below(ring, found.cost) {
+                    (found.means, found.cost) = (means, cost);
+                }
+            }
+            best.push(found);
+        }
+    }
+    best
+}
+
 /// A set in one way: its least bound, those of each end, its devices, and the way.
 type Entry = (f64, Vec<(f64, ByRows)>, Vec<usize>, Means);
 

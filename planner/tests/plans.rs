@@ -146,6 +146,33 @@ fn tokens_are_made_on_as_many_devices_as_links_allow() {
     }
 }
 
+/// Devices that are all alike are left out where fewer make a text sooner.
+#[test]
+fn more_devices_never_make_a_text_slower() {
+    let mut left_out = 0;
+    for rate in [1e8, 3e7, 1e7, 5e6] {
+        let all = making(4, rate);
+        let auto = plan(&all.request()).unwrap();
+        left_out += 4 - auto.plan.ring.len();
+        for few in 1..4 {
+            for strategy in [Strategy::Auto, Strategy::Galaxy] {
+                let mut fewer = making(few, rate);
+                fewer.allowed.strategy = strategy;
+                let found = plan(&fewer.request()).unwrap();
+                let fewer_what = found.what.clone();
+                let (best, found) = (auto.prediction.latency, found.prediction.latency);
+                // Splits of one ring that differ by a unit are as good as one another.
+                let say = format!(
+                    "{few} of 4, {rate}: {} {found}, auto {} {best}",
+                    fewer_what, auto.what
+                );
+                assert!(best <= found * 1.01, "{say}");
+            }
+        }
+    }
+    assert!(left_out > 0);
+}
+
 fn plenty(devices: usize, rate: f64) -> Question {
     Question::new(&testing::bert(4, 512), testing::devices(devices, 30.0, rate))
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""House rules that no compiler checks: layers, purity, file sizes, words, unsafe code, sleeps, and
-that the tests which ARCHITECTURE.md names for the laws exist.
+"""House rules that no compiler checks: layers, purity, file sizes, words, unsafe code, sleeps,
+that the tests which ARCHITECTURE.md names for the laws exist, and that the locks agree.
 
     scripts/tidy.py          one line for each violation, and exit code 1 if there is any
 
@@ -135,9 +135,8 @@ class Source:
                 yield at + 1, found.group()
 
 
-def check_layers():
-    metadata = json.loads(run("cargo", "metadata", "--no-deps", "--format-version", "1", "--offline"))
-    for package in metadata["packages"]:
+def check_layers(packages):
+    for package in packages.values():
         name = package["name"]
         path = Path(package["manifest_path"]).relative_to(ROOT)
         text = (ROOT / path).read_text().splitlines()
@@ -228,6 +227,26 @@ def check_guards(path, text, functions):
                     problem(path, at, f"{file} has no test `{name}`", "name the one that guards the law")
 
 
+def check_locks(packages):
+    """fuzz/ is a workspace of its own: its lock must know what our crates depend on, or nothing there
+    builds."""
+    path = "fuzz/Cargo.lock"
+    text = (ROOT / path).read_text()
+    for entry in text.split("[[package]]\n"):
+        name = re.search(r'^name = "([^"]+)"', entry, re.M)
+        package = packages.get(name.group(1)) if name else None
+        if package is None:
+            continue
+        listed = re.search(r"^dependencies = \[(.*?)\]", entry, re.M | re.S)
+        # A name that there are several versions of stands before one of them.
+        locked = {dep.split(" ")[0] for dep in re.findall(r'"([^"]+)"', listed.group(1) if listed else "")}
+        own = [dep for dep in package["dependencies"] if dep["kind"] != "dev"]
+        wanted = {dep["name"] for dep in own if not dep["optional"]}
+        for dep in sorted((wanted - locked) | (locked - {dep["name"] for dep in own})):
+            problem(path, 1, f"{name.group(1)} and {dep}: it is behind",
+                    "run: cargo metadata --format-version 1 --manifest-path fuzz/Cargo.toml")
+
+
 def check_text(path, text):
     if path == THIS or path.startswith(DATA):
         return
@@ -261,7 +280,10 @@ def main():
     functions = {s.path: set(re.findall(r"\bfn (\w+)", "\n".join(s.code))) for s in sources}
     laws = "ARCHITECTURE.md"
     check_guards(laws, (ROOT / laws).read_text(), functions)
-    check_layers()
+    metadata = json.loads(run("cargo", "metadata", "--no-deps", "--format-version", "1", "--offline"))
+    packages = {package["name"]: package for package in metadata["packages"]}
+    check_layers(packages)
+    check_locks(packages)
     for line in problems:
         print(line)
     if problems:

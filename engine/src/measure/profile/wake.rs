@@ -3,11 +3,12 @@
 use crate::{
     compute::{Binding, Engine},
     executor::{Executor, Job},
-    link::{Links, memory},
+    link::{LinkError, LinkSender, Links, memory},
     measure::MeasureError,
 };
 use galaxy_common::{
-    BatchShape, Bytes, Column, Epoch, Rank, Row, SequenceNumber, Span, Spread, Wanted, WireType,
+    BatchShape, Bytes, Column, Epoch, FrameHeader, Rank, Row, SequenceNumber, Span, Wanted,
+    WireType,
 };
 use galaxy_graph::{
     Program,
@@ -21,8 +22,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How often a tile goes round: a tenth of a second on a slow device.
-const ROUNDS: u32 = 400;
+/// How often a tile goes round.
+const ROUNDS: u32 = 100;
+/// How long it is on its way: up to so much longer than the least, so that waits end at any time. A lane that
+/// waits no longer than this sleeps, and its processor with it, as between two tiles of a text.
+const LEAST: Duration = Duration::from_micros(300);
+const LONGER_US: u64 = 1000;
 /// Values of the tile: next to nothing, so that waking up is what is seen.
 const WIDTH: u32 = 64;
 /// A device that takes longer than this for all rounds has a fault.
@@ -32,12 +37,28 @@ const COMPUTE: LaneId = LaneId(0);
 const SEND: LaneId = LaneId(1);
 const RECEIVE: LaneId = LaneId(2);
 
-/// Median time from the end of a receive to the begin of the operation that waits for it,
-/// nanoseconds: a tile goes out, back over a link in memory, and in, through the three lanes that
-/// every program has.
+/// A link on which tiles take a while.
+struct Late {
+    link: Box<dyn LinkSender>,
+    sent: u64,
+}
+
+impl LinkSender for Late {
+    fn send(&mut self, header: &FrameHeader, payload: &[u8]) -> Result<(), LinkError> {
+        self.sent += 1;
+        // Any times, spread evenly.
+        std::thread::sleep(LEAST + Duration::from_micros(self.sent * 618 % LONGER_US));
+        self.link.send(header, payload)
+    }
+}
+
+/// Mean time from the end of a receive to the begin of the operation that waits for it, nanoseconds: a tile
+/// goes out, back over a link in memory, and in, through the three lanes that every program has. The mean,
+/// because a text pays for all of its waits: a device that runs in turns goes on at once mostly, or much later.
 pub(super) fn wake(engine: Box<dyn Engine>) -> Result<f64, MeasureError> {
     let executor = Executor::start("profile", engine)?;
     let (sender, receiver, closer) = memory::link();
+    let sender = Box::new(Late { link: sender, sent: 0 });
     let links = Links {
         senders: vec![(Rank(0), sender)],
         receivers: vec![(Rank(0), receiver)],
@@ -58,7 +79,7 @@ pub(super) fn wake(engine: Box<dyn Engine>) -> Result<f64, MeasureError> {
         let (begun, _) = report.timeline[(4 * round + 3) as usize];
         begun.saturating_sub(received) as f64
     };
-    Ok(Spread::of(&(0..ROUNDS).map(gap).collect::<Vec<_>>()).median)
+    Ok((0..ROUNDS).map(gap).sum::<f64>() / f64::from(ROUNDS))
 }
 
 /// Export, send, receive and import, again and again; each waits for the one before.

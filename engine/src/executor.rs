@@ -313,9 +313,10 @@ impl Executor {
         let started = self.clock();
         let (mut steps, mut told) = (0, [0.0; TOKEN_VALUES as usize]);
         let mut lanes = no_use(&program);
+        let alone = self.alone(&run);
         let result = loop {
             steps += 1;
-            if let Err(error) = self.run_lanes(&run) {
+            if let Err(error) = self.run_lanes(&run, alone.as_ref()) {
                 break Err(error);
             }
             run.add_use(&mut lanes);
@@ -332,7 +333,14 @@ impl Executor {
         result
     }
 
-    fn run_lanes(&self, run: &Arc<Run>) -> Result<(), RunError> {
+    /// The ends of the links, where one thread is to drive all lanes.
+    fn alone(&self, run: &Run) -> Option<Arc<Ends>> {
+        let ends = lock(&self.connected).ends.clone();
+        let few = run.program.lanes.len() > 1 && run.has_single_rows();
+        (few && ends.take_all_of(&run.program)).then_some(ends)
+    }
+
+    fn run_lanes(&self, run: &Arc<Run>, alone: Option<&Arc<Ends>>) -> Result<(), RunError> {
         if run.late() {
             self.close_links(run.epoch);
             return Err(RunError::Deadline);
@@ -350,8 +358,7 @@ impl Executor {
                     return Err(RunError::NoLink(*lane));
                 }
             }
-            let alone = needs_links && run.is_decode() && connected.ends.take(&run.program);
-            for (lane, _) in peers().filter(|_| !alone) {
+            for (lane, _) in peers().filter(|_| alone.is_none()) {
                 let worker = connected.workers.iter().find(|w| w.lane == *lane);
                 if let Some(worker) = worker {
                     run.enter();
@@ -359,7 +366,7 @@ impl Executor {
                 }
             }
             run.enter();
-            let work = Work::Run(run.clone(), alone.then(|| connected.ends.clone()));
+            let work = Work::Run(run.clone(), alone.cloned());
             lock(&self.compute).give(work).inspect_err(|_| run.leave())?;
         }
         run.wait(|| self.close_links(run.epoch));

@@ -197,8 +197,7 @@ fn possible(spec: &ModelSpec, by_rows: ByRows) -> bool {
 pub(crate) fn best(rings: &mut Rings<'_>, most: usize, search: &mut Search) -> Vec<Priced> {
     let n = rings.request.offers.len();
     let mut found = if n <= ALL_SETS {
-        let sets = (1u32..1 << n).map(|set| (0..n).filter(|d| set >> d & 1 == 1).collect());
-        let sets: Vec<Vec<usize>> = sets.collect();
+        let sets = sets(n);
         search.all_subsets = sets.len() as u64;
         search.subsets = sets.len() as u64;
         among(rings, &sets, most)
@@ -212,40 +211,53 @@ pub(crate) fn best(rings: &mut Rings<'_>, most: usize, search: &mut Search) -> V
 
 /// The best ring of each number of devices, with blocks cut in each way. The closed form is of rows that are
 /// divided, so of one row it prefers rings that divide rows, and says little about how many devices should take
-/// part in making tokens.
+/// part in making tokens. Of more than eight devices there are none.
 pub(crate) fn of_each_size(rings: &mut Rings<'_>) -> Vec<Priced> {
     let n = rings.request.offers.len();
     if n > ALL_SETS {
         return Vec::new();
     }
-    let spec = rings.request.spec;
-    let mut best: Vec<Priced> = Vec::new();
+    let (spec, sets) = (rings.request.spec, sets(n));
+    let mut best = Vec::new();
     for size in 2..=n {
         let ways = means(rings.request, size);
+        let sets: Vec<&Vec<usize>> = sets.iter().filter(|set| set.len() == size).collect();
         for by_rows in corners(spec, size) {
-            let mut found: Option<Priced> = None;
-            for bits in (1..1u32 << n).filter(|bits| bits.count_ones() as usize == size) {
-                let set: Vec<usize> = (0..n).filter(|d| bits >> d & 1 == 1).collect();
-                // Which of the sets, in one way; then in which way.
-                let means = ways[ways.len() - 1];
-                let members = order(&rings.links, means.link, &set);
-                let limit = found.as_ref().map_or(f64::INFINITY, |found| found.cost);
-                let ring = Ring { members: &members, means, by_rows };
-                if let Some(cost) = rings.price_below(ring, limit) {
-                    found = Some(Priced { members, means, by_rows, cost });
-                }
-            }
-            let Some(mut found) = found else { continue };
-            for &means in &ways {
-                let ring = Ring { members: &found.members, means, by_rows };
-                if let Some(cost) = rings.price_below(ring, found.cost) {
-                    (found.means, found.cost) = (means, cost);
-                }
-            }
-            best.push(found);
+            best.extend(cheapest(rings, &sets, &ways, by_rows));
         }
     }
     best
+}
+
+/// The cheapest of these sets, by the last of the ways, and then its cheapest way.
+fn cheapest(
+    rings: &mut Rings<'_>,
+    sets: &[&Vec<usize>],
+    ways: &[Means],
+    by_rows: ByRows,
+) -> Option<Priced> {
+    let mut found: Option<Priced> = None;
+    let &means = ways.last()?;
+    for set in sets {
+        let members = order(&rings.links, means.link, set);
+        let limit = found.as_ref().map_or(f64::INFINITY, |found| found.cost);
+        if let Some(cost) = rings.price_below(Ring { members: &members, means, by_rows }, limit) {
+            found = Some(Priced { members, means, by_rows, cost });
+        }
+    }
+    let mut found = found?;
+    for &means in ways {
+        let ring = Ring { means, ..found.ring() };
+        if let Some(cost) = rings.price_below(ring, found.cost) {
+            (found.means, found.cost) = (means, cost);
+        }
+    }
+    Some(found)
+}
+
+/// All sets of so many devices that are not empty.
+fn sets(n: usize) -> Vec<Vec<usize>> {
+    (1u32..1 << n).map(|set| (0..n).filter(|d| set >> d & 1 == 1).collect()).collect()
 }
 
 /// A set in one way: its least bound, those of each end, its devices, and the way.

@@ -65,7 +65,7 @@ pub struct Options {
     #[arg(long, default_value = "[]")]
     gates: String,
     /// How long each turn of them takes, in microseconds.
-    #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u64).range(200..=20_000))]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(200..=20_000))]
     turn_us: u64,
     /// Set by itself once its priority is what it can be.
     #[arg(long, hide = true)]

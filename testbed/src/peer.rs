@@ -6,7 +6,7 @@ use crate::{
     environment::Hold,
     instance::{COORDINATOR, Testbed},
     network::{self, Network},
-    processes::{PATIENCE, root},
+    processes::{PATIENCE, Process, root},
     stage::Text,
 };
 use anyhow::{Context, Result, bail, ensure};
@@ -75,7 +75,7 @@ pub struct LlamaCpp {
     asks: ChildStdin,
     answers: BufReader<ChildStdout>,
     log: PathBuf,
-    _servers: Vec<Running>,
+    _servers: Vec<Process>,
 }
 
 impl LlamaCpp {
@@ -98,10 +98,8 @@ impl LlamaCpp {
             command.args(["-H", &host, "-p", &port.to_string(), "-t", "1", "-c"]);
             // Weights that were brought once are kept, as a user would have it.
             command.env("LLAMA_CACHE", directory().join("cache"));
-            let log = File::create(testbed.directory().join(format!("llama-cpp-{name}.log")))?;
-            command.stdin(Stdio::null()).stderr(log.try_clone()?).stdout(log);
-            let child = command.spawn().with_context(|| format!("{BUILD} makes {server:?}"))?;
-            servers.push(Running(child));
+            let server = Process::spawn(&format!("the server of llama.cpp on {name}"), command);
+            servers.push(server.context(format!("{BUILD} makes it"))?);
             addresses.push(format!("{host}:{port}"));
         }
         let mut command = testbed.command(COORDINATOR, Hold::Compute, &program("driver"))?;
@@ -116,7 +114,7 @@ impl LlamaCpp {
         let said = peer.line()?;
         ensure!(said == "ready", "the driver of llama.cpp says {said:?}");
         for (device, server) in testbed.environment.devices.iter().zip(&peer._servers) {
-            testbed.hold_all(device.name.as_str(), server.0.id())?;
+            testbed.hold_all(device.name.as_str(), server.id())?;
         }
         Ok(peer)
     }

@@ -1,7 +1,7 @@
 //! The threads of the lanes.
 
 use super::{
-    RunError,
+    RunError, lock,
     run::{Run, Told},
 };
 use crate::{
@@ -18,7 +18,7 @@ use galaxy_graph::{
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         mpsc::{Receiver, SyncSender},
     },
 };
@@ -34,9 +34,17 @@ fn drive(
     }
 }
 
+/// A run on this thread, whatever becomes of it.
+fn guarded(lane: Lane, run: &Run, body: impl FnOnce()) {
+    if catch_unwind(AssertUnwindSafe(body)).is_err() {
+        run.fail(RunError::Program(format!("lane {lane:?} panicked")));
+    }
+    run.leave();
+}
+
 /// Runs the operations of one lane of a run.
 fn follow(lane: Lane, run: &Run, step: &mut impl FnMut(&Run, &Operation) -> Result<(), RunError>) {
-    let body = AssertUnwindSafe(|| {
+    guarded(lane, run, || {
         let lanes = &run.program.lanes;
         let Some(index) = lanes.iter().position(|(l, _)| *l == lane) else { return };
         for &id in &lanes[index].1 {
@@ -44,28 +52,22 @@ fn follow(lane: Lane, run: &Run, step: &mut impl FnMut(&Run, &Operation) -> Resu
             let Ok(()) = run.reach(index, id) else { return };
             let begin = run.now();
             if let Err(error) = step(run, op) {
-                run.fail(error);
-                return;
+                return run.fail(error);
             }
             run.finish(index, id, begin);
         }
     });
-    if catch_unwind(body).is_err() {
-        run.fail(RunError::Program(format!("lane {lane:?} panicked")));
-    }
-    run.leave();
 }
 
 /// Runs the operations of all lanes on this thread. What can be computed or sent goes first: only where
 /// nothing else is left does it wait for a peer.
 fn follow_all(run: &Run, step: &mut impl FnMut(&Run, Lane, &Operation) -> Result<(), RunError>) {
-    let body = AssertUnwindSafe(|| {
+    guarded(Lane::Compute, run, || {
         while let Some((index, id)) = run.next() {
             let begin = run.now();
             let lane = run.program.lanes[index].0;
             if let Err(error) = step(run, lane, run.program.operation(id)) {
-                run.fail(error);
-                return;
+                return run.fail(error);
             }
             run.finish(index, id, begin);
         }
@@ -73,10 +75,6 @@ fn follow_all(run: &Run, step: &mut impl FnMut(&Run, Lane, &Operation) -> Result
             run.fail(RunError::Program("its operations wait for each other".to_owned()));
         }
     });
-    if catch_unwind(body).is_err() {
-        run.fail(RunError::Program("the compute lane panicked".to_owned()));
-    }
-    run.leave();
 }
 
 fn in_use(error: InUse) -> RunError {
@@ -235,7 +233,7 @@ impl Ends {
 
     /// Whether links take all that a program sends to a peer in one transfer, so that nobody has to receive
     /// meanwhile.
-    pub(super) fn take(&self, program: &Program) -> bool {
+    pub(super) fn take_all_of(&self, program: &Program) -> bool {
         let fits = |(lane, ids): &(Lane, Vec<_>)| {
             if !matches!(lane, Lane::Send(_)) {
                 return matches!(lane, Lane::Compute | Lane::Receive(_));
@@ -261,34 +259,19 @@ impl Ends {
         match lane {
             Lane::Send(peer) => {
                 let end = self.senders.iter().find(|(to, _)| *to == peer).ok_or_else(none)?;
-                send(run, op, own(&end.1).as_mut()).map_err(|error| error.of(peer))
+                send(peer, run, op, lock(&end.1).as_mut())
             }
             Lane::Receive(peer) => {
                 let end = self.receivers.iter().find(|(from, _)| *from == peer).ok_or_else(none)?;
-                receive(run, op, own(&end.1).as_mut()).map_err(|error| error.of(peer))
+                receive(peer, run, op, lock(&end.1).as_mut())
             }
             _ => Err(none()),
         }
     }
 }
 
-fn own<T>(end: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    end.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A transfer that went wrong.
-enum Failed {
-    Link(LinkError),
-    Slot(InUse),
-}
-
-impl Failed {
-    fn of(self, peer: Rank) -> RunError {
-        match self {
-            Self::Link(source) => RunError::Link { peer, source },
-            Self::Slot(slot) => in_use(slot),
-        }
-    }
+fn link_error(peer: Rank) -> impl FnOnce(LinkError) -> RunError {
+    move |source| RunError::Link { peer, source }
 }
 
 /// A lane of a link.
@@ -296,24 +279,28 @@ pub(super) fn transfer(lane: Lane, ends: &Ends, inbox: &Receiver<Arc<Run>>) {
     drive(lane, inbox, |run, op| ends.transfer(lane, run, op));
 }
 
-fn send(run: &Run, op: &Operation, link: &mut dyn LinkSender) -> Result<(), Failed> {
+fn send(peer: Rank, run: &Run, op: &Operation, link: &mut dyn LinkSender) -> Result<(), RunError> {
     let region = op.reads[0];
-    let slot = run.program.tensor(region.tensor).slot;
-    let tile = run.staging.read(slot).map_err(Failed::Slot)?;
+    let tile = run.staging.read(run.program.tensor(region.tensor).slot).map_err(in_use)?;
     let header = header(run, op, &region);
-    link.send(&header, tile.bytes(header.payload as usize)).map_err(Failed::Link)
+    link.send(&header, tile.bytes(header.payload as usize)).map_err(link_error(peer))
 }
 
-fn receive(run: &Run, op: &Operation, link: &mut dyn LinkReceiver) -> Result<(), Failed> {
+fn receive(
+    peer: Rank,
+    run: &Run,
+    op: &Operation,
+    link: &mut dyn LinkReceiver,
+) -> Result<(), RunError> {
     let region = op.writes[0];
     let slot = run.program.tensor(region.tensor).slot;
-    let mut tile = run.staging.take(slot).map_err(Failed::Slot)?;
+    let mut tile = run.staging.take(slot).map_err(in_use)?;
     let header = header(run, op, &region);
     let got = match Arc::get_mut(&mut tile) {
         Some(own) => {
-            link.receive(&header, own.bytes_mut(header.payload as usize)).map_err(Failed::Link)
+            link.receive(&header, own.bytes_mut(header.payload as usize)).map_err(link_error(peer))
         }
-        None => Err(Failed::Slot(InUse(slot))),
+        None => Err(in_use(InUse(slot))),
     };
     run.staging.put(slot, tile);
     got

@@ -267,7 +267,7 @@ impl Run {
     }
 
     /// Whether it is one row of each text: then every transfer is waited for, and nothing hides it.
-    pub fn is_decode(&self) -> bool {
+    pub fn has_single_rows(&self) -> bool {
         let binding = self.binding();
         binding.shape.rows() as usize == binding.shape.segments().len()
     }

@@ -4,7 +4,7 @@
 use super::{
     Options,
     latency::{place, stage},
-    show::{axis, percent},
+    show::{axis, bar, groups, percent, publish},
 };
 use crate::{
     calibrate,
@@ -15,9 +15,9 @@ use crate::{
     models,
     network::Network,
     peer::{self, LlamaCpp},
-    plot::{self, Bar, Chart, Group, Kind},
+    plot::{Axis, Chart, Group, Kind},
     record::{Cell, Outcome, Record, Verdict},
-    report::{Page, Table, figure},
+    report::{Table, figure},
     stage::{Placed, Refusal, Stage, Text},
 };
 use anyhow::{Context, Result, ensure};
@@ -49,8 +49,8 @@ const IN_A_ROW: usize = 2;
 const PATIENCE: usize = 3;
 /// A margin that no device leaves: nothing drifts while an experiment runs.
 const STEADY: f64 = 100.0;
-/// The label of who has made the same tokens.
-const AGREES: &str = "tokens";
+/// The label of the tokens that were made.
+const TOKENS: &str = "tokens";
 
 /// Who makes the text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -156,7 +156,7 @@ pub(super) fn run(options: &Options) -> Result<()> {
         up.down()?;
     }
     record.save(&path)?;
-    show(&extent, &record, &directory)
+    show(&extent, &record, &options.output)
 }
 
 /// All sides of one model on one testbed.
@@ -175,6 +175,14 @@ enum Maker<'a, 'p> {
 }
 
 impl Maker<'_, '_> {
+    /// A process of the testbed's beside its devices.
+    fn driver(&self) -> Option<u32> {
+        match self {
+            Self::Ours(_) => None,
+            Self::Theirs(peer) => Some(peer.driver()),
+        }
+    }
+
     fn generate(&mut self, prompt: &[u32], count: usize) -> Result<Text> {
         match self {
             Self::Ours(placed) => placed.generate(prompt, count as u32),
@@ -212,8 +220,7 @@ impl Turns<'_> {
                             peer = Some(LlamaCpp::start(self.testbed, &path, ROOM)?);
                         }
                         let peer = peer.as_mut().context("it was started")?;
-                        let driver = peer.driver();
-                        self.turn(&mut Maker::Theirs(peer), &key, driver, record).map(|()| None)
+                        self.turn(&mut Maker::Theirs(peer), &key, record).map(|()| None)
                     }
                     Side::One => self.ours(&stage, &model, Strategy::Local, &key, record),
                     Side::Galaxy => self.ours(&stage, &model, Strategy::Auto, &key, record),
@@ -230,8 +237,7 @@ impl Turns<'_> {
         }
         drop((peer, stage, ballast));
         self.testbed.stop_workers()?;
-        self.agree(record);
-        record.save(self.path)
+        Ok(())
     }
 
     fn labels(&self, side: Side) -> [(&str, &str); 3] {
@@ -264,24 +270,18 @@ impl Turns<'_> {
         };
         self.testbed.hold(placed.plan().ring.iter().map(|device| device.name.as_str()))?;
         record.cell(key, &[]).labels.insert("plan".to_owned(), placed.what());
-        self.turn(&mut Maker::Ours(&placed), key, 0, record)?;
+        self.turn(&mut Maker::Ours(&placed), key, record)?;
         Ok(None)
     }
 
-    /// A few samples. `driver` is a process of the testbed's beside its devices, or 0.
-    fn turn(
-        &self,
-        maker: &mut Maker<'_, '_>,
-        key: &str,
-        driver: u32,
-        record: &mut Record,
-    ) -> Result<()> {
+    /// A few samples.
+    fn turn(&self, maker: &mut Maker<'_, '_>, key: &str, record: &mut Record) -> Result<()> {
         let Extent { prompt, made, samples, .. } = *self.extent;
         let prompt: Vec<u32> = (0..prompt as u32).map(|i| 3 + i * 7 % 90).collect();
         // The first text of a placement lowers, fills caches and wakes links.
         maker.generate(&prompt, 2)?;
         for _ in 0..IN_A_ROW {
-            let (values, verdict, text) = self.sample(maker, &prompt, made, driver)?;
+            let (values, verdict, text) = self.sample(maker, &prompt, made)?;
             match &verdict {
                 Verdict::Valid => eprintln!(
                     "{key}: {:.1} ms to the first token, {:.1} tokens/s",
@@ -293,7 +293,7 @@ impl Turns<'_> {
             }
             let cell = record.cell(key, &[]);
             let ids: Vec<String> = text.iter().map(ToString::to_string).collect();
-            cell.labels.insert(AGREES.to_owned(), ids.join(" "));
+            cell.labels.insert(TOKENS.to_owned(), ids.join(" "));
             cell.add(values, verdict);
             record.save(self.path)?;
             if record.cell(key, &[]).done(samples) {
@@ -308,7 +308,6 @@ impl Turns<'_> {
         maker: &mut Maker<'_, '_>,
         prompt: &[u32],
         made: usize,
-        driver: u32,
     ) -> Result<(BTreeMap<String, f64>, Verdict, Vec<u32>)> {
         let network = match self.testbed.loopback {
             true => None,
@@ -318,10 +317,11 @@ impl Turns<'_> {
             Ok(network.as_ref().map(Network::sent).transpose()?.unwrap_or_default().iter().sum())
         };
         let count = self.testbed.environment.devices.len();
+        let driver = maker.driver();
         let used = || -> Result<u64> {
             let devices = (0..count).map(|i| Ok(self.testbed.usage(i)?.total_ns));
             let devices: u64 = devices.sum::<Result<u64>>()?;
-            Ok(devices + self.testbed.overhead() + if driver == 0 { 0 } else { took(driver) })
+            Ok(devices + self.testbed.overhead() + driver.map_or(0, took))
         };
         let (used_before, watch) = (used()?, Watch::start()?);
         // What the first token takes is in both texts, and what the others take in one.
@@ -332,7 +332,7 @@ impl Turns<'_> {
         let long = maker.generate(prompt, made + 1)?;
         let whole = begun.elapsed();
         let (first_bytes, bytes) = (between - before, sent()? - between);
-        let health = watch.finish(used()?.saturating_sub(used_before))?;
+        let health = watch.finish(used()? - used_before)?;
         ensure!(long.tokens.len() == made + 1, "{} tokens were made", long.tokens.len());
         let (first, last) = (long.at[0], long.at[made]);
         let tokens = made as f64;
@@ -359,20 +359,6 @@ impl Turns<'_> {
         };
         Ok((values, verdict, long.tokens))
     }
-
-    /// Says of each side whether it has made the tokens that the single device made.
-    fn agree(&self, record: &mut Record) {
-        let key = |side| key(&self.testbed.environment.name, self.model, side);
-        let Some(own) = record.cell(&key(Side::One), &[]).labels.get(AGREES).cloned() else {
-            return;
-        };
-        for &side in &self.extent.sides {
-            let cell = record.cell(&key(side), &[]);
-            let Some(tokens) = cell.labels.get(AGREES) else { continue };
-            let same = tokens.split(' ').zip(own.split(' ')).take_while(|(a, b)| a == b).count();
-            cell.facts.insert("same_tokens".to_owned(), same as f64);
-        }
-    }
 }
 
 /// How long the kernels of the busiest device worked on what the long text has more than the short one.
@@ -390,31 +376,24 @@ fn find<'a>(record: &'a Record, environment: &str, model: &str, side: Side) -> O
     record.cells.iter().find(|cell| cell.key == key)
 }
 
-/// Environments and models that there are cells of.
-fn groups(record: &Record) -> Vec<(String, String)> {
-    let mut groups = Vec::new();
-    for cell in &record.cells {
-        let mut parts = cell.key.split('/').map(str::to_owned);
-        if let (Some(environment), Some(model)) = (parts.next(), parts.next())
-            && !groups.contains(&(environment.clone(), model.clone()))
-        {
-            groups.push((environment, model));
-        }
-    }
-    groups
+/// How many of the first tokens two have in common.
+fn agreeing(one: &Cell, other: &Cell) -> Option<usize> {
+    let (one, other) = (one.labels.get(TOKENS)?, other.labels.get(TOKENS)?);
+    Some(one.split(' ').zip(other.split(' ')).take_while(|(a, b)| a == b).count())
 }
 
-fn show(extent: &Extent, record: &Record, directory: &Path) -> Result<()> {
+fn show(extent: &Extent, record: &Record, output: &Path) -> Result<()> {
     let groups = groups(record);
     let names: Vec<&str> = extent.sides.iter().map(|side| side.name()).collect();
     let cells = |(environment, model): &(String, String)| -> Vec<Option<&Cell>> {
         extent.sides.iter().map(|side| find(record, environment, model, *side)).collect()
     };
+    let first = format!("Time to the first token of a text of {}", extent.prompt);
     let mut tables = Vec::new();
     // Of one device over galaxy, and of llama.cpp over galaxy, where less is better.
     for (title, value, ratios) in [
         ("Tokens per second: median (range)", "rate", true),
-        ("Time to the first token of a text of 64, ms", "first_ms", true),
+        (&format!("{first}, ms"), "first_ms", true),
         ("Bytes on the wire for a token, kB, all devices together", "token_kb", false),
         ("Bytes on the wire to the first token, kB", "first_kb", false),
     ] {
@@ -462,11 +441,8 @@ fn show(extent: &Extent, record: &Record, directory: &Path) -> Result<()> {
     );
     for group in &groups {
         let Some(ours) = find(record, &group.0, &group.1, Side::Galaxy) else { continue };
-        let same = |side| {
-            let cell = find(record, &group.0, &group.1, side)?;
-            cell.facts.get("same_tokens").copied()
-        };
-        let same = same(Side::Galaxy).zip(same(Side::LlamaCpp)).map(|(a, b)| a.min(b));
+        let theirs = find(record, &group.0, &group.1, Side::LlamaCpp);
+        let same = theirs.and_then(|theirs| agreeing(ours, theirs));
         table.row([
             group.0.clone(),
             group.1.clone(),
@@ -477,64 +453,39 @@ fn show(extent: &Extent, record: &Record, directory: &Path) -> Result<()> {
         ]);
     }
     tables.push(table);
-    let mut plots = Vec::new();
-    for (suffix, title, unit, value) in [
-        ("", "Tokens per second", "tokens/s", "rate"),
-        ("-first", "Time to the first token of a text of 64", "ms", "first_ms"),
-    ] {
+    let mut charts = Vec::new();
+    for (suffix, title, unit, value) in
+        [("", "Tokens per second", "tokens/s", "rate"), ("-first", &first, "ms", "first_ms")]
+    {
         let bars = groups.iter().map(|group| Group {
             label: format!("{}/{}", group.0, group.1),
             bars: cells(group)
                 .into_iter()
                 .enumerate()
-                .filter_map(|(series, cell)| Some((series, cell?)))
-                .map(|(series, cell)| {
-                    let Spread { median, low, high, .. } = cell.spread(value);
-                    let note = (!median.is_finite()).then(|| figure(cell, value));
-                    let value = Some(median).filter(|v| v.is_finite());
-                    Bar { series, value, low, high, note, ..Bar::default() }
-                })
+                .filter_map(|(series, cell)| Some(bar(series, cell?, value)))
                 .collect(),
         });
-        let mut y = axis(unit);
-        y.log = true;
         let chart = Chart {
             title: title.to_owned(),
             x: axis("devices/model"),
-            y,
+            y: Axis { log: true, ..axis(unit) },
             kind: Kind::Bars {
                 groups: bars.collect(),
                 series: names.iter().map(|&name| name.to_owned()).collect(),
             },
         };
-        let file = format!("{NAME}{suffix}");
-        plot::draw(&chart, &directory.join(&file))?;
-        plots.push(format!("{file}.svg"));
+        charts.push((suffix, chart));
     }
-    let notes = [
+    let notes = vec![
         "*pair*: two devices, each with one hardware thread of this machine to itself, which are the halves of one core: they share its memory bandwidth and its multipliers. *two*, *four*: devices of 15 GFLOP/s, that is a share of a core and of what it reads from memory.".to_owned(),
         "*A token*: from the first token of a text to its last, over how many there are between. *Outside of kernels*: what of it is not in the operations of the device whose kernels worked longest: links, coordination, waiting for a gate or for another device.".to_owned(),
         "*Bytes*: what all places sent, as the switch between them counted it: frames, headers, TLS, control. A text of one token is made besides the long one, and what that takes is the first token's.".to_owned(),
         "llama.cpp is built by `testbed/peers/llama-cpp/build` for this processor and driven by the program beside it, at the place of the coordinator; all threads of its servers are under the devices' quotas once weights are placed, ours that multiply. Its products of bf16 round the left side to bf16 where the processor multiplies that; ours keep it in f32.".to_owned(),
     ];
     let not_kept = [
-        "A device of a share of a core waits for its gate: 0.2 ms on average in turns of 0.5 ms, each time that it waited for another device. Real devices do not; a plan that exchanges often loses by it here.".to_owned(),
-        "Wake-ups and locks take as long here as on a machine of full speed: a few tens of microseconds.".to_owned(),
-        "Devices share a last-level cache, and memory.".to_owned(),
+        "A device of a share of a core waits for its gate: 0.2 ms on average in turns of 0.5 ms, each time that it waited for another device. Real devices do not; a plan that exchanges often loses by it here.",
+        "Wake-ups and locks take as long here as on a machine of full speed: a few tens of microseconds.",
+        "Devices share a last-level cache, and memory.",
     ];
-    let page = Page {
-        record,
-        about: STORY,
-        tables: &tables,
-        notes: &notes,
-        not_kept: &not_kept,
-        plots: &plots,
-    };
-    let path = directory.join(format!("{NAME}.md"));
-    std::fs::write(&path, page.to_string())?;
-    for table in &tables {
-        println!("{table}");
-    }
-    println!("written: {}", path.display());
-    Ok(())
+    publish(record, (NAME, STORY), (tables, notes, charts), &not_kept, output)
 }

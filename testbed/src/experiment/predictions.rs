@@ -1,6 +1,6 @@
 //! Showing what a planner predicted beside what was measured, and `auto` beside all others.
 
-use super::show::{BOUND, Found, Shown, axis, latency_bar, part, percent, shown};
+use super::show::{BOUND, Found, Shown, axis, groups, latency_bar, part, percent, shown};
 use crate::{
     plot::{Axis, Chart, Group, Kind, Point, Series},
     record::{Cell, Outcome},
@@ -58,7 +58,7 @@ impl Found<'_> {
         columns.extend(over.iter().map(String::as_str));
         let mut against = Table::new("auto against the others", &columns);
         let (mut pairs, mut bars, mut of_best) = (Vec::new(), Vec::new(), Vec::new());
-        for (environment, model) in self.groups() {
+        for (environment, model) in groups(self.record) {
             let cell = |name: &str| self.cell(&environment, &model, name);
             let mut group = Vec::new();
             for (i, name) in names.iter().copied().enumerate() {

@@ -23,35 +23,44 @@ const NOT_KEPT: &[&str] = &[
 /// What a bound is made of.
 pub(super) const BOUND: &str = "*Bound*: the slowest device's measured compute and the busiest cable's time, the larger of both for `galaxy`, `sequence`, `pipeline` and `auto`, whose sends overlap, and the sum for `local` and `megatron`, with the integer split, and the shaped rate with the headers of frames, packets and TLS.";
 
-/// Writes the page and the plots of a record, and prints the tables.
+/// Shows a record.
 ///
 /// # Errors
 /// When files cannot be written.
 pub(super) fn show(experiment: &Experiment, record: &Record, options: &Options) -> Result<()> {
-    let directory = options.output.join(experiment.name);
     let view = Found { experiment, record };
-    let (tables, notes, charts) = match experiment.view {
+    let shown = match experiment.view {
         View::Strategies => view.strategies(),
         View::Tiles => view.tiles(),
         View::Repeats => view.repeats(),
         View::Predictions => view.predictions(),
     };
+    publish(record, (experiment.name, experiment.about), shown, NOT_KEPT, &options.output)
+}
+
+/// Writes the page and the plots of a record of this name, and what it is about, into a directory of this
+/// name, and prints the tables.
+///
+/// # Errors
+/// When files cannot be written.
+pub(super) fn publish(
+    record: &Record,
+    (name, about): (&str, &str),
+    (tables, notes, charts): Shown,
+    not_kept: &[&str],
+    output: &Path,
+) -> Result<()> {
+    let directory = output.join(name);
     let mut plots = Vec::new();
     for (suffix, chart) in charts {
-        let name = format!("{}{suffix}", experiment.name);
-        plot::draw(&chart, &directory.join(&name))?;
-        plots.push(format!("{name}.svg"));
+        let file = format!("{name}{suffix}");
+        plot::draw(&chart, &directory.join(&file))?;
+        plots.push(format!("{file}.svg"));
     }
-    let not_kept: Vec<String> = NOT_KEPT.iter().map(|&text| text.to_owned()).collect();
-    let page = Page {
-        record,
-        about: experiment.about,
-        tables: &tables,
-        notes: &notes,
-        not_kept: &not_kept,
-        plots: &plots,
-    };
-    let path = directory.join(format!("{}.md", experiment.name));
+    let not_kept: Vec<String> = not_kept.iter().map(|&text| text.to_owned()).collect();
+    let page =
+        Page { record, about, tables: &tables, notes: &notes, not_kept: &not_kept, plots: &plots };
+    let path = directory.join(format!("{name}.md"));
     std::fs::write(&path, page.to_string())?;
     for table in &tables {
         println!("{table}");
@@ -101,21 +110,21 @@ pub(super) fn axis(label: &str) -> Axis {
     Axis { label: label.to_owned(), log: false, categories: None }
 }
 
-impl Found<'_> {
-    /// Environments and models that there are cells of, in the order of the experiment.
-    pub(super) fn groups(&self) -> Vec<(String, String)> {
-        let mut groups = Vec::new();
-        for cell in &self.record.cells {
-            let mut parts = cell.key.split('/').map(str::to_owned);
-            if let (Some(environment), Some(model)) = (parts.next(), parts.next())
-                && !groups.contains(&(environment.clone(), model.clone()))
-            {
-                groups.push((environment, model));
-            }
+/// Environments and models that there are cells of, in the order of the experiment.
+pub(super) fn groups(record: &Record) -> Vec<(String, String)> {
+    let mut groups = Vec::new();
+    for cell in &record.cells {
+        let mut parts = cell.key.split('/').map(str::to_owned);
+        if let (Some(environment), Some(model)) = (parts.next(), parts.next())
+            && !groups.contains(&(environment.clone(), model.clone()))
+        {
+            groups.push((environment, model));
         }
-        groups
     }
+    groups
+}
 
+impl Found<'_> {
     pub(super) fn cell(&self, environment: &str, model: &str, variant: &str) -> Option<&Cell> {
         let key = key(environment, model, variant, None);
         self.record.cells.iter().find(|cell| cell.key == key)
@@ -180,7 +189,7 @@ impl Found<'_> {
             ],
         );
         let (mut bars, mut ratios) = (Vec::new(), Vec::new());
-        for (environment, model) in self.groups() {
+        for (environment, model) in groups(self.record) {
             let cells: Vec<Option<&Cell>> =
                 names.iter().map(|name| self.cell(&environment, &model, name)).collect();
             let figures =
@@ -263,7 +272,7 @@ impl Found<'_> {
             &["environment", "tiles", "latency, ms", "schedule, ms", "bound, ms", "hidden, %"],
         );
         let (mut latency, mut hidden) = (Vec::new(), Vec::new());
-        for (environment, model) in self.groups() {
+        for (environment, model) in groups(self.record) {
             let (mut measured, mut schedule, mut bound, mut share) =
                 (Vec::new(), Vec::new(), Vec::new(), Vec::new());
             for variant in self.experiment.variants {
@@ -348,18 +357,22 @@ impl Found<'_> {
 }
 
 pub(super) fn latency_bar(series: usize, cell: &Cell) -> Bar {
-    let spread = cell.spread("latency_ms");
-    let finite = |value: f64| Some(value).filter(|v| v.is_finite());
+    let mark = Some(part(cell, "bound")).filter(|v| v.is_finite());
+    Bar { mark, ..bar(series, cell, "latency_ms") }
+}
+
+/// The bar of a value, or a word on why there is none.
+pub(super) fn bar(series: usize, cell: &Cell, value: &str) -> Bar {
+    let spread = cell.spread(value);
     Bar {
         series,
-        value: finite(spread.median),
+        value: Some(spread.median).filter(|v| v.is_finite()),
         low: spread.low,
         high: spread.high,
-        mark: finite(part(cell, "bound")),
-        paper: None,
         note: match &cell.outcome {
             Outcome::Measured if spread.n > 0 => None,
-            _ => Some(figure(cell, "latency_ms")),
+            _ => Some(figure(cell, value)),
         },
+        ..Bar::default()
     }
 }

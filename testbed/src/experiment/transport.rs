@@ -1,14 +1,17 @@
 //! What links cost and carry: TCP, TCP with TLS and QUIC between two workers, at several rates, delays
 //! and losses, measured by the probes that planning rests on. And which one a plan would take.
 
-use super::{Options, show::shown};
+use super::{
+    Options,
+    show::{publish, shown},
+};
 use crate::{
     health::{Health, Watch},
     network::{self, Held, Link, Network, Place},
-    plot::{self, Axis, Chart, Kind, Point, Series},
+    plot::{Axis, Chart, Kind, Point, Series},
     processes::{Keys, Process, listening, worker_command},
     record::{Cell, Outcome, Record, Verdict},
-    report::{Page, Table, figure},
+    report::{Table, figure},
 };
 use anyhow::{Context, Result};
 use galaxy_common::{
@@ -145,7 +148,7 @@ pub(super) fn run(options: &Options) -> Result<()> {
     }
     predict(conditions, options, &mut record)?;
     record.save(&path)?;
-    show(conditions, &record, &directory)
+    show(conditions, &record, &options.output)
 }
 
 /// Two workers and the link between them.
@@ -431,7 +434,7 @@ fn find<'a>(record: &'a Record, condition: &Condition, link: LinkType) -> Option
     record.cells.iter().find(|cell| cell.key == key)
 }
 
-fn show(conditions: &[Condition], record: &Record, directory: &Path) -> Result<()> {
+fn show(conditions: &[Condition], record: &Record, output: &Path) -> Result<()> {
     let mut tables = Vec::new();
     for (title, value) in [
         ("Round trip of 16 bytes, \u{b5}s", "trip_us"),
@@ -473,18 +476,18 @@ fn show(conditions: &[Condition], record: &Record, directory: &Path) -> Result<(
     let controls = record.cells.iter().filter_map(|cell| cell.labels.get(CONTROL));
     let controls: BTreeSet<&str> = controls.map(String::as_str).collect();
     let controls = controls.into_iter().collect::<Vec<_>>().join(", ");
-    let notes = [
+    let notes = vec![
         format!("*TCP's congestion control*: {controls}, as this machine has it in the workers' namespaces. QUIC's: BBR. What small devices come with, CUBIC, takes every lost packet for congestion."),
         "*Processor time*: what a probe with bulks of a second (256 MB at most) took more than one with bulks of 20 ms, over the bytes that it carried more: handshakes and round trips are in neither. It is of all threads of both workers, what the kernel did for them in their system calls included, what it did elsewhere not.".to_owned(),
         "*What it takes from kernels*: how much longer a kernel on the worker's one thread took while frames passed, on a machine whose cores the workers share.".to_owned(),
         format!("*Predicted*: profiles of two devices that do not exist ({GFLOPS} GFLOP/s, {MEMORY_RATE} GB/s) beside links as measured here. The plan is made anew for each type of link."),
     ];
-    let charts = [
+    let curves = [
         ("-rate", "Rate of payload", "Mbit/s", "rate_mbit"),
         ("", "Processor time of a byte, both ends", "s for each GB", "cpu_s_per_gb"),
     ];
-    let mut plots = Vec::new();
-    for (suffix, title, unit, value) in charts {
+    let mut charts = Vec::new();
+    for (suffix, title, unit, value) in curves {
         let line = |link: LinkType| Series {
             name: name(link).to_owned(),
             points: conditions
@@ -506,27 +509,11 @@ fn show(conditions: &[Condition], record: &Record, directory: &Path) -> Result<(
             y: Axis { label: unit.to_owned(), log: value == "rate_mbit", categories: None },
             kind: Kind::Lines { series: LINKS.map(line).to_vec() },
         };
-        let file = format!("{NAME}{suffix}");
-        plot::draw(&chart, &directory.join(&file))?;
-        plots.push(format!("{file}.svg"));
+        charts.push((suffix, chart));
     }
     let not_kept = [
-        "Both ends share a machine of few cores, and its caches.".to_owned(),
-        "Real network cards cut and join packets of TCP in hardware; here, as over loopback, large packets pass whole unless packets are lost one by one.".to_owned(),
+        "Both ends share a machine of few cores, and its caches.",
+        "Real network cards cut and join packets of TCP in hardware; here, as over loopback, large packets pass whole unless packets are lost one by one.",
     ];
-    let page = Page {
-        record,
-        about: STORY,
-        tables: &tables,
-        notes: &notes,
-        not_kept: &not_kept,
-        plots: &plots,
-    };
-    let path = directory.join(format!("{NAME}.md"));
-    std::fs::write(&path, page.to_string())?;
-    for table in &tables {
-        println!("{table}");
-    }
-    println!("written: {}", path.display());
-    Ok(())
+    publish(record, (NAME, STORY), (tables, notes, charts), &not_kept, output)
 }

@@ -24,8 +24,8 @@ use std::{
 
 /// How often a tile goes round.
 const ROUNDS: u32 = 100;
-/// How long it is on its way: up to so much longer than the least, so that waits end at any time. A lane that
-/// waits no longer than this sleeps, and its processor with it, as between two tiles of a text.
+/// How long it is on its way: at least so long that the lane that waits sleeps, and its processor with it, as
+/// between two tiles of a text; and up to so much longer, so that waits end at any time.
 const LEAST: Duration = Duration::from_micros(300);
 const LONGER_US: u64 = 1000;
 /// Values of the tile: next to nothing, so that waking up is what is seen.

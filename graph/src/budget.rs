@@ -161,7 +161,7 @@ fn most(
         for sketch in sketches(&short_spec, &short, phase, &shape, ranks) {
             let Some(program) = sketch?.repeated(&cut) else { return Ok(None) };
             let running = of_running(spec, &plan.ring[program.rank.index()], &program);
-            let results = running.results.max(other_results(spec, plan, program.rank));
+            let results = running.results + other_results(spec, plan, program.rank);
             these.push(Needs { results, ..running });
         }
         most = Some(match most {
@@ -172,15 +172,19 @@ fn most(
     Ok(Some(most.unwrap_or_default()))
 }
 
-/// Results that may be more than those of [`widest`]: hidden states of a language model, on a device
-/// with few logits or none, and classes, if there are more than a row has values.
+/// Results that may come on top of those of [`widest`], of the rows that are a device's own: hidden states
+/// of a language model, beside logits of other texts, and classes, if there are more than a row has
+/// values.
 fn other_results(spec: &ModelSpec, plan: &Plan, rank: Rank) -> Bytes {
     let width = match &spec.head {
         HeadSpec::Language { .. } => spec.hidden,
-        HeadSpec::Classes(head) if head.labels > spec.hidden => head.labels,
-        HeadSpec::Classes(_) | HeadSpec::None => return Bytes(0),
+        HeadSpec::Classes(head) => head.labels.saturating_sub(spec.hidden),
+        HeadSpec::None => return Bytes(0),
     };
-    let weight = |device: &DevicePlan| u64::from(device.prefill.row_weight);
+    let weight = |device: &DevicePlan| match plan.layout {
+        Layout::Replicated => 1,
+        _ => u64::from(device.prefill.row_weight),
+    };
     let all: u64 = plan.ring.iter().map(weight).sum();
     // Of fewer rows a device may have one more than of all, but no more than its share.
     let rows = u64::from(plan.max_rows) * weight(&plan.ring[rank.index()]);

@@ -8,7 +8,10 @@ use crate::program::{
 };
 use galaxy_common::{Bytes, Column, MAX_PAYLOAD_BYTES, Rank, Row, Span, WireType};
 use smallvec::SmallVec;
-use std::collections::{BTreeMap, VecDeque};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    ops::RangeInclusive,
+};
 
 pub(crate) struct Builder {
     rank: Rank,
@@ -244,7 +247,9 @@ impl Builder {
                 }
                 let memory = self.tensors[tensor].memory;
                 let size = if memory == Memory::Staging { tile } else { bytes[tensor] };
-                let slot = free.take(memory, size, self.depth).unwrap_or_else(|| {
+                // Behind the layers nobody misses a large slot that a small tensor took.
+                let wide = if op.block == Block::Head { u64::MAX } else { 2 * size + 1 };
+                let slot = free.take(memory, size..=wide, self.depth).unwrap_or_else(|| {
                     slots.push(Slot { memory, bytes: size });
                     used.resize(used.len() + lanes, 0);
                     free.staged += usize::from(memory == Memory::Staging);
@@ -408,11 +413,10 @@ impl Free {
     /// Device slots: the tightest that was left last, still warm in a cache. Staging slots, which
     /// are all of one size: the one that was left first, and only when `depth` of them exist, so that
     /// lanes rarely wait for it.
-    fn take(&mut self, memory: Memory, bytes: u64, depth: usize) -> Option<SlotId> {
+    fn take(&mut self, memory: Memory, fits: RangeInclusive<u64>, depth: usize) -> Option<SlotId> {
         if memory == Memory::Staging {
             return if self.staged >= depth { self.staging.pop_front() } else { None };
         }
-        let fits = bytes..=bytes.saturating_mul(2).saturating_add(1);
         self.device.range_mut(fits).find_map(|(_, left)| left.pop())
     }
 }

@@ -185,20 +185,44 @@ fn every_strategy_is_compared() {
         let found = json.as_array().unwrap().iter().find(|one| one["strategy"] == name);
         assert!(found.unwrap()["predicted_ms"].as_f64().unwrap() > 0.0, "{json}");
     }
-    // bert-large takes 1.3 GB, and no device has room for all of it.
+    // bert-large takes 1.3 GB, and no device has room for all of it: who needs all reads from disk.
     let devices = imagined(&[("board", 4, 10.0, "700MB")]);
     let text = place.simulate(&devices, &["--compare"]).good();
     let (_, rows) = table(&text, "strategy");
     let of = |name: &str| *rows.iter().find(|row| row.trim_start().starts_with(name)).unwrap();
     for name in ["local", "sequence"] {
-        assert!(of(name).contains("missing"), "{text}");
+        assert!(of(name).contains("weights from disk on board-1"), "{text}");
     }
     for name in ["auto", "galaxy", "megatron", "pipeline"] {
-        assert!(of(name).contains(" ms"), "{text}");
+        assert!(of(name).contains(" ms") && !of(name).contains("disk"), "{text}");
     }
+    // And what has no room for a piece and what it works in has no plan.
+    let devices = imagined(&[("board", 2, 10.0, "40MB")]);
+    let text = place.simulate(&devices, &["--compare"]).good();
+    assert!(text.contains("missing"), "{text}");
     let json = parsed(&place.simulate(&devices, &["--compare", "--json"]).good());
     let local = json.as_array().unwrap().iter().find(|one| one["strategy"] == "local").unwrap();
     assert!(local["why_not"].as_str().unwrap().contains("missing"), "{json}");
+}
+
+/// What is read from disk is said for each device that reads.
+#[test]
+fn reading_is_shown() {
+    let place = Place::new(&["unused"]);
+    let devices = imagined(&[("board", 2, 10.0, "300MB")]);
+    let text = place.simulate(&devices, &[]).good();
+    let (columns, rows) = table(&text, "device");
+    assert!(!columns.is_empty() && !rows.is_empty());
+    for word in ["weights from disk on board-1", "weights that stay", "loaders", "stalls"] {
+        assert!(text.contains(word), "{word}: {text}");
+    }
+    let json = parsed(&place.simulate(&devices, &["--json"]).good());
+    for device in json["devices"].as_array().unwrap() {
+        assert!(device["stalled_ms"].as_f64().unwrap() > 0.0, "{json}");
+        assert!(device["streaming"]["buffer_bytes"].as_u64().unwrap() > 0, "{json}");
+        let (needed, budget) = (device["needed_bytes"].as_u64(), device["budget_bytes"].as_u64());
+        assert!(needed <= budget, "{json}");
+    }
 }
 
 #[test]

@@ -13,6 +13,7 @@ pub mod sampling;
 pub mod shape;
 pub mod span;
 pub mod spread;
+pub mod streaming;
 pub mod units;
 
 pub use frame::{FrameError, FrameHeader, HEADER_BYTES, MAX_PAYLOAD_BYTES};
@@ -27,6 +28,7 @@ pub use profile::{
 pub use rate::{LinkRate, RateError};
 pub use sampling::{Sampling, SamplingError};
 pub use shape::{BatchShape, Breadth, Pooling, Segment, ShapeError, Wanted};
-pub use span::{Column, Head, Layer, Row, Span, Token, Unit};
+pub use span::{Column, Head, Layer, Piece, Row, Span, Token, Unit};
 pub use spread::Spread;
+pub use streaming::{MAX_AGENTS, PIECE_ALIGNMENT, Room, Streaming};
 pub use units::{Bytes, UnitError};

@@ -4,6 +4,7 @@ use crate::{
     ids::{DeviceName, Rank},
     shape::MAX_ROWS,
     span::{Column, Head, Layer, Row, Span, Token},
+    streaming::Streaming,
     units::Bytes,
 };
 use serde::{Deserialize, Serialize};
@@ -265,6 +266,8 @@ pub struct DevicePlan {
     pub prefill: Assignment,
     /// What it computes for one row at a time.
     pub decode: Assignment,
+    /// How weights come from disk that do not stay in its memory; none where all stay.
+    pub streaming: Option<Streaming>,
 }
 
 /// A plan: made once for a model, a cluster and a workload; small, serialisable, deterministic.
@@ -330,6 +333,14 @@ pub enum PlanError {
     Twice {
         /// Whose.
         name: DeviceName,
+    },
+    /// Weights that cannot come from disk in this way.
+    #[error("device {name} cannot read its weights from disk as planned: {why}")]
+    Streaming {
+        /// Whose.
+        name: DeviceName,
+        /// What is wrong.
+        why: &'static str,
     },
     /// A tile count out of range.
     #[error("tiles must be 1 to {MAX_TILES}, not {tiles}")]
@@ -432,6 +443,8 @@ impl Plan {
             if self.ring[..i].iter().any(|d| d.name == device.name) {
                 return Err(PlanError::Twice { name: device.name.clone() });
             }
+            let streams = device.streaming.as_ref().map_or(Ok(()), Streaming::validate);
+            streams.map_err(|why| PlanError::Streaming { name: device.name.clone(), why })?;
         }
         let mut next = 0;
         for run in &self.modes {
@@ -659,6 +672,7 @@ mod tests {
                 threads: 1,
                 prefill: part.clone(),
                 decode: part,
+                streaming: None,
             }],
         };
         let extent = Extent { layers: 1, heads: 2, columns: 4, vocabulary: 0 };

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// Grows whenever kernels or what is measured of them change so much that old profiles mislead.
-pub const PROFILE_VERSION: u32 = 1;
+pub const PROFILE_VERSION: u32 = 2;
 
 /// Nanoseconds that nothing of a profile takes, and bounds of links beside it: with them sums of
 /// times stay far below what 64 bits count.
@@ -177,6 +177,8 @@ pub struct DeviceProfile {
     pub memory: Bytes,
     /// Bytes that its disk gives in a second, read directly; 0 where that was not measured.
     pub disk: f64,
+    /// The same of several readers together; 0 where that was not measured.
+    pub disk_shared: f64,
 }
 
 /// What of a profile cannot be used.
@@ -304,7 +306,7 @@ impl DeviceProfile {
         if !(0.0..LONGEST).contains(&self.wake) {
             return wrong("the time between operations".into(), "is not a number of nanoseconds");
         }
-        if !(self.disk.is_finite() && self.disk >= 0.0) {
+        if ![self.disk, self.disk_shared].iter().all(|rate| rate.is_finite() && *rate >= 0.0) {
             return wrong("the rate of the disk".into(), "is not a number of bytes");
         }
         Ok(())

@@ -39,6 +39,10 @@ unit!(
     /// Layers of the model.
     Layer, "layers"
 );
+unit!(
+    /// Pieces of a shard, as they are read from disk.
+    Piece, "pieces"
+);
 
 /// A half-open range `start..end` of `U`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -508,6 +508,7 @@ mod tests {
             threads: 1,
             prefill: part.clone(),
             decode: part,
+            streaming: None,
         };
         let status = device(DeviceView { part: Some(part), ..DeviceView::default() });
         assert_eq!((status.heads_to, status.columns_to), (12, 48));

@@ -16,7 +16,9 @@ use galaxy_graph::{
     share::{self, Member, ShareError, Terms},
 };
 use galaxy_model::{HeadSpec, ModelDir, ModelSpec};
-use galaxy_planner::{Allowed, Offer, Planned, PlanningError, Prediction, Request, Workload};
+use galaxy_planner::{
+    Allowed, Offer, Planned, PlanningError, Prediction, Request, Workload, stream,
+};
 use std::{sync::Arc, time::Duration};
 
 /// What makes a plan from profiles: [`galaxy_planner::plan`], or another in tests.
@@ -53,8 +55,8 @@ pub enum PlacementError {
     },
     /// A device's part does not fit into what it grants.
     #[error(
-        "device {device} needs {} for its part ({} weights, {} activations, {} transfers, {} results, {} scratch, {} cache of texts, {} process) and grants {grants}: {} are missing. Raise its memory to {}, give it a smaller share, add a device, or lower max_rows or cache_rows",
-        needs.total(), needs.weights, needs.activations, needs.staging, needs.results, needs.scratch, needs.cache, needs.process,
+        "device {device} needs {} for its part ({} weights, {} on their way from disk, {} activations, {} transfers, {} results, {} scratch, {} cache of texts, {} process) and grants {grants}: {} are missing. Raise its memory to {}, give it a smaller share, add a device, or lower max_rows or cache_rows",
+        needs.total(), needs.weights, needs.stream, needs.activations, needs.staging, needs.results, needs.scratch, needs.cache, needs.process,
         Bytes(needs.total().0.saturating_sub(grants.0)), megabytes(needs.total())
     )]
     Budget {
@@ -200,7 +202,13 @@ pub fn by_shares(
     let mut plan = share::plan(model.spec(), &terms, &members.collect::<Vec<_>>())?;
     // By hand nothing is measured: what was allowed is meant.
     plan.link = if cluster.plain { LinkType::Plain } else { cluster.links()[0] };
-    let needs = budget::needs_all(model.spec(), model.dtype().width(), &plan)?;
+    let (spec, width) = (model.spec(), model.dtype().width());
+    let mut needs = budget::needs_all(spec, width, &plan)?;
+    // What no memory holds comes from disk.
+    if let Ok(fitted) = stream::fitted(spec, width, &plan, &needs, stream::Way::PLAIN) {
+        plan = fitted;
+        needs = budget::needs_all(spec, width, &plan)?;
+    }
     for (device, needs) in plan.ring.iter().zip(&needs) {
         if needs.total() > device.budget {
             let (device, grants) = (device.name.clone(), device.budget);
@@ -264,6 +272,7 @@ pub fn allowed(cluster: &Cluster, spec: &ModelSpec) -> Allowed {
         exchange: None,
         max_rows: cluster.max_rows,
         cache: cache(cluster, spec),
+        streams: true,
     }
 }
 

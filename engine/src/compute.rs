@@ -2,6 +2,7 @@
 
 use crate::{
     choose::Text,
+    stream::Stream,
     weights::{Shard, WeightError},
 };
 use galaxy_common::{BatchShape, Bytes, Row, Span};
@@ -95,11 +96,14 @@ pub struct Binding {
 /// Host memory in wire format that an operation reads or writes, handed over by the executor.
 ///
 /// Bytes are little endian values of the program's wire type, aligned to 4, row after row.
+#[derive(Default)]
 pub struct Staged<'a> {
     /// The tile that the operation adds or imports, if it reads one.
     pub input: Option<&'a [u8]>,
     /// The tile that the operation exports, if it writes one.
     pub output: Option<&'a mut [u8]>,
+    /// The weights that were loaded for the operation, if it reads any from disk.
+    pub weights: Option<&'a [u8]>,
     /// Where `Emit` puts its values: rows x width of its output; and where `Choose` tells of its choice.
     pub emitted: Option<&'a mut [f32]>,
 }
@@ -185,6 +189,11 @@ pub trait Engine: Send {
 
     /// Bytes of weights as held, and of slots and of what is kept of texts.
     fn held(&self) -> (Bytes, Bytes);
+
+    /// What brings its weights from disk, if something does.
+    fn streams(&self) -> Option<Arc<Stream>> {
+        None
+    }
 
     /// Its shard, to be made another; nothing from an engine that holds weights in a form of its own.
     fn into_shard(self: Box<Self>) -> Option<Shard> {

@@ -17,6 +17,7 @@ use crate::{
     compute::{Binding, ComputeError, Engine},
     link::{LinkError, Links},
     staging::Staging,
+    stream::StreamError,
     weights::Shard,
 };
 use galaxy_common::{Epoch, Rank, SequenceNumber};
@@ -125,12 +126,21 @@ pub enum RunError {
     /// The engine failed.
     #[error(transparent)]
     Compute(#[from] ComputeError),
+    /// Weights could not be had from disk.
+    #[error(transparent)]
+    Stream(Box<StreamError>),
     /// A program that uses memory in a way that its waits do not allow.
     #[error("{0}")]
     Program(String),
     /// A thread of the executor is gone.
     #[error("the executor has stopped")]
     Stopped,
+}
+
+impl From<StreamError> for RunError {
+    fn from(error: StreamError) -> Self {
+        Self::Stream(Box::new(error))
+    }
 }
 
 /// A thread of a lane, and the way to give it runs.
@@ -176,6 +186,7 @@ pub struct Executor {
     name: String,
     started: Instant,
     compute: Mutex<Worker<Box<dyn Engine>, Work>>,
+    loaders: Mutex<Vec<Worker>>,
     connected: Mutex<Connected>,
     /// One program at a time; keeps the staging memory of the last for the next.
     turn: Mutex<Option<(Arc<Program>, Arc<Staging>)>>,
@@ -191,6 +202,14 @@ impl Executor {
     /// # Errors
     /// When the system gives no thread.
     pub fn start(name: &str, engine: Box<dyn Engine>) -> Result<Self, std::io::Error> {
+        let mut loaders = Vec::new();
+        if let Some(stream) = engine.streams() {
+            for agent in 0..stream.agents() {
+                let (lane, stream) = (Lane::Load(agent), stream.clone());
+                let body = move |inbox: Receiver<Arc<Run>>| lanes::load(lane, &stream, &inbox);
+                loaders.push(Worker::spawn(format!("load-{agent}-{name}"), lane, body)?);
+            }
+        }
         let compute = Worker::spawn(format!("compute-{name}"), Lane::Compute, move |inbox| {
             lanes::compute(engine, &inbox)
         })?;
@@ -198,6 +217,7 @@ impl Executor {
             name: name.to_owned(),
             started: Instant::now(),
             compute: Mutex::new(compute),
+            loaders: Mutex::new(loaders),
             connected: Mutex::new(Connected {
                 epoch: Epoch::default(),
                 workers: Vec::new(),
@@ -256,8 +276,15 @@ impl Executor {
     /// what programs worked in is given back.
     pub fn into_shard(self) -> Option<Shard> {
         self.disconnect(None);
+        self.end_loaders();
         let engine = lock(&self.compute).join()?;
         engine.into_shard()
+    }
+
+    fn end_loaders(&self) {
+        for mut loader in lock(&self.loaders).drain(..) {
+            loader.join();
+        }
     }
 
     /// Nanoseconds on the clock of the timelines.
@@ -347,23 +374,23 @@ impl Executor {
         }
         {
             let mut connected = lock(&self.connected);
-            let needs_links = run.program.lanes.len() > 1;
+            let lanes = || run.program.lanes.iter().map(|(lane, _)| *lane);
+            let peers = || lanes().filter(|lane| matches!(lane, Lane::Send(_) | Lane::Receive(_)));
+            let needs_links = peers().next().is_some();
             if needs_links && connected.epoch != run.epoch {
                 return Err(RunError::Stale { wanted: run.epoch, have: connected.epoch });
             }
             connected.current = Some(run.clone());
-            let peers = || run.program.lanes.iter().filter(|(lane, _)| *lane != Lane::Compute);
-            for (lane, _) in peers() {
-                if !connected.workers.iter().any(|w| w.lane == *lane) {
-                    return Err(RunError::NoLink(*lane));
-                }
-            }
-            for (lane, _) in peers().filter(|_| alone.is_none()) {
-                let worker = connected.workers.iter().find(|w| w.lane == *lane);
-                if let Some(worker) = worker {
-                    run.enter();
-                    worker.give(run.clone()).inspect_err(|_| run.leave())?;
-                }
+            let loaders = lock(&self.loaders);
+            let worker = |lane: Lane| {
+                let all = connected.workers.iter().chain(loaders.iter());
+                all.into_iter().find(|w| w.lane == lane).ok_or(RunError::NoLink(lane))
+            };
+            let others = || lanes().filter(|lane| *lane != Lane::Compute);
+            others().try_for_each(|lane| worker(lane).map(|_| ()))?;
+            for lane in others().filter(|_| alone.is_none()) {
+                run.enter();
+                worker(lane)?.give(run.clone()).inspect_err(|_| run.leave())?;
             }
             run.enter();
             let work = Work::Run(run.clone(), alone.cloned());
@@ -400,6 +427,7 @@ impl Executor {
 impl Drop for Executor {
     fn drop(&mut self) {
         self.disconnect(None);
+        self.end_loaders();
         lock(&self.compute).join();
     }
 }

@@ -13,4 +13,5 @@ pub mod local;
 pub mod measure;
 pub mod merge;
 mod staging;
+pub mod stream;
 pub mod weights;

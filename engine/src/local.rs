@@ -7,6 +7,7 @@ use crate::{
     generate::{Generation, STINT, Told},
     link::{Links, memory},
     merge::{MergeError, Merged, merge},
+    stream::Stream,
     weights::{Shard, WeightError},
 };
 use galaxy_common::{
@@ -16,6 +17,7 @@ use galaxy_graph::{LowerError, Program, links, lower, takes};
 use galaxy_model::ModelDir;
 use std::{
     ops::ControlFlow,
+    path::Path,
     sync::{Arc, Mutex, PoisonError},
     time::Instant,
 };
@@ -74,6 +76,7 @@ pub struct LocalCluster {
     dir: Arc<ModelDir>,
     plan: Plan,
     executors: Vec<Executor>,
+    streams: Vec<Option<Arc<Stream>>>,
     state: Mutex<State>,
 }
 
@@ -93,14 +96,24 @@ impl LocalCluster {
     /// # Errors
     /// When a shard cannot be loaded.
     pub fn open(dir: Arc<ModelDir>, plan: Plan) -> Result<Self, LocalError> {
+        Self::open_with(dir, plan, &std::env::temp_dir())
+    }
+
+    /// The same, with the files of shards that come from disk in this directory.
+    ///
+    /// # Errors
+    /// When a shard cannot be loaded.
+    pub fn open_with(dir: Arc<ModelDir>, plan: Plan, shards: &Path) -> Result<Self, LocalError> {
         plan.validate(dir.spec().extent()).map_err(LowerError::from)?;
-        let mut executors = Vec::new();
+        let (mut executors, mut streams) = (Vec::new(), Vec::new());
         for device in &plan.ring {
-            let shard = Shard::load(dir.clone(), device, &mut |_, _| ControlFlow::Continue(()))?;
+            let mut quiet = |_, _| ControlFlow::Continue(());
+            let shard = Shard::stream(dir.clone(), device, shards, &mut quiet)?;
+            streams.push(shard.streams());
             let engine = Box::new(CpuEngine::new(shard, device.threads).with_cache(plan.cache));
             executors.push(Executor::start(device.name.as_str(), engine)?);
         }
-        let cluster = Self { dir, plan, executors, state: Mutex::new(State::default()) };
+        let cluster = Self { dir, plan, executors, streams, state: Mutex::new(State::default()) };
         cluster.connect(&mut cluster.lock());
         Ok(cluster)
     }
@@ -136,6 +149,11 @@ impl LocalCluster {
     /// The plan.
     pub fn plan(&self) -> &Plan {
         &self.plan
+    }
+
+    /// What brings the weights of the devices from disk that read them so.
+    pub fn streams(&self) -> impl Iterator<Item = &Stream> {
+        self.streams.iter().flatten().map(Arc::as_ref)
     }
 
     /// The model.

@@ -6,10 +6,13 @@
 
 mod load;
 mod matrix;
+mod streamed;
 
 pub use matrix::HeldMatrix;
-pub(crate) use matrix::{AnyPanels, PANEL, Panels};
+pub(crate) use matrix::{AnyMatrix, AnyPanels, PANEL, Panels};
+pub(crate) use streamed::Streamed;
 
+use crate::stream::StreamError;
 use galaxy_common::{Assignment, BlockAssignment, Bytes, DevicePlan, Head, Layer, Span, Token};
 use galaxy_graph::holdings::{Held, transition};
 use galaxy_model::{ModelDir, ModelError, ModelSpec};
@@ -33,6 +36,19 @@ pub enum WeightError {
     /// Whoever was told of the progress wanted no more of it.
     #[error("loading was stopped")]
     Stopped,
+    /// Values that are not as wide as the plan has them.
+    #[error(
+        "the plan reads values of {planned} bytes from disk, and the model has values of {stored}: plan anew"
+    )]
+    Width {
+        /// As planned.
+        planned: u32,
+        /// As they are.
+        stored: u32,
+    },
+    /// The file of the shard cannot be written or read.
+    #[error("{0}")]
+    Stream(Box<StreamError>),
     /// A plan that this build cannot hold.
     #[error(
         "the plan gives the device other {what} for decode than for prefill in layer {layer}: give both phases the same"
@@ -43,6 +59,15 @@ pub enum WeightError {
         /// Where; 0 for what no layer has.
         layer: u32,
     },
+}
+
+impl From<StreamError> for WeightError {
+    fn from(error: StreamError) -> Self {
+        match error {
+            StreamError::Weights(error) => error,
+            error => Self::Stream(Box::new(error)),
+        }
+    }
 }
 
 /// What a norm scales by, and what it adds.
@@ -123,6 +148,8 @@ pub struct Shard {
     /// Its bias.
     pub(crate) language_bias: Option<Vec<f32>>,
     pub(crate) classes: Option<ClassShard>,
+    /// The matrices, where they come from disk; then there are none above.
+    pub(crate) streamed: Option<Streamed>,
     /// What it holds.
     assignment: Assignment,
 }
@@ -185,6 +212,8 @@ impl Shard {
     ) -> Result<(Self, Bytes), WeightError> {
         same_phases(dir.spec(), device)?;
         let (width, new) = (dir.dtype().width(), &device.prefill);
+        // What came from disk is read anew.
+        self.streamed = None;
         let transition = transition(dir.spec(), width, Some(&self.assignment), new);
         let mut loader = Loader::new(&dir, transition.read, progress);
         loader.change(&mut self, new)?;
@@ -224,7 +253,8 @@ impl Shard {
                 + matrix(&self.language)
                 + vector(&self.language_bias)
                 + patch
-                + classes,
+                + classes
+                + self.streamed.as_ref().map_or(0, Streamed::bytes),
         )
     }
 

@@ -59,6 +59,7 @@ fn local(dir: &ModelDir, threads: u16, max_rows: u32) -> Plan {
             threads,
             prefill: whole.clone(),
             decode: whole,
+            streaming: None,
         }],
     }
 }
@@ -88,7 +89,7 @@ fn run(
             OpKind::Emit { output } => Some(outputs[output as usize].as_mut_slice()),
             _ => None,
         };
-        let staged = Staged { input: None, output: None, emitted };
+        let staged = Staged { emitted, ..Staged::default() };
         engine.run(program, operation, &binding, staged).unwrap();
     }
     outputs
@@ -358,7 +359,7 @@ fn what_does_not_fit_the_shard_is_an_error() {
         }
         program.operations.iter().find_map(|operation| {
             let mut room = vec![0.0; 5 * 97];
-            let staged = Staged { input: None, output: None, emitted: Some(&mut room) };
+            let staged = Staged { emitted: Some(&mut room), ..Staged::default() };
             engine.run(&program, operation, &binding, staged).err()
         })
     };

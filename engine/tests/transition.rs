@@ -35,6 +35,7 @@ fn device(heads: (u32, u32), columns: (u32, u32), layers: (u32, u32)) -> DeviceP
         threads: 1,
         prefill: part.clone(),
         decode: part,
+        streaming: None,
     }
 }
 

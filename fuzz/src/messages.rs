@@ -212,6 +212,7 @@ fn two_devices() -> Plan {
         threads: 1,
         prefill: part(from),
         decode: part(from),
+        streaming: None,
     };
     Plan {
         model: "m".into(),

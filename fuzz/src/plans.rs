@@ -3,8 +3,8 @@
 use super::{Input, said};
 use galaxy_common::{
     Assignment, BatchShape, BlockAssignment, Breadth, Bytes, Cache, DeviceName, DevicePlan,
-    Exchange, Layout, LinkType, Mode, Modes, Plan, Pooling, Rank, Segment, Span, Strategy, Wanted,
-    WireType,
+    Exchange, Layout, LinkType, Mode, Modes, Plan, Pooling, Rank, Room, Segment, Span, Strategy,
+    Streaming, Wanted, WireType,
     plan::{Extent, Phase, own_rows},
     span::Unit,
 };
@@ -243,8 +243,9 @@ fn planned(input: &mut Input<'_>, spec: &ModelSpec) -> Plan {
         threads: 1 + input.byte() as u16 % 4,
         prefill,
         decode,
+        streaming: None,
     });
-    Plan {
+    let mut plan = Plan {
         model: "m".into(),
         fingerprint: "f".into(),
         strategy: Strategy::Auto,
@@ -261,6 +262,27 @@ fn planned(input: &mut Input<'_>, spec: &ModelSpec) -> Plan {
             true => Cache { rows: 1 << 20, values: input.pick(&[WireType::F32, WireType::F16]) },
             false => Cache::NONE,
         },
+    };
+    if input.flag() {
+        for device in &mut plan.ring {
+            device.streaming = input.flag().then(|| streaming(input));
+        }
+    }
+    plan
+}
+
+/// Weights from disk: pieces of such small models take a block each.
+fn streaming(input: &mut Input<'_>) -> Streaming {
+    let buffer = Bytes(4096 * u64::from(input.within(1, 6)));
+    let room = input.pick(&[Room::Ring, Room::Parts(1), Room::Parts(2)]);
+    let from = input.within(0, 3);
+    Streaming {
+        width: 4,
+        piece: Streaming::PIECE,
+        buffer,
+        room,
+        agents: input.within(1, 3) as u16,
+        resident: vec![Span::new(from, from + input.within(1, 4))],
     }
 }
 

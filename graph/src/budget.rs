@@ -3,6 +3,7 @@
 use crate::{
     holdings::READ_BUFFERS,
     lower::{LowerError, fits, kv_span, sketches},
+    pieces,
     program::{Memory, Program},
     short,
 };
@@ -37,8 +38,10 @@ pub const SHARED_SCRATCH: u64 = 1 << 20;
 /// Bytes of one device under a plan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Needs {
-    /// Weights as held.
+    /// Weights that stay, as held.
     pub weights: Bytes,
+    /// What other weights pass through on their way from disk.
+    pub stream: Bytes,
     /// Device slots of the largest program.
     pub activations: Bytes,
     /// Staging slots of the largest program.
@@ -58,6 +61,7 @@ impl Needs {
     fn or_more(self, other: Self) -> Self {
         Self {
             weights: self.weights.max(other.weights),
+            stream: self.stream.max(other.stream),
             activations: self.activations.max(other.activations),
             staging: self.staging.max(other.staging),
             results: self.results.max(other.results),
@@ -69,7 +73,7 @@ impl Needs {
     /// All together. What programs work in is not there yet while weights are read.
     pub fn total(&self) -> Bytes {
         let works = self.activations + self.staging + self.results + self.scratch + self.cache;
-        self.weights + works.max(Bytes(READ_BUFFERS)) + self.process
+        self.weights + self.stream + works.max(Bytes(READ_BUFFERS)) + self.process
     }
 }
 
@@ -124,6 +128,7 @@ fn needs_of(
     };
     let with_weights = |(rank, needs): (&Rank, Needs)| Needs {
         weights: weights(spec, matrix_width, &plan.ring[rank.index()]),
+        stream: plan.ring[rank.index()].streaming.as_ref().map_or(Bytes(0), |s| s.buffer),
         cache: cache(spec, plan.cache, &plan.ring[rank.index()]),
         ..needs
     };
@@ -263,6 +268,7 @@ fn of_running(spec: &ModelSpec, device: &DevicePlan, program: &Program) -> Needs
     });
     Needs {
         weights: Bytes(0),
+        stream: program.slot_bytes(Memory::Stream),
         activations: program.slot_bytes(Memory::Device),
         staging: program.slot_bytes(Memory::Staging),
         results: results.sum(),
@@ -299,8 +305,17 @@ fn packed(columns: u64) -> u64 {
     columns.next_multiple_of(u64::from(COLUMN_GROUP))
 }
 
-/// Bytes of the shard that `device` holds.
+/// Bytes of the shard that `device` holds in memory.
 pub fn weights(spec: &ModelSpec, matrix_width: u32, device: &DevicePlan) -> Bytes {
+    let all = all_weights(spec, matrix_width, device);
+    let Some(streaming) = &device.streaming else { return all };
+    let pieces = (0..).zip(pieces::of_device(spec, device));
+    let read = pieces.filter(|(number, _)| !streaming.keeps(*number)).map(|(_, piece)| piece.bytes);
+    Bytes(all.0 - read.sum::<u64>().min(all.0))
+}
+
+/// Bytes of the shard that `device` holds, in memory and on disk.
+pub fn all_weights(spec: &ModelSpec, matrix_width: u32, device: &DevicePlan) -> Bytes {
     let (hidden, width) = (u64::from(spec.hidden), u64::from(matrix_width));
     let norm = hidden * if spec.norm == NormKind::Layer { 2 } else { 1 } * 4;
     let mut total = 0;

@@ -78,6 +78,20 @@ impl Held {
         (0..layers).flat_map(of).chain([Self::Language])
     }
 
+    /// The same in the order in which programs need them.
+    pub(crate) fn in_order(spec: &ModelSpec) -> impl Iterator<Item = Self> {
+        let parallel = spec.parallel;
+        let of = move |l| {
+            let [qkv, output] = [Self::Qkv(l), Self::AttentionOutput(l)];
+            // Where both blocks stand beside each other, their first products come first.
+            match parallel {
+                true => [qkv, Self::Up(l), output, Self::Down(l)],
+                false => [qkv, output, Self::Up(l), Self::Down(l)],
+            }
+        };
+        (0..spec.layers).flat_map(of).chain([Self::Language])
+    }
+
     /// What a device of this assignment has in it; nothing where it has no values.
     pub fn parts(self, spec: &ModelSpec, assignment: &Assignment) -> Vec<Part> {
         let hidden = || 0..spec.hidden;
@@ -133,7 +147,7 @@ impl Held {
     }
 
     /// Values of the biases of these parts.
-    fn bias_values(self, spec: &ModelSpec, parts: &[Part]) -> u64 {
+    pub(crate) fn bias_values(self, spec: &ModelSpec, parts: &[Part]) -> u64 {
         let each = self.biases(spec).into_iter().zip(parts);
         each.map(|(_, part)| part.outputs.len() as u64).sum()
     }
@@ -141,14 +155,19 @@ impl Held {
     /// Bytes of these parts as held: in panels of columns, the last filled up; biases in f32.
     fn bytes(self, spec: &ModelSpec, width: u32, parts: &[Part]) -> u64 {
         let inputs = parts.first().map_or(0, |part| part.inputs.len() as u64);
+        let columns = self.packed_columns(spec, parts);
+        inputs * columns * u64::from(width) + 4 * self.bias_values(spec, parts)
+    }
+
+    /// Columns of these parts with those that fill up the last panel.
+    pub(crate) fn packed_columns(self, spec: &ModelSpec, parts: &[Part]) -> u64 {
         let outputs = |parts: &[Part]| parts.iter().map(|part| part.outputs.len() as u64).sum();
         let packed = |outputs: u64| outputs.next_multiple_of(u64::from(COLUMN_GROUP));
-        let columns = match self {
+        match self {
             // Panels of gate and up columns alternate.
             Self::Up(_) if spec.gated => parts.chunks(1).map(|one| packed(outputs(one))).sum(),
             _ => packed(outputs(parts)),
-        };
-        inputs * columns * u64::from(width) + 4 * self.bias_values(spec, parts)
+        }
     }
 }
 

@@ -7,6 +7,7 @@
 pub mod budget;
 pub mod holdings;
 pub mod lower;
+pub mod pieces;
 pub mod program;
 pub mod share;
 pub mod short;
@@ -17,7 +18,7 @@ pub mod verify;
 pub use lower::{LowerError, digest, links, lower, takes};
 pub use program::Program;
 pub use simulate::{
-    ByteCost, Cable, Costs, Counted, Deadlock, FRAME_OVERHEAD, LinkRate, Observed, Predicted,
+    ByteCost, Cable, Costs, Counted, Deadlock, Disk, FRAME_OVERHEAD, LinkRate, Observed, Predicted,
     simulate,
 };
 pub use verify::{VerifyError, verify};

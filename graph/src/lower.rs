@@ -11,6 +11,7 @@ mod pipeline;
 mod ring;
 mod sequence;
 mod stagger;
+mod stream;
 
 use crate::program::Program;
 use build::{Builder, Sketch};
@@ -24,7 +25,7 @@ use ring::Ring;
 use std::collections::BTreeSet;
 
 /// Changes whenever the same plan and shape lower to another program.
-pub const LOWERING: u32 = 5;
+pub const LOWERING: u32 = 6;
 
 /// A plan and a shape that give no programs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -97,6 +98,16 @@ pub enum LowerError {
         /// Which.
         layer: u32,
     },
+    /// A buffer for weights that a piece does not fit into.
+    #[error(
+        "a piece of {wanted} bytes does not fit the {room} that it may take of the buffer for weights: raise the buffer"
+    )]
+    Buffer {
+        /// Bytes of the piece.
+        wanted: u64,
+        /// What it may take.
+        room: u64,
+    },
     /// A tile that no frame can carry.
     #[error(
         "a tile of {bytes} bytes is above a frame's limit of {MAX_PAYLOAD_BYTES}: use more tiles or a smaller max_rows"
@@ -121,7 +132,11 @@ pub fn lower(
     takes(spec, plan, shape)?;
     let order = Order::default();
     let ranks = plan.ranked().map(|(rank, _)| rank);
-    ranks.map(|rank| operations(spec, plan, phase, shape, rank, &order).finish()).collect()
+    let program = |rank: Rank| {
+        let operations = operations(spec, plan, phase, shape, rank, &order);
+        stream::weave(operations, spec, &plan.ring[rank.index()])?.finish()
+    };
+    ranks.map(program).collect()
 }
 
 /// The operations of one rank, without a look at the plan and the shape.

@@ -44,6 +44,8 @@ pub enum Memory {
     Device,
     /// Host memory in wire format; every lane may touch it.
     Staging,
+    /// The buffer that weights from disk pass through; loaders write it, the compute lane reads it.
+    Stream,
 }
 
 /// A value of the program: rows x columns, each element written exactly once.
@@ -95,6 +97,8 @@ pub enum Role {
     /// A device's candidates for the next token of a segment: bytes, whose columns count as values in
     /// wire format do.
     Candidates,
+    /// A piece of the shard: bytes, each a column.
+    Weights,
 }
 
 /// A piece of memory that tensors take in turns.
@@ -102,6 +106,8 @@ pub enum Role {
 pub struct Slot {
     /// Where.
     pub memory: Memory,
+    /// In the buffer of [`Memory::Stream`], from which byte on; slots there may overlap. Else 0.
+    pub start: u64,
     /// How much.
     pub bytes: u64,
 }
@@ -187,8 +193,8 @@ pub enum OpKind {
     Embed,
     /// Normalises rows. Reads `Residual rows`; writes `Normed rows`.
     Norm(NormOf),
-    /// A product of `layer`. Reads [rows x in], and then [rows x out] to be added, if any; writes
-    /// [rows x out].
+    /// A product of `layer`. Reads [rows x in], then [rows x out] to be added, if any, then the `Weights`
+    /// that make these columns, if they are not held; writes [rows x out].
     Product {
         /// Whose matrix; 0 for [`Product::Language`].
         layer: u32,
@@ -252,6 +258,11 @@ pub enum OpKind {
         transfer: u32,
         /// Tile of its collective, for traces.
         tile: u16,
+    },
+    /// Reads a piece of the shard from disk. Reads nothing here; writes `Weights`.
+    Load {
+        /// Which (`galaxy_graph::pieces`).
+        piece: u32,
     },
     /// Receives a staged tile. Reads nothing here; writes `tile`.
     Receive {
@@ -426,12 +437,26 @@ impl Program {
         let value = match self.tensor(region.tensor).memory {
             Memory::Device => 4,
             Memory::Staging => u64::from(self.wire.width()),
+            Memory::Stream => 1,
         };
         u64::from(region.rows.len()) * u64::from(region.columns.len()) * value
     }
-    /// Bytes of all slots: what the program takes besides weights.
+    /// Bytes of all slots: what the program takes besides weights that stay.
     pub fn slot_bytes(&self, memory: Memory) -> Bytes {
-        self.slots.iter().filter(|s| s.memory == memory).map(|s| Bytes(s.bytes)).sum()
+        let slots = self.slots.iter().filter(|s| s.memory == memory);
+        match memory {
+            Memory::Stream => Bytes(slots.map(|s| s.start + s.bytes).max().unwrap_or(0)),
+            Memory::Device | Memory::Staging => slots.map(|s| Bytes(s.bytes)).sum(),
+        }
+    }
+    /// What of the reads of an operation are weights from disk.
+    pub fn weights(&self, op: &Operation) -> Option<Region> {
+        let last = op.reads.last().copied();
+        last.filter(|region| self.tensor(region.tensor).memory == Memory::Stream)
+    }
+    /// How many regions an operation reads besides weights.
+    pub fn operands(&self, op: &Operation) -> usize {
+        op.reads.len() - usize::from(self.weights(op).is_some())
     }
     /// The peers that it sends to and receives from.
     pub fn peers(&self) -> (Vec<Rank>, Vec<Rank>) {

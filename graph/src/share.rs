@@ -112,6 +112,7 @@ pub fn plan(spec: &ModelSpec, terms: &Terms<'_>, members: &[Member]) -> Result<P
             threads: member.threads,
             prefill: assignment.clone(),
             decode: assignment,
+            streaming: None,
         }
     });
     let mode = if terms.strategy == Strategy::Sequence { Mode::Sequence } else { Mode::Tensor };

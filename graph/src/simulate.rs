@@ -33,6 +33,15 @@ pub struct Cable {
     pub into: f64,
 }
 
+/// How fast a device reads weights from its disk.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Disk {
+    /// Bytes per second of all loaders together.
+    pub all: f64,
+    /// Bytes per second of one loader.
+    pub each: f64,
+}
+
 /// By how many nanoseconds a byte of a tile delays the kernels of the two devices of a link.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct ByteCost {
@@ -50,6 +59,10 @@ pub trait Costs {
     fn link(&self, from: Rank, to: Rank) -> LinkRate;
     /// The interface that all links of a device share; none where each link has one of its own.
     fn cable(&self, _rank: Rank) -> Option<Cable> {
+        None
+    }
+    /// The disk of a device; none where a load costs what [`Costs::compute`] says.
+    fn disk(&self, _rank: Rank) -> Option<Disk> {
         None
     }
     /// What bytes cost the kernels.
@@ -129,6 +142,8 @@ struct Run<'a> {
     free: Vec<(u64, u64)>,
     /// Nanoseconds that links take from the kernels of each device, not yet paid.
     debt: Vec<f64>,
+    /// When the disk of each device is free.
+    disk: Vec<u64>,
 }
 
 impl<'a> Run<'a> {
@@ -167,6 +182,7 @@ impl<'a> Run<'a> {
             link_of,
             free: vec![(0, 0); programs.len()],
             debt: vec![0.0; programs.len()],
+            disk: vec![0; programs.len()],
         }
     }
 
@@ -202,6 +218,7 @@ impl<'a> Run<'a> {
                     done
                 })
             }
+            (Lane::Load(_), _) => Some((ready, self.load(ready, rank, op))),
             _ => {
                 // While kernels wait, bytes cost them nothing.
                 let before = self.cursor[rank][lane].checked_sub(1);
@@ -225,6 +242,19 @@ impl<'a> Run<'a> {
                 self.consider(rank, lane);
             }
         }
+    }
+
+    /// When a piece is there whose load begins now. Loaders share the disk.
+    fn load(&mut self, begin: u64, rank: usize, op: &Operation) -> u64 {
+        let program = &self.programs[rank];
+        let Some(disk) = self.costs.disk(program.rank) else {
+            return begin + self.costs.compute(program, op);
+        };
+        let bytes: u64 = op.writes.iter().map(|region| program.region_bytes(region)).sum();
+        let takes = |rate: f64| (bytes as f64 / rate * 1e9) as u64;
+        let free = &mut self.disk[rank];
+        *free = begin.max(*free) + takes(disk.all);
+        (*free).max(begin + takes(disk.each))
     }
 
     fn send(&mut self, ready: u64, rank: usize, op: &Operation, link: usize) -> Option<Times> {

@@ -45,7 +45,7 @@ pub fn add_lane_use(program: &Program, times: &[Times], lanes: &mut [LaneUse]) {
     let (begin, end) = span(times);
     for (index, sum) in lanes.iter_mut().enumerate() {
         let (mut busy, mut awaiting) = (0u64, 0u64);
-        each_of_lane(program, times, (index, begin), |_, worked, awaited| {
+        each_of_lane(program, times, (index, begin), receives, |_, worked, awaited| {
             busy = worked.saturating_add(busy);
             awaiting = awaited.saturating_add(awaiting);
         });
@@ -61,13 +61,28 @@ pub fn add_lane_use(program: &Program, times: &[Times], lanes: &mut [LaneUse]) {
 /// Each operation of the compute lane, in order: how long it took, and how long the lane was idle
 /// before it until something was received.
 pub fn each_compute(program: &Program, times: &[Times], each: impl FnMut(OpId, u64, u64)) {
-    each_of_lane(program, times, (0, span(times).0), each);
+    each_of_lane(program, times, (0, span(times).0), receives, each);
+}
+
+/// How long the compute lane was idle until weights had come from disk.
+pub fn stalled(program: &Program, times: &[Times]) -> u64 {
+    let loads = |lane: Lane| matches!(lane, Lane::Load(_));
+    let mut stalled = 0u64;
+    each_of_lane(program, times, (0, span(times).0), loads, |_, _, awaited| {
+        stalled = stalled.saturating_add(awaited);
+    });
+    stalled
+}
+
+fn receives(lane: Lane) -> bool {
+    matches!(lane, Lane::Receive(_))
 }
 
 fn each_of_lane(
     program: &Program,
     times: &[Times],
     (lane, begin): (usize, u64),
+    awaited: impl Fn(Lane) -> bool,
     mut each: impl FnMut(OpId, u64, u64),
 ) {
     let end_of = |id: OpId| times.get(id.0 as usize).map_or(0, |t| t.1);
@@ -77,7 +92,7 @@ fn each_of_lane(
         let received = program.operation(*id).waits.iter().any(|wait| {
             let (other, ids) = &program.lanes[usize::from(wait.lane.0)];
             let last = (wait.count as usize).checked_sub(1).map(|i| ids[i]);
-            matches!(other, Lane::Receive(_)) && last.is_some_and(|id| end_of(id) > at)
+            awaited(*other) && last.is_some_and(|id| end_of(id) > at)
         });
         each(*id, to.saturating_sub(from), if received { from.saturating_sub(at) } else { 0 });
         at = to;

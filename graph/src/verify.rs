@@ -11,7 +11,7 @@ mod order;
 
 use crate::{
     budget,
-    program::{LaneId, OpId, Output, OutputKind, Program, Reduce},
+    program::{LaneId, Memory, OpId, Output, OutputKind, Program, Reduce},
 };
 use galaxy_common::{BatchShape, Bytes, DeviceName, Plan, PlanError, Rank, Wanted};
 use galaxy_model::ModelSpec;
@@ -160,6 +160,12 @@ pub fn verify(
     data::check(spec, plan, shape, programs, &order)?;
     results(spec, shape, programs)?;
     for (program, device) in programs.iter().zip(&plan.ring) {
+        let stream = program.slot_bytes(Memory::Stream);
+        let buffer = device.streaming.as_ref().map_or(Bytes(0), |streaming| streaming.buffer);
+        if stream > buffer {
+            let why = format!("{} loads into {stream} of a buffer of {buffer}", device.name);
+            return Err(VerifyError::Malformed(why));
+        }
         let cache = budget::cache(spec, plan.cache, device);
         let needs = budget::of_program(spec, matrix_width, device, program);
         let needs = budget::Needs { cache, ..needs }.total();
@@ -221,10 +227,10 @@ fn well_formed(plan: &Plan, programs: &[Program]) -> Result<(), VerifyError> {
             }
         }
         for (number, tensor) in program.tensors.iter().enumerate() {
-            let width = if tensor.memory == crate::program::Memory::Device {
-                4
-            } else {
-                program.wire.width()
+            let width = match tensor.memory {
+                Memory::Device => 4,
+                Memory::Staging => program.wire.width(),
+                Memory::Stream => 1,
             };
             let bytes = u64::from(tensor.rows.len()) * u64::from(tensor.width) * u64::from(width);
             let slot = program.slots.get(tensor.slot.0 as usize);

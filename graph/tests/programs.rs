@@ -4,11 +4,11 @@
 
 use galaxy_common::{
     Assignment, BatchShape, BlockAssignment, Breadth, Bytes, Cache, DeviceName, DevicePlan,
-    Exchange, Layer, LinkType, Mode, Modes, Plan, Pooling, Rank, Segment, Span, Strategy, Wanted,
-    WireType, apportion, plan::Phase,
+    Exchange, Layer, LinkType, Mode, Modes, Plan, Pooling, Rank, Room, Segment, Span, Strategy,
+    Streaming, Wanted, WireType, apportion, plan::Phase,
 };
 use galaxy_graph::{
-    Costs, LinkRate, Program, VerifyError, budget, lower,
+    Costs, LinkRate, Program, VerifyError, budget, lower, pieces,
     program::{Lane, OpId, OpKind, Operation, Wait},
     simulate, verify,
 };
@@ -90,6 +90,7 @@ fn plan(strategy: Strategy, tiles: u16, spec: &ModelSpec, weights: &[[u32; 4]]) 
                 threads: 1,
                 prefill: part.clone(),
                 decode: part,
+                streaming: None,
             }
         })
         .collect();
@@ -269,6 +270,27 @@ fn any_plan() -> impl Arbitrary<Value = (ModelSpec, Plan, BatchShape)> {
     )
 }
 
+/// The plan with weights that are read on all devices, some of which stay.
+fn reading(
+    spec: &ModelSpec,
+    plan: &Plan,
+    (spare, parts, agents, resident): (u64, u16, u16, u64),
+) -> Plan {
+    let mut plan = plan.clone();
+    for device in &mut plan.ring {
+        let piece = Bytes(8 << 10);
+        let all = pieces::pieces(spec, &device.prefill, 4, piece);
+        let largest = all.iter().map(|piece| piece.stored()).max().unwrap_or(4096);
+        let room = if parts == 0 { Room::Ring } else { Room::Parts(parts) };
+        let buffer = largest * u64::from(parts.max(1)) + spare * 4096;
+        let stay = (0..all.len() as u32).filter(|at| resident >> (at % 64) & 1 == 1);
+        let resident = stay.map(|at| Span::new(at, at + 1)).collect();
+        device.streaming =
+            Some(Streaming { width: 4, piece, buffer: Bytes(buffer), room, agents, resident });
+    }
+    plan
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
     #[test]
@@ -334,6 +356,45 @@ proptest! {
             let gaps = most.activations.0 / 8 + 8 * 4 * u64::from(spec.hidden) + 1024;
             prop_assert!(takes.activations.0 <= most.activations.0 + gaps, "{takes:?} of {most:?}");
             prop_assert!(takes.staging <= most.staging, "{takes:?} of {most:?}");
+        }
+    }
+
+    /// Weights from disk: whatever stays, and however small the buffer.
+    #[test]
+    fn programs_that_read_weights_verify(
+        (spec, plan, shape) in any_plan(),
+        way in (0u64..4, 0u16..4, 1u16..4, any::<u64>()),
+        seed: u64,
+    ) {
+        let streams = reading(&spec, &plan, way);
+        let programs = lower(&spec, &streams, Phase::Prefill, &shape).unwrap();
+        prop_assert_eq!(verify(&spec, 4, &streams, &shape, &programs), Ok(()));
+        for window in [0, u64::MAX] {
+            prop_assert!(simulate(&programs, &Random(seed, window)).is_ok());
+        }
+        let needs = budget::needs_all(&spec, 4, &streams).unwrap();
+        let whole = budget::needs_all(&spec, 4, &plan).unwrap();
+        for (((program, device), needs), whole) in
+            programs.iter().zip(&streams.ring).zip(needs).zip(whole)
+        {
+            let takes = budget::of_program(&spec, 4, device, program);
+            prop_assert!(takes.stream <= needs.stream);
+            let streaming = device.streaming.as_ref().unwrap();
+            let all = pieces::of_device(&spec, device);
+            let read = (0..).zip(&all).filter(|(at, _)| !streaming.keeps(*at));
+            let read: u64 = read.map(|(_, piece)| piece.bytes).sum();
+            prop_assert_eq!(needs.weights.0 + read, whole.weights.0);
+        }
+        // A load that does not wait for what it lies over is found.
+        for rank in 0..programs.len() {
+            let mut broken = programs.clone();
+            let loads = |op: &Operation| matches!(op.kind, OpKind::Load { .. });
+            let waits = |op: &Operation| loads(op) && !op.waits.is_empty();
+            if let Some(op) = broken[rank].operations.iter_mut().rfind(|op| waits(op)) {
+                op.waits.clear();
+                let found = verify(&spec, 4, &streams, &shape, &broken);
+                prop_assert!(matches!(found, Err(VerifyError::Reuse { .. })), "{found:?}");
+            }
         }
     }
 

@@ -5,7 +5,7 @@ use galaxy_common::{
     Span,
 };
 use galaxy_graph::{
-    ByteCost, Cable, Costs, FRAME_OVERHEAD, LinkRate, Program, links,
+    ByteCost, Cable, Costs, Disk, FRAME_OVERHEAD, LinkRate, Program, links,
     program::{Lane, OpKind, Operation, Product, Region},
 };
 use galaxy_model::ModelSpec;
@@ -13,6 +13,9 @@ use std::collections::BTreeMap;
 
 /// Bytes that sockets of both ends hold before the receiver reads.
 const WINDOW: u64 = 4 << 20;
+
+/// Bytes per second of a disk that nobody has measured: what slow flash gives.
+const DISK: f64 = 100e6;
 
 /// Costs for [`galaxy_graph::simulate()`].
 pub struct ProfileCosts<'a> {
@@ -134,7 +137,7 @@ impl Costs for ProfileCosts<'_> {
             OpKind::Shortlist { .. } => rows(Kernel::Norm, read),
             OpKind::Collect { .. } => rows(Kernel::Import, read),
             OpKind::Choose { .. } => 0.0,
-            OpKind::Send { .. } | OpKind::Receive { .. } => 0.0,
+            OpKind::Send { .. } | OpKind::Receive { .. } | OpKind::Load { .. } => 0.0,
         };
         let wake = if op.waits.is_empty() { 0.0 } else { device.wake };
         (nanos + wake) as u64
@@ -153,6 +156,13 @@ impl Costs for ProfileCosts<'_> {
 
     fn cable(&self, rank: Rank) -> Option<Cable> {
         self.cables[rank.index()]
+    }
+
+    fn disk(&self, rank: Rank) -> Option<Disk> {
+        let device = self.devices[rank.index()];
+        let known = |rate: f64| if rate > 0.0 { rate } else { DISK };
+        let each = known(device.disk);
+        Some(Disk { all: device.disk_shared.max(each), each })
     }
 
     fn byte_cost(&self, from: Rank, to: Rank) -> ByteCost {

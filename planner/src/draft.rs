@@ -112,6 +112,7 @@ fn device(offer: &Offer, part: Assignment) -> DevicePlan {
         threads: offer.threads,
         prefill: part.clone(),
         decode: part,
+        streaming: None,
     }
 }
 

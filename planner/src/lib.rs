@@ -18,6 +18,7 @@ mod ring;
 mod search;
 pub mod split;
 mod stages;
+pub mod stream;
 pub mod synthetic;
 #[cfg(test)]
 mod testing;
@@ -35,7 +36,12 @@ pub use request::{
 /// When no device, no split or no memory does; the error says what is missing and where.
 pub fn plan(request: &Request<'_>) -> Result<Planned, PlanningError> {
     check(request)?;
-    auto::plan(request)
+    match auto::plan(request) {
+        // Weights that no memory holds come from disk.
+        Err(PlanningError::Memory { .. }) if request.allowed.streams => stream::plan(request),
+        Ok(found) if request.allowed.streams => Ok(stream::or_faster(request, found)),
+        planned => planned,
+    }
 }
 
 /// What a given plan is predicted to do, by the simulator: means over the workload's lengths. Its

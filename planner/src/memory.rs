@@ -64,6 +64,7 @@ fn weights(
         threads: 1,
         prefill: part.clone(),
         decode: part,
+        streaming: None,
     };
     budget::weights(spec, width, &device).0
 }

@@ -38,6 +38,7 @@ impl Run {
             compute: 0.0,
             links: 0.0,
             waiting: 0.0,
+            stalled: 0.0,
             sent: 0,
             received: 0,
         };
@@ -51,6 +52,7 @@ impl Run {
             sum.compute += times * more.compute;
             sum.links += times * more.links;
             sum.waiting += times * more.waiting;
+            sum.stalled += times * more.stalled;
             sum.sent += (times * more.sent as f64) as u64;
             sum.received += (times * more.received as f64) as u64;
         }
@@ -95,8 +97,8 @@ fn run(
 ) -> Result<Run, PlanningError> {
     let spec = request.spec;
     let layers = if plan.any_sequence() { LAYERS_BY_ROWS } else { LAYERS };
-    if plan.layout == Layout::Stages {
-        // Whole: stages are unlike one another, and their programs are short.
+    if plan.layout == Layout::Stages || plan.ring.iter().any(|device| device.streaming.is_some()) {
+        // Whole: stages are unlike one another, and so are layers of which not all stays.
         return Ok(simulated(request, spec, plan, phase, shape)?.0);
     }
     let (short_spec, short) = short::shortened(spec, plan, |all| all.min(layers));
@@ -142,6 +144,7 @@ fn simulated(
             Some(op.layer as usize).filter(|&layer| inside && layer < layers.len())
         };
         let places: Vec<Option<usize>> = program.operations.iter().map(of_layer).collect();
+        let stalled = timeline::stalled(program, times) as f64;
         let mut count = |at: usize, add: &dyn Fn(&mut DeviceShare)| {
             add(&mut all.devices[device]);
             if let Some(layer) = places[at] {
@@ -175,6 +178,7 @@ fn simulated(
                 share.waiting += awaiting as f64;
             });
         });
+        all.devices[device].stalled += stalled;
     }
     let mut before = 0;
     for ((layer, end), busiest) in layers.iter_mut().zip(ends).zip(busiest) {

@@ -27,6 +27,16 @@ fn by_rows(plan: &Plan) -> ByRows {
 
 /// A plan in words.
 pub(crate) fn what(plan: &Plan) -> String {
+    let reading: Vec<&str> =
+        plan.ring.iter().filter(|d| d.streaming.is_some()).map(|d| d.name.as_str()).collect();
+    match reading.is_empty() {
+        true => cut(plan),
+        false => format!("{}, weights from disk on {}", cut(plan), reading.join(", ")),
+    }
+}
+
+/// How a plan is cut, in words.
+fn cut(plan: &Plan) -> String {
     let devices = plan.ring.len();
     if devices == 1 {
         return format!("everything on {}", plan.ring[0].name);

@@ -46,6 +46,8 @@ pub struct Allowed {
     pub max_rows: u32,
     /// What is kept of texts that go on: budgets hold for it, too.
     pub cache: Cache,
+    /// Whether weights may come from disk where memory does not add up.
+    pub streams: bool,
 }
 
 /// A question.
@@ -89,6 +91,8 @@ pub struct DeviceShare {
     pub links: f64,
     /// Its kernels idle until a tile arrives, nanoseconds.
     pub waiting: f64,
+    /// Its kernels idle until weights have come from disk, nanoseconds.
+    pub stalled: f64,
     /// Bytes of tiles that it sends,
     pub sent: u64,
     /// and receives.

@@ -139,6 +139,7 @@ fn device(
         wake: WAKE,
         memory: device.memory,
         disk: 0.0,
+        disk_shared: 0.0,
     }
 }
 

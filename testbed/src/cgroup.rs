@@ -448,6 +448,16 @@ impl Group {
         Ok(usage)
     }
 
+    /// A number of the kernel's account of the device's memory, like `rss`.
+    ///
+    /// # Errors
+    /// When it keeps none.
+    pub fn memory_stat(&self, name: &str) -> Result<u64> {
+        let memory = self.hierarchies.memory.as_ref().context(NO_MEMORY)?;
+        let name = if memory.version == Version::Two && name == "rss" { "anon" } else { name };
+        entry(&self.device(memory).join("memory.stat"), name)
+    }
+
     /// The processes of the device, in order.
     pub fn processes(&self) -> Vec<u32> {
         let all = self.hierarchies.places().into_iter();

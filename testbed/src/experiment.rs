@@ -3,6 +3,7 @@
 
 mod decode;
 mod latency;
+mod memory;
 mod predictions;
 mod show;
 mod transport;
@@ -285,6 +286,7 @@ pub fn run(options: &Options) -> Result<()> {
         }
         println!("{:10} {}", transport::NAME, transport::ABOUT);
         println!("{:10} {}", decode::NAME, decode::ABOUT);
+        println!("{:10} {}", memory::NAME, memory::ABOUT);
         return Ok(());
     };
     let root = options.loopback || instance::is_root();
@@ -295,12 +297,16 @@ pub fn run(options: &Options) -> Result<()> {
     match name {
         transport::NAME => return transport::run(options),
         decode::NAME => return decode::run(options),
+        memory::NAME => return memory::run(options),
         _ => {}
     }
     let known = if options.smoke { SMOKE } else { EXPERIMENTS };
     let Some(experiment) = known.iter().find(|e| e.name == name) else {
-        let names: Vec<&str> =
-            known.iter().map(|e| e.name).chain([transport::NAME, decode::NAME]).collect();
+        let names: Vec<&str> = known
+            .iter()
+            .map(|e| e.name)
+            .chain([transport::NAME, decode::NAME, memory::NAME])
+            .collect();
         bail!("no experiment is named {name:?}; there are {}", names.join(", "))
     };
     let record = latency::run(experiment, options)?;

@@ -283,6 +283,7 @@ pub fn plan(dir: &ModelDir, case: &Case, wire: WireType) -> Result<Plan> {
                 threads: case.threads,
                 prefill: part.clone(),
                 decode: part,
+                streaming: None,
             })
         })
         .collect::<Result<_>>()?;

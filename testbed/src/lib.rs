@@ -27,6 +27,7 @@ pub mod peer;
 pub mod plot;
 pub mod processes;
 pub mod quotas;
+pub mod reader;
 pub mod record;
 pub mod report;
 pub mod stage;

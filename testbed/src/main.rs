@@ -5,7 +5,7 @@ use clap::{Parser, Subcommand};
 use galaxy_common::WireType;
 use galaxy_testbed::{
     ballast, calibrate, coldstart, desk, drift, experiment, forward, golden, inside, kernels, lean,
-    links, metronome, models, quotas,
+    links, metronome, models, quotas, reader,
 };
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
@@ -83,6 +83,9 @@ enum Command {
     /// Computes, and says how much it could
     #[command(hide = true)]
     Busy(quotas::BusyOptions),
+    /// Runs requests of one device, a line each
+    #[command(hide = true)]
+    Reader(reader::Options),
     /// Takes memory
     #[command(hide = true)]
     Hog(quotas::HogOptions),
@@ -124,6 +127,7 @@ fn run(command: Command) -> Result<()> {
         Command::Models(options) => models::run(&options),
         Command::Links(options) => links::run(&options),
         Command::Quotas(options) => quotas::run(&options),
+        Command::Reader(options) => reader::serve(&options),
         Command::Golden { full, half } => golden(full, half),
         Command::Lean(options) => lean::run(&options),
         Command::Kernels(options) => kernels::run(&options),

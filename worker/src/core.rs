@@ -12,7 +12,7 @@ use crate::{
     ring::Ring,
     state::State,
 };
-use galaxy_common::{Assignment, Bytes, DeviceName, Epoch, Plan, Rank};
+use galaxy_common::{Assignment, Bytes, DeviceName, Epoch, Plan, Rank, Streaming};
 use galaxy_engine::{compute::choice::EngineChoice, executor::Executor};
 use galaxy_model::ModelDir;
 use galaxy_proto::identity::Identity;
@@ -74,6 +74,7 @@ pub(crate) struct HeldKey {
     pub(crate) decode: Assignment,
     pub(crate) threads: u16,
     pub(crate) kept: galaxy_common::Cache,
+    pub(crate) streaming: Option<Streaming>,
 }
 
 /// The epoch that is placed.

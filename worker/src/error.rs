@@ -105,6 +105,11 @@ pub enum WorkerError {
     /// The links cannot be formed.
     #[error(transparent)]
     Ring(#[from] RingError),
+    /// Weights that come from disk, and no place to keep them in the order of use.
+    #[error(
+        "the plan reads weights from disk, and this worker has no place for them: start it with --cache, and not with --cache-bytes 0B"
+    )]
+    NoShards,
     /// Plain ring links that this worker does not take.
     #[error("this worker takes no plain ring links: start it with --plain")]
     NoPlain,
@@ -258,6 +263,7 @@ impl WorkerError {
             Self::Weights(_) | Self::Engine(_) => (Code::FailedPrecondition, "load_failed", false),
             Self::Ring(error) => (Code::Unavailable, "no_link", error.retryable()),
             Self::NoPlain => (Code::FailedPrecondition, "no_plain", false),
+            Self::NoShards => (Code::FailedPrecondition, "no_cache", false),
             Self::Shape(_) | Self::Tokens { .. } | Self::Token { .. } | Self::Squares { .. } => {
                 (Code::InvalidArgument, "invalid_argument", false)
             }

@@ -3,6 +3,7 @@
 use crate::{
     content::{
         self, Arriving,
+        cache::Cache,
         fetch::{self, Meter, Sources},
         links::Neighbour,
         share::Shared,
@@ -403,6 +404,7 @@ async fn hold(
         decode: device.decode.clone(),
         threads,
         kept,
+        streaming: device.streaming.clone(),
     };
     let mut held = core.held.clone().write_owned().await;
     if let Some(bytes) = held.as_ref().filter(|held| held.key == key).map(|held| held.bytes) {
@@ -410,6 +412,7 @@ async fn hold(
     }
     let (device, name, told) = (device.clone(), core.name.to_string(), told.clone());
     let (ending, engine) = (core.ending.clone(), core.engine);
+    let shards = core.cache.as_ref().map(Cache::shards);
     blocking(move || {
         let mut progress = |done, total| {
             told.meter.read.store(done, Ordering::Relaxed);
@@ -423,12 +426,19 @@ async fn hold(
         let (spec, width) = (model.spec(), model.dtype().width());
         let fits = |old: &Held| {
             let way = transition(spec, width, Some(&old.key.prefill), &device.prefill);
-            old.key.fingerprint == key.fingerprint && way.peak <= granted
+            // What comes from disk is read anew.
+            let held = old.key.streaming.is_none() && key.streaming.is_none();
+            held && old.key.fingerprint == key.fingerprint && way.peak <= granted
         };
         // Whoever still reports on a run may hold the executor: then its shard goes with it.
         let old = held.take().filter(fits).and_then(|old| Arc::into_inner(old.executor));
         let loaded = match old.and_then(Executor::into_shard) {
             Some(shard) => shard.reshape(model, &device, &mut progress),
+            None if key.streaming.is_some() => {
+                let shards = shards.ok_or(WorkerError::NoShards)?;
+                let shard = Shard::stream(model.clone(), &device, &shards, &mut progress);
+                shard.map(|shard| (shard.bytes(), shard)).map(|(read, shard)| (shard, read))
+            }
             None => {
                 let read = transition(spec, width, None, &device.prefill).read;
                 let shard = Shard::load(model.clone(), &device, &mut progress);

@@ -41,6 +41,7 @@ fn plan(names: &[&str]) -> Arc<Plan> {
         threads: 1,
         prefill: assignment.clone(),
         decode: assignment.clone(),
+        streaming: None,
     };
     Arc::new(Plan {
         model: "m".into(),

@@ -76,7 +76,7 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     print(&if args.json {
         json(&show::planned_json(&planned, &case.unlinked()))?
     } else {
-        show::planned(&planned, &case.workload, &case.unlinked())
+        show::planned(&planned, &case.spec, &case.workload, &case.unlinked())
     })
 }
 

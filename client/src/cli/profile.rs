@@ -322,6 +322,7 @@ mod tests {
             wake: 5e3,
             memory: Bytes(1_500_000_000),
             disk: 40e6,
+            disk_shared: 0.0,
         };
         let link = LinkProfile {
             version: PROFILE_VERSION,

@@ -216,6 +216,7 @@ mod tests {
             wake: 5e3,
             memory: Bytes(1 << 30),
             disk: 1e8,
+            disk_shared: 0.0,
         }
     }
 

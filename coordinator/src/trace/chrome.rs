@@ -143,6 +143,7 @@ fn name(operation: &Operation) -> String {
         OpKind::Add => "add".to_owned(),
         OpKind::Select => "select".to_owned(),
         OpKind::Send { transfer, tile } => format!("send {transfer} tile {tile}"),
+        OpKind::Load { piece } => format!("load piece {piece}"),
         OpKind::Receive { transfer, tile } => format!("receive {transfer} tile {tile}"),
         OpKind::Emit { output } => format!("emit {output}"),
     };

@@ -247,7 +247,7 @@ impl Runner {
                 self.write(call, 0, rows)
             }
             OpKind::Emit { output } => self.emit(call, output, staged.emitted),
-            OpKind::Send { .. } | OpKind::Receive { .. } => {
+            OpKind::Send { .. } | OpKind::Receive { .. } | OpKind::Load { .. } => {
                 Err(Misfit::Why("it belongs to a lane of its own, not to the compute lane"))
             }
         }

@@ -45,6 +45,14 @@ pub enum EngineError {
         /// The cargo feature that brings it.
         feature: &'static str,
     },
+    /// Weights from disk, which it holds in a form of its own.
+    #[error(
+        "engine {engine} cannot compute with weights from disk: give the device more memory or a smaller share, or start its worker with --engine cpu"
+    )]
+    Streams {
+        /// Which.
+        engine: EngineChoice,
+    },
     /// A device that is not there or does not work.
     #[error("engine {engine} has no device to compute on: {why}")]
     Device {
@@ -90,6 +98,9 @@ impl EngineChoice {
         threads: u16,
         cache: Cache,
     ) -> Result<Box<dyn Engine>, EngineError> {
+        if self != Self::Cpu && shard.streams().is_some() {
+            return Err(EngineError::Streams { engine: self });
+        }
         match self.built()? {
             Self::Cpu => Ok(Box::new(CpuEngine::new(shard, threads).with_cache(cache))),
             #[cfg(feature = "burn")]

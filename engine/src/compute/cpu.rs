@@ -19,15 +19,17 @@ use super::{
 };
 use crate::{
     choose::Text,
-    weights::{LayerShard, Shard},
+    stream::Stream,
+    weights::{AnyMatrix, LayerShard, Shard},
 };
 use galaxy_common::{Bytes, Cache};
-use galaxy_graph::budget;
 use galaxy_graph::program::{
     JoinOf, NormOf, OpKind, Operation, OutputKind, Product, Program, Reduce, Slot,
 };
+use galaxy_graph::{budget, pieces};
 use galaxy_model::{Activation, ClassActivation, HeadSpec, NormKind, Positions, Table};
 use slots::{Slots, extent};
+use std::sync::Arc;
 
 /// Position rows that are read at a time.
 const POSITION_ROWS: usize = budget::POSITION_ROWS as usize;
@@ -116,7 +118,12 @@ impl Engine for CpuEngine {
     }
 
     fn held(&self) -> (Bytes, Bytes) {
-        (self.shard.bytes(), self.slots.held() + self.texts.held())
+        let buffer = Bytes(self.shard.streams().map_or(0, |stream| stream.bytes()));
+        (self.shard.bytes() + buffer, self.slots.held() + self.texts.held())
+    }
+
+    fn streams(&self) -> Option<Arc<Stream>> {
+        self.shard.streams()
     }
 
     fn into_shard(self: Box<Self>) -> Option<Shard> {
@@ -165,7 +172,9 @@ impl CpuEngine {
                 rows::norm(&self.threads, self.norm(which, out.columns())?, from, out);
                 Ok(())
             }
-            OpKind::Product { layer, product } => self.product(call, layer, product, first),
+            OpKind::Product { layer, product } => {
+                self.product(call, (layer, product), staged.weights, first)
+            }
             OpKind::Attend { layer, heads, kv_heads } => {
                 let held = held(&self.shard, layer)?;
                 if held.heads != heads || held.kv_heads != kv_heads {
@@ -270,7 +279,7 @@ impl CpuEngine {
                 Ok(())
             }
             OpKind::Emit { output } => self.emit(call, output, staged.emitted),
-            OpKind::Send { .. } | OpKind::Receive { .. } => {
+            OpKind::Send { .. } | OpKind::Receive { .. } | OpKind::Load { .. } => {
                 Err(Misfit::Why("it belongs to a lane of its own, not to the compute lane"))
             }
         }
@@ -359,8 +368,8 @@ impl CpuEngine {
     fn product(
         &mut self,
         call: &Call<'_>,
-        layer: u32,
-        product: Product,
+        (layer, product): (u32, Product),
+        loaded: Option<&[u8]>,
         written: &mut [f32],
     ) -> Result<(), Misfit> {
         let mut out = call.target(written, 0)?;
@@ -370,15 +379,10 @@ impl CpuEngine {
             Product::Language => None,
             _ => Some(held(&self.shard, layer)?),
         };
-        let matrix = match (product, held) {
-            (Product::Qkv, Some(held)) => held.qkv.as_ref(),
-            (Product::AttentionOutput, Some(held)) => held.attention_output.as_ref(),
-            (Product::Up, Some(held)) => held.up.as_ref(),
-            (Product::Down, Some(held)) => held.down.as_ref(),
-            _ => self.shard.language.as_ref(),
-        };
-        let matrix = matrix.ok_or(Misfit::Why("the shard has no such matrix"))?;
-        if (left.columns(), out.columns()) != (matrix.inputs, matrix.columns())
+        let column = call.writes(0)?.columns.start();
+        let (matrix, bias) = matrix(&self.shard, (layer, product), column, loaded)
+            .ok_or(Misfit::Why("the shard has no such matrix"))?;
+        if (left.columns(), out.columns()) != (matrix.layout.inputs, matrix.columns())
             || left.rows() != out.rows()
         {
             return Err(Misfit::Why("rows, matrix and product do not fit together"));
@@ -390,18 +394,9 @@ impl CpuEngine {
             Activation::Silu => Curve::Silu,
             Activation::Relu => Curve::Relu,
         };
-        let epilogue = match (product, held) {
-            (Product::Up, Some(held)) => {
-                Epilogue { bias: held.up_bias.as_deref(), curve: Some(curve) }
-            }
-            (Product::Qkv, Some(held)) => Epilogue { bias: held.qkv_bias.as_deref(), curve: None },
-            (Product::Language, _) => {
-                Epilogue { bias: self.shard.language_bias.as_deref(), curve: None }
-            }
-            _ => Epilogue::default(),
-        };
+        let epilogue = Epilogue { bias, curve: (product == Product::Up).then_some(curve) };
         dense::product(threads, scratch, left, matrix, out.again(), epilogue);
-        if call.operation.reads.len() > 1 {
+        if call.program.operands(call.operation) > 1 {
             let more = call.source(&self.slots, 1)?;
             alike(out.rows(), out.columns(), more)?;
             rows::add(threads, more, out.again());
@@ -505,6 +500,27 @@ impl CpuEngine {
             }
         }
     }
+}
+
+/// The matrix of a product whose first column is `column`, and the bias of its columns.
+fn matrix<'a>(
+    shard: &'a Shard,
+    (layer, product): (u32, Product),
+    column: u32,
+    loaded: Option<&'a [u8]>,
+) -> Option<(AnyMatrix<'a>, Option<&'a [f32]>)> {
+    if let Some(streamed) = &shard.streamed {
+        return streamed.matrix((pieces::held(layer, product), column), loaded);
+    }
+    let held = |layer: u32| shard.layers.get(layer as usize);
+    let (matrix, bias) = match product {
+        Product::Qkv => (held(layer)?.qkv.as_ref()?, held(layer)?.qkv_bias.as_deref()),
+        Product::AttentionOutput => (held(layer)?.attention_output.as_ref()?, None),
+        Product::Up => (held(layer)?.up.as_ref()?, held(layer)?.up_bias.as_deref()),
+        Product::Down => (held(layer)?.down.as_ref()?, None),
+        Product::Language => (shard.language.as_ref()?, shard.language_bias.as_deref()),
+    };
+    Some((matrix.into(), bias))
 }
 
 fn classify(

@@ -9,6 +9,7 @@ use crate::{
     compute::{ComputeError, Engine, Staged},
     link::{LinkError, LinkReceiver, LinkSender},
     staging::InUse,
+    stream::{Stream, StreamError},
 };
 use galaxy_common::{FrameHeader, Rank};
 use galaxy_graph::{
@@ -16,6 +17,7 @@ use galaxy_graph::{
     program::{Lane, Memory, OpKind, Operation, Region, TOKEN_VALUES},
 };
 use std::{
+    ops::Range,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Mutex,
@@ -93,6 +95,7 @@ pub(super) enum Work {
 
 /// The compute lane. It leaves its engine.
 pub(super) fn compute(mut engine: Box<dyn Engine>, inbox: &Receiver<Work>) -> Box<dyn Engine> {
+    let stream = engine.streams();
     let mut prepared: Option<Arc<galaxy_graph::Program>> = None;
     while let Ok(work) = inbox.recv() {
         let (run, ends) = match work {
@@ -120,7 +123,7 @@ pub(super) fn compute(mut engine: Box<dyn Engine>, inbox: &Receiver<Work>) -> Bo
                     run.program.clone()
                 }
             };
-            kernel(engine.as_mut(), run, op)?;
+            kernel(engine.as_mut(), stream.as_deref(), run, op)?;
             prepared = Some(program);
             Ok(())
         };
@@ -135,7 +138,12 @@ pub(super) fn compute(mut engine: Box<dyn Engine>, inbox: &Receiver<Work>) -> Bo
     engine
 }
 
-fn kernel(engine: &mut dyn Engine, run: &Run, op: &Operation) -> Result<(), RunError> {
+fn kernel(
+    engine: &mut dyn Engine,
+    stream: Option<&Stream>,
+    run: &Run,
+    op: &Operation,
+) -> Result<(), RunError> {
     let program = &run.program;
     let staged = |regions: &[Region]| {
         regions.iter().copied().find(|r| program.tensor(r.tensor).memory == Memory::Staging)
@@ -143,6 +151,9 @@ fn kernel(engine: &mut dyn Engine, run: &Run, op: &Operation) -> Result<(), RunE
     let slot = |region: &Region| program.tensor(region.tensor).slot;
     let size = |region: &Region| program.region_bytes(region) as usize;
     let (read, write) = (staged(&op.reads), staged(&op.writes));
+    let weights = program.weights(op).zip(stream);
+    let weights = weights.map(|(region, stream)| stream.piece(place(program, &region)));
+    let weights = weights.transpose().map_err(StreamError::from)?;
     let input = read.map(|r| run.staging.read(slot(&r))).transpose().map_err(in_use)?;
     let mut output = write.map(|w| run.staging.take(slot(&w))).transpose().map_err(in_use)?;
     let told = match op.kind {
@@ -170,9 +181,11 @@ fn kernel(engine: &mut dyn Engine, run: &Run, op: &Operation) -> Result<(), RunE
                 .and_then(Arc::get_mut)
                 .zip(write.as_ref())
                 .map(|(tile, w)| tile.bytes_mut(size(w))),
+            weights: weights.as_deref(),
             emitted: emitted.as_deref_mut(),
         },
     );
+    drop(weights);
     if let (Some(tile), Some(write)) = (output, write) {
         run.staging.put(slot(&write), tile);
     }
@@ -180,6 +193,22 @@ fn kernel(engine: &mut dyn Engine, run: &Run, op: &Operation) -> Result<(), RunE
         run.put(what, values);
     }
     result.map_err(RunError::from)
+}
+
+/// Where in the buffer for weights the tensor of a region is.
+fn place(program: &Program, region: &Region) -> Range<u64> {
+    let slot = program.slots[program.tensor(region.tensor).slot.0 as usize];
+    slot.start..slot.start + slot.bytes
+}
+
+/// A lane of a loader.
+pub(super) fn load(lane: Lane, stream: &Stream, inbox: &Receiver<Arc<Run>>) {
+    drive(lane, inbox, |run, op| {
+        let (OpKind::Load { piece }, Some(region)) = (op.kind, op.writes.first()) else {
+            return Err(RunError::Program(format!("{:?} is no load", op.kind)));
+        };
+        Ok(stream.load(piece as usize, place(&run.program, region))?)
+    });
 }
 
 fn header(run: &Run, op: &Operation, region: &Region) -> FrameHeader {

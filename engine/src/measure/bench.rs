@@ -343,7 +343,7 @@ impl Bench {
 }
 
 fn run(engine: &mut CpuEngine, batch: &Batch, operation: &Operation) -> Result<(), MeasureError> {
-    let staged = Staged { input: None, output: None, emitted: None };
+    let staged = Staged::default();
     Ok(engine.run(&batch.program, operation, &batch.binding, staged)?)
 }
 

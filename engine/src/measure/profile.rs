@@ -99,7 +99,7 @@ pub fn measure(
 ) -> Result<Measured, MeasureError> {
     let spec = dir.spec();
     tell(progress, 0, 1, "disk")?;
-    let disk = disk::rate(dir.path(), DISK);
+    let (disk, disk_shared) = disk::rates(dir.path(), DISK);
     tell(progress, 0, 1, "loading")?;
     // What is free bounds what is granted; what the kernel needs meanwhile is left to it.
     let free = Bytes(free_memory().map_or(u64::MAX, |free| free.0 / 10 * 9));
@@ -142,6 +142,7 @@ pub fn measure(
         wake,
         memory: setting.memory.unwrap_or_default(),
         disk,
+        disk_shared,
     };
     Ok(Measured { profile, pauses })
 }

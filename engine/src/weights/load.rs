@@ -139,6 +139,7 @@ impl<'a> Loader<'a> {
             language: None,
             language_bias: None,
             classes,
+            streamed: None,
             assignment: holdings::nothing(),
         })
     }
@@ -259,7 +260,18 @@ impl<'a> Loader<'a> {
         outputs: Range<u32>,
     ) -> Result<Option<HeldMatrix>, WeightError> {
         let new = vec![Part { matrix, inputs, outputs }];
-        self.make(&new, &[], None, false, || Bytes(0))
+        self.make(&new, &[], None, (false, None), || Bytes(0))
+    }
+
+    /// A piece of a shard: these parts side by side.
+    pub(super) fn piece(
+        &mut self,
+        parts: &[Part],
+        gated: bool,
+        dtype: Dtype,
+    ) -> Result<HeldMatrix, WeightError> {
+        let made = self.make(parts, &[], None, (gated, Some(dtype)), || Bytes(0))?;
+        Ok(made.unwrap_or_else(|| HeldMatrix::even(0, 0, 0.0)))
     }
 
     /// The matrix that a step wants, out of `old` and the model's files.
@@ -270,17 +282,18 @@ impl<'a> Loader<'a> {
         shard: &Shard,
     ) -> Result<Option<HeldMatrix>, WeightError> {
         let gated = matches!(step.held, Held::Up(_)) && self.dir.spec().gated;
-        self.make(&step.new, &step.old, old, gated, || shard.bytes())
+        self.make(&step.new, &step.old, old, (gated, None), || shard.bytes())
     }
 
     /// A matrix of the parts `new`, side by side; nothing where there are none. `before` is one of
-    /// the parts `old`, which stand in the same order; `held` says what is there besides.
+    /// the parts `old`, which stand in the same order; `held` says what is there besides. Values are as the
+    /// model has them, or in f32 if that is wanted.
     fn make(
         &mut self,
         new: &[Part],
         old: &[Part],
         before: Option<&HeldMatrix>,
-        gated: bool,
+        (gated, wanted): (bool, Option<Dtype>),
         held: impl FnOnce() -> Bytes,
     ) -> Result<Option<HeldMatrix>, WeightError> {
         let Some(inputs) = new.first().map(|part| part.inputs.len()) else { return Ok(None) };
@@ -296,7 +309,7 @@ impl<'a> Loader<'a> {
             sources.push(source);
         }
         let mut dtype = sources[0].dtype();
-        if sources.iter().any(|s| s.dtype() != dtype) {
+        if sources.iter().any(|s| s.dtype() != dtype) || wanted == Some(Dtype::F32) {
             dtype = Dtype::F32;
         }
         let layout = Layout { inputs, outputs, gated };
@@ -359,7 +372,7 @@ impl<'a> Loader<'a> {
     }
 
     /// The bias of the columns of a matrix, if it has one.
-    fn bias(&mut self, step: &Step) -> Result<Option<Vec<f32>>, WeightError> {
+    pub(super) fn bias(&mut self, step: &Step) -> Result<Option<Vec<f32>>, WeightError> {
         let which = step.held.biases(self.dir.spec());
         if which.is_empty() || step.new.is_empty() {
             return Ok(None);

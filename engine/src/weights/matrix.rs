@@ -1,5 +1,6 @@
 //! A matrix as a device holds it: packed once, in the order in which the kernels read it.
 
+pub(super) use crate::compute::kernels::lines::NoMemory as NoRoom;
 use crate::compute::kernels::{
     lines::{Lines, NoMemory},
     micro::{Bf16, F16, F32, Format},
@@ -131,10 +132,48 @@ impl<'a, F: Format> Panels<'a, F> {
 }
 
 /// The panels of a matrix, by their format.
+#[derive(Clone, Copy)]
 pub(crate) enum AnyPanels<'a> {
     F32(Panels<'a, F32>),
     F16(Panels<'a, F16>),
     Bf16(Panels<'a, Bf16>),
+}
+
+/// A matrix to multiply with, wherever its values are.
+#[derive(Clone, Copy)]
+pub(crate) struct AnyMatrix<'a> {
+    pub(crate) layout: Layout,
+    pub(crate) panels: AnyPanels<'a>,
+}
+
+impl<'a> AnyMatrix<'a> {
+    /// Packed values that begin these bytes; none where they are too few, or begin at odd places.
+    pub(crate) fn of_bytes(layout: Layout, dtype: Dtype, bytes: &'a [u8]) -> Option<Self> {
+        let size = layout.inputs * layout.packed();
+        let bytes = bytes.get(..size * dtype.width() as usize)?;
+        let (inputs, count) = (layout.inputs, layout.packed() / PANEL);
+        let bits = || bytemuck::try_cast_slice::<u8, u16>(bytes).ok();
+        let panels = match dtype {
+            Dtype::F32 => {
+                let values = bytemuck::try_cast_slice(bytes).ok()?;
+                AnyPanels::F32(Panels { values, inputs, count })
+            }
+            Dtype::F16 => AnyPanels::F16(Panels { values: bits()?, inputs, count }),
+            Dtype::Bf16 => AnyPanels::Bf16(Panels { values: bits()?, inputs, count }),
+        };
+        Some(Self { layout, panels })
+    }
+
+    /// Columns of what it gives, after the gate.
+    pub(crate) fn columns(&self) -> usize {
+        if self.layout.gated { self.layout.outputs / 2 } else { self.layout.outputs }
+    }
+}
+
+impl<'a> From<&'a HeldMatrix> for AnyMatrix<'a> {
+    fn from(held: &'a HeldMatrix) -> Self {
+        Self { layout: held.layout(), panels: held.panels() }
+    }
 }
 
 impl HeldMatrix {
@@ -296,11 +335,38 @@ impl HeldMatrix {
 
     /// Bytes of its values, with those that fill up.
     pub fn bytes(&self) -> Bytes {
-        let values = match &self.values {
-            Values::F32(values) => size_of_val(values.values()),
-            Values::F16(bits) | Values::Bf16(bits) => size_of_val(bits.values()),
+        Bytes(self.raw().len() as u64)
+    }
+
+    /// Its values as they lie in memory.
+    pub(crate) fn raw(&self) -> &[u8] {
+        match &self.values {
+            Values::F32(values) => bytemuck::cast_slice(values.values()),
+            Values::F16(bits) | Values::Bf16(bits) => bytemuck::cast_slice(bits.values()),
+        }
+    }
+
+    /// A matrix of the packed values that begin these bytes.
+    ///
+    /// # Errors
+    /// When there is no memory for it.
+    pub(crate) fn of_raw(layout: Layout, dtype: Dtype, bytes: &[u8]) -> Result<Self, NoMemory> {
+        let size = layout.inputs * layout.packed();
+        let mut values = Values::zeroed(dtype, size)?;
+        let to: &mut [u8] = match &mut values {
+            Values::F32(values) => bytemuck::cast_slice_mut(values.values_mut()),
+            Values::F16(bits) | Values::Bf16(bits) => bytemuck::cast_slice_mut(bits.values_mut()),
         };
-        Bytes(values as u64)
+        to.copy_from_slice(&bytes[..to.len()]);
+        Ok(Self::new(layout, values))
+    }
+
+    pub(crate) fn dtype(&self) -> Dtype {
+        match self.values {
+            Values::F32(_) => Dtype::F32,
+            Values::F16(_) => Dtype::F16,
+            Values::Bf16(_) => Dtype::Bf16,
+        }
     }
 }
 

@@ -22,6 +22,7 @@ fn device(assignment: Assignment) -> DevicePlan {
         threads: 1,
         prefill: assignment.clone(),
         decode: assignment,
+        streaming: None,
     }
 }
 

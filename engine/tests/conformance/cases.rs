@@ -163,6 +163,7 @@ fn plan(dir: &ModelDir, strategy: Strategy, split: &Split, tiles: u16, wire: Wir
             threads: 1,
             prefill: part.clone(),
             decode: part,
+            streaming: None,
         }
     });
     Plan {

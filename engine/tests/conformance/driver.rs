@@ -139,6 +139,7 @@ impl Device<'_> {
                 input,
                 output: output.as_mut().zip(writes).map(|(t, region)| t.bytes_mut(size(&region))),
                 emitted: emitted.as_deref_mut(),
+                weights: None,
             },
         );
         ran.unwrap_or_else(|error| panic!("{what}: {error}"));
@@ -205,7 +206,7 @@ fn read_back(
     };
     let mut values = vec![f32::NAN; (region.rows.len() * region.columns.len()) as usize];
     let output = Some(bytemuck::cast_slice_mut(&mut values));
-    let staged = Staged { input: None, output, emitted: None };
+    let staged = Staged { output, ..Staged::default() };
     engine.run(exact, &operation, binding, staged).unwrap();
     values.into_iter().map(f64::from).collect()
 }

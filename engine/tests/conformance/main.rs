@@ -157,7 +157,7 @@ fn misfits(choice: EngineChoice) {
         }
         program.operations.iter().find_map(|operation| {
             let mut room = vec![0.0; 5 * 97];
-            let staged = Staged { input: None, output: None, emitted: Some(&mut room) };
+            let staged = Staged { emitted: Some(&mut room), ..Staged::default() };
             engine.run(program, operation, &binding, staged).err()
         })
     };
@@ -328,17 +328,17 @@ impl Engine for Off {
         binding: &Binding,
         mut staged: Staged<'_>,
     ) -> Result<(), ComputeError> {
-        let Staged { input, output, emitted } = &mut staged;
+        let Staged { input, output, emitted, .. } = &mut staged;
         let (output, emitted) = (output.as_deref_mut(), emitted.as_deref_mut());
         let Some(output) = output else {
             return self.0.run(
                 program,
                 operation,
                 binding,
-                Staged { input: *input, output, emitted },
+                Staged { input: *input, output, emitted, weights: None },
             );
         };
-        let given = Staged { input: *input, output: Some(&mut *output), emitted };
+        let given = Staged { input: *input, output: Some(&mut *output), emitted, weights: None };
         self.0.run(program, operation, binding, given)?;
         let values: &mut [f32] = bytemuck::cast_slice_mut(output);
         if let Some(largest) = values.iter_mut().max_by(|a, b| a.abs().total_cmp(&b.abs())) {

@@ -267,7 +267,9 @@ impl Reference {
             OpKind::Emit { output } => {
                 values = self.emit(program.outputs[output as usize].kind, rows(self, 0));
             }
-            OpKind::Send { .. } | OpKind::Receive { .. } => panic!("not of the compute lane"),
+            OpKind::Send { .. } | OpKind::Receive { .. } | OpKind::Load { .. } => {
+                panic!("not of the compute lane")
+            }
         }
         for (region, values) in operation.writes.iter().zip(written) {
             self.write(program, region, values);

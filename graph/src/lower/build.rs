@@ -26,6 +26,8 @@ pub(crate) struct Builder {
     pub at: (Block, u32),
     /// Staging slots that may be in use at once: how far receives run ahead of the kernels.
     depth: usize,
+    /// Of each tensor in the buffer for weights: where it begins, and which ones before it it lies over.
+    streamed: BTreeMap<TensorId, (u64, Vec<TensorId>)>,
 }
 
 /// A tensor while its program is built: what a caller reads and writes by rows.
@@ -61,6 +63,7 @@ impl Builder {
             begins: Vec::new(),
             at: (Block::Embedding, 0),
             depth: depth.max(2),
+            streamed: BTreeMap::new(),
         }
     }
 
@@ -78,6 +81,7 @@ impl Builder {
             Role::RowTile | Role::SumTile | Role::KeysValuesTile | Role::Candidates => {
                 Memory::Staging
             }
+            Role::Weights => Memory::Stream,
             _ => Memory::Device,
         };
         let id = TensorId(self.tensors.len() as u32);
@@ -120,6 +124,43 @@ impl Builder {
         let kind = OpKind::Receive { transfer, tile: 0 };
         self.push(Lane::Receive(from), kind, &[], &[staged.all()]);
         staged
+    }
+
+    /// Loads so many bytes to `start` of the buffer for weights, over those of former tensors.
+    pub fn load(
+        &mut self,
+        lane: Lane,
+        kind: OpKind,
+        (bytes, start): (u64, u64),
+        former: Vec<TensorId>,
+    ) -> Value {
+        let width = u32::try_from(bytes).unwrap_or(u32::MAX);
+        let tensor = self.tensor(Role::Weights, Span::first(1), width);
+        self.streamed.insert(tensor.id, (start, former));
+        self.push(lane, kind, &[], &[tensor.all()]);
+        tensor
+    }
+
+    /// The same with other operations in the place of each, as `each` pushes them.
+    pub fn replaced<E>(
+        mut self,
+        mut each: impl FnMut(&mut Self, Lane, Operation) -> Result<(), E>,
+    ) -> Result<Self, E> {
+        let operations = std::mem::take(&mut self.operations);
+        let mut lanes = vec![Lane::Compute; operations.len()];
+        for (lane, ids) in &mut self.lanes {
+            ids.drain(..).for_each(|id| lanes[id.0 as usize] = *lane);
+        }
+        for (lane, op) in lanes.into_iter().zip(operations) {
+            self.at = (op.block, op.layer);
+            each(&mut self, lane, op)?;
+        }
+        Ok(self)
+    }
+
+    /// Pushes an operation of [`Builder::replaced`].
+    pub fn push_again(&mut self, lane: Lane, op: &Operation) {
+        self.push(lane, op.kind, &op.reads, &op.writes);
     }
 
     pub fn emit(&mut self, output: Output, region: Region) {
@@ -197,7 +238,11 @@ impl Builder {
     }
 
     fn bytes(&self, tensor: &Tensor) -> u64 {
-        let width = if tensor.memory == Memory::Device { 4 } else { self.wire.width() };
+        let width = match tensor.memory {
+            Memory::Device => 4,
+            Memory::Staging => self.wire.width(),
+            Memory::Stream => 1,
+        };
         u64::from(tensor.rows.len()) * u64::from(tensor.width) * u64::from(width)
     }
 
@@ -246,11 +291,27 @@ impl Builder {
                     continue;
                 }
                 let memory = self.tensors[tensor].memory;
+                if let Some((start, former)) = self.streamed.get(&region.tensor) {
+                    let bytes = bytes[tensor];
+                    slots.push(Slot { memory, start: *start, bytes });
+                    used.resize(used.len() + lanes, 0);
+                    // Whoever used what it lies over has to be done with it.
+                    let mut row = vec![0; lanes];
+                    for former in former {
+                        let slot = self.tensors[former.0 as usize].slot.0 as usize;
+                        let lanes = row.iter_mut().zip(&used[slot * lanes..]);
+                        lanes.for_each(|(most, used)| *most = (*most).max(*used));
+                    }
+                    before.set(tensor, &row);
+                    self.tensors[tensor].slot = SlotId(slots.len() as u32 - 1);
+                    op.takes.0 += bytes;
+                    continue;
+                }
                 let size = if memory == Memory::Staging { tile } else { bytes[tensor] };
                 // Behind the layers nobody misses a large slot that a small tensor took.
                 let wide = if op.block == Block::Head { u64::MAX } else { 2 * size + 1 };
                 let slot = free.take(memory, size..=wide, self.depth).unwrap_or_else(|| {
-                    slots.push(Slot { memory, bytes: size });
+                    slots.push(Slot { memory, start: 0, bytes: size });
                     used.resize(used.len() + lanes, 0);
                     free.staged += usize::from(memory == Memory::Staging);
                     SlotId(slots.len() as u32 - 1)
@@ -403,8 +464,10 @@ struct Free {
 
 impl Free {
     fn leave(&mut self, slots: &[Slot], slot: SlotId) {
-        let Slot { memory, bytes } = slots[slot.0 as usize];
+        let Slot { memory, bytes, .. } = slots[slot.0 as usize];
         match memory {
+            // What lies over it comes later.
+            Memory::Stream => {}
             Memory::Staging => self.staging.push_back(slot),
             Memory::Device => self.device.entry(bytes).or_default().push(slot),
         }

@@ -1,10 +1,12 @@
 //! Data: what is written, read, and handed on.
 
 use super::{VerifyError, order::Order, site};
+use crate::pieces::{self, Piece};
 use crate::program::{
-    Block, JoinOf, NormOf, OpId, OpKind, Operation, OutputKind, Product, Program, Region, TensorId,
+    Block, JoinOf, Memory, NormOf, OpId, OpKind, Operation, OutputKind, Product, Program, Region,
+    TensorId,
 };
-use galaxy_common::{BatchShape, Mode, Plan, Rank, Row, Segment, Span, plan::Phase};
+use galaxy_common::{BatchShape, DevicePlan, Mode, Plan, Rank, Row, Segment, Span, plan::Phase};
 use galaxy_model::{ModelSpec, NormPlace};
 use std::{collections::BTreeMap, fmt};
 
@@ -26,6 +28,8 @@ enum Content {
     Logits,
     /// Candidates for the next token of a segment, of a device.
     Candidates(u32, u128),
+    /// A piece of the device's shard.
+    Weights(u32),
 }
 
 impl fmt::Display for Content {
@@ -38,6 +42,7 @@ impl fmt::Display for Content {
                 write!(f, "sums of block {at} over heads of {heads:b} and columns of {columns:b}")
             }
             Self::Logits => write!(f, "logits"),
+            Self::Weights(piece) => write!(f, "piece {piece} of the shard"),
             Self::Candidates(segment, who) => {
                 write!(f, "candidates of text {segment} from devices {who:b}")
             }
@@ -69,13 +74,19 @@ fn accesses(
     // For each tensor, its last access on each lane; and its first access, which orders a slot.
     let mut last: Vec<BTreeMap<u8, OpId>> = vec![BTreeMap::new(); program.tensors.len()];
     let mut by_slot: BTreeMap<u32, Vec<TensorId>> = BTreeMap::new();
+    let mut streamed: Vec<TensorId> = Vec::new();
     let operations = || program.operations.iter().enumerate().map(|(i, op)| (OpId(i as u32), op));
     for (id, op) in operations() {
         for region in op.reads.iter().chain(&op.writes) {
             let lasts = &mut last[region.tensor.0 as usize];
             if lasts.is_empty() {
-                let slot = program.tensor(region.tensor).slot.0;
-                by_slot.entry(slot).or_default().push(region.tensor);
+                match program.tensor(region.tensor).memory {
+                    Memory::Stream => streamed.push(region.tensor),
+                    _ => {
+                        let slot = program.tensor(region.tensor).slot.0;
+                        by_slot.entry(slot).or_default().push(region.tensor);
+                    }
+                }
             }
             lasts.insert(op.lane.0, id);
         }
@@ -103,21 +114,35 @@ fn accesses(
             }
         }
     }
-    for (slot, tensors) in by_slot {
-        for pair in tensors.windows(2) {
-            let (former, next) = (pair[0].0 as usize, pair[1].0 as usize);
-            for (_, writer) in &writes[next] {
-                for user in last[former].values() {
-                    if !order.before(programs, rank, *user, *writer) {
-                        return Err(VerifyError::Reuse {
-                            site: site(program, *writer),
-                            slot,
-                            former: site(program, *user),
-                        });
-                    }
+    let handed_on = |former: TensorId, next: TensorId| {
+        for (_, writer) in &writes[next.0 as usize] {
+            for user in last[former.0 as usize].values() {
+                if !order.before(programs, rank, *user, *writer) {
+                    return Err(VerifyError::Reuse {
+                        site: site(program, *writer),
+                        slot: program.tensor(next).slot.0,
+                        former: site(program, *user),
+                    });
                 }
             }
         }
+        Ok(())
+    };
+    for tensors in by_slot.values() {
+        tensors.windows(2).try_for_each(|pair| handed_on(pair[0], pair[1]))?;
+    }
+    // What lies over one another in the buffer for weights.
+    let place = |tensor: TensorId| {
+        let slot = program.slots[program.tensor(tensor).slot.0 as usize];
+        slot.start..slot.start.saturating_add(slot.bytes)
+    };
+    for (at, &next) in streamed.iter().enumerate() {
+        let own = place(next);
+        let meets = |former: &&TensorId| {
+            let other = place(**former);
+            own.start < other.end && other.start < own.end
+        };
+        streamed[..at].iter().filter(meets).try_for_each(|&former| handed_on(former, next))?;
     }
     Ok(())
 }
@@ -143,6 +168,8 @@ fn contents(
     let mut collected: BTreeMap<(usize, u32), u128> = BTreeMap::new();
     let words = plan.ranked().filter(|(_, d)| !d.assignment(Phase::Prefill).vocabulary.is_empty());
     let words = words.fold(0, |all, (rank, _)| all | 1 << (rank.0 % 128));
+    let pieces: Vec<Vec<Piece>> =
+        plan.ring.iter().map(|device| pieces::of_device(spec, device)).collect();
     for &(rank, id) in &order.sequence {
         let program = &programs[rank];
         let op = program.operation(id);
@@ -162,34 +189,49 @@ fn contents(
                 want(0, Content::Residual(stage))?;
                 vec![Content::Rows(stage)]
             }
-            OpKind::Product { layer, product } => match product {
-                Product::Qkv | Product::Up => {
-                    let at = 2 * layer + u32::from(product == Product::Up);
-                    want(0, Content::Rows(first(spec, at)))?;
-                    vec![Content::Inside(at)]
-                }
-                Product::AttentionOutput | Product::Down => {
-                    let down = product == Product::Down;
-                    want(0, Content::Inside(2 * layer + u32::from(down)))?;
-                    let at = 2 * layer + u32::from(down || spec.parallel);
-                    let own = 1 << (rank % 128);
-                    let mut who = if down { [0, own] } else { [own, 0] };
-                    if op.reads.len() > 1 {
-                        who = match read(1) {
-                            Some(Content::Sum(of, others)) if of == at => match both(who, others) {
-                                Some(all) => all,
-                                None => return wrong(read(1), "sums of other products"),
-                            },
-                            have => return wrong(have, "sums of this block"),
-                        };
+            OpKind::Product { layer, product } => {
+                let weights = weights_of(&pieces[rank], &plan.ring[rank], (layer, product), op);
+                let at = program.operands(op);
+                match (weights, op.reads.len() > at) {
+                    (Weights::Held, false) => {}
+                    (Weights::Read(piece), true) => want(at, Content::Weights(piece))?,
+                    (Weights::Held, true) => return wrong(read(at), "no weights: it has them"),
+                    (Weights::Read(piece), false) => {
+                        return wrong(None, &Content::Weights(piece).to_string());
                     }
-                    vec![Content::Sum(at, who)]
+                    (Weights::None, _) => return wrong(None, "the columns of a piece"),
                 }
-                Product::Language => {
-                    want(0, Content::Rows(2 * spec.layers))?;
-                    vec![Content::Logits]
+                match product {
+                    Product::Qkv | Product::Up => {
+                        let at = 2 * layer + u32::from(product == Product::Up);
+                        want(0, Content::Rows(first(spec, at)))?;
+                        vec![Content::Inside(at)]
+                    }
+                    Product::AttentionOutput | Product::Down => {
+                        let down = product == Product::Down;
+                        want(0, Content::Inside(2 * layer + u32::from(down)))?;
+                        let at = 2 * layer + u32::from(down || spec.parallel);
+                        let own = 1 << (rank % 128);
+                        let mut who = if down { [0, own] } else { [own, 0] };
+                        if program.operands(op) > 1 {
+                            who = match read(1) {
+                                Some(Content::Sum(of, others)) if of == at => {
+                                    match both(who, others) {
+                                        Some(all) => all,
+                                        None => return wrong(read(1), "sums of other products"),
+                                    }
+                                }
+                                have => return wrong(have, "sums of this block"),
+                            };
+                        }
+                        vec![Content::Sum(at, who)]
+                    }
+                    Product::Language => {
+                        want(0, Content::Rows(2 * spec.layers))?;
+                        vec![Content::Logits]
+                    }
                 }
-            },
+            }
             OpKind::Attend { layer, .. } => {
                 want(0, Content::Inside(2 * layer))?;
                 want(1, Content::Inside(2 * layer))?;
@@ -274,6 +316,14 @@ fn contents(
                     vec![Content::Residual(at + 1), Content::Rows(at + 1)]
                 }
             }
+            OpKind::Load { piece } => {
+                let known = pieces[rank].get(piece as usize);
+                let bytes = op.writes.first().map(|region| program.region_bytes(region));
+                if known.map(Piece::stored) != bytes {
+                    return wrong(None, "all of a piece of the shard");
+                }
+                vec![Content::Weights(piece)]
+            }
             OpKind::Receive { .. } => {
                 let sent = order.source.get(&(rank, id)).and_then(|&(from, send)| {
                     let send = programs[from].operation(send);
@@ -306,6 +356,32 @@ fn contents(
     let rows: u64 =
         shape.placed().filter(|(_, s)| s.kept).map(|(rows, _)| u64::from(rows.len())).sum();
     keeps_all(spec, plan, programs, &kept, rows)
+}
+
+/// Where a device has the weights of a product.
+enum Weights {
+    Held,
+    Read(u32),
+    /// In no piece.
+    None,
+}
+
+/// Where a device of these pieces has the weights of what a product writes.
+fn weights_of(
+    pieces: &[Piece],
+    device: &DevicePlan,
+    (layer, product): (u32, Product),
+    op: &Operation,
+) -> Weights {
+    let Some(streaming) = &device.streaming else { return Weights::Held };
+    let held = pieces::held(layer, product);
+    let columns = op.writes.first().map(|region| region.columns);
+    let is = |piece: &Piece| piece.held == held && Some(piece.columns) == columns;
+    match pieces.iter().position(is) {
+        Some(piece) if streaming.keeps(piece as u32) => Weights::Held,
+        Some(piece) => Weights::Read(piece as u32),
+        None => Weights::None,
+    }
 }
 
 /// Whether each row is kept once in each layer by whoever keeps any, and each head by somebody.

@@ -257,6 +257,7 @@ fn mixed() -> Plan {
         threads: 1,
         prefill: part(from),
         decode: part(from),
+        streaming: None,
     };
     Plan {
         model: "m".into(),

@@ -60,6 +60,12 @@ impl Cache {
         Self { dir, limit, open: Mutex::default(), lock: Mutex::default() }
     }
 
+    /// Where files of shards are that do not fit into memory. Not under its bound: they are what a plan
+    /// needs, and the last plan's only.
+    pub(crate) fn shards(&self) -> PathBuf {
+        self.dir.join("shards")
+    }
+
     /// Makes it if it is not there, and sees to it that nobody else uses it.
     pub(crate) fn take(&self) -> Result<(), ContentError> {
         let mut held = lock(&self.lock);

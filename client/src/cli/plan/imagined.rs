@@ -117,6 +117,7 @@ fn case(file: File, base: &Path) -> Result<Case, String> {
             exchange: None,
             max_rows,
             cache: galaxy_coord::placement::cache_for(&spec, None, WireType::F32),
+            streams: true,
         },
         fingerprint: model.clone(),
         spec,

@@ -6,6 +6,7 @@ use crate::cli::{
 };
 use galaxy_common::{Bytes, DeviceName, Layout, Span, Strategy, Unit};
 use galaxy_coord::placement::modes;
+use galaxy_model::ModelSpec;
 use galaxy_planner::{Planned, PlanningError, Workload};
 use serde_json::{Value, json};
 use std::{fmt::Write as _, time::Duration};
@@ -35,7 +36,12 @@ fn texts(workload: &Workload) -> String {
 type Pair<'a> = (&'a DeviceName, &'a DeviceName);
 
 /// A plan with its reasons, for people.
-pub fn planned(planned: &Planned, workload: &Workload, unlinked: &[Pair<'_>]) -> String {
+pub fn planned(
+    planned: &Planned,
+    spec: &ModelSpec,
+    workload: &Workload,
+    unlinked: &[Pair<'_>],
+) -> String {
     let Planned { plan, prediction, search, .. } = planned;
     let predicted = ms(prediction.latency);
     let mut out = format!("{}: {predicted} predicted for {}", planned.what, texts(workload));
@@ -57,6 +63,9 @@ pub fn planned(planned: &Planned, workload: &Workload, unlinked: &[Pair<'_>]) ->
         out.push('\n');
     }
     let _ = write!(out, "\n{}\n{}\n", parts(planned), times(planned));
+    if let Some(table) = reading(planned, spec) {
+        let _ = writeln!(out, "{table}");
+    }
     for (why, names) in grouped(&planned.left_out) {
         let _ = writeln!(out, "left out: {}: {why}", listed(&names));
     }
@@ -171,6 +180,25 @@ fn times(planned: &Planned) -> String {
     table(&rows)
 }
 
+/// What devices read from disk, if any does.
+fn reading(planned: &Planned, spec: &ModelSpec) -> Option<String> {
+    let head = ["device", "weights that stay", "buffer", "read each time", "loaders", "stalls"];
+    let mut rows = vec![row(head)];
+    for (device, share) in planned.plan.ring.iter().zip(&planned.prediction.devices) {
+        let Some(streaming) = &device.streaming else { continue };
+        let (read, kept) = galaxy_planner::stream::read_and_kept(spec, device);
+        rows.push(vec![
+            device.name.to_string(),
+            kept.to_string(),
+            streaming.buffer.to_string(),
+            read.to_string(),
+            streaming.agents.to_string(),
+            ms(share.stalled),
+        ]);
+    }
+    (rows.len() > 1).then(|| table(&rows))
+}
+
 fn distinct(items: impl Iterator<Item = String>) -> Vec<String> {
     let mut seen = Vec::new();
     items.for_each(|item| {
@@ -199,6 +227,10 @@ pub fn planned_json(planned: &Planned, unlinked: &[Pair<'_>]) -> Value {
             "compute_ms": share.map(|s| s.compute / 1e6),
             "links_ms": share.map(|s| s.links / 1e6),
             "waiting_ms": share.map(|s| s.waiting / 1e6),
+            "stalled_ms": share.map(|s| s.stalled / 1e6),
+            "streaming": device.streaming.as_ref().map(|streaming| json!({
+                "buffer_bytes": streaming.buffer.0, "loaders": streaming.agents,
+            })),
             "bytes_sent": share.map(|s| s.sent),
             "bytes_received": share.map(|s| s.received),
         })

@@ -25,7 +25,7 @@ impl Slots {
     pub(super) fn prepare(&mut self, slots: &[Slot]) -> Result<(), ComputeError> {
         let need = |slot: &Slot| match slot.memory {
             Memory::Device => slot.bytes,
-            Memory::Staging => 0,
+            Memory::Staging | Memory::Stream => 0,
         };
         let total = slots.iter().map(need).fold(0, u64::saturating_add);
         let probe = usize::try_from(total).map(|bytes| Vec::<u8>::new().try_reserve_exact(bytes));

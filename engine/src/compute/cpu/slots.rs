@@ -21,7 +21,7 @@ impl Slots {
     pub(crate) fn prepare(&mut self, slots: &[Slot]) -> Result<(), ComputeError> {
         let need = |slot: &Slot| match slot.memory {
             Memory::Device => usize::try_from(slot.bytes.div_ceil(4)).unwrap_or(usize::MAX),
-            Memory::Staging => 0,
+            Memory::Staging | Memory::Stream => 0,
         };
         let total = slots.iter().map(need).fold(0, usize::saturating_add);
         let peak = self.peak.max(total);
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     fn prepare(slots: &mut Slots, sizes: &[u64]) -> u64 {
-        let slot = |&bytes: &u64| Slot { memory: Memory::Device, bytes };
+        let slot = |&bytes: &u64| Slot { memory: Memory::Device, start: 0, bytes };
         slots.prepare(&sizes.iter().map(slot).collect::<Vec<_>>()).expect("there is memory");
         let enough = |(buffer, &bytes): (&Vec<f32>, &u64)| buffer.len() as u64 * 4 >= bytes;
         assert!(slots.buffers.iter().zip(sizes).all(enough), "{sizes:?}");
@@ -138,9 +138,13 @@ mod tests {
         assert_eq!(slots.buffers[0].as_ptr(), before);
         assert_eq!(prepare(&mut slots, &[1000, 40]), 1040);
         assert!(prepare(&mut slots, &[8, 0, 1000, 32]) <= 1040);
-        let staging = Slot { memory: Memory::Staging, bytes: 1 << 40 };
+        let staging = Slot { memory: Memory::Staging, start: 0, bytes: 1 << 40 };
         slots.prepare(&[staging]).expect("staging is not the engine's");
-        assert!(slots.prepare(&[Slot { memory: Memory::Device, bytes: u64::MAX / 2 }]).is_err());
+        assert!(
+            slots
+                .prepare(&[Slot { memory: Memory::Device, start: 0, bytes: u64::MAX / 2 }])
+                .is_err()
+        );
         assert_eq!(prepare(&mut slots, &[16]), 16);
     }
 }

@@ -8,7 +8,7 @@ use super::{
     packed::{self, Block, pair_columns},
     threads::Threads,
 };
-use crate::weights::{AnyPanels, HeldMatrix, Panels};
+use crate::weights::{AnyMatrix, AnyPanels, Panels};
 use std::{
     ops::Range,
     sync::{Mutex, PoisonError},
@@ -34,15 +34,15 @@ impl Scratch {
 ///
 /// # Shapes
 /// left `[rows, inputs]`, out `[rows, matrix.columns()]`, bias `[matrix.outputs]`.
-pub(crate) fn product(
+pub(crate) fn product<'m>(
     threads: &Threads,
     scratch: &Scratch,
     left: Area<'_>,
-    matrix: &HeldMatrix,
+    matrix: impl Into<AnyMatrix<'m>>,
     out: AreaMut<'_>,
     epilogue: Epilogue<'_>,
 ) {
-    on(Instructions::current(), threads, scratch, left, matrix, out, epilogue);
+    on(Instructions::current(), threads, scratch, left, matrix.into(), out, epilogue);
 }
 
 /// [`product`] with these instructions.
@@ -51,14 +51,15 @@ fn on(
     threads: &Threads,
     scratch: &Scratch,
     left: Area<'_>,
-    matrix: &HeldMatrix,
+    matrix: AnyMatrix<'_>,
     out: AreaMut<'_>,
     epilogue: Epilogue<'_>,
 ) {
-    assert_eq!((left.columns(), out.columns()), (matrix.inputs, matrix.columns()));
+    assert_eq!((left.columns(), out.columns()), (matrix.layout.inputs, matrix.columns()));
     assert_eq!(left.rows(), out.rows());
-    let common = Common { instructions, threads, scratch, gated: matrix.gated(), epilogue };
-    match matrix.panels() {
+    let gated = matrix.layout.gated;
+    let common = Common { instructions, threads, scratch, gated, epilogue };
+    match matrix.panels {
         AnyPanels::F32(panels) => common.divide(left, panels, out),
         AnyPanels::F16(panels) => common.divide(left, panels, out),
         AnyPanels::Bf16(panels) => common.divide(left, panels, out),
@@ -139,6 +140,7 @@ mod tests {
         super::{area::Extent, testing::*, vector::Curve},
         *,
     };
+    use crate::weights::HeldMatrix;
     use galaxy_model::Dtype;
 
     const FORMATS: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
@@ -205,7 +207,7 @@ mod tests {
         epilogue: Epilogue<'_>,
     ) {
         let scratch = Scratch::new(threads);
-        on(instructions, threads, &scratch, left, matrix, out, epilogue);
+        on(instructions, threads, &scratch, left, matrix.into(), out, epilogue);
     }
 
     /// Every shape, format and set of instructions against f64; gated ones have SiLU.

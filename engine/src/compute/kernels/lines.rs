@@ -10,9 +10,8 @@ use std::{
 
 /// A line of cache.
 const LINE: usize = 64;
-/// From so many bytes on, values are mapped.
-#[cfg(all(target_os = "linux", not(miri)))]
-const MAPPED: usize = 64 << 10;
+/// From so many bytes on, values are mapped where the system is Linux, and so begin on a page.
+pub(crate) const MAPPED: usize = 64 << 10;
 /// A large page of most systems.
 #[cfg(all(target_os = "linux", not(miri)))]
 const HUGE: usize = 2 << 20;

@@ -71,7 +71,7 @@ impl Stand {
         let mut slots: Vec<Slot> = Vec::new();
         let mut tensor = |role, width: u32, memory, slot: u32| {
             if slots.len() <= slot as usize {
-                slots.resize(slot as usize + 1, Slot { memory, bytes: 0 });
+                slots.resize(slot as usize + 1, Slot { memory, start: 0, bytes: 0 });
             }
             let bytes = u64::from(sample.rows) * u64::from(width) * 4;
             let held = &mut slots[slot as usize].bytes;
@@ -173,7 +173,7 @@ impl Stand {
         let staged = Staged {
             input: Some(bytemuck::cast_slice(input)),
             output: Some(bytemuck::cast_slice_mut(output)),
-            emitted: None,
+            ..Staged::default()
         };
         let begun = self.clock.begin();
         self.engine.run(&self.program, &operation, binding, staged)?;

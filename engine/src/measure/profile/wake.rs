@@ -89,7 +89,7 @@ fn round_trips() -> Program {
         |role, memory, slot| Tensor { role, rows, width: WIDTH, memory, slot: SlotId(slot) };
     let region =
         |tensor| Region { tensor: TensorId(tensor), rows, columns: Span::<Column>::first(WIDTH) };
-    let slot = |memory| Slot { memory, bytes: u64::from(WIDTH) * 4 };
+    let slot = |memory| Slot { memory, start: 0, bytes: u64::from(WIDTH) * 4 };
     let wait = |lane, count| Wait { lane, count };
     let operation = |kind, lane, reads: &[Region], writes: &[Region], wait: Wait| Operation {
         kind,

@@ -1,0 +1,117 @@
+//! How a device computes with weights that do not stay in its memory (PIPELOAD; Demand Layering).
+
+use crate::{
+    span::{Piece, Span},
+    units::Bytes,
+};
+use serde::{Deserialize, Serialize};
+
+/// What pieces are aligned to, in files and in memory: what direct reads need on every disk that we know.
+pub const PIECE_ALIGNMENT: u64 = 4096;
+/// More loaders than this no disk serves better.
+pub const MAX_AGENTS: u16 = 16;
+
+/// More than any device has.
+const LARGEST: u64 = 1 << 48;
+
+/// Weights that are read from disk while others are computed with, piece by piece in the order of use, and
+/// leave when they are used.
+///
+/// Pieces are the matrices that a device holds, or columns of them; they have numbers
+/// (`galaxy_graph::holdings::pieces`).
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Streaming {
+    /// Bytes of one value of the matrices, 2 or 4.
+    pub width: u8,
+    /// Most bytes of a piece of a matrix that can be cut.
+    pub piece: Bytes,
+    /// Memory that pieces pass through.
+    pub buffer: Bytes,
+    /// How pieces share it.
+    pub room: Room,
+    /// Loaders that read at once: the n-th piece that is read is read by loader n modulo this (PIPELOAD's
+    /// loading agents).
+    pub agents: u16,
+    /// Pieces that stay in memory instead, in order.
+    pub resident: Vec<Span<Piece>>,
+}
+
+/// How pieces share a buffer.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub enum Room {
+    /// As a ring of bytes: many small ones, or one large one (Demand Layering, the circular queue).
+    Ring,
+    /// In so many equal parts, in turns. With one part nothing is read while there is work; with two the
+    /// next piece is read during the work with the last (Demand Layering's synchronous pipeline).
+    Parts(u16),
+}
+
+impl Streaming {
+    /// Bytes of a piece where nothing else is asked for: enough that a disk reads it in one go, few enough that
+    /// two of them fit into any device.
+    pub const PIECE: Bytes = Bytes(16 << 20);
+
+    /// Whether a piece stays in memory.
+    pub fn keeps(&self, piece: u32) -> bool {
+        let after = self.resident.partition_point(|kept| kept.end() <= piece);
+        self.resident.get(after).is_some_and(|kept| kept.has(piece))
+    }
+
+    /// What is wrong with it, if anything is.
+    ///
+    /// # Errors
+    /// In words.
+    pub fn validate(&self) -> Result<(), &'static str> {
+        if !matches!(self.width, 2 | 4) {
+            return Err("values are 2 or 4 bytes wide");
+        }
+        if !(1..=MAX_AGENTS).contains(&self.agents) {
+            return Err("it has 1 to 16 loaders");
+        }
+        if self.room == Room::Parts(0) {
+            return Err("its buffer has no part");
+        }
+        if !self.buffer.0.is_multiple_of(PIECE_ALIGNMENT) || self.buffer.0 > LARGEST {
+            return Err("its buffer is not made of blocks of 4096 bytes, or is beyond any memory");
+        }
+        let mut next = 0;
+        for kept in &self.resident {
+            if kept.is_empty() || kept.start() < next {
+                return Err("the pieces that stay are not in order");
+            }
+            next = kept.end();
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_stay_as_listed() {
+        let mut streaming = Streaming {
+            width: 2,
+            piece: Streaming::PIECE,
+            buffer: Bytes(8192),
+            room: Room::Ring,
+            agents: 1,
+            resident: vec![Span::new(0, 2), Span::new(5, 6)],
+        };
+        assert_eq!(streaming.validate(), Ok(()));
+        let kept: Vec<u32> = (0..9).filter(|&piece| streaming.keeps(piece)).collect();
+        assert_eq!(kept, [0, 1, 5]);
+        for wrong in [
+            Streaming { width: 3, ..streaming.clone() },
+            Streaming { agents: 0, ..streaming.clone() },
+            Streaming { buffer: Bytes(8191), ..streaming.clone() },
+            Streaming { buffer: Bytes(u64::MAX / 4096 * 4096), ..streaming.clone() },
+            Streaming { room: Room::Parts(0), ..streaming.clone() },
+        ] {
+            assert!(wrong.validate().is_err(), "{wrong:?}");
+        }
+        streaming.resident.reverse();
+        assert!(streaming.validate().is_err());
+    }
+}

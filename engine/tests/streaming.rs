@@ -1,0 +1,274 @@
+//! Weights that come from disk: whatever stays, however small the buffer, the results are those of weights that
+//! all stay; and what becomes of files that are damaged, cut off or gone.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+use galaxy_common::{
+    BatchShape, Bytes, Cache, DeviceName, Plan, Room, Sampling, Segment, Span, Strategy, Streaming,
+    Wanted, WireType,
+};
+use galaxy_engine::{choose::Text, local::LocalCluster, stream::Stream};
+use galaxy_graph::{
+    pieces,
+    program::Lane,
+    share::{self, Member, Terms},
+    verify,
+};
+use galaxy_model::ModelDir;
+use std::{
+    fs,
+    ops::ControlFlow,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+fn open(name: &str) -> Arc<ModelDir> {
+    let golden = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../testdata/golden");
+    Arc::new(ModelDir::open(&golden.join(name)).unwrap())
+}
+
+fn plan(model: &ModelDir, strategy: Strategy, devices: usize, cache: Cache) -> Plan {
+    let terms = Terms {
+        model: model.name(),
+        fingerprint: model.fingerprint(),
+        strategy,
+        wire: WireType::F32,
+        tiles: 1 + devices as u16 % 3,
+        max_rows: 64,
+        cache,
+    };
+    let member = |at: usize| Member {
+        name: DeviceName::new(format!("d{at}")).unwrap(),
+        budget: Bytes(1 << 30),
+        threads: 1 + (at % 2) as u16,
+        share: 1.0 + at as f64 / 2.0,
+    };
+    let members: Vec<Member> = (0..devices).map(member).collect();
+    share::plan(model.spec(), &terms, &members).unwrap()
+}
+
+/// The plan with weights from disk: pieces are small, `spare` blocks more than the largest are there, and of
+/// each `of` pieces one stays, if any.
+fn streamed(model: &ModelDir, plan: &Plan, room: Room, agents: u16, spare: u64, of: u32) -> Plan {
+    let mut plan = plan.clone();
+    for device in &mut plan.ring {
+        let mut streaming = Streaming {
+            width: model.dtype().width() as u8,
+            piece: Bytes(8 << 10),
+            buffer: Bytes(0),
+            room,
+            agents,
+            resident: Vec::new(),
+        };
+        device.streaming = Some(streaming.clone());
+        let pieces = pieces::of_device(model.spec(), device);
+        let largest = pieces.iter().map(|piece| piece.stored()).max().unwrap_or(4096);
+        let parts = if let Room::Parts(parts) = room { u64::from(parts) } else { 1 };
+        streaming.buffer = Bytes(largest * parts + spare * 4096);
+        let stay = (0..pieces.len() as u32).filter(|at| of > 0 && at % of == 0);
+        streaming.resident = stay.map(|at| Span::new(at, at + 1)).collect();
+        device.streaming = Some(streaming);
+    }
+    plan
+}
+
+fn shape(model: &ModelDir, rows: u32) -> BatchShape {
+    let wanted = match model.spec().head.labels() {
+        0 => Wanted::Hidden,
+        _ => Wanted::Classes,
+    };
+    let segment = Segment { slot: 0, past: 0, kept: false, rows, wanted };
+    BatchShape::new(vec![segment]).unwrap()
+}
+
+fn tokens(rows: u32) -> Vec<u32> {
+    (0..rows).map(|at| 3 + at * 7 % 90).collect()
+}
+
+/// Sequential, synchronous, asynchronous, and with several loaders; with all read and with some kept.
+const WAYS: [(Room, u16, u64, u32); 5] = [
+    (Room::Parts(1), 1, 0, 0),
+    (Room::Parts(2), 1, 0, 3),
+    (Room::Ring, 1, 3, 0),
+    (Room::Ring, 3, 9, 4),
+    (Room::Ring, 2, 1 << 20, 0),
+];
+
+/// Pieces that no file gave.
+fn remade(cluster: &LocalCluster) -> u64 {
+    cluster.streams().map(Stream::remade).sum()
+}
+
+#[test]
+fn results_are_those_of_weights_that_stay() {
+    let files = tempfile::tempdir().unwrap();
+    for name in
+        ["bert", "bert-f16", "gpt2", "gpt2-classes", "llama-tied-bf16", "gptj", "mpnet", "qwen3"]
+    {
+        let model = open(name);
+        for (strategy, devices) in [
+            (Strategy::Local, 1),
+            (Strategy::Galaxy, 3),
+            (Strategy::Megatron, 2),
+            (Strategy::Sequence, 2),
+            (Strategy::Pipeline, 2),
+        ] {
+            let held = plan(&model, strategy, devices, Cache::NONE);
+            let shape = shape(&model, 19);
+            let inputs = tokens(19);
+            let cluster = LocalCluster::open(model.clone(), held.clone()).unwrap();
+            let want = cluster.run(&shape, &inputs[..]).unwrap();
+            for (room, agents, spare, of) in WAYS {
+                let plan = streamed(&model, &held, room, agents, spare, of);
+                let say = format!("{name} {strategy} {room:?} {agents} {spare} {of}");
+                let cluster =
+                    LocalCluster::open_with(model.clone(), plan.clone(), files.path()).unwrap();
+                let programs = cluster.programs(&shape).unwrap();
+                let programs: Vec<_> = programs.iter().map(|p| (**p).clone()).collect();
+                let width = model.dtype().width();
+                verify(model.spec(), width, &plan, &shape, &programs).unwrap();
+                let lanes = programs.iter().flat_map(|program| &program.lanes);
+                assert!(lanes.into_iter().any(|(lane, _)| matches!(lane, Lane::Load(_))), "{say}");
+                // Twice: the buffer has something of the run before.
+                for _ in 0..2 {
+                    assert_eq!(cluster.run(&shape, &inputs[..]).unwrap(), want, "{say}");
+                }
+                assert_eq!(remade(&cluster), 0, "{say}");
+            }
+        }
+    }
+}
+
+#[test]
+fn texts_are_those_of_weights_that_stay() {
+    let files = tempfile::tempdir().unwrap();
+    let cache = Cache { rows: Cache::BLOCK, values: WireType::F32 };
+    for name in ["gpt2", "llama-tied-bf16", "gptj"] {
+        let model = open(name);
+        for (strategy, devices) in
+            [(Strategy::Local, 1), (Strategy::Galaxy, 3), (Strategy::Pipeline, 2)]
+        {
+            let held = plan(&model, strategy, devices, cache);
+            let make = |plan: Plan| {
+                let cluster = LocalCluster::open_with(model.clone(), plan, files.path()).unwrap();
+                let prompt = tokens(11);
+                let sampling = Sampling::greedy();
+                let text = Text { slot: 1, rows: 40, sampling, prompt: 11, tokens: prompt };
+                let mut made = Vec::new();
+                let mut tell = |told: &galaxy_engine::generate::Told| {
+                    made.push(told[0] as u32);
+                    ControlFlow::Continue(())
+                };
+                cluster.generate(&text, 25, 8, &[], &mut tell).unwrap();
+                assert_eq!(remade(&cluster), 0);
+                made
+            };
+            let want = make(held.clone());
+            for (room, agents, spare, of) in WAYS {
+                let plan = streamed(&model, &held, room, agents, spare, of);
+                assert_eq!(make(plan), want, "{name} {strategy} {room:?} {agents} {spare} {of}");
+            }
+        }
+    }
+}
+
+/// The files of shards.
+fn files(at: &Path) -> Vec<PathBuf> {
+    let mut files: Vec<PathBuf> = fs::read_dir(at).unwrap().map(|e| e.unwrap().path()).collect();
+    files.sort();
+    files
+}
+
+fn flip(path: &Path, at: u64) {
+    let file = fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at).unwrap();
+    file.write_all_at(&[byte[0] ^ 16], at).unwrap();
+}
+
+/// What was damaged is made again from the model's files, and the file is whole again.
+#[test]
+fn a_damaged_file_is_mended_and_never_computed_with() {
+    let at = tempfile::tempdir().unwrap();
+    let model = open("gpt2");
+    let held = plan(&model, Strategy::Local, 1, Cache::NONE);
+    let (shape, inputs) = (shape(&model, 9), tokens(9));
+    let want = LocalCluster::open(model.clone(), held.clone()).unwrap();
+    let want = want.run(&shape, &inputs[..]).unwrap();
+    let plan = streamed(&model, &held, Room::Ring, 2, 4, 5);
+    let cluster = || LocalCluster::open_with(model.clone(), plan.clone(), at.path()).unwrap();
+    let run = |cluster: &LocalCluster| cluster.run(&shape, &inputs[..]).unwrap();
+    assert_eq!(run(&cluster()), want);
+    let [path] = &files(at.path())[..] else { panic!("one file") };
+    let good = fs::read(path).unwrap();
+    // A bit of every block, one after another: values, zeros, checksums, header.
+    for block in 0..good.len() as u64 / 4096 {
+        flip(path, block * 4096 + block * 7 % 4096);
+        flip(path, block * 4096 + 4095);
+        let cluster = cluster();
+        assert_eq!(run(&cluster), want, "block {block}");
+        assert_eq!(run(&cluster), want, "block {block}");
+        fs::write(path, &good).unwrap();
+    }
+    // While it is open, and nothing of it stays.
+    let of_none = streamed(&model, &held, Room::Ring, 2, 4, 0);
+    let open = LocalCluster::open_with(model.clone(), of_none, at.path()).unwrap();
+    flip(path, 5000);
+    assert_eq!(run(&open), want);
+    assert_eq!(remade(&open), 1);
+    assert!(fs::read(path).unwrap() == good, "it is mended");
+    assert_eq!((run(&open), remade(&open)), (want.clone(), 1));
+    fs::OpenOptions::new().write(true).open(path).unwrap().set_len(4096).unwrap();
+    assert_eq!(run(&open), want);
+    fs::remove_file(path).unwrap();
+    assert_eq!(run(&open), want, "an open file stays until it is closed");
+    drop(open);
+    // Gone, cut off, empty, something else, of another model.
+    assert_eq!(run(&cluster()), want);
+    assert!(fs::read(path).unwrap() == good);
+    for wrong in [&good[..good.len() - 1], &good[..5000], &[], b"GALXSHRD", &vec![0; good.len()]] {
+        fs::write(path, wrong).unwrap();
+        assert_eq!(run(&cluster()), want);
+        assert!(fs::read(path).unwrap() == good);
+    }
+}
+
+/// An attempt that was broken off is gone on with, as far as it is good.
+#[test]
+fn a_half_written_file_is_gone_on_with() {
+    let at = tempfile::tempdir().unwrap();
+    let model = open("bert");
+    let held = plan(&model, Strategy::Local, 1, Cache::NONE);
+    let plan = streamed(&model, &held, Room::Ring, 1, 0, 0);
+    let device = &plan.ring[0];
+    let write = |steps: usize| {
+        let mut told = 0;
+        let mut progress = |_, _| {
+            told += 1;
+            if told > steps { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        let shard =
+            galaxy_engine::weights::Shard::stream(model.clone(), device, at.path(), &mut progress);
+        (shard.is_ok(), told)
+    };
+    let (done, told) = write(3);
+    assert!(!done && told == 4);
+    let [part] = &files(at.path())[..] else { panic!("one file") };
+    assert_eq!(part.extension().unwrap(), "part");
+    let all = pieces::of_device(model.spec(), device).len();
+    // The third is not as it was written; the fourth and what follows are not there.
+    flip(part, fs::metadata(part).unwrap().len() - 4);
+    let (done, told) = write(usize::MAX);
+    assert!(done && told == all - 2, "{told} of {all}");
+    assert_eq!(files(at.path()).len(), 1, "nothing is left of the attempt");
+    let (done, told) = write(usize::MAX);
+    assert!(done && told == 0, "it is there");
+    // Another plan's takes its place.
+    let held = plan.ring[0].clone();
+    let other = streamed(&model, &plan, Room::Ring, 1, 0, 0);
+    let mut other = other.ring[0].clone();
+    other.streaming.as_mut().unwrap().piece = Bytes(4 << 10);
+    let mut quiet = |_, _| ControlFlow::Continue(());
+    let shard = galaxy_engine::weights::Shard::stream(model, &other, at.path(), &mut quiet);
+    assert!(shard.is_ok() && files(at.path()).len() == 1 && held.name == other.name);
+}

@@ -1,0 +1,122 @@
+//! Weights from disk: load operations before the products that need them.
+
+use super::{
+    LowerError,
+    build::{Builder, Value},
+};
+use crate::{
+    pieces::{self, Piece},
+    program::{Lane, OpKind, Operation, Region, TensorId},
+};
+use galaxy_common::{DevicePlan, PIECE_ALIGNMENT, Room, Span, Streaming};
+use galaxy_model::ModelSpec;
+use std::ops::Range;
+
+/// What is in the buffer while a program is lowered.
+struct Buffer<'a> {
+    streaming: &'a Streaming,
+    /// Pieces that are there.
+    there: Vec<(usize, Value)>,
+    /// Who was last where: the ranges of the buffer that were used.
+    last: Vec<(Range<u64>, TensorId)>,
+    /// Where the next piece goes, and which part it takes.
+    at: u64,
+    part: u64,
+}
+
+/// Cuts the products of a device that reads its weights from disk by pieces, and puts before each that is
+/// not there the operation that loads it. A piece goes where the oldest ones were: so it may be loaded as soon
+/// as those have been used, and no sooner, and the buffer never holds more than it has.
+pub(super) fn weave(
+    b: Builder,
+    spec: &ModelSpec,
+    device: &DevicePlan,
+) -> Result<Builder, LowerError> {
+    let Some(streaming) = &device.streaming else { return Ok(b) };
+    let pieces = pieces::of_device(spec, device);
+    let mut buffer = Buffer { streaming, there: Vec::new(), last: Vec::new(), at: 0, part: 0 };
+    let mut loads = 0;
+    b.replaced(|b, lane, op| {
+        let OpKind::Product { layer, product } = op.kind else {
+            b.push_again(lane, &op);
+            return Ok(());
+        };
+        let held = pieces::held(layer, product);
+        // Pieces stand in the order of layers, and a layer's beside one another.
+        for (number, piece) in pieces.iter().enumerate().filter(|(_, piece)| piece.held == held) {
+            let weights = match streaming.keeps(number as u32) {
+                true => None,
+                false => Some(buffer.load(b, number, piece, &mut loads)?),
+            };
+            b.push_again(lane, &part_of(&op, piece, weights));
+        }
+        Ok(())
+    })
+}
+
+/// A product's part that a piece makes.
+fn part_of(op: &Operation, piece: &Piece, weights: Option<Value>) -> Operation {
+    let mut part = op.clone();
+    let columns = |region: &mut Region| {
+        let start = region.columns.start();
+        region.columns = Span::new(start + piece.columns.start(), start + piece.columns.end());
+    };
+    part.writes.iter_mut().for_each(columns);
+    // What is added to it.
+    part.reads.iter_mut().skip(1).for_each(columns);
+    part.reads.extend(weights.map(Value::all));
+    part
+}
+
+impl Buffer<'_> {
+    /// The tensor of a piece, loaded first where it is not there.
+    fn load(
+        &mut self,
+        b: &mut Builder,
+        number: usize,
+        piece: &Piece,
+        loads: &mut u32,
+    ) -> Result<Value, LowerError> {
+        if let Some((_, there)) = self.there.iter().find(|(there, _)| *there == number) {
+            return Ok(*there);
+        }
+        let (buffer, size) = (self.streaming.buffer.0, piece.stored());
+        let (start, room) = match self.streaming.room {
+            Room::Ring => (if self.at + size > buffer { 0 } else { self.at }, buffer),
+            Room::Parts(parts) => {
+                let room = buffer / u64::from(parts) / PIECE_ALIGNMENT * PIECE_ALIGNMENT;
+                (self.part % u64::from(parts) * room, room)
+            }
+        };
+        if size > room {
+            return Err(LowerError::Buffer { wanted: size, room });
+        }
+        let place = start..start + size;
+        (self.at, self.part) = (place.end, self.part + 1);
+        let former = self.take(&place);
+        self.there.retain(|(_, tensor)| !former.contains(&tensor.id));
+        let lane = Lane::Load((*loads % u32::from(self.streaming.agents)) as u16);
+        *loads += 1;
+        let kind = OpKind::Load { piece: number as u32 };
+        let tensor = b.load(lane, kind, (size, start), former);
+        self.there.push((number, tensor));
+        self.last.push((place, tensor.id));
+        Ok(tensor)
+    }
+
+    /// Forgets who was last in a range, and says who.
+    fn take(&mut self, place: &Range<u64>) -> Vec<TensorId> {
+        let (mut former, mut last) = (Vec::new(), Vec::new());
+        for (used, tensor) in self.last.drain(..) {
+            if used.start >= place.end || place.start >= used.end {
+                last.push((used, tensor));
+                continue;
+            }
+            former.push(tensor);
+            let left = [used.start..place.start, place.end..used.end];
+            last.extend(left.into_iter().filter(|l| l.start < l.end).map(|left| (left, tensor)));
+        }
+        self.last = last;
+        former
+    }
+}

@@ -29,8 +29,8 @@ pub struct Streaming {
     pub buffer: Bytes,
     /// How pieces share it.
     pub room: Room,
-    /// Loaders that read at once: the n-th piece that is read is read by loader n modulo this (PIPELOAD's
-    /// loading agents).
+    /// Loaders that read at once, each the next piece when it has had the fewest bytes so far (PIPELOAD's
+    /// loading agents, whose pieces are alike, take turns).
     pub agents: u16,
     /// Pieces that stay in memory instead, in order.
     pub resident: Vec<Span<Piece>>,

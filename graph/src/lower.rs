@@ -25,7 +25,7 @@ use ring::Ring;
 use std::collections::BTreeSet;
 
 /// Changes whenever the same plan and shape lower to another program.
-pub const LOWERING: u32 = 6;
+pub const LOWERING: u32 = 7;
 
 /// A plan and a shape that give no programs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

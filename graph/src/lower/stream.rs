@@ -35,7 +35,7 @@ pub(super) fn weave(
     let Some(streaming) = &device.streaming else { return Ok(b) };
     let pieces = pieces::of_device(spec, device);
     let mut buffer = Buffer { streaming, there: Vec::new(), last: Vec::new(), at: 0, part: 0 };
-    let mut loads = 0;
+    let mut loads = vec![0; usize::from(streaming.agents)];
     b.replaced(|b, lane, op| {
         let OpKind::Product { layer, product } = op.kind else {
             b.push_again(lane, &op);
@@ -75,7 +75,7 @@ impl Buffer<'_> {
         b: &mut Builder,
         number: usize,
         piece: &Piece,
-        loads: &mut u32,
+        loads: &mut [u64],
     ) -> Result<Value, LowerError> {
         if let Some((_, there)) = self.there.iter().find(|(there, _)| *there == number) {
             return Ok(*there);
@@ -95,8 +95,11 @@ impl Buffer<'_> {
         (self.at, self.part) = (place.end, self.part + 1);
         let former = self.take(&place);
         self.there.retain(|(_, tensor)| !former.contains(&tensor.id));
-        let lane = Lane::Load((*loads % u32::from(self.streaming.agents)) as u16);
-        *loads += 1;
+        // Who has had the fewest bytes so far: loaders are through at about the same time, whatever the
+        // sizes of pieces.
+        let least = (0..loads.len()).min_by_key(|&at| loads[at]).unwrap_or(0);
+        loads[least] += size;
+        let lane = Lane::Load(least as u16);
         let kind = OpKind::Load { piece: number as u32 };
         let tensor = b.load(lane, kind, (size, start), former);
         self.there.push((number, tensor));

@@ -11,6 +11,7 @@ pub use file::StreamError;
 pub(crate) use file::{Ask, ShardFile};
 pub(crate) use ring::{InUse, Ring, RingRead};
 
+use galaxy_common::PIECE_ALIGNMENT;
 use std::{
     ops::Range,
     sync::atomic::{AtomicU64, Ordering},
@@ -72,6 +73,37 @@ impl Stream {
     /// reach all of it.
     pub fn limit(&self, rate: f64) {
         self.limit.store(rate.to_bits(), Ordering::Relaxed);
+    }
+
+    /// Reads all pieces by so many loaders, as a program without kernels would: for measuring. Gives the bytes.
+    ///
+    /// # Errors
+    /// As a load; when the buffer is too small for so many.
+    pub fn read_all(&self, loaders: u16) -> Result<u64, StreamError> {
+        let all: Vec<u64> = self.file.stored().collect();
+        let loaders = usize::from(loaders.max(1));
+        let room = self.bytes() / loaders as u64 / PIECE_ALIGNMENT * PIECE_ALIGNMENT;
+        let one = |loader: usize| -> Result<(), StreamError> {
+            let start = loader as u64 * room;
+            let mut own = all.iter().enumerate().skip(loader).step_by(loaders);
+            own.try_for_each(|(at, bytes)| self.load(at, start..start + bytes))
+        };
+        if all.iter().any(|bytes| *bytes > room) {
+            return Err(StreamError::Memory(all.iter().max().unwrap_or(&0) * loaders as u64));
+        }
+        std::thread::scope(|scope| {
+            let running: Vec<_> = (0..loaders)
+                .map(|at| {
+                    let one = &one;
+                    scope.spawn(move || one(at))
+                })
+                .collect();
+            let ended = |one: std::thread::ScopedJoinHandle<'_, _>| {
+                one.join().unwrap_or_else(|_| Err(StreamError::Program("a loader ended".into())))
+            };
+            running.into_iter().try_for_each(ended)
+        })?;
+        Ok(all.iter().sum())
     }
 
     /// Reads a piece.

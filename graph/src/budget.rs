@@ -70,10 +70,12 @@ impl Needs {
             process: self.process.max(other.process),
         }
     }
-    /// All together. What programs work in is not there yet while weights are read.
+    /// All together. What programs work in is not there yet while weights are read; while they are written to a
+    /// file, piece after piece, neither is what stays of them.
     pub fn total(&self) -> Bytes {
         let works = self.activations + self.staging + self.results + self.scratch + self.cache;
-        self.weights + self.stream + works.max(Bytes(READ_BUFFERS)) + self.process
+        let read = if self.stream == Bytes(0) { self.weights } else { self.stream };
+        (self.weights + self.stream + works).max(read + Bytes(READ_BUFFERS)) + self.process
     }
 }
 
@@ -167,7 +169,8 @@ fn most(
             let Some(program) = sketch?.repeated(&cut) else { return Ok(None) };
             let running = of_running(spec, &plan.ring[program.rank.index()], &program);
             let results = running.results + other_results(spec, plan, program.rank);
-            these.push(Needs { results, ..running });
+            let activations = running.activations + rounding(plan, &program);
+            these.push(Needs { results, activations, ..running });
         }
         most = Some(match most {
             Some(most) => most.into_iter().zip(these).map(|(a, b)| a.or_more(b)).collect(),
@@ -175,6 +178,20 @@ fn most(
         });
     }
     Ok(Some(most.unwrap_or_default()))
+}
+
+/// What slots may take on top of those of [`widest`]: where rows are cut, a part of fewer rows may be a row
+/// longer than its share, and then not fit where that of more would.
+pub fn rounding(plan: &Plan, program: &Program) -> Bytes {
+    if plan.ring.len() == 1 {
+        return Bytes(0);
+    }
+    let mut rows = vec![0; program.slots.len()];
+    for tensor in program.tensors.iter().filter(|tensor| tensor.memory == Memory::Device) {
+        let row = &mut rows[tensor.slot.0 as usize];
+        *row = (4 * u64::from(tensor.width)).max(*row);
+    }
+    Bytes(rows.iter().sum())
 }
 
 /// Results that may come on top of those of [`widest`], of the rows that are a device's own: hidden states

@@ -458,6 +458,18 @@ impl Group {
         entry(&self.device(memory).join("memory.stat"), name)
     }
 
+    /// How often memory was asked for that the limit did not allow: at first the system takes back pages of files.
+    ///
+    /// # Errors
+    /// When the kernel keeps no account of it.
+    pub fn refused(&self) -> Result<u64> {
+        let memory = self.hierarchies.memory.as_ref().context(NO_MEMORY)?;
+        match memory.version {
+            Version::One => number(&self.device(memory).join("memory.failcnt")),
+            Version::Two => entry(&self.device(memory).join("memory.events"), "max"),
+        }
+    }
+
     /// The processes of the device, in order.
     pub fn processes(&self) -> Vec<u32> {
         let all = self.hierarchies.places().into_iter();

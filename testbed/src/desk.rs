@@ -61,7 +61,7 @@ pub fn up(options: &Up) -> Result<()> {
     };
     let testbed = Testbed::up(environment, &name, options.loopback, &options.cache)?;
     let above = model.as_ref().and_then(|m| m.parent()).unwrap_or(testbed.directory()).to_owned();
-    testbed.start_workers(&above, options.plain)?;
+    testbed.start_workers(&above, options.plain, None)?;
     if let Some(model) = &model {
         std::fs::write(
             testbed.directory().join("cluster.toml"),

@@ -171,7 +171,7 @@ fn drift(
 ) -> Result<Found> {
     let index = testbed.device(slow)?;
     let models = options.cache.canonicalize()?;
-    testbed.start_workers(&models, false)?;
+    testbed.start_workers(&models, false, None)?;
     // Every placement has kernel threads of its own.
     let holding = testbed.holding()?;
     let namespace = network::namespace(&testbed.name, COORDINATOR);

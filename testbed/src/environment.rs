@@ -28,6 +28,7 @@ const KNOWN: &[(&str, &str)] = &[
     ("I", include_str!("../environments/I.toml")),
     ("pair", include_str!("../environments/pair.toml")),
     ("two", include_str!("../environments/two.toml")),
+    ("three", include_str!("../environments/three.toml")),
     ("four", include_str!("../environments/four.toml")),
 ];
 

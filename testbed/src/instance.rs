@@ -333,12 +333,17 @@ impl Testbed {
         network::daemons(&self.name).into_iter().map(|pid| took(pid.unsigned_abs())).sum()
     }
 
-    /// Starts a worker on every device that serves the models below `models`, and waits until all
-    /// listen.
+    /// Starts a worker on every device that serves the models below `models`, and waits until all listen.
+    /// What they make or bring of models is in `caches`, by name, or where workers keep it by themselves.
     ///
     /// # Errors
     /// When one does not.
-    pub fn start_workers(&self, models: &Path, plain: bool) -> Result<Vec<Worker>> {
+    pub fn start_workers(
+        &self,
+        models: &Path,
+        plain: bool,
+        caches: Option<&Path>,
+    ) -> Result<Vec<Worker>> {
         self.stop_workers()?;
         let mut workers = Vec::new();
         for (i, device) in self.environment.devices.iter().enumerate() {
@@ -353,6 +358,9 @@ impl Testbed {
             command.arg("--identity").arg(self.identity(name)).arg("--models").arg(models);
             if plain {
                 command.arg("--plain");
+            }
+            if let Some(caches) = caches {
+                command.arg("--cache").arg(caches.join(name));
             }
             let said = self.log(name);
             let out = File::create(&said)?;

@@ -39,10 +39,14 @@ pub enum Ask {
     Run(u32),
     /// So many tokens behind a prompt of so many.
     Make(u32, u32),
+    /// So many texts of up to so many rows, one after another.
+    Many(u32, u32),
+    /// All pieces by so many loaders, and nothing computed.
+    Read(u16),
 }
 
 /// What that took.
-#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Took {
     /// In all, ms.
     pub ms: f64,
@@ -56,6 +60,8 @@ pub struct Took {
     pub loaded: u64,
     /// Pieces that the shard's file did not give.
     pub remade: u64,
+    /// The tokens that were made.
+    pub tokens: Vec<u32>,
 }
 
 /// Serves until there are no more questions.
@@ -102,9 +108,28 @@ fn run(cluster: &LocalCluster, ask: Ask) -> Result<Took> {
                 prompt: tokens.len(),
                 tokens,
             };
-            let tell = &mut |_: &_| ControlFlow::Continue(());
+            let mut made = Vec::new();
+            let tell = &mut |told: &galaxy_engine::generate::Told| {
+                made.push(told[0] as u32);
+                ControlFlow::Continue(())
+            };
             cluster.generate(&text, count, prompt, &[], tell)?;
+            Ok(Took { remade: remade(), tokens: made, ..Took::default() })
+        }
+        Ask::Many(count, rows) => {
+            // The longest first, and now and then again.
+            for at in 0..count {
+                run(cluster, Ask::Run(if at % 10 == 0 { rows } else { (rows / 8).max(1) }))?;
+                if at % 100 == 99 {
+                    eprintln!("{} of {count} requests", at + 1);
+                }
+            }
             Ok(Took { remade: remade(), ..Took::default() })
+        }
+        Ask::Read(loaders) => {
+            let stream = cluster.streams().next().context("nothing comes from disk")?;
+            let loaded = stream.read_all(loaders)?;
+            Ok(Took { loaded, remade: remade(), ..Took::default() })
         }
         Ask::Run(rows) => {
             let rows = spec.patches.map_or(rows, |patches| patches.rows());
@@ -132,6 +157,7 @@ fn run(cluster: &LocalCluster, ask: Ask) -> Result<Took> {
                 loading_ms: busy(Lane::Load(0)),
                 loaded: first.map_or(0, |(_, ids)| ids.iter().map(bytes).sum()),
                 remade: remade(),
+                tokens: Vec::new(),
             })
         }
     }

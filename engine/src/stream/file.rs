@@ -148,7 +148,7 @@ impl Ask<'_> {
         let foreign = |why| Err(StreamError::Foreign { path: path.clone(), why });
         let (file, direct) = opened(self.path, OFlags::RDONLY).map_err(io)?;
         let (places, all) = self.places();
-        let shard = ShardFile { path: path.clone(), file, direct, places };
+        let mut shard = ShardFile { path: path.clone(), file, direct, places };
         if shard.file.metadata().map_err(io)?.len() != all {
             return foreign("it has another length");
         }
@@ -156,7 +156,14 @@ impl Ask<'_> {
         let mut there = Lines::<u8>::zeroed(header.len().max(1 << 16))
             .map_err(|_| StreamError::Memory(header.len() as u64))?;
         let there = &mut there.values_mut()[..header.len()];
-        shard.file.read_exact_at(there, 0).map_err(io)?;
+        if let Err(why) = shard.file.read_exact_at(there, 0) {
+            // Some file systems open files for direct reads, and then do not read them.
+            if !(shard.direct && why.kind() == io::ErrorKind::InvalidInput) {
+                return Err(io(why));
+            }
+            (shard.file, shard.direct) = (File::open(self.path).map_err(io)?, false);
+            shard.file.read_exact_at(there, 0).map_err(io)?;
+        }
         if !there.starts_with(MAGIC) {
             return foreign("it is no shard");
         }
@@ -255,6 +262,11 @@ impl ShardFile {
             let _ = fadvise(&self.file, from, length, Advice::DontNeed);
         }
         if into[end..] == sum.to_le_bytes() { Ok(()) } else { Err(damaged()) }
+    }
+
+    /// Bytes of each piece in the file.
+    pub(crate) fn stored(&self) -> impl Iterator<Item = u64> {
+        self.places.iter().map(|place| place.stored as u64)
     }
 
     /// Puts a piece whose values were made anew where it was.

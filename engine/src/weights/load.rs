@@ -26,6 +26,12 @@ struct Place<'a, T> {
     at: usize,
 }
 
+/// Where values go: f32, or the bits of a 16-bit type.
+enum ValuesMut<'a> {
+    F32(&'a mut [f32]),
+    Bits(&'a mut [u16]),
+}
+
 /// Values of a block of rows that wait to be spread over panels: 4 MB in f32.
 const SPREAD: usize = 1 << 20;
 
@@ -260,18 +266,34 @@ impl<'a> Loader<'a> {
         outputs: Range<u32>,
     ) -> Result<Option<HeldMatrix>, WeightError> {
         let new = vec![Part { matrix, inputs, outputs }];
-        self.make(&new, &[], None, (false, None), || Bytes(0))
+        self.make(&new, &[], None, false, || Bytes(0))
     }
 
-    /// A piece of a shard: these parts side by side.
+    /// A piece of a shard, in its place: these parts side by side, in values of `dtype`, packed.
     pub(super) fn piece(
         &mut self,
         parts: &[Part],
-        gated: bool,
+        layout: Layout,
         dtype: Dtype,
-    ) -> Result<HeldMatrix, WeightError> {
-        let made = self.make(parts, &[], None, (gated, Some(dtype)), || Bytes(0))?;
-        Ok(made.unwrap_or_else(|| HeldMatrix::even(0, 0, 0.0)))
+        into: &mut [u8],
+    ) -> Result<(), WeightError> {
+        let (sources, stored) = self.sources(parts, layout.outputs)?;
+        let size = layout.inputs * layout.packed() * dtype.width() as usize;
+        if (dtype != Dtype::F32 && stored != dtype) || into.len() != size {
+            return Err(WeightError::Width { planned: dtype.width(), stored: stored.width() });
+        }
+        // Groups of columns are filled up with zeros.
+        into.fill(0);
+        let mut first = 0;
+        for (source, part) in sources.iter().zip(parts) {
+            let values = match dtype {
+                Dtype::F32 => ValuesMut::F32(bytemuck::cast_slice_mut(into)),
+                Dtype::F16 | Dtype::Bf16 => ValuesMut::Bits(bytemuck::cast_slice_mut(into)),
+            };
+            self.fill(source, part, (0, first), layout, values)?;
+            first += part.outputs.len();
+        }
+        self.tell()
     }
 
     /// The matrix that a step wants, out of `old` and the model's files.
@@ -282,36 +304,22 @@ impl<'a> Loader<'a> {
         shard: &Shard,
     ) -> Result<Option<HeldMatrix>, WeightError> {
         let gated = matches!(step.held, Held::Up(_)) && self.dir.spec().gated;
-        self.make(&step.new, &step.old, old, (gated, None), || shard.bytes())
+        self.make(&step.new, &step.old, old, gated, || shard.bytes())
     }
 
     /// A matrix of the parts `new`, side by side; nothing where there are none. `before` is one of
-    /// the parts `old`, which stand in the same order; `held` says what is there besides. Values are as the
-    /// model has them, or in f32 if that is wanted.
+    /// the parts `old`, which stand in the same order; `held` says what is there besides.
     fn make(
         &mut self,
         new: &[Part],
         old: &[Part],
         before: Option<&HeldMatrix>,
-        (gated, wanted): (bool, Option<Dtype>),
+        gated: bool,
         held: impl FnOnce() -> Bytes,
     ) -> Result<Option<HeldMatrix>, WeightError> {
         let Some(inputs) = new.first().map(|part| part.inputs.len()) else { return Ok(None) };
         let outputs: usize = new.iter().map(|part| part.outputs.len()).sum();
-        let mut sources = Vec::with_capacity(new.len());
-        for part in new {
-            let source = self.dir.matrix(part.matrix)?;
-            if part.inputs.end > source.rows() || part.outputs.end > source.columns() {
-                // Refused before there is memory for it; the error is the reader's own.
-                let (rows, columns) = (part.inputs.clone(), part.outputs.clone());
-                source.read_f32(rows, columns, &mut [], outputs, 0, &mut self.scratch)?;
-            }
-            sources.push(source);
-        }
-        let mut dtype = sources[0].dtype();
-        if sources.iter().any(|s| s.dtype() != dtype) || wanted == Some(Dtype::F32) {
-            dtype = Dtype::F32;
-        }
+        let (sources, dtype) = self.sources(new, outputs)?;
         let layout = Layout { inputs, outputs, gated };
         let size = inputs * layout.packed();
         let mut values = Values::zeroed(dtype, size).map_err(|_| WeightError::Memory {
@@ -333,13 +341,38 @@ impl<'a> Loader<'a> {
             }
             for missing in part.without(kept.as_ref()) {
                 let corner = corner(part, &missing, first);
-                self.fill(source, &missing, corner, layout, &mut values)?;
+                let values = match &mut values {
+                    Values::F32(values) => ValuesMut::F32(values.values_mut()),
+                    Values::F16(bits) | Values::Bf16(bits) => ValuesMut::Bits(bits.values_mut()),
+                };
+                self.fill(source, &missing, corner, layout, values)?;
             }
             first += part.outputs.len();
             old_first += old.get(at).map_or(0, |old| old.outputs.len());
         }
         self.tell()?;
         Ok(Some(HeldMatrix::new(layout, values)))
+    }
+
+    /// Where parts of a matrix of so many columns are read from, and what their values are together.
+    fn sources(
+        &mut self,
+        parts: &[Part],
+        outputs: usize,
+    ) -> Result<(Vec<MatrixSource<'a>>, Dtype), WeightError> {
+        let mut sources = Vec::with_capacity(parts.len());
+        for part in parts {
+            let source = self.dir.matrix(part.matrix)?;
+            if part.inputs.end > source.rows() || part.outputs.end > source.columns() {
+                // Refused before there is memory for it; the error is the reader's own.
+                let (rows, columns) = (part.inputs.clone(), part.outputs.clone());
+                source.read_f32(rows, columns, &mut [], outputs, 0, &mut self.scratch)?;
+            }
+            sources.push(source);
+        }
+        let dtype = sources.first().map_or(Dtype::F32, MatrixSource::dtype);
+        let mixed = sources.iter().any(|source| source.dtype() != dtype);
+        Ok((sources, if mixed { Dtype::F32 } else { dtype }))
     }
 
     /// Reads a part to its place.
@@ -349,20 +382,18 @@ impl<'a> Loader<'a> {
         part: &Part,
         corner: (usize, usize),
         layout: Layout,
-        values: &mut Values,
+        values: ValuesMut<'_>,
     ) -> Result<(), ModelError> {
         let scratch = &mut self.scratch;
         self.read += part.values() * u64::from(source.dtype().width());
         match values {
-            Values::F32(values) => {
-                let values = values.values_mut();
+            ValuesMut::F32(values) => {
                 fill(source, part, corner, layout, values, |rows, columns, place| {
                     let Place { out, stride, at } = place;
                     source.read_f32(rows, columns, out, stride, at, scratch)
                 })
             }
-            Values::F16(bits) | Values::Bf16(bits) => {
-                let bits = bits.values_mut();
+            ValuesMut::Bits(bits) => {
                 fill(source, part, corner, layout, bits, |rows, columns, place| {
                     let Place { out, stride, at } = place;
                     source.read_u16(rows, columns, out, stride, at, scratch)

@@ -360,14 +360,6 @@ impl HeldMatrix {
         to.copy_from_slice(&bytes[..to.len()]);
         Ok(Self::new(layout, values))
     }
-
-    pub(crate) fn dtype(&self) -> Dtype {
-        match self.values {
-            Values::F32(_) => Dtype::F32,
-            Values::F16(_) => Dtype::F16,
-            Values::Bf16(_) => Dtype::Bf16,
-        }
-    }
 }
 
 impl std::fmt::Debug for HeldMatrix {

@@ -102,9 +102,8 @@ impl Shard {
         let mut loader = Loader::new(&dir, Bytes(0), &mut quiet);
         let mut shard = loader.common(dir.clone(), 0..spec.layers)?;
         let stays = |at: usize| streaming.keeps(at as u32);
-        let largest = (0..).zip(&*pieces).filter(|(at, _)| stays(*at)).map(|(_, p)| p.stored());
-        let all: u64 = largest.clone().sum();
-        let mut room = Ring::new(largest.max().unwrap_or(0)).map_err(no_room(Bytes(0)))?;
+        let kept = (0..).zip(&*pieces).filter(|(at, _)| stays(*at)).map(|(_, p)| p.stored());
+        let all: u64 = kept.sum();
         let mut held = Vec::with_capacity(pieces.len());
         let mut read = 0;
         for (at, piece) in pieces.iter().enumerate() {
@@ -112,13 +111,22 @@ impl Shard {
             let matrix = match stays(at) {
                 false => None,
                 true => {
-                    let room = &mut room.all()[..piece.stored() as usize];
-                    stream.read(at, room)?;
+                    // Through the buffer, which has nothing to do yet.
+                    let place = 0..piece.stored();
+                    let matrix = if place.end <= stream.bytes() {
+                        stream.load(at, place.clone())?;
+                        let bytes = stream.piece(place).map_err(StreamError::from)?;
+                        HeldMatrix::of_raw(layout, dtype, &bytes)
+                    } else {
+                        let mut room = Ring::new(place.end).map_err(no_room(Bytes(read)))?;
+                        let room = &mut room.all()[..place.end as usize];
+                        stream.read(at, room)?;
+                        HeldMatrix::of_raw(layout, dtype, room)
+                    };
                     read += piece.stored();
                     if progress(read, all).is_break() {
                         return Err(WeightError::Stopped);
                     }
-                    let matrix = HeldMatrix::of_raw(layout, dtype, room);
                     Some(matrix.map_err(no_room(Bytes(read)))?)
                 }
             };
@@ -218,11 +226,5 @@ fn made(
     piece: &Piece,
     values: &mut [u8],
 ) -> Result<(), WeightError> {
-    let matrix = loader.piece(&piece.parts, layout.gated, dtype)?;
-    if matrix.dtype() != dtype || matrix.raw().len() != values.len() {
-        let stored = matrix.dtype().width();
-        return Err(WeightError::Width { planned: dtype.width(), stored });
-    }
-    values.copy_from_slice(matrix.raw());
-    Ok(())
+    loader.piece(&piece.parts, layout, dtype, values)
 }

@@ -196,7 +196,7 @@ impl Turns<'_> {
         let path = models::ensure(&self.options.cache, self.model)?.canonicalize()?;
         let model = Arc::new(ModelDir::open(&path)?);
         let served = self.options.cache.canonicalize()?;
-        self.testbed.start_workers(&served, self.options.plain)?;
+        self.testbed.start_workers(&served, self.options.plain, None)?;
         let stage = stage(self.testbed)?;
         let ballast = self.testbed.ballast()?;
         let mut peer = None;

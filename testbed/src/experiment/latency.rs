@@ -177,7 +177,7 @@ impl Group<'_> {
         let path = models::ensure(&self.options.cache, self.model)?.canonicalize()?;
         let model = Arc::new(ModelDir::open(&path)?);
         let environment = &self.testbed.environment;
-        self.testbed.start_workers(&self.models, self.options.plain)?;
+        self.testbed.start_workers(&self.models, self.options.plain, None)?;
         let stage = stage(self.testbed)?;
         let ballast = self.testbed.ballast()?;
         let cell = |variant: &'static Variant| Cell {
@@ -426,7 +426,7 @@ impl Group<'_> {
             None => Outcome::Failed { error: format!("{error:#}") },
         };
         if killed.is_some() {
-            self.testbed.start_workers(&self.models, self.options.plain)?;
+            self.testbed.start_workers(&self.models, self.options.plain, None)?;
         } else if let Some(ended) = self.testbed.workers().iter().find(|w| !w.alive()) {
             let said = std::fs::read_to_string(self.testbed.log(&ended.device)).unwrap_or_default();
             bail!("the worker on {} ended ({error:#}); it said:\n{said}", ended.device);

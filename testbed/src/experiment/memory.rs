@@ -1,20 +1,20 @@
 //! One device and a model from its disk: how long a request takes and how much memory it holds, by every
 //! policy of reading (Hermes, Tables II and III, Fig. 7; Demand Layering, Table II and Fig. 13).
 
-use super::{
-    Options,
-    show::{axis, bar, percent, publish, shown},
-};
+mod device;
+mod others;
+mod pages;
+
+use super::Options;
 use crate::{
     cgroup::{self, DiskLimit, Group, Limits},
     health::{self, Watch},
     models,
-    plot::{Axis, Chart, Group as Bars, Kind, Point, Series},
     reader::{Ask, Took},
-    record::{Cell, Outcome, Record, Verdict},
-    report::{Table, figure},
+    record::{Outcome, Record, Verdict},
 };
 use anyhow::{Context, Result, ensure};
+use device::{Device, forget};
 use galaxy_common::{Bytes, Cache, DeviceName, Plan, Room, Span, Strategy, Streaming, WireType};
 use galaxy_graph::{
     budget,
@@ -22,14 +22,11 @@ use galaxy_graph::{
     share::{self, Member, Terms},
 };
 use galaxy_model::{HeadSpec, ModelDir, ModelSpec};
-use rustix::fs::{Advice, fadvise};
+use galaxy_planner::stream::{self, Way};
 use serde_json::json;
 use std::{
     collections::BTreeMap,
-    fs::File,
-    io::{BufRead, BufReader, Write as _},
     path::{Path, PathBuf},
-    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     time::Duration,
 };
@@ -41,33 +38,34 @@ pub(super) const ABOUT: &str =
 /// Where the page begins.
 const STORY: &str = "One device, one compute thread, the same kernels and the same shard file for every policy. A request comes while nothing of the weights is in memory; the file is read directly, so that no page cache has it. Memory is the resident memory of the process (rss of its control group), looked at every 5 ms; the group's limit is what the plan said, but for `preload` and `pipeswitch`, which hold everything.";
 /// Samples of each cell, and how many are tried for each that counts.
-const SAMPLES: usize = 3;
+const SAMPLES: usize = 2;
 const PATIENCE: usize = 3;
-/// Tokens of a text that is read, and of one that is made (Hermes, \u{a7}V: 4 and 8).
+/// Tokens of a text, and of a long one.
 const ROWS: u32 = 128;
+const LONG: u32 = 512;
+/// Tokens of a text that is gone on with, and of those that are made (Hermes, \u{a7}V).
 const MADE: (u32, u32) = (4, 8);
-/// The most rows of a plan.
-const MAX_ROWS: u32 = 512;
 /// Between two looks at memory.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// What the disk gives.
+/// What the disk gives, and how long the text is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Disk {
     /// What it can.
     Free,
-    /// So little that reading takes ten times as long as computing (GPT-J: twice), as on Hermes' testbed.
+    /// What it can, and a text so long that computing takes several times as long as reading.
+    Long,
+    /// So little that reading takes ten times as long as computing, as on Hermes' testbed.
     Throttled,
     /// As little to each loader.
     Each,
 }
 
-const DISKS: [Disk; 3] = [Disk::Free, Disk::Throttled, Disk::Each];
-
 impl Disk {
     fn name(self) -> &'static str {
         match self {
             Self::Free => "disk",
+            Self::Long => "long-text",
             Self::Throttled => "throttled",
             Self::Each => "each-loader",
         }
@@ -85,6 +83,10 @@ enum Policy {
     PipeLoad(u16),
     /// The smallest buffer and the fewest loaders of those that short runs find fastest.
     Auto,
+    /// A ring of so many of the largest pieces, and so many loaders.
+    Ring(u64, u16),
+    /// Memory for this share of the weights, in percent: what fits stays, as the planner has it.
+    Keep(u64),
 }
 
 const POLICIES: [Policy; 9] = [
@@ -98,6 +100,15 @@ const POLICIES: [Policy; 9] = [
     Policy::PipeLoad(6),
     Policy::Auto,
 ];
+/// Those of the largest model: a sample of it takes a minute.
+const FEW: [Policy; 5] =
+    [Policy::Preload, Policy::PipeSwitch, Policy::Sequential, Policy::Async, Policy::PipeLoad(2)];
+/// Memory for texts that are made, in percent of the weights.
+const KEEPS: [u64; 4] = [15, 40, 65, 90];
+/// Buffers and loaders over which delay is shown: where each loader is limited (Hermes, Fig. 7), and where it
+/// is not (Demand Layering, Fig. 13).
+const SWEEP_EACH: ([u64; 5], [u16; 4]) = ([2, 4, 8, 16, 24], [1, 2, 4, 6]);
+const SWEEP_FREE: ([u64; 7], [u16; 2]) = ([1, 2, 3, 4, 6, 8, 12], [1, 2]);
 
 impl Policy {
     fn name(self) -> String {
@@ -109,6 +120,8 @@ impl Policy {
             Self::PipeSwitch => "pipeswitch".to_owned(),
             Self::PipeLoad(agents) => format!("pipeload-{agents}"),
             Self::Auto => "auto".to_owned(),
+            Self::Ring(pieces, agents) => format!("ring-{pieces}x{agents}"),
+            Self::Keep(percent) => format!("keep-{percent}%"),
         }
     }
 
@@ -123,17 +136,31 @@ const CHOICES: [(u64, u16); 6] = [(2, 1), (4, 1), (8, 1), (4, 2), (8, 4), (12, 6
 /// What is as fast as the fastest.
 const AS_FAST: f64 = 1.01;
 
-struct Model {
-    name: &'static str,
-    /// How many times as long reading takes as computing, where the disk is throttled.
-    ratio: f64,
+/// What is measured of a model.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Part {
+    /// Every policy, and delay over memory.
+    All,
+    /// A few policies with the disk as it is, and what three devices make together.
+    Large,
+    /// A thousand requests in a row.
+    Requests,
 }
 
-const MODELS: [Model; 3] = [
-    Model { name: "bert-large", ratio: 10.0 },
-    Model { name: "vit-large", ratio: 10.0 },
-    Model { name: "gpt2-medium", ratio: 10.0 },
+struct Model {
+    name: &'static str,
+    part: Part,
+}
+
+const MODELS: [Model; 5] = [
+    Model { name: "bert-large", part: Part::All },
+    Model { name: "vit-large", part: Part::All },
+    Model { name: "gpt2-medium", part: Part::All },
+    Model { name: "distilbert", part: Part::Requests },
+    Model { name: "gpt-j-6b", part: Part::Large },
 ];
+/// How many times as long reading takes as computing, where the disk is throttled (Hermes, \u{a7}II).
+const RATIO: f64 = 10.0;
 
 fn key(disk: Disk, model: &str, policy: Policy) -> String {
     format!("{}/{model}/{}", disk.name(), policy.name())
@@ -151,12 +178,16 @@ struct Case {
 }
 
 impl Case {
-    fn open(name: &str, path: &Path) -> Result<Self> {
+    fn open(name: &str, path: &Path, rows: u32) -> Result<Self> {
         let model = ModelDir::open(path)?;
         let spec = model.spec().clone();
         let width = model.dtype().width();
         let makes = matches!(spec.head, HeadSpec::Language { .. });
-        let rows = MAX_ROWS.min(spec.position_limit());
+        let rows = match (spec.patches, makes) {
+            (Some(patches), _) => patches.rows(),
+            (None, true) => MADE.0,
+            (None, false) => rows.min(spec.position_limit()),
+        };
         let kept = if makes { Cache::BLOCK } else { 0 };
         let terms = Terms {
             model: model.name(),
@@ -175,7 +206,7 @@ impl Case {
         };
         let plan = share::plan(&spec, &terms, &[device])?;
         let pieces = pieces::pieces(&spec, &plan.ring[0].prefill, width, Streaming::PIECE);
-        let ask = if makes { Ask::Make(MADE.0, MADE.1) } else { Ask::Run(ROWS) };
+        let ask = if makes { Ask::Make(MADE.0, MADE.1) } else { Ask::Run(rows) };
         Ok(Self { name: name.to_owned(), path: path.to_owned(), plan, spec, width, pieces, ask })
     }
 
@@ -196,8 +227,45 @@ impl Case {
         (self.stored() - head).div_ceil(layers).max(self.largest())
     }
 
+    /// What runs of it, on which disks, and how.
+    fn cells(&self, part: Part) -> Vec<(Disk, Policy)> {
+        let with = |disk: Disk, policies: &[Policy]| {
+            policies.iter().map(|policy| (disk, *policy)).collect::<Vec<_>>()
+        };
+        let makes = matches!(self.ask, Ask::Make(..));
+        let keeps = KEEPS.map(Policy::Keep);
+        let mut cells = with(Disk::Free, if part == Part::Large { &FEW } else { &POLICIES });
+        if makes {
+            cells.extend(with(Disk::Free, &keeps));
+        }
+        if part != Part::All {
+            return cells;
+        }
+        cells.extend(with(Disk::Throttled, &POLICIES));
+        // What preload reads is no loader's.
+        cells.extend(with(Disk::Each, &POLICIES[1..]));
+        if makes {
+            cells.extend(with(Disk::Throttled, &keeps));
+        } else {
+            let (buffers, agents) = SWEEP_FREE;
+            let rings = buffers.iter().flat_map(|b| agents.map(|a| Policy::Ring(*b, a)));
+            cells.extend(with(Disk::Free, &rings.collect::<Vec<_>>()));
+            let (buffers, agents) = SWEEP_EACH;
+            let rings = buffers.iter().flat_map(|b| agents.map(|a| Policy::Ring(*b, a)));
+            cells.extend(with(Disk::Each, &rings.collect::<Vec<_>>()));
+        }
+        cells
+    }
+
     /// The plan of a policy.
-    fn planned(&self, policy: Policy, choice: (u64, u16)) -> Plan {
+    fn planned(&self, policy: Policy, choice: (u64, u16)) -> Result<Plan> {
+        if let Policy::Keep(percent) = policy {
+            let mut plan = self.plan.clone();
+            let needs = budget::needs_all(&self.spec, self.width, &plan)?;
+            let less = self.stored() * (100 - percent) / 100;
+            plan.ring[0].budget = Bytes(needs[0].total().0.saturating_sub(less));
+            return Ok(stream::fitted(&self.spec, self.width, &plan, &needs, Way::PLAIN)?);
+        }
         let (largest, all) = (self.largest(), self.pieces.len() as u32);
         let (buffer, room, agents) = match policy {
             Policy::Preload => (0, Room::Ring, 1),
@@ -208,6 +276,8 @@ impl Case {
             // Each agent has a layer, and one is computed with.
             Policy::PipeLoad(agents) => (u64::from(agents + 1) * self.layer(), Room::Ring, agents),
             Policy::Auto => (choice.0 * largest, Room::Ring, choice.1),
+            Policy::Ring(pieces, agents) => (pieces * largest, Room::Ring, agents),
+            Policy::Keep(_) => (2 * largest, Room::Ring, 1),
         };
         let stays = policy == Policy::Preload;
         let mut plan = self.plan.clone();
@@ -219,7 +289,7 @@ impl Case {
             agents,
             resident: if stays { vec![Span::first(all)] } else { Vec::new() },
         });
-        plan
+        Ok(plan)
     }
 }
 
@@ -233,35 +303,58 @@ pub(super) fn run(options: &Options) -> Result<()> {
         "without control groups of memory and disk there is nothing to hold a device to: {}; --loopback runs without",
         cgroup::missing(true).join("; ")
     );
-    let names: Vec<String> = match (&options.models, options.smoke) {
-        (Some(names), _) => names.clone(),
-        (None, true) => vec!["tiny-bert".to_owned()],
-        (None, false) => MODELS.iter().map(|model| model.name.to_owned()).collect(),
+    let all = MODELS.iter().map(|model| (model.name.to_owned(), model.part));
+    let part = |name: &String| {
+        let known = MODELS.iter().find(|model| model.name == name);
+        (name.clone(), known.map_or(Part::All, |model| model.part))
     };
-    let samples = options.samples.unwrap_or(if options.smoke { 2 } else { SAMPLES });
-    let disks = if options.loopback || options.smoke { &DISKS[..1] } else { &DISKS };
+    let few = options.smoke || options.loopback;
+    let models: Vec<(String, Part)> = match &options.models {
+        Some(names) => names.iter().map(part).collect(),
+        None if options.smoke => vec![("tiny-bert".to_owned(), Part::All)],
+        None => all.collect(),
+    };
+    let samples = options.samples.unwrap_or(SAMPLES);
     let settings = json!({
         "experiment": NAME, "smoke": options.smoke, "loopback": options.loopback,
-        "models": names, "samples": samples, "rows": ROWS, "made": MADE, "piece": Streaming::PIECE,
+        "samples": samples, "rows": [ROWS, LONG], "made": MADE, "piece": Streaming::PIECE,
+        "ratio": RATIO,
     });
     let directory = options.output.join(NAME);
     let path = directory.join(format!("{NAME}.json"));
     let wanted = Record::new(NAME, options.loopback, settings)?;
     let mut record = Record::open_or_new(&path, wanted, options.fresh)?;
-    for name in &names {
+    for (name, part) in &models {
         let model = models::ensure(&options.cache, name)?.canonicalize()?;
-        let case = Case::open(name, &model)?;
+        let open = |rows| Case::open(name, &model, rows);
+        let case = open(ROWS)?;
         let bench = Bench { options, case: &case, path: &path, samples };
-        for &disk in disks {
-            // What preload reads is no loader's.
-            let all = POLICIES.into_iter();
-            for policy in all.filter(|p| disk != Disk::Each || *p != Policy::Preload) {
-                bench.cell(disk, policy, &mut record)?;
+        if *part == Part::Requests || few {
+            bench.requests(&mut record)?;
+        }
+        if *part != Part::Requests {
+            for (disk, policy) in case.cells(*part) {
+                if disk == Disk::Free || !few {
+                    bench.cell(disk, policy, &mut record)?;
+                }
             }
+        }
+        if *part == Part::All && !few && matches!(case.ask, Ask::Run(_)) {
+            bench.loaders(&mut record)?;
+            if case.spec.patches.is_none() {
+                let case = open(LONG)?;
+                let bench = Bench { case: &case, ..bench };
+                for policy in POLICIES {
+                    bench.cell(Disk::Long, policy, &mut record)?;
+                }
+            }
+        }
+        if *part == Part::Large && !few {
+            others::together(options, &case, &path, &mut record)?;
         }
     }
     record.save(&path)?;
-    show(&names, disks, &record, &options.output)
+    pages::show(&record, &options.output)
 }
 
 /// One model, measured.
@@ -279,15 +372,13 @@ impl Bench<'_> {
 
     /// Bytes per second that a disk is throttled to.
     fn rate(&self, disk: Disk, record: &mut Record) -> Option<f64> {
-        if disk == Disk::Free {
+        if matches!(disk, Disk::Free | Disk::Long) {
             return None;
         }
-        let known = MODELS.iter().find(|model| model.name == self.case.name);
-        let ratio = known.map_or(10.0, |model| model.ratio);
         let cell = record.cell(&key(Disk::Free, &self.case.name, Policy::Preload), &[]);
         let programs = self.programs() as f64;
         let seconds = cell.spread("run_ms").median * 1e-3;
-        Some(self.case.stored() as f64 * programs / (ratio * seconds))
+        Some(self.case.stored() as f64 * programs / (RATIO * seconds))
     }
 
     /// How often a request goes through the weights.
@@ -310,7 +401,7 @@ impl Bench<'_> {
         if policy == Policy::Auto && !self.options.smoke {
             let mut found = Vec::new();
             for choice in CHOICES {
-                let (values, _) = self.sample(disk, policy, choice, rate)?;
+                let (values, ..) = self.sample(disk, policy, choice, rate)?;
                 found.push((values["run_ms"], choice));
             }
             let least = found.iter().map(|(ms, _)| *ms).fold(f64::INFINITY, f64::min);
@@ -321,7 +412,11 @@ impl Bench<'_> {
             let taken = self.sample(disk, policy, choice, rate).with_context(|| key.clone());
             let cell = record.cell(&key, &labels);
             match taken {
-                Ok((values, verdict)) => {
+                Ok((values, verdict, tokens)) => {
+                    if !tokens.is_empty() {
+                        let made: Vec<String> = tokens.iter().map(ToString::to_string).collect();
+                        cell.labels.insert("tokens".to_owned(), made.join(" "));
+                    }
                     eprintln!(
                         "{key}: {:.0} ms, {:.0} MB resident at most{}",
                         values["run_ms"],
@@ -336,23 +431,10 @@ impl Bench<'_> {
                     break;
                 }
             }
-            let plan = self.case.planned(policy, choice);
-            let needs = budget::needs_all(&self.case.spec, self.case.width, &plan)?[0];
-            let held = match policy {
-                Policy::Preload => self.case.stored(),
-                _ => needs.stream.0,
-            };
-            let streaming = plan.ring[0].streaming.as_ref().context("it was given")?;
-            for (name, value) in [
-                ("planned_mb", needs.total().0 as f64 * 1e-6),
-                ("weights_mb", held as f64 * 1e-6),
-                ("model_mb", self.case.stored() as f64 * 1e-6),
-                ("agents", f64::from(streaming.agents)),
-                ("rate_mb", rate.unwrap_or(f64::NAN) * 1e-6),
-                ("programs", self.programs() as f64),
-            ] {
+            for (name, value) in self.facts(&self.case.planned(policy, choice)?)? {
                 cell.facts.insert(name.to_owned(), value);
             }
+            cell.facts.insert("rate_mb".to_owned(), rate.unwrap_or(f64::NAN) * 1e-6);
             let done = cell.done(self.samples);
             record.save(self.path)?;
             if done {
@@ -362,21 +444,50 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// One request, in a process of its own.
+    /// What a plan says of its memory.
+    fn facts(&self, plan: &Plan) -> Result<[(&'static str, f64); 6]> {
+        let needs = budget::needs_all(&self.case.spec, self.case.width, plan)?[0];
+        let streaming = plan.ring[0].streaming.as_ref();
+        let (_, kept) = stream::read_and_kept(&self.case.spec, &plan.ring[0]);
+        let held = streaming.map_or(self.case.stored(), |_| needs.stream.0 + kept.0);
+        Ok([
+            ("limit_mb", needs.total().0 as f64 * 1e-6),
+            ("planned_mb", (needs.total().0 - budget::PROCESS.0) as f64 * 1e-6),
+            ("weights_mb", held as f64 * 1e-6),
+            ("model_mb", self.case.stored() as f64 * 1e-6),
+            ("agents", streaming.map_or(1.0, |s| f64::from(s.agents))),
+            ("programs", self.programs() as f64),
+        ])
+    }
+
+    /// One request.
     fn sample(
         &self,
         disk: Disk,
         policy: Policy,
         choice: (u64, u16),
         rate: Option<f64>,
-    ) -> Result<(BTreeMap<String, f64>, Verdict)> {
-        let plan = self.case.planned(policy, choice);
-        let needs = budget::needs_all(&self.case.spec, self.case.width, &plan)?[0].total();
+    ) -> Result<(BTreeMap<String, f64>, Verdict, Vec<u32>)> {
+        let plan = self.case.planned(policy, choice)?;
+        let throttled = rate.filter(|_| disk == Disk::Throttled);
+        let limit = rate.filter(|_| disk == Disk::Each);
+        self.run(&plan, policy.bounded(), (throttled, limit), self.case.ask)
+    }
+
+    /// What is asked, in a process of its own, which opens the plan before. `bounded` is whether it is held to
+    /// the memory that is planned, `throttled` the disk's rate, `limit` that of each loader.
+    fn run(
+        &self,
+        plan: &Plan,
+        bounded: bool,
+        (throttled, limit): (Option<f64>, Option<f64>),
+        ask: Ask,
+    ) -> Result<(BTreeMap<String, f64>, Verdict, Vec<u32>)> {
+        let needs = budget::needs_all(&self.case.spec, self.case.width, plan)?[0].total();
         std::fs::create_dir_all(self.shards())?;
         let work = tempfile::tempdir()?;
         let file = work.path().join("plan.json");
-        std::fs::write(&file, serde_json::to_vec(&plan)?)?;
-        let limit = rate.filter(|_| disk == Disk::Each);
+        std::fs::write(&file, serde_json::to_vec(plan)?)?;
         // The file is there before anything is measured or bounded.
         let mut first = Device::start(self.case, &file, &self.shards(), None)?;
         first.ask(Ask::Open)?;
@@ -389,9 +500,8 @@ impl Bench<'_> {
             false => {
                 cgroup::remove(testbed)?;
                 let holding = self.shards();
-                let throttled = rate.filter(|_| disk == Disk::Throttled);
                 let disk = throttled.map(|rate| DiskLimit { holding, rate: Bytes(rate as u64) });
-                let memory = policy.bounded().then_some(needs);
+                let memory = bounded.then_some(needs);
                 let limits = Limits { quota: None, memory, disk };
                 let group = Group::create(testbed, "device", &limits)?;
                 group.adopt(device.child.id())?;
@@ -410,9 +520,8 @@ impl Bench<'_> {
                     std::thread::sleep(LOOK);
                 }
             });
-            let mut ask = || -> Result<(Took, Took)> {
-                Ok((device.ask(Ask::Open)?, device.ask(self.case.ask)?))
-            };
+            let mut ask =
+                || -> Result<(Took, Took)> { Ok((device.ask(Ask::Open)?, device.ask(ask)?)) };
             let taken = ask();
             over.store(true, Ordering::Relaxed);
             taken
@@ -434,10 +543,16 @@ impl Bench<'_> {
         let mut used = 0;
         if let Some(group) = &group {
             used = group.usage()?.total_ns;
-            for name in ["cache", "pgmajfault"] {
-                let value = group.memory_stat(name).unwrap_or(0) as f64;
+            for (name, of) in [
+                ("cache_mb", "cache"),
+                ("refaults", "workingset_refault_file"),
+                ("major_faults", "pgmajfault"),
+            ] {
+                let scale = if name == "cache_mb" { 1e-6 } else { 1.0 };
+                let value = group.memory_stat(of).unwrap_or(0) as f64 * scale;
                 values.insert(name.to_owned(), value);
             }
+            values.insert("refused".to_owned(), group.refused().unwrap_or(0) as f64);
         }
         drop(device);
         if group.is_some() {
@@ -449,179 +564,6 @@ impl Bench<'_> {
             true => Verdict::Valid,
             false => health::judge(&health, &[]),
         };
-        Ok((values, verdict))
+        Ok((values, verdict, ran.tokens))
     }
-}
-
-/// Lets go of what the page cache has of a model.
-fn forget(model: &Path) -> Result<()> {
-    for entry in std::fs::read_dir(model)? {
-        let file = File::open(entry?.path())?;
-        fadvise(&file, 0, None, Advice::DontNeed)?;
-    }
-    Ok(())
-}
-
-/// The process of the device.
-struct Device {
-    child: Child,
-    asks: ChildStdin,
-    answers: BufReader<ChildStdout>,
-}
-
-impl Device {
-    fn start(case: &Case, plan: &Path, shards: &Path, limit: Option<f64>) -> Result<Self> {
-        let mut command = Command::new(std::env::current_exe()?);
-        command.arg("reader").arg(&case.path).arg(plan).arg(shards);
-        if let Some(limit) = limit {
-            command.args(["--limit", &limit.to_string()]);
-        }
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = command.spawn().context("this program starts itself")?;
-        let asks = child.stdin.take().context("its input is piped")?;
-        let answers = BufReader::new(child.stdout.take().context("its output is piped")?);
-        Ok(Self { child, asks, answers })
-    }
-
-    fn ask(&mut self, ask: Ask) -> Result<Took> {
-        writeln!(self.asks, "{}", serde_json::to_string(&ask)?).context("the device ended")?;
-        let mut line = String::new();
-        let got = self.answers.read_line(&mut line)?;
-        ensure!(got > 0, "the device ended: out of memory, or see above");
-        Ok(serde_json::from_str(&line)?)
-    }
-}
-
-impl Drop for Device {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn find<'a>(record: &'a Record, disk: Disk, model: &str, policy: Policy) -> Option<&'a Cell> {
-    let key = key(disk, model, policy);
-    record.cells.iter().find(|cell| cell.key == key)
-}
-
-/// What of a request's time is the least that its bytes take: where loaders are limited, all of them.
-fn bound(cell: &Cell, disk: Disk) -> f64 {
-    let fact = |name: &str| cell.facts.get(name).copied().unwrap_or(f64::NAN);
-    let rate = match disk {
-        Disk::Free => f64::NAN,
-        Disk::Throttled => fact("rate_mb"),
-        Disk::Each => fact("rate_mb") * fact("agents"),
-    };
-    fact("model_mb") * fact("programs") / rate * 1e3
-}
-
-fn show(names: &[String], disks: &[Disk], record: &Record, output: &Path) -> Result<()> {
-    let (mut tables, mut charts) = (Vec::new(), Vec::new());
-    for &disk in disks {
-        let title = match disk {
-            Disk::Free => "The disk as it is",
-            Disk::Throttled => {
-                "A disk that is throttled to the papers' ratio of reading to computing"
-            }
-            Disk::Each => "Loaders that reach a part of the disk each, in the same ratio",
-        };
-        let mut table = Table::new(
-            title,
-            &[
-                "model",
-                "policy",
-                "request, ms",
-                "faster than pipeswitch by",
-                "bytes / rate, ms",
-                "over that by",
-                "weights in memory, MB",
-                "of the model",
-                "resident, MB",
-                "planned, MB",
-                "stalls, ms",
-            ],
-        );
-        let mut groups = Vec::new();
-        for model in names {
-            let base = find(record, disk, model, Policy::PipeSwitch);
-            let mut bars = Vec::new();
-            for (series, policy) in POLICIES.into_iter().enumerate() {
-                let Some(cell) = find(record, disk, model, policy) else { continue };
-                bars.push(bar(series, cell, value(policy)));
-                let fact = |name: &str| cell.facts.get(name).copied().unwrap_or(f64::NAN);
-                let median = cell.spread(value(policy)).median;
-                let base = base.map_or(f64::NAN, |base| base.spread("run_ms").median);
-                let bound = bound(cell, disk);
-                table.row([
-                    model.clone(),
-                    policy.name(),
-                    figure(cell, value(policy)),
-                    shown(base / median, 2),
-                    shown(bound, 0),
-                    percent(median / bound - 1.0),
-                    shown(fact("weights_mb"), 1),
-                    percent(fact("weights_mb") / fact("model_mb")),
-                    figure(cell, "rss_mb"),
-                    shown(fact("planned_mb"), 0),
-                    figure(cell, "stalled_ms"),
-                ]);
-            }
-            groups.push(Bars { label: model.clone(), bars });
-        }
-        tables.push(table);
-        let series = POLICIES.map(Policy::name).to_vec();
-        charts.push((
-            match disk {
-                Disk::Free => "",
-                Disk::Throttled => "-throttled",
-                Disk::Each => "-each-loader",
-            },
-            Chart {
-                title: format!("A request, weights on disk. {title}"),
-                x: axis("model"),
-                y: Axis { log: true, ..axis("ms") },
-                kind: Kind::Bars { groups, series },
-            },
-        ));
-    }
-    let trade = |policy: Policy| Series {
-        name: policy.name(),
-        points: names
-            .iter()
-            .filter_map(|model| find(record, DISKS[0], model, policy))
-            .map(|cell| {
-                let spread = cell.spread(value(policy));
-                let held = cell.facts.get("weights_mb").copied().unwrap_or(f64::NAN);
-                let Point { y, low, high, .. } =
-                    Point { x: 0.0, y: spread.median, low: spread.low, high: spread.high };
-                Point { x: held, y, low, high }
-            })
-            .filter(|point| point.x.is_finite() && point.y.is_finite())
-            .collect(),
-        dashed: false,
-    };
-    charts.push((
-        "-trade",
-        Chart {
-            title: "Delay over weights in memory, the disk as it is".to_owned(),
-            x: Axis { log: true, ..axis("weights in memory, MB") },
-            y: Axis { log: true, ..axis("ms") },
-            kind: Kind::Lines { series: POLICIES.map(trade).to_vec() },
-        },
-    ));
-    let notes = vec![
-        "*preload*: all weights are read, then the request is computed; *pipeswitch*: they are read by one loader while others are computed with, and all stay (the papers' baseline); *sequential*: a piece is read, then computed with; *sync*: two buffers in turns; *async*: a ring of the size of two pieces; *pipeload-m*: m loaders, and a ring of m + 1 layers; *auto*: the smallest buffer and the fewest loaders of those that a short run each finds fastest.".to_owned(),
-        "*Bytes / rate*: all pieces of the model over what the disk is throttled to, times the programs of a request (one for each token that is made); where each loader is limited, over all loaders.".to_owned(),
-        "A piece is at most 16 MiB, a matrix of a layer or some of its columns.".to_owned(),
-    ];
-    let not_kept = [
-        "The disk is a virtual one that others share; its own rate varies from hour to hour.",
-        "Loaders and kernels are on the two halves of one core.",
-    ];
-    publish(record, (NAME, STORY), (tables, notes, charts), &not_kept, output)
-}
-
-/// The value that is a policy's delay: of what is read before a request, reading is a part.
-fn value(policy: Policy) -> &'static str {
-    if policy == Policy::Preload { "whole_ms" } else { "run_ms" }
 }

@@ -1,0 +1,63 @@
+//! The process of the device, and what it is asked.
+
+use super::Case;
+use crate::reader::{Ask, Took};
+use anyhow::{Context, Result, ensure};
+use rustix::fs::{Advice, fadvise};
+use std::{
+    fs::File,
+    io::{BufRead, BufReader, Write as _},
+    path::Path,
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+};
+
+/// Lets go of what the page cache has of a model.
+pub(super) fn forget(model: &Path) -> Result<()> {
+    for entry in std::fs::read_dir(model)? {
+        let file = File::open(entry?.path())?;
+        fadvise(&file, 0, None, Advice::DontNeed)?;
+    }
+    Ok(())
+}
+
+/// The process of the device.
+pub(super) struct Device {
+    pub(super) child: Child,
+    asks: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Device {
+    pub(super) fn start(
+        case: &Case,
+        plan: &Path,
+        shards: &Path,
+        limit: Option<f64>,
+    ) -> Result<Self> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg("reader").arg(&case.path).arg(plan).arg(shards);
+        if let Some(limit) = limit {
+            command.args(["--limit", &limit.to_string()]);
+        }
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().context("this program starts itself")?;
+        let asks = child.stdin.take().context("its input is piped")?;
+        let answers = BufReader::new(child.stdout.take().context("its output is piped")?);
+        Ok(Self { child, asks, answers })
+    }
+
+    pub(super) fn ask(&mut self, ask: Ask) -> Result<Took> {
+        writeln!(self.asks, "{}", serde_json::to_string(&ask)?).context("the device ended")?;
+        let mut line = String::new();
+        let got = self.answers.read_line(&mut line)?;
+        ensure!(got > 0, "the device ended: out of memory, or see above");
+        Ok(serde_json::from_str(&line)?)
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,228 @@
+//! What is no cell of a policy: many requests in a row, the loaders beside `fio`, and a model over devices
+//! that cannot hold it together.
+
+use super::{
+    Bench, Case, Disk, MADE, Policy,
+    device::{Device, forget},
+};
+use crate::{
+    calibrate,
+    environment::Environment,
+    experiment::{
+        Options,
+        latency::{place, stage},
+    },
+    instance::{self, Split, Testbed},
+    reader::Ask,
+    record::{Outcome, Record, Verdict},
+};
+use anyhow::{Context, Result, bail, ensure};
+use galaxy_common::Strategy;
+use galaxy_model::ModelDir;
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::Arc,
+    time::Instant,
+};
+
+/// Requests in a row.
+const REQUESTS: u32 = 1000;
+/// Loaders beside as many jobs of `fio`, and how often they take turns.
+const LOADERS: [u16; 3] = [1, 2, 4];
+const TURNS: usize = 5;
+/// What `fio` reads at a time: as our loaders do.
+const BLOCK: u64 = 2 << 20;
+/// Devices that cannot hold the model together.
+const ENVIRONMENT: &str = "three";
+/// A margin that no device leaves: nothing drifts while an experiment runs.
+const STEADY: f64 = 100.0;
+
+/// The first part of the key of requests in a row,
+pub(super) const MANY: &str = "requests";
+/// of loaders beside `fio`,
+pub(super) const BESIDE: &str = "loaders";
+/// and of devices together.
+pub(super) const TOGETHER: &str = "together";
+
+impl Bench<'_> {
+    /// Many requests in a row, by every policy that is bounded.
+    pub(super) fn requests(&self, record: &mut Record) -> Result<()> {
+        let count = if self.options.smoke { 20 } else { REQUESTS };
+        let rows = match self.case.ask {
+            Ask::Run(rows) => rows,
+            _ => return Ok(()),
+        };
+        for policy in super::POLICIES.into_iter().filter(|policy| policy.bounded()) {
+            let (key, name) =
+                (format!("{MANY}/{}/{}", self.case.name, policy.name()), policy.name());
+            let labels = [("disk", MANY), ("model", &self.case.name), ("policy", &name)];
+            if record.cell(&key, &labels).done(1) {
+                continue;
+            }
+            let plan = self.case.planned(policy, (4, 1))?;
+            let (values, ..) = self.run(&plan, true, (None, None), Ask::Many(count, rows))?;
+            eprintln!("{key}: {:.1} MB resident at most", values["rss_mb"]);
+            let facts = self.facts(&plan)?;
+            let cell = record.cell(&key, &labels);
+            cell.facts.extend(facts.map(|(name, value)| (name.to_owned(), value)));
+            cell.facts.insert("requests".to_owned(), f64::from(count));
+            // What is looked at is memory: it does not matter what else ran.
+            cell.add(values, Verdict::Valid);
+            record.save(self.path)?;
+        }
+        Ok(())
+    }
+
+    /// The loaders alone, in turns with `fio` on the same file.
+    pub(super) fn loaders(&self, record: &mut Record) -> Result<()> {
+        if Command::new("fio").arg("--version").output().is_err() {
+            eprintln!("without fio: its package is called so");
+            return Ok(());
+        }
+        let plan = self.case.planned(Policy::PipeLoad(6), (0, 0))?;
+        let work = tempfile::tempdir()?;
+        let file = work.path().join("plan.json");
+        std::fs::write(&file, serde_json::to_vec(&plan)?)?;
+        let mut device = Device::start(self.case, &file, &self.shards(), None)?;
+        device.ask(Ask::Open)?;
+        forget(&self.case.path)?;
+        let shard = newest(&self.shards())?;
+        for loaders in LOADERS {
+            let key = format!("{BESIDE}/{}/{loaders}", self.case.name);
+            let count = loaders.to_string();
+            let labels = [("disk", BESIDE), ("model", &self.case.name), ("policy", &count)];
+            while !record.cell(&key, &labels).done(TURNS) {
+                let watch = crate::health::Watch::start()?;
+                let took = device.ask(Ask::Read(loaders))?;
+                let ours = took.loaded as f64 * 1e-3 / took.ms;
+                let theirs = fio(&shard, loaders)?;
+                let health = watch.finish(0)?;
+                eprintln!("{key}: {ours:.0} MB/s, fio {theirs:.0} MB/s");
+                let mut values = BTreeMap::from([
+                    ("ours_mb_s".to_owned(), ours),
+                    ("fio_mb_s".to_owned(), theirs),
+                    ("of_fio".to_owned(), ours / theirs),
+                ]);
+                values.extend(health.values());
+                record.cell(&key, &labels).add(values, Verdict::Valid);
+                record.save(self.path)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The file of a shard that was written or opened last.
+fn newest(directory: &Path) -> Result<PathBuf> {
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(directory)? {
+        let entry = entry?;
+        files.push((entry.metadata()?.modified()?, entry.path()));
+    }
+    files.retain(|(_, path)| path.extension().is_some_and(|end| end == "shard"));
+    files.into_iter().max().map(|(_, path)| path).context("there is no shard")
+}
+
+/// What `fio` reads of a file, each job its own part, directly, a block at a time. MB/s.
+fn fio(file: &Path, jobs: u16) -> Result<f64> {
+    let part = std::fs::metadata(file)?.len() / u64::from(jobs) / BLOCK * BLOCK;
+    let out = Command::new("fio")
+        .args(["--name=read", "--rw=read", "--direct=1", "--ioengine=psync", "--readonly"])
+        .args(["--group_reporting", "--thread", "--output-format=json", "--loops=1"])
+        .arg(format!("--filename={}", file.display()))
+        .args([format!("--bs={BLOCK}"), format!("--numjobs={jobs}")])
+        .args([format!("--size={part}"), format!("--offset_increment={part}")])
+        .output()?;
+    ensure!(out.status.success(), "fio: {}", String::from_utf8_lossy(&out.stderr));
+    let found: serde_json::Value = serde_json::from_slice(&out.stdout)?;
+    let read = found["jobs"][0]["read"]["bw_bytes"].as_f64().context("fio says no rate")?;
+    Ok(read * 1e-6)
+}
+
+/// The model over devices whose memory does not hold it together: whether the text is that of one device
+/// that holds all, and how long it takes.
+pub(super) fn together(
+    options: &Options,
+    case: &Case,
+    path: &Path,
+    record: &mut Record,
+) -> Result<()> {
+    let key = format!("{TOGETHER}/{}/{ENVIRONMENT}", case.name);
+    let labels = [("disk", TOGETHER), ("model", case.name.as_str()), ("policy", ENVIRONMENT)];
+    if record.cell(&key, &labels).done(1) {
+        return Ok(());
+    }
+    let wanted = super::key(Disk::Free, &case.name, Policy::Preload);
+    let wanted = record.cell(&wanted, &[]).labels.get("tokens").cloned();
+    let wanted = wanted.context("one device has made no text yet")?;
+    let environment = Environment::open(ENVIRONMENT)?;
+    let grants: u64 = environment.devices.iter().map(|d| environment.memory(d).0).sum();
+    ensure!(grants < case.stored(), "{ENVIRONMENT} holds {}", case.name);
+    let name = options.testbed.as_deref().unwrap_or(super::NAME);
+    instance::down(name)?;
+    let up = Testbed::up(environment, name, options.loopback, &options.cache)?;
+    let up = calibrate::calibrated(up)?;
+    record.calibrations.insert(ENVIRONMENT.to_owned(), up.calibration.clone());
+    let caches = options.cache.canonicalize()?.join("caches");
+    up.start_workers(&options.cache.canonicalize()?, options.plain, Some(&caches))?;
+    let stage = stage(&up)?;
+    let model = Arc::new(ModelDir::open(&case.path)?);
+    let mut cluster = up.cluster(model.path(), Strategy::Auto, Split::Profiles { tokens: MADE.0 });
+    (cluster.drift, cluster.max_rows) = (STEADY, 64);
+    (cluster.cache_rows, cluster.generate) = (Some(64), Some(MADE.1));
+    eprintln!("{key}: shards are written");
+    let begun = Instant::now();
+    let placed = match place(&up, options.smoke, &stage, cluster, &model)? {
+        Ok(placed) => placed,
+        Err(refusal) => bail!("{key}: {refusal:?}"),
+    };
+    let placing = begun.elapsed().as_secs_f64();
+    let plan = placed.plan();
+    up.hold(plan.ring.iter().map(|device| device.name.as_str()))?;
+    let mut values = BTreeMap::from([("placing_s".to_owned(), placing)]);
+    for device in &plan.ring {
+        let (read, kept) = galaxy_planner::stream::read_and_kept(&case.spec, device);
+        for (what, bytes) in [("read", read), ("kept", kept)] {
+            values.insert(format!("{}_{what}_mb", device.name), bytes.0 as f64 * 1e-6);
+        }
+    }
+    let prompt: Vec<u32> = (0..MADE.0).map(|at| 3 + at * 7 % 90).collect();
+    let text = placed.generate(&prompt, MADE.1)?;
+    let made: Vec<String> = text.tokens.iter().map(ToString::to_string).collect();
+    let made = made.join(" ");
+    let (first, last) = (text.at[0], text.at[text.at.len() - 1]);
+    values.insert("first_ms".to_owned(), first.as_secs_f64() * 1e3);
+    let each = (last - first).as_secs_f64() * 1e3 / f64::from(MADE.1 - 1);
+    values.insert("token_ms".to_owned(), each);
+    let what = placed.what();
+    for (index, device) in up.environment.devices.iter().enumerate() {
+        let used = up.usage(index)?;
+        if let Some(peak) = used.memory_peak {
+            values.insert(format!("{}_peak_mb", device.name), peak.0 as f64 * 1e-6);
+        }
+        ensure!(used.oom_kills == 0, "{} was out of memory", device.name);
+    }
+    eprintln!(
+        "{key}: {:.1} s to the first token, {:.1} s for each more",
+        first.as_secs_f64(),
+        each * 1e-3
+    );
+    drop(placed);
+    drop(stage);
+    up.down()?;
+    let cell = record.cell(&key, &labels);
+    cell.labels.extend([("plan".to_owned(), what), ("tokens".to_owned(), made.clone())]);
+    match made == wanted {
+        true => cell.add(values, Verdict::Valid),
+        false => {
+            let error = format!("it makes {made} where one device makes {wanted}");
+            cell.outcome = Outcome::Failed { error };
+        }
+    }
+    record.save(path)?;
+    // Two copies of the largest model: the next run writes its own.
+    std::fs::remove_dir_all(&caches)?;
+    Ok(())
+}

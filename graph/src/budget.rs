@@ -20,8 +20,40 @@ pub const PROCESS: Bytes = Bytes(32_000_000);
 /// kernels multiply with at a time.
 pub const COLUMN_GROUP: u32 = 16;
 
-/// What each kernel thread works in: packed rows and sums of a product, and scores.
+/// What each kernel thread works in at most: packed rows and sums of a product, and scores.
 pub const THREAD_SCRATCH: u64 = 2 << 20;
+
+/// Values of rows that a product packs at a time,
+pub const PACKED: u64 = 154 << 10;
+/// the rows that these are of if they do not have room with all their inputs,
+const PACKED_ROWS: u64 = 154;
+/// and the columns whose sums wait then; else it is those that a thread makes at a time.
+const WAITING: u64 = 1 << 10;
+const AT_A_TIME: u64 = 32;
+
+/// Values of queries that attention packs at a time, and as many of their context; and what it needs besides.
+const QUERIES: u64 = 20 << 10;
+const KEYS: u64 = 44 << 10;
+/// Lanes that fill up vectors.
+const MORE_LANES: u64 = 128;
+
+/// What a kernel thread works in for products of up to so many rows and inputs.
+pub fn product_scratch(rows: u64, inputs: u64) -> u64 {
+    let together = rows.saturating_mul(inputs);
+    let waits = if together > PACKED { WAITING } else { AT_A_TIME };
+    // Processors that no kernel is written for widen a group of columns instead.
+    let widened = inputs.min(1 << 10) * u64::from(COLUMN_GROUP);
+    // Rows and sums fill up pages.
+    4 * (together.min(PACKED).max(widened) + rows.min(PACKED_ROWS) * waits) + (2 << 12)
+}
+
+/// What it works in for attention of so many rows and `lanes` heads that share keys; values that are copied
+/// together not counted.
+pub fn attention_scratch(rows: u64, lanes: u64, head_width: u64) -> u64 {
+    let lanes = (rows * lanes).min(QUERIES / head_width.max(1)) + MORE_LANES;
+    // Heads are filled up to a vector, too.
+    4 * (2 * lanes * (head_width + 15) + KEYS)
+}
 
 /// Keys of a block, whose values each thread copies together.
 const KEYS_AT_A_TIME: u64 = 144;
@@ -33,7 +65,7 @@ pub const POSITION_ROWS: u64 = 64;
 const CHOOSING: u64 = 64 << 10;
 
 /// What the kernels of a device share.
-pub const SHARED_SCRATCH: u64 = 1 << 20;
+pub const SHARED_SCRATCH: u64 = 1 << 18;
 
 /// Bytes of one device under a plan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -310,11 +342,20 @@ fn scratch(spec: &ModelSpec, device: &DevicePlan, program: &Program) -> Bytes {
         .distances
         .map_or(0, |_| 8 * u64::from(rows.min(spec.position_limit())) * u64::from(spec.heads));
     // A block of values of one head.
-    let each = THREAD_SCRATCH + 4 * KEYS_AT_A_TIME * u64::from(spec.head_width);
+    let each = of_thread(spec, u64::from(rows)) + 4 * KEYS_AT_A_TIME * u64::from(spec.head_width);
     // Pixels as they came, and as they are read.
     let embedded = u64::from(program.embedded().len());
     let pixels = spec.patches.map_or(0, |patches| embedded * u64::from(patches.values()) * 8);
     Bytes(u64::from(device.threads) * each + SHARED_SCRATCH + positions + distances + pixels)
+}
+
+/// What each kernel thread works in for a model, whatever a device has of it.
+pub fn of_thread(spec: &ModelSpec, rows: u64) -> u64 {
+    let pixels = spec.patches.map_or(0, |patches| patches.values());
+    let inputs = spec.hidden.max(spec.inner).max(spec.heads * spec.head_width).max(pixels);
+    let lanes = spec.heads.div_ceil(spec.kv_heads.max(1));
+    let attention = attention_scratch(rows, u64::from(lanes), u64::from(spec.head_width));
+    (product_scratch(rows, u64::from(inputs)) + attention).min(THREAD_SCRATCH)
 }
 
 /// Columns with those that fill up a group.

@@ -159,7 +159,7 @@ impl Memory {
 
     /// The process, what kernels work in, and what every device holds.
     fn base(&self, spec: &ModelSpec, threads: u16, max_rows: u32) -> u64 {
-        let each = budget::THREAD_SCRATCH + 576 * u64::from(spec.head_width);
+        let each = budget::of_thread(spec, u64::from(max_rows)) + 576 * u64::from(spec.head_width);
         let positions = match &spec.positions {
             Positions::Rotary { inverse_frequencies, .. } => {
                 8 * inverse_frequencies.len() as u64 * u64::from(max_rows)

@@ -98,6 +98,15 @@ struct Room {
     values: Vec<f32>,
 }
 
+#[cfg(test)]
+impl Room {
+    fn bytes(&self) -> u64 {
+        let Self { queries, context, state, scores, keys, values } = self;
+        let all = [queries, context, state, scores, keys, values];
+        4 * all.map(|part| part.capacity() as u64).iter().sum::<u64>()
+    }
+}
+
 /// Memory that attention reuses.
 pub(crate) struct Scratch {
     parts: Vec<Part>,
@@ -626,6 +635,14 @@ mod tests {
                             own,
                             context,
                         );
+                        let (all, lanes) = (u64::from(past + rows), layout.group as u64);
+                        let width = layout.width as u64;
+                        let said = galaxy_graph::budget::attention_scratch(all, lanes, width);
+                        for room in &scratch.rooms {
+                            let held = room.lock().unwrap().bytes();
+                            let said = said + 4 * 144 * (width + 15);
+                            assert!(held <= said, "{layout:?} {all}: {held}, {said} were said");
+                        }
                         let error = |(got, want): (&f32, &f64)| (f64::from(*got) - want).abs();
                         let worst = out.iter().zip(&want).map(error).fold(0.0, f64::max);
                         let most = if values == WireType::F32 { 1e-5 } else { 2e-3 };

@@ -210,6 +210,35 @@ mod tests {
         on(instructions, threads, &scratch, left, matrix.into(), out, epilogue);
     }
 
+    #[test]
+    fn threads_hold_no_more_than_budgets_say() {
+        each(|random, instructions| {
+            let threads = Threads::new(1);
+            for (rows, inputs) in [1, 9, 40, 128, 154, 155, 300]
+                .into_iter()
+                .flat_map(|r| [64, 1030, 4096].map(|i| (r, i)))
+            {
+                let matrix = matrix(random, inputs, 1100, false, FORMATS[0]);
+                let x = random.values(rows * inputs);
+                let scratch = Scratch::new(&threads);
+                let mut out = vec![0.0; rows * 1100];
+                let (left, out) = (whole(&x, rows, inputs), whole_mut(&mut out, rows, 1100));
+                on(
+                    instructions,
+                    &threads,
+                    &scratch,
+                    left,
+                    (&matrix).into(),
+                    out,
+                    Epilogue::default(),
+                );
+                let held = scratch.0[0].lock().unwrap().bytes();
+                let said = galaxy_graph::budget::product_scratch(rows as u64, inputs as u64);
+                assert!(held <= said, "{rows} x {inputs}: {held}, {said} were said");
+            }
+        });
+    }
+
     /// Every shape, format and set of instructions against f64; gated ones have SiLU.
     fn sweep(gated: bool) {
         let silu = |x: f64| x / (1.0 + (-x).exp());

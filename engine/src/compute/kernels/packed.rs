@@ -54,6 +54,13 @@ pub(crate) struct Scratch {
     sums: Lines<f32>,
 }
 
+#[cfg(test)]
+impl Scratch {
+    pub(crate) fn bytes(&self) -> u64 {
+        4 * (self.rows.values().len() + self.sums.values().len()) as u64
+    }
+}
+
 /// What follows a product.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Epilogue<'a> {

@@ -30,5 +30,5 @@ pub use sampling::{Sampling, SamplingError};
 pub use shape::{BatchShape, Breadth, Pooling, Segment, ShapeError, Wanted};
 pub use span::{Column, Head, Layer, Piece, Row, Span, Token, Unit};
 pub use spread::Spread;
-pub use streaming::{MAX_AGENTS, PIECE_ALIGNMENT, Room, Streaming};
+pub use streaming::{MAX_AGENTS, PIECE_ALIGNMENT, Reading, Room, Streaming};
 pub use units::{Bytes, UnitError};

@@ -274,6 +274,14 @@ impl DeviceProfile {
         scaled
     }
 
+    /// The same profile of a device whose disk takes `factor` times as long; one that nobody measured stays so.
+    #[must_use]
+    pub fn with_disk_scaled(mut self, factor: f64) -> Self {
+        self.disk /= factor;
+        self.disk_shared /= factor;
+        self
+    }
+
     /// Whether it can be used for models of `shape`.
     ///
     /// # Errors

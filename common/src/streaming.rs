@@ -5,6 +5,7 @@ use crate::{
     units::Bytes,
 };
 use serde::{Deserialize, Serialize};
+use std::{fmt, str::FromStr};
 
 /// What pieces are aligned to, in files and in memory: what direct reads need on every disk that we know.
 pub const PIECE_ALIGNMENT: u64 = 4096;
@@ -44,6 +45,56 @@ pub enum Room {
     /// In so many equal parts, in turns. With one part nothing is read while there is work; with two the
     /// next piece is read during the work with the last (Demand Layering's synchronous pipeline).
     Parts(u16),
+}
+
+/// How devices that cannot hold their weights read them: what a cluster file says.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+pub enum Reading {
+    /// The smallest buffer and the fewest loaders that are predicted fastest.
+    #[default]
+    Auto,
+    /// Not at all: what does not fit is an error.
+    Preload,
+    /// A piece is read, then computed with.
+    Sequential,
+    /// Two parts of a buffer, in turns (Demand Layering's synchronous pipeline).
+    Sync,
+    /// A ring with room for the two largest pieces (its asynchronous one).
+    Async,
+    /// So many loaders, and a ring with room for a layer of each and one that is computed with (PIPELOAD).
+    PipeLoad(u16),
+}
+
+impl fmt::Display for Reading {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Preload => f.write_str("preload"),
+            Self::Sequential => f.write_str("sequential"),
+            Self::Sync => f.write_str("sync"),
+            Self::Async => f.write_str("async"),
+            Self::PipeLoad(agents) => write!(f, "pipeload-{agents}"),
+        }
+    }
+}
+
+impl FromStr for Reading {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let agents = || text.strip_prefix("pipeload-")?.parse().ok();
+        let agents = agents().filter(|agents| (1..=MAX_AGENTS).contains(agents));
+        match (text, agents) {
+            ("auto", _) => Ok(Self::Auto),
+            ("preload", _) => Ok(Self::Preload),
+            ("sequential", _) => Ok(Self::Sequential),
+            ("sync", _) => Ok(Self::Sync),
+            ("async", _) => Ok(Self::Async),
+            (_, Some(agents)) => Ok(Self::PipeLoad(agents)),
+            _ => Err(format!(
+                "{text:?} is no way to read weights: known are auto, preload, sequential, sync, async, and pipeload-1 to pipeload-{MAX_AGENTS}"
+            )),
+        }
+    }
 }
 
 impl Streaming {
@@ -88,6 +139,17 @@ impl Streaming {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ways_to_read_have_names() {
+        use Reading::*;
+        for reading in [Auto, Preload, Sequential, Sync, Async, PipeLoad(1), PipeLoad(16)] {
+            assert_eq!(reading.to_string().parse(), Ok(reading));
+        }
+        for wrong in ["", "pipeload", "pipeload-0", "pipeload-17", "pipeload-x", "Auto"] {
+            assert!(wrong.parse::<Reading>().is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn pieces_stay_as_listed() {

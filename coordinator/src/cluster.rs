@@ -5,7 +5,7 @@ mod table;
 pub use table::Place;
 
 use galaxy_common::{
-    Bytes, DeviceName,
+    Bytes, DeviceName, Reading,
     plan::{LinkType, MAX_DEVICES, MAX_TILES, Strategy, WireType},
     shape::MAX_ROWS,
 };
@@ -71,6 +71,7 @@ const CLUSTER_KEYS: &[&str] = &[
     "cache",
     "cache_rows",
     "generate",
+    "weights",
 ];
 const DEVICE_KEYS: &[&str] = &["name", "address", "memory", "threads", "share"];
 const TOP_KEYS: &[&str] = &["cluster", "device"];
@@ -115,6 +116,8 @@ pub struct Cluster {
     pub cache: WireType,
     /// Tokens that are made for a typical text, if that is given.
     pub generate: Option<u32>,
+    /// How devices read weights that they cannot hold, if they may.
+    pub weights: Reading,
     /// How long a request may take that does not say.
     pub timeout: Duration,
     /// The devices; of a split by hand, in ring order.
@@ -411,6 +414,7 @@ impl Cluster {
             cache_rows: cluster.whole("cache_rows", 0, MAX_CACHE_ROWS)?,
             generate: cluster.whole("generate", 0, MAX_CACHE_ROWS)?,
             cache: cluster.parsed("cache")?.unwrap_or(WireType::F32),
+            weights: cluster.parsed("weights")?.unwrap_or_default(),
             timeout: cluster.duration("timeout")?.unwrap_or(DEFAULT_TIMEOUT),
             devices,
         })
@@ -656,6 +660,11 @@ memory = "1GB"
             ),
             ("tiles = 4", "lengths = [\"1\"]", "cluster.lengths must be a list of 1 to 16 whole"),
             ("tiles = 4", "lossy = 1", "cluster.lossy must be true or false"),
+            (
+                "tiles = 4",
+                "weights = \"disk\"",
+                "line 8: cluster.weights: \"disk\" is no way to read",
+            ),
             ("tiles = 4", "drift = 0", "line 8: cluster.drift: 0 is no margin"),
             ("tiles = 4", "drift = nan", "NaN is no margin"),
         ];

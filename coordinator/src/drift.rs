@@ -1,8 +1,8 @@
 //! Drift: devices that run outside their profiles, as a state machine `(now, what ran) -> change`.
 //!
 //! It never reads a clock, plans nothing and moves nothing: the driver of
-//! [`crate::fleet::RemoteFleet`] does. Of each device it keeps by how much longer its kernels took
-//! than its profile says: the median of the last [`SAMPLES`] programs, so that one program beside a
+//! [`crate::fleet::RemoteFleet`] does. It keeps a track for the kernels of each device, and behind these one for
+//! each disk: by how much longer they took than the profile says: the median of the last [`SAMPLES`] programs, so that one program beside a
 //! neighbour's burst says nothing. What matters is how that ratio has moved since the epoch began,
 //! because no prediction is exact; only a ratio that was far off from the first is drift by itself.
 //!
@@ -15,7 +15,7 @@
 //! and not again before a whole rest has been kept. So a device that alternates makes at most two moves
 //! in each rest.
 
-use crate::membership::{Index, Now};
+use crate::membership::Now;
 use std::{collections::VecDeque, time::Duration};
 
 /// Programs whose median counts.
@@ -33,12 +33,15 @@ const LEAST: f64 = 100_000.0;
 /// A device so many margins outside may break a rest.
 const FAR: i32 = 3;
 
-/// What a program took on one device.
+/// Whose drift it is: the place of a device in the cluster file; of its disk, that many behind the last device.
+pub type Track = usize;
+
+/// What a program took on one device, or its disk.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sample {
-    /// Which device.
-    pub device: Index,
-    /// Its compute lane at work, in ns.
+    /// Whose.
+    pub track: Track,
+    /// Its compute lane at work, or its busiest loader, in ns.
     pub measured: f64,
     /// The same as its profile says, in ns.
     pub predicted: f64,
@@ -47,14 +50,14 @@ pub struct Sample {
 /// Curves to plan with.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Change {
-    /// For each device, how many times as long as in its profile everything takes.
+    /// For each track, how many times as long as in its profile everything takes.
     pub factors: Vec<f64>,
-    /// The devices whose factor is another, and what it was.
-    pub moved: Vec<(Index, f64)>,
+    /// The tracks whose factor is another, and what it was.
+    pub moved: Vec<(Track, f64)>,
 }
 
 #[derive(Debug, Clone)]
-struct Track {
+struct Course {
     /// How many times as long as in its profile everything takes, in the plan in force.
     factor: f64,
     /// The ratio at the begin of the epoch.
@@ -67,7 +70,7 @@ struct Track {
 #[derive(Debug, Clone)]
 pub struct Drift {
     margin: f64,
-    tracks: Vec<Track>,
+    tracks: Vec<Course>,
     programs: u64,
     /// No move before.
     rest: Option<(Now, u64)>,
@@ -78,14 +81,14 @@ pub struct Drift {
 }
 
 impl Drift {
-    /// All devices run as their profiles say, and may run outside by the share `margin`.
-    pub fn new(devices: usize, margin: f64) -> Self {
-        let track = Track { factor: 1.0, reference: None, recent: VecDeque::new(), outside: 0 };
-        let tracks = vec![track; devices];
+    /// All of so many tracks run as profiles say, and may run outside by the share `margin`.
+    pub fn new(tracks: usize, margin: f64) -> Self {
+        let track = Course { factor: 1.0, reference: None, recent: VecDeque::new(), outside: 0 };
+        let tracks = vec![track; tracks];
         Self { margin, tracks, programs: 0, rest: None, spare: true, asked: false }
     }
 
-    /// By how much the curve of each device is scaled in the plan in force.
+    /// By how much the curve of each track is scaled in the plan in force.
     pub fn factors(&self) -> Vec<f64> {
         self.tracks.iter().map(|t| t.factor).collect()
     }
@@ -106,25 +109,25 @@ impl Drift {
             // Nothing, or no number: it has no part, or a worker says nonsense.
             let ratio = sample.measured / sample.predicted;
             let counts = sample.predicted >= LEAST && ratio.is_finite() && ratio > 0.0;
-            if let Some(track) = self.tracks.get_mut(sample.device).filter(|_| counts) {
+            if let Some(track) = self.tracks.get_mut(sample.track).filter(|_| counts) {
                 track.take(ratio, self.margin);
             }
         }
-        let outside = |t: &Track| t.outside >= PATIENCE;
+        let outside = |t: &Course| t.outside >= PATIENCE;
         if self.asked || !self.tracks.iter().any(outside) {
             return None;
         }
         if self.resting(now) {
             let far = (1.0 + self.margin).powi(FAR);
-            let is_far = |t: &Track| outside(t) && !(1.0 / far..=far).contains(&t.shift());
+            let is_far = |t: &Course| outside(t) && !(1.0 / far..=far).contains(&t.shift());
             if !(self.spare && self.tracks.iter().any(is_far)) {
                 return None;
             }
         }
         self.asked = true;
         // Those that are about to be outside move along: one move instead of two.
-        let moves = |t: &Track| t.outside > 0;
-        let factor = |t: &Track| if moves(t) { t.factor * t.shift() } else { t.factor };
+        let moves = |t: &Course| t.outside > 0;
+        let factor = |t: &Course| if moves(t) { t.factor * t.shift() } else { t.factor };
         let moved = self.tracks.iter().enumerate().filter(|(_, t)| moves(t));
         Some(Change {
             factors: self.tracks.iter().map(factor).collect(),
@@ -140,8 +143,8 @@ impl Drift {
     /// The change was looked at and the plan stays: what devices do now is what is expected of them.
     pub fn keep(&mut self, change: &Change) {
         self.asked = false;
-        for (device, _) in &change.moved {
-            let (track, factor) = (&mut self.tracks[*device], change.factors[*device]);
+        for (track, _) in &change.moved {
+            let (track, factor) = (&mut self.tracks[*track], change.factors[*track]);
             track.reference = track.reference.map(|r| r * factor / track.factor);
             track.factor = factor;
             track.outside = 0;
@@ -164,7 +167,7 @@ impl Drift {
     }
 }
 
-impl Track {
+impl Course {
     fn take(&mut self, ratio: f64, margin: f64) {
         self.recent.truncate(SAMPLES - 1);
         self.recent.push_front(ratio);
@@ -216,7 +219,7 @@ mod tests {
         fn run(&mut self, ratios: &[f64]) -> Option<Change> {
             self.now += self.step;
             let sample = |(device, ratio): (usize, &f64)| Sample {
-                device,
+                track: device,
                 measured: 20.0 * MS * ratio,
                 predicted: 20.0 * MS,
             };
@@ -266,8 +269,8 @@ mod tests {
         for ratio in [f64::NAN, f64::INFINITY, 0.0, -4.0] {
             assert_eq!(world.until(20, &[1.0, ratio]), None);
         }
-        let tiny = [Sample { device: 0, measured: 9e4, predicted: 3e4 }];
-        let elsewhere = [Sample { device: 7, measured: 9.0 * MS, predicted: MS }];
+        let tiny = [Sample { track: 0, measured: 9e4, predicted: 3e4 }];
+        let elsewhere = [Sample { track: 7, measured: 9.0 * MS, predicted: MS }];
         for _ in 0..20 {
             assert_eq!(world.drift.observe(world.now, &tiny), None);
             assert_eq!(world.drift.observe(world.now, &elsewhere), None);

@@ -22,7 +22,7 @@ use std::{
 };
 use tokio::sync::{mpsc, watch};
 
-use crate::error::RequestError;
+use crate::{error::RequestError, placement::Busy};
 
 /// A future on the heap.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -88,6 +88,8 @@ pub struct DeviceCost {
     pub total_ns: u64,
     /// Its compute lane at work, in ns.
     pub compute_busy_ns: u64,
+    /// The busiest of its loaders at work, in ns.
+    pub disk_busy_ns: u64,
     /// Its compute lane idle until a receive ended, in ns.
     pub awaiting_receive_ns: u64,
     /// Bytes that it sent to other devices.
@@ -215,8 +217,8 @@ pub(crate) struct Dispatch {
     pub(crate) outputs: Vec<Vec<Output>>,
     /// and the rows that it embeds.
     pub(crate) embedded: Vec<Span<Row>>,
-    /// How long the kernels of each device work on it by its profile, in ns, by rank.
-    pub(crate) busy: Option<Vec<f64>>,
+    /// How long the kernels and loaders of each device work on it by its profile, by rank.
+    pub(crate) busy: Option<Vec<Busy>>,
 }
 
 type Kept = (Arc<Plan>, (Phase, BatchShape), Arc<Dispatch>);
@@ -238,7 +240,7 @@ impl Lowered {
         plan: &Arc<Plan>,
         phase: Phase,
         shape: &BatchShape,
-        busy: impl FnOnce(&[Program]) -> Option<Vec<f64>>,
+        busy: impl FnOnce(&[Program]) -> Option<Vec<Busy>>,
     ) -> Result<Arc<Dispatch>, RequestError> {
         takes(&self.spec, plan, shape)
             .map_err(|e| RequestError::Internal { why: e.to_string() })?;

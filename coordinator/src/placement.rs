@@ -6,7 +6,7 @@
 
 use crate::cluster::{Cluster, DEFAULT_CACHE_ROWS, DEFAULT_GENERATE, DEFAULT_TILES};
 use galaxy_common::{
-    BatchShape, Bytes, Cache, ClusterProfile, DeviceName, Pooling, ProfileError, Wanted,
+    BatchShape, Bytes, Cache, ClusterProfile, DeviceName, Pooling, ProfileError, Reading, Wanted,
     plan::{BlockAssignment, DevicePlan, Layout, LinkType, Mode, Modes, Plan, Strategy, WireType},
 };
 use galaxy_graph::{
@@ -205,7 +205,9 @@ pub fn by_shares(
     let (spec, width) = (model.spec(), model.dtype().width());
     let mut needs = budget::needs_all(spec, width, &plan)?;
     // What no memory holds comes from disk.
-    if let Ok(fitted) = stream::fitted(spec, width, &plan, &needs, stream::Way::PLAIN) {
+    let way = stream::Way::named(cluster.weights);
+    let may = cluster.weights != Reading::Preload;
+    if let Some(Ok(fitted)) = may.then(|| stream::fitted(spec, width, &plan, &needs, way)) {
         plan = fitted;
         needs = budget::needs_all(spec, width, &plan)?;
     }
@@ -272,7 +274,7 @@ pub fn allowed(cluster: &Cluster, spec: &ModelSpec) -> Allowed {
         exchange: None,
         max_rows: cluster.max_rows,
         cache: cache(cluster, spec),
-        streams: true,
+        reading: cluster.weights,
     }
 }
 
@@ -319,17 +321,28 @@ pub fn settle(cluster: &Cluster, planned: Planned) -> Result<Placement, Placemen
     Ok(placement)
 }
 
-/// The profile of devices that take so many times as long; `factors` in the order of the file.
+/// The profile of devices that take so many times as long: their kernels in the order of the file, and then
+/// their disks.
 pub fn scaled(cluster: &Cluster, profile: &ClusterProfile, factors: &[f64]) -> ClusterProfile {
-    let factor = |name: &DeviceName| {
-        let at = cluster.devices.iter().position(|d| d.name == *name);
-        at.and_then(|at| factors.get(at)).copied().unwrap_or(1.0)
-    };
-    let devices = profile.devices.iter().map(|device| device.scaled(factor(&device.device)));
+    let factor = |at: Option<usize>| at.and_then(|at| factors.get(at)).copied().unwrap_or(1.0);
+    let devices = profile.devices.iter().map(|device| {
+        let at = cluster.devices.iter().position(|d| d.name == device.device);
+        let disk = at.map(|at| cluster.devices.len() + at);
+        device.scaled(factor(at)).with_disk_scaled(factor(disk))
+    });
     ClusterProfile { devices: devices.collect(), links: profile.links.clone() }
 }
 
-/// How long each device's kernels work on programs of `shape`, in ns, by rank.
+/// What a device is expected to be busy for with a program, in ns.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Busy {
+    /// Its kernels.
+    pub kernels: f64,
+    /// The busiest of its loaders, all of them reading.
+    pub disk: f64,
+}
+
+/// How long each device's kernels and loaders work on programs of `shape`, by rank.
 ///
 /// # Errors
 /// When the profile lacks a device or a link of the plan.
@@ -340,12 +353,23 @@ pub fn busy(
     shape: &BatchShape,
     programs: &[Program],
     pricer: Pricer,
-) -> Result<Vec<f64>, ProfileError> {
+) -> Result<Vec<Busy>, ProfileError> {
     let costs = pricer(spec, plan, shape, profile)?;
     let of = |program: &Program| {
         let compute = program.lanes.iter().filter(|(lane, _)| *lane == Lane::Compute);
         let operations = compute.flat_map(|(_, ids)| ids);
-        operations.map(|id| costs.compute(program, program.operation(*id)) as f64).sum()
+        let kernels = operations.map(|id| costs.compute(program, program.operation(*id)) as f64);
+        let loaded = |id: &_| -> u64 {
+            let regions = program.operation(*id).writes.iter();
+            regions.map(|region| program.region_bytes(region)).sum()
+        };
+        let loaders = program.lanes.iter().filter(|(lane, _)| matches!(lane, Lane::Load(_)));
+        let loaders: Vec<u64> = loaders.map(|(_, ids)| ids.iter().map(loaded).sum()).collect();
+        let (most, all) = (loaders.iter().max().copied().unwrap_or(0), loaders.iter().sum::<u64>());
+        let disk = costs
+            .disk(program.rank)
+            .map_or(0.0, |disk| (most as f64 / disk.each).max(all as f64 / disk.all) * 1e9);
+        Busy { kernels: kernels.sum(), disk }
     };
     Ok(programs.iter().map(of).collect())
 }

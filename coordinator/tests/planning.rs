@@ -5,7 +5,9 @@
 
 mod standin;
 
-use galaxy_common::{Bytes, ClusterProfile, Epoch, Rank, Wanted};
+use galaxy_common::{
+    Bytes, Cache, ClusterProfile, DeviceName, Epoch, Rank, Strategy, Wanted, WireType,
+};
 use galaxy_coord::{
     Cluster, Fleet, Input, Limits, Notice, Planning, ProfileSource, RemoteFleet, RequestError,
     RunOutput, Session,
@@ -13,13 +15,14 @@ use galaxy_coord::{
     profile,
 };
 use galaxy_graph::{
-    Costs, LinkRate, Program,
+    Costs, Disk, LinkRate, Program, budget,
     program::{OpKind, Operation},
+    share::{self, Member, Terms},
 };
 use galaxy_model::ModelDir;
 use galaxy_planner::synthetic::{self, SyntheticDevice};
 use galaxy_proto::identity::Identity;
-use standin::{OPERATION, Worker, golden, serve};
+use standin::{BYTE, OPERATION, Worker, golden, serve};
 use std::{
     fmt::Write as _,
     path::Path,
@@ -37,9 +40,12 @@ struct Flat;
 impl Costs for Flat {
     fn compute(&self, _: &Program, operation: &Operation) -> u64 {
         match operation.kind {
-            OpKind::Send { .. } | OpKind::Receive { .. } => 0,
+            OpKind::Send { .. } | OpKind::Receive { .. } | OpKind::Load { .. } => 0,
             _ => OPERATION,
         }
+    }
+    fn disk(&self, _: Rank) -> Option<Disk> {
+        Some(Disk { all: 1e9 / BYTE as f64, each: 1e9 / BYTE as f64 })
     }
     fn link(&self, _: Rank, _: Rank) -> LinkRate {
         LinkRate { latency: 0, rate: 1e9, window: 1 << 20, burst: 0 }
@@ -69,7 +75,9 @@ impl ProfileSource for Synthetic {
         };
         let devices: Vec<_> = cluster.devices.iter().map(device).collect();
         let (shape, width) = (model.shape_key(), model.dtype().width());
-        let profile = synthetic::profile(model.spec(), &shape, width, &devices);
+        let mut profile = synthetic::profile(model.spec(), &shape, width, &devices);
+        let rate = 1e9 / BYTE as f64;
+        profile.devices.iter_mut().for_each(|d| (d.disk, d.disk_shared) = (rate, rate));
         Box::pin(std::future::ready(Ok(profile)))
     }
 }
@@ -84,6 +92,11 @@ struct World {
 
 impl World {
     async fn new() -> Self {
+        Self::of_memory("1GB").await
+    }
+
+    /// Devices that grant so much each.
+    async fn of_memory(memory: &str) -> Self {
         let keys = standin::keys(&DEVICES.map(|(name, _)| name));
         let mut text = format!(
             "[cluster]\nmodel = {:?}\nidentity = {:?}\n",
@@ -99,7 +112,7 @@ impl World {
             workers.push(worker);
             write!(
                 text,
-                "[[device]]\nname = {name:?}\naddress = \"{address}\"\nmemory = \"1GB\"\n"
+                "[[device]]\nname = {name:?}\naddress = \"{address}\"\nmemory = {memory:?}\n"
             )
             .unwrap();
         }
@@ -236,5 +249,39 @@ async fn a_device_that_other_plans_would_not_help_stays() {
     world.run(16, |world| world.said("the plan stays")).await;
     assert_eq!((world.ring(), world.session.counts().1), (vec!["fast".to_owned()], 0));
     assert_eq!(world.session.readiness(), Readiness::Ready(Epoch(8)));
+    world.session.close().await;
+}
+
+/// What the model takes on one device, but for two of its smallest matrices.
+fn too_little() -> String {
+    let model = ModelDir::open(&golden()).unwrap();
+    let terms = Terms {
+        model: model.name(),
+        fingerprint: model.fingerprint(),
+        strategy: Strategy::Local,
+        wire: WireType::F32,
+        tiles: 1,
+        max_rows: galaxy_coord::cluster::DEFAULT_MAX_ROWS,
+        cache: Cache::NONE,
+    };
+    let name = DeviceName::new("fast").unwrap();
+    let member = Member { name, budget: Bytes(1 << 40), threads: 1, share: 1.0 };
+    let plan = share::plan(model.spec(), &terms, &[member]).unwrap();
+    let needs = budget::needs_all(model.spec(), 4, &plan).unwrap()[0];
+    format!("{}B", needs.total().0 - 30_000)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_disk_that_is_not_as_it_was_measured_is_seen() {
+    let world = World::of_memory(&too_little()).await;
+    world.run(8, |_| true).await;
+    let plan = world.session.outlook().plan.unwrap();
+    assert!(plan.ring.iter().any(|device| device.streaming.is_some()), "{plan:?}");
+    for worker in &world.workers {
+        worker.disk.store(10, Ordering::SeqCst);
+    }
+    world.run(1, |world| world.said("the disk of device")).await;
+    world.run(8, |world| world.said("the plan stays") || world.said("moving")).await;
+    assert_eq!(world.session.counts().1, 0, "none failed");
     world.session.close().await;
 }

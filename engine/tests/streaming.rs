@@ -272,3 +272,37 @@ fn a_half_written_file_is_gone_on_with() {
     let shard = galaxy_engine::weights::Shard::stream(model, &other, at.path(), &mut quiet);
     assert!(shard.is_ok() && files(at.path()).len() == 1 && held.name == other.name);
 }
+
+/// A disk that gives neither the file nor the model: the run fails and says why, and the next one is right.
+#[test]
+fn a_read_error_fails_the_run_and_nothing_else() {
+    let at = tempfile::tempdir().unwrap();
+    let copy = at.path().join("gpt2");
+    fs::create_dir(&copy).unwrap();
+    for file in files(&PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../testdata/golden/gpt2")) {
+        fs::copy(&file, copy.join(file.file_name().unwrap())).unwrap();
+    }
+    let model = Arc::new(ModelDir::open(&copy).unwrap());
+    let held = plan(&model, Strategy::Galaxy, 2, Cache::NONE);
+    let (shape, inputs) = (shape(&model, 9), tokens(9));
+    let want = LocalCluster::open(model.clone(), held.clone()).unwrap();
+    let want = want.run(&shape, &inputs[..]).unwrap();
+    let plan = streamed(&model, &held, Room::Ring, 2, 4, 0);
+    let shards = at.path().join("shards");
+    let cluster = LocalCluster::open_with(model, plan, &shards).unwrap();
+    assert_eq!(cluster.run(&shape, &inputs[..]).unwrap(), want);
+    // Cut off in the middle: reads behind that give nothing.
+    let mut cut = files(&shards);
+    cut.push(copy.join("model.safetensors"));
+    let whole: Vec<Vec<u8>> = cut.iter().map(|path| fs::read(path).unwrap()).collect();
+    let length = |path: &PathBuf, length| {
+        fs::OpenOptions::new().write(true).open(path).unwrap().set_len(length).unwrap();
+    };
+    cut.iter().zip(&whole).for_each(|(path, whole)| length(path, whole.len() as u64 / 2));
+    for _ in 0..2 {
+        let error = cluster.run(&shape, &inputs[..]).unwrap_err().to_string();
+        assert!(error.contains("cannot be read") || error.contains("safetensors"), "{error}");
+    }
+    cut.iter().zip(&whole).for_each(|(path, whole)| fs::write(path, whole).unwrap());
+    assert_eq!(cluster.run(&shape, &inputs[..]).unwrap(), want);
+}

@@ -89,7 +89,7 @@ fn cluster(profile: ClusterProfile) {
         exchange: None,
         max_rows: 16,
         cache: galaxy_common::Cache::NONE,
-        streams: false,
+        reading: galaxy_common::Reading::Preload,
     };
     let request = Request {
         spec: &spec,

@@ -25,7 +25,7 @@ fn main() {
         exchange: None,
         max_rows: 512,
         cache: galaxy_common::Cache::NONE,
-        streams: false,
+        reading: galaxy_common::Reading::Preload,
     };
     let only: Option<usize> = std::env::args().nth(1).and_then(|n| n.parse().ok());
     for (count, unlike) in [(4, false), (8, false), (8, true), (64, false)] {

@@ -24,6 +24,8 @@ pub mod synthetic;
 mod testing;
 pub mod whatif;
 
+use galaxy_common::Reading;
+
 pub use costs::ProfileCosts;
 pub use request::{
     Advice, Allowed, DeviceShare, Offer, Planned, PlanningError, Prediction, Request, RunnerUp,
@@ -38,8 +40,12 @@ pub fn plan(request: &Request<'_>) -> Result<Planned, PlanningError> {
     check(request)?;
     match auto::plan(request) {
         // Weights that no memory holds come from disk.
-        Err(PlanningError::Memory { .. }) if request.allowed.streams => stream::plan(request),
-        Ok(found) if request.allowed.streams => Ok(stream::or_faster(request, found)),
+        Err(PlanningError::Memory { .. }) if request.allowed.reading != Reading::Preload => {
+            stream::plan(request)
+        }
+        Ok(found) if request.allowed.reading == Reading::Auto => {
+            Ok(stream::or_faster(request, found))
+        }
         planned => planned,
     }
 }

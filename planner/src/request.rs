@@ -2,7 +2,8 @@
 
 use galaxy_common::ClusterProfile;
 use galaxy_common::{
-    Bytes, Cache, DeviceName, Exchange, LinkType, Plan, ProfileError, Strategy, Wanted, WireType,
+    Bytes, Cache, DeviceName, Exchange, LinkType, Plan, ProfileError, Reading, Strategy, Wanted,
+    WireType,
 };
 use galaxy_graph::{LowerError, budget::Needs};
 use galaxy_model::ModelSpec;
@@ -46,8 +47,8 @@ pub struct Allowed {
     pub max_rows: u32,
     /// What is kept of texts that go on: budgets hold for it, too.
     pub cache: Cache,
-    /// Whether weights may come from disk where memory does not add up.
-    pub streams: bool,
+    /// How weights come from disk where memory does not add up, if they may.
+    pub reading: Reading,
 }
 
 /// A question.

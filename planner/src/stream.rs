@@ -13,10 +13,11 @@ use crate::{
 };
 use galaxy_common::{
     Assignment, BlockAssignment, Bytes, DeviceName, DevicePlan, Exchange, MAX_AGENTS,
-    PIECE_ALIGNMENT, Piece, Plan, Room, Span, Strategy, Streaming,
+    PIECE_ALIGNMENT, Piece, Plan, Reading, Room, Span, Strategy, Streaming,
 };
 use galaxy_graph::{
     budget::Needs,
+    holdings::Held,
     pieces,
     share::{self, Member, Terms},
 };
@@ -38,15 +39,32 @@ const FEW: usize = 8;
 /// How weights come from disk on devices that cannot hold all.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Way {
-    /// How many of a device's largest pieces its buffer has room for, if memory allows.
+    /// What a device's buffer has room for, if memory allows: so many of its largest pieces, or of its
+    /// layers.
     pub buffer: u64,
+    /// Whether these are layers.
+    pub layers: bool,
+    /// How pieces share it.
+    pub room: Room,
     /// Loaders.
     pub agents: u16,
 }
 
 impl Way {
     /// Where nothing is predicted: two pieces, one loader.
-    pub const PLAIN: Self = Self { buffer: 2, agents: 1 };
+    pub const PLAIN: Self = Self { buffer: 2, layers: false, room: Room::Ring, agents: 1 };
+
+    /// The way that a cluster file names; for `auto` the plain one.
+    pub const fn named(reading: Reading) -> Self {
+        match reading {
+            Reading::Auto | Reading::Preload | Reading::Async => Self::PLAIN,
+            Reading::Sequential => Self { buffer: 1, room: Room::Parts(1), ..Self::PLAIN },
+            Reading::Sync => Self { room: Room::Parts(2), ..Self::PLAIN },
+            Reading::PipeLoad(agents) => {
+                Self { buffer: agents as u64 + 1, layers: true, agents, ..Self::PLAIN }
+            }
+        }
+    }
 }
 
 /// The plan with weights from disk on every device that grants less than `needs` says it takes without.
@@ -96,7 +114,18 @@ fn streaming(
     if room < largest {
         return Err(rest + largest - device.budget.0);
     }
-    let buffer = way.buffer.saturating_mul(largest).min(room) / PIECE_ALIGNMENT * PIECE_ALIGNMENT;
+    let language = |piece: &&pieces::Piece| piece.held == Held::Language;
+    let head: u64 = all.iter().filter(language).map(pieces::Piece::stored).sum();
+    let stored: u64 = all.iter().map(pieces::Piece::stored).sum();
+    let layer = (stored - head).div_ceil(u64::from(spec.layers.max(1))).max(largest);
+    let unit = if way.layers { layer } else { largest };
+    // Parts are of the largest piece each: as many as there is room for.
+    let parts = if let Room::Parts(parts) = way.room { u64::from(parts) } else { 1 };
+    let (room_for, way) = match room / largest >= parts {
+        true => (way.buffer.saturating_mul(unit), way),
+        false => (largest, Way { room: Room::Parts(1), ..way }),
+    };
+    let buffer = room_for.min(room) / PIECE_ALIGNMENT * PIECE_ALIGNMENT;
     let mut left = (room - buffer).min(bytes);
     // The first piece first: it is needed at once.
     let share = left as f64 / bytes.max(1) as f64;
@@ -118,7 +147,7 @@ fn streaming(
         width,
         piece: Streaming::PIECE,
         buffer: Bytes(buffer),
-        room: Room::Ring,
+        room: way.room,
         agents: way.agents.clamp(1, MAX_AGENTS),
         resident,
     })
@@ -223,8 +252,9 @@ impl Looking<'_> {
     /// Shares that make the plan faster, from those of memory.
     fn climb(&mut self, strategy: Strategy) {
         let offers = self.request.offers;
+        let way = Way::named(self.request.allowed.reading);
         let mut shares: Vec<f64> = offers.iter().map(|o| o.budget.0.max(1) as f64).collect();
-        let Some(mut least) = self.share(strategy, &shares, Way::PLAIN) else { return };
+        let Some(mut least) = self.share(strategy, &shares, way) else { return };
         let most = self.simulated + if offers.len() > FEW { 0 } else { SIMULATED };
         if offers.len() > 1 && strategy != Strategy::Sequence {
             for step in STEPS {
@@ -235,7 +265,7 @@ impl Looking<'_> {
                         for factor in [step, 1.0 / step] {
                             let mut changed = shares.clone();
                             changed[at] *= factor;
-                            let found = self.share(strategy, &changed, Way::PLAIN);
+                            let found = self.share(strategy, &changed, way);
                             if let Some(latency) = found.filter(|l| *l < least / AS_FAST) {
                                 (shares, least, better) = (changed, latency, true);
                             }
@@ -289,6 +319,10 @@ impl Looking<'_> {
             device.budget = offer.map_or(device.budget, |offer| offer.budget);
         }
         let Ok(needs) = draft::needs(self.request, &plan) else { return };
+        if self.request.allowed.reading != Reading::Auto {
+            self.look(&plan, &needs, Way::named(self.request.allowed.reading));
+            return;
+        }
         let several = plan.ring.iter().any(|device| {
             let profile = self.request.profile.device(&device.name);
             profile.is_ok_and(|profile| profile.disk_shared > 1.1 * profile.disk)
@@ -297,7 +331,7 @@ impl Looking<'_> {
         let few = plan.ring.len() <= FEW;
         for agents in &LOADERS[..if few { most } else { 1 }] {
             for &buffer in &BUFFERS[..if few { BUFFERS.len() } else { 1 }] {
-                self.look(&plan, &needs, Way { buffer, agents: *agents });
+                self.look(&plan, &needs, Way { buffer, agents: *agents, ..Way::PLAIN });
             }
         }
     }

@@ -196,7 +196,7 @@ impl Question {
                 exchange: None,
                 max_rows: 256,
                 cache: galaxy_common::Cache::NONE,
-                streams: false,
+                reading: galaxy_common::Reading::Preload,
             },
         }
     }

@@ -1,7 +1,7 @@
 //! Plans for memory that does not add up: weights come from disk.
 #![allow(clippy::unwrap_used, missing_docs)]
 
-use galaxy_common::{BatchShape, Bytes, Cache, Strategy, Wanted, plan::Phase};
+use galaxy_common::{BatchShape, Bytes, Cache, Reading, Room, Strategy, Wanted, plan::Phase};
 use galaxy_graph::{budget, lower, pieces, program::Memory, verify};
 #[allow(
     unused_imports,
@@ -24,7 +24,7 @@ fn question(memory: &[u64], disks: &[f64]) -> Question {
         device.memory = Bytes(*memory);
     }
     let mut question = Question::new(&spec, devices);
-    question.allowed.streams = true;
+    question.allowed.reading = Reading::Auto;
     for (device, disk) in question.profile.devices.iter_mut().zip(disks) {
         device.disk = *disk;
     }
@@ -133,7 +133,7 @@ fn tokens_are_made_with_weights_from_disk() {
     let mut devices = testing::devices(1, 40.0, 1e9);
     devices[0].memory = Bytes(220_000_000);
     let mut question = Question::new(&spec, devices);
-    question.allowed.streams = true;
+    question.allowed.reading = Reading::Auto;
     question.allowed.cache = Cache { rows: Cache::BLOCK, values: galaxy_common::WireType::F32 };
     question.workload.made = 20;
     question.workload.wanted = Wanted::LastLogits;
@@ -149,4 +149,29 @@ fn tokens_are_made_with_weights_from_disk() {
     let all = pieces::of_device(spec, &plan.ring[0]);
     let most = plan.ring[0].streaming.as_ref().unwrap().buffer;
     assert!(programs[0].slot_bytes(Memory::Stream) <= most && all.len() > 8);
+}
+
+/// A cluster file names how weights are read; `preload` allows it not at all.
+#[test]
+fn a_named_way_is_taken() {
+    let mut question = question(&[150_000_000], &[1e9]);
+    question.allowed.max_rows = 128;
+    for (reading, room, agents) in [
+        (Reading::Sequential, Room::Parts(1), 1),
+        (Reading::Sync, Room::Parts(2), 1),
+        (Reading::Async, Room::Ring, 1),
+        (Reading::PipeLoad(3), Room::Ring, 3),
+    ] {
+        question.allowed.reading = reading;
+        let found = planned(&question);
+        let streaming = found.plan.ring[0].streaming.as_ref().unwrap();
+        assert_eq!((streaming.room, streaming.agents), (room, agents), "{reading}");
+        let largest = pieces::of_device(&question.spec, &found.plan.ring[0]);
+        let largest = largest.iter().map(|piece| piece.stored()).max().unwrap();
+        let least = if let Room::Parts(parts) = room { u64::from(parts) } else { 2 };
+        assert!(streaming.buffer.0 >= least * largest, "{reading}: {}", streaming.buffer);
+        assert!(found.needs[0].total() <= found.plan.ring[0].budget, "{reading}");
+    }
+    question.allowed.reading = Reading::Preload;
+    assert!(matches!(plan(&question.request()), Err(PlanningError::Memory { .. })));
 }

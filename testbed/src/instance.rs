@@ -16,7 +16,7 @@ use crate::{
     processes::{Keys, PATIENCE, program},
 };
 use anyhow::{Context, Result, bail, ensure};
-use galaxy_common::{LinkType, Strategy, WireType};
+use galaxy_common::{LinkType, Reading, Strategy, WireType};
 use galaxy_coord::{Cluster, cluster};
 use galaxy_proto::identity::Role;
 use serde::{Deserialize, Serialize};
@@ -554,6 +554,7 @@ impl Testbed {
             link: Some(LinkType::Tls),
             plain: false,
             lossy: false,
+            weights: Reading::Auto,
             lengths,
             profiles: self.directory.join(cluster::DEFAULT_PROFILES),
             drift: cluster::DEFAULT_DRIFT,

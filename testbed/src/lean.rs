@@ -6,8 +6,8 @@ use crate::{
 };
 use anyhow::{Context, Result, ensure};
 use galaxy_common::{
-    BatchShape, Bytes, DeviceName, Epoch, LinkType, Pooling, Segment, Spread, Strategy, Wanted,
-    WireType,
+    BatchShape, Bytes, DeviceName, Epoch, LinkType, Pooling, Reading, Segment, Spread, Strategy,
+    Wanted, WireType,
 };
 use galaxy_coord::{
     Cluster, Fleet, RemoteFleet,
@@ -115,6 +115,7 @@ impl Bench {
             link: Some(LinkType::Tls),
             plain: false,
             lossy: false,
+            weights: Reading::Auto,
             lengths: vec![DEFAULT_LENGTH],
             profiles: self.keys.join(DEFAULT_PROFILES),
             drift: DEFAULT_DRIFT,

@@ -11,6 +11,8 @@ use std::{
     fs,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
+    process::Command,
+    time::{Duration, Instant},
 };
 
 /// A decoder of 50 MB of layers.
@@ -43,21 +45,34 @@ fn shards(caches: &Path) -> Vec<PathBuf> {
     files
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cluster_whose_memory_does_not_add_up_answers() {
-    let caches = tempfile::tempdir().unwrap();
-    let setup = |memory, caches: &Path| Setup {
+fn setup(memory: &'static str, caches: &Path) -> Setup {
+    Setup {
         memory,
         shares: vec![1.0, 2.0],
         max_rows: 64,
         cache_rows: Some(192),
         caches: Some(caches.to_owned()),
         ..Setup::new(decoder())
-    };
-    let plenty = TestCluster::start(setup("1GB", &caches.path().join("plenty"))).unwrap();
-    let want = tokens(&plenty.client().await.unwrap()).await;
+    }
+}
+
+/// What the text is by devices that hold all.
+async fn wanted(caches: &Path) -> Vec<u32> {
+    let plenty = TestCluster::start(setup("1GB", caches)).unwrap();
+    tokens(&plenty.client().await.unwrap()).await
+}
+
+/// The text, as soon as there is one.
+async fn at_last(cluster: &TestCluster, client: &Client) -> Vec<u32> {
+    let made = until("the cluster answers", || async { made(client).await.ok() }).await;
+    made.unwrap_or_else(|error| panic!("{error:#}: {}", cluster.output()))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_whose_memory_does_not_add_up_answers() {
+    let caches = tempfile::tempdir().unwrap();
+    let want = wanted(&caches.path().join("plenty")).await;
     assert_eq!(shards(&caches.path().join("plenty")), Vec::<PathBuf>::new());
-    drop(plenty);
 
     let few = caches.path().join("few");
     let mut cluster = TestCluster::start(setup("52MB", &few)).unwrap();
@@ -91,8 +106,86 @@ async fn a_cluster_whose_memory_does_not_add_up_answers() {
     fs::remove_file(&files[1]).unwrap();
     fs::OpenOptions::new().write(true).open(&files[0]).unwrap().set_len(5000).unwrap();
     cluster.restart_worker(1, &[]).unwrap();
-    let again = until("the cluster answers again", || async { made(&client).await.ok() }).await;
-    let again = again.unwrap_or_else(|e| panic!("{e:#}: {}", cluster.output()));
-    assert_eq!(again, want, "{}", cluster.output());
+    assert_eq!(at_last(&cluster, &client).await, want, "{}", cluster.output());
     assert_eq!(shards(&few).len(), 2);
+}
+
+/// A directory that has room for so much.
+struct Small(PathBuf);
+
+impl Small {
+    fn mount(at: PathBuf, size: &str) -> Self {
+        fs::create_dir_all(&at).unwrap();
+        let small = Self(at);
+        small.run(&["mount", "-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"]);
+        small
+    }
+    fn run(&self, words: &[&str]) {
+        let done = Command::new(words[0]).args(&words[1..]).arg(&self.0).status().unwrap();
+        assert!(done.success(), "{words:?}");
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        drop(Command::new("umount").arg("-l").arg(&self.0).status());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_disk_is_said_and_room_is_enough() {
+    let id = Command::new("id").arg("-u").output().unwrap();
+    if id.stdout != b"0\n" {
+        eprintln!("skipped: a disk of its own needs root");
+        return;
+    }
+    let caches = tempfile::tempdir().unwrap();
+    let want = wanted(&caches.path().join("plenty")).await;
+    let few = caches.path().join("few");
+    let small = Small::mount(few.join("d1/shards"), "4m");
+    let mut cluster = TestCluster::begin(setup("52MB", &few)).unwrap();
+    cluster.coordinator.line("No space left").unwrap();
+    let client = cluster.client().await.unwrap();
+    let why = made(&client).await.unwrap_err().to_string();
+    assert!(why.contains("d1"), "{why}");
+    assert!(cluster.health(1).await.unwrap().resident_bytes > 0, "it lives");
+    let valid = |path: &PathBuf| path.extension().is_some_and(|end| end == "shard");
+    assert!(!shards(&few).iter().any(|file| valid(file) && file.starts_with(&small.0)));
+    small.run(&["mount", "-o", "remount,size=200m"]);
+    assert_eq!(at_last(&cluster, &client).await, want, "{}", cluster.output());
+    drop(cluster);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_killed_while_it_writes_leaves_nothing_half_valid() {
+    let caches = tempfile::tempdir().unwrap();
+    let want = wanted(&caches.path().join("plenty")).await;
+    for attempt in 0..10 {
+        let few = caches.path().join(format!("few{attempt}"));
+        let mut cluster = TestCluster::begin(setup("52MB", &few)).unwrap();
+        let own = few.join("d1/shards");
+        let begun = Instant::now();
+        let written = loop {
+            let files = fs::read_dir(&own).into_iter().flatten().flatten();
+            let sizes: Vec<u64> = files.map(|f| f.metadata().map_or(0, |m| m.len())).collect();
+            if sizes.iter().any(|size| *size > 1 << 20) {
+                break sizes;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(30), "{}", cluster.output());
+            tokio::task::yield_now().await;
+        };
+        cluster.workers[1].kill().unwrap();
+        let left: Vec<PathBuf> = shards(&few).into_iter().filter(|f| f.starts_with(&own)).collect();
+        let [part] = &left[..] else { panic!("{left:?} after {written:?}") };
+        if part.extension().is_none_or(|end| end != "part") {
+            // It was faster than we are.
+            continue;
+        }
+        cluster.restart_worker(1, &[]).unwrap();
+        let client = cluster.client().await.unwrap();
+        assert_eq!(at_last(&cluster, &client).await, want, "{}", cluster.output());
+        assert!(!part.exists() && part.with_extension("").exists());
+        return;
+    }
+    panic!("no attempt was cut off");
 }

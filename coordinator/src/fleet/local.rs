@@ -78,9 +78,11 @@ impl LocalFleet {
 /// Sums of one device's report.
 fn cost(report: &RunReport) -> DeviceCost {
     let compute = report.lanes.iter().find(|l| l.lane == Lane::Compute);
+    let loaders = report.lanes.iter().filter(|l| matches!(l.lane, Lane::Load(_)));
     DeviceCost {
         total_ns: report.ended.saturating_sub(report.started),
         compute_busy_ns: compute.map_or(0, |l| l.busy),
+        disk_busy_ns: loaders.map(|l| l.busy).max().unwrap_or(0),
         awaiting_receive_ns: compute.map_or(0, |l| l.awaiting_receive),
         bytes_sent: report.bytes_sent,
         bytes_received: report.bytes_received,

@@ -3,7 +3,7 @@
 
 use galaxy_common::{DeviceName, plan::Plan};
 use galaxy_engine::local::LocalCluster;
-use galaxy_graph::program::Lane;
+use galaxy_graph::program::{Lane, OpKind};
 use galaxy_model::ModelDir;
 use galaxy_proto::{
     PROTOCOL, convert,
@@ -42,12 +42,16 @@ pub struct Worker {
     pub refuse: AtomicBool,
     /// Its kernels take so many times as long as [`OPERATION`].
     pub slowness: AtomicU64,
+    /// Its disk takes so many times as long as [`BYTE`].
+    pub disk: AtomicU64,
     pub running: Notify,
     pub placed: Mutex<Placed>,
 }
 
 /// What an operation takes, in ns.
 pub const OPERATION: u64 = 1_000_000;
+/// What a byte takes from a disk, in ns.
+pub const BYTE: u64 = 10;
 
 impl Worker {
     pub fn new(name: &str) -> Arc<Self> {
@@ -58,6 +62,7 @@ impl Worker {
             hang: AtomicBool::new(false),
             refuse: AtomicBool::new(false),
             slowness: AtomicU64::new(1),
+            disk: AtomicU64::new(1),
             running: Notify::new(),
             placed: Mutex::new((0, 0, None)),
         })
@@ -109,7 +114,8 @@ impl worker_server::Worker for Control {
         let request = request.into_inner();
         let plan: Plan = postcard::from_bytes(&request.plan).unwrap();
         let model = Arc::new(ModelDir::open(&golden()).unwrap());
-        let local = Arc::new(LocalCluster::open(model, plan).unwrap());
+        let shards = tempfile::tempdir().unwrap();
+        let local = Arc::new(LocalCluster::open_with(model, plan, shards.path()).unwrap());
         if self.0.refuse.load(Ordering::SeqCst) {
             let fault = Fault::new("budget", "no room", false);
             return Err(to_status(Code::FailedPrecondition, fault));
@@ -139,7 +145,12 @@ impl worker_server::Worker for Control {
             events.push(execute_event::Event::Piece(piece));
         }
         let lane = v1::LaneSummary { lane: "compute".to_owned(), busy_ns, ..Default::default() };
-        let done = v1::ExecuteDone { lanes: vec![lane], ..v1::ExecuteDone::default() };
+        let program = &programs[rank];
+        let loaded = program.operations.iter().filter(|op| matches!(op.kind, OpKind::Load { .. }));
+        let loaded = loaded.flat_map(|op| &op.writes).map(|region| program.region_bytes(region));
+        let busy_ns = loaded.sum::<u64>() * BYTE * self.0.disk.load(Ordering::SeqCst);
+        let load = v1::LaneSummary { lane: "load 0".to_owned(), busy_ns, ..Default::default() };
+        let done = v1::ExecuteDone { lanes: vec![lane, load], ..v1::ExecuteDone::default() };
         events.push(execute_event::Event::Done(done));
         let events = events.into_iter().map(|e| Ok(v1::ExecuteEvent { event: Some(e) }));
         Ok(Response::new(Box::pin(tokio_stream::iter(events))))

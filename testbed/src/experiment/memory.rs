@@ -328,25 +328,21 @@ pub(super) fn run(options: &Options) -> Result<()> {
         let model = models::ensure(&options.cache, name)?.canonicalize()?;
         let open = |rows| Case::open(name, &model, rows);
         let case = open(ROWS)?;
-        let bench = Bench { options, case: &case, path: &path, samples };
+        let bench = Bench { options, case: &case, path: &path };
         if *part == Part::Requests || few {
             bench.requests(&mut record)?;
         }
         if *part != Part::Requests {
-            for (disk, policy) in case.cells(*part) {
-                if disk == Disk::Free || !few {
-                    bench.cell(disk, policy, &mut record)?;
-                }
-            }
+            let mut cells = case.cells(*part);
+            cells.retain(|(disk, _)| *disk == Disk::Free || !few);
+            bench.in_turns(&cells, samples, &mut record)?;
         }
         if *part == Part::All && !few && matches!(case.ask, Ask::Run(_)) {
             bench.loaders(&mut record)?;
             if case.spec.patches.is_none() {
                 let case = open(LONG)?;
                 let bench = Bench { case: &case, ..bench };
-                for policy in POLICIES {
-                    bench.cell(Disk::Long, policy, &mut record)?;
-                }
+                bench.in_turns(&POLICIES.map(|p| (Disk::Long, p)), samples, &mut record)?;
             }
         }
         if *part == Part::Large && !few {
@@ -362,7 +358,6 @@ struct Bench<'a> {
     options: &'a Options,
     case: &'a Case,
     path: &'a Path,
-    samples: usize,
 }
 
 impl Bench<'_> {
@@ -374,6 +369,15 @@ impl Bench<'_> {
     fn rate(&self, disk: Disk, record: &mut Record) -> Option<f64> {
         if matches!(disk, Disk::Free | Disk::Long) {
             return None;
+        }
+        // One rate for all.
+        let of = |cell: &&crate::record::Cell| {
+            let is = |name: &str, value: &str| cell.labels.get(name).is_some_and(|l| l == value);
+            is("model", &self.case.name) && is("disk", disk.name())
+        };
+        let known = record.cells.iter().filter(of).find_map(|cell| cell.facts.get("rate_mb"));
+        if let Some(rate) = known.filter(|rate| rate.is_finite()) {
+            return Some(rate * 1e6);
         }
         let cell = record.cell(&key(Disk::Free, &self.case.name, Policy::Preload), &[]);
         let programs = self.programs() as f64;
@@ -389,16 +393,39 @@ impl Bench<'_> {
         }
     }
 
-    fn cell(&self, disk: Disk, policy: Policy, record: &mut Record) -> Result<()> {
+    /// Cells of one disk after another, a sample of each in turn.
+    fn in_turns(
+        &self,
+        cells: &[(Disk, Policy)],
+        samples: usize,
+        record: &mut Record,
+    ) -> Result<()> {
+        for of_one in cells.chunk_by(|(one, _), (other, _)| one == other) {
+            for wanted in 1..=samples {
+                for &(disk, policy) in of_one {
+                    self.cell(disk, policy, wanted, record)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes samples of a cell until so many count.
+    fn cell(&self, disk: Disk, policy: Policy, wanted: usize, record: &mut Record) -> Result<()> {
         let key = key(disk, &self.case.name, policy);
         let (policy_name, rate) = (policy.name(), self.rate(disk, record));
         let labels =
             [("disk", disk.name()), ("model", self.case.name.as_str()), ("policy", &policy_name)];
-        if record.cell(&key, &labels).done(self.samples) {
+        let cell = record.cell(&key, &labels);
+        if cell.done(wanted) {
             return Ok(());
         }
-        let mut choice = CHOICES[0];
-        if policy == Policy::Auto && !self.options.smoke {
+        // What was found fastest is kept, too.
+        let known = |fact: &str| cell.facts.get(fact).copied();
+        let known = known("choice_pieces").zip(known("choice_agents"));
+        let mut choice =
+            known.map_or(CHOICES[0], |(pieces, agents)| (pieces as u64, agents as u16));
+        if policy == Policy::Auto && !self.options.smoke && known.is_none() {
             let mut found = Vec::new();
             for choice in CHOICES {
                 let (values, ..) = self.sample(disk, policy, choice, rate)?;
@@ -408,7 +435,7 @@ impl Bench<'_> {
             let fast = found.iter().filter(|(ms, _)| *ms <= least * AS_FAST);
             choice = fast.map(|(_, choice)| *choice).min().unwrap_or(choice);
         }
-        for _ in 0..self.samples * PATIENCE {
+        for _ in 0..PATIENCE {
             let taken = self.sample(disk, policy, choice, rate).with_context(|| key.clone());
             let cell = record.cell(&key, &labels);
             match taken {
@@ -435,7 +462,11 @@ impl Bench<'_> {
                 cell.facts.insert(name.to_owned(), value);
             }
             cell.facts.insert("rate_mb".to_owned(), rate.unwrap_or(f64::NAN) * 1e-6);
-            let done = cell.done(self.samples);
+            if policy == Policy::Auto {
+                cell.facts.insert("choice_pieces".to_owned(), choice.0 as f64);
+                cell.facts.insert("choice_agents".to_owned(), f64::from(choice.1));
+            }
+            let done = cell.done(wanted);
             record.save(self.path)?;
             if done {
                 break;

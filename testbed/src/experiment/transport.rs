@@ -410,7 +410,7 @@ fn predict(conditions: &[Condition], options: &Options, record: &mut Record) -> 
                 exchange: None,
                 max_rows: TOKENS,
                 cache: galaxy_common::Cache::NONE,
-                streams: false,
+                reading: galaxy_common::Reading::Preload,
             };
             let planned = galaxy_planner::plan(&Request {
                 spec: &spec,

@@ -3,7 +3,7 @@
 use super::{Case, bytes};
 use crate::cli::{duration, failure::Failure};
 use galaxy_common::{
-    DeviceName, LinkRate, RateError, Strategy, WireType,
+    DeviceName, LinkRate, RateError, Reading, Strategy, WireType,
     plan::{LinkType, MAX_DEVICES, MAX_TILES},
     shape::MAX_ROWS,
 };
@@ -31,6 +31,7 @@ struct File {
     generate: Option<u32>,
     max_rows: Option<u32>,
     tiles: Option<u16>,
+    weights: Option<String>,
     #[serde(default)]
     lossy: bool,
     #[serde(default)]
@@ -79,6 +80,7 @@ fn case(file: File, base: &Path) -> Result<Case, String> {
         return Err(format!("lengths: {length} is out of range: 1 to {most}"));
     }
     let strategy = file.strategy.as_deref().unwrap_or("auto").parse::<Strategy>();
+    let reading = file.weights.as_deref().map_or(Ok(Reading::Auto), str::parse);
     let mut devices: Vec<SyntheticDevice> = Vec::new();
     for device in &file.device {
         for one in device.each()? {
@@ -117,7 +119,7 @@ fn case(file: File, base: &Path) -> Result<Case, String> {
             exchange: None,
             max_rows,
             cache: galaxy_coord::placement::cache_for(&spec, None, WireType::F32),
-            streams: true,
+            reading: reading?,
         },
         fingerprint: model.clone(),
         spec,

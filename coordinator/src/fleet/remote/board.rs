@@ -220,6 +220,8 @@ pub enum Notice {
     Drift {
         /// Which device.
         device: DeviceName,
+        /// Whether it is its disk, not its kernels.
+        disk: bool,
         /// So many times as long as its profile says everything took,
         was: f64,
         /// and now takes.
@@ -302,9 +304,10 @@ impl fmt::Display for Notice {
             }
             Self::Unplanned { reason } => write!(f, "no plan: {reason}; trying again"),
             Self::LeftOut { device, reason } => write!(f, "device {device} has no part: {reason}"),
-            Self::Drift { device, was, now } => write!(
+            Self::Drift { device, disk, was, now } => write!(
                 f,
-                "device {device} runs outside its profile: it takes {now:.2} times as long as measured, and the plan is made for {was:.2}"
+                "{}device {device} runs outside its profile: it takes {now:.2} times as long as measured, and the plan is made for {was:.2}",
+                if *disk { "the disk of " } else { "" }
             ),
             Self::Kept { now, then } => write!(
                 f,

@@ -60,7 +60,7 @@ pub(super) async fn drive(shared: Arc<Shared>, mut inbox: mpsc::Receiver<Message
     let ring = shared.board().placement.as_ref().map(|placement| placement.ring.clone());
     let mut driver = Driver {
         membership: Membership::new(devices, start, ring),
-        drift: Drift::new(devices, shared.cluster.drift),
+        drift: Drift::new(2 * devices, shared.cluster.drift),
         calls: (0..devices).map(|_| Calls::default()).collect(),
         plans: JoinSet::new(),
         said: vec![String::new(); devices],
@@ -225,10 +225,11 @@ impl Driver {
 
     /// Looks for a better plan under other curves.
     fn look(&mut self, change: Change) {
-        for (device, was) in &change.moved {
-            let (device, now) = (*device, change.factors[*device]);
-            let name = self.shared.device(device).name.clone();
-            (self.shared.listener)(Notice::Drift { device: name, was: *was, now });
+        let devices = self.shared.cluster.devices.len();
+        for (track, was) in &change.moved {
+            let (now, disk) = (change.factors[*track], *track >= devices);
+            let device = self.shared.device(track % devices).name.clone();
+            (self.shared.listener)(Notice::Drift { device, disk, was: *was, now });
         }
         let present = self.shared.board().placement.clone();
         let profile = self.made.as_ref().and_then(|made| made.profile.clone());

@@ -10,7 +10,7 @@ use crate::{
     error::RequestError,
     fleet::{DeviceCost, DeviceRun, Going, Readiness, Run, Task, blocking},
     membership::{Event, Index},
-    placement,
+    placement::{self, Busy},
 };
 use galaxy_common::{Breadth, DeviceName, Epoch, SequenceNumber, Wanted, plan::Phase};
 use galaxy_engine::{choose::Text, compute::Inputs, generate::Told};
@@ -100,10 +100,15 @@ pub(super) async fn execute(
         let (shared, plan, shape) = (shared.clone(), plan.clone(), shape.clone());
         blocking(move || {
             shared.lowered.dispatch(&plan, phase, &shape, |programs| {
-                let profile = profile.as_ref().filter(|_| plain)?;
+                let profile = profile.as_ref()?;
                 let (spec, pricer) = (shared.model.spec(), shared.planning.pricer);
                 // Without a prediction there is no drift to be seen, and the program runs all the same.
-                placement::busy(spec, &plan, profile, &shape, programs, pricer).ok()
+                let mut busy =
+                    placement::busy(spec, &plan, profile, &shape, programs, pricer).ok()?;
+                if !plain {
+                    busy.iter_mut().for_each(|busy| busy.kernels = 0.0);
+                }
+                busy.iter().any(|busy| *busy != Busy::default()).then_some(busy)
             })
         })
         .await??
@@ -201,12 +206,16 @@ pub(super) async fn execute(
     let missing = || RequestError::Internal { why: "a device has no result".to_owned() };
     let devices = devices.ok_or_else(missing)?;
     if let Some(predicted) = &dispatch.busy {
-        let sample = |((device, run), predicted): ((&Index, &DeviceRun), &f64)| Sample {
-            device: *device,
-            measured: run.cost.compute_busy_ns as f64,
-            predicted: *predicted,
+        let disks = shared.cluster.devices.len();
+        let samples = |((device, run), busy): ((&Index, &DeviceRun), &Busy)| {
+            let DeviceCost { compute_busy_ns, disk_busy_ns, .. } = run.cost;
+            let (kernels, disk) = (compute_busy_ns as f64, disk_busy_ns as f64);
+            [
+                Sample { track: *device, measured: kernels, predicted: busy.kernels },
+                Sample { track: disks + *device, measured: disk, predicted: busy.disk },
+            ]
         };
-        let samples = ring.iter().zip(&devices).zip(predicted).map(sample).collect();
+        let samples = ring.iter().zip(&devices).zip(predicted).flat_map(samples).collect();
         // A driver that does not keep up misses one.
         drop(shared.messages.try_send(Message::Ran { epoch, samples }));
     }
@@ -371,9 +380,11 @@ pub(crate) fn take(
 
 fn cost(done: &ExecuteDone) -> DeviceCost {
     let compute = done.lanes.iter().find(|l| l.lane == "compute");
+    let loaders = done.lanes.iter().filter(|l| l.lane.starts_with("load "));
     DeviceCost {
         total_ns: done.seconds_ns,
         compute_busy_ns: compute.map_or(0, |l| l.busy_ns),
+        disk_busy_ns: loaders.map(|l| l.busy_ns).max().unwrap_or(0),
         awaiting_receive_ns: compute.map_or(0, |l| l.awaiting_receive_ns),
         bytes_sent: done.bytes_sent,
         bytes_received: done.bytes_received,

@@ -639,7 +639,7 @@ mod tests {
                         let width = layout.width as u64;
                         let said = galaxy_graph::budget::attention_scratch(all, lanes, width);
                         for room in &scratch.rooms {
-                            let held = room.lock().unwrap().bytes();
+                            let held = room.lock().expect("nobody panicked").bytes();
                             let said = said + 4 * 144 * (width + 15);
                             assert!(held <= said, "{layout:?} {all}: {held}, {said} were said");
                         }

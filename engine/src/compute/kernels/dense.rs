@@ -232,7 +232,7 @@ mod tests {
                     out,
                     Epilogue::default(),
                 );
-                let held = scratch.0[0].lock().unwrap().bytes();
+                let held = scratch.0[0].lock().expect("nobody panicked").bytes();
                 let said = galaxy_graph::budget::product_scratch(rows as u64, inputs as u64);
                 assert!(held <= said, "{rows} x {inputs}: {held}, {said} were said");
             }

@@ -108,7 +108,7 @@ fn smoke_forms_run_on_loopback_without_root() {
     smoke("table4", &["--loopback", "--testbed", "loop4"], 12);
     smoke("overlap", &["--loopback", "--testbed", "loopo"], 5);
     smoke("decode", &["--loopback", "--testbed", "loopt"], 2);
-    smoke("memory", &["--loopback", "--testbed", "loopm"], 9);
+    smoke("memory", &["--loopback", "--testbed", "loopm"], 30);
     let output = tempfile::tempdir().unwrap();
     let to = output.path().to_str().unwrap();
     done(&["run", "repeats", "--smoke", "--loopback", "--testbed", "loopr", "--output", to]);

@@ -101,7 +101,7 @@ def main():
         wrong += row.argmax() != id
         say = "is" if row.argmax() == id else f"is not {row.argmax()},"
         print(f"{id} {say} the likeliest; the best leads by {best - second:.4f}")
-    sys.exit(wrong > 0)
+    sys.exit(int(wrong > 0))
 
 
 if __name__ == "__main__":

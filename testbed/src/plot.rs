@@ -147,8 +147,8 @@ const GREY: Color = plotters::style::RGBColor(110, 110, 110);
 const PALE: Color = plotters::style::RGBColor(226, 226, 226);
 
 /// Colours that people tell apart whatever their eyes (Okabe and Ito, 2008), those that stand out
-/// least from white at the end.
-const PALETTE: [Color; 8] = [
+/// least from white at the end; and a brown for a ninth.
+const PALETTE: [Color; 9] = [
     plotters::style::RGBColor(0x00, 0x72, 0xb2),
     plotters::style::RGBColor(0xe6, 0x9f, 0x00),
     plotters::style::RGBColor(0x00, 0x9e, 0x73),
@@ -157,6 +157,7 @@ const PALETTE: [Color; 8] = [
     plotters::style::RGBColor(0xcc, 0x79, 0xa7),
     plotters::style::RGBColor(0x4d, 0x4d, 0x4d),
     plotters::style::RGBColor(0xf0, 0xe4, 0x42),
+    plotters::style::RGBColor(0x7a, 0x3e, 0x1d),
 ];
 
 fn color(series: usize) -> Color {

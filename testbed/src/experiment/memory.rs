@@ -238,22 +238,19 @@ impl Case {
         if makes {
             cells.extend(with(Disk::Free, &keeps));
         }
-        if part != Part::All {
+        // A token takes so little computing that any disk is as slow as those below would be made.
+        if part != Part::All || makes {
             return cells;
         }
         cells.extend(with(Disk::Throttled, &POLICIES));
         // What preload reads is no loader's.
         cells.extend(with(Disk::Each, &POLICIES[1..]));
-        if makes {
-            cells.extend(with(Disk::Throttled, &keeps));
-        } else {
-            let (buffers, agents) = SWEEP_FREE;
-            let rings = buffers.iter().flat_map(|b| agents.map(|a| Policy::Ring(*b, a)));
-            cells.extend(with(Disk::Free, &rings.collect::<Vec<_>>()));
-            let (buffers, agents) = SWEEP_EACH;
-            let rings = buffers.iter().flat_map(|b| agents.map(|a| Policy::Ring(*b, a)));
-            cells.extend(with(Disk::Each, &rings.collect::<Vec<_>>()));
-        }
+        let (buffers, agents) = SWEEP_FREE;
+        let rings = buffers.iter().flat_map(|b| agents.map(|a| Policy::Ring(*b, a)));
+        cells.extend(with(Disk::Free, &rings.collect::<Vec<_>>()));
+        let (buffers, agents) = SWEEP_EACH;
+        let rings = buffers.iter().flat_map(|b| agents.map(|a| Policy::Ring(*b, a)));
+        cells.extend(with(Disk::Each, &rings.collect::<Vec<_>>()));
         cells
     }
 

@@ -151,9 +151,7 @@ fn policies(record: &Record, disk: Disk, title: &str, names: &[String]) -> Table
     }
     columns.extend(MEMORY);
     columns.push("stalls, ms");
-    if disk == Disk::Each {
-        columns.extend(["the paper: faster by", "memory"]);
-    }
+    columns.extend(["the paper: faster by", "memory"]);
     let mut table = Table::new(title, &columns);
     for model in names {
         let median = |policy, value: &str| {
@@ -178,10 +176,8 @@ fn policies(record: &Record, disk: Disk, title: &str, names: &[String]) -> Table
             }
             row.extend(memory(cell));
             row.push(figure(cell, "stalled_ms"));
-            if disk == Disk::Each {
-                let (faster, memory) = hermes(model, policy).unwrap_or((f64::NAN, f64::NAN));
-                row.extend([shown(faster, 2), percent(memory)]);
-            }
+            let (faster, memory) = hermes(model, policy).unwrap_or((f64::NAN, f64::NAN));
+            row.extend([shown(faster, 2), percent(memory)]);
             table.row(row);
         }
     }
@@ -248,13 +244,11 @@ fn sweeps(record: &Record, tables: &mut Vec<Table>, charts: &mut Vec<(&'static s
         }
     }
     let mut series = Vec::new();
-    for (disk, title) in [(Disk::Free, "as it is"), (Disk::Throttled, "throttled")] {
-        for model in models(record, disk.name()) {
-            let found = KEEPS.map(|keep| find(record, disk, &model, Policy::Keep(keep)));
-            let points: Vec<Point> = found.into_iter().flatten().map(point).collect();
-            if !points.is_empty() {
-                series.push(line(format!("{model}, disk {title}"), points));
-            }
+    for model in models(record, Disk::Free.name()) {
+        let found = KEEPS.map(|keep| find(record, Disk::Free, &model, Policy::Keep(keep)));
+        let points: Vec<Point> = found.into_iter().flatten().map(point).collect();
+        if !points.is_empty() {
+            series.push(line(model, points));
         }
     }
     if !series.is_empty() {

@@ -68,7 +68,7 @@ fn the_peak_of_a_transition_is_what_was_said() {
         let said = transition(dir.spec(), 4, Some(&old.prefill), &new.prefill).peak.0;
         let said = said - budget::PROCESS.0;
         println!("{measured} of {said}, {} held then", shard.bytes());
-        // What it is read through is bounded by 8 MiB.
-        assert!(measured <= said + SLACK && said <= measured + (9 << 20), "{measured} and {said}");
+        // What it is read through is bounded by 2 MiB.
+        assert!(measured <= said + SLACK && said <= measured + (3 << 20), "{measured} and {said}");
     }
 }

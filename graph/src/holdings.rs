@@ -10,7 +10,7 @@ use galaxy_model::{HeadSpec, Matrix, ModelSpec, Vector};
 use std::ops::Range;
 
 /// What files are read through, and values spread from, while a shard is made.
-pub const READ_BUFFERS: u64 = 8 << 20;
+pub const READ_BUFFERS: u64 = 2 << 20;
 
 /// A matrix of a shard: parts of the model's matrices that have the same inputs, side by side.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use std::ops::Range;
 
 /// The largest piece that is read at once.
-const BUFFER_BYTES: u64 = 4 << 20;
+const BUFFER_BYTES: u64 = 1 << 20;
 /// The largest part of one stored row in a piece: leaves 16 rows in a buffer, so that a
 /// transposed block fills whole cache lines of the destination.
 const SEGMENT_BYTES: u64 = BUFFER_BYTES / BLOCK as u64;
@@ -80,7 +80,7 @@ impl MatrixSource<'_> {
     ///
     /// # Errors
     /// When a range or the area does not fit, or the file cannot be read. `scratch` grows to
-    /// 4 MiB at most.
+    /// 1 MiB at most.
     pub fn read_f32(
         &self,
         inputs: Range<u32>,

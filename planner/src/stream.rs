@@ -143,14 +143,31 @@ fn streaming(
             _ => resident.push(Span::new(at, at + 1)),
         }
     }
-    Ok(Streaming {
+    let streaming = Streaming {
         width,
         piece: Streaming::PIECE,
         buffer: Bytes(buffer),
         room: way.room,
         agents: way.agents.clamp(1, MAX_AGENTS),
         resident,
-    })
+    };
+    Ok(without_end(&all, streaming))
+}
+
+/// The same, without the end of the ring that no piece reaches: each goes behind the one before, or to the
+/// beginning where it would not fit.
+pub fn without_end(pieces: &[pieces::Piece], mut streaming: Streaming) -> Streaming {
+    if streaming.room != Room::Ring {
+        return streaming;
+    }
+    let (mut at, mut furthest) = (0, 0);
+    for (_, piece) in (0..).zip(pieces).filter(|(number, _)| !streaming.keeps(*number)) {
+        let size = piece.stored();
+        at = if at + size > streaming.buffer.0 { size } else { at + size };
+        furthest = at.max(furthest);
+    }
+    streaming.buffer = Bytes(furthest.min(streaming.buffer.0));
+    streaming
 }
 
 /// A plan that fits, and what is said of it.

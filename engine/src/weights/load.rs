@@ -32,8 +32,8 @@ enum ValuesMut<'a> {
     Bits(&'a mut [u16]),
 }
 
-/// Values of a block of rows that wait to be spread over panels: 4 MB in f32.
-const SPREAD: usize = 1 << 20;
+/// Values of a block of rows that wait to be spread over panels: 1 MB in f32.
+const SPREAD: usize = 1 << 18;
 
 /// Fills the window of a matrix from `input` and `column` on with `part`.
 ///

@@ -133,7 +133,7 @@ fn a_shard_that_is_reshaped_is_the_one_that_is_loaded() {
                 * u64::from(spec.inner.max(spec.vocabulary) + 16)
                 * 2
                 * u64::from(width);
-            assert!(held <= said.peak && said.peak.0 <= held.0 + largest + (8 << 20));
+            assert!(held <= said.peak && said.peak.0 <= held.0 + largest + (2 << 20));
             Ok(())
         };
         runner.run(&(numbers(), numbers()), test).unwrap();

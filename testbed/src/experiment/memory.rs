@@ -278,14 +278,15 @@ impl Case {
         };
         let stays = policy == Policy::Preload;
         let mut plan = self.plan.clone();
-        plan.ring[0].streaming = Some(Streaming {
+        let streaming = Streaming {
             width: self.width as u8,
             piece: Streaming::PIECE,
             buffer: Bytes(buffer.next_multiple_of(4096).min(self.stored())),
             room,
             agents,
             resident: if stays { vec![Span::first(all)] } else { Vec::new() },
-        });
+        };
+        plan.ring[0].streaming = Some(stream::without_end(&self.pieces, streaming));
         Ok(plan)
     }
 }

@@ -122,11 +122,10 @@ const fn gpt2(layers: u32, hidden: u32, heads: u32) -> Shape {
 }
 
 const fn opt(layers: u32, hidden: u32, heads: u32) -> Shape {
-    let dtype = Dtype::F16;
-    Shape { vocabulary: 50_272, positions: 2048, dtype, ..usual("opt", layers, hidden, heads) }
+    Shape { vocabulary: 50_272, positions: 2048, ..usual("opt", layers, hidden, heads) }
 }
 
-static CATALOGUE: [Model; 12] = [
+static CATALOGUE: [Model; 14] = [
     Model {
         name: "distilbert",
         like: "distilbert/distilbert-base-uncased",
@@ -141,6 +140,9 @@ static CATALOGUE: [Model; 12] = [
     Model { name: "gpt2-large", like: "openai-community/gpt2-large", shape: gpt2(36, 1280, 20) },
     Model { name: "opt-1.3b", like: "facebook/opt-1.3b", shape: opt(24, 2048, 32) },
     Model { name: "opt-2.7b", like: "facebook/opt-2.7b", shape: opt(32, 2560, 32) },
+    // Some layers of these: what one small device has room for.
+    Model { name: "gpt2-large-4", like: "openai-community/gpt2-large", shape: gpt2(4, 1280, 20) },
+    Model { name: "opt-2.7b-4", like: "facebook/opt-2.7b", shape: opt(4, 2560, 32) },
     Model {
         name: "vit-large",
         like: "google/vit-large-patch16-224",

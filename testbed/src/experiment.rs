@@ -5,12 +5,16 @@ mod decode;
 mod latency;
 mod memory;
 mod predictions;
+mod rates;
+mod scaling;
 mod show;
+mod strategies;
 mod transport;
 
-use crate::instance;
+use crate::{environment::BitRate, instance};
 use anyhow::{Context, Result, bail};
 use galaxy_common::Strategy;
+use serde::Serialize;
 use std::path::PathBuf;
 
 /// One way to run a model.
@@ -20,7 +24,7 @@ pub struct Variant {
     pub name: &'static str,
     /// How work is cut.
     pub strategy: Strategy,
-    /// Into how many tiles it is split by hand, in proportion to speed or equally; without, the
+    /// Into how many tiles it is split by hand: `galaxy` in proportion to speed, others equally. Without, the
     /// planner splits it, by profiles that the devices measure, and predicts it.
     pub tiles: Option<u16>,
 }
@@ -31,14 +35,35 @@ type Paper = fn(environment: &str, model: &str) -> Option<f64>;
 /// How an experiment is shown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum View {
-    /// Latency of each strategy, and their ratios.
+    /// Latency of each strategy, and how much faster than others `auto` is.
     Strategies,
+    /// The same over the rates of links.
+    Rates,
     /// Latency and hidden communication over tiles.
     Tiles,
     /// Latency of runs that have nothing in common but their settings.
     Repeats,
-    /// Latency beside what was predicted, and `auto` beside all others.
-    Predictions,
+    /// How much faster more devices are.
+    Scaling,
+}
+
+/// How long the text is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub enum Tokens {
+    /// So many tokens in all,
+    All(u32),
+    /// or for each device that works on it.
+    Each(u32),
+}
+
+impl Tokens {
+    /// Of a text for so many devices; `local` takes one of them.
+    fn of(self, strategy: Strategy, devices: usize) -> u32 {
+        match (self, strategy) {
+            (Self::All(tokens), _) | (Self::Each(tokens), Strategy::Local) => tokens,
+            (Self::Each(tokens), _) => tokens * devices as u32,
+        }
+    }
 }
 
 /// Latencies of models on environments.
@@ -54,8 +79,8 @@ pub struct Experiment {
     pub models: &'static [&'static str],
     /// Ways to run each model on each environment.
     pub variants: &'static [Variant],
-    /// Tokens of the text.
-    pub tokens: u32,
+    /// How long the text is.
+    pub tokens: Tokens,
     /// Runs of each cell that are counted.
     pub samples: usize,
     /// Runs in a row before the next variant has its turn.
@@ -64,16 +89,18 @@ pub struct Experiment {
     pub anew: usize,
     /// How it is shown.
     pub view: View,
-    /// Megatron's latency over galaxy's, as the paper found it.
+    /// What the paper found in a cell.
     pub paper: Paper,
 }
 
-const LOCAL: Variant = by_hand("local", Strategy::Local, 1);
-const MEGATRON: Variant = by_hand("megatron", Strategy::Megatron, 1);
-const GALAXY: Variant = by_hand("galaxy", Strategy::Galaxy, TILES);
-/// Tiles of a device's rows where an experiment does not vary them: `overlap` shows that more gain
-/// nothing, and fewer hide less.
-const TILES: u16 = 4;
+const LOCAL: Variant = planned("local", Strategy::Local);
+const MEGATRON: Variant = planned("megatron", Strategy::Megatron);
+const SEQUENCE: Variant = planned("sequence", Strategy::Sequence);
+const PIPELINE: Variant = planned("pipeline", Strategy::Pipeline);
+const GALAXY: Variant = planned("galaxy", Strategy::Galaxy);
+const AUTO: Variant = planned(AUTO_NAME, Strategy::Auto);
+/// The variant that is compared with all others.
+const AUTO_NAME: &str = "auto";
 
 const fn by_hand(name: &'static str, strategy: Strategy, tiles: u16) -> Variant {
     Variant { name, strategy, tiles: Some(tiles) }
@@ -88,14 +115,21 @@ const fn planned(name: &'static str, strategy: Strategy) -> Variant {
 }
 
 /// Every strategy as the planner makes it.
-const PLANNED: &[Variant] = &[
-    planned("local", Strategy::Local),
-    planned("megatron", Strategy::Megatron),
-    planned("sequence", Strategy::Sequence),
-    planned("pipeline", Strategy::Pipeline),
-    planned("galaxy", Strategy::Galaxy),
-    planned("auto", Strategy::Auto),
+const PLANNED: &[Variant] = &[LOCAL, MEGATRON, SEQUENCE, PIPELINE, GALAXY, AUTO];
+/// The two that the paper compares with, in equal parts as there (Galaxy, \u{a7}IV-A), and all of them as the
+/// planner makes them.
+const UNLIKE: &[Variant] = &[
+    LOCAL,
+    by_hand(EQUAL[0], Strategy::Megatron, 1),
+    by_hand(EQUAL[1], Strategy::Sequence, 1),
+    MEGATRON,
+    SEQUENCE,
+    PIPELINE,
+    GALAXY,
+    AUTO,
 ];
+/// Their names.
+const EQUAL: [&str; 2] = ["megatron-equal", "sequence-equal"];
 
 /// Speedup of Galaxy over Megatron-LM at 125 Mbit/s (Galaxy, Table IV).
 fn table_four(environment: &str, model: &str) -> Option<f64> {
@@ -113,8 +147,45 @@ fn table_four(environment: &str, model: &str) -> Option<f64> {
     })
 }
 
-/// The average length of the paper's texts (Galaxy, §IV-A).
-const TOKENS: u32 = 284;
+/// Latency of one device over that of four (Galaxy, Fig. 11).
+fn figure_eleven(environment: &str, model: &str) -> Option<f64> {
+    Some(match model {
+        "gpt2-large-4" if environment.starts_with('C') => 3.05,
+        "opt-2.7b-4" if environment.starts_with('C') => 3.24,
+        _ => return None,
+    })
+}
+
+/// Operations per second of four devices over those of one, four times (Galaxy, Fig. 10).
+fn figure_ten(environment: &str, model: &str) -> Option<f64> {
+    Some(match model {
+        "gpt2-large-4" if environment.starts_with('C') => 0.81,
+        "opt-2.7b-4" if environment.starts_with('C') => 0.86,
+        _ => return None,
+    })
+}
+
+/// What most of them have: a text of the average length of the paper's (Galaxy, \u{a7}IV-A), four runs of each
+/// cell, two in a row.
+const USUAL: Experiment = Experiment {
+    name: "",
+    about: "",
+    environments: &[],
+    models: &["distilbert", "bert-large"],
+    variants: PLANNED,
+    tokens: Tokens::All(284),
+    samples: 4,
+    in_a_row: 2,
+    anew: 1,
+    view: View::Strategies,
+    paper: |_, _| None,
+};
+
+/// Two, three and four equal boards on fast links, with memory for all: what many devices gain.
+const FAST: &[&str] =
+    &["A@1000Mbit/s,memory=8GB", "B@1000Mbit/s,memory=8GB", "C@1000Mbit/s,memory=8GB"];
+/// Layers of the paper's models: a whole one has no room on one board.
+const LAYERS: &[&str] = &["gpt2-large-4", "opt-2.7b-4"];
 
 /// All experiments over latency.
 pub const EXPERIMENTS: &[Experiment] = &[
@@ -123,123 +194,108 @@ pub const EXPERIMENTS: &[Experiment] = &[
         about: "every strategy and model on two, three and four equal boards (Galaxy, Table IV)",
         environments: &["A", "B", "C"],
         models: &["distilbert", "bert-large", "gpt2-large", "opt-1.3b", "opt-2.7b"],
-        variants: &[LOCAL, MEGATRON, GALAXY],
-        tokens: TOKENS,
-        samples: 4,
-        in_a_row: 2,
-        anew: 1,
-        view: View::Strategies,
         paper: table_four,
+        ..USUAL
+    },
+    Experiment {
+        name: "heterogeneous",
+        about: "every strategy on unlike devices, beside equal parts for all (Galaxy, Fig. 9)",
+        environments: &["D", "E", "F", "G", "H", "I"],
+        models: &["distilbert", "bert-large", "gpt2-large"],
+        variants: UNLIKE,
+        ..USUAL
+    },
+    Experiment {
+        name: "bandwidth",
+        about: "every strategy over slow and fast links, with memory to spare (Galaxy, Fig. 8)",
+        environments: &[
+            "F@10Mbit/s,memory=8GB",
+            "F@20Mbit/s,memory=8GB",
+            "F@40Mbit/s,memory=8GB",
+            "F@125Mbit/s,memory=8GB",
+            "F@500Mbit/s,memory=8GB",
+            "F@1000Mbit/s,memory=8GB",
+            "A@10Mbit/s,memory=8GB",
+            "A@20Mbit/s,memory=8GB",
+            "A@40Mbit/s,memory=8GB",
+            "A@125Mbit/s,memory=8GB",
+            "A@500Mbit/s,memory=8GB",
+            "A@1000Mbit/s,memory=8GB",
+        ],
+        view: View::Rates,
+        ..USUAL
+    },
+    Experiment {
+        name: "weak",
+        about: "two, three and four devices with as many tokens each as one has (Galaxy, Fig. 10)",
+        environments: FAST,
+        models: LAYERS,
+        variants: &[LOCAL, GALAXY, AUTO],
+        tokens: Tokens::Each(96),
+        view: View::Scaling,
+        paper: figure_ten,
+        ..USUAL
+    },
+    Experiment {
+        name: "strong",
+        about: "one text on one, two, three and four devices (Galaxy, Fig. 11)",
+        environments: FAST,
+        models: LAYERS,
+        variants: &[LOCAL, GALAXY, AUTO],
+        tokens: Tokens::All(384),
+        view: View::Scaling,
+        paper: figure_eleven,
+        ..USUAL
     },
     Experiment {
         name: "overlap",
-        about: "how much communication tiles hide (Galaxy, §III-D)",
+        about: "how much communication tiles hide (Galaxy, \u{a7}III-D)",
         environments: &["A", "C"],
         models: &["bert-large"],
         variants: &[tiles("1", 1), tiles("2", 2), tiles("4", 4), tiles("8", 8), tiles("16", 16)],
-        tokens: TOKENS,
-        samples: 4,
-        in_a_row: 2,
-        anew: 1,
         view: View::Tiles,
-        paper: |_, _| None,
+        ..USUAL
     },
     Experiment {
         name: "repeats",
         about: "whether an experiment that is made anew gives the same: ten times from nothing",
         environments: &["A"],
         models: &["bert-large"],
-        variants: &[GALAXY],
-        tokens: TOKENS,
+        // As many tiles as hide all that can be hidden (`overlap`).
+        variants: &[tiles("galaxy", 4)],
         samples: 3,
         in_a_row: 3,
         anew: 10,
         view: View::Repeats,
-        paper: |_, _| None,
-    },
-    Experiment {
-        name: "planner",
-        about: "what the planner predicts and what is measured, every strategy; auto against the best other",
-        environments: &["A", "B", "C", "D", "E", "F", "G", "H", "I"],
-        models: &["distilbert", "bert-large", "gpt2-large"],
-        variants: PLANNED,
-        tokens: TOKENS,
-        samples: 4,
-        in_a_row: 2,
-        anew: 1,
-        view: View::Predictions,
-        paper: |_, _| None,
-    },
-    Experiment {
-        name: "slow",
-        about: "auto against galaxy over slow links, with memory to spare",
-        environments: &[
-            "A@10Mbit/s,memory=8GB",
-            "A@20Mbit/s,memory=8GB",
-            "A@40Mbit/s,memory=8GB",
-            "F@10Mbit/s,memory=8GB",
-            "F@20Mbit/s,memory=8GB",
-            "F@40Mbit/s,memory=8GB",
-        ],
-        models: &["distilbert", "bert-large"],
-        variants: &[planned("galaxy", Strategy::Galaxy), planned("auto", Strategy::Auto)],
-        tokens: TOKENS,
-        samples: 4,
-        in_a_row: 2,
-        anew: 1,
-        view: View::Predictions,
-        paper: |_, _| None,
+        ..USUAL
     },
 ];
 
-/// Smoke forms: tiny models, few runs, every step.
-const SMOKE: &[Experiment] = &[
-    Experiment {
-        name: "table4",
-        environments: &["A", "B"],
-        models: &["tiny-bert", "tiny-gpt2"],
-        tokens: 24,
+/// The smoke form of one: tiny models, few runs, every step.
+fn smoke(experiment: &Experiment) -> Experiment {
+    let few = Experiment {
+        tokens: match experiment.tokens {
+            Tokens::All(_) => Tokens::All(24),
+            Tokens::Each(_) => Tokens::Each(8),
+        },
+        models: &["tiny-bert"],
         samples: 2,
         in_a_row: 1,
-        ..EXPERIMENTS[0]
-    },
-    Experiment {
-        name: "overlap",
-        environments: &["A"],
-        models: &["tiny-bert"],
-        tokens: 24,
-        samples: 2,
-        in_a_row: 1,
-        ..EXPERIMENTS[1]
-    },
-    Experiment {
-        name: "repeats",
-        models: &["tiny-bert"],
-        tokens: 24,
-        samples: 2,
-        anew: 2,
-        ..EXPERIMENTS[2]
-    },
-    Experiment {
-        name: "planner",
-        environments: &["A", "B"],
-        models: &["tiny-bert", "tiny-gpt2"],
-        tokens: 24,
-        samples: 2,
-        ..EXPERIMENTS[3]
-    },
-    Experiment {
-        name: "slow",
-        environments: &["A@10Mbit/s,memory=1GB"],
-        models: &["tiny-bert"],
-        tokens: 24,
-        samples: 2,
-        ..EXPERIMENTS[4]
-    },
-];
+        anew: experiment.anew.min(2),
+        ..*experiment
+    };
+    let (environments, models): (&[&str], &[&str]) = match experiment.name {
+        "table4" => (&["A", "B"], &["tiny-bert", "tiny-gpt2"]),
+        "heterogeneous" => (&["D"], few.models),
+        "bandwidth" => (&["A@10Mbit/s,memory=1GB", "A@40Mbit/s,memory=1GB"], few.models),
+        "weak" | "strong" => (&["A", "B"], few.models),
+        _ => (&["A"], few.models),
+    };
+    Experiment { environments, models, ..few }
+}
 
 /// How to run one.
-#[derive(Clone, Debug, clap::Args)]
+#[derive(Clone, Debug, Default, clap::Args)]
 pub struct Options {
     /// Which; without a name, all are listed
     pub name: Option<String>,
@@ -256,8 +312,8 @@ pub struct Options {
     #[arg(long)]
     pub fresh: bool,
     /// Environments, names or files, instead of the experiment's own
-    #[arg(long, value_delimiter = ',')]
-    pub environments: Option<Vec<String>>,
+    #[arg(long, value_name = "NAME,NAME@CHANGE,...")]
+    environments: Option<String>,
     /// Models instead of the experiment's own
     #[arg(long, value_delimiter = ',')]
     pub models: Option<Vec<String>>,
@@ -275,18 +331,46 @@ pub struct Options {
     pub output: PathBuf,
 }
 
+impl Options {
+    /// The environments that were asked for. A change behind an `@` may have commas of its own.
+    fn environments(&self) -> Option<Vec<String>> {
+        let mut names: Vec<String> = Vec::new();
+        for part in self.environments.as_ref()?.split(',') {
+            let goes_on = part.contains('=') || part.parse::<BitRate>().is_ok();
+            match names.last_mut() {
+                Some(name) if goes_on && name.contains('@') => *name = format!("{name},{part}"),
+                _ => names.push(part.to_owned()),
+            }
+        }
+        Some(names)
+    }
+}
+
+/// An experiment that is none over latency.
+struct Other {
+    name: &'static str,
+    about: &'static str,
+    run: fn(&Options) -> Result<()>,
+}
+
+const OTHERS: &[Other] = &[
+    Other { name: predictions::NAME, about: predictions::ABOUT, run: predictions::run },
+    Other { name: transport::NAME, about: transport::ABOUT, run: transport::run },
+    Other { name: decode::NAME, about: decode::ABOUT, run: decode::run },
+    Other { name: memory::NAME, about: memory::ABOUT, run: memory::run },
+];
+
 /// Runs an experiment and shows what it found.
 ///
 /// # Errors
 /// When it cannot run here, or something fails on the way; what was measured until then is kept.
 pub fn run(options: &Options) -> Result<()> {
+    let all = EXPERIMENTS.iter().map(|e| (e.name, e.about));
+    let all = all.chain(OTHERS.iter().map(|other| (other.name, other.about)));
     let Some(name) = options.name.as_deref() else {
-        for experiment in EXPERIMENTS {
-            println!("{:10} {}", experiment.name, experiment.about);
+        for (name, about) in all {
+            println!("{name:13} {about}");
         }
-        println!("{:10} {}", transport::NAME, transport::ABOUT);
-        println!("{:10} {}", decode::NAME, decode::ABOUT);
-        println!("{:10} {}", memory::NAME, memory::ABOUT);
         return Ok(());
     };
     let root = options.loopback || instance::is_root();
@@ -294,21 +378,34 @@ pub fn run(options: &Options) -> Result<()> {
         root,
         "experiments make namespaces and groups, which needs root; --loopback runs without, unshaped and not to be compared"
     );
-    match name {
-        transport::NAME => return transport::run(options),
-        decode::NAME => return decode::run(options),
-        memory::NAME => return memory::run(options),
-        _ => {}
+    if let Some(other) = OTHERS.iter().find(|other| other.name == name) {
+        return (other.run)(options);
     }
-    let known = if options.smoke { SMOKE } else { EXPERIMENTS };
-    let Some(experiment) = known.iter().find(|e| e.name == name) else {
-        let names: Vec<&str> = known
-            .iter()
-            .map(|e| e.name)
-            .chain([transport::NAME, decode::NAME, memory::NAME])
-            .collect();
+    let Some(experiment) = EXPERIMENTS.iter().find(|e| e.name == name) else {
+        let names: Vec<&str> = all.map(|(name, _)| name).collect();
         bail!("no experiment is named {name:?}; there are {}", names.join(", "))
     };
-    let record = latency::run(experiment, options)?;
-    show::show(experiment, &record, options).context("the results are kept, but not shown")
+    let experiment = if options.smoke { smoke(experiment) } else { *experiment };
+    let record = latency::run(&experiment, options)?;
+    show::show(&experiment, &record, options).context("the results are kept, but not shown")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_of_environments_keep_their_commas() {
+        let options =
+            |text: &str| Options { environments: Some(text.to_owned()), ..Options::default() };
+        let names = |text: &str| options(text).environments();
+        let owned =
+            |names: &[&str]| Some(names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>());
+        assert_eq!(names("A,B"), owned(&["A", "B"]));
+        assert_eq!(
+            names("A@10Mbit/s,memory=8GB,B@memory=1GB,1Gbit/s,C"),
+            owned(&["A@10Mbit/s,memory=8GB", "B@memory=1GB,1Gbit/s", "C"])
+        );
+        assert_eq!(Options::default().environments(), None);
+    }
 }

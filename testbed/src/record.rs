@@ -18,6 +18,9 @@ use std::{
 };
 use time::OffsetDateTime;
 
+/// The setting that says what environments are, by their names: a record goes on with others.
+pub const ENVIRONMENTS: &str = "environments";
+
 /// The format that this build reads and writes.
 pub const FORMAT: u32 = 1;
 
@@ -224,6 +227,11 @@ impl Record {
                 found.commits.push(commit);
             }
         }
+        let more = wanted.settings.get(ENVIRONMENTS).and_then(Value::as_object).cloned();
+        let known = found.settings.get_mut(ENVIRONMENTS).and_then(Value::as_object_mut);
+        if let (Some(known), Some(more)) = (known, more) {
+            known.extend(more);
+        }
         for cell in &mut found.cells {
             if matches!(cell.outcome, Outcome::Failed { .. }) {
                 cell.outcome = Outcome::Measured;
@@ -300,7 +308,8 @@ impl Record {
         differ("experiment", &a.as_str().into(), &b.as_str().into(), &mut found);
         differ("machine", &machine(&self.machine), &machine(&wanted.machine), &mut found);
         differ("loopback", &self.loopback.into(), &wanted.loopback.into(), &mut found);
-        differ("settings", &self.settings, &wanted.settings, &mut found);
+        let (a, b) = (&self.settings, &wanted.settings);
+        differ("settings", &both(a, b), &both(b, a), &mut found);
         found
     }
 }
@@ -439,6 +448,17 @@ pub fn commit() -> String {
     }
 }
 
+/// Settings, without the environments that others do not have.
+fn both(settings: &Value, others: &Value) -> Value {
+    let mut settings = settings.clone();
+    let others = others.get(ENVIRONMENTS).and_then(Value::as_object);
+    let own = settings.get_mut(ENVIRONMENTS).and_then(Value::as_object_mut);
+    if let (Some(own), Some(others)) = (own, others) {
+        own.retain(|name, _| others.contains_key(name));
+    }
+    settings
+}
+
 /// Where two values differ, by path.
 fn differ(path: &str, was: &Value, is: &Value, found: &mut Vec<String>) {
     match (was, is) {
@@ -526,6 +546,20 @@ mod tests {
         assert!(format!("{error:#}").contains("loopback was false, now true"));
         assert!(Record::open_or_new(&path, other, true).unwrap().cells.is_empty());
         assert!(Record::read(&path).unwrap().cells.is_empty(), "it was replaced at once");
+    }
+
+    #[test]
+    fn a_record_goes_on_with_other_environments_and_not_with_changed_ones() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.json");
+        let of = |environments: Value| wanted(json!({ "tokens": 30, ENVIRONMENTS: environments }));
+        of(json!({ "A": "two" })).save(&path).unwrap();
+        let found = Record::open_or_new(&path, of(json!({ "B": "three" })), false).unwrap();
+        assert_eq!(found.settings[ENVIRONMENTS], json!({ "A": "two", "B": "three" }));
+        found.save(&path).unwrap();
+        let changed = of(json!({ "B": "four" }));
+        let error = format!("{:#}", Record::open_or_new(&path, changed, false).unwrap_err());
+        assert!(error.contains("settings.environments.B was \"three\", now \"four\""), "{error}");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use crate::{
     calibrate::Calibration,
-    record::{Cell, Outcome, Record, Verdict},
+    record::{Cell, ENVIRONMENTS, Outcome, Record, Verdict},
 };
 use std::fmt::{self, Write as _};
 
@@ -200,7 +200,14 @@ fn provenance(record: &Record) -> String {
     let versions: Vec<String> =
         record.versions.iter().map(|(of, is)| format!("{of} {is}")).collect();
     line("versions", &versions.join(", "));
-    line("settings", &format!("`{}`", record.settings));
+    let mut settings = record.settings.clone();
+    // Their files are in the JSON; here their names do.
+    if let Some(of) = settings.get_mut(ENVIRONMENTS)
+        && let Some(environments) = of.as_object()
+    {
+        *of = environments.keys().cloned().collect();
+    }
+    line("settings", &format!("`{settings}`"));
     text
 }
 

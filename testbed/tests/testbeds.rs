@@ -105,8 +105,9 @@ fn smoke(experiment: &str, how: &[&str], cells: usize) {
 
 #[test]
 fn smoke_forms_run_on_loopback_without_root() {
-    smoke("table4", &["--loopback", "--testbed", "loop4"], 12);
+    smoke("table4", &["--loopback", "--testbed", "loop4"], 24);
     smoke("overlap", &["--loopback", "--testbed", "loopo"], 5);
+    smoke("weak", &["--loopback", "--testbed", "loopw"], 6);
     smoke("decode", &["--loopback", "--testbed", "loopt"], 2);
     smoke("memory", &["--loopback", "--testbed", "loopm"], 30);
     let output = tempfile::tempdir().unwrap();
@@ -123,14 +124,19 @@ fn smoke_forms_run_on_loopback_without_root() {
 /// Every strategy by the planner, from profiles that the workers measure, beside what it predicts.
 #[test]
 fn plans_are_measured_beside_their_predictions() {
-    smoke("slow", &["--loopback", "--testbed", "loops"], 2);
+    smoke("bandwidth", &["--loopback", "--testbed", "loops"], 12);
+    smoke("heterogeneous", &["--loopback", "--testbed", "looph"], 8);
     let output = tempfile::tempdir().unwrap();
     let to = output.path().to_str().unwrap();
+    refused(&["run", "planner", "--loopback", "--output", to], "first: galaxy-testbed run table4");
     let small = ["--loopback", "--environments", "A", "--models", "tiny-bert"];
-    let mut arguments = vec!["run", "planner", "--smoke", "--testbed", "loopp", "--output", to];
+    let mut arguments = vec!["run", "table4", "--smoke", "--testbed", "loopp", "--output", to];
     arguments.extend(small);
     done(&arguments);
-    let record = Record::read(&output.path().join("planner/planner.json")).unwrap();
+    let shown = done(&["run", "planner", "--loopback", "--output", to]);
+    assert!(shown.contains("predicted / measured"), "{shown}");
+    assert!(output.path().join("planner/planner.svg").is_file());
+    let record = Record::read(&output.path().join("table4/table4.json")).unwrap();
     assert_eq!(record.cells.len(), 6);
     for cell in &record.cells {
         assert!(cell.valid().count() == 2, "{}: {}", cell.key, cell.outcome);
@@ -162,7 +168,7 @@ fn a_device_is_slowed_and_no_request_fails() {
 #[test]
 fn smoke_forms_run_on_emulated_devices() {
     if real() {
-        smoke("table4", &["--environments", "B", "--testbed", "smoke4"], 6);
+        smoke("table4", &["--environments", "B", "--testbed", "smoke4"], 12);
         smoke("overlap", &["--testbed", "smokeo"], 5);
         assert_eq!(left("smoke4"), Vec::<String>::new());
     }
@@ -181,7 +187,7 @@ fn what_a_killed_testbed_leaves_is_removed_and_its_name_is_free_at_once() {
     let mut command = command();
     command.args(run).arg(file).args(["--samples", "1000"]);
     let mut running = Process::spawn("galaxy-testbed run", command).unwrap();
-    running.line("small/tiny-bert/galaxy: ").unwrap();
+    running.line("small/tiny-bert/auto: ").unwrap();
     refused(&["down", "crash"], "in use by another galaxy-testbed");
     let workers = instance::Testbed::open("crash").unwrap().workers();
     assert!(workers.len() == 2 && workers.iter().all(instance::Worker::alive));

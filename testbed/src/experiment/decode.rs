@@ -96,7 +96,7 @@ impl Extent {
         let peer = !options.smoke && peer::version().is_some();
         let sides = SIDES.into_iter().filter(|side| *side != Side::LlamaCpp || peer);
         Self {
-            environments: options.environments.clone().unwrap_or_else(|| own(environments)),
+            environments: options.environments().unwrap_or_else(|| own(environments)),
             models: options.models.clone().unwrap_or_else(|| own(models)),
             sides: sides.collect(),
             samples: options.samples.unwrap_or(samples),

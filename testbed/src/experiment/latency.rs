@@ -9,11 +9,11 @@ use crate::{
     health::{self, DeviceShare, Watch},
     instance::{self, COORDINATOR, Split, Testbed},
     models, network,
-    record::{Bound, Outcome, Record, Verdict},
+    record::{Bound, ENVIRONMENTS, Outcome, Record, Verdict},
     stage::{Observation, Placed, Refusal, Stage},
 };
 use anyhow::{Result, anyhow, bail};
-use galaxy_common::{BatchShape, Pooling, Strategy, Wanted};
+use galaxy_common::{BatchShape, Pooling, Reading, Strategy, Wanted};
 use galaxy_coord::Cluster;
 use galaxy_graph::timeline::{hidden, lane_use, traffic};
 use galaxy_model::ModelDir;
@@ -29,6 +29,12 @@ use std::{
 const LIMIT: Duration = Duration::from_secs(600);
 /// A margin that no device leaves: nothing drifts while an experiment runs.
 const STEADY: f64 = 100.0;
+/// Facts of a cell: tokens of the text, and operations that it takes.
+pub(super) const TOKENS: &str = "tokens";
+pub(super) const FLOPS: &str = "flops";
+/// Devices of its environment, and the rate of the slowest link of what they stand for, Mbit/s.
+pub(super) const DEVICES: &str = "devices";
+pub(super) const RATE: &str = "rate_mbit";
 /// What kernels did in their processor time, GFLOP/s.
 const SPEED: &str = "kernels_gflops";
 /// Invalid runs of a cell that are tried again, for each that is wanted.
@@ -73,17 +79,17 @@ pub fn key(environment: &str, model: &str, variant: &str, anew: Option<usize>) -
 /// When something fails that is no cell's own outcome. What was measured is kept.
 pub fn run(experiment: &Experiment, options: &Options) -> Result<Record> {
     let own = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>();
-    let environments = options.environments.clone().unwrap_or_else(|| own(experiment.environments));
+    let environments = options.environments().unwrap_or_else(|| own(experiment.environments));
     let models = options.models.clone().unwrap_or_else(|| own(experiment.models));
     let samples = options.samples.unwrap_or(experiment.samples);
     let environments: Vec<Environment> =
         environments.iter().map(|name| Environment::open(name)).collect::<Result<_>>()?;
     let settings = json!({
         "experiment": experiment.name, "smoke": options.smoke, "loopback": options.loopback,
-        "plain": options.plain, "models": models, "samples": samples, "tokens": experiment.tokens,
+        "plain": options.plain, "samples": samples, "tokens": experiment.tokens,
         "anew": experiment.anew,
         "variants": experiment.variants.iter().map(|v| v.name).collect::<Vec<_>>(),
-        "environments": environments.iter().map(Environment::source).collect::<Vec<_>>(),
+        ENVIRONMENTS: environments.iter().map(|e| (e.name.as_str(), e.source())).collect::<BTreeMap<_, _>>(),
     });
     let path = options.output.join(experiment.name).join(format!("{}.json", experiment.name));
     let wanted = Record::new(experiment.name, options.loopback, settings)?;
@@ -219,19 +225,21 @@ impl Group<'_> {
     ) -> Result<()> {
         let environment = &self.testbed.environment;
         let speed = |d| environment.speed(d).map_or(1.0, |speed| speed.0);
-        let equal = cell.variant.strategy == Strategy::Megatron;
-        let share = |d| if equal { 1.0 } else { speed(d) };
+        let by_speed = cell.variant.strategy == Strategy::Galaxy;
+        let share = |d| if by_speed { speed(d) } else { 1.0 };
         let shares: Vec<f64> = environment.devices.iter().map(share).collect();
         let Variant { strategy, tiles, .. } = *cell.variant;
         let kills = self.kills()?;
         let split = match tiles {
-            None => Split::Profiles { tokens: self.experiment.tokens },
+            None => Split::Profiles { tokens: self.tokens(cell.variant) },
             Some(tiles) => Split::Shares { shares: &shares, tiles },
         };
         let mut cluster = self.testbed.cluster(model.path(), strategy, split);
         cluster.plain = self.options.plain;
         // A plan that changed on the way would be another cell.
         cluster.drift = STEADY;
+        // The disk here is no board's: what does not fit is out of memory, as it was for the paper.
+        cluster.weights = Reading::Preload;
         let placed = match place(self.testbed, self.options.smoke, stage, cluster, model) {
             Ok(Ok(placed)) => Ok(placed),
             Ok(Err(refusal)) => {
@@ -269,8 +277,18 @@ impl Group<'_> {
             }
             kept.labels.insert("plan".to_owned(), placed.what());
         }
-        let shape = BatchShape::single(self.experiment.tokens, Wanted::Pooled(Pooling::Mean))?;
-        let count = self.experiment.tokens;
+        let count = self.tokens(cell.variant);
+        let devices = &environment.devices;
+        let rate = devices.iter().map(|device| device.rate.0).fold(f64::INFINITY, f64::min);
+        let facts = [
+            (TOKENS, f64::from(count)),
+            (FLOPS, calibrate::flops(model.spec(), count)),
+            (DEVICES, devices.len() as f64),
+            (RATE, rate * 1e-6),
+        ];
+        kept.facts.extend(facts.map(|(name, value)| (name.to_owned(), value)));
+        kept.paper = (self.experiment.paper)(&environment.name, self.model);
+        let shape = BatchShape::single(count, Wanted::Pooled(Pooling::Mean))?;
         let tokens: Arc<[u32]> = (0..count).map(|i| 3 + i * 7 % 900).collect();
         // The first run of a placement lowers, fills caches and wakes links.
         for counted in std::iter::once(false).chain((0..self.experiment.in_a_row).map(|_| true)) {
@@ -307,6 +325,11 @@ impl Group<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Tokens of the text.
+    fn tokens(&self, variant: &Variant) -> u32 {
+        self.experiment.tokens.of(variant.strategy, self.testbed.environment.devices.len())
     }
 
     fn hold(&self, placed: &Placed<'_>) -> Result<()> {
@@ -386,7 +409,7 @@ impl Group<'_> {
             true => Verdict::Valid,
             false => {
                 let received: u64 = shares.iter().map(|share| share.received).sum();
-                let done = calibrate::flops(placed.model().spec(), self.experiment.tokens);
+                let done = calibrate::flops(placed.model().spec(), tokens.len() as u32);
                 values.insert(SPEED.to_owned(), done / received as f64);
                 health::judge(&health, &shares)
             }

@@ -1,15 +1,26 @@
-//! Showing what a planner predicted beside what was measured, and `auto` beside all others.
+//! Showing what the planner predicted beside what was measured, and `auto` beside all others, of what other
+//! experiments measured.
 
-use super::show::{BOUND, Found, Shown, axis, groups, latency_bar, part, percent, shown};
+use super::{
+    AUTO_NAME as AUTO, Experiment, Options, PLANNED, USUAL,
+    show::{
+        BOUND, Found, NOT_KEPT, Shown, axis, groups, latency_bar, part, percent, publish, shown,
+    },
+};
 use crate::{
     plot::{Axis, Chart, Group, Kind, Point, Series},
-    record::{Cell, Outcome},
+    record::{Cell, Outcome, Record},
     report::{Table, figure},
 };
+use anyhow::{Context, Result};
 use galaxy_common::Spread;
+use serde_json::json;
 
-/// The name of the variant that is judged.
-const AUTO: &str = "auto";
+/// The experiment's name, and what it shows.
+pub(super) const NAME: &str = "planner";
+pub(super) const ABOUT: &str = "what the planner predicts and what is measured, of table4 and heterogeneous; auto against the best other";
+/// Where every strategy is measured as the planner makes it.
+const OF: [&str; 2] = ["table4", "heterogeneous"];
 /// What a cell's predicted latency is kept as.
 pub(super) const PREDICTED: &str = "predicted_ms";
 /// Errors that predictions should, and must, stay within.
@@ -29,6 +40,40 @@ impl Pair<'_> {
     }
 }
 
+/// Shows what was predicted of what was measured.
+///
+/// # Errors
+/// When nothing was measured yet, or files cannot be written.
+pub(super) fn run(options: &Options) -> Result<()> {
+    let path = |name: &str| options.output.join(name).join(format!("{name}.json"));
+    let there: Vec<&str> = OF.into_iter().filter(|name| path(name).is_file()).collect();
+    let records: Vec<Record> =
+        there.iter().map(|name| Record::read(&path(name))).collect::<Result<_>>()?;
+    let mut records = records.into_iter();
+    let mut all = records.next().with_context(|| {
+        format!("nothing was measured yet; first: galaxy-testbed run {}", OF.join(", or run "))
+    })?;
+    for record in records {
+        all.cells.extend(record.cells);
+        all.calibrations.extend(record.calibrations);
+        for commit in record.commits {
+            if !all.commits.contains(&commit) {
+                all.commits.push(commit);
+            }
+        }
+    }
+    let planned = |cell: &Cell| {
+        let variant = cell.labels.get("variant").map_or("", String::as_str);
+        PLANNED.iter().any(|known| known.name == variant)
+    };
+    all.cells.retain(planned);
+    all.experiment = NAME.to_owned();
+    all.settings = json!({ "of": there });
+    let experiment = Experiment { name: NAME, about: ABOUT, ..USUAL };
+    let found = Found { experiment: &experiment, record: &all };
+    publish(&all, (NAME, ABOUT), found.predictions(), NOT_KEPT, &options.output)
+}
+
 fn pair<'a>(cell: &Cell, variant: &'a str) -> Option<Pair<'a>> {
     let measured = cell.spread("latency_ms");
     let predicted = cell.facts.get(PREDICTED).copied().filter(|ms| ms.is_finite())?;
@@ -37,7 +82,7 @@ fn pair<'a>(cell: &Cell, variant: &'a str) -> Option<Pair<'a>> {
 }
 
 impl Found<'_> {
-    pub(super) fn predictions(&self) -> Shown {
+    fn predictions(&self) -> Shown {
         let names: Vec<&str> = self.experiment.variants.iter().map(|v| v.name).collect();
         let mut each = Table::new(
             "Predicted and measured",
@@ -196,15 +241,13 @@ fn scatter(names: &[&str], pairs: &[Pair<'_>]) -> Chart {
 mod tests {
     use super::*;
     use crate::{
-        experiment::EXPERIMENTS,
         plot,
-        record::{Bound, Record, Verdict},
+        record::{Bound, Verdict},
     };
     use std::collections::BTreeMap;
 
     #[test]
     fn what_was_predicted_stands_beside_what_was_measured() {
-        let experiment = EXPERIMENTS.iter().find(|e| e.name == "planner").unwrap();
         let mut record = Record::new("planner", true, serde_json::json!({})).unwrap();
         let mut add = |variant: &str, predicted: f64, measured: [f64; 2]| {
             let cell = record.cell(&format!("A/bert/{variant}"), &[("plan", "somehow")]);
@@ -221,7 +264,7 @@ mod tests {
         record.cell("A/bert/galaxy", &[]).bound = Some(bound);
         let cell = record.cell("A/bert/pipeline", &[]);
         cell.outcome = Outcome::Refused { why: "too small".into() };
-        let found = Found { experiment, record: &record };
+        let found = Found { experiment: &USUAL, record: &record };
         let (tables, notes, charts) = found.predictions();
         let text: Vec<String> = tables.iter().map(ToString::to_string).collect();
         let row = |table: &str, begin: &str| {

@@ -11,7 +11,7 @@ use galaxy_common::Spread;
 use std::path::Path;
 
 /// What no factor scales.
-const NOT_KEPT: &[&str] = &[
+pub(super) const NOT_KEPT: &[&str] = &[
     "Processor time of the wire. A byte costs this machine's core a tenth to a fifth of what it costs the boards' in total, but they have four cores and we have a share of one, and their share of it is smaller. So links are driven beside the quotas, which hold the threads that multiply only; what the links took is in the column `links, CPU ms` for whoever wants to add it.",
     "Wake-ups and locks take as long here as on a machine of full speed: a few tens of microseconds, where the boards take more.",
     "Heads and columns stay whole: three devices share 16 heads as 6, 5, 5, here as there.",
@@ -33,7 +33,8 @@ pub(super) fn show(experiment: &Experiment, record: &Record, options: &Options) 
         View::Strategies => view.strategies(),
         View::Tiles => view.tiles(),
         View::Repeats => view.repeats(),
-        View::Predictions => view.predictions(),
+        View::Rates => view.rates(),
+        View::Scaling => view.scaling(),
     };
     publish(record, (experiment.name, experiment.about), shown, NOT_KEPT, &options.output)
 }
@@ -110,7 +111,7 @@ pub(super) fn axis(label: &str) -> Axis {
     Axis { label: label.to_owned(), log: false, categories: None }
 }
 
-/// Environments and models that there are cells of, in the order of the experiment.
+/// Environments and models that there are cells of, in the order in which they were measured.
 pub(super) fn groups(record: &Record) -> Vec<(String, String)> {
     let mut groups = Vec::new();
     for cell in &record.cells {
@@ -124,6 +125,11 @@ pub(super) fn groups(record: &Record) -> Vec<(String, String)> {
     groups
 }
 
+/// A fact of a cell.
+pub(super) fn fact(cell: &Cell, name: &str) -> f64 {
+    cell.facts.get(name).copied().unwrap_or(f64::NAN)
+}
+
 impl Found<'_> {
     pub(super) fn cell(&self, environment: &str, model: &str, variant: &str) -> Option<&Cell> {
         let key = key(environment, model, variant, None);
@@ -131,7 +137,7 @@ impl Found<'_> {
     }
 
     /// Where the latency of a cell went, against its bound.
-    fn spent(&self) -> Table {
+    pub(super) fn spent(&self) -> Table {
         let mut table = Table::new(
             "Where the slowest device's time goes, ms (medians)",
             &[
@@ -165,105 +171,6 @@ impl Found<'_> {
             ]);
         }
         table
-    }
-
-    fn strategies(&self) -> Shown {
-        let names: Vec<&str> = self.experiment.variants.iter().map(|v| v.name).collect();
-        let mut columns = vec!["environment", "model"];
-        let latencies: Vec<String> = names.iter().map(|n| format!("{n}, ms")).collect();
-        columns.extend(latencies.iter().map(String::as_str));
-        let mut latency = Table::new("Latency: median (range)", &columns);
-        let mut ratio = Table::new(
-            "Megatron over galaxy",
-            &[
-                "environment",
-                "model",
-                "measured",
-                "bound",
-                "of the bound",
-                "strict bound",
-                "of the strict",
-                "schedule",
-                "of the schedule",
-                "paper",
-            ],
-        );
-        let (mut bars, mut ratios) = (Vec::new(), Vec::new());
-        for (environment, model) in groups(self.record) {
-            let cells: Vec<Option<&Cell>> =
-                names.iter().map(|name| self.cell(&environment, &model, name)).collect();
-            let figures =
-                cells.iter().map(|c| c.map_or("-".to_owned(), |c| figure(c, "latency_ms")));
-            latency.row([environment.clone(), model.clone()].into_iter().chain(figures));
-            let label = format!("{environment}/{model}");
-            let bar = |(i, cell): (usize, &Option<&Cell>)| cell.map(|cell| latency_bar(i, cell));
-            let group: Vec<Bar> = cells.iter().enumerate().filter_map(bar).collect();
-            if group.iter().any(|bar| bar.value.is_some()) {
-                bars.push(Group { label: label.clone(), bars: group });
-            }
-            let galaxy = self.cell(&environment, &model, "galaxy");
-            let megatron = self.cell(&environment, &model, "megatron");
-            let (Some(galaxy), Some(megatron)) = (galaxy, megatron) else { continue };
-            let values = |cell: &Cell| cell.values("latency_ms");
-            let measured = Spread::of_ratio(&values(megatron), &values(galaxy));
-            if measured.n == 0 {
-                continue;
-            }
-            let of = |name| part(megatron, name) / part(galaxy, name);
-            let paper = (self.experiment.paper)(&environment, &model);
-            ratio.row([
-                environment.clone(),
-                model.clone(),
-                format!("{measured:.3}"),
-                shown(of("bound"), 3),
-                percent(measured.median / of("bound")),
-                shown(of("strict_ms"), 3),
-                percent(measured.median / of("strict_ms")),
-                shown(of("schedule_ms"), 3),
-                percent(measured.median / of("schedule_ms")),
-                paper.map_or("-".to_owned(), |paper| shown(paper, 2)),
-            ]);
-            ratios.push(Group {
-                label,
-                bars: vec![Bar {
-                    series: 0,
-                    value: Some(measured.median),
-                    low: measured.low,
-                    high: measured.high,
-                    mark: Some(of("bound")).filter(|v| v.is_finite()),
-                    paper,
-                    note: None,
-                }],
-            });
-        }
-        let notes = vec![format!(
-            "{BOUND} *Strict bound*: the same with the least compute that any strategy needed for the same split, so that what small tiles and busy links cost the kernels counts as lost. *Schedule*: the same programs in the simulator, every operation at its measured cost, links at their rate, nothing lost between operations."
-        )];
-        let series = names.iter().map(|&n| n.to_owned()).collect();
-        let charts = vec![
-            (
-                "",
-                Chart {
-                    title: "Latency, and its bound".to_owned(),
-                    x: axis("environment/model"),
-                    y: axis("ms"),
-                    kind: Kind::Bars { groups: bars, series },
-                },
-            ),
-            (
-                "-ratio",
-                Chart {
-                    title: "Megatron over galaxy: measured, bound, paper".to_owned(),
-                    x: axis("environment/model"),
-                    y: axis("times"),
-                    kind: Kind::Bars {
-                        groups: ratios,
-                        series: vec!["megatron / galaxy".to_owned()],
-                    },
-                },
-            ),
-        ];
-        (vec![latency, ratio, self.spent()], notes, charts)
     }
 
     fn tiles(&self) -> Shown {

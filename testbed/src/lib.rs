@@ -9,6 +9,7 @@ pub mod coldstart;
 pub mod desk;
 pub mod drift;
 pub mod environment;
+pub mod evaluation;
 pub mod experiment;
 pub mod forward;
 pub mod golden;

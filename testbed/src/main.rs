@@ -4,8 +4,8 @@ use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
 use galaxy_common::WireType;
 use galaxy_testbed::{
-    ballast, calibrate, coldstart, desk, drift, experiment, forward, golden, inside, kernels, lean,
-    links, metronome, models, quotas, reader,
+    ballast, calibrate, coldstart, desk, drift, evaluation, experiment, forward, golden, inside,
+    kernels, lean, links, metronome, models, quotas, reader,
 };
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
@@ -37,6 +37,8 @@ enum Command {
     Exec(desk::Exec),
     /// Runs an experiment; without a name, lists them
     Run(experiment::Options),
+    /// Writes the page of the evaluation, from the records that are kept and a word by hand
+    Report(evaluation::Options),
     /// Slows one device under load, and shows when the coordinator has moved work away from it
     Drift(drift::Options),
     /// Measures the time to the first answer when only the coordinator has the model
@@ -122,6 +124,7 @@ fn run(command: Command) -> Result<()> {
         Command::Status { name } => desk::status(name.as_deref()),
         Command::Exec(options) => desk::exec(&options),
         Command::Run(options) => experiment::run(&options),
+        Command::Report(options) => evaluation::run(&options),
         Command::Drift(options) => drift::run(&options),
         Command::Coldstart(options) => coldstart::run(&options),
         Command::Models(options) => models::run(&options),

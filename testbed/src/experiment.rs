@@ -4,6 +4,7 @@
 mod decode;
 mod latency;
 mod memory;
+mod peers;
 mod predictions;
 mod rates;
 mod scaling;
@@ -358,6 +359,7 @@ const OTHERS: &[Other] = &[
     Other { name: transport::NAME, about: transport::ABOUT, run: transport::run },
     Other { name: decode::NAME, about: decode::ABOUT, run: decode::run },
     Other { name: memory::NAME, about: memory::ABOUT, run: memory::run },
+    Other { name: peers::NAME, about: peers::ABOUT, run: peers::run },
 ];
 
 /// Runs an experiment and shows what it found.

@@ -467,7 +467,7 @@ impl Testbed {
         self.limited_as(name, self.worker(name)?.pid)
     }
 
-    fn limited_as(&self, name: &str, pid: u32) -> Result<Limited> {
+    pub(crate) fn limited_as(&self, name: &str, pid: u32) -> Result<Limited> {
         let set = &self.calibration.devices[self.device(name)?];
         let quota = set.quota.is_some() && self.environment.hold == Hold::Compute;
         let group = quota.then(|| Group::open(&self.name, name)).transpose()?;

@@ -2,6 +2,8 @@
 //!
 //! `testbed/peers/llama-cpp/build` makes its programs; without them there is none to compare with.
 
+pub mod gloo;
+
 use crate::{
     environment::Hold,
     instance::{COORDINATOR, Testbed},

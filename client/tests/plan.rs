@@ -236,6 +236,9 @@ fn devices_that_do_not_exist_have_plans() {
     let json = parsed(&place.simulate(&devices, &["--json"]).good());
     let taken = json["devices"].as_array().unwrap().len();
     assert_eq!(taken + json["left_out"].as_array().unwrap().len(), 4, "{json}");
+    let many = devices.replace("lengths = [128]", "lengths = [128]\ntexts = 4");
+    let text = place.simulate(&many, &[]).good();
+    assert!(text.contains("4 texts of 128 tokens at once") && text.contains("texts/s"), "{text}");
 }
 
 #[test]
@@ -375,6 +378,7 @@ fn imagined_devices_must_make_sense() {
         ("count = 2", "count = 1000", "at most"),
         ("bert-large", "bert-x", "known are"),
         ("[128]", "[0]", "out of range"),
+        ("[128]", "[128]\ntexts = 0", "texts = 0 is out of range: 1 to 65536"),
         ("\"board\"", "\"The Board\"", "is not a name"),
         ("lengths", "length", "unknown field `length`"),
     ] {

@@ -45,6 +45,8 @@ pub const DEFAULT_LENGTH: u32 = 128;
 const MAX_BYTES: u64 = 256 << 10;
 /// Lengths that a workload may name: each is simulated for each plan.
 const MAX_LENGTHS: usize = 16;
+/// Texts that a request may be planned to have.
+pub const MAX_TEXTS: u32 = 65_536;
 /// Where profiles are kept if nothing else is said, beside the cluster file.
 pub const DEFAULT_PROFILES: &str = "profiles";
 /// By which share a device may run outside its profile if nothing else is said: less is what
@@ -65,6 +67,7 @@ const CLUSTER_KEYS: &[&str] = &[
     "plain",
     "timeout",
     "lengths",
+    "texts",
     "lossy",
     "profiles",
     "drift",
@@ -105,6 +108,8 @@ pub struct Cluster {
     pub lossy: bool,
     /// Tokens of typical texts, all as likely.
     pub lengths: Vec<u32>,
+    /// Texts of a typical request.
+    pub texts: u32,
     /// The directory of profiles.
     pub profiles: PathBuf,
     /// By which share a device may run outside its profile before the split is looked at again.
@@ -409,6 +414,7 @@ impl Cluster {
             plain: cluster.switch("plain")?.unwrap_or(false),
             lossy: cluster.switch("lossy")?.unwrap_or(false),
             lengths: lengths.unwrap_or_else(|| vec![DEFAULT_LENGTH.min(max_rows)]),
+            texts: cluster.whole("texts", 1, MAX_TEXTS)?.unwrap_or(1),
             profiles: base.join(cluster.text("profiles")?.unwrap_or(DEFAULT_PROFILES)),
             drift,
             cache_rows: cluster.whole("cache_rows", 0, MAX_CACHE_ROWS)?,
@@ -565,13 +571,15 @@ memory = "1GB"
         let cluster = parse(&text.replace("strategy = \"galaxy\"\n", "")).unwrap();
         assert!(!cluster.by_hand());
         assert_eq!((cluster.strategy, cluster.lengths.clone()), (Strategy::Auto, vec![128]));
+        assert_eq!(cluster.texts, 1);
         assert_eq!(cluster.profiles, Path::new("/etc/galaxy/profiles"));
         assert_eq!(cluster.wires(), [WireType::F32]);
         assert_eq!(cluster.links(), [LinkType::Tls]);
-        let more = "tiles = 8\nlengths = [64, 284]\nlossy = true\nplain = true\nprofiles = \"/p\"";
+        let more = "tiles = 8\nlengths = [64, 284]\ntexts = 32\nlossy = true\nplain = true\nprofiles = \"/p\"";
         let text = text.replace("wire = \"f32\"\ntiles = 4", more);
         let cluster = parse(&text).unwrap();
         assert_eq!((cluster.tiles, cluster.lengths.clone()), (Some(8), vec![64, 284]));
+        assert_eq!(cluster.texts, 32);
         assert_eq!(cluster.profiles, Path::new("/p"));
         assert_eq!(cluster.wires(), [WireType::F32, WireType::F16]);
         assert_eq!(cluster.links(), [LinkType::Tls, LinkType::Plain]);
@@ -658,6 +666,7 @@ memory = "1GB"
                 "lengths = 128",
                 "cluster.lengths must be a list of 1 to 16 whole numbers",
             ),
+            ("tiles = 4", "texts = 0", "line 8: cluster.texts = 0 is out of range: 1 to 65536"),
             ("tiles = 4", "lengths = [\"1\"]", "cluster.lengths must be a list of 1 to 16 whole"),
             ("tiles = 4", "lossy = 1", "cluster.lossy must be true or false"),
             (

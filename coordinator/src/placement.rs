@@ -235,7 +235,7 @@ pub fn wanted(spec: &ModelSpec, pooling: Option<Pooling>) -> Wanted {
     }
 }
 
-/// What the cluster is used for: texts of its lengths, as far as the model takes them.
+/// What the cluster is used for: texts of its lengths, so many at once, as far as the model takes them.
 pub fn workload(cluster: &Cluster, model: &ModelDir) -> Workload {
     let wanted = wanted(model.spec(), model.sentence().ok().map(|sentence| sentence.pooling));
     let most = model.spec().position_limit().min(cluster.max_rows);
@@ -247,7 +247,7 @@ pub fn workload(cluster: &Cluster, model: &ModelDir) -> Workload {
         0 => 0,
         _ => cluster.generate.unwrap_or(DEFAULT_GENERATE),
     };
-    Workload { lengths, wanted, made }
+    Workload { lengths, texts: cluster.texts, wanted, made }
 }
 
 /// What is kept of texts that go on: nothing, where the model makes none.

@@ -80,7 +80,7 @@ fn cluster(profile: ClusterProfile) {
     });
     let offers: Vec<Offer> = offers.collect();
     let spec = galaxy_model::shape::Shape::bert(1, 32, 2).spec().expect("a BERT");
-    let workload = Workload { made: 0, lengths: vec![(16, 1.0)], wanted: Wanted::Hidden };
+    let workload = Workload { made: 0, texts: 1, lengths: vec![(16, 1.0)], wanted: Wanted::Hidden };
     let allowed = Allowed {
         strategy: Strategy::Auto,
         wires: vec![WireType::F32],

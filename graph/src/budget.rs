@@ -2,9 +2,9 @@
 
 use crate::{
     holdings::READ_BUFFERS,
-    lower::{LowerError, fits, kv_span, sketches},
+    lower::{LowerError, cuts_move, farthest, fits, kv_span, sketches},
     pieces,
-    program::{Memory, Program},
+    program::{Memory, Program, Role},
     short,
 };
 use galaxy_common::{
@@ -201,8 +201,7 @@ fn most(
             let Some(program) = sketch?.repeated(&cut) else { return Ok(None) };
             let running = of_running(spec, &plan.ring[program.rank.index()], &program);
             let results = running.results + other_results(spec, plan, program.rank);
-            let activations = running.activations + rounding(plan, &program);
-            these.push(Needs { results, activations, ..running });
+            these.push(rounded(spec, plan, &program, Needs { results, ..running }));
         }
         most = Some(match most {
             Some(most) => most.into_iter().zip(these).map(|(a, b)| a.or_more(b)).collect(),
@@ -212,29 +211,53 @@ fn most(
     Ok(Some(most.unwrap_or_default()))
 }
 
-/// What slots may take on top of those of [`widest`]: where rows are cut, a part of fewer rows may be a row
-/// longer than its share, and then not fit where that of more would.
-pub fn rounding(plan: &Plan, program: &Program) -> Bytes {
+/// Whether a device may have [`farthest`] rows on top of its share under this plan.
+pub fn moves(plan: &Plan) -> bool {
+    plan.ring.len() > 1 && cuts_move(plan)
+}
+
+/// What a program of one of [`widest`] takes, with what other batches may take on top of it: where rows are
+/// cut, a part of fewer rows may be a row longer than its share, and then not fit where that of more would;
+/// and where cuts move to ends of texts, a device may have more rows than its share.
+pub fn rounded(spec: &ModelSpec, plan: &Plan, program: &Program, needs: Needs) -> Needs {
     if plan.ring.len() == 1 {
-        return Bytes(0);
+        return needs;
     }
-    let mut rows = vec![0; program.slots.len()];
-    for tensor in program.tensors.iter().filter(|tensor| tensor.memory == Memory::Device) {
-        let row = &mut rows[tensor.slot.0 as usize];
-        *row = (4 * u64::from(tensor.width)).max(*row);
+    // What is of all rows is of no more.
+    let more = |rows: u32| if moves(plan) && rows < plan.max_rows { farthest(rows) } else { 0 };
+    let mut slots = vec![0; program.slots.len()];
+    let mut tile = 0;
+    for tensor in &program.tensors {
+        let (rows, width) = (tensor.rows.len(), u64::from(tensor.width));
+        match tensor.memory {
+            Memory::Device => {
+                let slot = &mut slots[tensor.slot.0 as usize];
+                *slot = (4 * width * u64::from(1 + more(rows))).max(*slot);
+            }
+            // All slots of tiles are of the size of the largest.
+            Memory::Staging if tensor.role != Role::Candidates => {
+                let bytes = width * u64::from(program.wire.width());
+                tile = (bytes * u64::from(rows + more(rows))).max(tile);
+            }
+            Memory::Staging | Memory::Stream => {}
+        }
     }
-    Bytes(rows.iter().sum())
+    let staged = program.slots.iter().filter(|slot| slot.memory == Memory::Staging);
+    let staged: u64 = staged.map(|slot| tile.saturating_sub(slot.bytes)).sum();
+    let embedded = u64::from(more(program.embedded().len()));
+    let pixels = spec.patches.map_or(0, |patches| embedded * u64::from(patches.values()) * 8);
+    Needs {
+        activations: needs.activations + Bytes(slots.iter().sum()),
+        staging: needs.staging + Bytes(staged),
+        scratch: needs.scratch + Bytes(pixels),
+        ..needs
+    }
 }
 
 /// Results that may come on top of those of [`widest`], of the rows that are a device's own: hidden states
 /// of a language model, beside logits of other texts, and classes, if there are more than a row has
 /// values.
 fn other_results(spec: &ModelSpec, plan: &Plan, rank: Rank) -> Bytes {
-    let width = match &spec.head {
-        HeadSpec::Language { .. } => spec.hidden,
-        HeadSpec::Classes(head) => head.labels.saturating_sub(spec.hidden),
-        HeadSpec::None => return Bytes(0),
-    };
     let weight = |device: &DevicePlan| match plan.layout {
         Layout::Replicated => 1,
         _ => u64::from(device.prefill.row_weight),
@@ -242,7 +265,19 @@ fn other_results(spec: &ModelSpec, plan: &Plan, rank: Rank) -> Bytes {
     let all: u64 = plan.ring.iter().map(weight).sum();
     // Of fewer rows a device may have one more than of all, but no more than its share.
     let rows = u64::from(plan.max_rows) * weight(&plan.ring[rank.index()]);
-    Bytes(rows.div_ceil(all.max(1)) * u64::from(width) * 4)
+    let share = rows.div_ceil(all.max(1)).min(u64::from(plan.max_rows)) as u32;
+    let more = if moves(plan) && share < plan.max_rows { farthest(share) } else { 0 };
+    let (share, more) = (u64::from(share), u64::from(more));
+    let hidden = u64::from(spec.hidden);
+    let values = match &spec.head {
+        HeadSpec::Language { .. } => (share + more) * hidden,
+        HeadSpec::Classes(head) => {
+            let labels = u64::from(head.labels);
+            share * labels.saturating_sub(hidden) + more * labels.max(hidden)
+        }
+        HeadSpec::None => more * hidden,
+    };
+    Bytes(4 * values)
 }
 
 /// The batches that take most, one of which budgets are made for.

@@ -2,6 +2,7 @@
 
 mod block;
 mod build;
+mod cuts;
 mod decode;
 mod galaxy;
 mod head;
@@ -15,6 +16,8 @@ mod stream;
 
 use crate::program::Program;
 use build::{Builder, Sketch};
+pub(crate) use cuts::cuts_move;
+pub use cuts::farthest;
 use galaxy_common::{
     Assignment, BatchShape, Cache, Exchange, Head, Layout, MAX_PAYLOAD_BYTES, Mode, Plan,
     PlanError, Rank, Row, ShapeError, Span, Wanted, plan::Phase,
@@ -25,7 +28,7 @@ use ring::Ring;
 use std::collections::BTreeSet;
 
 /// Changes whenever the same plan and shape lower to another program.
-pub const LOWERING: u32 = 7;
+pub const LOWERING: u32 = 8;
 
 /// A plan and a shape that give no programs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -227,7 +227,9 @@ fn stages(plan: &mut Plan, layers: u32, weights: &[[u32; 4]]) {
 
 fn any_plan() -> impl Arbitrary<Value = (ModelSpec, Plan, BatchShape)> {
     let weights = prop::collection::vec([0u32..4, 0u32..4, 0u32..4, 0u32..4], 1..6);
-    let segments = prop::collection::vec((1u32..20, 0usize..7), 1..5);
+    // Few texts, or as many as make cuts move to their ends.
+    let texts = |count| prop::collection::vec((1u32..20, 0usize..7), count);
+    let segments = prop_oneof![2 => texts(1..5), 1 => texts(5..20)];
     let kv = prop::sample::select(vec![1u32, 2, 3, 6]);
     // A row of the wide one is a tile that is worth staggering.
     let hidden = prop::sample::select(vec![12u32, WIDE]);
@@ -416,9 +418,8 @@ proptest! {
         for shape in budget::widest(&spec, &plan).unwrap() {
             let programs = lower(&spec, &plan, Phase::Prefill, &shape).unwrap();
             for ((all, device), program) in all.iter_mut().zip(&plan.ring).zip(&programs) {
-                let mut takes = budget::of_program(&spec, 4, device, program);
-                takes.activations = takes.activations + budget::rounding(&plan, program);
-                let takes = parts(&takes);
+                let takes = budget::of_program(&spec, 4, device, program);
+                let takes = parts(&budget::rounded(&spec, &plan, program, takes));
                 all.iter_mut().zip(takes).for_each(|(most, takes)| *most = takes.max(*most));
             }
         }
@@ -558,6 +559,41 @@ fn a_cycle_through_lane_order_is_found() {
     let found = case.verify().unwrap_err();
     assert!(matches!(found, VerifyError::Cycle { .. }), "{found}");
     assert!(simulate(&case.programs, &Random(1, u64::MAX)).is_err());
+}
+
+/// How many tiles of keys and values each device sends in a layer, of texts of these lengths.
+fn keys_sent(weights: &[u32], texts: &[u32]) -> Vec<usize> {
+    let mut spec = spec(12, false, false, 6, HeadSpec::None);
+    spec.layers = 1;
+    let way = Way {
+        strategy: Strategy::Sequence,
+        modes: [(true, true); 2],
+        exchange: Exchange::Direct,
+        tiles: 1,
+    };
+    let weights: Vec<[u32; 4]> = weights.iter().map(|&rows| [1, 1, rows, 1]).collect();
+    let mut plan = laid_out(&way, &spec, &weights);
+    plan.max_rows = texts.iter().sum();
+    let wanted = Wanted::Pooled(Pooling::Mean);
+    let segment = |(slot, &rows): (u32, &u32)| Segment { slot, past: 0, kept: false, rows, wanted };
+    let shape = BatchShape::new((0..).zip(texts).map(segment).collect()).unwrap();
+    let programs = lower(&spec, &plan, Phase::Prefill, &shape).unwrap();
+    assert_eq!(verify(&spec, 4, &plan, &shape, &programs), Ok(()));
+    let sends = |program: &Program| {
+        program.operations.iter().filter(|op| matches!(op.kind, OpKind::Send { .. })).count()
+    };
+    programs.iter().map(sends).collect()
+}
+
+#[test]
+fn keys_and_values_of_whole_texts_stay_where_they_are() {
+    assert_eq!(keys_sent(&[1, 1, 1], &[96]), [2, 2, 2]);
+    // 10.7 texts each: cuts move to the ends of texts.
+    assert_eq!(keys_sent(&[1, 1, 1], &[8; 32]), [0, 0, 0]);
+    assert_eq!(keys_sent(&[16, 10, 6], &[8; 32]), [0, 0, 0]);
+    assert_eq!(keys_sent(&[2, 1, 1], &[8; 4]), [0, 0, 0]);
+    // The second text is cut in two: its devices tell each other.
+    assert_eq!(keys_sent(&[1, 1, 1], &[32, 64]), [0, 1, 1]);
 }
 
 #[test]

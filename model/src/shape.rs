@@ -125,7 +125,7 @@ const fn opt(layers: u32, hidden: u32, heads: u32) -> Shape {
     Shape { vocabulary: 50_272, positions: 2048, ..usual("opt", layers, hidden, heads) }
 }
 
-static CATALOGUE: [Model; 14] = [
+static CATALOGUE: [Model; 15] = [
     Model {
         name: "distilbert",
         like: "distilbert/distilbert-base-uncased",
@@ -186,6 +186,11 @@ static CATALOGUE: [Model; 14] = [
             }"#,
             ..usual("llama", 16, 2048, 32)
         },
+    },
+    Model {
+        name: "all-MiniLM-L6-v2",
+        like: "sentence-transformers/all-MiniLM-L6-v2",
+        shape: usual("bert", 6, 384, 12),
     },
     Model {
         name: "tiny-bert",

@@ -16,7 +16,8 @@ const RUNS: usize = 11;
 
 fn main() {
     let spec = testing::llama(32, 2048, 32, 8);
-    let workload = Workload { made: 0, lengths: vec![(284, 1.0)], wanted: Wanted::LastLogits };
+    let workload =
+        Workload { made: 0, texts: 1, lengths: vec![(284, 1.0)], wanted: Wanted::LastLogits };
     let allowed = Allowed {
         strategy: Strategy::Auto,
         wires: vec![WireType::F32],

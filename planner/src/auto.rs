@@ -32,7 +32,7 @@ pub(crate) fn plan(request: &Request<'_>) -> Result<Planned, PlanningError> {
     let mut search = Search::default();
     let reading = rings.request.workload;
     // Where tokens are made, plans for one row at a time are candidates, too.
-    let row = Workload { lengths: vec![(1, 1.0)], made: 0, ..reading.clone() };
+    let row = Workload { lengths: vec![(1, 1.0)], texts: 1, made: 0, ..reading.clone() };
     let rows = Request { workload: &row, ..*request };
     let mut single = Rings::new(&rows)?;
     let mut ranked = if strategy == Strategy::Auto {

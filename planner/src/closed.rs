@@ -27,6 +27,9 @@
 //! runs on tiles of R / (D tiles) rows, and is priced so. Where both blocks of a layer stand beside each
 //! other, one gather and one scatter serve both: T overlap(max heads_d + max columns_d, max wire_d). Causal attention is priced at the mean of
 //! what rows see; that late rows see more is left to the simulator.
+//!
+//! Of several texts at once, R are the rows of all, and attention is that of one text after another. Where
+//! cuts stand between texts, attention by rows carries nothing; else it carries what is missing of one text.
 
 use crate::{
     links::Links,
@@ -58,8 +61,18 @@ pub(crate) fn count(all: u32, size: u32) -> usize {
     all.div_ceil(size.max(1)) as usize
 }
 
+/// Most texts that are units of rows each. Of more, cuts between any rows lie near the end of one.
+const MOST_TEXTS: u32 = 96;
+
 impl Units {
-    pub fn new(spec: &ModelSpec, devices: usize) -> Self {
+    /// The units of rows, where they are whole texts of so many.
+    pub fn of_texts(texts: u32, devices: u32) -> u32 {
+        let rows = devices.max(1) * 48u32.div_ceil(devices.max(1));
+        if (2..=MOST_TEXTS).contains(&texts) { texts } else { rows }
+    }
+
+    /// The units, with rows in so many texts; in one, where cuts stand anywhere.
+    pub fn new(spec: &ModelSpec, devices: usize, texts: u32) -> Self {
         let devices = devices as u32;
         // Heads that share keys and values stay together where there are enough of them.
         let group = spec.group();
@@ -68,7 +81,7 @@ impl Units {
         let groups = |all: u32| {
             if all >= 256 { 16 * all.div_ceil(16 * 256) } else { (all / 16).max(1) }
         };
-        let rows = devices.max(1) * 48u32.div_ceil(devices.max(1));
+        let rows = Self::of_texts(texts, devices);
         Self { heads, columns: groups(spec.inner), words: groups(spec.vocabulary), rows }
     }
 }
@@ -87,6 +100,15 @@ pub(crate) struct Means {
 pub(crate) struct ByRows {
     pub attention: u32,
     pub mlp: u32,
+    /// Whether cuts stand between texts.
+    pub whole: bool,
+}
+
+impl ByRows {
+    /// Of so many layers, those that are not.
+    pub fn others(self, layers: u32) -> Self {
+        Self { attention: layers - self.attention, mlp: layers - self.mlp, whole: false }
+    }
 }
 
 /// What a cable carries between neighbours of a ring, or to all.
@@ -116,8 +138,56 @@ pub(crate) struct Tables {
     rows_mlp: Vec<f64>,
 }
 
-/// Lengths of the workload that stand for all: (tokens, share).
-pub(crate) fn lengths(request: &Request<'_>, most: usize) -> Vec<(u32, f64)> {
+/// A program that stands for a part of the workload.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct Load {
+    /// Its texts,
+    pub texts: u32,
+    /// the tokens of each,
+    pub text: u32,
+    /// and how many such programs a request takes in the mean.
+    pub share: f64,
+}
+
+impl Load {
+    /// All its rows.
+    pub fn rows(self) -> f64 {
+        f64::from(self.texts) * self.text()
+    }
+
+    /// Rows of a text.
+    pub fn text(self) -> f64 {
+        f64::from(self.text)
+    }
+
+    /// Rows that a row sees in the mean.
+    pub fn seen(self, causal: bool) -> f64 {
+        if causal { self.text().midpoint(1.0) } else { self.text() }
+    }
+
+    /// Nanoseconds of attention of a run of its rows, one text after another.
+    pub fn attend(self, device: &DeviceProfile, run: f64, causal: bool, heads: f64) -> f64 {
+        let texts = (run / self.text()).max(1.0);
+        texts * device.nanos(Kernel::Attend, &[run / texts, self.seen(causal), heads])
+    }
+
+    /// Rows that a language head multiplies.
+    pub fn wanted(self, wanted: Wanted) -> f64 {
+        match wanted {
+            Wanted::LastLogits | Wanted::Token(_) => f64::from(self.texts),
+            Wanted::AllLogits => self.rows(),
+            _ => 0.0,
+        }
+    }
+}
+
+/// The sum of what `of` says of each load.
+pub(crate) fn mean(loads: &[Load], of: &dyn Fn(Load) -> f64) -> f64 {
+    loads.iter().map(|&load| load.share * of(load)).sum()
+}
+
+/// Programs that stand for all of the workload: few lengths that stand for all.
+pub(crate) fn loads(request: &Request<'_>, most: usize) -> Vec<Load> {
     let mut lengths = request.workload.lengths.clone();
     lengths.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
     let all: f64 = lengths.iter().map(|l| l.1).sum();
@@ -135,7 +205,13 @@ pub(crate) fn lengths(request: &Request<'_>, most: usize) -> Vec<(u32, f64)> {
             (sum, weight) = (0.0, 0.0);
         }
     }
-    merged.into_iter().map(|(length, share)| ((length.round() as u32).max(1), share)).collect()
+    let limit = request.spec.position_limit().min(request.allowed.max_rows).max(1);
+    let load = |(length, share): (f64, f64)| {
+        let text = (length.round() as u32).clamp(1, limit);
+        let texts = request.together(text);
+        Load { texts, text, share: share * f64::from(request.texts()) / f64::from(texts) }
+    };
+    merged.into_iter().map(load).collect()
 }
 
 /// Values of all units from 0 to `count`, from few points of `at`, linear between them.
@@ -159,15 +235,6 @@ fn curve(count: usize, at: impl Fn(f64) -> f64) -> Vec<f64> {
     values
 }
 
-/// Rows that a language head multiplies for a text of so many.
-pub(crate) fn wanted_rows(wanted: Wanted, rows: f64) -> f64 {
-    match wanted {
-        Wanted::LastLogits | Wanted::Token(_) => 1.0,
-        Wanted::AllLogits => rows,
-        _ => 0.0,
-    }
-}
-
 impl Tables {
     pub fn new(
         request: &Request<'_>,
@@ -175,13 +242,12 @@ impl Tables {
         units: Units,
         devices: usize,
         means: Means,
-        lengths: &[(u32, f64)],
+        loads: &[Load],
+        whole: bool,
     ) -> Self {
         let spec = request.spec;
-        let mean = |of: &dyn Fn(f64) -> f64| -> f64 {
-            lengths.iter().map(|&(rows, share)| share * of(f64::from(rows))).sum()
-        };
-        let seen = |rows: f64| if spec.causal { rows.midpoint(1.0) } else { rows };
+        let mean = |of: &dyn Fn(Load) -> f64| mean(loads, of);
+        let attend = |load: Load, run: f64, heads| load.attend(device, run, spec.causal, heads);
         let (d, tiles) = (devices as f64, f64::from(means.tiles));
         let others = (d - 1.0) / d;
         // Into how many runs the rows of a product are cut, and how many rows come from outside.
@@ -216,10 +282,9 @@ impl Tables {
             if heads == 0.0 {
                 return 0.0;
             }
-            mean(&|rows| {
-                cut(rows, &|run| {
-                    attention(run, heads) + nanos(Kernel::Attend, &[run, seen(rows), heads])
-                }) + moved(rows)
+            mean(&|load| {
+                let rows = load.rows();
+                cut(rows, &|run| attention(run, heads) + attend(load, run, heads)) + moved(rows)
             })
         });
         let columns = curve(count(spec.inner, units.columns), |units_of| {
@@ -229,23 +294,25 @@ impl Tables {
             }
             // What stands beside attention reads the rows that it reads.
             let moved = |rows| if spec.parallel { 0.0 } else { moved(rows) };
-            mean(&|rows| cut(rows, &|run| mlp(run, columns)) + moved(rows))
+            mean(&|load| {
+                let rows = load.rows();
+                cut(rows, &|run| mlp(run, columns)) + moved(rows)
+            })
         });
         let vocabulary = spec.extent().vocabulary;
         let words = curve(count(vocabulary, units.words), |units_of| {
             let words = (units_of * f64::from(units.words)).min(f64::from(vocabulary));
-            let head = mean(&|rows| {
-                nanos(Kernel::Language, &[wanted_rows(request.workload.wanted, rows), words])
-            });
+            let wanted = request.workload.wanted;
+            let head = mean(&|load| nanos(Kernel::Language, &[load.wanted(wanted), words]));
             // Where nobody asks for logits the split is only even.
             head.max(words * 1e-6)
         });
-        let of_rows = |of: &dyn Fn(f64, f64) -> f64| {
+        let of_rows = |of: &dyn Fn(Load, f64) -> f64| {
             curve(units.rows as usize, |unit| {
                 if unit == 0.0 {
                     return 0.0;
                 }
-                mean(&|rows| of(rows, rows * unit / f64::from(units.rows)))
+                mean(&|load| of(load, load.rows() * unit / f64::from(units.rows)))
             })
         };
         let layers = f64::from(spec.layers);
@@ -262,15 +329,17 @@ impl Tables {
             if alone { 0.0 } else { tiles * nanos(Kernel::Export, &[own / tiles]) }
         });
         let kv = 2.0 * f64::from(spec.kv_heads) * width / f64::from(spec.hidden);
-        let rows_attention = of_rows(&|rows, own| {
-            let moved = if alone {
+        let rows_attention = of_rows(&|load, own| {
+            let moved = if alone || whole {
                 0.0
             } else {
-                nanos(Kernel::Export, &[own * kv])
-                    + nanos(Kernel::Import, &[(rows - own).max(0.0) * kv])
+                // Of texts that are cut: about one.
+                let foreign = (load.rows() - own).clamp(0.0, load.text());
+                nanos(Kernel::Export, &[own.min(load.text()) * kv])
+                    + nanos(Kernel::Import, &[foreign * kv])
                     + (d - 1.0) * device.wake
             };
-            attention(own, all_heads) + nanos(Kernel::Attend, &[own, seen(rows), all_heads]) + moved
+            attention(own, all_heads) + attend(load, own, all_heads) + moved
         });
         let rows_mlp = of_rows(&|_, own| mlp(own, inner));
         Self { heads, columns, words, rows, rows_tensor, rows_attention, rows_mlp }
@@ -297,16 +366,16 @@ pub(crate) fn problem(
     units: Units,
     means: Means,
     by_rows: ByRows,
-    lengths: &[(u32, f64)],
+    loads: &[Load],
     held: &Held,
 ) -> Result<Problem, Missing> {
     let spec = request.spec;
     let layers = spec.layers;
-    let cut = ByRows { attention: layers - by_rows.attention, mlp: layers - by_rows.mlp };
+    let cut = by_rows.others(layers);
     let d = seats.len();
     let n = units.rows as usize;
     let alone = d == 1;
-    let mean_rows: f64 = lengths.iter().map(|&(rows, share)| share * f64::from(rows)).sum();
+    let mean_rows = mean(loads, &Load::rows);
     let bytes = f64::from(spec.hidden) * f64::from(means.wire.width());
     let hops = match means.exchange {
         Exchange::Ring => (d - 1) as f64,
@@ -365,7 +434,14 @@ pub(crate) fn problem(
         return Err(short);
     }
     let kv = f64::from(spec.kv_heads) * f64::from(spec.head_width) / f64::from(spec.hidden);
-    let sequence = f64::from(by_rows.attention);
+    // Between whole texts nothing is carried; else what a device lacks of a text that is cut.
+    let others = 1.0 - 1.0 / d as f64;
+    let foreign = mean(loads, &|load| load.text().min(load.rows() * others));
+    let (sequence, part) = match by_rows.whole {
+        true => (0.0, 0.0),
+        false if alone => (f64::from(by_rows.attention), 1.0),
+        false => (f64::from(by_rows.attention), foreign / (mean_rows * others)),
+    };
     let fixed = if alone { 0.0 } else { sequence * hops * latency * (1.0 - 2.0 * kv).max(0.0) };
     let units_of = |of: fn(&Side) -> &Curve| sides.first().map_or(0, |s| of(s).nanos.len() - 1);
     Ok(Problem {
@@ -376,7 +452,7 @@ pub(crate) fn problem(
         rows: n,
         attention: f64::from(cut.attention),
         mlp: f64::from(cut.mlp),
-        carried: sequence * kv,
+        carried: sequence * kv * part,
         fixed,
         tiles: f64::from(means.tiles),
         beside: spec.parallel,

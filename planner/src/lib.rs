@@ -84,6 +84,9 @@ fn check(request: &Request<'_>) -> Result<(), PlanningError> {
             "the workload needs lengths of at least one token, with weights above zero",
         );
     }
+    if workload.texts == 0 {
+        return nothing("the workload needs at least one text at once");
+    }
     if allowed.wires.is_empty() || allowed.links.is_empty() {
         return nothing("at least one number type and one link type must be allowed");
     }

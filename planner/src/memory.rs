@@ -9,7 +9,7 @@ use crate::{
     request::{Allowed, Request},
 };
 use galaxy_common::{Assignment, BlockAssignment, Bytes, DeviceName, DevicePlan, Span};
-use galaxy_graph::budget;
+use galaxy_graph::{budget, lower::farthest};
 use galaxy_model::{HeadSpec, ModelSpec, NormPlace, Positions};
 
 /// Weights of one layer and of what stands around them.
@@ -188,7 +188,10 @@ impl Memory {
         let rows = u64::from(allowed.max_rows);
         let row = u64::from(spec.hidden) * 4;
         let d = devices as u64;
-        let own = if owner { rows.div_ceil(d) } else { 0 };
+        let mut own = if owner { rows.div_ceil(d) } else { 0 };
+        if by_rows.attention > 0 && devices > 1 {
+            own += u64::from(farthest(own as u32));
+        }
         let live = if spec.norm_place == NormPlace::Pre { 4 } else { 2 };
         let runs = if means.tiles > 1 { d * u64::from(means.tiles) } else { 1 };
         // Gathered rows, partial sums, and tiles on their way.

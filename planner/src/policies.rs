@@ -27,7 +27,12 @@ pub(crate) fn plan(
         Strategy::Galaxy => ring(rings, strategy, ByRows::default(), By::Paper),
         Strategy::Sequence => {
             let layers = rings.request.spec.layers;
-            ring(rings, strategy, ByRows { attention: layers, mlp: layers }, By::Equal)
+            ring(
+                rings,
+                strategy,
+                ByRows { attention: layers, mlp: layers, whole: false },
+                By::Equal,
+            )
         }
         Strategy::Megatron => megatron(rings),
         Strategy::Pipeline => pipeline(rings, limit),
@@ -145,8 +150,9 @@ fn pipeline(rings: &mut Rings<'_>, limit: f64) -> Result<Candidate, PlanningErro
     let mut error = None;
     // The most tiles are mostly the best. Where rows see all others one text passes in one part, and
     // tiles are for batches of several.
+    let parts = request.spec.causal || rings.texts > 1;
     let ways = plain(request, request.offers.len()).into_iter().rev();
-    for means in ways.take(if request.spec.causal { usize::MAX } else { 1 }) {
+    for means in ways.take(if parts { usize::MAX } else { 1 }) {
         let means = Means { exchange: Exchange::Ring, ..means };
         let limit = best.as_ref().map_or(limit, |b| b.closed_form);
         match stages::plan(rings, means, limit) {

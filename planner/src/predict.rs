@@ -59,17 +59,17 @@ impl Run {
     }
 }
 
-/// What `plan` is predicted to do: means over the workload's lengths. `closed_form` is the caller's.
+/// What `plan` is predicted to do for a request: means over the workload's lengths. `closed_form` is the caller's.
 ///
 /// # Errors
 /// When a profile is missing, or the plan cannot be lowered.
 pub(crate) fn predict(request: &Request<'_>, plan: &Plan) -> Result<Prediction, PlanningError> {
     let mut mean = Run::nothing(plan);
     let (mut token, made) = (0.0, request.made(plan));
-    for (rows, share) in closed::lengths(request, LENGTHS) {
-        let limit = request.spec.position_limit().min(plan.max_rows).max(1);
-        let rows = rows.min(limit);
-        let shape = BatchShape::single(rows, request.workload.wanted)
+    for closed::Load { texts, text: rows, share } in closed::loads(request, LENGTHS) {
+        let wanted = request.workload.wanted;
+        let segment = |slot| Segment { slot, past: 0, kept: false, rows, wanted };
+        let shape = BatchShape::new((0..texts).map(segment).collect())
             .map_err(|e| PlanningError::Lower(e.into()))?;
         mean.add(&run(request, plan, Phase::Prefill, &shape)?, share);
         if made > 0 {
@@ -88,7 +88,7 @@ pub(crate) fn predict(request: &Request<'_>, plan: &Plan) -> Result<Prediction, 
     Ok(Prediction { latency, token, closed_form: latency, devices })
 }
 
-/// One text of this shape: few layers of each run of equal ones are simulated, and the rest is added.
+/// One batch of this shape: few layers of each run of equal ones are simulated, and the rest is added.
 fn run(
     request: &Request<'_>,
     plan: &Plan,
@@ -119,7 +119,7 @@ fn run(
     Ok(all)
 }
 
-/// One text of this shape, all layers: what it takes, and what each layer adds. How long a layer
+/// One batch of this shape, all layers: what it takes, and what each layer adds. How long a layer
 /// takes is told by the ends of attentions, since what follows them is the same in the last layer.
 fn simulated(
     request: &Request<'_>,

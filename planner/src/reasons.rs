@@ -2,7 +2,7 @@
 
 use crate::{
     auto::Ranked,
-    closed::ByRows,
+    closed::{ByRows, Load, mean},
     request::{Advice, PlanningError},
     ring::{Ring, Rings},
     search::Priced,
@@ -22,7 +22,7 @@ fn by_rows(plan: &Plan) -> ByRows {
         let rows = plan.modes.iter().filter(|m| mode(m) == Mode::Sequence);
         rows.map(|m| m.layers.len()).sum()
     };
-    ByRows { attention: of(&|m| m.attention), mlp: of(&|m| m.mlp) }
+    ByRows { attention: of(&|m| m.attention), mlp: of(&|m| m.mlp), whole: false }
 }
 
 /// A plan in words.
@@ -126,7 +126,11 @@ fn priced(rings: &mut Rings<'_>, plan: &Plan) -> Option<Priced> {
         wire: plan.wire,
         link: plan.link,
     };
-    let mut found = Priced { members, means, by_rows: by_rows(plan), cost: 0.0 };
+    let mut by_rows = by_rows(plan);
+    // Their units are texts.
+    let weights: u32 = plan.ring.iter().map(|device| device.prefill.row_weight).sum();
+    by_rows.whole = by_rows.attention > 0 && rings.texts > 1 && weights == rings.texts;
+    let mut found = Priced { members, means, by_rows, cost: 0.0 };
     if plan.layout != Layout::Ring {
         return None;
     }
@@ -142,7 +146,7 @@ pub(crate) fn left_out(
     let plan = &first.candidate.plan;
     let request = rings.request;
     let chosen = priced(rings, plan);
-    let rows: f64 = rings.lengths.iter().map(|&(rows, share)| share * f64::from(rows)).sum();
+    let rows = mean(&rings.loads, &Load::rows);
     let layer = |name: &galaxy_common::DeviceName| {
         let spec = request.spec;
         let device = request.profile.device(name).ok()?;
@@ -225,8 +229,8 @@ pub(crate) fn advice(rings: &mut Rings<'_>, first: &Ranked) -> Vec<Advice> {
         if members.len() > 1 {
             for by_rows in [
                 ByRows::default(),
-                ByRows { attention: 0, mlp: layers },
-                ByRows { attention: layers, mlp: layers },
+                ByRows { attention: 0, mlp: layers, whole: false },
+                ByRows { attention: layers, mlp: layers, whole: rings.texts > 1 },
             ] {
                 ways.push(Priced { members: members.clone(), by_rows, ..chosen.clone() });
             }

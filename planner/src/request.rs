@@ -24,6 +24,9 @@ pub struct Offer {
 pub struct Workload {
     /// Lengths of texts in tokens, with relative weights.
     pub lengths: Vec<(u32, f64)>,
+    /// Texts that are there at once, all of one of these lengths. Where tokens are made, each text comes by
+    /// itself.
+    pub texts: u32,
     /// What is wanted of them.
     pub wanted: Wanted,
     /// Tokens that are made for each, one row at a time; 0: texts are read only.
@@ -75,13 +78,24 @@ pub struct Request<'a> {
 }
 
 impl Request<'_> {
+    /// Texts of so many tokens that go through the devices together: no more than a program has rows for.
+    pub(crate) fn together(&self, tokens: u32) -> u32 {
+        self.texts().min(self.allowed.max_rows / tokens.max(1)).max(1)
+    }
+
+    /// Texts that are there at once.
+    pub(crate) fn texts(&self) -> u32 {
+        let makes = self.workload.made > 0 && self.allowed.cache.rows > 0;
+        if makes { 1 } else { self.workload.texts }
+    }
+
     /// Tokens that a plan makes for each text.
     pub(crate) fn made(&self, plan: &Plan) -> u32 {
         if plan.cache.rows > 0 { self.workload.made } else { 0 }
     }
 }
 
-/// What one device is predicted to do for one text of the workload.
+/// What one device is predicted to do for a request of the workload: for its texts, all together.
 #[derive(Clone, PartialEq, Debug)]
 pub struct DeviceShare {
     /// Which.
@@ -100,7 +114,8 @@ pub struct DeviceShare {
     pub received: u64,
 }
 
-/// What a plan is predicted to do, by the simulator: means over the workload's lengths.
+/// What a plan is predicted to do for a request, all of its texts together, by the simulator: means over the
+/// workload's lengths.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Prediction {
     /// From start to the last operation, nanoseconds.

@@ -2,7 +2,7 @@
 //! chosen, and the best split that fits.
 
 use crate::{
-    closed::{self, ByRows, Means, Reach, Seat, Tables, Units},
+    closed::{self, ByRows, Load, Means, Reach, Seat, Tables, Units},
     draft,
     links::Links,
     memory::{Held, Memory},
@@ -69,10 +69,12 @@ impl By {
 pub(crate) struct Rings<'a> {
     pub request: &'a Request<'a>,
     pub memory: Memory,
-    pub lengths: Vec<(u32, f64)>,
+    pub loads: Vec<Load>,
+    /// The fewest texts of any of them.
+    pub texts: u32,
     pub links: Links<'a>,
     profiles: Vec<&'a DeviceProfile>,
-    tables: BTreeMap<(usize, usize, u16), Rc<Tables>>,
+    tables: BTreeMap<(usize, usize, u16, bool), Rc<Tables>>,
     weights: BTreeMap<Units, Rc<Held>>,
     held: BTreeMap<(Units, u64, ByRows), Rc<Held>>,
     slowest: Vec<Slowest>,
@@ -95,10 +97,12 @@ impl<'a> Rings<'a> {
     /// When an offer has no profile, or one that cannot be used.
     pub fn new(request: &'a Request<'a>) -> Result<Self, ProfileError> {
         let profiles = request.offers.iter().map(|o| request.profile.device(&o.name));
+        let loads = closed::loads(request, LENGTHS);
         Ok(Self {
             request,
             memory: Memory::new(request),
-            lengths: closed::lengths(request, LENGTHS),
+            texts: loads.iter().map(|load| load.texts).min().unwrap_or(1),
+            loads,
             links: Links::new(request),
             profiles: profiles.collect::<Result<_, _>>()?,
             tables: BTreeMap::new(),
@@ -109,10 +113,11 @@ impl<'a> Rings<'a> {
         })
     }
 
-    fn tables(&mut self, member: usize, devices: usize, means: Means, units: Units) -> Rc<Tables> {
-        let (request, profile, lengths) = (self.request, self.profiles[member], &self.lengths);
-        let made = self.tables.entry((member, devices, means.tiles));
-        let make = || Rc::new(Tables::new(request, profile, units, devices, means, lengths));
+    fn tables(&mut self, member: usize, ring: Ring<'_>, units: Units) -> Rc<Tables> {
+        let (request, profile, loads) = (self.request, self.profiles[member], &self.loads);
+        let (devices, means, whole) = (ring.members.len(), ring.means, ring.by_rows.whole);
+        let made = self.tables.entry((member, devices, means.tiles, whole));
+        let make = || Rc::new(Tables::new(request, profile, units, devices, means, loads, whole));
         Rc::clone(made.or_insert_with(make))
     }
 
@@ -134,12 +139,16 @@ impl<'a> Rings<'a> {
         let weights = self.weights.entry(units);
         let weights = weights.or_insert_with(|| Rc::new(memory.weights_by(request.spec, units)));
         let layers = request.spec.layers;
-        let cut =
-            ByRows { attention: layers - ring.by_rows.attention, mlp: layers - ring.by_rows.mlp };
+        let cut = ring.by_rows.others(layers);
         let rows = request.allowed.max_rows;
         let kept = memory.kept;
         let make = || Rc::new(Memory::held(request.spec, weights, units, runs, cut, rows, kept));
         Rc::clone(self.held.entry((units, runs, cut)).or_insert_with(make))
+    }
+
+    /// The units of a ring of so many devices.
+    fn units(&self, devices: usize, by_rows: ByRows) -> Units {
+        Units::new(self.request.spec, devices, if by_rows.whole { self.texts } else { 1 })
     }
 
     /// The problem of a ring whose devices reach one another as `reach` says.
@@ -150,12 +159,9 @@ impl<'a> Rings<'a> {
         corrections: &[i64],
         endless: bool,
     ) -> Result<(Units, Problem), Missing> {
-        let units = Units::new(self.request.spec, ring.members.len());
-        let tables: Vec<Rc<Tables>> = ring
-            .members
-            .iter()
-            .map(|&m| self.tables(m, ring.members.len(), ring.means, units))
-            .collect();
+        let units = self.units(ring.members.len(), ring.by_rows);
+        let tables: Vec<Rc<Tables>> =
+            ring.members.iter().map(|&m| self.tables(m, ring, units)).collect();
         let held = if endless { Rc::default() } else { self.held(ring, units) };
         let seats: Vec<Seat<'_>> = ring
             .members
@@ -170,9 +176,9 @@ impl<'a> Rings<'a> {
                 threads: self.request.offers[m].threads,
             })
             .collect();
-        let (means, by_rows, lengths) = (ring.means, ring.by_rows, &self.lengths);
+        let (means, by_rows, loads) = (ring.means, ring.by_rows, &self.loads);
         self.splits += 1;
-        closed::problem(self.request, &self.memory, &seats, units, means, by_rows, lengths, &held)
+        closed::problem(self.request, &self.memory, &seats, units, means, by_rows, loads, &held)
             .map(|problem| (units, problem))
     }
 
@@ -209,11 +215,12 @@ impl<'a> Rings<'a> {
             wire: galaxy_common::WireType::F32,
             link: galaxy_common::LinkType::Tls,
         };
-        let units = Units::new(self.request.spec, members.len());
-        let (request, lengths) = (self.request, self.lengths.clone());
+        let units = self.units(members.len(), by_rows);
+        let (request, loads) = (self.request, self.loads.clone());
+        let whole = by_rows.whole;
         let tables: Vec<Tables> = members
             .iter()
-            .map(|&m| Tables::new(request, self.profiles[m], units, 1, means, &lengths))
+            .map(|&m| Tables::new(request, self.profiles[m], units, 1, means, &loads, whole))
             .collect();
         let seats: Vec<Seat<'_>> = tables
             .iter()
@@ -228,7 +235,7 @@ impl<'a> Rings<'a> {
             .collect();
         let held = Held::default();
         let problem =
-            closed::problem(request, &self.memory, &seats, units, means, by_rows, &lengths, &held);
+            closed::problem(request, &self.memory, &seats, units, means, by_rows, &loads, &held);
         problem.ok()?.bound()
     }
 

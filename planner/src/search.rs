@@ -45,10 +45,11 @@ impl Priced {
         Ring { members: &self.members, means: self.means, by_rows: self.by_rows }
     }
     /// Rings of one kind differ in tiles, links and numbers of layers only.
-    fn kind(&self) -> (usize, &[usize], bool, bool) {
+    fn kind(&self) -> (usize, &[usize], [bool; 3]) {
         let size = self.members.len();
         let members = if size > ALL_SETS { &[] } else { &self.members[..] };
-        (size, members, self.by_rows.attention > 0, self.by_rows.mlp > 0)
+        let ByRows { attention, mlp, whole } = self.by_rows;
+        (size, members, [attention > 0, mlp > 0, whole])
     }
 }
 
@@ -177,15 +178,18 @@ fn best_reach(links: &Links<'_>, members: &[usize], means: Means) -> Vec<Reach> 
     members.iter().map(reach).collect()
 }
 
-/// Numbers of layers by rows at the ends: none or all.
-fn corners(spec: &ModelSpec, devices: usize) -> Vec<ByRows> {
+/// Numbers of layers by rows at the ends: none or all; of several texts also with cuts between them.
+fn corners(spec: &ModelSpec, texts: u32, devices: usize) -> Vec<ByRows> {
     if devices == 1 {
         return vec![ByRows::default()];
     }
     let ends = [0, spec.layers];
-    let pair = |attention| ends.map(|mlp| ByRows { attention, mlp });
-    let all = ends.into_iter().flat_map(pair);
-    all.filter(|&by_rows| possible(spec, by_rows)).collect()
+    let pair = |attention| ends.map(|mlp| ByRows { attention, mlp, whole: false });
+    let all = ends.into_iter().flat_map(pair).flat_map(|by_rows| {
+        let whole = ByRows { whole: true, ..by_rows };
+        [Some(by_rows), (by_rows.attention > 0 && texts > 1).then_some(whole)]
+    });
+    all.flatten().filter(|&by_rows| possible(spec, by_rows)).collect()
 }
 
 /// Whether layers can be cut so: blocks that stand beside each other are cut alike.
@@ -222,7 +226,7 @@ pub(crate) fn of_each_size(rings: &mut Rings<'_>) -> Vec<Priced> {
     for size in 2..=n {
         let ways = means(rings.request, size);
         let sets: Vec<&Vec<usize>> = sets.iter().filter(|set| set.len() == size).collect();
-        for by_rows in corners(spec, size) {
+        for by_rows in corners(spec, rings.texts, size) {
             best.extend(cheapest(rings, &sets, &ways, by_rows));
         }
     }
@@ -272,7 +276,7 @@ fn among(rings: &mut Rings<'_>, sets: &[Vec<usize>], most: usize) -> Vec<Priced>
         for means in means(rings.request, set.len()) {
             let reach = best_reach(&rings.links, set, means);
             let mut ends = Vec::new();
-            for by_rows in corners(spec, set.len()) {
+            for by_rows in corners(spec, rings.texts, set.len()) {
                 let ring = Ring { members: set, means, by_rows };
                 if let Some(bound) = rings.bound(ring, &reach) {
                     ends.push((bound, by_rows));
@@ -347,14 +351,15 @@ fn keep(found: &mut Vec<Priced>, new: Priced) {
 /// Numbers of layers by rows where memory does not allow all: a coarse grid, the least bound first,
 /// then steps around the best, half as long each time.
 fn refine(rings: &mut Rings<'_>, members: &[usize], means: Means, reach: &[Reach]) -> Vec<Priced> {
-    let spec = rings.request.spec;
+    let (spec, texts) = (rings.request.spec, rings.texts);
     let layers = spec.layers;
+    let cut = |attention, mlp| ByRows { attention, mlp, whole: attention > 0 && texts > 1 };
     let step = layers.div_ceil(4).max(1);
     let marks: Vec<u32> = (0..=4).map(|i| (i * step).min(layers)).collect();
     let mut grid = Vec::new();
     for &attention in &marks {
         for &mlp in &marks {
-            let by_rows = ByRows { attention, mlp };
+            let by_rows = cut(attention, mlp);
             if !possible(spec, by_rows) {
                 continue;
             }
@@ -387,7 +392,7 @@ fn refine(rings: &mut Rings<'_>, members: &[usize], means: Means, reach: &[Reach
             let (Some(attention), Some(mlp)) = (moved(at.attention, da), moved(at.mlp, dm)) else {
                 continue;
             };
-            let by_rows = ByRows { attention, mlp };
+            let by_rows = cut(attention, mlp);
             if !possible(spec, by_rows) {
                 continue;
             }
@@ -481,7 +486,7 @@ fn bounded(rings: &mut Rings<'_>, most: usize, search: &mut Search) -> Vec<Price
 fn floor(rings: &mut Rings<'_>, n: usize) -> f64 {
     let all: Vec<usize> = (0..n).collect();
     let free = vec![Reach { rate: f64::INFINITY, latency: 0.0, byte_cost: 0.0 }; n];
-    let ends = corners(rings.request.spec, n).into_iter();
+    let ends = corners(rings.request.spec, rings.texts, n).into_iter();
     let bounds: Vec<Option<f64>> =
         ends.map(|by_rows| rings.relaxed(&all, by_rows, &free)).collect();
     bounds.into_iter().flatten().fold(f64::INFINITY, f64::min)

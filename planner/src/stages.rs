@@ -2,7 +2,8 @@
 //!
 //! One text passes through all stages, so its latency is the sum of what each takes and of what the
 //! links between take. Where rows see earlier rows only, it passes in as many parts as there are
-//! tiles, and stages work at the same time:
+//! tiles, and so do several texts at once, as whole ones where rows see all of theirs; then stages work at
+//! the same time:
 //!
 //! ```text
 //! cost = (sum of stages and ways + (parts - 1) slowest of them) / parts + latencies
@@ -18,7 +19,7 @@
 //! of their speed.
 
 use crate::{
-    closed::{Means, wanted_rows},
+    closed::{Load, Means, mean},
     draft,
     memory::Memory,
     request::{PlanningError, Request},
@@ -53,13 +54,13 @@ pub(crate) fn plan(
     means: Means,
     limit: f64,
 ) -> Result<Candidate, PlanningError> {
-    let Rings { request, memory, lengths, links, .. } = rings;
+    let Rings { request, memory, loads, links, texts, .. } = rings;
     let n = request.offers.len();
-    let stages = (0..n).map(|d| stage(request, memory, lengths, d, means));
+    let parts = parts(request, means, *texts);
+    let stages = (0..n).map(|d| stage(request, memory, loads, d, parts));
     let stages = stages.collect::<Result<Vec<Stage>, _>>()?;
-    let parts = if request.spec.causal { f64::from(means.tiles) } else { 1.0 };
-    let rows: f64 = lengths.iter().map(|&(rows, share)| share * f64::from(rows)).sum();
-    let bytes = rows * f64::from(request.spec.hidden) * f64::from(means.wire.width());
+    let bytes =
+        mean(loads, &Load::rows) * f64::from(request.spec.hidden) * f64::from(means.wire.width());
     // Nanoseconds of all rows from one device to another; endless where they cannot reach. Kernels
     // wait meanwhile, so that bytes do not delay them.
     let way = |from: usize, to: usize| {
@@ -135,29 +136,30 @@ fn missing(request: &Request<'_>, memory: &Memory) -> Bytes {
     Bytes(all.saturating_sub(granted).max(1))
 }
 
+/// Into how many parts a batch is cut: where rows see later ones, between texts.
+fn parts(request: &Request<'_>, means: Means, texts: u32) -> f64 {
+    let tiles = u32::from(means.tiles);
+    f64::from(if request.spec.causal { tiles } else { tiles.min(texts) })
+}
+
 fn stage(
     request: &Request<'_>,
     memory: &Memory,
-    lengths: &[(u32, f64)],
+    loads: &[Load],
     at: usize,
-    means: Means,
+    parts: f64,
 ) -> Result<Stage, PlanningError> {
     let (spec, offer) = (request.spec, &request.offers[at]);
     let device: &DeviceProfile = request.profile.device(&offer.name)?;
-    let mean = |of: &dyn Fn(f64) -> f64| -> f64 {
-        lengths.iter().map(|&(rows, share)| share * of(f64::from(rows))).sum()
-    };
     let width = f64::from(spec.head_width);
     let heads = f64::from(spec.heads);
     let qkv = (heads + 2.0 * f64::from(spec.kv_heads)) * width;
     let inner = f64::from(spec.inner);
-    let parts = if spec.causal { f64::from(means.tiles) } else { 1.0 };
     let joins = if spec.parallel { 1.0 } else { 2.0 };
-    let layer = mean(&|rows| {
-        let seen = if spec.causal { rows.midpoint(1.0) } else { rows };
-        let rows = rows / parts;
+    let layer = mean(loads, &|load| {
+        let rows = load.rows() / parts;
         let part = device.nanos(Kernel::Qkv, &[rows, qkv])
-            + device.nanos(Kernel::Attend, &[rows, seen, heads])
+            + load.attend(device, rows, spec.causal, heads)
             + device.nanos(Kernel::AttentionOutput, &[rows, heads * width])
             + device.nanos(Kernel::Up, &[rows, inner])
             + device.nanos(Kernel::Down, &[rows, inner])
@@ -165,10 +167,8 @@ fn stage(
         parts * part
     });
     let words = f64::from(spec.extent().vocabulary);
-    let head = mean(&|rows| {
-        let wanted = wanted_rows(request.workload.wanted, rows);
-        device.nanos(Kernel::Language, &[wanted, words])
-    });
+    let wanted = request.workload.wanted;
+    let head = mean(loads, &|load| device.nanos(Kernel::Language, &[load.wanted(wanted), words]));
     let each_row = request.workload.wanted == Wanted::AllLogits;
     let (head, tail) = if each_row { (head, 0.0) } else { (0.0, head) };
     let most = |last: bool| {

@@ -187,7 +187,12 @@ impl Question {
             offers: devices.iter().map(offer).collect(),
             profile: profile(spec, "shape", 4, &devices),
             spec: spec.clone(),
-            workload: Workload { made: 0, lengths: vec![(128, 1.0)], wanted: Wanted::Hidden },
+            workload: Workload {
+                made: 0,
+                texts: 1,
+                lengths: vec![(128, 1.0)],
+                wanted: Wanted::Hidden,
+            },
             allowed: Allowed {
                 strategy: Strategy::Auto,
                 wires: vec![WireType::F32],

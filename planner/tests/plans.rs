@@ -48,6 +48,7 @@ fn question(seed: u64) -> Question {
     if dice.whole(0, 3) == 0 {
         question.allowed.wires = vec![WireType::F32, WireType::F16];
     }
+    question.workload.texts = [1, 1, 2, 3, 7, 1000][dice.whole(0, 5) as usize];
     question
 }
 
@@ -93,6 +94,86 @@ proptest! {
             prop_assert!(auto <= other.prediction.latency, "{strategy}: {auto}, {other:?}");
         }
     }
+}
+
+/// Three unlike devices and so many texts of 64 tokens, of a model in the shape of all-MiniLM-L6-v2.
+fn embedding(texts: u32, speeds: [f64; 3], bits_per_second: f64) -> Question {
+    let mut spec = testing::bert(6, 384);
+    (spec.heads, spec.kv_heads, spec.head_width) = (12, 12, 32);
+    let mut devices = testing::devices(3, 1.0, bits_per_second / 8.0);
+    devices.iter_mut().zip(speeds).for_each(|(device, speed)| device.gflops = speed / 2.0);
+    let mut question = Question::new(&spec, devices);
+    question.workload.lengths = vec![(64, 1.0)];
+    question.workload.texts = texts;
+    question.workload.wanted = Wanted::Pooled(galaxy_common::Pooling::Mean);
+    question.allowed.max_rows = 4096;
+    question
+}
+
+/// Texts per second of what is planned, over what all devices do together, each alone.
+fn gain(question: &mut Question) -> (galaxy_planner::Planned, f64) {
+    let texts = f64::from(question.workload.texts);
+    let together = plan(&question.request()).unwrap();
+    let offers = question.offers.clone();
+    let alone = |offer: &Offer| {
+        question.offers = vec![offer.clone()];
+        texts / plan(&question.request()).unwrap().prediction.latency
+    };
+    let sum: f64 = offers.iter().map(alone).sum();
+    question.offers.clone_from(&offers);
+    let rate = texts / together.prediction.latency;
+    (together, rate / sum)
+}
+
+/// Texts of each device, where rows are given out by them.
+fn weights(planned: &galaxy_planner::Planned) -> Vec<u32> {
+    planned.plan.ring.iter().map(|device| device.prefill.row_weight).collect()
+}
+
+#[test]
+fn many_texts_go_to_devices_as_a_whole() {
+    let alike = [15.0; 3];
+    let unlike = [26.7, 15.0, 7.3];
+    for speeds in [alike, unlike] {
+        for texts in [16, 32, 64] {
+            let mut question = embedding(texts, speeds, 125e6);
+            let (planned, gain) = gain(&mut question);
+            assert!(gain > 0.85, "{texts} texts: {gain:.3} by {}", planned.what);
+            // Nothing but results leaves a device.
+            let sent: u64 = planned.prediction.devices.iter().map(|device| device.sent).sum();
+            assert_eq!(sent, 0, "{}", planned.what);
+            let plan = &planned.plan;
+            assert!(plan.ring.len() == 3 && plan.modes.iter().all(|m| m.attention == m.mlp));
+        }
+    }
+}
+
+#[test]
+fn few_texts_are_not_cut_where_links_are_slow() {
+    let mut question = embedding(4, [15.0; 3], 20e6);
+    let (planned, slow) = gain(&mut question);
+    // As fast as two on one and one on each of the others.
+    assert_eq!(weights(&planned), [2, 2], "{}", planned.what);
+    assert!(slow > 0.6, "{slow:.3} by {}", planned.what);
+    // Over faster links, they are.
+    let mut question = embedding(4, [15.0; 3], 1e9);
+    let (planned, fast) = gain(&mut question);
+    assert!(fast > 0.9 && weights(&planned).iter().sum::<u32>() != 4, "{}", planned.what);
+}
+
+#[test]
+fn texts_that_do_not_fit_a_program_come_in_several() {
+    let mut question = embedding(64, [15.0; 3], 125e6);
+    let one = plan(&question.request()).unwrap();
+    question.allowed.max_rows = 1024;
+    let four = plan(&question.request()).unwrap();
+    let ratio = four.prediction.latency / one.prediction.latency;
+    assert!((1.0..1.3).contains(&ratio), "{ratio}");
+    // Texts that go on come one by one.
+    let mut question = making(3, 1e7);
+    let single = plan(&question.request()).unwrap();
+    question.workload.texts = 64;
+    assert_eq!(plan(&question.request()).unwrap(), single);
 }
 
 #[test]
@@ -227,6 +308,7 @@ fn bad_questions_are_refused() {
         |error: PlanningError| assert!(matches!(error, PlanningError::Nothing { .. }), "{error}");
     nothing(refused(&|q| q.offers.clear()));
     nothing(refused(&|q| q.workload.lengths.clear()));
+    nothing(refused(&|q| q.workload.texts = 0));
     nothing(refused(&|q| q.workload.lengths[0].1 = f64::NAN));
     nothing(refused(&|q| q.allowed.links.clear()));
     nothing(refused(&|q| q.offers.push(q.offers[0].clone())));

@@ -2,6 +2,7 @@
 //! the paper found. One mechanism runs them all; what differs is how they are shown.
 
 mod decode;
+mod embed;
 mod latency;
 mod memory;
 mod peers;
@@ -359,6 +360,7 @@ const OTHERS: &[Other] = &[
     Other { name: transport::NAME, about: transport::ABOUT, run: transport::run },
     Other { name: decode::NAME, about: decode::ABOUT, run: decode::run },
     Other { name: memory::NAME, about: memory::ABOUT, run: memory::run },
+    Other { name: embed::NAME, about: embed::ABOUT, run: embed::run },
     Other { name: peers::NAME, about: peers::ABOUT, run: peers::run },
 ];
 

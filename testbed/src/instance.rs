@@ -556,6 +556,7 @@ impl Testbed {
             lossy: false,
             weights: Reading::Auto,
             lengths,
+            texts: 1,
             profiles: self.directory.join(cluster::DEFAULT_PROFILES),
             drift: cluster::DEFAULT_DRIFT,
             timeout: Duration::from_secs(600),

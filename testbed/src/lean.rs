@@ -117,6 +117,7 @@ impl Bench {
             lossy: false,
             weights: Reading::Auto,
             lengths: vec![DEFAULT_LENGTH],
+            texts: 1,
             profiles: self.keys.join(DEFAULT_PROFILES),
             drift: DEFAULT_DRIFT,
             timeout: Duration::from_secs(60),

@@ -93,7 +93,7 @@ fn smoke(experiment: &str, how: &[&str], cells: usize) {
     let record = Record::read(&at.join(format!("{experiment}.json"))).unwrap();
     assert_eq!(record.cells.len(), cells, "{shown}");
     assert!(record.cells.iter().all(|cell| cell.valid().count() == 2));
-    let bounded = !matches!(experiment, "decode" | "memory" | "peers");
+    let bounded = !matches!(experiment, "decode" | "embed" | "memory" | "peers");
     assert!(!bounded || record.cells.iter().all(|cell| cell.bound.is_some()));
     for suffix in [".md", ".svg", ".png"] {
         let size = at.join(format!("{experiment}{suffix}")).metadata().unwrap().len();
@@ -110,6 +110,7 @@ fn smoke_forms_run_on_loopback_without_root() {
     smoke("overlap", &["--loopback", "--testbed", "loopo"], 5);
     smoke("weak", &["--loopback", "--testbed", "loopw"], 6);
     smoke("decode", &["--loopback", "--testbed", "loopt"], 2);
+    smoke("embed", &["--loopback", "--testbed", "loope"], 8);
     smoke("memory", &["--loopback", "--testbed", "loopm"], 30);
     // Ours over plain TCP and with TLS, and the ways of PyTorch where that was brought.
     let sides = if gloo::version().is_some() { 5 } else { 2 };

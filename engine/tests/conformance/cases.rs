@@ -18,6 +18,8 @@ pub fn cases(dir: &ModelDir) -> Vec<Case> {
     let spec = dir.spec();
     let all = shapes(spec, &[1, 2, 3, 7, 16, 33, 64, 129], &[3, 1, 17, 40, 2, 5, 33, 1, 9]);
     let few = shapes(spec, &[1, 5, 37], &[3, 1, 17, 2]);
+    // Cuts between rows move to the ends of some.
+    let many = shapes(spec, &[], &[4, 4, 4, 4, 4, 4, 9, 3, 4, 4, 5]);
     let case = |strategy, split: &Split, tiles, wire, shapes: &Vec<BatchShape>| Case {
         name: format!("{}, {strategy}, {}, {tiles} tiles, {wire}", dir.name(), split.name),
         plan: plan(dir, strategy, split, tiles, wire),
@@ -40,6 +42,7 @@ pub fn cases(dir: &ModelDir) -> Vec<Case> {
         for (strategy, tiles) in [(Strategy::Sequence, 1), (Strategy::Sequence, 2)] {
             cases.push(case(strategy, split, tiles, WireType::F32, &few));
         }
+        cases.push(case(Strategy::Sequence, split, 3, WireType::F32, &many));
         cases.push(case(Strategy::Pipeline, split, 2, WireType::F32, &few));
         let mut direct = case(Strategy::Galaxy, split, 2, WireType::F32, &few);
         direct.name += ", direct";

@@ -13,6 +13,7 @@
 use super::{
     block::{Inside, computes, first_products, join_kind, last_products, room},
     build::{Builder, Value},
+    cuts::cuts,
     exchange, head,
     order::Order,
     ring::{Hop, Ring, Route},
@@ -20,8 +21,7 @@ use super::{
 };
 use crate::program::{Block, NormOf, OpKind, Region, Role};
 use galaxy_common::{
-    BatchShape, BlockAssignment, Exchange, Mode, Plan, Rank, Row, Span,
-    plan::{Phase, own_rows},
+    BatchShape, BlockAssignment, Exchange, Mode, Plan, Rank, Row, Span, plan::Phase,
 };
 use galaxy_model::{ModelSpec, NormPlace};
 
@@ -61,7 +61,7 @@ pub(super) fn program(
     order: &Order,
 ) -> Builder {
     let ring = Ring::layers(plan, phase);
-    let rows = own_rows(plan, phase, shape.rows());
+    let rows = cuts(plan, phase, shape);
     let depth = 2 * usize::from(plan.tiles) * ring.len();
     let mut builder = Builder::new(rank, plan.wire, depth);
     // Alone, rows that are cut wait for nobody.

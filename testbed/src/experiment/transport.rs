@@ -379,8 +379,12 @@ fn predict(conditions: &[Condition], options: &Options, record: &mut Record) -> 
         budget: device.memory,
         threads: device.threads,
     });
-    let workload =
-        Workload { made: 0, lengths: vec![(TOKENS, 1.0)], wanted: Wanted::Pooled(Pooling::Mean) };
+    let workload = Workload {
+        made: 0,
+        texts: 1,
+        lengths: vec![(TOKENS, 1.0)],
+        wanted: Wanted::Pooled(Pooling::Mean),
+    };
     for condition in conditions {
         for link in LINKS {
             let cell = record.cell(&key(condition, link), &[]);

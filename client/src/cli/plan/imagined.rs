@@ -8,7 +8,7 @@ use galaxy_common::{
     shape::MAX_ROWS,
 };
 use galaxy_coord::{
-    cluster::{DEFAULT_LENGTH, DEFAULT_MAX_ROWS},
+    cluster::{DEFAULT_LENGTH, DEFAULT_MAX_ROWS, MAX_TEXTS},
     placement::wanted,
 };
 use galaxy_model::{ModelDir, ModelSpec, shape};
@@ -28,6 +28,7 @@ struct File {
     shape: Option<String>,
     strategy: Option<String>,
     lengths: Option<Vec<u32>>,
+    texts: Option<u32>,
     generate: Option<u32>,
     max_rows: Option<u32>,
     tiles: Option<u16>,
@@ -79,6 +80,10 @@ fn case(file: File, base: &Path) -> Result<Case, String> {
     if let Some(length) = lengths.iter().find(|length| !(1..=most).contains(*length)) {
         return Err(format!("lengths: {length} is out of range: 1 to {most}"));
     }
+    let texts = file.texts.unwrap_or(1);
+    if !(1..=MAX_TEXTS).contains(&texts) {
+        return Err(format!("texts = {texts} is out of range: 1 to {MAX_TEXTS}"));
+    }
     let strategy = file.strategy.as_deref().unwrap_or("auto").parse::<Strategy>();
     let reading = file.weights.as_deref().map_or(Ok(Reading::Auto), str::parse);
     let mut devices: Vec<SyntheticDevice> = Vec::new();
@@ -104,6 +109,7 @@ fn case(file: File, base: &Path) -> Result<Case, String> {
         profile: synthetic::profile(&spec, &shape, matrix_width, &devices),
         workload: Workload {
             made: file.generate.unwrap_or(0),
+            texts,
             lengths: lengths.into_iter().map(|length| (length, 1.0)).collect(),
             wanted: wanted(&spec, None),
         },

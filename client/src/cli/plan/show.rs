@@ -23,12 +23,14 @@ fn span<U: Unit>(span: Span<U>) -> String {
     }
 }
 
-/// What the workload is, in words.
-fn texts(workload: &Workload) -> String {
+/// What the workload is, in words: so many texts at once.
+fn texts(workload: &Workload, count: u32) -> String {
     let lengths: Vec<String> = workload.lengths.iter().map(|(n, _)| n.to_string()).collect();
-    match &lengths[..] {
-        [one] => format!("a text of {one} tokens"),
-        all => format!("texts of {} tokens, in the mean", all.join(", ")),
+    match (&lengths[..], count) {
+        ([one], 1) => format!("a text of {one} tokens"),
+        ([one], many) => format!("{many} texts of {one} tokens at once"),
+        (all, 1) => format!("texts of {} tokens, in the mean", all.join(", ")),
+        (all, many) => format!("{many} texts at once, of {} tokens, in the mean", all.join(", ")),
     }
 }
 
@@ -44,7 +46,12 @@ pub fn planned(
 ) -> String {
     let Planned { plan, prediction, search, .. } = planned;
     let predicted = ms(prediction.latency);
-    let mut out = format!("{}: {predicted} predicted for {}", planned.what, texts(workload));
+    // Where tokens are made, texts come one by one.
+    let count = if prediction.token > 0.0 { 1 } else { workload.texts };
+    let mut out = format!("{}: {predicted} predicted for {}", planned.what, texts(workload, count));
+    if count > 1 {
+        let _ = write!(out, ", {:.1} texts/s", f64::from(count) * 1e9 / prediction.latency);
+    }
     if prediction.token > 0.0 {
         let (made, rate) = (workload.made, 1e9 / prediction.token);
         let _ = write!(out, " and {made} tokens made for each, {rate:.1} tokens/s");

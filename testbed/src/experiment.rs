@@ -338,7 +338,8 @@ impl Options {
     fn environments(&self) -> Option<Vec<String>> {
         let mut names: Vec<String> = Vec::new();
         for part in self.environments.as_ref()?.split(',') {
-            let goes_on = part.contains('=') || part.parse::<BitRate>().is_ok();
+            let change = part.contains('=') || part.parse::<BitRate>().is_ok();
+            let goes_on = change && !part.contains('@');
             match names.last_mut() {
                 Some(name) if goes_on && name.contains('@') => *name = format!("{name},{part}"),
                 _ => names.push(part.to_owned()),

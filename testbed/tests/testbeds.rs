@@ -250,7 +250,7 @@ fn two_testbeds_stand_beside_each_other() {
 #[test]
 fn what_cannot_be_is_refused_with_what_there_is() {
     refused(&["up", "Z", "--loopback"], "one of A, B, C");
-    refused(&["run", "nothing", "--loopback"], "there are table4, overlap, repeats");
+    refused(&["run", "nothing", "--loopback"], "there are table4, heterogeneous");
     refused(&["drift", "--loopback", "--requests", "0"], "--requests 0");
     refused(&["models", "gpt-5"], "there are distilbert");
     refused(&["status", "nobody"], "no testbed \"nobody\" is up");

@@ -353,7 +353,7 @@ async fn a_bad_placement_is_refused_and_nothing_is_lost() {
     let request = v1::PlaceRequest { memory_bytes: 1_234_000, ..cluster.request(&good, 0, 1) };
     let fault = refused(request).await;
     assert_eq!((fault.code.as_str(), fault.retryable), ("over_budget", false));
-    assert!(fault.message.contains("1.2 MB") && fault.message.contains("needs 4"), "{fault}");
+    assert!(fault.message.contains("1.2 MB") && fault.message.contains("needs 34"), "{fault}");
     assert_eq!(fault.device, "d0");
 
     place(client.clone(), cluster.request(&good, 0, 5)).await.unwrap();

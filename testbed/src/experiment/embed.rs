@@ -59,6 +59,7 @@ const OF: &str = "model";
 const WHO: &str = "variant";
 const COUNT: &str = "texts";
 const PLAN: &str = "plan";
+const WEIGHTS: &str = "weights";
 /// Who works where all do, and who where one does.
 const AUTO: &str = "auto";
 const ALONE: &str = " alone";
@@ -120,11 +121,15 @@ fn key(environment: &str, model: &str, side: &str, texts: u32) -> String {
     format!("{environment}/{model}/{side}/{texts}")
 }
 
+/// Whether a model is there with its own weights.
+fn brought(model: &str) -> bool {
+    model == MODEL && Path::new(BROUGHT).join("model.safetensors").is_file()
+}
+
 /// The directory of a model.
 fn directory(cache: &Path, model: &str) -> Result<PathBuf> {
-    let brought = Path::new(BROUGHT);
-    let there = model == MODEL && brought.join("model.safetensors").is_file();
-    let path = if there { brought.to_owned() } else { models::ensure(cache, model)? };
+    let own = brought(model);
+    let path = if own { PathBuf::from(BROUGHT) } else { models::ensure(cache, model)? };
     path.canonicalize().with_context(|| path.display().to_string())
 }
 
@@ -259,6 +264,7 @@ impl Turns<'_> {
             (OF, self.model),
             (WHO, side),
             (COUNT, texts.as_str()),
+            (WEIGHTS, if brought(self.model) { "its own" } else { "random, in its shape" }),
         ];
         record.cell(key, &labels);
     }
@@ -430,6 +436,7 @@ fn show(record: &Record) -> Shown {
             &format!("{name}: plans of `auto`"),
             &[
                 "texts at once",
+                WEIGHTS,
                 PLAN,
                 "latency, ms",
                 "predicted, ms",
@@ -443,7 +450,8 @@ fn show(record: &Record) -> Shown {
             rates.row(rate_row(found, share));
             plans.row([
                 found.texts.to_string(),
-                found.auto.labels.get(PLAN).cloned().unwrap_or_default(),
+                label(found.auto, WEIGHTS).to_owned(),
+                label(found.auto, PLAN).to_owned(),
                 figure(found.auto, "latency_ms"),
                 shown(found.auto.facts.get(PREDICTED).copied().unwrap_or(f64::NAN), 1),
                 shown(found.auto.spread("rate").median, 2),

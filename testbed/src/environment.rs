@@ -96,10 +96,11 @@ fn perhaps<'de, T: FromStr<Err: fmt::Display>, D: Deserializer<'de>>(
 }
 
 fn duration<'de, D: Deserializer<'de>>(d: D) -> Result<Duration, D::Error> {
-    let text = String::deserialize(d)?;
-    quantity(&text, &[("us", 1e-6), ("ms", 1e-3), ("s", 1.0)])
-        .map(Duration::from_secs_f64)
-        .map_err(serde::de::Error::custom)
+    seconds(&String::deserialize(d)?).map_err(serde::de::Error::custom)
+}
+
+fn seconds(text: &str) -> Result<Duration> {
+    quantity(text, &[("us", 1e-6), ("ms", 1e-3), ("s", 1.0)]).map(Duration::from_secs_f64)
 }
 
 /// A quota of the kernel's has slices of at least a millisecond, so a device of 15% stops for 6; each
@@ -186,8 +187,8 @@ pub struct Environment {
     /// another waits for its turn, too; each turn takes some of the core.
     #[serde(default = "turn", deserialize_with = "duration")]
     pub turn: Duration,
-    /// What all devices have instead of their own, as `10Mbit/s,memory=8GB`: a rate, `memory=` or
-    /// `delay=`. It becomes part of the name.
+    /// What all devices have instead of their own, as `10Mbit/s,memory=8GB`: a rate, `memory=`, `delay=` or
+    /// `turn=`. It becomes part of the name.
     #[serde(default)]
     pub with: String,
     /// The devices, in ring order.
@@ -242,12 +243,10 @@ impl Environment {
                 match key.trim() {
                     "rate" => device.rate = value.parse()?,
                     "memory" => device.memory = value.parse()?,
-                    "delay" => {
-                        let seconds = quantity(value, &[("us", 1e-6), ("ms", 1e-3), ("s", 1.0)])?;
-                        device.delay = Duration::from_secs_f64(seconds);
-                    }
+                    "delay" => device.delay = seconds(value)?,
+                    "turn" => self.turn = seconds(value)?,
                     other => bail!(
-                        "{other:?} is nothing that all devices can have: known are a rate, memory= and delay="
+                        "{other:?} is nothing that all devices can have: known are a rate, memory=, delay= and turn="
                     ),
                 }
             }
@@ -392,7 +391,7 @@ mod tests {
         assert_eq!(Environment::parse(other.source()).unwrap(), other);
         for (with, says) in [
             ("A@10", "write a number and one of kbit/s"),
-            ("A@speed=3", "known are a rate, memory= and delay="),
+            ("A@speed=3", "known are a rate, memory=, delay= and turn="),
             ("A@1kbit/s", "at least 100kbit/s"),
             ("A@10Mbit/s@20Mbit/s", "has other values already"),
             ("nowhere@10Mbit/s", "neither a file"),

@@ -24,7 +24,7 @@ const FASTER: f64 = 1.0;
 pub(super) fn shown_of(records: &Records) -> Shown {
     let cells = records.cells(RECORD);
     let mut faster = Goal::new(
-        "PyTorch with Gloo: its Megatron-style and its sequence-parallel run over ours",
+        "PyTorch: its Megatron-style, its sequence-parallel and its run on one device over ours",
         "-",
         Rule::Every(FASTER),
         Unit::Times,
@@ -59,6 +59,7 @@ pub(super) fn shown_of(records: &Records) -> Shown {
             [MEGATRON, SEQUENCE, SINGLE].map(|name| over(find(name), ours, LATENCY, 1.0));
         faster.add(format!("{at}, {MEGATRON}"), megatron.map(|ratio| ratio.median));
         faster.add(format!("{at}, {SEQUENCE}"), sequence.map(|ratio| ratio.median));
+        faster.add(format!("{at}, {SINGLE}"), single.map(|ratio| ratio.median));
         if EQUAL_BOARDS.contains(&at.environment) {
             megatron_style.add(at, megatron.map(|ratio| ratio.median));
         }
@@ -105,13 +106,15 @@ mod tests {
                 ("A/bert-large/galaxy", &[100.0], None),
                 ("A/bert-large/pytorch-megatron", &[129.0], None),
                 ("A/bert-large/pytorch-sequence", &[], None),
+                ("A/bert-large/pytorch-single", &[200.0], None),
                 ("D/bert-large/galaxy", &[100.0], None),
+                ("D/bert-large/pytorch-single", &[200.0], None),
                 ("D/bert-large/pytorch-megatron", &[99.0], None),
                 ("D/bert-large/pytorch-sequence", &[140.0], None),
             ],
         );
         found.cells[2].outcome = Outcome::Refused { why: "killed for memory".to_owned() };
-        assert_eq!(reached(&of(found)), ["in part: 2 of 3 cells", "no"]);
+        assert_eq!(reached(&of(found)), ["in part: 4 of 5 cells", "no"]);
         assert_eq!(reached(&Records::default()), ["not measured", "not measured"]);
     }
 }

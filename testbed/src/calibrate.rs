@@ -35,6 +35,8 @@ const TOKENS: u32 = 284;
 const TOLERANCE: f64 = 0.01;
 /// How often quotas are mended.
 const ROUNDS: usize = 8;
+/// How far it may be when it was right some minutes ago.
+const STILL: f64 = 0.05;
 /// How far the best round may be off in the end for measurements to count: on a machine that others
 /// share, the speed of a core itself moves by a few percent from one second to the next. Results show
 /// what was reached.
@@ -100,6 +102,82 @@ impl Calibration {
         each.fold(0.0, f64::max)
     }
 
+    /// Mends the shares of devices that were calibrated once: a core of a machine that others share
+    /// has another speed some minutes later.
+    ///
+    /// # Errors
+    /// When a measurement fails, or a device stays too far from its speed.
+    pub(crate) fn again(
+        &mut self,
+        testbed: &str,
+        cache: &Path,
+        tell: &mut dyn FnMut(&[Calibrated]) -> Result<()>,
+    ) -> Result<()> {
+        if self.devices.iter().all(|d| d.asked.is_none()) {
+            return Ok(());
+        }
+        self.settle(testbed, &model(cache)?, STILL, tell)?;
+        self.check()
+    }
+
+    /// Measures all devices at once under their shares, and mends these until every device is as fast
+    /// as asked, within this tolerance. What came nearest is kept.
+    fn settle(
+        &mut self,
+        testbed: &str,
+        model: &Path,
+        tolerance: f64,
+        tell: &mut dyn FnMut(&[Calibrated]) -> Result<()>,
+    ) -> Result<()> {
+        let mut best = self.clone();
+        // What a device should have been told, and what it got over what it was told, by each round:
+        // cores change their speed by themselves, so no round alone is to be trusted.
+        let mut wanted = vec![Vec::new(); self.devices.len()];
+        let mut received = vec![Vec::new(); self.devices.len()];
+        for round in 1..=ROUNDS {
+            let mut commands = Vec::new();
+            tell(&self.devices)?;
+            for device in &self.devices {
+                // As a worker runs: its kernels under the quota, all else beside.
+                let (core, hold) = (Some(device.core), Hold::Compute);
+                let command = inside::command(testbed, &device.name, hold, core, me()?)?;
+                let held = device.quota.map(|_| Group::open(testbed, &device.name)).transpose()?;
+                commands.push((command, held));
+            }
+            let measured = speeds(commands, model)?;
+            for (device, speed) in self.devices.iter_mut().zip(&measured) {
+                device.measured = Some(speed.wall);
+            }
+            let worst = self.off();
+            eprintln!("calibrating {testbed}: round {round}, at most {:.1}% off", worst * 100.0);
+            for ((device, speed), received) in self.devices.iter().zip(&measured).zip(&mut received)
+            {
+                received.push(speed.wall / speed.processor / device.told.unwrap_or(1.0));
+            }
+            if round == 1 || worst < best.off() {
+                best = self.clone();
+            }
+            if worst <= tolerance {
+                break;
+            }
+            for ((device, speed), wanted) in self.devices.iter_mut().zip(&measured).zip(&mut wanted)
+            {
+                let Some((told, asked)) = device.told.zip(device.asked) else { continue };
+                wanted.push(told * asked / speed.wall);
+                device.told = Some(Spread::of(wanted).median.min(1.0));
+            }
+        }
+        if best.off() > tolerance {
+            tell(&best.devices)?;
+        }
+        for (device, received) in best.devices.iter_mut().zip(&received) {
+            // What it gets of its core; from now on it must get as much.
+            device.quota = device.told.map(|told| (told * Spread::of(received).median).min(1.0));
+        }
+        *self = best;
+        Ok(())
+    }
+
     /// Whether what is measured on these devices may count.
     fn check(&self) -> Result<()> {
         ensure!(
@@ -153,7 +231,7 @@ pub fn calibrate(
     if found.devices.iter().all(|d| d.asked.is_none()) {
         return Ok(found);
     }
-    let model = models::bert(cache, "calibration", 1, 1024, 16)?.canonicalize()?;
+    let model = model(cache)?;
     eprintln!("calibrating {testbed}: the speed of whole cores");
     let cores = found.devices.iter().map(|d| d.core).max().unwrap_or(0) + 1;
     let whole = (0..cores).map(|core| {
@@ -180,53 +258,16 @@ pub fn calibrate(
         device.quota = device.asked.map(|asked| asked / found.cores[device.core]);
         device.told = device.quota;
     }
-    let mut best = found.clone();
-    // What a device should have been told, and what it got over what it was told, by each round:
-    // cores change their speed by themselves, so no round alone is to be trusted.
-    let mut wanted = vec![Vec::new(); found.devices.len()];
-    let mut received = vec![Vec::new(); found.devices.len()];
-    for round in 1..=ROUNDS {
-        let mut commands = Vec::new();
-        tell(&found.devices)?;
-        for device in &found.devices {
-            // As a worker runs: its kernels under the quota, all else beside.
-            let (core, hold) = (Some(device.core), Hold::Compute);
-            let command = inside::command(testbed, &device.name, hold, core, me()?)?;
-            let held = device.quota.map(|_| Group::open(testbed, &device.name)).transpose()?;
-            commands.push((command, held));
-        }
-        let measured = speeds(commands, &model)?;
-        for (device, speed) in found.devices.iter_mut().zip(&measured) {
-            device.measured = Some(speed.wall);
-        }
-        let worst = found.off();
-        eprintln!("calibrating {testbed}: round {round}, at most {:.1}% off", worst * 100.0);
-        for ((device, speed), received) in found.devices.iter().zip(&measured).zip(&mut received) {
-            received.push(speed.wall / speed.processor / device.told.unwrap_or(1.0));
-        }
-        if round == 1 || worst < best.off() {
-            best = found.clone();
-        }
-        if worst <= TOLERANCE {
-            break;
-        }
-        for ((device, speed), wanted) in found.devices.iter_mut().zip(&measured).zip(&mut wanted) {
-            let Some((told, asked)) = device.told.zip(device.asked) else { continue };
-            wanted.push(told * asked / speed.wall);
-            device.told = Some(Spread::of(wanted).median.min(1.0));
-        }
-    }
-    if best.off() > TOLERANCE {
-        tell(&best.devices)?;
-    }
-    for (device, received) in best.devices.iter_mut().zip(&received) {
-        // What it gets of its core; from now on it must get as much.
-        device.quota = device.told.map(|told| (told * Spread::of(received).median).min(1.0));
-    }
-    if let Err(error) = best.check() {
+    found.settle(testbed, &model, TOLERANCE, tell)?;
+    if let Err(error) = found.check() {
         eprintln!("calibrating {testbed}: {error}; measurements would not count");
     }
-    Ok(best)
+    Ok(found)
+}
+
+/// The layer that is timed.
+fn model(cache: &Path) -> Result<PathBuf> {
+    Ok(models::bert(cache, "calibration", 1, 1024, 16)?.canonicalize()?)
 }
 
 fn me() -> Result<PathBuf> {

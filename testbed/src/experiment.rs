@@ -13,7 +13,10 @@ mod show;
 mod strategies;
 mod transport;
 
-use crate::{environment::BitRate, instance};
+use crate::{
+    environment::BitRate,
+    instance::{self, Testbed},
+};
 use anyhow::{Context, Result, bail};
 use galaxy_common::Strategy;
 use serde::Serialize;
@@ -347,6 +350,11 @@ impl Options {
         }
         Some(names)
     }
+}
+
+/// Has devices as fast as they stand for, once more, before samples are taken.
+fn settle(testbed: &mut Testbed, options: &Options) -> Result<()> {
+    if options.smoke { Ok(()) } else { testbed.settle(&options.cache) }
 }
 
 /// An experiment that is none over latency.

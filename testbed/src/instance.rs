@@ -564,6 +564,20 @@ impl Testbed {
         }
     }
 
+    /// Mends the shares of devices: cores of a machine that others share do not keep their speed.
+    ///
+    /// # Errors
+    /// When a device stays too far from its speed.
+    pub fn settle(&mut self, cache: &Path) -> Result<()> {
+        if self.loopback {
+            return Ok(());
+        }
+        let (turn, metronome) = (self.environment.turn, &mut self.metronome);
+        let mut tell = |devices: &[Calibrated]| tell(&self.name, turn, devices, metronome);
+        self.calibration.again(&self.name, cache, &mut tell)?;
+        self.save()
+    }
+
     /// Makes a device so many times as slow as its environment says, while it works.
     ///
     /// # Errors

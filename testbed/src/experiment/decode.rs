@@ -4,6 +4,7 @@
 use super::{
     Options,
     latency::{place, stage},
+    settle,
     show::{axis, bar, groups, percent, publish},
 };
 use crate::{
@@ -147,11 +148,11 @@ pub(super) fn run(options: &Options) -> Result<()> {
         let name = options.testbed.as_deref().unwrap_or(NAME);
         instance::down(name)?;
         let up = Testbed::up(environment, name, options.loopback, &options.cache)?;
-        let up = if options.smoke { up } else { calibrate::calibrated(up)? };
+        let mut up = if options.smoke { up } else { calibrate::calibrated(up)? };
         record.calibrations.insert(up.environment.name.clone(), up.calibration.clone());
         for model in left {
             let (extent, path) = (&extent, path.as_path());
-            Turns { extent, options, testbed: &up, path, model }.run(&mut record)?;
+            Turns { extent, options, testbed: &mut up, path, model }.run(&mut record)?;
         }
         up.down()?;
     }
@@ -163,7 +164,7 @@ pub(super) fn run(options: &Options) -> Result<()> {
 struct Turns<'a> {
     extent: &'a Extent,
     options: &'a Options,
-    testbed: &'a Testbed,
+    testbed: &'a mut Testbed,
     path: &'a Path,
     model: &'a str,
 }
@@ -192,7 +193,7 @@ impl Maker<'_, '_> {
 }
 
 impl Turns<'_> {
-    fn run(&self, record: &mut Record) -> Result<()> {
+    fn run(&mut self, record: &mut Record) -> Result<()> {
         let path = models::ensure(&self.options.cache, self.model)?.canonicalize()?;
         let model = Arc::new(ModelDir::open(&path)?);
         let served = self.options.cache.canonicalize()?;
@@ -210,6 +211,9 @@ impl Turns<'_> {
                     || tried[at] >= wanted * PATIENCE
                 {
                     continue;
+                }
+                if !open {
+                    settle(self.testbed, self.options)?;
                 }
                 open = true;
                 tried[at] += IN_A_ROW;

@@ -5,6 +5,7 @@ use super::{
     Options,
     latency::{place, stage},
     predictions::PREDICTED,
+    settle,
     show::{Shown, axis, publish, shown},
 };
 use crate::{
@@ -147,7 +148,7 @@ pub(super) fn run(options: &Options) -> Result<()> {
     // Which environments and models there are, cells say themselves: more may be added to them.
     let settings = json!({
         "experiment": NAME, "smoke": options.smoke, "loopback": options.loopback,
-        "plain": options.plain, "samples": extent.samples, "tokens": extent.tokens,
+        "plain": options.plain, "tokens": extent.tokens,
     });
     let path = options.output.join(NAME).join(format!("{NAME}.json"));
     let wanted = Record::new(NAME, options.loopback, settings)?;
@@ -173,11 +174,11 @@ pub(super) fn run(options: &Options) -> Result<()> {
         let name = options.testbed.as_deref().unwrap_or(NAME);
         instance::down(name)?;
         let up = Testbed::up(environment, name, options.loopback, &options.cache)?;
-        let up = if options.smoke { up } else { calibrate::calibrated(up)? };
+        let mut up = if options.smoke { up } else { calibrate::calibrated(up)? };
         record.calibrations.insert(up.environment.name.clone(), up.calibration.clone());
         for model in left {
             let (extent, path) = (&extent, path.as_path());
-            Turns { extent, options, testbed: &up, path, model }.run(&mut record)?;
+            Turns { extent, options, testbed: &mut up, path, model }.run(&mut record)?;
         }
         up.down()?;
     }
@@ -211,13 +212,13 @@ fn unchanged(record: &Record, environment: &Environment) -> Result<()> {
 struct Turns<'a> {
     extent: &'a Extent,
     options: &'a Options,
-    testbed: &'a Testbed,
+    testbed: &'a mut Testbed,
     path: &'a Path,
     model: &'a str,
 }
 
 impl Turns<'_> {
-    fn run(&self, record: &mut Record) -> Result<()> {
+    fn run(&mut self, record: &mut Record) -> Result<()> {
         let path = directory(&self.options.cache, self.model)?;
         let model = Arc::new(ModelDir::open(&path)?);
         let served = path.parent().context("a model is in a directory")?;
@@ -227,7 +228,7 @@ impl Turns<'_> {
         let sides = Side::all(&self.testbed.environment);
         let mut tried: BTreeMap<String, usize> = BTreeMap::new();
         loop {
-            let mut open = false;
+            let (mut open, mut settled) = (false, None);
             for &texts in self.extent.texts {
                 for side in &sides {
                     let name = side.name(&self.testbed.environment);
@@ -236,6 +237,10 @@ impl Turns<'_> {
                     let wanted = self.extent.samples;
                     if done(record, &key, wanted) || *tried >= wanted * PATIENCE {
                         continue;
+                    }
+                    if settled != Some(texts) {
+                        settle(self.testbed, self.options)?;
+                        settled = Some(texts);
                     }
                     open = true;
                     *tried += IN_A_ROW;

@@ -1,7 +1,7 @@
 //! Running the cells of an experiment: testbeds up and down, models placed, runs taken in turns and
 //! judged, bounds computed.
 
-use super::{Experiment, Options, Variant, predictions::PREDICTED};
+use super::{Experiment, Options, Variant, predictions::PREDICTED, settle};
 use crate::{
     bound::{self, Learner, Seen},
     calibrate,
@@ -86,7 +86,7 @@ pub fn run(experiment: &Experiment, options: &Options) -> Result<Record> {
         environments.iter().map(|name| Environment::open(name)).collect::<Result<_>>()?;
     let settings = json!({
         "experiment": experiment.name, "smoke": options.smoke, "loopback": options.loopback,
-        "plain": options.plain, "samples": samples, "tokens": experiment.tokens,
+        "plain": options.plain, "tokens": experiment.tokens,
         "anew": experiment.anew,
         "variants": experiment.variants.iter().map(|v| v.name).collect::<Vec<_>>(),
         ENVIRONMENTS: environments.iter().map(|e| (e.name.as_str(), e.source())).collect::<BTreeMap<_, _>>(),
@@ -136,14 +136,14 @@ pub fn run(experiment: &Experiment, options: &Options) -> Result<Record> {
             let name = options.testbed.as_deref().unwrap_or(experiment.name);
             instance::down(name)?;
             let up = Testbed::up(environment.clone(), name, options.loopback, &options.cache)?;
-            let up = if options.smoke { up } else { calibrate::calibrated(up)? };
+            let mut up = if options.smoke { up } else { calibrate::calibrated(up)? };
             let of = anew
                 .map_or(environment.name.clone(), |n| format!("{}/{}", environment.name, n + 1));
             record.calibrations.insert(of, up.calibration.clone());
             for model in left {
                 let models = options.cache.canonicalize()?;
-                let (testbed, path) = (&up, path.as_path());
-                let group =
+                let (testbed, path) = (&mut up, path.as_path());
+                let mut group =
                     Group { experiment, options, testbed, path, samples, model, models, anew };
                 group.run(&mut record, &mut progress)?;
             }
@@ -169,7 +169,7 @@ fn unknown(model: &str) -> Result<Option<String>> {
 struct Group<'a> {
     experiment: &'a Experiment,
     options: &'a Options,
-    testbed: &'a Testbed,
+    testbed: &'a mut Testbed,
     path: &'a Path,
     samples: usize,
     model: &'a str,
@@ -179,7 +179,7 @@ struct Group<'a> {
 }
 
 impl Group<'_> {
-    fn run(&self, record: &mut Record, progress: &mut Progress) -> Result<()> {
+    fn run(&mut self, record: &mut Record, progress: &mut Progress) -> Result<()> {
         let path = models::ensure(&self.options.cache, self.model)?.canonicalize()?;
         let model = Arc::new(ModelDir::open(&path)?);
         let environment = &self.testbed.environment;
@@ -199,6 +199,9 @@ impl Group<'_> {
                 let wanted = self.samples;
                 if done(record, &cell.key, wanted) || cell.tried >= wanted * PATIENCE {
                     continue;
+                }
+                if open == 0 {
+                    settle(self.testbed, self.options)?;
                 }
                 open += 1;
                 self.turn(&stage, &model, cell, record, progress)?;

@@ -6,6 +6,7 @@ mod page;
 use super::{
     Options,
     latency::{place, stage},
+    settle,
 };
 use crate::{
     calibrate,
@@ -127,7 +128,7 @@ pub(super) fn run(options: &Options) -> Result<()> {
     // Other environments and models may follow, and PyTorch may be brought later.
     let settings = json!({
         "experiment": NAME, "smoke": options.smoke, "loopback": options.loopback,
-        "samples": extent.samples, "tokens": extent.tokens,
+        "tokens": extent.tokens,
     });
     let path = options.output.join(NAME).join(format!("{NAME}.json"));
     let wanted = Record::new(NAME, options.loopback, settings)?;
@@ -161,12 +162,12 @@ pub(super) fn run(options: &Options) -> Result<()> {
         let name = options.testbed.as_deref().unwrap_or(NAME);
         instance::down(name)?;
         let up = Testbed::up(environment, name, options.loopback, &options.cache)?;
-        let up = if options.smoke { up } else { calibrate::calibrated(up)? };
+        let mut up = if options.smoke { up } else { calibrate::calibrated(up)? };
         record.calibrations.insert(up.environment.name.clone(), up.calibration.clone());
         for model in left {
             let (extent, path) = (&extent, path.as_path());
             let models = options.cache.canonicalize()?;
-            let turns = Turns { extent, options, testbed: &up, path, model, models };
+            let turns = Turns { extent, options, testbed: &mut up, path, model, models };
             turns.run(&mut record)?;
         }
         up.down()?;
@@ -179,7 +180,7 @@ pub(super) fn run(options: &Options) -> Result<()> {
 struct Turns<'a> {
     extent: &'a Extent,
     options: &'a Options,
-    testbed: &'a Testbed,
+    testbed: &'a mut Testbed,
     path: &'a Path,
     model: &'a str,
     /// The directory that workers serve.
@@ -210,7 +211,7 @@ impl Runner<'_, '_> {
 }
 
 impl Turns<'_> {
-    fn run(&self, record: &mut Record) -> Result<()> {
+    fn run(&mut self, record: &mut Record) -> Result<()> {
         let path = models::ensure(&self.options.cache, self.model)?.canonicalize()?;
         let model = Arc::new(ModelDir::open(&path)?);
         let stage = stage(self.testbed)?;
@@ -224,6 +225,9 @@ impl Turns<'_> {
                 if record.cell(&key, &self.labels(side)).done(wanted) || *tried >= wanted * PATIENCE
                 {
                     continue;
+                }
+                if !open {
+                    settle(self.testbed, self.options)?;
                 }
                 open = true;
                 *tried += IN_A_ROW;

@@ -352,9 +352,21 @@ impl Options {
     }
 }
 
+/// How often a machine that is too busy to calibrate is asked again.
+const UNSETTLED: usize = 3;
+
 /// Has devices as fast as they stand for, once more, before samples are taken.
 fn settle(testbed: &mut Testbed, options: &Options) -> Result<()> {
-    if options.smoke { Ok(()) } else { testbed.settle(&options.cache) }
+    if options.smoke {
+        return Ok(());
+    }
+    for _ in 0..UNSETTLED {
+        match testbed.settle(&options.cache) {
+            Ok(()) => return Ok(()),
+            Err(error) => eprintln!("{error:#}"),
+        }
+    }
+    testbed.settle(&options.cache)
 }
 
 /// An experiment that is none over latency.

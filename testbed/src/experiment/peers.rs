@@ -167,7 +167,7 @@ pub(super) fn run(options: &Options) -> Result<()> {
         for model in left {
             let (extent, path) = (&extent, path.as_path());
             let models = options.cache.canonicalize()?;
-            let turns = Turns { extent, options, testbed: &mut up, path, model, models };
+            let mut turns = Turns { extent, options, testbed: &mut up, path, model, models };
             turns.run(&mut record)?;
         }
         up.down()?;

@@ -16,6 +16,7 @@ mod transport;
 use crate::{
     environment::BitRate,
     instance::{self, Testbed},
+    record::Record,
 };
 use anyhow::{Context, Result, bail};
 use galaxy_common::Strategy;
@@ -353,20 +354,28 @@ impl Options {
 }
 
 /// How often a machine that is too busy to calibrate is asked again.
-const UNSETTLED: usize = 3;
+const UNSETTLED: usize = 4;
 
 /// Has devices as fast as they stand for, once more, before samples are taken.
-fn settle(testbed: &mut Testbed, options: &Options) -> Result<()> {
-    if options.smoke {
-        return Ok(());
-    }
-    for _ in 0..UNSETTLED {
+fn settle(
+    testbed: &mut Testbed,
+    options: &Options,
+    record: &mut Record,
+    anew: Option<usize>,
+) -> Result<()> {
+    let mut left = if options.smoke { 0 } else { UNSETTLED };
+    while left > 0 {
         match testbed.settle(&options.cache) {
-            Ok(()) => return Ok(()),
+            Ok(()) => break,
+            Err(error) if left == 1 => return Err(error),
             Err(error) => eprintln!("{error:#}"),
         }
+        left -= 1;
     }
-    testbed.settle(&options.cache)
+    let name = &testbed.environment.name;
+    let key = anew.map_or(name.clone(), |n| format!("{name}/{}", n + 1));
+    record.calibrations.insert(key, testbed.calibration.clone());
+    Ok(())
 }
 
 /// An experiment that is none over latency.

@@ -8,7 +8,6 @@ use super::{
     show::{axis, bar, groups, percent, publish},
 };
 use crate::{
-    calibrate,
     environment::Environment,
     health::{self, Watch},
     holding::took,
@@ -147,9 +146,7 @@ pub(super) fn run(options: &Options) -> Result<()> {
         rustix::fs::sync();
         let name = options.testbed.as_deref().unwrap_or(NAME);
         instance::down(name)?;
-        let up = Testbed::up(environment, name, options.loopback, &options.cache)?;
-        let mut up = if options.smoke { up } else { calibrate::calibrated(up)? };
-        record.calibrations.insert(up.environment.name.clone(), up.calibration.clone());
+        let mut up = Testbed::up(environment, name, options.loopback, &options.cache)?;
         for model in left {
             let (extent, path) = (&extent, path.as_path());
             Turns { extent, options, testbed: &mut up, path, model }.run(&mut record)?;
@@ -213,7 +210,7 @@ impl Turns<'_> {
                     continue;
                 }
                 if !open {
-                    settle(self.testbed, self.options)?;
+                    settle(self.testbed, self.options, record, None)?;
                 }
                 open = true;
                 tried[at] += IN_A_ROW;

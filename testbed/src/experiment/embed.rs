@@ -9,7 +9,6 @@ use super::{
     show::{Shown, axis, publish, shown},
 };
 use crate::{
-    calibrate,
     environment::Environment,
     health::{self, Watch},
     instance::{self, Split, Testbed},
@@ -173,9 +172,7 @@ pub(super) fn run(options: &Options) -> Result<()> {
         rustix::fs::sync();
         let name = options.testbed.as_deref().unwrap_or(NAME);
         instance::down(name)?;
-        let up = Testbed::up(environment, name, options.loopback, &options.cache)?;
-        let mut up = if options.smoke { up } else { calibrate::calibrated(up)? };
-        record.calibrations.insert(up.environment.name.clone(), up.calibration.clone());
+        let mut up = Testbed::up(environment, name, options.loopback, &options.cache)?;
         for model in left {
             let (extent, path) = (&extent, path.as_path());
             Turns { extent, options, testbed: &mut up, path, model }.run(&mut record)?;
@@ -239,7 +236,7 @@ impl Turns<'_> {
                         continue;
                     }
                     if settled != Some(texts) {
-                        settle(self.testbed, self.options)?;
+                        settle(self.testbed, self.options, record, None)?;
                         settled = Some(texts);
                     }
                     open = true;

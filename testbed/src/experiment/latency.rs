@@ -135,11 +135,8 @@ pub fn run(experiment: &Experiment, options: &Options) -> Result<Record> {
             // What a run that was killed has left.
             let name = options.testbed.as_deref().unwrap_or(experiment.name);
             instance::down(name)?;
-            let up = Testbed::up(environment.clone(), name, options.loopback, &options.cache)?;
-            let mut up = if options.smoke { up } else { calibrate::calibrated(up)? };
-            let of = anew
-                .map_or(environment.name.clone(), |n| format!("{}/{}", environment.name, n + 1));
-            record.calibrations.insert(of, up.calibration.clone());
+            let environment = environment.clone();
+            let mut up = Testbed::up(environment, name, options.loopback, &options.cache)?;
             for model in left {
                 let models = options.cache.canonicalize()?;
                 let (testbed, path) = (&mut up, path.as_path());
@@ -201,7 +198,7 @@ impl Group<'_> {
                     continue;
                 }
                 if open == 0 {
-                    settle(self.testbed, self.options)?;
+                    settle(self.testbed, self.options, record, self.anew)?;
                 }
                 open += 1;
                 self.turn(&stage, &model, cell, record, progress)?;

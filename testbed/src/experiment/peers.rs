@@ -161,9 +161,7 @@ pub(super) fn run(options: &Options) -> Result<()> {
         rustix::fs::sync();
         let name = options.testbed.as_deref().unwrap_or(NAME);
         instance::down(name)?;
-        let up = Testbed::up(environment, name, options.loopback, &options.cache)?;
-        let mut up = if options.smoke { up } else { calibrate::calibrated(up)? };
-        record.calibrations.insert(up.environment.name.clone(), up.calibration.clone());
+        let mut up = Testbed::up(environment, name, options.loopback, &options.cache)?;
         for model in left {
             let (extent, path) = (&extent, path.as_path());
             let models = options.cache.canonicalize()?;
@@ -227,7 +225,7 @@ impl Turns<'_> {
                     continue;
                 }
                 if !open {
-                    settle(self.testbed, self.options)?;
+                    settle(self.testbed, self.options, record, None)?;
                 }
                 open = true;
                 *tried += IN_A_ROW;

@@ -15,6 +15,7 @@ mod transport;
 
 use crate::{
     environment::BitRate,
+    health,
     instance::{self, Testbed},
     record::Record,
 };
@@ -353,6 +354,11 @@ impl Options {
     }
 }
 
+/// Waits for a quiet machine before a sample that may count.
+fn quiet(options: &Options) -> Result<()> {
+    if options.smoke || options.loopback { Ok(()) } else { health::quiet() }
+}
+
 /// How often a machine that is too busy to calibrate is asked again.
 const UNSETTLED: usize = 4;
 
@@ -365,6 +371,7 @@ fn settle(
 ) -> Result<()> {
     let mut left = if options.smoke { 0 } else { UNSETTLED };
     while left > 0 {
+        health::quiet()?;
         match testbed.settle(&options.cache) {
             Ok(()) => break,
             Err(error) if left == 1 => return Err(error),

@@ -39,6 +39,12 @@ const ALL_PROCESSES: &str = "/sys/fs/cgroup/cpuacct/cpuacct.usage";
 /// Others that take less of a core than this are not named.
 const OF_NOTE: f64 = 0.01;
 
+/// How long cores are kept busy to see whether the host leaves them alone,
+const PROBE: Duration = Duration::from_millis(300);
+/// how long they rest when it does not, and how often that is tried.
+const REST: Duration = Duration::from_millis(700);
+const PROBES: usize = 60;
+
 /// What the machine did. Shares are of the whole machine, unless they say otherwise.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Health {
@@ -117,6 +123,36 @@ pub fn judge(health: &Health, devices: &[DeviceShare]) -> Verdict {
         reasons.push(format!("other processes took {took} of a core{names}; {most} is allowed"));
     }
     Verdict::of(reasons)
+}
+
+/// Waits until the host leaves the machine alone, or a minute: what it takes comes in bursts, and only
+/// a machine that works shows it.
+///
+/// # Errors
+/// Where the machine has no `/proc/stat`.
+pub fn quiet() -> Result<()> {
+    for probe in 0..PROBES {
+        let since = Instant::now();
+        let before = Look::take(since)?;
+        std::thread::scope(|scope| {
+            for _ in 0..before.cores {
+                scope.spawn(|| {
+                    while since.elapsed() < PROBE {
+                        std::hint::spin_loop();
+                    }
+                });
+            }
+        });
+        let steal = before.share(&Look::take(since)?, |look| look.steal);
+        if steal <= MOST_STEAL {
+            break;
+        }
+        if probe == 0 {
+            eprintln!("the host takes {:.1}% of the machine; waiting", steal * 100.0);
+        }
+        std::thread::sleep(REST);
+    }
+    Ok(())
 }
 
 /// Why a sample does not count whose kernels did far less in their processor time than those of the

@@ -4,7 +4,7 @@
 use super::{
     Options,
     latency::{place, stage},
-    settle,
+    quiet, settle,
     show::{axis, bar, groups, percent, publish},
 };
 use crate::{
@@ -310,6 +310,7 @@ impl Turns<'_> {
         prompt: &[u32],
         made: usize,
     ) -> Result<(BTreeMap<String, f64>, Verdict, Vec<u32>)> {
+        quiet(self.options)?;
         let network = match self.testbed.loopback {
             true => None,
             false => Network::open(&self.testbed.name)?,

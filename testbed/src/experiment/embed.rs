@@ -5,7 +5,7 @@ use super::{
     Options,
     latency::{place, stage},
     predictions::PREDICTED,
-    settle,
+    quiet, settle,
     show::{Shown, axis, publish, shown},
 };
 use crate::{
@@ -345,6 +345,7 @@ impl Turns<'_> {
         shape: &BatchShape,
         ids: &Arc<[u32]>,
     ) -> Result<(BTreeMap<String, f64>, Verdict)> {
+        quiet(self.options)?;
         let count = self.testbed.environment.devices.len();
         let used = || -> Result<u64> {
             let devices = (0..count).map(|i| Ok(self.testbed.usage(i)?.total_ns));

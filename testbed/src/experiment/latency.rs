@@ -1,7 +1,7 @@
 //! Running the cells of an experiment: testbeds up and down, models placed, runs taken in turns and
 //! judged, bounds computed.
 
-use super::{Experiment, Options, Variant, predictions::PREDICTED, settle};
+use super::{Experiment, Options, Variant, predictions::PREDICTED, quiet, settle};
 use crate::{
     bound::{self, Learner, Seen},
     calibrate,
@@ -365,6 +365,7 @@ impl Group<'_> {
         shape: &BatchShape,
         tokens: &Arc<[u32]>,
     ) -> Result<(BTreeMap<String, f64>, Verdict, Observation)> {
+        quiet(self.options)?;
         let count = self.testbed.environment.devices.len();
         let usages = || (0..count).map(|i| self.testbed.usage(i)).collect::<Result<Vec<_>>>();
         let computed = (0..count).map(|i| self.testbed.computed(i)).collect::<Result<Vec<_>>>()?;
@@ -477,6 +478,7 @@ pub(super) fn place<'s>(
     let counts = by_profiles && !testbed.loopback && !smoke;
     let tries = if counts { PROFILES } else { 1 };
     for _ in 1..tries {
+        health::quiet()?;
         let (before, watch) = (kept(), Watch::start()?);
         let placed = stage.place(cluster.clone(), model)?;
         let stolen = watch.finish(0)?.steal_share;

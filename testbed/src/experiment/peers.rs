@@ -6,7 +6,7 @@ mod page;
 use super::{
     Options,
     latency::{place, stage},
-    settle,
+    quiet, settle,
 };
 use crate::{
     calibrate,
@@ -349,6 +349,7 @@ impl Turns<'_> {
         shape: &BatchShape,
         tokens: &Arc<[u32]>,
     ) -> Result<(BTreeMap<String, f64>, Verdict)> {
+        quiet(self.options)?;
         let network = match self.testbed.loopback {
             true => None,
             false => Network::open(&self.testbed.name)?,

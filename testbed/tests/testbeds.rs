@@ -120,10 +120,12 @@ fn smoke_forms_run_on_loopback_without_root() {
     done(&["run", "repeats", "--smoke", "--loopback", "--testbed", "loopr", "--output", to]);
     let page = std::fs::read_to_string(output.path().join("repeats/repeats.md")).unwrap();
     assert!(page.contains("loopback: no shaping, not comparable"), "{page}");
-    refused(
-        &["run", "repeats", "--smoke", "--loopback", "--samples", "3", "--output", to],
-        "start anew with --fresh",
-    );
+    let again = ["run", "repeats", "--smoke", "--loopback", "--testbed", "loopr", "--output", to];
+    refused(&[&again[..], &["--plain"]].concat(), "start anew with --fresh");
+    // More samples are added to those that there are.
+    done(&[&again[..], &["--samples", "4"]].concat());
+    let record = Record::read(&output.path().join("repeats/repeats.json")).unwrap();
+    assert!(record.cells.iter().all(|cell| cell.valid().count() == 4));
 }
 
 /// Every strategy by the planner, from profiles that the workers measure, beside what it predicts.

@@ -10,7 +10,9 @@ use crate::{
     holding::compute_threads,
     inside,
     instance::{COORDINATOR, Testbed},
+    metronome::{self, Gate},
     models,
+    processes::kill,
 };
 use anyhow::{Context, Result, ensure};
 use galaxy_common::{
@@ -263,6 +265,35 @@ pub fn calibrate(
         eprintln!("calibrating {testbed}: {error}; measurements would not count");
     }
     Ok(found)
+}
+
+/// Sets the shares of devices: by gates where the kernel can stop single groups, else by its quotas.
+pub(crate) fn tell(
+    testbed: &str,
+    turn: Duration,
+    devices: &[Calibrated],
+    metronome: &mut Option<u32>,
+) -> Result<()> {
+    let mut gates = Vec::new();
+    for device in devices {
+        let (Some(share), group) = (device.told, Group::open(testbed, &device.name)?) else {
+            continue;
+        };
+        match group.gate() {
+            Some(file) => gates.push(Gate { core: device.core, file, share }),
+            None => group.set_quota(share)?,
+        }
+    }
+    if let Some(old) = metronome.filter(|_| !gates.is_empty()) {
+        // It may have stopped devices when it ends: its successor lets them go on.
+        kill(old)?;
+        *metronome = None;
+    }
+    if metronome.is_none() {
+        let (pid, _) = metronome::start(testbed, metronome::EACH_US, turn, &gates)?;
+        *metronome = Some(pid);
+    }
+    Ok(())
 }
 
 /// The layer that is timed.

@@ -6,14 +6,13 @@
 
 use crate::{
     ballast::Ballast,
-    calibrate::{self, Calibrated, Calibration},
+    calibrate::{self, Calibrated, Calibration, tell},
     cgroup::{self, DiskLimit, Group, Limits, Usage},
     environment::{Environment, Hold, check_name, state_directory},
     holding::{Holding, Limited, compute_threads, threads, took},
     inside, links,
-    metronome::{self, Gate},
     network::{self, Network},
-    processes::{Keys, PATIENCE, program},
+    processes::{Keys, PATIENCE, kill, program},
 };
 use anyhow::{Context, Result, bail, ensure};
 use galaxy_common::{LinkType, Reading, Strategy, WireType};
@@ -643,42 +642,6 @@ pub fn down(name: &str) -> Result<()> {
         }
     }
     sweep(name, !is_root())
-}
-
-/// Sets the shares of devices: by gates where the kernel can stop single groups, else by its quotas.
-fn tell(
-    testbed: &str,
-    turn: Duration,
-    devices: &[Calibrated],
-    metronome: &mut Option<u32>,
-) -> Result<()> {
-    let mut gates = Vec::new();
-    for device in devices {
-        let (Some(share), group) = (device.told, Group::open(testbed, &device.name)?) else {
-            continue;
-        };
-        match group.gate() {
-            Some(file) => gates.push(Gate { core: device.core, file, share }),
-            None => group.set_quota(share)?,
-        }
-    }
-    if let Some(old) = metronome.filter(|_| !gates.is_empty()) {
-        // It may have stopped devices when it ends: its successor lets them go on.
-        kill(old)?;
-        *metronome = None;
-    }
-    if metronome.is_none() {
-        let (pid, _) = metronome::start(testbed, metronome::EACH_US, turn, &gates)?;
-        *metronome = Some(pid);
-    }
-    Ok(())
-}
-
-/// Ends a process at once; one that has ended is no error.
-fn kill(pid: u32) -> Result<()> {
-    let pid = rustix::process::Pid::from_raw(pid.cast_signed()).context("ids begin at 1")?;
-    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-    Ok(())
 }
 
 fn sweep(name: &str, loopback: bool) -> Result<()> {

@@ -369,15 +369,14 @@ fn settle(
     record: &mut Record,
     anew: Option<usize>,
 ) -> Result<()> {
-    let mut left = if options.smoke { 0 } else { UNSETTLED };
-    while left > 0 {
-        health::quiet()?;
+    let most = if options.smoke { 0 } else { UNSETTLED };
+    for time in 1..=most {
+        quiet(options)?;
         match testbed.settle(&options.cache) {
             Ok(()) => break,
-            Err(error) if left == 1 => return Err(error),
+            Err(error) if time == most => return Err(error),
             Err(error) => eprintln!("{error:#}"),
         }
-        left -= 1;
     }
     let name = &testbed.environment.name;
     let key = anew.map_or(name.clone(), |n| format!("{name}/{}", n + 1));

@@ -131,7 +131,7 @@ pub fn judge(health: &Health, devices: &[DeviceShare]) -> Verdict {
 /// # Errors
 /// Where the machine has no `/proc/stat`.
 pub fn quiet() -> Result<()> {
-    for probe in 0..PROBES {
+    for probe in 1..=PROBES {
         let since = Instant::now();
         let before = Look::take(since)?;
         std::thread::scope(|scope| {
@@ -145,10 +145,15 @@ pub fn quiet() -> Result<()> {
         });
         let steal = before.share(&Look::take(since)?, |look| look.steal);
         if steal <= MOST_STEAL {
-            break;
+            return Ok(());
         }
-        if probe == 0 {
-            eprintln!("the host takes {:.1}% of the machine; waiting", steal * 100.0);
+        let then = match probe {
+            1 => "waiting",
+            PROBES => "going on all the same",
+            _ => "",
+        };
+        if !then.is_empty() {
+            eprintln!("the host takes {:.1}% of the machine; {then}", steal * 100.0);
         }
         std::thread::sleep(REST);
     }

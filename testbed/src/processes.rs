@@ -600,6 +600,7 @@ impl Drop for Throttle {
         let _ = cgroup::remove(&self.testbed);
     }
 }
+
 /// Ends a process at once; one that has ended is no error.
 pub(crate) fn kill(pid: u32) -> Result<()> {
     let pid = rustix::process::Pid::from_raw(pid.cast_signed()).context("ids begin at 1")?;

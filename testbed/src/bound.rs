@@ -10,14 +10,22 @@
 //! rate, no latency, no wake-up, no wait for a lock. What is lost against the schedule, the engine
 //! lost; what the schedule loses against the bound, the order of the operations does.
 
-use crate::stage::Observation;
+use crate::{
+    record::{Bound, Cell},
+    stage::Observation,
+};
 use anyhow::{Context, Result};
 use galaxy_common::Strategy;
+use galaxy_coord::fleet::Timeline;
 use galaxy_graph::{
     Counted, FRAME_OVERHEAD, LinkRate, Observed, simulate,
     timeline::{lane_use, traffic},
 };
 use std::collections::BTreeMap;
+
+/// The slowest device's compute, and the busiest cable.
+const COMPUTE: &str = "compute_ms";
+const WIRE: &str = "wire_ms";
 
 /// What one cell's runs say about how fast it could be.
 #[derive(Clone, Debug, Default)]
@@ -32,7 +40,7 @@ pub struct Seen {
 
 /// Costs learnt from a cell's runs, for the schedule.
 pub struct Learner {
-    cables: Vec<LinkRate>,
+    rates: Vec<f64>,
     costs: Observed,
     seen: Seen,
 }
@@ -41,8 +49,8 @@ impl Learner {
     /// For devices on these cables, by rank: bytes per second of each.
     pub fn new(rates: &[f64]) -> Self {
         let cable = |&rate: &f64| LinkRate { latency: 0, rate, window: u64::MAX, burst: 0 };
-        let cables: Vec<LinkRate> = rates.iter().map(cable).collect();
-        Self { costs: Observed::new(cables.clone()), cables, seen: Seen::default() }
+        let costs = Observed::new(rates.iter().map(cable).collect());
+        Self { rates: rates.to_vec(), costs, seen: Seen::default() }
     }
 
     /// Learns from one run.
@@ -50,21 +58,12 @@ impl Learner {
     /// # Errors
     /// When the programs do not simulate; programs that ran do.
     pub fn learn(&mut self, observation: &Observation) -> Result<()> {
-        let pairs = || observation.programs.iter().zip(&observation.timelines);
-        for (program, timeline) in pairs() {
+        for (program, timeline) in observation.programs.iter().zip(&observation.timelines) {
             self.costs.learn(program, &timeline.operations, Counted::Work);
         }
-        let busy = pairs().map(|(p, t)| {
-            lane_use(p, &t.operations).first().map_or(0, |lane| lane.busy) as f64 * 1e-6
-        });
-        self.seen.compute.push(busy.collect());
-        let wire = |(program, cable): (_, &LinkRate)| {
-            let (sent, received) = traffic(program);
-            sent.max(received) as f64 * FRAME_OVERHEAD / cable.rate * 1e3
-        };
-        let programs = &observation.programs;
-        self.seen.wire = programs.iter().zip(&self.cables).map(wire).fold(0.0, f64::max);
-        self.seen.schedule = simulate(programs, &self.costs)?.total as f64 * 1e-6;
+        self.seen.compute.push(compute(observation));
+        self.seen.wire = wire(observation, &self.rates);
+        self.seen.schedule = simulate(&observation.programs, &self.costs)?.total as f64 * 1e-6;
         Ok(())
     }
 
@@ -86,14 +85,48 @@ impl Seen {
     }
 }
 
+/// How long each device of a run computed, ms.
+fn compute(observation: &Observation) -> Vec<f64> {
+    let pairs = observation.programs.iter().zip(&observation.timelines);
+    let busy = |(program, timeline): (_, &Timeline)| {
+        let lanes = lane_use(program, &timeline.operations);
+        lanes.first().map_or(0, |lane| lane.busy) as f64 * 1e-6
+    };
+    pairs.map(busy).collect()
+}
+
+/// How long the busiest cable of a run is busy, ms. Bytes per second of each device's cable, by rank.
+fn wire(observation: &Observation, rates: &[f64]) -> f64 {
+    let of = |(program, rate): (_, &f64)| {
+        let (sent, received) = traffic(program);
+        sent.max(received) as f64 * FRAME_OVERHEAD / rate * 1e3
+    };
+    observation.programs.iter().zip(rates).map(of).fold(0.0, f64::max)
+}
+
+/// What the bound of a plan of `auto` is made of, by one run: values of its sample.
+pub fn parts(observation: &Observation, rates: &[f64]) -> BTreeMap<String, f64> {
+    let slowest = compute(observation).into_iter().fold(0.0, f64::max);
+    BTreeMap::from([(COMPUTE.to_owned(), slowest), (WIRE.to_owned(), wire(observation, rates))])
+}
+
+/// The bound of a plan of `auto`, by those samples that count and have [`parts`].
+pub fn of(cell: &Cell) -> Option<Bound> {
+    let compute = cell.values(COMPUTE);
+    let mean = compute.iter().sum::<f64>() / compute.len() as f64;
+    let wire = cell.values(WIRE).into_iter().reduce(f64::max)?;
+    let parts = BTreeMap::from([(COMPUTE.to_owned(), mean), (WIRE.to_owned(), wire)]);
+    Some(Bound { ms: with(Strategy::Auto, mean, wire), parts })
+}
+
 /// The bound of a strategy, and what it is made of, in ms.
 ///
 /// `least` is the least compute that any strategy with the same split needed.
 pub fn bound(strategy: Strategy, seen: &Seen, least: f64) -> (f64, BTreeMap<String, f64>) {
     let (compute, wire) = (seen.compute(), seen.wire);
     let parts = [
-        ("compute_ms", compute),
-        ("wire_ms", wire),
+        (COMPUTE, compute),
+        (WIRE, wire),
         ("strict_ms", with(strategy, compute.min(least), wire)),
         ("schedule_ms", seen.schedule),
     ];
@@ -145,6 +178,7 @@ pub fn spent(observation: &Observation) -> Result<BTreeMap<String, f64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::{Outcome, Verdict};
 
     #[test]
     fn only_a_strategy_that_overlaps_hides_its_wire() {
@@ -159,5 +193,32 @@ mod tests {
         assert_eq!(ms(Strategy::Galaxy, 40.0), (110.0, 50.0));
         assert_eq!(ms(Strategy::Pipeline, 110.0), (110.0, 110.0));
         assert_eq!(ms(Strategy::Megatron, 110.0), (160.0, 160.0));
+    }
+
+    #[test]
+    fn samples_that_count_make_the_bound_of_a_plan() {
+        let mut cell = Cell {
+            key: String::new(),
+            labels: BTreeMap::new(),
+            samples: Vec::new(),
+            outcome: Outcome::Measured,
+            bound: None,
+            paper: None,
+            facts: BTreeMap::new(),
+        };
+        let values = |compute: f64, wire: f64| {
+            BTreeMap::from([(COMPUTE.to_owned(), compute), (WIRE.to_owned(), wire)])
+        };
+        assert_eq!(of(&cell), None);
+        // Before samples had them.
+        cell.add(BTreeMap::from([("latency_ms".to_owned(), 400.0)]), Verdict::Valid);
+        assert_eq!(of(&cell), None);
+        cell.add(values(900.0, 50.0), Verdict::Invalid { reasons: vec!["busy".to_owned()] });
+        cell.add(values(90.0, 50.0), Verdict::Valid);
+        cell.add(values(110.0, 50.0), Verdict::Valid);
+        let ms = |cell: &Cell| of(cell).map(|bound| (bound.ms, bound.parts));
+        assert_eq!(ms(&cell), Some((100.0, values(100.0, 50.0))));
+        cell.add(values(100.0, 150.0), Verdict::Valid);
+        assert_eq!(ms(&cell).map(|(ms, _)| ms), Some(150.0));
     }
 }

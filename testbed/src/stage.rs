@@ -256,6 +256,15 @@ impl Placed<'_> {
         tokens: &Arc<[u32]>,
         limit: Duration,
     ) -> Result<Observation> {
+        let run = self.execute(shape, tokens, limit)?;
+        self.observe(run, shape)
+    }
+
+    /// Asks when each device did what in the last run, which was of such a batch.
+    ///
+    /// # Errors
+    /// When a device does not answer, or has forgotten it.
+    pub fn observe(&mut self, run: Run, shape: &BatchShape) -> Result<Observation> {
         let programs = match &self.programs {
             Some((of, programs)) if of == shape => programs.clone(),
             _ => {
@@ -265,13 +274,9 @@ impl Placed<'_> {
                 programs
             }
         };
-        let (fleet, shape, inputs) = (self.fleet.clone(), shape.clone(), tokens.clone());
-        let ran = self.stage.inside(async move {
-            let run = fleet.execute(Task::new(shape, inputs), limit).await?;
-            let timelines = fleet.timelines(run.epoch, run.sequence).await?;
-            Ok::<_, galaxy_coord::RequestError>((run, timelines))
-        })?;
-        let (run, timelines) = ran?;
+        let (fleet, epoch, sequence) = (self.fleet.clone(), run.epoch, run.sequence);
+        let timelines =
+            self.stage.inside(async move { fleet.timelines(epoch, sequence).await })??;
         Ok(Observation { run, programs, timelines })
     }
 }

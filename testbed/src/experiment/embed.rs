@@ -3,12 +3,13 @@
 
 use super::{
     Options,
-    latency::{place, stage},
+    latency::{place, rates as cables, stage},
     predictions::PREDICTED,
     quiet, settle,
     show::{Shown, axis, publish, shown},
 };
 use crate::{
+    bound,
     environment::Environment,
     health::{self, Watch},
     instance::{self, Split, Testbed},
@@ -297,7 +298,7 @@ impl Turns<'_> {
         cluster.drift = STEADY;
         cluster.texts = texts;
         cluster.max_rows = self.extent.rows();
-        let placed = match place(self.testbed, self.options.smoke, stage, cluster, model)? {
+        let mut placed = match place(self.testbed, self.options.smoke, stage, cluster, model)? {
             Ok(placed) => placed,
             Err(Refusal::Memory { device, needs, grants }) => {
                 let (device, needs) = (device.to_string(), Some(needs));
@@ -323,14 +324,16 @@ impl Turns<'_> {
         // The first batch of a placement lowers, fills caches and wakes links.
         placed.execute(&shape, &ids, LIMIT)?;
         for _ in 0..IN_A_ROW {
-            let (values, verdict) = self.sample(&placed, &shape, &ids)?;
+            let (values, verdict) = self.sample(&mut placed, &shape, &ids)?;
             match &verdict {
                 Verdict::Valid => eprintln!("{key}: {:.1} texts/s", values[RATE]),
                 Verdict::Invalid { reasons } => {
                     eprintln!("{key}: does not count: {}", reasons.join("; "));
                 }
             }
-            record.cell(key, &[]).add(values, verdict);
+            let cell = record.cell(key, &[]);
+            cell.add(values, verdict);
+            cell.bound = bound::of(cell);
             record.save(self.path)?;
             if done(record, key, self.extent.samples) {
                 break;
@@ -341,7 +344,7 @@ impl Turns<'_> {
 
     fn sample(
         &self,
-        placed: &Placed<'_>,
+        placed: &mut Placed<'_>,
         shape: &BatchShape,
         ids: &Arc<[u32]>,
     ) -> Result<(BTreeMap<String, f64>, Verdict)> {
@@ -361,6 +364,8 @@ impl Turns<'_> {
             (RATE.to_owned(), texts / took),
         ]);
         values.extend(health.values());
+        let observation = placed.observe(run, shape)?;
+        values.extend(bound::parts(&observation, &cables(self.testbed, &observation)));
         // What is compared with nothing counts as it is.
         let verdict = match self.testbed.loopback || self.options.smoke {
             true => Verdict::Valid,
@@ -445,6 +450,7 @@ fn show(record: &Record) -> Shown {
                 WEIGHTS,
                 PLAN,
                 "latency, ms",
+                "bound, ms",
                 "predicted, ms",
                 "texts/s",
                 "predicted texts/s",
@@ -459,6 +465,7 @@ fn show(record: &Record) -> Shown {
                 label(found.auto, WEIGHTS).to_owned(),
                 label(found.auto, PLAN).to_owned(),
                 figure(found.auto, "latency_ms"),
+                shown(found.auto.bound.as_ref().map_or(f64::NAN, |bound| bound.ms), 1),
                 shown(found.auto.facts.get(PREDICTED).copied().unwrap_or(f64::NAN), 1),
                 shown(found.auto.spread(RATE).median, 2),
                 shown(found.predicted(), 2),
@@ -494,6 +501,7 @@ fn show(record: &Record) -> Shown {
     let notes = vec![
         reached,
         "*Sum*: of the medians of what each device gives alone, by a plan for it alone, measured for each device by itself. *Auto over the sum*: of medians; in brackets the least of auto over the largest sum, and the largest over the least.".to_owned(),
+        "*Bound*: what the slowest device computed, or how long the busiest cable is busy, the longer of both.".to_owned(),
         "*Predicted*: what the planner says of the plan, from profiles that the devices measured of themselves before.".to_owned(),
     ];
     (tables, notes, vec![("", chart)])

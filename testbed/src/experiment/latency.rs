@@ -309,7 +309,7 @@ impl Group<'_> {
             match &verdict {
                 Verdict::Valid => {
                     progress.step(&cell.key, &format!("{:.0} ms", values["latency_ms"]));
-                    let rates = self.rates(&observation);
+                    let rates = rates(self.testbed, &observation);
                     cell.learner.get_or_insert_with(|| Learner::new(&rates)).learn(&observation)?;
                 }
                 Verdict::Invalid { reasons } => {
@@ -342,23 +342,6 @@ impl Group<'_> {
         [("environment", environment), ("model", self.model), ("variant", variant.name)]
     }
 
-    /// Indices of the devices of a run, by rank.
-    fn devices(&self, observation: &Observation) -> Vec<usize> {
-        let index =
-            |name: &galaxy_common::DeviceName| self.testbed.device(name.as_str()).unwrap_or(0);
-        observation.run.devices.iter().map(|d| index(&d.name)).collect()
-    }
-
-    /// Bytes per second of the cable of each device of a run, by rank.
-    fn rates(&self, observation: &Observation) -> Vec<f64> {
-        let environment = &self.testbed.environment;
-        let rate = |i: usize| match self.testbed.loopback {
-            true => f64::INFINITY,
-            false => environment.rate(&environment.devices[i]).0 / 8.0,
-        };
-        self.devices(observation).into_iter().map(rate).collect()
-    }
-
     fn sample(
         &self,
         placed: &mut Placed<'_>,
@@ -373,14 +356,14 @@ impl Group<'_> {
         let watch = Watch::start()?;
         let observation = placed.run(shape, tokens, LIMIT)?;
         let after = usages()?;
-        let devices: u64 = after.iter().zip(&before).map(|(a, b)| a.total_ns - b.total_ns).sum();
-        let health = watch.finish(devices + self.testbed.overhead().saturating_sub(overhead))?;
+        let used: u64 = after.iter().zip(&before).map(|(a, b)| a.total_ns - b.total_ns).sum();
+        let health = watch.finish(used + self.testbed.overhead().saturating_sub(overhead))?;
         let ms = |ns: u64| ns as f64 * 1e-6;
         let mut values = bound::spent(&observation)?;
         values.insert("latency_ms".to_owned(), observation.run.took.as_secs_f64() * 1e3);
-        let rates = self.rates(&observation);
+        let rates = rates(self.testbed, &observation);
         let (mut shares, mut least_hidden, mut wire_cpu) = (Vec::new(), f64::MAX, 0f64);
-        for (rank, &i) in self.devices(&observation).iter().enumerate() {
+        for (rank, &i) in devices(self.testbed, &observation).iter().enumerate() {
             let program = &observation.programs[rank];
             let lanes = lane_use(program, &observation.timelines[rank].operations);
             let (busy, awaiting) = lanes.first().map_or((0, 0), |l| (l.busy, l.awaiting_receive));
@@ -457,6 +440,22 @@ impl Group<'_> {
         }
         Ok(outcome)
     }
+}
+
+/// Indices of the devices of a run, by rank.
+fn devices(testbed: &Testbed, observation: &Observation) -> Vec<usize> {
+    let index = |name: &galaxy_common::DeviceName| testbed.device(name.as_str()).unwrap_or(0);
+    observation.run.devices.iter().map(|d| index(&d.name)).collect()
+}
+
+/// Bytes per second of the cable of each device of a run, by rank.
+pub(super) fn rates(testbed: &Testbed, observation: &Observation) -> Vec<f64> {
+    let environment = &testbed.environment;
+    let rate = |i: usize| match testbed.loopback {
+        true => f64::INFINITY,
+        false => environment.rate(&environment.devices[i]).0 / 8.0,
+    };
+    devices(testbed, observation).into_iter().map(rate).collect()
 }
 
 /// Places a model. Profiles that this takes must have been measured while the host left the

@@ -5,11 +5,11 @@ mod page;
 
 use super::{
     Options,
-    latency::{place, stage},
+    latency::{place, rates, stage},
     quiet, settle,
 };
 use crate::{
-    calibrate,
+    bound, calibrate,
     environment::Environment,
     health::{self, DeviceShare, Watch},
     instance::{self, Split, Testbed},
@@ -21,6 +21,7 @@ use crate::{
 };
 use anyhow::{Context, Result, ensure};
 use galaxy_common::{BatchShape, LinkType, Pooling, Strategy, Wanted};
+use galaxy_coord::fleet::Run;
 use galaxy_engine::merge::{Merged, merge};
 use galaxy_graph::program::Output;
 use galaxy_model::ModelDir;
@@ -187,22 +188,26 @@ struct Turns<'a> {
 
 /// A model on the devices.
 enum Runner<'a, 'p> {
-    Ours(&'a Placed<'p>),
+    Ours(&'a mut Placed<'p>),
     Theirs(&'a mut Gloo),
 }
 
 impl Runner<'_, '_> {
-    /// Runs a text: how long that took, and the mean of its last hidden states.
-    fn run(&mut self, shape: &BatchShape, tokens: &Arc<[u32]>) -> Result<(Duration, Vec<f32>)> {
+    /// Runs a text: how long that took, the mean of its last hidden states, and our run of it.
+    fn run(
+        &mut self,
+        shape: &BatchShape,
+        tokens: &Arc<[u32]>,
+    ) -> Result<(Duration, Vec<f32>, Option<Run>)> {
         match self {
-            Self::Theirs(gloo) => gloo.run(tokens).map(|answer| (answer.took, answer.mean)),
+            Self::Theirs(gloo) => gloo.run(tokens).map(|answer| (answer.took, answer.mean, None)),
             Self::Ours(placed) => {
                 let run = placed.execute(shape, tokens, LIMIT)?;
                 let parts: Vec<(&[Output], &[Vec<f32>])> =
                     run.devices.iter().map(|d| (&d.outputs[..], &d.values[..])).collect();
                 let merged = merge(placed.model().spec(), shape, &parts)?;
                 let mean = merged.first().map(Merged::values).context("one text has one result")?;
-                Ok((run.took, mean.to_vec()))
+                Ok((run.took, mean.to_vec(), Some(run)))
             }
         }
     }
@@ -289,7 +294,7 @@ impl Turns<'_> {
         cluster.link = Some(link);
         cluster.plain = link == LinkType::Plain;
         cluster.drift = STEADY;
-        let placed = match place(self.testbed, self.options.smoke, stage, cluster, model)? {
+        let mut placed = match place(self.testbed, self.options.smoke, stage, cluster, model)? {
             Ok(placed) => placed,
             Err(Refusal::Memory { device, needs, grants }) => {
                 let (device, needs) = (device.to_string(), Some(needs));
@@ -304,7 +309,7 @@ impl Turns<'_> {
             // By other profiles, before a run that was broken off.
             cell.samples.clear();
         }
-        self.turn(&mut Runner::Ours(&placed), model, key, record)?;
+        self.turn(&mut Runner::Ours(&mut placed), model, key, record)?;
         Ok(None)
     }
 
@@ -319,7 +324,7 @@ impl Turns<'_> {
         let shape = BatchShape::single(self.extent.tokens, Wanted::Pooled(Pooling::Mean))?;
         let tokens: Arc<[u32]> = (0..self.extent.tokens).map(|i| 3 + i * 7 % 900).collect();
         // The first text of a placement lowers, fills caches and wakes links.
-        let (_, mean) = runner.run(&shape, &tokens)?;
+        let (_, mean, _) = runner.run(&shape, &tokens)?;
         let kept: Vec<String> = mean.iter().take(KEPT).map(ToString::to_string).collect();
         record.cell(key, &[]).labels.insert(RESULT.to_owned(), kept.join(" "));
         for _ in 0..IN_A_ROW {
@@ -333,6 +338,7 @@ impl Turns<'_> {
             let cell = record.cell(key, &[]);
             cell.add(values, verdict);
             cell.rule_out(SPEED, health::slowed);
+            cell.bound = bound::of(cell);
             let done = cell.done(self.extent.samples);
             record.save(self.path)?;
             if done {
@@ -363,7 +369,7 @@ impl Turns<'_> {
         };
         let (before, overhead, bytes) = (devices()?, self.testbed.overhead(), sent()?);
         let watch = Watch::start()?;
-        let (took, _) = runner.run(shape, tokens)?;
+        let (took, _, run) = runner.run(shape, tokens)?;
         let used = devices()? - before;
         let health = watch.finish(used + self.testbed.overhead().saturating_sub(overhead))?;
         let mut values = BTreeMap::from([("latency_ms".to_owned(), took.as_secs_f64() * 1e3)]);
@@ -371,6 +377,10 @@ impl Turns<'_> {
             values.insert("sent_mb".to_owned(), (sent()? - bytes) as f64 * 1e-6);
         }
         values.extend(health.values());
+        if let (Runner::Ours(placed), Some(run)) = (runner, run) {
+            let observation = placed.observe(run, shape)?;
+            values.extend(bound::parts(&observation, &rates(self.testbed, &observation)));
+        }
         // Neither is compared with anything.
         if self.testbed.loopback || self.options.smoke {
             return Ok((values, Verdict::Valid));

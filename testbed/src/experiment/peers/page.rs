@@ -136,6 +136,7 @@ pub(super) fn show(record: &Record, tokens: u32, output: &Path) -> Result<()> {
 }
 
 const NOTES: &[&str] = &[
+    "*Bound*, over plain TCP: what the slowest device computed, or how long the busiest cable is busy, the longer of both.",
     "*Latency*: of PyTorch, from the moment that the process on the first device is asked, which alone knows the tokens, until it has the result; of ours, from the coordinator, a place of its own, and back to it.",
     "*Out of memory*: the kernel ended a process that went above its device's memory, or there is no plan within it. A device's memory is that of the paper's boards twice, whose weights had 16 bit. A process of PyTorch takes 0.2 GB before it has any weights, and holds all weights in f32, also those that are stored in 16 bit. No process of ours is there while one of theirs is.",
     "PyTorch is brought by `testbed/peers/pytorch/bring` from the Python package index. Its programs (`gloo.py` there) are plain PyTorch as the models' own implementations compute, without what these do besides: query, key and value are one product, attention is PyTorch's own, and memory of results is used again.",
@@ -190,17 +191,19 @@ fn beside(found: &[Found<'_>], sides: &[Side]) -> Table {
     let sent: Vec<Side> = sides.iter().copied().filter(|side| *side != SINGLE).collect();
     let bytes: Vec<String> = sent.iter().map(|side| format!("{}, MB", side.name())).collect();
     let differ = format!("first {KEPT} values differ by");
-    let mut titles = vec!["environment", "model", "plan", differ.as_str()];
+    let mut titles = vec!["environment", "model", "plan", "bound, ms", differ.as_str()];
     titles.extend(bytes.iter().map(String::as_str));
     let mut table =
         Table::new("Plans, results, and bytes on the wire, all devices together", &titles);
     for found in found {
         let plan = found.cell(GALAXY).and_then(|cell| cell.labels.get(PLAN)).cloned();
+        let bound = found.cell(GALAXY).and_then(|cell| cell.bound.as_ref());
         let difference = found.difference();
         let row = [
             found.environment.to_owned(),
             found.model.to_owned(),
             plan.unwrap_or_else(|| "-".to_owned()),
+            shown(bound.map_or(f64::NAN, |bound| bound.ms), 0),
             difference.map_or("-".to_owned(), |off| format!("{off:.1e}")),
         ];
         let median = |side: &Side| found.cell(*side).map(|cell| cell.spread("sent_mb").median);

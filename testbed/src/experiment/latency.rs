@@ -97,9 +97,9 @@ pub fn run(experiment: &Experiment, options: &Options) -> Result<Record> {
     if !record.cells.is_empty() {
         eprintln!("going on with {}: {}", path.display(), record.extent());
     }
-    let cells = environments.len() * models.len() * experiment.variants.len() * experiment.anew;
-    let mut progress = Progress { begun: Instant::now(), done: 0, left: cells * samples };
-    progress.left -= record.cells.iter().map(|c| c.valid().count().min(samples)).sum::<usize>();
+    let names: Vec<&str> = environments.iter().map(|e| e.name.as_str()).collect();
+    let left = missing(&record, experiment, &names, &models, samples);
+    let mut progress = Progress { begun: Instant::now(), done: 0, left };
     for environment in environments {
         for anew in 0..experiment.anew {
             let anew = (experiment.anew > 1).then_some(anew);
@@ -149,6 +149,30 @@ pub fn run(experiment: &Experiment, options: &Options) -> Result<Record> {
     }
     record.save(&path)?;
     Ok(record)
+}
+
+/// How many samples are still to be taken of what is asked for; a record may hold more than that.
+fn missing(
+    record: &Record,
+    experiment: &Experiment,
+    environments: &[&str],
+    models: &[String],
+    samples: usize,
+) -> usize {
+    let anew = || (0..experiment.anew).map(|n| (experiment.anew > 1).then_some(n));
+    let cells = environments.iter().flat_map(|environment| {
+        models.iter().flat_map(move |model| {
+            experiment.variants.iter().flat_map(move |variant| {
+                anew().map(move |anew| key(environment, model, variant.name, anew))
+            })
+        })
+    });
+    let left = cells.map(|key| match record.cells.iter().find(|cell| cell.key == key) {
+        Some(cell) if cell.done(samples) => 0,
+        Some(cell) => samples - cell.valid().count(),
+        None => samples,
+    });
+    left.sum()
 }
 
 fn done(record: &Record, key: &str, samples: usize) -> bool {
@@ -522,5 +546,30 @@ fn bounds(cells: &[Cell], record: &mut Record) {
         let least = if split(cell) { all } else { f64::INFINITY };
         let (ms, parts) = bound::bound(cell.variant.strategy, seen, least);
         record.cell(&cell.key, &[]).bound = Some(Bound { ms, parts });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::experiment::EXPERIMENTS;
+
+    #[test]
+    fn what_a_record_holds_of_others_is_not_left_out_of_what_is_asked_for() {
+        let experiment = EXPERIMENTS.iter().find(|e| e.name == "table4").unwrap();
+        let mut record = Record::new(experiment.name, true, json!({})).unwrap();
+        let left =
+            |record: &Record| missing(record, experiment, &["A"], &["bert-large".to_owned()], 2);
+        let all = experiment.variants.len() * 2;
+        assert_eq!(left(&record), all);
+        for key in ["B/bert-large/auto", "A/distilbert/auto", "A/bert-large/auto"] {
+            let cell = record.cell(key, &[]);
+            for _ in 0..3 {
+                cell.add(BTreeMap::new(), Verdict::Valid);
+            }
+        }
+        assert_eq!(left(&record), all - 2);
+        record.cell("A/bert-large/local", &[]).outcome = Outcome::Refused { why: String::new() };
+        assert_eq!(left(&record), all - 4);
     }
 }

@@ -137,6 +137,15 @@ pub(crate) struct Right<'a, F: Format> {
     pub(crate) step: usize,
 }
 
+/// What follows the right-hand sides, and comes from memory while they are worked on.
+#[derive(Clone, Copy)]
+pub(crate) struct Next<F: Format> {
+    /// The first of it, for the first panel; it may lie outside of what there is.
+    pub(crate) from: *const F::Element,
+    /// How much of each panel comes with each input, in 1/256 of a byte.
+    pub(crate) each: usize,
+}
+
 /// Bytes of a line of cache.
 const LINE: usize = 64;
 /// How far ahead the right-hand side is fetched to the first-level cache, in bytes of a panel.
@@ -212,7 +221,8 @@ pub(crate) fn accumulate<I: Isa, F: Format, const ROWS: usize, const VECTORS: us
     for (panel, sums) in panels.iter_mut().zip(sums) {
         *panel = [sums];
     }
-    let panels = accumulate_panels::<I, F, ROWS, 1, VECTORS>(isa, panels, inputs, left, right, 0);
+    let panels =
+        accumulate_panels::<I, F, ROWS, 1, VECTORS>(isa, panels, inputs, left, right, 0, None);
     let mut sums = sums;
     for (sums, panel) in sums.iter_mut().zip(panels) {
         *sums = panel[0];
@@ -220,7 +230,8 @@ pub(crate) fn accumulate<I: Isa, F: Format, const ROWS: usize, const VECTORS: us
     sums
 }
 
-/// As [`accumulate`], for `PANELS` right-hand sides, each `apart` values behind the last.
+/// As [`accumulate`], for `PANELS` right-hand sides, each `apart` values behind the last, as those of
+/// `next` are.
 ///
 /// # Shapes
 /// sums `[ROWS, PANELS, VECTORS * lanes]`.
@@ -241,6 +252,7 @@ pub(crate) fn accumulate_panels<
     left: Left<'_>,
     right: Right<'_, F>,
     apart: usize,
+    next: Option<Next<F>>,
 ) -> [[[I::F32; VECTORS]; PANELS]; ROWS] {
     if inputs == 0 {
         return sums;
@@ -255,10 +267,15 @@ pub(crate) fn accumulate_panels<
     assert!(last.saturating_add(width) <= right.values.len());
     let (mut a, mut b) = (left.values.as_ptr(), right.values.as_ptr());
     let line = LINE / size_of::<F::Element>();
-    for _ in 0..inputs {
+    for k in 0..inputs {
         let mut columns = [[ops.zero(); VECTORS]; PANELS];
         for (panel, columns) in columns.iter_mut().enumerate() {
             let from = b.wrapping_add(panel * apart);
+            if let Some(next) = next {
+                // A hint, as below.
+                let from = next.from.wrapping_add(panel * apart);
+                ops.prefetch(from.wrapping_byte_add((k * next.each) >> 8).cast());
+            }
             for at in 0..width.div_ceil(line) {
                 // A hint: it may point anywhere.
                 let ahead = from.wrapping_add(at * line).wrapping_byte_add(AHEAD);

@@ -11,7 +11,7 @@ use super::{
     area::{Area, AreaMut, Extent},
     general,
     lines::Lines,
-    micro::{self, Format, Left, Right},
+    micro::{self, Format, Left, Next, Right},
     vector::Curve,
 };
 use crate::weights::{PANEL, Panels};
@@ -221,14 +221,22 @@ impl<F: Format> Block<'_, '_, F> {
                 };
                 let left = &packed[place.start * inputs.len()..place.end * inputs.len()];
                 let left = &left[some.start * height..some.end * height];
+                let right = matrix.from(2 * pair, inputs.start + some.start);
                 let tile: Tile<'_, F> = Tile {
                     rows: height,
                     inputs: some.len(),
                     left,
-                    right: matrix.from(2 * pair, inputs.start + some.start),
+                    right,
                     apart: matrix.inputs * PANEL,
                     panels,
                     add: !begin || step > 0,
+                    next: wide::<I>().then_some(following(
+                        right,
+                        matrix.inputs,
+                        some.len(),
+                        group,
+                        groups,
+                    )),
                 };
                 tile.sum(isa, sums);
                 if end && step + 1 == steps {
@@ -313,6 +321,26 @@ struct Tile<'a, F: Format> {
     panels: usize,
     /// Whether the sums are added to.
     add: bool,
+    /// Of the panels, what is fetched meanwhile.
+    next: Option<Next<F>>,
+}
+
+/// What a group of rows has brought from memory while it is worked on: its part of the same
+/// inputs of the pair of panels behind `right`, which all groups together find in the cache then.
+/// Without it the first group waits for memory, and the others leave it idle. AVX2 is slower with it.
+#[inline(always)]
+fn following<F: Format>(
+    right: &[F::Element],
+    all: usize,
+    inputs: usize,
+    group: usize,
+    groups: usize,
+) -> Next<F> {
+    let from = right.as_ptr().wrapping_add(2 * all * PANEL);
+    Next {
+        from: from.wrapping_add(inputs * group / groups * PANEL),
+        each: ((PANEL * size_of::<F::Element>()) << 8) / groups,
+    }
 }
 
 impl<F: Format> Tile<'_, F> {
@@ -392,6 +420,7 @@ impl<F: Format> Tile<'_, F> {
             left,
             right,
             self.apart,
+            self.next,
         );
         for (row, tile) in tile.iter().enumerate() {
             for (at, tile) in tile.iter().enumerate() {

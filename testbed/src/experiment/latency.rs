@@ -550,6 +550,7 @@ fn bounds(cells: &[Cell], record: &mut Record) {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
     use crate::experiment::EXPERIMENTS;

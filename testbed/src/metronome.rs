@@ -198,10 +198,9 @@ fn beat(options: &Options, hub: &str, how: &str, gates: Vec<Gate>) -> Result<()>
 
 /// Keeps idle cores awake while it is open, where the system lets them be told.
 ///
-/// The host of a virtual machine lends a core that sleeps to others, who leave caches of their own in it:
-/// kernels behind a gate then begin each turn of 0.3 ms by reading their rows anew. Without it boards of
-/// environment A did 77 to 89 GFLOP/s of processor time in one minute, and with it 89 to 97 in the next. A
-/// core that is awake counts as idle all the same.
+/// The host of a virtual machine may lend a core that sleeps to others, who leave caches of their own
+/// in it, and kernels behind a gate are stopped for most of every turn (ADR 0012 has what was measured
+/// of that). A core that is awake counts as idle all the same.
 fn awake() -> Option<fs::File> {
     let mut latency = fs::OpenOptions::new().write(true).open("/dev/cpu_dma_latency").ok()?;
     latency.write_all(&0_i32.to_ne_bytes()).ok()?;

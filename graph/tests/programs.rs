@@ -9,7 +9,7 @@ use galaxy_common::{
 };
 use galaxy_graph::{
     Costs, LinkRate, Program, VerifyError, budget, lower, pieces,
-    program::{Lane, OpId, OpKind, Operation, Wait},
+    program::{Block, Lane, OpId, OpKind, Operation, Product, Wait},
     simulate, verify,
 };
 use galaxy_model::{
@@ -734,6 +734,30 @@ fn staggered_tiles_come_near_what_compute_and_links_allow() {
         let floor = floor(&programs);
         let total = simulate(&programs, &Ideal).unwrap().total as f64;
         assert!(total < bound * floor, "{tiles} tiles: {total} against {floor}");
+    }
+}
+
+#[test]
+fn queries_are_made_when_keys_and_values_are_on_their_way() {
+    let shape = BatchShape::single(96, Wanted::Pooled(Pooling::Mean)).unwrap();
+    for (tiles, exchange) in [(1, Exchange::Ring), (2, Exchange::Direct), (4, Exchange::Ring)] {
+        let way = Way { strategy: Strategy::Auto, modes: [(true, true); 2], exchange, tiles };
+        let spec = well_known(256, 4);
+        let plan = laid_out(&way, &spec, &[[2; 4], [1; 4], [1; 4]]);
+        for program in lower(&spec, &plan, Phase::Prefill, &shape).unwrap() {
+            let compute = program.lanes[0].1.iter().map(|&id| program.operation(id));
+            let of_layer: Vec<&Operation> =
+                compute.filter(|op| op.layer == 1 && op.block == Block::Attention).collect();
+            let place = |is: &dyn Fn(&Operation) -> bool| -> Vec<usize> {
+                (0..of_layer.len()).filter(|&at| is(of_layer[at])).collect()
+            };
+            let sent = place(&|op| matches!(op.kind, OpKind::Export { .. }));
+            let product = OpKind::Product { layer: 1, product: Product::Qkv };
+            let queries = place(&|op| op.kind == product && op.writes[0].columns.start() == 0);
+            let attends = place(&|op| matches!(op.kind, OpKind::Attend { .. }));
+            assert_eq!((sent.len(), queries.len()), (usize::from(tiles), 1), "all rows at once");
+            assert!(sent[sent.len() - 1] < queries[0] && queries[0] < attends[0]);
+        }
     }
 }
 

@@ -150,9 +150,7 @@ pub fn run(options: &Options) -> Result<()> {
         false => models::ensure(&options.cache, &options.model)?,
     };
     let model = Arc::new(ModelDir::open(&path.canonicalize()?)?);
-    rustix::fs::sync();
-    instance::down(&options.testbed)?;
-    let testbed = Testbed::up(environment, &options.testbed, options.loopback, &options.cache)?;
+    let testbed = Testbed::anew(environment, &options.testbed, options.loopback, &options.cache)?;
     let mut testbed = if options.smoke { testbed } else { calibrate::calibrated(testbed)? };
     record.calibrations.insert(testbed.environment.name.clone(), testbed.calibration.clone());
     let found = drift(options, &mut testbed, &slow, &model, &mut record);

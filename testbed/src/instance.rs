@@ -164,6 +164,28 @@ impl Testbed {
         }
     }
 
+    /// [`Testbed::up`] for a measurement: of that name nothing is left of a run that was killed, and nothing
+    /// is on its way to the disk. Warns of others that are up.
+    ///
+    /// # Errors
+    /// As [`Testbed::up`] and [`down`].
+    pub fn anew(
+        environment: Environment,
+        name: &str,
+        loopback: bool,
+        cache: &Path,
+    ) -> Result<Self> {
+        rustix::fs::sync();
+        down(name)?;
+        for other in names() {
+            eprintln!(
+                "testbed {other} is up, too: its workers and its metronome take time of the same cores, and \
+                 belong to what is measured. If nobody uses it: galaxy-testbed down {other}"
+            );
+        }
+        Self::up(environment, name, loopback, cache)
+    }
+
     fn build(&mut self, cache: &Path) -> Result<()> {
         let keys = Keys::create(&self.directory.join("keys"))?;
         for device in &self.environment.devices {

@@ -5,7 +5,7 @@ use crate::{
     cgroup::{Group, Usage},
     environment::{Environment, Hold},
     inside,
-    instance::{self, Testbed},
+    instance::Testbed,
     processes::program,
     report::Table,
 };
@@ -64,8 +64,7 @@ pub struct Options {
 /// Without root, or when a quota or a limit does not hold.
 pub fn run(options: &Options) -> Result<()> {
     let environment = Environment::open(&options.environment)?;
-    instance::down(&options.name)?;
-    let testbed = Testbed::up(environment, &options.name, false, &options.cache)?;
+    let testbed = Testbed::anew(environment, &options.name, false, &options.cache)?;
     let testbed = calibrate::calibrated(testbed)?;
     let hold = testbed.environment.hold;
     let load = |d: &Calibrated| {

@@ -361,12 +361,18 @@ impl Runner {
         let spec = self.shard.spec();
         let gated = spec.gated && product == Product::Up;
         let width = if gated { outputs / 2 } else { outputs };
-        if left.dims() != [out.rows.len() as usize, inputs] || out.columns.len() as usize != width {
+        let (columns, whole) = (out.columns.range(), out.columns.range() == (0..width));
+        let fits = whole || !gated && columns.end <= width;
+        if left.dims() != [out.rows.len() as usize, inputs] || !fits {
             return Err(Misfit::Why("the matrix does not fit what is read and written"));
         }
-        let mut rows = left.matmul(matrix);
+        let mut rows = match whole {
+            true => left.matmul(matrix),
+            false => left.matmul(matrix.slice([0..inputs, columns.clone()])),
+        };
         if let Some(bias) = bias {
-            rows = rows + bias.clone();
+            let bias = bias.clone();
+            rows = rows + if whole { bias } else { bias.slice([0..1, columns]) };
         }
         if call.operation.reads.len() > 1 {
             rows = rows.clone() + alike(self.read(call, 1)?, rows.dims())?;
@@ -395,7 +401,7 @@ impl Runner {
         let turned = call.turned(self.shard.spec(), &mut positions);
         self.positions = positions;
         let (spec, held) = (self.shard.spec(), self.layer(layer)?);
-        let (heads, kv_heads) = (held.heads.len() as usize, held.kv_heads.len() as usize);
+        let (heads, kv_heads) = call.heads_made(spec, held.heads, held.kv_heads)?;
         let width = spec.head_width as usize;
         let mut rows = rows;
         if let Some([query, key]) = &held.head_norms {

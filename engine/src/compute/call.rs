@@ -5,7 +5,7 @@ use super::{
     kernels::{attention, rotary, wire::Tile},
 };
 use crate::weights::WeightError;
-use galaxy_common::{Row, Span};
+use galaxy_common::{Head, Row, Span};
 use galaxy_graph::program::{Operation, Program, Region};
 use galaxy_model::{ModelSpec, Pairs, Patches, Positions};
 
@@ -132,6 +132,26 @@ impl<'a> Call<'a> {
             return Err(Misfit::Why("more columns are rotated than a head has"));
         }
         Ok(Some((inverse_frequencies, *pairs)))
+    }
+
+    /// Heads of queries and heads of keys among the columns that a product of queries, keys and values
+    /// makes for a device of so many: it makes all of them, or queries alone, or what follows them.
+    pub(crate) fn heads_made(
+        &self,
+        spec: &ModelSpec,
+        heads: Span<Head>,
+        kv_heads: Span<Head>,
+    ) -> Result<(usize, usize), Misfit> {
+        let columns = self.writes(0)?.columns;
+        let (heads, kv_heads) = (heads.len(), kv_heads.len());
+        let queries = heads * spec.head_width;
+        let all = queries + 2 * kv_heads * spec.head_width;
+        match (columns.start(), columns.end()) {
+            (0, end) if end == all => Ok((heads as usize, kv_heads as usize)),
+            (0, end) if end == queries => Ok((heads as usize, 0)),
+            (start, end) if (start, end) == (queries, all) => Ok((0, kv_heads as usize)),
+            _ => Err(Misfit::Why("columns of queries, keys and values are cut within these")),
+        }
     }
 }
 

@@ -29,7 +29,7 @@ use galaxy_graph::program::{
 use galaxy_graph::{budget, pieces};
 use galaxy_model::{Activation, ClassActivation, HeadSpec, NormKind, Positions, Table};
 use slots::{Slots, extent};
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 /// Position rows that are read at a time.
 const POSITION_ROWS: usize = budget::POSITION_ROWS as usize;
@@ -379,9 +379,8 @@ impl CpuEngine {
             Product::Language => None,
             _ => Some(held(&self.shard, layer)?),
         };
-        let column = call.writes(0)?.columns.start();
-        let (matrix, bias) = matrix(&self.shard, (layer, product), column, loaded)
-            .ok_or(Misfit::Why("the shard has no such matrix"))?;
+        let columns = call.writes(0)?.columns.range();
+        let (matrix, bias) = matrix(&self.shard, (layer, product), columns, loaded)?;
         if (left.columns(), out.columns()) != (matrix.layout.inputs, matrix.columns())
             || left.rows() != out.rows()
         {
@@ -402,7 +401,7 @@ impl CpuEngine {
             rows::add(threads, more, out.again());
         }
         let (Product::Qkv, Some(held)) = (product, held) else { return Ok(()) };
-        let (heads, kv_heads) = (held.heads.len() as usize, held.kv_heads.len() as usize);
+        let (heads, kv_heads) = call.heads_made(spec, held.heads, held.kv_heads)?;
         if let Some([query, key]) = &held.head_norms {
             let norm = |vectors| Norm { kind: NormKind::Rms, epsilon: spec.norm_epsilon, vectors };
             rows::norm_heads(threads, [(heads, norm(query)), (kv_heads, norm(key))], out.again());
@@ -502,25 +501,31 @@ impl CpuEngine {
     }
 }
 
-/// The matrix of a product whose first column is `column`, and the bias of its columns.
+/// What makes these columns of a product, and their bias.
 fn matrix<'a>(
     shard: &'a Shard,
     (layer, product): (u32, Product),
-    column: u32,
+    columns: Range<usize>,
     loaded: Option<&'a [u8]>,
-) -> Option<(AnyMatrix<'a>, Option<&'a [f32]>)> {
+) -> Result<(AnyMatrix<'a>, Option<&'a [f32]>), Misfit> {
+    let none = || Misfit::Why("the shard has no such matrix");
     if let Some(streamed) = &shard.streamed {
-        return streamed.matrix((pieces::held(layer, product), column), loaded);
+        let place = (pieces::held(layer, product), columns.start as u32);
+        return streamed.matrix(place, loaded).ok_or_else(none);
     }
-    let held = |layer: u32| shard.layers.get(layer as usize);
+    let layer = || held(shard, layer);
     let (matrix, bias) = match product {
-        Product::Qkv => (held(layer)?.qkv.as_ref()?, held(layer)?.qkv_bias.as_deref()),
-        Product::AttentionOutput => (held(layer)?.attention_output.as_ref()?, None),
-        Product::Up => (held(layer)?.up.as_ref()?, held(layer)?.up_bias.as_deref()),
-        Product::Down => (held(layer)?.down.as_ref()?, None),
-        Product::Language => (shard.language.as_ref()?, shard.language_bias.as_deref()),
+        Product::Qkv => (&layer()?.qkv, layer()?.qkv_bias.as_deref()),
+        Product::AttentionOutput => (&layer()?.attention_output, None),
+        Product::Up => (&layer()?.up, layer()?.up_bias.as_deref()),
+        Product::Down => (&layer()?.down, None),
+        Product::Language => (&shard.language, shard.language_bias.as_deref()),
     };
-    Some((matrix.into(), bias))
+    let whole = AnyMatrix::from(matrix.as_ref().ok_or_else(none)?);
+    let cut = columns != (0..whole.columns());
+    let part = whole.part(columns.clone());
+    let part = part.ok_or(Misfit::Why("rows, matrix and product do not fit together"))?;
+    Ok((part, bias.map(|bias| if cut { &bias[columns] } else { bias })))
 }
 
 fn classify(

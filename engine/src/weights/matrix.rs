@@ -125,6 +125,11 @@ pub(crate) struct Panels<'a, F: Format> {
 }
 
 impl<'a, F: Format> Panels<'a, F> {
+    /// So many of them, from panel `first` on.
+    fn part(self, first: usize, count: usize) -> Self {
+        Self { values: self.from(first, 0), count, ..self }
+    }
+
     /// All from panel `panel` and its input `input` on.
     pub(crate) fn from(&self, panel: usize, input: usize) -> &'a [F::Element] {
         &self.values[(panel * self.inputs + input) * PANEL..]
@@ -167,6 +172,27 @@ impl<'a> AnyMatrix<'a> {
     /// Columns of what it gives, after the gate.
     pub(crate) fn columns(&self) -> usize {
         if self.layout.gated { self.layout.outputs / 2 } else { self.layout.outputs }
+    }
+
+    /// What gives these columns; none where they are cut otherwise than between panels.
+    pub(crate) fn part(self, columns: Range<usize>) -> Option<Self> {
+        let Layout { inputs, outputs, gated } = self.layout;
+        if columns == (0..self.columns()) {
+            return Some(self);
+        }
+        let between = |column: usize| column.is_multiple_of(PANEL) || column == outputs;
+        let fits = columns.start < columns.end && columns.end <= outputs;
+        if gated || !fits || !between(columns.start) || !between(columns.end) {
+            return None;
+        }
+        let layout = Layout { inputs, outputs: columns.len(), gated };
+        let (first, count) = (columns.start / PANEL, layout.packed() / PANEL);
+        let panels = match self.panels {
+            AnyPanels::F32(panels) => AnyPanels::F32(panels.part(first, count)),
+            AnyPanels::F16(panels) => AnyPanels::F16(panels.part(first, count)),
+            AnyPanels::Bf16(panels) => AnyPanels::Bf16(panels.part(first, count)),
+        };
+        Some(Self { layout, panels })
     }
 }
 

@@ -245,7 +245,14 @@ engine!(burn_flex, EngineChoice::Burn(galaxy_engine::compute::choice::BurnDevice
 fn kind(program: &Program, operation: &Operation) -> String {
     match operation.kind {
         OpKind::Norm(_) => "norm".to_owned(),
-        OpKind::Product { product, .. } => format!("{product:?}"),
+        OpKind::Product { product, .. } => {
+            let written = operation.writes[0];
+            match (written.columns.start(), written.columns.end()) {
+                (0, end) if end == program.tensor(written.tensor).width => format!("{product:?}"),
+                (0, _) => format!("{product:?}, first columns"),
+                _ => format!("{product:?}, last columns"),
+            }
+        }
         OpKind::Join { join, norm, post, partial, staged, .. } => {
             let last = norm == NormOf::Final;
             format!("join {join:?} last {last} post {post} partial {partial} staged {staged}")
@@ -285,6 +292,8 @@ fn every_operation_is_among_the_cases() {
         "Language",
         "Logits",
         "Qkv",
+        "Qkv, first columns",
+        "Qkv, last columns",
         "Receive",
         "Select",
         "Send",

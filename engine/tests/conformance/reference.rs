@@ -423,8 +423,12 @@ impl Reference {
                 let heads = (part.heads.len() + kv.len()) as usize;
                 let of_queries = part.heads.len() as usize;
                 self.norm_heads(layer, of_queries, heads, rows.count(), &mut sized);
-                self.rotate(binding, operation.writes[0].rows, heads, &mut sized);
-                sized
+                let written = operation.writes[0];
+                self.rotate(binding, written.rows, heads, &mut sized);
+                // Queries alone, or what follows them.
+                let all = sized.len() / rows.count();
+                let made = |row: &[(f64, f64)]| row[written.columns.range()].to_vec();
+                sized.chunks_exact(all).flat_map(made).collect()
             }
             Product::AttentionOutput => {
                 let inputs = of(part.heads.range());

@@ -159,8 +159,10 @@ impl Next {
 pub(super) struct Ahead {
     /// Tiles in wire format that it reads again itself.
     pub staged: Vec<Value>,
-    /// Queries, keys and values, where rows of attention are cut.
+    /// Queries, keys and values, where rows of attention are cut,
     pub qkv: Option<Value>,
+    /// and the rows whose queries are still to be made.
+    pub late: Vec<Span<Row>>,
     /// The rows after an MLP whose rows are cut.
     pub joined: Option<Carried>,
 }

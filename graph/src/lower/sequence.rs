@@ -3,7 +3,8 @@
 //! An MLP exchanges nothing. Attention gathers keys and values: a device multiplies queries, keys
 //! and values of its own rows, and gets keys and values of the others' rows that its own see. All
 //! that needs no rows of others runs tile by tile, from the join of a tile to its next keys and
-//! values, so that these travel while the next tile is computed.
+//! values, so that these travel while the next tile is computed. Queries, which nobody else needs, are
+//! made when all keys and values are on their way.
 
 use super::{
     block::{Inside, first_products, keep, room},
@@ -13,7 +14,10 @@ use super::{
     kv_span,
     ring::Route,
 };
-use crate::program::{Block, OpKind, Product, Role};
+use crate::{
+    budget::COLUMN_GROUP,
+    program::{Block, OpKind, Product, Role},
+};
 use galaxy_common::{Row, Span};
 
 impl Device<'_> {
@@ -39,6 +43,13 @@ impl Device<'_> {
         (heads.len() * self.spec.head_width, keys * self.spec.head_width)
     }
 
+    /// Whether queries are made apart from keys and values: where others wait for these, kernels can cut
+    /// the matrix there, and it is not read from disk for each.
+    fn makes_queries_late(&self, queries: u32) -> bool {
+        let device = &self.plan.ring[self.ring.rank(self.me).index()];
+        queries.is_multiple_of(COLUMN_GROUP) && device.streaming.is_none()
+    }
+
     /// Queries, keys and values of an own tile; keys and values go to who needs them.
     pub(super) fn offer_keys(&mut self, next: Next, normed: Value, tile: usize, ahead: &mut Ahead) {
         self.b.at = (next.block, next.layer);
@@ -49,12 +60,21 @@ impl Device<'_> {
             None => self.b.tensor(Role::Qkv, self.own, queries + keys),
         };
         ahead.qkv = Some(qkv);
-        let kind = OpKind::Product { layer: next.layer, product: Product::Qkv };
-        self.b.compute(kind, &[normed.rows(rows)], &[qkv.rows(rows)]);
         let ((route, role, ..), gathers) = (self.keys_route(self.me, rows), self.gathers_keys());
+        let columns = Span::new(queries, queries + keys);
+        let made = if !route.to.is_empty() && self.makes_queries_late(queries) {
+            match ahead.late.last_mut().filter(|last| last.end() == rows.start()) {
+                Some(last) => *last = Span::new(last.start(), rows.end()),
+                None => ahead.late.push(rows),
+            }
+            columns
+        } else {
+            Span::first(qkv.width)
+        };
+        let kind = OpKind::Product { layer: next.layer, product: Product::Qkv };
+        self.b.compute(kind, &[normed.rows(rows)], &[qkv.part(rows, made)]);
         if !route.to.is_empty() || gathers {
             let out = self.b.tensor(role, rows, keys);
-            let columns = Span::new(queries, queries + keys);
             let kind = OpKind::Export { staged: false };
             self.b.compute(kind, &[qkv.part(rows, columns)], &[out.all()]);
             let id = self.transfer(next, Collective::Gather, self.me, tile);
@@ -69,14 +89,24 @@ impl Device<'_> {
         self.take_in(next, tile, &mut ahead.staged);
     }
 
-    /// Gathers keys and values, then attention, its output product and the join of own rows.
+    /// The queries that are left, then gathers keys and values, then attention, its output product and the
+    /// join of own rows.
     pub(super) fn attention(
         &mut self,
         here: Next,
         carried: Option<Carried>,
         ahead: &mut Ahead,
     ) -> Option<Carried> {
-        let Ahead { mut staged, qkv, .. } = std::mem::take(ahead);
+        let Ahead { mut staged, qkv, late, .. } = std::mem::take(ahead);
+        if let (Some(qkv), Some(carried)) = (qkv, carried) {
+            self.b.at = (here.block, here.layer);
+            let (queries, _) = self.widths(here.layer);
+            let kind = OpKind::Product { layer: here.layer, product: Product::Qkv };
+            for rows in late {
+                let made = qkv.part(rows, Span::first(queries));
+                self.b.compute(kind, &[carried.normed.rows(rows)], &[made]);
+            }
+        }
         self.take_in_rest(here, &mut staged);
         let keys = self.keys(here, &staged);
         let (Some(qkv), Some(carried)) = (qkv, carried) else { return None };

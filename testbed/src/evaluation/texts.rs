@@ -13,7 +13,10 @@ use galaxy_common::Spread;
 
 /// The record that it is made from.
 pub(super) const RECORD: &str = "embed";
+/// All devices together, with what links carry as it is, and in half precision: that is lossy, and what is to
+/// be reached is not.
 const TOGETHER: &str = "auto";
+const HALF: &str = "auto-f16";
 /// Before the name of a device that works alone.
 const ALONE: &str = "alone-";
 /// What is measured.
@@ -66,6 +69,7 @@ pub(super) fn shown_of(records: &Records) -> Shown {
         &[
             "environment",
             "model",
+            "on links",
             "texts at once",
             "together: median (range)",
             "sum of each alone",
@@ -73,15 +77,23 @@ pub(super) fn shown_of(records: &Records) -> Shown {
             "bound, ms",
         ],
     );
-    for (name, cell) in cells.all().filter(|(name, _)| name.variant == TOGETHER) {
+    for (name, cell) in cells.all() {
+        let links = match name.variant {
+            TOGETHER => "f32",
+            HALF => "f16",
+            _ => continue,
+        };
         let (at, count) = (name.at(), texts(cell));
         let alone = sum(cells, at, count);
         let of = of_sum(cell, alone);
         let at_once = count.map_or("-".to_owned(), |count| count.to_string());
-        goal.add(format!("{at}, {at_once} at once"), of.map(|of| of.median));
+        if name.variant == TOGETHER {
+            goal.add(format!("{at}, {at_once} at once"), of.map(|of| of.median));
+        }
         table.row([
             name.environment.to_owned(),
             name.model.to_owned(),
+            links.to_owned(),
             at_once,
             figure(cell, RATE),
             shown(alone.unwrap_or(f64::NAN), 2),
@@ -127,6 +139,11 @@ mod tests {
         let with = |rate| made(&[alone[0], alone[1], ("auto", 1, rate)]);
         assert_eq!(reached(with(8.5)), "yes");
         assert_eq!(reached(with(8.4)), "no");
+        // What is lossy is shown, and reaches nothing.
+        let half = made(&[alone[0], alone[1], ("auto", 1, 8.4), ("auto-f16", 1, 9.0)]);
+        let shown = shown_of(&of(half));
+        assert_eq!(shown.goals[0].reached(), "no");
+        assert!(shown.tables[0].to_string().contains("90.0%"), "{}", shown.tables[0]);
         let mut more = vec![("auto", 1, 9.0), ("auto", 64, 9.0)];
         more.extend(alone);
         let missing = "yes, where measured; 1 of 2 cells not measured";

@@ -11,7 +11,7 @@ use crate::{
     environment::Environment,
     health::{self, Watch},
     holding::took,
-    instance::{self, Split, Testbed},
+    instance::{Split, Testbed},
     models,
     network::Network,
     peer::{self, LlamaCpp},
@@ -143,10 +143,8 @@ pub(super) fn run(options: &Options) -> Result<()> {
         for model in &left {
             models::ensure(&options.cache, model)?;
         }
-        rustix::fs::sync();
         let name = options.testbed.as_deref().unwrap_or(NAME);
-        instance::down(name)?;
-        let mut up = Testbed::up(environment, name, options.loopback, &options.cache)?;
+        let mut up = Testbed::anew(environment, name, options.loopback, &options.cache)?;
         for model in left {
             let (extent, path) = (&extent, path.as_path());
             Turns { extent, options, testbed: &mut up, path, model }.run(&mut record)?;

@@ -12,7 +12,7 @@ use crate::{
     bound,
     environment::Environment,
     health::{self, Watch},
-    instance::{self, Split, Testbed},
+    instance::{Split, Testbed},
     models,
     plot::{Axis, Chart, Kind, Point, Series},
     record::{Cell, Outcome, Record, Verdict},
@@ -20,7 +20,7 @@ use crate::{
     stage::{Placed, Refusal, Stage},
 };
 use anyhow::{Context, Result, ensure};
-use galaxy_common::{BatchShape, Pooling, Segment, Spread, Strategy, Wanted};
+use galaxy_common::{BatchShape, Pooling, Segment, Spread, Strategy, Wanted, WireType};
 use galaxy_model::ModelDir;
 use serde_json::json;
 use std::{
@@ -35,7 +35,7 @@ pub(super) const NAME: &str = "embed";
 pub(super) const ABOUT: &str =
     "texts per second of an embedding model, 1 to 64 at once, beside what each device does alone";
 /// Where the page begins.
-const STORY: &str = "Texts of 64 tokens are embedded, so many at once: one request is one batch, and its latency is from dispatch to the last vector. `auto` plans all devices for so many texts (`texts` in a cluster file), and each device does the same work alone; they take turns in one run. What all devices give together is held against the sum of what each gives alone, which no way to share the work exceeds by much: 85% of it is the least that is wanted of three devices.";
+const STORY: &str = "Texts of 64 tokens are embedded, so many at once: one request is one batch, and its latency is from dispatch to the last vector. `auto` plans all devices for so many texts (`texts` in a cluster file), `auto-f16` with half precision on links (`wire = \"f16\"`, which is lossy), and each device does the same work alone; they take turns in one run. What all devices give together is held against the sum of what each gives alone, which no way to share the work exceeds by much: 85% of it is the least that is wanted of three devices.";
 /// Few texts take so little time that waiting for turns of 2 ms would be much of it.
 const ENVIRONMENTS: &[&str] = &["B@turn=0.5ms", "B@1000Mbit/s,turn=0.5ms", "F@turn=0.5ms"];
 /// The model of `scripts/setup`, where that was run; else one with random weights in its shape.
@@ -62,8 +62,9 @@ const WHO: &str = "variant";
 const COUNT: &str = "texts";
 const PLAN: &str = "plan";
 const WEIGHTS: &str = "weights";
-/// Who works where all do, and who where one does.
+/// Who works where all do, with all that links carry as it is or in half precision, and who where one does.
 const AUTO: &str = "auto";
+const HALF: &str = "auto-f16";
 const ALONE: &str = "alone-";
 /// What is measured: texts per second.
 const RATE: &str = "texts_per_s";
@@ -103,6 +104,8 @@ impl Extent {
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Side {
     Auto,
+    /// All, with half precision on links.
+    Half,
     /// The device of this number.
     Alone(usize),
 }
@@ -110,12 +113,13 @@ enum Side {
 impl Side {
     fn all(environment: &Environment) -> Vec<Self> {
         let alone = (0..environment.devices.len()).map(Self::Alone);
-        std::iter::once(Self::Auto).chain(alone).collect()
+        [Self::Auto, Self::Half].into_iter().chain(alone).collect()
     }
 
     fn name(&self, environment: &Environment) -> String {
         match self {
             Self::Auto => AUTO.to_owned(),
+            Self::Half => HALF.to_owned(),
             Self::Alone(at) => format!("{ALONE}{}", environment.devices[*at].name),
         }
     }
@@ -170,10 +174,8 @@ pub(super) fn run(options: &Options) -> Result<()> {
         for model in &left {
             directory(&options.cache, model)?;
         }
-        rustix::fs::sync();
         let name = options.testbed.as_deref().unwrap_or(NAME);
-        instance::down(name)?;
-        let mut up = Testbed::up(environment, name, options.loopback, &options.cache)?;
+        let mut up = Testbed::anew(environment, name, options.loopback, &options.cache)?;
         for model in left {
             let (extent, path) = (&extent, path.as_path());
             Turns { extent, options, testbed: &mut up, path, model }.run(&mut record)?;
@@ -286,13 +288,16 @@ impl Turns<'_> {
     ) -> Result<Option<Outcome>> {
         let tokens = self.extent.tokens;
         let strategy = match side {
-            Side::Auto => Strategy::Auto,
+            Side::Auto | Side::Half => Strategy::Auto,
             Side::Alone(_) => Strategy::Local,
         };
         let mut cluster = self.testbed.cluster(model.path(), strategy, Split::Profiles { tokens });
         if let Side::Alone(at) = side {
             let own = cluster.devices.swap_remove(*at);
             cluster.devices = vec![own];
+        }
+        if *side == Side::Half {
+            cluster.wire = Some(WireType::F16);
         }
         cluster.plain = self.options.plain;
         cluster.drift = STEADY;
@@ -385,25 +390,31 @@ fn label<'a>(cell: &'a Cell, name: &str) -> &'a str {
     cell.labels.get(name).map_or("", String::as_str)
 }
 
-/// Cells of one number of texts of a model in an environment.
+/// Cells of one number of texts of a model in an environment: of all devices, and of each alone.
 struct Found<'a> {
     texts: u32,
-    auto: &'a Cell,
+    together: &'a Cell,
     alone: Vec<&'a Cell>,
 }
 
+/// Where and of which model a group of them is, and whether [`AUTO`] or [`HALF`].
+type Of<'a> = (&'a str, &'a str, &'a str);
+
 impl<'a> Found<'a> {
-    /// All of a record, by environment and model, the fewest texts first.
-    fn all(record: &'a Record) -> Vec<((&'a str, &'a str), Vec<Self>)> {
-        let mut all: Vec<((&str, &str), Vec<Self>)> = Vec::new();
-        for auto in record.cells.iter().filter(|cell| label(cell, WHO) == AUTO) {
+    /// All of a record, by what they are of, the fewest texts first.
+    fn all(record: &'a Record) -> Vec<(Of<'a>, Vec<Self>)> {
+        let mut all: Vec<(Of<'_>, Vec<Self>)> = Vec::new();
+        for together in record.cells.iter().filter(|cell| [AUTO, HALF].contains(&label(cell, WHO)))
+        {
             let same = |cell: &&Cell| {
                 let alone = label(cell, WHO).starts_with(ALONE);
-                alone && [ENVIRONMENT, OF, COUNT].iter().all(|l| label(cell, l) == label(auto, l))
+                let like = |l: &&str| label(cell, l) == label(together, l);
+                alone && [ENVIRONMENT, OF, COUNT].iter().all(like)
             };
-            let texts = label(auto, COUNT).parse().unwrap_or(1);
-            let found = Self { texts, auto, alone: record.cells.iter().filter(same).collect() };
-            let of = (label(auto, ENVIRONMENT), label(auto, OF));
+            let texts = label(together, COUNT).parse().unwrap_or(1);
+            let alone = record.cells.iter().filter(same).collect();
+            let found = Self { texts, together, alone };
+            let of = (label(together, ENVIRONMENT), label(together, OF), label(together, WHO));
             match all.iter_mut().find(|(other, _)| *other == of) {
                 Some((_, group)) => group.push(found),
                 None => all.push((of, vec![found])),
@@ -421,30 +432,36 @@ impl<'a> Found<'a> {
         there.then(|| [sum(|s| s.median), sum(|s| s.low), sum(|s| s.high)])
     }
 
-    /// What `auto` gives of it: by medians, at least, at most.
+    /// What all give together of it: by medians, at least, at most.
     fn share(&self) -> Option<[f64; 3]> {
-        let auto = self.auto.spread(RATE);
-        let [median, low, high] = self.sum().filter(|_| auto.n > 0)?;
-        Some([auto.median / median, auto.low / high, auto.high / low])
+        let all = self.together.spread(RATE);
+        let [median, low, high] = self.sum().filter(|_| all.n > 0)?;
+        Some([all.median / median, all.low / high, all.high / low])
     }
 
     /// Texts per second by the prediction.
     fn predicted(&self) -> f64 {
-        let ms = self.auto.facts.get(PREDICTED).copied().unwrap_or(f64::NAN);
+        let ms = self.together.facts.get(PREDICTED).copied().unwrap_or(f64::NAN);
         f64::from(self.texts) / ms * 1e3
     }
 }
 
 fn show(record: &Record) -> Shown {
     let all = Found::all(record);
-    let models = all.iter().any(|((_, model), _)| *model != all[0].0.1);
+    let models = all.iter().any(|((_, model, _), _)| *model != all[0].0.1);
     let (mut tables, mut lines, mut below) = (Vec::new(), Vec::new(), Vec::new());
     let (mut least, mut most) = (f64::INFINITY, f64::NEG_INFINITY);
-    for ((environment, model), group) in &all {
-        let name = if models { format!("{environment}, {model}") } else { (*environment).into() };
-        let mut rates = rates(&format!("{name}: texts per second, median (range)"), group);
+    for ((environment, model, who), group) in &all {
+        let mut name = (*environment).to_owned();
+        if models {
+            name = format!("{name}, {model}");
+        }
+        if *who == HALF {
+            name.push_str(", f16 on links");
+        }
+        let mut rates = rates(&format!("{name}: texts per second, median (range)"), who, group);
         let mut plans = Table::new(
-            &format!("{name}: plans of `auto`"),
+            &format!("{name}: plans of `{who}`"),
             &[
                 "texts at once",
                 WEIGHTS,
@@ -462,12 +479,12 @@ fn show(record: &Record) -> Shown {
             rates.row(rate_row(found, share));
             plans.row([
                 found.texts.to_string(),
-                label(found.auto, WEIGHTS).to_owned(),
-                label(found.auto, PLAN).to_owned(),
-                figure(found.auto, "latency_ms"),
-                shown(found.auto.bound.as_ref().map_or(f64::NAN, |bound| bound.ms), 1),
-                shown(found.auto.facts.get(PREDICTED).copied().unwrap_or(f64::NAN), 1),
-                shown(found.auto.spread(RATE).median, 2),
+                label(found.together, WEIGHTS).to_owned(),
+                label(found.together, PLAN).to_owned(),
+                figure(found.together, "latency_ms"),
+                shown(found.together.bound.as_ref().map_or(f64::NAN, |bound| bound.ms), 1),
+                shown(found.together.facts.get(PREDICTED).copied().unwrap_or(f64::NAN), 1),
+                shown(found.together.spread(RATE).median, 2),
                 shown(found.predicted(), 2),
             ]);
             let x = f64::from(found.texts);
@@ -500,7 +517,7 @@ fn show(record: &Record) -> Shown {
     };
     let notes = vec![
         reached,
-        "*Sum*: of the medians of what each device gives alone, by a plan for it alone, measured for each device by itself. *Auto over the sum*: of medians; in brackets the least of auto over the largest sum, and the largest over the least.".to_owned(),
+        "*Sum*: of the medians of what each device gives alone, by a plan for it alone, measured for each device by itself. *Over the sum*: of medians; in brackets the least of all devices over the largest sum, and the largest over the least.".to_owned(),
         "*Bound*: what the slowest device computed, or how long the busiest cable is busy, the longer of both.".to_owned(),
         "*Predicted*: what the planner says of the plan, from profiles that the devices measured of themselves before.".to_owned(),
     ];
@@ -508,18 +525,18 @@ fn show(record: &Record) -> Shown {
 }
 
 /// The table of texts per second of a group, without rows.
-fn rates(title: &str, group: &[Found<'_>]) -> Table {
+fn rates(title: &str, who: &str, group: &[Found<'_>]) -> Table {
     let of = |cell: &&Cell| cell.labels.get(WHO).cloned().unwrap_or_default();
     let alone: Vec<String> =
         group.first().into_iter().flat_map(|f| f.alone.iter().map(of)).collect();
-    let mut columns = vec!["texts at once", AUTO];
+    let mut columns = vec!["texts at once", who];
     columns.extend(alone.iter().map(String::as_str));
-    columns.extend(["sum of those", "auto over the sum", "predicted"]);
+    columns.extend(["sum of those", "over the sum", "predicted"]);
     Table::new(title, &columns)
 }
 
 fn rate_row(found: &Found<'_>, share: Option<[f64; 3]>) -> Vec<String> {
-    let mut row = vec![found.texts.to_string(), figure(found.auto, RATE)];
+    let mut row = vec![found.texts.to_string(), figure(found.together, RATE)];
     row.extend(found.alone.iter().map(|cell| figure(cell, RATE)));
     row.push(shown(found.sum().map_or(f64::NAN, |[median, ..]| median), 2));
     row.push(share.map_or("-".to_owned(), |share| {

@@ -7,7 +7,7 @@ use crate::{
     calibrate,
     environment::Environment,
     health::{self, DeviceShare, Watch},
-    instance::{self, COORDINATOR, Split, Testbed},
+    instance::{COORDINATOR, Split, Testbed},
     models, network,
     record::{Bound, ENVIRONMENTS, Outcome, Record, Verdict},
     stage::{Observation, Placed, Refusal, Stage},
@@ -130,13 +130,9 @@ pub fn run(experiment: &Experiment, options: &Options) -> Result<Record> {
             for model in &left {
                 models::ensure(&options.cache, model)?;
             }
-            // What is still on its way to the disk would be in the way of the calibration.
-            rustix::fs::sync();
-            // What a run that was killed has left.
             let name = options.testbed.as_deref().unwrap_or(experiment.name);
-            instance::down(name)?;
             let environment = environment.clone();
-            let mut up = Testbed::up(environment, name, options.loopback, &options.cache)?;
+            let mut up = Testbed::anew(environment, name, options.loopback, &options.cache)?;
             for model in left {
                 let models = options.cache.canonicalize()?;
                 let (testbed, path) = (&mut up, path.as_path());

@@ -159,10 +159,8 @@ pub(super) fn run(options: &Options) -> Result<()> {
         for model in &left {
             models::ensure(&options.cache, model)?;
         }
-        rustix::fs::sync();
         let name = options.testbed.as_deref().unwrap_or(NAME);
-        instance::down(name)?;
-        let mut up = Testbed::up(environment, name, options.loopback, &options.cache)?;
+        let mut up = Testbed::anew(environment, name, options.loopback, &options.cache)?;
         for model in left {
             let (extent, path) = (&extent, path.as_path());
             let models = options.cache.canonicalize()?;

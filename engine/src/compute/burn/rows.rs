@@ -63,7 +63,7 @@ pub(super) fn norm_heads(
     let [count, columns] = rows.dims();
     let mut first = 0;
     let mut parts = Vec::new();
-    for (heads, norm) in heads {
+    for (heads, norm) in heads.into_iter().filter(|(heads, _)| *heads > 0) {
         let end = first + heads * width;
         let part = rows.clone().slice([0..count, first..end]).reshape([count * heads, width]);
         parts.push(norm.apply(part).reshape([count, heads * width]));

@@ -239,6 +239,35 @@ mod tests {
         });
     }
 
+    #[test]
+    fn part_of_a_matrix_gives_its_columns_bit_for_bit() {
+        each(|random, instructions| {
+            let (threads, columns) = (Threads::new(2), 106);
+            for ((rows, inputs), format) in
+                [(1, 70), (29, 64), (130, 33)].into_iter().flat_map(|s| FORMATS.map(|f| (s, f)))
+            {
+                let matrix = matrix(random, inputs, columns, false, format);
+                let x = random.values(rows * inputs);
+                let left = || whole(&x, rows, inputs);
+                let mut all = vec![f32::NAN; rows * columns];
+                let area = whole_mut(&mut all, rows, columns);
+                run(&threads, instructions, left(), &matrix, area, Epilogue::default());
+                for range in [0..48, 48..106, 16..64, 0..106] {
+                    let part = AnyMatrix::from(&matrix).part(range.clone()).expect("whole panels");
+                    let mut out = vec![f32::NAN; rows * range.len()];
+                    let (area, scratch) =
+                        (whole_mut(&mut out, rows, range.len()), Scratch::new(&threads));
+                    on(instructions, &threads, &scratch, left(), part, area, Epilogue::default());
+                    let want = all.chunks(columns).flat_map(|row| &row[range.clone()]);
+                    assert!(want.eq(&out), "{range:?} of {rows} x {inputs}");
+                }
+                for wrong in [8..48, 0..40, 96..112, 48..48] {
+                    assert!(AnyMatrix::from(&matrix).part(wrong).is_none());
+                }
+            }
+        });
+    }
+
     /// Every shape, format and set of instructions against f64; gated ones have SiLU.
     fn sweep(gated: bool) {
         let silu = |x: f64| x / (1.0 + (-x).exp());

@@ -12,7 +12,7 @@ use crate::{
         Options,
         latency::{place, stage},
     },
-    instance::{self, Split, Testbed},
+    instance::{Split, Testbed},
     reader::Ask,
     record::{Outcome, Record, Verdict},
 };
@@ -163,8 +163,7 @@ pub(super) fn together(
     let grants: u64 = environment.devices.iter().map(|d| environment.memory(d).0).sum();
     ensure!(grants < case.stored(), "{ENVIRONMENT} holds {}", case.name);
     let name = options.testbed.as_deref().unwrap_or(super::NAME);
-    instance::down(name)?;
-    let up = Testbed::up(environment, name, options.loopback, &options.cache)?;
+    let up = Testbed::anew(environment, name, options.loopback, &options.cache)?;
     let up = calibrate::calibrated(up)?;
     record.calibrations.insert(ENVIRONMENT.to_owned(), up.calibration.clone());
     let caches = options.cache.canonicalize()?.join("caches");

@@ -142,7 +142,7 @@ pub enum Block {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum Product {
     /// hidden -> queries | keys | values of the device's heads, bias joined, queries and keys normed
-    /// and rotated.
+    /// and rotated. Queries may be made apart from keys | values: then each writes its columns alone.
     Qkv,
     /// context -> hidden: a partial sum, no bias.
     AttentionOutput,

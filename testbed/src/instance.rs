@@ -179,8 +179,8 @@ impl Testbed {
         down(name)?;
         for other in names() {
             eprintln!(
-                "testbed {other} is up, too: its workers and its metronome take time of the same cores, and \
-                 belong to what is measured. If nobody uses it: galaxy-testbed down {other}"
+                "warning: testbed {other} is up, too, and takes time of the same cores, which figures will show; \
+                 if nobody uses it: galaxy-testbed down {other}"
             );
         }
         Self::up(environment, name, loopback, cache)

@@ -110,7 +110,7 @@ fn smoke_forms_run_on_loopback_without_root() {
     smoke("overlap", &["--loopback", "--testbed", "loopo"], 5);
     smoke("weak", &["--loopback", "--testbed", "loopw"], 6);
     smoke("decode", &["--loopback", "--testbed", "loopt"], 2);
-    smoke("embed", &["--loopback", "--testbed", "loope"], 8);
+    smoke("embed", &["--loopback", "--testbed", "loope"], 10);
     smoke("memory", &["--loopback", "--testbed", "loopm"], 30);
     // Ours over plain TCP and with TLS, and the ways of PyTorch where that was brought.
     let sides = if gloo::version().is_some() { 5 } else { 2 };

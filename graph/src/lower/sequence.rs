@@ -43,9 +43,9 @@ impl Device<'_> {
         (heads.len() * self.spec.head_width, keys * self.spec.head_width)
     }
 
-    /// Whether queries are made apart from keys and values: where others wait for these, kernels can cut
-    /// the matrix there, and it is not read from disk for each.
-    fn makes_queries_late(&self, queries: u32) -> bool {
+    /// Whether queries may be made apart from keys and values: where kernels can cut the matrix between
+    /// them, and it is not read from disk for each.
+    fn can_make_queries_late(&self, queries: u32) -> bool {
         let device = &self.plan.ring[self.ring.rank(self.me).index()];
         queries.is_multiple_of(COLUMN_GROUP) && device.streaming.is_none()
     }
@@ -62,7 +62,7 @@ impl Device<'_> {
         ahead.qkv = Some(qkv);
         let ((route, role, ..), gathers) = (self.keys_route(self.me, rows), self.gathers_keys());
         let columns = Span::new(queries, queries + keys);
-        let made = if !route.to.is_empty() && self.makes_queries_late(queries) {
+        let made = if !route.to.is_empty() && self.can_make_queries_late(queries) {
             match ahead.late.last_mut().filter(|last| last.end() == rows.start()) {
                 Some(last) => *last = Span::new(last.start(), rows.end()),
                 None => ahead.late.push(rows),

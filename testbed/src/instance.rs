@@ -4,6 +4,8 @@
 //! after any crash. What is kept in its directory serves the other commands: the environment, the
 //! calibration, keys, logs, and the workers' process ids.
 
+mod removal;
+
 use crate::{
     ballast::Ballast,
     calibrate::{self, Calibrated, Calibration, tell},
@@ -12,12 +14,14 @@ use crate::{
     holding::{Holding, Limited, compute_threads, threads, took},
     inside, links,
     network::{self, Network},
-    processes::{Keys, PATIENCE, kill, program},
+    processes::{Keys, PATIENCE, program},
 };
 use anyhow::{Context, Result, bail, ensure};
 use galaxy_common::{LinkType, Reading, Strategy, WireType};
 use galaxy_coord::{Cluster, cluster};
 use galaxy_proto::identity::Role;
+pub use removal::down;
+use removal::{Passing, end, remove, sweep};
 use serde::{Deserialize, Serialize};
 use std::{
     fs::{File, TryLockError},
@@ -48,6 +52,8 @@ pub struct Testbed {
     lock: Option<File>,
     /// What makes its quotas true, if it was made here.
     metronome: Option<u32>,
+    /// Takes it down with whoever made it, if it is for one measurement.
+    passing: Option<Passing>,
 }
 
 /// What stands in the testbed's directory.
@@ -149,9 +155,9 @@ impl Testbed {
         std::fs::write(directory.join("environment.toml"), environment.source())?;
         let calibration = Calibration::none(&environment);
         let name = name.to_owned();
-        let (lock, metronome) = (None, None);
+        let (lock, metronome, passing) = (None, None, None);
         let mut testbed =
-            Self { name, environment, loopback, calibration, directory, lock, metronome };
+            Self { name, environment, loopback, calibration, directory, lock, metronome, passing };
         testbed.lock()?;
         match testbed.build(cache) {
             Ok(()) => Ok(testbed),
@@ -165,7 +171,8 @@ impl Testbed {
     }
 
     /// [`Testbed::up`] for a measurement: of that name nothing is left of a run that was killed, and nothing
-    /// is on its way to the disk. Warns of others that are up.
+    /// is on its way to the disk. Warns of others that are up. It goes when it is dropped, too, and when a
+    /// signal ends this process.
     ///
     /// # Errors
     /// As [`Testbed::up`] and [`down`].
@@ -183,7 +190,9 @@ impl Testbed {
                  if nobody uses it: galaxy-testbed down {other}"
             );
         }
-        Self::up(environment, name, loopback, cache)
+        let mut testbed = Self::up(environment, name, loopback, cache)?;
+        testbed.passing = Some(Passing::new(name, loopback, &testbed.directory)?);
+        Ok(testbed)
     }
 
     fn build(&mut self, cache: &Path) -> Result<()> {
@@ -249,6 +258,7 @@ impl Testbed {
                 directory,
                 lock: None,
                 metronome: None,
+                passing: None,
             });
         }
         let names = names();
@@ -617,12 +627,7 @@ impl Testbed {
     /// # Errors
     /// When something of it stays.
     pub fn down(self) -> Result<()> {
-        let Self { name, loopback, directory, lock, .. } = self;
-        end_workers_of(&directory)?;
-        sweep(&name, loopback)?;
-        std::fs::remove_dir_all(&directory).with_context(|| directory.display().to_string())?;
-        drop(lock);
-        Ok(())
+        remove(&self.name, self.loopback, &self.directory)
     }
 }
 
@@ -639,56 +644,4 @@ pub fn names() -> Vec<String> {
     names.sort();
     names.dedup();
     names
-}
-
-/// Removes what is left of a testbed, whatever became of it. Nothing left is no error.
-///
-/// # Errors
-/// When it is in use, or something stays.
-pub fn down(name: &str) -> Result<()> {
-    check_name("the testbed", name)?;
-    for root in [true, false] {
-        let directory = state_directory(root).join(name);
-        if directory.exists() {
-            if let Ok(file) = File::open(directory.join("lock")) {
-                let used = matches!(file.try_lock(), Err(TryLockError::WouldBlock));
-                ensure!(
-                    !used,
-                    "testbed {name:?} is in use by another galaxy-testbed: end that first"
-                );
-            }
-            end_workers_of(&directory)?;
-            // Last, so that a name is known as long as anything of it is there.
-            sweep(name, !root)?;
-            std::fs::remove_dir_all(&directory).with_context(|| directory.display().to_string())?;
-        }
-    }
-    sweep(name, !is_root())
-}
-
-fn sweep(name: &str, loopback: bool) -> Result<()> {
-    if loopback || !is_root() {
-        return Ok(());
-    }
-    Network::down(name)?;
-    cgroup::remove(name)
-}
-
-fn end_workers_of(directory: &Path) -> Result<()> {
-    let text = std::fs::read(directory.join("workers.json")).unwrap_or_default();
-    end(&serde_json::from_slice::<Vec<Worker>>(&text).unwrap_or_default())
-}
-
-/// Ends workers at once, and waits until the system has let go of them.
-fn end(workers: &[Worker]) -> Result<()> {
-    let alive: Vec<&Worker> = workers.iter().filter(|w| w.alive()).collect();
-    for worker in &alive {
-        kill(worker.pid)?;
-    }
-    let deadline = Instant::now() + PATIENCE;
-    while let Some(worker) = alive.iter().find(|w| w.alive()) {
-        ensure!(Instant::now() < deadline, "the worker on {} does not end", worker.device);
-        std::thread::sleep(LOOK);
-    }
-    Ok(())
 }

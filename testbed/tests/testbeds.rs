@@ -219,6 +219,33 @@ fn what_a_killed_testbed_leaves_is_removed_and_its_name_is_free_at_once() {
 }
 
 #[test]
+fn a_signal_that_ends_a_run_takes_its_testbed_down() {
+    let work = tempfile::tempdir().unwrap();
+    let file = work.path().join("small.toml");
+    std::fs::write(&file, SMALL).unwrap();
+    let run = |signal, code, how: &[&str]| {
+        let mut command = command();
+        command.args(["run", "table4", "--smoke", "--samples", "1000", "--testbed", "signal"]);
+        command.arg("--output").arg(work.path()).arg("--environments").arg(&file).args(how);
+        let mut running = Process::spawn("galaxy-testbed run", command).unwrap();
+        running.line("small/tiny-bert/auto: ").unwrap();
+        let workers = instance::Testbed::open("signal").unwrap().workers();
+        assert!(workers.len() == 2 && workers.iter().all(instance::Worker::alive));
+        running.signal(signal).unwrap();
+        let (status, said) = running.ended().unwrap();
+        assert_eq!(status.code(), Some(code), "{said}");
+        assert!(said.contains("takes testbed signal down"), "{said}");
+        assert!(!workers.iter().any(instance::Worker::alive));
+        assert!(!instance::names().iter().any(|name| name == "signal"));
+        assert_eq!(left("signal"), Vec::<String>::new());
+    };
+    run("TERM", 143, &["--fresh", "--loopback"]);
+    if real() {
+        run("INT", 130, &["--fresh"]);
+    }
+}
+
+#[test]
 fn two_testbeds_stand_beside_each_other() {
     if !real() {
         return;

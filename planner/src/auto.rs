@@ -4,7 +4,7 @@ use crate::{
     draft, policies, predict, reasons,
     request::{Planned, PlanningError, Prediction, Request, RunnerUp, Search, Workload},
     ring::{By, Candidate, Rings},
-    search,
+    search, shift,
 };
 use galaxy_common::Strategy;
 
@@ -104,7 +104,7 @@ fn fitting(request: &Request<'_>, ranked: &mut Vec<Ranked>) -> Result<Ranked, Pl
     Err(error.unwrap_or(PlanningError::Nothing { why: "there is no candidate".into() }))
 }
 
-fn rank(request: &Request<'_>, candidate: Candidate) -> Result<Ranked, PlanningError> {
+pub(crate) fn rank(request: &Request<'_>, candidate: Candidate) -> Result<Ranked, PlanningError> {
     let mut prediction = predict::predict(request, &candidate.plan)?;
     prediction.closed_form = candidate.closed_form;
     Ok(Ranked { candidate, prediction })
@@ -160,6 +160,10 @@ fn auto(
         keep(policies::plan(rings, strategy, limit), &mut ranked);
     }
     search.simulated += ranked.len() as u64;
+    if !makes(request) {
+        let better = shift::rows(request, &ranked, &mut search.simulated);
+        ranked.extend(better);
+    }
     if ranked.is_empty() {
         return Err(reasons::nothing_fits(rings, error));
     }

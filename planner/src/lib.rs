@@ -16,6 +16,7 @@ mod reasons;
 mod request;
 mod ring;
 mod search;
+mod shift;
 pub mod split;
 mod stages;
 pub mod stream;

@@ -148,6 +148,20 @@ fn many_texts_go_to_devices_as_a_whole() {
     }
 }
 
+/// Two of four texts on the fastest device leave it idle for a fifth of the time, five of eight are too many
+/// for it.
+#[test]
+fn texts_are_cut_where_the_simulator_says_that_it_helps() {
+    for texts in [4, 8] {
+        let mut question = embedding(texts, [26.7, 15.0, 7.3], 250e6);
+        let (planned, gain) = gain(&mut question);
+        assert!(gain > 0.89, "{texts} texts: {gain:.3} by {}", planned.what);
+        let busy = planned.prediction.devices.iter().map(|device| device.compute);
+        let (least, most) = busy.fold((f64::INFINITY, 0.0f64), |(l, m), b| (l.min(b), m.max(b)));
+        assert!(least > 0.75 * most, "{texts} texts: {least} {most} by {}", planned.what);
+    }
+}
+
 #[test]
 fn few_texts_are_not_cut_where_links_are_slow() {
     let mut question = embedding(4, [15.0; 3], 20e6);

@@ -310,7 +310,9 @@ impl Builder {
                 let size = if memory == Memory::Staging { tile } else { bytes[tensor] };
                 // Behind the layers nobody misses a large slot that a small tensor took.
                 let wide = if op.block == Block::Head { u64::MAX } else { 2 * size + 1 };
-                let slot = free.take(memory, size..=wide, self.depth).unwrap_or_else(|| {
+                let found = free.take(memory, size..=wide, self.depth);
+                let slot = found.or_else(|| free.grown(memory, size, &mut slots));
+                let slot = slot.unwrap_or_else(|| {
                     slots.push(Slot { memory, start: 0, bytes: size });
                     used.resize(used.len() + lanes, 0);
                     free.staged += usize::from(memory == Memory::Staging);
@@ -481,6 +483,15 @@ impl Free {
             return if self.staged >= depth { self.staging.pop_front() } else { None };
         }
         self.device.range_mut(fits).find_map(|(_, left)| left.pop())
+    }
+
+    /// The largest of the device slots that are too small, made as large as it has to be: that takes less
+    /// than one more, as of tensors each of which is larger than the one before.
+    fn grown(&mut self, memory: Memory, size: u64, slots: &mut [Slot]) -> Option<SlotId> {
+        let smaller = (memory == Memory::Device).then(|| self.device.range_mut(..size))?;
+        let slot = smaller.rev().find_map(|(_, left)| left.pop())?;
+        slots[slot.0 as usize].bytes = size;
+        Some(slot)
     }
 }
 

@@ -13,6 +13,7 @@ use super::{
     galaxy::{Ahead, Carried, Collective, Device, Next, ends},
     kv_span,
     ring::Route,
+    visible,
 };
 use crate::{
     budget::COLUMN_GROUP,
@@ -89,8 +90,8 @@ impl Device<'_> {
         self.take_in(next, tile, &mut ahead.staged);
     }
 
-    /// The queries that are left, then gathers keys and values, then attention, its output product and the
-    /// join of own rows.
+    /// The queries that are left; then, tile by tile, what keys and values the tile's rows see, attention,
+    /// its output product and the join. What arrives for later tiles travels meanwhile.
     pub(super) fn attention(
         &mut self,
         here: Next,
@@ -109,36 +110,48 @@ impl Device<'_> {
         }
         self.take_in_rest(here, &mut staged);
         let keys = self.keys(here, &staged);
-        let (Some(qkv), Some(carried)) = (qkv, carried) else { return None };
-        let joined = self.joined();
-        for (tile, rows) in self.tiles[self.me].clone().into_iter().enumerate() {
-            self.b.at = (here.block, here.layer);
-            let mut inside = Inside { qkv: Some((qkv, keys.unwrap_or(qkv))), inner: None };
-            if self.spec.parallel {
-                inside.inner = self.inner(here, carried, rows);
+        let mut joined = None;
+        if let (Some(qkv), Some(carried)) = (qkv, carried) {
+            let after = *joined.insert(self.joined());
+            for (tile, rows) in self.tiles[self.me].clone().into_iter().enumerate() {
+                self.b.at = (here.block, here.layer);
+                let seen = visible(self.spec, self.shape, rows);
+                self.import_keys(keys, &mut staged, seen);
+                let mut inside = Inside { qkv: Some((qkv, keys.unwrap_or(qkv))), inner: None };
+                if self.spec.parallel {
+                    inside.inner = self.inner(here, carried, rows);
+                }
+                self.join_rows(here, inside, carried, after, rows);
+                self.advance(here.after(self.spec), after, tile, ahead);
             }
-            self.join_rows(here, inside, carried, joined, rows);
-            self.advance(here.after(self.spec), joined, tile, ahead);
         }
-        Some(joined)
+        if let Some(keys) = keys {
+            self.b.at = (here.block, here.layer);
+            // What only texts that go on need.
+            self.import_keys(Some(keys), &mut staged, keys.rows);
+            let kv_heads = kv_span(self.spec, self.part(self.me, here.layer).heads);
+            keep(self.b, self.shape, here.layer, kv_heads, keys.all());
+        }
+        joined
     }
 
-    /// Keys and values of all rows that the own rows see; none where those are all own.
+    /// Room for keys and values of all rows that the own rows see; none where those are all own.
     fn keys(&mut self, here: Next, staged: &[Value]) -> Option<Value> {
         if !self.gathers_keys() {
             return None;
         }
-        self.b.at = (here.block, here.layer);
         // Tiles follow one another, and all that are seen are there.
         let rows = staged.iter().map(|tile| tile.rows).reduce(ends)?;
         let (_, width) = self.widths(here.layer);
-        let whole = self.b.tensor(Role::KeysValues, rows, width);
-        for tile in staged {
-            self.b.compute(OpKind::Import, &[tile.all()], &[whole.rows(tile.rows)]);
+        Some(self.b.tensor(Role::KeysValues, rows, width))
+    }
+
+    /// Imports those of the staged tiles that have some of these rows.
+    fn import_keys(&mut self, keys: Option<Value>, staged: &mut Vec<Value>, rows: Span<Row>) {
+        let Some(keys) = keys else { return };
+        for tile in staged.extract_if(.., |tile| tile.rows.overlaps(rows)) {
+            self.b.compute(OpKind::Import, &[tile.all()], &[keys.rows(tile.rows)]);
         }
-        let kv_heads = kv_span(self.spec, self.part(self.me, here.layer).heads);
-        keep(self.b, self.shape, here.layer, kv_heads, whole.all());
-        Some(whole)
     }
 
     /// An MLP on an own tile, and on into the block after it.

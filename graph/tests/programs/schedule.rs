@@ -105,6 +105,39 @@ fn queries_are_made_when_keys_and_values_are_on_their_way() {
     }
 }
 
+/// A text of 64 rows is the first device's alone, and most of the second: attention over the first waits for
+/// no keys, and comes before those of the second are taken in.
+#[test]
+fn tiles_wait_for_the_keys_of_their_own_texts_only() {
+    let text = |slot, rows| Segment { slot, past: 0, kept: false, rows, wanted: Wanted::Hidden };
+    let shape = BatchShape::new(vec![text(0, 64), text(1, 96)]).unwrap();
+    let (strategy, exchange) = (Strategy::Auto, Exchange::Ring);
+    let spec = well_known(256, 4);
+    let way = Way { strategy, modes: [(true, true); 2], exchange, tiles: 2 };
+    let plan = laid_out(&way, &spec, &[[4; 4], [1; 4]]);
+    let programs = lower(&spec, &plan, Phase::Prefill, &shape).unwrap();
+    let compute = programs[0].lanes[0].1.iter().map(|&id| programs[0].operation(id));
+    let of_layer = compute.filter(|op| op.layer == 1 && op.block == Block::Attention);
+    let mut came = Vec::new();
+    for op in of_layer {
+        match op.kind {
+            OpKind::Attend { .. } => came.push((op.reads[0].rows, None)),
+            OpKind::Import => came.push((op.writes[0].rows, Some(op.waits.len()))),
+            _ => {}
+        }
+    }
+    let rows = Span::<galaxy_common::Row>::new;
+    let expected = [
+        (rows(0, 64), Some(0)),
+        (rows(0, 64), None),
+        (rows(128, 144), Some(1)),
+        (rows(64, 128), Some(0)),
+        (rows(144, 160), Some(1)),
+        (rows(64, 128), None),
+    ];
+    assert_eq!(came, expected);
+}
+
 /// Whether some rows of a block are on their way before all sums of the block before it are.
 fn staggers(program: &Program, plan: &Plan) -> bool {
     let collective = |id: &OpId| match program.operation(*id).kind {

@@ -1,0 +1,111 @@
+//! Rows between devices, where several texts are cut by rows.
+//!
+//! The closed form shares rows by speed, and counts neither whose texts a cut divides nor that it moves to the end
+//! of a text. So rows go from the busiest device to others, as long as the simulator says that it helps.
+
+use crate::{
+    auto::{Ranked, rank},
+    closed,
+    predict::LENGTHS,
+    request::Request,
+    ring::Candidate,
+    search,
+};
+use galaxy_common::plan::{Phase, own_rows};
+
+/// The best so many plans are looked at,
+const PLANS: usize = 3;
+/// each in as many tiles as it has and in these, which the closed form ranks by shares that it does not keep,
+const TILES: [u16; 2] = [2, 4];
+/// and these parts of all rows are moved, one after the other.
+const PARTS: [u32; 4] = [8, 16, 32, 64];
+/// To so many of the least busy,
+const IDLEST: usize = 2;
+/// from all that compute for this much of what the busiest does.
+const AS_BUSY: f64 = 0.98;
+/// What must be left of the latency: less is not worth another plan.
+const HELPS: f64 = 0.99;
+
+/// Better plans than those of `ranked`, if there are any.
+pub(crate) fn rows(request: &Request<'_>, ranked: &[Ranked], simulated: &mut u64) -> Vec<Ranked> {
+    let loads = closed::loads(request, LENGTHS);
+    let Some(load) = loads.iter().max_by_key(|load| load.texts).filter(|load| load.texts > 1)
+    else {
+        return Vec::new();
+    };
+    let batch = load.texts * load.text;
+    let mut best: Vec<&Ranked> = ranked.iter().collect();
+    best.sort_by(|a, b| a.prediction.latency.total_cmp(&b.prediction.latency));
+    let limit = best.first().map_or(0.0, |best| best.prediction.latency) * search::MARGIN;
+    let cut = |ranked: &&Ranked| {
+        let plan = &ranked.candidate.plan;
+        let few = (2..=search::ALL_SETS).contains(&plan.ring.len());
+        few && plan.any_sequence() && ranked.prediction.latency <= limit
+    };
+    let mut found = Vec::new();
+    for from in best.into_iter().filter(cut).take(PLANS) {
+        let own = from.candidate.plan.tiles;
+        let others = TILES.into_iter().filter(|&tiles| tiles != own);
+        let others = others.filter(|_| request.allowed.tiles.is_none());
+        let tiled = others.filter_map(|tiles| {
+            let mut candidate = Candidate { needs: Vec::new(), ..from.candidate.clone() };
+            candidate.plan.tiles = tiles;
+            *simulated += 1;
+            rank(request, candidate).ok()
+        });
+        let starts: Vec<Ranked> = tiled.chain([from.clone()]).collect();
+        found.extend(starts.into_iter().map(|start| improved(request, start, batch, simulated)));
+    }
+    found.retain(|better| better.prediction.latency < limit / search::MARGIN);
+    found
+}
+
+/// A plan with its rows moved as far as that helps.
+fn improved(request: &Request<'_>, mut best: Ranked, batch: u32, simulated: &mut u64) -> Ranked {
+    // In rows of a batch, so that one can be moved.
+    let shares = own_rows(&best.candidate.plan, Phase::Prefill, batch);
+    let mut weights: Vec<u32> = shares.iter().map(|share| share.len()).collect();
+    for part in PARTS {
+        let step = (batch / part).max(1);
+        loop {
+            let compute = |at: usize| best.prediction.devices[at].compute;
+            let mut idle: Vec<usize> = (0..weights.len()).filter(|&at| weights[at] > 0).collect();
+            idle.sort_by(|&a, &b| compute(a).total_cmp(&compute(b)));
+            let most = idle.last().map_or(0.0, |&at| compute(at));
+            // All that are as busy as the busiest give: else one of them goes on being that.
+            let gives = |at: usize| compute(at) >= most * AS_BUSY && weights[at] > step;
+            let mut better: Option<(Ranked, Vec<u32>)> = None;
+            for &to in idle.iter().take(IDLEST).filter(|&&to| !gives(to)) {
+                let mut moved = weights.clone();
+                for from in (0..weights.len()).filter(|&at| gives(at)) {
+                    moved[from] -= step;
+                    moved[to] += step;
+                }
+                *simulated += 1;
+                // What cannot be lowered does not help.
+                let Ok(next) = rank(request, weighed(&best.candidate, &moved)) else { continue };
+                let least =
+                    better.as_ref().map_or(best.prediction.latency * HELPS, |(better, _)| {
+                        better.prediction.latency
+                    });
+                if next.prediction.latency < least {
+                    better = Some((next, moved));
+                }
+            }
+            let Some(found) = better else { break };
+            (best, weights) = found;
+        }
+    }
+    best
+}
+
+/// The plan with these shares of rows; what it needs is found again.
+fn weighed(from: &Candidate, weights: &[u32]) -> Candidate {
+    let mut candidate = Candidate { needs: Vec::new(), ..from.clone() };
+    for (device, &weight) in candidate.plan.ring.iter_mut().zip(weights) {
+        // Who had none has no heads either; who has some keeps some.
+        let weight = if device.prefill.row_weight > 0 { weight.max(1) } else { 0 };
+        (device.prefill.row_weight, device.decode.row_weight) = (weight, weight);
+    }
+    candidate
+}

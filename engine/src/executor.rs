@@ -175,6 +175,8 @@ impl<T: Send + 'static, W: Send + 'static> Worker<T, W> {
 /// The links of an epoch and the threads that drive them.
 struct Connected {
     epoch: Epoch,
+    /// The one whose links were closed, while there are no others.
+    ended: Option<Epoch>,
     workers: Vec<Worker>,
     ends: Arc<Ends>,
     closers: Vec<Arc<dyn crate::link::LinkCloser>>,
@@ -220,6 +222,7 @@ impl Executor {
             loaders: Mutex::new(loaders),
             connected: Mutex::new(Connected {
                 epoch: Epoch::default(),
+                ended: None,
                 workers: Vec::new(),
                 ends: Arc::default(),
                 closers: Vec::new(),
@@ -246,7 +249,8 @@ impl Executor {
             workers.extend(Worker::spawn(name, lane, body).ok());
         }
         let mut connected = lock(&self.connected);
-        *connected = Connected { epoch, workers, ends, closers: links.closers, current: None };
+        let closers = links.closers;
+        *connected = Connected { epoch, ended: None, workers, ends, closers, current: None };
     }
 
     /// Aborts what runs and closes all links. Returns when their threads are gone. With an epoch,
@@ -263,7 +267,8 @@ impl Executor {
             for closer in connected.closers.drain(..) {
                 closer.close();
             }
-            connected.epoch = Epoch::default();
+            let ended = Some(std::mem::take(&mut connected.epoch));
+            connected.ended = ended.filter(|epoch| *epoch != Epoch::default()).or(connected.ended);
             connected.ends = Arc::default();
             std::mem::take(&mut connected.workers)
         };
@@ -377,6 +382,9 @@ impl Executor {
             let lanes = || run.program.lanes.iter().map(|(lane, _)| *lane);
             let peers = || lanes().filter(|lane| matches!(lane, Lane::Send(_) | Lane::Receive(_)));
             let needs_links = peers().next().is_some();
+            if needs_links && connected.ended == Some(run.epoch) {
+                return Err(RunError::Aborted);
+            }
             if needs_links && connected.epoch != run.epoch {
                 return Err(RunError::Stale { wanted: run.epoch, have: connected.epoch });
             }

@@ -3,6 +3,7 @@
 
 use galaxy_common::{
     BatchShape, Bytes, Cache, DeviceName, Epoch, Rank, SequenceNumber, Strategy, Wanted, WireType,
+    plan::Phase,
 };
 use galaxy_engine::{
     compute::{Binding, ComputeError, Engine, Staged},
@@ -12,7 +13,7 @@ use galaxy_engine::{
     weights::{Shard, WeightError},
 };
 use galaxy_graph::{
-    Program,
+    Program, lower,
     program::{Block, Lane, LaneId, OpId, OpKind, Operation, Slot},
     share::{self, Member, Terms},
 };
@@ -172,6 +173,31 @@ fn plan(model: &ModelDir) -> galaxy_common::Plan {
         share: 1.0,
     };
     share::plan(model.spec(), &terms, &["a", "b"].map(member)).unwrap()
+}
+
+/// Its epoch may end between the moment in which it is taken on and that in which it takes its links.
+#[test]
+fn a_run_whose_epoch_has_just_ended_is_aborted() {
+    let model = bert();
+    let shape = BatchShape::single(3, Wanted::Hidden).unwrap();
+    let programs = lower(model.spec(), &plan(&model), Phase::Prefill, &shape).unwrap();
+    let program = Arc::new(programs[0].clone());
+    let executor = Executor::start("a", Box::new(Scripted(Arc::default()))).unwrap();
+    let run = |epoch| {
+        executor.run(Job {
+            epoch,
+            sequence: SequenceNumber(1),
+            program: program.clone(),
+            binding: Binding { shape: shape.clone(), inputs: vec![1, 2, 3].into() },
+            deadline: None,
+        })
+    };
+    executor.connect(Epoch(1), Links::default());
+    executor.disconnect(Some(Epoch(1)));
+    assert!(matches!(run(Epoch(1)), Err(RunError::Aborted)));
+    assert!(matches!(run(Epoch(2)), Err(RunError::Stale { .. })));
+    executor.connect(Epoch(2), Links::default());
+    assert!(matches!(run(Epoch(1)), Err(RunError::Stale { wanted: Epoch(1), have: Epoch(2) })));
 }
 
 #[test]

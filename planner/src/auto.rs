@@ -160,10 +160,8 @@ fn auto(
         keep(policies::plan(rings, strategy, limit), &mut ranked);
     }
     search.simulated += ranked.len() as u64;
-    if !makes(request) {
-        let better = shift::rows(request, &ranked, &mut search.simulated);
-        ranked.extend(better);
-    }
+    let better = shift::rows(request, &ranked, &mut search.simulated);
+    ranked.extend(better);
     if ranked.is_empty() {
         return Err(reasons::nothing_fits(rings, error));
     }

@@ -26,7 +26,8 @@ const AS_BUSY: f64 = 0.98;
 /// What must be left of the latency: less is not worth another plan.
 const HELPS: f64 = 0.99;
 
-/// Better plans than those of `ranked`, if there are any.
+/// Better plans than those of `ranked`, if there are any: none where texts come one by one, as those that go
+/// on do.
 pub(crate) fn rows(request: &Request<'_>, ranked: &[Ranked], simulated: &mut u64) -> Vec<Ranked> {
     let loads = closed::loads(request, LENGTHS);
     let Some(load) = loads.iter().max_by_key(|load| load.texts).filter(|load| load.texts > 1)
@@ -36,11 +37,11 @@ pub(crate) fn rows(request: &Request<'_>, ranked: &[Ranked], simulated: &mut u64
     let batch = load.texts * load.text;
     let mut best: Vec<&Ranked> = ranked.iter().collect();
     best.sort_by(|a, b| a.prediction.latency.total_cmp(&b.prediction.latency));
-    let limit = best.first().map_or(0.0, |best| best.prediction.latency) * search::MARGIN;
+    let least = best.first().map_or(0.0, |best| best.prediction.latency);
     let cut = |ranked: &&Ranked| {
         let plan = &ranked.candidate.plan;
         let few = (2..=search::ALL_SETS).contains(&plan.ring.len());
-        few && plan.any_sequence() && ranked.prediction.latency <= limit
+        few && plan.any_sequence() && ranked.prediction.latency <= least * search::MARGIN
     };
     let mut found = Vec::new();
     for from in best.into_iter().filter(cut).take(PLANS) {
@@ -56,7 +57,7 @@ pub(crate) fn rows(request: &Request<'_>, ranked: &[Ranked], simulated: &mut u64
         let starts: Vec<Ranked> = tiled.chain([from.clone()]).collect();
         found.extend(starts.into_iter().map(|start| improved(request, start, batch, simulated)));
     }
-    found.retain(|better| better.prediction.latency < limit / search::MARGIN);
+    found.retain(|better| better.prediction.latency < least);
     found
 }
 
@@ -74,6 +75,9 @@ fn improved(request: &Request<'_>, mut best: Ranked, batch: u32, simulated: &mut
             let most = idle.last().map_or(0.0, |&at| compute(at));
             // All that are as busy as the busiest give: else one of them goes on being that.
             let gives = |at: usize| compute(at) >= most * AS_BUSY && weights[at] > step;
+            if !idle.iter().any(|&at| gives(at)) {
+                break;
+            }
             let mut better: Option<(Ranked, Vec<u32>)> = None;
             for &to in idle.iter().take(IDLEST).filter(|&&to| !gives(to)) {
                 let mut moved = weights.clone();

@@ -153,10 +153,8 @@ pub fn run(options: &Options) -> Result<()> {
     let testbed = Testbed::anew(environment, &options.testbed, options.loopback, &options.cache)?;
     let mut testbed = if options.smoke { testbed } else { calibrate::calibrated(testbed)? };
     record.calibrations.insert(testbed.environment.name.clone(), testbed.calibration.clone());
-    let found = drift(options, &mut testbed, &slow, &model, &mut record);
-    let down = testbed.down();
-    let found = found?;
-    down?;
+    let found = drift(options, &mut testbed, &slow, &model, &mut record)?;
+    testbed.down()?;
     show(options, &slow, &record, &found)
 }
 

@@ -48,12 +48,12 @@ pub struct Testbed {
     /// The devices' quotas and speeds.
     pub calibration: Calibration,
     directory: PathBuf,
+    /// Takes it down with whoever made it, if it is for one measurement: before the lock is left.
+    passing: Option<Passing>,
     /// Held while an experiment uses it.
     lock: Option<File>,
     /// What makes its quotas true, if it was made here.
     metronome: Option<u32>,
-    /// Takes it down with whoever made it, if it is for one measurement.
-    passing: Option<Passing>,
 }
 
 /// What stands in the testbed's directory.

@@ -4,7 +4,7 @@
 //! and values of its own rows, and gets keys and values of the others' rows that its own see. All
 //! that needs no rows of others runs tile by tile, from the join of a tile to its next keys and
 //! values, so that these travel while the next tile is computed. Queries, which nobody else needs, are
-//! made when all keys and values are on their way.
+//! made when all keys and values are on their way. Of several texts, a tile waits for those of its own.
 
 use super::{
     block::{Inside, first_products, keep, room},
@@ -110,25 +110,27 @@ impl Device<'_> {
         }
         self.take_in_rest(here, &mut staged);
         let keys = self.keys(here, &staged);
-        let mut joined = None;
-        if let (Some(qkv), Some(carried)) = (qkv, carried) {
-            let after = *joined.insert(self.joined());
+        let own = qkv.zip(carried);
+        let joined = own.map(|_| self.joined());
+        if let (Some((qkv, carried)), Some(joined)) = (own, joined) {
             for (tile, rows) in self.tiles[self.me].clone().into_iter().enumerate() {
                 self.b.at = (here.block, here.layer);
-                let seen = visible(self.spec, self.shape, rows);
-                self.import_keys(keys, &mut staged, seen);
+                if let Some(keys) = keys {
+                    let seen = visible(self.spec, self.shape, rows);
+                    self.import_keys(keys, &mut staged, seen);
+                }
                 let mut inside = Inside { qkv: Some((qkv, keys.unwrap_or(qkv))), inner: None };
                 if self.spec.parallel {
                     inside.inner = self.inner(here, carried, rows);
                 }
-                self.join_rows(here, inside, carried, after, rows);
-                self.advance(here.after(self.spec), after, tile, ahead);
+                self.join_rows(here, inside, carried, joined, rows);
+                self.advance(here.after(self.spec), joined, tile, ahead);
             }
         }
         if let Some(keys) = keys {
             self.b.at = (here.block, here.layer);
             // What only texts that go on need.
-            self.import_keys(Some(keys), &mut staged, keys.rows);
+            self.import_keys(keys, &mut staged, keys.rows);
             let kv_heads = kv_span(self.spec, self.part(self.me, here.layer).heads);
             keep(self.b, self.shape, here.layer, kv_heads, keys.all());
         }
@@ -147,8 +149,7 @@ impl Device<'_> {
     }
 
     /// Imports those of the staged tiles that have some of these rows.
-    fn import_keys(&mut self, keys: Option<Value>, staged: &mut Vec<Value>, rows: Span<Row>) {
-        let Some(keys) = keys else { return };
+    fn import_keys(&mut self, keys: Value, staged: &mut Vec<Value>, rows: Span<Row>) {
         for tile in staged.extract_if(.., |tile| tile.rows.overlaps(rows)) {
             self.b.compute(OpKind::Import, &[tile.all()], &[keys.rows(tile.rows)]);
         }

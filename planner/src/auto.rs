@@ -150,7 +150,7 @@ fn auto(
             keep(rings.fit(priced.ring(), Strategy::Auto, By::Exact), &mut ranked);
         }
     }
-    if makes(request) {
+    if makes(request) || request.texts() > 1 {
         for priced in search::of_each_size(rings) {
             keep(rings.fit(priced.ring(), Strategy::Auto, By::Exact), &mut ranked);
         }

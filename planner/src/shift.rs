@@ -13,11 +13,12 @@ use crate::{
 };
 use galaxy_common::plan::{Phase, own_rows};
 
-/// The best so many plans are looked at,
-const PLANS: usize = 3;
-/// each in as many tiles as it has and in these, which the closed form ranks by shares that it does not keep,
+/// Plans are looked at in as many tiles as they have and in these, which the closed form ranks by shares that it
+/// does not keep,
 const TILES: [u16; 2] = [2, 4];
-/// and these parts of all rows are moved, one after the other.
+/// of the best so many
+const PLANS: usize = 9;
+/// these parts of all rows are moved, one after the other.
 const PARTS: [u32; 4] = [8, 16, 32, 64];
 /// To so many of the least busy,
 const IDLEST: usize = 2;
@@ -35,30 +36,30 @@ pub(crate) fn rows(request: &Request<'_>, ranked: &[Ranked], simulated: &mut u64
         return Vec::new();
     };
     let batch = load.texts * load.text;
-    let mut best: Vec<&Ranked> = ranked.iter().collect();
-    best.sort_by(|a, b| a.prediction.latency.total_cmp(&b.prediction.latency));
-    let least = best.first().map_or(0.0, |best| best.prediction.latency);
+    let least = |ranked: &[Ranked]| {
+        ranked.iter().map(|r| r.prediction.latency).fold(f64::INFINITY, f64::min)
+    };
+    let before = least(ranked);
     let cut = |ranked: &&Ranked| {
         let plan = &ranked.candidate.plan;
         let few = (2..=search::ALL_SETS).contains(&plan.ring.len());
-        few && plan.any_sequence() && ranked.prediction.latency <= least * search::MARGIN
+        few && plan.any_sequence() && ranked.prediction.latency <= before * search::MARGIN
     };
-    let mut found = Vec::new();
-    for from in best.into_iter().filter(cut).take(PLANS) {
-        let own = from.candidate.plan.tiles;
-        let others = TILES.into_iter().filter(|&tiles| tiles != own);
-        let others = others.filter(|_| request.allowed.tiles.is_none());
-        let tiled = others.filter_map(|tiles| {
-            let mut candidate = Candidate { needs: Vec::new(), ..from.candidate.clone() };
+    let mut starts: Vec<Ranked> = ranked.iter().filter(cut).cloned().collect();
+    for at in 0..starts.len() {
+        for tiles in TILES.into_iter().filter(|_| request.allowed.tiles.is_none()) {
+            let mut candidate = Candidate { needs: Vec::new(), ..starts[at].candidate.clone() };
             candidate.plan.tiles = tiles;
-            *simulated += 1;
-            rank(request, candidate).ok()
-        });
-        let starts: Vec<Ranked> = tiled.chain([from.clone()]).collect();
-        found.extend(starts.into_iter().map(|start| improved(request, start, batch, simulated)));
+            if starts.iter().all(|known| known.candidate.plan != candidate.plan) {
+                *simulated += 1;
+                starts.extend(rank(request, candidate).ok());
+            }
+        }
     }
-    found.retain(|better| better.prediction.latency < least);
-    found
+    starts.sort_by(|a, b| a.prediction.latency.total_cmp(&b.prediction.latency));
+    starts.truncate(PLANS);
+    let better = starts.into_iter().map(|start| improved(request, start, batch, simulated));
+    better.filter(|better| better.prediction.latency < before).collect()
 }
 
 /// A plan with its rows moved as far as that helps.

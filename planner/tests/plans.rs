@@ -135,10 +135,10 @@ fn many_texts_go_to_devices_as_a_whole() {
     let alike = [15.0; 3];
     let unlike = [26.7, 15.0, 7.3];
     for speeds in [alike, unlike] {
-        for texts in [16, 32, 64] {
+        for texts in [32, 64] {
             let mut question = embedding(texts, speeds, 125e6);
             let (planned, gain) = gain(&mut question);
-            assert!(gain > 0.85, "{texts} texts: {gain:.3} by {}", planned.what);
+            assert!(gain > 0.9, "{texts} texts: {gain:.3} by {}", planned.what);
             // Nothing but results leaves a device.
             let sent: u64 = planned.prediction.devices.iter().map(|device| device.sent).sum();
             assert_eq!(sent, 0, "{}", planned.what);
@@ -149,13 +149,21 @@ fn many_texts_go_to_devices_as_a_whole() {
 }
 
 /// Two of four texts on the fastest device leave it idle for a fifth of the time, five of eight are too many
-/// for it.
+/// for it; eight do not divide by three.
 #[test]
 fn texts_are_cut_where_the_simulator_says_that_it_helps() {
-    for texts in [4, 8] {
-        let mut question = embedding(texts, [26.7, 15.0, 7.3], 250e6);
+    let (alike, unlike) = ([15.0; 3], [26.7, 15.0, 7.3]);
+    let cases = [
+        (2, alike, 0.8),
+        (8, alike, 0.93),
+        (16, alike, 0.93),
+        (4, unlike, 0.89),
+        (8, unlike, 0.89),
+    ];
+    for (texts, speeds, wanted) in cases {
+        let mut question = embedding(texts, speeds, 250e6);
         let (planned, gain) = gain(&mut question);
-        assert!(gain > 0.89, "{texts} texts: {gain:.3} by {}", planned.what);
+        assert!(gain > wanted, "{texts} texts: {gain:.3} by {}", planned.what);
         let busy = planned.prediction.devices.iter().map(|device| device.compute);
         let (least, most) = busy.fold((f64::INFINITY, 0.0f64), |(l, m), b| (l.min(b), m.max(b)));
         assert!(least > 0.75 * most, "{texts} texts: {least} {most} by {}", planned.what);

@@ -2,8 +2,8 @@
 //!
 //! Rows follow row weights, to the row. Where attention is cut by rows and a batch has several texts, a
 //! cut moves to the end of a text that lies near: a device then holds whole texts, and needs nobody's
-//! keys and values for them. A cut takes a sixth of what either of its neighbours has at most, so that no
-//! device has more than a third on top of its share, which is what budgets count.
+//! keys and values for them. A cut takes a sixteenth of what either of its neighbours has at most, so that no
+//! device has more than an eighth on top of its share, which is what budgets count.
 
 use galaxy_common::{
     BatchShape, Mode, Plan, Row, Span,
@@ -11,7 +11,7 @@ use galaxy_common::{
 };
 
 /// A cut takes one in so many rows of a device at most.
-const TAKEN: u32 = 6;
+const TAKEN: u32 = 16;
 
 /// The rows of each device of a batch.
 pub(super) fn cuts(plan: &Plan, phase: Phase, shape: &BatchShape) -> Vec<Span<Row>> {
@@ -77,17 +77,17 @@ mod tests {
 
     #[test]
     fn cuts_go_to_ends_of_texts_that_lie_near() {
-        // 682.7 rows each, and texts end at 704 and at 1344.
+        // 682.7 rows each, of which 42 are near, and texts end at 704 and at 1344.
         assert_eq!(sizes(&[1, 1, 1], &[64; 32]), [704, 640, 704]);
         assert_eq!(sizes(&[2, 1, 1], &[64; 32]), [1024, 512, 512]);
         assert_eq!(sizes(&[16, 10, 6], &[64; 32]), [1024, 640, 384]);
-        // 85.3 rows each: 21 to the nearest end, and 14 are near.
-        assert_eq!(sizes(&[1, 1, 1], &[64; 4]), [86, 85, 85]);
+        // 170.7 rows each: 21 to the nearest end, and 10 are near.
+        assert_eq!(sizes(&[1, 1, 1], &[64; 8]), [171, 171, 170]);
         assert_eq!(sizes(&[2, 1, 1], &[64; 4]), [128, 64, 64]);
         // One text stays as it was cut.
         assert_eq!(sizes(&[1, 1], &[100]), [50, 50]);
         // Of two ends, the nearer one.
-        assert_eq!(sizes(&[1, 1], &[45, 7, 48]), [52, 48]);
+        assert_eq!(sizes(&[1, 1], &[95, 7, 98]), [102, 98]);
     }
 
     #[test]

@@ -17,7 +17,7 @@ mod stream;
 use crate::program::Program;
 use build::{Builder, Sketch};
 pub(crate) use cuts::cuts_move;
-pub use cuts::farthest;
+pub use cuts::{at_ends, farthest};
 use galaxy_common::{
     Assignment, BatchShape, Cache, Exchange, Head, Layout, MAX_PAYLOAD_BYTES, Mode, Plan,
     PlanError, Rank, Row, ShapeError, Span, Wanted, plan::Phase,

@@ -11,13 +11,21 @@ use crate::{
     ring::Candidate,
     search,
 };
-use galaxy_common::plan::{Phase, own_rows};
+use galaxy_common::{
+    Row, Span,
+    plan::{Phase, own_rows},
+};
+use galaxy_graph::lower::at_ends;
 
 /// Plans are looked at in as many tiles as they have and in these, which the closed form ranks by shares that it
 /// does not keep,
 const TILES: [u16; 2] = [2, 4];
+/// and with cuts at ends of texts where that takes one in so many rows of a device;
+const NEAR: u32 = 4;
+/// whatever is behind the best by no more than this: cuts elsewhere may save so much;
+const BEHIND: f64 = 1.35;
 /// of the best so many
-const PLANS: usize = 9;
+const PLANS: usize = 16;
 /// these parts of all rows are moved, one after the other.
 const PARTS: [u32; 4] = [8, 16, 32, 64];
 /// To so many of the least busy,
@@ -36,6 +44,7 @@ pub(crate) fn rows(request: &Request<'_>, ranked: &[Ranked], simulated: &mut u64
         return Vec::new();
     };
     let batch = load.texts * load.text;
+    let ends: Vec<u32> = (1..=load.texts).map(|text| text * load.text).collect();
     let least = |ranked: &[Ranked]| {
         ranked.iter().map(|r| r.prediction.latency).fold(f64::INFINITY, f64::min)
     };
@@ -43,16 +52,22 @@ pub(crate) fn rows(request: &Request<'_>, ranked: &[Ranked], simulated: &mut u64
     let cut = |ranked: &&Ranked| {
         let plan = &ranked.candidate.plan;
         let few = (2..=search::ALL_SETS).contains(&plan.ring.len());
-        few && plan.any_sequence() && ranked.prediction.latency <= before * search::MARGIN
+        few && plan.any_sequence() && ranked.prediction.latency <= before * BEHIND
     };
     let mut starts: Vec<Ranked> = ranked.iter().filter(cut).cloned().collect();
     for at in 0..starts.len() {
-        for tiles in TILES.into_iter().filter(|_| request.allowed.tiles.is_none()) {
-            let mut candidate = Candidate { needs: Vec::new(), ..starts[at].candidate.clone() };
-            candidate.plan.tiles = tiles;
-            if starts.iter().all(|known| known.candidate.plan != candidate.plan) {
-                *simulated += 1;
-                starts.extend(rank(request, candidate).ok());
+        let from = starts[at].candidate.clone();
+        let others = TILES.into_iter().filter(|_| request.allowed.tiles.is_none());
+        for tiles in others.chain([from.plan.tiles]) {
+            let mut tiled = Candidate { needs: Vec::new(), ..from.clone() };
+            tiled.plan.tiles = tiles;
+            let shares = at_ends(own_rows(&tiled.plan, Phase::Prefill, batch), &ends, NEAR);
+            let whole = weighed(&tiled, &sizes(&shares));
+            for candidate in [tiled, whole] {
+                if starts.iter().all(|known| known.candidate.plan != candidate.plan) {
+                    *simulated += 1;
+                    starts.extend(rank(request, candidate).ok());
+                }
             }
         }
     }
@@ -65,8 +80,7 @@ pub(crate) fn rows(request: &Request<'_>, ranked: &[Ranked], simulated: &mut u64
 /// A plan with its rows moved as far as that helps.
 fn improved(request: &Request<'_>, mut best: Ranked, batch: u32, simulated: &mut u64) -> Ranked {
     // In rows of a batch, so that one can be moved.
-    let shares = own_rows(&best.candidate.plan, Phase::Prefill, batch);
-    let mut weights: Vec<u32> = shares.iter().map(|share| share.len()).collect();
+    let mut weights = sizes(&own_rows(&best.candidate.plan, Phase::Prefill, batch));
     for part in PARTS {
         let step = (batch / part).max(1);
         loop {
@@ -102,6 +116,10 @@ fn improved(request: &Request<'_>, mut best: Ranked, batch: u32, simulated: &mut
         }
     }
     best
+}
+
+fn sizes(shares: &[Span<Row>]) -> Vec<u32> {
+    shares.iter().map(|share| share.len()).collect()
 }
 
 /// The plan with these shares of rows; what it needs is found again.

@@ -20,7 +20,7 @@ pub(super) fn cuts(plan: &Plan, phase: Phase, shape: &BatchShape) -> Vec<Span<Ro
         return shares;
     }
     let ends: Vec<u32> = shape.placed().map(|(text, _)| text.end()).collect();
-    at_ends(shares, &ends)
+    at_ends(shares, &ends, TAKEN)
 }
 
 /// Whether cuts move with the ends of texts: where devices tell each other keys and values of rows.
@@ -33,14 +33,15 @@ pub fn farthest(rows: u32) -> u32 {
     rows.div_ceil(TAKEN / 2)
 }
 
-/// Moves the cuts between `shares` to the nearest of `ends`, which grow, as far as they lie near.
-fn at_ends(mut shares: Vec<Span<Row>>, ends: &[u32]) -> Vec<Span<Row>> {
+/// Moves the cuts between `shares` to the nearest of `ends`, which grow, where that takes one in `taken` rows of
+/// a device at most.
+pub fn at_ends(mut shares: Vec<Span<Row>>, ends: &[u32], taken: u32) -> Vec<Span<Row>> {
     let sizes: Vec<u32> = shares.iter().map(|share| share.len()).collect();
     let mut before: Option<usize> = None;
     for at in (0..sizes.len()).filter(|&at| sizes[at] > 0) {
         if let Some(before) = before {
             let cut = shares[at].start();
-            let reach = sizes[before].min(sizes[at]) / TAKEN;
+            let reach = sizes[before].min(sizes[at]) / taken;
             let after = ends.partition_point(|&end| end < cut);
             let near = ends[after.saturating_sub(1)..].iter().take(2).copied();
             let near = near.filter(|end| end.abs_diff(cut) <= reach);
@@ -63,7 +64,7 @@ mod tests {
     /// Lengths of the devices' rows, of texts of these lengths.
     fn sizes(weights: &[u32], texts: &[u32]) -> Vec<u32> {
         let (rows, ends) = placed(weights, texts);
-        at_ends(rows, &ends).iter().map(|rows| rows.len()).collect()
+        at_ends(rows, &ends, TAKEN).iter().map(|rows| rows.len()).collect()
     }
 
     fn placed(weights: &[u32], texts: &[u32]) -> (Vec<Span<Row>>, Vec<u32>) {
@@ -110,8 +111,8 @@ mod tests {
         #[test]
         fn cuts_are_exact_and_near((weights, texts) in any_batch()) {
             let (shares, ends) = placed(&weights, &texts);
-            let cut = at_ends(shares.clone(), &ends);
-            prop_assert_eq!(at_ends(shares.clone(), &ends), cut.clone());
+            let cut = at_ends(shares.clone(), &ends, TAKEN);
+            prop_assert_eq!(at_ends(shares.clone(), &ends, TAKEN), cut.clone());
             let mut at = 0;
             for (share, rows) in shares.iter().zip(&cut) {
                 prop_assert_eq!(share.is_empty(), rows.is_empty());

@@ -115,7 +115,7 @@ fn makes(request: &Request<'_>) -> bool {
     request.workload.made > 0 && request.allowed.cache.rows > 0
 }
 
-fn least(ranked: &[Ranked], of: impl Fn(&Ranked) -> f64) -> f64 {
+pub(crate) fn least(ranked: &[Ranked], of: impl Fn(&Ranked) -> f64) -> f64 {
     ranked.iter().map(of).fold(f64::INFINITY, f64::min)
 }
 

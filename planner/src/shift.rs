@@ -4,7 +4,7 @@
 //! of a text. So rows go from the busiest device to others, as long as the simulator says that it helps.
 
 use crate::{
-    auto::{Ranked, rank},
+    auto::{Ranked, least, rank},
     closed,
     predict::LENGTHS,
     request::Request,
@@ -45,10 +45,7 @@ pub(crate) fn rows(request: &Request<'_>, ranked: &[Ranked], simulated: &mut u64
     };
     let batch = load.texts * load.text;
     let ends: Vec<u32> = (1..=load.texts).map(|text| text * load.text).collect();
-    let least = |ranked: &[Ranked]| {
-        ranked.iter().map(|r| r.prediction.latency).fold(f64::INFINITY, f64::min)
-    };
-    let before = least(ranked);
+    let before = least(ranked, |ranked| ranked.prediction.latency);
     let cut = |ranked: &&Ranked| {
         let plan = &ranked.candidate.plan;
         let few = (2..=search::ALL_SETS).contains(&plan.ring.len());

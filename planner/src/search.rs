@@ -215,7 +215,8 @@ pub(crate) fn best(rings: &mut Rings<'_>, most: usize, search: &mut Search) -> V
 
 /// The best ring of each number of devices, with blocks cut in each way. The closed form is of rows that are
 /// divided, so of one row it prefers rings that divide rows, and says little about how many devices should take
-/// part in making tokens. Of more than eight devices there are none.
+/// part in making tokens; and of several texts it does not see what tiles hide of cutting one. Of more than eight
+/// devices there are none.
 pub(crate) fn of_each_size(rings: &mut Rings<'_>) -> Vec<Priced> {
     let n = rings.request.offers.len();
     if n > ALL_SETS {

@@ -54,13 +54,12 @@ pub(crate) fn rows(request: &Request<'_>, ranked: &[Ranked], simulated: &mut u64
     let mut starts: Vec<Ranked> = ranked.iter().filter(cut).cloned().collect();
     for at in 0..starts.len() {
         let from = starts[at].candidate.clone();
+        let whole = sizes(&at_ends(own_rows(&from.plan, Phase::Prefill, batch), &ends, NEAR));
         let others = TILES.into_iter().filter(|_| request.allowed.tiles.is_none());
         for tiles in others.chain([from.plan.tiles]) {
             let mut tiled = Candidate { needs: Vec::new(), ..from.clone() };
             tiled.plan.tiles = tiles;
-            let shares = at_ends(own_rows(&tiled.plan, Phase::Prefill, batch), &ends, NEAR);
-            let whole = weighed(&tiled, &sizes(&shares));
-            for candidate in [tiled, whole] {
+            for candidate in [weighed(&tiled, &whole), tiled] {
                 if starts.iter().all(|known| known.candidate.plan != candidate.plan) {
                     *simulated += 1;
                     starts.extend(rank(request, candidate).ok());

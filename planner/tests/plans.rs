@@ -135,13 +135,13 @@ fn many_texts_go_to_devices_as_a_whole() {
     let alike = [15.0; 3];
     let unlike = [26.7, 15.0, 7.3];
     for speeds in [alike, unlike] {
-        for texts in [32, 64] {
+        for texts in [16, 32, 64] {
             let mut question = embedding(texts, speeds, 125e6);
             let (planned, gain) = gain(&mut question);
             assert!(gain > 0.9, "{texts} texts: {gain:.3} by {}", planned.what);
-            // Nothing but results leaves a device.
+            // Nothing but results leaves a device, unless that beats 6, 5 and 5 of 16 texts: 16 of 18 parts.
             let sent: u64 = planned.prediction.devices.iter().map(|device| device.sent).sum();
-            assert_eq!(sent, 0, "{}", planned.what);
+            assert!(sent == 0 || (texts, speeds) == (16, alike), "{}", planned.what);
             let plan = &planned.plan;
             assert!(plan.ring.len() == 3 && plan.modes.iter().all(|m| m.attention == m.mlp));
         }

@@ -82,6 +82,7 @@ mod tests {
         assert_eq!(sizes(&[1, 1, 1], &[64; 32]), [704, 640, 704]);
         assert_eq!(sizes(&[2, 1, 1], &[64; 32]), [1024, 512, 512]);
         assert_eq!(sizes(&[16, 10, 6], &[64; 32]), [1024, 640, 384]);
+        assert_eq!(sizes(&[1, 1, 1], &[64; 4]), [86, 85, 85]);
         // 170.7 rows each: 21 to the nearest end, and 10 are near.
         assert_eq!(sizes(&[1, 1, 1], &[64; 8]), [171, 171, 170]);
         assert_eq!(sizes(&[2, 1, 1], &[64; 4]), [128, 64, 64]);

@@ -14,6 +14,7 @@ mod profile;
 mod progress;
 mod pull;
 mod run;
+mod serve;
 mod status;
 mod table;
 mod tensors;
@@ -72,6 +73,8 @@ enum Command {
     Plan(plan::PlanArgs),
     /// Brings a model directory from the Hugging Face Hub.
     Pull(pull::PullArgs),
+    /// Answers programs that speak to OpenAI's API: texts, chats and embeddings, over HTTP.
+    Serve(serve::ServeArgs),
     /// Asks the coordinator to finish what is queued and to take no more.
     Drain(status::DrainArgs),
 }
@@ -154,6 +157,7 @@ fn execute(cli: Cli) -> Result<(), Failure> {
             Command::Demo(args) => demo::demo(args).await,
             Command::Bench(args) => bench::bench(args).await,
             Command::Profile(args) => profile::profile(args).await,
+            Command::Serve(args) => serve::serve(args).await,
             Command::Drain(args) => status::drain(args).await,
             Command::Plan(args) => plan::plan(&args),
             Command::Pull(args) => pull::pull(args).await,
@@ -248,6 +252,7 @@ mod tests {
             "galaxy plan --cluster cluster.toml --compare --json",
             "galaxy plan --cluster cluster.toml --what-if pi-2.memory=2GB --what-if pi-1->pi-2.rate=1Gbit/s",
             "galaxy plan --simulate hundred.toml",
+            "galaxy serve --listen 127.0.0.1:8080 --model m --coordinator 10.0.0.1:7000",
             "galaxy pull org/name --revision v2 --to models/name --json",
         ] {
             parse(line).unwrap_or_else(|e| panic!("{line}: {e}"));
@@ -266,6 +271,7 @@ mod tests {
             "galaxy keys issue Pi_1 --role device",
             "galaxy trace yesterday",
             "galaxy status --timeout 10",
+            "galaxy serve --listen here",
             "galaxy ebmed hello",
             "galaxy bench kernels --shape bert-huge",
             "galaxy bench kernels --model m --shape bert-large",

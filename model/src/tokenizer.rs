@@ -54,6 +54,15 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
+    /// The tokens of a text and no others: special tokens are those that stand in it, as in a chat's.
+    ///
+    /// # Errors
+    /// When the tokenizer refuses the text.
+    pub fn encode_alone(&self, text: &str) -> Result<Vec<u32>, ModelError> {
+        let encoding = self.inner.encode_fast(text, false).map_err(|e| self.wrong(e))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
     /// The text of tokens, special ones left out.
     ///
     /// # Errors

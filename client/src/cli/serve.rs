@@ -1,0 +1,157 @@
+//! `galaxy serve`: an HTTP server beside the programs that speak to OpenAI's API. What comes in goes
+//! to the coordinator by the SDK, under our identity.
+
+mod api;
+mod chat;
+mod error;
+mod wire;
+
+use super::{Connection, failure::Failure, in_process::model_failure, print, progress};
+use api::Api;
+use chat::Chat;
+use clap::Args;
+use hyper::server::conn::http1;
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    service::TowerToHyperService,
+};
+use std::{net::SocketAddr, path::PathBuf, pin::pin, sync::Arc, time::Duration};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    signal::unix::{SignalKind, signal},
+    sync::{Semaphore, watch},
+    task::JoinSet,
+    time::timeout,
+};
+
+/// Connections at one time; whoever comes then waits.
+const CONNECTIONS: usize = 256;
+/// How long the head of a request may take.
+const HEAD: Duration = Duration::from_secs(10);
+/// How long answers may take to end once we are told to stop.
+const GOODBYE: Duration = Duration::from_secs(10);
+/// After the system refused a connection, for want of descriptors most often.
+const PAUSE: Duration = Duration::from_millis(100);
+
+const ROUTES: &str = "\
+What is answered, as OpenAI's API does, for one choice of each prompt:
+
+  POST /v1/chat/completions   chats, whole or streamed; with --model
+  POST /v1/completions        texts that go on, whole or streamed
+  POST /v1/embeddings         vectors, as numbers or base64
+  GET  /v1/models             the cluster's model
+  GET  /health                200 while the cluster is ready, else 503
+
+A program names http://127.0.0.1:8080/v1 as its base URL. Besides OpenAI's parameters: top_k, min_p,
+repetition_penalty, ignore_eos and chat_template_kwargs, and truncate for embeddings.";
+
+/// Arguments of `galaxy serve`.
+#[derive(Args, Debug)]
+#[command(after_long_help = ROUTES)]
+pub struct ServeArgs {
+    /// Where programs ask. What is not this machine's loopback needs --api-key.
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:8080")]
+    listen: SocketAddr,
+    /// What programs must show, as `Authorization: Bearer KEY`. HTTP is not encrypted: on a network
+    /// that others read, put a proxy with TLS before it.
+    #[arg(long, value_name = "KEY", env = "GALAXY_API_KEY", hide_env_values = true)]
+    api_key: Option<String>,
+    /// The model's directory, for chats: its chat template (chat_template.jinja or
+    /// tokenizer_config.json) and tokenizer.json are read.
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+/// `galaxy serve`, until a signal ends it.
+pub async fn serve(args: ServeArgs) -> Result<(), Failure> {
+    let key = args.api_key.filter(|key| !key.is_empty());
+    if key.is_none() && !args.listen.ip().is_loopback() {
+        return Err(Failure::usage("whoever reaches this address could use the cluster")
+            .at(args.listen)
+            .todo("set --api-key, or listen on 127.0.0.1"));
+    }
+    let chat = match &args.model {
+        Some(directory) => Some(Chat::open(directory).map_err(model_failure)?),
+        None => None,
+    };
+    let client = args.connection.open().await?;
+    let status = progress::watch("asking the coordinator", client.status()).await?;
+    let listener = TcpListener::bind(args.listen).await.map_err(|error| {
+        Failure::new(format!("cannot listen: {error}"))
+            .at(args.listen)
+            .todo("choose another --listen")
+    })?;
+    let failed = |error: std::io::Error| Failure::new(error.to_string());
+    let address = listener.local_addr().map_err(failed)?;
+    let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
+    print(&format!("listening on http://{address}/v1 for {}\n", status.model))?;
+
+    let (stop, stopping) = watch::channel(());
+    let accepting = accept(listener, Api::new(client, key, chat), stopping);
+    let mut accepting = pin!(accepting);
+    tokio::select! {
+        () = &mut accepting => {}
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    drop(stop);
+    // What is being answered ends first, unless we are told again.
+    tokio::select! {
+        _ = timeout(GOODBYE, accepting) => {}
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    Ok(())
+}
+
+/// Lets connections in until `stopping` is over, and waits for their ends.
+async fn accept(listener: TcpListener, api: Api, mut stopping: watch::Receiver<()>) {
+    let service = TowerToHyperService::new(api.router());
+    let room = Arc::new(Semaphore::new(CONNECTIONS));
+    let mut connections = JoinSet::new();
+    loop {
+        while connections.try_join_next().is_some() {}
+        let Ok(permit) = room.clone().acquire_owned().await else { break };
+        let stream = tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => stream,
+                Err(_) => {
+                    tokio::time::sleep(PAUSE).await;
+                    continue;
+                }
+            },
+            _ = stopping.changed() => break,
+        };
+        let (service, stopping) = (service.clone(), stopping.clone());
+        connections.spawn(async move {
+            converse(stream, service, stopping).await;
+            drop(permit);
+        });
+    }
+    drop(listener);
+    while connections.join_next().await.is_some() {}
+}
+
+/// One connection, to its end.
+async fn converse(
+    stream: TcpStream,
+    service: TowerToHyperService<axum::Router>,
+    mut stopping: watch::Receiver<()>,
+) {
+    // Tokens are small, and each is to be seen at once.
+    drop(stream.set_nodelay(true));
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD)
+        .serve_connection(TokioIo::new(stream), service);
+    let mut connection = pin!(connection);
+    // How a connection ends is the business of whoever made it.
+    tokio::select! {
+        ended = connection.as_mut() => return drop(ended),
+        _ = stopping.changed() => connection.as_mut().graceful_shutdown(),
+    }
+    drop(connection.await);
+}

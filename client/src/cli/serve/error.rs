@@ -1,0 +1,91 @@
+//! Errors as OpenAI's API has them.
+
+use axum::{
+    body::Body,
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use galaxy_client::ClientError;
+use serde_json::{Value, json};
+
+/// Seconds after which a request that may succeed later is worth another try.
+const RETRY: &str = "1";
+
+/// Why a request has no answer.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ApiError {
+    pub status: StatusCode,
+    /// A stable name of the reason.
+    pub code: String,
+    pub message: String,
+    retryable: bool,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, code: &str, message: impl Into<String>) -> Self {
+        Self { status, code: code.to_owned(), message: message.into(), retryable: false }
+    }
+
+    /// The request is at fault.
+    pub fn bad(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_argument", message)
+    }
+
+    /// It asks for what is not there.
+    pub fn unsupported(what: &str) -> Self {
+        let message = format!("{what} is not supported; leave it out");
+        Self::new(StatusCode::BAD_REQUEST, "unsupported", message)
+    }
+
+    pub fn status(status: StatusCode, code: &str, message: impl Into<String>) -> Self {
+        Self::new(status, code, message)
+    }
+
+    /// As clients find it in a body, or among the events of a stream.
+    pub fn body(&self) -> Value {
+        let kind = match self.status {
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            status if status.is_client_error() => "invalid_request_error",
+            _ => "server_error",
+        };
+        let Self { code, message, .. } = self;
+        json!({ "error": { "message": message, "type": kind, "param": null, "code": code } })
+    }
+}
+
+impl From<ClientError> for ApiError {
+    fn from(error: ClientError) -> Self {
+        let status = match error.code() {
+            "invalid_argument" | "empty_text" | "text_too_long" | "too_many_texts"
+            | "result_too_large" | "unknown_token" | "unsupported_output" | "unsupported_model"
+            | "out_of_range" => StatusCode::BAD_REQUEST,
+            "overloaded" => StatusCode::TOO_MANY_REQUESTS,
+            "deadline" | "deadline_exceeded" => StatusCode::GATEWAY_TIMEOUT,
+            "internal" | "malformed_answer" => StatusCode::BAD_GATEWAY,
+            _ => StatusCode::SERVICE_UNAVAILABLE,
+        };
+        let retryable = error.retryable();
+        Self { retryable, ..Self::new(status, error.code(), error.to_string()) }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = answer(self.status, &self.body());
+        if self.retryable {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static(RETRY));
+        }
+        response
+    }
+}
+
+/// A response of one JSON value.
+pub fn answer(status: StatusCode, value: &impl serde::Serialize) -> Response {
+    let bytes = serde_json::to_vec(value).unwrap_or_default();
+    let mut response = Response::new(Body::from(bytes));
+    *response.status_mut() = status;
+    let json = HeaderValue::from_static("application/json");
+    response.headers_mut().insert(header::CONTENT_TYPE, json);
+    response
+}

@@ -1,0 +1,319 @@
+//! `galaxy serve` over real processes: what programs that speak OpenAI's API are answered.
+#![allow(clippy::unwrap_used)]
+
+use galaxy_client::{Client, GenerateOptions, Generated, Prompt};
+use galaxy_proto::identity::Role;
+use galaxy_testbed::{
+    models,
+    processes::{Process, Setup, TestCluster, program, root},
+};
+use serde_json::{Value, json};
+use std::{
+    fs,
+    io::{BufRead, BufReader, Read, Write},
+    net::TcpStream,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Instant,
+};
+
+/// Bytes are tokens to the demo's decoder, so that a chat's text can be compared.
+const TEMPLATE: &str = "{% for message in messages %}{{ message.content }}\n{% endfor %}Each ";
+
+/// The demo's decoder, with a chat template.
+fn decoder(directory: &Path) -> PathBuf {
+    let to = directory.join("tiny-chat");
+    fs::create_dir(&to).unwrap();
+    for file in fs::read_dir(root().join("models/tiny-galaxy")).unwrap() {
+        let file = file.unwrap();
+        fs::copy(file.path(), to.join(file.file_name())).unwrap();
+    }
+    fs::write(to.join("chat_template.jinja"), TEMPLATE).unwrap();
+    to
+}
+
+fn command(cluster: &TestCluster, listen: &str, flags: &[&str]) -> Command {
+    let mut command = Command::new(program("galaxy").unwrap());
+    command.args(["serve", "--listen", listen, "--coordinator", &cluster.address]);
+    command.arg("--identity").arg(cluster.keys.of("laptop", Role::Client).unwrap());
+    command.args(flags).env_remove("GALAXY_API_KEY");
+    command
+}
+
+/// A server for a cluster, and where it listens.
+fn serve(cluster: &TestCluster, flags: &[&str]) -> (Process, String) {
+    let mut process =
+        Process::spawn("galaxy serve", command(cluster, "127.0.0.1:0", flags)).unwrap();
+    let line = process.line("listening on http://").unwrap();
+    let address = line.trim_start_matches("listening on http://").split('/').next().unwrap();
+    (process, address.to_owned())
+}
+
+fn connect(address: &str, request: &str) -> BufReader<TcpStream> {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    BufReader::new(stream)
+}
+
+/// A request as programs make it; `head` is of more lines.
+fn request(method: &str, path: &str, head: &str, body: &str) -> String {
+    let length = body.len();
+    format!(
+        "{method} {path} HTTP/1.1\r\nconnection: close\r\ncontent-length: {length}\r\n{head}\r\n{body}"
+    )
+}
+
+fn status(answer: &str) -> u16 {
+    answer.split(' ').nth(1).unwrap().parse().unwrap()
+}
+
+fn ask(address: &str, method: &str, path: &str, head: &str, body: &str) -> (u16, Value) {
+    let mut answer = String::new();
+    connect(address, &request(method, path, head, body)).read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    assert!(head.contains("content-type: application/json"), "{head}");
+    (status(head), serde_json::from_str(body).unwrap())
+}
+
+fn head(address: &str) -> String {
+    format!("host: {address}\r\ncontent-type: application/json\r\n")
+}
+
+fn post(address: &str, path: &str, body: &Value) -> (u16, Value) {
+    ask(address, "POST", path, &head(address), &body.to_string())
+}
+
+fn get(address: &str, path: &str) -> (u16, Value) {
+    ask(address, "GET", path, &head(address), "")
+}
+
+/// The events of a stream, as they come.
+fn stream(address: &str, path: &str, body: &Value) -> impl Iterator<Item = String> {
+    let mut reader = connect(address, &request("POST", path, &head(address), &body.to_string()));
+    let mut first = String::new();
+    reader.read_line(&mut first).unwrap();
+    assert_eq!(status(&first), 200);
+    reader
+        .lines()
+        .map_while(Result::ok)
+        .filter_map(|line| Some(line.strip_prefix("data: ")?.to_owned()))
+}
+
+/// What the SDK makes of a prompt.
+async fn text(client: &Client, prompt: impl Into<Prompt>, max_tokens: u32) -> String {
+    let options = GenerateOptions { max_tokens, ..GenerateOptions::default() };
+    let mut text = client.generate(prompt, options).await.unwrap();
+    let mut all = String::new();
+    while let Some(generated) = text.next().await.unwrap() {
+        match generated {
+            Generated::Token(token) => all.push_str(&token.text),
+            Generated::Done(done) => all.push_str(&done.text),
+        }
+    }
+    all
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn texts_are_those_of_the_sdk() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = decoder(dir.path());
+    let cluster =
+        TestCluster::start(Setup { shares: vec![1.0, 2.0], ..Setup::new(&model) }).unwrap();
+    let client = cluster.client().await.unwrap();
+    let (mut process, address) = serve(&cluster, &["--model", model.to_str().unwrap()]);
+    assert_eq!(get(&address, "/health"), (200, json!({ "state": "ready", "model": "tiny-chat" })));
+    let (code, listed) = get(&address, "/v1/models");
+    assert_eq!((code, &listed["data"][0]["id"]), (200, &json!("tiny-chat")));
+    assert_eq!(get(&address, "/v1/models/tiny-chat"), (200, listed["data"][0].clone()));
+
+    // Several prompts at once, whole.
+    let prompts = ["Each device ", "A plan "];
+    let want = [text(&client, prompts[0], 12).await, text(&client, prompts[1], 12).await];
+    let mut body =
+        json!({ "model": "tiny-chat", "prompt": prompts, "max_tokens": 12, "temperature": 0 });
+    let (code, answer) = post(&address, "/v1/completions", &body);
+    assert_eq!((code, &answer["object"]), (200, &json!("text_completion")), "{answer}");
+    for (index, want) in want.iter().enumerate() {
+        let choice =
+            json!({ "index": index, "text": want, "logprobs": null, "finish_reason": "length" });
+        assert_eq!(answer["choices"][index], choice);
+    }
+    let usage = json!({ "prompt_tokens": 19, "completion_tokens": 24, "total_tokens": 43 });
+    assert_eq!(answer["usage"], usage);
+
+    // And as they come.
+    body["stream"] = true.into();
+    body["stream_options"] = json!({ "include_usage": true });
+    let events: Vec<String> = stream(&address, "/v1/completions", &body).collect();
+    let (last, events) = events.split_last().unwrap();
+    assert_eq!(last, "[DONE]");
+    let events: Vec<Value> =
+        events.iter().map(|event| serde_json::from_str(event).unwrap()).collect();
+    let (last, events) = events.split_last().unwrap();
+    assert_eq!((&last["usage"], &last["choices"]), (&usage, &json!([])));
+    let mut texts = [String::new(), String::new()];
+    for event in events {
+        let choice = &event["choices"][0];
+        let index = usize::try_from(choice["index"].as_u64().unwrap()).unwrap();
+        texts[index].push_str(choice["text"].as_str().unwrap());
+    }
+    assert_eq!(texts, want);
+    assert_eq!(events.last().unwrap()["choices"][0]["finish_reason"], "length");
+
+    // A chat is what the template makes of it.
+    let want = text(&client, "Who computes?\nEach ", 12).await;
+    let mut body = json!({
+        "messages": [{ "role": "user", "content": "Who computes?" }], "max_tokens": 12, "temperature": 0,
+    });
+    let (code, answer) = post(&address, "/v1/chat/completions", &body);
+    let message = json!({ "role": "assistant", "content": want });
+    assert_eq!((code, &answer["choices"][0]["message"]), (200, &message), "{answer}");
+    body["stream"] = true.into();
+    let events: Vec<String> = stream(&address, "/v1/chat/completions", &body).collect();
+    let (last, events) = events.split_last().unwrap();
+    assert_eq!(last, "[DONE]");
+    let events: Vec<Value> =
+        events.iter().map(|event| serde_json::from_str(event).unwrap()).collect();
+    assert_eq!(events[0]["choices"][0]["delta"], json!({ "role": "assistant", "content": "" }));
+    let content =
+        |event: &Value| event["choices"][0]["delta"]["content"].as_str().map(str::to_owned);
+    assert_eq!(events.iter().filter_map(content).collect::<String>(), want);
+
+    // A text ends before a string that ends texts.
+    let cut = want.chars().nth(5).unwrap().to_string();
+    body["stream"] = false.into();
+    body["stop"] = json!(cut);
+    let (_, answer) = post(&address, "/v1/chat/completions", &body);
+    let choice = &answer["choices"][0];
+    assert_eq!(choice["message"]["content"], want.split(&cut).next().unwrap());
+    assert_eq!(choice["finish_reason"], "stop");
+
+    // What is wrong with a request is said by the coordinator, or before it.
+    for (path, body, code, reason) in [
+        ("/v1/completions", json!({ "prompt": "x", "model": "gpt-4" }), 404, "model_not_found"),
+        ("/v1/completions", json!({ "prompt": "x", "temperature": -1 }), 400, "invalid_argument"),
+        ("/v1/completions", json!({ "prompt": "x".repeat(4000) }), 400, "text_too_long"),
+        ("/v1/completions", json!({ "prompt": [70000] }), 400, "unknown_token"),
+        ("/v1/chat/completions", json!({ "messages": [] }), 400, "invalid_argument"),
+        ("/v1/embeddings", json!({ "input": "" }), 400, "empty_text"),
+        ("/v1/images", json!({}), 404, "not_found"),
+        ("/v1/models", json!({}), 405, "method_not_allowed"),
+    ] {
+        let (said, answer) = post(&address, path, &body);
+        assert_eq!(
+            (said, &answer["error"]["code"]),
+            (code, &json!(reason)),
+            "{path} {body}: {answer}"
+        );
+    }
+    assert_eq!(ask(&address, "POST", "/v1/completions", &head(&address), "{").0, 400);
+    let large = format!("{{\"prompt\": \"{}\"}}", "x".repeat(17 << 20));
+    assert_eq!(ask(&address, "POST", "/v1/completions", &head(&address), &large).0, 413);
+
+    // Told to end, it does.
+    process.signal("TERM").unwrap();
+    let (status, said) = process.ended().unwrap();
+    assert!(status.success(), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn vectors_are_those_of_the_sdk() {
+    let setup = Setup::new(root().join("models/all-MiniLM-L6-v2"));
+    let mut cluster = TestCluster::start(setup).unwrap();
+    let client = cluster.client().await.unwrap();
+    let (_process, address) = serve(&cluster, &[]);
+    let texts = ["a lighthouse at night", "a beam over the sea"];
+    let want = client.embed(&texts).await.unwrap();
+    let (code, answer) = post(&address, "/v1/embeddings", &json!({ "input": texts }));
+    assert_eq!(code, 200, "{answer}");
+    for (index, want) in want.vectors.iter().enumerate() {
+        let vector = &answer["data"][index]["embedding"];
+        assert_eq!(&serde_json::from_value::<Vec<f32>>(vector.clone()).unwrap(), want);
+    }
+    assert_eq!(answer["usage"]["prompt_tokens"], json!(want.report.tokens));
+    let (code, answer) = post(&address, "/v1/completions", &json!({ "prompt": "x" }));
+    assert_eq!((code, &answer["error"]["code"]), (400, &json!("unsupported_output")));
+    let chat = json!({ "messages": [{ "role": "user", "content": "x" }] });
+    let (code, answer) = post(&address, "/v1/chat/completions", &chat);
+    assert!(code == 400 && answer.to_string().contains("--model DIR"), "{answer}");
+
+    // A coordinator that is gone is said to be.
+    cluster.coordinator.kill().unwrap();
+    let (code, answer) = get(&address, "/health");
+    assert_eq!((code, &answer["error"]["code"]), (503, &json!("unavailable")), "{answer}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn strangers_are_not_answered() {
+    let cluster = TestCluster::start(Setup {
+        shares: vec![1.0],
+        ..Setup::new(root().join("models/all-MiniLM-L6-v2"))
+    })
+    .unwrap();
+    let body = json!({ "input": "x" }).to_string();
+    let kind = "content-type: application/json\r\n";
+
+    let (_open, address) = serve(&cluster, &[]);
+    for (head, code, reason) in [
+        (format!("host: example.com\r\n{kind}"), 403, "wrong_host"),
+        (kind.to_owned(), 403, "wrong_host"),
+        (format!("host: {address}\r\n"), 415, "not_json"),
+        (format!("host: {address}\r\ncontent-type: text/plain\r\n"), 415, "not_json"),
+    ] {
+        let (said, answer) = ask(&address, "POST", "/v1/embeddings", &head, &body);
+        assert_eq!((said, &answer["error"]["code"]), (code, &json!(reason)), "{head}");
+    }
+
+    let (_locked, address) = serve(&cluster, &["--api-key", "sesame"]);
+    for (shown, code) in [("", 401), ("Bearer open", 401), ("sesame", 401), ("Bearer sesame", 200)]
+    {
+        // With a key it may stand behind any name.
+        let head = format!("host: example.com\r\n{kind}authorization: {shown}\r\n");
+        assert_eq!(ask(&address, "POST", "/v1/embeddings", &head, &body).0, code, "{shown}");
+    }
+
+    let mut refused = Process::spawn("galaxy serve", command(&cluster, "0.0.0.0:0", &[])).unwrap();
+    let (status, said) = refused.ended().unwrap();
+    assert!(status.code() == Some(2) && said.contains("set --api-key"), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_program_that_goes_ends_its_text() {
+    // One text at a time has room.
+    let decoder = models::gpt2(Path::new(env!("CARGO_TARGET_TMPDIR")), "gpt2-512x4", 4, 512, 8);
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("model");
+    fs::create_dir(&model).unwrap();
+    for file in fs::read_dir(decoder.unwrap()).unwrap() {
+        let file = file.unwrap();
+        std::os::unix::fs::symlink(file.path(), model.join(file.file_name())).unwrap();
+    }
+    let tokenizer = root().join("models/tiny-galaxy/tokenizer.json");
+    fs::copy(tokenizer, model.join("tokenizer.json")).unwrap();
+    let setup = Setup { cache_rows: Some(768), ..Setup::new(&model) };
+    let cluster = TestCluster::start(setup).unwrap();
+    let client = cluster.client().await.unwrap();
+    let (_process, address) = serve(&cluster, &[]);
+    let long = |stream: bool| json!({ "prompt": "Each ", "max_tokens": 700, "ignore_eos": true, "temperature": 0, "stream": stream });
+    let whole = || {
+        let begin = Instant::now();
+        let (code, answer) = post(&address, "/v1/completions", &long(false));
+        assert_eq!((code, &answer["usage"]["completion_tokens"]), (200, &json!(700)), "{answer}");
+        begin.elapsed()
+    };
+    let alone = whole();
+    let begin = Instant::now();
+    for _ in 0..5 {
+        let body = long(true);
+        let mut events = stream(&address, "/v1/completions", &body);
+        assert!(events.next().unwrap().contains("text_completion"));
+    }
+    // Nor does one go on whose program does not wait for all of it.
+    let all = request("POST", "/v1/completions", &head(&address), &long(false).to_string());
+    drop(connect(&address, &all));
+    whole();
+    // Of 44 stints, each that was left took one or two.
+    let took = begin.elapsed();
+    assert!(took < 4 * alone, "{took:?}, and a whole text takes {alone:?}");
+    assert_eq!(client.status().await.unwrap().failed, 0);
+}

@@ -15,7 +15,7 @@ use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
-use std::{net::SocketAddr, path::PathBuf, pin::pin, sync::Arc, time::Duration};
+use std::{io::Write, net::SocketAddr, path::PathBuf, pin::pin, sync::Arc, time::Duration};
 use tokio::{
     net::{TcpListener, TcpStream},
     signal::unix::{SignalKind, signal},
@@ -78,6 +78,18 @@ pub async fn serve(args: ServeArgs) -> Result<(), Failure> {
     };
     let client = args.connection.open().await?;
     let status = progress::watch("asking the coordinator", client.status()).await?;
+    if let Some(directory) = &args.model
+        && directory.file_name().is_some_and(|name| *name != *status.model)
+    {
+        // It may be the same model under another name.
+        let _ = writeln!(
+            std::io::stderr(),
+            "warning: the cluster serves {}, and chats are written for {}; if these are not one model, \
+             name the directory of the cluster's with --model",
+            status.model,
+            directory.display()
+        );
+    }
     let listener = TcpListener::bind(args.listen).await.map_err(|error| {
         Failure::new(format!("cannot listen: {error}"))
             .at(args.listen)

@@ -73,7 +73,7 @@ enum Command {
     Plan(plan::PlanArgs),
     /// Brings a model directory from the Hugging Face Hub.
     Pull(pull::PullArgs),
-    /// Answers programs that speak to OpenAI's API: texts, chats and embeddings, over HTTP.
+    /// Answers programs that speak OpenAI's API: texts, chats and embeddings, over HTTP.
     Serve(serve::ServeArgs),
     /// Asks the coordinator to finish what is queued and to take no more.
     Drain(status::DrainArgs),

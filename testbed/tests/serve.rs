@@ -20,14 +20,19 @@ use std::{
 /// Bytes are tokens to the demo's decoder, so that a chat's text can be compared.
 const TEMPLATE: &str = "{% for message in messages %}{{ message.content }}\n{% endfor %}Each ";
 
-/// The demo's decoder, with a chat template.
-fn decoder(directory: &Path) -> PathBuf {
-    let to = directory.join("tiny-chat");
-    fs::create_dir(&to).unwrap();
-    for file in fs::read_dir(root().join("models/tiny-galaxy")).unwrap() {
+/// A copy of a model directory that a test may change.
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir(to).unwrap();
+    for file in fs::read_dir(from).unwrap() {
         let file = file.unwrap();
         fs::copy(file.path(), to.join(file.file_name())).unwrap();
     }
+}
+
+/// The demo's decoder, with a chat template.
+fn decoder(directory: &Path) -> PathBuf {
+    let to = directory.join("tiny-chat");
+    copy(&root().join("models/tiny-galaxy"), &to);
     fs::write(to.join("chat_template.jinja"), TEMPLATE).unwrap();
     to
 }
@@ -283,11 +288,7 @@ async fn a_program_that_goes_ends_its_text() {
     let decoder = models::gpt2(Path::new(env!("CARGO_TARGET_TMPDIR")), "gpt2-512x4", 4, 512, 8);
     let dir = tempfile::tempdir().unwrap();
     let model = dir.path().join("model");
-    fs::create_dir(&model).unwrap();
-    for file in fs::read_dir(decoder.unwrap()).unwrap() {
-        let file = file.unwrap();
-        std::os::unix::fs::symlink(file.path(), model.join(file.file_name())).unwrap();
-    }
+    copy(&decoder.unwrap(), &model);
     let tokenizer = root().join("models/tiny-galaxy/tokenizer.json");
     fs::copy(tokenizer, model.join("tokenizer.json")).unwrap();
     let setup = Setup { cache_rows: Some(768), ..Setup::new(&model) };

@@ -1,4 +1,4 @@
-//! `galaxy serve`: an HTTP server beside the programs that speak to OpenAI's API. What comes in goes
+//! `galaxy serve`: an HTTP server beside the programs that speak OpenAI's API. What comes in goes
 //! to the coordinator by the SDK, under our identity.
 
 mod api;

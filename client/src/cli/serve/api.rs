@@ -79,7 +79,7 @@ impl Api {
         match asked {
             Some(asked) if !asked.is_empty() && asked != model => {
                 let why = format!("there is no model {asked:?} here; the cluster serves {model:?}");
-                Err(ApiError::status(StatusCode::NOT_FOUND, "model_not_found", why))
+                Err(ApiError::new(StatusCode::NOT_FOUND, "model_not_found", why))
             }
             _ => Ok(model),
         }
@@ -99,7 +99,7 @@ async fn guard(State(api): State<Api>, request: Request, next: Next) -> Answer {
             let shown = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
             if !shown.and_then(|s| s.strip_prefix(b"Bearer ")).is_some_and(|s| same(s, key)) {
                 let why = "the API key is missing or wrong";
-                return Err(ApiError::status(StatusCode::UNAUTHORIZED, "invalid_api_key", why));
+                return Err(ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", why));
             }
         }
         None => {
@@ -107,7 +107,7 @@ async fn guard(State(api): State<Api>, request: Request, next: Next) -> Answer {
             if !host.is_some_and(is_loopback) {
                 let why =
                     "without --api-key only this machine is answered, under the name localhost";
-                return Err(ApiError::status(StatusCode::FORBIDDEN, "wrong_host", why));
+                return Err(ApiError::new(StatusCode::FORBIDDEN, "wrong_host", why));
             }
         }
     }
@@ -116,7 +116,7 @@ async fn guard(State(api): State<Api>, request: Request, next: Next) -> Answer {
         let kind = kind.map(|kind| kind.split(';').next().unwrap_or_default().trim());
         if !kind.is_some_and(|kind| kind.eq_ignore_ascii_case("application/json")) {
             let (status, why) = (StatusCode::UNSUPPORTED_MEDIA_TYPE, "send application/json");
-            return Err(ApiError::status(status, "not_json", why));
+            return Err(ApiError::new(status, "not_json", why));
         }
     }
     Ok(next.run(request).await)
@@ -139,12 +139,12 @@ fn is_loopback(host: &str) -> bool {
 
 async fn nothing(request: Request) -> ApiError {
     let why = format!("there is no {}; `galaxy serve --help` lists what is", request.uri().path());
-    ApiError::status(StatusCode::NOT_FOUND, "not_found", why)
+    ApiError::new(StatusCode::NOT_FOUND, "not_found", why)
 }
 
 async fn other_method(request: Request) -> ApiError {
     let why = format!("{} does not take {}", request.uri().path(), request.method());
-    ApiError::status(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", why)
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", why)
 }
 
 async fn health(State(api): State<Api>) -> Answer {
@@ -201,7 +201,7 @@ async fn chats(State(api): State<Api>, body: Received) -> Answer {
 
 fn parse<T: DeserializeOwned>(body: Received) -> Result<T, ApiError> {
     let bytes = body.map_err(|rejection| {
-        ApiError::status(rejection.status(), "invalid_body", rejection.body_text())
+        ApiError::new(rejection.status(), "invalid_body", rejection.body_text())
     })?;
     serde_json::from_slice(&bytes).map_err(|e| ApiError::bad(format!("the request: {e}")))
 }

@@ -1,17 +1,15 @@
 //! Chats become text as the model's own template says.
 
 use super::error::ApiError;
-use galaxy_model::{ModelError, tokenizer::Tokenizer};
+use galaxy_model::{ModelError, chat::ChatFiles, tokenizer::Tokenizer};
 use minijinja::{
     Environment, Error, ErrorKind, Value, context, syntax::SyntaxConfig, value::Serde,
 };
 use minijinja_contrib::pycompat::unknown_method_callback;
 use serde::Deserialize;
 use serde_json::Map;
-use std::{fs::File, io::Read, path::Path};
+use std::path::Path;
 
-/// Templates of models are some kilobytes.
-const MAX_BYTES: u64 = 4 << 20;
 /// Steps that a template may take: a thousand messages take some hundred thousand.
 const FUEL: u64 = 20_000_000;
 const TEMPLATE: &str = "chat";
@@ -21,7 +19,6 @@ pub struct Chat {
     tokenizer: Tokenizer,
     /// None where the model has no template.
     environment: Option<Environment<'static>>,
-    /// Texts of the special tokens, empty where the model has none.
     bos: String,
     eos: String,
 }
@@ -54,42 +51,6 @@ struct Part {
     text: String,
 }
 
-/// What of `tokenizer_config.json` is read.
-#[derive(Deserialize, Default)]
-struct Config {
-    chat_template: Option<Templates>,
-    bos_token: Option<Special>,
-    eos_token: Option<Special>,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Templates {
-    One(String),
-    Named(Vec<Named>),
-}
-
-#[derive(Deserialize)]
-struct Named {
-    name: String,
-    template: String,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Special {
-    Text(String),
-    Token { content: String },
-}
-
-impl Special {
-    fn text(self) -> String {
-        match self {
-            Self::Text(text) | Self::Token { content: text } => text,
-        }
-    }
-}
-
 impl Chat {
     /// Opens what a model directory has for chats.
     ///
@@ -97,27 +58,14 @@ impl Chat {
     /// When there is no tokenizer, or a file cannot be read.
     pub fn open(directory: &Path) -> Result<Self, ModelError> {
         let tokenizer = Tokenizer::open(directory)?;
-        let path = directory.join("tokenizer_config.json");
-        let wrong = |problem: String| ModelError::Tokenizer { path: path.clone(), problem };
-        let config: Config = match read(&path)? {
-            Some(text) => serde_json::from_str(&text).map_err(|e| wrong(e.to_string()))?,
-            None => Config::default(),
-        };
-        // The newer place comes first.
-        let template = match read(&directory.join("chat_template.jinja"))? {
-            Some(template) => Some(template),
-            None => config.chat_template.and_then(|templates| match templates {
-                Templates::One(template) => Some(template),
-                Templates::Named(all) => {
-                    all.into_iter().find(|t| t.name == "default").map(|t| t.template)
-                }
-            }),
-        };
-        let environment = template.map(environment).transpose();
-        let environment = environment.map_err(|e| wrong(format!("its chat template: {e}")))?;
-        let [bos, eos] = [config.bos_token, config.eos_token]
-            .map(|token| token.map(Special::text).unwrap_or_default());
-        Ok(Self { tokenizer, environment, bos, eos })
+        let ChatFiles { template, bos, eos } = ChatFiles::open(directory)?;
+        let environment = template.map(|(path, template)| {
+            environment(template).map_err(|error| ModelError::Tokenizer {
+                path,
+                problem: format!("its chat template: {error}"),
+            })
+        });
+        Ok(Self { tokenizer, environment: environment.transpose()?, bos, eos })
     }
 
     /// The tokens of a chat to which the model is to answer.
@@ -189,22 +137,6 @@ fn environment(template: String) -> Result<Environment<'static>, Error> {
     });
     environment.add_template_owned(TEMPLATE, template)?;
     Ok(environment)
-}
-
-/// A text file, if it is there.
-fn read(path: &Path) -> Result<Option<String>, ModelError> {
-    let wrong = |problem: String| ModelError::Tokenizer { path: path.to_owned(), problem };
-    let file = match File::open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(wrong(error.to_string())),
-    };
-    let mut text = String::new();
-    file.take(MAX_BYTES + 1).read_to_string(&mut text).map_err(|e| wrong(e.to_string()))?;
-    if text.len() as u64 > MAX_BYTES {
-        return Err(wrong(format!("it has more than {MAX_BYTES} bytes")));
-    }
-    Ok(Some(text))
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ pub struct ApiError {
 }
 
 impl ApiError {
-    fn new(status: StatusCode, code: &str, message: impl Into<String>) -> Self {
+    pub fn new(status: StatusCode, code: &str, message: impl Into<String>) -> Self {
         Self { status, code: code.to_owned(), message: message.into(), retryable: false }
     }
 
@@ -35,10 +35,6 @@ impl ApiError {
     pub fn unsupported(what: &str) -> Self {
         let message = format!("{what} is not supported; leave it out");
         Self::new(StatusCode::BAD_REQUEST, "unsupported", message)
-    }
-
-    pub fn status(status: StatusCode, code: &str, message: impl Into<String>) -> Self {
-        Self::new(status, code, message)
     }
 
     /// As clients find it in a body, or among the events of a stream.

@@ -31,13 +31,15 @@ pub mod sentence;
 pub mod shape;
 pub mod spec;
 mod store;
+mod tensor;
 #[cfg(test)]
 mod testing;
 #[cfg(feature = "tokenizer")]
 pub mod tokenizer;
 
-pub use directory::{Matrix, ModelDir, Table, Vector};
+pub use directory::ModelDir;
 pub use error::{HeaderProblem, ModelError};
 pub use matrix::MatrixSource;
 pub use spec::*;
 pub use store::{Arrivals, Dtype};
+pub use tensor::{Matrix, Table, Vector};

@@ -1,0 +1,213 @@
+//! The tensors that a model of a given spec has, by what they are for.
+
+use crate::spec::*;
+
+/// A matrix of a model, by layer. Mathematically `[inputs, outputs]` whatever its storage.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Matrix {
+    /// `[hidden, heads * head_width]`.
+    Query(u32),
+    /// `[hidden, kv_heads * head_width]`.
+    Key(u32),
+    /// `[hidden, kv_heads * head_width]`.
+    Value(u32),
+    /// `[heads * head_width, hidden]`.
+    AttentionOutput(u32),
+    /// `[hidden, inner]`, of a gated MLP.
+    Gate(u32),
+    /// `[hidden, inner]`.
+    Up(u32),
+    /// `[inner, hidden]`.
+    Down(u32),
+    /// `[values of a square of pixels, hidden]`, of a model of images.
+    Patch,
+    /// `[hidden, hidden]`, of a class head.
+    ClassDense,
+    /// `[hidden, labels]`, of a class head.
+    ClassOutput,
+    /// `[hidden, vocabulary]`; of a tied head, the embedding table.
+    LanguageHead,
+}
+
+/// A bias or the weights of a norm, by layer.
+///
+/// With [`NormPlace::Pre`], `AttentionNorm` stands before attention and `MlpNorm` before the MLP, where
+/// they do not share the first; with [`NormPlace::Post`], each follows its block's residual addition.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Vector {
+    /// Of the query projection.
+    QueryBias(u32),
+    /// Of the key projection.
+    KeyBias(u32),
+    /// Of the value projection.
+    ValueBias(u32),
+    /// Of the attention's output projection.
+    AttentionOutputBias(u32),
+    /// Of the up (or only first) product of the MLP.
+    UpBias(u32),
+    /// Of the gate of the MLP.
+    GateBias(u32),
+    /// Of the second product of the MLP.
+    DownBias(u32),
+    /// Weight of the norm of each query head, one for each column of a head.
+    QueryHeadNorm(u32),
+    /// Weight of the norm of each key head.
+    KeyHeadNorm(u32),
+    /// Weight of the attention's norm.
+    AttentionNorm(u32),
+    /// Bias of the attention's norm.
+    AttentionNormBias(u32),
+    /// Weight of the MLP's norm.
+    MlpNorm(u32),
+    /// Bias of the MLP's norm.
+    MlpNormBias(u32),
+    /// Of the projection of squares of pixels.
+    PatchBias,
+    /// What the row of the class begins with, in a model of images.
+    ClassRow,
+    /// Weight of the norm that follows the embedding.
+    EmbeddingNorm,
+    /// Its bias.
+    EmbeddingNormBias,
+    /// Weight of the norm after the last layer.
+    FinalNorm,
+    /// Its bias.
+    FinalNormBias,
+    /// Row 0 of the table of token types.
+    TokenTypeRow,
+    /// What distances add to scores: `[buckets, heads]`, row-major.
+    Distances,
+    /// Of the dense layer of a class head.
+    ClassDenseBias,
+    /// Of the output of a class head.
+    ClassOutputBias,
+    /// Of the language head.
+    LanguageBias,
+}
+
+/// A table that is read by rows.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Table {
+    /// `[vocabulary, hidden]`.
+    Word,
+    /// `[positions, hidden]`; of learned positions only.
+    Position,
+}
+
+impl Matrix {
+    /// Inputs and outputs, or `None` where a model of this spec has no such matrix.
+    pub fn shape(self, spec: &ModelSpec) -> Option<(u32, u32)> {
+        let attention = spec.heads * spec.head_width;
+        let kv = spec.kv_heads * spec.head_width;
+        let class = match &spec.head {
+            HeadSpec::Classes(head) => Some(head),
+            _ => None,
+        };
+        let layer = |layer: u32, shape| (layer < spec.layers).then_some(shape);
+        match self {
+            Self::Query(l) => layer(l, (spec.hidden, attention)),
+            Self::Key(l) | Self::Value(l) => layer(l, (spec.hidden, kv)),
+            Self::AttentionOutput(l) => layer(l, (attention, spec.hidden)),
+            Self::Gate(l) => layer(l, (spec.hidden, spec.inner)).filter(|_| spec.gated),
+            Self::Up(l) => layer(l, (spec.hidden, spec.inner)),
+            Self::Down(l) => layer(l, (spec.inner, spec.hidden)),
+            Self::Patch => spec.patches.map(|patches| (patches.values(), spec.hidden)),
+            Self::ClassDense => class.and_then(|c| c.dense).map(|_| (spec.hidden, spec.hidden)),
+            Self::ClassOutput => class.map(|c| (spec.hidden, c.labels)),
+            Self::LanguageHead => matches!(spec.head, HeadSpec::Language { .. })
+                .then_some((spec.hidden, spec.vocabulary)),
+        }
+    }
+
+    /// All matrices of a model.
+    pub fn all(spec: &ModelSpec) -> impl Iterator<Item = Self> {
+        let layers = (0..spec.layers).flat_map(|l| {
+            use Matrix::*;
+            [Query(l), Key(l), Value(l), AttentionOutput(l), Gate(l), Up(l), Down(l)]
+        });
+        layers
+            .chain([Self::Patch, Self::ClassDense, Self::ClassOutput, Self::LanguageHead])
+            .filter(|m| m.shape(spec).is_some())
+    }
+}
+
+impl Vector {
+    /// How many values, or `None` where a model of this spec has no such vector.
+    pub fn width(self, spec: &ModelSpec) -> Option<u32> {
+        let attention = spec.heads * spec.head_width;
+        let kv = spec.kv_heads * spec.head_width;
+        let class = match &spec.head {
+            HeadSpec::Classes(head) => Some(head),
+            _ => None,
+        };
+        let hidden = spec.hidden;
+        let norm_bias = spec.norm == NormKind::Layer;
+        let last = spec.norm_place == NormPlace::Pre;
+        let layer = |l: u32, there: bool, width| (l < spec.layers && there).then_some(width);
+        match self {
+            Self::QueryBias(l) => layer(l, spec.qkv_bias, attention),
+            Self::KeyBias(l) | Self::ValueBias(l) => layer(l, spec.qkv_bias, kv),
+            Self::AttentionOutputBias(l) => layer(l, spec.attention_output_bias, hidden),
+            Self::UpBias(l) => layer(l, spec.mlp_bias, spec.inner),
+            Self::GateBias(l) => layer(l, spec.mlp_bias && spec.gated, spec.inner),
+            Self::DownBias(l) => layer(l, spec.mlp_bias, hidden),
+            Self::QueryHeadNorm(l) | Self::KeyHeadNorm(l) => {
+                layer(l, spec.head_norm, spec.head_width)
+            }
+            Self::AttentionNorm(l) => layer(l, true, hidden),
+            Self::MlpNorm(l) => layer(l, !spec.parallel, hidden),
+            Self::AttentionNormBias(l) => layer(l, norm_bias, hidden),
+            Self::MlpNormBias(l) => layer(l, norm_bias && !spec.parallel, hidden),
+            Self::PatchBias | Self::ClassRow => spec.patches.map(|_| hidden),
+            Self::EmbeddingNorm => spec.embedding_norm.then_some(hidden),
+            Self::EmbeddingNormBias => (spec.embedding_norm && norm_bias).then_some(hidden),
+            Self::FinalNorm => last.then_some(hidden),
+            Self::FinalNormBias => (last && norm_bias).then_some(hidden),
+            Self::TokenTypeRow => spec.token_types.then_some(hidden),
+            Self::Distances => spec.distances.map(|d| d.buckets * spec.heads),
+            Self::ClassDenseBias => class.and_then(|c| c.dense).map(|_| hidden),
+            Self::ClassOutputBias => class.filter(|c| c.bias).map(|c| c.labels),
+            Self::LanguageBias => {
+                let bias = matches!(spec.head, HeadSpec::Language { bias: true, .. });
+                bias.then_some(spec.vocabulary)
+            }
+        }
+    }
+
+    /// All vectors of a model.
+    pub fn all(spec: &ModelSpec) -> impl Iterator<Item = Self> {
+        use Vector::*;
+        let layers = (0..spec.layers).flat_map(|l| {
+            [
+                QueryBias(l),
+                KeyBias(l),
+                ValueBias(l),
+                AttentionOutputBias(l),
+                UpBias(l),
+                GateBias(l),
+                DownBias(l),
+                QueryHeadNorm(l),
+                KeyHeadNorm(l),
+                AttentionNorm(l),
+                AttentionNormBias(l),
+                MlpNorm(l),
+                MlpNormBias(l),
+            ]
+        });
+        layers
+            .chain([
+                PatchBias,
+                ClassRow,
+                EmbeddingNorm,
+                EmbeddingNormBias,
+                FinalNorm,
+                FinalNormBias,
+                TokenTypeRow,
+                Distances,
+                ClassDenseBias,
+                ClassOutputBias,
+                LanguageBias,
+            ])
+            .filter(|v| v.width(spec).is_some())
+    }
+}

@@ -27,7 +27,11 @@ use std::{
     time::Duration,
 };
 use tempfile::TempDir;
-use tokio::sync::mpsc;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    sync::mpsc,
+};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 
@@ -427,6 +431,53 @@ async fn devices_give_each_other_what_they_have() {
     assert!(fetched < model.pieces.total() * 8 / 10);
     assert_eq!(from_peers, fetched - model.bytes(&placed[1].1.pieces()));
     assert!(from_peers > fetched / 2, "{from_peers} of {fetched}");
+}
+
+/// A way to a device on which what it sends goes at so many bytes in a second.
+async fn slow_way(to: String, rate: usize) -> String {
+    const EACH: Duration = Duration::from_millis(100);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    tokio::spawn(async move {
+        while let Ok((near, _)) = listener.accept().await {
+            let (mut from, mut back) = near.into_split();
+            let (mut sent, mut onward) = TcpStream::connect(&to).await.unwrap().into_split();
+            tokio::spawn(async move { tokio::io::copy(&mut from, &mut onward).await });
+            tokio::spawn(async move {
+                let mut some = vec![0; rate / 10];
+                while let Ok(count @ 1..) = sent.read(&mut some).await {
+                    tokio::time::sleep(EACH.mul_f64(count as f64 / some.len() as f64)).await;
+                    back.write_all(&some[..count]).await?;
+                }
+                back.shutdown().await
+            });
+        }
+    });
+    address
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_device_is_not_waited_for() {
+    let mut world = World::new();
+    let models = world.dir.path().join("models");
+    let shape = Shape { vocabulary: 4000, ..Shape::bert(1, 1024, 16) };
+    let model = Model::of(&models.join("wide"), shape);
+    let flags = ["--models", models.to_str().unwrap()];
+    let mut workers = [world.worker("d0", &flags).await, world.worker("d1", &[]).await];
+    // A piece of a matrix takes it five seconds.
+    workers[0].address = slow_way(workers[0].address.clone(), 50 << 10).await;
+    // All vectors have come of it, but one that the coordinator is asked for: it is at a matrix.
+    let small = |piece: &u32| model.pieces.bytes(*piece) < 100 << 10;
+    let vectors = (0..model.pieces.count()).filter(small).count() as u32;
+    let (cache, log) = (world.cache("d1"), world.log("d1"));
+    let until = Arc::new(move || in_cache(&cache) >= vectors - 1);
+    let late = Manner { until: Some(until), ..Manner::default() };
+    let plan = model.plan(&[1.0, 1.0]);
+    let placed = world.place(&model, &plan, &workers.iter().collect::<Vec<_>>(), late).await;
+    let ready = placed[1].0.as_ref().unwrap();
+    assert!(ready.peer_bytes < 1 << 20, "{} of {}", ready.peer_bytes, ready.fetched_bytes);
+    let log = fs::read_to_string(log).unwrap();
+    assert!(log.contains("the coordinator is faster"), "{log}");
 }
 
 /// A copy of a model in which every piece of half a cut is another, though its fingerprint is not.

@@ -1,28 +1,29 @@
 //! `galaxy pull`: a model directory from the Hub, for those with a network.
 
+mod hub;
+
 use super::{failure::Failure, json, print};
-use hf_hub::{
-    Cache, Repo, RepoType,
-    api::{
-        Progress,
-        sync::{Api, ApiBuilder, ApiError, ApiRepo},
-    },
-};
-use indicatif::{ProgressBar, ProgressStyle};
+use hf_hub::api::sync::ApiError;
+use hub::{Fetching, Heard, Hub};
 use serde::Serialize;
 use std::{
+    collections::BTreeMap,
     fs,
-    io::{IsTerminal, Write},
     path::{Path, PathBuf},
-    time::Instant,
+    time::{Duration, Instant},
 };
+use tokio::sync::oneshot;
 
 /// Where what is not whole yet is kept, inside of where the model goes.
 const UNFINISHED: &str = ".pull";
+/// The file beside a model that says which version of each file was brought.
+const BROUGHT: &str = ".galaxy-pulled";
 /// The public Hub, if HF_ENDPOINT says nothing else.
 const HUB: &str = "https://huggingface.co";
-/// Attempts for a file that breaks off.
-const RETRIES: usize = 3;
+/// A Hub that says nothing for so long is not waited for.
+const SILENCE: Duration = Duration::from_secs(60);
+/// Between two looks at whether it says something.
+const LOOK: Duration = Duration::from_secs(1);
 
 #[derive(clap::Args, Debug)]
 pub struct PullArgs {
@@ -53,8 +54,21 @@ struct Pulled {
 /// Brings a model.
 pub async fn pull(args: PullArgs) -> Result<(), Failure> {
     let as_json = args.json;
-    let work = tokio::task::spawn_blocking(move || bring(&args));
-    let pulled = work.await.map_err(|e| Failure::new(format!("it broke off: {e}")))??;
+    let endpoint = std::env::var("HF_ENDPOINT").unwrap_or_else(|_| HUB.to_owned());
+    let heard = Heard::new();
+    let (sender, brought) = oneshot::channel();
+    let (from, hears) = (endpoint.clone(), heard.clone());
+    // A thread that waits for a silent network does not keep the process.
+    std::thread::spawn(move || {
+        // Somebody who waits no more has said why.
+        let _ = sender.send(bring(&args, &from, hears));
+    });
+    let pulled = while_heard(brought, &heard, SILENCE).await.ok_or_else(|| {
+        Failure::new(format!("nothing has come for {SILENCE:?}"))
+            .at(endpoint)
+            .todo("look at the network, and pull again; what has come is kept")
+    })?;
+    let pulled = pulled.map_err(|_| Failure::new("it broke off"))??;
     if as_json {
         return print(&json(&pulled)?);
     }
@@ -67,7 +81,23 @@ pub async fn pull(args: PullArgs) -> Result<(), Failure> {
     ))
 }
 
-fn bring(args: &PullArgs) -> Result<Pulled, Failure> {
+/// Waits for `work`, unless nothing is heard for so long.
+async fn while_heard<T>(
+    work: impl Future<Output = T>,
+    heard: &Heard,
+    silence: Duration,
+) -> Option<T> {
+    let mut work = std::pin::pin!(work);
+    loop {
+        match tokio::time::timeout(LOOK.min(silence), work.as_mut()).await {
+            Ok(done) => return Some(done),
+            Err(_) if heard.ago() >= silence => return None,
+            Err(_) => {}
+        }
+    }
+}
+
+fn bring(args: &PullArgs, endpoint: &str, heard: Heard) -> Result<Pulled, Failure> {
     let begun = Instant::now();
     let wrong =
         || Failure::usage(format!("{:?} names no model", args.model)).todo("write ORG/NAME");
@@ -79,18 +109,10 @@ fn bring(args: &PullArgs) -> Result<Pulled, Failure> {
     let to = args.to.clone().unwrap_or_else(|| Path::new("models").join(name));
     let unfinished = to.join(UNFINISHED);
     fs::create_dir_all(&unfinished).map_err(|e| unwritten(&to, &e))?;
-    // Its own caches are for many models; this one is for what is not whole yet.
-    let mut builder = ApiBuilder::from_cache(Cache::new(unfinished.clone()))
-        .with_progress(false)
-        .with_retries(RETRIES)
-        .with_token(std::env::var("HF_TOKEN").ok().or_else(|| Cache::from_env().token()));
-    let endpoint = std::env::var("HF_ENDPOINT").unwrap_or_else(|_| HUB.to_owned());
-    builder = builder.with_endpoint(endpoint.clone());
-    let api: Api = builder.build().map_err(|e| refused(&e, &args.model, &endpoint))?;
-    let repo = Repo::with_revision(args.model.clone(), RepoType::Model, args.revision.clone());
-    let repo = api.repo(repo);
-    let info = repo.info().map_err(|e| refused(&e, &args.model, &endpoint))?;
-    let all: Vec<String> = info.siblings.into_iter().map(|file| file.rfilename).collect();
+    let refuse = |error: &ApiError| refused(error, &args.model, endpoint);
+    let of = (endpoint, args.model.as_str(), args.revision.as_str());
+    let mut hub = Hub::new(of, unfinished.clone(), heard).map_err(|e| refuse(&e))?;
+    let (commit, all) = hub.settle().map_err(|e| refuse(&e))?;
     let files = wanted(&all);
     let has = |name: &str| files.iter().any(|file| file == name);
     if !has("config.json") || !files.iter().any(|file| file.ends_with(".safetensors")) {
@@ -98,22 +120,36 @@ fn bring(args: &PullArgs) -> Result<Pulled, Failure> {
             .at(endpoint)
             .todo("choose a model, or with --revision a version of it, that has both"));
     }
+    let mut brought = Brought::read(&to);
+    brought.leave(&files).map_err(|e| unwritten(&to, &e))?;
     let mut fetched = Vec::new();
     for file in &files {
         let target = to.join(file);
-        if target.is_file() {
+        let known = brought.versions.get(file);
+        // Somebody put it there.
+        if target.is_file() && known.is_none() {
             continue;
         }
-        fetch(&repo, file, &target).map_err(|error| match error {
-            Fetching::Hub(error) => refused(&error, &args.model, &endpoint),
+        let about = hub.about(file).map_err(|e| refuse(&e))?;
+        if target.is_file() && known.is_some_and(|known| known == about.etag()) {
+            continue;
+        }
+        hub.fetch(file, &about, &target).map_err(|error| match error {
+            Fetching::Hub(error) => refuse(&error),
             Fetching::Disk(error) => unwritten(&target, &error),
+            Fetching::Length { have, want } => {
+                Failure::new(format!("{file} came with {have} bytes, and has {want}"))
+                    .at(endpoint)
+                    .todo("pull again")
+            }
         })?;
+        brought.note(file, about.etag()).map_err(|e| unwritten(&to, &e))?;
         fetched.push(file.clone());
     }
     fs::remove_dir_all(&unfinished).map_err(|e| unwritten(&unfinished, &e))?;
     Ok(Pulled {
         model: args.model.clone(),
-        commit: info.sha,
+        commit,
         directory: to,
         files,
         fetched,
@@ -121,17 +157,57 @@ fn bring(args: &PullArgs) -> Result<Pulled, Failure> {
     })
 }
 
+/// Which version of each file was brought: what has changed since is brought again, and nothing else.
+struct Brought {
+    to: PathBuf,
+    versions: BTreeMap<String, String>,
+}
+
+impl Brought {
+    /// What is known of a directory. What cannot be read says nothing.
+    fn read(to: &Path) -> Self {
+        let text = fs::read(to.join(BROUGHT)).ok();
+        let versions = text.and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default();
+        Self { to: to.to_owned(), versions }
+    }
+    fn write(&self) -> std::io::Result<()> {
+        let new = self.to.join(format!("{BROUGHT}.new"));
+        fs::write(&new, serde_json::to_vec(&self.versions)?)?;
+        fs::rename(new, self.to.join(BROUGHT))
+    }
+    /// Notes that a file is there.
+    fn note(&mut self, file: &str, version: &str) -> std::io::Result<()> {
+        self.versions.insert(file.to_owned(), version.to_owned());
+        self.write()
+    }
+    /// Removes what was brought and is no part of the model any more.
+    fn leave(&mut self, files: &[String]) -> std::io::Result<()> {
+        let known: Vec<String> = self.versions.keys().cloned().collect();
+        for file in wanted(&known).into_iter().filter(|file| !files.contains(file)) {
+            match fs::remove_file(self.to.join(&file)) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+                _ => drop(self.versions.remove(&file)),
+            }
+            self.write()?;
+        }
+        Ok(())
+    }
+}
+
 /// What a model directory needs of a repository: never pickles, nor weights in other formats. Names
 /// come from the network, and become paths.
 fn wanted(all: &[String]) -> Vec<String> {
-    const PLAIN: [&str; 10] = [
+    const PLAIN: [&str; 13] = [
         "config.json",
+        "preprocessor_config.json",
         "tokenizer.json",
         "tokenizer_config.json",
+        "chat_template.jinja",
         "special_tokens_map.json",
         "generation_config.json",
         "modules.json",
         "sentence_bert_config.json",
+        "sentence_distilbert_config.json",
         "config_sentence_transformers.json",
         "model.safetensors",
         "model.safetensors.index.json",
@@ -153,56 +229,6 @@ fn wanted(all: &[String]) -> Vec<String> {
     all.iter().filter(take).cloned().collect()
 }
 
-enum Fetching {
-    Hub(ApiError),
-    Disk(std::io::Error),
-}
-
-/// Brings one file, and puts it in its place when it is whole.
-fn fetch(repo: &ApiRepo, file: &str, target: &Path) -> Result<(), Fetching> {
-    let shown = Shown::new(file);
-    let kept = repo.download_with_progress(file, shown).map_err(Fetching::Hub)?;
-    // What is kept is a link to the bytes.
-    let bytes = kept.canonicalize().map_err(Fetching::Disk)?;
-    if let Some(folder) = target.parent() {
-        fs::create_dir_all(folder).map_err(Fetching::Disk)?;
-    }
-    fs::rename(bytes, target).map_err(Fetching::Disk)
-}
-
-/// How far a file is: a bar on a terminal, a line elsewhere.
-struct Shown {
-    file: String,
-    bar: ProgressBar,
-}
-
-impl Shown {
-    fn new(file: &str) -> Self {
-        Self { file: file.to_owned(), bar: ProgressBar::hidden() }
-    }
-}
-
-impl Progress for Shown {
-    fn init(&mut self, size: usize, _: &str) {
-        if std::io::stderr().is_terminal() {
-            self.bar = ProgressBar::new(size as u64).with_message(self.file.clone());
-            let form = "{msg} {bytes} of {total_bytes} ({bytes_per_sec}, {eta} left)";
-            if let Ok(style) = ProgressStyle::with_template(form) {
-                self.bar.set_style(style);
-            }
-        } else {
-            // Nobody is left to tell when stderr is closed.
-            let _ = writeln!(std::io::stderr(), "{}: {size} bytes", self.file);
-        }
-    }
-    fn update(&mut self, size: usize) {
-        self.bar.inc(size as u64);
-    }
-    fn finish(&mut self) {
-        self.bar.finish_and_clear();
-    }
-}
-
 fn unwritten(path: &Path, error: &std::io::Error) -> Failure {
     Failure::new(format!("cannot write: {error}"))
         .at(path.display())
@@ -222,7 +248,7 @@ fn refused(error: &ApiError, model: &str, endpoint: &str) -> Failure {
                 .at(endpoint.to_owned())
                 .todo("correct the name, or set HF_TOKEN to a token that may read it")
         }
-        ApiError::RequestError(_) | ApiError::TooManyRetries(_) => Failure::new(format!(
+        ApiError::RequestError(_) | ApiError::IoError(_) => Failure::new(format!(
             "the Hub cannot be reached: {text}"
         ))
         .at(endpoint.to_owned())
@@ -238,7 +264,7 @@ fn refused(error: &ApiError, model: &str, endpoint: &str) -> Failure {
 mod tests {
     use super::*;
     use std::{
-        io::{BufRead, BufReader},
+        io::{BufRead, BufReader, Write},
         net::TcpListener,
     };
 
@@ -284,10 +310,9 @@ mod tests {
 
     fn info(endpoint: &str) -> Failure {
         let dir = tempfile::tempdir().unwrap();
-        let cache = Cache::new(dir.path().to_owned());
-        let api = ApiBuilder::from_cache(cache).with_endpoint(endpoint.to_owned()).build().unwrap();
-        let error = api.model("org/name".to_owned()).info().err().unwrap();
-        refused(&error, "org/name", endpoint)
+        let of = (endpoint, "org/name", "main");
+        let mut hub = Hub::new(of, dir.path().to_owned(), Heard::new()).unwrap();
+        refused(&hub.settle().err().unwrap(), "org/name", endpoint)
     }
 
     #[test]
@@ -308,6 +333,14 @@ mod tests {
         );
     }
 
+    #[tokio::test]
+    async fn a_hub_that_says_nothing_is_not_waited_for() {
+        let (heard, silence) = (Heard::new(), Duration::from_millis(50));
+        let nothing = std::future::pending::<()>();
+        assert_eq!(while_heard(nothing, &heard, silence).await, None);
+        assert_eq!(while_heard(async { 7 }, &heard, silence).await, Some(7));
+    }
+
     #[test]
     fn a_name_is_org_and_name() {
         for model in ["name", "/", "a/", "a/b/c", "../x"] {
@@ -317,7 +350,8 @@ mod tests {
                 to: None,
                 json: false,
             };
-            assert_eq!(bring(&args).err().unwrap().exit_code(), 2, "{model}");
+            let refused = bring(&args, "http://127.0.0.1:1", Heard::new()).err().unwrap();
+            assert_eq!(refused.exit_code(), 2, "{model}");
         }
     }
 }

@@ -14,7 +14,7 @@ use bytes::Bytes as Payload;
 use galaxy_common::DeviceName;
 use galaxy_proto::{identity::Identity, v1};
 use std::{
-    collections::{HashSet, VecDeque},
+    collections::{HashMap, VecDeque},
     io,
     net::IpAddr,
     sync::{
@@ -29,8 +29,10 @@ use tokio::{
     time::{Instant, MissedTickBehavior},
 };
 
-/// Bytes that one source is asked for ahead: twice what the fastest link of ours carries in 30 ms.
+/// Bytes that one source is asked for ahead: twice what the fastest link of ours carries in 30 ms,
 const AHEAD_BYTES: u64 = 8 << 20;
+/// and never more than it gave in this time, or one piece: what a slow one was asked for, no other brings.
+const AHEAD: Duration = Duration::from_millis(500);
 /// And pieces: small ones are many.
 const AHEAD_PIECES: usize = 1024;
 /// Pieces of one message; `content.proto` says so.
@@ -41,6 +43,8 @@ const LOOK: usize = 1024;
 const QUEUE: usize = 4;
 /// A source that was asked and says nothing for so long is gone.
 const SILENCE: Duration = Duration::from_secs(20);
+/// When nothing else is left to do: how long a device may take for a piece that the coordinator brings sooner.
+const LATE: Duration = Duration::from_secs(2);
 /// Between two looks at who is silent.
 const TICK: Duration = Duration::from_millis(500);
 /// Pieces with a wrong digest from the coordinator, before we believe it.
@@ -75,9 +79,11 @@ struct Source {
     /// None: the coordinator.
     name: Option<DeviceName>,
     wants: Option<mpsc::Sender<v1::Wants>>,
-    /// What it was asked for and has not answered.
-    asked: HashSet<u32>,
+    /// What it was asked for and has not answered: when, and how much that was ahead.
+    asked: HashMap<u32, (Instant, u64)>,
     ahead: u64,
+    /// Bytes that it gives in [`AHEAD`]; 0 before the first piece.
+    window: u64,
     /// Which pieces it has; of the coordinator nothing: it has all.
     has: Vec<u8>,
     heard: Instant,
@@ -85,16 +91,37 @@ struct Source {
 
 impl Source {
     fn new(name: Option<DeviceName>, wants: Option<mpsc::Sender<v1::Wants>>) -> Self {
-        let (asked, has) = (HashSet::new(), Vec::new());
-        Self { name, wants, asked, ahead: 0, has, heard: Instant::now() }
+        let (asked, has) = (HashMap::new(), Vec::new());
+        Self { name, wants, asked, ahead: 0, window: 0, has, heard: Instant::now() }
     }
     fn has(&self, piece: u32) -> bool {
         self.name.is_none() || bit(&self.has, piece)
     }
     fn room(&self) -> bool {
         self.wants.as_ref().is_some_and(|wants| wants.capacity() > 0)
-            && self.ahead < AHEAD_BYTES
+            && (self.asked.is_empty() || self.ahead < self.window.min(AHEAD_BYTES))
             && self.asked.len() < AHEAD_PIECES
+    }
+    /// Notes that it was asked for a piece of so many bytes.
+    fn ask(&mut self, piece: u32, bytes: u64) {
+        let now = Instant::now();
+        if self.asked.is_empty() {
+            self.heard = now;
+        }
+        self.ahead += bytes;
+        self.asked.insert(piece, (now, self.ahead));
+    }
+    /// Notes that it has answered, and how fast it is. False: it was not asked.
+    fn answer(&mut self, piece: u32, bytes: u64) -> bool {
+        let Some((asked, ahead)) = self.asked.remove(&piece) else { return false };
+        self.ahead -= bytes;
+        let took = asked.elapsed().as_micros().max(1);
+        self.window = (u128::from(ahead) * AHEAD.as_micros() / took) as u64;
+        true
+    }
+    /// Whether something that it was asked for is long in coming.
+    fn late(&self) -> bool {
+        self.asked.values().any(|(asked, _)| asked.elapsed() >= LATE)
     }
 }
 
@@ -265,12 +292,7 @@ impl Fetch<'_> {
                 }
                 self.data.set(piece, State::Coming);
                 self.pending += 1;
-                let source = &mut self.sources[at];
-                if source.asked.is_empty() {
-                    source.heard = Instant::now();
-                }
-                source.asked.insert(piece);
-                source.ahead += self.data.pieces.bytes(piece);
+                self.sources[at].ask(piece, self.data.pieces.bytes(piece));
                 pieces.push(piece);
             }
             if let (Some(wants), false) = (&self.sources[at].wants, pieces.is_empty()) {
@@ -298,11 +320,10 @@ impl Fetch<'_> {
                 if source.wants.is_none() {
                     return Ok(());
                 }
-                if !source.asked.remove(&piece) {
+                let want = self.data.pieces.bytes(piece);
+                if !source.answer(piece, want) {
                     return self.lose(at, "it sends what it was not asked for");
                 }
-                let want = self.data.pieces.bytes(piece);
-                source.ahead -= want;
                 if bytes.len() as u64 != want {
                     if let Some(byte) = source.has.get_mut((piece / 8) as usize) {
                         *byte &= !(1 << (piece % 8));
@@ -370,7 +391,7 @@ impl Fetch<'_> {
         source.wants = None;
         source.ahead = 0;
         source.has.clear();
-        let asked: Vec<u32> = source.asked.drain().collect();
+        let asked: Vec<u32> = source.asked.drain().map(|(piece, _)| piece).collect();
         let Some(name) = &source.name else {
             return Err(ContentError::Lost { why: why.to_owned() });
         };
@@ -379,8 +400,13 @@ impl Fetch<'_> {
         Ok(())
     }
 
-    /// Goes on without those that are silent. While the disk is `busy`, nobody is listened to.
+    /// Goes on without those that are silent, and at the end without those for which all others wait. While
+    /// the disk is `busy`, nobody is listened to.
     fn silent(&mut self, busy: bool) -> Result<(), ContentError> {
+        let coordinator = &self.sources[0];
+        let over = !busy && self.todo.is_empty() && coordinator.asked.is_empty();
+        // One that was never asked may well be faster.
+        let fast = if coordinator.window == 0 { u64::MAX } else { coordinator.window / 2 };
         for at in 0..self.sources.len() {
             let source = &mut self.sources[at];
             if busy {
@@ -388,6 +414,8 @@ impl Fetch<'_> {
             }
             if !source.asked.is_empty() && source.heard.elapsed() >= SILENCE {
                 self.lose(at, &format!("it has said nothing for {SILENCE:?}"))?;
+            } else if over && source.late() && source.window < fast {
+                self.lose(at, "the coordinator is faster")?;
             }
         }
         Ok(())

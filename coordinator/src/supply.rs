@@ -24,7 +24,7 @@ use std::{
     sync::Arc,
     time::Duration,
 };
-use tokio::sync::{OnceCell, mpsc, watch};
+use tokio::sync::{OnceCell, mpsc, oneshot, watch};
 use tokio_stream::wrappers::ReceiverStream;
 
 /// Pieces that wait for the network.
@@ -92,7 +92,12 @@ impl Supplier {
         let content = content?;
         // Reading blocks: the disk has a thread of its own for as long as this supply lives.
         let (wants, work) = mpsc::channel(WANTS);
-        let reading = tokio::task::spawn_blocking(move || bring(&content, work, &supplied));
+        let (over, reading) = oneshot::channel();
+        let read = move || drop(over.send(bring(&content, work, &supplied)));
+        std::thread::Builder::new()
+            .name("supply".to_owned())
+            .spawn(read)
+            .map_err(|error| error.to_string())?;
         let asking = async move {
             while let Ok(Some(wanted)) = asked.message().await {
                 if wants.send(wanted).await.is_err() {

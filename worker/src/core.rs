@@ -18,12 +18,13 @@ use galaxy_model::ModelDir;
 use galaxy_proto::identity::Identity;
 use std::{
     future::Future,
+    io,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, atomic::AtomicBool, mpsc},
     thread::JoinHandle,
 };
 use tokio::{
-    sync::{RwLock, Semaphore, watch},
+    sync::{RwLock, Semaphore, oneshot, watch},
     task::JoinSet,
 };
 
@@ -182,10 +183,18 @@ pub(crate) async fn blocking<T: Send + 'static>(
 pub(crate) async fn computing<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, WorkerError> {
-    let (done, result) = tokio::sync::oneshot::channel();
-    let body = move || drop(done.send(work()));
-    std::thread::Builder::new().name("compute".to_owned()).spawn(body)?;
-    result.await.map_err(|_| WorkerError::Bug)
+    on_thread("compute", work)?.await.map_err(|_| WorkerError::Bug)
+}
+
+/// Begins what blocks for long, or waits for the network, on a thread of its own: those of [`blocking`]
+/// are for what is soon done.
+pub(crate) fn on_thread<T: Send + 'static>(
+    name: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<oneshot::Receiver<T>> {
+    let (done, result) = oneshot::channel();
+    std::thread::Builder::new().name(name.to_owned()).spawn(move || drop(done.send(work())))?;
+    Ok(result)
 }
 
 /// The thread that starts programs and waits for their ends, which may be as long as other devices

@@ -8,7 +8,7 @@ use crate::{
         links::Neighbour,
         share::Shared,
     },
-    core::{Active, Core, Held, HeldKey, blocking, lock},
+    core::{Active, Core, Held, HeldKey, blocking, lock, on_thread},
     error::WorkerError,
     ring::{Formation, PeerAddress},
     state::Refusal,
@@ -413,7 +413,8 @@ async fn hold(
     let (device, name, told) = (device.clone(), core.name.to_string(), told.clone());
     let (ending, engine) = (core.ending.clone(), core.engine);
     let shards = core.cache.as_ref().map(Cache::shards);
-    blocking(move || {
+    // Where the model arrives, it waits for that.
+    let loading = on_thread("load", move || {
         let mut progress = |done, total| {
             told.meter.read.store(done, Ordering::Relaxed);
             told.meter.to_read.store(total, Ordering::Relaxed);
@@ -454,6 +455,6 @@ async fn hold(
         let executor = Arc::new(Executor::start(&name, engine)?);
         *held = Some(Held { key, executor, bytes });
         Ok((held, Placed::of(bytes, read)))
-    })
-    .await?
+    })?;
+    loading.await.map_err(|_| WorkerError::Bug)?
 }

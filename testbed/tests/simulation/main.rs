@@ -11,7 +11,7 @@ mod network;
 mod scenario;
 mod world;
 
-use scenario::{Tally, play, references};
+use scenario::{MODELS, Tally, play, references};
 use std::{
     env, fs,
     sync::{Arc, Mutex},
@@ -53,7 +53,7 @@ fn part(part: u64) {
             (0..number("GALAXY_SEEDS").unwrap_or(SEEDS)).filter(|s| s % PARTS == part).collect()
         }
     };
-    let (keys, references) = (Arc::new(Keys::create(4).unwrap()), references().unwrap());
+    let (keys, references) = (Arc::new(Keys::create(4, &MODELS).unwrap()), references().unwrap());
     let (begun, mut all, mut before) = (Instant::now(), Tally::default(), None);
     for (at, seed) in seeds.iter().enumerate() {
         let runtime = clock::runtime().unwrap();

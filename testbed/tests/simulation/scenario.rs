@@ -11,7 +11,7 @@ use galaxy_testbed::golden::{self, Expected, TOLERANCE, deviation};
 use std::{
     collections::BTreeMap,
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
     time::Duration,
 };
 use tokio::{
@@ -20,7 +20,7 @@ use tokio::{
 };
 
 /// Models of each kind of block.
-const MODELS: [&str; 8] = ["bert", "gpt2", "llama", "opt", "gptj", "qwen3", "mpnet", "roberta"];
+pub const MODELS: [&str; 8] = ["bert", "gpt2", "llama", "opt", "gptj", "qwen3", "mpnet", "roberta"];
 const STRATEGIES: [&str; 5] = ["galaxy", "megatron", "sequence", "pipeline", "auto"];
 /// Lengths of texts with known results; most are short.
 const LENGTHS: [u32; 6] = [1, 2, 7, 7, 64, 129];
@@ -54,6 +54,8 @@ pub fn references() -> Result<References> {
 pub struct Tally {
     pub answered: u64,
     pub abandoned: u64,
+    /// Places of devices for which they were brought pieces of the model.
+    pub brought: u64,
     /// Errors by their names.
     pub errors: BTreeMap<String, u64>,
     /// Virtual time.
@@ -64,6 +66,7 @@ impl Tally {
     pub fn add(&mut self, other: &Self) {
         self.answered += other.answered;
         self.abandoned += other.abandoned;
+        self.brought += other.brought;
         self.lasted += other.lasted;
         for (code, count) in &other.errors {
             *self.errors.entry(code.clone()).or_default() += count;
@@ -73,10 +76,10 @@ impl Tally {
 
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { answered, abandoned, errors, lasted } = self;
+        let Self { answered, abandoned, brought, errors, lasted } = self;
         write!(
             f,
-            "{answered} answered, {abandoned} abandoned, in {:.0} s: ",
+            "{answered} answered, {abandoned} abandoned, {brought} times brought, in {:.0} s: ",
             lasted.as_secs_f64()
         )?;
         for (code, count) in errors {
@@ -138,12 +141,16 @@ impl Story {
 pub async fn play(seed: u64, keys: Arc<Keys>, references: References) -> Result<Tally> {
     let mut dice = Rng::with_seed(seed);
     let devices = [1, 2, 2, 2, 3, 3, 3, 4][dice.usize(..8)];
-    let setup = Setup {
+    let mut setup = Setup {
         model: MODELS[dice.usize(..MODELS.len())],
         strategy: STRATEGIES[dice.usize(..STRATEGIES.len())],
         tiles: dice.u16(1..=5),
         shares: (0..devices).map(|_| f64::from(dice.u32(2..=6)) / 2.0).collect(),
+        have: vec![true; devices],
     };
+    if dice.bool() {
+        setup.have.fill_with(|| dice.bool());
+    }
     let story = Arc::new(Story {
         begun: Instant::now(),
         setup: setup.clone(),
@@ -222,6 +229,7 @@ async fn tell(story: &Arc<Story>, dice: &mut Rng, keys: Arc<Keys>, setup: Setup)
     }
     story.say("answers again");
     drop(client);
+    story.count(|tally| tally.brought = world.brought.load(Ordering::Relaxed));
     timeout(END, world.close()).await.context("the parties do not end")?;
     Ok(())
 }
@@ -335,7 +343,12 @@ async fn strike(story: &Story, dice: &mut Rng, world: &mut World) -> Result<()> 
     for party in 0..=devices {
         if !world.alive(party) && dice.u32(..3) > 0 {
             timeout(END, world.gone()).await.context("a party that was told to end does not")?;
-            story.say(format_args!("{party} is started again"));
+            let forgets = party != DESK && !story.setup.have[party - 1] && dice.bool();
+            if forgets {
+                world.forget(party)?;
+            }
+            let how = if forgets { ", with an empty disk" } else { "" };
+            story.say(format_args!("{party} is started again{how}"));
             world.start(party).await?;
         }
     }

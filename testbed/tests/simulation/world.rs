@@ -5,35 +5,48 @@ use crate::network::{DESK, Network, Party, home};
 use galaxy_client::{Client, RetryPolicy};
 use galaxy_common::{Bytes, ClusterProfile, DeviceName, Epoch};
 use galaxy_coord::{
-    Cluster, Limits, Planning, ProfileSource, RemoteFleet, Session, api::Api, fleet::BoxFuture,
-    profile,
+    Cluster, Limits, Notice, Planning, ProfileSource, RemoteFleet, Session, api::Api,
+    fleet::BoxFuture, profile,
 };
 use galaxy_engine::compute::choice::EngineChoice;
 use galaxy_model::ModelDir;
 use galaxy_planner::synthetic::{self, SyntheticDevice};
 use galaxy_proto::identity::{Authority, Identity, Role};
 use galaxy_testbed::golden;
-use galaxy_worker::{Worker, WorkerConfig};
+use galaxy_worker::{CacheConfig, Worker, WorkerConfig};
 use std::{
     fmt::Write,
+    fs, io,
     net::SocketAddr,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 use tokio::{net::TcpListener, sync::oneshot, task::JoinSet};
 
-/// Keys for all simulations of a process: making them is not what is simulated.
+/// Keys for all simulations of a process, and the coordinator's models: making them is not what is
+/// simulated.
 pub struct Keys {
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
     of: Vec<PathBuf>,
     client: PathBuf,
 }
 
 impl Keys {
-    /// Of a coordinator, `devices` devices and a client.
-    pub fn create(devices: usize) -> anyhow::Result<Self> {
-        let folder = tempfile::tempdir()?;
+    /// Of a coordinator, `devices` devices and a client; with models of these names.
+    pub fn create(devices: usize, models: &[&str]) -> anyhow::Result<Self> {
+        let folder = in_memory()?;
+        // What is kept beside a model is not to lie with those that all tests share.
+        for model in models {
+            let to = folder.path().join("models").join(model);
+            fs::create_dir_all(&to)?;
+            for file in ["config.json", "model.safetensors"] {
+                fs::copy(golden::folder().join(model).join(file), to.join(file))?;
+            }
+        }
         let authority = Authority::create(folder.path(), "home")?;
         let issue =
             |name: &str, role| anyhow::Ok(authority.issue(&DeviceName::new(name)?, role, 30)?);
@@ -42,7 +55,18 @@ impl Keys {
             of.push(issue(&format!("d{device}"), Role::Device)?);
         }
         let client = issue("client", Role::Client)?;
-        Ok(Self { _folder: folder, of, client })
+        Ok(Self { folder, of, client })
+    }
+    fn model(&self, name: &str) -> PathBuf {
+        self.folder.path().join("models").join(name)
+    }
+}
+
+/// A folder whose files no disk is waited for: while threads do, time passes.
+fn in_memory() -> io::Result<tempfile::TempDir> {
+    match Path::new("/dev/shm").is_dir() {
+        true => tempfile::tempdir_in("/dev/shm"),
+        false => tempfile::tempdir(),
     }
 }
 
@@ -54,6 +78,8 @@ pub struct Setup {
     pub tiles: u16,
     /// One for each device.
     pub shares: Vec<f64>,
+    /// Which devices have the model; the others are brought it.
+    pub have: Vec<bool>,
 }
 
 /// Strategies whose splits the cluster file gives. For the others there are profiles.
@@ -97,6 +123,10 @@ struct Desk {
 pub struct World {
     keys: Arc<Keys>,
     setup: Setup,
+    /// What devices keep of models, through all their lives.
+    caches: tempfile::TempDir,
+    /// How often a device was brought pieces of the model, and then had its place.
+    pub brought: Arc<AtomicU64>,
     pub network: Network,
     fronts: Vec<SocketAddr>,
     tasks: JoinSet<()>,
@@ -118,7 +148,20 @@ impl World {
         let workers = setup.shares.iter().map(|_| None).collect();
         let lives = vec![0; setup.shares.len() + 1];
         let leaving = JoinSet::new();
-        Ok(Self { keys, setup, network, fronts, tasks, desk: None, workers, lives, leaving })
+        let caches = in_memory()?;
+        Ok(Self {
+            keys,
+            setup,
+            caches,
+            brought: Arc::default(),
+            network,
+            fronts,
+            tasks,
+            desk: None,
+            workers,
+            lives,
+            leaving,
+        })
     }
 
     pub fn devices(&self) -> usize {
@@ -128,6 +171,14 @@ impl World {
         match party {
             DESK => self.desk.is_some(),
             device => self.workers[device - 1].is_some(),
+        }
+    }
+
+    /// Takes from a device that does not live all that it has kept of models.
+    pub fn forget(&self, device: Party) -> io::Result<()> {
+        match fs::remove_dir_all(self.caches.path().join(device.to_string())) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
         }
     }
 
@@ -145,12 +196,14 @@ impl World {
 
     async fn start_device(&mut self, device: Party, life: u8) -> anyhow::Result<SocketAddr> {
         let here = home(device, life);
+        let (has, limit) = (self.setup.have[device - 1], Bytes(1 << 30));
+        let cache = CacheConfig { dir: self.caches.path().join(device.to_string()), limit };
         let config = WorkerConfig {
             identity: self.keys.of[device].clone(),
             listen: SocketAddr::new(here, 0),
             from: Some(here),
-            models: Some(golden::folder()),
-            cache: None,
+            models: has.then(golden::folder),
+            cache: (!has).then_some(cache),
             engine: EngineChoice::Cpu,
             threads: 1,
             memory: None,
@@ -163,10 +216,10 @@ impl World {
     }
 
     async fn start_desk(&mut self, life: u8) -> anyhow::Result<SocketAddr> {
-        let Setup { model, strategy, tiles, shares } = &self.setup;
+        let Setup { model, strategy, tiles, shares, .. } = &self.setup;
         let mut text = format!(
             "[cluster]\nmodel = {:?}\nidentity = {:?}\nstrategy = {strategy:?}\ntiles = {tiles}\nlink = \"tls\"\n",
-            golden::folder().join(model),
+            self.keys.model(model),
             self.keys.of[DESK],
         );
         for (at, share) in shares.iter().enumerate() {
@@ -184,11 +237,18 @@ impl World {
         let model = Arc::new(ModelDir::open(&cluster.model)?);
         let limits = Limits { queue: cluster.queue, timeout: Duration::from_secs(20) };
         let epoch = Epoch(u64::from(life) << 20);
-        let quiet = Arc::new(|_| ());
+        let brought = self.brought.clone();
+        let listener = Arc::new(move |notice| {
+            if let Notice::Placed { fetched, .. } = notice
+                && fetched > Bytes(0)
+            {
+                brought.fetch_add(1, Ordering::Relaxed);
+            }
+        });
         let profiles = Arc::new(Imagined(shares.clone()));
         let planning = Planning { profiles, ..Planning::measured() };
         let (of, us) = (model.clone(), identity.clone());
-        let fleet = RemoteFleet::start_with(cluster, of, us, epoch, quiet, planning)?;
+        let fleet = RemoteFleet::start_with(cluster, of, us, epoch, listener, planning)?;
         let session =
             tokio::task::spawn_blocking(move || Session::new(model, Arc::new(fleet), limits));
         let session = session.await?;

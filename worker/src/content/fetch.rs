@@ -10,6 +10,7 @@ use super::{
     data::{Data, State, bit, keeper},
     links::{Neighbour, News, Supply, join, listen},
 };
+use crate::core::on_thread;
 use bytes::Bytes as Payload;
 use galaxy_common::DeviceName;
 use galaxy_proto::{identity::Identity, v1};
@@ -196,11 +197,12 @@ pub(crate) async fn fetch(
             tasks.spawn(join(at + 1, peer, (identity.clone(), from), about, news.clone()));
         }
     }
+    let thread = |source| ContentError::disk(&data, source);
     let (keeping, keep) = keeper(data.clone());
-    let kept_all = tokio::task::spawn_blocking(keep);
+    let kept_all = on_thread("keep", keep).map_err(thread)?;
     let (jobs, work) = mpsc::channel(QUEUE);
     let writing = (data.clone(), results.clone());
-    tasks.spawn_blocking(move || write(&writing.0, work, &keeping, &writing.1));
+    on_thread("write", move || write(&writing.0, work, &keeping, &writing.1)).map_err(thread)?;
     fetch.check(kept, &mut tasks, &results);
 
     let result = {

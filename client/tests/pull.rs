@@ -60,7 +60,7 @@ impl Hub {
         Command::new(env!("CARGO_BIN_EXE_galaxy"))
             .args(["pull", "org/name", "--json", "--to"])
             .arg(to)
-            .env("HF_ENDPOINT", &self.endpoint)
+            .env("HF_ENDPOINT", format!("{}/", self.endpoint))
             .env_remove("HF_TOKEN")
             .env("HF_HOME", to)
             .stdout(Stdio::piped())

@@ -74,7 +74,7 @@ impl Hub {
             .with_progress(false)
             .with_retries(0)
             .with_token(std::env::var("HF_TOKEN").ok().or_else(|| Cache::from_env().token()))
-            .with_endpoint(endpoint.to_owned())
+            .with_endpoint(endpoint.trim_end_matches('/').to_owned())
             .build()?;
         let repo = Repo::with_revision(model.to_owned(), RepoType::Model, revision.to_owned());
         Ok(Self { api, unfinished, repo, heard })

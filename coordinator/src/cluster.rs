@@ -52,6 +52,9 @@ pub const DEFAULT_PROFILES: &str = "profiles";
 /// By which share a device may run outside its profile if nothing else is said: less is what
 /// temperature and neighbours do.
 pub const DEFAULT_DRIFT: f64 = 0.25;
+/// How long a lost device is waited for if the file does not say: a worker that is started again is back
+/// sooner, and a machine is not.
+pub const DEFAULT_PATIENCE: Duration = Duration::from_secs(5);
 
 const CLUSTER_KEYS: &[&str] = &[
     "name",
@@ -71,6 +74,7 @@ const CLUSTER_KEYS: &[&str] = &[
     "lossy",
     "profiles",
     "drift",
+    "patience",
     "cache",
     "cache_rows",
     "generate",
@@ -114,6 +118,8 @@ pub struct Cluster {
     pub profiles: PathBuf,
     /// By which share a device may run outside its profile before the split is looked at again.
     pub drift: f64,
+    /// How long a device that is lost is waited for before the others go on without it.
+    pub patience: Duration,
     /// Rows of texts that go on, of all together, for which keys and values have room; none is given if
     /// the model says.
     pub cache_rows: Option<u32>,
@@ -417,6 +423,7 @@ impl Cluster {
             texts: cluster.whole("texts", 1, MAX_TEXTS)?.unwrap_or(1),
             profiles: base.join(cluster.text("profiles")?.unwrap_or(DEFAULT_PROFILES)),
             drift,
+            patience: cluster.duration("patience")?.unwrap_or(DEFAULT_PATIENCE),
             cache_rows: cluster.whole("cache_rows", 0, MAX_CACHE_ROWS)?,
             generate: cluster.whole("generate", 0, MAX_CACHE_ROWS)?,
             cache: cluster.parsed("cache")?.unwrap_or(WireType::F32),
@@ -676,6 +683,7 @@ memory = "1GB"
             ),
             ("tiles = 4", "drift = 0", "line 8: cluster.drift: 0 is no margin"),
             ("tiles = 4", "drift = nan", "NaN is no margin"),
+            ("tiles = 4", "patience = \"0s\"", "\"0s\" is not a duration"),
         ];
         for (from, to, want) in cases {
             let error = with(from, to).expect_err(to).to_string();

@@ -135,6 +135,12 @@ impl Drift {
         })
     }
 
+    /// Asks to look at the plan though nothing changed, unless a change is being looked at.
+    pub fn ask(&mut self) -> Option<Change> {
+        let asked = std::mem::replace(&mut self.asked, true);
+        (!asked).then(|| Change { factors: self.factors(), moved: Vec::new() })
+    }
+
     /// Whether a move was made lately.
     fn resting(&self, now: Now) -> bool {
         self.rest.is_some_and(|(until, programs)| now < until || self.programs < programs)

@@ -1,7 +1,9 @@
 //! Who is there: a state machine `(now, event) -> actions` for the devices of a cluster.
 //!
 //! It knows all devices of the cluster file. Those that the last plan gave a part are its *ring*; the
-//! others stay connected and keep nobody waiting. Before the first plan everybody is waited for.
+//! others stay connected and keep nobody waiting. Before the first plan everybody is waited for. After
+//! it, one of the ring that is gone for longer than the cluster's patience is planned around; once it has
+//! been back for [`STEADY`], whoever plans looks whether it is worth while to have it again.
 //!
 //! It never reads a clock and never touches a socket; the driver of [`crate::fleet::RemoteFleet`] does both.
 //! A device is lost when nothing has come from it for [`SILENCE`], however late answers are: one
@@ -25,6 +27,12 @@ pub const RETRY_MIN: Duration = Duration::from_millis(500);
 pub const RETRY_MAX: Duration = Duration::from_secs(2);
 /// Waiting time after a refused placement: it will most often be refused again.
 pub const REPLACE: Duration = Duration::from_secs(2);
+/// After a plan without those that are gone could not be made: it will most often fail again.
+pub const WITHOUT: Duration = Duration::from_secs(15);
+/// How long a device that has come must have stayed before it may take part.
+pub const STEADY: Duration = Duration::from_secs(10);
+/// When nothing came of a look, until the next.
+pub const LOOK: Duration = Duration::from_secs(60);
 /// How often the driver must send [`Event::Tick`].
 pub const TICK: Duration = Duration::from_millis(100);
 
@@ -88,6 +96,8 @@ pub enum Event {
         /// Why.
         reason: String,
     },
+    /// The plan was compared with the best one for all that are there, and stays.
+    Kept,
     /// There is a better plan, and nothing runs: all move to a new epoch. Ignored unless the cluster
     /// is ready and everybody of the new ring is there.
     Move {
@@ -148,6 +158,8 @@ pub enum Action {
         /// Which time.
         round: u64,
     },
+    /// A device that the plan did not count on is there: look whether a plan with it is better.
+    Look,
     /// Send the device its part of the plan.
     Place {
         /// Which device.
@@ -234,6 +246,10 @@ struct Member {
     failures: u32,
     heard: Now,
     pinged: Option<Now>,
+    /// Since when it is gone, if it was there.
+    gone: Option<Now>,
+    /// When to look whether it should take part, if no plan was made or looked at with it.
+    look: Option<Now>,
 }
 
 /// How far the next epoch is.
@@ -270,8 +286,14 @@ pub struct Membership {
     stage: Stage,
     rounds: u64,
     moving: Moving,
-    /// No plan before.
+    /// No plan before,
     place_after: Now,
+    /// and none without those that are gone.
+    without_after: Now,
+    /// How long those of the ring may be gone; none is given if all are always waited for.
+    patience: Option<Duration>,
+    /// Whether the plan that is being made is one without some of the ring.
+    without: bool,
     /// Why the last plan or placement failed, and who said so.
     refusal: Option<(Option<Index>, String)>,
     /// When something happened last.
@@ -280,10 +302,17 @@ pub struct Membership {
 
 impl Membership {
     /// All devices unreachable, and due for an attempt. Epochs after `start` are given out. `ring` are
-    /// the devices that have a part, where that is known before any plan.
-    pub fn new(devices: usize, start: Epoch, ring: Option<Vec<Index>>) -> Self {
+    /// the devices that have a part, where that is known before any plan. Who has a part and is gone for
+    /// longer than `patience` is planned around.
+    pub fn new(
+        devices: usize,
+        start: Epoch,
+        ring: Option<Vec<Index>>,
+        patience: Option<Duration>,
+    ) -> Self {
         let state = State::Unreachable { retry: Now::ZERO, reason: String::new(), lost: false };
-        let member = Member { state, attempt: 0, failures: 0, heard: Now::ZERO, pinged: None };
+        let (heard, pinged, gone, look) = (Now::ZERO, None, None, None);
+        let member = Member { state, attempt: 0, failures: 0, heard, pinged, gone, look };
         Self {
             members: vec![member; devices],
             ring,
@@ -293,6 +322,9 @@ impl Membership {
             rounds: 0,
             moving: Moving::No,
             place_after: Now::ZERO,
+            without_after: Now::ZERO,
+            patience,
+            without: false,
             refusal: None,
             seen: Now::ZERO,
         }
@@ -322,6 +354,11 @@ impl Membership {
         }
     }
 
+    /// Whether the plan that is being made is one without some that the last one counted on.
+    pub fn without(&self) -> bool {
+        self.without
+    }
+
     /// Whether the cluster is on its way to another plan, of its own accord.
     pub fn moving(&self) -> bool {
         self.moving != Moving::No
@@ -345,11 +382,24 @@ impl Membership {
             if let State::Unreachable { reason, lost, .. }
             | State::Connecting { reason, lost, .. } = &member.state
             {
-                let reason = match (reason.is_empty(), lost) {
+                let mut reason = match (reason.is_empty(), lost) {
                     (true, _) => "is being connected".to_owned(),
                     (false, true) => format!("was lost: {reason}"),
                     (false, false) => format!("is not reachable: {reason}"),
                 };
+                if *lost && self.ring.is_some() {
+                    match (&self.refusal, self.patience) {
+                        (Some((_, why)), _) if self.without => {
+                            reason += &format!("; the others do not go on without it: {why}");
+                        }
+                        (_, Some(patience)) => {
+                            reason += &format!(
+                                "; after {patience:?} the others go on without it, if they can"
+                            );
+                        }
+                        _ => {}
+                    }
+                }
                 return Some((Some(device), reason));
             }
         }
@@ -385,6 +435,8 @@ impl Membership {
                     member.heard = now;
                     member.pinged = None;
                     member.failures = 0;
+                    member.gone = None;
+                    member.look = Some(now + STEADY);
                 }
             }
             Event::Broken { device, attempt, reason } => {
@@ -419,9 +471,14 @@ impl Membership {
                     self.stage = Stage::Waiting;
                     self.moving = Moving::No;
                     self.refusal = Some((device, reason));
-                    self.place_after = now + REPLACE;
+                    // Those that are gone may come back at any moment.
+                    match self.without {
+                        true => self.without_after = now + WITHOUT,
+                        false => self.place_after = now + REPLACE,
+                    }
                 }
             }
+            Event::Kept => self.looked(),
             Event::Move { ring } => {
                 let there = |device: &Index| self.members[*device].state.connected();
                 if self.ready().is_some() && ring.iter().all(there) {
@@ -436,6 +493,7 @@ impl Membership {
                         }
                     }
                     self.ring = Some(ring);
+                    self.looked();
                     self.moving = Moving::Forth;
                     self.place(&mut actions);
                 }
@@ -524,15 +582,44 @@ impl Membership {
                 _ => {}
             }
         }
-        if self.stage == Stage::Waiting && self.all_connected() && now >= self.place_after {
+        let all = self.all_connected();
+        if self.stage == Stage::Waiting
+            && now >= self.place_after
+            && (all || self.goes_on_without(now))
+        {
             self.rounds += 1;
             self.stage = Stage::Planning(self.rounds);
+            self.without = !all;
+            // It is made for all that are there.
+            self.looked();
             actions.push(Action::Plan { round: self.rounds });
+        }
+        let due = |m: &Member| m.state.connected() && m.look.is_some_and(|look| now >= look);
+        let looks = self.patience.is_some() && self.ready().is_some();
+        if looks && self.members.iter().any(due) {
+            let connected = self.members.iter_mut().filter(|m| m.state.connected());
+            connected.filter(|m| m.look.is_some()).for_each(|m| m.look = Some(now + LOOK));
+            actions.push(Action::Look);
         }
     }
 
     fn all_connected(&self) -> bool {
         self.needed().all(|(_, m)| m.state == State::Connected)
+    }
+
+    /// Whether those that are there are to go on without those of the ring that are gone.
+    fn goes_on_without(&self, now: Now) -> bool {
+        let Some(patience) = self.patience.filter(|_| self.ring.is_some()) else { return false };
+        let gone = |m: &Member| m.gone.is_some_and(|since| now >= since + patience);
+        let there = |m: &Member| m.state == State::Connected;
+        now >= self.without_after
+            && self.members.iter().any(there)
+            && self.needed().all(|(_, m)| there(m) || gone(m))
+    }
+
+    /// All that are there were counted on, or looked at.
+    fn looked(&mut self) {
+        self.members.iter_mut().filter(|m| m.state.connected()).for_each(|m| m.look = None);
     }
 
     /// Gives out the next epoch, if everybody who has a part in it is there still.
@@ -559,6 +646,9 @@ impl Membership {
         let wait = RETRY_MIN.saturating_mul(1 << member.failures.min(4)).min(RETRY_MAX);
         member.failures = member.failures.saturating_add(1);
         member.state = State::Unreachable { retry: now + wait, reason: reason.clone(), lost };
+        if was {
+            member.gone = Some(now);
+        }
         actions.push(Action::Disconnect { device });
         if self.needs(device) {
             self.moving = Moving::No;

@@ -590,6 +590,7 @@ impl Testbed {
             texts: 1,
             profiles: self.directory.join(cluster::DEFAULT_PROFILES),
             drift: cluster::DEFAULT_DRIFT,
+            patience: cluster::DEFAULT_PATIENCE,
             timeout: Duration::from_secs(600),
             devices: devices.collect(),
         }

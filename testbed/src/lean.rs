@@ -11,7 +11,7 @@ use galaxy_common::{
 };
 use galaxy_coord::{
     Cluster, Fleet, RemoteFleet,
-    cluster::{DEFAULT_DRIFT, DEFAULT_LENGTH, DEFAULT_PROFILES, Device},
+    cluster::{DEFAULT_DRIFT, DEFAULT_LENGTH, DEFAULT_PATIENCE, DEFAULT_PROFILES, Device},
     fleet::{Readiness, Task},
 };
 use galaxy_model::ModelDir;
@@ -120,6 +120,7 @@ impl Bench {
             texts: 1,
             profiles: self.keys.join(DEFAULT_PROFILES),
             drift: DEFAULT_DRIFT,
+            patience: DEFAULT_PATIENCE,
             timeout: Duration::from_secs(60),
             devices: self.workers.iter().enumerate().map(device).collect::<Result<_>>()?,
         };

@@ -30,7 +30,7 @@ const FAST: Device = Device::Answers(Duration::from_millis(2));
 impl World {
     fn new(devices: usize) -> Self {
         Self {
-            membership: Membership::new(devices, Epoch(100), None),
+            membership: Membership::new(devices, Epoch(100), None, None),
             devices: vec![FAST; devices],
             epochs: vec![Epoch(0); devices],
             plan: Ok((0..devices).collect()),
@@ -313,7 +313,7 @@ fn before_the_first_plan_everybody_is_waited_for() {
 #[test]
 fn of_a_split_by_hand_only_the_ring_is_waited_for() {
     let mut world = World::new(2);
-    world.membership = Membership::new(2, Epoch(100), Some(vec![1]));
+    world.membership = Membership::new(2, Epoch(100), Some(vec![1]), None);
     world.plan = Ok(vec![1]);
     world.devices[0] = Device::Killed;
     world.run(seconds(1.0));
@@ -410,4 +410,125 @@ fn a_move_of_a_cluster_that_is_not_ready_is_none() {
     world.run(seconds(1.0));
     assert_eq!(world.membership.ready(), Some(Epoch(101)));
     assert_eq!(world.membership.ring.as_deref(), Some(&[0, 1][..]));
+}
+
+/// Three devices, of which those of the ring may be gone for so long.
+fn impatient(patience: f64) -> World {
+    let mut world = World::new(3);
+    world.membership = Membership::new(3, Epoch(100), None, Some(seconds(patience)));
+    world.run(seconds(1.0));
+    assert_eq!(world.membership.ready(), Some(Epoch(101)));
+    world
+}
+
+fn plans(world: &World, after: Now) -> usize {
+    world.log.iter().filter(|(at, a)| *at >= after && matches!(a, Action::Plan { .. })).count()
+}
+
+#[test]
+fn who_is_gone_for_long_is_planned_around() {
+    let mut world = impatient(5.0);
+    world.devices[2] = Device::Killed;
+    let from = world.now;
+    world.run(seconds(5.0));
+    assert_eq!(world.membership.ready(), None, "it is waited for");
+    assert_eq!(plans(&world, from), 0);
+    world.plan = Ok(vec![0, 1]);
+    world.run(seconds(2.0));
+    assert_eq!(world.membership.ready(), Some(Epoch(102)));
+    assert_eq!(world.membership.obstacle(), None);
+    // It may come and go, and nobody is the worse for it.
+    world.devices[2] = FAST;
+    world.run(seconds(5.0));
+    world.devices[2] = Device::Killed;
+    world.run(seconds(20.0));
+    assert_eq!(world.membership.ready(), Some(Epoch(102)));
+    assert_eq!(plans(&world, from), 1);
+    assert_eq!(world.first(from, |a| *a == Action::Look), None);
+}
+
+#[test]
+fn who_is_back_soon_takes_its_old_place() {
+    let mut world = impatient(5.0);
+    world.devices[2] = Device::Killed;
+    let from = world.now;
+    world.run(seconds(3.0));
+    world.devices[2] = FAST;
+    world.run(RETRY_MAX + TICK * 2);
+    assert_eq!(world.membership.ready(), Some(Epoch(102)));
+    assert!(world.membership.ring.as_ref().is_some_and(|ring| ring.contains(&2)));
+    world.run(seconds(100.0));
+    assert_eq!(world.first(from, |a| *a == Action::Look), None, "the plan counts on it");
+}
+
+#[test]
+fn where_the_others_cannot_go_on_it_is_waited_for() {
+    let mut world = impatient(5.0);
+    world.devices[2] = Device::Killed;
+    world.plan = Err("12 MB are missing");
+    let from = world.now;
+    world.run(seconds(10.0));
+    let (device, reason) = world.membership.obstacle().expect("no plan");
+    assert!(device == Some(2) && reason.contains("lost"), "{reason}");
+    assert!(reason.contains("do not go on without it: 12 MB are missing"), "{reason}");
+    assert_eq!(plans(&world, from), 1);
+    world.run(WITHOUT);
+    assert_eq!(plans(&world, from), 2, "it is tried again, now and then");
+    world.plan = Ok(vec![0, 1, 2]);
+    world.devices[2] = FAST;
+    world.run(RETRY_MAX + TICK * 2);
+    assert_eq!(world.membership.ready(), Some(Epoch(102)));
+}
+
+#[test]
+fn who_is_back_is_looked_at_until_something_comes_of_it() {
+    let mut world = impatient(1.0);
+    world.devices[2] = Device::Killed;
+    world.plan = Ok(vec![0, 1]);
+    world.run(seconds(3.0));
+    assert_eq!(world.membership.ready(), Some(Epoch(102)));
+    world.devices[2] = FAST;
+    let from = world.now;
+    let looks = |world: &World, from: Now| -> Vec<Now> {
+        let all = world.log.iter().filter(|(at, a)| *at >= from && *a == Action::Look);
+        all.map(|(at, _)| *at).collect()
+    };
+    world.run(STEADY + RETRY_MAX + TICK * 2);
+    let first = looks(&world, from);
+    assert!(first.len() == 1 && first[0] >= from + STEADY, "{first:?}");
+    world.run(LOOK + TICK * 2);
+    assert_eq!(looks(&world, from).len(), 2, "nobody said what came of it");
+    world.send(Event::Kept);
+    world.run(LOOK * 3);
+    assert_eq!(looks(&world, from).len(), 2);
+    // Once more, and then it takes part.
+    world.devices[2] = Device::Killed;
+    world.run(seconds(1.0));
+    world.devices[2] = FAST;
+    let from = world.now;
+    world.run(STEADY + RETRY_MAX + TICK * 2);
+    assert_eq!(looks(&world, from).len(), 1);
+    world.send(moves(&[0, 1, 2]));
+    world.run(LOOK * 3);
+    assert_eq!(looks(&world, from).len(), 1);
+    assert_eq!(world.membership.ready(), Some(Epoch(103)));
+}
+
+#[test]
+fn the_last_one_goes_on_alone_and_none_goes_on_with_nobody() {
+    let mut world = impatient(1.0);
+    world.devices[1] = Device::Killed;
+    world.devices[2] = Device::Frozen;
+    world.plan = Ok(vec![0]);
+    world.run(seconds(6.0));
+    assert_eq!(world.membership.ready(), Some(Epoch(102)));
+    world.devices[0] = Device::Killed;
+    let from = world.now;
+    world.run(seconds(30.0));
+    assert_eq!(plans(&world, from), 0);
+    // Whoever is there first goes on, though the last plan was another's.
+    world.devices[2] = FAST;
+    world.plan = Ok(vec![2]);
+    world.run(RETRY_MAX + TICK * 2);
+    assert_eq!(world.membership.ready(), Some(Epoch(103)));
 }

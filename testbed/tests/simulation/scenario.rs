@@ -2,19 +2,20 @@
 
 use crate::{
     network::{CLIENT, DESK, Network, Party},
-    world::{Keys, Setup, World},
+    world::{BY_HAND, Keys, Setup, World},
 };
 use anyhow::{Context, Result, bail, ensure};
 use fastrand::Rng;
-use galaxy_client::{Client, ClientError, Output};
+use galaxy_client::{Client, ClientError, GenerateOptions, Generated, Output};
 use galaxy_testbed::golden::{self, Expected, TOLERANCE, deviation};
 use std::{
     collections::BTreeMap,
-    fmt,
+    fmt, fs,
     sync::{Arc, Mutex, PoisonError, atomic::Ordering},
     time::Duration,
 };
 use tokio::{
+    sync::oneshot,
     task::JoinSet,
     time::{Instant, sleep, timeout},
 };
@@ -40,19 +41,44 @@ const WHOLE: Duration = Duration::from_secs(400);
 const OURS: [&str; 6] =
     ["internal", "malformed_answer", "unknown", "invalid_argument", "unimplemented", "data_loss"];
 
+/// What `transformers` gave.
+pub struct Reference {
+    expected: Expected,
+    /// Of decoders: prompts, and the likeliest tokens behind them.
+    texts: Vec<(Vec<u32>, Vec<u32>)>,
+}
+
 /// Reference results, by model.
-pub type References = Arc<BTreeMap<&'static str, Expected>>;
+pub type References = Arc<BTreeMap<&'static str, Reference>>;
 
 /// Those of all models.
 pub fn references() -> Result<References> {
-    let read = |model| anyhow::Ok((model, Expected::read(&golden::folder().join(model))?));
+    let read = |model| {
+        let folder = golden::folder().join(model);
+        let expected = Expected::read(&folder)?;
+        let texts = match fs::read(folder.join("generated.json")) {
+            Ok(text) => texts(&serde_json::from_slice(&text)?)?,
+            Err(_) => Vec::new(),
+        };
+        anyhow::Ok((model, Reference { expected, texts }))
+    };
     Ok(Arc::new(MODELS.into_iter().map(read).collect::<Result<_>>()?))
+}
+
+fn texts(golden: &serde_json::Value) -> Result<Vec<(Vec<u32>, Vec<u32>)>> {
+    let list = |prompt: &serde_json::Value, key| {
+        serde_json::from_value::<Vec<u32>>(prompt[key].clone()).context("a list of tokens")
+    };
+    let prompts = golden["prompts"].as_array().context("prompts")?;
+    prompts.iter().map(|p| Ok((list(p, "prompt")?, list(p, "generated")?))).collect()
 }
 
 /// What came of the requests of a simulation.
 #[derive(Default, Clone)]
 pub struct Tally {
     pub answered: u64,
+    /// Of these, texts that were made.
+    pub texts: u64,
     pub abandoned: u64,
     /// Places of devices for which they were brought pieces of the model.
     pub brought: u64,
@@ -65,6 +91,7 @@ pub struct Tally {
 impl Tally {
     pub fn add(&mut self, other: &Self) {
         self.answered += other.answered;
+        self.texts += other.texts;
         self.abandoned += other.abandoned;
         self.brought += other.brought;
         self.lasted += other.lasted;
@@ -76,10 +103,10 @@ impl Tally {
 
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { answered, abandoned, brought, errors, lasted } = self;
+        let Self { answered, texts, abandoned, brought, errors, lasted } = self;
         write!(
             f,
-            "{answered} answered, {abandoned} abandoned, {brought} times brought, in {:.0} s: ",
+            "{answered} answered, {texts} of them texts, {abandoned} abandoned, {brought} times brought, in {:.0} s: ",
             lasted.as_secs_f64()
         )?;
         for (code, count) in errors {
@@ -117,13 +144,10 @@ impl Story {
         lengths: &[u32],
         limit: Duration,
     ) -> Result<(), ClientError> {
-        let expected = &self.references[self.setup.model];
+        let expected = &self.references[self.setup.model].expected;
         let ids: Vec<_> = lengths.iter().map(|length| expected.ids(*length).unwrap()).collect();
-        let asked = Instant::now();
-        let answer = client.with_timeout(limit).run(&ids, Output::Hidden).await;
-        let took = asked.elapsed();
-        assert!(took <= limit + LATE, "a call of {limit:?} took {took:?}: {:?}", answer.err());
-        let tensors = answer?.tensors;
+        let client = client.with_timeout(limit);
+        let tensors = in_time(limit, client.run(&ids, Output::Hidden)).await?.tensors;
         assert_eq!(tensors.len(), lengths.len());
         for (tensor, length) in tensors.iter().zip(lengths) {
             let off = deviation(&tensor.values, expected.values("hidden", *length).unwrap());
@@ -132,6 +156,54 @@ impl Story {
         }
         Ok(())
     }
+
+    fn reference_texts(&self) -> &[(Vec<u32>, Vec<u32>)] {
+        &self.references[self.setup.model].texts
+    }
+
+    /// One text of so many tokens, each of them right and in time. `begun` is told when the first is there.
+    async fn text(
+        &self,
+        client: &Client,
+        (which, count): (usize, usize),
+        limit: Duration,
+        begun: impl FnOnce(),
+    ) -> Result<(), ClientError> {
+        let (prompt, want) = &self.reference_texts()[which];
+        let (mut begun, count) = (Some(begun), count.min(want.len()));
+        let options = GenerateOptions {
+            max_tokens: count as u32,
+            ignore_end: true,
+            ..GenerateOptions::default()
+        };
+        let client = client.with_timeout(limit);
+        let mut text = in_time(limit, client.generate(prompt.clone(), options)).await?;
+        let mut made = Vec::new();
+        let finish = loop {
+            match in_time(limit, text.next()).await? {
+                Some(Generated::Token(token)) => {
+                    made.push(token.token);
+                    begun.take().into_iter().for_each(|begun| begun());
+                }
+                Some(Generated::Done(done)) => break done.finish,
+                None => panic!("a text without an end"),
+            }
+        };
+        assert_eq!((&made[..], finish.as_str()), (&want[..count], "length"));
+        Ok(())
+    }
+}
+
+/// What comes of a call, which has so much time.
+async fn in_time<T>(
+    limit: Duration,
+    call: impl Future<Output = Result<T, ClientError>>,
+) -> Result<T, ClientError> {
+    let asked = Instant::now();
+    let result = call.await;
+    let (took, why) = (asked.elapsed(), result.as_ref().err());
+    assert!(took <= limit + LATE, "a call of {limit:?} took {took:?}: {why:?}");
+    result
 }
 
 /// Plays a simulation.
@@ -215,22 +287,52 @@ async fn tell(story: &Arc<Story>, dice: &mut Rng, keys: Arc<Keys>, setup: Setup)
             world.start(party).await?;
         }
     }
-    let mended = Instant::now();
     let client = connect(story, &mut world).await?;
-    loop {
-        match story.ask(&client, &[7, 2], Duration::from_secs(20)).await {
-            Ok(()) => break,
-            Err(error) => {
-                story.say(format_args!("not yet: {error}"));
-                ensure!(mended.elapsed() < RECOVERY, "no answer within {RECOVERY:?}: {error}");
-            }
+    recover(story, &client).await?;
+    if world.devices() > 1 && !BY_HAND.contains(&story.setup.strategy) && dice.bool() {
+        // One goes for good, and the others go on without it. Or not for good.
+        let device = dice.usize(1..=world.devices());
+        if story.reference_texts().is_empty() {
+            story.say(format_args!("{device} dies"));
+            world.end(device, false);
+            recover(story, &client).await?;
+        } else {
+            // A text that goes on outlives that.
+            let (begun, has_begun) = oneshot::channel();
+            let begins = || begun.send(()).unwrap();
+            let text = story.text(&client, (0, 64), RECOVERY, begins);
+            let death = async {
+                has_begun.await.context("a text does not begin")?;
+                story.say(format_args!("{device} dies in the middle of a text"));
+                world.end(device, false);
+                anyhow::Ok(())
+            };
+            let (text, death) = tokio::join!(text, death);
+            death?;
+            text.context("a text ends with one of its devices")?;
+            story.say("the text is whole");
         }
-        sleep(Duration::from_millis(300)).await;
+        story.say(format_args!("{device} is started again"));
+        timeout(END, world.gone()).await.context("a party that was told to end does not")?;
+        world.start(device).await?;
+        sleep(Duration::from_millis(dice.u64(0..=20_000))).await;
+        recover(story, &client).await?;
     }
-    story.say("answers again");
     drop(client);
     story.count(|tally| tally.brought = world.brought.load(Ordering::Relaxed));
     timeout(END, world.close()).await.context("the parties do not end")?;
+    Ok(())
+}
+
+/// Asks until there is an answer, which there must be.
+async fn recover(story: &Story, client: &Client) -> Result<()> {
+    let mended = Instant::now();
+    while let Err(error) = story.ask(client, &[7, 2], Duration::from_secs(20)).await {
+        story.say(format_args!("not yet: {error}"));
+        ensure!(mended.elapsed() < RECOVERY, "no answer within {RECOVERY:?}: {error}");
+        sleep(Duration::from_millis(300)).await;
+    }
+    story.say("answers again");
     Ok(())
 }
 
@@ -255,7 +357,15 @@ async fn customer(story: Arc<Story>, client: Client, name: u32, mut dice: Rng) -
         let lengths: Vec<u32> =
             (0..dice.usize(1..=3)).map(|_| LENGTHS[dice.usize(..LENGTHS.len())]).collect();
         let limit = Duration::from_millis(TIMES[dice.usize(..TIMES.len())]);
-        let asked = story.ask(&client, &lengths, limit);
+        let texts = story.reference_texts().len();
+        let text = texts > 0 && dice.u32(..3) == 0;
+        let (which, count) = (dice.usize(..texts.max(1)), [3, 20, 64][dice.usize(..3)]);
+        let asked = async {
+            match text {
+                true => story.text(&client, (which, count), limit, || ()).await,
+                false => story.ask(&client, &lengths, limit).await,
+            }
+        };
         let answer = match dice.u32(..8) {
             0 => match timeout(Duration::from_millis(dice.u64(..500)), asked).await {
                 Ok(answer) => answer,
@@ -269,8 +379,12 @@ async fn customer(story: Arc<Story>, client: Client, name: u32, mut dice: Rng) -
         };
         match answer {
             Ok(()) => {
-                story.say(format_args!("client {name}, request {request}: {lengths:?} right"));
-                story.count(|tally| tally.answered += 1);
+                let what = if text { format!("{count} tokens") } else { format!("{lengths:?}") };
+                story.say(format_args!("client {name}, request {request}: {what} right"));
+                story.count(|tally| {
+                    tally.answered += 1;
+                    tally.texts += u64::from(text);
+                });
             }
             Err(error) => {
                 let code = error.code().to_owned();

@@ -83,7 +83,7 @@ pub struct Setup {
 }
 
 /// Strategies whose splits the cluster file gives. For the others there are profiles.
-const BY_HAND: [&str; 2] = ["galaxy", "megatron"];
+pub const BY_HAND: [&str; 2] = ["galaxy", "megatron"];
 
 /// Profiles of devices that are as fast as their shares, over links that are worth their while. What
 /// programs really take is something else, so that the coordinator finds that devices drift.

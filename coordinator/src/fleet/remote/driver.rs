@@ -58,8 +58,10 @@ struct Driver {
 pub(super) async fn drive(shared: Arc<Shared>, mut inbox: mpsc::Receiver<Message>, start: Epoch) {
     let devices = shared.cluster.devices.len();
     let ring = shared.board().placement.as_ref().map(|placement| placement.ring.clone());
+    // A split by hand counts on all.
+    let patience = (!shared.cluster.by_hand()).then_some(shared.cluster.patience);
     let mut driver = Driver {
-        membership: Membership::new(devices, start, ring),
+        membership: Membership::new(devices, start, ring, patience),
         drift: Drift::new(2 * devices, shared.cluster.drift),
         calls: (0..devices).map(|_| Calls::default()).collect(),
         plans: JoinSet::new(),
@@ -185,6 +187,10 @@ impl Driver {
     /// Takes a plan that was made.
     fn take(&mut self, round: u64, made: Result<Made, Failure>) -> Event {
         let made = match made {
+            // What was made for all is taken again when they are back.
+            Ok(Made { outcome: Err((device, reason)), .. }) if self.membership.without() => {
+                return Event::PlanFailed { round, device, reason };
+            }
             Ok(made) => self.made.insert(made),
             Err((device, reason)) => return Event::PlanFailed { round, device, reason },
         };
@@ -238,9 +244,15 @@ impl Driver {
             return;
         };
         // Whoever came or went while the plan was in force may take part, or not.
-        let offers = self.offers();
         let known = |offer: &Offer| planning::covers(&profile, offer);
-        let offers = offers.into_iter().filter(known).collect();
+        let (offers, unknown): (Vec<_>, Vec<_>) = self.offers().into_iter().partition(known);
+        for offer in unknown {
+            let place = self.shared.cluster.devices.iter().position(|d| d.name == offer.name);
+            let Some(device) = place else { continue };
+            let reason = "it is not as it was measured: start the coordinator again".to_owned();
+            let notice = Notice::LeftOut { device: offer.name, reason: reason.clone() };
+            self.say(device, reason, notice);
+        }
         self.plans.spawn(planning::look(self.shared.clone(), offers, profile, present, change));
     }
 
@@ -270,6 +282,7 @@ impl Driver {
             Verdict::Keep { now, then } => {
                 listener(Notice::Kept { now, then });
                 self.drift.keep(change);
+                self.step(self.shared.now(), Event::Kept);
                 None
             }
             Verdict::Move { placement, now, then, guard } => {
@@ -325,6 +338,11 @@ impl Driver {
                     placing.abort();
                 }
                 self.calls[device].running.spawn(calls::cancel(shared, device, epoch));
+            }
+            Action::Look => {
+                if let Some(change) = self.drift.ask() {
+                    self.look(change);
+                }
             }
             // Taken care of where the plan is made.
             Action::Plan { .. } => {}

@@ -15,8 +15,9 @@ pub struct RetryPolicy {
     pub first: Duration,
     /// No pause is longer.
     pub longest: Duration,
-    /// Whether to try again when a device is at fault. Such a device comes back in its own time,
-    /// and the coordinator has waited for it already; so by default the caller is told at once.
+    /// Whether to try again when a device is at fault. Such a device comes back, or is planned around, in its
+    /// own time, and the coordinator has waited for it already; so by default the caller is told at once. To
+    /// outlive a loss takes more `attempts`, too: for the cluster's patience, and for the others to load.
     pub device_faults: bool,
 }
 

@@ -135,8 +135,13 @@ impl Drift {
         })
     }
 
-    /// Asks to look at the plan though nothing changed, unless a change is being looked at.
-    pub fn ask(&mut self) -> Option<Change> {
+    /// Asks to look at the plan though nothing changed, unless a change is being looked at, or a move was
+    /// made lately.
+    pub fn ask(&mut self, now: Now) -> Option<Change> {
+        // Not by programs: where nothing is asked, none run.
+        if self.rest.is_some_and(|(until, _)| now < until) {
+            return None;
+        }
         let asked = std::mem::replace(&mut self.asked, true);
         (!asked).then(|| Change { factors: self.factors(), moved: Vec::new() })
     }

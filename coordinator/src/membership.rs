@@ -96,11 +96,16 @@ pub enum Event {
         /// Why.
         reason: String,
     },
-    /// The plan was compared with the best one for all that are there, and stays.
-    Kept,
+    /// The plan was compared with the best one for all that were there, and stays.
+    Kept {
+        /// When the look at it began.
+        begun: Now,
+    },
     /// There is a better plan, and nothing runs: all move to a new epoch. Ignored unless the cluster
     /// is ready and everybody of the new ring is there.
     Move {
+        /// When the look that found it began.
+        begun: Now,
         /// The devices that it gives a part, by rank.
         ring: Vec<Index>,
     },
@@ -246,7 +251,9 @@ struct Member {
     failures: u32,
     heard: Now,
     pinged: Option<Now>,
-    /// Since when it is gone, if it was there.
+    /// When it was last connected,
+    came: Now,
+    /// and lost; of one that never stays for [`STEADY`] since, the first time.
     gone: Option<Now>,
     /// When to look whether it should take part, if no plan was made or looked at with it.
     look: Option<Now>,
@@ -311,8 +318,9 @@ impl Membership {
         patience: Option<Duration>,
     ) -> Self {
         let state = State::Unreachable { retry: Now::ZERO, reason: String::new(), lost: false };
-        let (heard, pinged, gone, look) = (Now::ZERO, None, None, None);
-        let member = Member { state, attempt: 0, failures: 0, heard, pinged, gone, look };
+        let (heard, came) = (Now::ZERO, Now::ZERO);
+        let (pinged, gone, look) = (None, None, None);
+        let member = Member { state, attempt: 0, failures: 0, heard, pinged, came, gone, look };
         Self {
             members: vec![member; devices],
             ring,
@@ -435,8 +443,11 @@ impl Membership {
                     member.heard = now;
                     member.pinged = None;
                     member.failures = 0;
-                    member.gone = None;
+                    member.came = now;
                     member.look = Some(now + STEADY);
+                    // With it the others may be able to.
+                    let patience = self.patience.unwrap_or_default();
+                    self.without_after = self.without_after.min(now + patience);
                 }
             }
             Event::Broken { device, attempt, reason } => {
@@ -463,14 +474,16 @@ impl Membership {
                         self.refusal = None;
                     }
                     self.ring = Some(ring);
-                    self.place(&mut actions);
+                    self.without = false;
+                    self.place(now, &mut actions);
                 }
             }
             Event::PlanFailed { round, device, reason } => {
                 if self.stage == Stage::Planning(round) {
                     self.stage = Stage::Waiting;
                     self.moving = Moving::No;
-                    self.refusal = Some((device, reason));
+                    // Without those that are gone it is nobody's fault.
+                    self.refusal = Some((device.filter(|_| !self.without), reason));
                     // Those that are gone may come back at any moment.
                     match self.without {
                         true => self.without_after = now + WITHOUT,
@@ -478,8 +491,8 @@ impl Membership {
                     }
                 }
             }
-            Event::Kept => self.looked(),
-            Event::Move { ring } => {
+            Event::Kept { begun } => self.looked(begun),
+            Event::Move { begun, ring } => {
                 let there = |device: &Index| self.members[*device].state.connected();
                 if self.ready().is_some() && ring.iter().all(there) {
                     for (device, member) in self.members.iter_mut().enumerate() {
@@ -493,9 +506,9 @@ impl Membership {
                         }
                     }
                     self.ring = Some(ring);
-                    self.looked();
+                    self.looked(begun);
                     self.moving = Moving::Forth;
-                    self.place(&mut actions);
+                    self.place(now, &mut actions);
                 }
             }
             Event::Placed { device, epoch } => {
@@ -591,7 +604,7 @@ impl Membership {
             self.stage = Stage::Planning(self.rounds);
             self.without = !all;
             // It is made for all that are there.
-            self.looked();
+            self.looked(now);
             actions.push(Action::Plan { round: self.rounds });
         }
         let due = |m: &Member| m.state.connected() && m.look.is_some_and(|look| now >= look);
@@ -612,20 +625,24 @@ impl Membership {
         let Some(patience) = self.patience.filter(|_| self.ring.is_some()) else { return false };
         let gone = |m: &Member| m.gone.is_some_and(|since| now >= since + patience);
         let there = |m: &Member| m.state == State::Connected;
+        // After a failure of the network they come back one by one: the first does not begin alone.
+        let stayed = |m: &Member| there(m) && now >= m.came + patience;
         now >= self.without_after
-            && self.members.iter().any(there)
+            && self.members.iter().any(stayed)
             && self.needed().all(|(_, m)| there(m) || gone(m))
     }
 
-    /// All that are there were counted on, or looked at.
-    fn looked(&mut self) {
-        self.members.iter_mut().filter(|m| m.state.connected()).for_each(|m| m.look = None);
+    /// All that were there by then were counted on, or looked at.
+    fn looked(&mut self, by: Now) {
+        let seen = self.members.iter_mut().filter(|m| m.state.connected() && m.came <= by);
+        seen.for_each(|m| m.look = None);
     }
 
     /// Gives out the next epoch, if everybody who has a part in it is there still.
-    fn place(&mut self, actions: &mut Vec<Action>) {
+    fn place(&mut self, now: Now, actions: &mut Vec<Action>) {
         if !self.all_connected() {
             self.stage = Stage::Waiting;
+            self.place_after = now + TICK;
             return;
         }
         self.epoch = self.epoch.max(self.known).next();
@@ -647,7 +664,9 @@ impl Membership {
         member.failures = member.failures.saturating_add(1);
         member.state = State::Unreachable { retry: now + wait, reason: reason.clone(), lost };
         if was {
-            member.gone = Some(now);
+            // One that comes and goes is gone all the time.
+            let first = member.gone.filter(|_| now < member.came + STEADY);
+            member.gone = first.or(Some(now));
         }
         actions.push(Action::Disconnect { device });
         if self.needs(device) {

@@ -25,6 +25,7 @@ use galaxy_proto::identity::Identity;
 use standin::{BYTE, OPERATION, Worker, golden, serve};
 use std::{
     fmt::Write as _,
+    net::SocketAddr,
     path::Path,
     sync::{Arc, Mutex, atomic::Ordering},
     time::Duration,
@@ -85,9 +86,10 @@ impl ProfileSource for Synthetic {
 struct World {
     workers: Vec<Arc<Worker>>,
     servers: Vec<Option<Runtime>>,
+    addresses: Vec<SocketAddr>,
     session: Session,
     notices: Arc<Mutex<Vec<Notice>>>,
-    _keys: tempfile::TempDir,
+    keys: tempfile::TempDir,
 }
 
 impl World {
@@ -99,17 +101,18 @@ impl World {
     async fn of_memory(memory: &str) -> Self {
         let keys = standin::keys(&DEVICES.map(|(name, _)| name));
         let mut text = format!(
-            "[cluster]\nmodel = {:?}\nidentity = {:?}\n",
+            "[cluster]\nmodel = {:?}\nidentity = {:?}\npatience = \"500ms\"\n",
             golden(),
             keys.path().join("coordinator")
         );
-        let (mut workers, mut servers) = (Vec::new(), Vec::new());
+        let (mut workers, mut servers, mut addresses) = (Vec::new(), Vec::new(), Vec::new());
         for (name, _) in DEVICES {
             let worker = Worker::new(name);
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let address = listener.local_addr().unwrap();
             servers.push(Some(serve(listener, worker.clone(), keys.path())));
             workers.push(worker);
+            addresses.push(address);
             write!(
                 text,
                 "[[device]]\nname = {name:?}\naddress = \"{address}\"\nmemory = {memory:?}\n"
@@ -131,7 +134,17 @@ impl World {
         let fleet = RemoteFleet::start_with(cluster, of, identity, epoch, listener, planning);
         let limits = Limits { queue: 64, timeout: Duration::from_secs(60) };
         let session = Session::new(model, Arc::new(fleet.unwrap()) as Arc<dyn Fleet>, limits);
-        Self { workers, servers, session, notices, _keys: keys }
+        Self { workers, servers, addresses, session, notices, keys }
+    }
+
+    async fn kill(&mut self, device: usize) {
+        standin::kill(self.servers[device].take().unwrap()).await;
+    }
+
+    async fn start_again(&mut self, device: usize) {
+        let listener = TcpListener::bind(self.addresses[device]).await.unwrap();
+        let server = serve(listener, self.workers[device].clone(), self.keys.path());
+        self.servers[device] = Some(server);
     }
 
     fn worker(&self, name: &str) -> &Worker {
@@ -166,7 +179,7 @@ impl World {
         while ran < least || !is_so(self) {
             let four = [(); 4].map(|()| tokio::spawn(request(self.session.clone())));
             for one in four {
-                one.await.unwrap().unwrap();
+                one.await.unwrap().unwrap_or_else(|error| panic!("{error}, after {ran} requests"));
                 ran += 1;
             }
         }
@@ -200,7 +213,7 @@ async fn devices_that_a_plan_leaves_out_keep_nobody_waiting() {
     }
     let outlook = world.session.outlook();
     assert!(outlook.predicted.is_some_and(|time| !time.is_zero()) && !outlook.what.is_empty());
-    standin::kill(world.servers[1].take().unwrap()).await;
+    world.kill(1).await;
     world.until(|world| world.state("medium").0 == "lost").await;
     assert_eq!(world.session.readiness(), Readiness::Ready(Epoch(8)));
     world.run(4, |_| true).await;
@@ -282,6 +295,23 @@ async fn a_disk_that_is_not_as_it_was_measured_is_seen() {
     }
     world.run(1, |world| world.said("the disk of device")).await;
     world.run(8, |world| world.said("the plan stays") || world.said("moving")).await;
+    assert_eq!(world.session.counts().1, 0, "none failed");
+    world.session.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_device_that_stays_away_is_planned_around_and_taken_in_when_it_is_back() {
+    let mut world = World::new().await;
+    world.run(1, |_| true).await;
+    assert_eq!(world.ring(), ["fast"]);
+    world.kill(0).await;
+    let ready = |world: &World| matches!(world.session.readiness(), Readiness::Ready(_));
+    world.until(|world| world.ring() == ["medium"] && ready(world)).await;
+    assert_eq!(world.state("fast").0, "lost");
+    world.run(4, |_| true).await;
+    world.start_again(0).await;
+    world.run(1, |world| world.ring() == ["fast"]).await;
+    assert!(world.said("moving between requests to"));
     assert_eq!(world.session.counts().1, 0, "none failed");
     world.session.close().await;
 }

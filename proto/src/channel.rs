@@ -225,6 +225,9 @@ impl Target {
             .map_err(|_| ConnectError::Address { address: address.clone() })?
             .initial_stream_window_size(1 << 20)
             .initial_connection_window_size(4 << 20)
+            // Calls that we leave early: what the other side still sends for those that HTTP/2 has forgotten is
+            // counted for as long as the connection lives, and after 1024 it would be closed.
+            .http2_max_local_error_reset_streams(None)
             .connect_timeout(timeout);
         let connector = tower::service_fn(move |_| {
             let (target, ready) = (self.clone(), ready.clone());

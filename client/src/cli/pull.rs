@@ -48,6 +48,8 @@ struct Pulled {
     directory: PathBuf,
     files: Vec<String>,
     fetched: Vec<String>,
+    /// Files that were there, and not by us: they stay as they are.
+    own: usize,
     seconds: f64,
 }
 
@@ -72,9 +74,13 @@ pub async fn pull(args: PullArgs) -> Result<(), Failure> {
     if as_json {
         return print(&json(&pulled)?);
     }
-    let Pulled { model, commit, directory, files, fetched, seconds } = pulled;
+    let Pulled { model, commit, directory, files, fetched, own, seconds } = pulled;
+    let left = match own {
+        0 => String::new(),
+        own => format!("; {own} were there already, not by a pull, and stay as they are"),
+    };
     print(&format!(
-        "{model} ({commit}) is in {}: {} files, {} fetched in {seconds:.1} s\n",
+        "{model} ({commit}) is in {}: {} files, {} fetched in {seconds:.1} s{left}\n",
         directory.display(),
         files.len(),
         fetched.len()
@@ -87,14 +93,17 @@ async fn while_heard<T>(
     heard: &Heard,
     silence: Duration,
 ) -> Option<T> {
-    let mut work = std::pin::pin!(work);
-    loop {
-        match tokio::time::timeout(LOOK.min(silence), work.as_mut()).await {
+    let (mut work, look) = (std::pin::pin!(work), LOOK.min(silence));
+    let mut left = silence;
+    // By looks, and not by the clock: a process that was stopped heard nothing, and is in no hurry.
+    while !left.is_zero() {
+        match tokio::time::timeout(look, work.as_mut()).await {
             Ok(done) => return Some(done),
-            Err(_) if heard.ago() >= silence => return None,
-            Err(_) => {}
+            Err(_) if heard.ago() < look => left = silence,
+            Err(_) => left = left.saturating_sub(look),
         }
     }
+    None
 }
 
 fn bring(args: &PullArgs, endpoint: &str, heard: Heard) -> Result<Pulled, Failure> {
@@ -121,29 +130,35 @@ fn bring(args: &PullArgs, endpoint: &str, heard: Heard) -> Result<Pulled, Failur
             .todo("choose a model, or with --revision a version of it, that has both"));
     }
     let mut brought = Brought::read(&to);
-    brought.leave(&files).map_err(|e| unwritten(&to, &e))?;
-    let mut fetched = Vec::new();
+    let (mut new, mut own) = (Vec::new(), 0);
     for file in &files {
-        let target = to.join(file);
+        let there = to.join(file).is_file();
         let known = brought.versions.get(file);
         // Somebody put it there.
-        if target.is_file() && known.is_none() {
+        if there && known.is_none() {
+            own += 1;
             continue;
         }
         let about = hub.about(file).map_err(|e| refuse(&e))?;
-        if target.is_file() && known.is_some_and(|known| known == about.etag()) {
+        if there && known.is_some_and(|known| known == about.etag()) {
             continue;
         }
-        hub.fetch(file, &about, &target).map_err(|error| match error {
+        let bytes = hub.fetch(file, &about).map_err(|error| match error {
             Fetching::Hub(error) => refuse(&error),
-            Fetching::Disk(error) => unwritten(&target, &error),
+            Fetching::Disk(error) => unwritten(&to, &error),
             Fetching::Length { have, want } => {
                 Failure::new(format!("{file} came with {have} bytes, and has {want}"))
                     .at(endpoint)
                     .todo("pull again")
             }
         })?;
-        brought.note(file, about.etag()).map_err(|e| unwritten(&to, &e))?;
+        new.push((file, about.etag().to_owned(), bytes));
+    }
+    // All of it is here: what was there gives way at once, and is never half of one version.
+    brought.leave(&files).map_err(|e| unwritten(&to, &e))?;
+    let mut fetched = Vec::new();
+    for (file, version, bytes) in new {
+        brought.put(file, &version, &bytes).map_err(|e| unwritten(&to.join(file), &e))?;
         fetched.push(file.clone());
     }
     fs::remove_dir_all(&unfinished).map_err(|e| unwritten(&unfinished, &e))?;
@@ -153,6 +168,7 @@ fn bring(args: &PullArgs, endpoint: &str, heard: Heard) -> Result<Pulled, Failur
         directory: to,
         files,
         fetched,
+        own,
         seconds: begun.elapsed().as_secs_f64(),
     })
 }
@@ -175,8 +191,16 @@ impl Brought {
         fs::write(&new, serde_json::to_vec(&self.versions)?)?;
         fs::rename(new, self.to.join(BROUGHT))
     }
-    /// Notes that a file is there.
-    fn note(&mut self, file: &str, version: &str) -> std::io::Result<()> {
+    /// Puts a file in its place, and notes that it is there.
+    fn put(&mut self, file: &str, version: &str, bytes: &Path) -> std::io::Result<()> {
+        // If we are ended in the middle it is brought again.
+        self.versions.insert(file.to_owned(), String::new());
+        self.write()?;
+        let target = self.to.join(file);
+        if let Some(folder) = target.parent() {
+            fs::create_dir_all(folder)?;
+        }
+        fs::rename(bytes, target)?;
         self.versions.insert(file.to_owned(), version.to_owned());
         self.write()
     }

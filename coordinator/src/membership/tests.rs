@@ -268,7 +268,7 @@ fn words_of_an_old_attempt_are_ignored() {
 }
 
 fn moves(ring: &[Index]) -> Event {
-    Event::Move { ring: ring.to_vec() }
+    Event::Move { begun: Now::MAX, ring: ring.to_vec() }
 }
 
 #[test]
@@ -498,7 +498,7 @@ fn who_is_back_is_looked_at_until_something_comes_of_it() {
     assert!(first.len() == 1 && first[0] >= from + STEADY, "{first:?}");
     world.run(LOOK + TICK * 2);
     assert_eq!(looks(&world, from).len(), 2, "nobody said what came of it");
-    world.send(Event::Kept);
+    world.send(Event::Kept { begun: world.now });
     world.run(LOOK * 3);
     assert_eq!(looks(&world, from).len(), 2);
     // Once more, and then it takes part.
@@ -526,9 +526,67 @@ fn the_last_one_goes_on_alone_and_none_goes_on_with_nobody() {
     let from = world.now;
     world.run(seconds(30.0));
     assert_eq!(plans(&world, from), 0);
-    // Whoever is there first goes on, though the last plan was another's.
+    // Whoever is there first waits a moment for the others, and goes on, though the last plan was another's.
     world.devices[2] = FAST;
     world.plan = Ok(vec![2]);
-    world.run(RETRY_MAX + TICK * 2);
+    let back = world.now;
+    world.run(RETRY_MAX + seconds(1.0) + TICK * 2);
     assert_eq!(world.membership.ready(), Some(Epoch(103)));
+    let planned = world.first(from, |a| matches!(a, Action::Plan { .. })).expect("a plan");
+    assert!(planned >= back + seconds(1.0));
+}
+
+#[test]
+fn after_an_outage_those_that_are_back_first_wait_for_the_others() {
+    let mut world = impatient(5.0);
+    world.devices = vec![Device::Killed; 3];
+    world.run(seconds(20.0));
+    for device in 0..3 {
+        world.devices[device] = FAST;
+        world.run(seconds(1.0));
+    }
+    world.run(RETRY_MAX);
+    assert_eq!(world.membership.ready(), Some(Epoch(102)));
+    assert!(world.membership.ring.as_ref().is_some_and(|ring| ring.len() == 3));
+}
+
+#[test]
+fn who_comes_and_goes_is_planned_around_too() {
+    let mut world = impatient(5.0);
+    let (from, mut around) = (world.now, false);
+    for _ in 0..10 {
+        world.devices[2] = Device::Killed;
+        world.run(seconds(1.0));
+        let gone = !world.membership.state(2).connected();
+        world.plan = if gone { Ok(vec![0, 1]) } else { Ok(vec![0, 1, 2]) };
+        world.devices[2] = FAST;
+        world.run(seconds(2.0));
+        around |= world.membership.ring == Some(vec![0, 1]);
+    }
+    assert!(around, "{:?}", world.membership);
+    assert!(plans(&world, from) < 10, "{}", plans(&world, from));
+}
+
+#[test]
+fn a_plan_with_somebody_who_is_gone_does_not_come_again_at_once() {
+    let mut world = impatient(1.0);
+    world.devices[2] = Device::Killed;
+    let from = world.now;
+    world.run(seconds(10.0));
+    let plans = plans(&world, from);
+    assert!((1..=100).contains(&plans), "{plans}");
+}
+
+#[test]
+fn who_comes_while_a_look_is_on_its_way_is_looked_at_later() {
+    let mut world = impatient(1.0);
+    world.devices[2] = Device::Killed;
+    world.plan = Ok(vec![0, 1]);
+    world.run(seconds(3.0));
+    let begun = world.now;
+    world.devices[2] = FAST;
+    world.run(RETRY_MAX + TICK * 2);
+    world.send(Event::Kept { begun });
+    world.run(STEADY);
+    assert!(world.first(begun, |a| *a == Action::Look).is_some());
 }

@@ -285,7 +285,11 @@ impl Session {
                     way.kept = Some((run.epoch, segment.past + rows));
                     way.breadth = run.breadth.unwrap_or(way.breadth);
                 }
-                Err(error) if passes(&error) && (way.kept.is_some() || patience.is_some()) => {
+                // Once something was told, or is kept.
+                Err(error)
+                    if passes(&error)
+                        && (way.kept.is_some() || patience.is_some() || way.made() > 0) =>
+                {
                     way.kept = None;
                     let until = *patience.get_or_insert_with(|| Instant::now() + PATIENCE);
                     if Instant::now() >= until {

@@ -297,20 +297,7 @@ async fn tell(story: &Arc<Story>, dice: &mut Rng, keys: Arc<Keys>, setup: Setup)
             world.end(device, false);
             recover(story, &client).await?;
         } else {
-            // A text that goes on outlives that.
-            let (begun, has_begun) = oneshot::channel();
-            let begins = || begun.send(()).unwrap();
-            let text = story.text(&client, (0, 64), RECOVERY, begins);
-            let death = async {
-                has_begun.await.context("a text does not begin")?;
-                story.say(format_args!("{device} dies in the middle of a text"));
-                world.end(device, false);
-                anyhow::Ok(())
-            };
-            let (text, death) = tokio::join!(text, death);
-            death?;
-            text.context("a text ends with one of its devices")?;
-            story.say("the text is whole");
+            outlive(story, &client, device, &mut world).await?;
         }
         story.say(format_args!("{device} is started again"));
         timeout(END, world.gone()).await.context("a party that was told to end does not")?;
@@ -322,6 +309,33 @@ async fn tell(story: &Arc<Story>, dice: &mut Rng, keys: Arc<Keys>, setup: Setup)
     story.count(|tally| tally.brought = world.brought.load(Ordering::Relaxed));
     timeout(END, world.close()).await.context("the parties do not end")?;
     Ok(())
+}
+
+/// A device dies in the middle of a text, which goes on.
+async fn outlive(story: &Story, client: &Client, device: Party, world: &mut World) -> Result<()> {
+    for _ in 0..5 {
+        let (begun, has_begun) = oneshot::channel();
+        let text = story.text(client, (0, 64), RECOVERY, || begun.send(()).unwrap());
+        let death = async {
+            let begun = has_begun.await.is_ok();
+            if begun {
+                story.say(format_args!("{device} dies in the middle of a text"));
+                world.end(device, false);
+            }
+            begun
+        };
+        match tokio::join!(text, death) {
+            (text, true) => {
+                text.context("a text ends with one of its devices")?;
+                story.say("the text is whole");
+                return Ok(());
+            }
+            // What was broken before may be noticed only now.
+            (text, false) => story.say(format_args!("no text yet: {:?}", text.err())),
+        }
+        recover(story, client).await?;
+    }
+    bail!("no text begins")
 }
 
 /// Asks until there is an answer, which there must be.

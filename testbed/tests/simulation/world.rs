@@ -25,7 +25,7 @@ use std::{
     },
     time::Duration,
 };
-use tokio::{net::TcpListener, sync::oneshot, task::JoinSet};
+use tokio::{net::TcpListener, sync::oneshot, task::JoinSet, time::timeout};
 
 /// Keys for all simulations of a process, and the coordinator's models: making them is not what is
 /// simulated.
@@ -82,6 +82,8 @@ pub struct Setup {
     pub have: Vec<bool>,
 }
 
+/// Until a coordinator that answers what it has taken is ended by a second signal.
+const PATIENCE: Duration = Duration::from_secs(20);
 /// Strategies whose splits the cluster file gives. For the others there are profiles.
 pub const BY_HAND: [&str; 2] = ["galaxy", "megatron"];
 
@@ -275,7 +277,9 @@ impl World {
             let Some(Desk { session, stop, served }) = self.desk.take() else { return };
             self.leaving.spawn(async move {
                 if gently {
-                    session.drain().await;
+                    // A text may wait for a device for half a minute, and then for its client: whoever
+                    // ended the coordinator asks it once more.
+                    drop(timeout(PATIENCE, session.drain()).await);
                     network.down(DESK, life);
                 }
                 session.close().await;

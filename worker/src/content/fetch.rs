@@ -83,8 +83,10 @@ struct Source {
     /// What it was asked for and has not answered: when, and how much that was ahead.
     asked: HashMap<u32, (Instant, u64)>,
     ahead: u64,
-    /// Bytes that it gives in [`AHEAD`]; 0 before the first piece.
+    /// Bytes that it gives in [`AHEAD`], by its last piece; 0 before the first.
     window: u64,
+    /// And by the best one.
+    best: u64,
     /// Which pieces it has; of the coordinator nothing: it has all.
     has: Vec<u8>,
     heard: Instant,
@@ -93,7 +95,7 @@ struct Source {
 impl Source {
     fn new(name: Option<DeviceName>, wants: Option<mpsc::Sender<v1::Wants>>) -> Self {
         let (asked, has) = (HashMap::new(), Vec::new());
-        Self { name, wants, asked, ahead: 0, window: 0, has, heard: Instant::now() }
+        Self { name, wants, asked, ahead: 0, window: 0, best: 0, has, heard: Instant::now() }
     }
     fn has(&self, piece: u32) -> bool {
         self.name.is_none() || bit(&self.has, piece)
@@ -112,12 +114,15 @@ impl Source {
         self.ahead += bytes;
         self.asked.insert(piece, (now, self.ahead));
     }
-    /// Notes that it has answered, and how fast it is. False: it was not asked.
-    fn answer(&mut self, piece: u32, bytes: u64) -> bool {
+    /// Notes that it has answered, and if it gave the piece how fast it is. False: it was not asked.
+    fn answer(&mut self, piece: u32, bytes: u64, gave: bool) -> bool {
         let Some((asked, ahead)) = self.asked.remove(&piece) else { return false };
         self.ahead -= bytes;
-        let took = asked.elapsed().as_micros().max(1);
-        self.window = (u128::from(ahead) * AHEAD.as_micros() / took) as u64;
+        if gave {
+            let took = asked.elapsed().as_micros().max(1);
+            self.window = (u128::from(ahead) * AHEAD.as_micros() / took) as u64;
+            self.best = self.best.max(self.window);
+        }
         true
     }
     /// Whether something that it was asked for is long in coming.
@@ -323,7 +328,7 @@ impl Fetch<'_> {
                     return Ok(());
                 }
                 let want = self.data.pieces.bytes(piece);
-                if !source.answer(piece, want) {
+                if !source.answer(piece, want, bytes.len() as u64 == want) {
                     return self.lose(at, "it sends what it was not asked for");
                 }
                 if bytes.len() as u64 != want {
@@ -408,7 +413,7 @@ impl Fetch<'_> {
         let coordinator = &self.sources[0];
         let over = !busy && self.todo.is_empty() && coordinator.asked.is_empty();
         // One that was never asked may well be faster.
-        let fast = if coordinator.window == 0 { u64::MAX } else { coordinator.window / 2 };
+        let fast = if coordinator.best == 0 { u64::MAX } else { coordinator.best / 2 };
         for at in 0..self.sources.len() {
             let source = &mut self.sources[at];
             if busy {

@@ -12,7 +12,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use std::{
     fs,
     io::{self, IsTerminal, Write},
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
     thread,
     time::{Duration, Instant},
@@ -95,17 +95,16 @@ impl Hub {
         Ok(about)
     }
 
-    /// Brings one file, and puts it in its place when it is whole. Goes on from what has come of it, as
-    /// long as more comes.
-    pub(super) fn fetch(
-        &self,
-        file: &str,
-        about: &Metadata,
-        target: &Path,
-    ) -> Result<(), Fetching> {
+    /// Brings one file, and says where it lies until it is put in its place. Goes on from what has come of
+    /// it, as long as more comes.
+    pub(super) fn fetch(&self, file: &str, about: &Metadata) -> Result<PathBuf, Fetching> {
         let want = about.size() as u64;
         let cache = Cache::new(self.unfinished.clone()).repo(self.repo.clone());
-        let mut part = cache.blob_path(about.etag());
+        let whole = cache.blob_path(about.etag());
+        if fs::metadata(&whole).is_ok_and(|whole| whole.len() == want) {
+            return Ok(whole);
+        }
+        let mut part = whole.clone();
         part.set_extension("part");
         let have = || fs::metadata(&part).map_or(0, |part| part.len());
         // Of a whole one there is nothing to ask for, and a longer one is wrong.
@@ -130,18 +129,14 @@ impl Hub {
             }
             thread::sleep(WAIT * (1 << failed.min(RETRIES)) / 2);
         };
-        // What is kept is a link to the bytes.
-        let bytes = kept.canonicalize().map_err(Fetching::Disk)?;
+        // What it gives is a link to the bytes, of which nobody has need.
         fs::remove_file(&kept).map_err(Fetching::Disk)?;
-        let have = fs::metadata(&bytes).map_err(Fetching::Disk)?.len();
+        let have = fs::metadata(&whole).map_err(Fetching::Disk)?.len();
         if have != want {
-            fs::remove_file(&bytes).map_err(Fetching::Disk)?;
+            fs::remove_file(&whole).map_err(Fetching::Disk)?;
             return Err(Fetching::Length { have, want });
         }
-        if let Some(folder) = target.parent() {
-            fs::create_dir_all(folder).map_err(Fetching::Disk)?;
-        }
-        fs::rename(bytes, target).map_err(Fetching::Disk)
+        Ok(whole)
     }
 }
 

@@ -52,6 +52,8 @@ struct Driver {
     made: Option<Made>,
     /// While the cluster moves: the plan that it comes from.
     before: Option<Arc<Placement>>,
+    /// When the last look at another plan began.
+    look_begun: Now,
 }
 
 /// Runs until the fleet is closed.
@@ -70,6 +72,7 @@ pub(super) async fn drive(shared: Arc<Shared>, mut inbox: mpsc::Receiver<Message
         there: vec![false; devices],
         made: None,
         before: None,
+        look_begun: Now::ZERO,
         shared: shared.clone(),
     };
     let mut ticks = tokio::time::interval(TICK);
@@ -172,13 +175,19 @@ impl Driver {
     fn plan(&mut self, round: u64) -> Option<Event> {
         let offers = self.offers();
         let last = self.made.as_ref().and_then(|made| Some((made, made.outcome.as_ref().ok()?)));
-        if let Some((_, placement)) = last.filter(|(made, _)| made.offers == offers) {
-            return Some(Event::Planned { round, ring: placement.ring.clone() });
+        let there = |device: &Index| self.membership.state(*device).connected();
+        let holds = |(made, placement): &(&Made, &Arc<Placement>)| {
+            made.offers == offers && placement.ring.iter().all(there)
+        };
+        if let Some((_, placement)) = last.filter(holds) {
+            let event = Event::Planned { round, ring: placement.ring.clone() };
+            self.unplanned.clear();
+            return Some(event);
         }
-        let known = last.and_then(|(made, _)| made.profile.clone());
+        let (worked, before) = (last.is_some(), self.made.as_ref().and_then(|m| m.profile.clone()));
         let (shared, factors) = (self.shared.clone(), self.drift.factors());
         self.plans.spawn(async move {
-            let made = planning::make(shared.clone(), offers, factors, known).await;
+            let made = planning::make(shared.clone(), offers, factors, (worked, before)).await;
             shared.send(Message::Planned { round, made }).await;
         });
         None
@@ -231,6 +240,7 @@ impl Driver {
 
     /// Looks for a better plan under other curves.
     fn look(&mut self, change: Change) {
+        self.look_begun = self.shared.now();
         let devices = self.shared.cluster.devices.len();
         for (track, was) in &change.moved {
             let (now, disk) = (change.factors[*track], *track >= devices);
@@ -249,7 +259,11 @@ impl Driver {
         for offer in unknown {
             let place = self.shared.cluster.devices.iter().position(|d| d.name == offer.name);
             let Some(device) = place else { continue };
-            let reason = "it is not as it was measured: start the coordinator again".to_owned();
+            let why = match profile.device(&offer.name) {
+                Ok(_) => "it has other threads than when it was measured",
+                Err(_) => "it was not measured",
+            };
+            let reason = format!("{why}: start the coordinator again");
             let notice = Notice::LeftOut { device: offer.name, reason: reason.clone() };
             self.say(device, reason, notice);
         }
@@ -282,7 +296,7 @@ impl Driver {
             Verdict::Keep { now, then } => {
                 listener(Notice::Kept { now, then });
                 self.drift.keep(change);
-                self.step(self.shared.now(), Event::Kept);
+                self.step(self.shared.now(), Event::Kept { begun: self.look_begun });
                 None
             }
             Verdict::Move { placement, now, then, guard } => {
@@ -294,7 +308,8 @@ impl Driver {
                 if in_force && self.membership.ready().is_some() {
                     self.put(placement.clone());
                     self.before = Some(present.clone());
-                    self.step(at, Event::Move { ring: placement.ring.clone() });
+                    let (begun, ring) = (self.look_begun, placement.ring.clone());
+                    self.step(at, Event::Move { begun, ring });
                 }
                 if !self.membership.moving() {
                     // Somebody was lost meanwhile: first things first.
@@ -340,7 +355,7 @@ impl Driver {
                 self.calls[device].running.spawn(calls::cancel(shared, device, epoch));
             }
             Action::Look => {
-                if let Some(change) = self.drift.ask() {
+                if let Some(change) = self.drift.ask(self.shared.now()) {
                     self.look(change);
                 }
             }
@@ -441,7 +456,11 @@ impl Driver {
             Event::PlanFailed { reason, .. } => {
                 if self.unplanned != *reason {
                     self.unplanned.clone_from(reason);
-                    (self.shared.listener)(Notice::Unplanned { reason: reason.clone() });
+                    let reason = match self.membership.without() {
+                        true => format!("for those that are left: {reason}"),
+                        false => reason.clone(),
+                    };
+                    (self.shared.listener)(Notice::Unplanned { reason });
                 }
                 return;
             }

@@ -344,6 +344,8 @@ async fn run_on(
                 }
             }
             Some(execute_event::Event::Done(done)) => {
+                // To the end of the stream: one that is left before it must be reset.
+                drop(events.message().await);
                 let whole = values.iter().zip(&sizes).all(|(v, n)| v.len() == *n);
                 return if whole { Ok((values, done)) } else { Err(short()) };
             }

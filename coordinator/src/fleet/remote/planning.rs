@@ -9,11 +9,11 @@ use crate::{
     placement::{self, Placement, PlacementError, Planner, Predictor, Pricer},
     profile::{self, Store},
 };
-use galaxy_common::{ClusterProfile, Epoch, Plan};
+use galaxy_common::{ClusterProfile, DeviceProfile, Epoch, LinkProfile, Plan};
 use galaxy_model::ModelDir;
 use galaxy_planner::{Offer, ProfileCosts, Request};
 use galaxy_proto::identity::Identity;
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 use tokio::sync::OwnedRwLockWriteGuard;
 
 use super::board::Notice;
@@ -106,8 +106,9 @@ pub(super) enum Verdict {
     Unknown { reason: String },
 }
 
-/// Makes a plan for what devices offer, with their curves scaled by `factors`. `known` are profiles
-/// that were collected before.
+/// Makes a plan for what devices offer, with their curves scaled by `factors`. `before` are profiles
+/// that were collected before: if the last plan worked they are taken where they cover what is offered, and in
+/// any case devices that offer nothing now keep theirs.
 ///
 /// # Errors
 /// Only when profiles cannot be had: asking again may help. A plan that cannot be made is an outcome.
@@ -115,12 +116,18 @@ pub(super) async fn make(
     shared: Arc<Shared>,
     offers: Vec<Offer>,
     factors: Vec<f64>,
-    known: Option<Arc<ClusterProfile>>,
+    (worked, before): (bool, Option<Arc<ClusterProfile>>),
 ) -> Result<Made, Failure> {
-    let profile = match (shared.cluster.by_hand(), &known) {
+    let profile = match (shared.cluster.by_hand(), &before) {
         (true, _) => None,
-        (false, Some(profile)) if offers.iter().all(|o| covers(profile, o)) => known,
-        (false, _) => Some(Arc::new(collect(&shared, &offers).await?)),
+        (false, Some(known)) if worked && offers.iter().all(|o| covers(known, o)) => before,
+        (false, _) => {
+            let mut profile = collect(&shared, &offers).await?;
+            if let Some(before) = before {
+                keep_others(&mut profile, &before);
+            }
+            Some(Arc::new(profile))
+        }
     };
     let (of, from, curves) = (shared.clone(), offers.clone(), profile.clone());
     let made = blocking(move || match curves {
@@ -181,6 +188,17 @@ fn by_profiles(
     let Shared { cluster, model, planning, .. } = shared;
     let planned = placement::ask(cluster, model, offers, curves, planning.planner)?;
     placement::settle(cluster, planned)
+}
+
+/// Takes over what was measured before of devices and links that are not in `profile`.
+fn keep_others(profile: &mut ClusterProfile, before: &ClusterProfile) {
+    let new = |device: &&DeviceProfile| profile.device(&device.device).is_err();
+    let devices: Vec<_> = before.devices.iter().filter(new).cloned().collect();
+    let ends = |link: &LinkProfile| (link.from.clone(), link.to.clone(), link.link);
+    let known: HashSet<_> = profile.links.iter().map(ends).collect();
+    let links = before.links.iter().filter(|link| !known.contains(&ends(link)));
+    profile.links.extend(links.cloned());
+    profile.devices.extend(devices);
 }
 
 /// Whether profiles were measured for what a device offers.

@@ -248,7 +248,7 @@ fn a_pull_that_was_killed_goes_on() {
     };
     while hub.state().asked.is_empty() || part().is_none() {
         assert!(begun.elapsed() < Duration::from_secs(20), "it does not come to its weights");
-        std::thread::sleep(Duration::from_millis(5));
+        std::thread::yield_now();
     }
     pulling.kill().unwrap();
     pulling.wait().unwrap();

@@ -433,9 +433,9 @@ async fn devices_give_each_other_what_they_have() {
     assert!(from_peers > fetched / 2, "{from_peers} of {fetched}");
 }
 
-/// A way to a device on which what it sends goes at so many bytes in a second.
+/// A way to a device on which what it sends goes at so many bytes in a second, or fewer.
 async fn slow_way(to: String, rate: usize) -> String {
-    const EACH: Duration = Duration::from_millis(100);
+    const EACH: Duration = Duration::from_millis(20);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     tokio::spawn(async move {
@@ -444,9 +444,9 @@ async fn slow_way(to: String, rate: usize) -> String {
             let (mut sent, mut onward) = TcpStream::connect(&to).await.unwrap().into_split();
             tokio::spawn(async move { tokio::io::copy(&mut from, &mut onward).await });
             tokio::spawn(async move {
-                let mut some = vec![0; rate / 10];
+                let (mut some, mut ticks) = (vec![0; rate / 50], tokio::time::interval(EACH));
                 while let Ok(count @ 1..) = sent.read(&mut some).await {
-                    tokio::time::sleep(EACH.mul_f64(count as f64 / some.len() as f64)).await;
+                    ticks.tick().await;
                     back.write_all(&some[..count]).await?;
                 }
                 back.shutdown().await

@@ -168,7 +168,7 @@ fn passes(error: &RequestError) -> bool {
 impl Session {
     /// Goes on with a text, and says each token as it is made. Ends when nobody listens any more,
     /// after the stint that runs then. Runs to its end even where the cluster changes its plan or
-    /// loses a device meanwhile, if that comes back within 30 s.
+    /// loses a device meanwhile, if within 30 s that comes back or the others go on without it.
     ///
     /// # Cancel safety
     /// Not to be dropped before it is done: room is given back in its end.

@@ -100,11 +100,15 @@ impl Hub {
     pub(super) fn fetch(&self, file: &str, about: &Metadata) -> Result<PathBuf, Fetching> {
         let want = about.size() as u64;
         let cache = Cache::new(self.unfinished.clone()).repo(self.repo.clone());
-        let whole = cache.blob_path(about.etag());
+        // Of each file its own, though contents be the same; and a version that we are told is no path.
+        let version = about.etag().chars().filter(char::is_ascii_alphanumeric);
+        let name = format!("{} {}", file.replace('/', " "), version.collect::<String>());
+        let whole = self.unfinished.join(name);
         if fs::metadata(&whole).is_ok_and(|whole| whole.len() == want) {
             return Ok(whole);
         }
-        let mut part = whole.clone();
+        let blob = cache.blob_path(about.etag());
+        let mut part = blob.clone();
         part.set_extension("part");
         let have = || fs::metadata(&part).map_or(0, |part| part.len());
         // Of a whole one there is nothing to ask for, and a longer one is wrong.
@@ -131,11 +135,12 @@ impl Hub {
         };
         // What it gives is a link to the bytes, of which nobody has need.
         fs::remove_file(&kept).map_err(Fetching::Disk)?;
-        let have = fs::metadata(&whole).map_err(Fetching::Disk)?.len();
+        let have = fs::metadata(&blob).map_err(Fetching::Disk)?.len();
         if have != want {
-            fs::remove_file(&whole).map_err(Fetching::Disk)?;
+            fs::remove_file(&blob).map_err(Fetching::Disk)?;
             return Err(Fetching::Length { have, want });
         }
+        fs::rename(blob, &whole).map_err(Fetching::Disk)?;
         Ok(whole)
     }
 }

@@ -165,10 +165,20 @@ impl Drift {
     /// The cluster moves to a plan that was made for the change.
     pub fn moved(&mut self, now: Now, change: &Change) {
         self.keep(change);
+        self.begin_rest(now);
+        self.begin();
+    }
+
+    fn begin_rest(&mut self, now: Now) {
         // A rest that was kept gives back what breaking one took.
         self.spare = !self.resting(now);
         self.rest = Some((now + QUIET, self.programs + QUIET_PROGRAMS));
-        self.begin();
+    }
+
+    /// There is no plan for the change, or no way to it: soon it would be the same.
+    pub fn refused(&mut self, now: Now) {
+        self.dropped();
+        self.begin_rest(now);
     }
 
     /// The change could not be looked at, or not be made.
@@ -328,6 +338,19 @@ mod tests {
         let moved = world.now;
         assert!(world.until(10, &[1.5, 0.9]).is_some(), "far outside");
         assert!(world.now - moved < QUIET);
+    }
+
+    #[test]
+    fn a_change_to_which_there_is_no_way_is_not_asked_for_again_at_once() {
+        let mut world = World::new(2);
+        world.until(10, &[1.0, 1.0]);
+        let (_, change) = world.until(10, &[1.5, 1.0]).expect("slow");
+        world.drift.refused(world.now);
+        let begun = world.now;
+        assert!(world.drift.ask(world.now).is_none());
+        let (_, again) = world.until(1000, &[1.5, 1.0]).expect("in the end");
+        assert!(world.now - begun >= QUIET, "{:?}", world.now - begun);
+        assert_eq!(again, change);
     }
 
     #[test]

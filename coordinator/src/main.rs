@@ -258,7 +258,9 @@ fn listener_of() -> Result<Arc<dyn Fn(Notice) + Send + Sync>> {
     let last: Mutex<HashMap<Option<DeviceName>, Instant>> = Mutex::new(HashMap::new());
     Ok(Arc::new(move |notice| {
         let progress = match &notice {
-            Notice::Loading { device, .. } => Some(Some(device.clone())),
+            Notice::Loading { device, .. } | Notice::Preparing { device, .. } => {
+                Some(Some(device.clone()))
+            }
             Notice::Profiling { progress } => match progress {
                 Progress::Device { device, .. } => Some(Some(device.clone())),
                 Progress::Links { .. } => Some(None),

@@ -252,6 +252,57 @@ async fn a_plan_that_a_device_refuses_gives_way_to_the_old_one_and_no_request_fa
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_are_answered_while_a_device_fetches_what_a_better_plan_needs() {
+    let world = World::new().await;
+    world.run(8, |_| true).await;
+    let medium = world.worker("medium");
+    medium.lacks.store(2, Ordering::SeqCst);
+    world.worker("fast").slowness.store(10, Ordering::SeqCst);
+    let fetches = |world: &World, of: &str| world.state("medium").1.contains(of);
+    world.run(1, |world| fetches(world, "for a better plan fetches 0 B of 2 B")).await;
+    world.run(8, |_| true).await;
+    medium.comes.add_permits(1);
+    world.run(8, |world| fetches(world, "fetches 1 B of 2 B")).await;
+    assert_eq!(world.session.readiness(), Readiness::Ready(Epoch(8)));
+    assert_eq!(world.ring(), ["fast"]);
+    medium.comes.add_permits(1);
+    world.run(1, |world| world.ring() == ["medium"]).await;
+    assert!(world.said("for a better plan device medium has 2 B fetched in"));
+    assert_eq!(world.state("medium").1, "");
+    assert_eq!(world.session.counts().1, 0, "none failed");
+    world.session.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_plan_that_a_device_cannot_prepare_for_is_not_begun() {
+    let world = World::new().await;
+    world.run(8, |_| true).await;
+    world.worker("medium").unprepared.store(true, Ordering::SeqCst);
+    world.worker("fast").slowness.store(10, Ordering::SeqCst);
+    let why =
+        "the plan stays: device medium does not get what a better one needs: its disk is full";
+    world.run(1, |world| world.said(why)).await;
+    world.run(8, |_| true).await;
+    assert_eq!(world.session.readiness(), Readiness::Ready(Epoch(8)), "nobody was placed anew");
+    assert_eq!((world.ring(), world.session.counts().1), (vec!["fast".to_owned()], 0));
+    world.session.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_device_that_is_lost_while_it_fetches_is_not_waited_for() {
+    let mut world = World::new().await;
+    world.run(8, |_| true).await;
+    world.worker("medium").lacks.store(1, Ordering::SeqCst);
+    world.worker("fast").slowness.store(10, Ordering::SeqCst);
+    world.run(1, |world| world.state("medium").1.contains("for a better plan")).await;
+    world.kill(1).await;
+    world.run(1, |world| world.said("the plan stays: device medium does not get")).await;
+    assert_eq!((world.ring(), world.session.counts().1), (vec!["fast".to_owned()], 0));
+    assert_eq!(world.session.readiness(), Readiness::Ready(Epoch(8)));
+    world.session.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_device_that_other_plans_would_not_help_stays() {
     let world = World::new().await;
     world.run(8, |_| true).await;

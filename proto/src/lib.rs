@@ -14,7 +14,7 @@ pub mod v1 {
 }
 
 /// The protocol that this build speaks. Coordinator and workers must speak the same.
-pub const PROTOCOL: u32 = 6;
+pub const PROTOCOL: u32 = 7;
 /// The version of this build.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// The commit of this build; "unknown" outside a checkout.

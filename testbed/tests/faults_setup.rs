@@ -371,6 +371,13 @@ impl Worker for Later {
     ) -> Result<Response<v1::DrainReply>, Status> {
         Err(Status::unimplemented("drain"))
     }
+    type PrepareStream = BoxStream<v1::PlaceEvent>;
+    async fn prepare(
+        &self,
+        _: Request<v1::PlaceRequest>,
+    ) -> Result<Response<Self::PrepareStream>, Status> {
+        Err(Status::unimplemented("prepare"))
+    }
     type SupplyStream = BoxStream<v1::Wants>;
     async fn supply(
         &self,

@@ -1,9 +1,10 @@
-//! Place: check the plan, hold the shard, form the links.
+//! Place: check the plan, hold the shard, form the links. And prepare: have brought what that needs.
 
 use crate::{
     content::{
         self, Arriving,
         cache::Cache,
+        data::Data,
         fetch::{self, Meter, Sources},
         links::Neighbour,
         share::Shared,
@@ -11,7 +12,7 @@ use crate::{
     core::{Active, Core, Held, HeldKey, blocking, lock, on_thread},
     error::WorkerError,
     ring::{Formation, PeerAddress},
-    state::Refusal,
+    state::{Refusal, State},
 };
 use galaxy_common::{Bytes, DeviceName, DevicePlan, Epoch, LinkType, Plan, Rank};
 use galaxy_engine::{
@@ -73,6 +74,12 @@ impl Placed {
     fn of(bytes: Bytes, read: Bytes) -> Self {
         Self { bytes, read, fetched: Bytes(0), from_peers: Bytes(0) }
     }
+
+    /// With what came over the network.
+    fn fetched(self, meter: &Meter) -> Self {
+        let of = |value: &AtomicU64| Bytes(value.load(Ordering::Relaxed));
+        Self { fetched: of(&meter.fetched), from_peers: of(&meter.from_peers), ..self }
+    }
 }
 
 /// Who hears how far a placement is.
@@ -83,6 +90,11 @@ struct Told {
 }
 
 impl Told {
+    fn new(events: &Events) -> Arc<Self> {
+        let (meter, last) = (Meter::default(), Mutex::new(Instant::now()));
+        Arc::new(Self { meter, events: events.clone(), last })
+    }
+
     /// Tells it, if that is some time ago.
     fn tell(&self) {
         let mut last = lock(&self.last);
@@ -114,11 +126,42 @@ impl Told {
 
 /// Places an epoch and reports into `events`.
 pub(crate) async fn place(core: Arc<Core>, request: v1::PlaceRequest, events: Events) {
-    let epoch = Epoch(request.epoch);
+    let (epoch, begun) = (Epoch(request.epoch), Instant::now());
+    let placed = until_ready(&core, request, &events).await;
+    report(&core, ("placement", epoch), begun, placed, &events).await;
+}
+
+/// Has brought what a place would need of the model, and reports into `events`. What runs goes on, and
+/// the epoch of the request says nothing.
+pub(crate) async fn prepare(core: Arc<Core>, request: v1::PlaceRequest, events: Events) {
     let begun = Instant::now();
-    let event = match until_ready(&core, request, &events).await {
+    let (mut changes, now) = (core.state.subscribe(), core.state.borrow().clone());
+    let over = |state: &State| state.epoch() != now.epoch() || state.measuring();
+    let prepared = async {
+        if now.draining() {
+            return Err(Refusal::Draining.into());
+        }
+        until_there(&core, request, &events).await
+    };
+    let prepared = tokio::select! {
+        prepared = prepared => prepared,
+        () = events.closed() => Err(WorkerError::GivenUp),
+        _ = changes.wait_for(over) => Err(WorkerError::GivenUp),
+    };
+    report(&core, ("preparation", now.epoch()), begun, prepared, &events).await;
+}
+
+/// Says what came of it.
+async fn report(
+    core: &Core,
+    (what, epoch): (&str, Epoch),
+    begun: Instant,
+    placed: Result<Placed, WorkerError>,
+    events: &Events,
+) {
+    let event = match placed {
         Ok(Placed { bytes, read, fetched, from_peers }) => {
-            tracing::info!(%epoch, %bytes, %read, %fetched, %from_peers, "placed");
+            tracing::info!(%epoch, %bytes, %read, %fetched, %from_peers, "{what} done");
             let ready = v1::PlaceReady {
                 weight_bytes: bytes.0,
                 reused: read == Bytes(0),
@@ -130,7 +173,7 @@ pub(crate) async fn place(core: Arc<Core>, request: v1::PlaceRequest, events: Ev
             Ok(v1::PlaceEvent { event: Some(v1::place_event::Event::Ready(ready)) })
         }
         Err(error) => {
-            tracing::warn!(%epoch, %error, "placement failed");
+            tracing::warn!(%epoch, %error, "{what} failed");
             Err(error.into_status(&core.name))
         }
     };
@@ -283,8 +326,7 @@ async fn hold_and_link(
     // Together, because peers load for different times, and each has little time to be there.
     let links =
         async { core.ring.form(&core.identity, formation).await.map_err(WorkerError::from) };
-    let (meter, last) = (Meter::default(), Mutex::new(Instant::now()));
-    let told = Arc::new(Told { meter, events: events.clone(), last });
+    let told = Told::new(events);
     let shard = async {
         match there {
             Some((model, granted)) => {
@@ -307,13 +349,17 @@ async fn hold_and_link(
     Ok(placed)
 }
 
-/// Has the model brought, as much of it as this device needs, and holds the shard: it is loaded while
-/// the rest comes.
-async fn fetch_and_hold(
-    core: &Arc<Core>,
-    request: &Request,
-    told: &Arc<Told>,
-) -> Result<(Arc<ModelDir>, Holding, Placed), WorkerError> {
+/// What of a model a place needs that may have to come, and from whom.
+struct Coming {
+    model: Arc<ModelDir>,
+    granted: Bytes,
+    data: Arc<Data>,
+    list: Vec<u32>,
+    sources: Sources,
+}
+
+/// Has the coordinator call, and checks plan and budget against the model that it brings.
+async fn call(core: &Arc<Core>, request: &Request, told: &Told) -> Result<Coming, WorkerError> {
     let waiting = core.desk.wait();
     let event = v1::place_event::Event::Wanted(v1::ModelWanted {});
     let wanted = told.events.send(Ok(v1::PlaceEvent { event: Some(event) })).await;
@@ -331,6 +377,17 @@ async fn fetch_and_hold(
         identity: core.identity.clone(),
         from: core.ring.dials_from(),
     };
+    Ok(Coming { model, granted, data, list, sources })
+}
+
+/// Has the model brought, as much of it as this device needs, and holds the shard: it is loaded while
+/// the rest comes.
+async fn fetch_and_hold(
+    core: &Arc<Core>,
+    request: &Request,
+    told: &Arc<Told>,
+) -> Result<(Arc<ModelDir>, Holding, Placed), WorkerError> {
+    let Coming { model, granted, data, list, sources } = call(core, request, told).await?;
     let (loaded, all_loaded) = oneshot::channel::<()>();
     let done = async { drop(all_loaded.await) };
     let fetching = async {
@@ -343,11 +400,31 @@ async fn fetch_and_hold(
         held
     };
     // Why nothing comes is said before what did not come.
-    let ((), (held, mut placed)) = tokio::try_join!(fetching, holding)?;
-    let of = |value: &AtomicU64| Bytes(value.load(Ordering::Relaxed));
-    placed.fetched = of(&told.meter.fetched);
-    placed.from_peers = of(&told.meter.from_peers);
-    Ok((model, held, placed))
+    let ((), (held, placed)) = tokio::try_join!(fetching, holding)?;
+    Ok((model, held, placed.fetched(&told.meter)))
+}
+
+/// Has brought what the device of `request` would need of the model and lacks.
+async fn until_there(
+    core: &Arc<Core>,
+    request: v1::PlaceRequest,
+    events: &Events,
+) -> Result<Placed, WorkerError> {
+    let request = Request::read(&core.name, core.plain_port.is_some(), request)?;
+    let told = Told::new(events);
+    let fetching = async {
+        let nothing = Placed::of(Bytes(0), Bytes(0));
+        if open(core, &request).await?.is_some() {
+            return Ok(nothing);
+        }
+        let Coming { data, list, sources, .. } = call(core, &request, &told).await?;
+        fetch::fetch(data, list, sources, &told.meter, std::future::ready(())).await?;
+        Ok(nothing.fetched(&told.meter))
+    };
+    tokio::select! {
+        fetched = fetching => fetched,
+        never = told.go_on() => match never {},
+    }
 }
 
 impl Core {

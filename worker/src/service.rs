@@ -89,6 +89,16 @@ impl Worker for Control {
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 
+    type PrepareStream = Events<v1::PlaceEvent>;
+    async fn prepare(&self, request: Request<v1::PlaceRequest>) -> Answer<Self::PrepareStream> {
+        let peer = require(Role::Coordinator, &request)?;
+        let request = request.into_inner();
+        tracing::info!(rank = request.rank, %peer, "preparing for a place");
+        let (events, stream) = mpsc::channel(EVENTS);
+        self.0.tasks.spawn(place::prepare(self.0.clone(), request, events));
+        Ok(Response::new(ReceiverStream::new(stream)))
+    }
+
     type SupplyStream = BoxStream<v1::Wants>;
     async fn supply(
         &self,

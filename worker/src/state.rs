@@ -209,6 +209,10 @@ impl State {
         self.draining = on;
     }
 
+    /// Whether the device, or a link of it, is being measured.
+    pub fn measuring(&self) -> bool {
+        self.phase == Phase::Measuring
+    }
     /// The epoch that we are in or were in last.
     pub fn epoch(&self) -> Epoch {
         self.epoch

@@ -185,6 +185,28 @@ impl World {
         manner: Manner,
     ) -> Vec<(Result<v1::PlaceReady, Fault>, Arc<Asked>)> {
         self.epoch += 1;
+        self.all(Call::Place, model, plan, workers, manner).await
+    }
+
+    /// Has all workers fetch what a plan needs.
+    async fn prepare(
+        &self,
+        model: &Arc<Model>,
+        plan: &Plan,
+        workers: &[&Worker],
+        manner: Manner,
+    ) -> Vec<(Result<v1::PlaceReady, Fault>, Arc<Asked>)> {
+        self.all(Call::Prepare, model, plan, workers, manner).await
+    }
+
+    async fn all(
+        &self,
+        call: Call,
+        model: &Arc<Model>,
+        plan: &Plan,
+        workers: &[&Worker],
+        manner: Manner,
+    ) -> Vec<(Result<v1::PlaceReady, Fault>, Arc<Asked>)> {
         let mut placing = tokio::task::JoinSet::new();
         for (rank, worker) in workers.iter().enumerate() {
             let peers = workers.iter().zip(&plan.ring).map(|(worker, device)| v1::Peer {
@@ -202,7 +224,7 @@ impl World {
             let (client, model) = (worker.client.clone(), model.clone());
             let (asked, manner) = (Arc::new(Asked::default()), manner.clone());
             placing.spawn(async move {
-                (rank, place(client, model, request, manner, asked.clone()).await, asked)
+                (rank, placed(call, client, model, request, manner, asked.clone()).await, asked)
             });
         }
         let mut all = placing.join_all().await;
@@ -222,7 +244,15 @@ impl World {
     }
 }
 
-async fn place(
+/// What a worker is asked to do with a plan.
+#[derive(Clone, Copy)]
+enum Call {
+    Place,
+    Prepare,
+}
+
+async fn placed(
+    call: Call,
     mut client: WorkerClient<Channel>,
     model: Arc<Model>,
     request: v1::PlaceRequest,
@@ -230,7 +260,11 @@ async fn place(
     asked: Arc<Asked>,
 ) -> Result<v1::PlaceReady, Fault> {
     let fault = |status| from_status(&status);
-    let mut events = client.place(request).await.map_err(fault)?.into_inner();
+    let answer = match call {
+        Call::Place => client.place(request).await,
+        Call::Prepare => client.prepare(request).await,
+    };
+    let mut events = answer.map_err(fault)?.into_inner();
     let mut supplies = tokio::task::JoinSet::new();
     loop {
         let event = tokio::time::timeout(LONG, events.message()).await.expect("no event in time");
@@ -406,6 +440,59 @@ async fn a_change_of_plan_fetches_what_is_missing() {
     // And back, where all is there still.
     let placed = world.place(&model, &first, &all, Manner::default()).await;
     assert_eq!(fetched(&placed), [0, 0]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_later_plan_needs_comes_while_another_runs() {
+    let mut world = World::new();
+    let shape = Shape { vocabulary: 4000, ..Shape::bert(2, 512, 8) };
+    let model = Model::of(&world.dir.path().join("wide"), shape);
+    let workers = [world.worker("d0", &[]).await, world.worker("d1", &[]).await];
+    let all: Vec<_> = workers.iter().collect();
+    let (first, second) = (model.plan(&[3.0, 1.0]), model.plan(&[1.0, 3.0]));
+    for (ready, _) in world.place(&model, &first, &all, Manner::default()).await {
+        ready.unwrap();
+    }
+    let prepared = world.prepare(&model, &second, &all, Manner::default()).await;
+    let ready = |rank: usize| prepared[rank].0.as_ref().unwrap();
+    assert_eq!((ready(0).fetched_bytes, ready(0).weight_bytes), (0, 0));
+    let grown = ready(1).fetched_bytes;
+    assert!(grown > 0 && grown < model.pieces.total() / 2, "{grown}");
+    for worker in &workers {
+        let health = worker.client.clone().health(v1::HealthRequest {}).await.unwrap();
+        assert_eq!(health.into_inner().epoch, 1, "it keeps its place");
+    }
+    // And then it takes no network.
+    for (ready, asked) in world.place(&model, &second, &all, Manner::default()).await {
+        assert_eq!((ready.unwrap().fetched_bytes, asked.pieces().len()), (0, 0));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_placement_ends_what_is_fetched_ahead_and_goes_on_from_there() {
+    let mut world = World::new();
+    let model = Model::of(&world.dir.path().join("small"), small());
+    let worker = world.worker("d0", &[]).await;
+    let (plan, cache, some) = (model.plan(&[1.0]), world.cache("d0"), 20);
+    let (client, of) = (worker.client.clone(), model.clone());
+    let request = v1::PlaceRequest {
+        plan: postcard::to_stdvec(&plan).unwrap(),
+        peers: vec![v1::Peer { name: "d0".to_owned(), ..v1::Peer::default() }],
+        ..v1::PlaceRequest::default()
+    };
+    let manner = Manner { most: some, ..Manner::default() };
+    let preparing = placed(Call::Prepare, client, of, request, manner, Arc::default());
+    let preparing = tokio::spawn(preparing);
+    until(&|| in_cache(&cache) >= some as u32).await;
+    let (ready, asked) = world.alone(&model, &worker, Manner::default()).await;
+    assert_eq!(asked.pieces().len(), model.pieces.count() as usize - some);
+    assert!(ready.unwrap().fetched_bytes > 0);
+    let fault = preparing.await.unwrap().unwrap_err();
+    assert_eq!((fault.code.as_str(), fault.retryable), ("given_up", true), "{fault}");
+    // One that drains prepares for nothing.
+    worker.client.clone().drain(v1::DrainRequest { off: false }).await.unwrap();
+    let drains = world.prepare(&model, &plan, &[&worker], Manner::default()).await;
+    assert_eq!(drains[0].0.as_ref().unwrap_err().code, "draining");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

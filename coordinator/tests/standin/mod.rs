@@ -21,8 +21,12 @@ use std::{
     },
     time::Duration,
 };
-use tokio::{net::TcpListener, runtime::Runtime, sync::Notify};
-use tokio_stream::Stream;
+use tokio::{
+    net::TcpListener,
+    runtime::Runtime,
+    sync::{Notify, Semaphore, mpsc},
+};
+use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Code, Request, Response, Status, Streaming};
 
 type Events<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -40,6 +44,11 @@ pub struct Worker {
     pub hang: AtomicBool,
     /// It refuses every place.
     pub refuse: AtomicBool,
+    /// It refuses to fetch what a place needs.
+    pub unprepared: AtomicBool,
+    /// It lacks so many bytes of the model, which come one with each permit.
+    pub lacks: AtomicU64,
+    pub comes: Semaphore,
     /// Its kernels take so many times as long as [`OPERATION`].
     pub slowness: AtomicU64,
     /// Its disk takes so many times as long as [`BYTE`].
@@ -61,6 +70,9 @@ impl Worker {
             memory: AtomicU64::new(0),
             hang: AtomicBool::new(false),
             refuse: AtomicBool::new(false),
+            unprepared: AtomicBool::new(false),
+            lacks: AtomicU64::new(0),
+            comes: Semaphore::new(0),
             slowness: AtomicU64::new(1),
             disk: AtomicU64::new(1),
             running: Notify::new(),
@@ -167,6 +179,29 @@ impl worker_server::Worker for Control {
     }
     async fn drain(&self, _: Request<v1::DrainRequest>) -> Answer<v1::DrainReply> {
         Ok(Response::new(v1::DrainReply {}))
+    }
+    type PrepareStream = Events<v1::PlaceEvent>;
+    async fn prepare(&self, _: Request<v1::PlaceRequest>) -> Answer<Self::PrepareStream> {
+        if self.0.unprepared.load(Ordering::SeqCst) {
+            let fault = Fault::new("no_room", "its disk is full", false);
+            return Err(to_status(Code::ResourceExhausted, fault));
+        }
+        let (events, stream) = mpsc::channel(4);
+        let worker = self.0.clone();
+        tokio::spawn(async move {
+            let say =
+                async |event| drop(events.send(Ok(v1::PlaceEvent { event: Some(event) })).await);
+            let to_fetch = worker.lacks.load(Ordering::SeqCst);
+            for fetched in 0..to_fetch {
+                let progress = v1::PlaceProgress { fetched, to_fetch, ..Default::default() };
+                say(place_event::Event::Progress(progress)).await;
+                worker.comes.acquire().await.unwrap().forget();
+            }
+            let ready = v1::PlaceReady { fetched_bytes: to_fetch, ..v1::PlaceReady::default() };
+            worker.lacks.store(0, Ordering::SeqCst);
+            say(place_event::Event::Ready(ready)).await;
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(stream))))
     }
     type SupplyStream = Events<v1::Wants>;
     async fn supply(&self, _: Request<Streaming<v1::Supplied>>) -> Answer<Self::SupplyStream> {

@@ -241,7 +241,7 @@ impl World {
         let epoch = Epoch(u64::from(life) << 20);
         let brought = self.brought.clone();
         let listener = Arc::new(move |notice| {
-            if let Notice::Placed { fetched, .. } = notice
+            if let Notice::Placed { fetched, .. } | Notice::Prepared { fetched, .. } = notice
                 && fetched > Bytes(0)
             {
                 brought.fetch_add(1, Ordering::Relaxed);

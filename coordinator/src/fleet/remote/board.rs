@@ -23,6 +23,8 @@ pub(super) struct Entry {
     pub(super) description: Option<DescribeReply>,
     pub(super) state: &'static str,
     pub(super) detail: String,
+    /// What it fetches for another plan while this one runs.
+    pub(super) coming: String,
     pub(super) weight_bytes: Bytes,
     clock: VecDeque<(u64, i64)>,
 }
@@ -46,6 +48,7 @@ impl Entry {
     pub(super) fn clear(&mut self) {
         self.connection = None;
         self.clock.clear();
+        self.coming.clear();
         self.weight_bytes = Bytes(0);
     }
 }
@@ -106,6 +109,9 @@ impl Board {
             }
             let why = placement.reason(index);
             detail = if detail.is_empty() { why.to_owned() } else { format!("{why}; {detail}") };
+        }
+        if !entry.coming.is_empty() {
+            detail = format!("for a better plan {}", entry.coming);
         }
         let described = description.map_or(0, |d| u16::try_from(d.threads).unwrap_or(u16::MAX));
         DeviceView {
@@ -248,6 +254,24 @@ pub enum Notice {
         /// Why.
         reason: String,
     },
+    /// A device fetches what a better plan needs, while the one in force runs.
+    Preparing {
+        /// Which device.
+        device: DeviceName,
+        /// How far it is.
+        progress: Loading,
+    },
+    /// A device has fetched what a better plan needs.
+    Prepared {
+        /// Which device.
+        device: DeviceName,
+        /// What came over the network,
+        fetched: Bytes,
+        /// and of that from other devices.
+        from_peers: Bytes,
+        /// How long it took.
+        seconds: f64,
+    },
     /// A device loads its shard.
     Loading {
         /// Which device.
@@ -322,18 +346,22 @@ impl fmt::Display for Notice {
                 milliseconds(*now)
             ),
             Self::Stays { reason } => write!(f, "the plan stays: {reason}"),
+            Self::Preparing { device, progress } => {
+                write!(f, "for a better plan device {device} {progress}")
+            }
+            Self::Prepared { device, fetched, from_peers, seconds } => {
+                let came = came(*fetched, *from_peers);
+                write!(f, "for a better plan device {device} has {came} in {seconds:.1} s")
+            }
             Self::Loading { device, progress } => write!(f, "device {device} {progress}"),
             Self::Placed { device, weights, read: Bytes(0), fetched: Bytes(0), .. } => {
                 write!(f, "device {device} placed: holds {weights} already")
             }
             Self::Placed { device, weights, read, fetched, from_peers, seconds } => {
                 write!(f, "device {device} placed: {weights}, {read} read in {seconds:.1} s")?;
-                match (fetched, from_peers) {
-                    (Bytes(0), _) => Ok(()),
-                    (fetched, Bytes(0)) => write!(f, ", {fetched} fetched"),
-                    (fetched, peers) => {
-                        write!(f, ", {fetched} fetched, {peers} of that from other devices")
-                    }
+                match fetched {
+                    Bytes(0) => Ok(()),
+                    _ => write!(f, ", {}", came(*fetched, *from_peers)),
                 }
             }
             Self::Refused { device, reason } => {
@@ -352,6 +380,14 @@ impl fmt::Display for Notice {
                 Ok(())
             }
         }
+    }
+}
+
+/// What came over the network.
+fn came(fetched: Bytes, from_peers: Bytes) -> String {
+    match from_peers {
+        Bytes(0) => format!("{fetched} fetched"),
+        peers => format!("{fetched} fetched, {peers} of that from other devices"),
     }
 }
 

@@ -1,4 +1,4 @@
-//! The calls to one worker that are not executions: connect, ping, place, cancel, timeline.
+//! The calls to one worker that are not executions: connect, ping, place, prepare, cancel, timeline.
 
 use super::{
     Shared,
@@ -15,16 +15,18 @@ use galaxy_common::{Bytes, Epoch, SequenceNumber};
 use galaxy_proto::{
     fault::{from_status, to_status},
     v1::{
-        CancelRequest, HealthRequest, Peer, PlaceProgress, PlaceReady, PlaceRequest,
+        CancelRequest, HealthRequest, Peer, PlaceEvent, PlaceProgress, PlaceReady, PlaceRequest,
         TimelineRequest, place_event,
     },
 };
 use std::{sync::Arc, time::Duration};
 use tokio::{task::JoinSet, time::Instant};
-use tonic::{Code, Status};
+use tonic::{Code, Status, Streaming};
 
 /// How long a cancellation may take.
 const SHORT: Duration = Duration::from_secs(2);
+/// Between two looks at whether a device that is prepared is still there.
+const LOOK: Duration = Duration::from_millis(500);
 /// A ping that takes longer than this is none; silence is declared well before.
 const PING_LIMIT: Duration = Duration::from_secs(5);
 
@@ -137,49 +139,69 @@ async fn placed(
     epoch: Epoch,
     mut connection: Connection,
 ) -> Result<PlaceReady, Status> {
-    let begun = Instant::now();
-    let request = {
-        let board = shared.board();
-        let peers = placement.ring.iter().map(|index| Peer {
-            name: shared.device(*index).name.to_string(),
-            address: shared.device(*index).address.clone(),
-            plain_port: board.entries[*index].description.as_ref().map_or(0, |d| d.plain_port),
-        });
-        let refused = |e: postcard::Error| {
-            Status::invalid_argument(format!("the plan has no wire form: {e}"))
-        };
-        let rank = placement.ring.iter().position(|index| *index == device);
-        PlaceRequest {
-            epoch: epoch.0,
-            plan: postcard::to_stdvec(&*placement.plan).map_err(refused)?,
-            rank: rank.and_then(|rank| u32::try_from(rank).ok()).unwrap_or(u32::MAX),
-            peers: peers.collect(),
-            memory_bytes: shared.device(device).memory.0,
-        }
-    };
-    let mut events = connection.place(request).await?.into_inner();
+    let request = request(shared, placement, device, epoch)?;
+    let events = connection.place(request).await?.into_inner();
     let name = &shared.device(device).name;
+    let says = |progress: Loading| {
+        shared.board().entries[device].detail = progress.to_string();
+        (shared.listener)(Notice::Loading { device: name.clone(), progress });
+    };
+    follow(shared, device, attempt, events, says).await
+}
+
+/// What a device is to do in an epoch by a plan.
+fn request(
+    shared: &Shared,
+    placement: &Placement,
+    device: Index,
+    epoch: Epoch,
+) -> Result<PlaceRequest, Status> {
+    let board = shared.board();
+    let peers = placement.ring.iter().map(|index| Peer {
+        name: shared.device(*index).name.to_string(),
+        address: shared.device(*index).address.clone(),
+        plain_port: board.entries[*index].description.as_ref().map_or(0, |d| d.plain_port),
+    });
+    let refused =
+        |e: postcard::Error| Status::invalid_argument(format!("the plan has no wire form: {e}"));
+    let rank = placement.ring.iter().position(|index| *index == device);
+    Ok(PlaceRequest {
+        epoch: epoch.0,
+        plan: postcard::to_stdvec(&*placement.plan).map_err(refused)?,
+        rank: rank.and_then(|rank| u32::try_from(rank).ok()).unwrap_or(u32::MAX),
+        peers: peers.collect(),
+        memory_bytes: shared.device(device).memory.0,
+    })
+}
+
+/// Follows a device on its way to a place, and brings it the model if it says that it lacks it.
+async fn follow(
+    shared: &Shared,
+    device: Index,
+    attempt: u64,
+    mut events: Streaming<PlaceEvent>,
+    says: impl Fn(Loading),
+) -> Result<PlaceReady, Status> {
+    let begun = Instant::now();
     // They end with this call.
     let mut supplies = JoinSet::new();
     loop {
         let event = match events.message().await {
             Ok(Some(event)) => event,
-            Ok(None) => return Err(Status::unavailable("it broke off while it took its place")),
+            Ok(None) => return Err(Status::unavailable("it broke off before it was ready")),
             Err(status) => return Err(with_reason(status, &mut supplies)),
         };
         match event.event {
             Some(place_event::Event::Progress(progress)) => {
                 shared.tell(Event::Heard { device, attempt }).await;
                 let PlaceProgress { bytes_done, bytes_total, fetched, to_fetch } = progress;
-                let progress = Loading {
+                says(Loading {
                     done: Bytes(bytes_done),
                     total: Bytes(bytes_total),
                     fetched: Bytes(fetched),
                     to_fetch: Bytes(to_fetch),
                     elapsed: begun.elapsed(),
-                };
-                shared.board().entries[device].detail = progress.to_string();
-                (shared.listener)(Notice::Loading { device: name.clone(), progress });
+                });
             }
             Some(place_event::Event::Wanted(_)) => {
                 let (supplier, identity) = (shared.supplier.clone(), shared.identity.clone());
@@ -190,6 +212,76 @@ async fn placed(
             None => {}
         }
     }
+}
+
+/// Has all devices of a placement fetch what they lack of the model, while the plan in force runs.
+///
+/// # Errors
+/// Which device does not get it, and why.
+pub(super) async fn prepare(
+    shared: &Arc<Shared>,
+    placement: &Arc<Placement>,
+) -> Result<(), String> {
+    let mut preparing = JoinSet::new();
+    for device in &placement.ring {
+        preparing.spawn(prepared(shared.clone(), placement.clone(), *device));
+    }
+    let mut outcome = Ok(());
+    while let Some(prepared) = preparing.join_next().await {
+        outcome = prepared.unwrap_or_else(|error| Err(error.to_string()));
+        if outcome.is_err() {
+            break;
+        }
+    }
+    preparing.shutdown().await;
+    let mut board = shared.board();
+    placement.ring.iter().for_each(|device| board.entries[*device].coming.clear());
+    outcome
+}
+
+/// Has one device fetch what it lacks.
+async fn prepared(
+    shared: Arc<Shared>,
+    placement: Arc<Placement>,
+    device: Index,
+) -> Result<(), String> {
+    let name = shared.device(device).name.clone();
+    let failed = |why: &str| format!("device {name} does not get what a better one needs: {why}");
+    let (attempt, mut to) =
+        connection(&shared, device).ok_or_else(|| failed("it is not connected"))?;
+    let says = |progress: Loading| {
+        if progress.fetched < progress.to_fetch {
+            shared.board().entries[device].coming = progress.to_string();
+            (shared.listener)(Notice::Preparing { device: name.clone(), progress });
+        }
+    };
+    let prepared = async {
+        let request = request(&shared, &placement, device, Epoch(0))?;
+        let events = to.prepare(request).await?.into_inner();
+        follow(&shared, device, attempt, events, says).await
+    };
+    let there = async {
+        // Whoever is lost says so nowhere else.
+        let mut looks = tokio::time::interval(LOOK);
+        let same = || connection(&shared, device).is_some_and(|(now, _)| now == attempt);
+        while same() {
+            looks.tick().await;
+        }
+    };
+    let prepared = tokio::select! {
+        prepared = prepared => prepared,
+        () = there => return Err(failed("it was lost")),
+    };
+    let ready = prepared.map_err(|status| match gone(&status) {
+        true => failed(&broke_off(&status)),
+        false => failed(&from_status(&status).message),
+    })?;
+    if ready.fetched_bytes > 0 {
+        let (fetched, from_peers) = (Bytes(ready.fetched_bytes), Bytes(ready.peer_bytes));
+        let seconds = ready.seconds;
+        (shared.listener)(Notice::Prepared { device: name, fetched, from_peers, seconds });
+    }
+    Ok(())
 }
 
 /// Why a worker took no place, and why the model was not brought to it, if it was not.

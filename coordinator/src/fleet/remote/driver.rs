@@ -290,7 +290,7 @@ impl Driver {
         match verdict {
             Verdict::Unknown { reason } => {
                 listener(Notice::Stays { reason });
-                self.drift.dropped();
+                self.drift.refused(self.shared.now());
                 None
             }
             Verdict::Keep { now, then } => {

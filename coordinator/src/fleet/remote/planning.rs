@@ -102,7 +102,7 @@ pub(super) enum Verdict {
         then: Duration,
         guard: OwnedRwLockWriteGuard<()>,
     },
-    /// There is none, or it cannot be told.
+    /// There is none, it cannot be told, or a device cannot be made ready for it.
     Unknown { reason: String },
 }
 
@@ -168,16 +168,29 @@ pub(super) async fn look(
         Ok(Ok((now, then, found))) => {
             let better = then.as_secs_f64() <= now.as_secs_f64() * (1.0 - GAIN);
             if better && found.plan != present.plan {
-                // Who waits for this lock is let in before those that come later: it takes as long
-                // as the program that runs.
-                let guard = shared.gate.clone().write_owned().await;
-                Verdict::Move { placement: Arc::new(found), now, then, guard }
+                move_to(&shared, Arc::new(found), (now, then)).await
             } else {
                 Verdict::Keep { now, then }
             }
         }
     };
     shared.send(Message::Looked { change, present, verdict }).await;
+}
+
+/// Has the way to a better plan made ready, and waits until nothing runs.
+async fn move_to(
+    shared: &Arc<Shared>,
+    placement: Arc<Placement>,
+    (now, then): (Duration, Duration),
+) -> Verdict {
+    // What has to come over the network comes while requests are answered.
+    if let Err(reason) = calls::prepare(shared, &placement).await {
+        return Verdict::Unknown { reason };
+    }
+    // Who waits for this lock is let in before those that come later: it takes as long as the program
+    // that runs.
+    let guard = shared.gate.clone().write_owned().await;
+    Verdict::Move { placement, now, then, guard }
 }
 
 fn by_profiles(

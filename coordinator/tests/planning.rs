@@ -267,7 +267,7 @@ async fn requests_are_answered_while_a_device_fetches_what_a_better_plan_needs()
     assert_eq!(world.ring(), ["fast"]);
     medium.comes.add_permits(1);
     world.run(1, |world| world.ring() == ["medium"]).await;
-    assert!(world.said("for a better plan device medium has 2 B fetched in"));
+    assert!(world.said("device medium is ready for a better plan after 0.0 s, 2 B fetched"));
     assert_eq!(world.state("medium").1, "");
     assert_eq!(world.session.counts().1, 0, "none failed");
     world.session.close().await;
@@ -279,8 +279,7 @@ async fn a_plan_that_a_device_cannot_prepare_for_is_not_begun() {
     world.run(8, |_| true).await;
     world.worker("medium").unprepared.store(true, Ordering::SeqCst);
     world.worker("fast").slowness.store(10, Ordering::SeqCst);
-    let why =
-        "the plan stays: device medium does not get what a better one needs: its disk is full";
+    let why = "the plan stays: device medium cannot make ready for a better one: its disk is full";
     world.run(1, |world| world.said(why)).await;
     world.run(8, |_| true).await;
     assert_eq!(world.session.readiness(), Readiness::Ready(Epoch(8)), "nobody was placed anew");
@@ -296,7 +295,7 @@ async fn a_device_that_is_lost_while_it_fetches_is_not_waited_for() {
     world.worker("fast").slowness.store(10, Ordering::SeqCst);
     world.run(1, |world| world.state("medium").1.contains("for a better plan")).await;
     world.kill(1).await;
-    world.run(1, |world| world.said("the plan stays: device medium does not get")).await;
+    world.run(1, |world| world.said("the plan stays: device medium cannot make ready")).await;
     assert_eq!((world.ring(), world.session.counts().1), (vec!["fast".to_owned()], 0));
     assert_eq!(world.session.readiness(), Readiness::Ready(Epoch(8)));
     world.session.close().await;

@@ -1,4 +1,5 @@
-//! Place: check the plan, hold the shard, form the links. And prepare: have brought what that needs.
+//! Place: check the plan, hold the shard, form the links. And prepare: as much of that as can be
+//! done while another epoch runs.
 
 use crate::{
     content::{
@@ -131,8 +132,8 @@ pub(crate) async fn place(core: Arc<Core>, request: v1::PlaceRequest, events: Ev
     report(&core, ("placement", epoch), begun, placed, &events).await;
 }
 
-/// Has brought what a place would need of the model, and reports into `events`. What runs goes on, and
-/// the epoch of the request says nothing.
+/// Makes ready for a place as far as what runs can go on, and reports into `events`. The epoch of the
+/// request says nothing.
 pub(crate) async fn prepare(core: Arc<Core>, request: v1::PlaceRequest, events: Events) {
     let begun = Instant::now();
     let (mut changes, now) = (core.state.subscribe(), core.state.borrow().clone());
@@ -141,12 +142,15 @@ pub(crate) async fn prepare(core: Arc<Core>, request: v1::PlaceRequest, events: 
         if now.draining() {
             return Err(Refusal::Draining.into());
         }
-        until_there(&core, request, &events).await
+        let idle = !now.alive(now.epoch());
+        until_there(&core, request, &events, idle).await
     };
+    // In this order: no shard is taken hold of under a placement that has begun.
     let prepared = tokio::select! {
-        prepared = prepared => prepared,
-        () = events.closed() => Err(WorkerError::GivenUp),
+        biased;
         _ = changes.wait_for(over) => Err(WorkerError::GivenUp),
+        () = events.closed() => Err(WorkerError::GivenUp),
+        prepared = prepared => prepared,
     };
     report(&core, ("preparation", now.epoch()), begun, prepared, &events).await;
 }
@@ -327,18 +331,7 @@ async fn hold_and_link(
     let links =
         async { core.ring.form(&core.identity, formation).await.map_err(WorkerError::from) };
     let told = Told::new(events);
-    let shard = async {
-        match there {
-            Some((model, granted)) => {
-                let of = model.clone();
-                let shared = blocking(move || Shared::own(of)).await??;
-                *lock(&core.shared) = Some(shared);
-                let (held, placed) = hold(core, &request, (model.clone(), granted), &told).await?;
-                Ok((model, held, placed))
-            }
-            None => fetch_and_hold(core, &request, &told).await,
-        }
-    };
+    let shard = get_and_hold(core, &request, there, &told);
     let both = async { tokio::try_join!(shard, links) };
     let ((model, held, placed), links) = tokio::select! {
         both = both => both?,
@@ -404,17 +397,38 @@ async fn fetch_and_hold(
     Ok((model, held, placed.fetched(&told.meter)))
 }
 
-/// Has brought what the device of `request` would need of the model and lacks.
+/// Holds the shard, of the model that is there or is brought.
+async fn get_and_hold(
+    core: &Arc<Core>,
+    request: &Request,
+    there: Option<(Arc<ModelDir>, Bytes)>,
+    told: &Arc<Told>,
+) -> Result<(Arc<ModelDir>, Holding, Placed), WorkerError> {
+    let Some((model, granted)) = there else { return fetch_and_hold(core, request, told).await };
+    let of = model.clone();
+    let shared = blocking(move || Shared::own(of)).await??;
+    *lock(&core.shared) = Some(shared);
+    let (held, placed) = hold(core, request, (model.clone(), granted), told).await?;
+    Ok((model, held, placed))
+}
+
+/// Has brought what the device of `request` would need of the model and lacks. If it is `idle`, it
+/// holds its shard, too.
 async fn until_there(
     core: &Arc<Core>,
     request: v1::PlaceRequest,
     events: &Events,
+    idle: bool,
 ) -> Result<Placed, WorkerError> {
     let request = Request::read(&core.name, core.plain_port.is_some(), request)?;
     let told = Told::new(events);
-    let fetching = async {
+    let getting = async {
+        let there = open(core, &request).await?;
+        if idle {
+            return Ok(get_and_hold(core, &request, there, &told).await?.2);
+        }
         let nothing = Placed::of(Bytes(0), Bytes(0));
-        if open(core, &request).await?.is_some() {
+        if there.is_some() {
             return Ok(nothing);
         }
         let Coming { data, list, sources, .. } = call(core, &request, &told).await?;
@@ -422,7 +436,7 @@ async fn until_there(
         Ok(nothing.fetched(&told.meter))
     };
     tokio::select! {
-        fetched = fetching => fetched,
+        got = getting => got,
         never = told.go_on() => match never {},
     }
 }

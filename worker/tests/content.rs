@@ -489,6 +489,17 @@ async fn a_placement_ends_what_is_fetched_ahead_and_goes_on_from_there() {
     assert!(ready.unwrap().fetched_bytes > 0);
     let fault = preparing.await.unwrap().unwrap_err();
     assert_eq!((fault.code.as_str(), fault.retryable), ("given_up", true), "{fault}");
+    // Without a place it loads what it prepares for.
+    let epoch = world.epoch;
+    worker.client.clone().cancel(v1::CancelRequest { epoch }).await.unwrap();
+    let (other, more) = (Shape { vocabulary: 4100, ..small() }, world.dir.path().join("other"));
+    let other = Model::of(&more, other);
+    let plan = other.plan(&[1.0]);
+    let idle = world.prepare(&other, &plan, &[&worker], Manner::default()).await.remove(0);
+    let read = idle.0.unwrap().read_bytes;
+    assert!(read > 0);
+    let ready = world.alone(&other, &worker, Manner::default()).await.0.unwrap();
+    assert_eq!((ready.reused, ready.weight_bytes, ready.read_bytes), (true, read, 0));
     // One that drains prepares for nothing.
     worker.client.clone().drain(v1::DrainRequest { off: false }).await.unwrap();
     let drains = world.prepare(&model, &plan, &[&worker], Manner::default()).await;

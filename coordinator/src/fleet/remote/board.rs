@@ -23,7 +23,7 @@ pub(super) struct Entry {
     pub(super) description: Option<DescribeReply>,
     pub(super) state: &'static str,
     pub(super) detail: String,
-    /// What it fetches for another plan while this one runs.
+    /// What it fetches or loads for another plan while this one runs.
     pub(super) coming: String,
     pub(super) weight_bytes: Bytes,
     clock: VecDeque<(u64, i64)>,
@@ -254,18 +254,20 @@ pub enum Notice {
         /// Why.
         reason: String,
     },
-    /// A device fetches what a better plan needs, while the one in force runs.
+    /// A device fetches and loads what a better plan needs, while the one in force runs.
     Preparing {
         /// Which device.
         device: DeviceName,
         /// How far it is.
         progress: Loading,
     },
-    /// A device has fetched what a better plan needs.
+    /// A device is ready for a better plan.
     Prepared {
         /// Which device.
         device: DeviceName,
-        /// What came over the network,
+        /// Weights that it read, if it had no place,
+        read: Bytes,
+        /// what came over the network,
         fetched: Bytes,
         /// and of that from other devices.
         from_peers: Bytes,
@@ -349,9 +351,12 @@ impl fmt::Display for Notice {
             Self::Preparing { device, progress } => {
                 write!(f, "for a better plan device {device} {progress}")
             }
-            Self::Prepared { device, fetched, from_peers, seconds } => {
-                let came = came(*fetched, *from_peers);
-                write!(f, "for a better plan device {device} has {came} in {seconds:.1} s")
+            Self::Prepared { device, read, fetched, from_peers, seconds } => {
+                write!(f, "device {device} is ready for a better plan after {seconds:.1} s")?;
+                if *read > Bytes(0) {
+                    write!(f, ", {read} read")?;
+                }
+                came(f, *fetched, *from_peers)
             }
             Self::Loading { device, progress } => write!(f, "device {device} {progress}"),
             Self::Placed { device, weights, read: Bytes(0), fetched: Bytes(0), .. } => {
@@ -359,10 +364,7 @@ impl fmt::Display for Notice {
             }
             Self::Placed { device, weights, read, fetched, from_peers, seconds } => {
                 write!(f, "device {device} placed: {weights}, {read} read in {seconds:.1} s")?;
-                match fetched {
-                    Bytes(0) => Ok(()),
-                    _ => write!(f, ", {}", came(*fetched, *from_peers)),
-                }
+                came(f, *fetched, *from_peers)
             }
             Self::Refused { device, reason } => {
                 write!(f, "device {device} has not taken its place: {reason}")
@@ -384,10 +386,11 @@ impl fmt::Display for Notice {
 }
 
 /// What came over the network.
-fn came(fetched: Bytes, from_peers: Bytes) -> String {
-    match from_peers {
-        Bytes(0) => format!("{fetched} fetched"),
-        peers => format!("{fetched} fetched, {peers} of that from other devices"),
+fn came(f: &mut fmt::Formatter<'_>, fetched: Bytes, from_peers: Bytes) -> fmt::Result {
+    match (fetched, from_peers) {
+        (Bytes(0), _) => Ok(()),
+        (fetched, Bytes(0)) => write!(f, ", {fetched} fetched"),
+        (fetched, peers) => write!(f, ", {fetched} fetched, {peers} of that from other devices"),
     }
 }
 

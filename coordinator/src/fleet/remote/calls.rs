@@ -214,7 +214,7 @@ async fn follow(
     }
 }
 
-/// Has all devices of a placement fetch what they lack of the model, while the plan in force runs.
+/// Has all devices of a placement make ready for it, while the plan in force runs.
 ///
 /// # Errors
 /// Which device does not get it, and why.
@@ -239,18 +239,18 @@ pub(super) async fn prepare(
     outcome
 }
 
-/// Has one device fetch what it lacks.
+/// Has one device make ready.
 async fn prepared(
     shared: Arc<Shared>,
     placement: Arc<Placement>,
     device: Index,
 ) -> Result<(), String> {
     let name = shared.device(device).name.clone();
-    let failed = |why: &str| format!("device {name} does not get what a better one needs: {why}");
+    let failed = |why: &str| format!("device {name} cannot make ready for a better one: {why}");
     let (attempt, mut to) =
         connection(&shared, device).ok_or_else(|| failed("it is not connected"))?;
     let says = |progress: Loading| {
-        if progress.fetched < progress.to_fetch {
+        if progress.fetched < progress.to_fetch || progress.done < progress.total {
             shared.board().entries[device].coming = progress.to_string();
             (shared.listener)(Notice::Preparing { device: name.clone(), progress });
         }
@@ -276,10 +276,13 @@ async fn prepared(
         true => failed(&broke_off(&status)),
         false => failed(&from_status(&status).message),
     })?;
-    if ready.fetched_bytes > 0 {
-        let (fetched, from_peers) = (Bytes(ready.fetched_bytes), Bytes(ready.peer_bytes));
-        let seconds = ready.seconds;
-        (shared.listener)(Notice::Prepared { device: name, fetched, from_peers, seconds });
+    if ready.weight_bytes > 0 {
+        shared.board().entries[device].weight_bytes = Bytes(ready.weight_bytes);
+    }
+    let (read, fetched) = (Bytes(ready.read_bytes), Bytes(ready.fetched_bytes));
+    if read > Bytes(0) || fetched > Bytes(0) {
+        let (from_peers, seconds) = (Bytes(ready.peer_bytes), ready.seconds);
+        (shared.listener)(Notice::Prepared { device: name, read, fetched, from_peers, seconds });
     }
     Ok(())
 }

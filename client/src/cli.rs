@@ -120,9 +120,9 @@ pub fn main() -> ExitCode {
     let cli = Cli::parse();
     match execute(cli) {
         Ok(()) => ExitCode::SUCCESS,
+        Err(failure) if failure.is_enough() => ExitCode::SUCCESS,
         Err(failure) => {
-            // Nobody is left to tell when stderr is closed too.
-            let _ = writeln!(std::io::stderr(), "{failure}");
+            tell(&failure.to_string());
             ExitCode::from(failure.exit_code())
         }
     }
@@ -165,15 +165,18 @@ fn execute(cli: Cli) -> Result<(), Failure> {
     })
 }
 
-/// Writes results to stdout. A reader that has seen enough is no error.
+/// Writes results to stdout. A reader that has seen enough ends the command, and is no error.
 fn print(text: &str) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            Err(Failure::new(format!("cannot write the result: {error}")).at("stdout"))
-        }
-        _ => Ok(()),
-    }
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| match error.kind() {
+        ErrorKind::BrokenPipe => Failure::enough(),
+        _ => Failure::new(format!("cannot write the result: {error}")).at("stdout"),
+    })
+}
+
+/// Writes a line for people to stderr. Nobody may be left to read it.
+fn tell(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 /// A value as one line of JSON.

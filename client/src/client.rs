@@ -17,7 +17,7 @@ use galaxy_proto::{
     v1::{self, galaxy_client::GalaxyClient},
 };
 use std::{future::Future, ops::Range, path::PathBuf, time::Duration};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 use tonic::transport::Channel;
 
 /// The time a call has, unless told otherwise.
@@ -65,6 +65,9 @@ impl Input {
     }
 }
 
+/// Longer than anybody waits; what clocks and messages can hold.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+
 /// Says where the coordinator is and who we are.
 #[derive(Clone, Debug)]
 pub struct Builder {
@@ -107,7 +110,7 @@ impl Builder {
     }
     /// The time each call has, retries among it. Default: [`DEFAULT_TIMEOUT`].
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
+        self.timeout = timeout.min(LONGEST);
         self
     }
     /// When calls are tried again.
@@ -156,7 +159,7 @@ impl Client {
 
     /// The same connection with another time for each call.
     pub fn with_timeout(&self, timeout: Duration) -> Self {
-        Self { timeout, ..self.clone() }
+        Self { timeout: timeout.min(LONGEST), ..self.clone() }
     }
 
     /// One vector for each text, pooled and normalised as the model says.
@@ -320,7 +323,8 @@ impl Client {
         Ok(Tensors { tensors, report: Some(cost) })
     }
 
-    /// Goes on with a text, token by token. The time of a call is what each token may take.
+    /// Goes on with a text, token by token. The time of a call is what each token may take; a text that waits
+    /// for room behind others has all that it takes.
     ///
     /// # Errors
     /// As [`Client::embed`], and `unsupported_output` when the model makes no text.
@@ -330,10 +334,12 @@ impl Client {
         options: GenerateOptions,
     ) -> Result<Generating, ClientError> {
         let deadline = Instant::now() + self.timeout;
-        let request = generate::message(prompt.into(), options);
+        let request = generate::request(prompt.into(), options);
         let patience = self.timeout;
         self.attempts(deadline, false, request, |mut stub, request| async move {
-            Generating::begin(stub.generate(request).await?.into_inner(), patience).await
+            let answer = timeout_at(deadline, stub.generate(request)).await;
+            let events = answer.map_err(|_| ClientError::Timeout { timeout: patience })??;
+            Generating::begin(events.into_inner(), deadline, patience).await
         })
         .await
     }
@@ -404,7 +410,7 @@ impl Client {
         self.attempts(deadline, true, message, attempt).await
     }
 
-    /// The same, where the coordinator need not know of the time if what begins may go on beyond it.
+    /// The same. One that is not `timed` takes care of its time itself, and may go on beyond it.
     async fn attempts<M, T, F, A>(
         &self,
         deadline: Instant,
@@ -428,8 +434,12 @@ impl Client {
             if timed {
                 request.set_timeout(left);
             }
-            let error = match tokio::time::timeout(left, attempt(self.stub.clone(), request)).await
-            {
+            let attempt = attempt(self.stub.clone(), request);
+            let outcome = match timed {
+                true => tokio::time::timeout(left, attempt).await,
+                false => Ok(attempt.await),
+            };
+            let error = match outcome {
                 Ok(Ok(answer)) => return Ok(answer),
                 Ok(Err(error)) => error,
                 Err(_) => return Err(ClientError::Timeout { timeout }),

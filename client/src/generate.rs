@@ -6,6 +6,7 @@ use galaxy_common::{RequestId, Sampling};
 use galaxy_proto::v1::{self, generate_event::Event};
 use serde::Serialize;
 use std::time::Duration;
+use tokio::time::{Instant, timeout_at};
 
 /// What goes on.
 #[derive(Clone, PartialEq, Debug)]
@@ -93,12 +94,18 @@ pub struct Generating {
 }
 
 impl Generating {
-    /// Waits for the beginning.
+    /// Waits for the beginning until then, and if other texts have the room for as long as they have it.
     pub(crate) async fn begin(
         mut events: tonic::Streaming<v1::GenerateEvent>,
+        mut until: Instant,
         patience: Duration,
     ) -> Result<Self, ClientError> {
-        let first = events.message().await?.and_then(|event| event.event);
+        let first = loop {
+            match message(&mut events, until, patience).await? {
+                Some(Event::Waiting(_)) => until = Instant::now() + patience,
+                first => break first,
+            }
+        };
         let Some(Event::Begun(v1::GenerateBegun { request, prompt_tokens, seed, text })) = first
         else {
             let what = "a text that goes on has no beginning".to_owned();
@@ -120,11 +127,7 @@ impl Generating {
         if self.done {
             return Ok(None);
         }
-        let timeout = self.patience;
-        let event = tokio::time::timeout(timeout, self.events.message()).await;
-        let event = event.map_err(|_| ClientError::Timeout { timeout })??;
-        let event = event.and_then(|event| event.event);
-        match event {
+        match message(&mut self.events, Instant::now() + self.patience, self.patience).await? {
             Some(Event::Token(v1::GeneratedToken { token, logprob, top, text })) => {
                 let top = top.iter().map(|likely| (likely.token, likely.logprob)).collect();
                 Ok(Some(Generated::Token(Token { token, logprob, top, text })))
@@ -133,7 +136,7 @@ impl Generating {
                 self.done = true;
                 Ok(Some(Generated::Done(Done { finish, text, report: report(cost)? })))
             }
-            Some(Event::Begun(_)) | None => {
+            Some(Event::Begun(_) | Event::Waiting(_)) | None => {
                 self.done = true;
                 let what = "a text that goes on broke off before its end".to_owned();
                 Err(ClientError::Malformed { what })
@@ -149,8 +152,18 @@ impl Generating {
     }
 }
 
+/// The next thing that is said, if it comes until then.
+async fn message(
+    events: &mut tonic::Streaming<v1::GenerateEvent>,
+    until: Instant,
+    timeout: Duration,
+) -> Result<Option<Event>, ClientError> {
+    let event = timeout_at(until, events.message()).await;
+    Ok(event.map_err(|_| ClientError::Timeout { timeout })??.and_then(|event| event.event))
+}
+
 /// What a coordinator is asked.
-pub(crate) fn message(prompt: Prompt, options: GenerateOptions) -> v1::GenerateRequest {
+pub(crate) fn request(prompt: Prompt, options: GenerateOptions) -> v1::GenerateRequest {
     let GenerateOptions { max_tokens, sampling, seed, stop, ignore_end } = options;
     let (prompt, ids) = match prompt {
         Prompt::Text(text) => (text, Vec::new()),

@@ -8,7 +8,7 @@ use std::sync::{
     Arc,
     atomic::{AtomicBool, AtomicUsize, Ordering},
 };
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 /// The queue.
 #[derive(Clone, Debug)]
@@ -19,7 +19,8 @@ pub struct Admission {
 #[derive(Debug)]
 struct Inner {
     queue: usize,
-    places: Arc<Semaphore>,
+    /// Requests that are here.
+    requests: watch::Sender<usize>,
     turn: Arc<Semaphore>,
     waiting: AtomicUsize,
     draining: AtomicBool,
@@ -28,17 +29,25 @@ struct Inner {
 /// A place in the queue, given back when the last copy is dropped.
 #[derive(Clone, Debug)]
 pub struct Ticket {
-    admission: Admission,
-    _place: Arc<OwnedSemaphorePermit>,
+    place: Arc<Place>,
+}
+
+/// One of the requests that are here.
+#[derive(Debug)]
+struct Place(Admission);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.inner.requests.send_modify(|requests| *requests -= 1);
+    }
 }
 
 impl Admission {
     /// A queue in which `queue` requests may wait while one runs.
     pub fn new(queue: usize) -> Self {
-        let places = Arc::new(Semaphore::new(queue + 1));
-        let turn = Arc::new(Semaphore::new(1));
+        let (requests, turn) = (watch::Sender::new(0), Arc::new(Semaphore::new(1)));
         let (waiting, draining) = (AtomicUsize::new(0), AtomicBool::new(false));
-        Self { inner: Arc::new(Inner { queue, places, turn, waiting, draining }) }
+        Self { inner: Arc::new(Inner { queue, requests, turn, waiting, draining }) }
     }
 
     /// Lets a request in.
@@ -49,9 +58,16 @@ impl Admission {
         if self.draining() {
             return Err(RequestError::Draining);
         }
-        let place = self.inner.places.clone().try_acquire_owned();
-        let place = place.map_err(|_| RequestError::Overloaded { queue: self.inner.queue })?;
-        Ok(Ticket { admission: self.clone(), _place: Arc::new(place) })
+        let queue = self.inner.queue;
+        let comes = |requests: &mut usize| {
+            let room = *requests <= queue;
+            *requests += usize::from(room);
+            room
+        };
+        match self.inner.requests.send_if_modified(comes) {
+            true => Ok(Ticket { place: Arc::new(Place(self.clone())) }),
+            false => Err(RequestError::Overloaded { queue }),
+        }
     }
 
     /// Takes no more requests, or takes them again.
@@ -71,9 +87,8 @@ impl Admission {
 
     /// Waits until no request is left.
     pub async fn idle(&self) {
-        let all = u32::try_from(self.inner.queue + 1).unwrap_or(u32::MAX);
-        // The semaphore is never closed; then there is nobody left either.
-        drop(self.inner.places.acquire_many(all).await);
+        // The sender is ours.
+        drop(self.inner.requests.subscribe().wait_for(|requests| *requests == 0).await);
     }
 }
 
@@ -98,7 +113,7 @@ impl Ticket {
                 self.0.fetch_sub(1, Ordering::Relaxed);
             }
         }
-        let inner = &self.admission.inner;
+        let inner = &self.place.0.inner;
         inner.waiting.fetch_add(1, Ordering::Relaxed);
         let _waiting = Waiting(&inner.waiting);
         let permit = inner.turn.clone().acquire_owned().await;
@@ -140,6 +155,10 @@ mod tests {
         assert_eq!(admission.admit().err(), Some(RequestError::Draining));
         let mut idle = Box::pin(admission.idle());
         assert!(tokio::time::timeout(std::time::Duration::ZERO, &mut idle).await.is_err());
+        // Whoever waits for the end keeps nobody out.
+        admission.drain(false);
+        drop(admission.admit().unwrap());
+        admission.drain(true);
         drop(turn);
         idle.await;
         admission.drain(false);

@@ -42,7 +42,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Bytes of one request: 1024 texts of 16 kB.
 const MAX_REQUEST_BYTES: usize = 16 << 20;
 /// Calls at one time on one connection; more wait in the client.
-const STREAMS: u32 = 32;
+const STREAMS: u32 = 128;
 /// How long a connection may be silent before the client is asked for a sign of life, and how long
 /// that may take.
 const KEEPALIVE: Duration = Duration::from_secs(10);
@@ -336,6 +336,7 @@ fn ask(request: v1::GenerateRequest) -> Ask {
 fn generated(said: Said) -> v1::GenerateEvent {
     use generate_event::Event;
     let event = match said {
+        Said::Waiting => Event::Waiting(v1::GenerateWaiting {}),
         Said::Begun { request, prompt, seed, text } => Event::Begun(v1::GenerateBegun {
             request: request.0,
             prompt_tokens: prompt,

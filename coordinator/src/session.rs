@@ -239,7 +239,7 @@ impl Session {
             let sentence = self.sentence()?.clone();
             let limit = self.text_limit(sentence.max_tokens);
             let wanted = Wanted::Pooled(sentence.pooling);
-            let mut answer = self.begin()?;
+            let mut answer = self.begin()?.within(timeout);
             let (sequences, took) = self.tokenize(texts, truncate, limit, Some(sentence)).await?;
             answer.tokenized(took);
             let results = answer.run(sequences, wanted, true).await?;
@@ -264,7 +264,7 @@ impl Session {
     ) -> Result<Classes, RequestError> {
         let work = async {
             let wanted = self.supported(Wanted::Classes)?;
-            let mut answer = self.begin()?;
+            let mut answer = self.begin()?.within(timeout);
             let (sequences, took) = match items {
                 Items::Texts(texts, truncate) => {
                     let limit = self.text_limit(None);
@@ -309,7 +309,7 @@ impl Session {
                 RunOutput::Wanted(wanted) => (self.supported(wanted)?, false),
             };
             self.check(&sequences, wanted)?;
-            let mut answer = self.begin()?;
+            let mut answer = self.begin()?.within(timeout);
             let (sequences, took) = self.prepare(sequences).await?;
             answer.tokenized(took);
             let tensors = answer.run(sequences, wanted, normalise).await?;

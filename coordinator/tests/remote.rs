@@ -40,9 +40,13 @@ impl World {
     }
 
     fn coordinate(&self) -> Session {
+        self.coordinate_within(Duration::from_secs(60))
+    }
+
+    /// One that gives callers who say nothing so much time.
+    fn coordinate_within(&self, timeout: Duration) -> Session {
         let (model, fleet) = self.fleet();
-        let limits = Limits { queue: 8, timeout: Duration::from_secs(60) };
-        Session::new(model, fleet, limits)
+        Session::new(model, fleet, Limits { queue: 8, timeout })
     }
 
     fn fleet(&self) -> (Arc<ModelDir>, Arc<dyn Fleet>) {
@@ -80,8 +84,12 @@ impl Drop for World {
 }
 
 async fn run(session: &Session) -> Result<(), RequestError> {
+    run_within(session, None).await
+}
+
+async fn run_within(session: &Session, timeout: Option<Duration>) -> Result<(), RequestError> {
     let output = RunOutput::Wanted(Wanted::Hidden);
-    let done = session.run(vec![Input::Tokens(vec![5, 6, 7])], output, None).await?;
+    let done = session.run(vec![Input::Tokens(vec![5, 6, 7])], output, timeout).await?;
     assert_eq!(done.tensors[0].shape, [3, 42]);
     Ok(())
 }
@@ -133,6 +141,46 @@ async fn a_program_beyond_the_limit_names_who_has_no_result_and_may_be_tried_aga
     assert_eq!(error.device().unwrap().as_str(), "solo");
     readiness.wait_for(|r| *r == Readiness::Ready(Epoch(9))).await.unwrap();
     fleet.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_waits_behind_a_program_that_fails_is_answered() {
+    let world = World::new().await;
+    let session = world.coordinate_within(Duration::from_millis(500));
+    until(&session, "Ready(").await;
+    world.worker.hang.store(true, Ordering::SeqCst);
+    let (first, second) = (session.clone(), session.clone());
+    let first = tokio::spawn(async move { run(&first).await });
+    world.worker.running.notified().await;
+    let long = Some(Duration::from_secs(30));
+    let second = tokio::spawn(async move { run_within(&second, long).await });
+    while session.admission().queued() == 0 {
+        tokio::task::yield_now().await;
+    }
+    let error = first.await.unwrap().expect_err("beyond the limit");
+    world.worker.hang.store(false, Ordering::SeqCst);
+    assert_eq!(error.code(), "device_failed", "{error}");
+    second.await.unwrap().unwrap();
+    session.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_caller_that_gives_more_time_has_it() {
+    let world = World::new().await;
+    let session = world.coordinate_within(Duration::from_millis(50));
+    until(&session, "Ready(").await;
+    world.worker.hang.store(true, Ordering::SeqCst);
+    let asking = session.clone();
+    let long = Some(Duration::from_secs(30));
+    let request = tokio::spawn(async move { run_within(&asking, long).await });
+    world.worker.running.notified().await;
+    let mut ticks = tokio::time::interval(Duration::from_millis(100));
+    for _ in 0..4 {
+        ticks.tick().await;
+    }
+    world.worker.hang.store(false, Ordering::SeqCst);
+    request.await.unwrap().unwrap();
+    session.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -429,21 +429,45 @@ async fn deadlines_end_waits() {
     service.stop().await;
 }
 
-/// It reads nothing of what is said: that is given up after a while, and the next text has room.
-#[tokio::test(start_paused = true)]
-async fn a_client_that_stops_reading_is_given_up() {
+/// A decoder with room for one text.
+fn short_of_room() -> Session {
     let model = Arc::new(ModelDir::open(&checkpoint("llama")).unwrap());
     let cache = Cache { rows: Cache::BLOCK, values: WireType::F32 };
     let plan = plan_with(&model, &[1.0, 1.0], Strategy::Galaxy, cache);
     let fleet = Arc::new(LocalFleet::open(model.clone(), plan).unwrap());
-    let session = Session::new(model, fleet, LIMITS);
-    let ask = |max_tokens| Ask {
-        ids: vec![5, 6, 7],
-        max_tokens,
-        ignore_end: true,
-        seeded: true,
-        ..Ask::default()
+    Session::new(model, fleet, LIMITS)
+}
+
+fn ask(max_tokens: u32) -> Ask {
+    let ids = vec![5, 6, 7];
+    Ask { ids, max_tokens, ignore_end: true, seeded: true, ..Ask::default() }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_text_that_waits_for_room_is_told_so() {
+    let session = short_of_room();
+    // The first has the room, and is not read any more: that is borne for a while.
+    let (listener, mut unread) = mpsc::channel(1);
+    let first = session.clone();
+    tokio::spawn(async move { first.generate(ask(60), None, listener).await });
+    assert!(matches!(unread.recv().await, Some(Ok(Said::Begun { .. }))));
+    let (listener, mut said) = mpsc::channel(1000);
+    session.generate(ask(60), None, listener).await;
+    let mut waits = 0;
+    let first = loop {
+        match said.recv().await.unwrap().unwrap() {
+            Said::Waiting => waits += 1,
+            first => break first,
+        }
     };
+    assert!(matches!(first, Said::Begun { .. }), "{first:?}");
+    assert!((5..100).contains(&waits), "{waits}");
+}
+
+/// It reads nothing of what is said: that is given up after a while, and the next text has room.
+#[tokio::test(start_paused = true)]
+async fn a_client_that_stops_reading_is_given_up() {
+    let session = short_of_room();
     let (listener, mut said) = mpsc::channel(1);
     let begun = tokio::time::Instant::now();
     session.generate(ask(60), None, listener).await;

@@ -6,6 +6,8 @@ use tokenizers::{PostProcessor, TruncationDirection};
 
 /// The largest that are real have 35 MB.
 const MAX_BYTES: u64 = 256 << 20;
+/// Tokens before a text that are read with its first: some words.
+const BEHIND: usize = 8;
 
 /// A tokenizer. Neither pads nor cuts on its own, whatever its file says.
 pub struct Tokenizer {
@@ -76,9 +78,11 @@ impl Tokenizer {
         self.inner.get_post_processor().map_or(0, |p| p.added_tokens(false))
     }
 
-    /// Text that comes token by token.
-    pub fn stream(&self) -> TextStream<'_> {
-        TextStream { tokenizer: self, tokens: Vec::new(), before: 0, told: 0 }
+    /// Text that comes token by token, behind the last tokens of one that is known: the first token of a text may
+    /// lose its space.
+    pub fn stream(&self, behind: &[u32]) -> TextStream<'_> {
+        let behind = &behind[behind.len().saturating_sub(BEHIND)..];
+        TextStream { tokenizer: self, tokens: behind.to_vec(), before: 0, told: behind.len() }
     }
 
     fn wrong(&self, error: tokenizers::Error) -> ModelError {
@@ -202,15 +206,41 @@ mod tests {
     #[test]
     fn text_comes_in_whole_characters() {
         let tokenizer = open(BYTES).expect("a tokenizer");
-        let mut stream = tokenizer.stream();
+        let mut stream = tokenizer.stream(&[]);
         let mut push = |token| stream.push(token).expect("text");
         assert_eq!([1, 2, 3, 4, 1, 0, 1].map(&mut push), ["a", "", "", "€", "a", " ", "a"]);
         assert_eq!([2, 3].map(&mut push), ["", ""]);
         assert!(stream.finish().expect("text").starts_with(char::REPLACEMENT_CHARACTER));
         let words = open(WORDS).expect("a tokenizer");
-        let mut stream = words.stream();
+        let mut stream = words.stream(&[]);
         let told = [4, 5, 2, 6].map(|token| stream.push(token).expect("text"));
         assert_eq!(told.concat(), "one two three");
+    }
+
+    /// As Llama 2's: a word has its space, and the first word of a text loses it.
+    const SPACED: &str = r#"{
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": true},
+        "post_processor": null,
+        "decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
+            {"type": "ByteFallback"}, {"type": "Fuse"},
+            {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+        "model": {"type": "WordLevel", "unk_token": "\u2581?", "vocab": {
+            "\u2581?": 0, "\u2581once": 1, "\u2581upon": 2, "\u2581a": 3, "\u2581time": 4}}
+    }"#;
+
+    #[test]
+    fn what_goes_on_keeps_its_first_space() {
+        let tokenizer = open(SPACED).expect("a tokenizer");
+        assert_eq!(tokenizer.encode("once upon", None).expect("tokens"), [1, 2]);
+        let told = |behind: &[u32]| {
+            let mut stream = tokenizer.stream(behind);
+            [3, 4].map(|token| stream.push(token).expect("text")).concat()
+        };
+        assert_eq!(told(&[1, 2]), " a time");
+        assert_eq!(told(&[2]), " a time");
+        assert_eq!(told(&[]), "a time");
     }
 
     #[test]

@@ -17,6 +17,10 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio_rustls::{TlsConnector, client::TlsStream};
 use tonic::transport::{Channel, Endpoint};
 
+/// How long a connection may be silent before the other side is asked for a sign of life, and how long that
+/// may take. Coordinators ask their clients in the same way.
+const KEEPALIVE: Duration = Duration::from_secs(10);
+
 /// Why no connection stands.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
@@ -229,6 +233,15 @@ impl Target {
             // counted for as long as the connection lives, and after 1024 it would be closed.
             .http2_max_local_error_reset_streams(None)
             .connect_timeout(timeout);
+        // One that opens again notices a way that is dead: no call fails on it by itself. The others are asked for
+        // signs of life by whoever has opened them.
+        let endpoint = match again {
+            true => endpoint
+                .http2_keep_alive_interval(KEEPALIVE)
+                .keep_alive_timeout(KEEPALIVE)
+                .keep_alive_while_idle(true),
+            false => endpoint,
+        };
         let connector = tower::service_fn(move |_| {
             let (target, ready) = (self.clone(), ready.clone());
             async move {

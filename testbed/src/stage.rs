@@ -232,7 +232,7 @@ impl Placed<'_> {
             let (mut tokens, mut at, mut report) = (Vec::new(), Vec::new(), None);
             while let Some(said) = said.recv().await {
                 match said? {
-                    Said::Begun { .. } => {}
+                    Said::Waiting | Said::Begun { .. } => {}
                     Said::Token { told, .. } => {
                         tokens.push(told[0] as u32);
                         at.push(begun.elapsed());

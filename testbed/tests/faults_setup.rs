@@ -374,7 +374,7 @@ impl Worker for Later {
     type PrepareStream = BoxStream<v1::PlaceEvent>;
     async fn prepare(
         &self,
-        _: Request<v1::PlaceRequest>,
+        _: Request<v1::PrepareRequest>,
     ) -> Result<Response<Self::PrepareStream>, Status> {
         Err(Status::unimplemented("prepare"))
     }

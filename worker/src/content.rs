@@ -170,12 +170,23 @@ pub(crate) async fn open(
     Ok(Arriving { model, data, supply })
 }
 
-/// Makes room in the cache for `list`. Data that has to begin anew is opened anew.
+/// What may go from the cache to make room.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Room {
+    /// Pieces of the same model, too, which begins anew then,
+    Anew,
+    /// or nothing of it, because it runs.
+    Beside,
+}
+
+/// Makes room in the cache for `list`. Data that has to begin anew is opened anew. Nothing, where that may
+/// not be.
 pub(crate) async fn room(
     core: &Arc<Core>,
     arriving: Arriving,
     list: &[u32],
-) -> Result<Arriving, WorkerError> {
+    room: Room,
+) -> Result<Option<Arriving>, WorkerError> {
     let (shared, list) = (core.clone(), list.to_vec());
     let made = blocking(move || {
         let Arriving { model, data, supply } = arriving;
@@ -184,13 +195,16 @@ pub(crate) async fn room(
         let mut missing: Vec<u32> = list.iter().copied().filter(absent).collect();
         missing.sort_unstable();
         let wanted = list.iter().map(|piece| data.pieces.bytes(*piece)).sum();
-        if cache.room(&data, &missing, wanted)? {
-            return Ok(Arriving { model, data, supply });
+        if cache.room(&data, &missing, wanted, room)? {
+            return Ok(Some(Arriving { model, data, supply }));
+        }
+        if room == Room::Beside {
+            return Ok(None);
         }
         let (content, manifest) = (data.content, data.manifest.clone());
         drop((model, data));
         let (model, data) = cache.model(content, manifest)?;
-        Ok::<_, WorkerError>(Arriving { model, data, supply })
+        Ok::<_, WorkerError>(Some(Arriving { model, data, supply }))
     });
     made.await?
 }

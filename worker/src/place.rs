@@ -3,7 +3,7 @@
 
 use crate::{
     content::{
-        self, Arriving,
+        self, Arriving, Room,
         cache::Cache,
         data::Data,
         fetch::{self, Meter, Sources},
@@ -28,7 +28,7 @@ use std::{
     ops::ControlFlow,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -44,6 +44,8 @@ const MAX_PLAN_BYTES: usize = 4 << 20;
 const PROGRESS_EVERY: Duration = Duration::from_millis(100);
 /// Devices that are asked for pieces of the model, those that follow in the ring first.
 const NEIGHBOURS: usize = 8;
+/// The same while programs run.
+const BESIDE: usize = 2;
 
 /// Where events of a placement go. When it closes, the coordinator hung up.
 pub(crate) type Events = mpsc::Sender<Result<v1::PlaceEvent, Status>>;
@@ -88,12 +90,17 @@ struct Told {
     meter: Meter,
     events: Events,
     last: Mutex<Instant>,
+    /// It is ahead of any: nothing that has a place may be touched.
+    ahead: bool,
+    /// And it is not wanted any more.
+    over: AtomicBool,
 }
 
 impl Told {
-    fn new(events: &Events) -> Arc<Self> {
+    fn new(events: &Events, ahead: bool) -> Arc<Self> {
         let (meter, last) = (Meter::default(), Mutex::new(Instant::now()));
-        Arc::new(Self { meter, events: events.clone(), last })
+        let over = AtomicBool::new(false);
+        Arc::new(Self { meter, events: events.clone(), last, ahead, over })
     }
 
     /// Tells it, if that is some time ago.
@@ -134,25 +141,24 @@ pub(crate) async fn place(core: Arc<Core>, request: v1::PlaceRequest, events: Ev
 
 /// Makes ready for a place as far as what runs can go on, and reports into `events`. The epoch of the
 /// request says nothing.
-pub(crate) async fn prepare(core: Arc<Core>, request: v1::PlaceRequest, events: Events) {
+pub(crate) async fn prepare(core: Arc<Core>, request: v1::PrepareRequest, events: Events) {
     let begun = Instant::now();
-    let (mut changes, now) = (core.state.subscribe(), core.state.borrow().clone());
-    let over = |state: &State| state.epoch() != now.epoch() || state.measuring();
-    let prepared = async {
-        if now.draining() {
-            return Err(Refusal::Draining.into());
-        }
-        let idle = !now.alive(now.epoch());
-        until_there(&core, request, &events, idle).await
+    let mut changes = core.state.subscribe();
+    let epoch = changes.borrow().epoch();
+    let over = |state: &State| {
+        state.epoch() != epoch || state.placing() || state.measuring() || state.draining()
     };
-    // In this order: no shard is taken hold of under a placement that has begun.
+    let told = Told::new(&events, true);
+    // In this order: nothing is begun beside a placement.
     let prepared = tokio::select! {
         biased;
         _ = changes.wait_for(over) => Err(WorkerError::GivenUp),
         () = events.closed() => Err(WorkerError::GivenUp),
-        prepared = prepared => prepared,
+        prepared = until_there(&core, request, &told) => prepared,
+        never = told.go_on() => match never {},
     };
-    report(&core, ("preparation", now.epoch()), begun, prepared, &events).await;
+    told.over.store(true, Ordering::Relaxed);
+    report(&core, ("preparation", epoch), begun, prepared, &events).await;
 }
 
 /// Says what came of it.
@@ -330,7 +336,7 @@ async fn hold_and_link(
     // Together, because peers load for different times, and each has little time to be there.
     let links =
         async { core.ring.form(&core.identity, formation).await.map_err(WorkerError::from) };
-    let told = Told::new(events);
+    let told = Told::new(events, false);
     let shard = get_and_hold(core, &request, there, &told);
     let both = async { tokio::try_join!(shard, links) };
     let ((model, held, placed), links) = tokio::select! {
@@ -352,7 +358,13 @@ struct Coming {
 }
 
 /// Has the coordinator call, and checks plan and budget against the model that it brings.
-async fn call(core: &Arc<Core>, request: &Request, told: &Told) -> Result<Coming, WorkerError> {
+/// Nothing, if there is no `room`.
+async fn call(
+    core: &Arc<Core>,
+    request: &Request,
+    told: &Told,
+    room: Room,
+) -> Result<Option<Coming>, WorkerError> {
     let waiting = core.desk.wait();
     let event = v1::place_event::Event::Wanted(v1::ModelWanted {});
     let wanted = told.events.send(Ok(v1::PlaceEvent { event: Some(event) })).await;
@@ -362,7 +374,10 @@ async fn call(core: &Arc<Core>, request: &Request, told: &Told) -> Result<Coming
     let device = request.device();
     let place = (request.rank.index(), request.plan.ring.len());
     let list = content::order(&arriving.model, &arriving.data.pieces, &device.prefill, place)?;
-    let Arriving { model, data, supply } = content::room(core, arriving, &list).await?;
+    let Some(Arriving { model, data, supply }) = content::room(core, arriving, &list, room).await?
+    else {
+        return Ok(None);
+    };
     *lock(&core.shared) = Some(Shared::Cached(data.clone()));
     let sources = Sources {
         coordinator: supply,
@@ -370,7 +385,7 @@ async fn call(core: &Arc<Core>, request: &Request, told: &Told) -> Result<Coming
         identity: core.identity.clone(),
         from: core.ring.dials_from(),
     };
-    Ok(Coming { model, granted, data, list, sources })
+    Ok(Some(Coming { model, granted, data, list, sources }))
 }
 
 /// Has the model brought, as much of it as this device needs, and holds the shard: it is loaded while
@@ -380,7 +395,8 @@ async fn fetch_and_hold(
     request: &Request,
     told: &Arc<Told>,
 ) -> Result<(Arc<ModelDir>, Holding, Placed), WorkerError> {
-    let Coming { model, granted, data, list, sources } = call(core, request, told).await?;
+    let coming = call(core, request, told, Room::Anew).await?;
+    let Coming { model, granted, data, list, sources } = coming.ok_or(WorkerError::Bug)?;
     let (loaded, all_loaded) = oneshot::channel::<()>();
     let done = async { drop(all_loaded.await) };
     let fetching = async {
@@ -412,33 +428,31 @@ async fn get_and_hold(
     Ok((model, held, placed))
 }
 
-/// Has brought what the device of `request` would need of the model and lacks. If it is `idle`, it
+/// Has brought what the device would need of the model and lacks. If it has no part in what runs, it
 /// holds its shard, too.
 async fn until_there(
     core: &Arc<Core>,
-    request: v1::PlaceRequest,
-    events: &Events,
-    idle: bool,
+    request: v1::PrepareRequest,
+    told: &Arc<Told>,
 ) -> Result<Placed, WorkerError> {
-    let request = Request::read(&core.name, core.plain_port.is_some(), request)?;
-    let told = Told::new(events);
-    let getting = async {
-        let there = open(core, &request).await?;
-        if idle {
-            return Ok(get_and_hold(core, &request, there, &told).await?.2);
-        }
-        let nothing = Placed::of(Bytes(0), Bytes(0));
-        if there.is_some() {
-            return Ok(nothing);
-        }
-        let Coming { data, list, sources, .. } = call(core, &request, &told).await?;
-        fetch::fetch(data, list, sources, &told.meter, std::future::ready(())).await?;
-        Ok(nothing.fetched(&told.meter))
-    };
-    tokio::select! {
-        got = getting => got,
-        never = told.go_on() => match never {},
+    let v1::PrepareRequest { place, load } = request;
+    let request = Request::read(&core.name, core.plain_port.is_some(), place.unwrap_or_default())?;
+    let there = open(core, &request).await?;
+    if load && !core.state.borrow().lives() {
+        return Ok(get_and_hold(core, &request, there, told).await?.2);
     }
+    let nothing = Placed::of(Bytes(0), Bytes(0));
+    if there.is_some() {
+        return Ok(nothing);
+    }
+    let room = Room::Beside;
+    // Where the cache has no room beside what runs, it all comes with the place.
+    let Some(coming) = call(core, &request, told, room).await? else { return Ok(nothing) };
+    let Coming { data, list, mut sources, .. } = coming;
+    // Windows of connections take memory that programs have, too.
+    sources.peers.truncate(BESIDE);
+    fetch::fetch(data, list, sources, &told.meter, std::future::ready(())).await?;
+    Ok(nothing.fetched(&told.meter))
 }
 
 impl Core {
@@ -498,6 +512,9 @@ async fn hold(
         streaming: device.streaming.clone(),
     };
     let mut held = core.held.clone().write_owned().await;
+    if told.ahead && core.state.borrow().lives() {
+        return Err(WorkerError::GivenUp);
+    }
     if let Some(bytes) = held.as_ref().filter(|held| held.key == key).map(|held| held.bytes) {
         return Ok((held, Placed::of(bytes, Bytes(0))));
     }
@@ -510,7 +527,7 @@ async fn hold(
             told.meter.read.store(done, Ordering::Relaxed);
             told.meter.to_read.store(total, Ordering::Relaxed);
             told.tell();
-            match ending.load(Ordering::Relaxed) {
+            match ending.load(Ordering::Relaxed) || told.over.load(Ordering::Relaxed) {
                 false => ControlFlow::Continue(()),
                 true => ControlFlow::Break(()),
             }

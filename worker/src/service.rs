@@ -90,10 +90,10 @@ impl Worker for Control {
     }
 
     type PrepareStream = Events<v1::PlaceEvent>;
-    async fn prepare(&self, request: Request<v1::PlaceRequest>) -> Answer<Self::PrepareStream> {
+    async fn prepare(&self, request: Request<v1::PrepareRequest>) -> Answer<Self::PrepareStream> {
         let peer = require(Role::Coordinator, &request)?;
         let request = request.into_inner();
-        tracing::info!(rank = request.rank, %peer, "preparing for a place");
+        tracing::info!(load = request.load, %peer, "preparing for a place");
         let (events, stream) = mpsc::channel(EVENTS);
         self.0.tasks.spawn(place::prepare(self.0.clone(), request, events));
         Ok(Response::new(ReceiverStream::new(stream)))

@@ -209,6 +209,14 @@ impl State {
         self.draining = on;
     }
 
+    /// Whether an epoch is being placed,
+    pub fn placing(&self) -> bool {
+        self.phase == Phase::Placing
+    }
+    /// or is being placed or ready.
+    pub fn lives(&self) -> bool {
+        self.alive(self.epoch)
+    }
     /// Whether the device, or a link of it, is being measured.
     pub fn measuring(&self) -> bool {
         self.phase == Phase::Measuring

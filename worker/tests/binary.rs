@@ -44,7 +44,10 @@ fn it_says_where_it_listens_and_ends_when_told() {
 fn it_says_what_is_wrong() {
     let output = worker().arg("--version").output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
-    assert!(text.contains("protocol 6") && text.contains("commit"), "{text}");
+    assert!(
+        text.contains(&format!("protocol {}", galaxy_proto::PROTOCOL)) && text.contains("commit"),
+        "{text}"
+    );
 
     let output = worker().args(["--identity", "/nowhere", "--models", "/"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));

@@ -188,15 +188,15 @@ impl World {
         self.all(Call::Place, model, plan, workers, manner).await
     }
 
-    /// Has all workers fetch what a plan needs.
+    /// Has all workers make ready for a plan.
     async fn prepare(
         &self,
         model: &Arc<Model>,
         plan: &Plan,
         workers: &[&Worker],
-        manner: Manner,
+        load: bool,
     ) -> Vec<(Result<v1::PlaceReady, Fault>, Arc<Asked>)> {
-        self.all(Call::Prepare, model, plan, workers, manner).await
+        self.all(Call::Prepare { load }, model, plan, workers, Manner::default()).await
     }
 
     async fn all(
@@ -248,7 +248,7 @@ impl World {
 #[derive(Clone, Copy)]
 enum Call {
     Place,
-    Prepare,
+    Prepare { load: bool },
 }
 
 async fn placed(
@@ -262,7 +262,9 @@ async fn placed(
     let fault = |status| from_status(&status);
     let answer = match call {
         Call::Place => client.place(request).await,
-        Call::Prepare => client.prepare(request).await,
+        Call::Prepare { load } => {
+            client.prepare(v1::PrepareRequest { place: Some(request), load }).await
+        }
     };
     let mut events = answer.map_err(fault)?.into_inner();
     let mut supplies = tokio::task::JoinSet::new();
@@ -453,7 +455,7 @@ async fn what_a_later_plan_needs_comes_while_another_runs() {
     for (ready, _) in world.place(&model, &first, &all, Manner::default()).await {
         ready.unwrap();
     }
-    let prepared = world.prepare(&model, &second, &all, Manner::default()).await;
+    let prepared = world.prepare(&model, &second, &all, true).await;
     let ready = |rank: usize| prepared[rank].0.as_ref().unwrap();
     assert_eq!((ready(0).fetched_bytes, ready(0).weight_bytes), (0, 0));
     let grown = ready(1).fetched_bytes;
@@ -481,7 +483,8 @@ async fn a_placement_ends_what_is_fetched_ahead_and_goes_on_from_there() {
         ..v1::PlaceRequest::default()
     };
     let manner = Manner { most: some, ..Manner::default() };
-    let preparing = placed(Call::Prepare, client, of, request, manner, Arc::default());
+    let preparing =
+        placed(Call::Prepare { load: false }, client, of, request, manner, Arc::default());
     let preparing = tokio::spawn(preparing);
     until(&|| in_cache(&cache) >= some as u32).await;
     let (ready, asked) = world.alone(&model, &worker, Manner::default()).await;
@@ -495,15 +498,15 @@ async fn a_placement_ends_what_is_fetched_ahead_and_goes_on_from_there() {
     let (other, more) = (Shape { vocabulary: 4100, ..small() }, world.dir.path().join("other"));
     let other = Model::of(&more, other);
     let plan = other.plan(&[1.0]);
-    let idle = world.prepare(&other, &plan, &[&worker], Manner::default()).await.remove(0);
+    let idle = world.prepare(&other, &plan, &[&worker], true).await.remove(0);
     let read = idle.0.unwrap().read_bytes;
     assert!(read > 0);
     let ready = world.alone(&other, &worker, Manner::default()).await.0.unwrap();
     assert_eq!((ready.reused, ready.weight_bytes, ready.read_bytes), (true, read, 0));
     // One that drains prepares for nothing.
     worker.client.clone().drain(v1::DrainRequest { off: false }).await.unwrap();
-    let drains = world.prepare(&model, &plan, &[&worker], Manner::default()).await;
-    assert_eq!(drains[0].0.as_ref().unwrap_err().code, "draining");
+    let drains = world.prepare(&model, &plan, &[&worker], true).await;
+    assert_eq!(drains[0].0.as_ref().unwrap_err().code, "given_up");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

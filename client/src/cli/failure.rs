@@ -10,12 +10,21 @@ pub struct Failure {
     place: Option<String>,
     todo: Option<String>,
     usage: bool,
+    enough: bool,
 }
 
 impl Failure {
     /// Something went wrong.
     pub fn new(what: impl Into<String>) -> Self {
-        Self { what: what.into(), place: None, todo: None, usage: false }
+        Self { what: what.into(), place: None, todo: None, usage: false, enough: false }
+    }
+    /// None: whoever reads the results has seen enough.
+    pub fn enough() -> Self {
+        Self { enough: true, ..Self::new("nobody reads the result") }
+    }
+    /// Whether it is none.
+    pub fn is_enough(&self) -> bool {
+        self.enough
     }
     /// The arguments do not go together.
     pub fn usage(what: impl Into<String>) -> Self {

@@ -7,6 +7,7 @@ use super::{
     in_process::{self, InProcess},
     json, print, progress,
     run::Local,
+    tell,
 };
 use clap::Args;
 use galaxy_client::{GenerateOptions, Generated, Prompt, Token};
@@ -239,9 +240,9 @@ impl Show {
         }
         print("\n")?;
         let rate = rate.map_or(String::new(), |rate| format!(", then {rate:.1} tokens/s"));
-        eprintln!(
+        tell(&format!(
             "{prompt} tokens in, {count} out ({finish}); first after {waited:.0} ms{rate}; seed {seed}"
-        );
+        ));
         Ok(())
     }
 }
@@ -368,7 +369,9 @@ fn go_on(args: &GenerateArgs, loaded: Loaded) -> Result<(), Failure> {
     let Loaded { cluster, tokenizer, text, ends, count, chunk } = loaded;
     let begun = Instant::now();
     let mut show = Show::new(args, tokenizer.is_some(), text.prompt, text.sampling.seed, begun);
-    let mut stream = tokenizer.as_ref().map(Tokenizer::stream);
+    // Behind a prompt of ids the text is one of its own.
+    let behind = if args.ids.is_some() { &[] } else { &text.tokens[..] };
+    let mut stream = tokenizer.as_ref().map(|tokenizer| tokenizer.stream(behind));
     let mut ending = Ending::new(args.stop.clone());
     let (mut failed, mut ended) = (None, false);
     let mut tell = |told: &Told| {

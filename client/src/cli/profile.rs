@@ -4,6 +4,7 @@ use super::{
     failure::Failure,
     json, print,
     table::{row, table},
+    tell,
 };
 use clap::{Args, Subcommand};
 use galaxy_common::{Bytes, ClusterProfile, DeviceName, DeviceProfile, Kernel, LinkProfile, Table};
@@ -122,7 +123,7 @@ impl Bars {
             Progress::Device { device, done, total, now } => (device.to_string(), done, total, now),
             Progress::Links { done, total, now } => ("links".to_owned(), done, total, now),
             Progress::Note(note) => {
-                return self.all.suspend(|| eprintln!("note: {note}"));
+                return self.all.suspend(|| tell(&format!("note: {note}")));
             }
         };
         let mut each = self.each.lock().unwrap_or_else(PoisonError::into_inner);
@@ -142,7 +143,7 @@ impl Bars {
             bar.set_message(now);
             bar.set_position(u64::from(done));
         } else if *last != now {
-            eprintln!("{name}: {done} of {total}, {now}");
+            tell(&format!("{name}: {done} of {total}, {now}"));
             *last = now;
         }
     }

@@ -77,7 +77,8 @@ pub async fn serve(args: ServeArgs) -> Result<(), Failure> {
         None => None,
     };
     let client = args.connection.open().await?;
-    let status = progress::watch("asking the coordinator", client.status()).await?;
+    let asking = args.connection.open().await?;
+    let status = progress::watch("asking the coordinator", asking.status()).await?;
     if let Some(directory) = &args.model
         && directory.file_name().is_some_and(|name| *name != *status.model)
     {
@@ -99,10 +100,14 @@ pub async fn serve(args: ServeArgs) -> Result<(), Failure> {
     let address = listener.local_addr().map_err(failed)?;
     let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
-    print(&format!("listening on http://{address}/v1 for {}\n", status.model))?;
+    match print(&format!("listening on http://{address}/v1 for {}\n", status.model)) {
+        Err(failure) if !failure.is_enough() => return Err(failure),
+        // Whoever reads no lines may ask all the same.
+        _ => {}
+    }
 
     let (stop, stopping) = watch::channel(());
-    let accepting = accept(listener, Api::new(client, key, chat), stopping);
+    let accepting = accept(listener, Api::new(client, asking, key, chat), stopping);
     let mut accepting = pin!(accepting);
     tokio::select! {
         () = &mut accepting => {}

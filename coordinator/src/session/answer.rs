@@ -5,7 +5,7 @@ use super::{
     batch::{Sequence, pack},
 };
 use crate::{
-    admission::Ticket,
+    admission::{Ticket, Turn},
     error::RequestError,
     fleet::{DeviceCost, DeviceRun, Readiness, Run, Task, blocking},
     trace::TracedProgram,
@@ -25,11 +25,19 @@ pub(super) struct Answer<'a> {
     ticket: Ticket,
     report: Report,
     programs: Vec<TracedProgram>,
+    /// Until when the caller wants it, if it says.
+    deadline: Option<Instant>,
 }
 
 impl<'a> Answer<'a> {
     pub(super) fn new(session: &'a Session, ticket: Ticket, report: Report) -> Self {
-        Self { session, ticket, report, programs: Vec::new() }
+        Self { session, ticket, report, programs: Vec::new(), deadline: None }
+    }
+
+    /// The time that the caller gives, from now on.
+    pub(super) fn within(mut self, timeout: Option<Duration>) -> Self {
+        self.deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        self
     }
 
     /// Notes how long tokenising took.
@@ -72,7 +80,16 @@ impl<'a> Answer<'a> {
     }
 
     /// Waits for the turn and runs one program.
-    pub(super) async fn program(&mut self, task: Task) -> Result<Run, RequestError> {
+    async fn program(&mut self, task: Task) -> Result<Run, RequestError> {
+        let turn = self.turn().await?;
+        self.run_in(turn, task).await
+    }
+
+    /// Waits for the turn, and for a cluster that is ready.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves the queue.
+    pub(super) async fn turn(&mut self) -> Result<Turn, RequestError> {
         let waiting = Instant::now();
         let ran = || self.session.inner.programs.load(Ordering::Relaxed);
         let (mut until, mut before) = (waiting + READY_WAIT, ran());
@@ -89,10 +106,17 @@ impl<'a> Answer<'a> {
             }
         };
         self.report.queue += waiting.elapsed();
+        Ok(turn)
+    }
+
+    /// Runs one program in its turn.
+    pub(super) async fn run_in(&mut self, turn: Turn, task: Task) -> Result<Run, RequestError> {
         let session = self.session.clone();
         let shape = task.shape.clone();
         let phase = task.going.as_ref().map_or(Phase::Prefill, |going| going.phase);
-        let limit = self.session.inner.limits.timeout;
+        // Longer if the caller gives more, and not shorter: what overruns it ends the epoch for all.
+        let left = self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let limit = self.session.inner.limits.timeout.max(left.unwrap_or_default());
         // A task of its own: the program runs to its end, whoever still waits for it.
         let task = tokio::spawn(async move {
             let run = session.inner.fleet.execute(task, limit).await;
@@ -107,16 +131,19 @@ impl<'a> Answer<'a> {
         self.report.execute += run.took;
         self.report.programs += 1;
         self.report.epoch = run.epoch;
-        if self.report.devices.len() != run.devices.len() {
-            let zero = |d: &DeviceRun| (d.name.clone(), DeviceCost::default());
-            self.report.devices = run.devices.iter().map(zero).collect();
-        }
-        for ((_, sum), device) in self.report.devices.iter_mut().zip(&run.devices) {
-            sum.total_ns += device.cost.total_ns;
-            sum.compute_busy_ns += device.cost.compute_busy_ns;
-            sum.awaiting_receive_ns += device.cost.awaiting_receive_ns;
-            sum.bytes_sent += device.cost.bytes_sent;
-            sum.bytes_received += device.cost.bytes_received;
+        // The plan may have changed since the last one.
+        for DeviceRun { name, cost, .. } in &run.devices {
+            let known = self.report.devices.iter().position(|(of, _)| of == name);
+            let at = known.unwrap_or_else(|| {
+                self.report.devices.push((name.clone(), DeviceCost::default()));
+                self.report.devices.len() - 1
+            });
+            let sum = &mut self.report.devices[at].1;
+            sum.total_ns += cost.total_ns;
+            sum.compute_busy_ns += cost.compute_busy_ns;
+            sum.awaiting_receive_ns += cost.awaiting_receive_ns;
+            sum.bytes_sent += cost.bytes_sent;
+            sum.bytes_received += cost.bytes_received;
         }
         self.programs.push(TracedProgram {
             epoch: run.epoch,

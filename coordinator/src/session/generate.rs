@@ -1,6 +1,6 @@
 //! Texts that go on: stints of tokens, in turns with other requests, over changes of the plan.
 
-use super::{Report, Session, answer::Answer};
+use super::{READY_WAIT, Report, Session, answer::Answer};
 use crate::{
     error::RequestError,
     fleet::{Going, Task, blocking},
@@ -20,13 +20,15 @@ use std::{
 };
 use tokio::{
     sync::mpsc,
-    time::{Instant, timeout_at},
+    time::{Instant, interval_at, sleep_until, timeout_at},
 };
 
 /// How long a text waits for its cluster to come back before it is given up.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Between looks at a cluster that is gone.
 const PAUSE: Duration = Duration::from_millis(100);
+/// Between signs of life of a text that waits for room.
+const SIGN: Duration = Duration::from_secs(2);
 /// Stops that a request may have, and bytes of one.
 const STOPS: usize = 16;
 const STOP_BYTES: usize = 256;
@@ -71,6 +73,8 @@ impl std::fmt::Display for Finish {
 /// What is said of a text that goes on.
 #[derive(Debug, Clone)]
 pub enum Said {
+    /// It waits for room behind others, before it begins. Again and again.
+    Waiting,
     /// First.
     Begun {
         /// The request's number.
@@ -109,6 +113,8 @@ struct Way {
     /// Its prompt, and what was made.
     tokens: Vec<u32>,
     prompt: usize,
+    /// Whether the prompt was a text.
+    text: bool,
     sampling: Sampling,
     /// Rows that room is taken for.
     rows: u32,
@@ -122,6 +128,11 @@ struct Way {
 }
 
 impl Way {
+    /// The tokens behind which those that are made are to be read.
+    fn behind(&self) -> &[u32] {
+        if self.text { &self.tokens[..self.prompt] } else { &[] }
+    }
+
     fn made(&self) -> u32 {
         (self.tokens.len() - self.prompt) as u32
     }
@@ -192,18 +203,30 @@ impl Session {
         let deadline = begun + allowed;
         let late = RequestError::Deadline { allowed, ours: false };
         self.generates()?;
-        let mut answer = self.begin()?;
+        let mut answer = self.begin()?.within(timeout);
         let (mut way, stop, tokenized) = self.way(ask).await?;
         answer.tokenized(tokenized);
         let rows = Cache::taken(way.rows);
         let room = self.inner.room.clone().acquire_many_owned(rows);
+        let waits = async {
+            let mut ticks = interval_at(begun + SIGN, SIGN);
+            loop {
+                ticks.tick().await;
+                // One that does not read now reads later.
+                drop(listener.try_send(Ok(Said::Waiting)));
+            }
+        };
         let room = tokio::select! {
             room = timeout_at(deadline, room) => room.map_err(|_| late.clone())?,
             // Whoever goes meanwhile leaves the queue.
             () = listener.closed() => return Ok(()),
+            never = waits => match never {},
         };
         let _room = room.map_err(|_| RequestError::Draining)?;
-        let stream = self.inner.tokenizer.as_ref().ok().map(|tokenizer| tokenizer.stream());
+        // Who is told that it begins is not told to try again.
+        self.ready(Instant::now() + READY_WAIT).await?;
+        let tokenizer = self.inner.tokenizer.as_ref().ok();
+        let stream = tokenizer.map(|tokenizer| tokenizer.stream(way.behind()));
         let ending = Ending::new(stop);
         let queue = VecDeque::new();
         let mut telling = Telling { stream, ending, queue, finish: None, listener };
@@ -252,8 +275,20 @@ impl Session {
             // What a program may have depends on the plan, which may be another.
             let task = way.next(self.outlook().max_rows, tell)?;
             let (before, segment) = (way.made(), task.shape.segments()[0]);
+            let begun = Instant::now();
+            let turn = tokio::select! {
+                turn = answer.turn() => turn,
+                // Nobody waits in the queue for who does not want it.
+                () = telling.listener.closed() => return Ok(None),
+                () = sleep_until(deadline) => return Err(late),
+            };
             let ran = {
-                let running = answer.program(task);
+                let running = async {
+                    match turn {
+                        Ok(turn) => answer.run_in(turn, task).await,
+                        Err(error) => Err(error),
+                    }
+                };
                 tokio::pin!(running);
                 loop {
                     tokio::select! {
@@ -284,6 +319,10 @@ impl Session {
                     let rows = segment.rows + made.saturating_sub(1);
                     way.kept = Some((run.epoch, segment.past + rows));
                     way.breadth = run.breadth.unwrap_or(way.breadth);
+                    // What goes well is no waiting.
+                    if let Some(until) = &mut patience {
+                        *until += begun.elapsed();
+                    }
                 }
                 // Once something was told, or is kept.
                 Err(error)
@@ -344,6 +383,7 @@ impl Session {
             sampling.seed = now.map_or(0, |now| now.as_nanos() as u64);
         }
         let sampling = sampling.checked(spec.vocabulary).map_err(|e| invalid(e.to_string()))?;
+        let text = ids.is_empty();
         let session = self.clone();
         let (tokens, ends, took) = blocking(move || {
             let begun = Instant::now();
@@ -386,7 +426,7 @@ impl Session {
         let most = if max_tokens == 0 { room } else { max_tokens.min(room) };
         let slot = self.inner.slots.fetch_add(1, Ordering::Relaxed);
         let (kept, breadth, rows) = (None, Breadth::Few, prompt as u32 + most);
-        let way = Way { slot, tokens, prompt, sampling, rows, ends, most, kept, breadth };
+        let way = Way { slot, tokens, prompt, text, sampling, rows, ends, most, kept, breadth };
         Ok((way, stop, took))
     }
 }

@@ -40,7 +40,7 @@ pub struct Worker {
     pub name: String,
     pub protocol: AtomicU32,
     pub memory: AtomicU64,
-    /// It never answers a program.
+    /// It answers no program.
     pub hang: AtomicBool,
     /// It refuses every place.
     pub refuse: AtomicBool,
@@ -140,8 +140,9 @@ impl worker_server::Worker for Control {
     async fn execute(&self, request: Request<v1::ExecuteRequest>) -> Answer<Self::ExecuteStream> {
         let request = request.into_inner();
         self.0.running.notify_one();
-        if self.0.hang.load(Ordering::SeqCst) {
-            std::future::pending::<()>().await;
+        let mut looks = tokio::time::interval(Duration::from_millis(5));
+        while self.0.hang.load(Ordering::SeqCst) {
+            looks.tick().await;
         }
         let (epoch, rank, local) = self.0.placed.lock().unwrap().clone();
         assert_eq!(epoch, request.epoch);
@@ -181,7 +182,7 @@ impl worker_server::Worker for Control {
         Ok(Response::new(v1::DrainReply {}))
     }
     type PrepareStream = Events<v1::PlaceEvent>;
-    async fn prepare(&self, _: Request<v1::PlaceRequest>) -> Answer<Self::PrepareStream> {
+    async fn prepare(&self, _: Request<v1::PrepareRequest>) -> Answer<Self::PrepareStream> {
         if self.0.unprepared.load(Ordering::SeqCst) {
             let fault = Fault::new("no_room", "its disk is full", false);
             return Err(to_status(Code::ResourceExhausted, fault));

@@ -31,6 +31,8 @@ const DELAYS: [(u64, u64); 5] = [(0, 0), (0, 2_000), (0, 2_000), (1_000, 20_000)
 const TIMES: [u64; 4] = [300, 3_000, 10_000, 30_000];
 /// After a call's time, for its caller to know.
 const LATE: Duration = Duration::from_millis(200);
+/// For texts of others that have the room: each has 30 s of patience with its cluster.
+const ROOM: Duration = Duration::from_secs(120);
 /// Once nothing is broken any more, for the cluster to answer.
 const RECOVERY: Duration = Duration::from_secs(60);
 /// For parties to end that were told to.
@@ -177,7 +179,9 @@ impl Story {
             ..GenerateOptions::default()
         };
         let client = client.with_timeout(limit);
-        let mut text = in_time(limit, client.generate(prompt.clone(), options)).await?;
+        // It waits for as long as others have the room.
+        let beginning = client.generate(prompt.clone(), options);
+        let mut text = in_time(limit + ROOM, beginning).await?;
         let mut made = Vec::new();
         let finish = loop {
             match in_time(limit, text.next()).await? {

@@ -7,7 +7,7 @@
 //! DIR/DIGEST/map                a bit for each piece that the disk holds
 //! ```
 
-use super::{ContentError, data::Data};
+use super::{ContentError, Room, data::Data};
 use crate::core::lock;
 use galaxy_common::Bytes;
 use galaxy_model::{
@@ -152,13 +152,14 @@ impl Cache {
     }
 
     /// Makes room for the pieces `missing` of `data`, of which `wanted` bytes are needed in all:
-    /// models that were used longest ago go first, those in use after the others. False if the
-    /// content itself has to begin anew, because pieces of former plans leave no room.
+    /// models that were used longest ago go first, those in use after the others. False if
+    /// pieces of former plans leave no room: the content itself begins anew then, where it may.
     pub(crate) fn room(
         &self,
         data: &Data,
         missing: &[u32],
         wanted: u64,
+        room: Room,
     ) -> Result<bool, ContentError> {
         let runs = 1 + missing.windows(2).filter(|pair| pair[0] + 1 != pair[1]).count() as u64;
         let bytes = |piece: &u32| data.pieces.bytes(*piece);
@@ -192,6 +193,9 @@ impl Cache {
         if wanted + runs * PAGES + manifest_bytes(&own) > self.limit.0 {
             let needed = Bytes(wanted + runs * PAGES + manifest_bytes(&own));
             return Err(ContentError::Small { needed, limit: self.limit, dir: self.dir.clone() });
+        }
+        if room == Room::Beside {
+            return Ok(false);
         }
         // Whoever reads it still has it open.
         for name in ["data", "map"] {

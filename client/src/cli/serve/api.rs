@@ -44,14 +44,17 @@ pub struct Api(Arc<Inner>);
 
 struct Inner {
     client: Client,
+    /// On a connection of its own: texts that run do not keep it waiting.
+    status: Client,
     key: Option<String>,
     chat: Option<Chat>,
     started: u64,
 }
 
 impl Api {
-    pub fn new(client: Client, key: Option<String>, chat: Option<Chat>) -> Self {
-        Self(Arc::new(Inner { client, key, chat, started: now() }))
+    pub fn new(client: Client, status: Client, key: Option<String>, chat: Option<Chat>) -> Self {
+        let status = status.with_timeout(STATUS);
+        Self(Arc::new(Inner { client, status, key, chat, started: now() }))
     }
 
     pub fn router(self) -> Router {
@@ -70,7 +73,7 @@ impl Api {
     }
 
     async fn status(&self) -> Result<ClusterStatus, ClientError> {
-        self.0.client.with_timeout(STATUS).status().await
+        self.0.status.status().await
     }
 
     /// The name of the model that is served, which is `asked` for, if any is.
@@ -189,12 +192,18 @@ async fn chats(State(api): State<Api>, body: Received) -> Answer {
     let request: ChatRequest = parse(body)?;
     let model = api.model(request.choice.model.as_deref()).await?;
     let options = request.options()?;
-    let Some(chat) = &api.0.chat else {
-        let why = "chats need the model's template: start galaxy serve with --model DIR";
-        return Err(ApiError::bad(why));
-    };
     let (stream, usage) = (request.choice.stream == Some(true), request.choice.usage());
-    let prompt = Prompt::Ids(chat.tokens(request.messages, &request.chat_template_kwargs)?);
+    let of = api.clone();
+    // A long one takes its time, and others are answered meanwhile.
+    let tokens = tokio::task::spawn_blocking(move || {
+        let Some(chat) = &of.0.chat else {
+            let why = "chats need the model's template: start galaxy serve with --model DIR";
+            return Err(ApiError::bad(why));
+        };
+        chat.tokens(request.messages, &request.chat_template_kwargs)
+    });
+    let broke = |e| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", format!("{e}"));
+    let prompt = Prompt::Ids(tokens.await.map_err(broke)??);
     let texts = Texts::begin(&api, Form::Chat, model, vec![prompt], options).await?;
     texts.answer(stream, usage).await
 }

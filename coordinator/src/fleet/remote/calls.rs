@@ -16,17 +16,22 @@ use galaxy_proto::{
     fault::{from_status, to_status},
     v1::{
         CancelRequest, HealthRequest, Peer, PlaceEvent, PlaceProgress, PlaceReady, PlaceRequest,
-        TimelineRequest, place_event,
+        PrepareRequest, TimelineRequest, place_event,
     },
 };
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 use tokio::{task::JoinSet, time::Instant};
 use tonic::{Code, Status, Streaming};
 
 /// How long a cancellation may take.
 const SHORT: Duration = Duration::from_secs(2);
-/// Between two looks at whether a device that is prepared is still there.
+/// Between two looks at whether devices that make ready are still there.
 const LOOK: Duration = Duration::from_millis(500);
+/// How long one of them may come no further: longer than digests of a large model take.
+const STALLED: Duration = Duration::from_secs(600);
 /// A ping that takes longer than this is none; silence is declared well before.
 const PING_LIMIT: Duration = Duration::from_secs(5);
 
@@ -214,67 +219,134 @@ async fn follow(
     }
 }
 
-/// Has all devices of a placement make ready for it, while the plan in force runs.
-///
-/// # Errors
-/// Which device does not get it, and why.
-pub(super) async fn prepare(
-    shared: &Arc<Shared>,
-    placement: &Arc<Placement>,
-) -> Result<(), String> {
-    let mut preparing = JoinSet::new();
-    for device in &placement.ring {
-        preparing.spawn(prepared(shared.clone(), placement.clone(), *device));
-    }
-    let mut outcome = Ok(());
-    while let Some(prepared) = preparing.join_next().await {
-        outcome = prepared.unwrap_or_else(|error| Err(error.to_string()));
-        if outcome.is_err() {
-            break;
-        }
-    }
-    preparing.shutdown().await;
-    let mut board = shared.board();
-    placement.ring.iter().for_each(|device| board.entries[*device].coming.clear());
-    outcome
+/// Why devices cannot make ready for a plan.
+pub(super) struct Unready {
+    /// In words.
+    pub(super) reason: String,
+    /// Whether it may be otherwise soon, with nobody doing anything.
+    pub(super) passes: bool,
 }
 
-/// Has one device make ready.
+/// Has all devices of `next` make ready for it, while `present` runs.
+///
+/// # Errors
+/// When one of them cannot, or is lost meanwhile.
+pub(super) async fn prepare(
+    shared: &Arc<Shared>,
+    present: &Placement,
+    next: &Arc<Placement>,
+) -> Result<(), Unready> {
+    let attempt = |device: &Index| connection(shared, *device).map(|(attempt, _)| attempt);
+    let attempts: Vec<_> = next.ring.iter().map(attempt).collect();
+    let lost = || {
+        let mut devices = next.ring.iter().zip(&attempts);
+        let (device, _) = devices.find(|(device, of)| of.is_none() || attempt(device) != **of)?;
+        let reason = format!("device {} was lost", shared.device(*device).name);
+        Some(Unready { reason, passes: true })
+    };
+    let mut preparing = JoinSet::new();
+    for device in &next.ring {
+        let load = !present.ring.contains(device);
+        preparing.spawn(prepared(shared.clone(), next.clone(), *device, load));
+    }
+    let all = async {
+        while let Some(prepared) = preparing.join_next().await {
+            prepared.unwrap_or_else(|error| {
+                Err(Unready { reason: error.to_string(), passes: false })
+            })?;
+        }
+        Ok(())
+    };
+    let watch = async {
+        let mut looks = tokio::time::interval(LOOK);
+        loop {
+            looks.tick().await;
+            if let Some(lost) = lost() {
+                return lost;
+            }
+        }
+    };
+    let outcome = tokio::select! {
+        outcome = all => outcome,
+        lost = watch => Err(lost),
+    };
+    outcome.and_then(|()| lost().map_or(Ok(()), Err))
+}
+
+/// Shows what a device does for another plan, as long as it lives.
+struct Coming<'a> {
+    shared: &'a Shared,
+    device: Index,
+    attempt: u64,
+}
+
+impl Coming<'_> {
+    fn show(&self, progress: &str) {
+        let entry = &mut self.shared.board().entries[self.device];
+        if entry.attempt == self.attempt && entry.connection.is_some() {
+            progress.clone_into(&mut entry.coming);
+        }
+    }
+}
+
+impl Drop for Coming<'_> {
+    fn drop(&mut self) {
+        self.show("");
+    }
+}
+
+/// Has one device make ready; it loads, too, if it has no part in what runs.
 async fn prepared(
     shared: Arc<Shared>,
     placement: Arc<Placement>,
     device: Index,
-) -> Result<(), String> {
+    load: bool,
+) -> Result<(), Unready> {
     let name = shared.device(device).name.clone();
-    let failed = |why: &str| format!("device {name} cannot make ready for a better one: {why}");
+    let failed = |why: &str, passes| {
+        let reason = format!("device {name} cannot make ready for a better one: {why}");
+        Unready { reason, passes }
+    };
     let (attempt, mut to) =
-        connection(&shared, device).ok_or_else(|| failed("it is not connected"))?;
+        connection(&shared, device).ok_or_else(|| failed("it is not connected", true))?;
+    let coming = Coming { shared: &shared, device, attempt };
+    let told = Mutex::new((Bytes(0), Instant::now()));
     let says = |progress: Loading| {
+        let (mut told, now) = (told.lock().unwrap_or_else(PoisonError::into_inner), Instant::now());
+        let bytes = Bytes(progress.fetched.0.saturating_add(progress.done.0));
+        if bytes != told.0 {
+            *told = (bytes, now);
+        }
+        drop(told);
         if progress.fetched < progress.to_fetch || progress.done < progress.total {
-            shared.board().entries[device].coming = progress.to_string();
+            coming.show(&progress.to_string());
             (shared.listener)(Notice::Preparing { device: name.clone(), progress });
         }
     };
     let prepared = async {
-        let request = request(&shared, &placement, device, Epoch(0))?;
-        let events = to.prepare(request).await?.into_inner();
-        follow(&shared, device, attempt, events, says).await
+        let place = Some(request(&shared, &placement, device, Epoch(0))?);
+        let events = to.prepare(PrepareRequest { place, load }).await?.into_inner();
+        follow(&shared, device, attempt, events, &says).await
     };
-    let there = async {
-        // Whoever is lost says so nowhere else.
+    let stalls = async {
         let mut looks = tokio::time::interval(LOOK);
-        let same = || connection(&shared, device).is_some_and(|(now, _)| now == attempt);
-        while same() {
+        let since = || told.lock().unwrap_or_else(PoisonError::into_inner).1;
+        while since().elapsed() < STALLED {
             looks.tick().await;
         }
     };
     let prepared = tokio::select! {
         prepared = prepared => prepared,
-        () = there => return Err(failed("it was lost")),
+        () = stalls => {
+            return Err(failed(&format!("nothing has come of it for {STALLED:?}"), false));
+        }
     };
     let ready = prepared.map_err(|status| match gone(&status) {
-        true => failed(&broke_off(&status)),
-        false => failed(&from_status(&status).message),
+        true => failed(&broke_off(&status), true),
+        false => {
+            let fault = from_status(&status);
+            failed(&fault.message, fault.retryable)
+        }
     })?;
     if ready.weight_bytes > 0 {
         shared.board().entries[device].weight_bytes = Bytes(ready.weight_bytes);
@@ -282,7 +354,8 @@ async fn prepared(
     let (read, fetched) = (Bytes(ready.read_bytes), Bytes(ready.fetched_bytes));
     if read > Bytes(0) || fetched > Bytes(0) {
         let (from_peers, seconds) = (Bytes(ready.peer_bytes), ready.seconds);
-        (shared.listener)(Notice::Prepared { device: name, read, fetched, from_peers, seconds });
+        let device = name.clone();
+        (shared.listener)(Notice::Prepared { device, read, fetched, from_peers, seconds });
     }
     Ok(())
 }

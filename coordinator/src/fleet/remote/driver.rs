@@ -293,6 +293,26 @@ impl Driver {
                 self.drift.refused(self.shared.now());
                 None
             }
+            Verdict::Unready { reason, passes } => {
+                listener(Notice::Stays { reason });
+                let at = self.shared.now();
+                self.drift.refused(at);
+                if !passes {
+                    self.step(at, Event::Kept { begun: self.look_begun });
+                }
+                None
+            }
+            Verdict::Prepared => {
+                self.drift.dropped();
+                if let Some(change) = self.drift.ask(self.shared.now()) {
+                    self.look(change);
+                }
+                None
+            }
+            Verdict::Overtaken => {
+                self.drift.dropped();
+                None
+            }
             Verdict::Keep { now, then } => {
                 listener(Notice::Kept { now, then });
                 self.drift.keep(change);

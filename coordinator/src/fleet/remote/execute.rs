@@ -41,6 +41,9 @@ const VERDICT: Duration = Duration::from_millis(1500);
 /// where it is known who is done.
 const LONGER: Duration = Duration::from_secs(1);
 
+/// How often a device is told that a text goes on no more.
+const FORGETS: u32 = 5;
+
 /// Why one device has no result.
 enum Failure {
     /// Its connection is gone.
@@ -166,7 +169,7 @@ pub(super) async fn execute(
                 None => break,
                 Some(Ok(done)) => done,
                 Some(Err(error)) => {
-                    spoil(shared, epoch, ring[0], "a call broke off").await;
+                    spoil(shared, &mut readiness, epoch, ring[0], "a call broke off").await;
                     return Err(RequestError::Internal { why: format!("a call broke off: {error}") });
                 }
             },
@@ -174,7 +177,7 @@ pub(super) async fn execute(
             () = &mut deadline => {
                 let device = ring[results.iter().position(Option::is_none).unwrap_or(0)];
                 let reason = format!("it has no result after {limit:?}, the limit of a program");
-                spoil(shared, epoch, device, &reason).await;
+                spoil(shared, &mut readiness, epoch, device, &reason).await;
                 let device = shared.device(device).name.clone();
                 return Err(RequestError::DeviceFailed { device, reason, retryable: true });
             }
@@ -186,7 +189,7 @@ pub(super) async fn execute(
                 breadth = breadth_of(&done);
                 if *made.get_or_insert_with(|| done.made.clone()) != done.made {
                     let reason = "it has chosen other tokens than another device".to_owned();
-                    spoil(shared, epoch, device, &reason).await;
+                    spoil(shared, &mut readiness, epoch, device, &reason).await;
                     let device = name;
                     return Err(RequestError::DeviceFailed { device, reason, retryable: true });
                 }
@@ -207,12 +210,14 @@ pub(super) async fn execute(
     let devices = devices.ok_or_else(missing)?;
     if let Some(predicted) = &dispatch.busy {
         let disks = shared.cluster.devices.len();
+        // Weights from disk are read anew for each token.
+        let steps = made.as_ref().map_or(1, |made| made.len().max(1)) as f64;
         let samples = |((device, run), busy): ((&Index, &DeviceRun), &Busy)| {
             let DeviceCost { compute_busy_ns, disk_busy_ns, .. } = run.cost;
             let (kernels, disk) = (compute_busy_ns as f64, disk_busy_ns as f64);
             [
                 Sample { track: *device, measured: kernels, predicted: busy.kernels },
-                Sample { track: disks + *device, measured: disk, predicted: busy.disk },
+                Sample { track: disks + *device, measured: disk, predicted: busy.disk * steps },
             ]
         };
         let samples = ring.iter().zip(&devices).zip(predicted).flat_map(samples).collect();
@@ -246,22 +251,35 @@ fn breadth_of(done: &ExecuteDone) -> Option<Breadth> {
     }
 }
 
-/// Gives back the room of a text on every device of an epoch, if that stands.
+/// Gives back the room of a text on every device of an epoch, as long as that stands: then all of them have
+/// heard it.
 pub(super) async fn forget(shared: &Shared, epoch: Epoch, slot: u32) {
-    if *shared.readiness.borrow() != Readiness::Ready(epoch) {
-        return;
-    }
-    let connections: Vec<_> = {
+    let mut readiness = shared.readiness.subscribe();
+    let mut ring: Vec<Index> = {
         let board = shared.board();
-        let ring = board.placement.iter().flat_map(|placement| placement.ring.iter());
-        ring.filter_map(|device| board.entries[*device].connection.clone()).collect()
+        board.placement.iter().flat_map(|placement| placement.ring.clone()).collect()
     };
-    let forget = |mut connection: Connection| async move {
-        let request = ForgetRequest { epoch: epoch.0, slot };
-        // Whoever does not hear it is gone, and what it keeps ends with the epoch.
-        drop(tokio::time::timeout(VERDICT, connection.forget(request)).await);
-    };
-    futures_util::future::join_all(connections.into_iter().map(forget)).await;
+    for _ in 0..FORGETS {
+        if *readiness.borrow_and_update() != Readiness::Ready(epoch) {
+            return;
+        }
+        let told = futures_util::future::join_all(ring.iter().map(|device| async {
+            let mut connection = shared.board().entries[*device].connection.clone()?;
+            let request = ForgetRequest { epoch: epoch.0, slot };
+            let answer = tokio::time::timeout(VERDICT, connection.forget(request)).await;
+            matches!(answer, Ok(Ok(_))).then_some(())
+        }));
+        let told = told.await;
+        let unheard = ring.iter().zip(told).filter(|(_, told)| told.is_none());
+        ring = unheard.map(|(device, _)| *device).collect();
+        if ring.is_empty() {
+            return;
+        }
+        // Whoever is gone ends the epoch, and what it keeps with it.
+        drop(tokio::time::timeout(VERDICT, left(&mut readiness, epoch)).await);
+    }
+    let reason = "it does not give back the room of a text";
+    spoil(shared, &mut readiness, epoch, ring[0], reason).await;
 }
 
 /// Waits until programs of `epoch` may not run any more.
@@ -270,9 +288,17 @@ async fn left(readiness: &mut watch::Receiver<Readiness>, epoch: Epoch) {
     drop(readiness.wait_for(|r| *r != Readiness::Ready(epoch)).await);
 }
 
-/// Tells the driver that the links of an epoch are of no further use.
-async fn spoil(shared: &Shared, epoch: Epoch, device: Index, reason: &str) {
+/// Tells the driver that the links of an epoch are of no further use, and waits until it is over: whoever has
+/// the turn next must not begin in it.
+async fn spoil(
+    shared: &Shared,
+    readiness: &mut watch::Receiver<Readiness>,
+    epoch: Epoch,
+    device: Index,
+    reason: &str,
+) {
     shared.tell(Event::Spoiled { epoch, device, reason: reason.to_owned() }).await;
+    drop(tokio::time::timeout(VERDICT, left(readiness, epoch)).await);
 }
 
 /// The error of a program whose epoch has ended.
@@ -305,7 +331,7 @@ async fn verdict(
             if link && tokio::time::timeout(VERDICT, left(readiness, epoch)).await.is_ok() {
                 return ended(shared, epoch, device);
             }
-            spoil(shared, epoch, device, &fault.message).await;
+            spoil(shared, readiness, epoch, device, &fault.message).await;
             let blamed = DeviceName::new(fault.device.clone()).ok();
             let known = blamed.filter(|b| shared.cluster.devices.iter().any(|d| d.name == *b));
             let device = known.unwrap_or_else(|| shared.device(device).name.clone());

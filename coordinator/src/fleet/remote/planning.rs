@@ -1,10 +1,13 @@
 //! Plans of a fleet: where profiles come from, the first plan, and a look at a better one.
 
-use super::{Message, Shared, calls};
+use super::{
+    Message, Shared,
+    calls::{self, Unready},
+};
 use crate::{
     cluster::Cluster,
-    drift::{Change, GAIN},
-    fleet::{BoxFuture, blocking},
+    drift::{Change, GAIN, QUIET},
+    fleet::{BoxFuture, Readiness, blocking},
     membership::Index,
     placement::{self, Placement, PlacementError, Planner, Predictor, Pricer},
     profile::{self, Store},
@@ -14,7 +17,7 @@ use galaxy_model::ModelDir;
 use galaxy_planner::{Offer, ProfileCosts, Request};
 use galaxy_proto::identity::Identity;
 use std::{collections::HashSet, sync::Arc, time::Duration};
-use tokio::sync::OwnedRwLockWriteGuard;
+use tokio::{sync::OwnedRwLockWriteGuard, time::Instant};
 
 use super::board::Notice;
 
@@ -102,8 +105,14 @@ pub(super) enum Verdict {
         then: Duration,
         guard: OwnedRwLockWriteGuard<()>,
     },
-    /// There is none, it cannot be told, or a device cannot be made ready for it.
+    /// There is none, or it cannot be told.
     Unknown { reason: String },
+    /// A device cannot make ready for it, now or at all.
+    Unready { reason: String, passes: bool },
+    /// All are ready for it, and that took so long that it is to be looked at again.
+    Prepared,
+    /// The plan in force ended meanwhile, or its epoch did.
+    Overtaken,
 }
 
 /// Makes a plan for what devices offer, with their curves scaled by `factors`. `before` are profiles
@@ -168,7 +177,7 @@ pub(super) async fn look(
         Ok(Ok((now, then, found))) => {
             let better = then.as_secs_f64() <= now.as_secs_f64() * (1.0 - GAIN);
             if better && found.plan != present.plan {
-                move_to(&shared, Arc::new(found), (now, then)).await
+                move_to(&shared, &present, Arc::new(found), (now, then)).await
             } else {
                 Verdict::Keep { now, then }
             }
@@ -177,15 +186,32 @@ pub(super) async fn look(
     shared.send(Message::Looked { change, present, verdict }).await;
 }
 
-/// Has the way to a better plan made ready, and waits until nothing runs.
+/// Has devices make ready for a better plan, and waits until nothing runs.
 async fn move_to(
     shared: &Arc<Shared>,
+    present: &Arc<Placement>,
     placement: Arc<Placement>,
     (now, then): (Duration, Duration),
 ) -> Verdict {
-    // What has to come over the network comes while requests are answered.
-    if let Err(reason) = calls::prepare(shared, &placement).await {
-        return Verdict::Unknown { reason };
+    let mut readiness = shared.readiness.subscribe();
+    let Readiness::Ready(epoch) = readiness.borrow_and_update().clone() else {
+        return Verdict::Overtaken;
+    };
+    let in_force = shared.board().placement.clone();
+    if in_force.is_none_or(|in_force| !Arc::ptr_eq(&in_force, present)) {
+        return Verdict::Overtaken;
+    }
+    let begun = Instant::now();
+    // What has to come over the network comes while requests are answered, and only then.
+    let prepared = tokio::select! {
+        biased;
+        _ = readiness.wait_for(|now| *now != Readiness::Ready(epoch)) => return Verdict::Overtaken,
+        prepared = calls::prepare(shared, present, &placement) => prepared,
+    };
+    match prepared {
+        Err(Unready { reason, passes }) => return Verdict::Unready { reason, passes },
+        Ok(()) if begun.elapsed() > QUIET => return Verdict::Prepared,
+        Ok(()) => {}
     }
     // Who waits for this lock is let in before those that come later: it takes as long as the program
     // that runs.

@@ -26,7 +26,7 @@ use galaxy_graph::{
     program::{Lane, TOKEN_VALUES},
     timeline::{LaneUse, Times, no_use, traffic},
 };
-use lanes::{Ends, Work};
+use lanes::{Ends, Gone, Work};
 use run::Run;
 use std::{
     sync::{
@@ -188,6 +188,7 @@ pub struct Executor {
     name: String,
     started: Instant,
     compute: Mutex<Worker<Box<dyn Engine>, Work>>,
+    gone: Arc<Mutex<Gone>>,
     loaders: Mutex<Vec<Worker>>,
     connected: Mutex<Connected>,
     /// One program at a time; keeps the staging memory of the last for the next.
@@ -212,13 +213,16 @@ impl Executor {
                 loaders.push(Worker::spawn(format!("load-{agent}-{name}"), lane, body)?);
             }
         }
+        let gone = Arc::new(Mutex::new(Gone::default()));
+        let told = gone.clone();
         let compute = Worker::spawn(format!("compute-{name}"), Lane::Compute, move |inbox| {
-            lanes::compute(engine, &inbox)
+            lanes::compute(engine, &inbox, &told)
         })?;
         Ok(Self {
             name: name.to_owned(),
             started: Instant::now(),
             compute: Mutex::new(compute),
+            gone,
             loaders: Mutex::new(loaders),
             connected: Mutex::new(Connected {
                 epoch: Epoch::default(),
@@ -307,10 +311,14 @@ impl Executor {
         Ok(answered.recv().map_err(|_| RunError::Stopped)??)
     }
 
-    /// Forgets a text, or all, when what runs is through.
+    /// Forgets a text, or all, when what runs is through: before anything else runs or begins. Waits for
+    /// nothing.
     pub fn end(&self, slot: Option<u32>) {
-        // Without its thread there is nothing to forget.
-        drop(lock(&self.compute).give(Work::End(slot)));
+        let mut gone = lock(&self.gone);
+        match slot {
+            Some(slot) => gone.slots.push(slot),
+            None => *gone = Gone { all: true, slots: Vec::new() },
+        }
     }
 
     /// Runs one program to its end. Blocks; runs of other threads wait for their turn.

@@ -89,28 +89,36 @@ pub(super) enum Work {
     Run(Arc<Run>, Option<Arc<Ends>>),
     /// To take room for a text, and to say whether there was any.
     Begin(Box<Text>, SyncSender<Result<(), ComputeError>>),
-    /// To forget a text, or all.
-    End(Option<u32>),
+}
+
+/// Texts that go on no more: the compute lane gives back their room before it does anything else.
+#[derive(Default)]
+pub(super) struct Gone {
+    /// All that there were,
+    pub(super) all: bool,
+    /// and these.
+    pub(super) slots: Vec<u32>,
 }
 
 /// The compute lane. It leaves its engine.
-pub(super) fn compute(mut engine: Box<dyn Engine>, inbox: &Receiver<Work>) -> Box<dyn Engine> {
+pub(super) fn compute(
+    mut engine: Box<dyn Engine>,
+    inbox: &Receiver<Work>,
+    gone: &Mutex<Gone>,
+) -> Box<dyn Engine> {
     let stream = engine.streams();
     let mut prepared: Option<Arc<galaxy_graph::Program>> = None;
     while let Ok(work) = inbox.recv() {
+        let Gone { all, slots } = std::mem::take(&mut *lock(gone));
+        if all {
+            engine.end_all();
+        }
+        slots.into_iter().for_each(|slot| engine.end(slot));
         let (run, ends) = match work {
             Work::Run(run, ends) => (run, ends),
             Work::Begin(text, answer) => {
                 // Whoever asked may have gone.
                 drop(answer.send(engine.begin(&text)));
-                continue;
-            }
-            Work::End(Some(slot)) => {
-                engine.end(slot);
-                continue;
-            }
-            Work::End(None) => {
-                engine.end_all();
                 continue;
             }
         };

@@ -127,7 +127,7 @@ pub struct World {
     setup: Setup,
     /// What devices keep of models, through all their lives.
     caches: tempfile::TempDir,
-    /// How often a device was brought pieces of the model, and then had its place.
+    /// How often a device was brought pieces of the model, and had its place or was ready for it.
     pub brought: Arc<AtomicU64>,
     pub network: Network,
     fronts: Vec<SocketAddr>,

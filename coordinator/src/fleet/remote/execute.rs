@@ -41,8 +41,8 @@ const VERDICT: Duration = Duration::from_millis(1500);
 /// where it is known who is done.
 const LONGER: Duration = Duration::from_secs(1);
 
-/// How often a device is told that a text goes on no more.
-const FORGETS: u32 = 5;
+/// How long a device may take to give back the room of a text: it does when what runs is through.
+const FORGET: Duration = Duration::from_secs(60);
 
 /// Why one device has no result.
 enum Failure {
@@ -251,35 +251,38 @@ fn breadth_of(done: &ExecuteDone) -> Option<Breadth> {
     }
 }
 
-/// Gives back the room of a text on every device of an epoch, as long as that stands: then all of them have
-/// heard it.
+/// Gives back the room of a text on every device of an epoch: when this is over all have heard it, or the
+/// epoch has ended, and what they keep with it.
 pub(super) async fn forget(shared: &Shared, epoch: Epoch, slot: u32) {
     let mut readiness = shared.readiness.subscribe();
-    let mut ring: Vec<Index> = {
-        let board = shared.board();
-        board.placement.iter().flat_map(|placement| placement.ring.clone()).collect()
-    };
-    for _ in 0..FORGETS {
-        if *readiness.borrow_and_update() != Readiness::Ready(epoch) {
-            return;
-        }
-        let told = futures_util::future::join_all(ring.iter().map(|device| async {
-            let mut connection = shared.board().entries[*device].connection.clone()?;
-            let request = ForgetRequest { epoch: epoch.0, slot };
-            let answer = tokio::time::timeout(VERDICT, connection.forget(request)).await;
-            matches!(answer, Ok(Ok(_))).then_some(())
-        }));
-        let told = told.await;
-        let unheard = ring.iter().zip(told).filter(|(_, told)| told.is_none());
-        ring = unheard.map(|(device, _)| *device).collect();
-        if ring.is_empty() {
-            return;
-        }
-        // Whoever is gone ends the epoch, and what it keeps with it.
-        drop(tokio::time::timeout(VERDICT, left(&mut readiness, epoch)).await);
+    if *readiness.borrow_and_update() != Readiness::Ready(epoch) {
+        return;
     }
-    let reason = "it does not give back the room of a text";
-    spoil(shared, &mut readiness, epoch, ring[0], reason).await;
+    let ring: Vec<_> = {
+        let board = shared.board();
+        let ring = board.placement.iter().flat_map(|placement| placement.ring.clone());
+        ring.map(|device| (device, board.entries[device].connection.clone())).collect()
+    };
+    let told =
+        futures_util::future::join_all(ring.into_iter().map(|(device, connection)| async move {
+            let request = ForgetRequest { epoch: epoch.0, slot };
+            // Asked once, however long it takes: a call that is left early may not have been heard.
+            let mut connection = connection?;
+            let answer = tokio::time::timeout(FORGET, connection.forget(request)).await;
+            (!matches!(answer, Ok(Ok(_)))).then_some(device)
+        }));
+    let told = tokio::select! {
+        told = told => told,
+        () = left(&mut readiness, epoch) => return,
+    };
+    if let Some(device) = told.into_iter().flatten().next() {
+        // One that is gone ends the epoch by itself.
+        drop(tokio::time::timeout(VERDICT, left(&mut readiness, epoch)).await);
+        if *readiness.borrow() == Readiness::Ready(epoch) {
+            let reason = "it does not give back the room of a text";
+            spoil(shared, &mut readiness, epoch, device, reason).await;
+        }
+    }
 }
 
 /// Waits until programs of `epoch` may not run any more.

@@ -77,6 +77,9 @@ pub enum Generated {
     Done(Done),
 }
 
+/// Between two signs of life of a text that waits for room, as the protocol says.
+const SIGN: Duration = Duration::from_secs(2);
+
 /// A text on its way. Dropping it ends it.
 #[derive(Debug)]
 pub struct Generating {
@@ -102,7 +105,8 @@ impl Generating {
     ) -> Result<Self, ClientError> {
         let first = loop {
             match message(&mut events, until, patience).await? {
-                Some(Event::Waiting(_)) => until = Instant::now() + patience,
+                // The next sign may be as far away as they are.
+                Some(Event::Waiting(_)) => until = Instant::now() + patience + SIGN,
                 first => break first,
             }
         };

@@ -146,7 +146,8 @@ async fn a_program_beyond_the_limit_names_who_has_no_result_and_may_be_tried_aga
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whoever_waits_behind_a_program_that_fails_is_answered() {
     let world = World::new().await;
-    let session = world.coordinate_within(Duration::from_millis(500));
+    // Longer than a cluster is waited for.
+    let session = world.coordinate_within(Duration::from_millis(2500));
     until(&session, "Ready(").await;
     world.worker.hang.store(true, Ordering::SeqCst);
     let (first, second) = (session.clone(), session.clone());

@@ -1,7 +1,7 @@
 //! A request on its way through the queue and the fleet.
 
 use super::{
-    READY_WAIT, Report, Session, Tensor,
+    GRACE, READY_WAIT, Report, Session, Tensor,
     batch::{Sequence, pack},
 };
 use crate::{
@@ -18,6 +18,9 @@ use std::{
     time::Duration,
 };
 use tokio::time::Instant;
+
+/// How long a cluster is waited for that was not ready when the turn came.
+const AGAIN: Duration = Duration::from_millis(1500);
 
 /// A request on its way.
 pub(super) struct Answer<'a> {
@@ -100,9 +103,11 @@ impl<'a> Answer<'a> {
             if !matches!(self.session.readiness(), Readiness::Waiting { .. }) {
                 break turn;
             }
-            // Waiting behind programs that ran is no waiting for the cluster.
+            // Waiting behind programs is no waiting for the cluster. One that failed has only now ended its epoch.
+            let now = Instant::now();
+            until = until.max(now + AGAIN);
             if ran() != before {
-                (until, before) = (Instant::now() + READY_WAIT, ran());
+                (until, before) = (now + READY_WAIT, ran());
             }
         };
         self.report.queue += waiting.elapsed();
@@ -114,9 +119,11 @@ impl<'a> Answer<'a> {
         let session = self.session.clone();
         let shape = task.shape.clone();
         let phase = task.going.as_ref().map_or(Phase::Prefill, |going| going.phase);
-        // Longer if the caller gives more, and not shorter: what overruns it ends the epoch for all.
+        // Longer if the caller gives more, and not shorter: what overruns it ends the epoch for all. It is over
+        // before the caller's time is: who has no result is named.
         let left = self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let limit = self.session.inner.limits.timeout.max(left.unwrap_or_default());
+        let left = left.unwrap_or_default().saturating_sub(GRACE);
+        let limit = self.session.inner.limits.timeout.max(left);
         // A task of its own: the program runs to its end, whoever still waits for it.
         let task = tokio::spawn(async move {
             let run = session.inner.fleet.execute(task, limit).await;

@@ -20,7 +20,7 @@ use std::{
 };
 use tokio::{
     sync::mpsc,
-    time::{Instant, interval_at, sleep_until, timeout_at},
+    time::{Instant, interval, sleep_until, timeout_at},
 };
 
 /// How long a text waits for its cluster to come back before it is given up.
@@ -203,13 +203,13 @@ impl Session {
         let deadline = begun + allowed;
         let late = RequestError::Deadline { allowed, ours: false };
         self.generates()?;
-        let mut answer = self.begin()?.within(timeout);
+        let mut answer = self.begin()?;
         let (mut way, stop, tokenized) = self.way(ask).await?;
         answer.tokenized(tokenized);
         let rows = Cache::taken(way.rows);
         let room = self.inner.room.clone().acquire_many_owned(rows);
         let waits = async {
-            let mut ticks = interval_at(begun + SIGN, SIGN);
+            let mut ticks = interval(SIGN);
             loop {
                 ticks.tick().await;
                 // One that does not read now reads later.
@@ -217,6 +217,7 @@ impl Session {
             }
         };
         let room = tokio::select! {
+            biased;
             room = timeout_at(deadline, room) => room.map_err(|_| late.clone())?,
             // Whoever goes meanwhile leaves the queue.
             () = listener.closed() => return Ok(()),
@@ -224,7 +225,12 @@ impl Session {
         };
         let _room = room.map_err(|_| RequestError::Draining)?;
         // Who is told that it begins is not told to try again.
-        self.ready(Instant::now() + READY_WAIT).await?;
+        tokio::select! {
+            biased;
+            ready = self.ready(Instant::now() + READY_WAIT) => ready?,
+            () = listener.closed() => return Ok(()),
+            () = sleep_until(deadline) => return Err(late),
+        }
         let tokenizer = self.inner.tokenizer.as_ref().ok();
         let stream = tokenizer.map(|tokenizer| tokenizer.stream(way.behind()));
         let ending = Ending::new(stop);

@@ -296,17 +296,12 @@ impl Driver {
             Verdict::Unready { reason, passes } => {
                 listener(Notice::Stays { reason });
                 let at = self.shared.now();
-                self.drift.refused(at);
                 if !passes {
+                    // It would be so again: what devices do now is expected of them.
+                    self.drift.keep(change);
                     self.step(at, Event::Kept { begun: self.look_begun });
                 }
-                None
-            }
-            Verdict::Prepared => {
-                self.drift.dropped();
-                if let Some(change) = self.drift.ask(self.shared.now()) {
-                    self.look(change);
-                }
+                self.drift.refused(at);
                 None
             }
             Verdict::Overtaken => {

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     cluster::Cluster,
-    drift::{Change, GAIN, QUIET},
+    drift::{Change, GAIN},
     fleet::{BoxFuture, Readiness, blocking},
     membership::Index,
     placement::{self, Placement, PlacementError, Planner, Predictor, Pricer},
@@ -17,7 +17,7 @@ use galaxy_model::ModelDir;
 use galaxy_planner::{Offer, ProfileCosts, Request};
 use galaxy_proto::identity::Identity;
 use std::{collections::HashSet, sync::Arc, time::Duration};
-use tokio::{sync::OwnedRwLockWriteGuard, time::Instant};
+use tokio::sync::OwnedRwLockWriteGuard;
 
 use super::board::Notice;
 
@@ -109,8 +109,6 @@ pub(super) enum Verdict {
     Unknown { reason: String },
     /// A device cannot make ready for it, now or at all.
     Unready { reason: String, passes: bool },
-    /// All are ready for it, and that took so long that it is to be looked at again.
-    Prepared,
     /// The plan in force ended meanwhile, or its epoch did.
     Overtaken,
 }
@@ -201,17 +199,14 @@ async fn move_to(
     if in_force.is_none_or(|in_force| !Arc::ptr_eq(&in_force, present)) {
         return Verdict::Overtaken;
     }
-    let begun = Instant::now();
     // What has to come over the network comes while requests are answered, and only then.
     let prepared = tokio::select! {
         biased;
         _ = readiness.wait_for(|now| *now != Readiness::Ready(epoch)) => return Verdict::Overtaken,
         prepared = calls::prepare(shared, present, &placement) => prepared,
     };
-    match prepared {
-        Err(Unready { reason, passes }) => return Verdict::Unready { reason, passes },
-        Ok(()) if begun.elapsed() > QUIET => return Verdict::Prepared,
-        Ok(()) => {}
+    if let Err(Unready { reason, passes }) = prepared {
+        return Verdict::Unready { reason, passes };
     }
     // Who waits for this lock is let in before those that come later: it takes as long as the program
     // that runs.

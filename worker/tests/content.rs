@@ -23,7 +23,10 @@ use std::{
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
     time::Duration,
 };
 use tempfile::TempDir;
@@ -507,6 +510,75 @@ async fn a_placement_ends_what_is_fetched_ahead_and_goes_on_from_there() {
     worker.client.clone().drain(v1::DrainRequest { off: false }).await.unwrap();
     let drains = world.prepare(&model, &plan, &[&worker], true).await;
     assert_eq!(drains[0].0.as_ref().unwrap_err().code, "given_up");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_prepared_beside_a_placement() {
+    let world = World::new();
+    let model = Model::of(&world.dir.path().join("small"), small());
+    let worker = world.worker("d0", &[]).await;
+    let request = v1::PlaceRequest {
+        epoch: 1,
+        plan: postcard::to_stdvec(&model.plan(&[1.0])).unwrap(),
+        peers: vec![v1::Peer { name: "d0".to_owned(), ..v1::Peer::default() }],
+        ..v1::PlaceRequest::default()
+    };
+    let (open, asked) = (Arc::new(AtomicBool::new(false)), Arc::new(Asked::default()));
+    let gate = open.clone();
+    let until_open: Arc<dyn Fn() -> bool + Send + Sync> = Arc::new(move || gate.load(SeqCst));
+    let shut = Manner { until: Some(until_open), ..Manner::default() };
+    let call = |call, manner, asked| {
+        tokio::spawn(placed(
+            call,
+            worker.client.clone(),
+            model.clone(),
+            request.clone(),
+            manner,
+            asked,
+        ))
+    };
+    let placing = call(Call::Place, shut, asked.clone());
+    until(&|| !asked.pieces().is_empty()).await;
+    let prepare = Call::Prepare { load: true };
+    let fault = call(prepare, Manner::default(), Arc::default()).await.unwrap().unwrap_err();
+    assert_eq!(fault.code, "given_up", "{fault}");
+    open.store(true, SeqCst);
+    assert_eq!(placing.await.unwrap().unwrap().fetched_bytes, model.pieces.total());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn where_a_cache_has_no_room_beside_what_runs_it_all_comes_with_the_place() {
+    let mut world = World::new();
+    let shape = Shape { vocabulary: 4000, ..Shape::bert(2, 512, 8) };
+    let model = Model::of(&world.dir.path().join("wide"), shape);
+    // The one in the middle has other heads and columns in each.
+    let (first, second) = (model.plan(&[1.0, 1.0, 2.0]), model.plan(&[2.0, 1.0, 1.0]));
+    let limits = {
+        let mut world = World::new();
+        let workers = [
+            world.worker("d0", &[]).await,
+            world.worker("d1", &[]).await,
+            world.worker("d2", &[]).await,
+        ];
+        let all: Vec<_> = workers.iter().collect();
+        let placed = world.place(&model, &first, &all, Manner::default()).await;
+        let prepared = world.prepare(&model, &second, &all, true).await;
+        [&placed, &prepared].map(|ready| ready[1].0.as_ref().unwrap().fetched_bytes)
+    };
+    let limit = format!("{}B", limits[0] + limits[1] / 2);
+    let workers = [
+        world.worker("d0", &[]).await,
+        world.worker("d1", &["--cache-bytes", &limit]).await,
+        world.worker("d2", &[]).await,
+    ];
+    let all: Vec<_> = workers.iter().collect();
+    world.place(&model, &first, &all, Manner::default()).await[1].0.as_ref().unwrap();
+    let held = on_the_map(&content(&world.cache("d1")));
+    let prepared = world.prepare(&model, &second, &all, true).await;
+    assert_eq!(prepared[1].0.as_ref().unwrap().fetched_bytes, 0);
+    assert_eq!(on_the_map(&content(&world.cache("d1"))), held, "what runs has lost nothing");
+    let placed = world.place(&model, &second, &all, Manner::default()).await;
+    assert!(placed[1].0.as_ref().unwrap().fetched_bytes >= limits[0] / 2);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

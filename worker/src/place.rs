@@ -493,7 +493,7 @@ impl Core {
 ///
 /// # Cancel safety
 /// A load that has begun runs to its end, and is held for the next placement; only the end of the
-/// worker stops it.
+/// worker stops it, and of one that is ahead of a place that it is not wanted any more.
 async fn hold(
     core: &Arc<Core>,
     request: &Request,

@@ -3,7 +3,10 @@
 use crate::{answer::Report, error::ClientError, pieces::report};
 use futures_util::{Stream, stream};
 use galaxy_common::{RequestId, Sampling};
-use galaxy_proto::v1::{self, generate_event::Event};
+use galaxy_proto::{
+    WAITING,
+    v1::{self, generate_event::Event},
+};
 use serde::Serialize;
 use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
@@ -77,9 +80,6 @@ pub enum Generated {
     Done(Done),
 }
 
-/// Between two signs of life of a text that waits for room, as the protocol says.
-const SIGN: Duration = Duration::from_secs(2);
-
 /// A text on its way. Dropping it ends it.
 #[derive(Debug)]
 pub struct Generating {
@@ -106,7 +106,7 @@ impl Generating {
         let first = loop {
             match message(&mut events, until, patience).await? {
                 // The next sign may be as far away as they are.
-                Some(Event::Waiting(_)) => until = Instant::now() + patience + SIGN,
+                Some(Event::Waiting(_)) => until = Instant::now() + patience + WAITING,
                 first => break first,
             }
         };

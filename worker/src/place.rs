@@ -445,10 +445,9 @@ async fn until_there(
     if there.is_some() {
         return Ok(nothing);
     }
-    let room = Room::Beside;
+    let coming = call(core, &request, told, Room::Beside).await?;
     // Where the cache has no room beside what runs, it all comes with the place.
-    let Some(coming) = call(core, &request, told, room).await? else { return Ok(nothing) };
-    let Coming { data, list, mut sources, .. } = coming;
+    let Some(Coming { data, list, mut sources, .. }) = coming else { return Ok(nothing) };
     // Windows of connections take memory that programs have, too.
     sources.peers.truncate(BESIDE);
     fetch::fetch(data, list, sources, &told.meter, std::future::ready(())).await?;

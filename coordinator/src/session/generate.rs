@@ -13,6 +13,7 @@ use galaxy_engine::{
     generate::{STINT, Told},
 };
 use galaxy_model::{HeadSpec, generation::Ending, tokenizer::TextStream};
+use galaxy_proto::WAITING;
 use std::{
     collections::VecDeque,
     sync::atomic::Ordering,
@@ -27,8 +28,6 @@ use tokio::{
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Between looks at a cluster that is gone.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Between signs of life of a text that waits for room.
-const SIGN: Duration = Duration::from_secs(2);
 /// Stops that a request may have, and bytes of one.
 const STOPS: usize = 16;
 const STOP_BYTES: usize = 256;
@@ -209,7 +208,7 @@ impl Session {
         let rows = Cache::taken(way.rows);
         let room = self.inner.room.clone().acquire_many_owned(rows);
         let waits = async {
-            let mut ticks = interval(SIGN);
+            let mut ticks = interval(WAITING);
             loop {
                 ticks.tick().await;
                 // One that does not read now reads later.
@@ -289,12 +288,7 @@ impl Session {
                 () = sleep_until(deadline) => return Err(late),
             };
             let ran = {
-                let running = async {
-                    match turn {
-                        Ok(turn) => answer.run_in(turn, task).await,
-                        Err(error) => Err(error),
-                    }
-                };
+                let running = async { answer.run_in(turn?, task).await };
                 tokio::pin!(running);
                 loop {
                     tokio::select! {

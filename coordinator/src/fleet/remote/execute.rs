@@ -41,7 +41,7 @@ const VERDICT: Duration = Duration::from_millis(1500);
 /// where it is known who is done.
 const LONGER: Duration = Duration::from_secs(1);
 
-/// How long a device may take to give back the room of a text: it does when what runs is through.
+/// How long a device may take to hear that a text goes on no more.
 const FORGET: Duration = Duration::from_secs(60);
 
 /// Why one device has no result.

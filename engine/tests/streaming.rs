@@ -91,7 +91,7 @@ const WAYS: [(Room, u16, u64, u32); 5] = [
     (Room::Parts(2), 1, 0, 3),
     (Room::Ring, 1, 3, 0),
     (Room::Ring, 3, 9, 4),
-    (Room::Ring, 2, 1 << 20, 0),
+    (Room::Ring, 2, 1 << 16, 0),
 ];
 
 /// Pieces that no file gave.

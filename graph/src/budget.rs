@@ -162,7 +162,6 @@ fn needs_of(
     };
     let with_weights = |(rank, needs): (&Rank, Needs)| Needs {
         weights: weights(spec, matrix_width, &plan.ring[rank.index()]),
-        stream: plan.ring[rank.index()].streaming.as_ref().map_or(Bytes(0), |s| s.buffer),
         cache: cache(spec, plan.cache, &plan.ring[rank.index()]),
         ..needs
     };
@@ -352,7 +351,8 @@ fn of_running(spec: &ModelSpec, device: &DevicePlan, program: &Program) -> Needs
     });
     Needs {
         weights: Bytes(0),
-        stream: program.slot_bytes(Memory::Stream),
+        // Held whole, whatever this program reads.
+        stream: device.streaming.as_ref().map_or(Bytes(0), |streaming| streaming.buffer),
         activations: program.slot_bytes(Memory::Device),
         staging: program.slot_bytes(Memory::Staging),
         results: results.sum(),

@@ -382,7 +382,7 @@ proptest! {
             programs.iter().zip(&streams.ring).zip(needs).zip(whole)
         {
             let takes = budget::of_program(&spec, 4, device, program);
-            prop_assert!(takes.stream <= needs.stream);
+            prop_assert_eq!(takes.stream, needs.stream, "held whole, whatever is read");
             let streaming = device.streaming.as_ref().unwrap();
             let all = pieces::of_device(&spec, device);
             let read = (0..).zip(&all).filter(|(at, _)| !streaming.keeps(*at));

@@ -3,9 +3,10 @@
 use crate::{
     answer::{self, Report, Tensor},
     error::ClientError,
+    generate::{self, GenerateOptions, Generated, Prompt},
     pieces::Pieces,
 };
-use galaxy_proto::v1::{self, run_event::Event};
+use galaxy_proto::v1::{self, generate_event, run_event::Event};
 
 /// The tensors of `count` sequences, from their pieces.
 ///
@@ -30,4 +31,17 @@ pub fn reports(parts: Vec<v1::RequestReport>) -> Report {
     let mut report = Report::default();
     parts.into_iter().for_each(|part| report.absorb(part.into()));
     report
+}
+
+/// What a coordinator is asked of a text that goes on.
+pub fn request(prompt: Prompt, options: GenerateOptions) -> v1::GenerateRequest {
+    generate::request(prompt, options)
+}
+
+/// What it says of one.
+///
+/// # Errors
+/// When it says it at the wrong time, or nothing.
+pub fn generated(event: Option<generate_event::Event>) -> Result<Generated, ClientError> {
+    generate::generated(event)
 }

@@ -131,21 +131,10 @@ impl Generating {
         if self.done {
             return Ok(None);
         }
-        match message(&mut self.events, Instant::now() + self.patience, self.patience).await? {
-            Some(Event::Token(v1::GeneratedToken { token, logprob, top, text })) => {
-                let top = top.iter().map(|likely| (likely.token, likely.logprob)).collect();
-                Ok(Some(Generated::Token(Token { token, logprob, top, text })))
-            }
-            Some(Event::Done(v1::GenerateDone { finish, text, report: cost })) => {
-                self.done = true;
-                Ok(Some(Generated::Done(Done { finish, text, report: report(cost)? })))
-            }
-            Some(Event::Begun(_) | Event::Waiting(_)) | None => {
-                self.done = true;
-                let what = "a text that goes on broke off before its end".to_owned();
-                Err(ClientError::Malformed { what })
-            }
-        }
+        let until = Instant::now() + self.patience;
+        let next = generated(message(&mut self.events, until, self.patience).await?);
+        self.done = !matches!(next, Ok(Generated::Token(_)));
+        next.map(Some)
     }
 
     /// All of it, as a stream.
@@ -153,6 +142,23 @@ impl Generating {
         stream::try_unfold(self, |mut generating| async move {
             Ok(generating.next().await?.map(|generated| (generated, generating)))
         })
+    }
+}
+
+/// What comes of what is said behind the beginning.
+pub(crate) fn generated(event: Option<Event>) -> Result<Generated, ClientError> {
+    match event {
+        Some(Event::Token(v1::GeneratedToken { token, logprob, top, text })) => {
+            let top = top.iter().map(|likely| (likely.token, likely.logprob)).collect();
+            Ok(Generated::Token(Token { token, logprob, top, text }))
+        }
+        Some(Event::Done(v1::GenerateDone { finish, text, report: cost })) => {
+            Ok(Generated::Done(Done { finish, text, report: report(cost)? }))
+        }
+        Some(Event::Begun(_) | Event::Waiting(_)) | None => {
+            let what = "a text that goes on broke off before its end".to_owned();
+            Err(ClientError::Malformed { what })
+        }
     }
 }
 

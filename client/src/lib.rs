@@ -21,6 +21,8 @@ mod error;
 #[doc(hidden)]
 pub mod fuzz;
 mod generate;
+#[doc(hidden)]
+pub mod openai;
 mod parts;
 mod pieces;
 mod retry;

@@ -313,7 +313,7 @@ pub(crate) fn output(request: &v1::RunRequest) -> Result<RunOutput, Status> {
 }
 
 /// What a client asks to be gone on with.
-fn ask(request: v1::GenerateRequest) -> Ask {
+pub(crate) fn ask(request: v1::GenerateRequest) -> Ask {
     let v1::GenerateRequest { prompt, ids, max_tokens, sampling, stop, ignore_end } = request;
     let asked = sampling.unwrap_or_default();
     let none = Sampling::default();
@@ -333,7 +333,7 @@ fn ask(request: v1::GenerateRequest) -> Ask {
     Ask { prompt, ids, max_tokens, sampling, seeded, stop, ignore_end }
 }
 
-fn generated(said: Said) -> v1::GenerateEvent {
+pub(crate) fn generated(said: Said) -> v1::GenerateEvent {
     use generate_event::Event;
     let event = match said {
         Said::Waiting => Event::Waiting(v1::GenerateWaiting {}),

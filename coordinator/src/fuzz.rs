@@ -5,6 +5,7 @@ use crate::{
     error::RequestError,
     fleet::{Timeline, remote::execute},
     profile::measure,
+    session::{Ask, Said},
     trace::{Trace, TracedProgram},
 };
 use galaxy_common::{DeviceName, LinkProfile, LinkType, RequestId};
@@ -60,4 +61,18 @@ pub fn trace(
     measured: Vec<(TracedProgram, Vec<Timeline>)>,
 ) -> Result<Trace, RequestError> {
     Trace::new(spec, RequestId(1), measured, 0)
+}
+
+/// How a client asks a text to go on.
+pub fn ask(request: v1::GenerateRequest) -> Ask {
+    api::ask(request)
+}
+
+/// What a client is told of a token, by what a device says of it; the vocabulary has so many.
+///
+/// # Errors
+/// As the program that made it.
+pub fn told(token: &[u8], vocabulary: u32) -> Result<v1::GenerateEvent, Status> {
+    let told = execute::told(token, vocabulary, 1, &mut Vec::new())?;
+    Ok(api::generated(Said::Token { told: Box::new(told), text: String::new() }))
 }

@@ -11,7 +11,9 @@ mod messages;
 mod models;
 mod plans;
 mod profiles;
+mod serve;
 mod small;
+mod texts;
 
 use input::Input;
 use peak_alloc::PeakAlloc;
@@ -52,6 +54,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "worker", decode: messages::worker, fixed: 64 * KIB, each: 128 },
     Target { name: "coordinator", decode: messages::coordinator, fixed: 1024 * KIB, each: 128 },
     Target { name: "client", decode: messages::client, fixed: 64 * KIB, each: 128 },
+    Target { name: "text", decode: texts::text, fixed: 64 * KIB, each: 256 },
+    Target { name: "serve", decode: serve::serve, fixed: 1024 * KIB, each: 512 },
 ];
 
 /// Gives a target its bytes.

@@ -138,7 +138,7 @@ fn read<M: Message + Default>(bytes: &[u8], then: impl FnOnce(M)) {
 }
 
 /// Messages one behind another, each behind its length; those that are none are left out.
-fn messages<M: Message + Default>(input: &mut Input<'_>) -> Vec<M> {
+pub(crate) fn messages<M: Message + Default>(input: &mut Input<'_>) -> Vec<M> {
     let mut messages = Vec::new();
     while !input.is_empty() {
         messages.extend(M::decode(input.piece()).ok());

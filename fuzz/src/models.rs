@@ -152,7 +152,7 @@ pub(crate) fn image(bytes: &[u8]) {
 }
 
 /// In memory, where the system has such a place.
-fn directory() -> TempDir {
+pub(crate) fn directory() -> TempDir {
     let memory = Path::new("/dev/shm");
     let at = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
     tempfile::tempdir_in(at).expect("a temporary directory")

@@ -4,7 +4,7 @@ use crate::{
     ModelError, ModelSpec,
     config::Fields,
     error::HeaderProblem,
-    family,
+    family, generation,
     sentence::{self, SentenceConfig},
     store,
 };
@@ -35,4 +35,12 @@ pub fn config(text: &[u8]) -> Result<ModelSpec, ModelError> {
 /// As asking the opened directory.
 pub fn sentence(directory: &Path) -> Result<SentenceConfig, ModelError> {
     sentence::read(directory)
+}
+
+/// The tokens that the text of a `generation_config.json` has end texts, if it says that.
+///
+/// # Errors
+/// As asking the opened directory.
+pub fn end_tokens(text: &[u8]) -> Result<Option<Vec<u32>>, ModelError> {
+    generation::named(Path::new("generation_config.json"), text)
 }

@@ -7,6 +7,7 @@ use crate::{
     store::{MAX_JSON_BYTES, read_bounded},
 };
 use serde_json::Value;
+use std::path::Path;
 
 impl ModelDir {
     /// The tokens that end a text; none where the model names none.
@@ -20,26 +21,32 @@ impl ModelDir {
             if !path.is_file() {
                 continue;
             }
-            let bytes = read_bounded(&path, MAX_JSON_BYTES)?;
-            let value: Value = serde_json::from_slice(&bytes)
-                .map_err(|source| ModelError::Json { path: path.clone(), source })?;
-            let named = match &value["eos_token_id"] {
-                Value::Null => continue,
-                Value::Array(list) => list.clone(),
-                one => vec![one.clone()],
-            };
-            let token = |value: &Value| {
-                let token = value.as_u64().and_then(|token| u32::try_from(token).ok());
-                token.ok_or_else(|| ModelError::Field {
-                    path: path.clone(),
-                    field: "eos_token_id".to_owned(),
-                    problem: format!("is {value}: a token id is wanted, or a list of them"),
-                })
-            };
-            return named.iter().map(token).collect();
+            if let Some(tokens) = named(&path, &read_bounded(&path, MAX_JSON_BYTES)?)? {
+                return Ok(tokens);
+            }
         }
         Ok(Vec::new())
     }
+}
+
+/// The tokens that a file names; nothing where it says nothing of them.
+pub(crate) fn named(path: &Path, text: &[u8]) -> Result<Option<Vec<u32>>, ModelError> {
+    let value: Value = serde_json::from_slice(text)
+        .map_err(|source| ModelError::Json { path: path.to_owned(), source })?;
+    let named = match &value["eos_token_id"] {
+        Value::Null => return Ok(None),
+        Value::Array(list) => list.as_slice(),
+        one => std::slice::from_ref(one),
+    };
+    let token = |value: &Value| {
+        let token = value.as_u64().and_then(|token| u32::try_from(token).ok());
+        token.ok_or_else(|| ModelError::Field {
+            path: path.to_owned(),
+            field: "eos_token_id".to_owned(),
+            problem: format!("is {value}: a token id is wanted, or a list of them"),
+        })
+    };
+    named.iter().map(token).collect::<Result<_, _>>().map(Some)
 }
 
 /// Text as it is made, held back where it may be the beginning of a string that ends it.
@@ -106,7 +113,6 @@ fn begun(text: &str, stop: &[String]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::Path;
 
     #[test]
     fn what_may_begin_an_end_is_held_back() {

@@ -2,14 +2,11 @@
 //! to the coordinator by the SDK, under our identity.
 
 mod api;
-mod chat;
-mod error;
-mod wire;
 
 use super::{Connection, failure::Failure, in_process::model_failure, print, progress};
 use api::Api;
-use chat::Chat;
 use clap::Args;
+use galaxy_client::openai::chat::Chat;
 use hyper::server::conn::http1;
 use hyper_util::{
     rt::{TokioIo, TokioTimer},

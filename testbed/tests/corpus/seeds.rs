@@ -27,6 +27,8 @@ pub fn all() -> Vec<Seed> {
     plans(&mut add);
     profiles(&mut add);
     messages(&mut add);
+    texts(&mut add);
+    served(&mut add);
     all
 }
 
@@ -415,4 +417,80 @@ fn messages(add: Add<'_>) {
     let trace = v1::TraceReply { chrome_json: "{}".into(), devices: vec![traced] };
     add("client", "trace", numbered(4, &trace.encode_to_vec()));
     add("client", "reports", numbered(5, &piece(&report.encode_to_vec()).repeat(2)));
+}
+
+fn texts(add: Add<'_>) {
+    let sampling = v1::Sampling {
+        temperature: Some(0.7),
+        top_k: 40,
+        top_p: Some(0.9),
+        repetition_penalty: Some(1.1),
+        logit_bias: vec![v1::LogitBias { token: 9, bias: -5.0 }],
+        seed: Some(7),
+        logprobs: 2,
+        ..Default::default()
+    };
+    let ask = v1::GenerateRequest {
+        prompt: "the sea".into(),
+        max_tokens: 12,
+        sampling: Some(sampling),
+        stop: vec!["\n".into()],
+        ..Default::default()
+    };
+    add("text", "ask", numbered(0, &ask.encode_to_vec()));
+    let ids = v1::GenerateRequest { ids: vec![5, 17, 9], ignore_end: true, ..Default::default() };
+    add("text", "ask-ids", numbered(0, &ids.encode_to_vec()));
+    let mut told = vec![0.0; galaxy_graph::program::TOKEN_VALUES as usize];
+    told[..8].copy_from_slice(&[17.0, -0.5, 1.0, 2.0, 17.0, -0.5, 3.0, -1.5]);
+    add("text", "token", numbered(1, &convert::bytes(&told)));
+    use v1::generate_event::Event;
+    let begun = v1::GenerateBegun { request: 3, prompt_tokens: 2, seed: 7, text: true };
+    let token = v1::GeneratedToken {
+        token: 17,
+        logprob: -0.5,
+        top: vec![v1::Likely { token: 17, logprob: -0.5 }],
+        text: " is".into(),
+    };
+    let report = Some(v1::RequestReport::default());
+    let done = v1::GenerateDone { finish: "stop".into(), text: "e".into(), report };
+    let events = [
+        Event::Waiting(v1::GenerateWaiting {}),
+        Event::Begun(begun),
+        Event::Token(token),
+        Event::Done(done),
+    ];
+    let events = events.map(|event| v1::GenerateEvent { event: Some(event) }.encode_to_vec());
+    add("text", "events", numbered(2, &events.map(|event| piece(&event)).concat()));
+    let stops = [piece(b"END"), piece("€ur".as_bytes())].concat();
+    add(
+        "text",
+        "end",
+        [&[3, 2][..], &stops, b"\x02a E\x00N\x03X b \x02\xe2\x82\xac\x01ur"].concat(),
+    );
+    add("text", "end-tokens", numbered(4, br#"{"eos_token_id": [7, 9]}"#));
+    let config = br#"{"bos_token": "<s>", "eos_token": {"content": "</s>"}, "chat_template": [
+        {"name": "default", "template": "{{ messages }}"}]}"#;
+    add("text", "chat-files", [&[5, 1][..], &piece(config), &[0]].concat());
+    let jinja = [&[5, 1][..], &piece(config), &[1], &piece(b"{{ bos_token }}")].concat();
+    add("text", "chat-template", jinja);
+}
+
+fn served(add: Add<'_>) {
+    let completion = br#"{"prompt": ["a", "b"], "max_tokens": 5, "temperature": 0.5, "top_k": -1, "seed": -1,
+        "logit_bias": {"10": -100}, "stop": ["x"], "stream": true, "stream_options": {"include_usage": true}}"#;
+    add("serve", "completion", numbered(0, completion));
+    let ids =
+        br#"{"prompt": [[1, 2], [3]], "stop": "y", "n": 1, "logprobs": null, "ignore_eos": true}"#;
+    add("serve", "completion-ids", numbered(0, ids));
+    let chat = br#"{"messages": [{"role": "user", "content": [{"type": "text", "text": "who "}], "name": "b"},
+        {"role": "assistant", "content": "me", "tool_calls": [{"function": {"name": "f"}}]}],
+        "chat_template_kwargs": {"enable_thinking": false, "tools": [{"a": 1}]}, "response_format": {"type": "text"}}"#;
+    for template in 0..3 {
+        add("serve", &format!("chat-{template}"), [&[1, template][..], chat].concat());
+    }
+    let vectors =
+        br#"{"input": ["a", "b"], "encoding_format": "base64", "dimensions": 2, "truncate": true}"#;
+    add("serve", "embedding", numbered(2, vectors));
+    let template = b"{%- for m in messages %}{{ m.role | upper }}{% continue %}{% endfor %}";
+    add("serve", "template", numbered(3, template));
 }

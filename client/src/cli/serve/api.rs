@@ -1,10 +1,5 @@
 //! The routes, and who may use them.
 
-use super::{
-    chat::Chat,
-    error::{ApiError, answer},
-    wire::{ChatRequest, CompletionRequest, EmbeddingRequest, Form, Frame, Usage},
-};
 use axum::{
     Router,
     body::{Body, Bytes},
@@ -17,6 +12,11 @@ use axum::{
 use futures_util::stream;
 use galaxy_client::{
     Client, ClientError, ClusterStatus, GenerateOptions, Generated, Generating, Prompt, TooLong,
+    openai::{
+        chat::Chat,
+        error::{ApiError, answer},
+        wire::{ChatRequest, CompletionRequest, EmbeddingRequest, Form, Frame, Usage},
+    },
 };
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};

@@ -357,6 +357,8 @@ async fn run_on(
     tell: Option<UnboundedSender<Told>>,
 ) -> Result<(Vec<Vec<f32>>, ExecuteDone), Status> {
     let mut values: Vec<Vec<f32>> = sizes.iter().map(|n| Vec::with_capacity(*n)).collect();
+    let most = request.making.as_ref().map_or(0, |making| making.count);
+    let mut made = Vec::new();
     let mut events = connection.execute(request).await?.into_inner();
     while let Some(event) = events.message().await? {
         match event.event {
@@ -366,17 +368,19 @@ async fn run_on(
             }
             Some(execute_event::Event::Token(token)) => {
                 shared.tell(Event::Heard { device, attempt }).await;
-                let values: Told = convert::floats(&token).try_into().map_err(|_| short())?;
+                let told = told(&token, shared.model.spec().vocabulary, most, &mut made)?;
                 // Whoever does not listen any more misses nothing.
                 if let Some(tell) = &tell {
-                    tell.send(values).unwrap_or_default();
+                    tell.send(told).unwrap_or_default();
                 }
             }
             Some(execute_event::Event::Done(done)) => {
                 // To the end of the stream: one that is left before it must be reset.
                 drop(events.message().await);
                 let whole = values.iter().zip(&sizes).all(|(v, n)| v.len() == *n);
-                return if whole { Ok((values, done)) } else { Err(short()) };
+                // What was told is what the other devices have made, too.
+                let same = tell.is_none() || made == done.made;
+                return if whole && same { Ok((values, done)) } else { Err(short()) };
             }
             None => {}
         }
@@ -386,6 +390,23 @@ async fn run_on(
 
 fn short() -> Status {
     Status::data_loss("its result is not what the program says")
+}
+
+/// What is told of a token: one of the vocabulary, and of at most so many that are made.
+pub(crate) fn told(
+    token: &[u8],
+    vocabulary: u32,
+    most: u32,
+    made: &mut Vec<u32>,
+) -> Result<Told, Status> {
+    let told: Told = convert::floats(token).try_into().map_err(|_| short())?;
+    // Ids of all vocabularies are whole in f32.
+    let known = (0.0..vocabulary as f32).contains(&told[0]);
+    if !known || made.len() >= most as usize {
+        return Err(short());
+    }
+    made.push(told[0] as u32);
+    Ok(told)
 }
 
 /// Appends a piece to its output. Pieces of an output come in order.
@@ -425,10 +446,29 @@ fn cost(done: &ExecuteDone) -> DeviceCost {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use galaxy_graph::program::TOKEN_VALUES;
 
     fn piece(output: u32, offset: u64, values: &[f32]) -> OutputPiece {
         let data = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         OutputPiece { output, offset, data }
+    }
+
+    #[test]
+    fn tokens_that_nobody_asked_for_are_refused() {
+        let token = |id: f32| {
+            let mut told = vec![0.0; TOKEN_VALUES as usize];
+            told[0] = id;
+            bytes(&told)
+        };
+        let mut made = Vec::new();
+        for bad in [token(97.0), token(-1.0), token(f32::NAN), vec![0; 4], Vec::new()] {
+            assert!(told(&bad, 97, 2, &mut made).is_err(), "{bad:?}");
+        }
+        for id in [96, 0] {
+            assert!(told(&token(id as f32), 97, 2, &mut made).is_ok(), "{id}");
+        }
+        assert!(told(&token(1.0), 97, 2, &mut made).is_err(), "a third");
+        assert_eq!(made, [96, 0]);
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! Errors as OpenAI's API has them.
 
+use crate::ClientError;
 use axum::{
     body::Body,
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
-use galaxy_client::ClientError;
 use serde_json::{Value, json};
 
 /// Seconds after which a request that may succeed later is worth another try.

@@ -18,7 +18,12 @@ const TEMPLATE: &str = "chat";
 pub struct Chat {
     tokenizer: Tokenizer,
     /// None where the model has no template.
-    environment: Option<Environment<'static>>,
+    template: Option<Template>,
+}
+
+/// A chat template, and the tokens that stand in it.
+pub struct Template {
+    environment: Environment<'static>,
     bos: String,
     eos: String,
 }
@@ -59,13 +64,13 @@ impl Chat {
     pub fn open(directory: &Path) -> Result<Self, ModelError> {
         let tokenizer = Tokenizer::open(directory)?;
         let ChatFiles { template, bos, eos } = ChatFiles::open(directory)?;
-        let environment = template.map(|(path, template)| {
-            environment(template).map_err(|error| ModelError::Tokenizer {
+        let template = template.map(|(path, template)| {
+            Template::new(template, bos, eos).map_err(|error| ModelError::Tokenizer {
                 path,
                 problem: format!("its chat template: {error}"),
             })
         });
-        Ok(Self { tokenizer, environment: environment.transpose()?, bos, eos })
+        Ok(Self { tokenizer, template: template.transpose()? })
     }
 
     /// The tokens of a chat to which the model is to answer.
@@ -86,10 +91,29 @@ impl Chat {
         messages: Vec<Message>,
         more: &Map<String, serde_json::Value>,
     ) -> Result<String, ApiError> {
-        let Some(environment) = &self.environment else {
-            let why = "the model has no chat template; use /v1/completions";
-            return Err(ApiError::bad(why));
-        };
+        let none = || ApiError::bad("the model has no chat template; use /v1/completions");
+        self.template.as_ref().ok_or_else(none)?.text(messages, more)
+    }
+}
+
+impl Template {
+    /// Reads a template, which is Jinja; `bos` and `eos` are what begins and ends texts.
+    ///
+    /// # Errors
+    /// When it is not.
+    pub fn new(template: String, bos: String, eos: String) -> Result<Self, Error> {
+        Ok(Self { environment: environment(template)?, bos, eos })
+    }
+
+    /// A chat as the model is to read it, with `more` for the template.
+    ///
+    /// # Errors
+    /// When the template refuses it.
+    pub fn text(
+        &self,
+        messages: Vec<Message>,
+        more: &Map<String, serde_json::Value>,
+    ) -> Result<String, ApiError> {
         let messages = messages.into_iter().map(Message::plain).collect::<Result<Vec<_>, _>>()?;
         let given = context! {
             messages => Value::from(Serde(messages)),
@@ -99,7 +123,7 @@ impl Chat {
         };
         // The first that has a name is the one.
         let all = context! { ..given, ..Value::from(Serde(more)) };
-        environment
+        self.environment
             .get_template(TEMPLATE)
             .and_then(|template| template.render(all))
             .map_err(|e| ApiError::bad(format!("the model's chat template refuses this: {e}")))

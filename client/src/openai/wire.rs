@@ -1,8 +1,8 @@
 //! What programs ask and what they are answered, as OpenAI's API has it.
 
 use super::{chat::Message, error::ApiError};
+use crate::{GenerateOptions, Prompt, Sampling};
 use base64::{Engine, prelude::BASE64_STANDARD};
-use galaxy_client::{GenerateOptions, Prompt, Sampling};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;

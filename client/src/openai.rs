@@ -1,0 +1,6 @@
+//! What `galaxy serve` is asked and answers, as OpenAI's API has it. For the command and the fuzz targets: no
+//! part of the interface.
+
+pub mod chat;
+pub mod error;
+pub mod wire;

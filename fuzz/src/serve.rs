@@ -1,0 +1,85 @@
+//! What programs ask of `galaxy serve`.
+
+use super::{Input, good};
+use galaxy_client::{
+    GenerateOptions,
+    openai::{
+        chat::Template,
+        error::ApiError,
+        wire::{ChatRequest, CompletionRequest, EmbeddingRequest},
+    },
+};
+use serde::de::DeserializeOwned;
+
+/// What templates in the wild do with messages: compare roles, call methods of strings, refuse, go by what
+/// else was sent. That of a model is code which its owner chose; here they are ours, and for any other it is
+/// looked at whether it is one.
+const TEMPLATES: [&str; 3] = [
+    "{% for message in messages %}{{ message.role + ': ' + message.content | trim }}\n{% endfor %}",
+    "{{ bos_token }}{% for m in messages %}{% if m['role'] not in ['user', 'assistant'] %}\
+     {{ raise_exception('no role ' ~ m.role) }}{% endif %}{{ m.role.upper() }}{{ m.content.strip().split('x')[-1] }}\
+     {% if m.tool_calls %}{% for call in m.tool_calls %}{{ call.function | tojson }}{% endfor %}{% endif %}\
+     {{ eos_token if not loop.last }}{% endfor %}{% if enable_thinking is false %}none{% endif %}",
+    "{% set ns = namespace(last=0) %}{% for m in messages[::-1] %}{% if m.content is string and \
+     m.content.startswith('<') %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}{{ ns.last }}\
+     {% for m in messages %}{{ m | items | list | length }}{{ m.name | default('-') }}{% endfor %}\
+     {% for tool in tools | default([]) %}{{ tool | tojson(indent=2) }}{% endfor %}",
+];
+
+/// A body of each kind, or a chat template.
+pub(crate) fn serve(bytes: &[u8]) {
+    let mut input = Input(bytes);
+    match input.byte() % 4 {
+        0 => {
+            if let Some((prompts, options)) =
+                body(input.0).and_then(|asked: CompletionRequest| taken(asked.parts()))
+            {
+                assert!((1..=64).contains(&prompts.len()) && options.max_tokens > 0);
+                sound(&options);
+            }
+        }
+        1 => {
+            let template = input.pick(&TEMPLATES);
+            let Some(asked) = body::<ChatRequest>(input.0) else { return };
+            let Some(options) = taken(asked.options()) else { return };
+            sound(&options);
+            let template = Template::new(template.into(), "<s>".into(), "</s>".into());
+            let template = template.expect("it is one");
+            taken(template.text(asked.messages, &asked.chat_template_kwargs));
+        }
+        2 => {
+            let Some(mut asked) = body::<EmbeddingRequest>(input.0) else { return };
+            let Some(texts) = taken(asked.texts()) else { return };
+            let vectors: Vec<_> = texts.iter().map(|_| vec![0.5; 2]).collect();
+            if let Some(answer) = taken(asked.answer("m", &vectors, 7)) {
+                assert_eq!(answer["data"].as_array().map(Vec::len), Some(texts.len()));
+            }
+        }
+        _ => {
+            let Ok(text) = std::str::from_utf8(input.0) else { return };
+            good(Template::new(text.into(), String::new(), String::new()));
+        }
+    }
+}
+
+/// A body, as the server reads it.
+fn body<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
+    good(serde_json::from_slice(bytes))
+}
+
+/// What was asked, or nothing if that is refused, with why.
+fn taken<T>(outcome: Result<T, ApiError>) -> Option<T> {
+    outcome
+        .map_err(|error| {
+            assert!(!error.message.is_empty() && error.status.is_client_error());
+            assert_eq!(error.body()["error"]["code"], *error.code);
+        })
+        .ok()
+}
+
+/// Numbers are checked by the coordinator; a program that asks for any gets an answer that says so.
+fn sound(options: &GenerateOptions) {
+    drop(options.sampling.clone().checked(97));
+    let ordered = options.sampling.bias.is_sorted_by_key(|(token, _)| *token);
+    assert!(ordered, "biases are in order");
+}

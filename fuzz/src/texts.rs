@@ -1,0 +1,113 @@
+//! Texts that go on: what is asked and said of them, and what model directories say of their ends and chats.
+
+use super::{Input, good, messages::messages, models::directory, said};
+use galaxy_client::{GenerateOptions, Generated, Prompt, Sampling};
+use galaxy_common::sampling::MOST_LOGPROBS;
+use galaxy_model::{chat::ChatFiles, generation::Ending};
+use galaxy_proto::{convert, v1};
+use prost::Message;
+use std::fs;
+
+/// Tokens of the model.
+const VOCABULARY: u32 = 97;
+
+/// What is asked of a coordinator, what devices and it say, strings that end texts, and files.
+pub(crate) fn text(bytes: &[u8]) {
+    let mut input = Input(bytes);
+    match input.byte() % 6 {
+        0 => ask(input.0),
+        1 => told(input.0),
+        2 => {
+            for event in messages::<v1::GenerateEvent>(&mut input) {
+                good(galaxy_client::fuzz::generated(event.event));
+            }
+        }
+        3 => ending(&mut input),
+        4 => {
+            good(galaxy_model::fuzz::end_tokens(input.0));
+        }
+        _ => {
+            let dir = directory();
+            let files = ["tokenizer_config.json", "chat_template.jinja"];
+            for name in files {
+                if input.flag() {
+                    fs::write(dir.path().join(name), input.piece()).expect("a file");
+                }
+            }
+            if let Some(ChatFiles { template: Some((path, _)), .. }) =
+                good(ChatFiles::open(dir.path()))
+            {
+                assert!(path.is_file(), "a template of no file");
+            }
+        }
+    }
+}
+
+/// What a client asks is what a device hears, and what our own client would say for it.
+fn ask(bytes: &[u8]) {
+    let Some(request) = good(v1::GenerateRequest::decode(bytes)) else { return };
+    let asked = galaxy_coord::fuzz::ask(request);
+    let Some(sampling) = good(asked.sampling.clone().checked(VOCABULARY)) else { return };
+    assert!(sampling.temperature.is_finite() && sampling.logprobs <= MOST_LOGPROBS);
+    let bytes = postcard::to_stdvec(&sampling).expect("a sampling has a binary form");
+    let again: Sampling = postcard::from_bytes(&bytes).expect("its own");
+    assert_eq!(again.checked(VOCABULARY).as_ref(), Ok(&sampling));
+
+    let (prompt, ids) = (asked.prompt.clone(), asked.ids.clone());
+    let prompt = if ids.is_empty() { Prompt::Text(prompt) } else { Prompt::Ids(ids) };
+    let options = GenerateOptions {
+        max_tokens: asked.max_tokens,
+        sampling: asked.sampling.clone(),
+        seed: asked.seeded.then_some(asked.sampling.seed),
+        stop: asked.stop.clone(),
+        ignore_end: asked.ignore_end,
+    };
+    let again = galaxy_coord::fuzz::ask(galaxy_client::fuzz::request(prompt, options));
+    // It sends a text or its tokens, and not both.
+    let either = again.prompt.is_empty() || again.ids.is_empty();
+    assert!(
+        either && galaxy_coord::session::Ask { prompt: asked.prompt.clone(), ..again } == asked
+    );
+}
+
+/// What a device says of a token, as a client gets it.
+fn told(bytes: &[u8]) {
+    let event = match galaxy_coord::fuzz::told(bytes, VOCABULARY) {
+        Ok(event) => event,
+        Err(status) => return said(&galaxy_proto::fault::from_status(&status)),
+    };
+    let written = event.encode_to_vec();
+    let event = v1::GenerateEvent::decode(written.as_slice()).expect("its own");
+    let Some(Generated::Token(token)) = good(galaxy_client::fuzz::generated(event.event)) else {
+        panic!("a token is none for a client");
+    };
+    assert!(token.token < VOCABULARY && token.top.len() <= MOST_LOGPROBS as usize);
+    assert_eq!(token.logprob.to_bits(), convert::floats(bytes)[1].to_bits());
+}
+
+/// Strings that end a text, and pieces of it. Nothing that is told has one of them, and nothing else is
+/// missing.
+fn ending(input: &mut Input<'_>) {
+    let stops: Vec<String> =
+        (0..input.within(0, 4)).map(|_| String::from_utf8_lossy(input.piece()).into()).collect();
+    let mut ending = Ending::new(stops.clone());
+    let (mut all, mut told) = (String::new(), String::new());
+    while !input.is_empty() && !ending.stopped() {
+        // Short ones, in which an end does not stand whole.
+        let length = 1 + usize::from(input.byte() % 8);
+        let (piece, rest) = input.0.split_at(length.min(input.0.len()));
+        input.0 = rest;
+        let piece = String::from_utf8_lossy(piece);
+        all.push_str(&piece);
+        told.push_str(ending.add(&piece));
+    }
+    told.push_str(ending.rest());
+    assert_eq!(told, ending.text());
+    let behind = all.strip_prefix(&told).expect("what was told is the text");
+    let mut stops = stops.iter().filter(|stop| !stop.is_empty());
+    assert!(!stops.clone().any(|stop| told.contains(stop)), "an end was told");
+    match ending.stopped() {
+        true => assert!(stops.any(|stop| behind.starts_with(stop)), "no end stands there"),
+        false => assert!(behind.is_empty(), "it was held back"),
+    }
+}

@@ -12,8 +12,8 @@ use galaxy_client::{
 use serde::de::DeserializeOwned;
 
 /// What templates in the wild do with messages: compare roles, call methods of strings, refuse, go by what
-/// else was sent. That of a model is code which its owner chose; here they are ours, and for any other it is
-/// looked at whether it is one.
+/// else was sent. That of a model is code, which nothing bounds in memory (ADR 0027); here they are ours, and for
+/// any other it is looked at whether it is one.
 const TEMPLATES: [&str; 3] = [
     "{% for message in messages %}{{ message.role + ': ' + message.content | trim }}\n{% endfor %}",
     "{{ bos_token }}{% for m in messages %}{% if m['role'] not in ['user', 'assistant'] %}\
@@ -57,6 +57,10 @@ pub(crate) fn serve(bytes: &[u8]) {
         }
         _ => {
             let Ok(text) = std::str::from_utf8(input.0) else { return };
+            // A list or a string a million times is made when the template is read.
+            if text.contains('*') {
+                return;
+            }
             good(Template::new(text.into(), String::new(), String::new()));
         }
     }

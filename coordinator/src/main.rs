@@ -109,7 +109,7 @@ async fn cluster(file: &Path, listen: Option<&str>) -> Result<()> {
         _ => anyhow::Error::new(error).context(file.display().to_string()),
     })?;
     let identity = coordinator(&cluster.identity)?;
-    let model = Arc::new(ModelDir::open(&cluster.model)?);
+    let model = open_model(&cluster.model)?;
     let listen = listen.unwrap_or(&cluster.listen).to_owned();
     let limits = Limits { queue: cluster.queue, timeout: cluster.timeout };
     let name = cluster.name.clone();
@@ -134,7 +134,7 @@ async fn cluster(file: &Path, listen: Option<&str>) -> Result<()> {
 async fn embedded(path: &Path, flags: &Flags) -> Result<()> {
     let identity = flags.identity.as_deref().map(coordinator).transpose()?;
     let listen = flags.listen.as_deref().unwrap_or(DEFAULT_LISTEN);
-    let model = Arc::new(ModelDir::open(path)?);
+    let model = open_model(path)?;
     let listener = bind(listen).await?;
     if identity.is_none() && !listener.local_addr()?.ip().is_loopback() {
         bail!(
@@ -159,6 +159,15 @@ async fn embedded(path: &Path, flags: &Flags) -> Result<()> {
         model.name()
     ));
     serve(session, "embedded", listener, identity.as_ref()).await
+}
+
+/// Opens a model directory, and says what in it may not do what its author meant.
+fn open_model(path: &Path) -> Result<Arc<ModelDir>> {
+    let model = ModelDir::open(path)?;
+    for warning in model.warnings() {
+        tracing::warn!("{warning}");
+    }
+    Ok(Arc::new(model))
 }
 
 /// The plan of a machine on its own.

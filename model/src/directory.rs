@@ -4,6 +4,7 @@ use crate::{
     config::Fields,
     error::ModelError,
     family::{self, Family},
+    fields::{self, Warning},
     manifest::Manifest,
     matrix::{MatrixSource, Storage},
     spec::*,
@@ -31,6 +32,7 @@ pub struct ModelDir {
     fingerprint: String,
     dtype: Dtype,
     store: Store,
+    warnings: Vec<Warning>,
     /// Where the tables of words and of positions lie, once rows of them were read.
     tables: [OnceLock<(String, u32, Run)>; 2],
 }
@@ -69,7 +71,8 @@ impl ModelDir {
         hasher.update(&bytes);
         store.digest(&mut hasher)?;
         let fingerprint = hasher.finalize().to_hex().to_string();
-        let model = Self::assemble(path, base_name(path), fingerprint, &bytes, store)?;
+        let mut model = Self::assemble(path, base_name(path), fingerprint, &bytes, store)?;
+        model.warnings.extend(fields::look_over(path));
         model.checked()
     }
 
@@ -128,7 +131,20 @@ impl ModelDir {
         let path = path.to_owned();
         let dtype = Dtype::F32;
         let tables = [OnceLock::new(), OnceLock::new()];
-        Ok(Self { path, name, spec, family, prefix, type_rows, fingerprint, dtype, store, tables })
+        let warnings = Vec::new();
+        Ok(Self {
+            path,
+            name,
+            spec,
+            family,
+            prefix,
+            type_rows,
+            fingerprint,
+            dtype,
+            store,
+            warnings,
+            tables,
+        })
     }
 
     /// Looks whether everything that the spec needs is there, and finds out its type.
@@ -165,6 +181,10 @@ impl ModelDir {
     /// their contents: tells models apart, and does not prove that every byte is the same.
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint
+    }
+    /// What its files say that may not do here what their author meant.
+    pub fn warnings(&self) -> &[Warning] {
+        &self.warnings
     }
     /// How the layers' matrices are stored: the first one's type, where they are mixed.
     pub fn dtype(&self) -> Dtype {

@@ -18,6 +18,7 @@ mod config;
 mod directory;
 mod error;
 mod family;
+mod fields;
 #[doc(hidden)]
 pub mod fuzz;
 pub mod generation;
@@ -39,6 +40,7 @@ pub mod tokenizer;
 
 pub use directory::ModelDir;
 pub use error::{HeaderProblem, ModelError};
+pub use fields::Warning;
 pub use matrix::MatrixSource;
 pub use spec::*;
 pub use store::{Arrivals, Dtype};

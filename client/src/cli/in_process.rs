@@ -50,9 +50,13 @@ pub struct InProcess {
     cluster: LocalCluster,
 }
 
-/// Opens a model directory.
+/// Opens a model directory, and says what in it may not do what its author meant.
 pub fn open_model(path: &Path) -> Result<Arc<ModelDir>, Failure> {
-    ModelDir::open(path).map(Arc::new).map_err(model_failure)
+    let model = ModelDir::open(path).map_err(model_failure)?;
+    for warning in model.warnings() {
+        eprintln!("warning: {warning}");
+    }
+    Ok(Arc::new(model))
 }
 
 /// A model's defect as a failure.

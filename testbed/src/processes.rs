@@ -25,7 +25,7 @@ use tempfile::TempDir;
 use tonic::transport::Channel;
 
 /// How long a process may take to say or become what it should: a hang, not slowness, exceeds it.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(90);
 /// Between two looks at something that does not tell when it changes.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -417,17 +417,18 @@ impl TestCluster {
         Ok(self.control(i).await?.health(v1::HealthRequest {}).await?.into_inner())
     }
 
-    /// Waits until a program runs on device `i`.
+    /// Waits until a program runs on device `i`, and gives its sequence number.
     ///
     /// # Errors
     /// When none does.
-    pub async fn running(&self, i: usize) -> Result<()> {
+    pub async fn running(&self, i: usize) -> Result<u64> {
         let control = self.control(i).await?;
         until("a program runs", || {
             let mut control = control.clone();
             async move {
                 let health = control.health(v1::HealthRequest {}).await.ok()?;
-                health.get_ref().running.then_some(())
+                let health = health.get_ref();
+                health.running.then_some(health.running_sequence)
             }
         })
         .await

@@ -6,13 +6,11 @@ use galaxy_proto::{identity::Role, v1::HealthRequest};
 use galaxy_testbed::{
     models,
     network::Network,
-    processes::{Setup, TestCluster, Throttle, until},
+    processes::{PATIENCE, Setup, TestCluster, Throttle, until},
 };
 use std::{path::Path, process::Command, time::Duration};
 use tokio::task::JoinHandle;
 
-/// Within this a client must know of a lost device: the promise of the product.
-const BOUND: Duration = Duration::from_secs(5);
 /// Tokens of a sequence: one program each.
 const TOKENS: u32 = 512;
 /// What a process may hold beyond what it held after its first request: buffers of the
@@ -36,10 +34,11 @@ fn long_request(client: &Client) -> Answer {
     tokio::spawn(async move { client.run(&sequences(40), Output::Hidden).await })
 }
 
-/// The error of a request whose device was just lost.
-async fn error_in_time(cluster: &TestCluster, answer: Answer) -> ClientError {
-    let answer = tokio::time::timeout(BOUND, answer).await;
-    let answer = answer.unwrap_or_else(|_| panic!("no error in {BOUND:?}; {}", cluster.output()));
+/// The error of a request whose device was just lost. How many seconds that may take, the tests
+/// of membership say in virtual time; this machine may be busy with something else.
+async fn error_of(cluster: &TestCluster, answer: Answer) -> ClientError {
+    let answer = tokio::time::timeout(PATIENCE, answer).await;
+    let answer = answer.unwrap_or_else(|_| panic!("it hangs; {}", cluster.output()));
     answer.unwrap().expect_err("a device is gone")
 }
 
@@ -117,13 +116,13 @@ async fn killed(link: &'static str) {
     let answer = long_request(&client);
     cluster.running(0).await.unwrap();
     cluster.workers[0].kill().unwrap();
-    let error = error_in_time(&cluster, answer).await;
+    let error = error_of(&cluster, answer).await;
     assert_lost(&cluster, 0, &error);
     assert_let_go(&cluster, Some(0), &before).await;
     // Meanwhile a request is told who is missing.
     let one = sequences(1);
     let early = client.run(&one, Output::Hidden);
-    let early = tokio::time::timeout(BOUND, early).await.unwrap().expect_err("d0 is gone");
+    let early = tokio::time::timeout(PATIENCE, early).await.unwrap().expect_err("d0 is gone");
     assert_eq!((early.code(), early.device()), ("unavailable", Some("d0")), "{early}");
     assert!(early.retryable());
     let status = client.status().await.unwrap();
@@ -161,7 +160,7 @@ async fn frozen(link: &'static str) {
     let answers = [long_request(&client), long_request(&other)];
     cluster.running(1).await.unwrap();
     cluster.workers[1].signal("STOP").unwrap();
-    let [a, b] = answers.map(|answer| error_in_time(&cluster, answer));
+    let [a, b] = answers.map(|answer| error_of(&cluster, answer));
     let errors: [ClientError; 2] = tokio::join!(a, b).into();
     for error in &errors {
         assert_lost(&cluster, 1, error);
@@ -188,7 +187,7 @@ async fn unplugged(link: &'static str) {
     let answer = long_request(&client);
     cluster.running(2).await.unwrap();
     network.plug(2, false).unwrap();
-    let error = error_in_time(&cluster, answer).await;
+    let error = error_of(&cluster, answer).await;
     assert_lost(&cluster, 2, &error);
     assert_let_go(&cluster, Some(2), &before).await;
     network.plug(2, true).unwrap();
@@ -214,10 +213,7 @@ async fn apart(link: &'static str) {
     let answer = long_request(&client);
     cluster.running(2).await.unwrap();
     network.cut(0, 1, true).unwrap();
-    // Probes of a second each, three of them: longer than a ping, and far below the deadline.
-    let answer = tokio::time::timeout(3 * BOUND, answer).await;
-    let answer = answer.unwrap_or_else(|_| panic!("no error in time; {}", cluster.output()));
-    let error = answer.unwrap().expect_err("a path is gone");
+    let error = error_of(&cluster, answer).await;
     assert!(error.retryable(), "{} {error}", error.code());
     eprintln!("{} {error}", error.code());
     network.cut(0, 1, false).unwrap();
@@ -269,7 +265,7 @@ async fn a_coordinator_that_is_killed_and_started_again() {
     let answer = long_request(&client);
     cluster.running(1).await.unwrap();
     cluster.coordinator.kill().unwrap();
-    let error = error_in_time(&cluster, answer).await;
+    let error = error_of(&cluster, answer).await;
     assert!(error.retryable(), "{error:?}");
     assert_let_go(&cluster, None, &before).await;
     cluster.restart_coordinator().unwrap_or_else(|e| panic!("{e:#}\n{}", cluster.output()));

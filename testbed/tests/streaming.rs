@@ -5,14 +5,14 @@
 use galaxy_client::{Client, ClientError, GenerateOptions, Generated};
 use galaxy_testbed::{
     models,
-    processes::{Setup, TestCluster, until},
+    processes::{PATIENCE, Setup, TestCluster, until},
 };
 use std::{
     fs,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
     process::Command,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 /// A decoder of 50 MB of layers.
@@ -171,7 +171,7 @@ async fn a_worker_killed_while_it_writes_leaves_nothing_half_valid() {
             if sizes.iter().any(|size| *size > 1 << 20) {
                 break sizes;
             }
-            assert!(begun.elapsed() < Duration::from_secs(30), "{}", cluster.output());
+            assert!(begun.elapsed() < PATIENCE, "{}", cluster.output());
             tokio::task::yield_now().await;
         };
         cluster.workers[1].kill().unwrap();

@@ -8,9 +8,9 @@ use galaxy_client::{
 use galaxy_testbed::{
     golden::folder,
     models,
-    processes::{Process, Setup, TestCluster, root, until},
+    processes::{PATIENCE, Process, Setup, TestCluster, root, until},
 };
-use std::{path::Path, time::Duration};
+use std::path::Path;
 
 /// A decoder that makes some hundred tokens a second.
 fn decoder() -> std::path::PathBuf {
@@ -155,7 +155,7 @@ async fn a_text_ends_before_a_string_that_ends_it() {
 }
 
 async fn refused(client: &Client, prompt: Prompt, options: GenerateOptions) -> ClientError {
-    let begun = tokio::time::timeout(Duration::from_secs(10), client.generate(prompt, options));
+    let begun = tokio::time::timeout(PATIENCE, client.generate(prompt, options));
     begun.await.unwrap().expect_err("bad input")
 }
 

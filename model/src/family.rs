@@ -6,6 +6,7 @@
 //! `/`.
 
 mod config;
+mod rope;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -112,5 +113,8 @@ pub(crate) fn read(config: &Fields<'_>) -> Result<(&'static Family, ModelSpec), 
         });
     }
     let spec = (family.read)(config, top)?;
-    Ok((family, ModelSpec { family: family.model_type.to_owned(), ..spec }))
+    // A base model has no head that one could miss.
+    let with_head = architecture.filter(|name| top == Top::Hidden && !name.ends_with("Model"));
+    let headless = with_head.map(|name| format!("the head of {name} is not carried out"));
+    Ok((family, ModelSpec { family: family.model_type.to_owned(), headless, ..spec }))
 }

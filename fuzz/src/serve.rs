@@ -10,6 +10,7 @@ use galaxy_client::{
     },
 };
 use serde::de::DeserializeOwned;
+use std::collections::BTreeMap;
 
 /// What templates in the wild do with messages: compare roles, call methods of strings, refuse, go by what
 /// else was sent. That of a model is code, which nothing bounds in memory (ADR 0027); here they are ours, and for
@@ -43,9 +44,10 @@ pub(crate) fn serve(bytes: &[u8]) {
             let Some(asked) = body::<ChatRequest>(input.0) else { return };
             let Some(options) = taken(asked.options()) else { return };
             sound(&options);
-            let template = Template::new(template.into(), "<s>".into(), "</s>".into());
-            let template = template.expect("it is one");
-            taken(template.text(asked.messages, &asked.chat_template_kwargs));
+            let tokens = [("bos_token", "<s>"), ("eos_token", "</s>")];
+            let tokens = tokens.map(|(name, text)| (name.to_owned(), text.to_owned()));
+            let template = Template::new(template.into(), tokens.into()).expect("it is one");
+            taken(template.text(&asked.messages, &asked.chat_template_kwargs));
         }
         2 => {
             let Some(mut asked) = body::<EmbeddingRequest>(input.0) else { return };
@@ -61,7 +63,7 @@ pub(crate) fn serve(bytes: &[u8]) {
             if text.contains('*') {
                 return;
             }
-            good(Template::new(text.into(), String::new(), String::new()));
+            good(Template::new(text.into(), BTreeMap::new()));
         }
     }
 }

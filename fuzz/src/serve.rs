@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 /// What templates in the wild do with messages: compare roles, call methods of strings, refuse, go by what
 /// else was sent. That of a model is code, which nothing bounds in memory (ADR 0027); here they are ours, and for
 /// any other it is looked at whether it is one.
-const TEMPLATES: [&str; 3] = [
+const TEMPLATES: [&str; 4] = [
     "{% for message in messages %}{{ message.role + ': ' + message.content | trim }}\n{% endfor %}",
     "{{ bos_token }}{% for m in messages %}{% if m['role'] not in ['user', 'assistant'] %}\
      {{ raise_exception('no role ' ~ m.role) }}{% endif %}{{ m.role.upper() }}{{ m.content.strip().split('x')[-1] }}\
@@ -25,6 +25,10 @@ const TEMPLATES: [&str; 3] = [
      m.content.startswith('<') %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}{{ ns.last }}\
      {% for m in messages %}{{ m | items | list | length }}{{ m.name | default('-') }}{% endfor %}\
      {% for tool in tools | default([]) %}{{ tool | tojson(indent=2) }}{% endfor %}",
+    "{% for m in messages %}{{ strftime_now(m.content) }}{{ m.content.split(sep, n) }}{{ m.content.rsplit(sep, n) }}\
+     {{ m.content.find(sep, i, n) }}{{ m.content.splitlines(true) }}{{ m.content.title() }}{{ m.content.center(n) }}\
+     {{ m.content.partition(sep) }}{{ m | string }}{{ m | tojson(ensure_ascii=true, indent=n, sort_keys=true) }}\
+     {{ m.values() | join(sep) }}{{ m.items }}{{ m.content[i:n] }}{% endfor %}",
 ];
 
 /// A body of each kind, or a chat template.

@@ -1,6 +1,7 @@
 //! Chats become text as the model's own template says, rendered as transformers renders it.
 
 mod clock;
+mod filters;
 mod message;
 mod methods;
 mod python;

@@ -160,3 +160,46 @@ fn day_name(day: Weekday) -> &'static str {
         Weekday::Sunday => "Sunday",
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use time::{Date, Month};
+
+    fn at(year: i32, month: Month, day: u8, hour: u8) -> OffsetDateTime {
+        let date = Date::from_calendar_date(year, month, day).unwrap();
+        date.with_hms(hour, 5, 9).unwrap().assume_utc()
+    }
+
+    /// What Python's `datetime.strftime` says.
+    #[test]
+    fn times_are_written_as_python_writes_them() {
+        let format =
+            "%I %p %P %U %W %V %G %g %j %e %k %l %C %y %u %w %-I %_m %05d %^B %10A|%010e|%E%|%Ey";
+        for (time, want) in [
+            (
+                at(2024, Month::December, 30, 0),
+                "12 AM am 52 53 01 2025 25 365 30  0 12 20 24 1 1 12 12 00030 DECEMBER     Monday|0000000030|%|24",
+            ),
+            (
+                at(2021, Month::January, 1, 12),
+                "12 PM pm 00 00 53 2020 20 001  1 12 12 20 21 5 5 12  1 00001 JANUARY     Friday|0000000001|%|21",
+            ),
+            (
+                at(2023, Month::January, 1, 23),
+                "11 PM pm 01 00 52 2022 22 001  1 23 11 20 23 7 0 11  1 00001 JANUARY     Sunday|0000000001|%|23",
+            ),
+        ] {
+            assert_eq!(strftime(format, time), want);
+        }
+    }
+
+    #[test]
+    fn what_is_no_directive_stays() {
+        let time = at(2021, Month::January, 1, 12);
+        for text in ["%", "100 %!", "%Q", "%-", "%999999999999999999999Y", "%é", "%\u{2028}x"] {
+            assert_eq!(strftime(text, time), text);
+        }
+    }
+}

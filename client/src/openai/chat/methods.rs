@@ -1,13 +1,10 @@
 //! Methods of Python's texts, lists and dictionaries that templates call, where minijinja's own set lacks one
 //! or does otherwise.
 
-use super::{
-    python::{argument, wrong},
-    value::entries,
-};
+use super::{filters::arguments, python::wrong, value::entries};
 use minijinja::{
     Error, State, Value,
-    value::{Kwargs, Tuple, ValueKind, from_args},
+    value::{Kwargs, Rest, Tuple, ValueKind, from_args},
 };
 use minijinja_contrib::pycompat::unknown_method_callback;
 
@@ -113,7 +110,10 @@ fn is_space(letter: char) -> bool {
 
 fn of_text(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Error> {
     Ok(Some(match method {
-        "strip" | "lstrip" | "rstrip" => strip(text, method, args)?,
+        "strip" | "lstrip" | "rstrip" => {
+            let (letters,): (Option<&str>,) = from_args(args)?;
+            strip(text, method, letters).into()
+        }
         "split" | "rsplit" => split(text, method == "rsplit", args)?,
         "splitlines" => splitlines(text, args)?,
         "partition" | "rpartition" => partition(text, method == "rpartition", args)?,
@@ -140,25 +140,23 @@ fn of_text(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Er
     }))
 }
 
-fn strip(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
-    let (letters,): (Option<&str>,) = from_args(args)?;
+/// A text without these letters, or without white space, at its ends.
+pub(super) fn strip<'a>(text: &'a str, method: &str, letters: Option<&str>) -> &'a str {
     let strips = |letter: char| match letters {
         Some(letters) => letters.contains(letter),
         None => is_space(letter),
     };
-    Ok(match method {
+    match method {
         "lstrip" => text.trim_start_matches(strips),
         "rstrip" => text.trim_end_matches(strips),
         _ => text.trim_matches(strips),
     }
-    .into())
 }
 
 fn split(text: &str, from_right: bool, args: &[Value]) -> Result<Value, Error> {
-    let (separator, most, named): (Option<Value>, Option<Value>, Kwargs) = from_args(args)?;
-    let separator = argument(separator, &named, "sep")?;
-    let most = argument(most, &named, "maxsplit")?.map_or(Ok(-1), i64::try_from)?;
-    named.assert_all_used()?;
+    let (given, named): (Rest<Value>, Kwargs) = from_args(args)?;
+    let [separator, most] = arguments(&given, &named, ["sep", "maxsplit"])?;
+    let most = most.map_or(Ok(-1), i64::try_from)?;
     let most = usize::try_from(most).unwrap_or(usize::MAX - 1);
     let pieces: Vec<&str> = match separator.filter(|separator| !separator.is_none()) {
         None => words(text, most, from_right),
@@ -204,9 +202,14 @@ fn words(text: &str, most: usize, from_right: bool) -> Vec<&str> {
 }
 
 fn splitlines(text: &str, args: &[Value]) -> Result<Value, Error> {
-    let (keep, named): (Option<Value>, Kwargs) = from_args(args)?;
-    let keep = argument(keep, &named, "keepends")?.is_some_and(|keep| keep.is_true());
-    named.assert_all_used()?;
+    let (given, named): (Rest<Value>, Kwargs) = from_args(args)?;
+    let [keep] = arguments(&given, &named, ["keepends"])?;
+    let keep = keep.is_some_and(|keep| keep.is_true());
+    Ok(lines(text, keep).into_iter().map(Value::from).collect())
+}
+
+/// The lines of a text, with their ends if these are to be kept.
+pub(super) fn lines(text: &str, keep: bool) -> Vec<&str> {
     let ends = |letter: char| {
         matches!(
             letter,
@@ -216,17 +219,17 @@ fn splitlines(text: &str, args: &[Value]) -> Result<Value, Error> {
     let mut lines = Vec::new();
     let mut rest = text;
     while let Some(at) = rest.find(ends) {
-        let end = match rest[at..].strip_prefix("\r\n") {
-            Some(_) => at + 2,
-            None => at + rest[at..].chars().next().map_or(1, char::len_utf8),
+        let end = match rest[at..].starts_with("\r\n") {
+            true => at + 2,
+            false => at + rest[at..].chars().next().map_or(1, char::len_utf8),
         };
-        lines.push(Value::from(&rest[..if keep { end } else { at }]));
+        lines.push(&rest[..if keep { end } else { at }]);
         rest = &rest[end..];
     }
     if !rest.is_empty() {
-        lines.push(rest.into());
+        lines.push(rest);
     }
-    Ok(lines.into())
+    lines
 }
 
 fn partition(text: &str, from_right: bool, args: &[Value]) -> Result<Value, Error> {
@@ -301,7 +304,8 @@ fn affix(text: &str, at_start: bool, args: &[Value]) -> Result<Value, Error> {
 }
 
 fn fill(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
-    let (width, filler): (usize, Option<char>) = from_args(args)?;
+    let (width, filler): (i64, Option<char>) = from_args(args)?;
+    let width = usize::try_from(width).unwrap_or(0);
     if width > MAX_WIDTH {
         return Err(wrong(format!("{method}: {width} letters are more than {MAX_WIDTH}")));
     }

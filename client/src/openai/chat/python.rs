@@ -3,7 +3,7 @@
 use super::value::Scientific;
 use minijinja::{
     Error, ErrorKind, Output, State, Value, escape_formatter,
-    value::{DynObject, Kwargs, ObjectRepr, ValueKind},
+    value::{DynObject, ObjectRepr, ValueKind},
 };
 use std::fmt::{self, Write};
 
@@ -36,62 +36,11 @@ pub(super) fn print(
     }
 }
 
-/// `value|string`.
-pub(super) fn string(value: &Value) -> Result<String, Error> {
+/// Python's `str(value)`.
+pub(super) fn text(value: &Value) -> Result<String, Error> {
     let mut out = String::new();
     write_text(&mut out, value)?;
     Ok(out)
-}
-
-/// `value|join(d='', attribute=None)`.
-pub(super) fn join(
-    state: &State<'_, '_>,
-    value: &Value,
-    between: Option<Value>,
-    attribute: Option<Value>,
-    named: Kwargs,
-) -> Result<String, Error> {
-    let between = argument(between, &named, "d")?.map_or(Ok(String::new()), |d| string(&d))?;
-    let attribute = argument(attribute, &named, "attribute")?;
-    named.assert_all_used()?;
-    let mut out = String::new();
-    for (index, item) in value.try_iter()?.enumerate() {
-        let item = match &attribute {
-            Some(name) => item.get_item(name)?,
-            None => item,
-        };
-        let before = out.len();
-        if index > 0 {
-            out.push_str(&between);
-        }
-        write_text(&mut out, &item)?;
-        // What is joined may be much longer than what it is joined of.
-        state.consume_fuel(1 + (out.len() - before) as u64 / 64)?;
-    }
-    Ok(out)
-}
-
-/// `value|default(default_value='', boolean=False)`.
-pub(super) fn default(
-    value: Value,
-    other: Option<Value>,
-    falsy: Option<Value>,
-    named: Kwargs,
-) -> Result<Value, Error> {
-    let other = argument(other, &named, "default_value")?;
-    let falsy = argument(falsy, &named, "boolean")?.is_some_and(|falsy| falsy.is_true());
-    named.assert_all_used()?;
-    let missing = value.is_undefined() || falsy && !value.is_true();
-    Ok(if missing { other.unwrap_or_else(|| "".into()) } else { value })
-}
-
-/// An argument that is given by its place or by its name.
-pub(super) fn argument(
-    given: Option<Value>,
-    named: &Kwargs,
-    name: &str,
-) -> Result<Option<Value>, Error> {
-    if named.has(name) { named.get(name).map(Some) } else { Ok(given) }
 }
 
 /// Whether Python takes it for a sequence: something with a length and items, as what is not there has too.
@@ -106,7 +55,6 @@ pub(super) fn is_callable(value: &Value) -> bool {
     value.is_undefined() || plain && as_float(value).is_none()
 }
 
-/// Python's `str(value)`.
 fn write_text(out: &mut dyn Write, value: &Value) -> fmt::Result {
     match value.kind() {
         ValueKind::Number | ValueKind::Seq | ValueKind::Map => write_repr(out, value, 0),

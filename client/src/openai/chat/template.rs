@@ -1,6 +1,6 @@
 //! A chat template, in the environment that transformers gives it.
 
-use super::{clock, methods, python, tojson::tojson};
+use super::{clock, filters, methods, python, tojson::tojson};
 use minijinja::{Environment, Error, Value, syntax::SyntaxConfig};
 use std::{borrow::Cow, collections::BTreeMap};
 use time::OffsetDateTime;
@@ -31,6 +31,8 @@ impl Template {
         tokens: BTreeMap<String, String>,
         clock: fn() -> OffsetDateTime,
     ) -> Result<Self, Error> {
+        // Jinja reads every end of a line as the one.
+        let source = source.replace("\r\n", "\n").replace('\r', "\n");
         Ok(Self { environment: environment(&source, clock)?, source, tokens })
     }
 
@@ -61,10 +63,14 @@ fn environment(source: &str, clock: fn() -> OffsetDateTime) -> Result<Environmen
     });
     environment.add_function("strftime_now", move |format: &str| clock::strftime(format, clock()));
     environment.add_filter("tojson", tojson);
-    environment.add_filter("string", python::string);
-    environment.add_filter("join", python::join);
-    environment.add_filter("default", python::default);
-    environment.add_filter("d", python::default);
+    environment.add_filter("string", python::text);
+    environment.add_filter("join", filters::join);
+    environment.add_filter("default", filters::default);
+    environment.add_filter("d", filters::default);
+    environment.add_filter("trim", filters::trim);
+    environment.add_filter("indent", filters::indent);
+    environment.add_filter("int", filters::int);
+    environment.add_filter("float", filters::float);
     environment.add_test("sequence", python::is_sequence);
     environment.add_test("iterable", python::is_sequence);
     environment.add_test("callable", python::is_callable);

@@ -1,6 +1,7 @@
 //! The `tojson` of transformers: Python's `json.dumps`, and not Jinja's own, which escapes HTML.
 
 use super::{
+    filters::arguments,
     python::{self, wrong},
     value::entries,
 };
@@ -32,16 +33,9 @@ pub(super) fn tojson(
     named: Kwargs,
 ) -> Result<Value, Error> {
     let names = ["ensure_ascii", "indent", "separators", "sort_keys"];
-    if given.len() > names.len() {
-        return Err(wrong("tojson: there are too many arguments"));
-    }
-    let mut all = [const { None }; 4];
-    for (place, name) in names.iter().enumerate() {
-        let value = python::argument(given.get(place).cloned(), &named, name)?;
-        all[place] = value.filter(|value| !value.is_none());
-    }
-    let [ascii, indent, separators, sorted] = all;
-    named.assert_all_used()?;
+    let all = arguments(&given, &named, names)?;
+    let [ascii, indent, separators, sorted] =
+        all.map(|value| value.filter(|value| !value.is_none()));
     let indent = indent.map(indentation).transpose()?;
     let (item, key) = match separators {
         Some(two) => pair(&two)?,

@@ -10,11 +10,12 @@ use galaxy_client::{
     },
 };
 use serde::de::DeserializeOwned;
+use std::collections::BTreeMap;
 
 /// What templates in the wild do with messages: compare roles, call methods of strings, refuse, go by what
 /// else was sent. That of a model is code, which nothing bounds in memory (ADR 0027); here they are ours, and for
 /// any other it is looked at whether it is one.
-const TEMPLATES: [&str; 3] = [
+const TEMPLATES: [&str; 4] = [
     "{% for message in messages %}{{ message.role + ': ' + message.content | trim }}\n{% endfor %}",
     "{{ bos_token }}{% for m in messages %}{% if m['role'] not in ['user', 'assistant'] %}\
      {{ raise_exception('no role ' ~ m.role) }}{% endif %}{{ m.role.upper() }}{{ m.content.strip().split('x')[-1] }}\
@@ -24,6 +25,10 @@ const TEMPLATES: [&str; 3] = [
      m.content.startswith('<') %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}{{ ns.last }}\
      {% for m in messages %}{{ m | items | list | length }}{{ m.name | default('-') }}{% endfor %}\
      {% for tool in tools | default([]) %}{{ tool | tojson(indent=2) }}{% endfor %}",
+    "{% for m in messages %}{{ strftime_now(m.content) }}{{ m.content.split(sep, n) }}{{ m.content.rsplit(sep, n) }}\
+     {{ m.content.find(sep, i, n) }}{{ m.content.splitlines(true) }}{{ m.content.title() }}{{ m.content.center(n) }}\
+     {{ m.content.partition(sep) }}{{ m | string }}{{ m | tojson(ensure_ascii=true, indent=n, sort_keys=true) }}\
+     {{ m.values() | join(sep) }}{{ m.items }}{{ m.content[i:n] }}{% endfor %}",
 ];
 
 /// A body of each kind, or a chat template.
@@ -43,9 +48,10 @@ pub(crate) fn serve(bytes: &[u8]) {
             let Some(asked) = body::<ChatRequest>(input.0) else { return };
             let Some(options) = taken(asked.options()) else { return };
             sound(&options);
-            let template = Template::new(template.into(), "<s>".into(), "</s>".into());
-            let template = template.expect("it is one");
-            taken(template.text(asked.messages, &asked.chat_template_kwargs));
+            let tokens = [("bos_token", "<s>"), ("eos_token", "</s>")];
+            let tokens = tokens.map(|(name, text)| (name.to_owned(), text.to_owned()));
+            let template = Template::new(template.into(), tokens.into()).expect("it is one");
+            taken(template.text(&asked.messages, &asked.chat_template_kwargs));
         }
         2 => {
             let Some(mut asked) = body::<EmbeddingRequest>(input.0) else { return };
@@ -61,7 +67,7 @@ pub(crate) fn serve(bytes: &[u8]) {
             if text.contains('*') {
                 return;
             }
-            good(Template::new(text.into(), String::new(), String::new()));
+            good(Template::new(text.into(), BTreeMap::new()));
         }
     }
 }

@@ -28,16 +28,16 @@ pub(crate) fn text(bytes: &[u8]) {
         }
         _ => {
             let dir = directory();
-            let files = ["tokenizer_config.json", "chat_template.jinja"];
+            let files = ["tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json"];
             for name in files {
                 if input.flag() {
                     fs::write(dir.path().join(name), input.piece()).expect("a file");
                 }
             }
-            if let Some(ChatFiles { template: Some((path, _)), .. }) =
-                good(ChatFiles::open(dir.path()))
+            for template in
+                good(ChatFiles::open(dir.path())).iter().flat_map(|f| f.templates.values())
             {
-                assert!(path.is_file(), "a template of no file");
+                assert!(template.path.is_file(), "a template of no file");
             }
         }
     }

@@ -53,8 +53,8 @@ pub struct ServeArgs {
     /// that others read, put a proxy with TLS before it.
     #[arg(long, value_name = "KEY", env = "GALAXY_API_KEY", hide_env_values = true)]
     api_key: Option<String>,
-    /// The model's directory, for chats: its chat template (chat_template.jinja or
-    /// tokenizer_config.json) and tokenizer.json are read.
+    /// The model's directory, for chats: its chat template (chat_template.jinja, tokenizer_config.json or
+    /// chat_template.json) and tokenizer.json are read.
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
     #[command(flatten)]

@@ -1,59 +1,34 @@
-//! Chats become text as the model's own template says.
+//! Chats become text as the model's own template says, rendered as transformers renders it.
+
+mod clock;
+mod filters;
+mod message;
+mod methods;
+mod python;
+mod template;
+mod tojson;
+mod value;
+
+pub use message::{Message, TemplateArguments};
+pub use template::Template;
 
 use super::error::ApiError;
-use galaxy_model::{ModelError, chat::ChatFiles, tokenizer::Tokenizer};
-use minijinja::{
-    Environment, Error, ErrorKind, Value, context, syntax::SyntaxConfig, value::Serde,
+use galaxy_model::{
+    ModelError,
+    chat::{ChatFiles, ChatTemplate},
+    tokenizer::Tokenizer,
 };
-use minijinja_contrib::pycompat::unknown_method_callback;
-use serde::Deserialize;
-use serde_json::Map;
-use std::path::Path;
+use message::{Form, Rendering};
+use std::{collections::BTreeMap, path::Path};
 
-/// Steps that a template may take: a thousand messages take some hundred thousand.
-const FUEL: u64 = 20_000_000;
-const TEMPLATE: &str = "chat";
-
-/// A model's chat template and tokenizer.
+/// A model's chat templates and tokenizer.
 pub struct Chat {
     tokenizer: Tokenizer,
-    /// None where the model has no template.
-    template: Option<Template>,
-}
-
-/// A chat template, and the tokens that stand in it.
-pub struct Template {
-    environment: Environment<'static>,
-    bos: String,
-    eos: String,
-}
-
-/// A message of a chat.
-#[derive(Deserialize, Debug)]
-pub struct Message {
-    role: String,
-    #[serde(default)]
-    content: Content,
-    /// What else templates may read, like `name`.
-    #[serde(flatten)]
-    more: Map<String, serde_json::Value>,
-}
-
-#[derive(Deserialize, Debug, Default)]
-#[serde(untagged)]
-enum Content {
-    Text(String),
-    Parts(Vec<Part>),
-    #[default]
-    None,
-}
-
-#[derive(Deserialize, Debug)]
-struct Part {
-    #[serde(rename = "type")]
-    kind: String,
-    #[serde(default)]
-    text: String,
+    /// The template called `default`, and the one for chats with tools, as far as the model has them.
+    default: Option<Template>,
+    tool_use: Option<Template>,
+    /// What all its templates are called.
+    names: Vec<String>,
 }
 
 impl Chat {
@@ -63,14 +38,10 @@ impl Chat {
     /// When there is no tokenizer, or a file cannot be read.
     pub fn open(directory: &Path) -> Result<Self, ModelError> {
         let tokenizer = Tokenizer::open(directory)?;
-        let ChatFiles { template, bos, eos } = ChatFiles::open(directory)?;
-        let template = template.map(|(path, template)| {
-            Template::new(template, bos, eos).map_err(|error| ModelError::Tokenizer {
-                path,
-                problem: format!("its chat template: {error}"),
-            })
-        });
-        Ok(Self { tokenizer, template: template.transpose()? })
+        let ChatFiles { mut templates, tokens } = ChatFiles::open(directory)?;
+        let names = templates.keys().cloned().collect();
+        let mut take = |name| templates.remove(name).map(|file| read(file, &tokens)).transpose();
+        Ok(Self { tokenizer, default: take("default")?, tool_use: take("tool_use")?, names })
     }
 
     /// The tokens of a chat to which the model is to answer.
@@ -79,95 +50,90 @@ impl Chat {
     /// When there is no template, or it refuses the messages.
     pub fn tokens(
         &self,
-        messages: Vec<Message>,
-        more: &Map<String, serde_json::Value>,
+        messages: &[Message],
+        arguments: &TemplateArguments,
     ) -> Result<Vec<u32>, ApiError> {
-        let text = self.text(messages, more)?;
+        let text = self.text(messages, arguments)?;
         self.tokenizer.encode_alone(&text).map_err(|e| ApiError::bad(e.to_string()))
     }
 
-    fn text(
+    /// The text of such a chat, as the template has it.
+    ///
+    /// # Errors
+    /// When there is no template, or it refuses the messages.
+    pub fn text(
         &self,
-        messages: Vec<Message>,
-        more: &Map<String, serde_json::Value>,
+        messages: &[Message],
+        arguments: &TemplateArguments,
     ) -> Result<String, ApiError> {
-        let none = || ApiError::bad("the model has no chat template; use /v1/completions");
-        self.template.as_ref().ok_or_else(none)?.text(messages, more)
+        let for_tools = self.tool_use.as_ref().filter(|_| arguments.has_tools());
+        match for_tools.or(self.default.as_ref()) {
+            Some(template) => template.text(messages, arguments),
+            None if self.names.is_empty() => {
+                Err(ApiError::bad("the model has no chat template; use /v1/completions"))
+            }
+            None => Err(ApiError::bad(format!(
+                "of the model's chat templates, {}, none is called default; put the one that you mean into \
+                 chat_template.jinja of the model's directory",
+                self.names.join(", ")
+            ))),
+        }
     }
 }
 
 impl Template {
-    /// Reads a template, which is Jinja; `bos` and `eos` are what begins and ends texts.
+    /// A chat as the model is to read it.
     ///
-    /// # Errors
-    /// When it is not.
-    pub fn new(template: String, bos: String, eos: String) -> Result<Self, Error> {
-        Ok(Self { environment: environment(template)?, bos, eos })
-    }
-
-    /// A chat as the model is to read it, with `more` for the template.
+    /// Messages go to the template as they came, but for two things. Content in parts goes as one text to a
+    /// template that does not look into parts. And where the template fails with the arguments of tool calls as
+    /// text, in which OpenAI's API has them, they go as the object which that text says.
     ///
     /// # Errors
     /// When the template refuses it.
     pub fn text(
         &self,
-        messages: Vec<Message>,
-        more: &Map<String, serde_json::Value>,
+        messages: &[Message],
+        arguments: &TemplateArguments,
     ) -> Result<String, ApiError> {
-        let messages = messages.into_iter().map(Message::plain).collect::<Result<Vec<_>, _>>()?;
-        let given = context! {
-            messages => Value::from(Serde(messages)),
-            add_generation_prompt => true,
-            bos_token => self.bos.as_str(),
-            eos_token => self.eos.as_str(),
-        };
-        // The first that has a name is the one.
-        let all = context! { ..given, ..Value::from(Serde(more)) };
-        self.environment
-            .get_template(TEMPLATE)
-            .and_then(|template| template.render(all))
-            .map_err(|e| ApiError::bad(format!("the model's chat template refuses this: {e}")))
-    }
-}
-
-impl Message {
-    /// With its content as one text, as templates expect it.
-    fn plain(self) -> Result<serde_json::Value, ApiError> {
-        let content = match self.content {
-            Content::Text(text) => text.into(),
-            Content::None => serde_json::Value::Null,
-            Content::Parts(parts) => {
-                if let Some(part) = parts.iter().find(|part| part.kind != "text") {
-                    return Err(ApiError::unsupported(&format!("content of type {}", part.kind)));
+        let has_parts = messages.iter().any(Message::has_parts);
+        let has_text_arguments = messages.iter().any(Message::has_text_arguments);
+        let mut unread = None;
+        let mut refusal = None;
+        for objects in [false, true] {
+            for parts in [true, false] {
+                if objects && !has_text_arguments || parts && !has_parts {
+                    continue;
                 }
-                parts.into_iter().map(|part| part.text).collect::<String>().into()
+                let rendering = Rendering::new(messages, arguments, Form { parts, objects })?;
+                match rendering.text(self) {
+                    Ok(text) if !parts || rendering.parts_were_read() => return Ok(text),
+                    Ok(text) => unread = unread.or(Some(text)),
+                    Err(error) => refusal = refusal.or(Some(error)),
+                }
             }
-        };
-        let mut message = self.more;
-        message.insert("role".to_owned(), self.role.into());
-        message.insert("content".to_owned(), content);
-        Ok(message.into())
+        }
+        match (unread, refusal) {
+            (Some(text), _) => Ok(text),
+            (None, Some(error)) => Err(error),
+            (None, None) => Err(ApiError::bad("there are no messages")),
+        }
     }
 }
 
-/// As the templates' home, Hugging Face's transformers, sets it up.
-fn environment(template: String) -> Result<Environment<'static>, Error> {
-    let mut environment = Environment::new();
-    environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
-    environment.set_unknown_method_callback(unknown_method_callback);
-    environment.set_fuel(Some(FUEL));
-    environment.add_function("raise_exception", |message: String| -> Result<String, Error> {
-        Err(Error::new(ErrorKind::InvalidOperation, message))
-    });
-    environment.add_template_owned(TEMPLATE, template)?;
-    Ok(environment)
+fn read(file: ChatTemplate, tokens: &BTreeMap<String, String>) -> Result<Template, ModelError> {
+    let ChatTemplate { path, text } = file;
+    Template::new(text, tokens.clone()).map_err(|error| ModelError::Tokenizer {
+        path,
+        problem: format!("its chat template: {error}"),
+    })
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use super::*;
+    use super::{super::wire::ChatRequest, *};
     use std::fs;
+    use time::Date;
 
     /// Written for this test: what templates in the wild do with messages.
     const TURNS: &str = "\
@@ -200,8 +166,8 @@ mod tests {
     }
 
     fn say(chat: &Chat, messages: &str, more: &str) -> Result<String, String> {
-        let messages = serde_json::from_str(messages).unwrap();
-        chat.text(messages, &serde_json::from_str(more).unwrap()).map_err(|e| e.message)
+        let messages: Vec<Message> = serde_json::from_str(messages).unwrap();
+        chat.text(&messages, &serde_json::from_str(more).unwrap()).map_err(|e| e.message)
     }
 
     const SPECIAL: &str =
@@ -217,34 +183,155 @@ mod tests {
         ]"#;
         let want = "<s>[SYSTEM] be brief</s>\n[USER] who are you</s>\n[ASSISTANT]";
         assert_eq!(say(&chat, messages, "{}").unwrap(), want);
-        let more = r#"{"thinking": false, "messages": [], "add_generation_prompt": false}"#;
+        let more = r#"{"thinking": false}"#;
         assert_eq!(say(&chat, messages, more).unwrap(), format!("{want} at once"));
+        let more = r#"{"add_generation_prompt": false}"#;
+        let without = want.strip_suffix("[ASSISTANT]").unwrap();
+        assert_eq!(say(&chat, messages, more).unwrap(), without);
         let error = say(&chat, r#"[{"role": "king", "content": "x"}]"#, "{}").unwrap_err();
         assert!(error.contains("no role king"), "{error}");
         let picture = r#"[{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]"#;
         let error = say(&chat, picture, "{}").unwrap_err();
-        assert!(error.contains("content of type image_url is not supported"), "{error}");
+        assert!(
+            error.contains("messages[0].content[0] of type image_url is not supported"),
+            "{error}"
+        );
     }
 
     #[test]
-    fn a_template_is_found_where_models_have_it() {
+    fn a_template_is_chosen_by_its_name() {
         let messages = r#"[{"role": "user", "content": "x"}]"#;
-        let one = r#"{"chat_template": "one {{ messages|length }}"}"#;
-        let named = r#"{"chat_template": [
-            {"name": "tool_use", "template": "no"}, {"name": "default", "template": "named{{ bos_token }}"}
-        ]}"#;
-        for (config, template, want) in
-            [(one, None, "one 1"), (named, None, "named"), (one, Some("newer"), "newer")]
-        {
-            let template = template.map(|text| ("chat_template.jinja", text));
-            let files: Vec<_> =
-                [("tokenizer_config.json", config)].into_iter().chain(template).collect();
-            assert_eq!(say(&chat(&files).unwrap(), messages, "{}").unwrap(), want);
-        }
+        let tools = r#"{"tools": []}"#;
+        let both = r#"{"chat_template": [
+            {"name": "rag", "template": "{% no %}"}, {"name": "tool_use", "template": "tools"},
+            {"name": "default", "template": "default{{ bos_token }}"}]}"#;
+        let both = chat(&[("tokenizer_config.json", both)]).unwrap();
+        assert_eq!(say(&both, messages, "{}").unwrap(), "default");
+        assert_eq!(say(&both, messages, tools).unwrap(), "tools");
+        let rag = r#"{"chat_template": [{"name": "rag", "template": "r"}, {"name": "b", "template": "b"}]}"#;
+        let error =
+            say(&chat(&[("tokenizer_config.json", rag)]).unwrap(), messages, "{}").unwrap_err();
+        assert!(error.contains("b, rag, none is called default"), "{error}");
         let none = chat(&[]).unwrap();
         assert!(say(&none, messages, "{}").unwrap_err().contains("no chat template"));
         let broken = chat(&[("chat_template.jinja", "{% for %}")]);
         assert!(broken.err().unwrap().to_string().contains("chat template"));
+    }
+
+    #[test]
+    fn what_is_no_message_is_named() {
+        let chat = chat(&[("chat_template.jinja", "{{ messages[0].content }}")]).unwrap();
+        for (messages, more, says) in [
+            ("[7]", "{}", "messages[0] takes an object, and not a number"),
+            (r#"[{"content": "x"}]"#, "{}", "messages[0].role takes a text, and not nothing"),
+            (r#"[{"role": 1}]"#, "{}", "messages[0].role takes a text, and not a number"),
+            (
+                r#"[{"role": "a"}, {"role": "a", "content": {}}]"#,
+                "{}",
+                "messages[1].content takes a text or a list",
+            ),
+            (
+                r#"[{"role": "a", "content": [1]}]"#,
+                "{}",
+                "messages[0].content[0] takes an object with a type",
+            ),
+            (
+                r#"[{"role": "a", "content": [{"type": "text"}]}]"#,
+                "{}",
+                "messages[0].content[0].text takes",
+            ),
+            (r#"[{"role": "a"}]"#, r#"{"messages": []}"#, "chat_template_kwargs.messages"),
+            (
+                r#"[{"role": "a"}]"#,
+                r#"{"chat_template": "x"}"#,
+                "chat_template_kwargs.chat_template",
+            ),
+            (
+                r#"[{"role": "a"}]"#,
+                r#"{"tools": {}}"#,
+                "chat_template_kwargs.tools takes a list of objects",
+            ),
+            (r#"[{"role": "a"}]"#, r#"{"continue_final_message": 7}"#, "and not a number"),
+            (r#"[{"role": "a"}]"#, r#"{"continue_final_message": true}"#, "no text as its content"),
+            (
+                r#"[{"role": "a", "content": "x"}]"#,
+                r#"{"continue_final_message": true, "add_generation_prompt": true}"#,
+                "exclude each other",
+            ),
+        ] {
+            let error = say(&chat, messages, more).unwrap_err();
+            assert!(error.contains(says), "{error}");
+        }
+        let error = serde_json::from_str::<TemplateArguments>("[]").unwrap_err().to_string();
+        assert!(error.contains("takes an object, and not a list"), "{error}");
+    }
+
+    #[test]
+    fn arguments_of_tool_calls_are_text_or_objects_as_the_template_needs_them() {
+        let messages = r#"[{"role": "assistant", "tool_calls": [
+            {"type": "function", "function": {"name": "f", "arguments": "{\"z\": 1, \"a\": \"<é>\"}"}}]}]"#;
+        let call = "messages[0].tool_calls[0].function.arguments";
+        for (template, want) in [
+            (format!("{{{{ {call} }}}}"), r#"{"z": 1, "a": "<é>"}"#),
+            (
+                format!("{{% for k, v in {call} | items %}}{{{{ k }}}}={{{{ v }}}} {{% endfor %}}"),
+                "z=1 a=<é> ",
+            ),
+            (
+                format!("{{% for k, v in {call}.items() %}}{{{{ k }}}}={{{{ v }}}} {{% endfor %}}"),
+                "z=1 a=<é> ",
+            ),
+        ] {
+            let chat = chat(&[("chat_template.jinja", &template)]).unwrap();
+            assert_eq!(say(&chat, messages, "{}").unwrap(), want);
+        }
+    }
+
+    /// What transformers makes of our own templates, at one moment.
+    #[test]
+    fn chats_are_rendered_as_transformers_renders_them() {
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/chat");
+        let text = |name: &str| fs::read_to_string(directory.join(name)).unwrap();
+        let requests: BTreeMap<String, ChatRequest> =
+            serde_json::from_str(&text("conversations.json")).unwrap();
+        let rendered: BTreeMap<String, BTreeMap<String, Rendered>> =
+            serde_json::from_str(&text("rendered.json")).unwrap();
+        assert!(rendered.len() >= 12);
+        let tokens = [
+            ("bos_token", "<s>"),
+            ("eos_token", "</s>"),
+            ("unk_token", "<unk>"),
+            ("pad_token", "<pad>"),
+            ("image_token", "<image>"),
+        ];
+        let tokens: BTreeMap<_, _> =
+            tokens.map(|(name, text)| (name.to_owned(), text.to_owned())).into();
+        let clock = || {
+            let date = Date::from_calendar_date(2027, time::Month::January, 3).unwrap();
+            date.with_hms_micro(7, 8, 9, 4321).unwrap().assume_utc()
+        };
+        let mut wrong = Vec::new();
+        for (name, chats) in &rendered {
+            let template =
+                Template::at(text(&format!("{name}.jinja")), tokens.clone(), clock).unwrap();
+            for (kind, want) in chats {
+                let request = &requests[kind];
+                let have = template.text(&request.messages, &request.chat_template_kwargs);
+                match (want, have.map_err(|error| error.message)) {
+                    (Rendered::Text(want), Ok(have)) if *want == have => {}
+                    (Rendered::Refused(true), Err(_)) => {}
+                    (want, have) => wrong.push(format!("{name}, {kind}\n{want:?}\n{have:?}\n")),
+                }
+            }
+        }
+        assert!(wrong.is_empty(), "{}", wrong.concat());
+    }
+
+    #[derive(serde::Deserialize, Debug)]
+    #[serde(rename_all = "lowercase")]
+    enum Rendered {
+        Text(String),
+        Refused(bool),
     }
 
     #[test]

@@ -1,10 +1,13 @@
 //! What programs ask and what they are answered, as OpenAI's API has it.
 
-use super::{chat::Message, error::ApiError};
+use super::{
+    chat::{Message, TemplateArguments},
+    error::ApiError,
+};
 use crate::{GenerateOptions, Prompt, Sampling};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 /// Tokens of `/v1/completions`, if nobody says how many.
@@ -26,7 +29,7 @@ pub struct ChatRequest {
     pub messages: Vec<Message>,
     /// For the template, like `{"enable_thinking": false}`.
     #[serde(default)]
-    pub chat_template_kwargs: Map<String, Value>,
+    pub chat_template_kwargs: TemplateArguments,
     #[serde(flatten)]
     pub choice: Choice,
 }

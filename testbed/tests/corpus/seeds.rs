@@ -488,9 +488,16 @@ fn served(add: Add<'_>) {
     for template in 0..3 {
         add("serve", &format!("chat-{template}"), [&[1, template][..], chat].concat());
     }
+    let chat = br#"{"messages": [{"role": "user", "content": "%d %-H \u00e9 100%\n a", "reasoning": "x", "items": 1e22}],
+        "chat_template_kwargs": {"sep": " ", "n": 4, "i": -3, "continue_final_message": true}}"#;
+    add("serve", "chat-3", [&[1, 3][..], chat].concat());
+    let chat = br#"{"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{\"a\": 1}"}}]}]}"#;
+    add("serve", "chat-arguments", [&[1, 1][..], chat].concat());
     let vectors =
         br#"{"input": ["a", "b"], "encoding_format": "base64", "dimensions": 2, "truncate": true}"#;
     add("serve", "embedding", numbered(2, vectors));
     let template = b"{%- for m in messages %}{{ m.role | upper }}{% continue %}{% endfor %}";
     add("serve", "template", numbered(3, template));
+    let template = b"{# {% raw %} #}{%- generation -%}{{ {'a': '}}'} }}{%- endgeneration +%}{% raw %}{% endgeneration %}{% endraw %}";
+    add("serve", "template-generation", numbered(3, template));
 }

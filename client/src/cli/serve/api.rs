@@ -200,7 +200,7 @@ async fn chats(State(api): State<Api>, body: Received) -> Answer {
             let why = "chats need the model's template: start galaxy serve with --model DIR";
             return Err(ApiError::bad(why));
         };
-        chat.tokens(request.messages, &request.chat_template_kwargs)
+        chat.tokens(&request.messages, &request.chat_template_kwargs)
     });
     let broke = |e| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", format!("{e}"));
     let prompt = Prompt::Ids(tokens.await.map_err(broke)??);

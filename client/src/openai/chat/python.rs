@@ -1,0 +1,155 @@
+//! How Python writes values and what it takes them for, where minijinja does otherwise.
+
+use super::value::Scientific;
+use minijinja::{
+    Error, ErrorKind, Output, State, Value, escape_formatter,
+    value::{DynObject, ObjectRepr, ValueKind},
+};
+use std::fmt::{self, Write};
+
+/// How deep values may be nested that are written.
+const MAX_DEPTH: usize = 200;
+
+/// A float, if the value is one.
+pub(super) fn as_float(value: &Value) -> Option<f64> {
+    if let Some(Scientific(float)) = value.downcast_object_ref() {
+        return Some(*float);
+    }
+    let is = value.kind() == ValueKind::Number && !value.is_integer();
+    if is { f64::try_from(value.clone()).ok() } else { None }
+}
+
+/// Whether it is a number.
+pub(super) fn is_number(value: &Value) -> bool {
+    as_float(value).is_some() || matches!(value.kind(), ValueKind::Number | ValueKind::Bool)
+}
+
+/// Writes what `{{ value }}` says.
+pub(super) fn print(
+    out: &mut Output<'_>,
+    state: &mut State<'_, '_>,
+    value: &Value,
+) -> Result<(), Error> {
+    match value.kind() {
+        ValueKind::Number | ValueKind::Seq | ValueKind::Map => Ok(write_text(out, value)?),
+        _ => escape_formatter(out, state, value),
+    }
+}
+
+/// Python's `str(value)`.
+pub(super) fn text(value: &Value) -> Result<String, Error> {
+    let mut out = String::new();
+    write_text(&mut out, value)?;
+    Ok(out)
+}
+
+/// Whether Python takes it for a sequence: something with a length and items, as what is not there has too.
+pub(super) fn is_sequence(value: &Value) -> bool {
+    use ValueKind::{Iterable, Map, Seq, String, Undefined};
+    matches!(value.kind(), String | Seq | Map | Iterable | Undefined)
+}
+
+/// Whether it can be called, as functions, macros and methods can; what is not there says so as well.
+pub(super) fn is_callable(value: &Value) -> bool {
+    let plain = value.as_object().is_some_and(|object| object.repr() == ObjectRepr::Plain);
+    value.is_undefined() || plain && as_float(value).is_none()
+}
+
+fn write_text(out: &mut dyn Write, value: &Value) -> fmt::Result {
+    match value.kind() {
+        ValueKind::Number | ValueKind::Seq | ValueKind::Map => write_repr(out, value, 0),
+        _ => write!(out, "{value}"),
+    }
+}
+
+/// Python's `repr(value)`.
+fn write_repr(out: &mut dyn Write, value: &Value, depth: usize) -> fmt::Result {
+    if depth > MAX_DEPTH {
+        return Err(fmt::Error);
+    }
+    match value.kind() {
+        ValueKind::Undefined => out.write_str("Undefined"),
+        ValueKind::String => write_quoted(out, value.as_str().unwrap_or_default()),
+        ValueKind::Number => match as_float(value) {
+            Some(value) => out.write_str(&float(value)),
+            None => write!(out, "{value}"),
+        },
+        ValueKind::Seq => {
+            let tuple = value.is_tuple();
+            out.write_char(if tuple { '(' } else { '[' })?;
+            let mut count = 0;
+            for item in value.try_iter().into_iter().flatten() {
+                out.write_str(if count > 0 { ", " } else { "" })?;
+                write_repr(out, &item, depth + 1)?;
+                count += 1;
+            }
+            out.write_str(if tuple && count == 1 { "," } else { "" })?;
+            out.write_char(if tuple { ')' } else { ']' })
+        }
+        ValueKind::Map => {
+            out.write_char('{')?;
+            let entries = value.as_object().and_then(DynObject::try_iter_pairs);
+            for (index, (name, value)) in entries.into_iter().flatten().enumerate() {
+                out.write_str(if index > 0 { ", " } else { "" })?;
+                write_repr(out, &name, depth + 1)?;
+                out.write_str(": ")?;
+                write_repr(out, &value, depth + 1)?;
+            }
+            out.write_char('}')
+        }
+        _ => write!(out, "{value:?}"),
+    }
+}
+
+fn write_quoted(out: &mut dyn Write, text: &str) -> fmt::Result {
+    let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
+    out.write_char(quote)?;
+    for letter in text.chars() {
+        match letter {
+            '\n' => out.write_str("\\n")?,
+            '\r' => out.write_str("\\r")?,
+            '\t' => out.write_str("\\t")?,
+            '\\' => out.write_str("\\\\")?,
+            _ if letter == quote => write!(out, "\\{letter}")?,
+            _ if is_printable(letter) => out.write_char(letter)?,
+            '\0'..='\u{ff}' => write!(out, "\\x{:02x}", u32::from(letter))?,
+            '\0'..='\u{ffff}' => write!(out, "\\u{:04x}", u32::from(letter))?,
+            _ => write!(out, "\\U{:08x}", u32::from(letter))?,
+        }
+    }
+    out.write_char(quote)
+}
+
+/// Whether a letter is shown as it is in what Rust, as Python, writes for people to look at. Marks that change
+/// the letter before them are.
+fn is_printable(letter: char) -> bool {
+    letter.is_ascii_graphic() || letter == ' ' || {
+        let text: String = ['a', letter].iter().collect();
+        !letter.is_ascii() && text.escape_debug().count() == 2
+    }
+}
+
+/// A float as Python's `repr` has it: the fewest digits that are read as the same number, with an exponent
+/// below 1e-4 and from 1e16 on.
+pub(super) fn float(value: f64) -> String {
+    if value.is_nan() {
+        return "nan".to_owned();
+    }
+    if value.is_infinite() {
+        return if value > 0.0 { "inf" } else { "-inf" }.to_owned();
+    }
+    let scientific = format!("{value:e}");
+    let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
+    let exponent: i32 = exponent.parse().unwrap_or(0);
+    if (-4..16).contains(&exponent) {
+        let plain = value.to_string();
+        return if plain.contains('.') { plain } else { plain + ".0" };
+    }
+    let sign = if exponent < 0 { '-' } else { '+' };
+    format!("{digits}e{sign}{:02}", exponent.abs())
+}
+
+/// An error of a template that asks for what cannot be done.
+pub(super) fn wrong(what: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidOperation, what.into())
+}

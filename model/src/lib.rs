@@ -18,6 +18,7 @@ mod config;
 mod directory;
 mod error;
 mod family;
+pub mod files;
 #[doc(hidden)]
 pub mod fuzz;
 pub mod generation;

@@ -22,6 +22,8 @@ mod error;
 pub mod fuzz;
 mod generate;
 #[doc(hidden)]
+pub mod hub;
+#[doc(hidden)]
 pub mod openai;
 mod parts;
 mod pieces;

@@ -6,6 +6,7 @@
 //! Bytes are never expected to be right: an error is as good as a value, as long as it has words.
 //! To panic, to take more memory than the input warrants, or not to come to an end is a finding.
 
+mod hub;
 mod input;
 mod messages;
 mod models;
@@ -56,6 +57,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "client", decode: messages::client, fixed: 64 * KIB, each: 128 },
     Target { name: "text", decode: texts::text, fixed: 64 * KIB, each: 256 },
     Target { name: "serve", decode: serve::serve, fixed: 1024 * KIB, each: 512 },
+    Target { name: "hub", decode: hub::hub, fixed: 64 * KIB, each: 256 },
 ];
 
 /// Gives a target its bytes.

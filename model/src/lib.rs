@@ -19,6 +19,7 @@ mod directory;
 mod error;
 mod family;
 mod fields;
+pub mod files;
 #[doc(hidden)]
 pub mod fuzz;
 pub mod generation;

@@ -21,7 +21,7 @@ pub(crate) const MAX_HEADER_BYTES: u64 = 100_000_000;
 /// A config names labels at most; far above any that is real.
 pub(crate) const MAX_JSON_BYTES: u64 = 16 << 20;
 /// Each shard is an open file; far above any model that is real.
-const MAX_SHARDS: usize = 1024;
+pub(crate) const MAX_SHARDS: usize = 1024;
 
 /// How a checkpoint stores values.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -1,31 +1,38 @@
 //! `galaxy pull`: a model directory from the Hub, for those with a network.
 
-mod hub;
+mod installed;
+mod refusal;
+mod shown;
 
 use super::{failure::Failure, json, print};
-use hf_hub::api::sync::ApiError;
-use hub::{Fetching, Heard, Hub};
+use galaxy_client::hub::{About, Patience, Repository, Web};
+use galaxy_model::{
+    ModelError,
+    files::{self, CONFIG, INDEX, MODULES, TOKENIZER, WEIGHTS, inside},
+};
+use installed::Installed;
+use refusal::{refused, unwritten};
 use serde::Serialize;
+use shown::Shown;
 use std::{
-    collections::BTreeMap,
-    fs,
+    collections::BTreeSet,
+    env, fs,
+    io::Read,
     path::{Path, PathBuf},
-    time::{Duration, Instant},
+    time::Instant,
 };
 use tokio::sync::oneshot;
 
-/// Where what is not whole yet is kept, inside of where the model goes.
-const UNFINISHED: &str = ".pull";
-/// The file beside a model that says which version of each file was brought.
-const BROUGHT: &str = ".galaxy-pulled";
 /// The public Hub, if HF_ENDPOINT says nothing else.
 const HUB: &str = "https://huggingface.co";
-/// A Hub that says nothing for so long is not waited for.
-const SILENCE: Duration = Duration::from_secs(60);
-/// Between two looks at whether it says something.
-const LOOK: Duration = Duration::from_secs(1);
+/// The files that say which others there are have some megabytes at most.
+const MAX_LIST_BYTES: u64 = 64 << 20;
 
 #[derive(clap::Args, Debug)]
+#[command(
+    after_help = "HF_ENDPOINT names a mirror of the Hub, HF_TOKEN a token for models that are not for \
+    everybody, SSL_CERT_FILE the authorities that are trusted, HTTPS_PROXY and NO_PROXY a proxy."
+)]
 pub struct PullArgs {
     /// The model, like sentence-transformers/all-MiniLM-L6-v2.
     #[arg(value_name = "ORG/NAME")]
@@ -50,236 +57,248 @@ struct Pulled {
     fetched: Vec<String>,
     /// Files that were there, and not by us: they stay as they are.
     own: usize,
+    /// What the model lacks that some uses of it need.
+    notes: Vec<String>,
     seconds: f64,
 }
 
 /// Brings a model.
 pub async fn pull(args: PullArgs) -> Result<(), Failure> {
     let as_json = args.json;
-    let endpoint = std::env::var("HF_ENDPOINT").unwrap_or_else(|_| HUB.to_owned());
-    let heard = Heard::new();
-    let (sender, brought) = oneshot::channel();
-    let (from, hears) = (endpoint.clone(), heard.clone());
-    // A thread that waits for a silent network does not keep the process.
+    let endpoint = env::var("HF_ENDPOINT").ok().filter(|text| !text.trim().is_empty());
+    let endpoint = endpoint.unwrap_or_else(|| HUB.to_owned());
+    let (sender, pulled) = oneshot::channel();
+    // A thread of its own: one that waits for a network does not keep a process that is interrupted.
     std::thread::spawn(move || {
-        // Somebody who waits no more has said why.
-        let _ = sender.send(bring(&args, &from, hears));
+        // Somebody who waits no more wants to know nothing.
+        let _ = sender.send(bring(&args, &endpoint, Patience::default()));
     });
-    let pulled = while_heard(brought, &heard, SILENCE).await.ok_or_else(|| {
-        Failure::new(format!("nothing has come for {SILENCE:?}"))
-            .at(endpoint)
-            .todo("look at the network, and pull again; what has come is kept")
-    })?;
-    let pulled = pulled.map_err(|_| Failure::new("it broke off"))??;
+    let pulled = pulled.await.map_err(|_| Failure::new("the download stopped unexpectedly"))??;
     if as_json {
         return print(&json(&pulled)?);
     }
-    let Pulled { model, commit, directory, files, fetched, own, seconds } = pulled;
+    let Pulled { model, commit, directory, files, fetched, own, notes, seconds } = pulled;
     let left = match own {
         0 => String::new(),
         own => format!("; {own} were there already, not by a pull, and stay as they are"),
     };
+    let notes: String = notes.iter().map(|note| format!("note: {note}\n")).collect();
     print(&format!(
-        "{model} ({commit}) is in {}: {} files, {} fetched in {seconds:.1} s{left}\n",
+        "{model} ({commit}) is in {}: {} files, {} fetched in {seconds:.1} s{left}\n{notes}",
         directory.display(),
         files.len(),
         fetched.len()
     ))
 }
 
-/// Waits for `work`, unless nothing is heard for so long.
-async fn while_heard<T>(
-    work: impl Future<Output = T>,
-    heard: &Heard,
-    silence: Duration,
-) -> Option<T> {
-    let (mut work, look) = (std::pin::pin!(work), LOOK.min(silence));
-    let mut left = silence;
-    // By looks, and not by the clock: a process that was stopped heard nothing, and is in no hurry.
-    while !left.is_zero() {
-        match tokio::time::timeout(look, work.as_mut()).await {
-            Ok(done) => return Some(done),
-            Err(_) if heard.ago() < look => left = silence,
-            Err(_) => left = left.saturating_sub(look),
-        }
-    }
-    None
-}
-
-fn bring(args: &PullArgs, endpoint: &str, heard: Heard) -> Result<Pulled, Failure> {
+fn bring(args: &PullArgs, endpoint: &str, patience: Patience) -> Result<Pulled, Failure> {
     let begun = Instant::now();
-    let wrong =
-        || Failure::usage(format!("{:?} names no model", args.model)).todo("write ORG/NAME");
-    let (org, name) = args.model.split_once('/').ok_or_else(wrong)?;
-    let plain = |part: &str| !part.is_empty() && !part.starts_with('.') && !part.contains('/');
-    if !plain(org) || !plain(name) {
-        return Err(wrong());
-    }
+    let model = args.model.as_str();
+    let (_, name) = model.split_once('/').filter(|_| named(model)).ok_or_else(|| {
+        Failure::usage(format!("{model:?} names no model")).todo("write ORG/NAME")
+    })?;
     let to = args.to.clone().unwrap_or_else(|| Path::new("models").join(name));
-    let unfinished = to.join(UNFINISHED);
-    fs::create_dir_all(&unfinished).map_err(|e| unwritten(&to, &e))?;
-    let refuse = |error: &ApiError| refused(error, &args.model, endpoint);
-    let of = (endpoint, args.model.as_str(), args.revision.as_str());
-    let mut hub = Hub::new(of, unfinished.clone(), heard).map_err(|e| refuse(&e))?;
-    let (commit, all) = hub.settle().map_err(|e| refuse(&e))?;
-    let files = wanted(&all);
-    let has = |name: &str| files.iter().any(|file| file == name);
-    if !has("config.json") || !files.iter().any(|file| file.ends_with(".safetensors")) {
-        return Err(Failure::new(format!("{} has no config.json with .safetensors", args.model))
-            .at(endpoint)
-            .todo("choose a model, or with --revision a version of it, that has both"));
+    let web = Web::new(endpoint.trim(), token().as_deref(), patience)
+        .map_err(|error| refused(&error, model, &args.revision))?;
+    let installed = Installed::open(&to)?;
+    let mut shown = Shown::new();
+    let of = (model, args.revision.as_str());
+    let (repository, listing) = Repository::open(web, of, installed.unfinished(), &mut shown)
+        .map_err(|error| refused(&error, model, &args.revision))?;
+    let (ready, own) = (Vec::new(), BTreeSet::new());
+    let mut pulling =
+        Pulling { args, repository, all: listing.files, installed, shown, ready, own };
+    let (files, notes) = pulling.choose()?;
+    let rest = files.iter().filter(|file| !pulling.is_there(file));
+    let mut abouts: Vec<(String, About)> = Vec::new();
+    for file in rest.cloned().collect::<Vec<_>>() {
+        let about = pulling.about(&file)?;
+        abouts.extend(about.map(|about| (file, about)));
     }
-    let mut brought = Brought::read(&to);
-    let (mut new, mut own) = (Vec::new(), 0);
-    for file in &files {
-        let there = to.join(file).is_file();
-        let known = brought.versions.get(file);
-        // Somebody put it there.
-        if there && known.is_none() {
-            own += 1;
-            continue;
-        }
-        let about = hub.about(file).map_err(|e| refuse(&e))?;
-        if there && known.is_some_and(|known| known == about.etag()) {
-            continue;
-        }
-        let bytes = hub.fetch(file, &about).map_err(|error| match error {
-            Fetching::Hub(error) => refuse(&error),
-            Fetching::Disk(error) => unwritten(&to, &error),
-            Fetching::Length { have, want } => {
-                Failure::new(format!("{file} came with {have} bytes, and has {want}"))
-                    .at(endpoint)
-                    .todo("pull again")
-            }
-        })?;
-        new.push((file, about.etag().to_owned(), bytes));
+    pulling.shown.expect(abouts.iter().map(|(_, about)| about.size).sum());
+    for (file, about) in abouts {
+        pulling.fetch(file, about)?;
     }
-    // All of it is here: what was there gives way at once, and is never half of one version.
-    brought.leave(&files).map_err(|e| unwritten(&to, &e))?;
-    let mut fetched = Vec::new();
-    for (file, version, bytes) in new {
-        brought.put(file, &version, &bytes).map_err(|e| unwritten(&to.join(file), &e))?;
-        fetched.push(file.clone());
-    }
-    fs::remove_dir_all(&unfinished).map_err(|e| unwritten(&unfinished, &e))?;
+    let Pulling { repository, mut installed, ready, own, shown, .. } = pulling;
+    drop(shown);
+    let fetched = ready.iter().map(|(file, ..)| file.clone()).collect();
+    installed.replace(&files, ready)?;
     Ok(Pulled {
-        model: args.model.clone(),
-        commit,
+        model: model.to_owned(),
+        commit: repository.commit().to_owned(),
         directory: to,
         files,
         fetched,
-        own,
+        own: own.len(),
+        notes,
         seconds: begun.elapsed().as_secs_f64(),
     })
 }
 
-/// Which version of each file was brought: what has changed since is brought again, and nothing else.
-struct Brought {
-    to: PathBuf,
-    versions: BTreeMap<String, String>,
+/// Whether a text is ORG/NAME.
+fn named(model: &str) -> bool {
+    files::is_plain(model) && model.matches('/').count() == 1
 }
 
-impl Brought {
-    /// What is known of a directory. What cannot be read says nothing.
-    fn read(to: &Path) -> Self {
-        let text = fs::read(to.join(BROUGHT)).ok();
-        let versions = text.and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default();
-        Self { to: to.to_owned(), versions }
-    }
-    fn write(&self) -> std::io::Result<()> {
-        let new = self.to.join(format!("{BROUGHT}.new"));
-        fs::write(&new, serde_json::to_vec(&self.versions)?)?;
-        fs::rename(new, self.to.join(BROUGHT))
-    }
-    /// Puts a file in its place, and notes that it is there.
-    fn put(&mut self, file: &str, version: &str, bytes: &Path) -> std::io::Result<()> {
-        // If we are ended in the middle it is brought again.
-        self.versions.insert(file.to_owned(), String::new());
-        self.write()?;
-        let target = self.to.join(file);
-        if let Some(folder) = target.parent() {
-            fs::create_dir_all(folder)?;
-        }
-        fs::rename(bytes, target)?;
-        self.versions.insert(file.to_owned(), version.to_owned());
-        self.write()
-    }
-    /// Removes what was brought and is no part of the model any more.
-    fn leave(&mut self, files: &[String]) -> std::io::Result<()> {
-        let known: Vec<String> = self.versions.keys().cloned().collect();
-        for file in wanted(&known).into_iter().filter(|file| !files.contains(file)) {
-            match fs::remove_file(self.to.join(&file)) {
-                Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
-                _ => drop(self.versions.remove(&file)),
+/// What the Hub is told of who asks: HF_TOKEN, or what `huggingface-cli login` has kept.
+fn token() -> Option<String> {
+    let kept = || {
+        let home = env::var_os("HF_HOME").filter(|home| !home.is_empty()).map(PathBuf::from);
+        let home = home.or_else(|| Some(env::home_dir()?.join(".cache/huggingface")))?;
+        fs::read_to_string(home.join("token")).ok()
+    };
+    let whole = |token: String| Some(token.trim().to_owned()).filter(|token| !token.is_empty());
+    env::var("HF_TOKEN").ok().and_then(whole).or_else(|| kept().and_then(whole))
+}
+
+/// A pull that is going on.
+struct Pulling<'a> {
+    args: &'a PullArgs,
+    repository: Repository,
+    /// The files of the repository.
+    all: BTreeSet<String>,
+    installed: Installed,
+    shown: Shown,
+    /// Files that have come, their versions, and where they lie until they are put in their places.
+    ready: Vec<(String, String, PathBuf)>,
+    /// Files that somebody else put where they are.
+    own: BTreeSet<String>,
+}
+
+impl Pulling<'_> {
+    /// Finds out which files the model is made of; for that, brings those that say it. With what the
+    /// model lacks.
+    fn choose(&mut self) -> Result<(Vec<String>, Vec<String>), Failure> {
+        let directories = match self.all.contains(MODULES) {
+            true => files::modules(&self.read(MODULES)?).map_err(|e| self.damaged(&e))?,
+            false => vec![String::new()],
+        };
+        let mut chosen = BTreeSet::new();
+        // Some of the files lie beside the list of modules, wherever its transformer is.
+        let first = directories.first().cloned().unwrap_or_default();
+        for directory in [String::new()].iter().chain(&directories) {
+            let mut wanted = files::wanted(&self.all, directory);
+            let index = inside(directory, INDEX);
+            if wanted.contains(&index) {
+                let shards = files::shards(&self.read(&index)?).map_err(|e| self.damaged(&e))?;
+                let shards = shards.iter().map(|shard| inside(directory, shard));
+                let (there, missing): (Vec<_>, Vec<_>) =
+                    shards.partition(|shard| self.all.contains(shard));
+                if let Some(shard) = missing.first() {
+                    let what = format!("{} has no {shard}, which {index} names", self.args.model);
+                    return Err(self.other(what));
+                }
+                wanted.extend(there);
             }
-            self.write()?;
+            let weights = wanted.iter().any(|file| file.ends_with(".safetensors"));
+            let others = files::other_weights(&self.all, directory);
+            let needs =
+                *directory == first || directories.contains(directory) && !others.is_empty();
+            if needs && !(weights && wanted.contains(&inside(directory, CONFIG))) {
+                return Err(self.lacks(directory, &others));
+            }
+            chosen.extend(wanted);
         }
+        let tokenizer = chosen.contains(&inside(&first, TOKENIZER)) || chosen.contains(TOKENIZER);
+        let words = chosen.iter().any(|file| file.contains("vocab") || file.contains("tokenizer"));
+        let mut notes = Vec::new();
+        if words && !tokenizer {
+            notes.push(format!(
+                "there is no {TOKENIZER}, without which no text can be read: `AutoTokenizer` of \
+                 transformers makes one with save_pretrained"
+            ));
+        }
+        Ok((chosen.into_iter().collect(), notes))
+    }
+
+    /// The contents of a file that says which others there are.
+    fn read(&mut self, file: &str) -> Result<Vec<u8>, Failure> {
+        if !self.is_there(file)
+            && let Some(about) = self.about(file)?
+        {
+            self.fetch(file.to_owned(), about)?;
+        }
+        let ready = self.ready.iter().find(|(name, ..)| name == file);
+        let path = match ready {
+            Some((.., path)) => path.clone(),
+            None => self.installed.path(file),
+        };
+        let mut text = Vec::new();
+        let read =
+            fs::File::open(&path).and_then(|f| f.take(MAX_LIST_BYTES).read_to_end(&mut text));
+        read.map_err(|error| Failure::new(format!("cannot read: {error}")).at(path.display()))?;
+        Ok(text)
+    }
+
+    /// Whether a file has come already, or is somebody else's.
+    fn is_there(&mut self, file: &str) -> bool {
+        if self.installed.is_foreign(file) {
+            self.own.insert(file.to_owned());
+        }
+        self.own.contains(file) || self.ready.iter().any(|(name, ..)| name == file)
+    }
+
+    /// What is known of a file; nothing if it is there in this version.
+    fn about(&mut self, file: &str) -> Result<Option<About>, Failure> {
+        let about = self.repository.about(file, &mut self.shown);
+        let about = about.map_err(|e| refused(&e, &self.args.model, &self.args.revision))?;
+        Ok(Some(about).filter(|about| !self.installed.has(file, &about.version)))
+    }
+
+    fn fetch(&mut self, file: String, about: About) -> Result<(), Failure> {
+        self.shown.begin(&file, about.size);
+        let path = self.repository.fetch(&file, &about, &mut self.shown);
+        let path = path.map_err(|e| refused(&e, &self.args.model, &self.args.revision))?;
+        self.shown.end();
+        self.ready.push((file, about.version, path));
         Ok(())
     }
-}
 
-/// What a model directory needs of a repository: never pickles, nor weights in other formats. Names
-/// come from the network, and become paths.
-fn wanted(all: &[String]) -> Vec<String> {
-    const PLAIN: [&str; 13] = [
-        "config.json",
-        "preprocessor_config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "chat_template.jinja",
-        "special_tokens_map.json",
-        "generation_config.json",
-        "modules.json",
-        "sentence_bert_config.json",
-        "sentence_distilbert_config.json",
-        "config_sentence_transformers.json",
-        "model.safetensors",
-        "model.safetensors.index.json",
-    ];
-    let harmless = |part: &str| {
-        let known = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-        !part.is_empty() && !part.starts_with('.') && part.chars().all(known)
-    };
-    let shard = |name: &str| name.starts_with("model-") && name.ends_with(".safetensors");
-    // A module of sentence-transformers has a folder, as "1_Pooling".
-    let module = |folder: &str, name: &str| {
-        folder.starts_with(|c: char| c.is_ascii_digit()) && name == "config.json"
-    };
-    let take = |name: &&String| match name.split('/').collect::<Vec<_>>()[..] {
-        [name] => harmless(name) && (PLAIN.contains(&name) || shard(name)),
-        [folder, name] => harmless(folder) && module(folder, name),
-        _ => false,
-    };
-    all.iter().filter(take).cloned().collect()
-}
-
-fn unwritten(path: &Path, error: &std::io::Error) -> Failure {
-    Failure::new(format!("cannot write: {error}"))
-        .at(path.display())
-        .todo("make room, or choose another place with --to; what has come is kept")
-}
-
-/// What the Hub, or the way to it, refuses.
-fn refused(error: &ApiError, model: &str, endpoint: &str) -> Failure {
-    let text = error.to_string();
-    let said = |code: &str| text.contains(code);
-    match error {
-        ApiError::RequestError(_) if said("404") => Failure::new(format!("there is no {model}"))
-            .at(endpoint.to_owned())
-            .todo("correct the name, or --revision"),
-        ApiError::RequestError(_) if said("401") || said("403") => {
-            Failure::new(format!("{model} is not there, or not for everybody"))
-                .at(endpoint.to_owned())
-                .todo("correct the name, or set HF_TOKEN to a token that may read it")
+    /// What a repository that is no model here is.
+    fn lacks(&self, directory: &str, others: &[String]) -> Failure {
+        let model = &self.args.model;
+        let has = |end: &str| others.iter().any(|file| file.ends_with(end));
+        let list = others.iter().take(5).cloned().collect::<Vec<_>>().join(", ");
+        let more = match others.len() {
+            0..=5 => String::new(),
+            many => format!(" and {} more", many - 5),
+        };
+        let list = format!("{list}{more}");
+        let config = self.all.contains(&inside(directory, CONFIG));
+        let weights = inside(directory, WEIGHTS);
+        let failure = |what: String| Failure::new(what).at(self.repository.origin());
+        if self.all.contains(&inside(directory, "adapter_config.json")) {
+            return failure(format!("{model} is an adapter, which changes another model: {list}"))
+                .todo(
+                    "merge it with its base model (merge_and_unload of peft), and use the result",
+                );
         }
-        ApiError::RequestError(_) | ApiError::IoError(_) => Failure::new(format!(
-            "the Hub cannot be reached: {text}"
-        ))
-        .at(endpoint.to_owned())
-        .todo(
-            "pull on a machine with a network and copy the directory here; what has come is kept",
-        ),
-        _ => Failure::new(format!("{model} cannot be brought: {text}")).at(endpoint.to_owned()),
+        if has(".gguf") {
+            return failure(format!("{model} has its weights as GGUF, which is not read: {list}"))
+                .todo("choose the model that it was made of: the page of this one names it");
+        }
+        if others.is_empty() || !config {
+            let there =
+                if others.is_empty() { String::new() } else { format!("; there is {list}") };
+            let (config, weights) = (inside(directory, CONFIG), weights);
+            return self.other(format!("{model} has no {config} with {weights}{there}"));
+        }
+        failure(format!("{model} has no {weights}, and other formats are not read: {list}")).todo(
+            "choose another --revision, as refs/pr/N, that has it, or make it with save_pretrained \
+             of transformers",
+        )
+    }
+
+    fn other(&self, what: String) -> Failure {
+        Failure::new(what)
+            .at(self.repository.origin())
+            .todo("choose a model, or with --revision a version of it, that has both")
+    }
+
+    fn damaged(&self, error: &ModelError) -> Failure {
+        Failure::new(format!("{} cannot be used: {error}", self.args.model))
+            .at(self.repository.origin())
+            .todo("choose another model, or with --revision another version of it")
     }
 }
 
@@ -287,94 +306,17 @@ fn refused(error: &ApiError, model: &str, endpoint: &str) -> Failure {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use std::{
-        io::{BufRead, BufReader, Write},
-        net::TcpListener,
-    };
-
-    #[test]
-    fn only_what_a_model_needs_is_taken() {
-        let all = [
-            "README.md",
-            ".gitattributes",
-            "config.json",
-            "model.safetensors",
-            "model-00001-of-00002.safetensors",
-            "pytorch_model.bin",
-            "onnx/model.onnx",
-            "1_Pooling/config.json",
-            "../config.json",
-            "/etc/config.json",
-            "1_Pooling/../../config.json",
-            "onnx/config.json",
-        ];
-        let all: Vec<String> = all.iter().map(|name| (*name).to_owned()).collect();
-        let taken = wanted(&all);
-        let right = [
-            "config.json",
-            "model.safetensors",
-            "model-00001-of-00002.safetensors",
-            "1_Pooling/config.json",
-        ];
-        assert_eq!(taken, right);
-    }
-
-    /// A Hub of one request: answers, and hangs up.
-    fn hub(answer: &'static str) -> String {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        std::thread::spawn(move || {
-            let (mut stream, _) = listener.accept().unwrap();
-            let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
-            while lines.next().is_some_and(|line| !line.unwrap().is_empty()) {}
-            stream.write_all(answer.as_bytes()).unwrap();
-        });
-        format!("http://{address}")
-    }
-
-    fn info(endpoint: &str) -> Failure {
-        let dir = tempfile::tempdir().unwrap();
-        let of = (endpoint, "org/name", "main");
-        let mut hub = Hub::new(of, dir.path().to_owned(), Heard::new()).unwrap();
-        refused(&hub.settle().err().unwrap(), "org/name", endpoint)
-    }
-
-    #[test]
-    fn what_the_hub_says_is_told_in_our_words() {
-        let gone = hub("HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
-        let said = info(&gone).to_string();
-        assert!(said.contains("there is no org/name") && said.contains("--revision"), "{said}");
-        let mine =
-            hub("HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
-        let said = info(&mine).to_string();
-        assert!(said.contains("HF_TOKEN"), "{said}");
-        // Nobody listens there any more.
-        let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let said = info(&format!("http://{nobody}")).to_string();
-        assert!(
-            said.contains("cannot be reached") && said.contains("copy the directory"),
-            "{said}"
-        );
-    }
-
-    #[tokio::test]
-    async fn a_hub_that_says_nothing_is_not_waited_for() {
-        let (heard, silence) = (Heard::new(), Duration::from_millis(50));
-        let nothing = std::future::pending::<()>();
-        assert_eq!(while_heard(nothing, &heard, silence).await, None);
-        assert_eq!(while_heard(async { 7 }, &heard, silence).await, Some(7));
-    }
 
     #[test]
     fn a_name_is_org_and_name() {
-        for model in ["name", "/", "a/", "a/b/c", "../x"] {
+        for model in ["name", "/", "a/", "a/b/c", "../x", "a/b?c", "a/..", "a/b c"] {
             let args = PullArgs {
                 model: model.to_owned(),
                 revision: "main".to_owned(),
                 to: None,
                 json: false,
             };
-            let refused = bring(&args, "http://127.0.0.1:1", Heard::new()).err().unwrap();
+            let refused = bring(&args, "http://127.0.0.1:1", Patience::default()).err().unwrap();
             assert_eq!(refused.exit_code(), 2, "{model}");
         }
     }

@@ -29,6 +29,7 @@ pub fn all() -> Vec<Seed> {
     messages(&mut add);
     texts(&mut add);
     served(&mut add);
+    hub(&mut add);
     all
 }
 
@@ -500,4 +501,28 @@ fn served(add: Add<'_>) {
     add("serve", "template", numbered(3, template));
     let template = b"{# {% raw %} #}{%- generation -%}{{ {'a': '}}'} }}{%- endgeneration +%}{% raw %}{% endgeneration %}{% endraw %}";
     add("serve", "template-generation", numbered(3, template));
+}
+
+fn hub(add: Add<'_>) {
+    let listing = br#"{"sha": "c0ffee", "siblings": [{"rfilename": "config.json", "size": 3},
+        {"rfilename": "2_Dense/model.safetensors"}, {"rfilename": "pytorch_model.bin"}, {"rfilename": "../x"}]}"#;
+    add("hub", "listing", numbered(0, listing));
+    let locations = ["https://cdn.example/a?x=1#y", "/api/./x/../y", "//cdn.example/a b", "?x=1"];
+    for (number, location) in locations.into_iter().enumerate() {
+        add("hub", &format!("location-{number}"), numbered(1, location.as_bytes()));
+    }
+    let headers = [
+        "W/\"a9993e364706816aba3e25717850c26c9cd0d89d\"",
+        "bytes 5-9/10",
+        "Sun, 06 Nov 1994 08:49:37 GMT",
+        "\"api\";r=0;t=55",
+    ];
+    for (number, header) in headers.into_iter().enumerate() {
+        add("hub", &format!("header-{number}"), numbered(2, header.as_bytes()));
+    }
+    let modules = br#"[{"idx": 0, "path": "0_Transformer"}, {"path": "1_Pooling/"}, {"path": ""}]"#;
+    add("hub", "modules", numbered(3, modules));
+    let index =
+        br#"{"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "x.safetensors"}}"#;
+    add("hub", "index", numbered(4, index));
 }

@@ -1,0 +1,151 @@
+//! A Hub that means harm: nothing that it says becomes a path, or takes memory without bound.
+
+use super::hub::{Hub, Reply, contents, is_whole, seen, small};
+use std::{fs, path::Path};
+
+/// A directory with a place for the model two levels down, so that what is written outside is seen.
+fn place() -> (tempfile::TempDir, std::path::PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let to = dir.path().join("a/model");
+    fs::create_dir_all(&to).unwrap();
+    (dir, to)
+}
+
+/// All that is below a directory and not in the model's, dots included.
+fn outside(dir: &Path, to: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut folders = vec![dir.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
+            let path = entry.path();
+            match path.is_dir() {
+                _ if path == to => {}
+                true => folders.push(path),
+                false => found.push(path.display().to_string()),
+            }
+        }
+    }
+    found
+}
+
+const TAGS: [&str; 6] = [
+    "\"../../evil\"",
+    "/tmp/evil",
+    "\"..\"",
+    "W/\"a/../../../evil\"",
+    "\"a b\\..\\c\"",
+    "\"%2e%2e%2fevil\"",
+];
+
+#[test]
+fn a_tag_becomes_no_path() {
+    for tag in TAGS {
+        let (dir, to) = place();
+        let hub = Hub::scripted(small(), move |request, files, _| {
+            let head = format!("etag: {tag}\r\nx-linked-etag: {tag}\r\nx-repo-commit: {tag}\r\n");
+            Some(contents(request, files.get(request.file()?)?, &head))
+        });
+        hub.pull(&to);
+        is_whole(&to, &hub);
+        assert_eq!(outside(dir.path(), &to), Vec::<String>::new(), "{tag}");
+        // It stands for no version; that of the commit does.
+        assert_eq!(hub.pull(&to), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn names_that_lead_out_are_not_even_asked_for() {
+    let (dir, to) = place();
+    let hub = Hub::new(small());
+    let names = [
+        "../config.json",
+        "../../evil.safetensors",
+        "/etc/config.json",
+        "1_Pooling/../../config.json",
+        "..\\config.json",
+        ".git/config.json",
+        "additional_chat_templates/../../x.jinja",
+        "C:config.json",
+        "model-\u{202e}.safetensors",
+    ];
+    for name in names {
+        hub.state().files.insert(name.to_owned(), b"evil".to_vec());
+    }
+    let mut came = hub.pull(&to);
+    came.sort();
+    assert_eq!(came, ["config.json", "model.safetensors"]);
+    let mut found = seen(&to);
+    found.sort();
+    assert_eq!(found, ["config.json", "model.safetensors"]);
+    assert_eq!(outside(dir.path(), &to), Vec::<String>::new());
+}
+
+#[test]
+fn files_that_name_files_elsewhere_are_refused() {
+    let modules = |path: &str| serde_json::json!([{ "path": path }]).to_string();
+    let index = |shard: &str| serde_json::json!({ "weight_map": { "a": shard } }).to_string();
+    let cases = [
+        ("modules.json", modules("../..")),
+        ("modules.json", modules("/etc")),
+        ("modules.json", "<html>".to_owned()),
+        ("model.safetensors.index.json", index("../evil.safetensors")),
+        ("model.safetensors.index.json", index("/etc/evil.safetensors")),
+        ("model.safetensors.index.json", "[]".to_owned()),
+    ];
+    for (name, text) in cases {
+        let (dir, to) = place();
+        let mut files = small();
+        if name.ends_with("index.json") {
+            files.remove("model.safetensors");
+        }
+        files.insert(name.to_owned(), text.into_bytes());
+        files.insert("../evil.safetensors".to_owned(), Vec::new());
+        let said = Hub::new(files).refusal(&to);
+        assert!(said.contains(name), "{said}");
+        assert!(seen(&to).is_empty());
+        assert_eq!(outside(dir.path(), &to), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn a_listing_that_is_none_is_refused() {
+    let listing = |sha: &str| serde_json::json!({ "sha": sha, "siblings": [] }).to_string();
+    let long = format!("{{\"sha\": \"{}\"", "a".repeat(17 << 20));
+    for (text, want) in [
+        (listing("../../x"), "names a commit that is none"),
+        (listing("main"), "names a commit that is none"),
+        ("<html>".to_owned(), "is not understood"),
+        (format!("{}1{}", "[".repeat(100_000), "]".repeat(100_000)), "is not understood"),
+        (long, "longer than 16777216 bytes"),
+    ] {
+        let (_dir, to) = place();
+        let hub = Hub::scripted(small(), move |_, _, _| {
+            Some(Reply::new(200, "").body(text.clone().into_bytes()))
+        });
+        let said = hub.refusal(&to);
+        assert!(said.contains(want), "{said}");
+    }
+}
+
+#[test]
+fn a_config_that_is_as_long_as_weights_is_refused() {
+    let (_dir, to) = place();
+    let hub = Hub::scripted(small(), |request, files, _| {
+        let head = "x-linked-size: 1000000000000000\r\n";
+        let file = request.file().filter(|file| file.ends_with(".json"))?;
+        Some(contents(request, &files[file], head))
+    });
+    let refused = hub.refusal(&to);
+    assert!(refused.contains("config.json has 1000000000000000 bytes"), "{refused}");
+}
+
+#[test]
+fn words_of_a_hub_are_of_one_line() {
+    let (_dir, to) = place();
+    let hub = Hub::scripted(small(), |_, _, _| {
+        let words = format!("x-error-message: no\u{1b}[2J {}\r\n", "a".repeat(5000));
+        Some(Reply::new(403, words))
+    });
+    let said = hub.refusal(&to);
+    assert!(!said.contains('\u{1b}') && said.len() < 500, "{said}");
+}

@@ -174,7 +174,7 @@ fn encoder() -> ModelSpec {
         causal: false,
         positions: Positions::Learned { rows: 64, offset: 0 },
         distances: None,
-        token_types: true,
+        token_types: 2,
         embedding_norm: true,
         head_norm: false,
         qkv_bias: true,
@@ -194,6 +194,7 @@ fn spec(input: &mut Input<'_>) -> ModelSpec {
         labels,
         bias: true,
         names: (0..labels).map(|n| n.to_string()).collect(),
+        problem: None,
     };
     let heads_on_top = [
         HeadSpec::None,

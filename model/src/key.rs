@@ -65,6 +65,7 @@ mod tests {
             labels: 1,
             bias: true,
             names: vec![name.to_owned()],
+            problem: None,
         };
         let dir = tempfile::tempdir().unwrap();
         Shape::bert(2, 64, 4).write(dir.path(), u64::MAX, &mut |_| {}).unwrap();

@@ -166,6 +166,19 @@ pub struct ClassHead {
     pub bias: bool,
     /// Names of the classes, as many as `labels`.
     pub names: Vec<String>,
+    /// What the logits mean, if the config says so.
+    pub problem: Option<Problem>,
+}
+
+/// What the logits of a class head mean (`problem_type`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Problem {
+    /// They are the values themselves.
+    Regression,
+    /// One class is right: their softmax is its probability.
+    SingleLabel,
+    /// Any number of classes is right: the sigmoid of each is its probability.
+    MultiLabel,
 }
 
 /// Which row a class head reads.
@@ -254,8 +267,8 @@ pub struct ModelSpec {
     pub positions: Positions,
     /// What distances add to scores, besides.
     pub distances: Option<Distances>,
-    /// Whether row 0 of a table of token types is added to the embedding.
-    pub token_types: bool,
+    /// Rows of the table of token types, of which one is added to each embedding; 0: there is none.
+    pub token_types: u32,
     /// Whether a norm follows the embedding.
     pub embedding_norm: bool,
     /// Whether each query head and each key head is normed by itself, by its root mean square,

@@ -40,7 +40,7 @@ fn spec(hidden: u32, pre: bool, causal: bool, kv: u32, head: HeadSpec) -> ModelS
         causal,
         positions: Positions::Learned { rows: 300, offset: 0 },
         distances: None,
-        token_types: false,
+        token_types: 0,
         embedding_norm: false,
         head_norm: false,
         qkv_bias: true,
@@ -63,6 +63,7 @@ fn classes() -> HeadSpec {
         labels: 3,
         bias: true,
         names: vec!["a".into(), "b".into(), "c".into()],
+        problem: None,
     })
 }
 

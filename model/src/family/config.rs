@@ -15,6 +15,8 @@ const MAX_HEADS: u32 = 1 << 16;
 const MAX_VOCABULARY: u32 = 1 << 24;
 const MAX_POSITIONS: u32 = 1 << 24;
 const MAX_LABELS: u32 = 1 << 16;
+/// A token's type is a byte.
+const MAX_TYPES: u32 = 1 << 8;
 const MAX_PIXELS: u32 = 1 << 13;
 const MAX_PATCH: u32 = 1 << 10;
 const MAX_CHANNELS: u32 = 16;
@@ -30,7 +32,7 @@ pub(super) fn bert(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelErro
         norm_epsilon: epsilon(config, &["layer_norm_eps"], 1e-12)?,
         activation: activation(config, &["hidden_act"], Activation::Gelu)?,
         positions: learned(config, &["max_position_embeddings"], 512)?,
-        token_types: true,
+        token_types: config.count_or_none(&["type_vocab_size"], MAX_TYPES)?.unwrap_or(2),
         head: match top {
             Top::Classes => classes(config, ClassRow::First, Some(ClassActivation::Tanh), true)?,
             _ => HeadSpec::None,
@@ -73,7 +75,7 @@ pub(super) fn mpnet(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelErr
     // The reference has no field for it.
     let most = 128.max(buckets);
     Ok(ModelSpec {
-        token_types: false,
+        token_types: 0,
         distances: Some(Distances { buckets, most }),
         ..roberta(config, top)?
     })
@@ -356,7 +358,7 @@ fn encoder(sizes: Sizes) -> ModelSpec {
         causal: false,
         positions: Positions::Learned { rows: 0, offset: 0 },
         distances: None,
-        token_types: false,
+        token_types: 0,
         embedding_norm: true,
         head_norm: false,
         qkv_bias: true,
@@ -529,5 +531,15 @@ fn classes(
         }
     };
     let labels = names.len() as u32;
-    Ok(HeadSpec::Classes(ClassHead { row, dense, labels, bias, names }))
+    let problem = match config.text(&["problem_type"])? {
+        None => None,
+        Some("regression") => Some(Problem::Regression),
+        Some("single_label_classification") => Some(Problem::SingleLabel),
+        Some("multi_label_classification") => Some(Problem::MultiLabel),
+        Some(other) => {
+            let known = "regression, single_label_classification, multi_label_classification";
+            return Err(config.unknown("problem_type", other, known));
+        }
+    };
+    Ok(HeadSpec::Classes(ClassHead { row, dense, labels, bias, names, problem }))
 }

@@ -53,6 +53,8 @@ enum Command {
     Embed(texts::EmbedArgs),
     /// Sorts texts into the model's classes.
     Classify(texts::ClassifyArgs),
+    /// Ranks texts by how well they answer a query.
+    Rerank(texts::RerankArgs),
     /// Goes on with a text, token by token, in this process.
     Generate(generate::GenerateArgs),
     /// The raw door: token ids in, tensors out, on a cluster or in this process.
@@ -149,6 +151,7 @@ fn execute(cli: Cli) -> Result<(), Failure> {
         match command {
             Command::Embed(args) => texts::embed(args).await,
             Command::Classify(args) => texts::classify(args).await,
+            Command::Rerank(args) => texts::rerank(args).await,
             Command::Generate(args) => generate::generate(args).await,
             Command::Run(args) => run::run(args).await,
             Command::Status(args) => status::status(args).await,
@@ -237,6 +240,8 @@ mod tests {
             "galaxy --version",
             "galaxy embed hello world --truncate --json",
             "galaxy embed --file texts.txt",
+            "galaxy embed --prompt query --dimensions 256 --normalize hello",
+            "galaxy rerank hello world there --json",
             "galaxy classify fine --coordinator 10.0.0.1:7000 --identity keys/laptop",
             "galaxy run --ids 5,17,9 --output logits --all-rows -o out.safetensors",
             "galaxy run --ids @ids.json --model m --devices 3 --strategy galaxy --tiles 5 --wire f16 --share 2,1,1 --threads 1",
@@ -266,6 +271,9 @@ mod tests {
     fn bad_usage_exits_with_2() {
         for line in [
             "galaxy run --output hidden",
+            "galaxy embed --prompt query --prompt-text q: hello",
+            "galaxy embed --dimensions 0 hello",
+            "galaxy rerank",
             "galaxy run --ids 5,x",
             "galaxy run --ids 5 --devices 2",
             "galaxy run --ids 5 --output tokens",

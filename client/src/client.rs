@@ -1,7 +1,9 @@
 //! The connection to a coordinator and the calls over it.
 
 use crate::{
-    answer::{Classes, Embeddings, Output, Report, Tensor, Tensors, rows},
+    answer::{
+        Activation, Classes, Embeddings, Output, Ranked, Ranking, Report, Tensor, Tensors, rows,
+    },
     error::ClientError,
     generate::{self, GenerateOptions, Generating, Prompt},
     parts::parts,
@@ -16,7 +18,7 @@ use galaxy_proto::{
     identity::{Identity, Role},
     v1::{self, galaxy_client::GalaxyClient},
 };
-use std::{future::Future, ops::Range, path::PathBuf, time::Duration};
+use std::{future::Future, num::NonZeroU32, ops::Range, path::PathBuf, time::Duration};
 use tokio::time::{Instant, timeout_at};
 use tonic::transport::Channel;
 
@@ -32,6 +34,53 @@ pub enum TooLong {
     Refuse,
     /// The text is cut.
     Truncate,
+}
+
+/// What is put before each text that is embedded.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Prefix {
+    /// A prompt of the model's files, by its name.
+    Named(String),
+    /// This text.
+    Text(String),
+}
+
+/// How texts become vectors. The default is what the model's files say.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct EmbedOptions {
+    /// What happens to texts that are too long.
+    pub too_long: TooLong,
+    /// What is put before each text, instead of the prompt that the model's files use by default.
+    pub prefix: Option<Prefix>,
+    /// Vectors are cut to so many values, instead of what the model's files say.
+    pub dimensions: Option<NonZeroU32>,
+    /// Whether vectors are scaled to length one in the end, whatever the model's files say.
+    pub normalise: bool,
+}
+
+impl From<TooLong> for EmbedOptions {
+    fn from(too_long: TooLong) -> Self {
+        Self { too_long, ..Self::default() }
+    }
+}
+
+impl EmbedOptions {
+    /// A request with these options and nothing to embed yet.
+    fn request(&self) -> v1::EmbedRequest {
+        let (prompt_name, prompt) = match &self.prefix {
+            None => (None, None),
+            Some(Prefix::Named(name)) => (Some(name.clone()), None),
+            Some(Prefix::Text(text)) => (None, Some(text.clone())),
+        };
+        v1::EmbedRequest {
+            truncate: self.too_long == TooLong::Truncate,
+            dimensions: self.dimensions.map_or(0, NonZeroU32::get),
+            normalise: self.normalise,
+            prompt_name,
+            prompt,
+            ..v1::EmbedRequest::default()
+        }
+    }
 }
 
 /// One sequence of the raw door.
@@ -169,27 +218,57 @@ impl Client {
     /// # Errors
     /// `empty_text`, `text_too_long`, `overloaded`, `unavailable`, `device_lost`, `deadline`, ...
     pub async fn embed<T: AsRef<str>>(&self, texts: &[T]) -> Result<Embeddings, ClientError> {
-        self.embed_with(texts, TooLong::Refuse).await
+        self.embed_with(texts, EmbedOptions::default()).await
     }
 
-    /// [`Client::embed`], with a choice for texts that are too long.
+    /// [`Client::embed`], with options; a [`TooLong`] alone is one, too.
     ///
     /// # Errors
     /// As [`Client::embed`].
     pub async fn embed_with<T: AsRef<str>>(
         &self,
         texts: &[T],
-        too_long: TooLong,
+        options: impl Into<EmbedOptions>,
     ) -> Result<Embeddings, ClientError> {
-        let deadline = Instant::now() + self.timeout;
+        let blank = options.into().request();
+        let sizes = texts.iter().map(|text| text.as_ref().len());
+        let request = |part: Range<usize>| {
+            let texts = owned(&texts[part]);
+            v1::EmbedRequest { texts, ..blank.clone() }
+        };
+        self.embed_parts(sizes, request).await
+    }
+
+    /// One vector for each sequence of token ids. These are used as they are: nothing is put before them,
+    /// and nothing is cut.
+    ///
+    /// # Errors
+    /// As [`Client::embed`], and `unknown_token`.
+    pub async fn embed_ids<S: AsRef<[u32]>>(
+        &self,
+        sequences: &[S],
+        options: EmbedOptions,
+    ) -> Result<Embeddings, ClientError> {
+        let blank = options.request();
+        let sizes = sequences.iter().map(|ids| ids.as_ref().len().saturating_mul(5));
+        let request = |part: Range<usize>| {
+            let ids = sequences[part].iter();
+            let ids = ids.map(|ids| v1::TokenIds { ids: ids.as_ref().to_vec() }).collect();
+            v1::EmbedRequest { ids, ..blank.clone() }
+        };
+        self.embed_parts(sizes, request).await
+    }
+
+    async fn embed_parts(
+        &self,
+        sizes: impl ExactSizeIterator<Item = usize>,
+        request: impl Fn(Range<usize>) -> v1::EmbedRequest,
+    ) -> Result<Embeddings, ClientError> {
+        let (deadline, total) = (Instant::now() + self.timeout, sizes.len());
         let mut all = Embeddings { vectors: Vec::new(), report: Report::default() };
-        for part in parts(texts.iter().map(|t| t.as_ref().len())) {
-            let request = v1::EmbedRequest {
-                texts: owned(&texts[part.clone()]),
-                truncate: too_long == TooLong::Truncate,
-            };
+        for part in parts(sizes) {
             let reply = self
-                .call(deadline, request, |mut stub, request| async move {
+                .call(deadline, request(part.clone()), |mut stub, request| async move {
                     Ok(stub.embed(request).await?.into_inner())
                 })
                 .await
@@ -197,10 +276,45 @@ impl Client {
                     let vectors = rows(&reply.vectors, part.len(), reply.width as usize)?;
                     Ok((vectors, report(reply.report)?))
                 });
-            let (vectors, cost) = reply.map_err(|e| in_part(e, &part, texts.len()))?;
+            let (vectors, cost) = reply.map_err(|e| in_part(e, &part, total))?;
             all.vectors.extend(vectors);
             all.report.absorb(cost);
         }
+        Ok(all)
+    }
+
+    /// How well each text answers a query, by a model that reads both together: a cross-encoder. The best
+    /// text comes first.
+    ///
+    /// # Errors
+    /// As [`Client::embed`], and `unsupported_output` when the model does not have one class.
+    pub async fn rerank<T: AsRef<str>>(
+        &self,
+        query: &str,
+        texts: &[T],
+        too_long: TooLong,
+    ) -> Result<Ranking, ClientError> {
+        let deadline = Instant::now() + self.timeout;
+        let mut all = Ranking { ranked: Vec::new(), report: Report::default() };
+        for part in parts(texts.iter().map(|text| text.as_ref().len())) {
+            let request = v1::RerankRequest {
+                query: query.to_owned(),
+                texts: owned(&texts[part.clone()]),
+                truncate: too_long == TooLong::Truncate,
+            };
+            let reply = self
+                .call(deadline, request, |mut stub, request| async move {
+                    Ok(stub.rerank(request).await?.into_inner())
+                })
+                .await
+                .and_then(|reply| Ok((rows(&reply.scores, part.len(), 1)?, report(reply.report)?)));
+            let (scores, cost) = reply.map_err(|e| in_part(e, &part, texts.len()))?;
+            let scores = part.zip(scores.into_iter().flatten());
+            all.ranked.extend(scores.map(|(index, score)| Ranked { index, score }));
+            all.report.absorb(cost);
+        }
+        // Equal ones stay in their order.
+        all.ranked.sort_by(|a, b| b.score.total_cmp(&a.score));
         Ok(all)
     }
 
@@ -251,7 +365,7 @@ impl Client {
         request: impl Fn(Range<usize>) -> v1::ClassifyRequest,
     ) -> Result<Classes, ClientError> {
         let (deadline, total) = (Instant::now() + self.timeout, sizes.len());
-        let mut all = Classes { labels: Vec::new(), logits: Vec::new(), report: Report::default() };
+        let mut all = Classes::default();
         for part in parts(sizes) {
             let reply = self
                 .call(deadline, request(part.clone()), |mut stub, request| async move {
@@ -260,10 +374,12 @@ impl Client {
                 .await
                 .and_then(|reply| {
                     let logits = rows(&reply.logits, part.len(), reply.labels.len())?;
-                    Ok((reply.labels, logits, report(reply.report)?))
+                    let activation = Activation::named(&reply.activation)?;
+                    Ok((reply.labels, logits, activation, report(reply.report)?))
                 });
-            let (labels, logits, cost) = reply.map_err(|e| in_part(e, &part, total))?;
+            let (labels, logits, activation, cost) = reply.map_err(|e| in_part(e, &part, total))?;
             all.labels = labels;
+            all.probabilities.extend(logits.iter().map(|logits| activation.apply(logits)));
             all.logits.extend(logits);
             all.report.absorb(cost);
         }

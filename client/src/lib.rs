@@ -31,8 +31,10 @@ mod retry;
 mod status;
 mod trace;
 
-pub use answer::{Classes, DeviceReport, Embeddings, Output, Report, Tensor, Tensors};
-pub use client::{Builder, Client, DEFAULT_TIMEOUT, Input, TooLong};
+pub use answer::{
+    Classes, DeviceReport, Embeddings, Output, Ranked, Ranking, Report, Tensor, Tensors,
+};
+pub use client::{Builder, Client, DEFAULT_TIMEOUT, EmbedOptions, Input, Prefix, TooLong};
 pub use error::ClientError;
 pub use galaxy_common::{LinkRate, RateError, Sampling};
 pub use generate::{Done, GenerateOptions, Generated, Generating, Prompt, Token};

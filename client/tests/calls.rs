@@ -88,7 +88,18 @@ impl Galaxy for Scripted {
             labels: vec!["bad".into(), "good".into()],
             logits: vec![0; 4],
             report: report(),
+            activation: String::new(),
         }))
+    }
+    async fn rerank(
+        &self,
+        request: Request<v1::RerankRequest>,
+    ) -> Result<Response<v1::RerankReply>, Status> {
+        let texts = request.into_inner().texts;
+        self.next(texts.len())?;
+        // The longer, the better.
+        let scores = texts.iter().flat_map(|text| (text.len() as f32).to_le_bytes()).collect();
+        Ok(Response::new(v1::RerankReply { scores, report: report() }))
     }
     type RunStream = tokio_stream::Iter<std::vec::IntoIter<Result<v1::RunEvent, Status>>>;
     async fn run(
@@ -191,6 +202,17 @@ fn lost() -> Status {
 }
 fn too_long() -> Status {
     to_status(Code::InvalidArgument, Fault::new("text_too_long", "text 0 is too long", false))
+}
+
+#[tokio::test]
+async fn the_best_text_comes_first_whatever_part_it_was_in() {
+    let service = Scripted::default();
+    let (address, _stop) = serve(service.clone()).await;
+    let texts: Vec<String> = (0..1500).map(|i| "x".repeat(1 + i * 7 % 1500)).collect();
+    let answer = client(address).await.rerank("q", &texts, TooLong::Refuse).await.unwrap();
+    assert_eq!(*service.sizes.lock().unwrap(), [1024, 476]);
+    assert!(answer.ranked.iter().all(|r| r.score == texts[r.index].len() as f32));
+    assert!(answer.ranked.is_sorted_by(|a, b| a.score >= b.score));
 }
 
 #[tokio::test]

@@ -4,10 +4,11 @@ use crate::{
     error::RequestError,
     fleet::{DeviceView, Readiness},
     placement,
-    session::{Ask, Input, Items, Report, RunOutput, Said, Session, Tensors},
+    session::{Ask, Embed, Input, Items, Prefix, Report, RunOutput, Said, Session, Tensors},
     trace::DeviceSum,
 };
 use galaxy_common::{Sampling, Wanted};
+use galaxy_model::{ClassHead, Problem};
 use galaxy_proto::{
     COMMIT, MAX_MESSAGE_BYTES, PROTOCOL, VERSION, convert,
     door::{Door, require},
@@ -21,6 +22,7 @@ use galaxy_proto::{
 };
 use std::{
     future::Future,
+    num::NonZeroU32,
     pin::Pin,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -170,8 +172,7 @@ impl Galaxy for Api {
         request: Request<v1::EmbedRequest>,
     ) -> Result<Response<v1::EmbedReply>, Status> {
         let limit = allowed(request.metadata())?;
-        let v1::EmbedRequest { texts, truncate } = request.into_inner();
-        let done = self.session.embed(texts, truncate, limit).await?;
+        let done = self.session.embed(embed(request.into_inner())?, limit).await?;
         Ok(Response::new(v1::EmbedReply {
             width: done.width,
             vectors: convert::bytes(&done.vectors),
@@ -195,8 +196,22 @@ impl Galaxy for Api {
         };
         let done = self.session.classify(items, limit).await?;
         Ok(Response::new(v1::ClassifyReply {
-            labels: done.labels,
+            activation: activation(&done.head).to_owned(),
+            labels: done.head.names,
             logits: convert::bytes(&done.logits),
+            report: Some(report(done.report)),
+        }))
+    }
+
+    async fn rerank(
+        &self,
+        request: Request<v1::RerankRequest>,
+    ) -> Result<Response<v1::RerankReply>, Status> {
+        let limit = allowed(request.metadata())?;
+        let v1::RerankRequest { query, texts, truncate } = request.into_inner();
+        let done = self.session.rerank(query, texts, truncate, limit).await?;
+        Ok(Response::new(v1::RerankReply {
+            scores: convert::bytes(&done.scores),
             report: Some(report(done.report)),
         }))
     }
@@ -285,6 +300,37 @@ impl Galaxy for Api {
             }
         }
         Ok(Response::new(v1::GalaxyDrainReply {}))
+    }
+}
+
+/// What a client asks to be embedded.
+pub(crate) fn embed(request: v1::EmbedRequest) -> Result<Embed, Status> {
+    let prefix = match (request.prompt_name, request.prompt) {
+        (Some(_), Some(_)) => {
+            let why = "the request has a prompt's name and a prompt: send one".to_owned();
+            return Err(RequestError::Invalid { why }.into());
+        }
+        (Some(name), None) => Some(Prefix::Named(name)),
+        (None, Some(text)) => Some(Prefix::Text(text)),
+        (None, None) => None,
+    };
+    Ok(Embed {
+        texts: request.texts,
+        ids: request.ids.into_iter().map(|sequence| sequence.ids).collect(),
+        truncate: request.truncate,
+        prefix,
+        dimensions: NonZeroU32::new(request.dimensions),
+        normalise: request.normalise,
+    })
+}
+
+/// What makes probabilities of the logits of a class head, as the pipelines of transformers decide it.
+fn activation(head: &ClassHead) -> &'static str {
+    match head.problem {
+        Some(Problem::Regression) => "identity",
+        Some(Problem::MultiLabel) => "sigmoid",
+        _ if head.labels == 1 => "sigmoid",
+        Some(Problem::SingleLabel) | None => "softmax",
     }
 }
 
@@ -513,6 +559,42 @@ mod tests {
         };
         let status = device(DeviceView { part: Some(part), ..DeviceView::default() });
         assert_eq!((status.heads_to, status.columns_to), (12, 48));
+    }
+
+    #[test]
+    fn logits_mean_what_the_problem_says() {
+        let head = |labels: u32, problem| ClassHead {
+            row: ClassRow::First,
+            dense: None,
+            labels,
+            bias: true,
+            names: (0..labels).map(|i| i.to_string()).collect(),
+            problem,
+        };
+        for (labels, problem, want) in [
+            (1, None, "sigmoid"),
+            (1, Some(Problem::SingleLabel), "sigmoid"),
+            (1, Some(Problem::Regression), "identity"),
+            (3, None, "softmax"),
+            (3, Some(Problem::SingleLabel), "softmax"),
+            (3, Some(Problem::MultiLabel), "sigmoid"),
+            (3, Some(Problem::Regression), "identity"),
+        ] {
+            assert_eq!(activation(&head(labels, problem)), want, "{labels} {problem:?}");
+        }
+    }
+
+    #[test]
+    fn one_prompt_at_a_time() {
+        let mut request = v1::EmbedRequest { prompt: Some("p".into()), ..Default::default() };
+        assert_eq!(embed(request.clone()).unwrap().prefix, Some(Prefix::Text("p".into())));
+        request.prompt_name = Some("query".into());
+        assert!(embed(request.clone()).is_err());
+        request.prompt = None;
+        request.dimensions = 8;
+        let embed = embed(request).unwrap();
+        assert_eq!(embed.prefix, Some(Prefix::Named("query".into())));
+        assert_eq!(embed.dimensions, NonZeroU32::new(8));
     }
 
     #[test]

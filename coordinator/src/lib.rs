@@ -27,4 +27,4 @@ pub mod trace;
 pub use cluster::{Cluster, ClusterError};
 pub use error::RequestError;
 pub use fleet::{Fleet, Loading, LocalFleet, Notice, Planning, ProfileSource, RemoteFleet};
-pub use session::{Input, Items, Limits, RunOutput, Session};
+pub use session::{Embed, Input, Items, Limits, Prefix, RunOutput, Session};

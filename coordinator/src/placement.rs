@@ -6,7 +6,7 @@
 
 use crate::cluster::{Cluster, DEFAULT_CACHE_ROWS, DEFAULT_GENERATE, DEFAULT_TILES};
 use galaxy_common::{
-    BatchShape, Bytes, Cache, ClusterProfile, DeviceName, Pooling, ProfileError, Reading, Wanted,
+    BatchShape, Bytes, Cache, ClusterProfile, DeviceName, ProfileError, Reading, Wanted,
     plan::{BlockAssignment, DevicePlan, Layout, LinkType, Mode, Modes, Plan, Strategy, WireType},
 };
 use galaxy_graph::{
@@ -227,17 +227,17 @@ pub fn by_shares(
 }
 
 /// What a model is used for: what its head gives; without one, what is pooled, if it says how.
-pub fn wanted(spec: &ModelSpec, pooling: Option<Pooling>) -> Wanted {
+pub fn wanted(spec: &ModelSpec, of_vectors: Option<Wanted>) -> Wanted {
     match spec.head {
         HeadSpec::Classes(_) => Wanted::Classes,
         HeadSpec::Language { .. } => Wanted::LastLogits,
-        HeadSpec::None => pooling.map_or(Wanted::Hidden, Wanted::Pooled),
+        HeadSpec::None => of_vectors.unwrap_or(Wanted::Hidden),
     }
 }
 
 /// What the cluster is used for: texts of its lengths, so many at once, as far as the model takes them.
 pub fn workload(cluster: &Cluster, model: &ModelDir) -> Workload {
-    let wanted = wanted(model.spec(), model.sentence().ok().map(|sentence| sentence.pooling));
+    let wanted = wanted(model.spec(), model.sentence().ok().map(|sentence| sentence.wanted()));
     let most = model.spec().position_limit().min(cluster.max_rows);
     let lengths = match model.spec().patches {
         Some(patches) => vec![(patches.rows(), 1.0)],

@@ -3,6 +3,7 @@
 mod answer;
 mod batch;
 mod generate;
+mod texts;
 
 use crate::{
     admission::{Admission, Ticket},
@@ -11,12 +12,15 @@ use crate::{
     trace::{Trace, TraceLog},
 };
 pub use generate::{Ask, Finish, Said};
+pub use texts::{Classes, Embed, Embeddings, Items, Prefix, Scores};
 
-use answer::Answer;
+use answer::{Answer, Outcome, Vectors};
 use batch::{Content, Sequence};
 use galaxy_common::{DeviceName, Epoch, RequestId, Wanted};
 use galaxy_model::{
-    HeadSpec, ModelDir, ModelSpec, image::ImageProcessor, sentence::SentenceConfig,
+    HeadSpec, ModelDir, ModelSpec,
+    image::ImageProcessor,
+    sentence::{CrossEncoder, SentenceConfig},
     tokenizer::Tokenizer,
 };
 use std::{
@@ -69,15 +73,6 @@ pub enum Input {
     Pixels(Vec<f32>),
 }
 
-/// What is to be classified.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Items {
-    /// Texts, and whether those that are too long are cut.
-    Texts(Vec<String>, bool),
-    /// Image files, PNG or JPEG.
-    Images(Vec<Vec<u8>>),
-}
-
 /// What a request cost.
 #[derive(Debug, Clone, Default)]
 pub struct Report {
@@ -97,28 +92,6 @@ pub struct Report {
     pub programs: u32,
     /// Sums over the programs, by device.
     pub devices: Vec<(DeviceName, DeviceCost)>,
-}
-
-/// Vectors of texts.
-#[derive(Debug, Clone)]
-pub struct Embeddings {
-    /// Values of each.
-    pub width: u32,
-    /// texts x width.
-    pub vectors: Vec<f32>,
-    /// What it cost.
-    pub report: Report,
-}
-
-/// Class logits of texts.
-#[derive(Debug, Clone)]
-pub struct Classes {
-    /// Names of the classes.
-    pub labels: Vec<String>,
-    /// texts x labels.
-    pub logits: Vec<f32>,
-    /// What it cost.
-    pub report: Report,
 }
 
 /// One result of the raw door.
@@ -156,7 +129,9 @@ struct Inner {
     /// Without one: why.
     tokenizer: Result<Tokenizer, String>,
     /// Without one: why.
-    sentence: Result<SentenceConfig, String>,
+    sentence: Result<Arc<SentenceConfig>, String>,
+    /// Without one: whether the model is none, and why.
+    cross_encoder: Result<CrossEncoder, (bool, String)>,
     /// Without one: why. Of a model of images only.
     images: Option<Result<ImageProcessor, String>>,
     log: Mutex<TraceLog>,
@@ -174,8 +149,20 @@ struct Inner {
 impl Session {
     /// A session over `fleet`. Reads the tokenizer: blocks.
     pub fn new(model: Arc<ModelDir>, fleet: Arc<dyn Fleet>, limits: Limits) -> Self {
-        let tokenizer = Tokenizer::open(model.path()).map_err(|e| e.to_string());
         let sentence = model.sentence().map_err(|e| e.to_string());
+        let cross_encoder = model.cross_encoder().map_err(|e| (e.is_caller(), e.to_string()));
+        let lower_case = match (&sentence, &cross_encoder) {
+            (Ok(sentence), _) => sentence.lower_case,
+            (Err(_), Ok(cross_encoder)) => cross_encoder.lower_case,
+            (Err(_), Err(_)) => false,
+        };
+        let tokenizer = Tokenizer::open(model.path());
+        let tokenizer = tokenizer.map_err(|e| e.to_string()).map(|mut tokenizer| {
+            if lower_case {
+                tokenizer.lower_case();
+            }
+            tokenizer
+        });
         let images = |patches| ImageProcessor::open(model.path(), patches);
         let images = model.spec().patches.map(|p| images(p).map_err(|e| e.to_string()));
         let inner = Inner {
@@ -191,7 +178,8 @@ impl Session {
             fleet,
             limits,
             tokenizer,
-            sentence,
+            sentence: sentence.map(Arc::new),
+            cross_encoder,
             images,
         };
         Self { inner: Arc::new(inner) }
@@ -222,71 +210,6 @@ impl Session {
         (self.inner.served.load(Ordering::Relaxed), self.inner.failed.load(Ordering::Relaxed))
     }
 
-    /// One vector for each text, pooled and normalised as the model says.
-    ///
-    /// # Cancel safety
-    /// Dropping the future leaves the queue; a program that runs is finished and its result dropped.
-    ///
-    /// # Errors
-    /// Each kind is its own variant.
-    pub async fn embed(
-        &self,
-        texts: Vec<String>,
-        truncate: bool,
-        timeout: Option<Duration>,
-    ) -> Result<Embeddings, RequestError> {
-        let work = async {
-            let sentence = self.sentence()?.clone();
-            let limit = self.text_limit(sentence.max_tokens);
-            let wanted = Wanted::Pooled(sentence.pooling);
-            let mut answer = self.begin()?.within(timeout);
-            let (sequences, took) = self.tokenize(texts, truncate, limit, Some(sentence)).await?;
-            answer.tokenized(took);
-            let results = answer.run(sequences, wanted, true).await?;
-            let width = self.spec().hidden;
-            let vectors = results.into_iter().flat_map(|t| t.values).collect();
-            Ok(Embeddings { width, vectors, report: answer.end() })
-        };
-        self.timed(timeout, work).await
-    }
-
-    /// Class logits for each text or image.
-    ///
-    /// # Cancel safety
-    /// As [`Session::embed`].
-    ///
-    /// # Errors
-    /// Each kind is its own variant.
-    pub async fn classify(
-        &self,
-        items: Items,
-        timeout: Option<Duration>,
-    ) -> Result<Classes, RequestError> {
-        let work = async {
-            let wanted = self.supported(Wanted::Classes)?;
-            let mut answer = self.begin()?.within(timeout);
-            let (sequences, took) = match items {
-                Items::Texts(texts, truncate) => {
-                    let limit = self.text_limit(None);
-                    self.tokenize(texts, truncate, limit, None).await?
-                }
-                Items::Images(images) => {
-                    check_count(images.len(), "images")?;
-                    self.prepare(images.into_iter().map(Input::Image).collect()).await?
-                }
-            };
-            answer.tokenized(took);
-            let results = answer.run(sequences, wanted, false).await?;
-            let labels = match &self.spec().head {
-                HeadSpec::Classes(head) => head.names.clone(),
-                _ => Vec::new(),
-            };
-            let logits = results.into_iter().flat_map(|t| t.values).collect();
-            Ok(Classes { labels, logits, report: answer.end() })
-        };
-        self.timed(timeout, work).await
-    }
-
     /// The raw door: token ids or images in, tensors out.
     ///
     /// # Cancel safety
@@ -301,18 +224,18 @@ impl Session {
         timeout: Option<Duration>,
     ) -> Result<Tensors, RequestError> {
         let work = async {
-            let (wanted, normalise) = match output {
+            let (wanted, outcome) = match output {
                 RunOutput::Sentence => {
-                    let sentence = self.sentence()?;
-                    (Wanted::Pooled(sentence.pooling), sentence.normalise)
+                    let sentence = self.sentence()?.clone();
+                    (sentence.wanted(), Outcome::Vectors(Vectors::of(sentence)))
                 }
-                RunOutput::Wanted(wanted) => (self.supported(wanted)?, false),
+                RunOutput::Wanted(wanted) => (self.supported(wanted)?, Outcome::AsItIs),
             };
             self.check(&sequences, wanted)?;
             let mut answer = self.begin()?.within(timeout);
             let (sequences, took) = self.prepare(sequences).await?;
             answer.tokenized(took);
-            let tensors = answer.run(sequences, wanted, normalise).await?;
+            let tensors = answer.run(sequences, wanted, outcome).await?;
             let ticket = answer.ticket();
             Ok(Tensors { tensors, report: answer.end(), ticket })
         };
@@ -362,17 +285,17 @@ impl Session {
         self.inner.model.spec()
     }
 
-    fn sentence(&self) -> Result<&SentenceConfig, RequestError> {
+    fn sentence(&self) -> Result<&Arc<SentenceConfig>, RequestError> {
         let why = |why: &String| RequestError::Model { why: why.clone() };
         self.inner.sentence.as_ref().map_err(why)
     }
 
-    /// Most tokens of a text, and what limits them.
-    fn text_limit(&self, max_tokens: Option<u32>) -> (u32, &'static str) {
+    /// Most tokens of a text, and what limits them; `by_files` may be what the model's files say.
+    fn text_limit(&self, by_files: Option<(u32, &'static str)>) -> (u32, &'static str) {
         let limits = [
             (self.spec().position_limit(), self.spec().limited_by()),
             (self.outlook().max_rows, "max_rows of the cluster"),
-            (max_tokens.unwrap_or(u32::MAX), "the model's sentence configuration"),
+            by_files.unwrap_or((u32::MAX, "nothing")),
         ];
         limits.into_iter().min_by_key(|(limit, _)| *limit).expect("the array has three elements")
     }
@@ -410,7 +333,7 @@ impl Session {
     fn check(&self, sequences: &[Input], wanted: Wanted) -> Result<(), RequestError> {
         let spec = self.spec();
         check_count(sequences.len(), "sequences")?;
-        let (limit, limited_by) = self.text_limit(None);
+        let limit = self.text_limit(None);
         let mut rows = 0;
         for (index, input) in sequences.iter().enumerate() {
             let Input::Tokens(ids) = input else {
@@ -418,21 +341,7 @@ impl Session {
                 continue;
             };
             rows += ids.len() as u64;
-            if spec.patches.is_some() {
-                let why = format!("sequence {index} has ids, and this model reads images");
-                return Err(RequestError::Invalid { why });
-            }
-            if ids.is_empty() {
-                return Err(RequestError::Invalid { why: format!("sequence {index} has no ids") });
-            }
-            if ids.len() > limit as usize {
-                let tokens = ids.len();
-                return Err(RequestError::TextTooLong { index, tokens, limit, limited_by });
-            }
-            if let Some(&token) = ids.iter().find(|&&id| id >= spec.vocabulary) {
-                let vocabulary = spec.vocabulary;
-                return Err(RequestError::UnknownToken { index, token, vocabulary });
-            }
+            self.check_ids(index, ids, limit)?;
         }
         let values = match wanted {
             Wanted::Hidden => rows * u64::from(spec.hidden),
@@ -447,6 +356,31 @@ impl Session {
             });
         }
         Ok(())
+    }
+
+    /// Checks token ids that a caller gave.
+    fn check_ids(
+        &self,
+        index: usize,
+        ids: &[u32],
+        (limit, limited_by): (u32, &'static str),
+    ) -> Result<(), RequestError> {
+        let vocabulary = self.spec().vocabulary;
+        if self.spec().patches.is_some() {
+            let why = format!("sequence {index} has ids, and this model reads images");
+            return Err(RequestError::Invalid { why });
+        }
+        if ids.is_empty() {
+            return Err(RequestError::Invalid { why: format!("sequence {index} has no ids") });
+        }
+        if ids.len() > limit as usize {
+            let tokens = ids.len();
+            return Err(RequestError::TextTooLong { index, tokens, limit, limited_by });
+        }
+        match ids.iter().find(|&&id| id >= vocabulary) {
+            Some(&token) => Err(RequestError::UnknownToken { index, token, vocabulary }),
+            None => Ok(()),
+        }
     }
 
     /// What the raw door was given as rows, where blocking is allowed: images are read.
@@ -490,59 +424,6 @@ impl Session {
             });
         }
         Ok(Sequence { rows, content: Content::Squares(patches.cut(&pixels)) })
-    }
-
-    /// Texts to tokens, where blocking is allowed.
-    async fn tokenize(
-        &self,
-        texts: Vec<String>,
-        truncate: bool,
-        (limit, limited_by): (u32, &'static str),
-        sentence: Option<SentenceConfig>,
-    ) -> Result<(Vec<Sequence>, Duration), RequestError> {
-        check_count(texts.len(), "texts")?;
-        if self.spec().patches.is_some() {
-            let why = "this model reads images, and texts came".to_owned();
-            return Err(RequestError::Invalid { why });
-        }
-        if let Some(index) = texts.iter().position(|t| t.trim().is_empty()) {
-            return Err(RequestError::EmptyText { index });
-        }
-        let session = self.clone();
-        blocking(move || {
-            let begun = Instant::now();
-            let wrong = |why: &String| RequestError::Model { why: why.clone() };
-            let tokenizer = session.inner.tokenizer.as_ref().map_err(wrong)?;
-            let mut sequences = Vec::with_capacity(texts.len());
-            for (index, mut text) in texts.into_iter().enumerate() {
-                if let Some(sentence) = &sentence {
-                    if let Some(prompt) = &sentence.prompt {
-                        text.insert_str(0, prompt);
-                    }
-                    if sentence.lower_case {
-                        text = text.to_lowercase();
-                    }
-                }
-                let cut = truncate.then_some(limit as usize);
-                let ids = tokenizer
-                    .encode(&text, cut)
-                    .map_err(|e| RequestError::Invalid { why: format!("text {index}: {e}") })?;
-                if ids.is_empty() {
-                    return Err(RequestError::EmptyText { index });
-                }
-                if ids.len() > limit as usize {
-                    let tokens = ids.len();
-                    return Err(RequestError::TextTooLong { index, tokens, limit, limited_by });
-                }
-                let vocabulary = session.spec().vocabulary;
-                if let Some(&token) = ids.iter().find(|&&id| id >= vocabulary) {
-                    return Err(RequestError::UnknownToken { index, token, vocabulary });
-                }
-                sequences.push(Sequence::from(ids));
-            }
-            Ok((sequences, begun.elapsed()))
-        })
-        .await?
     }
 
     fn begin(&self) -> Result<Answer<'_>, RequestError> {

@@ -188,7 +188,7 @@ async fn the_raw_door_gives_the_reference_outputs() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bad_input_gets_a_clear_error() {
     let mut service = Service::start(None).await;
-    let embed = |texts: Vec<String>| v1::EmbedRequest { texts, truncate: false };
+    let embed = |texts: Vec<String>| v1::EmbedRequest { texts, ..Default::default() };
     let texts = [
         (vec![], "invalid_argument", "no texts"),
         (vec!["word".to_owned(), " \t\n".to_owned()], "empty_text", "text 1"),

@@ -22,8 +22,15 @@ mod texts;
 /// What the rows of a batch are made of.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Inputs {
-    /// A token id for each row.
+    /// A token id for each row, all of type 0.
     Tokens(Arc<[u32]>),
+    /// A token id for each row, and the row's type: which of two texts it belongs to.
+    Typed {
+        /// The ids.
+        tokens: Arc<[u32]>,
+        /// As many types.
+        types: Arc<[u8]>,
+    },
     /// Squares of pixels: some rows of the batch, from `first` on, as
     /// [`Patches::cut`](galaxy_model::Patches::cut) gives them. Those of the class are not read.
     Patches {
@@ -35,6 +42,14 @@ pub enum Inputs {
 }
 
 impl Inputs {
+    /// Tokens, each of its type.
+    pub fn typed(tokens: Vec<u32>, types: Vec<u8>) -> Self {
+        match types.iter().all(|kind| *kind == 0) {
+            true => tokens.into(),
+            false => Self::Typed { tokens: tokens.into(), types: types.into() },
+        }
+    }
+
     /// Something for `rows` rows of a model, another for each `seed`: for measuring.
     pub fn any(spec: &ModelSpec, rows: u32, seed: u32) -> Self {
         let number = |at: u32| seed.wrapping_add(at).wrapping_mul(7919);
@@ -46,7 +61,10 @@ impl Inputs {
             }
             None => {
                 let vocabulary = spec.vocabulary.max(1);
-                Self::Tokens((0..rows).map(|at| number(at) % vocabulary).collect())
+                let tokens = (0..rows).map(|at| number(at) % vocabulary).collect();
+                // The table of types is added in any case; where it has several rows, all are used.
+                let kinds = spec.token_types.clamp(1, 1 << 8);
+                Self::typed(tokens, (0..rows).map(|at| (at % kinds) as u8).collect())
             }
         }
     }

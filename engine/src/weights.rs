@@ -139,7 +139,7 @@ pub struct Shard {
     pub(crate) layers: Vec<LayerShard>,
     pub(crate) patch: Option<PatchShard>,
     pub(crate) embedding_norm: Option<NormVectors>,
-    pub(crate) token_type: Option<Vec<f32>>,
+    pub(crate) token_types: Option<Vec<f32>>,
     /// What distances add to scores: `[buckets, heads]`, of all heads.
     pub(crate) distances: Option<Vec<f32>>,
     pub(crate) final_norm: Option<NormVectors>,
@@ -248,7 +248,7 @@ impl Shard {
         Bytes(
             self.layers.iter().map(layer).sum::<u64>()
                 + norms.into_iter().flatten().map(norm).sum::<u64>()
-                + vector(&self.token_type)
+                + vector(&self.token_types)
                 + vector(&self.distances)
                 + matrix(&self.language)
                 + vector(&self.language_bias)

@@ -178,7 +178,7 @@ fn encoder() -> ModelSpec {
         unplaced: None,
         positions: Positions::Learned { rows: 64, offset: 0 },
         distances: None,
-        token_types: true,
+        token_types: 2,
         embedding_norm: true,
         head_norm: false,
         qkv_bias: true,

@@ -8,6 +8,7 @@ use crate::{
     heads,
     manifest::Manifest,
     matrix::{MatrixSource, Storage},
+    sentence,
     spec::*,
     store::{Arrivals, Dtype, Listed, MAX_JSON_BYTES, Store, read_bounded},
     tensor::{Matrix, Table, Vector},
@@ -24,14 +25,16 @@ use std::{
 /// Holds its files open and their headers in memory; contents are read when they are asked for.
 /// Shared by reference between threads: reads are positioned.
 pub struct ModelDir {
+    /// Where the model's own files are,
     path: PathBuf,
+    /// and where it was opened: not the same where sentence-transformers put it into a directory of its own.
+    root: PathBuf,
     name: String,
     spec: ModelSpec,
     family: &'static Family,
     prefix: &'static str,
     /// What the table of words is called: of a tied head, the head's name where only that is there.
     words: &'static str,
-    type_rows: u32,
     fingerprint: String,
     dtype: Dtype,
     store: Store,
@@ -59,7 +62,8 @@ impl ModelDir {
     /// # Errors
     /// When a file is missing or damaged, the config describes what this build does not know, or
     /// a tensor that the spec needs is missing, or has another shape or an unknown type.
-    pub fn open(path: &Path) -> Result<Self, ModelError> {
+    pub fn open(root: &Path) -> Result<Self, ModelError> {
+        let path = &sentence::model_place(root);
         let config_path = path.join("config.json");
         if !config_path.is_file() {
             return Err(ModelError::NotThere {
@@ -74,8 +78,10 @@ impl ModelDir {
         hasher.update(&bytes);
         store.digest(&mut hasher)?;
         let fingerprint = hasher.finalize().to_hex().to_string();
-        let mut model = Self::assemble(path, base_name(path), fingerprint, &bytes, store)?;
+        let mut model = Self::assemble(path, base_name(root), fingerprint, &bytes, store)?;
+        root.clone_into(&mut model.root);
         model.warnings.extend(fields::look_over(path));
+        model.warnings.extend(sentence::look_over(root));
         model.checked()
     }
 
@@ -121,7 +127,6 @@ impl ModelDir {
         let value: serde_json::Value = serde_json::from_slice(config).map_err(json)?;
         let config = Fields::new(&config_path, &value)?;
         let (family, mut spec) = family::read(&config)?;
-        let type_rows = config.count_or_none(&["type_vocab_size"], 1 << 24)?.unwrap_or(2);
         let first = match spec.patches {
             Some(_) => family.names.position,
             None => family.names.word,
@@ -138,18 +143,18 @@ impl ModelDir {
         })?;
         let top = heads::settle(&store, family, prefix, &mut spec)?;
         let warnings = top.warning.map(|text| Warning { path: config_path.clone(), text });
-        let path = path.to_owned();
+        let (path, root) = (path.to_owned(), path.to_owned());
         let dtype = Dtype::F32;
         let tables = [OnceLock::new(), OnceLock::new()];
         let warnings = warnings.into_iter().collect();
         Ok(Self {
             path,
+            root,
             name,
             spec,
             family,
             prefix,
             words: top.words,
-            type_rows,
             fingerprint,
             dtype,
             store,
@@ -180,9 +185,13 @@ impl ModelDir {
     pub fn name(&self) -> &str {
         &self.name
     }
-    /// The directory.
+    /// The directory of its own files: config, weights, tokenizer.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+    /// The directory that was opened: that of a sentence-transformers model may hold the model's own.
+    pub fn root(&self) -> &Path {
+        &self.root
     }
     /// What the model is made of.
     pub fn spec(&self) -> &ModelSpec {
@@ -405,7 +414,7 @@ impl ModelDir {
             EmbeddingNormBias => (names.embedding_norm, 0, bias),
             FinalNorm => (names.final_norm, 0, weight),
             FinalNormBias => (names.final_norm, 0, bias),
-            TokenTypeRow => (names.token_type, 0, weight),
+            TokenTypes => (names.token_type, 0, weight),
             Distances => (names.distances, 0, weight),
             ClassDenseBias => (names.class_dense, 0, bias),
             ClassOutputBias => (names.class_output, 0, bias),
@@ -418,7 +427,10 @@ impl ModelDir {
             _ => None,
         };
         let (shape, part) = match (which, third.filter(|_| self.family.fused)) {
-            (TokenTypeRow, _) => (vec![self.type_rows.into(), count.into()], 0),
+            (TokenTypes, _) => {
+                let types = self.spec.token_types;
+                (vec![types.into(), (count / types).into()], 0)
+            }
             (ClassRow, _) => (vec![1, 1, count.into()], 0),
             (Distances, _) => {
                 let heads = self.spec.heads;
@@ -473,7 +485,7 @@ fn base_name(path: &Path) -> String {
     name.map_or_else(|| "model".to_owned(), |n| n.to_string_lossy().into_owned())
 }
 
-fn widen(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
+pub(crate) fn widen(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
     match dtype {
         Dtype::F32 => {
             for (value, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
@@ -606,7 +618,7 @@ mod tests {
             model.matrix(Matrix::ClassDense).err(),
             model.vector(Vector::QueryBias(0)).err(),
             model.vector(Vector::FinalNormBias).err(),
-            model.vector(Vector::TokenTypeRow).err(),
+            model.vector(Vector::TokenTypes).err(),
             model.embedding_rows(Table::Position, &[0], &mut out).err(),
             model.embedding_rows(Table::Word, &[97], &mut out).err(),
             model.embedding_rows(Table::Word, &[u32::MAX, 0], &mut [0.0; 96]).err(),

@@ -8,6 +8,7 @@ use crate::{
     config::{Fields, short},
     error::ModelError,
     store::{MAX_JSON_BYTES, read_bounded},
+    tokenizer_fields,
 };
 use serde_json::Value;
 use std::{
@@ -46,7 +47,10 @@ impl fmt::Display for Warning {
 }
 
 /// Files besides `config.json`, and the tables of their fields.
-const FILES: &[(&str, &[Table])] = &[];
+const FILES: &[(&str, &[Table])] = &[
+    ("tokenizer_config.json", &[tokenizer_fields::CONFIG, tokenizer_fields::SPECIAL]),
+    ("special_tokens_map.json", &[tokenizer_fields::SPECIAL]),
+];
 
 /// Names that are told of in one warning at most.
 const MAX_NAMES: usize = 20;

@@ -34,7 +34,8 @@ pub fn config(text: &[u8]) -> Result<ModelSpec, ModelError> {
 /// # Errors
 /// As asking the opened directory.
 pub fn sentence(directory: &Path) -> Result<SentenceConfig, ModelError> {
-    sentence::read(directory)
+    sentence::look_over(directory);
+    sentence::read(directory, Some(2))
 }
 
 /// The tokens that the text of a `generation_config.json` has end texts, if it says that.

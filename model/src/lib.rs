@@ -39,6 +39,7 @@ mod tensor;
 mod testing;
 #[cfg(feature = "tokenizer")]
 pub mod tokenizer;
+mod tokenizer_fields;
 
 pub use directory::ModelDir;
 pub use error::{HeaderProblem, ModelError};

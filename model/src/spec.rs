@@ -339,8 +339,8 @@ pub struct ModelSpec {
     pub positions: Positions,
     /// What distances add to scores, besides.
     pub distances: Option<Distances>,
-    /// Whether row 0 of a table of token types is added to the embedding.
-    pub token_types: bool,
+    /// Rows of the table of token types, of which one is added to each embedding; 0: there is none.
+    pub token_types: u32,
     /// Whether a norm follows the embedding.
     pub embedding_norm: bool,
     /// Whether each query head and each key head is normed by itself, by its root mean square,

@@ -73,8 +73,8 @@ pub enum Vector {
     FinalNorm,
     /// Its bias.
     FinalNormBias,
-    /// Row 0 of the table of token types.
-    TokenTypeRow,
+    /// The table of token types: `[types, hidden]`, row-major.
+    TokenTypes,
     /// What distances add to scores: `[buckets, heads]`, row-major.
     Distances,
     /// Of the dense layer of a class head.
@@ -163,7 +163,7 @@ impl Vector {
             Self::EmbeddingNormBias => (spec.embedding_norm && norm_bias).then_some(hidden),
             Self::FinalNorm => last.then_some(hidden),
             Self::FinalNormBias => (last && norm_bias).then_some(hidden),
-            Self::TokenTypeRow => spec.token_types.then_some(hidden),
+            Self::TokenTypes => (spec.token_types > 0).then_some(spec.token_types * hidden),
             Self::Distances => spec.distances.map(|d| d.buckets * spec.heads),
             Self::ClassDenseBias => class.and_then(|c| c.dense).map(|_| hidden),
             Self::ClassOutputBias => class.filter(|c| c.bias).map(|c| c.labels),
@@ -202,7 +202,7 @@ impl Vector {
                 EmbeddingNormBias,
                 FinalNorm,
                 FinalNormBias,
-                TokenTypeRow,
+                TokenTypes,
                 Distances,
                 ClassDenseBias,
                 ClassOutputBias,

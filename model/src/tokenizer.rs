@@ -1,11 +1,15 @@
-//! Text to token ids and back, as `tokenizer.json` says.
+//! Text to token ids and back, as the files of a tokenizer say.
 
-use crate::{error::ModelError, store::read_bounded};
+mod class;
+mod settle;
+
+use crate::error::ModelError;
+use settle::{Settled, settle};
 use std::path::{Path, PathBuf};
-use tokenizers::{PostProcessor, TruncationDirection};
+use tokenizers::{
+    PostProcessor, TruncationDirection, TruncationParams, TruncationStrategy, truncate_encodings,
+};
 
-/// The largest that are real have 35 MB.
-const MAX_BYTES: u64 = 256 << 20;
 /// Tokens before a text that are read with its first: some words.
 const BEHIND: usize = 8;
 
@@ -14,28 +18,37 @@ pub struct Tokenizer {
     path: PathBuf,
     inner: tokenizers::Tokenizer,
     direction: TruncationDirection,
+    /// Whether the model is given the types of tokens.
+    types: bool,
+    max_tokens: Option<u32>,
+    clean_up: bool,
+}
+
+/// The tokens of a text, or of a pair of them.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Encoded {
+    /// Token ids.
+    pub ids: Vec<u32>,
+    /// A type for each, which says which of two texts it belongs to; none where all are 0.
+    pub types: Vec<u8>,
+}
+
+impl From<Vec<u32>> for Encoded {
+    fn from(ids: Vec<u32>) -> Self {
+        Self { ids, types: Vec::new() }
+    }
 }
 
 impl Tokenizer {
-    /// Opens the `tokenizer.json` of a model directory.
+    /// Opens the `tokenizer.json` of a model directory, with what `tokenizer_config.json` and older files
+    /// beside it say of it.
     ///
     /// # Errors
     /// When there is none, or it cannot be read.
     pub fn open(directory: &Path) -> Result<Self, ModelError> {
+        let Settled { inner, direction, types, max_tokens, clean_up } = settle(directory)?;
         let path = directory.join("tokenizer.json");
-        if !path.is_file() {
-            return Err(ModelError::NoTokenizer { path: directory.to_owned() });
-        }
-        let bytes = read_bounded(&path, MAX_BYTES)?;
-        let wrong = |error: tokenizers::Error| ModelError::Tokenizer {
-            path: path.clone(),
-            problem: error.to_string(),
-        };
-        let mut inner = tokenizers::Tokenizer::from_bytes(&bytes).map_err(wrong)?;
-        let direction = inner.get_truncation().map_or(TruncationDirection::Right, |t| t.direction);
-        inner.with_padding(None);
-        inner.with_truncation(None).map_err(wrong)?;
-        Ok(Self { path, inner, direction })
+        Ok(Self { path, inner, direction, types, max_tokens, clean_up })
     }
 
     /// The tokens of a text, special tokens added. With a limit, text is cut so that all special
@@ -56,6 +69,83 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
+    /// The tokens of two texts that are read together, special tokens added. With a limit, the longer of
+    /// them is cut, and then both.
+    ///
+    /// # Errors
+    /// When the tokenizer refuses the texts, or the limit leaves no room for them.
+    pub fn encode_pair(
+        &self,
+        first: &str,
+        second: &str,
+        limit: Option<usize>,
+    ) -> Result<Encoded, ModelError> {
+        let special = self.inner.get_post_processor().map_or(0, |p| p.added_tokens(true));
+        if let Some(limit) = limit.filter(|&l| l <= special) {
+            return Err(ModelError::TokenLimit { limit, special });
+        }
+        let encode = |text| self.inner.encode_fast(text, false).map_err(|e| self.wrong(e));
+        let (mut first, mut second) = (encode(first)?, encode(second)?);
+        second.set_type_ids(vec![1; second.len()]);
+        if let Some(limit) = limit {
+            let cut = TruncationParams {
+                direction: self.direction,
+                max_length: limit - special,
+                strategy: TruncationStrategy::LongestFirst,
+                stride: 0,
+            };
+            let wrong = |e: tokenizers::Error| self.wrong(e);
+            let cut = truncate_encodings(first, Some(second), &cut).map_err(wrong)?;
+            (first, second) = (cut.0, cut.1.unwrap_or_default());
+        }
+        let pair = self.inner.post_process(first, Some(second), true);
+        let pair = pair.map_err(|e| self.wrong(e))?;
+        let kinds = pair.get_type_ids();
+        let types = match self.types && kinds.iter().any(|kind| *kind > 0) {
+            true => kinds.iter().map(|kind| u8::try_from(*kind).unwrap_or(u8::MAX)).collect(),
+            false => Vec::new(),
+        };
+        Ok(Encoded { ids: pair.get_ids().to_vec(), types })
+    }
+
+    /// How many of a text's first tokens are those of a prompt before it: special tokens that open a text
+    /// among them, and of those that end one, one.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    pub fn prompt_tokens(&self, prompt: &str, limit: usize) -> Result<usize, ModelError> {
+        let ids = self.encode(prompt, Some(limit))?;
+        let added = self.inner.get_added_tokens_decoder();
+        let ends = ids.last().and_then(|last| added.get(last)).is_some_and(|token| token.special);
+        Ok(ids.len() - usize::from(ends))
+    }
+
+    /// Lower-cases texts before all else, if that is not done already.
+    pub fn lower_case(&mut self) {
+        use tokenizers::{
+            NormalizerWrapper,
+            normalizers::{Sequence, utils::Lowercase},
+        };
+        let before = self.inner.get_normalizer().cloned();
+        let lowers =
+            |normalizer: &NormalizerWrapper| matches!(normalizer, NormalizerWrapper::Lowercase(_));
+        let all = match before {
+            Some(NormalizerWrapper::Sequence(sequence)) => sequence.as_ref().to_vec(),
+            Some(other) => vec![other],
+            None => Vec::new(),
+        };
+        if !all.iter().any(lowers) {
+            let lower = NormalizerWrapper::Lowercase(Lowercase);
+            let all = [lower].into_iter().chain(all).collect();
+            self.inner.with_normalizer(Some(Sequence::new(all)));
+        }
+    }
+
+    /// Tokens of a text at most, special ones among them, if the tokenizer's files say how many.
+    pub fn max_tokens(&self) -> Option<u32> {
+        self.max_tokens
+    }
+
     /// The tokens of a text and no others: special tokens are those that stand in it, as in a chat's.
     ///
     /// # Errors
@@ -70,7 +160,8 @@ impl Tokenizer {
     /// # Errors
     /// When the tokenizer refuses them.
     pub fn decode(&self, ids: &[u32]) -> Result<String, ModelError> {
-        self.inner.decode(ids, true).map_err(|e| self.wrong(e))
+        let text = self.inner.decode(ids, true).map_err(|e| self.wrong(e))?;
+        Ok(if self.clean_up { cleaned(&text) } else { text })
     }
 
     /// Special tokens that are added to every text.
@@ -132,6 +223,23 @@ impl TextStream<'_> {
         let known = self.tokenizer.decode(&self.tokens[self.before..self.told])?;
         Ok((known, self.tokenizer.decode(&self.tokens[self.before..])?))
     }
+}
+
+/// Text without the spaces that pieces have before punctuation.
+fn cleaned(text: &str) -> String {
+    const SPACED: [(&str, &str); 10] = [
+        (" .", "."),
+        (" ?", "?"),
+        (" !", "!"),
+        (" ,", ","),
+        (" ' ", "'"),
+        (" n't", "n't"),
+        (" 'm", "'m"),
+        (" 's", "'s"),
+        (" 've", "'ve"),
+        (" 're", "'re"),
+    ];
+    SPACED.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to))
 }
 
 impl std::fmt::Debug for Tokenizer {

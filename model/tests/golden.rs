@@ -109,12 +109,7 @@ fn bert() {
         vector(Vector::ValueBias(2), "attention.self.value.bias");
         vector(Vector::AttentionNorm(2), "attention.output.LayerNorm.weight");
         vector(Vector::MlpNormBias(2), "output.LayerNorm.bias");
-        check_vector(
-            &model,
-            Vector::TokenTypeRow,
-            "bert.embeddings.token_type_embeddings.weight",
-            0,
-        );
+        check_vector(&model, Vector::TokenTypes, "bert.embeddings.token_type_embeddings.weight", 0);
         check_vector(&model, Vector::ClassDenseBias, "bert.pooler.dense.bias", 0);
         check_vector(&model, Vector::ClassOutputBias, "classifier.bias", 0);
     }
@@ -125,7 +120,7 @@ fn distilbert() {
     let model = ModelDir::open(&path("distilbert")).unwrap();
     let spec = model.spec();
     assert_eq!((spec.hidden, spec.heads, spec.inner, spec.position_limit()), (40, 5, 54, 140));
-    assert!(!spec.token_types && spec.embedding_norm);
+    assert!(spec.token_types == 0 && spec.embedding_norm);
     let HeadSpec::Classes(head) = &spec.head else { panic!("classes") };
     assert_eq!((head.dense, head.labels), (Some(ClassActivation::Relu), 4));
     let layer = "distilbert.transformer.layer.1";
@@ -221,7 +216,7 @@ fn families_that_are_like_others_differ_where_they_say() {
     let mpnet = open("mpnet");
     let distances = mpnet.spec().distances.unwrap();
     assert_eq!((distances.buckets, distances.most), (32, 128));
-    assert!(!mpnet.spec().token_types);
+    assert!(mpnet.spec().token_types == 0);
     check(&mpnet, Matrix::Value(1), "mpnet.encoder.layer.1.attention.attn.v.weight", true, 0);
     check_vector(&mpnet, Vector::Distances, "mpnet.encoder.relative_attention_bias.weight", 0);
 

@@ -65,7 +65,7 @@ async fn ten_thousand_texts_at_once() {
     let name = DeviceName::new("coordinator").unwrap();
     let server = (&name, Role::Coordinator);
     let raw = channel::connect(&cluster.address, Some(&identity), server, PATIENCE).await.unwrap();
-    let request = v1::EmbedRequest { texts: texts.clone(), truncate: false };
+    let request = v1::EmbedRequest { texts: texts.clone(), ..Default::default() };
     let fault = from_status(&GalaxyClient::new(raw).embed(request).await.unwrap_err());
     assert_eq!((fault.code.as_str(), fault.retryable), ("too_many_texts", false));
     assert!(fault.message.contains("10000 texts are more than the 1024"), "{fault}");

@@ -124,6 +124,14 @@ pub enum WorkerError {
         /// How many rows there are.
         rows: u32,
     },
+    /// Token types that are not one for each row, or not the model's.
+    #[error("types below {types} are wanted for {rows} rows, and others came")]
+    Types {
+        /// How many rows there are.
+        rows: u32,
+        /// How many types the model has.
+        types: u32,
+    },
     /// Squares of pixels that are not those of the rows that this device embeds.
     #[error("squares of pixels are wanted for {rows} rows of images, and others came")]
     Squares {
@@ -264,9 +272,11 @@ impl WorkerError {
             Self::Ring(error) => (Code::Unavailable, "no_link", error.retryable()),
             Self::NoPlain => (Code::FailedPrecondition, "no_plain", false),
             Self::NoShards => (Code::FailedPrecondition, "no_cache", false),
-            Self::Shape(_) | Self::Tokens { .. } | Self::Token { .. } | Self::Squares { .. } => {
-                (Code::InvalidArgument, "invalid_argument", false)
-            }
+            Self::Shape(_)
+            | Self::Tokens { .. }
+            | Self::Types { .. }
+            | Self::Token { .. }
+            | Self::Squares { .. } => (Code::InvalidArgument, "invalid_argument", false),
             Self::Making { .. } => (Code::InvalidArgument, "invalid_argument", false),
             Self::Lower(_) => (Code::InvalidArgument, "cannot_lower", false),
             Self::Digest => (Code::FailedPrecondition, "digest_mismatch", false),

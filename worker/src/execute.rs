@@ -141,6 +141,8 @@ pub(crate) struct Asked {
     digest: Vec<u8>,
     pub(crate) shape: BatchShape,
     pub(crate) tokens: Vec<u32>,
+    /// A type for each token; none where all are 0.
+    types: Vec<u8>,
     /// Squares of pixels, from this row on.
     squares: (Vec<u8>, u32),
     pub(crate) begins: Option<v1::GoingText>,
@@ -150,8 +152,9 @@ pub(crate) struct Asked {
 
 impl Asked {
     pub(crate) fn read(request: v1::ExecuteRequest) -> Result<Self, WorkerError> {
-        let v1::ExecuteRequest { epoch, sequence, digest, segments, tokens, timeout_ms, .. } =
-            request;
+        let v1::ExecuteRequest {
+            epoch, sequence, digest, segments, tokens, types, timeout_ms, ..
+        } = request;
         let squares = (request.patches, request.first_row);
         let begins = request.begins;
         let left = match timeout_ms {
@@ -161,7 +164,7 @@ impl Asked {
         let shape = convert::shape(segments, tokens.len())?;
         let making = request.making.map(|making| Making::read(making, &shape)).transpose()?;
         let (epoch, sequence) = (Epoch(epoch), SequenceNumber(sequence));
-        Ok(Self { epoch, sequence, digest, shape, tokens, squares, begins, making, left })
+        Ok(Self { epoch, sequence, digest, shape, tokens, types, squares, begins, making, left })
     }
 }
 
@@ -192,7 +195,7 @@ impl Execution {
         core: &Arc<Core>,
         request: v1::ExecuteRequest,
     ) -> Result<Self, WorkerError> {
-        let Asked { epoch, sequence, digest, shape, tokens, squares, begins, making, left } =
+        let Asked { epoch, sequence, digest, shape, tokens, types, squares, begins, making, left } =
             Asked::read(request)?;
         let deadline = Instant::now() + left;
         let place = Place::take(core, epoch, sequence)?;
@@ -202,7 +205,7 @@ impl Execution {
             .ok_or(WorkerError::Refused(crate::state::Refusal::NotPlaced { epoch }))?;
         let spec = active.model.spec();
         let begins = begins.map(|begins| text(begins, spec.vocabulary)).transpose()?;
-        let inputs = inputs(spec, &shape, tokens, squares)?;
+        let inputs = inputs(spec, &shape, (tokens, types), squares)?;
         Ok(Self { place, active, digest, shape, inputs, begins, making, deadline })
     }
 
@@ -314,7 +317,7 @@ async fn alone(events: &Events) {
 fn inputs(
     spec: &ModelSpec,
     shape: &BatchShape,
-    tokens: Vec<u32>,
+    (tokens, types): (Vec<u32>, Vec<u8>),
     (squares, first_row): (Vec<u8>, u32),
 ) -> Result<Inputs, WorkerError> {
     let Some(of) = spec.patches else {
@@ -324,7 +327,7 @@ fn inputs(
         let vocabulary = spec.vocabulary;
         return match tokens.iter().position(|token| *token >= vocabulary) {
             Some(row) => Err(WorkerError::Token { row, token: tokens[row], vocabulary }),
-            None => Ok(tokens.into()),
+            None => typed(spec, shape, tokens, types),
         };
     };
     let values = convert::floats(&squares);
@@ -334,6 +337,20 @@ fn inputs(
         return Err(WorkerError::Squares { rows: shape.rows() });
     }
     Ok(Inputs::Patches { first: first_row, values: values.into() })
+}
+
+/// Tokens of a type each, if the model has these types.
+fn typed(
+    spec: &ModelSpec,
+    shape: &BatchShape,
+    tokens: Vec<u32>,
+    types: Vec<u8>,
+) -> Result<Inputs, WorkerError> {
+    let fits = types.is_empty() || types.len() == tokens.len();
+    if !fits || types.iter().any(|kind| u32::from(*kind) >= spec.token_types.max(1)) {
+        return Err(WorkerError::Types { rows: shape.rows(), types: spec.token_types.max(1) });
+    }
+    Ok(Inputs::typed(tokens, types))
 }
 
 impl Active {

@@ -76,6 +76,7 @@ impl Making {
         let mut made = Vec::with_capacity(count as usize);
         let tokens = match job.binding.inputs {
             Inputs::Tokens(tokens) => tokens.to_vec(),
+            Inputs::Typed { .. } => return Err(wrong("a pair of texts does not go on")),
             Inputs::Patches { .. } => return Err(wrong("a model of images makes no text")),
         };
         let generation = Generation {

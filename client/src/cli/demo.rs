@@ -182,12 +182,15 @@ fn on_this_machine(status: &ClusterStatus) -> bool {
 fn reference(path: &Path) -> Result<Vec<Vec<f32>>, Failure> {
     let model = in_process::open_model(path)?;
     let sentence = model.sentence().map_err(in_process::model_failure)?;
-    let tokenizer = Tokenizer::open(path).map_err(in_process::model_failure)?;
+    let mut tokenizer = Tokenizer::open(model.path()).map_err(in_process::model_failure)?;
+    if sentence.lower_case {
+        tokenizer.lower_case();
+    }
+    let prompt = sentence.prompt(None).unwrap_or_default();
     let ids = SENTENCES
         .iter()
         .map(|text| {
-            let text = format!("{}{text}", sentence.prompt.as_deref().unwrap_or_default());
-            let text = if sentence.lower_case { text.to_lowercase() } else { text };
+            let text = format!("{prompt}{text}");
             tokenizer.encode(&text, None).map_err(in_process::model_failure)
         })
         .collect::<Result<Vec<_>, _>>()?;

@@ -6,7 +6,9 @@ use galaxy_common::{BatchShape, Bytes, Cache, DeviceName, Strategy, Wanted, Wire
 use galaxy_engine::{compute::Inputs, local::LocalCluster, merge::Merged};
 use galaxy_graph::share::{Member, Terms, plan};
 use galaxy_model::{
-    HeadSpec, ModelDir, ModelError, image::ImageProcessor, sentence::SentenceConfig,
+    HeadSpec, ModelDir, ModelError,
+    image::ImageProcessor,
+    sentence::{SentenceConfig, VectorForm},
 };
 use std::{path::Path, sync::Arc};
 
@@ -117,15 +119,19 @@ impl InProcess {
         let shape = BatchShape::single(rows, wanted).map_err(|e| here(e.to_string()))?;
         let merged = self.cluster.run(&shape, inputs).map_err(|e| here(e.to_string()))?;
         let hidden = self.model.spec().hidden;
-        let result = merged.into_iter().next().ok_or_else(|| here("no result came".to_owned()))?;
+        let nothing = || here("no result came".to_owned());
+        let mut result = merged.into_iter().next().ok_or_else(nothing)?;
+        if let (Output::Pooled, Some(sentence)) = (output, &self.sentence) {
+            let pooled = match result {
+                Merged::Hidden(rows) => sentence.pool(&rows, hidden, 0).ok_or_else(nothing)?,
+                Merged::Vector(values) => values,
+                _ => return Err(nothing()),
+            };
+            result = Merged::Vector(sentence.finish(pooled, VectorForm::default()));
+        }
         let (shape, values) = match result {
             Merged::Hidden(values) => (vec![rows, hidden], values),
-            Merged::Vector(mut values) => {
-                if self.sentence.as_ref().is_some_and(|s| s.normalise) {
-                    normalise(&mut values);
-                }
-                (vec![hidden], values)
-            }
+            Merged::Vector(values) => (vec![values.len() as u32], values),
             Merged::Classes(values) => (vec![values.len() as u32], values),
             Merged::Token(_) | Merged::Nothing => return Err(here("no result came".to_owned())),
             Merged::Logits { rows: 1, values } if output == Output::Logits => {
@@ -158,7 +164,7 @@ impl InProcess {
             (Output::AllLogits, HeadSpec::Language { .. }) => Wanted::AllLogits,
             (Output::Logits, HeadSpec::None) => return Err(none("head that gives logits")),
             (Output::AllLogits, _) => return Err(none("head that gives logits of every row")),
-            (Output::Pooled, _) => Wanted::Pooled(self.sentence()?.pooling),
+            (Output::Pooled, _) => self.sentence()?.wanted(),
         })
     }
 
@@ -217,28 +223,5 @@ pub fn check(model: &ModelDir, index: u32, ids: &[u32]) -> Result<(), Failure> {
             spec.vocabulary
         ))),
         None => Ok(()),
-    }
-}
-
-/// Scales a vector to length one.
-fn normalise(values: &mut [f32]) {
-    let length = values.iter().map(|&v| f64::from(v) * f64::from(v)).sum::<f64>().sqrt();
-    // As PyTorch's `normalize`: a vector of zeros stays one.
-    let scale = 1.0 / length.max(1e-12);
-    values.iter_mut().for_each(|v| *v = (f64::from(*v) * scale) as f32);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn vectors_get_length_one() {
-        let mut values = [3.0, 4.0];
-        normalise(&mut values);
-        assert_eq!(values, [0.6, 0.8]);
-        let mut zeros = [0.0; 3];
-        normalise(&mut zeros);
-        assert_eq!(zeros, [0.0; 3]);
     }
 }

@@ -1,9 +1,9 @@
-//! `galaxy embed` and `galaxy classify`.
+//! `galaxy embed`, `galaxy classify` and `galaxy rerank`.
 
 use super::{Connection, failure::Failure, images, json, milliseconds, print, progress};
 use clap::Args;
-use galaxy_client::{Classes, Embeddings, Report, TooLong};
-use std::{fmt::Write as _, io::Read, path::PathBuf};
+use galaxy_client::{Classes, EmbedOptions, Embeddings, Prefix, Ranking, Report, TooLong};
+use std::{fmt::Write as _, io::Read, num::NonZeroU32, path::PathBuf};
 
 /// The largest file of texts that is read.
 const MAX_FILE_BYTES: u64 = 1 << 30;
@@ -34,14 +34,30 @@ struct Texts {
 pub struct EmbedArgs {
     #[command(flatten)]
     texts: Texts,
+    /// Put the prompt of this name before each text, of those in the model's
+    /// config_sentence_transformers.json: query, say.
+    #[arg(long, value_name = "NAME", conflicts_with = "prompt_text")]
+    prompt: Option<String>,
+    /// Put this before each text.
+    #[arg(long, value_name = "TEXT")]
+    prompt_text: Option<String>,
+    /// Cut vectors to so many values, for models that are trained for it.
+    #[arg(long, value_name = "COUNT")]
+    dimensions: Option<NonZeroU32>,
+    /// Scale vectors to length one in the end, whatever the model's files say.
+    #[arg(long)]
+    normalize: bool,
     #[command(flatten)]
     connection: Connection,
 }
 
 /// Arguments of `galaxy classify`.
 ///
-/// With --json: {"labels": [...], "logits": [[...], ...], "report": {...}}, in the order of the
-/// texts.
+/// Shows what logits mean by the model's problem_type: probabilities that sum to one, a probability of each
+/// class by itself, or values.
+///
+/// With --json: {"labels": [...], "logits": [[...], ...], "probabilities": [[...], ...], "report": {...}},
+/// in the order of the texts.
 #[derive(Args, Debug)]
 pub struct ClassifyArgs {
     #[command(flatten)]
@@ -52,6 +68,34 @@ pub struct ClassifyArgs {
     image: Vec<PathBuf>,
     #[command(flatten)]
     connection: Connection,
+}
+
+/// Arguments of `galaxy rerank`.
+///
+/// For models that read a query and a text together and have one class: cross-encoders.
+///
+/// With --json: {"ranked": [{"index": 1, "score": 0.98}, ...], "report": {...}}, the best first.
+#[derive(Args, Debug)]
+pub struct RerankArgs {
+    /// What texts are to answer.
+    #[arg(value_name = "QUERY")]
+    query: String,
+    #[command(flatten)]
+    texts: Texts,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+impl EmbedArgs {
+    fn options(&self) -> EmbedOptions {
+        let named = self.prompt.clone().map(Prefix::Named);
+        EmbedOptions {
+            too_long: self.texts.too_long(),
+            prefix: named.or_else(|| self.prompt_text.clone().map(Prefix::Text)),
+            dimensions: self.dimensions,
+            normalise: self.normalize,
+        }
+    }
 }
 
 impl Texts {
@@ -92,8 +136,7 @@ fn lines(path: &PathBuf) -> Result<Vec<String>, Failure> {
 pub async fn embed(args: EmbedArgs) -> Result<(), Failure> {
     let texts = args.texts.read()?;
     let client = args.connection.open().await?;
-    let answer =
-        progress::watch("embedding", client.embed_with(&texts, args.texts.too_long())).await?;
+    let answer = progress::watch("embedding", client.embed_with(&texts, args.options())).await?;
     if args.texts.json { print(&json(&answer)?) } else { print(&embeddings(&texts, &answer)) }
 }
 
@@ -115,6 +158,24 @@ pub async fn classify(args: ClassifyArgs) -> Result<(), Failure> {
     if args.texts.json { print(&json(&answer)?) } else { print(&classes(&names, &answer)) }
 }
 
+/// `galaxy rerank`.
+pub async fn rerank(args: RerankArgs) -> Result<(), Failure> {
+    let texts = args.texts.read()?;
+    let client = args.connection.open().await?;
+    let work = client.rerank(&args.query, &texts, args.texts.too_long());
+    let answer = progress::watch("ranking", work).await?;
+    if args.texts.json { print(&json(&answer)?) } else { print(&ranking(&texts, &answer)) }
+}
+
+fn ranking(texts: &[String], answer: &Ranking) -> String {
+    let mut out = String::new();
+    for ranked in &answer.ranked {
+        let text = texts.get(ranked.index).map_or("", String::as_str);
+        let _ = writeln!(out, "{:>9.4}  {:>4}  {}", ranked.score, ranked.index, excerpt(text));
+    }
+    out + &cost(texts.len(), &answer.report)
+}
+
 fn embeddings(texts: &[String], answer: &Embeddings) -> String {
     let mut out = String::new();
     for (text, vector) in texts.iter().zip(&answer.vectors) {
@@ -125,23 +186,15 @@ fn embeddings(texts: &[String], answer: &Embeddings) -> String {
 
 fn classes(texts: &[String], answer: &Classes) -> String {
     let mut out = String::new();
-    for (text, logits) in texts.iter().zip(&answer.logits) {
-        let mut ranked: Vec<_> = answer.labels.iter().zip(probabilities(logits)).collect();
-        ranked.sort_by(|a, b| b.1.total_cmp(&a.1));
+    for (text, probabilities) in texts.iter().zip(&answer.probabilities) {
+        let mut ranked: Vec<_> = answer.labels.iter().zip(probabilities).collect();
+        ranked.sort_by(|a, b| b.1.total_cmp(a.1));
         let shown: Vec<String> =
             ranked.iter().take(SHOWN).map(|(label, p)| format!("{label} {p:.4}")).collect();
         let more = if ranked.len() > SHOWN { ", ..." } else { "" };
         let _ = writeln!(out, "{}{more}  {}", shown.join(", "), excerpt(text));
     }
     out + &cost(texts.len(), &answer.report)
-}
-
-/// Softmax.
-fn probabilities(logits: &[f32]) -> Vec<f64> {
-    let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let raised: Vec<f64> = logits.iter().map(|&l| f64::from(l - top).exp()).collect();
-    let sum: f64 = raised.iter().sum();
-    raised.into_iter().map(|e| e / sum).collect()
 }
 
 fn values(vector: &[f32]) -> String {
@@ -202,12 +255,25 @@ mod tests {
     fn classes_are_ranked_by_probability() {
         let answer = Classes {
             labels: vec!["bad".into(), "good".into()],
-            logits: vec![vec![1000.0, 1000.0 + 3f32.ln()]],
+            logits: vec![vec![0.0, 3f32.ln()]],
+            probabilities: vec![vec![0.25, 0.75]],
             report: Report { requests: vec![RequestId(4)], tokens: 3, ..Report::default() },
         };
         let shown = classes(&["fine".to_owned()], &answer);
         assert!(shown.starts_with("good 0.7500, bad 0.2500  \"fine\"\n"), "{shown}");
         assert!(shown.contains("request 4: 1 text, 3 tokens; queue 0.00 ms"), "{shown}");
+    }
+
+    #[test]
+    fn the_best_text_comes_first() {
+        let ranked = |index, score| galaxy_client::Ranked { index, score };
+        let answer = Ranking {
+            ranked: vec![ranked(1, 0.75), ranked(0, 0.125)],
+            report: Report { requests: vec![RequestId(4)], ..Report::default() },
+        };
+        let shown = ranking(&["far".to_owned(), "near".to_owned()], &answer);
+        let lines: Vec<_> = shown.lines().collect();
+        assert_eq!(lines[..2], ["   0.7500     1  \"near\"", "   0.1250     0  \"far\""]);
     }
 
     #[test]

@@ -10,11 +10,12 @@ use crate::{
     fleet::{DeviceCost, DeviceRun, Readiness, Run, Task, blocking},
     trace::TracedProgram,
 };
-use galaxy_common::{BatchShape, RequestId, Wanted, plan::Phase};
+use galaxy_common::{BatchShape, RequestId, Segment, Wanted, plan::Phase};
 use galaxy_engine::merge::{Merged, merge};
 use galaxy_graph::program::Output;
+use galaxy_model::sentence::{SentenceConfig, VectorForm};
 use std::{
-    sync::{PoisonError, atomic::Ordering},
+    sync::{Arc, PoisonError, atomic::Ordering},
     time::Duration,
 };
 use tokio::time::Instant;
@@ -53,9 +54,9 @@ impl<'a> Answer<'a> {
         &mut self,
         sequences: Vec<Sequence>,
         wanted: Wanted,
-        normalise: bool,
+        outcome: Outcome,
     ) -> Result<Vec<Tensor>, RequestError> {
-        let normalise = normalise && self.session.sentence().is_ok_and(|s| s.normalise);
+        let outcome = Arc::new(outcome);
         let max_rows = self.session.outlook().max_rows;
         self.report.tokens = sequences.iter().map(|s| u64::from(s.rows)).sum();
         let sequences = readable(self.session.spec(), sequences, wanted)?;
@@ -63,8 +64,10 @@ impl<'a> Answer<'a> {
         for batch in pack(&sequences, max_rows, wanted)? {
             let task = Task::new(batch.shape.clone(), batch.inputs.clone());
             let run = self.program(task).await?;
-            let (session, shape) = (self.session.clone(), batch.shape);
-            let merged = blocking(move || session.merged(&run, &shape, normalise)).await??;
+            let (session, outcome) = (self.session.clone(), outcome.clone());
+            let (shape, indices) = (batch.shape, batch.indices.clone());
+            let merged =
+                blocking(move || session.merged(&run, &shape, &indices, &outcome)).await??;
             for (index, tensor) in batch.indices.into_iter().zip(merged) {
                 results[index] = Some(tensor);
             }
@@ -177,63 +180,89 @@ impl<'a> Answer<'a> {
 }
 
 impl Session {
-    /// The results of one program, one for each segment. Blocks.
+    /// The results of one program, one for each segment: those of the request's sequences `indices`.
+    /// Blocks.
     fn merged(
         &self,
         run: &Run,
         shape: &BatchShape,
-        normalise: bool,
+        indices: &[usize],
+        outcome: &Outcome,
     ) -> Result<Vec<Tensor>, RequestError> {
         let parts: Vec<(&[Output], &[Vec<f32>])> =
             run.devices.iter().map(|d| (&d.outputs[..], &d.values[..])).collect();
         let merged = merge(self.spec(), shape, &parts)
             .map_err(|e| RequestError::Internal { why: e.to_string() })?;
+        let of = merged.into_iter().zip(shape.segments()).zip(indices);
+        let tensor = |((merged, segment), index): ((Merged, &Segment), &usize)| match outcome {
+            Outcome::Vectors(vectors) => vectors.tensor(self.spec().hidden, *index, merged),
+            Outcome::AsItIs => Ok(self.tensor(segment, merged)),
+        };
+        of.map(tensor).collect()
+    }
+
+    fn tensor(&self, segment: &Segment, merged: Merged) -> Tensor {
         let hidden = self.spec().hidden;
-        let tensors =
-            merged.into_iter().zip(shape.segments()).map(|(merged, segment)| match merged {
-                Merged::Hidden(values) => Tensor { shape: vec![segment.rows, hidden], values },
-                Merged::Vector(mut values) => {
-                    if normalise {
-                        to_unit_length(&mut values);
-                    }
-                    Tensor { shape: vec![hidden], values }
-                }
-                Merged::Nothing => Tensor { shape: vec![0], values: Vec::new() },
-                Merged::Classes(values) | Merged::Token(values) => {
-                    Tensor { shape: vec![values.len() as u32], values }
-                }
-                Merged::Logits { rows, values } => {
-                    let vocabulary = self.spec().vocabulary;
-                    let shape = match segment.wanted {
-                        Wanted::LastLogits => vec![vocabulary],
-                        _ => vec![rows, vocabulary],
-                    };
-                    Tensor { shape, values }
-                }
-            });
-        Ok(tensors.collect())
+        match merged {
+            Merged::Hidden(values) => Tensor { shape: vec![segment.rows, hidden], values },
+            Merged::Nothing => Tensor { shape: vec![0], values: Vec::new() },
+            Merged::Vector(values) | Merged::Classes(values) | Merged::Token(values) => {
+                Tensor { shape: vec![values.len() as u32], values }
+            }
+            Merged::Logits { rows, values } => {
+                let vocabulary = self.spec().vocabulary;
+                let shape = match segment.wanted {
+                    Wanted::LastLogits => vec![vocabulary],
+                    _ => vec![rows, vocabulary],
+                };
+                Tensor { shape, values }
+            }
+        }
     }
 }
 
-/// Scales to length one; what has no length stays.
-fn to_unit_length(values: &mut [f32]) {
-    let length = values.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt();
-    if length > 1e-12 {
-        values.iter_mut().for_each(|v| *v = (f64::from(*v) / length) as f32);
-    }
+/// What becomes of the results of devices.
+pub(super) enum Outcome {
+    /// They are the answer.
+    AsItIs,
+    /// They are pooled as far as devices have not, and go through the modules on top.
+    Vectors(Vectors),
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// How the results of devices become the vectors of texts.
+pub(super) struct Vectors {
+    pub(super) sentence: Arc<SentenceConfig>,
+    /// Rows of each sequence that are not pooled; none said where all are.
+    pub(super) skipped: Vec<u32>,
+    pub(super) form: VectorForm,
+}
 
-    #[test]
-    fn unit_length() {
-        let mut values = [3.0, 4.0];
-        to_unit_length(&mut values);
-        assert_eq!(values, [0.6, 0.8]);
-        let mut zero = [0.0; 3];
-        to_unit_length(&mut zero);
-        assert_eq!(zero, [0.0; 3]);
+impl Vectors {
+    /// As the model's files say.
+    pub(super) fn of(sentence: Arc<SentenceConfig>) -> Self {
+        Self { sentence, skipped: Vec::new(), form: VectorForm::default() }
+    }
+
+    fn tensor(&self, hidden: u32, index: usize, merged: Merged) -> Result<Tensor, RequestError> {
+        let pooled = match merged {
+            Merged::Vector(values) => values,
+            Merged::Hidden(rows) => {
+                let skipped = self.skipped.get(index).copied().unwrap_or(0);
+                let pooled = self.sentence.pool(&rows, hidden, skipped as usize);
+                pooled.ok_or_else(|| {
+                    let why = format!(
+                        "text {index} has no tokens besides its prompt, whose tokens this model leaves out"
+                    );
+                    RequestError::Invalid { why }
+                })?
+            }
+            other => {
+                let why =
+                    format!("{} values came where a vector was asked for", other.values().len());
+                return Err(RequestError::Internal { why });
+            }
+        };
+        let values = self.sentence.finish(pooled, self.form);
+        Ok(Tensor { shape: vec![values.len() as u32], values })
     }
 }

@@ -19,16 +19,23 @@ pub(super) struct Sequence {
 /// What its rows are made of.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) enum Content {
-    /// A token id for each.
-    Tokens(Vec<u32>),
+    /// A token id for each, and its type; no types where all are 0.
+    Tokens(Vec<u32>, Vec<u8>),
     /// Squares of pixels.
     Squares(Vec<f32>),
 }
 
 impl From<Vec<u32>> for Sequence {
     fn from(ids: Vec<u32>) -> Self {
+        Self::typed(ids, Vec::new())
+    }
+}
+
+impl Sequence {
+    /// Tokens, each of its type; no types where all are 0.
+    pub(super) fn typed(ids: Vec<u32>, types: Vec<u8>) -> Self {
         // Checked against the model's positions before.
-        Self { rows: ids.len() as u32, content: Content::Tokens(ids) }
+        Self { rows: ids.len() as u32, content: Content::Tokens(ids, types) }
     }
 }
 
@@ -42,10 +49,11 @@ pub(super) fn readable(
     wanted: Wanted,
 ) -> Result<Vec<Sequence>, RequestError> {
     for (index, sequence) in sequences.iter_mut().enumerate() {
-        let Content::Tokens(ids) = &mut sequence.content else { continue };
+        let Content::Tokens(ids, types) = &mut sequence.content else { continue };
         let count = spec.readable(ids, wanted);
         let invalid = |why| RequestError::Invalid { why: format!("text {index}: {why}") };
         ids.truncate(count.map_err(invalid)?);
+        types.truncate(ids.len());
         sequence.rows = ids.len() as u32;
     }
     Ok(sequences)
@@ -54,7 +62,7 @@ pub(super) fn readable(
 impl Content {
     fn values(&self) -> usize {
         match self {
-            Self::Tokens(_) => 0,
+            Self::Tokens(..) => 0,
             Self::Squares(values) => values.len(),
         }
     }
@@ -111,15 +119,19 @@ fn batch(
     let segments = (0..).zip(&indices).map(segment).collect();
     let shape =
         BatchShape::new(segments).map_err(|e| RequestError::Invalid { why: e.to_string() })?;
-    let (mut ids, mut values) = (Vec::new(), Vec::new());
+    let (mut ids, mut types, mut values) = (Vec::new(), Vec::new(), Vec::new());
     for &index in &indices {
         match &sequences[index].content {
-            Content::Tokens(tokens) => ids.extend_from_slice(tokens),
+            Content::Tokens(tokens, kinds) => {
+                ids.extend_from_slice(tokens);
+                types.extend_from_slice(kinds);
+                types.resize(ids.len(), 0);
+            }
             Content::Squares(squares) => values.extend_from_slice(squares),
         }
     }
     let inputs = match values.is_empty() {
-        true => ids.into(),
+        true => Inputs::typed(ids, types),
         false => Inputs::Patches { first: 0, values: values.into() },
     };
     Ok(Batch { indices, shape, inputs })
@@ -152,6 +164,15 @@ mod tests {
             }
             prop_assert!(seen.iter().all(|n| *n == 1));
         }
+    }
+
+    #[test]
+    fn types_stay_with_their_tokens() {
+        let pair = Sequence::typed(vec![1, 2, 3], vec![0, 1, 1]);
+        let batches = pack(&[vec![7; 2].into(), pair], 64, Wanted::Classes).unwrap();
+        let want = Inputs::typed(vec![7, 7, 1, 2, 3], vec![0, 0, 0, 1, 1]);
+        assert_eq!(batches[0].inputs, want);
+        assert!(matches!(want, Inputs::Typed { .. }));
     }
 
     #[test]

@@ -320,8 +320,18 @@ impl Runner {
             let ids: Vec<u32> = self.places.iter().map(id).collect();
             rows = rows + self.table(Table::Position, &ids)?;
         }
-        if let Some(kind) = &self.weights.token_type {
-            rows = rows + kind.clone();
+        if let Some(table) = &self.weights.token_types {
+            let types = call.types(region.rows, spec)?;
+            let of_rows = match types {
+                Some(types) => {
+                    let types: Vec<i32> = types.iter().map(|kind| i32::from(*kind)).collect();
+                    let count = types.len();
+                    let types = TensorData::new(types, [count]);
+                    table.clone().select(0, Tensor::<1, Int>::from_data(types, &self.device))
+                }
+                None => table.clone().slice([0..1]),
+            };
+            rows = rows + of_rows;
         }
         Ok(match &self.weights.embedding_norm {
             Some(vectors) => self.whole_norm(vectors).apply(rows),

@@ -94,12 +94,26 @@ impl<'a> Call<'a> {
     /// The token ids of rows that are embedded.
     pub(crate) fn tokens(&self, rows: Span<Row>) -> Result<&'a [u32], Misfit> {
         match &self.binding.inputs {
-            Inputs::Tokens(tokens) => {
+            Inputs::Tokens(tokens) | Inputs::Typed { tokens, .. } => {
                 tokens.get(rows.range()).ok_or(Misfit::Why("the batch has fewer tokens"))
             }
             Inputs::Patches { .. } => {
                 Err(Misfit::Why("it came with images, and the model takes text"))
             }
+        }
+    }
+
+    /// The token types of rows that are embedded, each one that the model has; none where all are 0.
+    pub(crate) fn types(
+        &self,
+        rows: Span<Row>,
+        spec: &ModelSpec,
+    ) -> Result<Option<&'a [u8]>, Misfit> {
+        let Inputs::Typed { types, .. } = &self.binding.inputs else { return Ok(None) };
+        let types = types.get(rows.range()).ok_or(Misfit::Why("the batch has fewer types"))?;
+        match types.iter().all(|kind| u32::from(*kind) < spec.token_types) {
+            true => Ok(Some(types)),
+            false => Err(Misfit::Why("a token has a type that the model does not have")),
         }
     }
 
@@ -113,7 +127,9 @@ impl<'a> Call<'a> {
                     from.and_then(|from| values.get(from..from + rows.len() as usize * width));
                 some.ok_or(Misfit::Why("the batch has fewer squares of pixels"))
             }
-            Inputs::Tokens(_) => Err(Misfit::Why("it came with text, and the model takes images")),
+            Inputs::Tokens(_) | Inputs::Typed { .. } => {
+                Err(Misfit::Why("it came with text, and the model takes images"))
+            }
         }
     }
 

@@ -356,9 +356,11 @@ impl CpuEngine {
                 vector::add(piece, table);
             }
         }
-        for row in area.chunks_exact_mut(hidden.max(1)) {
-            if let Some(kind) = &self.shard.token_type {
-                vector::add(row, kind);
+        let types = call.types(rows, spec)?;
+        for (index, row) in area.chunks_exact_mut(hidden.max(1)).enumerate() {
+            if let Some(table) = &self.shard.token_types {
+                let kind = types.map_or(0, |types| usize::from(types[index]));
+                vector::add(row, &table[kind * hidden..][..hidden]);
             }
             if let Some(vectors) = &self.shard.embedding_norm {
                 Norm { kind: spec.norm, epsilon: spec.norm_epsilon, vectors }.apply(row);

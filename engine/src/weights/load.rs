@@ -116,7 +116,7 @@ impl<'a> Loader<'a> {
             NormPlace::Pre => Some(self.norm(Vector::FinalNorm, Vector::FinalNormBias)?),
             NormPlace::Post => None,
         };
-        let token_type = self.vector_if(spec.token_types, Vector::TokenTypeRow)?;
+        let token_types = self.vector_if(spec.token_types > 0, Vector::TokenTypes)?;
         let distances = self.vector_if(spec.distances.is_some(), Vector::Distances)?;
         let classes = match &spec.head {
             HeadSpec::Classes(head) => {
@@ -138,7 +138,7 @@ impl<'a> Loader<'a> {
             layers,
             patch,
             embedding_norm,
-            token_type,
+            token_types,
             distances,
             final_norm,
             vocabulary: Span::empty(),

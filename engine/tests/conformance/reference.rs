@@ -310,7 +310,9 @@ impl Reference {
         let (mut sums, mut sizes) = (Vec::new(), Vec::new());
         for (row, position) in rows.iter().zip(positions(&binding.shape, rows)) {
             let mut terms = match &binding.inputs {
-                Inputs::Tokens(tokens) => vec![read(Table::Word, tokens[row as usize])],
+                Inputs::Tokens(tokens) | Inputs::Typed { tokens, .. } => {
+                    vec![read(Table::Word, tokens[row as usize])]
+                }
                 Inputs::Patches { .. } if position == 0 => {
                     vec![self.vectors[&Vector::ClassRow].clone()]
                 }
@@ -330,7 +332,12 @@ impl Reference {
             if let Positions::Learned { offset, .. } = self.spec().positions {
                 terms.push(read(Table::Position, position + offset));
             }
-            terms.extend(self.vectors.get(&Vector::TokenTypeRow).cloned());
+            let kind = match &binding.inputs {
+                Inputs::Typed { types, .. } => usize::from(types[row as usize]),
+                _ => 0,
+            };
+            let table = self.vectors.get(&Vector::TokenTypes);
+            terms.extend(table.map(|table| table[kind * hidden..][..hidden].to_vec()));
             let column = |i: usize| terms.iter().map(move |term| term[i]);
             sums.extend((0..hidden).map(|i| column(i).sum::<f64>()));
             sizes.extend((0..hidden).map(|i| column(i).map(f64::abs).sum::<f64>()));

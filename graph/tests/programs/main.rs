@@ -43,7 +43,7 @@ fn spec(hidden: u32, pre: bool, causal: bool, kv: u32, head: HeadSpec) -> ModelS
         unplaced: None,
         positions: Positions::Learned { rows: 300, offset: 0 },
         distances: None,
-        token_types: false,
+        token_types: 0,
         embedding_norm: false,
         head_norm: false,
         qkv_bias: true,

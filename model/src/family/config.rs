@@ -17,6 +17,8 @@ const MAX_HEADS: u32 = 1 << 16;
 const MAX_VOCABULARY: u32 = 1 << 24;
 pub(super) const MAX_POSITIONS: u32 = 1 << 24;
 const MAX_LABELS: u32 = 1 << 16;
+/// A token's type is a byte.
+const MAX_TYPES: u32 = 1 << 8;
 const MAX_PIXELS: u32 = 1 << 13;
 const MAX_PATCH: u32 = 1 << 10;
 const MAX_CHANNELS: u32 = 16;
@@ -32,7 +34,7 @@ pub(super) fn bert(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelErro
         activation: activation(config, &["hidden_act"], Activation::Gelu)?,
         causal: config.flag("is_decoder", false)? && causal(config)?,
         positions: learned(config, &["max_position_embeddings"], 512)?,
-        token_types: true,
+        token_types: config.count_or_none(&["type_vocab_size"], MAX_TYPES)?.unwrap_or(2),
         head: match top {
             Top::Classes => first_row(config, Some(ClassActivation::Tanh))?,
             _ => HeadSpec::None,
@@ -77,7 +79,7 @@ pub(super) fn mpnet(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelErr
     // The reference has no field for it.
     let most = 128.max(buckets);
     Ok(ModelSpec {
-        token_types: false,
+        token_types: 0,
         distances: Some(Distances { buckets, most }),
         ..roberta(config, top)?
     })
@@ -441,7 +443,7 @@ fn encoder(sizes: Sizes) -> ModelSpec {
         unplaced: None,
         positions: Positions::Learned { rows: 0, offset: 0 },
         distances: None,
-        token_types: false,
+        token_types: 0,
         embedding_norm: true,
         head_norm: false,
         qkv_bias: true,

@@ -54,7 +54,7 @@ fn defaults_are_those_of_transformers() {
     assert_eq!((bert.head_width, bert.norm_epsilon), (4, 1e-12));
     assert_eq!((bert.position_limit(), bert.activation), (512, Activation::Gelu));
     assert_eq!(bert.head, HeadSpec::None);
-    assert!(bert.token_types && bert.embedding_norm && !bert.causal);
+    assert!(bert.token_types == 2 && bert.embedding_norm && !bert.causal);
 
     let gpt2 = read_spec(&small_gpt2(json!({ "n_inner": null }))).expect("a spec");
     assert_eq!((gpt2.inner, gpt2.norm_epsilon, gpt2.position_limit()), (48, 1e-5, 1024));

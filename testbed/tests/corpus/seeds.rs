@@ -361,7 +361,13 @@ fn messages(add: Add<'_>) {
     };
     let probed = piece(&probed.encode_to_vec()).repeat(2);
     add("coordinator", "probed", numbered(4, &probed));
-    let texts = v1::EmbedRequest { texts: vec!["a lighthouse".into()], truncate: true };
+    let texts = v1::EmbedRequest {
+        texts: vec!["a lighthouse".into()],
+        ids: vec![v1::TokenIds { ids: vec![5, 6] }],
+        prompt_name: Some("query".into()),
+        dimensions: 8,
+        ..Default::default()
+    };
     add("coordinator", "embed", numbered(5, &texts.encode_to_vec()));
     let description = v1::DescribeReply {
         protocol: galaxy_proto::PROTOCOL,
@@ -399,6 +405,7 @@ fn messages(add: Add<'_>) {
         labels: vec!["yes".into(), "no".into()],
         logits: values(2),
         report: Some(report.clone()),
+        activation: "sigmoid".into(),
     };
     add("client", "classes", [&[2, 1][..], &classes.encode_to_vec()].concat());
     let status = v1::StatusReply {

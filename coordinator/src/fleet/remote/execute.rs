@@ -151,6 +151,10 @@ pub(super) async fn execute(
         let request = ExecuteRequest { making, ..request.clone() };
         let request = match inputs.part(spec, dispatch.embedded[rank]) {
             Inputs::Tokens(tokens) => ExecuteRequest { tokens: tokens.to_vec(), ..request },
+            Inputs::Typed { tokens, types } => {
+                let (tokens, types) = (tokens.to_vec(), types.to_vec());
+                ExecuteRequest { tokens, types, ..request }
+            }
             Inputs::Patches { first, values } => {
                 ExecuteRequest { patches: bytes(&values), first_row: first, ..request }
             }

@@ -9,7 +9,8 @@ pub(super) struct Weights {
     pub(super) layers: Vec<Layer>,
     pub(super) patch: Option<PatchTensors>,
     pub(super) embedding_norm: Option<NormTensors>,
-    pub(super) token_type: Option<Tensor<2>>,
+    /// `[types, hidden]`
+    pub(super) token_types: Option<Tensor<2>>,
     pub(super) final_norm: Option<NormTensors>,
     pub(super) language: Option<Tensor<2>>,
     pub(super) language_bias: Option<Tensor<2>>,
@@ -73,7 +74,9 @@ impl Weights {
             class_row: mover.vector(patch.class_row),
         });
         let embedding_norm = shard.embedding_norm.take().map(|norm| mover.norm(norm));
-        let token_type = mover.row(shard.token_type.take());
+        let types = shard.spec().token_types as usize;
+        let token_types = shard.token_types.take();
+        let token_types = token_types.map(|values| mover.table(values, types));
         let final_norm = shard.final_norm.take().map(|norm| mover.norm(norm));
         let language = mover.matrix(shard.language.take());
         let language_bias = mover.row(shard.language_bias.take());
@@ -88,7 +91,7 @@ impl Weights {
             layers,
             patch,
             embedding_norm,
-            token_type,
+            token_types,
             final_norm,
             language,
             language_bias,
@@ -118,6 +121,11 @@ impl Mover<'_> {
 
     fn matrix(&mut self, matrix: Option<HeldMatrix>) -> Option<Tensor<2>> {
         matrix.map(|matrix| self.whole(matrix))
+    }
+
+    fn table(&mut self, values: Vec<f32>, rows: usize) -> Tensor<2> {
+        let shape = [rows, values.len() / rows.max(1)];
+        self.tensor(values, shape)
     }
 
     fn vector(&mut self, values: Vec<f32>) -> Tensor<2> {

@@ -1,0 +1,391 @@
+//! Vectors, classes and ranks of texts: what they are asked with, and how they become sequences.
+
+use super::{
+    Input, Report, Session,
+    answer::{Outcome, Vectors},
+    batch::Sequence,
+    check_count,
+};
+use crate::{error::RequestError, fleet::blocking};
+use galaxy_common::Wanted;
+use galaxy_model::{
+    ClassHead, HeadSpec, ModelError,
+    sentence::{CrossEncoder, SentenceConfig, VectorForm},
+    tokenizer::{Encoded, Tokenizer},
+};
+use std::{num::NonZeroU32, time::Duration};
+use tokio::time::Instant;
+
+/// What is put before each text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Prefix {
+    /// A prompt of the model's files, by its name.
+    Named(String),
+    /// This text.
+    Text(String),
+}
+
+/// What becomes vectors, and how.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Embed {
+    /// The texts.
+    pub texts: Vec<String>,
+    /// Token ids instead of texts: used as they are.
+    pub ids: Vec<Vec<u32>>,
+    /// Whether texts that are too long are cut.
+    pub truncate: bool,
+    /// What is put before each text, instead of what the model's files say.
+    pub prefix: Option<Prefix>,
+    /// Vectors are cut to so many values, instead of what the model's files say.
+    pub dimensions: Option<NonZeroU32>,
+    /// Whether vectors are scaled to length one in the end, whatever the model's files say.
+    pub normalise: bool,
+}
+
+/// What is to be classified.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Items {
+    /// Texts, and whether those that are too long are cut.
+    Texts(Vec<String>, bool),
+    /// Image files, PNG or JPEG.
+    Images(Vec<Vec<u8>>),
+}
+
+/// Vectors of texts.
+#[derive(Debug, Clone)]
+pub struct Embeddings {
+    /// Values of each.
+    pub width: u32,
+    /// texts x width.
+    pub vectors: Vec<f32>,
+    /// What it cost.
+    pub report: Report,
+}
+
+/// Class logits of texts.
+#[derive(Debug, Clone)]
+pub struct Classes {
+    /// The classes, and what logits of them mean.
+    pub head: ClassHead,
+    /// texts x labels.
+    pub logits: Vec<f32>,
+    /// What it cost.
+    pub report: Report,
+}
+
+/// How well texts answer a query.
+#[derive(Debug, Clone)]
+pub struct Scores {
+    /// One for each text, in their order.
+    pub scores: Vec<f32>,
+    /// What it cost.
+    pub report: Report,
+}
+
+impl Session {
+    /// One vector for each text, as the model's files and the caller say.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves the queue; a program that runs is finished and its result dropped.
+    ///
+    /// # Errors
+    /// Each kind is its own variant.
+    pub async fn embed(
+        &self,
+        embed: Embed,
+        timeout: Option<Duration>,
+    ) -> Result<Embeddings, RequestError> {
+        let work = async {
+            let sentence = self.sentence()?.clone();
+            let form = self.form(&sentence, embed.dimensions, embed.normalise)?;
+            let limit = self.text_limit(self.token_limit(sentence.max_tokens));
+            let mut answer = self.begin()?.within(timeout);
+            let (sequences, skipped, wanted) = if embed.ids.is_empty() {
+                let prompt = prompt(&sentence, embed.prefix)?;
+                let wanted = match prompt.is_empty() {
+                    true => sentence.wanted(),
+                    false => sentence.wanted_behind_prompts(),
+                };
+                let texts = Texts { prompt, truncate: embed.truncate, limit };
+                let skips = !sentence.pools_prompts();
+                let (sequences, skipped, took) = self.tokenize(embed.texts, texts, skips).await?;
+                answer.tokenized(took);
+                (sequences, skipped, wanted)
+            } else {
+                (self.given(embed, limit)?, Vec::new(), sentence.wanted())
+            };
+            let outcome = Outcome::Vectors(Vectors { sentence, skipped, form });
+            let results = answer.run(sequences, wanted, outcome).await?;
+            let width = results.first().map_or(0, |first| first.values.len() as u32);
+            let vectors = results.into_iter().flat_map(|t| t.values).collect();
+            Ok(Embeddings { width, vectors, report: answer.end() })
+        };
+        self.timed(timeout, work).await
+    }
+
+    /// Class logits for each text or image.
+    ///
+    /// # Cancel safety
+    /// As [`Session::embed`].
+    ///
+    /// # Errors
+    /// Each kind is its own variant.
+    pub async fn classify(
+        &self,
+        items: Items,
+        timeout: Option<Duration>,
+    ) -> Result<Classes, RequestError> {
+        let work = async {
+            let wanted = self.supported(Wanted::Classes)?;
+            let mut answer = self.begin()?.within(timeout);
+            let (sequences, took) = match items {
+                Items::Texts(texts, truncate) => {
+                    let limit = self.text_limit(self.token_limit(None));
+                    let how = Texts { prompt: String::new(), truncate, limit };
+                    let (sequences, _, took) = self.tokenize(texts, how, false).await?;
+                    (sequences, took)
+                }
+                Items::Images(images) => {
+                    check_count(images.len(), "images")?;
+                    self.prepare(images.into_iter().map(Input::Image).collect()).await?
+                }
+            };
+            answer.tokenized(took);
+            let results = answer.run(sequences, wanted, Outcome::AsItIs).await?;
+            let HeadSpec::Classes(head) = &self.spec().head else {
+                let why = "a model without classes has classified".to_owned();
+                return Err(RequestError::Internal { why });
+            };
+            let logits = results.into_iter().flat_map(|t| t.values).collect();
+            Ok(Classes { head: head.clone(), logits, report: answer.end() })
+        };
+        self.timed(timeout, work).await
+    }
+
+    /// How well each text answers a query: the model reads both together.
+    ///
+    /// # Cancel safety
+    /// As [`Session::embed`].
+    ///
+    /// # Errors
+    /// Each kind is its own variant.
+    pub async fn rerank(
+        &self,
+        query: String,
+        texts: Vec<String>,
+        truncate: bool,
+        timeout: Option<Duration>,
+    ) -> Result<Scores, RequestError> {
+        let work = async {
+            let cross = self.cross_encoder()?.clone();
+            let limit = self.text_limit(self.token_limit(cross.max_tokens));
+            let mut answer = self.begin()?.within(timeout);
+            let query = Texts { prompt: cross.prompt + &query, truncate, limit };
+            let (sequences, took) = self.pair(query, texts).await?;
+            answer.tokenized(took);
+            let results = answer.run(sequences, Wanted::Classes, Outcome::AsItIs).await?;
+            let logits = results.into_iter().flat_map(|t| t.values);
+            let score = |logit: f32| cross.activation.apply(f64::from(logit)) as f32;
+            Ok(Scores { scores: logits.map(score).collect(), report: answer.end() })
+        };
+        self.timed(timeout, work).await
+    }
+
+    /// What the model's vectors are to be like.
+    fn form(
+        &self,
+        sentence: &SentenceConfig,
+        dimensions: Option<NonZeroU32>,
+        normalise: bool,
+    ) -> Result<VectorForm, RequestError> {
+        let width = sentence.width(self.spec().hidden);
+        let dimensions = dimensions.map(NonZeroU32::get);
+        match dimensions.filter(|dimensions| *dimensions > width) {
+            None => Ok(VectorForm { dimensions, normalise }),
+            Some(dimensions) => Err(RequestError::Invalid {
+                why: format!(
+                    "{dimensions} dimensions are asked for, and the model's vectors have {width}"
+                ),
+            }),
+        }
+    }
+
+    /// Token ids that the caller gives, checked.
+    fn given(
+        &self,
+        embed: Embed,
+        limit: (u32, &'static str),
+    ) -> Result<Vec<Sequence>, RequestError> {
+        let invalid = |why: &str| Err(RequestError::Invalid { why: why.to_owned() });
+        if !embed.texts.is_empty() {
+            return invalid("the request has texts and token ids: send one kind");
+        }
+        if embed.prefix.is_some() {
+            return invalid("a prompt is put before texts, and the request has token ids");
+        }
+        check_count(embed.ids.len(), "sequences")?;
+        for (index, ids) in embed.ids.iter().enumerate() {
+            self.check_ids(index, ids, limit)?;
+        }
+        Ok(embed.ids.into_iter().map(Sequence::from).collect())
+    }
+
+    /// Texts to tokens, where blocking is allowed; and how many rows of each are its prompt's, if `skips`.
+    async fn tokenize(
+        &self,
+        texts: Vec<String>,
+        how: Texts,
+        skips: bool,
+    ) -> Result<(Vec<Sequence>, Vec<u32>, Duration), RequestError> {
+        self.check_texts(&texts)?;
+        let session = self.clone();
+        blocking(move || {
+            let begun = Instant::now();
+            let tokenizer = session.tokenizer()?;
+            let mut sequences = Vec::with_capacity(texts.len());
+            for (index, mut text) in texts.into_iter().enumerate() {
+                text.insert_str(0, &how.prompt);
+                let encoded = tokenizer.encode(&text, how.cut()).map_err(|e| of_text(index, &e))?;
+                sequences.push(session.fitting(index, encoded.into(), how.limit)?);
+            }
+            let skipped = match skips && !how.prompt.is_empty() {
+                true => {
+                    let prompt = tokenizer.prompt_tokens(&how.prompt, how.limit.0 as usize);
+                    vec![prompt.map_err(|e| of_text(0, &e))? as u32; sequences.len()]
+                }
+                false => Vec::new(),
+            };
+            Ok((sequences, skipped, begun.elapsed()))
+        })
+        .await?
+    }
+
+    /// Pairs of a query and each text to tokens, where blocking is allowed.
+    async fn pair(
+        &self,
+        query: Texts,
+        texts: Vec<String>,
+    ) -> Result<(Vec<Sequence>, Duration), RequestError> {
+        self.check_texts(&texts)?;
+        if query.prompt.trim().is_empty() {
+            return Err(RequestError::Nothing { what: "query" });
+        }
+        let session = self.clone();
+        blocking(move || {
+            let begun = Instant::now();
+            let tokenizer = session.tokenizer()?;
+            let types = session.spec().token_types;
+            let pair = |(index, text): (usize, &String)| {
+                let encoded = tokenizer.encode_pair(&query.prompt, text, query.cut());
+                let mut encoded = encoded.map_err(|e| of_text(index, &e))?;
+                // A table of one row has nothing to tell them apart by.
+                if types < 2 {
+                    encoded.types.clear();
+                }
+                if encoded.types.iter().any(|kind| u32::from(*kind) >= types.max(1)) {
+                    let why = format!("the tokenizer gives token types beyond the model's {types}");
+                    return Err(RequestError::Model { why });
+                }
+                session.fitting(index, encoded, query.limit)
+            };
+            let sequences = texts.iter().enumerate().map(pair).collect::<Result<_, _>>()?;
+            Ok((sequences, begun.elapsed()))
+        })
+        .await?
+    }
+
+    fn check_texts(&self, texts: &[String]) -> Result<(), RequestError> {
+        check_count(texts.len(), "texts")?;
+        if self.spec().patches.is_some() {
+            let why = "this model reads images, and texts came".to_owned();
+            return Err(RequestError::Invalid { why });
+        }
+        match texts.iter().position(|t| t.trim().is_empty()) {
+            Some(index) => Err(RequestError::EmptyText { index }),
+            None => Ok(()),
+        }
+    }
+
+    /// The tokens of a text as a sequence, if the model can run them.
+    fn fitting(
+        &self,
+        index: usize,
+        encoded: Encoded,
+        (limit, limited_by): (u32, &'static str),
+    ) -> Result<Sequence, RequestError> {
+        let Encoded { ids, types } = encoded;
+        if ids.is_empty() {
+            return Err(RequestError::EmptyText { index });
+        }
+        if ids.len() > limit as usize {
+            let tokens = ids.len();
+            return Err(RequestError::TextTooLong { index, tokens, limit, limited_by });
+        }
+        let vocabulary = self.spec().vocabulary;
+        if let Some(&token) = ids.iter().find(|&&id| id >= vocabulary) {
+            return Err(RequestError::UnknownToken { index, token, vocabulary });
+        }
+        Ok(Sequence::typed(ids, types))
+    }
+
+    pub(super) fn tokenizer(&self) -> Result<&Tokenizer, RequestError> {
+        let wrong = |why: &String| RequestError::Model { why: why.clone() };
+        self.inner.tokenizer.as_ref().map_err(wrong)
+    }
+
+    fn cross_encoder(&self) -> Result<&CrossEncoder, RequestError> {
+        self.inner.cross_encoder.as_ref().map_err(|error| match error {
+            (true, why) => RequestError::UnsupportedOutput {
+                model: self.inner.model.name().to_owned(),
+                wanted: "score of a pair of texts".to_owned(),
+                why: why.clone(),
+            },
+            (false, why) => RequestError::Model { why: why.clone() },
+        })
+    }
+
+    /// How many tokens a text may have by the model's files: of sentence-transformers, or else of the
+    /// tokenizer.
+    fn token_limit(&self, of_sentence: Option<u32>) -> Option<(u32, &'static str)> {
+        let of_tokenizer = || self.inner.tokenizer.as_ref().ok()?.max_tokens();
+        match of_sentence {
+            Some(limit) => Some((limit, "the model's sentence configuration")),
+            None => of_tokenizer().map(|limit| (limit, "model_max_length of its tokenizer")),
+        }
+    }
+}
+
+/// How texts become tokens.
+struct Texts {
+    /// What is put before each of them.
+    prompt: String,
+    truncate: bool,
+    limit: (u32, &'static str),
+}
+
+impl Texts {
+    fn cut(&self) -> Option<usize> {
+        self.truncate.then_some(self.limit.0 as usize)
+    }
+}
+
+/// What is put before each text.
+fn prompt(sentence: &SentenceConfig, prefix: Option<Prefix>) -> Result<String, RequestError> {
+    let name = match prefix {
+        Some(Prefix::Text(text)) => return Ok(text),
+        Some(Prefix::Named(name)) => Some(name),
+        None => None,
+    };
+    sentence.prompt(name.as_deref()).map(str::to_owned).map_err(|known| {
+        let known = match known.is_empty() {
+            true => "it has none".to_owned(),
+            false => format!("known are {}", known.join(", ")),
+        };
+        let name = name.unwrap_or_default();
+        RequestError::Invalid { why: format!("the model has no prompt {name:?}: {known}") }
+    })
+}
+
+fn of_text(index: usize, error: &ModelError) -> RequestError {
+    RequestError::Invalid { why: format!("text {index}: {error}") }
+}

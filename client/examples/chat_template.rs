@@ -1,7 +1,7 @@
 //! Renders chats for `scripts/chat.py`: a line of standard input is `{"template", "tokens", "request"}`, and
 //! one of standard output `{"text"}` or `{"refused"}`.
 
-use galaxy_client::openai::{chat::Template, wire::ChatRequest};
+use galaxy_client::openai::chat::{Message, Template, TemplateArguments};
 use serde::Deserialize;
 use serde_json::json;
 use std::{
@@ -13,7 +13,14 @@ use std::{
 struct Line {
     template: String,
     tokens: BTreeMap<String, String>,
-    request: ChatRequest,
+    request: Request,
+}
+
+#[derive(Deserialize)]
+struct Request {
+    messages: Vec<Message>,
+    #[serde(default)]
+    chat_template_kwargs: TemplateArguments,
 }
 
 fn main() -> io::Result<()> {

@@ -131,7 +131,7 @@ fn read(file: ChatTemplate, tokens: &BTreeMap<String, String>) -> Result<Templat
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use super::{super::wire::ChatRequest, *};
+    use super::*;
     use std::fs;
     use time::Date;
 
@@ -292,7 +292,7 @@ mod tests {
     fn chats_are_rendered_as_transformers_renders_them() {
         let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/chat");
         let text = |name: &str| fs::read_to_string(directory.join(name)).unwrap();
-        let requests: BTreeMap<String, ChatRequest> =
+        let requests: BTreeMap<String, Request> =
             serde_json::from_str(&text("conversations.json")).unwrap();
         let rendered: BTreeMap<String, BTreeMap<String, Rendered>> =
             serde_json::from_str(&text("rendered.json")).unwrap();
@@ -325,6 +325,13 @@ mod tests {
             }
         }
         assert!(wrong.is_empty(), "{}", wrong.concat());
+    }
+
+    #[derive(serde::Deserialize)]
+    struct Request {
+        messages: Vec<Message>,
+        #[serde(default)]
+        chat_template_kwargs: TemplateArguments,
     }
 
     #[derive(serde::Deserialize, Debug)]

@@ -5,7 +5,7 @@ mod refusal;
 mod shown;
 
 use super::{failure::Failure, json, print};
-use galaxy_client::hub::{About, Patience, Repository, Web};
+use galaxy_client::hub::{About, HubError, Patience, Repository, Web};
 use galaxy_model::{
     ModelError,
     files::{self, CONFIG, INDEX, MODULES, TOKENIZER, WEIGHTS, inside},
@@ -115,7 +115,7 @@ fn bring(args: &PullArgs, endpoint: &str, patience: Patience) -> Result<Pulled, 
         let about = pulling.about(&file)?;
         abouts.extend(about.map(|about| (file, about)));
     }
-    pulling.shown.expect(abouts.iter().map(|(_, about)| about.size).sum());
+    pulling.shown.expect(abouts.iter().map(|(_, about)| about.size).fold(0, u64::saturating_add));
     for (file, about) in abouts {
         pulling.fetch(file, about)?;
     }
@@ -186,7 +186,7 @@ impl Pulling<'_> {
                     shards.partition(|shard| self.all.contains(shard));
                 if let Some(shard) = missing.first() {
                     let what = format!("{} has no {shard}, which {index} names", self.args.model);
-                    return Err(self.other(what));
+                    return Err(self.unusable(what));
                 }
                 wanted.extend(there);
             }
@@ -241,64 +241,73 @@ impl Pulling<'_> {
     /// What is known of a file; nothing if it is there in this version.
     fn about(&mut self, file: &str) -> Result<Option<About>, Failure> {
         let about = self.repository.about(file, &mut self.shown);
-        let about = about.map_err(|e| refused(&e, &self.args.model, &self.args.revision))?;
+        let about = about.map_err(|error| self.failed(file, &error))?;
         Ok(Some(about).filter(|about| !self.installed.has(file, &about.version)))
     }
 
     fn fetch(&mut self, file: String, about: About) -> Result<(), Failure> {
         self.shown.begin(&file, about.size);
         let path = self.repository.fetch(&file, &about, &mut self.shown);
-        let path = path.map_err(|e| refused(&e, &self.args.model, &self.args.revision))?;
+        let path = path.map_err(|error| self.failed(&file, &error))?;
         self.shown.end();
         self.ready.push((file, about.version, path));
         Ok(())
     }
 
-    /// What a repository that is no model here is.
+    /// Why a file does not come.
+    fn failed(&self, file: &str, error: &HubError) -> Failure {
+        let PullArgs { model, revision, .. } = self.args;
+        match error {
+            HubError::Status { status: status @ (404 | 410), .. } => Failure::new(format!(
+                "the Hub lists {file} of {model}, and does not have it ({status})"
+            ))
+            .at(self.repository.origin())
+            .todo("pull again later, or from another HF_ENDPOINT"),
+            error => refused(error, model, revision),
+        }
+    }
+
+    /// Says what a repository is that has no model for us in `directory`, but `others` with weights.
     fn lacks(&self, directory: &str, others: &[String]) -> Failure {
         let model = &self.args.model;
-        let has = |end: &str| others.iter().any(|file| file.ends_with(end));
-        let list = others.iter().take(5).cloned().collect::<Vec<_>>().join(", ");
-        let more = match others.len() {
-            0..=5 => String::new(),
-            many => format!(" and {} more", many - 5),
-        };
-        let list = format!("{list}{more}");
-        let config = self.all.contains(&inside(directory, CONFIG));
-        let weights = inside(directory, WEIGHTS);
-        let failure = |what: String| Failure::new(what).at(self.repository.origin());
+        let mut list = others.iter().take(5).cloned().collect::<Vec<_>>().join(", ");
+        if let Some(more @ 1..) = others.len().checked_sub(5) {
+            list.push_str(&format!(" and {more} more"));
+        }
+        let (config, weights) = (inside(directory, CONFIG), inside(directory, WEIGHTS));
         if self.all.contains(&inside(directory, "adapter_config.json")) {
-            return failure(format!("{model} is an adapter, which changes another model: {list}"))
+            return self
+                .unusable(format!("{model} is an adapter, which changes another model: {list}"))
                 .todo(
                     "merge it with its base model (merge_and_unload of peft), and use the result",
                 );
         }
-        if has(".gguf") {
-            return failure(format!("{model} has its weights as GGUF, which is not read: {list}"))
+        if others.iter().any(|file| file.ends_with(".gguf")) {
+            return self
+                .unusable(format!("{model} has its weights as GGUF, which is not read: {list}"))
                 .todo("choose the model that it was made of: the page of this one names it");
         }
-        if others.is_empty() || !config {
-            let there =
-                if others.is_empty() { String::new() } else { format!("; there is {list}") };
-            let (config, weights) = (inside(directory, CONFIG), weights);
-            return self.other(format!("{model} has no {config} with {weights}{there}"));
+        if others.is_empty() {
+            return self.unusable(format!("{model} has no {config} with {weights}"));
         }
-        failure(format!("{model} has no {weights}, and other formats are not read: {list}")).todo(
-            "choose another --revision, as refs/pr/N, that has it, or make it with save_pretrained \
-             of transformers",
-        )
+        if !self.all.contains(&config) {
+            return self.unusable(format!("{model} has no {config} with {weights}; it has {list}"));
+        }
+        self.unusable(format!("{model} has no {weights}, and other formats are not read: {list}"))
+            .todo(
+                "choose another --revision, as refs/pr/N, that has it, or make it with \
+                 save_pretrained of transformers",
+            )
     }
 
-    fn other(&self, what: String) -> Failure {
+    fn unusable(&self, what: String) -> Failure {
         Failure::new(what)
             .at(self.repository.origin())
-            .todo("choose a model, or with --revision a version of it, that has both")
+            .todo("choose another model, or with --revision another version of it")
     }
 
     fn damaged(&self, error: &ModelError) -> Failure {
-        Failure::new(format!("{} cannot be used: {error}", self.args.model))
-            .at(self.repository.origin())
-            .todo("choose another model, or with --revision another version of it")
+        self.unusable(format!("{} cannot be used: {error}", self.args.model))
     }
 }
 

@@ -128,6 +128,29 @@ fn a_listing_that_is_none_is_refused() {
 }
 
 #[test]
+fn lengths_without_bound_are_only_words() {
+    let (_dir, to) = place();
+    let mut files = small();
+    let index = serde_json::json!({ "weight_map": { "a": "a.safetensors", "b": "b.safetensors" } });
+    files.remove("model.safetensors");
+    files.insert("model.safetensors.index.json".to_owned(), index.to_string().into_bytes());
+    for name in ["a.safetensors", "b.safetensors"] {
+        files.insert(name.to_owned(), b"x".to_vec());
+    }
+    let hub = Hub::scripted(files, |request, _, _| {
+        let name = request.file().filter(|name| name.ends_with(".safetensors"))?;
+        let size = u64::MAX;
+        // Gone when its contents are asked for.
+        match request.is_for_all() {
+            true => Some(Reply::new(404, "")),
+            false => Some(Reply::new(200, format!("x-linked-size: {size}\r\n")).body(name)),
+        }
+    });
+    let said = hub.refusal(&to);
+    assert!(said.contains("lists a.safetensors of org/name, and does not"), "{said}");
+}
+
+#[test]
 fn a_config_that_is_as_long_as_weights_is_refused() {
     let (_dir, to) = place();
     let hub = Hub::scripted(small(), |request, files, _| {

@@ -54,7 +54,7 @@ impl Shown {
     /// So many bytes are to come, in all files.
     pub(super) fn expect(&mut self, bytes: u64) {
         self.expected = true;
-        self.bar.set_length(self.before + bytes);
+        self.bar.set_length(self.before.saturating_add(bytes));
     }
 
     /// A file comes now.
@@ -70,7 +70,7 @@ impl Shown {
 
     /// It has come.
     pub(super) fn end(&mut self) {
-        self.before += self.size;
+        self.before = self.before.saturating_add(self.size);
         self.bar.set_position(self.before);
     }
 
@@ -86,7 +86,7 @@ impl Shown {
 
 impl Watch for Shown {
     fn have(&mut self, bytes: u64) {
-        self.bar.set_position(self.before + bytes);
+        self.bar.set_position(self.before.saturating_add(bytes));
         if std::mem::take(&mut self.paused) {
             self.bar.set_message(self.file.clone());
         }

@@ -472,7 +472,7 @@ fn divide(
 
 fn epsilon(config: &Fields<'_>, names: &[&'static str], default: f64) -> Result<f32, ModelError> {
     let value = config.positive_or_none(names)?.unwrap_or(default);
-    if value >= 1.0 || value as f32 <= 0.0 {
+    if value as f32 <= 0.0 || !(value as f32).is_finite() {
         return Err(config.wrong(names[0], format!("is {value}: a small number is wanted")));
     }
     Ok(value as f32)

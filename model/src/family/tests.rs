@@ -56,6 +56,9 @@ fn defaults_are_those_of_transformers() {
     assert_eq!(bert.head, HeadSpec::None);
     assert!(bert.token_types && bert.embedding_norm && !bert.causal);
 
+    let coarse = read_spec(&small_bert(json!({ "layer_norm_eps": 1.0 }))).expect("a spec");
+    assert_eq!(coarse.norm_epsilon, 1.0);
+
     let gpt2 = read_spec(&small_gpt2(json!({ "n_inner": null }))).expect("a spec");
     assert_eq!((gpt2.inner, gpt2.norm_epsilon, gpt2.position_limit()), (48, 1e-5, 1024));
     assert!(gpt2.causal && !gpt2.embedding_norm && gpt2.norm_place == NormPlace::Pre);

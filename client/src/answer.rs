@@ -85,40 +85,6 @@ pub struct Ranked {
     pub score: f32,
 }
 
-/// What makes probabilities of logits.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Activation {
-    Softmax,
-    Sigmoid,
-    Identity,
-}
-
-impl Activation {
-    /// By its name in a reply.
-    pub(crate) fn named(name: &str) -> Result<Self, ClientError> {
-        match name {
-            "" | "softmax" => Ok(Self::Softmax),
-            "sigmoid" => Ok(Self::Sigmoid),
-            "identity" => Ok(Self::Identity),
-            _ => Err(ClientError::Malformed { what: format!("the activation {name:?}") }),
-        }
-    }
-
-    /// The probabilities of one text.
-    pub(crate) fn apply(self, logits: &[f32]) -> Vec<f32> {
-        match self {
-            Self::Identity => logits.to_vec(),
-            Self::Sigmoid => logits.iter().map(|l| 1.0 / (1.0 + (-l).exp())).collect(),
-            Self::Softmax => {
-                let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-                let raised: Vec<f64> = logits.iter().map(|&l| f64::from(l - top).exp()).collect();
-                let sum: f64 = raised.iter().sum();
-                raised.into_iter().map(|e| (e / sum) as f32).collect()
-            }
-        }
-    }
-}
-
 /// Tensors for each sequence.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Tensors {
@@ -298,18 +264,6 @@ mod tests {
         let json = serde_json::to_value(&report).expect("json");
         assert_eq!(json["execute_ms"], 6.0);
         assert_eq!(json["requests"], serde_json::json!([1, 2, 3]));
-    }
-
-    #[test]
-    fn logits_become_probabilities_as_the_model_means_them() {
-        let apply = |name, logits: &[f32]| Activation::named(name).expect("known").apply(logits);
-        let far = [1000.0, 1000.0 + 3f32.ln()];
-        for (have, want) in apply("softmax", &far).iter().zip([0.25, 0.75]) {
-            assert!((have - want).abs() < 1e-4, "{have}");
-        }
-        assert_eq!(apply("sigmoid", &[0.0, -1e9, 1e9]), [0.5, 0.0, 1.0]);
-        assert_eq!(apply("identity", &[0.3]), [0.3]);
-        assert!(Activation::named("tanh").is_err());
     }
 
     #[test]

@@ -1,9 +1,7 @@
 //! The connection to a coordinator and the calls over it.
 
 use crate::{
-    answer::{
-        Activation, Classes, Embeddings, Output, Ranked, Ranking, Report, Tensor, Tensors, rows,
-    },
+    answer::{Classes, Embeddings, Output, Ranked, Ranking, Report, Tensor, Tensors, rows},
     error::ClientError,
     generate::{self, GenerateOptions, Generating, Prompt},
     parts::parts,
@@ -374,12 +372,13 @@ impl Client {
                 .await
                 .and_then(|reply| {
                     let logits = rows(&reply.logits, part.len(), reply.labels.len())?;
-                    let activation = Activation::named(&reply.activation)?;
-                    Ok((reply.labels, logits, activation, report(reply.report)?))
+                    let chances = rows(&reply.probabilities, part.len(), reply.labels.len())?;
+                    Ok((reply.labels, logits, chances, report(reply.report)?))
                 });
-            let (labels, logits, activation, cost) = reply.map_err(|e| in_part(e, &part, total))?;
+            let (labels, logits, probabilities, cost) =
+                reply.map_err(|e| in_part(e, &part, total))?;
             all.labels = labels;
-            all.probabilities.extend(logits.iter().map(|logits| activation.apply(logits)));
+            all.probabilities.extend(probabilities);
             all.logits.extend(logits);
             all.report.absorb(cost);
         }

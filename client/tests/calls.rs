@@ -88,7 +88,7 @@ impl Galaxy for Scripted {
             labels: vec!["bad".into(), "good".into()],
             logits: vec![0; 4],
             report: report(),
-            activation: String::new(),
+            probabilities: vec![0; 8],
         }))
     }
     async fn rerank(

@@ -8,7 +8,6 @@ use crate::{
     trace::DeviceSum,
 };
 use galaxy_common::{Sampling, Wanted};
-use galaxy_model::{ClassHead, Problem};
 use galaxy_proto::{
     COMMIT, MAX_MESSAGE_BYTES, PROTOCOL, VERSION, convert,
     door::{Door, require},
@@ -196,9 +195,9 @@ impl Galaxy for Api {
         };
         let done = self.session.classify(items, limit).await?;
         Ok(Response::new(v1::ClassifyReply {
-            activation: activation(&done.head).to_owned(),
-            labels: done.head.names,
+            labels: done.labels,
             logits: convert::bytes(&done.logits),
+            probabilities: convert::bytes(&done.probabilities),
             report: Some(report(done.report)),
         }))
     }
@@ -322,16 +321,6 @@ pub(crate) fn embed(request: v1::EmbedRequest) -> Result<Embed, Status> {
         dimensions: NonZeroU32::new(request.dimensions),
         normalise: request.normalise,
     })
-}
-
-/// What makes probabilities of the logits of a class head, as the pipelines of transformers decide it.
-fn activation(head: &ClassHead) -> &'static str {
-    match head.problem {
-        Some(Problem::Regression) => "identity",
-        Some(Problem::MultiLabel) => "sigmoid",
-        _ if head.labels == 1 => "sigmoid",
-        Some(Problem::SingleLabel) | None => "softmax",
-    }
 }
 
 fn input(sequence: v1::Sequence) -> Input {
@@ -559,29 +548,6 @@ mod tests {
         };
         let status = device(DeviceView { part: Some(part), ..DeviceView::default() });
         assert_eq!((status.heads_to, status.columns_to), (12, 48));
-    }
-
-    #[test]
-    fn logits_mean_what_the_problem_says() {
-        let head = |labels: u32, problem| ClassHead {
-            row: ClassRow::First,
-            dense: None,
-            labels,
-            bias: true,
-            names: (0..labels).map(|i| i.to_string()).collect(),
-            problem,
-        };
-        for (labels, problem, want) in [
-            (1, None, "sigmoid"),
-            (1, Some(Problem::SingleLabel), "sigmoid"),
-            (1, Some(Problem::Regression), "identity"),
-            (3, None, "softmax"),
-            (3, Some(Problem::SingleLabel), "softmax"),
-            (3, Some(Problem::MultiLabel), "sigmoid"),
-            (3, Some(Problem::Regression), "identity"),
-        ] {
-            assert_eq!(activation(&head(labels, problem)), want, "{labels} {problem:?}");
-        }
     }
 
     #[test]

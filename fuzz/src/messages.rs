@@ -100,6 +100,7 @@ pub(crate) fn client(bytes: &[u8]) {
             let texts = usize::from(input.byte());
             read(input.0, |reply: v1::ClassifyReply| {
                 rows(&reply.logits, texts, reply.labels.len());
+                rows(&reply.probabilities, texts, reply.labels.len());
             });
         }
         3 => read(input.0, |reply: v1::StatusReply| {

@@ -3,7 +3,7 @@
 use super::{Input, good, said};
 use galaxy_model::{
     HeadSpec, Matrix, ModelDir, ModelSpec, Patches, Positions, Table, Vector, fuzz,
-    image::ImageProcessor, manifest::Manifest,
+    image::ImageProcessor, manifest::Manifest, sentence::VectorForm, tokenizer::Tokenizer,
 };
 use std::{fs, io::Write, path::Path};
 use tempfile::TempDir;
@@ -68,18 +68,23 @@ pub(crate) fn checkpoint(bytes: &[u8]) {
     while !input.is_empty() {
         let name = input.pick(&FILES);
         let content = input.piece();
-        let mut file = fs::File::create(dir.path().join(name)).expect("a file");
-        if name.ends_with(".safetensors") {
-            let length = content.len() as u64;
-            file.write_all(&length.to_le_bytes()).expect("room for it");
-            file.set_len(8 + length + DATA).expect("room for it");
-        }
-        file.write_all(content).expect("room for it");
+        write(&dir.path().join(name), content, DATA);
     }
     match ModelDir::open(dir.path()) {
         Ok(model) => read(&model),
         Err(error) => said(&error),
     }
+}
+
+/// Writes a file; of a safetensors file the content is the header, and so many zeros follow.
+fn write(path: &Path, content: &[u8], data: u64) {
+    let mut file = fs::File::create(path).expect("a file");
+    if path.extension().is_some_and(|extension| extension == "safetensors") {
+        let length = content.len() as u64;
+        file.write_all(&length.to_le_bytes()).expect("room for it");
+        file.set_len(8 + length + data).expect("room for it");
+    }
+    file.write_all(content).expect("room for it");
 }
 
 /// Reads something of everything that it has.
@@ -102,27 +107,69 @@ fn read(model: &ModelDir) {
     }
 }
 
-/// The files of a sentence model, by number.
-const SENTENCE: [&str; 5] = [
+/// The files of a sentence model, by number. Of safetensors files only the header is given.
+const SENTENCE: [&str; 10] = [
     "modules.json",
     "1_Pooling/config.json",
     "config.json",
     "sentence_bert_config.json",
     "config_sentence_transformers.json",
+    "2_Dense/config.json",
+    "2_Dense/model.safetensors",
+    "3_Norm/config.json",
+    "3_Norm/model.safetensors",
+    "0_Transformer/sentence_bert_config.json",
 ];
+/// Zeros behind each header of a sentence model: its modules are read as a whole.
+const FEW: u64 = 1 << 12;
 
 /// A directory of a sentence model: numbers of files, each followed by what is in it.
 pub(crate) fn sentence(bytes: &[u8]) {
     let mut input = Input(bytes);
     let dir = directory();
-    fs::create_dir(dir.path().join("1_Pooling")).expect("a directory");
+    for inner in ["0_Transformer", "1_Pooling", "2_Dense", "3_Norm"] {
+        fs::create_dir(dir.path().join(inner)).expect("a directory");
+    }
     while !input.is_empty() {
         let name = input.pick(&SENTENCE);
-        fs::write(dir.path().join(name), input.piece()).expect("a file");
+        write(&dir.path().join(name), input.piece(), FEW);
     }
     match fuzz::sentence(dir.path()) {
-        Ok(sentence) => assert!(sentence.max_tokens != Some(0)),
+        Ok(sentence) => {
+            assert!(sentence.max_tokens != Some(0));
+            // Two rows of the two values that it was read for.
+            let pooled = sentence.pool(&[1.0, -2.0, 3.0, 4.0], 2, 0).expect("rows that count");
+            let form = VectorForm { dimensions: None, normalise: true };
+            assert!(sentence.finish(pooled, form).len() <= sentence.width(2) as usize);
+        }
         Err(error) => said(&error),
+    }
+}
+
+/// The files beside a `tokenizer.json`, by number.
+const TOKENIZER: [&str; 4] =
+    ["tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json"];
+/// A tokenizer of a few pieces of words.
+const PIECES: &str = r#"{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+    "normalizer": null, "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null, "decoder": null,
+    "model": {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "+",
+        "max_input_chars_per_word": 100, "vocab": {"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "a": 3, "b": 4}}}"#;
+
+/// What the files beside a tokenizer make of it: numbers of files, each followed by what is in it.
+pub(crate) fn tokenizer(bytes: &[u8]) {
+    let mut input = Input(bytes);
+    let dir = directory();
+    fs::write(dir.path().join("tokenizer.json"), PIECES).expect("a file");
+    while !input.is_empty() {
+        let name = input.pick(&TOKENIZER);
+        fs::write(dir.path().join(name), input.piece()).expect("a file");
+    }
+    let Some(tokenizer) = good(Tokenizer::open(dir.path())) else { return };
+    assert!(tokenizer.max_tokens() != Some(0));
+    if let Some(pair) = good(tokenizer.encode_pair("a b [SEP]", "b a", Some(9))) {
+        assert!(pair.ids.len() <= 9);
+        assert!(pair.types.is_empty() || pair.types.len() == pair.ids.len());
+        good(tokenizer.decode(&pair.ids));
     }
 }
 

@@ -9,7 +9,7 @@ use super::{
 use crate::{error::RequestError, fleet::blocking};
 use galaxy_common::Wanted;
 use galaxy_model::{
-    ClassHead, HeadSpec, ModelError,
+    ClassHead, HeadSpec, ModelError, Problem,
     sentence::{CrossEncoder, SentenceConfig, VectorForm},
     tokenizer::{Encoded, Tokenizer},
 };
@@ -65,10 +65,12 @@ pub struct Embeddings {
 /// Class logits of texts.
 #[derive(Debug, Clone)]
 pub struct Classes {
-    /// The classes, and what logits of them mean.
-    pub head: ClassHead,
+    /// Names of the classes.
+    pub labels: Vec<String>,
     /// texts x labels.
     pub logits: Vec<f32>,
+    /// What the logits mean, as many.
+    pub probabilities: Vec<f32>,
     /// What it cost.
     pub report: Report,
 }
@@ -156,8 +158,14 @@ impl Session {
                 let why = "a model without classes has classified".to_owned();
                 return Err(RequestError::Internal { why });
             };
-            let logits = results.into_iter().flat_map(|t| t.values).collect();
-            Ok(Classes { head: head.clone(), logits, report: answer.end() })
+            let (labels, head) = (head.names.clone(), head.clone());
+            let work = move || {
+                let each = results.iter().flat_map(|t| probabilities(&head, &t.values));
+                let probabilities = each.collect();
+                (results.into_iter().flat_map(|t| t.values).collect(), probabilities)
+            };
+            let (logits, probabilities) = blocking(work).await?;
+            Ok(Classes { labels, logits, probabilities, report: answer.end() })
         };
         self.timed(timeout, work).await
     }
@@ -386,6 +394,48 @@ fn prompt(sentence: &SentenceConfig, prefix: Option<Prefix>) -> Result<String, R
     })
 }
 
+/// What the logits of one text mean, as the pipelines of transformers decide it.
+fn probabilities(head: &ClassHead, logits: &[f32]) -> Vec<f32> {
+    let sigmoid = |logit: &f32| 1.0 / (1.0 + (-logit).exp());
+    match head.problem {
+        Some(Problem::Regression) => logits.to_vec(),
+        Some(Problem::MultiLabel) => logits.iter().map(sigmoid).collect(),
+        _ if head.labels == 1 => logits.iter().map(sigmoid).collect(),
+        Some(Problem::SingleLabel) | None => {
+            let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let raised: Vec<f64> = logits.iter().map(|&l| f64::from(l - top).exp()).collect();
+            let sum: f64 = raised.iter().sum();
+            raised.into_iter().map(|e| (e / sum) as f32).collect()
+        }
+    }
+}
+
 fn of_text(index: usize, error: &ModelError) -> RequestError {
     RequestError::Invalid { why: format!("text {index}: {error}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use galaxy_model::ClassRow;
+
+    #[test]
+    fn logits_mean_what_the_problem_says() {
+        let of = |problem, logits: &[f32]| {
+            let labels = logits.len() as u32;
+            let names = (0..labels).map(|i| i.to_string()).collect();
+            let (row, dense, bias) = (ClassRow::First, None, true);
+            let head = ClassHead { row, dense, labels, bias, names, problem };
+            probabilities(&head, logits)
+        };
+        let far = [1000.0, 1000.0 + 3f32.ln()];
+        for problem in [None, Some(Problem::SingleLabel)] {
+            assert_eq!(of(problem, &[0.0]), [0.5], "one class is a yes or a no");
+            let have = of(problem, &far);
+            assert!((have[0] - 0.25).abs() < 1e-4 && (have[1] - 0.75).abs() < 1e-4, "{have:?}");
+        }
+        assert_eq!(of(Some(Problem::MultiLabel), &[0.0, -1e9, 1e9]), [0.5, 0.0, 1.0]);
+        assert_eq!(of(Some(Problem::Regression), &[0.3]), [0.3]);
+        assert_eq!(of(Some(Problem::Regression), &[0.3, 2.0]), [0.3, 2.0]);
+    }
 }

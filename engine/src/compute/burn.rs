@@ -24,7 +24,7 @@ use super::{
     texts::{Texts, texts},
 };
 use crate::{choose::Text, weights::Shard};
-use ::burn::{Device, Tensor, TensorData};
+use ::burn::{Device, Int, Tensor, TensorData};
 use attention::Sources;
 use galaxy_common::{Bytes, Cache, Span};
 use galaxy_graph::program::{
@@ -329,7 +329,7 @@ impl Runner {
                     let types = TensorData::new(types, [count]);
                     table.clone().select(0, Tensor::<1, Int>::from_data(types, &self.device))
                 }
-                None => table.clone().slice([0..1]),
+                None => table.clone().slice([0..1, 0..spec.hidden as usize]),
             };
             rows = rows + of_rows;
         }

@@ -352,12 +352,20 @@ fn pooling(path: &Path, hidden: Option<u32>) -> Result<(Vec<PoolingMode>, bool),
 /// Fields that no table knows, in the files of all modules.
 pub(super) fn look_over(root: &Path) -> Vec<Warning> {
     let mut warnings = Vec::new();
+    let above = root.parent().filter(|above| above.join(MODULES).is_file());
+    if above.is_some_and(|above| above != root && model_place(above) == root) {
+        let text =
+            "is a part of the sentence-transformers model in the directory above: open that \
+            one for its pooling, lengths and prompts"
+                .to_owned();
+        warnings.push(Warning { path: root.to_owned(), text });
+    }
+    let path = root.join(MODULES);
+    let Ok(list) = json(&path) else { return warnings };
     let mut look = |path: &Path, value: &Value, table: Table| {
         let found = Fields::new(path, value).and_then(|fields| check(&fields, &[table]));
         warnings.extend(found.unwrap_or_default());
     };
-    let path = root.join(MODULES);
-    let Ok(list) = json(&path) else { return Vec::new() };
     list.as_array().into_iter().flatten().take(MAX_ENTRIES).for_each(|m| look(&path, m, MODULE));
     let path = root.join(SETTINGS_FILE);
     json(&path).iter().for_each(|value| look(&path, value, SETTINGS));

@@ -182,7 +182,7 @@ fn what_is_not_done_is_named() {
         (
             "Dense/config.json",
             r#"{"in_features": 131072, "out_features": 131072}"#.to_owned(),
-            "131072",
+            "at most",
         ),
         ("sentence_bert_config.json", r#"{"modality_config": {"message": {}}}"#.to_owned(), "chat"),
         (
@@ -273,6 +273,9 @@ fn a_model_in_a_directory_of_its_own_is_found() {
     ]);
     assert_eq!(model_place(directory.path()), directory.path().join("0_Transformer"));
     let config = read(directory.path(), None).expect("a config");
+    assert_eq!(look_over(directory.path()), []);
+    let warnings = look_over(&directory.path().join("0_Transformer"));
+    assert!(warnings[0].to_string().contains("directory above"), "{warnings:?}");
     assert_eq!(config.max_tokens, Some(64));
     assert_eq!(config.wanted(), Wanted::Pooled(Pooling::Cls));
 }

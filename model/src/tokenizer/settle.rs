@@ -154,7 +154,15 @@ fn merged(directory: &Path, mut config: Value) -> Result<Value, ModelError> {
             "additional_special_tokens" => "extra_special_tokens".to_owned(),
             _ => name,
         };
-        object.insert(name, value);
+        // Both lists count.
+        if let Value::Array(more) = &value
+            && let Some(Value::Array(list)) = object.get_mut(&name)
+        {
+            let new: Vec<_> = more.iter().filter(|&t| !list.contains(t)).cloned().collect();
+            list.extend(new);
+        } else {
+            object.insert(name, value);
+        }
     }
     Ok(config)
 }

@@ -167,6 +167,52 @@ fn models(add: Add<'_>) {
             (4, br#"{"prompts": {"q": "query: "}, "default_prompt_name": "q"}"#),
         ]),
     );
+    add(
+        "sentence",
+        "dense",
+        directory(&[
+            (0, STACK),
+            (1, br#"{"pooling_mode": ["cls", "weightedmean"], "include_prompt": false}"#),
+            (5, br#"{"in_features": 4, "out_features": 3, "bias": false}"#),
+            (6, br#"{"linear.weight":{"dtype":"F32","shape":[3,4],"data_offsets":[0,48]}}"#),
+            (7, br#"{"dimension": 3}"#),
+            (
+                8,
+                br#"{"norm.bias":{"dtype":"F32","shape":[3],"data_offsets":[0,12]},
+                "norm.weight":{"dtype":"F32","shape":[3],"data_offsets":[12,24]}}"#,
+            ),
+        ]),
+    );
+    add(
+        "sentence",
+        "arguments",
+        directory(&[
+            (0, br#"[{"path": "0_Transformer", "type": "Transformer"}, {"path": "1_Pooling", "type": "Pooling"}]"#),
+            (1, br#"{"embedding_dimension": 2}"#),
+            (9, br#"{"tokenizer_args": {"model_max_length": 9}, "modality_config": {"text": {"method": "forward"}}}"#),
+            (4, br#"{"truncate_dim": 1, "model_type": "SentenceTransformer"}"#),
+        ]),
+    );
+    add("tokenizer", "plain", directory(&[]));
+    add(
+        "tokenizer",
+        "tokens",
+        directory(&[
+            (0, br#"{"tokenizer_class": "BertTokenizerFast", "do_lower_case": false, "model_max_length": 8,
+                "added_tokens_decoder": {"5": {"content": "<x>", "lstrip": true, "special": true}},
+                "extra_special_tokens": ["<y>"], "truncation_side": "left"}"#),
+            (3, br#"{"model_type": "bert"}"#),
+        ]),
+    );
+    add(
+        "tokenizer",
+        "older",
+        directory(&[
+            (0, br#"{"split_special_tokens": true, "model_input_names": ["input_ids"], "unk_token": "[UNK]"}"#),
+            (1, br#"{"mask_token": {"content": "<m>", "lstrip": true}, "additional_special_tokens": ["<y>"]}"#),
+            (2, br#"{"<z>": 9}"#),
+        ]),
+    );
 }
 
 const BICUBIC: &[u8] =
@@ -177,6 +223,10 @@ const JPEG: &[u8] = b"\xff\xd8\xff\xe0\x00\x10JFIF\x00\x01\x01\x00\x00\x01\x00\x
 const MODULES: &[u8] = br#"[{"path": "", "type": "sentence_transformers.models.Transformer"},
 {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
 {"path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}]"#;
+const STACK: &[u8] = br#"[{"path": "", "type": "sentence_transformers.models.Transformer"},
+{"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+{"path": "2_Dense", "type": "sentence_transformers.models.Dense"},
+{"path": "3_Norm", "type": "sentence_transformers.models.LayerNorm"}]"#;
 const LENGTHS: &[u8] = br#"{"max_seq_length": 256, "do_lower_case": true}"#;
 
 /// Files by number, as the targets of directories read them.
@@ -405,7 +455,7 @@ fn messages(add: Add<'_>) {
         labels: vec!["yes".into(), "no".into()],
         logits: values(2),
         report: Some(report.clone()),
-        activation: "sigmoid".into(),
+        probabilities: values(2),
     };
     add("client", "classes", [&[2, 1][..], &classes.encode_to_vec()].concat());
     let status = v1::StatusReply {

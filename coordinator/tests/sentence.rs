@@ -1,0 +1,175 @@
+//! What is said of texts, held against sentence-transformers and transformers: `scripts/golden-sentence.py`.
+#![allow(clippy::unwrap_used)]
+
+use galaxy_common::{
+    Bytes, Cache, DeviceName,
+    plan::{Strategy, WireType},
+};
+use galaxy_coord::{Embed, Items, Limits, LocalFleet, Prefix, RequestError, Session};
+use galaxy_graph::share::{self, Member, Terms};
+use galaxy_model::ModelDir;
+use serde::Deserialize;
+use std::{
+    num::NonZeroU32,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+/// What is asked of a model, and what comes.
+#[derive(Deserialize)]
+#[serde(untagged, deny_unknown_fields)]
+enum Expected {
+    Embed {
+        embed: Vec<String>,
+        dimensions: Option<NonZeroU32>,
+        #[serde(default)]
+        normalise: bool,
+        prompt_name: Option<String>,
+        prompt: Option<String>,
+        vectors: Vec<Vec<f32>>,
+    },
+    Rerank {
+        rerank: Vec<String>,
+        query: String,
+        scores: Vec<f32>,
+    },
+    Classify {
+        classify: Vec<String>,
+        probabilities: Vec<Vec<f32>>,
+    },
+}
+
+fn directory(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/golden/sentence").join(name)
+}
+
+fn session(name: &str) -> Session {
+    let model = Arc::new(ModelDir::open(&directory(name)).unwrap());
+    assert_eq!(model.warnings(), [], "{name}");
+    let member = |(i, share): (usize, &f64)| Member {
+        name: DeviceName::new(format!("dev-{i}")).unwrap(),
+        budget: Bytes(1 << 30),
+        threads: 1,
+        share: *share,
+    };
+    let members: Vec<Member> = [2.0, 1.0].iter().enumerate().map(member).collect();
+    let terms = Terms {
+        model: model.name(),
+        fingerprint: model.fingerprint(),
+        strategy: Strategy::Galaxy,
+        wire: WireType::F32,
+        tiles: 2,
+        max_rows: 100,
+        cache: Cache::NONE,
+    };
+    let plan = share::plan(model.spec(), &terms, &members).unwrap();
+    let fleet = Arc::new(LocalFleet::open(model.clone(), plan).unwrap());
+    Session::new(model, fleet, Limits { queue: 2, timeout: Duration::from_secs(60) })
+}
+
+fn near(name: &str, have: &[f32], want: &[f32]) {
+    assert_eq!(have.len(), want.len(), "{name}");
+    let largest = want.iter().fold(0.0_f32, |most, value| most.max(value.abs()));
+    let apart = have.iter().zip(want).fold(0.0_f32, |most, (a, b)| most.max((a - b).abs()));
+    assert!(apart <= 1e-4 * largest, "{name}: {apart} of {largest}: {have:?}, wanted {want:?}");
+}
+
+async fn check(name: &str) {
+    let session = session(name);
+    let text = std::fs::read_to_string(directory(name).join("expected.json")).unwrap();
+    let expected: Vec<Expected> = serde_json::from_str(&text).unwrap();
+    assert!(!expected.is_empty());
+    for expected in expected {
+        match expected {
+            Expected::Embed { embed, dimensions, normalise, prompt_name, prompt, vectors } => {
+                let named = prompt_name.map(Prefix::Named);
+                let prefix = named.or(prompt.map(Prefix::Text));
+                let (texts, truncate) = (embed, true);
+                let ask = Embed { texts, truncate, prefix, dimensions, normalise, ids: Vec::new() };
+                let done = session.embed(ask, None).await.unwrap();
+                assert_eq!(done.width as usize, vectors[0].len(), "{name}");
+                near(name, &done.vectors, &vectors.concat());
+            }
+            Expected::Rerank { rerank, query, scores } => {
+                let done = session.rerank(query, rerank, true, None).await.unwrap();
+                near(name, &done.scores, &scores);
+            }
+            Expected::Classify { classify, probabilities } => {
+                let done = session.classify(Items::Texts(classify, true), None).await.unwrap();
+                near(name, &done.probabilities, &probabilities.concat());
+            }
+        }
+    }
+}
+
+macro_rules! golden {
+    ($($test:ident: $name:literal),* $(,)?) => { $(
+        #[tokio::test]
+        async fn $test() {
+            check($name).await;
+        }
+    )* };
+}
+
+golden! {
+    a_dense_module_stands_on_the_pooled_vector: "dense",
+    modules_of_every_kind_run_in_their_order: "layers",
+    several_poolings_stand_one_behind_another: "poolings",
+    prompts_are_put_before_texts_and_not_pooled: "prompts",
+    vectors_are_cut_as_the_files_say: "truncate-dim",
+    the_length_stands_in_the_config_of_the_tokenizer: "length",
+    texts_are_lowered_before_all_else: "lower-case",
+    the_model_lies_in_a_directory_of_its_own: "old-layout",
+    pairs_of_texts_have_their_token_types: "cross-bert",
+    the_activation_of_scores_stands_in_the_config: "cross-identity",
+    pairs_without_token_types_are_ranked: "cross-roberta",
+    classes_that_may_all_be_right: "several-labels",
+    a_class_that_is_a_value: "regression",
+    one_class_of_many: "one-of-many",
+}
+
+#[tokio::test]
+async fn what_a_model_does_not_have_is_named() {
+    let session = session("prompts");
+    let why = |error: RequestError| (error.code(), error.to_string());
+    let texts = vec!["a lighthouse".to_owned()];
+    let of = |embed: Embed| {
+        let session = session.clone();
+        async move { why(session.embed(embed, None).await.unwrap_err()) }
+    };
+    let prefix = Some(Prefix::Named("passage".to_owned()));
+    let (code, message) = of(Embed { texts: texts.clone(), prefix, ..Embed::default() }).await;
+    assert_eq!(code, "invalid_argument");
+    assert!(message.contains("known are document, query"), "{message}");
+    let dimensions = NonZeroU32::new(25);
+    let (code, message) = of(Embed { texts: texts.clone(), dimensions, ..Embed::default() }).await;
+    assert_eq!(code, "invalid_argument");
+    assert!(message.contains("25") && message.contains("have 24"), "{message}");
+    let ids = vec![vec![2, 5, 3]];
+    let both = Embed { texts: texts.clone(), ids: ids.clone(), ..Embed::default() };
+    assert!(of(both).await.1.contains("one kind"));
+    let prefix = Some(Prefix::Text("q".to_owned()));
+    assert!(of(Embed { ids: ids.clone(), prefix, ..Embed::default() }).await.1.contains("prompt"));
+    let long = Embed { ids: vec![vec![5; 41]], truncate: true, ..Embed::default() };
+    assert_eq!(of(long).await.0, "text_too_long");
+    let unknown = Embed { ids: vec![vec![1 << 20]], ..Embed::default() };
+    assert_eq!(of(unknown).await.0, "unknown_token");
+    let (code, message) =
+        why(session.rerank("query".to_owned(), texts, false, None).await.unwrap_err());
+    assert_eq!(code, "unsupported_output");
+    assert!(message.contains("no class head"), "{message}");
+}
+
+#[tokio::test]
+async fn token_ids_are_used_as_they_are() {
+    let session = session("dense");
+    let ids = vec![vec![2, 5, 64, 3], vec![2, 66, 3]];
+    let of_ids = Embed { ids: ids.clone(), ..Embed::default() };
+    let done = session.embed(of_ids, None).await.unwrap();
+    assert_eq!((done.width, done.vectors.len(), done.report.tokens), (6, 12, 7));
+    let inputs = ids.into_iter().map(galaxy_coord::Input::Tokens).collect();
+    let raw = session.run(inputs, galaxy_coord::RunOutput::Sentence, None).await.unwrap();
+    let raw: Vec<f32> = raw.tensors.into_iter().flat_map(|tensor| tensor.values).collect();
+    assert_eq!(done.vectors, raw);
+}

@@ -6,6 +6,7 @@
 //! `/`.
 
 mod config;
+pub(crate) mod fields;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -13,6 +14,7 @@ mod tests;
 use crate::{
     config::{Fields, short},
     error::ModelError,
+    fields::{Warning, check},
     matrix::Storage,
     spec::ModelSpec,
 };
@@ -68,8 +70,16 @@ pub(crate) struct Names {
     pub(crate) language_head: &'static str,
 }
 
+/// What a config describes.
+pub(crate) struct Described {
+    pub(crate) family: &'static Family,
+    pub(crate) spec: ModelSpec,
+    /// Of fields that are not carried out.
+    pub(crate) warnings: Vec<Warning>,
+}
+
 /// The family of a config, and the spec that it describes.
-pub(crate) fn read(config: &Fields<'_>) -> Result<(&'static Family, ModelSpec), ModelError> {
+pub(crate) fn read(config: &Fields<'_>) -> Result<Described, ModelError> {
     let architecture = match config.get(&["architectures"]) {
         None => None,
         Some((_, value)) => match value.as_array().map(|list| list.first().map(|v| v.as_str())) {
@@ -107,10 +117,13 @@ pub(crate) fn read(config: &Fields<'_>) -> Result<(&'static Family, ModelSpec), 
         return Err(ModelError::Unsupported {
             path: config.path.to_owned(),
             field: "quantization_config",
-            value: short(value),
+            // The method (GPTQ, AWQ, ...) says most.
+            value: short(value.get("quant_method").unwrap_or(value)),
             remedy: "use a checkpoint in F32, F16 or BF16",
         });
     }
+    let warnings = check(config, fields::tables(family.model_type))?;
     let spec = (family.read)(config, top)?;
-    Ok((family, ModelSpec { family: family.model_type.to_owned(), ..spec }))
+    let spec = ModelSpec { family: family.model_type.to_owned(), ..spec };
+    Ok(Described { family, spec, warnings })
 }

@@ -1,6 +1,6 @@
 //! Text to token ids and back, as `tokenizer.json` says.
 
-use crate::{error::ModelError, store::read_bounded};
+use crate::{error::ModelError, recognise, store::read_bounded};
 use std::path::{Path, PathBuf};
 use tokenizers::{PostProcessor, TruncationDirection};
 
@@ -24,7 +24,8 @@ impl Tokenizer {
     pub fn open(directory: &Path) -> Result<Self, ModelError> {
         let path = directory.join("tokenizer.json");
         if !path.is_file() {
-            return Err(ModelError::NoTokenizer { path: directory.to_owned() });
+            let remedy = recognise::tokenizer_files(directory);
+            return Err(ModelError::NoTokenizer { path: directory.to_owned(), remedy });
         }
         let bytes = read_bounded(&path, MAX_BYTES)?;
         let wrong = |error: tokenizers::Error| ModelError::Tokenizer {

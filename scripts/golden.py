@@ -29,7 +29,7 @@ import transformers
 from safetensors.torch import save_file
 
 LENGTHS = [1, 2, 7, 64, 129]
-FIRST_ID = {"roberta": 3, "mpnet": 3, "opt": 3}
+FIRST_ID = {"roberta": 3, "mpnet": 3, "opt": 3, "opt-post": 3}
 VOCABULARY = 97
 # An argmax that hangs on rounding would make decoding tests flaky.
 LEAST_GAP = 1e-2
@@ -161,6 +161,53 @@ CASES = {
         "ViTForImageClassification",
         dict(image_size=[36, 48], patch_size=12, num_channels=3, hidden_size=42,
              num_hidden_layers=3, num_attention_heads=6, intermediate_size=50, num_labels=3),
+        torch.float32, None,
+    ),
+    # Scores by the number of the layer, and another activation.
+    "gpt2-scales": (
+        "GPT2LMHeadModel",
+        dict(vocab_size=VOCABULARY, n_embd=24, n_layer=3, n_head=3, n_inner=34, n_positions=140,
+             scale_attn_weights=False, scale_attn_by_inverse_layer_idx=True,
+             activation_function="quick_gelu", bos_token_id=None, eos_token_id=None),
+        torch.float32, None,
+    ),
+    # Cosines and sines that are multiplied.
+    "llama-yarn": (
+        "LlamaForCausalLM",
+        dict(vocab_size=VOCABULARY, hidden_size=24, num_hidden_layers=3, num_attention_heads=3,
+             num_key_value_heads=1, intermediate_size=34, max_position_embeddings=256,
+             tie_word_embeddings=True, bos_token_id=None, eos_token_id=None,
+             rope_parameters=dict(rope_type="yarn", rope_theta=500.0, factor=4.0,
+                                  original_max_position_embeddings=64)),
+        torch.float32, None,
+    ),
+    # Other frequencies for texts of more than 64 rows.
+    "mistral-longrope": (
+        "MistralForCausalLM",
+        dict(vocab_size=VOCABULARY, hidden_size=24, num_hidden_layers=2, num_attention_heads=3,
+             num_key_value_heads=3, intermediate_size=34, max_position_embeddings=256,
+             sliding_window=None, tie_word_embeddings=True, bos_token_id=None, eos_token_id=None,
+             rope_parameters=dict(rope_type="longrope", rope_theta=10000.0, factor=4.0,
+                                  original_max_position_embeddings=64,
+                                  short_factor=[1.0, 1.1, 1.3, 2.0],
+                                  long_factor=[1.5, 2.0, 4.0, 8.0])),
+        torch.float32, None,
+    ),
+    # A decoder with norms after its blocks.
+    "opt-post": (
+        "OPTForSequenceClassification",
+        dict(vocab_size=VOCABULARY, hidden_size=24, word_embed_proj_dim=24, num_hidden_layers=2,
+             num_attention_heads=3, ffn_dim=34, max_position_embeddings=160, pad_token_id=1,
+             do_layer_norm_before=False, num_labels=3, bos_token_id=None, eos_token_id=None),
+        torch.float32, None,
+    ),
+    # A decoder whose rows see later ones.
+    "qwen2-both-ways": (
+        "Qwen2ForCausalLM",
+        dict(vocab_size=VOCABULARY, hidden_size=24, num_hidden_layers=2, num_attention_heads=3,
+             num_key_value_heads=1, intermediate_size=34, max_position_embeddings=256,
+             is_causal=False, tie_word_embeddings=True, bos_token_id=None, eos_token_id=None,
+             rope_parameters=dict(rope_type="default", rope_theta=10000.0)),
         torch.float32, None,
     ),
 }
@@ -368,9 +415,11 @@ def write_lines(path: Path, fields: dict) -> None:
 def generate(name: str) -> None:
     """`generated.json` and `processed.json`, where the checkpoint is of a decoder with a head."""
     path = ROOT / name
-    if not CASES[name][0].endswith(("ForCausalLM", "LMHeadModel")):
+    architecture, fields, *_ = CASES[name]
+    decoder = architecture.endswith(("ForCausalLM", "LMHeadModel"))
+    if not decoder or not fields.get("is_causal", True):
         return
-    model = load(path, CASES[name][0])
+    model = load(path, architecture)
     # As many ids as asked for, whatever one of them means.
     model.generation_config.eos_token_id = None
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}

@@ -370,7 +370,7 @@ impl Session {
     /// Most tokens of a text, and what limits them.
     fn text_limit(&self, max_tokens: Option<u32>) -> (u32, &'static str) {
         let limits = [
-            (self.spec().position_limit(), "the model's table of positions"),
+            (self.spec().position_limit(), self.spec().limited_by()),
             (self.outlook().max_rows, "max_rows of the cluster"),
             (max_tokens.unwrap_or(u32::MAX), "the model's sentence configuration"),
         ];
@@ -397,14 +397,12 @@ impl Session {
             (HeadSpec::Classes(_), Wanted::AllLogits) => {
                 Err(refuse("logits of all rows", "it classifies whole texts: ask for logits"))
             }
-            (HeadSpec::None, Wanted::Classes) => Err(refuse(
-                "classes",
-                "nothing stands on top of its layers: ask for pooled or hidden",
-            )),
-            (HeadSpec::None, _) => Err(refuse(
-                "logits",
-                "nothing stands on top of its layers: ask for pooled or hidden",
-            )),
+            (HeadSpec::None, wanted) => {
+                let name = if wanted == Wanted::Classes { "classes" } else { "logits" };
+                let why = self.spec().headless.as_deref();
+                let why = why.unwrap_or("nothing stands on top of its layers");
+                Err(refuse(name, &format!("{why}: ask for pooled or hidden")))
+            }
         }
     }
 

@@ -186,6 +186,11 @@ families!(
     qwen2: "qwen2",
     qwen3: "qwen3",
     mistral: "mistral",
+    gpt2_scales: "gpt2-scales",
+    llama_yarn: "llama-yarn",
+    mistral_longrope: "mistral-longrope",
+    opt_post: "opt-post",
+    qwen2_both_ways: "qwen2-both-ways",
 );
 
 #[test]

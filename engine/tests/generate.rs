@@ -20,8 +20,19 @@ use galaxy_model::ModelDir;
 use serde_json::Value;
 use std::{ops::ControlFlow, path::PathBuf, sync::Arc};
 
-const DECODERS: [&str; 8] =
-    ["gpt2", "opt", "gptj", "llama", "llama-tied-bf16", "mistral", "qwen2", "qwen3"];
+const DECODERS: [&str; 11] = [
+    "gpt2",
+    "opt",
+    "gptj",
+    "llama",
+    "llama-tied-bf16",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gpt2-scales",
+    "llama-yarn",
+    "mistral-longrope",
+];
 const STRATEGIES: [Strategy; 5] =
     [Strategy::Local, Strategy::Megatron, Strategy::Galaxy, Strategy::Sequence, Strategy::Pipeline];
 

@@ -36,9 +36,14 @@ fn sound(spec: &ModelSpec) {
     assert_eq!(spec.group() * spec.kv_heads, spec.heads);
     assert!(spec.heads.checked_mul(spec.head_width).is_some_and(|width| width > 0));
     assert!(spec.norm_epsilon > 0.0 && spec.norm_epsilon.is_finite());
-    if let Positions::Rotary { inverse_frequencies, .. } = &spec.positions {
+    if let Positions::Rotary { inverse_frequencies, long, scale, .. } = &spec.positions {
         assert!(2 * inverse_frequencies.len() <= spec.head_width as usize);
         assert!(inverse_frequencies.iter().all(|f| f.is_finite()), "{inverse_frequencies:?}");
+        assert!(scale.is_finite());
+        if let Some(long) = long {
+            assert_eq!(long.inverse_frequencies.len(), inverse_frequencies.len());
+            assert!(long.inverse_frequencies.iter().all(|f| f.is_finite()), "{long:?}");
+        }
     }
     if let HeadSpec::Classes(head) = &spec.head {
         assert!(head.labels > 0 && head.labels as usize == head.names.len());

@@ -13,6 +13,7 @@ use galaxy_graph::{
 };
 use galaxy_model::{
     Activation, ClassHead, ClassRow, HeadSpec, ModelSpec, NormKind, NormPlace, Positions,
+    ScoreScale,
 };
 
 /// The largest model that there is.
@@ -172,6 +173,9 @@ fn encoder() -> ModelSpec {
         gated: false,
         parallel: false,
         causal: false,
+        window: None,
+        scores: ScoreScale { by_width: true, by_layer: false },
+        unplaced: None,
         positions: Positions::Learned { rows: 64, offset: 0 },
         distances: None,
         token_types: true,
@@ -181,6 +185,7 @@ fn encoder() -> ModelSpec {
         attention_output_bias: true,
         mlp_bias: true,
         head: HeadSpec::None,
+        headless: None,
     }
 }
 
@@ -194,6 +199,8 @@ fn spec(input: &mut Input<'_>) -> ModelSpec {
         labels,
         bias: true,
         names: (0..labels).map(|n| n.to_string()).collect(),
+        problem: None,
+        padding: None,
     };
     let heads_on_top = [
         HeadSpec::None,

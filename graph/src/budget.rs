@@ -321,9 +321,7 @@ pub fn cache(spec: &ModelSpec, cache: Cache, device: &DevicePlan) -> Bytes {
         (0..spec.layers).map(|layer| 2 * heads(layer) * u64::from(spec.head_width)).sum();
     let rows = u64::from(cache.rows / Cache::BLOCK * Cache::BLOCK);
     let positions = match &spec.positions {
-        Positions::Rotary { inverse_frequencies, limit, .. } => {
-            8 * inverse_frequencies.len() as u64 * u64::from(cache.rows.min(*limit))
-        }
+        Positions::Rotary { limit, .. } => angle_bytes(spec) * u64::from(cache.rows.min(*limit)),
         Positions::Learned { .. } => 0,
     };
     // The least that a text takes is a block.
@@ -366,10 +364,7 @@ fn of_running(spec: &ModelSpec, device: &DevicePlan, program: &Program) -> Needs
 fn scratch(spec: &ModelSpec, device: &DevicePlan, program: &Program) -> Bytes {
     let rows = program.tensors.iter().map(|tensor| tensor.rows.end()).max().unwrap_or(0);
     let positions = match &spec.positions {
-        // Cosines and sines.
-        Positions::Rotary { inverse_frequencies, limit, .. } => {
-            8 * inverse_frequencies.len() as u64 * u64::from(rows.min(*limit))
-        }
+        Positions::Rotary { limit, .. } => angle_bytes(spec) * u64::from(rows.min(*limit)),
         Positions::Learned { .. } => POSITION_ROWS * u64::from(spec.hidden) * 4,
     };
     // Of each head, what each distance adds.
@@ -382,6 +377,16 @@ fn scratch(spec: &ModelSpec, device: &DevicePlan, program: &Program) -> Bytes {
     let embedded = u64::from(program.embedded().len());
     let pixels = spec.patches.map_or(0, |patches| embedded * u64::from(patches.values()) * 8);
     Bytes(u64::from(device.threads) * each + SHARED_SCRATCH + positions + distances + pixels)
+}
+
+/// Cosines and sines of a position; of long texts, too, where these have others.
+pub fn angle_bytes(spec: &ModelSpec) -> u64 {
+    match &spec.positions {
+        Positions::Learned { .. } => 0,
+        Positions::Rotary { inverse_frequencies, long, .. } => {
+            8 * inverse_frequencies.len() as u64 * (1 + u64::from(long.is_some()))
+        }
+    }
 }
 
 /// What each kernel thread works in for a model, whatever a device has of it.

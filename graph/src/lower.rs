@@ -47,8 +47,8 @@ pub enum LowerError {
         /// What the plan allows.
         limit: u32,
     },
-    /// A sequence longer than the model's positions.
-    #[error("text {segment} has {rows} tokens, and the model has positions for {limit}")]
+    /// A sequence longer than the model can read.
+    #[error("text {segment} has {rows} tokens, and {limited_by} has {limit} rows")]
     Positions {
         /// Which.
         segment: usize,
@@ -56,6 +56,8 @@ pub enum LowerError {
         rows: u32,
         /// What the model allows.
         limit: u32,
+        /// By what.
+        limited_by: &'static str,
     },
     /// Rows that are no image.
     #[error("image {segment} has {rows} rows, and those of this model have {whole}")]
@@ -68,12 +70,14 @@ pub enum LowerError {
         whole: u32,
     },
     /// An output that the model cannot give.
-    #[error("this model ({family}) gives no {wanted}")]
+    #[error("this model ({family}) gives no {wanted}{why}")]
     Output {
         /// `model_type` of the model.
         family: String,
         /// What was asked for.
         wanted: &'static str,
+        /// Why, if more is known.
+        why: String,
     },
     /// Rows that are to be kept, and no room for them.
     #[error(
@@ -328,12 +332,16 @@ pub fn takes(spec: &ModelSpec, plan: &Plan, shape: &BatchShape) -> Result<(), Lo
     for (index, segment) in shape.segments().iter().enumerate() {
         let (rows, limit) = (segment.past.saturating_add(segment.rows), spec.position_limit());
         if rows > limit {
-            return Err(LowerError::Positions { segment: index, rows, limit });
+            let limited_by = spec.limited_by();
+            return Err(LowerError::Positions { segment: index, rows, limit, limited_by });
         }
         if let Some(whole) = spec.patches.map(|patches| patches.rows()).filter(|&n| n != rows) {
             return Err(LowerError::Image { segment: index, rows, whole });
         }
-        let refused = |wanted| Err(LowerError::Output { family: spec.family.clone(), wanted });
+        let refused = |wanted| {
+            let why = spec.headless.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
+            Err(LowerError::Output { family: spec.family.clone(), wanted, why })
+        };
         match (segment.wanted, &spec.head) {
             (Wanted::Classes, HeadSpec::Classes(_))
             | (Wanted::Hidden | Wanted::Pooled(_) | Wanted::Nothing, _) => {}

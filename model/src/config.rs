@@ -109,6 +109,20 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// A finite number, if it is there.
+    pub(crate) fn number_or_none(&self, names: &[&'static str]) -> Result<Option<f64>, ModelError> {
+        let Some((name, value)) = self.get(names) else { return Ok(None) };
+        match value.as_f64().filter(|x| x.is_finite()) {
+            Some(x) => Ok(Some(x)),
+            None => Err(self.wrong(name, format!("is {}: a number is wanted", short(value)))),
+        }
+    }
+
+    /// Whether a field of this name is there, be it null.
+    pub(crate) fn names(&self, name: &str) -> bool {
+        self.object.contains_key(name)
+    }
+
     pub(crate) fn positive(&self, names: &[&'static str]) -> Result<f64, ModelError> {
         self.positive_or_none(names)?.ok_or_else(|| self.wrong(names[0], "is missing"))
     }

@@ -5,6 +5,7 @@ use crate::{
     error::ModelError,
     family::{self, Described, Family},
     fields::{self, Warning},
+    heads,
     manifest::Manifest,
     matrix::{MatrixSource, Storage},
     recognise,
@@ -30,6 +31,8 @@ pub struct ModelDir {
     spec: ModelSpec,
     family: &'static Family,
     prefix: &'static str,
+    /// What the table of words is called: of a tied head, the head's name where only that is there.
+    words: &'static str,
     type_rows: u32,
     fingerprint: String,
     dtype: Dtype,
@@ -124,17 +127,24 @@ impl ModelDir {
         let config_path = path.join("config.json");
         let value = config::parse(&config_path, config)?;
         let config = Fields::new(&config_path, &value)?;
-        let Described { family, spec, warnings } = family::read(&config)?;
+        let Described { family, mut spec, mut warnings } = family::read(&config)?;
         let type_rows = config.count_or_none(&["type_vocab_size"], 1 << 24)?.unwrap_or(2);
         let first = match spec.patches {
             Some(_) => family.names.position,
             None => family.names.word,
         };
-        let found = |prefix: &&str| store.has(&full(prefix, first, 0, ".weight"));
-        let prefix = family.prefixes.iter().copied().find(found).ok_or_else(|| {
+        // The first table says what all names begin with, or a matrix of the first layer where there is
+        // no table.
+        let found = |name: &str| {
+            let mut prefixes = family.prefixes.iter().copied();
+            prefixes.find(|prefix| store.has(&full(prefix, name, 0, ".weight")))
+        };
+        let prefix = found(first).or_else(|| found(family.names.query)).ok_or_else(|| {
             let tensor = full("", first, 0, ".weight");
             ModelError::MissingTensor { path: path.to_owned(), tensor }
         })?;
+        let top = heads::settle(&store, family, prefix, &mut spec)?;
+        warnings.extend(top.warning.map(|text| Warning { path: config_path.clone(), text }));
         let path = path.to_owned();
         let dtype = Dtype::F32;
         let tables = [OnceLock::new(), OnceLock::new()];
@@ -144,6 +154,7 @@ impl ModelDir {
             spec,
             family,
             prefix,
+            words: top.words,
             type_rows,
             fingerprint,
             dtype,
@@ -240,7 +251,7 @@ impl ModelDir {
             Matrix::Patch => (names.patch, 0),
             Matrix::ClassDense => (names.class_dense, 0),
             Matrix::ClassOutput => (names.class_output, 0),
-            Matrix::LanguageHead if tied => (names.word, 0),
+            Matrix::LanguageHead if tied => (self.words, 0),
             Matrix::LanguageHead => (names.language_head, 0),
         };
         let in_layer = pattern.contains("{}");
@@ -379,7 +390,7 @@ impl ModelDir {
             (Table::Word, _) if self.spec.patches.is_some() => {
                 return Err(absent("table of words"));
             }
-            (Table::Word, _) => (self.family.names.word, self.spec.vocabulary),
+            (Table::Word, _) => (self.words, self.spec.vocabulary),
             (Table::Position, Positions::Learned { rows, .. }) => {
                 (self.family.names.position, *rows)
             }
@@ -461,7 +472,7 @@ impl ModelDir {
 }
 
 /// A tensor's name: prefix, pattern with the layer, ending.
-fn full(prefix: &str, pattern: &str, layer: u32, ending: &str) -> String {
+pub(crate) fn full(prefix: &str, pattern: &str, layer: u32, ending: &str) -> String {
     let (prefix, pattern) = match pattern.strip_prefix('/') {
         Some(rest) => ("", rest),
         None => (prefix, pattern),

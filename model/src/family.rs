@@ -7,6 +7,7 @@
 
 mod config;
 pub(crate) mod fields;
+mod rope;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -124,6 +125,9 @@ pub(crate) fn read(config: &Fields<'_>) -> Result<Described, ModelError> {
     }
     let warnings = check(config, fields::tables(family.model_type))?;
     let spec = (family.read)(config, top)?;
-    let spec = ModelSpec { family: family.model_type.to_owned(), ..spec };
+    // A base model has no head that one could miss.
+    let with_head = architecture.filter(|name| top == Top::Hidden && !name.ends_with("Model"));
+    let headless = with_head.map(|name| format!("the head of {name} is not carried out"));
+    let spec = ModelSpec { family: family.model_type.to_owned(), headless, ..spec };
     Ok(Described { family, spec, warnings })
 }

@@ -21,10 +21,12 @@ impl ModelDir {
 
 fn digits(spec: &ModelSpec) -> String {
     let mut spec = spec.clone();
-    // What classes are called costs nothing.
+    // What classes are called and mean costs nothing.
     if let HeadSpec::Classes(head) = &mut spec.head {
         head.names.clear();
+        (head.problem, head.padding) = (None, None);
     }
+    spec.headless = None;
     // A number that has no JSON form (an endless frequency, say) has no words for it either way.
     let text = serde_json::to_string(&spec).unwrap_or_else(|_| format!("{spec:?}"));
     let hash = blake3::hash(text.as_bytes()).to_hex();
@@ -65,6 +67,8 @@ mod tests {
             labels: 1,
             bias: true,
             names: vec![name.to_owned()],
+            problem: None,
+            padding: None,
         };
         let dir = tempfile::tempdir().unwrap();
         Shape::bert(2, 64, 4).write(dir.path(), u64::MAX, &mut |_| {}).unwrap();

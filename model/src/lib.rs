@@ -22,6 +22,7 @@ mod fields;
 #[doc(hidden)]
 pub mod fuzz;
 pub mod generation;
+mod heads;
 #[cfg(feature = "image")]
 pub mod image;
 mod key;

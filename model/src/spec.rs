@@ -3,7 +3,7 @@
 //! One description-driven layer replaces a file for each architecture. A family is a table of
 //! names and fields that ends in a [`ModelSpec`]; nothing after it knows the family.
 
-use galaxy_common::plan::Extent;
+use galaxy_common::{Wanted, plan::Extent};
 use serde::{Deserialize, Serialize};
 
 /// Which kind of norm.
@@ -35,7 +35,34 @@ pub enum Activation {
     Silu,
     /// max(x, 0).
     Relu,
+    /// x * sigmoid(1.702 x).
+    QuickGelu,
+    /// GELU by the error function, at most 10.
+    ClippedGelu,
+    /// max(x, 0) squared.
+    SquaredRelu,
+    /// max(x, 0), at most 6.
+    Relu6,
+    /// x where it is positive, 0.01 x elsewhere.
+    LeakyRelu,
+    /// x * min(max(x + 3, 0), 6) / 6.
+    HardSwish,
+    /// x * tanh(ln(1 + e^x)).
+    Mish,
+    /// The normal distribution function of (x - [`LAPLACE_MEAN`]) / [`LAPLACE_DEVIATION`].
+    Laplace,
+    /// tanh(x).
+    Tanh,
+    /// 1 / (1 + e^-x).
+    Sigmoid,
+    /// x.
+    Linear,
 }
+
+/// Where [`Activation::Laplace`] is one half,
+pub const LAPLACE_MEAN: f32 = 0.707_107;
+/// and how far from there it is 0.84.
+pub const LAPLACE_DEVIATION: f32 = 0.282_095;
 
 /// How rows know their place.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -52,11 +79,24 @@ pub enum Positions {
     Rotary {
         /// One for each pair of columns; every scaling rule of the config is already in it.
         inverse_frequencies: Vec<f32>,
+        /// The frequencies of long texts, where these differ (LongRoPE).
+        long: Option<LongFrequencies>,
+        /// What cosines and sines are multiplied by.
+        scale: f32,
         /// Which columns are a pair.
         pairs: Pairs,
         /// Positions that the model was made for.
         limit: u32,
     },
+}
+
+/// Other inverse frequencies, for all rows of a text that has become long.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct LongFrequencies {
+    /// Texts of more rows are long.
+    pub above: u32,
+    /// One for each pair of columns.
+    pub inverse_frequencies: Vec<f32>,
 }
 
 /// Which columns of a head are rotated together.
@@ -166,6 +206,35 @@ pub struct ClassHead {
     pub bias: bool,
     /// Names of the classes, as many as `labels`.
     pub names: Vec<String>,
+    /// What the logits mean, if the config says so.
+    pub problem: Option<Problem>,
+    /// The token that a head of the last row takes for padding: rows of it at the end of a text are
+    /// passed over.
+    pub padding: Option<u32>,
+}
+
+impl ClassHead {
+    /// How many of a text's tokens come before the padding at its end: the last of them has the row
+    /// that is read. One at least, of a text that is nothing but padding.
+    pub fn unpadded(&self, tokens: &[u32]) -> usize {
+        match (self.row, self.padding) {
+            (ClassRow::Last, Some(padding)) if tokens.last() == Some(&padding) => {
+                tokens.iter().rposition(|&id| id != padding).map_or(1, |last| last + 1)
+            }
+            _ => tokens.len(),
+        }
+    }
+}
+
+/// What the logits of a class head mean (`problem_type`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Problem {
+    /// They are the values themselves.
+    Regression,
+    /// One class is right: their softmax is its probability.
+    SingleLabel,
+    /// Any number of classes is right: the sigmoid of each is its probability.
+    MultiLabel,
 }
 
 /// Which row a class head reads.
@@ -212,6 +281,15 @@ impl HeadSpec {
     }
 }
 
+/// What the scores of attention are multiplied by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ScoreScale {
+    /// Whether by one over the square root of a head's width.
+    pub by_width: bool,
+    /// Whether by one over the number of the layer, counted from one (GPT-2).
+    pub by_layer: bool,
+}
+
 /// The description of a model.
 ///
 /// Widths are in values, not bytes. `heads * head_width` may differ from `hidden`.
@@ -250,6 +328,13 @@ pub struct ModelSpec {
     pub parallel: bool,
     /// Whether rows see earlier rows only.
     pub causal: bool,
+    /// Rows that a row sees at most, with itself, in the layers where it does not see all: longer
+    /// texts are not run.
+    pub window: Option<u32>,
+    /// What scores are multiplied by.
+    pub scores: ScoreScale,
+    /// The token that takes no position of its own (RoBERTa's padding): texts with it are not run.
+    pub unplaced: Option<u32>,
     /// Positions.
     pub positions: Positions,
     /// What distances add to scores, besides.
@@ -269,6 +354,8 @@ pub struct ModelSpec {
     pub mlp_bias: bool,
     /// What stands on top.
     pub head: HeadSpec,
+    /// Why nothing stands on top of a model whose architecture has a head, for messages.
+    pub headless: Option<String>,
 }
 
 impl ModelSpec {
@@ -290,11 +377,54 @@ impl ModelSpec {
         self.heads / self.kv_heads
     }
 
-    /// The longest sequence that the positions allow.
+    /// The most rows that a text may have.
     pub fn position_limit(&self) -> u32 {
+        self.positions().min(self.window.unwrap_or(u32::MAX))
+    }
+
+    /// What [`ModelSpec::position_limit`] is the size of, for messages: "the window of its attention".
+    pub fn limited_by(&self) -> &'static str {
+        match self.window {
+            Some(window) if window < self.positions() => "the window of the model's attention",
+            _ => "the model's table of positions",
+        }
+    }
+
+    fn positions(&self) -> u32 {
         match &self.positions {
             Positions::Learned { rows, offset } => rows.saturating_sub(*offset),
             Positions::Rotary { limit, .. } => *limit,
         }
+    }
+
+    /// How many of a text's tokens are run for what is wanted of it: from where a class head finds
+    /// padding on, nothing counts.
+    ///
+    /// # Errors
+    /// In words: why these tokens are not run as the reference runs them.
+    pub fn readable(&self, tokens: &[u32], wanted: Wanted) -> Result<usize, String> {
+        if let Some(token) = self.unplaced.filter(|token| tokens.contains(token)) {
+            return Err(format!(
+                "token {token} is this model's padding, which takes no position: leave it out"
+            ));
+        }
+        let (Wanted::Classes, HeadSpec::Classes(head)) = (wanted, &self.head) else {
+            return Ok(tokens.len());
+        };
+        let count = head.unpadded(tokens);
+        if count < tokens.len() && !self.causal {
+            return Err(format!(
+                "it ends with the model's padding, token {}, and rows before it see it: leave it out",
+                tokens[count]
+            ));
+        }
+        Ok(count)
+    }
+
+    /// What the scores of a layer are multiplied by.
+    pub fn score_scale(&self, layer: u32) -> f32 {
+        let width = if self.scores.by_width { f64::from(self.head_width).sqrt() } else { 1.0 };
+        let layers = if self.scores.by_layer { f64::from(layer) + 1.0 } else { 1.0 };
+        (1.0 / (width * layers)) as f32
     }
 }

@@ -291,6 +291,11 @@ fn references_are_complete_and_clear() {
         "qwen2",
         "qwen3",
         "mistral",
+        "gpt2-scales",
+        "llama-yarn",
+        "mistral-longrope",
+        "opt-post",
+        "qwen2-both-ways",
     ] {
         let model = ModelDir::open(&path(name)).unwrap();
         let bytes = fs::read(path(name).join("expected.safetensors")).unwrap();

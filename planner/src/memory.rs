@@ -161,9 +161,7 @@ impl Memory {
     fn base(&self, spec: &ModelSpec, threads: u16, max_rows: u32) -> u64 {
         let each = budget::of_thread(spec, u64::from(max_rows)) + 576 * u64::from(spec.head_width);
         let positions = match &spec.positions {
-            Positions::Rotary { inverse_frequencies, .. } => {
-                8 * inverse_frequencies.len() as u64 * u64::from(max_rows)
-            }
+            Positions::Rotary { .. } => budget::angle_bytes(spec) * u64::from(max_rows),
             Positions::Learned { .. } => budget::POSITION_ROWS * u64::from(spec.hidden) * 4,
         };
         let distances = spec.distances.map_or(0, |_| 8 * u64::from(max_rows * spec.heads));

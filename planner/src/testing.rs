@@ -7,7 +7,9 @@ use crate::{
     synthetic::{SyntheticDevice, profile},
 };
 use galaxy_common::{Bytes, ClusterProfile, DeviceName, LinkType, Strategy, Wanted, WireType};
-use galaxy_model::{Activation, HeadSpec, ModelSpec, NormKind, NormPlace, Pairs, Positions};
+use galaxy_model::{
+    Activation, HeadSpec, ModelSpec, NormKind, NormPlace, Pairs, Positions, ScoreScale,
+};
 
 /// A BERT of this many layers and this width.
 pub fn bert(layers: u32, hidden: u32) -> ModelSpec {
@@ -28,6 +30,9 @@ pub fn bert(layers: u32, hidden: u32) -> ModelSpec {
         gated: false,
         parallel: false,
         causal: false,
+        window: None,
+        scores: ScoreScale { by_width: true, by_layer: false },
+        unplaced: None,
         positions: Positions::Learned { rows: 512, offset: 0 },
         distances: None,
         token_types: true,
@@ -37,6 +42,7 @@ pub fn bert(layers: u32, hidden: u32) -> ModelSpec {
         attention_output_bias: true,
         mlp_bias: true,
         head: HeadSpec::None,
+        headless: None,
     }
 }
 
@@ -56,6 +62,8 @@ pub fn llama(layers: u32, hidden: u32, heads: u32, kv_heads: u32) -> ModelSpec {
         causal: true,
         positions: Positions::Rotary {
             inverse_frequencies: vec![1.0; (hidden / heads / 2) as usize],
+            long: None,
+            scale: 1.0,
             pairs: Pairs::Halves,
             limit: 2048,
         },

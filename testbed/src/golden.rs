@@ -53,7 +53,7 @@ pub const SPLITS: [Split; 7] = [
     Split::HalfBlocks,
 ];
 /// Checkpoints under `testdata/golden`.
-pub const CHECKPOINTS: [&str; 15] = [
+pub const CHECKPOINTS: [&str; 20] = [
     "bert",
     "bert-f16",
     "distilbert",
@@ -69,6 +69,11 @@ pub const CHECKPOINTS: [&str; 15] = [
     "qwen3",
     "mistral",
     "vit",
+    "gpt2-scales",
+    "llama-yarn",
+    "mistral-longrope",
+    "opt-post",
+    "qwen2-both-ways",
 ];
 /// Strategies; of `auto`, plans that mix modes.
 pub const STRATEGIES: [Strategy; 6] = [

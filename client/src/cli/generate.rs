@@ -338,7 +338,7 @@ fn load(args: &GenerateArgs, path: &Path) -> Result<Loaded, Failure> {
     in_process::check(&model, 0, &tokens)?;
     let left = spec.position_limit() - tokens.len() as u32;
     if left == 0 {
-        let what = format!("the prompt fills all {} positions of the model", tokens.len());
+        let what = format!("the prompt fills all {} rows of {}", tokens.len(), spec.limited_by());
         return Err(Failure::new(what).todo("shorten it"));
     }
     let count = args.max_tokens.min(left);

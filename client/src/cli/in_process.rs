@@ -105,9 +105,15 @@ impl InProcess {
 
     /// The result of one sequence, which is number `index` of the request.
     pub fn run(&mut self, index: u32, input: &Input, output: Output) -> Result<Tensor, Failure> {
-        let (rows, inputs) = rows(&self.model, index, input)?;
         let wanted = self.wanted(output)?;
         let here = |what: String| Failure::new(what).at(format_args!("sequence {index}"));
+        let (rows, inputs) = match (rows(&self.model, index, input)?, input) {
+            ((_, Inputs::Tokens(_)), Input::Ids(ids)) => {
+                let count = self.model.spec().readable(ids, wanted).map_err(here)?;
+                (count as u32, ids[..count].into())
+            }
+            (other, _) => other,
+        };
         let shape = BatchShape::single(rows, wanted).map_err(|e| here(e.to_string()))?;
         let merged = self.cluster.run(&shape, inputs).map_err(|e| here(e.to_string()))?;
         let hidden = self.model.spec().hidden;
@@ -139,7 +145,9 @@ impl InProcess {
 
     fn wanted(&mut self, output: Output) -> Result<Wanted, Failure> {
         let none = |what: &str| {
-            Failure::new(format!("the model has no {what}"))
+            let why = self.model.spec().headless.as_ref();
+            let why = why.map(|why| format!(": {why}")).unwrap_or_default();
+            Failure::new(format!("the model has no {what}{why}"))
                 .at(self.model.path().display())
                 .todo("ask for --output hidden or pooled")
         };
@@ -199,8 +207,9 @@ pub fn check(model: &ModelDir, index: u32, ids: &[u32]) -> Result<(), Failure> {
     }
     let limit = spec.position_limit();
     if ids.len() > limit as usize {
-        return Err(here(format!("{} token ids, and the model has {limit} positions", ids.len()))
-            .todo("shorten it"));
+        let limited_by = spec.limited_by();
+        let what = format!("{} token ids, and {limited_by} has {limit} rows", ids.len());
+        return Err(here(what).todo("shorten it"));
     }
     match ids.iter().find(|&&id| id >= spec.vocabulary) {
         Some(id) => Err(here(format!(

@@ -2,7 +2,7 @@
 
 use super::{
     GRACE, READY_WAIT, Report, Session, Tensor,
-    batch::{Sequence, pack},
+    batch::{Sequence, pack, readable},
 };
 use crate::{
     admission::{Ticket, Turn},
@@ -58,6 +58,7 @@ impl<'a> Answer<'a> {
         let normalise = normalise && self.session.sentence().is_ok_and(|s| s.normalise);
         let max_rows = self.session.outlook().max_rows;
         self.report.tokens = sequences.iter().map(|s| u64::from(s.rows)).sum();
+        let sequences = readable(self.session.spec(), sequences, wanted)?;
         let mut results: Vec<Option<Tensor>> = vec![None; sequences.len()];
         for batch in pack(&sequences, max_rows, wanted)? {
             let task = Task::new(batch.shape.clone(), batch.inputs.clone());

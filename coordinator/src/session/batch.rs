@@ -3,6 +3,7 @@
 use crate::error::RequestError;
 use galaxy_common::{BatchShape, Segment, Wanted};
 use galaxy_engine::compute::Inputs;
+use galaxy_model::ModelSpec;
 
 /// Values of pixels of one program: far below what a message may have.
 const MAX_VALUES: usize = 6 << 20;
@@ -29,6 +30,25 @@ impl From<Vec<u32>> for Sequence {
         // Checked against the model's positions before.
         Self { rows: ids.len() as u32, content: Content::Tokens(ids) }
     }
+}
+
+/// The sequences as far as they are read for what is wanted of them.
+///
+/// # Errors
+/// When the model reads some tokens of one otherwise than they are run here.
+pub(super) fn readable(
+    spec: &ModelSpec,
+    mut sequences: Vec<Sequence>,
+    wanted: Wanted,
+) -> Result<Vec<Sequence>, RequestError> {
+    for (index, sequence) in sequences.iter_mut().enumerate() {
+        let Content::Tokens(ids) = &mut sequence.content else { continue };
+        let count = spec.readable(ids, wanted);
+        let invalid = |why| RequestError::Invalid { why: format!("text {index}: {why}") };
+        ids.truncate(count.map_err(invalid)?);
+        sequence.rows = ids.len() as u32;
+    }
+    Ok(sequences)
 }
 
 impl Content {

@@ -405,10 +405,8 @@ impl Session {
         })
         .await??;
         let cache = self.outlook().cache;
-        let limits = [
-            (spec.position_limit(), "the model's table of positions"),
-            (cache.rows, "cache_rows of the cluster"),
-        ];
+        let limits =
+            [(spec.position_limit(), spec.limited_by()), (cache.rows, "cache_rows of the cluster")];
         let (limit, limited_by) = limits.into_iter().min_by_key(|(limit, _)| *limit).expect("two");
         if tokens.is_empty() {
             return Err(RequestError::EmptyText { index: 0 });

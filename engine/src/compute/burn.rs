@@ -17,7 +17,7 @@ use super::{
     choice::{BurnDevice, EngineChoice, EngineError},
     kernels::{
         area::{Area, AreaMut, Extent},
-        rotary,
+        rotary::{self, Place},
         threads::Threads,
         wire::{self, Tile},
     },
@@ -79,7 +79,7 @@ impl BurnEngine {
             device: opened,
             slots: Slots::default(),
             host: Threads::new(1),
-            positions: Vec::new(),
+            places: Vec::new(),
         };
         Ok(Self { pool, runner })
     }
@@ -136,7 +136,7 @@ struct Runner {
     slots: Slots,
     /// For wire format, which is written and read on the host.
     host: Threads,
-    positions: Vec<u32>,
+    places: Vec<Place>,
     texts: Texts,
 }
 
@@ -295,8 +295,9 @@ impl Runner {
         if region.columns != Span::first(spec.hidden) {
             return Err(Misfit::Why("embeddings are whole rows"));
         }
-        rotary::positions(&call.binding.shape, region.rows, &mut self.positions);
-        if self.positions.len() != region.rows.len() as usize {
+        let asked = |slot| self.texts.asked(slot);
+        rotary::places(&call.binding.shape, region.rows, asked, &mut self.places);
+        if self.places.len() != region.rows.len() as usize {
             return Err(Misfit::Why("the batch has fewer rows"));
         }
         let mut rows = match (spec.patches, &self.weights.patch) {
@@ -306,16 +307,17 @@ impl Runner {
                 let squares = Tensor::<2>::from_data(TensorData::new(squares, shape), &self.device);
                 let made = squares.matmul(held.matrix.clone()) + held.bias.clone();
                 // One where a row is the class's.
-                let of_class = |at: &u32| if *at == 0 { 1.0 } else { 0.0 };
-                let mask: Vec<f32> = self.positions.iter().map(of_class).collect();
-                let mask = TensorData::new(mask, [self.positions.len(), 1]);
+                let of_class = |place: &Place| if place.position == 0 { 1.0 } else { 0.0 };
+                let mask: Vec<f32> = self.places.iter().map(of_class).collect();
+                let mask = TensorData::new(mask, [self.places.len(), 1]);
                 let mask = Tensor::<2>::from_data(mask, &self.device);
                 made.clone() + mask * (held.class_row.clone() - made)
             }
             _ => self.table(Table::Word, call.tokens(region.rows)?)?,
         };
         if let Positions::Learned { offset, .. } = spec.positions {
-            let ids: Vec<u32> = self.positions.iter().map(|p| p.saturating_add(offset)).collect();
+            let id = |place: &Place| place.position.saturating_add(offset);
+            let ids: Vec<u32> = self.places.iter().map(id).collect();
             rows = rows + self.table(Table::Position, &ids)?;
         }
         if let Some(kind) = &self.weights.token_type {
@@ -397,9 +399,10 @@ impl Runner {
         layer: u32,
         rows: Tensor<2>,
     ) -> Result<Tensor<2>, Misfit> {
-        let mut positions = std::mem::take(&mut self.positions);
-        let turned = call.turned(self.shard.spec(), &mut positions);
-        self.positions = positions;
+        let mut places = std::mem::take(&mut self.places);
+        let asked = |slot| self.texts.asked(slot);
+        let turned = call.turned(self.shard.spec(), asked, &mut places);
+        self.places = places;
         let (spec, held) = (self.shard.spec(), self.layer(layer)?);
         let (heads, kv_heads) = call.heads_made(spec, held.heads, held.kv_heads)?;
         let width = spec.head_width as usize;
@@ -408,9 +411,8 @@ impl Runner {
             let norm = |vectors| Norm { kind: NormKind::Rms, epsilon: spec.norm_epsilon, vectors };
             rows = rows::norm_heads(rows, [(heads, norm(query)), (kv_heads, norm(key))], width);
         }
-        let Some((frequencies, pairs)) = turned? else { return Ok(rows) };
-        let heads = heads + kv_heads;
-        Ok(rows::rotate(rows, &self.positions, pairs, heads, width, frequencies, &self.device))
+        let Some(rotation) = turned? else { return Ok(rows) };
+        Ok(rows::rotate(rows, &self.places, rotation, heads + kv_heads, width, &self.device))
     }
 
     fn attend(&self, call: &Call<'_>, layer: u32) -> Result<Tensor<2>, Misfit> {
@@ -425,6 +427,7 @@ impl Runner {
             first_key: keys.rows.start(),
             layer: held,
             width: spec.head_width as usize,
+            scale: spec.score_scale(layer),
             causal: spec.causal,
             distances: spec.distances.zip(self.weights.distances.as_ref()),
             device: &self.device,

@@ -2,12 +2,16 @@
 
 use super::{
     Binding, ComputeError, Inputs,
-    kernels::{attention, rotary, wire::Tile},
+    kernels::{
+        attention,
+        rotary::{self, Place, Rotation},
+        wire::Tile,
+    },
 };
 use crate::weights::WeightError;
 use galaxy_common::{Head, Row, Span};
 use galaxy_graph::program::{Operation, Program, Region};
-use galaxy_model::{ModelSpec, Pairs, Patches, Positions};
+use galaxy_model::{ModelSpec, Patches};
 
 /// Why an operation cannot be run.
 pub(crate) enum Misfit {
@@ -113,25 +117,25 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// The inverse frequencies by which pairs of columns of the written rows are turned, and into
-    /// `positions` the position of each row; nothing where the model has no rotary positions.
+    /// How the written rows are turned, and into `places` where each row stands; nothing where the model
+    /// has no rotary positions. `asked` gives how many rows the text of a slot was asked with.
     pub(crate) fn turned<'m>(
         &self,
         spec: &'m ModelSpec,
-        positions: &mut Vec<u32>,
-    ) -> Result<Option<(&'m [f32], Pairs)>, Misfit> {
-        let Positions::Rotary { inverse_frequencies, pairs, limit } = &spec.positions else {
-            return Ok(None);
-        };
+        asked: impl Fn(u32) -> u32,
+        places: &mut Vec<Place>,
+    ) -> Result<Option<Rotation<'m>>, Misfit> {
+        let Some(rotation) = Rotation::of(spec) else { return Ok(None) };
         let rows = self.writes(0)?.rows;
-        rotary::positions(&self.binding.shape, rows, positions);
-        if positions.len() != rows.len() as usize || positions.iter().any(|p| p >= limit) {
+        rotary::places(&self.binding.shape, rows, asked, places);
+        let beyond = |place: &Place| place.position >= rotation.limit;
+        if places.len() != rows.len() as usize || places.iter().any(beyond) {
             return Err(Misfit::Why("rows lie beyond the batch or the model's positions"));
         }
-        if 2 * inverse_frequencies.len() > spec.head_width as usize {
+        if 2 * rotation.pairs_of_columns() > spec.head_width as usize {
             return Err(Misfit::Why("more columns are rotated than a head has"));
         }
-        Ok(Some((inverse_frequencies, *pairs)))
+        Ok(Some(rotation))
     }
 
     /// Heads of queries and heads of keys among the columns that a product of queries, keys and values

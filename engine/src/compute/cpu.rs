@@ -8,12 +8,12 @@ use super::{
     kernels::{
         area::{Area, AreaMut, Extent, grow},
         attention::{self, DistanceTable, Layout, Sources},
+        curve::Curve,
         dense::{self, Epilogue},
-        rotary::{self, RotaryTable},
+        rotary::{self, Place, RotaryTable, Rotation},
         rows::{self, Joined, Norm},
         threads::Threads,
-        vector::{self, Curve},
-        wire,
+        vector, wire,
     },
     texts::{Texts, texts},
 };
@@ -43,7 +43,7 @@ pub struct CpuEngine {
     attention: attention::Scratch,
     rotary: RotaryTable,
     distances: DistanceTable,
-    positions: Vec<u32>,
+    places: Vec<Place>,
     texts: Texts,
     /// A few rows on their way from a table, or between the two layers of a class head.
     few: Vec<f32>,
@@ -65,7 +65,7 @@ impl CpuEngine {
             attention,
             rotary: RotaryTable::default(),
             distances: DistanceTable::default(),
-            positions: Vec::new(),
+            places: Vec::new(),
             few: Vec::new(),
         }
     }
@@ -98,8 +98,8 @@ impl Engine for CpuEngine {
     }
 
     fn begin(&mut self, text: &Text) -> Result<(), ComputeError> {
-        if let Positions::Rotary { inverse_frequencies, limit, .. } = &self.shard.spec().positions {
-            self.rotary.reach(inverse_frequencies, text.rows.min(*limit));
+        if let Some(rotation) = Rotation::of(self.shard.spec()) {
+            self.rotary.reach(rotation, text.rows);
         }
         self.attention.expect_few(self.shard.spec().head_width as usize);
         self.texts.begin(text)
@@ -311,8 +311,9 @@ impl CpuEngine {
         if out.columns() != hidden {
             return Err(Misfit::Why("embeddings are whole rows"));
         }
-        rotary::positions(&call.binding.shape, rows, &mut self.positions);
-        if self.positions.len() != rows.len() as usize {
+        let asked = |slot| self.texts.asked(slot);
+        rotary::places(&call.binding.shape, rows, asked, &mut self.places);
+        if self.places.len() != rows.len() as usize {
             return Err(Misfit::Why("the batch has fewer rows"));
         }
         let read = |table, ids: &[u32], area: &mut [f32]| {
@@ -329,7 +330,8 @@ impl CpuEngine {
                 let epilogue = Epilogue { bias: Some(&held.bias), curve: None };
                 let (threads, scratch) = (&self.threads, &self.products);
                 dense::product(threads, scratch, squares, &held.matrix, out.again(), epilogue);
-                for (row, _) in self.positions.iter().enumerate().filter(|(_, at)| **at == 0) {
+                let first = |place: &Place| place.position == 0;
+                for (row, _) in self.places.iter().enumerate().filter(|(_, place)| first(place)) {
                     out.row(row).copy_from_slice(&held.class_row);
                 }
                 out.contiguous().ok_or(whole)?
@@ -344,10 +346,10 @@ impl CpuEngine {
             grow(&mut self.few, POSITION_ROWS * hidden);
             let mut ids = [0; POSITION_ROWS];
             let pieces = area.chunks_mut(POSITION_ROWS * hidden);
-            for (piece, positions) in pieces.zip(self.positions.chunks(POSITION_ROWS)) {
-                let ids = &mut ids[..positions.len()];
-                for (id, position) in ids.iter_mut().zip(positions) {
-                    *id = position.saturating_add(offset);
+            for (piece, places) in pieces.zip(self.places.chunks(POSITION_ROWS)) {
+                let ids = &mut ids[..places.len()];
+                for (id, place) in ids.iter_mut().zip(places) {
+                    *id = place.position.saturating_add(offset);
                 }
                 let table = &mut self.few[..piece.len()];
                 read(Table::Position, ids, table)?;
@@ -387,12 +389,7 @@ impl CpuEngine {
             return Err(Misfit::Why("rows, matrix and product do not fit together"));
         }
         let (threads, scratch) = (&self.threads, &self.products);
-        let curve = match spec.activation {
-            Activation::Gelu => Curve::Gelu,
-            Activation::GeluTanh => Curve::GeluTanh,
-            Activation::Silu => Curve::Silu,
-            Activation::Relu => Curve::Relu,
-        };
+        let curve = curve(spec.activation);
         let epilogue = Epilogue { bias, curve: (product == Product::Up).then_some(curve) };
         dense::product(threads, scratch, left, matrix, out.again(), epilogue);
         if call.program.operands(call.operation) > 1 {
@@ -406,11 +403,11 @@ impl CpuEngine {
             let norm = |vectors| Norm { kind: NormKind::Rms, epsilon: spec.norm_epsilon, vectors };
             rows::norm_heads(threads, [(heads, norm(query)), (kv_heads, norm(key))], out.again());
         }
-        if let Some((frequencies, pairs)) = call.turned(spec, &mut self.positions)? {
-            let last = self.positions.iter().copied().max().unwrap_or(0);
-            self.rotary.reach(frequencies, last + 1);
+        let asked = |slot| self.texts.asked(slot);
+        if let Some(rotation) = call.turned(spec, asked, &mut self.places)? {
+            self.rotary.reach_rows(rotation, &self.places);
             let (heads, width) = (heads + kv_heads, spec.head_width as usize);
-            self.rotary.turn(threads, out, &self.positions, pairs, heads, width);
+            self.rotary.turn(threads, out, &self.places, rotation.pairs, heads, width);
         }
         Ok(())
     }
@@ -440,6 +437,7 @@ impl CpuEngine {
             keys: area(&keys)?,
             first_key: keys.rows.start(),
             layout,
+            scale: spec.score_scale(layer),
             causal: spec.causal,
             cache: Some(&self.texts.cache),
             layer,
@@ -498,6 +496,26 @@ impl CpuEngine {
                 classify(&self.shard, &self.threads, &self.products, &mut self.few, from, out)
             }
         }
+    }
+}
+
+fn curve(activation: Activation) -> Curve {
+    match activation {
+        Activation::Gelu => Curve::Gelu,
+        Activation::GeluTanh => Curve::GeluTanh,
+        Activation::Silu => Curve::Silu,
+        Activation::Relu => Curve::Relu,
+        Activation::QuickGelu => Curve::QuickGelu,
+        Activation::ClippedGelu => Curve::ClippedGelu,
+        Activation::SquaredRelu => Curve::SquaredRelu,
+        Activation::Relu6 => Curve::Relu6,
+        Activation::LeakyRelu => Curve::LeakyRelu,
+        Activation::HardSwish => Curve::HardSwish,
+        Activation::Mish => Curve::Mish,
+        Activation::Laplace => Curve::Laplace,
+        Activation::Tanh => Curve::Tanh,
+        Activation::Sigmoid => Curve::Sigmoid,
+        Activation::Linear => Curve::Linear,
     }
 }
 

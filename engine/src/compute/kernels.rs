@@ -12,6 +12,7 @@
 pub(crate) mod area;
 pub(crate) mod attention;
 pub(crate) mod ceiling;
+pub(crate) mod curve;
 pub(crate) mod dense;
 pub(crate) mod general;
 pub mod instructions;

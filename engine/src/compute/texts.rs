@@ -18,6 +18,8 @@ use std::collections::BTreeMap;
 pub(crate) struct Texts {
     pub(crate) cache: KvCache,
     choosers: BTreeMap<u32, Chooser>,
+    /// How many rows each was asked with.
+    asked: BTreeMap<u32, u32>,
     /// Tokens of the vocabulary that the device has logits for.
     slice: u32,
 }
@@ -31,7 +33,7 @@ pub(crate) fn texts(shard: &Shard, cache: Cache) -> Texts {
 
 impl Texts {
     fn new(cache: KvCache, slice: u32) -> Self {
-        Self { cache, choosers: BTreeMap::new(), slice }
+        Self { cache, choosers: BTreeMap::new(), asked: BTreeMap::new(), slice }
     }
 
     /// Takes room for a text, more or any.
@@ -42,6 +44,7 @@ impl Texts {
             _ => ComputeError::Text { slot, why: "it cannot be kept" },
         })?;
         self.choosers.insert(slot, Chooser::new(text, self.slice));
+        self.asked.insert(slot, text.prompt.try_into().unwrap_or(u32::MAX));
         Ok(())
     }
 
@@ -49,12 +52,19 @@ impl Texts {
     pub(crate) fn end(&mut self, slot: u32) {
         self.cache.release(slot);
         self.choosers.remove(&slot);
+        self.asked.remove(&slot);
     }
 
     /// Forgets all.
     pub(crate) fn clear(&mut self) {
         self.cache.clear();
         self.choosers.clear();
+        self.asked.clear();
+    }
+
+    /// How many rows the text of a slot was asked with.
+    pub(crate) fn asked(&self, slot: u32) -> u32 {
+        self.asked.get(&slot).copied().unwrap_or(0)
     }
 
     pub(crate) fn held(&self) -> Bytes {

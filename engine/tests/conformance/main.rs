@@ -34,7 +34,7 @@ use galaxy_model::{ModelDir, ModelSpec};
 use reference::Reference;
 use std::{collections::BTreeSet, ops::ControlFlow, path::Path, sync::Arc};
 
-const FAMILIES: [&str; 15] = [
+const FAMILIES: [&str; 20] = [
     "bert",
     "bert-f16",
     "distilbert",
@@ -50,6 +50,11 @@ const FAMILIES: [&str; 15] = [
     "qwen3",
     "mistral",
     "vit",
+    "gpt2-scales",
+    "llama-yarn",
+    "mistral-longrope",
+    "opt-post",
+    "qwen2-both-ways",
 ];
 
 fn open(family: &str) -> Arc<ModelDir> {
@@ -92,6 +97,46 @@ fn check(family: &str, engine: EngineChoice, threads: u16) {
     println!(
         "{family} on {engine}, {threads} threads: at most {worst:.2} of the error that passes"
     );
+}
+
+/// One plan of a model of each activation that configs name: gated, and not.
+fn activations(choice: EngineChoice) {
+    const NAMES: [&str; 15] = [
+        "gelu",
+        "gelu_new",
+        "silu",
+        "relu",
+        "quick_gelu",
+        "gelu_10",
+        "relu2",
+        "relu6",
+        "leaky_relu",
+        "hardswish",
+        "mish",
+        "laplace",
+        "tanh",
+        "sigmoid",
+        "linear",
+    ];
+    let fields = [("gpt2-scales", "activation_function"), ("llama-yarn", "hidden_act")];
+    let mut seen = BTreeSet::new();
+    for ((family, field), name) in fields.into_iter().flat_map(|f| NAMES.map(|name| (f, name))) {
+        let copy = tempfile::tempdir().unwrap();
+        let from = open(family).path().to_owned();
+        for file in ["config.json", "model.safetensors"] {
+            std::fs::copy(from.join(file), copy.path().join(file)).unwrap();
+        }
+        let path = copy.path().join("config.json");
+        let mut config: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        config[field] = name.into();
+        std::fs::write(&path, config.to_string()).unwrap();
+        let dir = Arc::new(ModelDir::open(copy.path()).unwrap());
+        seen.insert(format!("{:?}", dir.spec().activation));
+        let start = |shard| choice.start(shard, 1, Cache::NONE).unwrap();
+        conforms(&dir, &cases(&dir)[0], start);
+    }
+    assert_eq!(seen.len(), NAMES.len());
 }
 
 /// Greedy tokens of every decoder are those of `transformers`, with a past in the cache and without.
@@ -213,6 +258,11 @@ macro_rules! engine {
             qwen3: "qwen3",
             mistral: "mistral",
             vit: "vit",
+            gpt2_scales: "gpt2-scales",
+            llama_yarn: "llama-yarn",
+            mistral_longrope: "mistral-longrope",
+            opt_post: "opt-post",
+            qwen2_both_ways: "qwen2-both-ways",
         );
     };
     ($name:ident, $engine:expr; $($test:ident: $family:literal),+ $(,)?) => {
@@ -224,6 +274,11 @@ macro_rules! engine {
                     check($family, $engine, threads);
                 }
             })+
+
+            #[test]
+            fn every_activation_is_right() {
+                activations($engine);
+            }
 
             #[test]
             fn what_does_not_fit_is_an_error() {

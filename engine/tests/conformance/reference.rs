@@ -10,8 +10,8 @@ use galaxy_graph::{
     },
 };
 use galaxy_model::{
-    Activation, ClassActivation, HeadSpec, Matrix, ModelDir, ModelSpec, NormKind, Pairs, Positions,
-    Table, Vector,
+    Activation, ClassActivation, HeadSpec, LAPLACE_DEVIATION, LAPLACE_MEAN, Matrix, ModelDir,
+    ModelSpec, NormKind, Pairs, Positions, Table, Vector,
 };
 use std::{collections::HashMap, ops::Range, sync::Arc};
 
@@ -97,6 +97,20 @@ fn activate(activation: Activation, x: f64) -> f64 {
         }
         Activation::Silu => x / (1.0 + (-x).exp()),
         Activation::Relu => x.max(0.0),
+        Activation::QuickGelu => x / (1.0 + (-1.702 * x).exp()),
+        Activation::ClippedGelu => activate(Activation::Gelu, x).min(10.0),
+        Activation::SquaredRelu => x.max(0.0).powi(2),
+        Activation::Relu6 => x.clamp(0.0, 6.0),
+        Activation::LeakyRelu => x.max(0.01 * x),
+        Activation::HardSwish => x * (x + 3.0).clamp(0.0, 6.0) / 6.0,
+        Activation::Mish => x * x.exp().ln_1p().tanh(),
+        Activation::Laplace => {
+            let x = (x - f64::from(LAPLACE_MEAN)) / f64::from(LAPLACE_DEVIATION);
+            0.5 * (1.0 + erf(x / 2.0_f64.sqrt()))
+        }
+        Activation::Tanh => x.tanh(),
+        Activation::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+        Activation::Linear => x,
     }
 }
 
@@ -490,23 +504,33 @@ impl Reference {
     }
 
     fn rotate(&self, binding: &Binding, rows: Span<Row>, heads: usize, sized: &mut [(f64, f64)]) {
-        let Positions::Rotary { inverse_frequencies, pairs, .. } = &self.spec().positions else {
+        let Positions::Rotary { inverse_frequencies, long, scale, pairs, .. } =
+            &self.spec().positions
+        else {
             return;
         };
         let (width, half) = (self.spec().head_width as usize, inverse_frequencies.len());
         let positions = positions(&binding.shape, rows);
         let columns = sized.len() / positions.len();
-        for (row, position) in sized.chunks_exact_mut(columns).zip(positions) {
+        let scale = f64::from(*scale);
+        for ((row, position), of) in sized.chunks_exact_mut(columns).zip(positions).zip(rows.iter())
+        {
+            let (_, text) = binding.shape.placed().find(|(own, _)| own.has(of)).unwrap();
+            let frequencies = match long {
+                Some(long) if text.past + text.rows > long.above => &long.inverse_frequencies,
+                _ => inverse_frequencies,
+            };
             for head in row[..heads * width].chunks_exact_mut(width) {
-                for (i, frequency) in inverse_frequencies.iter().enumerate() {
+                for (i, frequency) in frequencies.iter().enumerate() {
                     let (sin, cos) = (f64::from(position) * f64::from(*frequency)).sin_cos();
+                    let (sin, cos) = (sin * scale, cos * scale);
                     let (one, other) = match pairs {
                         Pairs::Halves => (i, i + half),
                         Pairs::Neighbours => (2 * i, 2 * i + 1),
                     };
                     let ((low, a), (high, b)) = (head[one], head[other]);
-                    head[one] = (low * cos - high * sin, a + b);
-                    head[other] = (high * cos + low * sin, a + b);
+                    head[one] = (low * cos - high * sin, scale * (a + b));
+                    head[other] = (high * cos + low * sin, scale * (a + b));
                 }
             }
         }
@@ -538,7 +562,7 @@ impl Reference {
             for head in 0..heads {
                 let kv_head =
                     (part.heads.start() as usize + head) / spec.group() as usize - kv.range().start;
-                let by = 1.0 / (width as f64).sqrt();
+                let by = f64::from(spec.score_scale(layer));
                 let scores: Vec<(f64, f64)> = (segment.start()..end)
                     .map(|other| {
                         let terms = (0..width).map(|i| {

@@ -16,7 +16,7 @@ use galaxy_graph::{
 };
 use galaxy_model::{
     Activation, ClassActivation, ClassHead, ClassRow, HeadSpec, ModelSpec, NormKind, NormPlace,
-    Positions,
+    Positions, ScoreScale,
 };
 use proptest::prelude::{Strategy as Arbitrary, *};
 
@@ -38,6 +38,9 @@ fn spec(hidden: u32, pre: bool, causal: bool, kv: u32, head: HeadSpec) -> ModelS
         gated: false,
         parallel: false,
         causal,
+        window: None,
+        scores: ScoreScale { by_width: true, by_layer: false },
+        unplaced: None,
         positions: Positions::Learned { rows: 300, offset: 0 },
         distances: None,
         token_types: false,
@@ -47,6 +50,7 @@ fn spec(hidden: u32, pre: bool, causal: bool, kv: u32, head: HeadSpec) -> ModelS
         attention_output_bias: true,
         mlp_bias: true,
         head,
+        headless: None,
     }
 }
 
@@ -63,6 +67,8 @@ fn classes() -> HeadSpec {
         labels: 3,
         bias: true,
         names: vec!["a".into(), "b".into(), "c".into()],
+        problem: None,
+        padding: None,
     })
 }
 

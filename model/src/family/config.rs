@@ -1,26 +1,27 @@
 //! How the fields of each family's `config.json` become a [`ModelSpec`].
 
-use super::Top;
+use super::{
+    Top,
+    rope::{neighbours, rotary},
+};
 use crate::{
     config::{Fields, short},
     error::ModelError,
     spec::*,
 };
-use std::f64::consts::TAU;
 
 pub(super) const MAX_WIDTH: u32 = 1 << 20;
 const MAX_INNER: u32 = 1 << 22;
 const MAX_LAYERS: u32 = 4096;
 const MAX_HEADS: u32 = 1 << 16;
 const MAX_VOCABULARY: u32 = 1 << 24;
-const MAX_POSITIONS: u32 = 1 << 24;
+pub(super) const MAX_POSITIONS: u32 = 1 << 24;
 const MAX_LABELS: u32 = 1 << 16;
 const MAX_PIXELS: u32 = 1 << 13;
 const MAX_PATCH: u32 = 1 << 10;
 const MAX_CHANNELS: u32 = 16;
 
 pub(super) fn bert(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError> {
-    config.must_be("is_decoder", false, "BERT is run as an encoder")?;
     config.must_be("add_cross_attention", false, "only self-attention is run")?;
     absolute(config)?;
     let sizes =
@@ -29,10 +30,11 @@ pub(super) fn bert(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelErro
         inner: config.count(&["intermediate_size"], MAX_INNER)?,
         norm_epsilon: epsilon(config, &["layer_norm_eps"], 1e-12)?,
         activation: activation(config, &["hidden_act"], Activation::Gelu)?,
+        causal: config.flag("is_decoder", false)? && causal(config)?,
         positions: learned(config, &["max_position_embeddings"], 512)?,
         token_types: true,
         head: match top {
-            Top::Classes => classes(config, ClassRow::First, Some(ClassActivation::Tanh), true)?,
+            Top::Classes => first_row(config, Some(ClassActivation::Tanh))?,
             _ => HeadSpec::None,
         },
         ..encoder(sizes)
@@ -54,8 +56,9 @@ pub(super) fn roberta(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelE
     };
     Ok(ModelSpec {
         positions: Positions::Learned { rows: spec.position_limit(), offset: padding + 1 },
+        unplaced: Some(padding),
         head: match top {
-            Top::Classes => classes(config, ClassRow::First, Some(ClassActivation::Tanh), true)?,
+            Top::Classes => first_row(config, Some(ClassActivation::Tanh))?,
             _ => HeadSpec::None,
         },
         ..spec
@@ -64,6 +67,7 @@ pub(super) fn roberta(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelE
 
 /// As RoBERTa, but without token types, and with what distances add to scores.
 pub(super) fn mpnet(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError> {
+    config.must_be("is_decoder", false, "MPNet is an encoder")?;
     let field = "relative_attention_num_buckets";
     let buckets = config.count_or_none(&[field], 1 << 12)?.unwrap_or(32);
     if buckets < 4 || buckets % 4 != 0 {
@@ -98,7 +102,7 @@ pub(super) fn distilbert(config: &Fields<'_>, top: Top) -> Result<ModelSpec, Mod
         activation: activation(config, &["activation"], Activation::Gelu)?,
         positions: learned(config, &["max_position_embeddings"], 512)?,
         head: match top {
-            Top::Classes => classes(config, ClassRow::First, Some(ClassActivation::Relu), true)?,
+            Top::Classes => first_row(config, Some(ClassActivation::Relu))?,
             _ => HeadSpec::None,
         },
         ..encoder(sizes)
@@ -106,8 +110,19 @@ pub(super) fn distilbert(config: &Fields<'_>, top: Top) -> Result<ModelSpec, Mod
 }
 
 pub(super) fn gpt2(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError> {
-    config.must_be("scale_attn_weights", true, "only scaled attention is run")?;
-    config.must_be("scale_attn_by_inverse_layer_idx", false, "only one scale is run")?;
+    let by_width = config.flag("scale_attn_weights", true)?;
+    let by_layer = config.flag("scale_attn_by_inverse_layer_idx", false)?;
+    let head = match top {
+        Top::Hidden => HeadSpec::None,
+        Top::Classes => last_row(config, None)?,
+        Top::Language => language(config, true, false)?,
+    };
+    let scores = ScoreScale { by_width, by_layer };
+    Ok(ModelSpec { scores, head, ..gpt(config, 1024)? })
+}
+
+/// What GPT-2 and GPT-J have in common: `rows` positions where the config does not say how many.
+fn gpt(config: &Fields<'_>, rows: u32) -> Result<ModelSpec, ModelError> {
     config.must_be("add_cross_attention", false, "only self-attention is run")?;
     let sizes = Sizes::read(
         config,
@@ -121,40 +136,25 @@ pub(super) fn gpt2(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelErro
         norm_place: NormPlace::Pre,
         norm_epsilon: epsilon(config, &["layer_norm_epsilon"], 1e-5)?,
         activation: activation(config, &["activation_function"], Activation::GeluTanh)?,
-        causal: true,
-        positions: learned(config, &["n_positions", "max_position_embeddings"], 1024)?,
+        causal: causal(config)?,
+        positions: learned(config, &["n_positions", "max_position_embeddings"], rows)?,
         embedding_norm: false,
-        head: match top {
-            Top::Hidden => HeadSpec::None,
-            Top::Classes => classes(config, ClassRow::Last, None, false)?,
-            Top::Language => language(config, true, false)?,
-        },
         ..encoder(sizes)
     })
 }
 
 /// As GPT-2, but both blocks of a layer beside each other, and rotary positions.
 pub(super) fn gptj(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError> {
-    let spec = gpt2(config, Top::Hidden)?;
-    let width = spec.head_width;
-    let rotated = config.count_or_none(&["rotary_dim"], MAX_WIDTH)?.unwrap_or(width);
-    if rotated > width || rotated % 2 == 1 {
-        let problem = format!("is {rotated}: an even number up to the {width} columns of a head");
-        return Err(config.wrong("rotary_dim", problem));
-    }
-    let inverse = |i: u32| 10_000f64.powf(-f64::from(2 * i) / f64::from(rotated)) as f32;
+    let spec = gpt(config, 2048)?;
+    let limit = spec.position_limit();
     Ok(ModelSpec {
         parallel: true,
-        positions: Positions::Rotary {
-            inverse_frequencies: (0..rotated / 2).map(inverse).collect(),
-            pairs: Pairs::Neighbours,
-            limit: spec.position_limit(),
-        },
+        positions: neighbours(config, spec.head_width, spec.hidden, limit)?,
         qkv_bias: false,
         attention_output_bias: false,
         head: match top {
             Top::Hidden => HeadSpec::None,
-            Top::Classes => classes(config, ClassRow::Last, None, false)?,
+            Top::Classes => last_row(config, None)?,
             Top::Language => language(config, false, true)?,
         },
         ..spec
@@ -163,8 +163,14 @@ pub(super) fn gptj(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelErro
 
 pub(super) fn opt(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError> {
     config.must_be("layer_norm_elementwise_affine", true, "only norms with weights are run")?;
-    config.must_be("_remove_final_layer_norm", false, "only OPT with a final norm is run")?;
-    config.must_be("do_layer_norm_before", true, "only OPT with norms before blocks is run")?;
+    let norm_place = match config.flag("do_layer_norm_before", true)? {
+        true => {
+            let remedy = "with norms before blocks, only OPT with a final norm is run";
+            config.must_be("_remove_final_layer_norm", false, remedy)?;
+            NormPlace::Pre
+        }
+        false => NormPlace::Post,
+    };
     let sizes =
         Sizes::read(config, &["hidden_size"], &["num_attention_heads"], &["num_hidden_layers"])?;
     let hidden = sizes.hidden;
@@ -179,10 +185,10 @@ pub(super) fn opt(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError
     let bias = config.flag("enable_bias", true)?;
     Ok(ModelSpec {
         inner: config.count(&["ffn_dim"], MAX_INNER)?,
-        norm_place: NormPlace::Pre,
+        norm_place,
         norm_epsilon: 1e-5,
         activation: activation(config, &["activation_function"], Activation::Relu)?,
-        causal: true,
+        causal: causal(config)?,
         positions: Positions::Learned { rows: limit.saturating_add(2), offset: 2 },
         embedding_norm: false,
         qkv_bias: bias,
@@ -190,7 +196,7 @@ pub(super) fn opt(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError
         mlp_bias: bias,
         head: match top {
             Top::Hidden => HeadSpec::None,
-            Top::Classes => classes(config, ClassRow::Last, None, false)?,
+            Top::Classes => last_row(config, Some(1))?,
             Top::Language => language(config, true, false)?,
         },
         ..encoder(sizes)
@@ -200,39 +206,106 @@ pub(super) fn opt(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError
 pub(super) fn llama(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError> {
     let bias = config.flag("attention_bias", false)?;
     let mlp_bias = config.flag("mlp_bias", false)?;
-    let spec = gated(config, top, None)?;
+    let defaults = Defaults { head_width: None, kv_heads: None, rows: 2048 };
+    let spec = gated(config, top, defaults)?;
     Ok(ModelSpec { qkv_bias: bias, attention_output_bias: bias, mlp_bias, ..spec })
 }
 
-/// Texts end where rows would no longer see their beginning.
 pub(super) fn mistral(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError> {
-    let window = config.count_or_none(&["sliding_window"], MAX_POSITIONS)?;
-    let mut spec = gated(config, top, None)?;
-    if let (Positions::Rotary { limit, .. }, Some(window)) = (&mut spec.positions, window) {
-        *limit = window.min(*limit);
-    }
-    Ok(spec)
+    let defaults = Defaults { head_width: None, kv_heads: Some(8), rows: 131_072 };
+    let spec = gated(config, top, defaults)?;
+    let window = window(config)?.map(|window| spread(window, &spec));
+    Ok(ModelSpec { window, ..spec })
 }
 
 pub(super) fn qwen2(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError> {
-    config.must_be("use_sliding_window", false, "only attention to the whole text is run")?;
-    Ok(ModelSpec { qkv_bias: true, ..gated(config, top, None)? })
+    let defaults = Defaults { head_width: None, kv_heads: Some(32), rows: 32_768 };
+    let spec = gated(config, top, defaults)?;
+    Ok(ModelSpec { qkv_bias: true, window: some_windows(config, &spec)?, ..spec })
 }
 
 pub(super) fn qwen3(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError> {
-    config.must_be("use_sliding_window", false, "only attention to the whole text is run")?;
     let bias = config.flag("attention_bias", false)?;
-    let spec = gated(config, top, Some(128))?;
-    Ok(ModelSpec { head_norm: true, qkv_bias: bias, attention_output_bias: bias, ..spec })
+    let defaults = Defaults { head_width: Some(128), kv_heads: Some(32), rows: 32_768 };
+    let spec = gated(config, top, defaults)?;
+    Ok(ModelSpec {
+        head_norm: true,
+        qkv_bias: bias,
+        attention_output_bias: bias,
+        window: some_windows(config, &spec)?,
+        ..spec
+    })
+}
+
+/// Rows before a row that it sees, with itself, in a layer with a window.
+fn window(config: &Fields<'_>) -> Result<Option<u32>, ModelError> {
+    match config.names("sliding_window") {
+        true => config.count_or_none(&["sliding_window"], MAX_POSITIONS),
+        false => Ok(Some(4096)),
+    }
+}
+
+/// Rows that a window shows of both sides together where rows see later ones, too: as the reference
+/// counts, one more.
+fn spread(window: u32, spec: &ModelSpec) -> u32 {
+    window + u32::from(!spec.causal)
+}
+
+/// The window of the layers that have one: those that `layer_types` names, or the last ones.
+fn some_windows(config: &Fields<'_>, spec: &ModelSpec) -> Result<Option<u32>, ModelError> {
+    let window = match config.flag("use_sliding_window", false)? {
+        true => window(config)?,
+        false => None,
+    };
+    let sliding = match config.get(&["layer_types"]) {
+        None => {
+            let whole = config.number_or_none(&["max_window_layers"])?.unwrap_or(28.0);
+            window.is_some() && whole < f64::from(spec.layers)
+        }
+        Some((name, value)) => {
+            let list = value.as_array().filter(|list| list.len() == spec.layers as usize);
+            let list = list.ok_or_else(|| {
+                config.wrong(name, format!("must be a list of {} kinds of layers", spec.layers))
+            })?;
+            let mut sliding = false;
+            for kind in list {
+                match kind.as_str() {
+                    Some("full_attention") => {}
+                    Some("sliding_attention") => sliding = true,
+                    _ => {
+                        let known = "full_attention, sliding_attention";
+                        return Err(config.unknown("kind of layer", &short(kind), known));
+                    }
+                }
+            }
+            sliding
+        }
+    };
+    match (sliding, window) {
+        (false, _) => Ok(None),
+        (true, Some(window)) => Ok(Some(spread(window, spec))),
+        (true, None) => {
+            let problem = "has sliding_attention, and use_sliding_window gives it no window";
+            Err(config.wrong("layer_types", problem))
+        }
+    }
+}
+
+/// What a config means that does not say it.
+struct Defaults {
+    head_width: Option<u32>,
+    /// Where the field is not there at all; null means as many as there are heads.
+    kv_heads: Option<u32>,
+    /// Rows of a text.
+    rows: u32,
 }
 
 /// What Llama has, without biases: a decoder with a gated MLP, norms by the root mean square and
-/// rotary positions. Heads are `head_width` wide where the config does not say how wide; without
-/// that, they share the hidden width.
-fn gated(config: &Fields<'_>, top: Top, head_width: Option<u32>) -> Result<ModelSpec, ModelError> {
+/// rotary positions. Heads share the hidden width where nothing says how wide they are.
+fn gated(config: &Fields<'_>, top: Top, defaults: Defaults) -> Result<ModelSpec, ModelError> {
     let hidden = config.count(&["hidden_size"], MAX_WIDTH)?;
     let heads = config.count(&["num_attention_heads"], MAX_HEADS)?;
-    let head_width = match config.count_or_none(&["head_dim"], MAX_WIDTH)?.or(head_width) {
+    let head_width = match config.count_or_none(&["head_dim"], MAX_WIDTH)?.or(defaults.head_width) {
         Some(width) => width,
         None => divide(config, "hidden_size", hidden, "num_attention_heads", heads)?,
     };
@@ -240,7 +313,11 @@ fn gated(config: &Fields<'_>, top: Top, head_width: Option<u32>) -> Result<Model
         let problem = format!("makes {heads} heads wider than {MAX_WIDTH} together");
         return Err(config.wrong("head_dim", problem));
     }
-    let kv_heads = config.count_or_none(&["num_key_value_heads"], MAX_HEADS)?.unwrap_or(heads);
+    let field = "num_key_value_heads";
+    let kv_heads = match config.count_or_none(&[field], MAX_HEADS)? {
+        Some(count) => count,
+        None => defaults.kv_heads.filter(|_| !config.names(field)).unwrap_or(heads),
+    };
     divide(config, "num_attention_heads", heads, "num_key_value_heads", kv_heads)?;
     let sizes = Sizes {
         hidden,
@@ -257,15 +334,15 @@ fn gated(config: &Fields<'_>, top: Top, head_width: Option<u32>) -> Result<Model
         norm_epsilon: epsilon(config, &["rms_norm_eps"], 1e-6)?,
         activation: activation(config, &["hidden_act"], Activation::Silu)?,
         gated: true,
-        causal: true,
-        positions: rotary(config, head_width)?,
+        causal: causal(config)?,
+        positions: rotary(config, head_width, defaults.rows)?,
         embedding_norm: false,
         qkv_bias: false,
         attention_output_bias: false,
         mlp_bias: false,
         head: match top {
             Top::Hidden => HeadSpec::None,
-            Top::Classes => classes(config, ClassRow::Last, None, false)?,
+            Top::Classes => last_row(config, None)?,
             Top::Language => language(config, false, false)?,
         },
         ..encoder(sizes)
@@ -282,7 +359,12 @@ pub(super) fn vit(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError
         layers: config.count(&["num_hidden_layers"], MAX_LAYERS)?,
         vocabulary: 0,
     };
-    let size = config.count_or_none(&["patch_size"], MAX_PATCH)?.unwrap_or(16);
+    let size = match config.two("patch_size", MAX_PATCH)?.unwrap_or([16, 16]) {
+        [height, width] if height == width => height,
+        sides => {
+            return Err(config.wrong("patch_size", format!("is {sides:?}: only squares are run")));
+        }
+    };
     let [height, width] = config.two("image_size", MAX_PIXELS)?.unwrap_or([224, 224]);
     for side in [height, width] {
         divide(config, "image_size", side, "patch_size", size)?;
@@ -299,7 +381,7 @@ pub(super) fn vit(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError
         embedding_norm: false,
         qkv_bias: config.flag("qkv_bias", true)?,
         head: match top {
-            Top::Classes => classes(config, ClassRow::First, None, true)?,
+            Top::Classes => first_row(config, None)?,
             _ => HeadSpec::None,
         },
         ..encoder(sizes)
@@ -354,6 +436,9 @@ fn encoder(sizes: Sizes) -> ModelSpec {
         gated: false,
         parallel: false,
         causal: false,
+        window: None,
+        scores: ScoreScale { by_width: true, by_layer: false },
+        unplaced: None,
         positions: Positions::Learned { rows: 0, offset: 0 },
         distances: None,
         token_types: false,
@@ -363,7 +448,13 @@ fn encoder(sizes: Sizes) -> ModelSpec {
         attention_output_bias: true,
         mlp_bias: true,
         head: HeadSpec::None,
+        headless: None,
     }
+}
+
+/// Whether a decoder's rows see earlier rows only. The reference takes null for no.
+fn causal(config: &Fields<'_>) -> Result<bool, ModelError> {
+    config.flag("is_causal", !config.names("is_causal"))
 }
 
 fn divide(
@@ -392,18 +483,32 @@ fn activation(
     names: &[&'static str],
     default: Activation,
 ) -> Result<Activation, ModelError> {
-    match config.text(names)? {
-        None => Ok(default),
-        Some("gelu") => Ok(Activation::Gelu),
-        Some("gelu_new" | "gelu_pytorch_tanh") => Ok(Activation::GeluTanh),
-        Some("silu" | "swish") => Ok(Activation::Silu),
-        Some("relu") => Ok(Activation::Relu),
-        Some(other) => {
-            let known = "gelu, gelu_new, gelu_pytorch_tanh, silu, swish, relu";
-            Err(config.unknown("activation", other, known))
-        }
-    }
+    Ok(match config.text(names)? {
+        None => default,
+        Some("gelu" | "gelu_python") => Activation::Gelu,
+        Some(
+            "gelu_new" | "gelu_pytorch_tanh" | "gelu_python_tanh" | "gelu_fast" | "gelu_accurate",
+        ) => Activation::GeluTanh,
+        Some("quick_gelu") => Activation::QuickGelu,
+        Some("gelu_10") => Activation::ClippedGelu,
+        Some("silu" | "swish") => Activation::Silu,
+        Some("relu") => Activation::Relu,
+        Some("relu2") => Activation::SquaredRelu,
+        Some("relu6") => Activation::Relu6,
+        Some("leaky_relu") => Activation::LeakyRelu,
+        Some("hardswish") => Activation::HardSwish,
+        Some("mish") => Activation::Mish,
+        Some("laplace") => Activation::Laplace,
+        Some("tanh") => Activation::Tanh,
+        Some("sigmoid") => Activation::Sigmoid,
+        Some("linear") => Activation::Linear,
+        Some(other) => return Err(config.unknown("activation", other, ACTIVATIONS)),
+    })
 }
+
+const ACTIVATIONS: &str = "gelu, gelu_10, gelu_accurate, gelu_fast, gelu_new, gelu_python, \
+    gelu_python_tanh, gelu_pytorch_tanh, hardswish, laplace, leaky_relu, linear, mish, quick_gelu, \
+    relu, relu2, relu6, sigmoid, silu, swish, tanh";
 
 fn learned(
     config: &Fields<'_>,
@@ -414,95 +519,65 @@ fn learned(
     Ok(Positions::Learned { rows, offset: 0 })
 }
 
-/// Rotary frequencies, scaled as `transformers` does it.
-fn rotary(config: &Fields<'_>, head_width: u32) -> Result<Positions, ModelError> {
-    if head_width % 2 == 1 {
-        let problem = format!("is {head_width}: rotary positions need an even width");
-        return Err(config.wrong("head_dim", problem));
-    }
-    let limit = config.count_or_none(&["max_position_embeddings"], MAX_POSITIONS)?.unwrap_or(2048);
-    // transformers 5 writes everything into rope_parameters; before, rope_theta stood beside
-    // rope_scaling.
-    let parameters = config.inner(&["rope_parameters"])?;
-    let scaling = match parameters {
-        Some(inner) => Some(inner),
-        None => config.inner(&["rope_scaling"])?,
-    };
-    let of_parameters = match parameters {
-        Some(inner) => inner.positive_or_none(&["rope_theta"])?,
-        None => None,
-    };
-    let theta = match of_parameters {
-        Some(theta) => theta,
-        None => config.positive_or_none(&["rope_theta"])?.unwrap_or(10_000.0),
-    };
-    for fields in [Some(*config), scaling].into_iter().flatten() {
-        let part = fields.positive_or_none(&["partial_rotary_factor"])?;
-        if let Some(part) = part.filter(|&p| p != 1.0) {
-            return Err(ModelError::Unsupported {
-                path: config.path.to_owned(),
-                field: "partial_rotary_factor",
-                value: part.to_string(),
-                remedy: "only whole heads are rotated in this family",
-            });
-        }
-    }
-    let pairs = head_width / 2;
-    let plain = (0..pairs).map(|i| theta.powf(-f64::from(2 * i) / f64::from(head_width)));
-    let kind = match scaling {
-        Some(fields) => fields.text(&["rope_type", "type"])?.unwrap_or("default"),
-        None => "default",
-    };
-    let frequencies: Vec<f64> = match (kind, scaling) {
-        ("default", _) | (_, None) => plain.collect(),
-        ("linear", Some(fields)) => {
-            let factor = fields.positive(&["factor"])?;
-            plain.map(|f| f / factor).collect()
-        }
-        ("llama3", Some(fields)) => {
-            let factor = fields.positive(&["factor"])?;
-            let low = fields.positive(&["low_freq_factor"])?;
-            let high = fields.positive(&["high_freq_factor"])?;
-            if low >= high {
-                let problem = format!("is {low}: it must be below high_freq_factor = {high}");
-                return Err(config.wrong("low_freq_factor", problem));
-            }
-            let original = &["original_max_position_embeddings"];
-            let original = match fields.positive_or_none(original)? {
-                Some(rows) => rows,
-                None => config.positive_or_none(original)?.unwrap_or(f64::from(limit)),
-            };
-            let scale = |f: f64| {
-                // Turns within the original context decide: many stay, few are slowed down.
-                let turns = original * f / TAU;
-                let keep = ((turns - low) / (high - low)).clamp(0.0, 1.0);
-                (1.0 - keep) * f / factor + keep * f
-            };
-            plain.map(scale).collect()
-        }
-        (other, Some(_)) => {
-            return Err(config.unknown("rope_type", other, "default, linear, llama3"));
-        }
-    };
-    let inverse_frequencies: Vec<f32> = frequencies.into_iter().map(|f| f as f32).collect();
-    if let Some(wrong) = inverse_frequencies.iter().find(|f| !f.is_finite()) {
-        let problem = format!("is {theta}: with its scaling it gives the frequency {wrong}");
-        return Err(config.wrong("rope_theta", problem));
-    }
-    Ok(Positions::Rotary { inverse_frequencies, pairs: Pairs::Halves, limit })
-}
-
 fn language(config: &Fields<'_>, tied: bool, bias: bool) -> Result<HeadSpec, ModelError> {
     Ok(HeadSpec::Language { tied: config.flag("tie_word_embeddings", tied)?, bias })
 }
 
-fn classes(
-    config: &Fields<'_>,
-    row: ClassRow,
-    dense: Option<ClassActivation>,
-    bias: bool,
-) -> Result<HeadSpec, ModelError> {
-    let names = match config.inner(&["id2label"])? {
+/// A class head of an encoder: of the first row, with a bias.
+fn first_row(config: &Fields<'_>, dense: Option<ClassActivation>) -> Result<HeadSpec, ModelError> {
+    let (names, problem) = (names(config)?, problem(config)?);
+    let labels = names.len() as u32;
+    let row = ClassRow::First;
+    Ok(HeadSpec::Classes(ClassHead {
+        row,
+        dense,
+        labels,
+        bias: true,
+        names,
+        problem,
+        padding: None,
+    }))
+}
+
+/// A class head of a decoder: of the last row that is not padding. `padding` is what the config means
+/// that does not say it.
+fn last_row(config: &Fields<'_>, padding: Option<u32>) -> Result<HeadSpec, ModelError> {
+    let (names, problem) = (names(config)?, problem(config)?);
+    let labels = names.len() as u32;
+    let padding = match config.number_or_none(&["pad_token_id"])? {
+        // A number that is no token is none of a text.
+        Some(id) => (id >= 0.0 && id <= f64::from(u32::MAX)).then_some(id as u32),
+        None => padding.filter(|_| !config.names("pad_token_id")),
+    };
+    let row = ClassRow::Last;
+    Ok(HeadSpec::Classes(ClassHead {
+        row,
+        dense: None,
+        labels,
+        bias: false,
+        names,
+        problem,
+        padding,
+    }))
+}
+
+/// What the logits of a class head mean.
+fn problem(config: &Fields<'_>) -> Result<Option<Problem>, ModelError> {
+    match config.text(&["problem_type"])? {
+        None => Ok(None),
+        Some("regression") => Ok(Some(Problem::Regression)),
+        Some("single_label_classification") => Ok(Some(Problem::SingleLabel)),
+        Some("multi_label_classification") => Ok(Some(Problem::MultiLabel)),
+        Some(other) => {
+            let known = "regression, single_label_classification, multi_label_classification";
+            Err(config.unknown("problem_type", other, known))
+        }
+    }
+}
+
+/// The names of the classes.
+fn names(config: &Fields<'_>) -> Result<Vec<String>, ModelError> {
+    Ok(match config.inner(&["id2label"])? {
         None => {
             // transformers leaves out what it would assume: two labels.
             let labels = config.count_or_none(&["num_labels"], MAX_LABELS)?.unwrap_or(2);
@@ -527,7 +602,5 @@ fn classes(
             }
             names.into_values().collect::<Vec<_>>()
         }
-    };
-    let labels = names.len() as u32;
-    Ok(HeadSpec::Classes(ClassHead { row, dense, labels, bias, names }))
+    })
 }

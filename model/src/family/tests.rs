@@ -38,6 +38,9 @@ fn small_llama(changes: Value) -> Value {
     });
     over(base, changes)
 }
+fn small_qwen2(changes: Value) -> Value {
+    over(small_llama(json!({ "model_type": "qwen2", "num_key_value_heads": 2 })), changes)
+}
 fn frequencies(config: &Value) -> Vec<f32> {
     match read_spec(config).expect("a spec").positions {
         Positions::Rotary { inverse_frequencies, .. } => inverse_frequencies,
@@ -125,16 +128,166 @@ fn rotary_scaling_is_in_the_frequencies() {
     assert!((f64::from(have[32]) / middle - 1.0).abs() < 1e-6);
 }
 
+/// Numbers of `transformers` 5.24, which `scripts/golden.py` holds the whole models against.
+#[test]
+fn every_rule_of_rotary_positions_is_carried_out() {
+    let rotary = |changes: Value| {
+        let base = json!({ "head_dim": 8, "max_position_embeddings": 256 });
+        match read_spec(&small_llama(over(base, changes))).expect("a spec").positions {
+            Positions::Rotary { inverse_frequencies, long, scale, .. } => {
+                (inverse_frequencies, long, scale)
+            }
+            Positions::Learned { .. } => panic!("no rotation"),
+        }
+    };
+    let close = |have: &[f32], want: &[f32]| {
+        assert_eq!(have.len(), want.len());
+        for (have, want) in have.iter().zip(want) {
+            assert!((have / want - 1.0).abs() < 1e-6, "{have} {want}");
+        }
+    };
+    let plain = [1.0, 0.1, 0.01, 0.001];
+    let (dynamic, _, scale) = rotary(json!({ "rope_scaling": { "type": "dynamic", "factor": 2 } }));
+    close(&dynamic, &plain);
+    assert_eq!(scale, 1.0);
+
+    let yarn = json!({ "rope_parameters": {
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64
+    } });
+    let (frequencies, _, scale) = rotary(yarn.clone());
+    close(&frequencies, &[1.0, 0.0625, 0.0025, 0.00025]);
+    close(&[scale], &[1.138_629_4]);
+    let yarn = |changes: Value| json!({ "rope_parameters": over(yarn["rope_parameters"].clone(), changes) });
+    let exact = rotary(yarn(json!({ "truncate": false })));
+    close(&exact.0, &[1.0, 0.025_595_25, 0.0025, 0.00025]);
+    close(
+        &rotary(yarn(json!({ "beta_fast": 8, "beta_slow": 2, "truncate": false }))).0,
+        &[1.0, 0.025, 0.0025, 0.00025],
+    );
+    let both = rotary(yarn(json!({ "mscale": 0.7, "mscale_all_dim": 0.3 }))).2;
+    close(&[both], &[1.053_237_7]);
+    close(&[rotary(yarn(json!({ "mscale": 0.7 }))).2], &[scale]);
+    close(&[rotary(yarn(json!({ "factor": null }))).2], &[scale]);
+    assert_eq!(rotary(yarn(json!({ "attention_factor": 1.25 }))).2, 1.25);
+
+    let longrope = |changes: Value| {
+        json!({ "rope_scaling": over(json!({
+        "rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 64,
+        "short_factor": [1.0, 2.0, 4.0, 5.0], "long_factor": [2.0, 4.0, 10.0, 20.0]
+    }), changes) })
+    };
+    let (short, long, scale) = rotary(longrope(json!({})));
+    close(&short, &[1.0, 0.05, 0.0025, 0.0002]);
+    let long = long.expect("another rule for long texts");
+    assert_eq!(long.above, 64);
+    close(&long.inverse_frequencies, &[0.5, 0.025, 0.001, 0.00005]);
+    close(&[scale], &[(1.0 + 4f64.ln() / 64f64.ln()).sqrt() as f32]);
+    assert_eq!(rotary(longrope(json!({ "attention_factor": 1.5 }))).2, 1.5);
+
+    let proportional = json!({ "rope_parameters": {
+        "rope_type": "proportional", "factor": 2, "partial_rotary_factor": 0.5
+    } });
+    assert_eq!(rotary(proportional).0, [0.5, 0.05, 0.0, 0.0]);
+    let same = json!({ "rope_type": "linear", "factor": 4.0 });
+    let nested =
+        json!({ "rope_parameters": { "full_attention": same, "sliding_attention": same } });
+    close(&rotary(nested).0, &plain.map(|f| f / 4.0));
+    // The older name counts where both are there.
+    let both = json!({ "rope_scaling": same, "rope_parameters": { "rope_type": "default" } });
+    close(&rotary(both).0, &plain.map(|f| f / 4.0));
+}
+
+#[test]
+fn windows_limit_texts_and_say_so() {
+    let window = |config: Value| read_spec(&config).expect("a spec").window;
+    let mistral = |changes: Value| {
+        over(small_llama(json!({ "model_type": "mistral", "num_key_value_heads": 2 })), changes)
+    };
+    assert_eq!(window(mistral(json!({}))), Some(4096));
+    assert_eq!(window(mistral(json!({ "sliding_window": null }))), None);
+    let narrow = read_spec(&mistral(json!({ "sliding_window": 6 }))).expect("a spec");
+    assert_eq!((narrow.position_limit(), narrow.window), (6, Some(6)));
+    assert_eq!(narrow.limited_by(), "the window of the model's attention");
+    assert_eq!(window(mistral(json!({ "sliding_window": 6, "is_causal": false }))), Some(7));
+
+    let qwen = |changes: Value| small_qwen2(over(json!({ "sliding_window": 6 }), changes));
+    assert_eq!(window(qwen(json!({}))), None);
+    assert_eq!(window(qwen(json!({ "use_sliding_window": true }))), None);
+    let some = json!({ "use_sliding_window": true, "max_window_layers": 1 });
+    assert_eq!(window(qwen(some.clone())), Some(6));
+    let full = json!({ "layer_types": ["full_attention", "full_attention"] });
+    assert_eq!(window(qwen(over(some, full))), None);
+}
+
+#[test]
+fn attention_of_a_decoder_may_see_both_ways() {
+    for config in [small_gpt2(json!({})), small_llama(json!({})), small_qwen2(json!({}))] {
+        let spec = |changes: Value| read_spec(&over(config.clone(), changes)).expect("a spec");
+        assert!(spec(json!({})).causal && spec(json!({ "is_causal": true })).causal);
+        assert!(!spec(json!({ "is_causal": false })).causal);
+        assert!(!spec(json!({ "is_causal": null })).causal);
+    }
+    let bert = |changes: Value| read_spec(&small_bert(changes)).expect("a spec");
+    assert!(bert(json!({ "is_decoder": true })).causal);
+    assert!(!bert(json!({ "is_decoder": true, "is_causal": false })).causal);
+}
+
+#[test]
+fn scores_are_scaled_by_width_and_layer() {
+    let spec = |changes: Value| read_spec(&small_gpt2(changes)).expect("a spec");
+    assert_eq!(spec(json!({})).score_scale(1), 0.5);
+    assert_eq!(spec(json!({ "scale_attn_weights": false })).score_scale(1), 1.0);
+    let by_layer = json!({ "scale_attn_by_inverse_layer_idx": true });
+    assert_eq!(spec(by_layer).score_scale(1), 0.25);
+}
+
+#[test]
+fn padding_at_the_end_is_passed_over_by_a_head_of_the_last_row() {
+    let head = |config: Value| match read_spec(&config).expect("a spec").head {
+        HeadSpec::Classes(head) => head,
+        _ => panic!("classes"),
+    };
+    let gpt2 = |changes: Value| {
+        let base = json!({ "architectures": ["GPT2ForSequenceClassification"] });
+        head(small_gpt2(over(base, changes)))
+    };
+    let padded = gpt2(json!({ "pad_token_id": 9, "problem_type": "regression" }));
+    assert_eq!((padded.padding, padded.problem), (Some(9), Some(Problem::Regression)));
+    let rows = [(&[1, 2, 3][..], 3), (&[1, 9, 3, 9, 9], 3), (&[9, 9], 1), (&[5, 9, 3], 3)];
+    for (tokens, want) in rows {
+        assert_eq!(padded.unpadded(tokens), want, "{tokens:?}");
+    }
+    let none = gpt2(json!({ "pad_token_id": null }));
+    assert_eq!((none.padding, none.unpadded(&[1, 9, 9])), (None, 3));
+    assert_eq!(gpt2(json!({ "pad_token_id": -1 })).padding, None);
+    let bert = json!({ "architectures": ["BertForSequenceClassification"], "pad_token_id": 0 });
+    assert_eq!(head(small_bert(bert)).unpadded(&[1, 0, 0]), 3);
+}
+
+#[test]
+fn heads_that_are_not_carried_out_leave_the_model() {
+    for name in ["BertForPreTraining", "BertForMaskedLM", "BertForTokenClassification"] {
+        let spec = read_spec(&small_bert(json!({ "architectures": [name] }))).expect("a spec");
+        assert_eq!(spec.head, HeadSpec::None);
+        assert!(spec.headless.is_some_and(|why| why.contains(name)));
+    }
+    let spec = read_spec(&small_bert(json!({ "architectures": ["BertModel"] }))).expect("a spec");
+    assert_eq!(spec.headless, None);
+    let double = json!({ "architectures": ["GPT2DoubleHeadsModel"] });
+    let spec = read_spec(&small_gpt2(double)).expect("a spec");
+    assert_eq!(spec.head, HeadSpec::Language { tied: true, bias: false });
+}
+
 #[test]
 fn what_is_not_carried_out_is_refused_by_name() {
     let cases = [
         (small_bert(json!({ "model_type": "t5" })), "bert, roberta, xlm-roberta, mpnet"),
-        (small_bert(json!({ "architectures": ["BertForTokenClassification"] })), "BertModel"),
+        (small_bert(json!({ "architectures": ["BertForEverything"] })), "BertModel"),
         (small_bert(json!({ "architectures": ["LlamaModel"] })), "BertModel"),
         (json!({ "architectures": ["T5Model"] }), "GPT2LMHeadModel"),
         (small_bert(json!({ "architectures": 3 })), "architectures"),
-        (small_bert(json!({ "hidden_act": "mish" })), "gelu_pytorch_tanh"),
-        (small_bert(json!({ "is_decoder": true })), "is_decoder"),
+        (small_bert(json!({ "hidden_act": "xielu" })), "gelu_pytorch_tanh"),
+        (small_bert(json!({ "model_type": "mpnet", "is_decoder": true })), "is_decoder"),
         (small_bert(json!({ "position_embedding_type": "relative_key" })), "absolute"),
         (small_bert(json!({ "quantization_config": { "bits": 4 } })), "quantization_config"),
         (small_bert(json!({ "hidden_size": 13 })), "does not divide"),
@@ -156,18 +309,43 @@ fn what_is_not_carried_out_is_refused_by_name() {
         (small_bert(json!({ "layer_norm_eps": 0.0 })), "layer_norm_eps"),
         (small_bert(json!({ "layer_norm_eps": 1e-300 })), "layer_norm_eps"),
         (small_bert(json!({ "layer_norm_eps": "a" })), "layer_norm_eps"),
-        (small_gpt2(json!({ "scale_attn_weights": false })), "scale_attn_weights"),
-        (
-            small_gpt2(json!({ "scale_attn_by_inverse_layer_idx": true })),
-            "scale_attn_by_inverse_layer_idx",
-        ),
+        (small_gpt2(json!({ "scale_attn_weights": 2 })), "scale_attn_weights"),
         (small_gpt2(json!({ "add_cross_attention": true })), "add_cross_attention"),
         (small_gpt2(json!({ "add_cross_attention": 1 })), "add_cross_attention = 1"),
         (small_llama(json!({ "num_key_value_heads": 4 })), "does not divide"),
         (small_llama(json!({ "num_key_value_heads": 7 })), "does not divide"),
         (small_llama(json!({ "head_dim": 5 })), "even"),
         (small_llama(json!({ "head_dim": 1 << 20 })), "wider"),
-        (small_llama(json!({ "rope_scaling": { "type": "yarn" } })), "default, linear, llama3"),
+        (small_llama(json!({ "rope_scaling": { "type": "ntk" } })), "default, linear, dynamic"),
+        (small_llama(json!({ "rope_scaling": { "type": "longrope" } })), "short_factor"),
+        (
+            small_llama(json!({ "rope_scaling": { "type": "longrope", "short_factor": [1.0] } })),
+            "2 positive numbers",
+        ),
+        (
+            small_llama(json!({ "rope_parameters": {
+                "full_attention": { "rope_theta": 9.0 }, "sliding_attention": { "rope_theta": 8.0 }
+            } })),
+            "each kind of layer",
+        ),
+        (
+            small_qwen2(json!({ "use_sliding_window": true, "layer_types": ["full_attention"] })),
+            "list of 2 kinds",
+        ),
+        (
+            small_qwen2(json!({ "layer_types": ["full_attention", "sliding_attention"] })),
+            "no window",
+        ),
+        (
+            small_qwen2(json!({ "layer_types": ["full_attention", "chunked_attention"] })),
+            "sliding_attention",
+        ),
+        (
+            small_gpt2(json!({
+                "architectures": ["GPT2ForSequenceClassification"], "problem_type": "guess"
+            })),
+            "multi_label_classification",
+        ),
         (small_llama(json!({ "rope_scaling": { "type": "linear" } })), "factor"),
         (small_llama(json!({ "rope_scaling": [] })), "an object"),
         (small_llama(json!({ "rope_theta": 1e-300 })), "gives the frequency inf"),

@@ -76,7 +76,8 @@ pub fn measured(args: &DecodeArgs) -> Result<Findings, Failure> {
     let made = args.stints.saturating_add(1) * STINT + 1;
     let rows = args.past.saturating_add(made);
     if rows > spec.position_limit() {
-        let what = format!("{rows} rows, and the model has {} positions", spec.position_limit());
+        let (limited_by, limit) = (spec.limited_by(), spec.position_limit());
+        let what = format!("{rows} rows, and {limited_by} has {limit}");
         return Err(Failure::usage(what).todo("lower --past or --stints"));
     }
     let cache = Cache { rows: Cache::taken(rows), values: WireType::F32 };
@@ -175,6 +176,6 @@ mod tests {
         let said = text(&findings);
         assert!(said.contains("tiny-galaxy") && said.contains("of memory"), "{said}");
         let error = measured(&args(512, 2)).unwrap_err().to_string();
-        assert!(error.contains("512 positions"), "{error}");
+        assert!(error.contains("table of positions has 512"), "{error}");
     }
 }

@@ -25,6 +25,8 @@ pub(super) struct Sources<'a> {
     pub(super) first_key: u32,
     pub(super) layer: &'a Layer,
     pub(super) width: usize,
+    /// What scores are multiplied by.
+    pub(super) scale: f32,
     pub(super) causal: bool,
     /// What is added to scores, and its table: `[buckets, all heads]`.
     pub(super) distances: Option<(Distances, &'a Vec<f32>)>,
@@ -36,7 +38,7 @@ pub(super) struct Sources<'a> {
 }
 
 impl Sources<'_> {
-    /// `softmax(queries x keys' / sqrt(width)) x values` of the query rows `rows`, all of which have
+    /// `softmax(queries x keys' * scale) x values` of the query rows `rows`, all of which have
     /// a segment.
     ///
     /// # Shapes
@@ -69,8 +71,7 @@ impl Sources<'_> {
         };
         let queries = self.part(&self.queries, self.first_query, own, 0, heads);
         let (keys, values) = (self.shared(of_keys(0)), self.shared(of_keys(kv_heads)));
-        let scale = 1.0 / (self.width as f32).sqrt();
-        let mut scores = queries.matmul(keys.swap_dims(1, 2)) * scale;
+        let mut scores = queries.matmul(keys.swap_dims(1, 2)) * self.scale;
         if let Some((distances, table)) = self.distances {
             scores = scores + self.apart(distances, table, own, seen);
         }

@@ -1,9 +1,12 @@
 //! What is done to rows between products, in burn's own operations.
 
 use super::weights::NormTensors;
-use crate::compute::call::Misfit;
+use crate::compute::{
+    call::Misfit,
+    kernels::rotary::{Place, Rotation},
+};
 use burn::{Device, Tensor, TensorData, activation};
-use galaxy_model::{Activation, ClassActivation, NormKind, Pairs};
+use galaxy_model::{Activation, ClassActivation, LAPLACE_DEVIATION, LAPLACE_MEAN, NormKind, Pairs};
 
 /// A norm with its vectors.
 pub(super) struct Norm<'a> {
@@ -42,6 +45,28 @@ pub(super) fn activate(activation: Activation, rows: Tensor<2>) -> Tensor<2> {
         }
         Activation::Silu => activation::silu(rows),
         Activation::Relu => activation::relu(rows),
+        Activation::QuickGelu => rows.clone() * activation::sigmoid(rows * 1.702),
+        Activation::ClippedGelu => activation::gelu(rows).clamp_max(10.0),
+        Activation::SquaredRelu => {
+            let positive = activation::relu(rows);
+            positive.clone() * positive
+        }
+        Activation::Relu6 => rows.clamp(0.0, 6.0),
+        Activation::LeakyRelu => rows.clone().max_pair(rows * 0.01),
+        Activation::HardSwish => rows.clone() * ((rows + 3.0).clamp(0.0, 6.0) / 6.0),
+        // tanh(ln(1 + e)) is n / (n + 2) of n = e * (e + 2), where e = e^x; from 20 on it is 1.
+        Activation::Mish => {
+            let power = rows.clone().clamp_max(20.0).exp();
+            let grown = power.clone() * (power + 2.0);
+            rows * (grown.clone() / (grown + 2.0))
+        }
+        Activation::Laplace => {
+            let scaled = (rows - LAPLACE_MEAN) / (LAPLACE_DEVIATION * std::f32::consts::SQRT_2);
+            (scaled.erf() + 1.0) * 0.5
+        }
+        Activation::Tanh => rows.tanh(),
+        Activation::Sigmoid => activation::sigmoid(rows),
+        Activation::Linear => rows,
     }
 }
 
@@ -72,38 +97,39 @@ pub(super) fn norm_heads(
     rows_beside(Tensor::cat(parts, 1), rows.slice([0..count, first..columns]))
 }
 
-/// Turns pairs of columns of the first `heads` heads of each row by its position.
+/// Turns pairs of columns of the first `heads` heads of each row by its place.
 ///
 /// # Shapes
-/// rows `[positions.len(), any]`, at least `heads * width` columns; `2 * inverse_frequencies.len()`
-/// is at most `width`.
+/// rows `[places.len(), any]`, at least `heads * width` columns; as many columns of a head as are
+/// turned are at most `width`.
 pub(super) fn rotate(
     rows: Tensor<2>,
-    positions: &[u32],
-    pairs: Pairs,
+    places: &[Place],
+    rotation: Rotation<'_>,
     heads: usize,
     width: usize,
-    inverse_frequencies: &[f32],
     device: &Device,
 ) -> Tensor<2> {
-    let (count, half) = (positions.len(), inverse_frequencies.len());
+    let (count, half) = (places.len(), rotation.pairs_of_columns());
     let [_, columns] = rows.dims();
     if heads * width == 0 || half == 0 {
         return rows;
     }
     // In f64: at position 100 000 an f32 angle is off by half a percent of a turn.
     let table = |function: fn(f64) -> f64| -> Tensor<3> {
-        let of = |&position: &u32| {
-            let angle = move |f: &f32| f64::from(position) * f64::from(*f);
-            inverse_frequencies.iter().map(move |f| function(angle(f)) as f32)
+        let of = |place: &Place| {
+            let position = f64::from(place.position);
+            let scale = f64::from(rotation.scale);
+            let value = move |f: &f32| (function(position * f64::from(*f)) * scale) as f32;
+            rotation.frequencies(place.length).iter().map(value)
         };
-        let values: Vec<f32> = positions.iter().flat_map(of).collect();
+        let values: Vec<f32> = places.iter().flat_map(of).collect();
         Tensor::from_data(TensorData::new(values, [count, 1, half]), device)
     };
     let (cosines, sines) = (table(f64::cos), table(f64::sin));
     let turned = rows.clone().slice([0..count, 0..heads * width]).reshape([count, heads, width]);
     let part = |columns| turned.clone().slice([0..count, 0..heads, columns]);
-    let (low, high) = match pairs {
+    let (low, high) = match rotation.pairs {
         Pairs::Halves => (part(0..half), part(half..2 * half)),
         Pairs::Neighbours => {
             let pairs = part(0..2 * half).reshape([count, heads, half, 2]);
@@ -113,7 +139,7 @@ pub(super) fn rotate(
     };
     let low_turned = low.clone() * cosines.clone() - high.clone() * sines.clone();
     let high_turned = high * cosines + low * sines;
-    let mut parts = match pairs {
+    let mut parts = match rotation.pairs {
         Pairs::Halves => vec![low_turned, high_turned],
         Pairs::Neighbours => {
             let each = [low_turned, high_turned].map(|t| t.reshape([count, heads, half, 1]));

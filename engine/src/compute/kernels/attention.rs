@@ -139,6 +139,8 @@ pub(crate) struct Sources<'a> {
     /// Row of the batch that is row 0 of `keys`.
     pub(crate) first_key: u32,
     pub(crate) layout: Layout,
+    /// What scores are multiplied by.
+    pub(crate) scale: f32,
     pub(crate) causal: bool,
     /// What is added to scores, where each head has keys of its own.
     pub(crate) distances: Option<&'a DistanceTable>,
@@ -174,7 +176,7 @@ pub(crate) fn seen(
     })
 }
 
-/// `context = softmax(queries x keys' / sqrt(width)) x values` for the query rows `rows`.
+/// `context = softmax(queries x keys' * scale) x values` for the query rows `rows`.
 ///
 /// # Shapes
 /// context `[rows, heads * width]`.
@@ -320,6 +322,7 @@ impl Job<'_> {
                     values: self.sources.key(seen, layout.value(kv_head)),
                     group: heads.len(),
                     width: layout.width,
+                    scale: self.sources.scale,
                     sees: causal
                         .then(|| past.rows() + (own.start() + 1 - part.seen.start()) as usize),
                     distances: distances.map(|table| {
@@ -351,6 +354,8 @@ struct Lanes<'a> {
     values: Area<'a>,
     group: usize,
     width: usize,
+    /// What scores are multiplied by.
+    scale: f32,
     /// How many keys, those of the past included, the first row sees, where each row sees one more than the row before it. None
     /// where all rows see all keys.
     sees: Option<usize>,
@@ -424,7 +429,7 @@ impl<'a> Lanes<'a> {
 
     /// What queries are multiplied by, for weights that are powers of 2 and not of e.
     fn scale(&self) -> f32 {
-        std::f32::consts::LOG2_E / (self.width as f32).sqrt()
+        std::f32::consts::LOG2_E * self.scale
     }
 }
 
@@ -571,6 +576,7 @@ mod tests {
             keys: area.part(0, rows, start + queries, keys),
             first_key: 0,
             layout,
+            scale: 1.0 / (layout.width as f32).sqrt(),
             causal,
             distances: None,
             cache: None,
@@ -618,6 +624,7 @@ mod tests {
                             keys: here.part(0, height, width, columns - width),
                             first_key: 0,
                             layout,
+                            scale: 1.0 / (layout.width as f32).sqrt(),
                             causal: true,
                             distances: None,
                             cache: Some(&cache),

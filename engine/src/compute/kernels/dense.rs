@@ -137,7 +137,7 @@ impl Cut for ByPairs<'_> {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::{area::Extent, testing::*, vector::Curve},
+        super::{area::Extent, curve::Curve, testing::*},
         *,
     };
     use crate::weights::HeldMatrix;

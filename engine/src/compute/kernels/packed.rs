@@ -9,10 +9,10 @@
 
 use super::{
     area::{Area, AreaMut, Extent},
+    curve::Curve,
     general,
     lines::Lines,
     micro::{self, Format, Left, Next, Right},
-    vector::Curve,
 };
 use crate::weights::{PANEL, Panels};
 use rten_simd::{

@@ -2,50 +2,152 @@
 
 use super::{area::AreaMut, threads::Threads, vector};
 use galaxy_common::{BatchShape, Row, Span};
-use galaxy_model::Pairs;
+use galaxy_model::{LongFrequencies, ModelSpec, Pairs, Positions};
+
+/// How a model turns the heads of its rows.
+#[derive(Clone, Copy)]
+pub(crate) struct Rotation<'a> {
+    inverse_frequencies: &'a [f32],
+    long: Option<&'a LongFrequencies>,
+    /// What cosines and sines are multiplied by.
+    pub(crate) scale: f32,
+    pub(crate) pairs: Pairs,
+    /// Rows that a text has at most.
+    pub(crate) limit: u32,
+}
+
+impl<'a> Rotation<'a> {
+    /// That of a model with rotary positions.
+    pub(crate) fn of(spec: &'a ModelSpec) -> Option<Self> {
+        match &spec.positions {
+            Positions::Learned { .. } => None,
+            Positions::Rotary { inverse_frequencies, long, scale, pairs, limit } => Some(Self {
+                inverse_frequencies,
+                // Other frequencies for fewer columns fit no table.
+                long: long
+                    .as_ref()
+                    .filter(|long| long.inverse_frequencies.len() == inverse_frequencies.len()),
+                scale: *scale,
+                pairs: *pairs,
+                limit: *limit,
+            }),
+        }
+    }
+
+    /// How many pairs of columns of a head are turned.
+    pub(crate) fn pairs_of_columns(&self) -> usize {
+        self.inverse_frequencies.len()
+    }
+
+    /// Whether a text of so many rows is long.
+    fn is_long(&self, length: u32) -> bool {
+        self.long.is_some_and(|long| length > long.above)
+    }
+
+    /// The frequencies of a text of so many rows.
+    #[cfg(feature = "burn")]
+    pub(crate) fn frequencies(&self, length: u32) -> &'a [f32] {
+        match self.long.filter(|_| self.is_long(length)) {
+            Some(long) => &long.inverse_frequencies,
+            None => self.inverse_frequencies,
+        }
+    }
+}
+
+/// Where a row stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Place {
+    /// In its text, from 0.
+    pub(crate) position: u32,
+    /// Rows that the text has, as far as this row knows of them.
+    pub(crate) length: u32,
+}
 
 /// Cosines and sines of the positions from 0, as far as a batch has needed them.
 #[derive(Default)]
 pub(crate) struct RotaryTable {
+    usual: Angles,
+    /// Those of long texts.
+    long: Angles,
+    /// Texts of more rows are long.
+    above: u32,
+}
+
+/// Cosines and sines by some frequencies.
+#[derive(Default)]
+struct Angles {
     /// Of each position: the cosines, then the sines, one for each frequency.
-    angles: Vec<f32>,
+    values: Vec<f32>,
     frequencies: usize,
 }
 
-impl RotaryTable {
-    /// Makes sure of positions below `positions`.
-    pub(crate) fn reach(&mut self, inverse_frequencies: &[f32], positions: u32) {
+impl Angles {
+    fn reach(&mut self, inverse_frequencies: &[f32], scale: f32, positions: u32) {
         self.frequencies = inverse_frequencies.len();
         let width = 2 * self.frequencies;
-        let have = self.angles.len().checked_div(width).unwrap_or(0);
-        self.angles.reserve_exact((positions as usize).saturating_sub(have) * width);
+        let have = self.values.len().checked_div(width).unwrap_or(0);
+        self.values.reserve_exact((positions as usize).saturating_sub(have) * width);
         for position in have..positions as usize {
             // In f64: at position 100 000 an f32 angle is off by half a percent of a turn.
             let angle = |f: &f32| position as f64 * f64::from(*f);
-            self.angles.extend(inverse_frequencies.iter().map(|f| angle(f).cos() as f32));
-            self.angles.extend(inverse_frequencies.iter().map(|f| angle(f).sin() as f32));
+            let scaled = |value: f64| (value * f64::from(scale)) as f32;
+            self.values.extend(inverse_frequencies.iter().map(|f| scaled(angle(f).cos())));
+            self.values.extend(inverse_frequencies.iter().map(|f| scaled(angle(f).sin())));
         }
     }
 
-    /// Turns the first `heads` heads of each row, by the position of each row.
+    /// Cosines and sines of a position.
+    fn of(&self, position: u32) -> (&[f32], &[f32]) {
+        let width = 2 * self.frequencies;
+        self.values[position as usize * width..][..width].split_at(self.frequencies)
+    }
+}
+
+impl RotaryTable {
+    /// Makes sure of all positions of a text of up to `rows` rows.
+    pub(crate) fn reach(&mut self, rotation: Rotation<'_>, rows: u32) {
+        let rows = rows.min(rotation.limit);
+        let above = rotation.long.map_or(u32::MAX, |long| long.above);
+        self.reach_both(rotation, rows.min(above), if rows > above { rows } else { 0 });
+    }
+
+    /// Makes sure of the positions of these rows.
+    pub(crate) fn reach_rows(&mut self, rotation: Rotation<'_>, places: &[Place]) {
+        let (mut usual, mut long) = (0, 0);
+        for place in places {
+            let reach = if rotation.is_long(place.length) { &mut long } else { &mut usual };
+            *reach = place.position.saturating_add(1).max(*reach);
+        }
+        self.reach_both(rotation, usual, long);
+    }
+
+    fn reach_both(&mut self, rotation: Rotation<'_>, usual: u32, long: u32) {
+        self.above = rotation.long.map_or(u32::MAX, |long| long.above);
+        self.usual.reach(rotation.inverse_frequencies, rotation.scale, usual);
+        if let Some(of_long) = rotation.long {
+            self.long.reach(&of_long.inverse_frequencies, rotation.scale, long);
+        }
+    }
+
+    /// Turns the first `heads` heads of each row, by the place of each row.
     ///
     /// # Panics
-    /// Where [`RotaryTable::reach`] did not reach.
+    /// Where nothing reached.
     pub(crate) fn turn(
         &self,
         threads: &Threads,
         rows: AreaMut<'_>,
-        positions: &[u32],
+        places: &[Place],
         pairs: Pairs,
         heads: usize,
         head_width: usize,
     ) {
         let values = rows.rows() * heads * head_width;
-        let half = self.frequencies;
         threads.each(rows, 1, values, |at, mut rows| {
             for row in 0..rows.rows() {
-                let angles = &self.angles[positions[at + row] as usize * 2 * half..][..2 * half];
-                let (cosines, sines) = angles.split_at(half);
+                let Place { position, length } = places[at + row];
+                let table = if length > self.above { &self.long } else { &self.usual };
+                let (cosines, sines) = table.of(position);
                 let heads = &mut rows.row(row)[..heads * head_width];
                 match pairs {
                     Pairs::Halves => vector::turn(heads, head_width, cosines, sines),
@@ -66,12 +168,24 @@ fn turn_neighbours(heads: &mut [f32], width: usize, cosines: &[f32], sines: &[f3
     }
 }
 
-/// The positions, each in its sequence, of `rows` of the batch.
-pub(crate) fn positions(shape: &BatchShape, rows: Span<Row>, out: &mut Vec<u32>) {
+/// Where each of `rows` of the batch stands in its text. A text that is kept has as many rows, to a row of
+/// it, as came at once: those that it was asked with, whose number `asked` gives, or those up to that row.
+pub(crate) fn places(
+    shape: &BatchShape,
+    rows: Span<Row>,
+    asked: impl Fn(u32) -> u32,
+    out: &mut Vec<Place>,
+) {
     out.clear();
     for (own, segment) in shape.placed() {
-        let some = own.intersect(rows);
-        out.extend(some.iter().map(|row| segment.past.saturating_add(row - own.start())));
+        let all = segment.past.saturating_add(segment.rows);
+        let prompt = segment.kept.then(|| asked(segment.slot));
+        let place = |row: u32| {
+            let position = segment.past.saturating_add(row - own.start());
+            let length = prompt.map_or(all, |prompt| prompt.max(position.saturating_add(1)));
+            Place { position, length }
+        };
+        out.extend(own.intersect(rows).iter().map(place));
     }
 }
 
@@ -79,36 +193,75 @@ pub(crate) fn positions(shape: &BatchShape, rows: Span<Row>, out: &mut Vec<u32>)
 mod tests {
     use super::{super::testing::*, *};
 
-    #[test]
-    fn heads_turn_by_the_position_of_their_row() {
-        let (width, heads, columns) = (10, 3, 37);
-        let frequencies = [1.0, 0.3, 0.01, 0.0005];
-        let positions = [0, 7, 7, 3, 511];
-        let rows = positions.len();
-        let before = Random::default().values(rows * columns);
-        let mut table = RotaryTable::default();
-        table.reach(&frequencies, 4);
-        table.reach(&frequencies, 512);
-        for (pairs, places) in [
-            (Pairs::Halves, [(0, 4), (1, 5), (2, 6), (3, 7)]),
-            (Pairs::Neighbours, [(0, 1), (2, 3), (4, 5), (6, 7)]),
-        ] {
-            let mut want: Vec<f64> = before.iter().map(|v| f64::from(*v)).collect();
-            for (row, position) in want.chunks_mut(columns).zip(positions) {
-                for head in row[..heads * width].chunks_mut(width) {
-                    for ((i, j), frequency) in places.into_iter().zip(frequencies) {
-                        let angle = f64::from(position) * f64::from(frequency);
-                        let (sine, cosine) = angle.sin_cos();
-                        let (low, high) = (head[i], head[j]);
-                        head[i] = low * cosine - high * sine;
-                        head[j] = high * cosine + low * sine;
-                    }
+    const FREQUENCIES: [f32; 4] = [1.0, 0.3, 0.01, 0.0005];
+    const SLOWER: [f32; 4] = [0.9, 0.1, 0.004, 0.0001];
+
+    /// Rows of three heads, turned in f64.
+    fn turned(
+        before: &[f32],
+        places: &[Place],
+        pairs: [(usize, usize); 4],
+        scale: f64,
+        above: u32,
+    ) -> Vec<f64> {
+        let (width, heads) = (10, 3);
+        let columns = before.len() / places.len();
+        let mut want: Vec<f64> = before.iter().map(|v| f64::from(*v)).collect();
+        for (row, place) in want.chunks_mut(columns).zip(places) {
+            let frequencies = if place.length > above { SLOWER } else { FREQUENCIES };
+            for head in row[..heads * width].chunks_mut(width) {
+                for ((i, j), frequency) in pairs.into_iter().zip(frequencies) {
+                    let angle = f64::from(place.position) * f64::from(frequency);
+                    let (sine, cosine) = (angle.sin() * scale, angle.cos() * scale);
+                    let (low, high) = (head[i], head[j]);
+                    head[i] = low * cosine - high * sine;
+                    head[j] = high * cosine + low * sine;
                 }
             }
+        }
+        want
+    }
+
+    #[test]
+    fn rows_of_a_kept_text_know_what_it_was_asked_with() {
+        use galaxy_common::{Segment, Wanted};
+        let segment =
+            |slot, past, kept, rows| Segment { slot, past, kept, rows, wanted: Wanted::Hidden };
+        let segments = vec![segment(0, 0, false, 3), segment(7, 4, true, 3)];
+        let shape = BatchShape::new(segments).expect("a batch");
+        let mut out = Vec::new();
+        places(&shape, Span::new(1, 6), |slot| if slot == 7 { 6 } else { 0 }, &mut out);
+        let got: Vec<_> = out.iter().map(|place| (place.position, place.length)).collect();
+        assert_eq!(got, [(1, 3), (2, 3), (4, 6), (5, 6), (6, 7)]);
+    }
+
+    #[test]
+    fn heads_turn_by_the_place_of_their_row() {
+        let (width, heads, columns) = (10, 3, 37);
+        let of_length = |length| move |position| Place { position, length };
+        let mut places: Vec<Place> = [0, 7, 7, 3, 511].map(of_length(512)).to_vec();
+        places.extend([0, 3, 5].map(of_length(6)));
+        let rows = places.len();
+        let before = Random::default().values(rows * columns);
+        let long = LongFrequencies { above: 100, inverse_frequencies: SLOWER.to_vec() };
+        let halves = [(0, 4), (1, 5), (2, 6), (3, 7)];
+        let neighbours = [(0, 1), (2, 3), (4, 5), (6, 7)];
+        for (pairs, columns_of_pairs, scale, long) in [
+            (Pairs::Halves, halves, 1.0, None),
+            (Pairs::Halves, halves, 1.25, Some(&long)),
+            (Pairs::Neighbours, neighbours, 0.5, None),
+        ] {
+            let rotation =
+                Rotation { inverse_frequencies: &FREQUENCIES, long, scale, pairs, limit: 600 };
+            let above = long.map_or(u32::MAX, |long| long.above);
+            let want = turned(&before, &places, columns_of_pairs, f64::from(scale), above);
+            let mut table = RotaryTable::default();
+            table.reach(rotation, 4);
+            table.reach_rows(rotation, &places);
             for threads in [1, 2] {
                 let mut got = before.clone();
                 let area = whole_mut(&mut got, rows, columns);
-                table.turn(&Threads::new(threads), area, &positions, pairs, heads, width);
+                table.turn(&Threads::new(threads), area, &places, pairs, heads, width);
                 close("turned", &got, &want);
             }
         }

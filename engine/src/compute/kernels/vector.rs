@@ -7,10 +7,9 @@
 use super::instructions::run;
 use half::slice::HalfFloatSliceExt;
 use rten_simd::{
-    Isa, Simd, SimdOp, SimdUnaryOp,
-    ops::{BitOps, FloatOps, IntOps, NumOps},
+    Isa, Simd, SimdOp,
+    ops::{BitOps, IntOps, NumOps},
 };
-use rten_vecmath::Tanh;
 
 /// 2^x = 1 + x * P(x) for |x| <= 1/2, fitted to the least largest relative error (9.1e-8).
 #[expect(clippy::approx_constant, reason = "fitted: it is not the logarithm of 2")]
@@ -45,139 +44,6 @@ pub(crate) fn exp2<I: Isa>(isa: I, x: I::F32) -> I::F32 {
 #[inline(always)]
 pub(crate) fn exp2_falling<I: Isa>(isa: I, x: I::F32) -> I::F32 {
     exp2_between(isa, isa.f32().max(isa.f32().splat(-126.0), x))
-}
-
-/// x / (1 + 2^falling): `x` times a logistic function.
-#[inline(always)]
-fn times_logistic<I: Isa>(isa: I, x: I::F32, falling: I::F32) -> I::F32 {
-    let ops = isa.f32();
-    ops.div(x, ops.add(ops.one(), exp2(isa, falling)))
-}
-
-/// GELU by the normal distribution: x * Phi(x), where Phi(x) is the logistic function of
-/// log(Phi(x) / Phi(-x)), which is x times a smooth function of x * x.
-struct Gelu;
-
-/// log2(Phi(-x) / Phi(x)) / x as a polynomial in x * x for |x| <= 5, fitted to the least largest
-/// error of the curve (2.3e-8).
-const GELU: [f32; 7] = [
-    -2.302_210_4,
-    -0.104_832_18,
-    9.158_642e-5,
-    0.000_160_439_14,
-    -1.157_792_8e-5,
-    3.916_360_4e-7,
-    -5.328_362_7e-9,
-];
-/// From here on the factor of x stays: the curve is less than 2e-6 from x or 0, and goes there.
-const GELU_END: f32 = 25.0;
-
-impl SimdUnaryOp<f32> for Gelu {
-    #[inline(always)]
-    fn eval<I: Isa>(&self, isa: I, x: I::F32) -> I::F32 {
-        let ops = isa.f32();
-        let square = ops.min(ops.mul(x, x), ops.splat(GELU_END));
-        let mut slope = ops.splat(GELU[6]);
-        for at in (0..6).rev() {
-            slope = ops.mul_add(slope, square, ops.splat(GELU[at]));
-        }
-        times_logistic(isa, x, ops.mul(x, slope))
-    }
-}
-
-/// GELU by the hyperbolic tangent: (1 + tanh(y)) / 2 is the logistic function of 2y.
-struct GeluTanh;
-
-impl SimdUnaryOp<f32> for GeluTanh {
-    #[inline(always)]
-    fn eval<I: Isa>(&self, isa: I, x: I::F32) -> I::F32 {
-        // y = sqrt(2 / pi) * (x + 0.044715 * x^3)
-        const LINEAR: f64 = -std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::SQRT_2;
-        const FALLING: f64 = LINEAR * std::f64::consts::LOG2_E;
-        let ops = isa.f32();
-        let (first, third) = (ops.splat(FALLING as f32), ops.splat((FALLING * 0.044_715) as f32));
-        let slope = ops.mul_add(ops.mul(x, x), third, first);
-        times_logistic(isa, x, ops.mul(x, slope))
-    }
-}
-
-struct Silu;
-
-impl SimdUnaryOp<f32> for Silu {
-    #[inline(always)]
-    fn eval<I: Isa>(&self, isa: I, x: I::F32) -> I::F32 {
-        let falling = isa.f32().mul(x, isa.f32().splat(-std::f32::consts::LOG2_E));
-        times_logistic(isa, x, falling)
-    }
-}
-
-struct Relu;
-
-impl SimdUnaryOp<f32> for Relu {
-    #[inline(always)]
-    fn eval<I: Isa>(&self, isa: I, x: I::F32) -> I::F32 {
-        let ops = isa.f32();
-        ops.max(ops.zero(), x)
-    }
-}
-
-/// A function of one value, for every value of a row.
-#[cfg(test)]
-struct Map<'a, F>(F, &'a mut [f32]);
-
-#[cfg(test)]
-impl<F: SimdUnaryOp<f32>> SimdOp for Map<'_, F> {
-    type Output = ();
-    #[inline(always)]
-    fn eval<I: Isa>(self, isa: I) {
-        let (Self(function, row), ops) = (self, isa.f32());
-        let mut vectors = row.chunks_exact_mut(ops.len());
-        for vector in &mut vectors {
-            ops.store(function.eval(isa, ops.load(vector)), vector);
-        }
-        let rest = vectors.into_remainder();
-        if !rest.is_empty() {
-            let out = function.eval(isa, ops.load_pad(rest).0).to_array();
-            rest.copy_from_slice(&out.as_ref()[..rest.len()]);
-        }
-    }
-}
-
-/// What an element goes through after a product.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Curve {
-    Gelu,
-    GeluTanh,
-    Silu,
-    Relu,
-    Tanh,
-}
-
-impl Curve {
-    /// The curve at each lane of `x`, for loops that hold their values in registers.
-    #[inline(always)]
-    pub(crate) fn eval<I: Isa>(self, isa: I, x: I::F32) -> I::F32 {
-        match self {
-            Self::Gelu => Gelu.eval(isa, x),
-            Self::GeluTanh => GeluTanh.eval(isa, x),
-            Self::Silu => Silu.eval(isa, x),
-            Self::Relu => Relu.eval(isa, x),
-            Self::Tanh => Tanh {}.eval(isa, x),
-        }
-    }
-
-    /// The curve at each value of `row`, in place.
-    #[cfg(test)]
-    pub(crate) fn apply(self, row: &mut [f32]) {
-        // One loop for each curve: none asks again for every vector which it is.
-        match self {
-            Self::Gelu => run(Map(Gelu, row)),
-            Self::GeluTanh => run(Map(GeluTanh, row)),
-            Self::Silu => run(Map(Silu, row)),
-            Self::Relu => run(Map(Relu, row)),
-            Self::Tanh => run(Map(Tanh {}, row)),
-        }
-    }
 }
 
 macro_rules! row_loop {
@@ -420,85 +286,6 @@ pub(crate) fn rms_norm_to(out: &mut [f32], from: &[f32], weight: &[f32], epsilon
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn points() -> Vec<f32> {
-        (-12_000..=12_000).map(|i| i as f32 * 1e-3).collect()
-    }
-
-    /// erf by its series, or by the continued fraction of erfc where that converges faster.
-    fn erf(x: f64) -> f64 {
-        if x.abs() < 2.5 {
-            let mut term = x;
-            let mut sum = x;
-            for n in 1..60 {
-                term *= -x * x / f64::from(n);
-                sum += term / f64::from(2 * n + 1);
-            }
-            return sum * 2.0 / std::f64::consts::PI.sqrt();
-        }
-        let z = x.abs();
-        let fraction = (1..60).rev().fold(z, |f, n| z + f64::from(n) / 2.0 / f);
-        let erfc = (-z * z).exp() / (fraction * std::f64::consts::PI.sqrt());
-        (1.0 - erfc).copysign(x)
-    }
-
-    fn worst(curve: Curve, reference: impl Fn(f64) -> f64) -> f64 {
-        let mut got = points();
-        curve.apply(&mut got);
-        let error = |(x, y): (&f32, &f32)| {
-            let x = f64::from(*x);
-            (f64::from(*y) - reference(x)).abs() / x.abs().max(1.0)
-        };
-        points().iter().zip(&got).map(error).fold(0.0, f64::max)
-    }
-
-    #[test]
-    fn curves_are_exact_to_their_last_bits() {
-        let gelu = |x: f64| 0.5 * x * (1.0 + erf(x / 2.0_f64.sqrt()));
-        let root = (2.0 / std::f64::consts::PI).sqrt();
-        let tanh_gelu = |x: f64| 0.5 * x * (1.0 + (root * (x + 0.044715 * x * x * x)).tanh());
-        for (curve, error) in [
-            (Curve::Gelu, worst(Curve::Gelu, gelu)),
-            (Curve::GeluTanh, worst(Curve::GeluTanh, tanh_gelu)),
-            (Curve::Silu, worst(Curve::Silu, |x| x / (1.0 + (-x).exp()))),
-            (Curve::Relu, worst(Curve::Relu, |x| x.max(0.0))),
-            (Curve::Tanh, worst(Curve::Tanh, f64::tanh)),
-        ] {
-            assert!(error <= 2e-7, "{curve:?}: {error:e}");
-        }
-    }
-
-    #[test]
-    fn curves_in_registers_are_those_of_rows() {
-        struct Each<'a>(Curve, &'a mut [f32]);
-        impl SimdOp for Each<'_> {
-            type Output = ();
-            #[inline(always)]
-            fn eval<I: Isa>(self, isa: I) {
-                let ops = isa.f32();
-                for vector in self.1.chunks_exact_mut(ops.len()) {
-                    ops.store(self.0.eval(isa, ops.load(vector)), vector);
-                }
-            }
-        }
-        for curve in [Curve::Gelu, Curve::GeluTanh, Curve::Silu, Curve::Relu, Curve::Tanh] {
-            let mut rows = points()[..24_000].to_vec();
-            let mut lanes = rows.clone();
-            curve.apply(&mut rows);
-            run(Each(curve, &mut lanes));
-            assert_eq!(lanes, rows, "{curve:?}");
-        }
-    }
-
-    #[test]
-    fn curves_keep_what_is_not_a_number_and_end_flat() {
-        for curve in [Curve::Gelu, Curve::GeluTanh, Curve::Silu, Curve::Relu] {
-            let mut row = [f32::NAN, 1e30, -1e30, -0.0];
-            curve.apply(&mut row);
-            assert!(row[0].is_nan(), "{curve:?}");
-            assert_eq!(row[1..], [1e30, 0.0, 0.0], "{curve:?}");
-        }
-    }
 
     #[test]
     fn norms_survive_a_large_mean() {

@@ -480,7 +480,7 @@ fn divide(
 
 fn epsilon(config: &Fields<'_>, names: &[&'static str], default: f64) -> Result<f32, ModelError> {
     let value = config.positive_or_none(names)?.unwrap_or(default);
-    if value >= 1.0 || value as f32 <= 0.0 {
+    if value as f32 <= 0.0 || !(value as f32).is_finite() {
         return Err(config.wrong(names[0], format!("is {value}: a small number is wanted")));
     }
     Ok(value as f32)
@@ -557,7 +557,7 @@ fn last_row(config: &Fields<'_>, padding: Option<u32>) -> Result<HeadSpec, Model
     let labels = names.len() as u32;
     let padding = match config.number_or_none(&["pad_token_id"])? {
         // A number that is no token is none of a text.
-        Some(id) => (id >= 0.0 && id <= f64::from(u32::MAX)).then_some(id as u32),
+        Some(id) => (0.0..=f64::from(u32::MAX)).contains(&id).then_some(id as u32),
         None => padding.filter(|_| !config.names("pad_token_id")),
     };
     let row = ClassRow::Last;

@@ -2,6 +2,7 @@
 
 use super::{config::MAX_WIDTH, read as read_family};
 use crate::{config::Fields, error::ModelError, spec::*};
+use galaxy_common::Wanted;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::{f64::consts::TAU, path::Path};
@@ -55,6 +56,9 @@ fn defaults_are_those_of_transformers() {
     assert_eq!((bert.position_limit(), bert.activation), (512, Activation::Gelu));
     assert_eq!(bert.head, HeadSpec::None);
     assert!(bert.token_types && bert.embedding_norm && !bert.causal);
+
+    let coarse = read_spec(&small_bert(json!({ "layer_norm_eps": 1.0 }))).expect("a spec");
+    assert_eq!(coarse.norm_epsilon, 1.0);
 
     let gpt2 = read_spec(&small_gpt2(json!({ "n_inner": null }))).expect("a spec");
     assert_eq!((gpt2.inner, gpt2.norm_epsilon, gpt2.position_limit()), (48, 1e-5, 1024));
@@ -262,6 +266,28 @@ fn padding_at_the_end_is_passed_over_by_a_head_of_the_last_row() {
     assert_eq!(gpt2(json!({ "pad_token_id": -1 })).padding, None);
     let bert = json!({ "architectures": ["BertForSequenceClassification"], "pad_token_id": 0 });
     assert_eq!(head(small_bert(bert)).unpadded(&[1, 0, 0]), 3);
+}
+
+#[test]
+fn what_is_read_of_a_text_depends_on_what_is_wanted() {
+    let spec = |changes: Value| {
+        let base = json!({
+            "architectures": ["GPT2ForSequenceClassification"], "pad_token_id": 9
+        });
+        read_spec(&small_gpt2(over(base, changes))).expect("a spec")
+    };
+    let causal = spec(json!({}));
+    assert_eq!(causal.readable(&[1, 2, 9, 9], Wanted::Classes), Ok(2));
+    assert_eq!(causal.readable(&[1, 2, 9, 9], Wanted::Hidden), Ok(4));
+    let both_ways = spec(json!({ "is_causal": false }));
+    assert_eq!(both_ways.readable(&[1, 9, 2], Wanted::Classes), Ok(3));
+    let why = both_ways.readable(&[1, 2, 9], Wanted::Classes).expect_err("it is seen");
+    assert!(why.contains("token 9"), "{why}");
+
+    let roberta = read_spec(&small_bert(json!({ "model_type": "roberta" }))).expect("a spec");
+    assert_eq!(roberta.readable(&[0, 5, 2], Wanted::Hidden), Ok(3));
+    let why = roberta.readable(&[0, 1, 2], Wanted::Hidden).expect_err("it has no position");
+    assert!(why.contains("token 1"), "{why}");
 }
 
 #[test]

@@ -1,8 +1,12 @@
 //! `config.json` read field by field: each is checked where it is read.
 
-use crate::error::ModelError;
+use crate::{error::ModelError, recognise};
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor},
+};
 use serde_json::{Map, Value};
-use std::path::Path;
+use std::{collections::HashSet, fmt, path::Path};
 
 /// An object of a JSON file, with the path for messages. `null` is the same as absent.
 #[derive(Clone, Copy)]
@@ -45,6 +49,8 @@ impl<'a> Fields<'a> {
 
     /// The value of the first of these names that is there.
     pub(crate) fn get(&self, names: &[&'static str]) -> Option<(&'static str, &'a Value)> {
+        #[cfg(test)]
+        read::note(names);
         names
             .iter()
             .find_map(|&n| self.object.get(n).filter(|v| !v.is_null()).map(|value| (n, value)))
@@ -64,6 +70,9 @@ impl<'a> Fields<'a> {
         let Some((name, value)) = self.get(names) else { return Ok(None) };
         match value.as_u64() {
             Some(n) if (1..=u64::from(limit)).contains(&n) => Ok(Some(n as u32)),
+            _ if value.is_f64() => {
+                Err(self.wrong(name, format!("is {}: a whole number is wanted", short(value))))
+            }
             _ => Err(self.wrong(name, format!("is {}: 1 to {limit} make sense", short(value)))),
         }
     }
@@ -169,11 +178,122 @@ impl<'a> Fields<'a> {
     }
 }
 
+/// Reads a JSON file, and says of what Python writes and JSON has not what it is.
+///
+/// # Errors
+/// When it is no JSON, or not of this form.
+pub(crate) fn parse<T: DeserializeOwned>(path: &Path, bytes: &[u8]) -> Result<T, ModelError> {
+    recognise::stand_in(path, bytes)?;
+    serde_json::from_slice(bytes).map_err(|source| {
+        let line = bytes.split(|&b| b == b'\n').nth(source.line().saturating_sub(1));
+        let rest = line.and_then(|line| line.get(source.column().saturating_sub(2)..));
+        let rest = String::from_utf8_lossy(rest.unwrap_or_default());
+        let rest = rest.trim_start_matches([' ', '\t', ':', ',', '[', '{', '-']);
+        let begins = |words: &[&str]| words.iter().any(|word| rest.starts_with(word));
+        let (found, remedy) = if begins(&["NaN", "Infinity"]) {
+            ("not valid: JSON has no NaN and no Infinity", "write a number or null")
+        } else if begins(&["//", "/*", "#"]) {
+            ("not valid: JSON has no comments", "remove them")
+        } else {
+            return ModelError::Json { path: path.to_owned(), source };
+        };
+        let found = format!("{found} (line {})", source.line());
+        ModelError::Another { path: path.to_owned(), found, remedy: remedy.to_owned() }
+    })
+}
+
+/// The fields of a JSON object that stand in it twice: the last of each is what counts.
+pub(crate) fn doubled(text: &[u8]) -> Vec<String> {
+    serde_json::from_slice(text).map(|Doubled(names)| names).unwrap_or_default()
+}
+
+struct Doubled(Vec<String>);
+
+impl<'de> Deserialize<'de> for Doubled {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Names;
+        impl<'de> Visitor<'de> for Names {
+            type Value = Doubled;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Doubled, A::Error> {
+                let (mut seen, mut doubled) = (HashSet::new(), Vec::new());
+                while let Some(name) = map.next_key::<String>()? {
+                    map.next_value::<IgnoredAny>()?;
+                    if !seen.insert(name.clone()) {
+                        doubled.push(name);
+                    }
+                }
+                Ok(Doubled(doubled))
+            }
+        }
+        deserializer.deserialize_map(Names)
+    }
+}
+
 /// A value for a message: hostile files do not get to fill logs.
 pub(crate) fn short(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(60) {
         Some((at, _)) => format!("{}...", &text[..at]),
         None => text,
+    }
+}
+
+/// Which fields the code of a test has asked for.
+#[cfg(test)]
+pub(crate) mod read {
+    use std::{cell::RefCell, collections::BTreeSet};
+
+    thread_local! {
+        static NAMES: RefCell<BTreeSet<&'static str>> = const { RefCell::new(BTreeSet::new()) };
+    }
+
+    pub(super) fn note(names: &[&'static str]) {
+        NAMES.with_borrow_mut(|known| known.extend(names));
+    }
+
+    /// Those since this was called last.
+    pub(crate) fn take() -> BTreeSet<&'static str> {
+        NAMES.take()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_json_is_named() {
+        let cases: &[(&[u8], &str)] = &[
+            (b"{\n\"a\": NaN}", "(line 2)"),
+            (b"{\"a\": [1, -Infinity]}", "no Infinity"),
+            (b"{\"a\": Infinity}", "no Infinity"),
+            (b"{\n// half of it\n\"a\": 1}", "no comments"),
+            (b"{\"a\": 1 /* one */}", "no comments"),
+            (b"# of mine\n{}", "no comments"),
+            (b"\xef\xbb\xbf{}", "byte order mark"),
+            (b"\xff\xfe{\0}\0", "UTF-16"),
+            (b"", "is empty"),
+            (b"version https://git-lfs.github.com/spec/v1\n", "git-lfs"),
+            (b"{\"a\": 1,}", "trailing comma"),
+            (b"{\"a\": None}", "line 1"),
+            (b"{", "EOF"),
+        ];
+        for (text, want) in cases {
+            let result: Result<Value, _> = parse(Path::new("config.json"), text);
+            let error = result.expect_err("no JSON").to_string();
+            assert!(error.contains(want) && error.contains("config.json"), "{error}\nlacks {want}");
+        }
+        assert!(parse::<Value>(Path::new("config.json"), b" {} \n").is_ok());
+    }
+
+    #[test]
+    fn what_stands_twice_is_found() {
+        assert_eq!(doubled(br#"{"a": 1, "b": {"a": 2, "a": 3}, "a": 4}"#), ["a"]);
+        for none in [&b"{}"[..], b"[1]", b"{", b"{\"a\": 1}"] {
+            assert!(doubled(none).is_empty());
+        }
     }
 }

@@ -1,13 +1,14 @@
 //! An opened model directory: its spec, and where each of its tensors lies.
 
 use crate::{
-    config::Fields,
+    config::{self, Fields},
     error::ModelError,
-    family::{self, Family},
+    family::{self, Described, Family},
     fields::{self, Warning},
     heads,
     manifest::Manifest,
     matrix::{MatrixSource, Storage},
+    recognise,
     sentence,
     spec::*,
     store::{Arrivals, Dtype, Listed, MAX_JSON_BYTES, Store, read_bounded},
@@ -15,6 +16,7 @@ use crate::{
 };
 use half::{bf16, f16};
 use std::{
+    collections::HashSet,
     fs::File,
     path::{Path, PathBuf},
     sync::{Arc, OnceLock},
@@ -66,11 +68,9 @@ impl ModelDir {
         let path = &sentence::model_place(root);
         let config_path = path.join("config.json");
         if !config_path.is_file() {
-            return Err(ModelError::NotThere {
-                path: path.to_owned(),
-                wanted: "config.json".to_owned(),
-            });
+            return Err(recognise::directory(path, "config.json"));
         }
+        recognise::quantised(path)?;
         let bytes = read_bounded(&config_path, MAX_JSON_BYTES)?;
         let store = Store::open(path)?;
         let mut hasher = blake3::Hasher::new();
@@ -79,10 +79,18 @@ impl ModelDir {
         store.digest(&mut hasher)?;
         let fingerprint = hasher.finalize().to_hex().to_string();
         let mut model = Self::assemble(path, base_name(root), fingerprint, &bytes, store)?;
+        let doubled = config::doubled(&bytes);
+        if !doubled.is_empty() {
+            let text = format!("{} stand twice: the last is read", fields::listed(&doubled));
+            model.warnings.push(Warning { path: config_path, text });
+        }
         root.clone_into(&mut model.root);
         model.warnings.extend(fields::look_over(path));
         model.warnings.extend(sentence::look_over(root));
-        model.checked()
+        model.warnings.extend(recognise::beside(path));
+        let mut model = model.checked()?;
+        model.warnings.extend(model.unused()?);
+        Ok(model)
     }
 
     /// Opens a model whose `data` arrives in pieces. Nothing of it need be there: who reads waits
@@ -123,10 +131,9 @@ impl ModelDir {
         store: Store,
     ) -> Result<Self, ModelError> {
         let config_path = path.join("config.json");
-        let json = |source| ModelError::Json { path: config_path.clone(), source };
-        let value: serde_json::Value = serde_json::from_slice(config).map_err(json)?;
+        let value = config::parse(&config_path, config)?;
         let config = Fields::new(&config_path, &value)?;
-        let (family, mut spec) = family::read(&config)?;
+        let Described { family, mut spec, mut warnings } = family::read(&config)?;
         let first = match spec.patches {
             Some(_) => family.names.position,
             None => family.names.word,
@@ -142,11 +149,10 @@ impl ModelDir {
             ModelError::MissingTensor { path: path.to_owned(), tensor }
         })?;
         let top = heads::settle(&store, family, prefix, &mut spec)?;
-        let warnings = top.warning.map(|text| Warning { path: config_path.clone(), text });
+        warnings.extend(top.warning.map(|text| Warning { path: config_path.clone(), text }));
         let (path, root) = (path.to_owned(), path.to_owned());
         let dtype = Dtype::F32;
         let tables = [OnceLock::new(), OnceLock::new()];
-        let warnings = warnings.into_iter().collect();
         Ok(Self {
             path,
             root,
@@ -179,6 +185,29 @@ impl ModelDir {
         }
         let dtype = self.matrix(Matrix::Query(0))?.dtype();
         Ok(Self { dtype, ..self })
+    }
+
+    /// Names the tensors that are neither read nor known to change nothing.
+    fn unused(&self) -> Result<Option<Warning>, ModelError> {
+        let tables = [Table::Word, Table::Position].map(|table| self.table(table));
+        let mut used: HashSet<String> = tables.into_iter().flatten().map(|found| found.0).collect();
+        for which in Matrix::all(&self.spec) {
+            used.insert(self.matrix(which)?.name);
+        }
+        for which in Vector::all(&self.spec) {
+            used.insert(self.vector_name(which)?);
+        }
+        let known = |name: &&str| used.contains(*name) || family::fields::needless(name);
+        let unused = self.store.names().into_iter().filter(|name| !known(name));
+        let unused: Vec<_> = unused.map(ToOwned::to_owned).collect();
+        let (what, are) = match unused.len() {
+            0 => return Ok(None),
+            1 => ("tensor", "is"),
+            _ => ("tensors", "are"),
+        };
+        let count = unused.len();
+        let text = format!("{count} {what} {are} not used here: {}", fields::listed(&unused));
+        Ok(Some(Warning { path: self.path.clone(), text }))
     }
 
     /// Base name of the directory.
@@ -559,6 +588,32 @@ mod tests {
             edit(&copy, "config.json", old, new);
             let error = ModelDir::open(copy.path()).expect_err(new).to_string();
             assert!(error.contains(want), "{error}\nlacks {want:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_read_is_named_in_warnings() {
+        for name in ["bert", "gpt2", "llama-tied-bf16", "vit"] {
+            assert_eq!(ModelDir::open(&golden(name)).expect("a model").warnings(), []);
+        }
+        let copy = golden_copy("bert");
+        edit(&copy, "config.json", "\"num_hidden_layers\": 3", "\"num_hidden_layers\": 2");
+        edit(
+            &copy,
+            "config.json",
+            "{",
+            "{ \"rope_theta\": 1, \"auto_map\": {}, \"is_decoder\": false,",
+        );
+        let model = ModelDir::open(copy.path()).expect("a model");
+        let told: Vec<_> = model.warnings().iter().map(ToString::to_string).collect();
+        let all = told.join("\n");
+        for want in [
+            "auto_map names code of the model's own",
+            "\"rope_theta\" is not known",
+            "\"is_decoder\" stand twice",
+            "16 tensors are not used here: \"bert.encoder.layer.2.attention.output.LayerNorm.bias\"",
+        ] {
+            assert!(all.contains(want), "{all}\nlacks {want}");
         }
     }
 

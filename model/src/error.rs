@@ -38,6 +38,16 @@ pub enum ModelError {
         /// The file that is missing.
         wanted: String,
     },
+    /// Something else than what was expected, and it is known what.
+    #[error("{path} is {found}: {remedy}")]
+    Another {
+        /// Which file or directory.
+        path: PathBuf,
+        /// What it is.
+        found: String,
+        /// What to do.
+        remedy: String,
+    },
     /// A file above the bound that we read into memory.
     #[error("{path} has {bytes} bytes, above the limit of {limit} for such a file")]
     TooLarge {
@@ -207,10 +217,12 @@ pub enum ModelError {
         tensor: String,
     },
     /// No tokenizer.
-    #[error("{path} has no tokenizer.json: add one, or give token ids instead of text")]
+    #[error("{path} has no tokenizer.json: {remedy}")]
     NoTokenizer {
         /// The model's directory.
         path: PathBuf,
+        /// What to do, by what other files there are.
+        remedy: String,
     },
     /// A tokenizer that cannot be read, or text that it refuses.
     #[error("tokenizer {path}: {problem}")]

@@ -6,6 +6,7 @@
 //! `/`.
 
 mod config;
+pub(crate) mod fields;
 mod rope;
 mod table;
 #[cfg(test)]
@@ -14,6 +15,7 @@ mod tests;
 use crate::{
     config::{Fields, short},
     error::ModelError,
+    fields::{Warning, check},
     matrix::Storage,
     spec::ModelSpec,
 };
@@ -69,8 +71,16 @@ pub(crate) struct Names {
     pub(crate) language_head: &'static str,
 }
 
+/// What a config describes.
+pub(crate) struct Described {
+    pub(crate) family: &'static Family,
+    pub(crate) spec: ModelSpec,
+    /// Of fields that are not carried out.
+    pub(crate) warnings: Vec<Warning>,
+}
+
 /// The family of a config, and the spec that it describes.
-pub(crate) fn read(config: &Fields<'_>) -> Result<(&'static Family, ModelSpec), ModelError> {
+pub(crate) fn read(config: &Fields<'_>) -> Result<Described, ModelError> {
     let architecture = match config.get(&["architectures"]) {
         None => None,
         Some((_, value)) => match value.as_array().map(|list| list.first().map(|v| v.as_str())) {
@@ -108,13 +118,16 @@ pub(crate) fn read(config: &Fields<'_>) -> Result<(&'static Family, ModelSpec), 
         return Err(ModelError::Unsupported {
             path: config.path.to_owned(),
             field: "quantization_config",
-            value: short(value),
+            // The method (GPTQ, AWQ, ...) says most.
+            value: short(value.get("quant_method").unwrap_or(value)),
             remedy: "use a checkpoint in F32, F16 or BF16",
         });
     }
+    let warnings = check(config, fields::tables(family.model_type))?;
     let spec = (family.read)(config, top)?;
     // A base model has no head that one could miss.
     let with_head = architecture.filter(|name| top == Top::Hidden && !name.ends_with("Model"));
     let headless = with_head.map(|name| format!("the head of {name} is not carried out"));
-    Ok((family, ModelSpec { family: family.model_type.to_owned(), headless, ..spec }))
+    let spec = ModelSpec { family: family.model_type.to_owned(), headless, ..spec };
+    Ok(Described { family, spec, warnings })
 }

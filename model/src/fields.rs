@@ -18,7 +18,6 @@ use std::{
 
 /// What is made of a field.
 #[derive(Clone, Copy, Debug)]
-#[allow(dead_code)]
 pub(crate) enum Fate {
     /// It is carried out, and whoever reads it refuses the values that are not.
     Read,
@@ -26,6 +25,10 @@ pub(crate) enum Fate {
     Needless,
     /// It would change the result: only these values, written as JSON, are accepted, besides null.
     Only(&'static [&'static str], &'static str),
+    /// It is an object, whose own fields are these.
+    Inside(&'static [Table]),
+    /// It is not carried out, which this warning says.
+    Said(&'static str),
 }
 
 /// The fields that one file may have.
@@ -50,6 +53,8 @@ impl fmt::Display for Warning {
 const FILES: &[(&str, &[Table])] = &[
     ("tokenizer_config.json", &[tokenizer_fields::CONFIG, tokenizer_fields::SPECIAL]),
     ("special_tokens_map.json", &[tokenizer_fields::SPECIAL]),
+    #[cfg(feature = "image")]
+    ("preprocessor_config.json", &[crate::image::FIELDS]),
 ];
 
 /// Names that are told of in one warning at most.
@@ -60,26 +65,60 @@ const MAX_NAMES: usize = 20;
 /// # Errors
 /// When a field has a value that is not carried out.
 pub(crate) fn check(fields: &Fields<'_>, tables: &[Table]) -> Result<Vec<Warning>, ModelError> {
-    let mut unknown = Vec::new();
-    for (name, value) in fields.entries() {
-        let known = tables.iter().flat_map(|table| table.iter()).find(|known| known.0 == name);
-        match known {
-            None => unknown.push(name),
-            Some((_, Fate::Read | Fate::Needless)) => {}
-            Some((field, Fate::Only(values, remedy))) => {
-                let accepted = value.is_null() || values.iter().any(|&text| is(value, text));
-                if !accepted {
-                    return Err(ModelError::Unsupported {
-                        path: fields.path.to_owned(),
-                        field,
-                        value: short(value),
-                        remedy,
-                    });
+    let mut found = Found::default();
+    found.look(fields, "", tables)?;
+    let path = fields.path.to_owned();
+    let said = found.said.into_iter().map(|text| Warning { path: path.clone(), text });
+    Ok(said.chain(unknown_fields(fields.path, &found.unknown)).collect())
+}
+
+/// What is to be said of a file's fields.
+#[derive(Default)]
+struct Found {
+    unknown: Vec<String>,
+    said: Vec<String>,
+}
+
+impl Found {
+    /// `within` is the beginning of the names of fields inside others.
+    fn look(
+        &mut self,
+        fields: &Fields<'_>,
+        within: &str,
+        tables: &[Table],
+    ) -> Result<(), ModelError> {
+        for (name, value) in fields.entries() {
+            let known = tables.iter().flat_map(|table| table.iter()).find(|known| known.0 == name);
+            match known {
+                None => self.unknown.push(format!("{within}{name}")),
+                Some((_, Fate::Read | Fate::Needless)) => {}
+                Some((field, Fate::Inside(tables))) => {
+                    // Whoever reads it says what else it may be.
+                    if value.is_object()
+                        && let Some(inner) = fields.inner(&[field])?
+                    {
+                        self.look(&inner, &format!("{within}{name}."), tables)?;
+                    }
+                }
+                Some((_, Fate::Said(text))) if !value.is_null() => {
+                    self.said.push(format!("{within}{name} {text}"));
+                }
+                Some((_, Fate::Said(_))) => {}
+                Some((field, Fate::Only(values, remedy))) => {
+                    let accepted = value.is_null() || values.iter().any(|&text| is(value, text));
+                    if !accepted {
+                        return Err(ModelError::Unsupported {
+                            path: fields.path.to_owned(),
+                            field,
+                            value: short(value),
+                            remedy,
+                        });
+                    }
                 }
             }
         }
+        Ok(())
     }
-    Ok(unknown_fields(fields.path, &unknown).into_iter().collect())
 }
 
 /// Names the fields that nothing is known of in the files of a directory besides `config.json`.
@@ -93,29 +132,31 @@ pub(crate) fn look_over(directory: &Path) -> Vec<Warning> {
         let Ok(value) = serde_json::from_slice::<Value>(&bytes) else { continue };
         let Ok(fields) = Fields::new(&path, &value) else { continue };
         let known = |name: &str| tables.iter().any(|t| t.iter().any(|known| known.0 == name));
-        let unknown: Vec<_> = fields.entries().map(|e| e.0).filter(|name| !known(name)).collect();
+        let names = fields.entries().map(|e| e.0).filter(|name| !known(name));
+        let unknown: Vec<_> = names.map(ToOwned::to_owned).collect();
         warnings.extend(unknown_fields(&path, &unknown));
     }
     warnings
 }
 
-fn unknown_fields(path: &Path, names: &[&str]) -> Option<Warning> {
-    let quoted: Vec<_> = names
-        .iter()
-        .take(MAX_NAMES)
-        .map(|name| short(&Value::String((*name).to_owned())))
-        .collect();
-    let more = match names.len().saturating_sub(MAX_NAMES) {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
+fn unknown_fields(path: &Path, names: &[String]) -> Option<Warning> {
     let (what, are) = match names {
         [] => return None,
         [_] => ("field", "is"),
         _ => ("fields", "are"),
     };
-    let text = format!("{what} {}{more} {are} not known here and not read", quoted.join(", "));
+    let text = format!("{what} {} {are} not known here and not read", listed(names));
     Some(Warning { path: path.to_owned(), text })
+}
+
+/// Some of these names for a message, and how many more there are.
+pub(crate) fn listed(names: &[String]) -> String {
+    let quoted = names.iter().take(MAX_NAMES).map(|name| short(&Value::String(name.clone())));
+    let quoted = quoted.collect::<Vec<_>>().join(", ");
+    match names.len().saturating_sub(MAX_NAMES) {
+        0 => quoted,
+        more => format!("{quoted} and {more} more"),
+    }
 }
 
 /// Whether a value is what a JSON text says; numbers are compared as such.
@@ -131,10 +172,13 @@ mod tests {
     use super::*;
     use serde_json::json;
 
+    const INNER: Table = &[("scale", Fate::Only(&["1"], "only a scale of 1 is run"))];
     const TABLE: Table = &[
         ("read", Fate::Read),
         ("needless", Fate::Needless),
         ("scale", Fate::Only(&["1", "false", "\"none\""], "only a scale of 1 is run")),
+        ("code", Fate::Said("is not run")),
+        ("inner", Fate::Inside(&[INNER])),
     ];
 
     fn checked(value: &Value) -> Result<Vec<Warning>, ModelError> {
@@ -151,6 +195,19 @@ mod tests {
         for bad in [json!(2), json!(true), json!("all"), json!([1])] {
             let error = checked(&json!({ "scale": bad })).expect_err("refused").to_string();
             assert!(error.contains("scale = ") && error.contains("a scale of 1"), "{error}");
+        }
+    }
+
+    #[test]
+    fn fields_within_others_are_known_too() {
+        let warnings = checked(&json!({ "inner": { "scale": 1, "colour": 2 }, "code": {} }));
+        let told: Vec<_> = warnings.expect("accepted").iter().map(ToString::to_string).collect();
+        let unknown = "config.json: field \"inner.colour\" is not known here and not read";
+        assert_eq!(told, ["config.json: code is not run", unknown]);
+        let error = checked(&json!({ "inner": { "scale": 2 } })).expect_err("refused").to_string();
+        assert!(error.contains("scale = 2"), "{error}");
+        for other in [json!(null), json!(3)] {
+            assert_eq!(checked(&json!({ "inner": other, "code": null })).expect("accepted"), []);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use crate::{
     ModelError, ModelSpec,
-    config::Fields,
+    config::{self, Fields},
     error::HeaderProblem,
     family, generation,
     sentence::{self, SentenceConfig},
@@ -24,9 +24,8 @@ pub fn header(text: &[u8]) -> Result<usize, HeaderProblem> {
 /// As opening the directory.
 pub fn config(text: &[u8]) -> Result<ModelSpec, ModelError> {
     let path = Path::new("config.json");
-    let value = serde_json::from_slice(text)
-        .map_err(|source| ModelError::Json { path: path.to_owned(), source })?;
-    family::read(&Fields::new(path, &value)?).map(|(_, spec)| spec)
+    let value = config::parse(path, text)?;
+    family::read(&Fields::new(path, &value)?).map(|described| described.spec)
 }
 
 /// What the files beside it say about vectors.

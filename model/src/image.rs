@@ -6,8 +6,13 @@
 //! among themselves by such steps.
 
 use crate::{
-    config::Fields,
+    config::{self, Fields},
     error::ModelError,
+    fields::{
+        Fate::{Inside, Needless, Only, Read, Said},
+        Table, check,
+    },
+    recognise,
     spec::Patches,
     store::{MAX_JSON_BYTES, read_bounded},
 };
@@ -20,6 +25,45 @@ const MAX_SIDE: u32 = 1 << 14;
 const MAX_BYTES: u64 = 512 << 20;
 /// Pixels of a side to which an image is resized, at most.
 const MAX_SIZE: u32 = 1 << 13;
+
+/// What the image processor of ViT reads in `preprocessor_config.json`, and what others have besides.
+pub(crate) const FIELDS: Table = &[
+    ("do_resize", Read),
+    ("size", Inside(&[SIZE])),
+    ("resample", Read),
+    ("do_rescale", Read),
+    ("rescale_factor", Read),
+    ("do_normalize", Read),
+    ("image_mean", Read),
+    ("image_std", Read),
+    ("do_center_crop", Read),
+    ("image_processor_type", Only(PROCESSORS, "only ViTImageProcessor is run")),
+    ("feature_extractor_type", Only(PROCESSORS, "only ViTImageProcessor is run")),
+    ("default_to_square", Only(&["true"], "write size as height and width")),
+    ("do_pad", Only(&["false"], "only images of the model's size are read")),
+    ("do_reduce_labels", Needless),
+    ("auto_map", Said("names code of the model's own, which is not run")),
+    // What they say is done in any case, or not without do_center_crop and do_pad.
+    ("crop_size", Needless),
+    ("pad_size", Needless),
+    ("do_convert_rgb", Needless),
+    ("data_format", Needless),
+    ("input_data_format", Needless),
+    ("device", Needless),
+    ("return_tensors", Needless),
+    ("disable_grouping", Needless),
+    ("image_seq_length", Needless),
+    ("processor_class", Needless),
+    ("_processor_class", Needless),
+    ("_valid_processor_keys", Needless),
+];
+const SIZE: Table = &[("width", Read), ("height", Read)];
+const PROCESSORS: &[&str] = &[
+    "\"ViTImageProcessor\"",
+    "\"ViTImageProcessorFast\"",
+    "\"ViTImageProcessorPil\"",
+    "\"ViTFeatureExtractor\"",
+];
 
 /// How images become what a model reads.
 #[derive(Clone, PartialEq, Debug)]
@@ -80,8 +124,7 @@ impl ImageProcessor {
             return Err(ModelError::NotThere { path: directory.to_owned(), wanted });
         }
         let bytes = read_bounded(&path, MAX_JSON_BYTES)?;
-        let value: serde_json::Value = serde_json::from_slice(&bytes)
-            .map_err(|source| ModelError::Json { path: path.clone(), source })?;
+        let value = config::parse(&path, &bytes)?;
         Self::read(&Fields::new(&path, &value)?, patches)
     }
 
@@ -90,6 +133,7 @@ impl ImageProcessor {
             let problem = format!("is {}: images have 3", patches.channels);
             return Err(config.wrong("num_channels", problem));
         }
+        check(config, &[FIELDS])?;
         config.must_be("do_center_crop", false, "only whole images are read")?;
         let resize = match config.flag("do_resize", true)? {
             false => None,
@@ -178,6 +222,12 @@ pub enum ImageError {
         /// Why.
         why: String,
     },
+    /// It is an image, and not all of it is there.
+    #[error("the image is damaged ({why}): fetch it again")]
+    Damaged {
+        /// What is wrong.
+        why: String,
+    },
     /// It has another size than the model reads.
     #[error("it has {} x {} pixels, and the model reads {} x {}", have.0, have.1, want.0, want.1)]
     Size {
@@ -190,7 +240,19 @@ pub enum ImageError {
 
 /// Decodes a file, upright and without transparency.
 fn decode(encoded: &[u8]) -> Result<RgbImage, ImageError> {
-    let wrong = |error: image::ImageError| ImageError::Decode { why: error.to_string() };
+    if let Err(ModelError::Another { found, .. }) = recognise::stand_in(Path::new(""), encoded) {
+        return Err(ImageError::Decode { why: format!("it is {found}") });
+    }
+    // The decoder of JPEG makes something up where data are missing.
+    if encoded.starts_with(b"\xff\xd8") && !jpeg_ends(encoded) {
+        let why = format!("JPEG without its end: it is cut short at byte {}", encoded.len());
+        return Err(ImageError::Damaged { why });
+    }
+    let wrong = |error: image::ImageError| match error {
+        image::ImageError::Decoding(why) => ImageError::Damaged { why: why.to_string() },
+        image::ImageError::IoError(why) => ImageError::Damaged { why: why.to_string() },
+        other => ImageError::Decode { why: other.to_string() },
+    };
     let mut reader = ImageReader::new(Cursor::new(encoded));
     let mut limits = Limits::default();
     limits.max_image_width = Some(MAX_SIDE);
@@ -204,6 +266,30 @@ fn decode(encoded: &[u8]) -> Result<RgbImage, ImageError> {
     let mut image = DynamicImage::from_decoder(decoder).map_err(wrong)?;
     image.apply_orientation(upright);
     Ok(image.into_rgb8())
+}
+
+/// Whether the segments of a JPEG and the data between them go on to the marker of its end.
+fn jpeg_ends(bytes: &[u8]) -> bool {
+    let mut at = 2;
+    loop {
+        // Data, in which 0xff is followed by 0 or by the number of a restart.
+        let Some(skip) = bytes.get(at..).and_then(|rest| rest.iter().position(|&b| b == 0xff))
+        else {
+            return false;
+        };
+        at += skip + 1;
+        match bytes.get(at) {
+            None => return false,
+            Some(0xd9) => return true,
+            Some(0 | 1 | 0xd0..=0xd8) => at += 1,
+            // What fills up before a marker.
+            Some(0xff) => {}
+            Some(_) => match bytes.get(at + 1..at + 3) {
+                Some(length) => at += 1 + usize::from(u16::from_be_bytes([length[0], length[1]])),
+                None => return false,
+            },
+        }
+    }
 }
 
 /// Bits after the point of weights.
@@ -327,6 +413,66 @@ mod tests {
         let (model, _) = golden();
         let image = std::fs::read(model.path().join("image.png")).unwrap();
         assert!(matches!(unlike.pixels(&image), Err(ImageError::Size { want: (4, 4), .. })));
+    }
+
+    #[test]
+    fn another_processor_is_refused_and_unknown_fields_are_named() {
+        let (model, _) = golden();
+        let directory = tempfile::tempdir().unwrap();
+        for name in ["config.json", "model.safetensors"] {
+            std::fs::copy(model.path().join(name), directory.path().join(name)).unwrap();
+        }
+        let opened = |text: &str| {
+            std::fs::write(directory.path().join("preprocessor_config.json"), text).unwrap();
+            let model = ModelDir::open(directory.path()).unwrap();
+            let patches = model.spec().patches.unwrap();
+            let processor = ImageProcessor::open(directory.path(), patches);
+            (processor.map_err(|error| error.to_string()), model.warnings().to_vec())
+        };
+        let (fine, warnings) = opened(r#"{"feature_extractor_type": "ViTFeatureExtractor"}"#);
+        assert!(fine.is_ok() && warnings.is_empty(), "{fine:?} {warnings:?}");
+        for (text, want) in [
+            (r#"{"image_processor_type": "CLIPImageProcessor"}"#, "image_processor_type"),
+            (r#"{"size": 4, "default_to_square": false}"#, "default_to_square"),
+            (r#"{"do_pad": true}"#, "do_pad"),
+            ("{\"image_mean\": NaN}", "no NaN"),
+        ] {
+            let error = opened(text).0.unwrap_err();
+            assert!(error.contains(want) && error.contains("preprocessor_config"), "{error}");
+        }
+        let (fine, warnings) =
+            opened(r#"{"do_flip": true, "size": {"width": 4, "height": 4, "d": 1}}"#);
+        assert!(fine.is_ok());
+        assert!(warnings[0].to_string().contains("\"do_flip\""), "{warnings:?}");
+    }
+
+    #[test]
+    fn an_image_that_is_cut_short_is_named_as_such() {
+        let (model, processor) = golden();
+        let png = std::fs::read(model.path().join("image.png")).unwrap();
+        let image = image::load_from_memory(&png).unwrap().into_rgb8();
+        let mut jpeg = Vec::new();
+        let encoder = image::codecs::jpeg::JpegEncoder::new(&mut jpeg);
+        image.write_with_encoder(encoder).unwrap();
+        for whole in [png, jpeg] {
+            assert!(processor.pixels(&whole).is_ok());
+            // Behind the end there may be more.
+            assert!(processor.pixels(&[&whole[..], b"\xff\xff\0"].concat()).is_ok());
+            for cut in [whole.len() - 13, whole.len() / 2, 40] {
+                let error = processor.pixels(&whole[..cut]).unwrap_err();
+                assert!(matches!(error, ImageError::Damaged { .. }), "{cut}: {error}");
+            }
+        }
+        for (bytes, want) in [
+            (&b""[..], "empty"),
+            (b"version https://git-lfs.github.com/spec/v1\nsize 5\n", "git-lfs"),
+            (b"<!doctype html>", "HTML"),
+            (b"GIF89a..........", "Gif"),
+            (b"text", "format"),
+        ] {
+            let error = processor.pixels(bytes).unwrap_err().to_string();
+            assert!(error.contains(want) && error.contains("PNG or JPEG"), "{error}");
+        }
     }
 
     proptest! {

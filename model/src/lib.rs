@@ -30,6 +30,7 @@ mod key;
 pub mod manifest;
 mod matrix;
 pub mod pieces;
+mod recognise;
 pub mod sentence;
 pub mod shape;
 pub mod spec;

@@ -231,8 +231,8 @@ impl Shape {
     /// When its family is none that is known here.
     pub fn spec(&self) -> Result<ModelSpec, ModelError> {
         let config = self.config();
-        let (_, spec) = crate::family::read(&Fields::new(Path::new(self.family), &config)?)?;
-        Ok(spec)
+        let fields = Fields::new(Path::new(self.family), &config)?;
+        crate::family::read(&fields).map(|described| described.spec)
     }
 
     /// Writes a model of this shape, in files of weights of at most `shard_bytes`, into `dir`,

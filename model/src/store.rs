@@ -1,6 +1,10 @@
 //! The safetensors files of a directory: their headers, checked, and positioned reads.
 
-use crate::error::{HeaderProblem, ModelError};
+use crate::{
+    config,
+    error::{HeaderProblem, ModelError},
+    recognise,
+};
 use serde::{
     Deserialize, Deserializer, Serialize,
     de::{IgnoredAny, MapAccess, Visitor},
@@ -105,13 +109,10 @@ impl Store {
         }
         let index_path = directory.join("model.safetensors.index.json");
         if !index_path.is_file() {
-            return Err(ModelError::NotThere {
-                path: directory.to_owned(),
-                wanted: "model.safetensors".to_owned(),
-            });
+            return Err(recognise::directory(directory, "model.safetensors"));
         }
-        let index: Index = serde_json::from_slice(&read_bounded(&index_path, MAX_HEADER_BYTES)?)
-            .map_err(|source| ModelError::Json { path: index_path.clone(), source })?;
+        let bytes = read_bounded(&index_path, MAX_HEADER_BYTES)?;
+        let index: Index = config::parse(&index_path, &bytes)?;
         let names: BTreeSet<&str> = index.weight_map.values().map(String::as_str).collect();
         if names.len() > MAX_SHARDS {
             return Err(ModelError::Field {
@@ -199,7 +200,10 @@ impl Store {
         let io = |source| ModelError::Io { path: path.clone(), source };
         let file = File::open(&path).map_err(io)?;
         let bytes = file.metadata().map_err(io)?.len();
-        let header = |problem| ModelError::Header { path: path.clone(), problem };
+        let header = |problem| match recognise::weights(&path) {
+            Ok(()) => ModelError::Header { path: path.clone(), problem },
+            Err(error) => error,
+        };
         if bytes < 8 {
             return Err(header(HeaderProblem::Short { have: bytes }));
         }
@@ -235,6 +239,13 @@ impl Store {
         }
         self.shards.push(Shard { path, name: name.to_owned(), file, bytes });
         Ok(())
+    }
+
+    /// Names of all tensors, in order.
+    pub(crate) fn names(&self) -> Vec<&str> {
+        let mut names: Vec<_> = self.tensors.keys().map(String::as_str).collect();
+        names.sort_unstable();
+        names
     }
 
     pub(crate) fn has(&self, name: &str) -> bool {
@@ -376,6 +387,7 @@ pub(crate) fn read_bounded(path: &Path, limit: u64) -> Result<Vec<u8>, ModelErro
         let bytes = metadata.len().max(limit + 1);
         return Err(ModelError::TooLarge { path: path.to_owned(), bytes, limit });
     }
+    recognise::stand_in(path, &bytes)?;
     Ok(bytes)
 }
 

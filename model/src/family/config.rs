@@ -45,17 +45,23 @@ pub(super) fn bert(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelErro
 
 /// As BERT, but positions begin behind that of padding, and the class head stands by itself.
 pub(super) fn roberta(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError> {
-    let spec = bert(config, Top::Hidden)?;
+    let rows = bert(config, Top::Hidden)?.position_limit();
     let padding = match config.get(&["pad_token_id"]) {
         None => 1,
         Some((name, value)) => {
             let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
-            let id = id.filter(|&id| id < spec.position_limit());
+            let id = id.filter(|&id| id < rows);
             id.ok_or_else(|| {
                 config.wrong(name, format!("is {}, which has no position", short(value)))
             })?
         }
     };
+    behind_padding(config, top, padding)
+}
+
+/// What RoBERTa has where this is the id of padding.
+fn behind_padding(config: &Fields<'_>, top: Top, padding: u32) -> Result<ModelSpec, ModelError> {
+    let spec = bert(config, Top::Hidden)?;
     Ok(ModelSpec {
         positions: Positions::Learned { rows: spec.position_limit(), offset: padding + 1 },
         unplaced: Some(padding),
@@ -81,7 +87,8 @@ pub(super) fn mpnet(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelErr
     Ok(ModelSpec {
         token_types: 0,
         distances: Some(Distances { buckets, most }),
-        ..roberta(config, top)?
+        // Whatever the config says, as in the reference.
+        ..behind_padding(config, top, 1)?
     })
 }
 
@@ -92,12 +99,13 @@ fn absolute(config: &Fields<'_>) -> Result<(), ModelError> {
     }
 }
 
+/// Of a field and its synonym, the name that all families share counts, as in the reference.
 pub(super) fn distilbert(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError> {
     let sizes = Sizes::read(
         config,
-        &["dim", "hidden_size"],
-        &["n_heads", "num_attention_heads"],
-        &["n_layers", "num_hidden_layers"],
+        &["hidden_size", "dim"],
+        &["num_attention_heads", "n_heads"],
+        &["num_hidden_layers", "n_layers"],
     )?;
     Ok(ModelSpec {
         inner: config.count(&["hidden_dim"], MAX_INNER)?,
@@ -128,9 +136,9 @@ fn gpt(config: &Fields<'_>, rows: u32) -> Result<ModelSpec, ModelError> {
     config.must_be("add_cross_attention", false, "only self-attention is run")?;
     let sizes = Sizes::read(
         config,
-        &["n_embd", "hidden_size"],
-        &["n_head", "num_attention_heads"],
-        &["n_layer", "num_hidden_layers"],
+        &["hidden_size", "n_embd"],
+        &["num_attention_heads", "n_head"],
+        &["num_hidden_layers", "n_layer"],
     )?;
     let inner = config.count_or_none(&["n_inner"], MAX_INNER)?.unwrap_or(4 * sizes.hidden);
     Ok(ModelSpec {
@@ -139,7 +147,7 @@ fn gpt(config: &Fields<'_>, rows: u32) -> Result<ModelSpec, ModelError> {
         norm_epsilon: epsilon(config, &["layer_norm_epsilon"], 1e-5)?,
         activation: activation(config, &["activation_function"], Activation::GeluTanh)?,
         causal: causal(config)?,
-        positions: learned(config, &["n_positions", "max_position_embeddings"], rows)?,
+        positions: learned(config, &["max_position_embeddings", "n_positions"], rows)?,
         embedding_norm: false,
         ..encoder(sizes)
     })
@@ -504,7 +512,10 @@ fn activation(
         Some("tanh") => Activation::Tanh,
         Some("sigmoid") => Activation::Sigmoid,
         Some("linear") => Activation::Linear,
-        Some(other) => return Err(config.unknown("activation", other, ACTIVATIONS)),
+        Some(other) => {
+            let name = config.get(names).map_or("activation", |(name, _)| name);
+            return Err(config.unknown(name, other, ACTIVATIONS));
+        }
     })
 }
 

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use std::{f64::consts::TAU, path::Path};
 
 fn read_spec(config: &Value) -> Result<ModelSpec, ModelError> {
-    read_family(&Fields::new(Path::new("config.json"), config)?).map(|(_, spec)| spec)
+    read_family(&Fields::new(Path::new("config.json"), config)?).map(|described| described.spec)
 }
 
 /// `base` with `changes` laid over it.
@@ -319,7 +319,14 @@ fn what_is_not_carried_out_is_refused_by_name() {
         (small_bert(json!({ "hidden_size": 13 })), "does not divide"),
         (small_bert(json!({ "hidden_size": 0 })), "1 to"),
         (small_bert(json!({ "hidden_size": -1 })), "1 to"),
-        (small_bert(json!({ "hidden_size": 1.5 })), "1 to"),
+        (small_bert(json!({ "hidden_size": 1.5 })), "a whole number"),
+        (small_bert(json!({ "hidden_size": 12.0 })), "a whole number"),
+        (small_bert(json!({ "hidden_size": 1e300 })), "a whole number"),
+        (small_bert(json!({ "add_cross_attention": 0 })), "add_cross_attention = 0"),
+        (small_bert(json!({ "per_layer_config": { "1": {} } })), "per_layer_config"),
+        (small_bert(json!({ "quantization": { "bits": 4 } })), "MLX"),
+        (small_bert(json!({ "quantization_config": { "quant_method": "awq" } })), "\"awq\""),
+        (small_llama(json!({ "rope_scaling": { "mrope_section": [1] } })), "mrope_section"),
         (small_bert(json!({ "hidden_size": (1u64 << 20) + 3 })), "1 to"),
         (small_bert(json!({ "hidden_size": null })), "missing"),
         (small_bert(json!({ "num_attention_heads": 0 })), "num_attention_heads"),
@@ -330,7 +337,7 @@ fn what_is_not_carried_out_is_refused_by_name() {
         (small_bert(json!({ "layer_norm_eps": "a" })), "layer_norm_eps"),
         (small_gpt2(json!({ "scale_attn_weights": 2 })), "scale_attn_weights"),
         (small_gpt2(json!({ "add_cross_attention": true })), "add_cross_attention"),
-        (small_gpt2(json!({ "add_cross_attention": 1 })), "true or false"),
+        (small_gpt2(json!({ "add_cross_attention": 1 })), "add_cross_attention = 1"),
         (small_llama(json!({ "num_key_value_heads": 4 })), "does not divide"),
         (small_llama(json!({ "num_key_value_heads": 7 })), "does not divide"),
         (small_llama(json!({ "head_dim": 5 })), "even"),

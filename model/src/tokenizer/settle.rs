@@ -4,6 +4,7 @@ use super::class::Class;
 use crate::{
     config::{Fields, short},
     error::ModelError,
+    recognise,
     store::{MAX_JSON_BYTES, read_bounded},
 };
 use serde_json::{Map, Value};
@@ -50,7 +51,8 @@ impl Special {
 pub(super) fn settle(directory: &Path) -> Result<Settled, ModelError> {
     let path = directory.join("tokenizer.json");
     if !path.is_file() {
-        return Err(ModelError::NoTokenizer { path: directory.to_owned() });
+        let remedy = recognise::tokenizer_files(directory);
+        return Err(ModelError::NoTokenizer { path: directory.to_owned(), remedy });
     }
     let bytes = read_bounded(&path, MAX_BYTES)?;
     let damaged = |problem: String| ModelError::Tokenizer { path: path.clone(), problem };

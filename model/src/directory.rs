@@ -79,6 +79,9 @@ impl ModelDir {
         root.clone_into(&mut model.root);
         model.warnings.extend(fields::look_over(path));
         model.warnings.extend(sentence::look_over(root));
+        if model.spec.causal && matches!(model.spec.head, HeadSpec::Language { .. }) {
+            model.warnings.extend(model.generation_warnings());
+        }
         model.checked()
     }
 

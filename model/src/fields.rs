@@ -7,6 +7,7 @@
 use crate::{
     config::{Fields, short},
     error::ModelError,
+    generation,
     store::{MAX_JSON_BYTES, read_bounded},
     tokenizer_fields,
 };
@@ -48,6 +49,7 @@ impl fmt::Display for Warning {
 
 /// Files besides `config.json`, and the tables of their fields.
 const FILES: &[(&str, &[Table])] = &[
+    ("generation_config.json", &[generation::FIELDS]),
     ("tokenizer_config.json", &[tokenizer_fields::CONFIG, tokenizer_fields::SPECIAL]),
     ("special_tokens_map.json", &[tokenizer_fields::SPECIAL]),
 ];
@@ -67,8 +69,7 @@ pub(crate) fn check(fields: &Fields<'_>, tables: &[Table]) -> Result<Vec<Warning
             None => unknown.push(name),
             Some((_, Fate::Read | Fate::Needless)) => {}
             Some((field, Fate::Only(values, remedy))) => {
-                let accepted = value.is_null() || values.iter().any(|&text| is(value, text));
-                if !accepted {
+                if !accepted(value, values) {
                     return Err(ModelError::Unsupported {
                         path: fields.path.to_owned(),
                         field,
@@ -116,6 +117,11 @@ fn unknown_fields(path: &Path, names: &[&str]) -> Option<Warning> {
     };
     let text = format!("{what} {}{more} {are} not known here and not read", quoted.join(", "));
     Some(Warning { path: path.to_owned(), text })
+}
+
+/// Whether a value is null, or one of those that these JSON texts say.
+pub(crate) fn accepted(value: &Value, values: &[&str]) -> bool {
+    value.is_null() || values.iter().any(|&text| is(value, text))
 }
 
 /// Whether a value is what a JSON text says; numbers are compared as such.

@@ -186,7 +186,7 @@ fn the_likeliest_are_those_of_a_sort() {
 /// Logits at the edges of numbers: alike, forbidden, huge, and ordinary ones.
 fn any_logits() -> impl Strategy<Value = Vec<f32>> {
     let edges = [f32::NEG_INFINITY, 0.0, -0.0, 1.0, 1e-30, 3e38, f32::MAX, f32::MIN, f32::INFINITY];
-    let logit = prop_oneof![proptest::sample::select(&edges[..]), -20.0_f32..20.0, Just(2.0)];
+    let logit = prop_oneof![proptest::sample::select(edges.to_vec()), -20.0_f32..20.0, Just(2.0)];
     proptest::collection::vec(logit, 1..150)
 }
 

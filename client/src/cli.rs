@@ -4,6 +4,7 @@ mod bench;
 mod demo;
 mod failure;
 mod generate;
+mod generation_config;
 mod ids;
 mod images;
 mod in_process;

@@ -2,7 +2,7 @@
 
 use crate::{answer::Report, error::ClientError, pieces::report};
 use futures_util::{Stream, stream};
-use galaxy_common::{RequestId, Sampling};
+use galaxy_common::{Fallback, RequestId, SamplingParams};
 use galaxy_proto::{
     WAITING,
     v1::{self, generate_event::Event},
@@ -32,19 +32,44 @@ impl From<Vec<u32>> for Prompt {
 }
 
 /// How it goes on.
-#[derive(Clone, PartialEq, Debug, Default)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct GenerateOptions {
-    /// Most tokens that are made; 0: as many as there is room for.
+    /// Most tokens that are made; 0: as many as the defaults say, or as there is room for.
     pub max_tokens: u32,
-    /// How tokens are chosen. The likeliest, unless told otherwise.
-    pub sampling: Sampling,
-    /// The same seed gives the same text; without one it is another each time. Instead of that of
-    /// `sampling`.
-    pub seed: Option<u64>,
+    /// How tokens are chosen. The same seed gives the same text; without one it is another each time.
+    pub sampling: SamplingParams,
     /// The text ends before any of these.
     pub stop: Vec<String>,
     /// Whether it goes on behind a token that ends texts.
     pub ignore_end: bool,
+    /// What is left open is as the model's `generation_config.json` says, and as this where that says nothing.
+    /// Without it, the likeliest token is taken and nothing of that file holds but the tokens that end texts.
+    pub fallback: Option<Fallback>,
+}
+
+impl Default for GenerateOptions {
+    fn default() -> Self {
+        Self {
+            max_tokens: 0,
+            sampling: SamplingParams::default(),
+            stop: Vec::new(),
+            ignore_end: false,
+            fallback: Some(Fallback::default()),
+        }
+    }
+}
+
+impl GenerateOptions {
+    /// Leaves the model's `generation_config.json` aside: what is left open is as the fallback says.
+    pub fn without_model_defaults(mut self) -> Self {
+        if let Some(fallback) = self.fallback.take() {
+            self.sampling.temperature.get_or_insert(fallback.temperature);
+            if self.max_tokens == 0 {
+                self.max_tokens = fallback.max_tokens;
+            }
+        }
+        self
+    }
 }
 
 /// A token that was made.
@@ -174,23 +199,26 @@ async fn message(
 
 /// What a coordinator is asked.
 pub(crate) fn request(prompt: Prompt, options: GenerateOptions) -> v1::GenerateRequest {
-    let GenerateOptions { max_tokens, sampling, seed, stop, ignore_end } = options;
+    let GenerateOptions { max_tokens, sampling, stop, ignore_end, fallback } = options;
     let (prompt, ids) = match prompt {
         Prompt::Text(text) => (text, Vec::new()),
         Prompt::Ids(ids) => (String::new(), ids),
     };
     let bias = sampling.bias.iter().map(|&(token, bias)| v1::LogitBias { token, bias });
     let sampling = v1::Sampling {
-        temperature: Some(sampling.temperature),
+        temperature: sampling.temperature,
         top_k: sampling.top_k,
-        top_p: Some(sampling.top_p),
-        min_p: Some(sampling.min_p),
-        repetition_penalty: Some(sampling.repetition),
-        presence_penalty: Some(sampling.presence),
-        frequency_penalty: Some(sampling.frequency),
+        top_p: sampling.top_p,
+        min_p: sampling.min_p,
+        repetition_penalty: sampling.repetition,
+        presence_penalty: sampling.presence,
+        frequency_penalty: sampling.frequency,
         logit_bias: bias.collect(),
-        seed,
+        seed: sampling.seed,
         logprobs: sampling.logprobs,
     };
-    v1::GenerateRequest { prompt, ids, max_tokens, sampling: Some(sampling), stop, ignore_end }
+    let model_defaults = fallback
+        .map(|Fallback { temperature, max_tokens }| v1::ModelDefaults { temperature, max_tokens });
+    let sampling = Some(sampling);
+    v1::GenerateRequest { prompt, ids, max_tokens, sampling, stop, ignore_end, model_defaults }
 }

@@ -36,7 +36,7 @@ pub use answer::{
 };
 pub use client::{Builder, Client, DEFAULT_TIMEOUT, EmbedOptions, Input, Prefix, TooLong};
 pub use error::ClientError;
-pub use galaxy_common::{LinkRate, RateError, Sampling};
+pub use galaxy_common::{Fallback, LinkRate, RateError, Sampling, SamplingParams};
 pub use generate::{Done, GenerateOptions, Generated, Generating, Prompt, Token};
 pub use parts::MAX_TEXTS_PER_PART;
 pub use retry::RetryPolicy;

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use galaxy_client::{
-    Client, ClientError, GenerateOptions, Generated, Output, RetryPolicy, TooLong,
+    Client, ClientError, GenerateOptions, Generated, Output, RetryPolicy, SamplingParams, TooLong,
 };
 use galaxy_common::RequestId;
 use galaxy_proto::{
@@ -313,7 +313,10 @@ async fn a_text_comes_token_by_token() {
         })
         .collect();
     assert_eq!(said, [" 5", " 17", ".length"]);
-    let seeded = GenerateOptions { seed: Some(4), ..options(0) };
+    let seeded = GenerateOptions {
+        sampling: SamplingParams { seed: Some(4), ..SamplingParams::default() },
+        ..options(0)
+    };
     let mut text = client.generate(vec![5], seeded).await.unwrap();
     assert_eq!(text.seed, 4);
     assert!(matches!(text.next().await.unwrap(), Some(Generated::Token(_))));

@@ -26,7 +26,7 @@ pub use profile::{
     ClusterProfile, DeviceProfile, Kernel, LinkProfile, PROFILE_VERSION, ProfileError, Table,
 };
 pub use rate::{LinkRate, RateError};
-pub use sampling::{Sampling, SamplingError};
+pub use sampling::{Fallback, Sampling, SamplingError, SamplingParams};
 pub use shape::{BatchShape, Breadth, Pooling, Segment, ShapeError, Wanted};
 pub use span::{Column, Head, Layer, Piece, Row, Span, Token, Unit};
 pub use spread::Spread;

@@ -7,7 +7,8 @@ use crate::{
     session::{Ask, Embed, Input, Items, Prefix, Report, RunOutput, Said, Session, Tensors},
     trace::DeviceSum,
 };
-use galaxy_common::{Sampling, Wanted};
+use galaxy_common::{Fallback, SamplingParams, Wanted};
+use galaxy_model::{ClassHead, Problem};
 use galaxy_proto::{
     COMMIT, MAX_MESSAGE_BYTES, PROTOCOL, VERSION, convert,
     door::{Door, require},
@@ -349,23 +350,24 @@ pub(crate) fn output(request: &v1::RunRequest) -> Result<RunOutput, Status> {
 
 /// What a client asks to be gone on with.
 pub(crate) fn ask(request: v1::GenerateRequest) -> Ask {
-    let v1::GenerateRequest { prompt, ids, max_tokens, sampling, stop, ignore_end } = request;
+    let v1::GenerateRequest { prompt, ids, max_tokens, sampling, stop, ignore_end, model_defaults } =
+        request;
     let asked = sampling.unwrap_or_default();
-    let none = Sampling::default();
-    let sampling = Sampling {
-        temperature: asked.temperature.unwrap_or(none.temperature),
+    let sampling = SamplingParams {
+        temperature: asked.temperature,
         top_k: asked.top_k,
-        top_p: asked.top_p.unwrap_or(none.top_p),
-        min_p: asked.min_p.unwrap_or(none.min_p),
-        repetition: asked.repetition_penalty.unwrap_or(none.repetition),
-        presence: asked.presence_penalty.unwrap_or(none.presence),
-        frequency: asked.frequency_penalty.unwrap_or(none.frequency),
+        top_p: asked.top_p,
+        min_p: asked.min_p,
+        repetition: asked.repetition_penalty,
+        presence: asked.presence_penalty,
+        frequency: asked.frequency_penalty,
         bias: asked.logit_bias.iter().map(|bias| (bias.token, bias.bias)).collect(),
-        seed: asked.seed.unwrap_or(none.seed),
+        seed: asked.seed,
         logprobs: asked.logprobs,
     };
-    let seeded = asked.seed.is_some();
-    Ask { prompt, ids, max_tokens, sampling, seeded, stop, ignore_end }
+    let fallback = model_defaults
+        .map(|v1::ModelDefaults { temperature, max_tokens }| Fallback { temperature, max_tokens });
+    Ask { prompt, ids, max_tokens, sampling, stop, ignore_end, fallback }
 }
 
 pub(crate) fn generated(said: Said) -> v1::GenerateEvent {

@@ -34,6 +34,21 @@ pub enum RequestError {
         /// By what.
         limited_by: &'static str,
     },
+    /// More tokens than fit, where nothing is cut.
+    #[error(
+        "{what} has {tokens} tokens, and {limited_by} allows {limit}: shorten it{}",
+        raised(limited_by)
+    )]
+    TooLong {
+        /// What is too long: "the prompt", or which sequence.
+        what: String,
+        /// Its tokens.
+        tokens: usize,
+        /// How many are allowed.
+        limit: u32,
+        /// By what.
+        limited_by: &'static str,
+    },
     /// More texts than one request may have.
     #[error("{texts} texts are more than the {limit} of one request: send them in parts")]
     TooManyTexts {
@@ -157,7 +172,7 @@ impl RequestError {
         match self {
             Self::Nothing { .. } | Self::Invalid { .. } => "invalid_argument",
             Self::EmptyText { .. } => "empty_text",
-            Self::TextTooLong { .. } => "text_too_long",
+            Self::TextTooLong { .. } | Self::TooLong { .. } => "text_too_long",
             Self::TooManyTexts { .. } => "too_many_texts",
             Self::ResultTooLarge { .. } => "result_too_large",
             Self::UnknownToken { .. } => "unknown_token",
@@ -203,6 +218,7 @@ impl RequestError {
             | Self::Invalid { .. }
             | Self::EmptyText { .. }
             | Self::TextTooLong { .. }
+            | Self::TooLong { .. }
             | Self::TooManyTexts { .. }
             | Self::ResultTooLarge { .. }
             | Self::UnknownToken { .. } => Code::InvalidArgument,
@@ -226,6 +242,14 @@ impl From<RequestError> for Status {
             fault = fault.of(device);
         }
         to_status(error.grpc(), fault)
+    }
+}
+
+/// What an operator can do about a limit.
+fn raised(limited_by: &str) -> String {
+    match limited_by.split_once(" of the cluster") {
+        Some((field, _)) => format!(", or raise {field} in the cluster file"),
+        None => String::new(),
     }
 }
 

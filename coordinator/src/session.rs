@@ -19,6 +19,7 @@ use batch::{Content, Sequence};
 use galaxy_common::{DeviceName, Epoch, RequestId, Wanted};
 use galaxy_model::{
     HeadSpec, ModelDir, ModelSpec,
+    generation::Generation,
     image::ImageProcessor,
     sentence::{CrossEncoder, SentenceConfig},
     tokenizer::Tokenizer,
@@ -132,6 +133,8 @@ struct Inner {
     sentence: Result<Arc<SentenceConfig>, String>,
     /// Without one: whether the model is none, and why.
     cross_encoder: Result<CrossEncoder, (bool, String)>,
+    /// Without it: why.
+    generation: Result<Generation, String>,
     /// Without one: why. Of a model of images only.
     images: Option<Result<ImageProcessor, String>>,
     log: Mutex<TraceLog>,
@@ -150,6 +153,7 @@ impl Session {
     /// A session over `fleet`. Reads the tokenizer: blocks.
     pub fn new(model: Arc<ModelDir>, fleet: Arc<dyn Fleet>, limits: Limits) -> Self {
         let sentence = model.sentence().map_err(|e| e.to_string());
+        let generation = model.generation().map_err(|e| e.to_string());
         let cross_encoder = model.cross_encoder().map_err(|e| (e.is_caller(), e.to_string()));
         let lower_case = match (&sentence, &cross_encoder) {
             (Ok(sentence), _) => sentence.lower_case,
@@ -180,6 +184,7 @@ impl Session {
             tokenizer,
             sentence: sentence.map(Arc::new),
             cross_encoder,
+            generation,
             images,
         };
         Self { inner: Arc::new(inner) }
@@ -374,8 +379,8 @@ impl Session {
             return Err(RequestError::Invalid { why: format!("sequence {index} has no ids") });
         }
         if ids.len() > limit as usize {
-            let tokens = ids.len();
-            return Err(RequestError::TextTooLong { index, tokens, limit, limited_by });
+            let (what, tokens) = (format!("sequence {index}"), ids.len());
+            return Err(RequestError::TooLong { what, tokens, limit, limited_by });
         }
         match ids.iter().find(|&&id| id >= vocabulary) {
             Some(&token) => Err(RequestError::UnknownToken { index, token, vocabulary }),
@@ -416,12 +421,8 @@ impl Session {
         let (rows, limit) = (patches.rows(), self.outlook().max_rows);
         if rows > limit {
             let limited_by = "max_rows of the cluster";
-            return Err(RequestError::TextTooLong {
-                index,
-                tokens: rows as usize,
-                limit,
-                limited_by,
-            });
+            let (what, tokens) = (format!("sequence {index}"), rows as usize);
+            return Err(RequestError::TooLong { what, tokens, limit, limited_by });
         }
         Ok(Sequence { rows, content: Content::Squares(patches.cut(&pixels)) })
     }

@@ -440,7 +440,7 @@ fn short_of_room() -> Session {
 
 fn ask(max_tokens: u32) -> Ask {
     let ids = vec![5, 6, 7];
-    Ask { ids, max_tokens, ignore_end: true, seeded: true, ..Ask::default() }
+    Ask { ids, max_tokens, ignore_end: true, ..Ask::default() }
 }
 
 #[tokio::test(start_paused = true)]

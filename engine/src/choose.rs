@@ -144,7 +144,8 @@ impl Chooser {
         let at = |index: usize| Candidate {
             token: first + index as u32,
             logit: logits[index],
-            score: adjusted[index] * by,
+            // Beyond what a float holds, tokens are alike; what is left out stays so.
+            score: (adjusted[index] * by).clamp(f32::NEG_INFINITY, f32::MAX),
         };
         // Room for one drawn token and for the likeliest before penalties.
         let unbounded = self.sampling.is_unbounded();
@@ -171,7 +172,7 @@ impl Chooser {
         best.truncate(most);
         // What is no number in a broken model is of no weight here.
         let sums = [log_sum_exp(logits, 1.0), log_sum_exp(adjusted, by)];
-        let sums = sums.map(|sum| if sum.is_nan() { f32::NEG_INFINITY } else { sum });
+        let sums = sums.map(|sum| if sum.is_nan() { f32::NEG_INFINITY } else { sum.min(f32::MAX) });
         write(tile, &self.best, if complete { f32::NEG_INFINITY } else { floor }, sums);
         self.scores = scores;
     }
@@ -251,8 +252,8 @@ impl Chooser {
         }
         let noise = Noise::new(seed, position);
         let draw = |from: &[Candidate]| {
-            let drawn = from.iter().max_by(|a, b| noise.sum(a).total_cmp(&noise.sum(b)));
-            drawn.copied()
+            let sums = from.iter().map(|candidate| (noise.sum(candidate), *candidate));
+            sums.reduce(larger).map(|(_, drawn)| drawn)
         };
         if self.sampling.is_unbounded() {
             return Some((draw(all)?, true));
@@ -448,7 +449,6 @@ impl Noise {
         all: impl Iterator<Item = Candidate>,
         known: &[Candidate],
     ) -> Option<Candidate> {
-        let larger = |a: (f64, Candidate), b: (f64, Candidate)| if b.0 > a.0 { b } else { a };
         let with = |candidate: &Candidate| (self.sum(candidate), *candidate);
         let mut best = known.iter().map(with).reduce(larger)?;
         // Bits that a token needs at least that is so many whole units behind the best: most need no
@@ -472,6 +472,12 @@ impl Noise {
     }
 }
 
+/// The larger sum; of equals the first token, wherever the vocabulary is split.
+fn larger(a: (f64, Candidate), b: (f64, Candidate)) -> (f64, Candidate) {
+    let later = b.0 > a.0 || b.0 == a.0 && b.1.token < a.1.token;
+    if later { b } else { a }
+}
+
 /// A bijection of 64 bits after which neighbours have nothing in common (SplitMix64).
 fn mixed(value: u64) -> u64 {
     let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -481,191 +487,4 @@ fn mixed(value: u64) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use galaxy_graph::program::candidates_bytes;
-
-    fn text(sampling: Sampling, tokens: &[u32], prompt: usize) -> Text {
-        let sampling = sampling.checked(1000).expect("sensible");
-        Text { slot: 0, rows: 64, sampling, tokens: tokens.to_vec(), prompt }
-    }
-
-    fn logits(seed: u64, count: usize, spread: f32) -> Vec<f32> {
-        let value = |at| (mixed(seed * 1000 + at) >> 40) as f32 / (1 << 24) as f32 - 0.5;
-        (0..count as u64).map(|at| value(at) * spread).collect()
-    }
-
-    /// What devices choose with these slices, all of them alike, and whether they are sure.
-    fn choose(
-        text: &Text,
-        logits: &[f32],
-        cuts: &[usize],
-        breadth: Breadth,
-        position: u32,
-    ) -> (Chosen, Vec<f32>) {
-        let ends = cuts.iter().copied().chain([logits.len()]);
-        let starts = [0].into_iter().chain(cuts.iter().copied());
-        let mut tiles = Vec::new();
-        for (start, end) in starts.zip(ends).filter(|(start, end)| start < end) {
-            let slice = &logits[start..end];
-            let bytes = candidates_bytes(breadth.of(slice.len() as u32));
-            let mut tile = vec![0xff; bytes as usize];
-            let mut chooser = Chooser::new(text, slice.len() as u32);
-            chooser.shortlist(slice, start as u32, position, breadth, &mut tile);
-            tiles.push(tile);
-        }
-        let mut chooser = Chooser::new(text, 0);
-        chooser.begin();
-        assert!(tiles.iter().all(|tile| chooser.collect(tile)));
-        let mut told = vec![f32::NAN; TOKEN_VALUES as usize];
-        (chooser.choose(position, &mut told).expect("numbers"), told)
-    }
-
-    /// Probabilities after all bounds, as they are defined, of whole logits.
-    fn distribution(text: &Text, logits: &[f32]) -> Vec<f64> {
-        let mut scores = logits.to_vec();
-        Chooser::new(text, logits.len() as u32).adjust(&mut scores, 0);
-        let s = &text.sampling;
-        let mut order: Vec<usize> = (0..scores.len()).collect();
-        order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b)));
-        let weight =
-            |at: usize| (f64::from(scores[at] - scores[order[0]]) / f64::from(s.temperature)).exp();
-        let mut left = order.clone();
-        if s.top_k > 0 {
-            left.truncate(s.top_k as usize);
-        }
-        if s.top_p < 1.0 {
-            let whole: f64 = left.iter().map(|at| weight(*at)).sum();
-            let mut mass = 0.0;
-            let enough = left.iter().position(|at| {
-                mass += weight(*at) / whole;
-                mass >= f64::from(s.top_p)
-            });
-            left.truncate(enough.map_or(left.len(), |last| last + 1));
-        }
-        left.retain(|at| weight(*at) >= f64::from(s.min_p));
-        let whole: f64 = left.iter().map(|at| weight(*at)).sum();
-        let mut probabilities = vec![0.0; logits.len()];
-        left.iter().for_each(|at| probabilities[*at] = weight(*at) / whole);
-        probabilities
-    }
-
-    #[test]
-    fn the_split_changes_nothing() {
-        let base = Sampling { temperature: 0.8, seed: 7, ..Sampling::default() };
-        let cases = [
-            Sampling::greedy(),
-            base.clone(),
-            Sampling { top_k: 5, ..base.clone() },
-            Sampling { top_p: 0.9, ..base.clone() },
-            Sampling { min_p: 0.05, ..base.clone() },
-            Sampling { top_k: 300, top_p: 0.7, min_p: 0.01, ..base.clone() },
-            Sampling { repetition: 1.5, presence: 0.3, frequency: 0.2, ..base.clone() },
-            Sampling { bias: vec![(3, 4.0), (900, -50.0)], logprobs: 7, ..base },
-        ];
-        for (case, sampling) in cases.into_iter().enumerate() {
-            let text = text(sampling, &[1, 2, 3, 3, 900, 901, 901], 4);
-            for position in 0..40 {
-                let logits =
-                    logits(position.into(), 1000, [3.0, 12.0, 40.0][position as usize % 3]);
-                let whole = choose(&text, &logits, &[], Breadth::All, position);
-                assert!(whole.0.proved);
-                for cuts in [&[500][..], &[1, 2, 998], &[0, 333, 333, 777]] {
-                    for breadth in [Breadth::Few, Breadth::Many, Breadth::All] {
-                        let some = choose(&text, &logits, cuts, breadth, position);
-                        if !some.0.proved {
-                            assert_ne!(breadth, Breadth::All);
-                            continue;
-                        }
-                        assert_eq!(some.0, whole.0, "{case} {cuts:?} {breadth:?} at {position}");
-                        for (a, b) in some.1.iter().zip(&whole.1) {
-                            assert!((a - b).abs() < 1e-4, "{case} {cuts:?} {breadth:?}: {a} {b}");
-                        }
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn draws_are_distributed_as_they_should_be() {
-        let base = Sampling { temperature: 1.3, ..Sampling::default() };
-        let cases = [
-            base.clone(),
-            Sampling { top_k: 4, ..base.clone() },
-            Sampling { top_p: 0.6, ..base.clone() },
-            Sampling { min_p: 0.2, ..base.clone() },
-            Sampling { top_k: 6, top_p: 0.8, min_p: 0.1, repetition: 1.2, ..base },
-        ];
-        let logits = logits(5, 12, 5.0);
-        for sampling in cases {
-            let draws = 4000;
-            let mut seen = [0_u32; 12];
-            let mut text = text(sampling, &[1, 5], 2);
-            for seed in 0..draws {
-                text.sampling.seed = seed;
-                let (chosen, _) = choose(&text, &logits, &[5], Breadth::Few, 9);
-                assert!(chosen.proved);
-                seen[chosen.token as usize] += 1;
-            }
-            for (token, p) in distribution(&text, &logits).into_iter().enumerate() {
-                let (want, got) = (p * draws as f64, f64::from(seen[token]));
-                // Five standard deviations.
-                let slack = 5.0 * (want * (1.0 - p)).sqrt();
-                assert!((want - got).abs() <= slack, "token {token}: {got}, not {want}");
-            }
-        }
-    }
-
-    #[test]
-    fn flat_distributions_are_not_proved_by_few() {
-        let sampling = Sampling { temperature: 1.0, top_p: 0.9, ..Sampling::default() };
-        let flat = vec![0.0; 1000];
-        let text = text(sampling, &[], 0);
-        assert!(!choose(&text, &flat, &[500], Breadth::Few, 0).0.proved);
-        assert!(choose(&text, &flat, &[500], Breadth::Many, 0).0.proved);
-        let steep: Vec<f32> = (0..1000).map(|at| -(at as f32)).collect();
-        assert!(choose(&text, &steep, &[500], Breadth::Few, 0).0.proved);
-    }
-
-    #[test]
-    fn tiles_of_others_are_checked() {
-        let mut chooser = Chooser::new(&text(Sampling::greedy(), &[], 0), 0);
-        chooser.begin();
-        for tile in [&[][..], &[0; 15], &[1; 16], &[0xff; 64]] {
-            assert!(!chooser.collect(tile), "{tile:?}");
-        }
-        assert!(chooser.collect(&[0; 16]));
-        let mut told = vec![0.0; TOKEN_VALUES as usize];
-        assert_eq!(chooser.choose(0, &mut told), None, "nobody named any");
-        let (chosen, told) = choose(
-            &text(Sampling { logprobs: 2, ..Sampling::greedy() }, &[], 0),
-            &[f32::NAN, 1.0, 3.0, f32::NAN],
-            &[1],
-            Breadth::Few,
-            0,
-        );
-        assert_eq!(chosen, Chosen { token: 2, proved: true });
-        assert_eq!((told[0], told[3], told[4], told[6]), (2.0, 2.0, 2.0, 1.0));
-    }
-
-    #[test]
-    fn the_likeliest_are_those_of_a_sort() {
-        for (count, most) in [(1, 1), (5, 9), (100, 1), (1000, 64), (1000, 999), (70, 70)] {
-            let logits = logits(3, count, 4.0);
-            let all = || {
-                let each = logits.iter().enumerate();
-                each.map(|(at, l)| Candidate {
-                    token: at as u32,
-                    logit: *l,
-                    score: (*l * 2.0).round(),
-                })
-            };
-            let (mut best, mut sorted) = (Vec::new(), all().collect::<Vec<_>>());
-            likeliest(&mut best, most, all());
-            sorted.sort_unstable_by(Candidate::order);
-            sorted.truncate(most);
-            assert_eq!(best, sorted);
-        }
-    }
-}
+mod tests;

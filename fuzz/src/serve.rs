@@ -6,10 +6,10 @@ use galaxy_client::{
     openai::{
         chat::Template,
         error::ApiError,
-        wire::{ChatRequest, CompletionRequest, EmbeddingRequest},
+        rerank::RerankRequest,
+        wire::{ChatRequest, CompletionRequest, EmbeddingInput, EmbeddingRequest},
     },
 };
-use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 
 /// What templates in the wild do with messages: compare roles, call methods of strings, refuse, go by what
@@ -34,31 +34,36 @@ const TEMPLATES: [&str; 4] = [
 /// A body of each kind, or a chat template.
 pub(crate) fn serve(bytes: &[u8]) {
     let mut input = Input(bytes);
-    match input.byte() % 4 {
+    match input.byte() % 5 {
         0 => {
-            if let Some((prompts, options)) =
-                body(input.0).and_then(|asked: CompletionRequest| taken(asked.parts()))
+            if let Some(CompletionRequest { prompts, choice }) =
+                taken(CompletionRequest::read(input.0))
             {
-                assert!((1..=64).contains(&prompts.len()) && options.max_tokens > 0);
-                sound(&options);
+                assert!((1..=64).contains(&prompts.len()));
+                sound(&choice.options);
             }
         }
         1 => {
             let template = input.pick(&TEMPLATES);
-            let Some(asked) = body::<ChatRequest>(input.0) else { return };
-            let Some(options) = taken(asked.options()) else { return };
-            sound(&options);
+            let Some(asked) = taken(ChatRequest::read(input.0)) else { return };
+            sound(&asked.choice.options);
             let tokens = [("bos_token", "<s>"), ("eos_token", "</s>")];
             let tokens = tokens.map(|(name, text)| (name.to_owned(), text.to_owned()));
             let template = Template::new(template.into(), tokens.into()).expect("it is one");
             taken(template.text(&asked.messages, &asked.chat_template_kwargs));
         }
         2 => {
-            let Some(mut asked) = body::<EmbeddingRequest>(input.0) else { return };
-            let Some(texts) = taken(asked.texts()) else { return };
-            let vectors: Vec<_> = texts.iter().map(|_| vec![0.5; 2]).collect();
-            if let Some(answer) = taken(asked.answer("m", &vectors, 7)) {
-                assert_eq!(answer["data"].as_array().map(Vec::len), Some(texts.len()));
+            let Some(asked) = taken(EmbeddingRequest::read(input.0)) else { return };
+            let count = match &asked.input {
+                EmbeddingInput::Texts(texts) => texts.len(),
+                EmbeddingInput::Ids(many) => many.len(),
+            };
+            let answer = asked.answer("m", &vec![vec![0.5; 2]; count], 7);
+            assert_eq!(answer["data"].as_array().map(Vec::len), Some(count));
+        }
+        4 => {
+            if let Some(asked) = taken(RerankRequest::read(input.0)) {
+                assert!(!asked.documents.is_empty());
             }
         }
         _ => {
@@ -72,11 +77,6 @@ pub(crate) fn serve(bytes: &[u8]) {
     }
 }
 
-/// A body, as the server reads it.
-fn body<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
-    good(serde_json::from_slice(bytes))
-}
-
 /// What was asked, or nothing if that is refused, with why.
 fn taken<T>(outcome: Result<T, ApiError>) -> Option<T> {
     outcome
@@ -87,9 +87,10 @@ fn taken<T>(outcome: Result<T, ApiError>) -> Option<T> {
         .ok()
 }
 
-/// Numbers are checked by the coordinator; a program that asks for any gets an answer that says so.
+/// What is left to the coordinator is what the vocabulary has.
 fn sound(options: &GenerateOptions) {
-    drop(options.sampling.clone().checked(97));
+    assert!(options.sampling.clone().complete(1).checked(u32::MAX).is_ok());
+    assert!(options.stop.iter().all(|stop| !stop.is_empty()));
     let ordered = options.sampling.bias.is_sorted_by_key(|(token, _)| *token);
     assert!(ordered, "biases are in order");
 }

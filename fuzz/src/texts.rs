@@ -1,9 +1,12 @@
 //! Texts that go on: what is asked and said of them, and what model directories say of their ends and chats.
 
 use super::{Input, good, messages::messages, models::directory, said};
-use galaxy_client::{GenerateOptions, Generated, Prompt, Sampling};
+use galaxy_client::{Fallback, GenerateOptions, Generated, Prompt, Sampling};
 use galaxy_common::sampling::MOST_LOGPROBS;
-use galaxy_model::{chat::ChatFiles, generation::Ending};
+use galaxy_model::{
+    chat::ChatFiles,
+    generation::{Ending, Settings},
+};
 use galaxy_proto::{convert, v1};
 use prost::Message;
 use std::fs;
@@ -24,7 +27,14 @@ pub(crate) fn text(bytes: &[u8]) {
         }
         3 => ending(&mut input),
         4 => {
-            good(galaxy_model::fuzz::end_tokens(input.0));
+            let Some(generation) = good(galaxy_model::fuzz::generation(input.0)) else { return };
+            let fallback = Fallback { temperature: 1.0, max_tokens: 16 };
+            let settled = generation.settle(Settings::default(), fallback, 7, VOCABULARY);
+            if let Some(settled) = good(settled) {
+                let sampling = settled.sampling.complete(1).checked(VOCABULARY);
+                good(sampling);
+                assert!(settled.max_tokens > 0);
+            }
         }
         _ => {
             let dir = directory();
@@ -47,7 +57,12 @@ pub(crate) fn text(bytes: &[u8]) {
 fn ask(bytes: &[u8]) {
     let Some(request) = good(v1::GenerateRequest::decode(bytes)) else { return };
     let asked = galaxy_coord::fuzz::ask(request);
-    let Some(sampling) = good(asked.sampling.clone().checked(VOCABULARY)) else { return };
+    // What is no number is refused with the settings that it becomes part of, and is not the same twice.
+    if asked.fallback.is_some_and(|fallback| fallback.temperature.is_nan()) {
+        return;
+    }
+    let whole = asked.sampling.clone().complete(1);
+    let Some(sampling) = good(whole.checked(VOCABULARY)) else { return };
     assert!(sampling.temperature.is_finite() && sampling.logprobs <= MOST_LOGPROBS);
     let bytes = postcard::to_stdvec(&sampling).expect("a sampling has a binary form");
     let again: Sampling = postcard::from_bytes(&bytes).expect("its own");
@@ -58,9 +73,9 @@ fn ask(bytes: &[u8]) {
     let options = GenerateOptions {
         max_tokens: asked.max_tokens,
         sampling: asked.sampling.clone(),
-        seed: asked.seeded.then_some(asked.sampling.seed),
         stop: asked.stop.clone(),
         ignore_end: asked.ignore_end,
+        fallback: asked.fallback,
     };
     let again = galaxy_coord::fuzz::ask(galaxy_client::fuzz::request(prompt, options));
     // It sends a text or its tokens, and not both.

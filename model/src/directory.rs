@@ -88,6 +88,9 @@ impl ModelDir {
         model.warnings.extend(fields::look_over(path));
         model.warnings.extend(sentence::look_over(root));
         model.warnings.extend(recognise::beside(path));
+        if model.spec.causal && matches!(model.spec.head, HeadSpec::Language { .. }) {
+            model.warnings.extend(model.generation_warnings());
+        }
         let mut model = model.checked()?;
         model.warnings.extend(model.unused()?);
         Ok(model)

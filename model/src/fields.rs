@@ -7,6 +7,7 @@
 use crate::{
     config::{Fields, short},
     error::ModelError,
+    generation,
     store::{MAX_JSON_BYTES, read_bounded},
     tokenizer_fields,
 };
@@ -51,6 +52,7 @@ impl fmt::Display for Warning {
 
 /// Files besides `config.json`, and the tables of their fields.
 const FILES: &[(&str, &[Table])] = &[
+    ("generation_config.json", &[generation::FIELDS]),
     ("tokenizer_config.json", &[tokenizer_fields::CONFIG, tokenizer_fields::SPECIAL]),
     ("special_tokens_map.json", &[tokenizer_fields::SPECIAL]),
     #[cfg(feature = "image")]
@@ -105,8 +107,7 @@ impl Found {
                 }
                 Some((_, Fate::Said(_))) => {}
                 Some((field, Fate::Only(values, remedy))) => {
-                    let accepted = value.is_null() || values.iter().any(|&text| is(value, text));
-                    if !accepted {
+                    if !accepted(value, values) {
                         return Err(ModelError::Unsupported {
                             path: fields.path.to_owned(),
                             field,
@@ -157,6 +158,11 @@ pub(crate) fn listed(names: &[String]) -> String {
         0 => quoted,
         more => format!("{quoted} and {more} more"),
     }
+}
+
+/// Whether a value is null, or one of those that these JSON texts say.
+pub(crate) fn accepted(value: &Value, values: &[&str]) -> bool {
+    value.is_null() || values.iter().any(|&text| is(value, text))
 }
 
 /// Whether a value is what a JSON text says; numbers are compared as such.

@@ -4,7 +4,8 @@ use crate::{
     ModelError, ModelSpec,
     config::{self, Fields},
     error::HeaderProblem,
-    family, generation,
+    family,
+    generation::{self, Generation},
     sentence::{self, SentenceConfig},
     store,
 };
@@ -37,10 +38,10 @@ pub fn sentence(directory: &Path) -> Result<SentenceConfig, ModelError> {
     sentence::read(directory, Some(2))
 }
 
-/// The tokens that the text of a `generation_config.json` has end texts, if it says that.
+/// What the text of a `generation_config.json` says of generating text.
 ///
 /// # Errors
 /// As asking the opened directory.
-pub fn end_tokens(text: &[u8]) -> Result<Option<Vec<u32>>, ModelError> {
-    generation::named(Path::new("generation_config.json"), text)
+pub fn generation(text: &[u8]) -> Result<Generation, ModelError> {
+    generation::settings(Path::new("generation_config.json"), text)
 }

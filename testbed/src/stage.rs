@@ -2,7 +2,7 @@
 //! from inside the testbed's network.
 
 use anyhow::{Context, Result, bail};
-use galaxy_common::{BatchShape, Bytes, DeviceName, Epoch, Plan, Sampling, plan::Phase};
+use galaxy_common::{BatchShape, Bytes, DeviceName, Epoch, Plan, plan::Phase};
 use galaxy_coord::{
     Cluster, Fleet, Limits, RemoteFleet, RequestError, Session,
     fleet::{Notice, Readiness, Run, Task, Timeline},
@@ -220,9 +220,8 @@ impl Placed<'_> {
     /// # Errors
     /// When it fails, with what failed.
     pub fn generate(&self, prompt: &[u32], count: u32) -> Result<Text> {
-        let sampling = Sampling::greedy();
-        let ask = Ask { ids: prompt.to_vec(), max_tokens: count, sampling, ..Ask::default() };
-        let ask = Ask { seeded: true, ignore_end: true, ..ask };
+        let ids = prompt.to_vec();
+        let ask = Ask { ids, max_tokens: count, ignore_end: true, ..Ask::default() };
         let session = self.session.clone();
         let made = self.stage.inside(async move {
             let (listener, mut said) = mpsc::channel(1024);

@@ -247,6 +247,142 @@ async fn vectors_are_those_of_the_sdk() {
     assert_eq!((code, &answer["error"]["code"]), (503, &json!("unavailable")), "{answer}");
 }
 
+/// The error of a request that must be refused.
+fn refused(address: &str, path: &str, body: &Value) -> (String, String) {
+    let (code, answer) = post(address, path, body);
+    assert_eq!(code, 400, "{path} {body}: {answer}");
+    let text = |name: &str| answer["error"][name].as_str().unwrap_or_default().to_owned();
+    (text("message"), text("param"))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_asks_for_nothing_is_accepted_and_what_cannot_be_done_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = decoder(dir.path());
+    let cluster = TestCluster::start(Setup { shares: vec![1.0], ..Setup::new(&model) }).unwrap();
+    let (_process, address) = serve(&cluster, &["--model", model.to_str().unwrap()]);
+    let (chats, texts) = ("/v1/chat/completions", "/v1/completions");
+    let messages = json!([{ "role": "user", "content": "hi", "name": null, "tool_calls": null }]);
+    for (path, body) in [
+        (chats, json!({ "messages": messages, "max_tokens": 1, "chat_template_kwargs": null })),
+        (
+            chats,
+            json!({ "messages": messages, "max_tokens": 1, "logprobs": false, "top_logprobs": 0 }),
+        ),
+        (
+            chats,
+            json!({ "messages": messages, "max_tokens": 1, "tools": [], "tool_choice": "none" }),
+        ),
+        (texts, json!({ "prompt": "a", "max_tokens": 1, "suffix": "" })),
+        (
+            texts,
+            json!({ "prompt": "a", "max_tokens": 1, "stop": null, "logit_bias": null, "seed": null }),
+        ),
+        (
+            texts,
+            json!({ "prompt": "a", "max_tokens": 1, "temperature": 1e-30, "top_p": 0, "seed": u64::MAX }),
+        ),
+    ] {
+        let (code, answer) = post(&address, path, &body);
+        assert_eq!(code, 200, "{path} {body}: {answer}");
+    }
+    let body = json!({ "prompt": "a", "max_tokens": 1, "stream": true, "stream_options": { "include_usage": null } });
+    assert_eq!(stream(&address, texts, &body).last().unwrap(), "[DONE]");
+
+    for (path, body, param, says) in [
+        (
+            texts,
+            json!({ "prompt": "a", "max_tokens": -1 }),
+            "max_tokens",
+            "at least 1, not the number -1",
+        ),
+        (texts, json!({ "prompt": "a", "max_tokens": 8.0 }), "max_tokens", "a whole number"),
+        (
+            chats,
+            json!({ "messages": [{ "role": "user", "content": 5 }] }),
+            "messages[0].content",
+            "a text or a list",
+        ),
+        (texts, json!({ "prompt": "a", "n": 0 }), "n", "one choice"),
+        (
+            texts,
+            json!({ "prompt": "a", "guided_json": { "type": "object" } }),
+            "guided_json",
+            "no format",
+        ),
+    ] {
+        let (message, of) = refused(&address, path, &body);
+        assert!(of == param && message.contains(param) && message.contains(says), "{message}");
+    }
+    // Prompts are not cut, and nobody is told to ask for that.
+    let (message, _) = refused(&address, texts, &json!({ "prompt": "word ".repeat(1500) }));
+    assert!(message.contains("the prompt has") && !message.contains("truncate"), "{message}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_request_leaves_open_is_as_the_model_says() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = decoder(dir.path());
+    let write = |text: &str| fs::write(model.join("generation_config.json"), text).unwrap();
+    let body = json!({ "prompt": "Each device " });
+    let first = |address: &str, body: &Value| {
+        let (code, answer) = post(address, "/v1/completions", body);
+        assert_eq!(code, 200, "{answer}");
+        let count = answer["usage"]["completion_tokens"].as_u64().unwrap();
+        (answer["choices"][0]["text"].as_str().unwrap().to_owned(), count)
+    };
+    write(r#"{"eos_token_id": 256, "do_sample": false, "max_new_tokens": 20}"#);
+    let cluster = TestCluster::start(Setup { shares: vec![1.0], ..Setup::new(&model) }).unwrap();
+    let (_auto, auto) = serve(&cluster, &[]);
+    let (_none, none) = serve(&cluster, &["--generation-config", "none"]);
+    let mut greedy = body.clone();
+    greedy["temperature"] = 0.into();
+    let likeliest = first(&auto, &greedy);
+    assert_eq!((first(&auto, &body), likeliest.1), (likeliest.clone(), 20));
+    assert_eq!(first(&none, &greedy), (likeliest.0.chars().take(16).collect(), 16));
+    // What a request says comes first.
+    greedy["max_tokens"] = 3.into();
+    assert_eq!(first(&auto, &greedy).1, 3);
+
+    write(r#"{"eos_token_id": 256, "no_repeat_ngram_size": 3}"#);
+    let cluster = TestCluster::start(Setup { shares: vec![1.0], ..Setup::new(&model) }).unwrap();
+    let (_auto, auto) = serve(&cluster, &[]);
+    let (_none, none) = serve(&cluster, &["--generation-config", "none"]);
+    let (message, _) = refused(&auto, "/v1/completions", &body);
+    assert!(message.contains("no_repeat_ngram_size = 3"), "{message}");
+    assert_eq!(first(&none, &body).1, 16);
+}
+
+/// A small model of sentences with a tokenizer, of which `testdata/cases` has more.
+fn embedder() -> PathBuf {
+    root().join("testdata/cases/tiny-embedder")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn vectors_are_made_of_texts_and_of_token_ids() {
+    let cluster =
+        TestCluster::start(Setup { shares: vec![1.0], ..Setup::new(embedder()) }).unwrap();
+    let (_process, address) = serve(&cluster, &[]);
+    let vectors = |more: Value| {
+        let mut body = json!({ "encoding_format": null, "truncate": null });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let (code, answer) = post(&address, "/v1/embeddings", &body);
+        assert_eq!(code, 200, "{body}: {answer}");
+        let data = answer["data"].as_array().unwrap().clone();
+        data.into_iter().map(|one| one["embedding"].clone()).collect::<Vec<_>>()
+    };
+    let text = vectors(json!({ "input": "a" }));
+    assert_eq!(text.len(), 1);
+    // [CLS] a [SEP], as the tokenizer has it.
+    assert_eq!(vectors(json!({ "input": [2, 5, 3] })), text);
+    let many = vectors(json!({ "input": [[2, 34, 3], [2, 5, 3]] }));
+    assert!(many.len() == 2 && many[1] == text[0]);
+    assert_eq!(vectors(json!({ "input": "a", "dimensions": 4 }))[0].as_array().unwrap().len(), 4);
+    let (message, _) =
+        refused(&address, "/v1/embeddings", &json!({ "input": "a", "dimensions": 17 }));
+    assert!(message.contains("16") && message.contains("17"), "{message}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn strangers_are_not_answered() {
     let cluster = TestCluster::start(Setup {

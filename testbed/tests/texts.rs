@@ -83,10 +83,10 @@ async fn tokens_are_those_of_transformers() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_seed_says_the_same_on_any_split() {
     let path = folder().join("llama");
-    let options = |seed| GenerateOptions {
-        sampling: Sampling { temperature: 1.0, top_p: 0.95, logprobs: 3, ..Sampling::default() },
-        seed: Some(seed),
-        ..greedy(48)
+    let options = |seed| {
+        let base = Sampling { temperature: 1.0, top_p: 0.95, ..Sampling::default() };
+        let sampling = Sampling { logprobs: 3, seed, ..base }.into();
+        GenerateOptions { sampling, ..greedy(48) }
     };
     let mut all = Vec::new();
     for (strategy, shares) in
@@ -150,7 +150,8 @@ async fn a_text_ends_before_a_string_that_ends_it() {
     // A token that ends texts does, and is no text.
     let options = GenerateOptions { ignore_end: false, ..greedy(400) };
     let biased = Sampling { bias: vec![(256, 1000.0)], ..Sampling::default() };
-    let (pieces, finish) = said(&client, GenerateOptions { sampling: biased, ..options }).await;
+    let (pieces, finish) =
+        said(&client, GenerateOptions { sampling: biased.into(), ..options }).await;
     assert_eq!((pieces.concat().as_str(), finish.as_str()), ("", "stop"));
 }
 
@@ -166,7 +167,7 @@ async fn bad_input_is_refused_and_leaves_nothing_behind() {
     let setup = Setup { cache_rows: Some(192), shares: vec![1.0, 1.0], ..Setup::new(&path) };
     let cluster = TestCluster::start(setup).unwrap();
     let client = cluster.client().await.unwrap();
-    let sampling = |sampling: Sampling| GenerateOptions { sampling, ..greedy(4) };
+    let sampling = |sampling: Sampling| GenerateOptions { sampling: sampling.into(), ..greedy(4) };
     let fine = Sampling::default();
     let some = || Prompt::Ids(vec![1, 2, 3]);
     let cases: Vec<(Prompt, GenerateOptions, &str, &str)> = vec![
@@ -180,7 +181,7 @@ async fn bad_input_is_refused_and_leaves_nothing_behind() {
             "invalid_argument",
             "temperature",
         ),
-        (some(), sampling(Sampling { top_p: 0.0, ..fine.clone() }), "invalid_argument", "top_p"),
+        (some(), sampling(Sampling { top_p: -0.1, ..fine.clone() }), "invalid_argument", "top_p"),
         (some(), sampling(Sampling { logprobs: 21, ..fine.clone() }), "invalid_argument", "20"),
         (
             some(),

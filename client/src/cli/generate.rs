@@ -3,6 +3,7 @@
 use super::{
     Connection,
     failure::Failure,
+    generation_config::GenerationConfig,
     ids::Ids,
     in_process::{self, InProcess},
     json, print, progress,
@@ -11,11 +12,11 @@ use super::{
 };
 use clap::Args;
 use galaxy_client::{GenerateOptions, Generated, Prompt, Token};
-use galaxy_common::{Cache, Sampling, WireType};
+use galaxy_common::{Cache, Fallback, Sampling, SamplingParams, WireType};
 use galaxy_engine::{choose::Text, generate::Told};
 use galaxy_model::{
     ModelDir,
-    generation::Ending,
+    generation::{Ending, Settings},
     tokenizer::{TextStream, Tokenizer},
 };
 use serde::Serialize;
@@ -27,6 +28,8 @@ use std::{
 
 /// Rows of a prompt that go through at a time in this process.
 const CHUNK: u32 = 256;
+/// What holds where neither the command nor the model says anything.
+const FALLBACK: Fallback = Fallback { temperature: 0.0, max_tokens: 128 };
 
 const SHAPE: &str = "\
 With --json the result is one object:
@@ -53,9 +56,10 @@ pub struct GenerateArgs {
     /// Run this model directory in this process, without a cluster; then no coordinator is asked.
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
-    /// Most tokens that are made; at most as many as the model has positions for.
-    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
-    max_tokens: u32,
+    /// Most tokens that are made; at most as many as the model has positions for. Default: as the model's
+    /// generation_config.json says, else 128.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    max_tokens: Option<u32>,
     #[command(flatten)]
     choice: Choice,
     /// Ends the text before this; may be given several times.
@@ -80,31 +84,34 @@ pub struct GenerateArgs {
     connection: Connection,
 }
 
-/// How tokens are chosen.
+/// How tokens are chosen. What is not given is as the model's `generation_config.json` says.
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Choice of tokens")]
 struct Choice {
-    /// Logits are divided by it; 0 takes the likeliest token.
-    #[arg(long, value_name = "T", default_value_t = 0.0)]
-    temperature: f32,
+    /// Where the settings come from that are not given here.
+    #[arg(long, value_enum, default_value_t)]
+    generation_config: GenerationConfig,
+    /// Logits are divided by it; 0 takes the likeliest token. Default: as the model says, else 0.
+    #[arg(long, value_name = "T")]
+    temperature: Option<f32>,
     /// So many of the likeliest tokens stay; 0: all.
-    #[arg(long, value_name = "K", default_value_t = 0)]
-    top_k: u32,
+    #[arg(long, value_name = "K")]
+    top_k: Option<u32>,
     /// The likeliest tokens stay that have this mass together.
-    #[arg(long, value_name = "P", default_value_t = 1.0)]
-    top_p: f32,
+    #[arg(long, value_name = "P")]
+    top_p: Option<f32>,
     /// Tokens stay that are at least so likely, compared with the likeliest.
-    #[arg(long, value_name = "P", default_value_t = 0.0)]
-    min_p: f32,
+    #[arg(long, value_name = "P")]
+    min_p: Option<f32>,
     /// Makes tokens of the text less likely, above 1.
-    #[arg(long, value_name = "X", default_value_t = 1.0)]
-    repetition_penalty: f32,
+    #[arg(long, value_name = "X")]
+    repetition_penalty: Option<f32>,
     /// Taken from the logits of tokens that were chosen before.
-    #[arg(long, value_name = "X", default_value_t = 0.0, allow_hyphen_values = true)]
-    presence_penalty: f32,
+    #[arg(long, value_name = "X", allow_hyphen_values = true)]
+    presence_penalty: Option<f32>,
     /// Taken from them for each time.
-    #[arg(long, value_name = "X", default_value_t = 0.0, allow_hyphen_values = true)]
-    frequency_penalty: f32,
+    #[arg(long, value_name = "X", allow_hyphen_values = true)]
+    frequency_penalty: Option<f32>,
     /// Added to the logit of a token: ID=X; may be given several times.
     #[arg(long, value_name = "ID=X", value_parser = bias, allow_hyphen_values = true)]
     logit_bias: Vec<(u32, f32)>,
@@ -123,9 +130,9 @@ fn bias(text: &str) -> Result<(u32, f32), String> {
 }
 
 impl Choice {
-    fn sampling(&self, vocabulary: u32) -> Result<Sampling, Failure> {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        let sampling = Sampling {
+    /// As it was given, which is checked.
+    fn params(&self) -> Result<SamplingParams, Failure> {
+        let params = SamplingParams {
             temperature: self.temperature,
             top_k: self.top_k,
             top_p: self.top_p,
@@ -134,10 +141,31 @@ impl Choice {
             presence: self.presence_penalty,
             frequency: self.frequency_penalty,
             bias: self.logit_bias.clone(),
-            seed: self.seed.unwrap_or_else(|| now.map_or(0, |now| now.as_nanos() as u64)),
+            seed: self.seed,
             logprobs: self.logprobs.unwrap_or(0),
         };
-        sampling.checked(vocabulary).map_err(|error| Failure::usage(error.to_string()))
+        // What of it the vocabulary has is seen where the model is.
+        whole(params.clone(), u32::MAX).map(|_| params)
+    }
+}
+
+/// All of it, with a seed of its own if none was given.
+fn whole(params: SamplingParams, vocabulary: u32) -> Result<Sampling, Failure> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let sampling = params.complete(now.map_or(0, |now| now.as_nanos() as u64));
+    sampling.checked(vocabulary).map_err(|error| Failure::usage(error.to_string()))
+}
+
+impl GenerateArgs {
+    fn options(&self) -> Result<GenerateOptions, Failure> {
+        let options = GenerateOptions {
+            max_tokens: self.max_tokens.unwrap_or(0),
+            sampling: self.choice.params()?,
+            stop: self.stop.clone(),
+            ignore_end: self.ignore_end,
+            fallback: Some(FALLBACK),
+        };
+        Ok(self.choice.generation_config.apply(options))
     }
 }
 
@@ -264,15 +292,7 @@ async fn on_cluster(args: GenerateArgs) -> Result<(), Failure> {
         (_, Some(ids)) => Prompt::Ids(one(ids)?),
         (text, None) => Prompt::from(text.as_deref().unwrap_or_default()),
     };
-    // What of it the vocabulary has is the coordinator's matter.
-    let sampling = args.choice.sampling(u32::MAX)?;
-    let options = GenerateOptions {
-        max_tokens: args.max_tokens,
-        seed: Some(sampling.seed),
-        sampling,
-        stop: args.stop.clone(),
-        ignore_end: args.ignore_end,
-    };
+    let options = args.options()?;
     let client = args.connection.open().await?;
     let begun = Instant::now();
     let mut text = progress::watch("waiting", client.generate(prompt, options)).await?;
@@ -303,8 +323,9 @@ struct Loaded {
     cluster: InProcess,
     tokenizer: Option<Tokenizer>,
     text: Text,
-    /// Tokens that end it.
+    /// Tokens that end it, and strings.
     ends: Vec<u32>,
+    stop: Vec<String>,
     /// Most that are made,
     count: u32,
     /// and rows of the prompt that go through at a time.
@@ -341,19 +362,24 @@ fn load(args: &GenerateArgs, path: &Path) -> Result<Loaded, Failure> {
         let what = format!("the prompt fills all {} rows of {}", tokens.len(), spec.limited_by());
         return Err(Failure::new(what).todo("shorten it"));
     }
-    let count = args.max_tokens.min(left);
-    let sampling = args.choice.sampling(spec.vocabulary)?;
-    if args.stop.iter().any(String::is_empty) {
+    let GenerateOptions { max_tokens, sampling, stop, ignore_end, fallback } = args.options()?;
+    if stop.iter().any(String::is_empty) {
         return Err(Failure::usage("an empty string would end every text").at("--stop"));
     }
-    if !args.stop.is_empty() && tokenizer.is_none() {
+    let generation = model.generation().map_err(in_process::model_failure)?;
+    let mut settings = Settings { sampling, max_tokens, stop };
+    if let Some(fallback) = fallback {
+        let prompt = tokens.len() as u32;
+        let settled = generation.settle(settings, fallback, prompt, spec.vocabulary);
+        settings = settled.map_err(|error| Failure::new(error.to_string()))?;
+    }
+    let Settings { sampling, max_tokens, stop } = settings;
+    let (count, sampling) = (max_tokens.min(left), whole(sampling, spec.vocabulary)?);
+    if !stop.is_empty() && tokenizer.is_none() {
         let what = "strings that end the text need the model's tokenizer.json";
         return Err(Failure::usage(what).at("--stop"));
     }
-    let ends = match args.ignore_end {
-        true => Vec::new(),
-        false => model.end_tokens().map_err(in_process::model_failure)?,
-    };
+    let ends = if ignore_end { Vec::new() } else { generation.ends };
     let rows = tokens.len() as u32 + count;
     let values = args.cache.unwrap_or(WireType::F32);
     let cache = Cache { rows: Cache::taken(rows), values };
@@ -362,17 +388,17 @@ fn load(args: &GenerateArgs, path: &Path) -> Result<Loaded, Failure> {
     let cluster = InProcess::start(model, &settings, chunk, cache)?;
     let prompt = tokens.len();
     let text = Text { slot: 0, rows, sampling, tokens, prompt };
-    Ok(Loaded { cluster, tokenizer, text, ends, count, chunk })
+    Ok(Loaded { cluster, tokenizer, text, ends, stop, count, chunk })
 }
 
 fn go_on(args: &GenerateArgs, loaded: Loaded) -> Result<(), Failure> {
-    let Loaded { cluster, tokenizer, text, ends, count, chunk } = loaded;
+    let Loaded { cluster, tokenizer, text, ends, stop, count, chunk } = loaded;
     let begun = Instant::now();
     let mut show = Show::new(args, tokenizer.is_some(), text.prompt, text.sampling.seed, begun);
     // Behind a prompt of ids the text is one of its own.
     let behind = if args.ids.is_some() { &[] } else { &text.tokens[..] };
     let mut stream = tokenizer.as_ref().map(|tokenizer| tokenizer.stream(behind));
-    let mut ending = Ending::new(args.stop.clone());
+    let mut ending = Ending::new(stop);
     let (mut failed, mut ended) = (None, false);
     let mut tell = |told: &Told| {
         ended = ends.contains(&(told[0] as u32));

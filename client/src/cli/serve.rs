@@ -3,7 +3,10 @@
 
 mod api;
 
-use super::{Connection, failure::Failure, in_process::model_failure, print, progress};
+use super::{
+    Connection, failure::Failure, generation_config::GenerationConfig, in_process::model_failure,
+    print, progress,
+};
 use api::Api;
 use clap::Args;
 use galaxy_client::openai::chat::Chat;
@@ -36,11 +39,15 @@ What is answered, as OpenAI's API does, for one choice of each prompt:
   POST /v1/chat/completions   chats, whole or streamed; with --model
   POST /v1/completions        texts that go on, whole or streamed
   POST /v1/embeddings         vectors, as numbers or base64
+  POST /v1/rerank             how well documents answer a query, by a cross-encoder
   GET  /v1/models             the cluster's model
   GET  /health                200 while the cluster is ready, else 503
 
 A program names http://127.0.0.1:8080/v1 as its base URL. Besides OpenAI's parameters: top_k, min_p,
-repetition_penalty, ignore_eos and chat_template_kwargs, and truncate for embeddings.";
+repetition_penalty, ignore_eos and chat_template_kwargs, and truncate for embeddings. null is the same as
+leaving a parameter out; what would change the answer and is not done is refused by name. What a request
+leaves open is as the model's generation_config.json says, where that says it: else temperature 1, as OpenAI
+has it.";
 
 /// Arguments of `galaxy serve`.
 #[derive(Args, Debug)]
@@ -57,6 +64,9 @@ pub struct ServeArgs {
     /// chat_template.json) and tokenizer.json are read.
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
+    /// Where settings come from that requests leave open.
+    #[arg(long, value_enum, default_value_t)]
+    generation_config: GenerationConfig,
     #[command(flatten)]
     connection: Connection,
 }
@@ -104,7 +114,8 @@ pub async fn serve(args: ServeArgs) -> Result<(), Failure> {
     }
 
     let (stop, stopping) = watch::channel(());
-    let accepting = accept(listener, Api::new(client, asking, key, chat), stopping);
+    let accepting =
+        accept(listener, Api::new(client, asking, key, chat, args.generation_config), stopping);
     let mut accepting = pin!(accepting);
     tokio::select! {
         () = &mut accepting => {}

@@ -11,6 +11,9 @@ use serde_json::{Value, json};
 /// Seconds after which a request that may succeed later is worth another try.
 const RETRY: &str = "1";
 
+/// Settings that the coordinator checks against the model, as its messages begin with them.
+const SETTINGS: [&str; 2] = ["logit_bias", "stop"];
+
 /// Why a request has no answer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ApiError {
@@ -18,12 +21,15 @@ pub struct ApiError {
     /// A stable name of the reason.
     pub code: String,
     pub message: String,
+    /// The field of the request that is at fault, if one is.
+    pub param: Option<String>,
     retryable: bool,
 }
 
 impl ApiError {
     pub fn new(status: StatusCode, code: &str, message: impl Into<String>) -> Self {
-        Self { status, code: code.to_owned(), message: message.into(), retryable: false }
+        let (code, message) = (code.to_owned(), message.into());
+        Self { status, code, message, param: None, retryable: false }
     }
 
     /// The request is at fault.
@@ -37,6 +43,23 @@ impl ApiError {
         Self::new(StatusCode::BAD_REQUEST, "unsupported", message)
     }
 
+    /// Names the field of the request that is at fault.
+    pub fn of(self, param: impl Into<String>) -> Self {
+        Self { param: Some(param.into()), ..self }
+    }
+
+    /// What the coordinator says of a text, or of settings, is about the field that it came in.
+    pub fn about(self, field: &str) -> Self {
+        match self.code.as_str() {
+            "text_too_long" | "empty_text" | "unknown_token" | "too_many_texts" => self.of(field),
+            "invalid_argument" => {
+                let named = SETTINGS.into_iter().find(|setting| self.message.starts_with(setting));
+                Self { param: named.map(str::to_owned).or(self.param), ..self }
+            }
+            _ => self,
+        }
+    }
+
     /// As clients find it in a body, or among the events of a stream.
     pub fn body(&self) -> Value {
         let kind = match self.status {
@@ -45,8 +68,8 @@ impl ApiError {
             status if status.is_client_error() => "invalid_request_error",
             _ => "server_error",
         };
-        let Self { code, message, .. } = self;
-        json!({ "error": { "message": message, "type": kind, "param": null, "code": code } })
+        let Self { code, message, param, .. } = self;
+        json!({ "error": { "message": message, "type": kind, "param": param, "code": code } })
     }
 }
 

@@ -1,246 +1,214 @@
-//! What programs ask and what they are answered, as OpenAI's API has it.
+//! What programs ask, as OpenAI's API has it. Each field is read with `null` as absent, and one that would change
+//! the answer and is not carried out is refused by its name.
 
 use super::{
+    body::{Field, Object, parse},
     chat::{Message, TemplateArguments},
     error::ApiError,
 };
-use crate::{GenerateOptions, Prompt, Sampling};
+use crate::{Fallback, GenerateOptions, Prompt, SamplingParams};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
 
 /// Tokens of `/v1/completions`, if nobody says how many.
 const MAX_TOKENS: u32 = 16;
+/// The temperature of OpenAI's API, if nobody says another.
+const TEMPERATURE: f32 = 1.0;
 /// Prompts of one request, which are answered one after another.
 const MAX_PROMPTS: usize = 64;
 
+/// What a prompt may be.
+const PROMPTS: &str = "a text, a list of texts, a list of token ids, or a list of those";
+
+/// Parameters of texts that would change the answer and are not carried out: the values that ask for nothing, as
+/// JSON, and why others are refused. They are OpenAI's, then those that vLLM and llama.cpp add to them.
+const NOT_DONE: &[(&str, &[&str], &str)] = &[
+    ("n", &["1"], "one choice is made of each prompt"),
+    ("best_of", &["1"], "one choice is made of each prompt"),
+    ("echo", &["false"], "prompts are not repeated"),
+    ("suffix", &["\"\""], "texts are made behind their prompt only"),
+    ("logprobs", &["false"], "log-probabilities are not told here"),
+    ("top_logprobs", &["0"], "log-probabilities are not told here"),
+    ("tools", &["[]"], "tools are not called"),
+    ("functions", &["[]"], "tools are not called"),
+    ("tool_choice", &["\"none\"", "\"auto\""], "tools are not called"),
+    ("function_call", &["\"none\"", "\"auto\""], "tools are not called"),
+    ("response_format", &["{\"type\": \"text\"}"], "no format is forced"),
+    ("modalities", &["[\"text\"]", "[]"], "answers are text"),
+    ("audio", &[], "answers are text"),
+    ("web_search_options", &[], "nothing is searched"),
+    ("prompt_logprobs", &["false"], "log-probabilities are not told here"),
+    ("guided_json", &[], "no format is forced"),
+    ("guided_regex", &[], "no format is forced"),
+    ("guided_choice", &["[]"], "no format is forced"),
+    ("guided_grammar", &[], "no format is forced"),
+    ("structured_outputs", &["{}"], "no format is forced"),
+    ("structural_tag", &[], "no format is forced"),
+    ("json_schema", &[], "no format is forced"),
+    ("grammar", &["\"\""], "no format is forced"),
+    ("min_tokens", &["0"], "no text is kept from its end"),
+    ("stop_token_ids", &["[]"], "strings end a text, in stop"),
+    ("include_stop_str_in_output", &["false"], "a text ends before the string that ends it"),
+    ("bad_words", &["[]"], "words are not forbidden"),
+    ("allowed_token_ids", &["[]"], "tokens are not forbidden"),
+    ("logits_processors", &["[]"], "logits are not processed"),
+    ("use_beam_search", &["false"], "beams are not searched"),
+    ("truncate_prompt_tokens", &[], "prompts are not cut"),
+    ("typical_p", &["1", "0"], "typical sampling is not done"),
+    ("tfs_z", &["1"], "tail-free sampling is not done"),
+    ("mirostat", &["0"], "mirostat is not done"),
+    ("xtc_probability", &["0"], "XTC sampling is not done"),
+    ("dry_multiplier", &["0"], "DRY sampling is not done"),
+    ("dynatemp_range", &["0"], "the temperature does not change"),
+    ("chat_template", &[], "the model's own template is taken"),
+    ("add_generation_prompt", &["true"], "chats end with the beginning of an answer"),
+    ("continue_final_message", &["false"], "chats end with the beginning of an answer"),
+    ("documents", &["[]"], "documents are not put into chats"),
+];
+
+/// The same, of vectors.
+const NOT_DONE_OF_VECTORS: &[(&str, &[&str], &str)] =
+    &[("truncate_prompt_tokens", &[], "texts are cut to what the model takes, with truncate")];
+
 /// `POST /v1/completions`.
-#[derive(Deserialize, Debug)]
+#[derive(Debug)]
 pub struct CompletionRequest {
-    prompt: Prompts,
-    #[serde(flatten)]
+    /// Texts or their tokens, none empty.
+    pub prompts: Vec<Prompt>,
+    /// How they go on.
     pub choice: Choice,
 }
 
 /// `POST /v1/chat/completions`.
-#[derive(Deserialize, Debug)]
+#[derive(Debug)]
 pub struct ChatRequest {
+    /// What was said.
     pub messages: Vec<Message>,
     /// For the template, like `{"enable_thinking": false}`.
-    #[serde(default)]
     pub chat_template_kwargs: TemplateArguments,
-    #[serde(flatten)]
+    /// How it goes on.
     pub choice: Choice,
 }
 
 /// `POST /v1/embeddings`.
-#[derive(Deserialize, Debug)]
+#[derive(Debug)]
 pub struct EmbeddingRequest {
-    input: Prompts,
+    /// What vectors are made of.
+    pub input: EmbeddingInput,
+    /// The model that is asked for, if any is.
     pub model: Option<String>,
-    #[serde(default)]
-    encoding_format: Encoding,
-    dimensions: Option<usize>,
+    /// Values of each vector, if not as many as the model's have.
+    pub dimensions: Option<u32>,
     /// Cut texts that are too long instead of refusing them.
-    #[serde(default)]
     pub truncate: bool,
+    base64: bool,
 }
 
-/// Texts or their tokens, one or several.
-#[derive(Deserialize, Debug)]
-#[serde(untagged, expecting = "a text, a list of texts, a list of token ids, or a list of those")]
-enum Prompts {
-    Text(String),
+/// What vectors are made of.
+#[derive(Clone, PartialEq, Debug)]
+pub enum EmbeddingInput {
+    /// Texts.
     Texts(Vec<String>),
-    Ids(Vec<u32>),
-    ManyIds(Vec<Vec<u32>>),
+    /// The token ids of texts.
+    Ids(Vec<Vec<u32>>),
 }
 
-#[derive(Deserialize, Debug, Default, Clone, Copy)]
-#[serde(rename_all = "lowercase")]
-enum Encoding {
-    #[default]
-    Float,
-    Base64,
-}
-
-#[derive(Deserialize, Debug)]
-#[serde(untagged, expecting = "a text or a list of texts")]
-enum Stop {
-    One(String),
-    Many(Vec<String>),
-}
-
-#[derive(Deserialize, Debug)]
-struct StreamOptions {
-    #[serde(default)]
-    include_usage: bool,
-}
-
-/// How tokens are chosen, and how they are told. What is not there is as OpenAI has it.
-#[derive(Deserialize, Debug)]
+/// What a request for text says besides its prompt.
+#[derive(Debug)]
 pub struct Choice {
+    /// The model that is asked for, if any is.
     pub model: Option<String>,
-    #[serde(default)]
-    pub stream: Option<bool>,
-    stream_options: Option<StreamOptions>,
-    max_tokens: Option<u32>,
-    max_completion_tokens: Option<u32>,
-    temperature: Option<f32>,
-    top_p: Option<f32>,
-    presence_penalty: Option<f32>,
-    frequency_penalty: Option<f32>,
-    logit_bias: Option<BTreeMap<String, f32>>,
-    seed: Option<i64>,
-    stop: Option<Stop>,
-    top_k: Option<i64>,
-    min_p: Option<f32>,
-    repetition_penalty: Option<f32>,
-    ignore_eos: Option<bool>,
-    // What would change the answer, and is not there.
-    n: Option<u32>,
-    best_of: Option<u32>,
-    echo: Option<bool>,
-    suffix: Option<Value>,
-    logprobs: Option<Value>,
-    top_logprobs: Option<Value>,
-    tools: Option<Value>,
-    functions: Option<Value>,
-    response_format: Option<Value>,
-}
-
-impl Choice {
+    /// Whether the answer comes as events.
+    pub stream: bool,
     /// Whether the last event of a stream says how many tokens there were.
-    pub fn usage(&self) -> bool {
-        self.stream_options.as_ref().is_some_and(|options| options.include_usage)
-    }
-
-    /// As the SDK has it. With `default` tokens at most, if nobody says how many; 0: as many as there
-    /// is room for.
-    fn options(&self, default: u32) -> Result<GenerateOptions, ApiError> {
-        self.refuse()?;
-        let mut bias = Vec::new();
-        for (token, &value) in self.logit_bias.iter().flatten() {
-            let wrong = || ApiError::bad(format!("logit_bias: {token:?} is not the id of a token"));
-            bias.push((token.parse().map_err(|_| wrong())?, value));
-        }
-        bias.sort_by_key(|&(token, _)| token);
-        let most = self.max_completion_tokens.or(self.max_tokens);
-        if most == Some(0) {
-            return Err(ApiError::bad("max_tokens must be at least 1"));
-        }
-        let plain = Sampling::default();
-        Ok(GenerateOptions {
-            max_tokens: most.unwrap_or(default),
-            sampling: Sampling {
-                temperature: self.temperature.unwrap_or(1.0),
-                // -1 and 0: all.
-                top_k: self.top_k.map_or(0, |k| u32::try_from(k.max(0)).unwrap_or(u32::MAX)),
-                top_p: self.top_p.unwrap_or(plain.top_p),
-                min_p: self.min_p.unwrap_or(plain.min_p),
-                repetition: self.repetition_penalty.unwrap_or(plain.repetition),
-                presence: self.presence_penalty.unwrap_or(plain.presence),
-                frequency: self.frequency_penalty.unwrap_or(plain.frequency),
-                bias,
-                ..plain
-            },
-            seed: self.seed.map(i64::cast_unsigned),
-            stop: match &self.stop {
-                None => Vec::new(),
-                Some(Stop::One(text)) => vec![text.clone()],
-                Some(Stop::Many(texts)) => texts.clone(),
-            },
-            ignore_end: self.ignore_eos.unwrap_or(false),
-        })
-    }
-
-    /// What would be answered wrongly is not answered.
-    fn refuse(&self) -> Result<(), ApiError> {
-        let set = |value: &Option<Value>| match value {
-            None | Some(Value::Null | Value::Bool(false)) => false,
-            Some(Value::Array(list)) => !list.is_empty(),
-            Some(_) => true,
-        };
-        let format = self.response_format.as_ref().and_then(|format| format.get("type"));
-        let asked = [
-            ("n above 1", self.n.is_some_and(|n| n > 1)),
-            ("best_of above 1", self.best_of.is_some_and(|n| n > 1)),
-            ("echo", self.echo == Some(true)),
-            ("suffix", set(&self.suffix)),
-            ("logprobs", set(&self.logprobs) || set(&self.top_logprobs)),
-            ("a list of tools", set(&self.tools) || set(&self.functions)),
-            ("a response_format other than text", format.is_some_and(|format| format != "text")),
-        ];
-        match asked.iter().find(|(_, asked)| *asked) {
-            Some((what, _)) => Err(ApiError::unsupported(what)),
-            None => Ok(()),
-        }
-    }
+    pub usage: bool,
+    /// How tokens are chosen.
+    pub options: GenerateOptions,
 }
 
 impl CompletionRequest {
-    /// The prompts, and how they go on.
-    pub fn parts(self) -> Result<(Vec<Prompt>, GenerateOptions), ApiError> {
-        let options = self.choice.options(MAX_TOKENS)?;
-        let prompts: Vec<Prompt> = match self.prompt {
-            Prompts::Text(text) => vec![Prompt::Text(text)],
-            Prompts::Texts(texts) => texts.into_iter().map(Prompt::Text).collect(),
-            Prompts::Ids(ids) => vec![Prompt::Ids(ids)],
-            Prompts::ManyIds(many) => many.into_iter().map(Prompt::Ids).collect(),
-        };
-        let empty = |prompt: &Prompt| match prompt {
-            Prompt::Text(text) => text.is_empty(),
-            Prompt::Ids(ids) => ids.is_empty(),
+    /// Reads the body of a request.
+    ///
+    /// # Errors
+    /// When it cannot be answered.
+    pub fn read(body: &[u8]) -> Result<Self, ApiError> {
+        let map = parse(body)?;
+        let request = Object::new(&map);
+        let choice = Choice::read(&request, MAX_TOKENS)?;
+        let field = request.get("prompt");
+        let prompts: Vec<Prompt> = match texts_or_ids(&field)? {
+            EmbeddingInput::Texts(texts) => texts.into_iter().map(Prompt::Text).collect(),
+            EmbeddingInput::Ids(many) => many.into_iter().map(Prompt::Ids).collect(),
         };
         match prompts.len() {
-            0 => Err(ApiError::bad("there is no prompt")),
-            _ if prompts.iter().any(empty) => Err(ApiError::bad("a prompt is empty")),
-            1..=MAX_PROMPTS => Ok((prompts, options)),
-            many => Err(ApiError::bad(format!("{many} prompts are more than {MAX_PROMPTS}"))),
+            1..=MAX_PROMPTS => Ok(Self { prompts, choice }),
+            many => {
+                let message =
+                    format!("prompt has {many} prompts; one request may have {MAX_PROMPTS}");
+                Err(ApiError::bad(message).of("prompt"))
+            }
         }
     }
 }
 
 impl ChatRequest {
-    pub fn options(&self) -> Result<GenerateOptions, ApiError> {
-        if self.messages.is_empty() {
-            return Err(ApiError::bad("there are no messages"));
+    /// Reads the body of a request.
+    ///
+    /// # Errors
+    /// When it cannot be answered.
+    pub fn read(body: &[u8]) -> Result<Self, ApiError> {
+        /// What templates get, as it was sent: the order of its keys is what they show.
+        #[derive(Deserialize)]
+        struct Chat {
+            messages: Vec<Message>,
+            chat_template_kwargs: Option<TemplateArguments>,
         }
-        self.choice.options(0)
+        let map = parse(body)?;
+        let request = Object::new(&map);
+        check_messages(&request.get("messages"))?;
+        request.get("chat_template_kwargs").object("an object")?;
+        let choice = Choice::read(&request, 0)?;
+        let chat = serde_json::from_slice(body);
+        let Chat { messages, chat_template_kwargs } = chat.map_err(|_| {
+            ApiError::bad("messages and chat_template_kwargs must be there once each")
+                .of("messages")
+        })?;
+        let chat_template_kwargs = chat_template_kwargs.unwrap_or_default();
+        Ok(Self { messages, chat_template_kwargs, choice })
     }
 }
 
 impl EmbeddingRequest {
-    /// The texts.
-    pub fn texts(&mut self) -> Result<Vec<String>, ApiError> {
-        let texts = match std::mem::replace(&mut self.input, Prompts::Texts(Vec::new())) {
-            Prompts::Text(text) => vec![text],
-            Prompts::Texts(texts) => texts,
-            // An empty list is one of texts.
-            Prompts::Ids(_) | Prompts::ManyIds(_) => {
-                return Err(ApiError::bad("token ids have no vectors here; send texts"));
-            }
+    /// Reads the body of a request.
+    ///
+    /// # Errors
+    /// When it cannot be answered.
+    pub fn read(body: &[u8]) -> Result<Self, ApiError> {
+        let map = parse(body)?;
+        let request = Object::new(&map);
+        refuse(&request, NOT_DONE_OF_VECTORS)?;
+        let format = request.get("encoding_format");
+        let base64 = match format.text()? {
+            None | Some("float") => false,
+            Some("base64") => true,
+            Some(_) => return Err(format.wrong("float or base64")),
         };
-        if texts.is_empty() { Err(ApiError::bad("there is no input")) } else { Ok(texts) }
+        Ok(Self {
+            input: texts_or_ids(&request.get("input"))?,
+            model: request.get("model").text()?.map(str::to_owned),
+            dimensions: request.get("dimensions").count(1)?,
+            truncate: request.get("truncate").flag()?.unwrap_or(false),
+            base64,
+        })
     }
 
     /// `{"object": "list", "data": [...], ...}`.
-    pub fn answer(
-        &self,
-        model: &str,
-        vectors: &[Vec<f32>],
-        tokens: u64,
-    ) -> Result<Value, ApiError> {
-        let width = vectors.first().map_or(0, Vec::len);
-        if let Some(wanted) = self.dimensions.filter(|&wanted| wanted != width) {
-            let why = format!("the model's vectors have {width} dimensions, not {wanted}");
-            return Err(ApiError::bad(why));
-        }
+    pub fn answer(&self, model: &str, vectors: &[Vec<f32>], tokens: u64) -> Value {
         let data = vectors.iter().enumerate().map(|(index, vector)| {
-            let embedding = match self.encoding_format {
-                Encoding::Float => json!(vector),
-                Encoding::Base64 => {
+            let embedding = match self.base64 {
+                false => json!(vector),
+                true => {
                     let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
                     BASE64_STANDARD.encode(bytes).into()
                 }
@@ -249,107 +217,162 @@ impl EmbeddingRequest {
         });
         let data: Vec<Value> = data.collect();
         let usage = json!({ "prompt_tokens": tokens, "total_tokens": tokens });
-        Ok(json!({ "object": "list", "data": data, "model": model, "usage": usage }))
+        json!({ "object": "list", "data": data, "model": model, "usage": usage })
     }
 }
 
-/// Tokens that went in and came out.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Usage {
-    pub prompt: u64,
-    pub made: u64,
-}
-
-impl Usage {
-    fn json(self) -> Value {
-        let Self { prompt, made } = self;
-        json!({ "prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made })
-    }
-}
-
-/// What texts are told as.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Form {
-    Completion,
-    Chat,
-}
-
-/// The words around the texts of one request.
-#[derive(Clone, Debug)]
-pub struct Frame {
-    pub form: Form,
-    /// The coordinator's number of its first text.
-    pub request: u64,
-    /// Seconds since 1970.
-    pub created: u64,
-    pub model: String,
-}
-
-impl Frame {
-    /// A whole answer: the texts, each with why it ends.
-    pub fn whole(&self, texts: Vec<(String, String)>, usage: Usage) -> Value {
-        let choices = texts.into_iter().enumerate().map(|(index, (text, finish))| match self.form {
-            Form::Completion => {
-                json!({ "index": index, "text": text, "logprobs": null, "finish_reason": finish })
-            }
-            Form::Chat => json!({
-                "index": index, "message": { "role": "assistant", "content": text },
-                "logprobs": null, "finish_reason": finish,
-            }),
-        });
-        let mut answer = self.around(choices.collect(), false);
-        answer["usage"] = usage.json();
-        answer
-    }
-
-    /// What a stream begins with; only chats have that.
-    pub fn begin(&self) -> Option<Value> {
-        let delta = json!({ "role": "assistant", "content": "" });
-        (self.form == Form::Chat).then(|| self.chunk(0, delta, None))
-    }
-
-    /// A piece of text `index`, if it is not empty.
-    pub fn piece(&self, index: usize, text: &str) -> Option<Value> {
-        let what = match self.form {
-            Form::Completion => text.into(),
-            Form::Chat => json!({ "content": text }),
+impl Choice {
+    /// With so many tokens at most, if neither the request nor the model says how many; 0: as many as there is
+    /// room for.
+    fn read(request: &Object<'_>, max_tokens: u32) -> Result<Self, ApiError> {
+        refuse(request, NOT_DONE)?;
+        let stream_options = request.get("stream_options").object("an object")?;
+        let usage = stream_options.map(|options| options.get("include_usage").flag());
+        let most = |name| request.get(name).count(1);
+        let options = GenerateOptions {
+            max_tokens: most("max_completion_tokens")?.or(most("max_tokens")?).unwrap_or(0),
+            sampling: sampling(request)?,
+            stop: stop(&request.get("stop"))?,
+            ignore_end: request.get("ignore_eos").flag()?.unwrap_or(false),
+            fallback: Some(Fallback { temperature: TEMPERATURE, max_tokens }),
         };
-        (!text.is_empty()).then(|| self.chunk(index, what, None))
-    }
-
-    /// The end of text `index`.
-    pub fn end(&self, index: usize, finish: &str) -> Value {
-        match self.form {
-            Form::Completion => self.chunk(index, "".into(), Some(finish)),
-            Form::Chat => self.chunk(index, json!({}), Some(finish)),
-        }
-    }
-
-    /// What all of it took.
-    pub fn usage(&self, usage: Usage) -> Value {
-        let mut answer = self.around(Vec::new(), true);
-        answer["usage"] = usage.json();
-        answer
-    }
-
-    fn chunk(&self, index: usize, what: Value, finish: Option<&str>) -> Value {
-        let key = if self.form == Form::Chat { "delta" } else { "text" };
-        let choice =
-            json!({ "index": index, key: what, "logprobs": null, "finish_reason": finish });
-        self.around(vec![choice], true)
-    }
-
-    fn around(&self, choices: Vec<Value>, chunk: bool) -> Value {
-        let (id, object) = match (self.form, chunk) {
-            (Form::Completion, _) => ("cmpl", "text_completion"),
-            (Form::Chat, false) => ("chatcmpl", "chat.completion"),
-            (Form::Chat, true) => ("chatcmpl", "chat.completion.chunk"),
-        };
-        json!({
-            "id": format!("{id}-{}", self.request), "object": object, "created": self.created,
-            "model": self.model, "choices": choices,
+        Ok(Self {
+            model: request.get("model").text()?.map(str::to_owned),
+            stream: request.get("stream").flag()?.unwrap_or(false),
+            usage: usage.transpose()?.flatten().unwrap_or(false),
+            options,
         })
     }
+}
+
+/// Refuses what would be answered wrongly.
+fn refuse(request: &Object<'_>, not_done: &[(&str, &[&str], &str)]) -> Result<(), ApiError> {
+    for (name, asks_nothing, why) in not_done {
+        let field = request.get(name);
+        if field.value().is_some() && !field.is_one_of(asks_nothing) {
+            return Err(field.unsupported(why));
+        }
+    }
+    Ok(())
+}
+
+fn sampling(request: &Object<'_>) -> Result<SamplingParams, ApiError> {
+    let number = |name| request.get(name).number();
+    let mut bias = Vec::new();
+    let biases = request.get("logit_bias").object("an object of token ids and numbers")?;
+    for (token, field) in biases.iter().flat_map(Object::entries) {
+        let Ok(token) = token.parse() else {
+            let message =
+                format!("{} is no bias: {token:?} is not the id of a token", field.path());
+            return Err(ApiError::bad(message).of("logit_bias"));
+        };
+        bias.extend(field.number()?.map(|value| (token, value)));
+    }
+    bias.sort_by_key(|&(token, _)| token);
+    let params = SamplingParams {
+        temperature: number("temperature")?,
+        // -1 and 0: all.
+        top_k: request.get("top_k").count(-1)?,
+        top_p: number("top_p")?,
+        min_p: number("min_p")?,
+        repetition: number("repetition_penalty")?,
+        presence: number("presence_penalty")?,
+        frequency: number("frequency_penalty")?,
+        bias,
+        seed: request.get("seed").seed()?,
+        logprobs: 0,
+    };
+    // What of it the vocabulary has is for the coordinator to say.
+    match params.clone().complete(0).checked(u32::MAX) {
+        Ok(_) => Ok(params),
+        Err(error) => Err(ApiError::bad(error.to_string()).of(error.parameter())),
+    }
+}
+
+fn stop(field: &Field<'_>) -> Result<Vec<String>, ApiError> {
+    let stop = field.texts("a text or a list of texts")?.unwrap_or_default();
+    match stop.iter().position(String::is_empty) {
+        None => Ok(stop),
+        Some(at) => {
+            let message = format!("stop[{at}] is empty, which would end every text: leave it out");
+            Err(ApiError::bad(message).of("stop"))
+        }
+    }
+}
+
+/// Texts or token ids, of at least one text, none of which is empty.
+fn texts_or_ids(field: &Field<'_>) -> Result<EmbeddingInput, ApiError> {
+    let path = field.path();
+    let empty = |at: Option<usize>| {
+        let place = at.map_or(path.to_owned(), |at| format!("{path}[{at}]"));
+        ApiError::bad(format!("{place} is empty: it must be {PROMPTS}, with something in it"))
+            .of(place)
+    };
+    let first = match field.value() {
+        Some(Value::Array(list)) => list.first().ok_or_else(|| empty(None))?,
+        Some(Value::String(text)) if text.is_empty() => return Err(empty(None)),
+        Some(text @ Value::String(_)) => text,
+        _ => return Err(field.wrong(PROMPTS)),
+    };
+    let (input, found) = match first {
+        Value::String(_) => {
+            let texts = field.texts(PROMPTS)?.unwrap_or_default();
+            let found = texts.iter().position(String::is_empty);
+            (EmbeddingInput::Texts(texts), found)
+        }
+        Value::Array(_) => {
+            let lists = field.list(PROMPTS)?.into_iter().flatten();
+            let takes = "a list of token ids";
+            let many = lists.map(|list| Ok(list.ids(takes)?.unwrap_or_default()));
+            let many: Vec<Vec<u32>> = many.collect::<Result<_, ApiError>>()?;
+            let found = many.iter().position(Vec::is_empty);
+            (EmbeddingInput::Ids(many), found)
+        }
+        Value::Number(_) => {
+            let ids = field.ids(PROMPTS)?.unwrap_or_default();
+            (EmbeddingInput::Ids(vec![ids]), None)
+        }
+        _ => return Err(field.wrong(PROMPTS)),
+    };
+    found.map_or(Ok(input), |at| Err(empty(Some(at))))
+}
+
+/// Checks what all templates rely on.
+fn check_messages(field: &Field<'_>) -> Result<(), ApiError> {
+    let takes = "a list of at least one message";
+    let mut messages = field.list(takes)?.ok_or_else(|| field.wrong(takes))?.peekable();
+    if messages.peek().is_none() {
+        return Err(field.wrong(takes));
+    }
+    for message in messages {
+        let takes = "an object with role and content";
+        let message = message.object(takes)?.ok_or_else(|| message.wrong(takes))?;
+        let role = message.get("role");
+        role.text()?.ok_or_else(|| role.wrong("a text, like user"))?;
+        message.get("name").text()?;
+        message.get("tool_call_id").text()?;
+        message.get("tool_calls").list("a list of calls")?;
+        let content = message.get("content");
+        if !matches!(content.value(), Some(Value::String(_))) {
+            for part in content.list("a text or a list of parts")?.into_iter().flatten() {
+                check_part(&part)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Checks a part of a message's content.
+fn check_part(part: &Field<'_>) -> Result<(), ApiError> {
+    let takes = "an object with type and text";
+    let part = part.object(takes)?.ok_or_else(|| part.wrong(takes))?;
+    let (kind, text) = (part.get("type"), part.get("text"));
+    match kind.text()? {
+        Some("text") => {}
+        Some(_) => return Err(kind.unsupported("messages are text")),
+        None => return Err(kind.wrong("text")),
+    }
+    text.text()?.ok_or_else(|| text.wrong("a text")).map(drop)
 }
 
 #[cfg(test)]
@@ -357,23 +380,30 @@ impl Frame {
 mod tests {
     use super::*;
 
-    fn completion(text: &str) -> Result<(Vec<Prompt>, GenerateOptions), String> {
-        let request: CompletionRequest = serde_json::from_str(text).map_err(|e| e.to_string())?;
-        request.parts().map_err(|e| e.message)
+    fn completion(text: &str) -> Result<CompletionRequest, ApiError> {
+        CompletionRequest::read(text.as_bytes())
+    }
+
+    fn chat(more: &str) -> Result<ChatRequest, ApiError> {
+        let body = format!(r#"{{"messages": [{{"role": "user", "content": "hi"}}]{more}}}"#);
+        ChatRequest::read(body.as_bytes())
+    }
+
+    fn fallback(max_tokens: u32) -> GenerateOptions {
+        let fallback = Some(Fallback { temperature: 1.0, max_tokens });
+        GenerateOptions { fallback, ..GenerateOptions::default() }
     }
 
     #[test]
-    fn what_is_not_said_is_as_openai_has_it() {
-        let (prompts, options) =
-            completion(r#"{"prompt": "a", "user": "who", "model": "m"}"#).unwrap();
-        assert_eq!(prompts, ["a".into()]);
-        let sampling = Sampling { temperature: 1.0, ..Sampling::default() };
-        assert_eq!(options, GenerateOptions { max_tokens: 16, sampling, ..Default::default() });
-        let chat =
-            r#"{"messages": [{"role": "user", "content": "a", "name": "b"}], "n": 1, "tools": []}"#;
-        let chat: ChatRequest = serde_json::from_str(chat).unwrap();
-        assert_eq!(chat.options().unwrap().max_tokens, 0);
-        assert!(!chat.choice.usage());
+    fn what_is_not_said_is_left_open() {
+        let request = completion(r#"{"prompt": "a", "user": "who", "model": "m"}"#).unwrap();
+        assert_eq!(request.prompts, ["a".into()]);
+        assert_eq!(request.choice.options, fallback(16));
+        let none = request.choice.options.without_model_defaults();
+        assert_eq!((none.sampling.temperature, none.max_tokens), (Some(1.0), 16));
+        let request = chat("").unwrap();
+        assert_eq!(request.choice.options, fallback(0));
+        assert!(!request.choice.usage && !request.choice.stream);
     }
 
     #[test]
@@ -384,72 +414,251 @@ mod tests {
             "logit_bias": {"10": -100, "9": 5.5}, "stop": ["x", "y"], "ignore_eos": true, "logprobs": null,
             "stream": true, "stream_options": {"include_usage": true}
         }"#;
-        let request: CompletionRequest = serde_json::from_str(text).unwrap();
-        assert!(request.choice.usage() && request.choice.stream == Some(true));
-        let (prompts, options) = request.parts().unwrap();
+        let CompletionRequest { prompts, choice } = completion(text).unwrap();
+        assert!(choice.usage && choice.stream);
         assert_eq!(prompts, [Prompt::Ids(vec![1, 2]), Prompt::Ids(vec![3])]);
-        let sampling = Sampling {
-            temperature: 0.5,
-            top_p: 0.9,
-            min_p: 0.1,
-            repetition: 1.5,
-            presence: -1.0,
-            frequency: 0.25,
+        let sampling = SamplingParams {
+            temperature: Some(0.5),
+            top_k: Some(0),
+            top_p: Some(0.9),
+            min_p: Some(0.1),
+            repetition: Some(1.5),
+            presence: Some(-1.0),
+            frequency: Some(0.25),
             bias: vec![(9, 5.5), (10, -100.0)],
-            ..Sampling::default()
+            seed: Some(u64::MAX),
+            logprobs: 0,
         };
         let stop = vec!["x".to_owned(), "y".to_owned()];
-        let seed = Some(u64::MAX);
-        let want = GenerateOptions { max_tokens: 5, sampling, seed, stop, ignore_end: true };
-        assert_eq!(options, want);
+        let want =
+            GenerateOptions { max_tokens: 5, sampling, stop, ignore_end: true, ..fallback(16) };
+        assert_eq!(choice.options, want);
+    }
+
+    /// Every optional field, of all routes.
+    const OPTIONAL: &[&str] = &[
+        "model",
+        "stream",
+        "stream_options",
+        "max_tokens",
+        "max_completion_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+        "logit_bias",
+        "seed",
+        "stop",
+        "ignore_eos",
+        "chat_template_kwargs",
+        "encoding_format",
+        "dimensions",
+        "truncate",
+        "user",
+        "metadata",
+        "parallel_tool_calls",
+        "store",
+        "service_tier",
+    ];
+
+    #[test]
+    fn null_means_absent() {
+        let names = OPTIONAL.iter().copied().chain(NOT_DONE.iter().map(|row| row.0));
+        let nulls: String = names.map(|name| format!(", {name:?}: null")).collect();
+        let request = completion(&format!(r#"{{"prompt": "a"{nulls}}}"#)).unwrap();
+        assert_eq!(request.choice.options, fallback(16));
+        assert_eq!(chat(&nulls).unwrap().choice.options, fallback(0));
+        let request =
+            EmbeddingRequest::read(format!(r#"{{"input": "a"{nulls}}}"#).as_bytes()).unwrap();
+        assert_eq!(
+            (request.model, request.dimensions, request.truncate, request.base64),
+            (None, None, false, false)
+        );
+        assert!(
+            chat(r#", "stream_options": {"include_usage": null}, "logit_bias": {"5": null}"#)
+                .is_ok()
+        );
+        let message = r#"{"messages": [{"role": "assistant", "content": null, "name": null, "tool_calls": null,
+            "tool_call_id": null, "refusal": null, "audio": null}]}"#;
+        ChatRequest::read(message.as_bytes()).unwrap();
     }
 
     #[test]
-    fn what_cannot_be_answered_is_refused() {
-        for (text, says) in [
-            (r#"{"prompt": "a", "n": 2}"#, "n above 1"),
-            (r#"{"prompt": "a", "best_of": 2}"#, "best_of"),
-            (r#"{"prompt": "a", "echo": true}"#, "echo"),
-            (r#"{"prompt": "a", "logprobs": 1}"#, "logprobs"),
-            (r#"{"prompt": "a", "suffix": "b"}"#, "suffix"),
-            (r#"{"prompt": "a", "tools": [{}]}"#, "tools"),
-            (r#"{"prompt": "a", "response_format": {"type": "json_object"}}"#, "response_format"),
-            (r#"{"prompt": "a", "max_tokens": 0}"#, "at least 1"),
-            (r#"{"prompt": "a", "logit_bias": {"the": 1}}"#, "\"the\" is not the id"),
-            (r#"{"prompt": "a", "stop": 5}"#, "a text or a list of texts"),
-            (r#"{"prompt": 5}"#, "a text, a list of texts"),
-            (r#"{"prompt": []}"#, "no prompt"),
-            (r#"{"prompt": ["a", ""]}"#, "a prompt is empty"),
-            (r#"{"prompt": [[]]}"#, "a prompt is empty"),
-            (r#"{"max_tokens": 5}"#, "missing field `prompt`"),
-            (r#"{"prompt": "a""#, "EOF"),
+    fn values_that_ask_for_nothing_are_accepted() {
+        for (name, values, _) in NOT_DONE {
+            for value in *values {
+                let more = format!(", {name:?}: {value}");
+                assert_eq!(chat(&more).unwrap().choice.options, fallback(0), "{more}");
+                assert!(completion(&format!(r#"{{"prompt": "a"{more}}}"#)).is_ok(), "{more}");
+            }
+        }
+        let nothing = r#", "presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}, "stop": [], "n": 1.0,
+            "parallel_tool_calls": false, "user": "u", "metadata": {"a": "b"}, "store": false,
+            "service_tier": "auto", "stream_options": {"include_usage": false}, "chat_template_kwargs": {}"#;
+        assert!(chat(nothing).is_ok());
+    }
+
+    #[test]
+    fn what_cannot_be_answered_is_refused_by_name() {
+        for (text, param, says) in [
+            (r#"{"prompt": "a", "n": 2}"#, "n", "n = 2 is not supported: one choice"),
+            (r#"{"prompt": "a", "n": 0}"#, "n", "n = 0 is not supported"),
+            (r#"{"prompt": "a", "best_of": 2}"#, "best_of", "one choice"),
+            (r#"{"prompt": "a", "echo": true}"#, "echo", "not repeated"),
+            (r#"{"prompt": "a", "logprobs": 1}"#, "logprobs", "log-probabilities"),
+            (r#"{"prompt": "a", "suffix": "b"}"#, "suffix", "suffix = \"b\" is not supported"),
+            (r#"{"prompt": "a", "tools": [{}]}"#, "tools", "not called"),
+            (r#"{"prompt": "a", "tool_choice": "required"}"#, "tool_choice", "\"required\""),
+            (
+                r#"{"prompt": "a", "response_format": {"type": "json_object"}}"#,
+                "response_format",
+                "no format",
+            ),
+            (r#"{"prompt": "a", "guided_json": {"type": "object"}}"#, "guided_json", "no format"),
+            (r#"{"prompt": "a", "max_tokens": 0}"#, "max_tokens", "at least 1, not the number 0"),
+            (
+                r#"{"prompt": "a", "max_tokens": -1}"#,
+                "max_tokens",
+                "max_tokens must be a whole number of at least 1",
+            ),
+            (r#"{"prompt": "a", "max_tokens": 8.0}"#, "max_tokens", "not the number 8.0"),
+            (r#"{"prompt": "a", "top_k": -2}"#, "top_k", "at least -1"),
+            (
+                r#"{"prompt": "a", "temperature": "0.5"}"#,
+                "temperature",
+                "a number, not the text \"0.5\"",
+            ),
+            (
+                r#"{"prompt": "a", "temperature": -1}"#,
+                "temperature",
+                "temperature must be 0 to 100, not -1",
+            ),
+            (r#"{"prompt": "a", "top_p": 1.5}"#, "top_p", "0 to 1"),
+            (r#"{"prompt": "a", "repetition_penalty": 0}"#, "repetition_penalty", "0.01 to 100"),
+            (r#"{"prompt": "a", "seed": 1.5}"#, "seed", "64 bits"),
+            (r#"{"prompt": "a", "seed": 1e30}"#, "seed", "64 bits"),
+            (r#"{"prompt": "a", "logit_bias": {"the": 1}}"#, "logit_bias", "\"the\" is not the id"),
+            (r#"{"prompt": "a", "logit_bias": {"1": 1, "01": 2}}"#, "logit_bias", "token 1"),
+            (r#"{"prompt": "a", "logit_bias": {"1": "x"}}"#, "logit_bias.1", "a number"),
+            (r#"{"prompt": "a", "logit_bias": [1]}"#, "logit_bias", "an object of token ids"),
+            (
+                r#"{"prompt": "a", "stop": 5}"#,
+                "stop",
+                "a text or a list of texts, not the number 5",
+            ),
+            (r#"{"prompt": "a", "stop": ["x", ""]}"#, "stop", "stop[1] is empty"),
+            (r#"{"prompt": "a", "stop": ["x", 5]}"#, "stop[1]", "a text, not the number 5"),
+            (r#"{"prompt": "a", "stream": 1}"#, "stream", "true or false"),
+            (
+                r#"{"prompt": "a", "stream_options": {"include_usage": 1}}"#,
+                "stream_options.include_usage",
+                "true or false",
+            ),
+            (r#"{"prompt": "a", "model": 7}"#, "model", "a text, not the number 7"),
+            (r#"{"prompt": 5}"#, "prompt", "a text, a list of texts"),
+            (r#"{"prompt": []}"#, "prompt", "prompt is empty"),
+            (r#"{"prompt": ""}"#, "prompt", "prompt is empty"),
+            (r#"{"prompt": ["a", ""]}"#, "prompt[1]", "prompt[1] is empty"),
+            (r#"{"prompt": ["a", 5]}"#, "prompt[1]", "a text, not the number 5"),
+            (r#"{"prompt": [1, "a"]}"#, "prompt[1]", "a token id, not the text \"a\""),
+            (r#"{"prompt": [1, -1]}"#, "prompt[1]", "a token id, not the number -1"),
+            (r#"{"prompt": [[1], 2]}"#, "prompt[1]", "a list of token ids, not the number 2"),
+            (r#"{"prompt": [[1], [2, null]]}"#, "prompt[1][1]", "a token id, not null"),
+            (r#"{"prompt": [[1], []]}"#, "prompt[1]", "prompt[1] is empty"),
+            (r#"{"prompt": [null]}"#, "prompt", "a text, a list of texts"),
+            (r#"{"max_tokens": 5}"#, "prompt", "prompt is missing: it must be a text, a list"),
         ] {
             let error = completion(text).expect_err(text);
-            assert!(error.contains(says), "{text}: {error}");
+            assert!(error.message.contains(says), "{text}: {}", error.message);
+            assert_eq!(error.body()["error"]["param"], param, "{text}");
         }
         let many = format!(r#"{{"prompt": {:?}}}"#, vec!["a"; MAX_PROMPTS + 1]);
-        assert!(completion(&many).unwrap_err().contains("65 prompts"));
+        assert!(completion(&many).unwrap_err().message.contains("65 prompts"));
+    }
+
+    #[test]
+    fn what_is_wrong_with_messages_is_told_where() {
+        for (messages, param, says) in [
+            ("5", "messages", "a list of at least one message, not the number 5"),
+            ("[]", "messages", "a list of at least one message"),
+            ("null", "messages", "messages is missing"),
+            ("[7]", "messages[0]", "an object with role and content"),
+            (r#"[{"content": "x"}]"#, "messages[0].role", "messages[0].role is missing"),
+            (
+                r#"[{"role": "user", "content": 5}]"#,
+                "messages[0].content",
+                "a text or a list of parts, not the number 5",
+            ),
+            (
+                r#"[{"role": "user", "content": ["x"]}]"#,
+                "messages[0].content[0]",
+                "an object with type and text",
+            ),
+            (
+                r#"[{"role": "user", "content": [{"type": "text"}]}]"#,
+                "messages[0].content[0].text",
+                "is missing",
+            ),
+            (
+                r#"[{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]"#,
+                "messages[0].content[0].type",
+                "\"image_url\" is not supported",
+            ),
+            (
+                r#"[{"role": "user"}, {"role": "assistant", "tool_calls": "x"}]"#,
+                "messages[1].tool_calls",
+                "a list of calls",
+            ),
+        ] {
+            let body = format!(r#"{{"messages": {messages}}}"#);
+            let error = ChatRequest::read(body.as_bytes()).expect_err(&body);
+            assert!(error.message.contains(says), "{body}: {}", error.message);
+            assert_eq!(error.body()["error"]["param"], param, "{body}");
+        }
+        let error = chat(r#", "chat_template_kwargs": [1]"#).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("chat_template_kwargs"));
+        let twice = chat(r#", "messages": [{"role": "user", "content": "b"}]"#).unwrap_err();
+        assert!(twice.message.contains("once"), "{}", twice.message);
     }
 
     #[test]
     fn vectors_come_as_numbers_or_as_bytes() {
-        let ask = |more: &str| -> EmbeddingRequest {
-            serde_json::from_str(&format!(r#"{{"input": ["a", "b"]{more}}}"#)).unwrap()
+        let ask = |more: &str| {
+            let body = format!(r#"{{"input": ["a", "b"]{more}}}"#);
+            EmbeddingRequest::read(body.as_bytes())
         };
         let vectors = [vec![1.0, -0.1], vec![0.5, 2.0]];
-        let mut request = ask("");
-        assert_eq!(request.texts().unwrap(), ["a", "b"]);
-        let answer = request.answer("m", &vectors, 7).unwrap();
+        let request = ask("").unwrap();
+        assert_eq!(request.input, EmbeddingInput::Texts(vec!["a".to_owned(), "b".to_owned()]));
+        let answer = request.answer("m", &vectors, 7);
         let second = json!({ "object": "embedding", "index": 1, "embedding": [0.5, 2.0] });
         assert_eq!(answer["data"][1], second);
         assert_eq!(answer["usage"], json!({ "prompt_tokens": 7, "total_tokens": 7 }));
         // As `struct.pack("<2f", 1.0, -0.1)` has them.
-        let answer = ask(r#", "encoding_format": "base64""#).answer("m", &vectors, 7).unwrap();
+        let answer = ask(r#", "encoding_format": "base64""#).unwrap().answer("m", &vectors, 7);
         assert_eq!(answer["data"][0]["embedding"], "AACAP83MzL0=");
-        assert!(ask(r#", "dimensions": 2"#).answer("m", &vectors, 7).is_ok());
-        let error = ask(r#", "dimensions": 3"#).answer("m", &vectors, 7).unwrap_err();
-        assert!(error.message.contains("2 dimensions, not 3"), "{error:?}");
-        let mut ids: EmbeddingRequest = serde_json::from_str(r#"{"input": [1, 2]}"#).unwrap();
-        assert!(ids.texts().is_err());
+        assert_eq!(ask(r#", "dimensions": 2"#).unwrap().dimensions, Some(2));
+        for (more, param, says) in [
+            (r#", "dimensions": 0"#, "dimensions", "at least 1"),
+            (
+                r#", "encoding_format": "int8""#,
+                "encoding_format",
+                "float or base64, not the text \"int8\"",
+            ),
+            (r#", "truncate": "yes""#, "truncate", "true or false"),
+        ] {
+            let error = ask(more).unwrap_err();
+            assert!(error.message.contains(says), "{}", error.message);
+            assert_eq!(error.param.as_deref(), Some(param));
+        }
+        for (input, want) in [("[1, 2]", vec![vec![1, 2]]), ("[[1], [2]]", vec![vec![1], vec![2]])]
+        {
+            let body = format!(r#"{{"input": {input}}}"#);
+            let request = EmbeddingRequest::read(body.as_bytes()).unwrap();
+            assert_eq!(request.input, EmbeddingInput::Ids(want));
+        }
     }
 }

@@ -6,13 +6,18 @@ use crate::{
     fleet::{Going, Task, blocking},
 };
 use galaxy_common::{
-    BatchShape, Breadth, Cache, Epoch, RequestId, Sampling, Segment, Wanted, plan::Phase,
+    BatchShape, Breadth, Cache, Epoch, Fallback, RequestId, Sampling, SamplingParams, Segment,
+    Wanted, plan::Phase,
 };
 use galaxy_engine::{
     choose::Text,
     generate::{STINT, Told},
 };
-use galaxy_model::{HeadSpec, generation::Ending, tokenizer::TextStream};
+use galaxy_model::{
+    HeadSpec,
+    generation::{Ending, Settings, SettingsError},
+    tokenizer::TextStream,
+};
 use galaxy_proto::WAITING;
 use std::{
     collections::VecDeque,
@@ -39,16 +44,17 @@ pub struct Ask {
     pub prompt: String,
     /// or its tokens.
     pub ids: Vec<u32>,
-    /// Most tokens that are made; 0: as many as there is room for.
+    /// Most tokens that are made; 0: as many as the defaults say, or as there is room for.
     pub max_tokens: u32,
-    /// How they are chosen; without a seed another each time.
-    pub sampling: Sampling,
-    /// Whether its seed is to be taken.
-    pub seeded: bool,
+    /// How they are chosen.
+    pub sampling: SamplingParams,
     /// The text ends before any of these.
     pub stop: Vec<String>,
     /// Whether it goes on behind a token that ends texts.
     pub ignore_end: bool,
+    /// What is left open is as the model's files say, and as this where they say nothing. Without it the
+    /// files are not asked.
+    pub fallback: Option<Fallback>,
 }
 
 /// Why a text ends.
@@ -162,6 +168,21 @@ impl Way {
         let going = Going { begins, epoch, phase, count, stop: self.ends.clone(), tell };
         Ok(Task { going: Some(going), ..Task::new(shape, some) })
     }
+}
+
+/// Checks the strings that end a text.
+fn check_stop(stop: &[String]) -> Result<(), RequestError> {
+    let why = match stop.iter().position(|s| s.is_empty() || s.len() > STOP_BYTES) {
+        _ if stop.len() > STOPS => format!("stop has {} strings, and may have {STOPS}", stop.len()),
+        None => return Ok(()),
+        Some(at) if stop[at].is_empty() => {
+            format!("stop[{at}] is empty, which would end every text: leave it out")
+        }
+        Some(at) => {
+            format!("stop[{at}] has {} bytes, and may have {STOP_BYTES}", stop[at].len())
+        }
+    };
+    Err(RequestError::Invalid { why })
 }
 
 /// Whether a text may go on after this.
@@ -365,45 +386,53 @@ impl Session {
     /// Checks what is asked. Gives the strings that end the text, too, and how long tokenising took.
     async fn way(&self, ask: Ask) -> Result<(Way, Vec<String>, Duration), RequestError> {
         let invalid = |why: String| RequestError::Invalid { why };
-        let Ask { prompt, ids, max_tokens, mut sampling, seeded, stop, ignore_end } = ask;
+        let Ask { prompt, ids, max_tokens, sampling, stop, ignore_end, fallback } = ask;
+        let model = |why: &String| RequestError::Model { why: why.clone() };
         if !prompt.is_empty() && !ids.is_empty() {
             return Err(invalid("the request has a prompt and ids: send one of them".to_owned()));
         }
-        if stop.len() > STOPS || stop.iter().any(|s| s.is_empty() || s.len() > STOP_BYTES) {
-            let why = format!("stop may have {STOPS} strings of 1 to {STOP_BYTES} bytes");
-            return Err(invalid(why));
-        }
-        if !stop.is_empty() {
-            let wrong = |why: &String| RequestError::Model { why: why.clone() };
-            self.inner.tokenizer.as_ref().map_err(wrong)?;
-        }
+        let mut asked = Settings { sampling, max_tokens, stop };
+        // What is wrong with the request is said before anything is made of it.
+        asked.sampling.clone().complete(0).checked(u32::MAX).map_err(|e| invalid(e.to_string()))?;
         let spec = self.spec();
-        if !seeded {
-            let now = SystemTime::now().duration_since(UNIX_EPOCH);
-            sampling.seed = now.map_or(0, |now| now.as_nanos() as u64);
-        }
-        let sampling = sampling.checked(spec.vocabulary).map_err(|e| invalid(e.to_string()))?;
         let text = ids.is_empty();
         let session = self.clone();
-        let (tokens, ends, took) = blocking(move || {
+        let (tokens, took) = blocking(move || {
             let begun = Instant::now();
-            let model = |why: String| RequestError::Model { why };
-            let tokens = match ids.is_empty() {
-                false => ids,
-                true => {
-                    let tokenizer = session.inner.tokenizer.as_ref();
-                    let tokenizer = tokenizer.map_err(|why| model(why.clone()))?;
-                    let tokens = tokenizer.encode(&prompt, None);
-                    tokens.map_err(|e| RequestError::Invalid { why: format!("prompt: {e}") })?
-                }
-            };
-            let ends = match ignore_end {
-                true => Vec::new(),
-                false => session.inner.model.end_tokens().map_err(|e| model(e.to_string()))?,
-            };
-            Ok::<_, RequestError>((tokens, ends, begun.elapsed()))
+            if !ids.is_empty() {
+                return Ok((ids, begun.elapsed()));
+            }
+            let tokenizer = session.inner.tokenizer.as_ref().map_err(model)?;
+            let tokens = tokenizer.encode(&prompt, None);
+            let tokens =
+                tokens.map_err(|e| RequestError::Invalid { why: format!("prompt: {e}") })?;
+            Ok::<_, RequestError>((tokens, begun.elapsed()))
         })
         .await??;
+        let mut ends = Vec::new();
+        if fallback.is_some() || !ignore_end {
+            let generation = self.inner.generation.as_ref().map_err(model)?;
+            if let Some(fallback) = fallback {
+                let prompt = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
+                asked = generation.settle(asked, fallback, prompt, spec.vocabulary).map_err(
+                    |e| match e {
+                        SettingsError::NotDone { .. } => RequestError::Model { why: e.to_string() },
+                        SettingsError::NoRoom { .. } => invalid(e.to_string()),
+                    },
+                )?;
+            }
+            if !ignore_end {
+                ends.clone_from(&generation.ends);
+            }
+        }
+        let Settings { sampling, max_tokens, stop } = asked;
+        check_stop(&stop)?;
+        if !stop.is_empty() {
+            self.inner.tokenizer.as_ref().map_err(model)?;
+        }
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let sampling = sampling.complete(now.map_or(0, |now| now.as_nanos() as u64));
+        let sampling = sampling.checked(spec.vocabulary).map_err(|e| invalid(e.to_string()))?;
         let cache = self.outlook().cache;
         let limits =
             [(spec.position_limit(), spec.limited_by()), (cache.rows, "cache_rows of the cluster")];
@@ -414,7 +443,8 @@ impl Session {
         if tokens.len() >= limit as usize {
             // One more must fit.
             let (tokens, limit) = (tokens.len(), limit - 1);
-            return Err(RequestError::TextTooLong { index: 0, tokens, limit, limited_by });
+            let what = "the prompt".to_owned();
+            return Err(RequestError::TooLong { what, tokens, limit, limited_by });
         }
         let vocabulary = spec.vocabulary;
         if let Some(&token) = tokens.iter().find(|&&id| id >= vocabulary) {

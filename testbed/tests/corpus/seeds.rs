@@ -480,7 +480,7 @@ fn messages(add: Add<'_>) {
 fn texts(add: Add<'_>) {
     let sampling = v1::Sampling {
         temperature: Some(0.7),
-        top_k: 40,
+        top_k: Some(40),
         top_p: Some(0.9),
         repetition_penalty: Some(1.1),
         logit_bias: vec![v1::LogitBias { token: 9, bias: -5.0 }],
@@ -496,7 +496,9 @@ fn texts(add: Add<'_>) {
         ..Default::default()
     };
     add("text", "ask", numbered(0, &ask.encode_to_vec()));
-    let ids = v1::GenerateRequest { ids: vec![5, 17, 9], ignore_end: true, ..Default::default() };
+    let model_defaults = Some(v1::ModelDefaults { temperature: 1.0, max_tokens: 16 });
+    let ids = vec![5, 17, 9];
+    let ids = v1::GenerateRequest { ids, ignore_end: true, model_defaults, ..Default::default() };
     add("text", "ask-ids", numbered(0, &ids.encode_to_vec()));
     let mut told = vec![0.0; galaxy_graph::program::TOKEN_VALUES as usize];
     told[..8].copy_from_slice(&[17.0, -0.5, 1.0, 2.0, 17.0, -0.5, 3.0, -1.5]);
@@ -526,6 +528,9 @@ fn texts(add: Add<'_>) {
         [&[3, 2][..], &stops, b"\x02a E\x00N\x03X b \x02\xe2\x82\xac\x01ur"].concat(),
     );
     add("text", "end-tokens", numbered(4, br#"{"eos_token_id": [7, 9]}"#));
+    let generation = br#"{"do_sample": true, "temperature": 0.6, "top_k": 20, "top_p": 0.9, "stop_strings": ["x"],
+        "suppress_tokens": [3], "max_length": 40, "num_beams": 2, "eos_token_id": 5}"#;
+    add("text", "generation", numbered(4, generation));
     let config = br#"{"bos_token": "<s>", "eos_token": {"content": "</s>"}, "chat_template": [
         {"name": "default", "template": "{{ messages }}"}]}"#;
     add("text", "chat-files", [&[5, 1][..], &piece(config), &[0]].concat());
@@ -551,6 +556,16 @@ fn served(add: Add<'_>) {
     add("serve", "chat-3", [&[1, 3][..], chat].concat());
     let chat = br#"{"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{\"a\": 1}"}}]}]}"#;
     add("serve", "chat-arguments", [&[1, 1][..], chat].concat());
+    let nulls = br#"{"messages": [{"role": "user", "content": "hi", "name": null, "tool_calls": null}],
+        "chat_template_kwargs": null, "stream_options": {"include_usage": null}, "top_logprobs": 0, "logit_bias": null}"#;
+    add("serve", "chat-nulls", [&[1, 0][..], nulls].concat());
+    add(
+        "serve",
+        "embedding-ids",
+        numbered(2, br#"{"input": [[1, 2], [3]], "encoding_format": null}"#),
+    );
+    let documents = br#"{"query": "q", "documents": ["a", {"text": "b"}], "top_n": 1, "return_documents": true}"#;
+    add("serve", "rerank", numbered(4, documents));
     let vectors =
         br#"{"input": ["a", "b"], "encoding_format": "base64", "dimensions": 2, "truncate": true}"#;
     add("serve", "embedding", numbered(2, vectors));

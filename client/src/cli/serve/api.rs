@@ -1,5 +1,6 @@
 //! The routes, and who may use them.
 
+use crate::cli::generation_config::GenerationConfig;
 use axum::{
     Router,
     body::{Body, Bytes},
@@ -11,18 +12,21 @@ use axum::{
 };
 use futures_util::stream;
 use galaxy_client::{
-    Client, ClientError, ClusterStatus, GenerateOptions, Generated, Generating, Prompt, TooLong,
+    Client, ClientError, ClusterStatus, EmbedOptions, GenerateOptions, Generated, Generating,
+    Prompt, TooLong,
     openai::{
+        answer::{Form, Frame, Usage},
         chat::Chat,
         error::{ApiError, answer},
-        wire::{ChatRequest, CompletionRequest, EmbeddingRequest, Form, Frame, Usage},
+        rerank::RerankRequest,
+        wire::{ChatRequest, Choice, CompletionRequest, EmbeddingInput, EmbeddingRequest},
     },
 };
-use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::{
     convert::Infallible,
     net::IpAddr,
+    num::NonZeroU32,
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -32,6 +36,9 @@ use tokio::sync::mpsc;
 const MAX_BYTES: usize = 16 << 20;
 /// How long the coordinator may take to say what it serves and how it fares.
 const STATUS: Duration = Duration::from_secs(5);
+/// What is answered, for who asks for something else.
+const ROUTES: &str = "there are POST /v1/chat/completions, /v1/completions, /v1/embeddings and /v1/rerank, and GET \
+                      /v1/models, /v1/models/NAME and /health";
 /// Events on their way to a program that reads slowly.
 const EVENTS: usize = 64;
 
@@ -48,13 +55,21 @@ struct Inner {
     status: Client,
     key: Option<String>,
     chat: Option<Chat>,
+    /// Where settings come from that requests leave open.
+    settings: GenerationConfig,
     started: u64,
 }
 
 impl Api {
-    pub fn new(client: Client, status: Client, key: Option<String>, chat: Option<Chat>) -> Self {
+    pub fn new(
+        client: Client,
+        status: Client,
+        key: Option<String>,
+        chat: Option<Chat>,
+        settings: GenerationConfig,
+    ) -> Self {
         let status = status.with_timeout(STATUS);
-        Self(Arc::new(Inner { client, status, key, chat, started: now() }))
+        Self(Arc::new(Inner { client, status, key, chat, settings, started: now() }))
     }
 
     pub fn router(self) -> Router {
@@ -63,6 +78,7 @@ impl Api {
             .route("/v1/models", get(models))
             .route("/v1/models/{*name}", get(model))
             .route("/v1/embeddings", post(embeddings))
+            .route("/v1/rerank", post(rerank))
             .route("/v1/completions", post(completions))
             .route("/v1/chat/completions", post(chats))
             .fallback(nothing)
@@ -82,7 +98,7 @@ impl Api {
         match asked {
             Some(asked) if !asked.is_empty() && asked != model => {
                 let why = format!("there is no model {asked:?} here; the cluster serves {model:?}");
-                Err(ApiError::new(StatusCode::NOT_FOUND, "model_not_found", why))
+                Err(ApiError::new(StatusCode::NOT_FOUND, "model_not_found", why).of("model"))
             }
             _ => Ok(model),
         }
@@ -118,8 +134,9 @@ async fn guard(State(api): State<Api>, request: Request, next: Next) -> Answer {
         let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
         let kind = kind.map(|kind| kind.split(';').next().unwrap_or_default().trim());
         if !kind.is_some_and(|kind| kind.eq_ignore_ascii_case("application/json")) {
-            let (status, why) = (StatusCode::UNSUPPORTED_MEDIA_TYPE, "send application/json");
-            return Err(ApiError::new(status, "not_json", why));
+            let came = kind.map_or("missing".to_owned(), |kind| format!("{kind:?}"));
+            let why = format!("content-type must be application/json, and is {came}");
+            return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "not_json", why));
         }
     }
     Ok(next.run(request).await)
@@ -141,12 +158,12 @@ fn is_loopback(host: &str) -> bool {
 }
 
 async fn nothing(request: Request) -> ApiError {
-    let why = format!("there is no {}; `galaxy serve --help` lists what is", request.uri().path());
+    let why = format!("there is no {}; {ROUTES}", request.uri().path());
     ApiError::new(StatusCode::NOT_FOUND, "not_found", why)
 }
 
 async fn other_method(request: Request) -> ApiError {
-    let why = format!("{} does not take {}", request.uri().path(), request.method());
+    let why = format!("{} does not take {}; {ROUTES}", request.uri().path(), request.method());
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", why)
 }
 
@@ -170,29 +187,45 @@ async fn model(State(api): State<Api>, Path(name): Path<String>) -> Answer {
 }
 
 async fn embeddings(State(api): State<Api>, body: Received) -> Answer {
-    let mut request: EmbeddingRequest = parse(body)?;
-    let texts = request.texts()?;
+    let request = EmbeddingRequest::read(&received(body)?)?;
     let model = api.model(request.model.as_deref()).await?;
-    let too_long = if request.truncate { TooLong::Truncate } else { TooLong::Refuse };
-    let done = api.0.client.embed_with(&texts, too_long).await?;
-    let value = request.answer(&model, &done.vectors, done.report.tokens)?;
+    let options = EmbedOptions {
+        too_long: if request.truncate { TooLong::Truncate } else { TooLong::Refuse },
+        dimensions: request.dimensions.and_then(NonZeroU32::new),
+        ..EmbedOptions::default()
+    };
+    let done = match &request.input {
+        EmbeddingInput::Texts(texts) => api.0.client.embed_with(texts, options).await,
+        EmbeddingInput::Ids(ids) => api.0.client.embed_ids(ids, options).await,
+    };
+    let done = done.map_err(|error| ApiError::from(error).about("input"))?;
+    let value = request.answer(&model, &done.vectors, done.report.tokens);
     Ok(answer(StatusCode::OK, &value))
 }
 
+async fn rerank(State(api): State<Api>, body: Received) -> Answer {
+    let request = RerankRequest::read(&received(body)?)?;
+    let model = api.model(request.model.as_deref()).await?;
+    let too_long = if request.truncate { TooLong::Truncate } else { TooLong::Refuse };
+    let (query, documents) = (&request.query, &request.documents);
+    let ranking = api.0.client.rerank(query, documents, too_long).await;
+    let ranking = ranking.map_err(|error| ApiError::from(error).about("documents"))?;
+    Ok(answer(StatusCode::OK, &request.answer(&model, &ranking)))
+}
+
 async fn completions(State(api): State<Api>, body: Received) -> Answer {
-    let request: CompletionRequest = parse(body)?;
-    let model = api.model(request.choice.model.as_deref()).await?;
-    let (stream, usage) = (request.choice.stream == Some(true), request.choice.usage());
-    let (prompts, options) = request.parts()?;
+    let CompletionRequest { prompts, choice } = CompletionRequest::read(&received(body)?)?;
+    let Choice { model, stream, usage, options } = choice;
+    let model = api.model(model.as_deref()).await?;
     let texts = Texts::begin(&api, Form::Completion, model, prompts, options).await?;
     texts.answer(stream, usage).await
 }
 
 async fn chats(State(api): State<Api>, body: Received) -> Answer {
-    let request: ChatRequest = parse(body)?;
-    let model = api.model(request.choice.model.as_deref()).await?;
-    let options = request.options()?;
-    let (stream, usage) = (request.choice.stream == Some(true), request.choice.usage());
+    let ChatRequest { messages, chat_template_kwargs, choice } =
+        ChatRequest::read(&received(body)?)?;
+    let Choice { model, stream, usage, options } = choice;
+    let model = api.model(model.as_deref()).await?;
     let of = api.clone();
     // A long one takes its time, and others are answered meanwhile.
     let tokens = tokio::task::spawn_blocking(move || {
@@ -200,7 +233,7 @@ async fn chats(State(api): State<Api>, body: Received) -> Answer {
             let why = "chats need the model's template: start galaxy serve with --model DIR";
             return Err(ApiError::bad(why));
         };
-        chat.tokens(&request.messages, &request.chat_template_kwargs)
+        chat.tokens(&messages, &chat_template_kwargs)
     });
     let broke = |e| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", format!("{e}"));
     let prompt = Prompt::Ids(tokens.await.map_err(broke)??);
@@ -208,11 +241,17 @@ async fn chats(State(api): State<Api>, body: Received) -> Answer {
     texts.answer(stream, usage).await
 }
 
-fn parse<T: DeserializeOwned>(body: Received) -> Result<T, ApiError> {
-    let bytes = body.map_err(|rejection| {
-        ApiError::new(rejection.status(), "invalid_body", rejection.body_text())
-    })?;
-    serde_json::from_slice(&bytes).map_err(|e| ApiError::bad(format!("the request: {e}")))
+/// The body of a request, if all of it came.
+fn received(body: Received) -> Result<Bytes, ApiError> {
+    body.map_err(|rejection| {
+        let why = match rejection.status() {
+            StatusCode::PAYLOAD_TOO_LARGE => {
+                format!("the request has more than {} MiB: send it in parts", MAX_BYTES >> 20)
+            }
+            _ => "the request broke off before its end".to_owned(),
+        };
+        ApiError::new(rejection.status(), "invalid_body", why)
+    })
 }
 
 fn now() -> u64 {
@@ -251,9 +290,12 @@ impl Texts {
         options: GenerateOptions,
     ) -> Result<Self, ApiError> {
         let client = api.0.client.clone();
+        let options = api.0.settings.apply(options);
         let mut rest = prompts.into_iter();
         let Some(prompt) = rest.next() else { return Err(ApiError::bad("there is no prompt")) };
-        let text = client.generate(prompt, options.clone()).await?;
+        let field = if form == Form::Chat { "messages" } else { "prompt" };
+        let begun = client.generate(prompt, options.clone()).await;
+        let text = begun.map_err(|error| ApiError::from(error).about(field))?;
         if !text.text {
             return Err(ApiError::bad("the model has no tokenizer, so that there is no text"));
         }

@@ -176,7 +176,7 @@ impl SimdOp for Exponentials<'_> {
 /// The logarithm of the sum of exponentials of the values times `by`, which is positive.
 pub(crate) fn log_sum_exp(row: &[f32], by: f32) -> f32 {
     let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    if most == f32::NEG_INFINITY {
+    if most.is_infinite() {
         return most;
     }
     run(Exponentials { row, most, by }).ln() + most * by

@@ -1,0 +1,102 @@
+//! What programs are answered that ask for text, as OpenAI's API has it.
+
+use serde_json::{Value, json};
+
+/// Tokens that went in and came out.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Usage {
+    pub prompt: u64,
+    pub made: u64,
+}
+
+impl Usage {
+    fn json(self) -> Value {
+        let Self { prompt, made } = self;
+        json!({ "prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made })
+    }
+}
+
+/// What texts are told as.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Form {
+    Completion,
+    Chat,
+}
+
+/// The words around the texts of one request.
+#[derive(Clone, Debug)]
+pub struct Frame {
+    pub form: Form,
+    /// The coordinator's number of its first text.
+    pub request: u64,
+    /// Seconds since 1970.
+    pub created: u64,
+    pub model: String,
+}
+
+impl Frame {
+    /// A whole answer: the texts, each with why it ends.
+    pub fn whole(&self, texts: Vec<(String, String)>, usage: Usage) -> Value {
+        let choices = texts.into_iter().enumerate().map(|(index, (text, finish))| match self.form {
+            Form::Completion => {
+                json!({ "index": index, "text": text, "logprobs": null, "finish_reason": finish })
+            }
+            Form::Chat => json!({
+                "index": index, "message": { "role": "assistant", "content": text },
+                "logprobs": null, "finish_reason": finish,
+            }),
+        });
+        let mut answer = self.around(choices.collect(), false);
+        answer["usage"] = usage.json();
+        answer
+    }
+
+    /// What a stream begins with; only chats have that.
+    pub fn begin(&self) -> Option<Value> {
+        let delta = json!({ "role": "assistant", "content": "" });
+        (self.form == Form::Chat).then(|| self.chunk(0, delta, None))
+    }
+
+    /// A piece of text `index`, if it is not empty.
+    pub fn piece(&self, index: usize, text: &str) -> Option<Value> {
+        let what = match self.form {
+            Form::Completion => text.into(),
+            Form::Chat => json!({ "content": text }),
+        };
+        (!text.is_empty()).then(|| self.chunk(index, what, None))
+    }
+
+    /// The end of text `index`.
+    pub fn end(&self, index: usize, finish: &str) -> Value {
+        match self.form {
+            Form::Completion => self.chunk(index, "".into(), Some(finish)),
+            Form::Chat => self.chunk(index, json!({}), Some(finish)),
+        }
+    }
+
+    /// What all of it took.
+    pub fn usage(&self, usage: Usage) -> Value {
+        let mut answer = self.around(Vec::new(), true);
+        answer["usage"] = usage.json();
+        answer
+    }
+
+    fn chunk(&self, index: usize, what: Value, finish: Option<&str>) -> Value {
+        let key = if self.form == Form::Chat { "delta" } else { "text" };
+        let choice =
+            json!({ "index": index, key: what, "logprobs": null, "finish_reason": finish });
+        self.around(vec![choice], true)
+    }
+
+    fn around(&self, choices: Vec<Value>, chunk: bool) -> Value {
+        let (id, object) = match (self.form, chunk) {
+            (Form::Completion, _) => ("cmpl", "text_completion"),
+            (Form::Chat, false) => ("chatcmpl", "chat.completion"),
+            (Form::Chat, true) => ("chatcmpl", "chat.completion.chunk"),
+        };
+        json!({
+            "id": format!("{id}-{}", self.request), "object": object, "created": self.created,
+            "model": self.model, "choices": choices,
+        })
+    }
+}

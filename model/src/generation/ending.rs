@@ -1,0 +1,81 @@
+//! Strings that end a text as it is made.
+
+/// Text as it is made, held back where it may be the beginning of a string that ends it.
+#[derive(Debug, Default)]
+pub struct Ending {
+    stop: Vec<String>,
+    text: String,
+    /// Bytes of it that were told.
+    told: usize,
+    stopped: bool,
+}
+
+impl Ending {
+    /// A text that ends before any of these; empty ones end nothing.
+    pub fn new(stop: Vec<String>) -> Self {
+        let stop = stop.into_iter().filter(|stop| !stop.is_empty()).collect();
+        Self { stop, ..Self::default() }
+    }
+
+    /// Adds a piece. Gives what is sure now.
+    pub fn add(&mut self, piece: &str) -> &str {
+        self.text.push_str(piece);
+        // No end begins in what was told.
+        let new = &self.text[self.told..];
+        let found = self.stop.iter().filter_map(|stop| new.find(stop.as_str())).min();
+        if let Some(end) = found {
+            self.text.truncate(self.told + end);
+            self.stopped = true;
+        }
+        let held = if self.stopped { 0 } else { begun(&self.text, &self.stop) };
+        self.tell(self.text.len() - held)
+    }
+
+    /// What was held back, when nothing more comes.
+    pub fn rest(&mut self) -> &str {
+        self.tell(self.text.len())
+    }
+
+    fn tell(&mut self, end: usize) -> &str {
+        let end = end.max(self.told).min(self.text.len());
+        let from = std::mem::replace(&mut self.told, end).min(end);
+        &self.text[from..end]
+    }
+
+    /// Whether a string has ended it.
+    pub fn stopped(&self) -> bool {
+        self.stopped
+    }
+    /// All of it.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+}
+
+/// Bytes at the end of a text with which one of these may begin.
+fn begun(text: &str, stop: &[String]) -> usize {
+    let begins = |stop: &String| {
+        let starts = stop.char_indices().map(|(at, _)| at).skip(1);
+        starts.filter(|at| text.ends_with(&stop[..*at])).max().unwrap_or(0)
+    };
+    stop.iter().map(begins).max().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_begin_an_end_is_held_back() {
+        let mut ending = Ending::new(vec!["END".to_owned(), "€ur".to_owned(), String::new()]);
+        let pieces = ["a E", "N", "X b €", "u", "n EN"].map(|piece| ending.add(piece).to_owned());
+        assert_eq!(pieces, ["a ", "", "ENX b ", "", "€un "]);
+        assert_eq!(ending.add("D more"), "");
+        assert!(ending.stopped());
+        assert_eq!(ending.rest(), "");
+        assert_eq!(ending.text(), "a ENX b €un ");
+        let mut ending = Ending::new(vec!["END".to_owned()]);
+        assert_eq!(ending.add("EN"), "");
+        assert_eq!(ending.rest(), "EN");
+    }
+}

@@ -1,15 +1,23 @@
 //! `auto`: the best of everything that may be chosen.
 
 use crate::{
-    draft, policies, predict, reasons,
+    climb, draft, left_out, many, policies, predict, reasons,
     request::{Planned, PlanningError, Prediction, Request, RunnerUp, Search, Workload},
     ring::{By, Candidate, Rings},
     search, shift,
 };
 use galaxy_common::Strategy;
 
-/// Rings that are simulated, few devices and many.
-const SIMULATED: [usize; 2] = [6, 4];
+/// Rings of few devices that are simulated.
+const SIMULATED: usize = 6;
+
+/// Rings of many devices that are simulated, where the closed form sees all that is done, and where it does not.
+const SIMULATED_OF_MANY: [usize; 2] = [8, 10];
+/// How much worse than the best by it these may be.
+const BEHIND: [f64; 2] = [1.25, 1.4];
+/// Of many devices, a strategy that divides all of its work among all of them is looked at if it costs no
+/// more than this of the best.
+const DIVIDED: f64 = 1.6;
 
 /// How much worse than the best that was simulated stages may be by their closed form, and still be
 /// looked at: they are about as fast as it says.
@@ -51,7 +59,7 @@ pub(crate) fn plan(request: &Request<'_>) -> Result<Planned, PlanningError> {
             found?
         }
     } else {
-        let candidate = policies::plan(&mut rings, strategy, f64::INFINITY)?;
+        let candidate = policies::plan(&mut rings, strategy, policies::Limits::NONE)?;
         search.simulated = 1;
         vec![rank(request, candidate)?]
     };
@@ -63,7 +71,7 @@ pub(crate) fn plan(request: &Request<'_>) -> Result<Planned, PlanningError> {
     // Reasons are those of what takes longer.
     let made = f64::from(request.made(&first.candidate.plan)) * first.prediction.token;
     let mut rings = if made > first.prediction.latency / 2.0 { single } else { rings };
-    let left_out = reasons::left_out(&mut rings, &first);
+    let left_out = left_out::left_out(&mut rings, &first);
     let advice = match strategy {
         Strategy::Auto => reasons::advice(&mut rings, &first),
         _ => Vec::new(),
@@ -127,8 +135,9 @@ fn auto(
     search: &mut Search,
 ) -> Result<Vec<Ranked>, PlanningError> {
     let mut ranked: Vec<Ranked> = Vec::new();
-    let many = request.offers.len() > search::ALL_SETS;
-    let most = SIMULATED[usize::from(many)];
+    let few = request.offers.len() <= search::ALL_SETS;
+    // The closed form is of rows that are divided.
+    let unseen = usize::from(makes(request) || request.texts() > 1);
     let mut error = None;
     let mut keep = |found: Result<Candidate, PlanningError>, ranked: &mut Vec<Ranked>| {
         let found = found.and_then(|mut candidate| {
@@ -143,23 +152,43 @@ fn auto(
             Err(why) => error = policies::nearer(error.take(), why),
         }
     };
-    for priced in search::best(rings, most, search) {
+    let [found, mut apart] = match few {
+        true => [search::best(rings, SIMULATED, search), Vec::new()],
+        false => many::best(rings, search),
+    };
+    for priced in found {
         // Those far behind are there for the case that none of the others fits.
         let best = least(&ranked, |r| r.candidate.closed_form);
         if priced.cost <= best * search::MARGIN {
             keep(rings.fit(priced.ring(), Strategy::Auto, By::Exact), &mut ranked);
         }
     }
-    if makes(request) || request.texts() > 1 {
+    apart.truncate(SIMULATED_OF_MANY[unseen]);
+    for priced in apart {
+        let best = least(&ranked, |r| r.candidate.closed_form);
+        if priced.cost <= best * BEHIND[unseen] {
+            keep(rings.fit(priced.ring(), Strategy::Auto, By::Exact), &mut ranked);
+        }
+    }
+    if few && unseen > 0 {
         for priced in search::of_each_size(rings) {
             keep(rings.fit(priced.ring(), Strategy::Auto, By::Exact), &mut ranked);
         }
     }
+    let closed = least(&ranked, |r| r.candidate.closed_form);
     for strategy in Strategy::ALL.into_iter().filter(|&s| s != Strategy::Auto) {
-        let limit = least(&ranked, |r| r.prediction.latency) * STAGES;
-        keep(policies::plan(rings, strategy, limit), &mut ranked);
+        let best = least(&ranked, |r| r.prediction.latency);
+        let limits = policies::Limits {
+            stages: best * STAGES,
+            divided: if few { f64::INFINITY } else { closed * DIVIDED },
+        };
+        keep(policies::plan(rings, strategy, limits), &mut ranked);
     }
     search.simulated += ranked.len() as u64;
+    if !few {
+        let better = climb::rings(request, rings, &ranked, &mut search.simulated);
+        ranked.extend(better);
+    }
     let better = shift::rows(request, &ranked, &mut search.simulated);
     ranked.extend(better);
     if ranked.is_empty() {

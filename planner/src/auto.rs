@@ -2,7 +2,7 @@
 
 use crate::{
     climb, draft, left_out, many, policies, predict, reasons,
-    request::{Planned, PlanningError, Prediction, Request, RunnerUp, Search, Workload},
+    request::{Offer, Planned, PlanningError, Prediction, Request, RunnerUp, Search, Workload},
     ring::{By, Candidate, Rings},
     search, shift,
 };
@@ -127,6 +127,28 @@ pub(crate) fn least(ranked: &[Ranked], of: impl Fn(&Ranked) -> f64) -> f64 {
     ranked.iter().map(of).fold(f64::INFINITY, f64::min)
 }
 
+/// The candidates of as few of the fastest devices as all sets are looked at of, behind those that are
+/// known: so that a device more than those never makes a plan worse.
+fn of_the_fastest(
+    request: &Request<'_>,
+    rings: &mut Rings<'_>,
+    known: &[Ranked],
+    search: &mut Search,
+) -> Vec<Ranked> {
+    let mut fastest = many::orders(rings)[0][..search::ALL_SETS].to_vec();
+    fastest.sort_unstable();
+    let offers: Vec<Offer> = fastest.iter().map(|&d| request.offers[d].clone()).collect();
+    let read = Request { offers: &offers, ..*request };
+    let priced = Request { offers: &offers, ..*rings.request };
+    let mut own = Search::default();
+    let found = Rings::new(&priced).map_err(PlanningError::from);
+    let found = found.and_then(|mut few| auto(&read, &mut few, known, &mut own));
+    search.subsets += own.subsets;
+    search.simulated += own.simulated;
+    // What does not fit on them may fit on more.
+    found.unwrap_or_default()
+}
+
 /// All candidates of `rings` that fit, simulated for `request`, behind those that are known.
 fn auto(
     request: &Request<'_>,
@@ -186,6 +208,7 @@ fn auto(
     }
     search.simulated += ranked.len() as u64;
     if !few {
+        ranked.extend(of_the_fastest(request, rings, known, search));
         let better = climb::rings(request, rings, &ranked, &mut search.simulated);
         ranked.extend(better);
     }

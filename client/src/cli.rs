@@ -261,6 +261,7 @@ mod tests {
             "galaxy plan --cluster cluster.toml --compare --json",
             "galaxy plan --cluster cluster.toml --what-if pi-2.memory=2GB --what-if pi-1->pi-2.rate=1Gbit/s",
             "galaxy plan --simulate hundred.toml",
+            "galaxy plan",
             "galaxy serve --listen 127.0.0.1:8080 --model m --coordinator 10.0.0.1:7000",
             "galaxy pull org/name --revision v2 --to models/name --json",
         ] {
@@ -290,7 +291,6 @@ mod tests {
             "galaxy bench kernels --model m --format f16",
             "galaxy bench kernels --rows 0",
             "galaxy status --instructions sse9",
-            "galaxy plan",
             "galaxy plan --cluster a.toml --simulate b.toml",
         ] {
             assert_eq!(parse(line).expect_err(line).exit_code(), 2, "{line}");

@@ -40,7 +40,13 @@ impl Said {
 }
 
 fn galaxy(arguments: &[&str]) -> Said {
-    let output = Command::new(env!("CARGO_BIN_EXE_galaxy")).args(arguments).output().unwrap();
+    galaxy_in(Path::new("."), arguments)
+}
+
+/// The program in a directory.
+fn galaxy_in(directory: &Path, arguments: &[&str]) -> Said {
+    let mut program = Command::new(env!("CARGO_BIN_EXE_galaxy"));
+    let output = program.args(arguments).current_dir(directory).output().unwrap();
     Said {
         out: String::from_utf8(output.stdout).unwrap(),
         error: String::from_utf8(output.stderr).unwrap(),
@@ -171,6 +177,19 @@ fn a_measured_cluster_has_a_plan_with_reasons() {
     assert!(device["needed_bytes"].as_u64() <= device["budget_bytes"].as_u64(), "{device}");
     // The same question has the same answer.
     assert_eq!(place.plan(&[]).good(), text);
+}
+
+#[test]
+fn the_cluster_file_of_the_directory_is_the_default() {
+    let place = Place::measured(&["pi-1", "pi-2"]);
+    let named = place.plan(&[]).good();
+    assert_eq!(galaxy_in(place.dir.path(), &["plan"]).good(), named);
+    let empty = tempfile::tempdir().unwrap();
+    let error = galaxy_in(empty.path(), &["plan"]).bad();
+    for word in ["there is no cluster.toml in this directory", "--cluster FILE", "--simulate FILE"]
+    {
+        assert!(error.contains(word), "{error}");
+    }
 }
 
 #[test]

@@ -19,6 +19,8 @@ use std::{
 use table::{Section, line_of};
 use toml::de::{DeTable, DeValue};
 
+/// The cluster file, in the current directory, that commands take if none is named.
+pub const DEFAULT_FILE: &str = "cluster.toml";
 /// Where the API listens if nothing else is said: this machine only.
 pub const DEFAULT_LISTEN: &str = "127.0.0.1:7000";
 /// Rows of one program if nothing else is said: what a sentence model's batch of 32 short texts has.

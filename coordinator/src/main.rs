@@ -9,7 +9,7 @@ use galaxy_common::{
 use galaxy_coord::{
     Cluster, ClusterError, Fleet, Limits, LocalFleet, Notice, RemoteFleet, Session,
     api::Api,
-    cluster::{DEFAULT_LISTEN, DEFAULT_MAX_ROWS, DEFAULT_QUEUE, DEFAULT_TIMEOUT},
+    cluster::{DEFAULT_FILE, DEFAULT_LISTEN, DEFAULT_MAX_ROWS, DEFAULT_QUEUE, DEFAULT_TIMEOUT},
     profile::Progress,
 };
 use galaxy_engine::compute::kernels::instructions::{self, Instructions};
@@ -42,7 +42,7 @@ const GOODBYE: Duration = Duration::from_secs(2);
 #[derive(Parser)]
 #[command(name = "galaxy-coord", disable_version_flag = true)]
 struct Flags {
-    /// The cluster file.
+    /// The cluster file (default: cluster.toml of the current directory, if it is there).
     #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "threads", "identity"])]
     cluster: Option<PathBuf>,
     /// Without a cluster: the model's directory.
@@ -95,11 +95,24 @@ fn start(flags: Flags) -> Result<()> {
         .enable_all()
         .build()
         .context("no async runtime")?;
-    match (&flags.cluster, &flags.model) {
-        (Some(file), _) => runtime.block_on(cluster(file, flags.listen.as_deref())),
-        (None, Some(model)) => runtime.block_on(embedded(model, &flags)),
-        (None, None) => bail!("give --cluster FILE, or --model DIR to run a model in this process"),
+    match &flags.model {
+        Some(model) => runtime.block_on(embedded(model, &flags)),
+        None => runtime.block_on(cluster(&cluster_file(&flags)?, flags.listen.as_deref())),
     }
+}
+
+/// The cluster file that was given, or that of the current directory.
+fn cluster_file(flags: &Flags) -> Result<PathBuf> {
+    let file = flags.cluster.clone().unwrap_or_else(|| DEFAULT_FILE.into());
+    if flags.threads.is_some() || flags.identity.is_some() {
+        bail!("--threads and --identity are for a model in this process: give --model DIR, too");
+    }
+    if flags.cluster.is_none() && !file.exists() {
+        bail!(
+            "there is no {DEFAULT_FILE} in this directory: give --cluster FILE, or --model DIR to run a model in this process"
+        );
+    }
+    Ok(file)
 }
 
 /// Coordinates the workers of a cluster file.

@@ -318,8 +318,7 @@ impl Membership {
         patience: Option<Duration>,
     ) -> Self {
         let state = State::Unreachable { retry: Now::ZERO, reason: String::new(), lost: false };
-        let (heard, came) = (Now::ZERO, Now::ZERO);
-        let (pinged, gone, look) = (None, None, None);
+        let (heard, came, pinged, gone, look) = (Now::ZERO, Now::ZERO, None, None, None);
         let member = Member { state, attempt: 0, failures: 0, heard, pinged, came, gone, look };
         Self {
             members: vec![member; devices],
@@ -370,6 +369,11 @@ impl Membership {
     /// Whether the cluster is on its way to another plan, of its own accord.
     pub fn moving(&self) -> bool {
         self.moving != Moving::No
+    }
+
+    /// When a plan with this device, which came back and has no part, is looked for.
+    pub fn next_look(&self, device: Index) -> Option<Now> {
+        self.members[device].look.filter(|_| self.patience.is_some() && !self.needs(device))
     }
 
     /// The devices that the cluster is waiting for or runs on.

@@ -129,7 +129,14 @@ impl Placement {
     /// Why a device has no part.
     pub fn reason(&self, device: usize) -> &str {
         let found = self.left_out.iter().find(|(left, _)| *left == device);
-        found.map_or("the strategy gives it no part", |(_, why)| why)
+        match found {
+            Some((_, why)) => why,
+            // It was not there when the plan was made, and was looked at since.
+            None if self.predicted.is_some() => {
+                "a plan with it is not predicted to be faster by enough"
+            }
+            None => "the strategy gives it no part",
+        }
     }
 }
 

@@ -1,15 +1,23 @@
 //! `auto`: the best of everything that may be chosen.
 
 use crate::{
-    draft, policies, predict, reasons,
-    request::{Planned, PlanningError, Prediction, Request, RunnerUp, Search, Workload},
+    climb, draft, left_out, many, policies, predict, reasons,
+    request::{Offer, Planned, PlanningError, Prediction, Request, RunnerUp, Search, Workload},
     ring::{By, Candidate, Rings},
     search, shift,
 };
 use galaxy_common::Strategy;
 
-/// Rings that are simulated, few devices and many.
-const SIMULATED: [usize; 2] = [6, 4];
+/// Rings of few devices that are simulated.
+const SIMULATED: usize = 6;
+
+/// Rings of many devices that are simulated, where the closed form sees all that is done, and where it does not.
+const SIMULATED_OF_MANY: [usize; 2] = [8, 10];
+/// How much worse than the best by it these may be.
+const BEHIND: [f64; 2] = [1.25, 1.4];
+/// Of many devices, a strategy that divides all of its work among all of them is looked at if it costs no
+/// more than this of the best.
+const DIVIDED: f64 = 1.6;
 
 /// How much worse than the best that was simulated stages may be by their closed form, and still be
 /// looked at: they are about as fast as it says.
@@ -51,7 +59,7 @@ pub(crate) fn plan(request: &Request<'_>) -> Result<Planned, PlanningError> {
             found?
         }
     } else {
-        let candidate = policies::plan(&mut rings, strategy, f64::INFINITY)?;
+        let candidate = policies::plan(&mut rings, strategy, policies::Limits::NONE)?;
         search.simulated = 1;
         vec![rank(request, candidate)?]
     };
@@ -63,7 +71,7 @@ pub(crate) fn plan(request: &Request<'_>) -> Result<Planned, PlanningError> {
     // Reasons are those of what takes longer.
     let made = f64::from(request.made(&first.candidate.plan)) * first.prediction.token;
     let mut rings = if made > first.prediction.latency / 2.0 { single } else { rings };
-    let left_out = reasons::left_out(&mut rings, &first);
+    let left_out = left_out::left_out(&mut rings, &first);
     let advice = match strategy {
         Strategy::Auto => reasons::advice(&mut rings, &first),
         _ => Vec::new(),
@@ -119,6 +127,28 @@ pub(crate) fn least(ranked: &[Ranked], of: impl Fn(&Ranked) -> f64) -> f64 {
     ranked.iter().map(of).fold(f64::INFINITY, f64::min)
 }
 
+/// The candidates of as few of the fastest devices as all sets are looked at of, behind those that are
+/// known: so that a device more than those never makes a plan worse.
+fn of_the_fastest(
+    request: &Request<'_>,
+    rings: &mut Rings<'_>,
+    known: &[Ranked],
+    search: &mut Search,
+) -> Vec<Ranked> {
+    let mut fastest = many::orders(rings)[0][..search::ALL_SETS].to_vec();
+    fastest.sort_unstable();
+    let offers: Vec<Offer> = fastest.iter().map(|&d| request.offers[d].clone()).collect();
+    let read = Request { offers: &offers, ..*request };
+    let priced = Request { offers: &offers, ..*rings.request };
+    let mut own = Search::default();
+    let found = Rings::new(&priced).map_err(PlanningError::from);
+    let found = found.and_then(|mut few| auto(&read, &mut few, known, &mut own));
+    search.subsets += own.subsets;
+    search.simulated += own.simulated;
+    // What does not fit on them may fit on more.
+    found.unwrap_or_default()
+}
+
 /// All candidates of `rings` that fit, simulated for `request`, behind those that are known.
 fn auto(
     request: &Request<'_>,
@@ -127,8 +157,9 @@ fn auto(
     search: &mut Search,
 ) -> Result<Vec<Ranked>, PlanningError> {
     let mut ranked: Vec<Ranked> = Vec::new();
-    let many = request.offers.len() > search::ALL_SETS;
-    let most = SIMULATED[usize::from(many)];
+    let few = request.offers.len() <= search::ALL_SETS;
+    // The closed form is of rows that are divided.
+    let unseen = usize::from(makes(request) || request.texts() > 1);
     let mut error = None;
     let mut keep = |found: Result<Candidate, PlanningError>, ranked: &mut Vec<Ranked>| {
         let found = found.and_then(|mut candidate| {
@@ -143,23 +174,44 @@ fn auto(
             Err(why) => error = policies::nearer(error.take(), why),
         }
     };
-    for priced in search::best(rings, most, search) {
+    let [found, mut apart] = match few {
+        true => [search::best(rings, SIMULATED, search), Vec::new()],
+        false => many::best(rings, search),
+    };
+    for priced in found {
         // Those far behind are there for the case that none of the others fits.
         let best = least(&ranked, |r| r.candidate.closed_form);
         if priced.cost <= best * search::MARGIN {
             keep(rings.fit(priced.ring(), Strategy::Auto, By::Exact), &mut ranked);
         }
     }
-    if makes(request) || request.texts() > 1 {
+    apart.truncate(SIMULATED_OF_MANY[unseen]);
+    for priced in apart {
+        let best = least(&ranked, |r| r.candidate.closed_form);
+        if priced.cost <= best * BEHIND[unseen] {
+            keep(rings.fit(priced.ring(), Strategy::Auto, By::Exact), &mut ranked);
+        }
+    }
+    if few && unseen > 0 {
         for priced in search::of_each_size(rings) {
             keep(rings.fit(priced.ring(), Strategy::Auto, By::Exact), &mut ranked);
         }
     }
+    let closed = least(&ranked, |r| r.candidate.closed_form);
     for strategy in Strategy::ALL.into_iter().filter(|&s| s != Strategy::Auto) {
-        let limit = least(&ranked, |r| r.prediction.latency) * STAGES;
-        keep(policies::plan(rings, strategy, limit), &mut ranked);
+        let best = least(&ranked, |r| r.prediction.latency);
+        let limits = policies::Limits {
+            stages: best * STAGES,
+            divided: if few { f64::INFINITY } else { closed * DIVIDED },
+        };
+        keep(policies::plan(rings, strategy, limits), &mut ranked);
     }
     search.simulated += ranked.len() as u64;
+    if !few {
+        ranked.extend(of_the_fastest(request, rings, known, search));
+        let better = climb::rings(request, rings, &ranked, &mut search.simulated);
+        ranked.extend(better);
+    }
     let better = shift::rows(request, &ranked, &mut search.simulated);
     ranked.extend(better);
     if ranked.is_empty() {

@@ -312,7 +312,8 @@ impl Tables {
                 if unit == 0.0 {
                     return 0.0;
                 }
-                mean(&|load| of(load, load.rows() * unit / f64::from(units.rows)))
+                // Whoever has rows has one at least: one row is not divided.
+                mean(&|load| of(load, (load.rows() * unit / f64::from(units.rows)).max(1.0)))
             })
         };
         let layers = f64::from(spec.layers);

@@ -4,10 +4,13 @@
 //! Pure and deterministic: no files, no clock, no threads; equal inputs give equal plans.
 
 mod auto;
+mod climb;
 mod closed;
 mod costs;
 mod draft;
+mod left_out;
 mod links;
+mod many;
 mod memory;
 pub mod paper;
 mod policies;

@@ -11,20 +11,32 @@ use crate::{
 };
 use galaxy_common::{Exchange, Layout, Strategy};
 
-/// The plan of a strategy.
-///
-/// Stages that cost more than `limit` by the closed form are left out.
+/// What plans may cost by the closed form: those that cost more are not looked at.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Stages.
+    pub stages: f64,
+    /// Plans that divide everything among all devices.
+    pub divided: f64,
+}
+
+impl Limits {
+    /// Everything is looked at.
+    pub const NONE: Self = Self { stages: f64::INFINITY, divided: f64::INFINITY };
+}
+
+/// The plan of a strategy, if it is within `limits`.
 ///
 /// # Errors
 /// When it has none that fits.
 pub(crate) fn plan(
     rings: &mut Rings<'_>,
     strategy: Strategy,
-    limit: f64,
+    limits: Limits,
 ) -> Result<Candidate, PlanningError> {
     match strategy {
         Strategy::Local | Strategy::Auto => local(rings),
-        Strategy::Galaxy => ring(rings, strategy, ByRows::default(), By::Paper),
+        Strategy::Galaxy => ring(rings, strategy, ByRows::default(), By::Paper, limits.divided),
         Strategy::Sequence => {
             let layers = rings.request.spec.layers;
             ring(
@@ -32,10 +44,11 @@ pub(crate) fn plan(
                 strategy,
                 ByRows { attention: layers, mlp: layers, whole: false },
                 By::Equal,
+                limits.divided,
             )
         }
-        Strategy::Megatron => megatron(rings),
-        Strategy::Pipeline => pipeline(rings, limit),
+        Strategy::Megatron => megatron(rings, limits.divided),
+        Strategy::Pipeline => pipeline(rings, limits.stages),
     }
 }
 
@@ -77,6 +90,7 @@ fn ring(
     strategy: Strategy,
     by_rows: ByRows,
     by: By,
+    limit: f64,
 ) -> Result<Candidate, PlanningError> {
     let members: Vec<usize> = (0..rings.request.offers.len()).collect();
     // The best by the closed form first: mostly its programs fit too.
@@ -85,6 +99,9 @@ fn ring(
         .map(|means| (rings.price_by(Ring { members: &members, means, by_rows }, by), means))
         .collect();
     ways.sort_by(|a, b| a.0.total_cmp(&b.0));
+    if ways.first().is_some_and(|way| way.0 > limit) {
+        return Err(behind(strategy));
+    }
     let mut error = None;
     for (_, means) in ways {
         let ring = Ring { members: &members, means, by_rows };
@@ -100,6 +117,11 @@ fn ring(
     Err(error.unwrap_or_else(nothing))
 }
 
+/// The error of a plan that costs too much to be looked at.
+fn behind(strategy: Strategy) -> PlanningError {
+    PlanningError::Nothing { why: format!("{strategy} costs more than what is known") }
+}
+
 /// The ways of a strategy that knows rings of neighbours only, and takes the first wire and link.
 fn plain(request: &Request<'_>, devices: usize) -> Vec<Means> {
     let mut all = means(request, devices);
@@ -110,13 +132,17 @@ fn plain(request: &Request<'_>, devices: usize) -> Vec<Means> {
 }
 
 /// Equal parts of everything.
-fn megatron(rings: &mut Rings<'_>) -> Result<Candidate, PlanningError> {
+fn megatron(rings: &mut Rings<'_>, limit: f64) -> Result<Candidate, PlanningError> {
     let request = rings.request;
     let n = request.offers.len();
     // Nothing of it is cut into tiles.
     let means = Means { tiles: 1, ..plain(request, n)[0] };
     let members: Vec<usize> = (0..n).collect();
     let ring = Ring { members: &members, means, by_rows: ByRows::default() };
+    // No split of a ring costs more than its equal one.
+    if limit.is_finite() && rings.price_below(ring, limit).is_none() {
+        return Err(behind(Strategy::Megatron));
+    }
     let extent = request.spec.extent();
     let equal = |total: u32| equal_parts(total as usize, n);
     let split = Split {

@@ -2,16 +2,17 @@
 
 use crate::{
     auto::Ranked,
-    closed::{ByRows, Load, mean},
+    closed::ByRows,
     request::{Advice, PlanningError},
-    ring::{Ring, Rings},
+    ring::Rings,
     search::Priced,
 };
 use galaxy_common::{
-    Bytes, Exchange, Kernel, Layout, LinkProfile, LinkType, Mode, Plan, Strategy, WireType,
+    Bytes, Exchange, Layout, LinkProfile, LinkType, Mode, Plan, Strategy, WireType,
 };
 
-fn millis(nanos: f64) -> String {
+/// Nanoseconds, as milliseconds in words.
+pub(crate) fn millis(nanos: f64) -> String {
     let ms = nanos * 1e-6;
     if ms < 10.0 { format!("{ms:.2} ms") } else { format!("{ms:.0} ms") }
 }
@@ -116,7 +117,7 @@ pub(crate) fn why(first: &Ranked, other: &Ranked) -> String {
 }
 
 /// The ring of a plan as the search knows it; none for other layouts.
-fn priced(rings: &mut Rings<'_>, plan: &Plan) -> Option<Priced> {
+pub(crate) fn priced(rings: &mut Rings<'_>, plan: &Plan) -> Option<Priced> {
     let offers = rings.request.offers;
     let place = |name: &galaxy_common::DeviceName| offers.iter().position(|o| o.name == *name);
     let members = plan.ring.iter().map(|d| place(&d.name)).collect::<Option<Vec<usize>>>()?;
@@ -136,79 +137,6 @@ fn priced(rings: &mut Rings<'_>, plan: &Plan) -> Option<Priced> {
     }
     found.cost = rings.price(found.ring())?;
     Some(found)
-}
-
-/// Devices that have no part, and why.
-pub(crate) fn left_out(
-    rings: &mut Rings<'_>,
-    first: &Ranked,
-) -> Vec<(galaxy_common::DeviceName, String)> {
-    let plan = &first.candidate.plan;
-    let request = rings.request;
-    let chosen = priced(rings, plan);
-    let rows = mean(&rings.loads, &Load::rows);
-    let layer = |name: &galaxy_common::DeviceName| {
-        let spec = request.spec;
-        let device = request.profile.device(name).ok()?;
-        let inner = f64::from(spec.inner);
-        let width = f64::from((spec.heads + 2 * spec.kv_heads) * spec.head_width);
-        Some(
-            device.nanos(Kernel::Qkv, &[rows, width])
-                + device.nanos(Kernel::Up, &[rows, inner])
-                + device.nanos(Kernel::Down, &[rows, inner]),
-        )
-    };
-    let fastest = plan.ring.iter().filter_map(|d| layer(&d.name)).fold(f64::INFINITY, f64::min);
-    let mut out = Vec::new();
-    for (place, offer) in request.offers.iter().enumerate() {
-        if plan.ring.iter().any(|d| d.name == offer.name) {
-            continue;
-        }
-        let slower = layer(&offer.name).map_or(1.0, |own| own / fastest);
-        let speed = if slower > 1.05 {
-            format!("its kernels are {slower:.1} times slower than the fastest in the plan")
-        } else {
-            "it is as fast as the fastest in the plan".to_owned()
-        };
-        let strategy = request.allowed.strategy;
-        if strategy != Strategy::Auto {
-            out.push((
-                offer.name.clone(),
-                format!("strategy {strategy} gives it no part; {speed}"),
-            ));
-            continue;
-        }
-        let Some(chosen) = &chosen else {
-            out.push((offer.name.clone(), format!("the plan needs no more devices; {speed}")));
-            continue;
-        };
-        let mut best: Option<f64> = None;
-        let mut members = chosen.members.clone();
-        members.push(place);
-        for means in crate::search::means(request, members.len()) {
-            let ring = Ring { members: &members, means, by_rows: chosen.by_rows };
-            if let Some(cost) = rings.price(ring) {
-                best = Some(best.map_or(cost, |b| b.min(cost)));
-            }
-        }
-        let reason = match best {
-            None => format!(
-                "it grants {}, and no plan with it fits or can reach it; {speed}",
-                offer.budget
-            ),
-            Some(cost) if cost > chosen.cost => format!(
-                "it would add {} ({:.0}%): one more device is one more way for every tile, and {speed}",
-                millis(cost - chosen.cost),
-                100.0 * (cost - chosen.cost) / chosen.cost,
-            ),
-            Some(cost) => format!(
-                "it would save {} at most by the closed form, and the simulator does not see that; {speed}",
-                millis(chosen.cost - cost)
-            ),
-        };
-        out.push((offer.name.clone(), reason));
-    }
-    out
 }
 
 /// How many devices advice is given for, at most.

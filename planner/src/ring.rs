@@ -17,6 +17,9 @@ use std::{collections::BTreeMap, rc::Rc};
 /// Lengths of the workload that the closed form tells apart.
 const LENGTHS: usize = 4;
 
+/// Into so many tiles a usual ring of many devices cuts all rows.
+const TILES_OF_ALL: f64 = 32.0;
+
 /// How often a split is found again after its programs were found to need more.
 const ATTEMPTS: usize = 6;
 
@@ -111,6 +114,12 @@ impl<'a> Rings<'a> {
             slowest: Vec::new(),
             splits: 0,
         })
+    }
+
+    /// Bytes of a tile of a usual ring of this workload.
+    pub fn tile(&self) -> f64 {
+        let rows = closed::mean(&self.loads, &Load::rows);
+        rows * f64::from(self.request.spec.hidden) * 4.0 / TILES_OF_ALL
     }
 
     fn tables(&mut self, member: usize, ring: Ring<'_>, units: Units) -> Rc<Tables> {

@@ -4,9 +4,7 @@
 //! Up to eight devices, every set of them is bounded by what it could do if memory had no end, and
 //! sets are priced exactly from the least bound up, until no bound is below what was found. The order
 //! of a set is the one whose slowest cable is the fastest: that is all that the closed form sees of
-//! an order when rows are equal. Above eight devices, sets grow by the fastest device, the best of
-//! them is changed by one device at a time while that helps, and the gap to a bound of all plans is
-//! reported.
+//! an order when rows are equal. Sets of more than eight devices are the matter of [`crate::many`].
 
 use crate::{
     closed::{ByRows, Means, Reach},
@@ -21,8 +19,14 @@ use std::collections::BTreeMap;
 /// As many devices as all sets are looked at of.
 pub(crate) const ALL_SETS: usize = 8;
 
+/// Bytes of a tile of a usual size, which stands for all.
+pub(crate) const TILE: f64 = 65_536.0;
+
 /// Tiles that are tried where none are given.
 const TILES: [u16; 4] = [1, 2, 4, 8];
+
+/// Up to so many devices tiles may go straight to everyone.
+const DIRECT: usize = 24;
 
 /// How much worse than the best by the closed form a ring may be and still be simulated.
 pub(crate) const MARGIN: f64 = 1.15;
@@ -44,8 +48,13 @@ impl Priced {
     pub fn ring(&self) -> Ring<'_> {
         Ring { members: &self.members, means: self.means, by_rows: self.by_rows }
     }
+    /// Whether two rings cut blocks in the same way on almost as many devices.
+    pub fn near(&self, other: &Self) -> bool {
+        let (a, b) = (self.members.len(), other.members.len());
+        self.kind().2 == other.kind().2 && 8 * a.max(b) <= 9 * a.min(b)
+    }
     /// Rings of one kind differ in tiles, links and numbers of layers only.
-    fn kind(&self) -> (usize, &[usize], [bool; 3]) {
+    pub fn kind(&self) -> (usize, &[usize], [bool; 3]) {
         let size = self.members.len();
         let members = if size > ALL_SETS { &[] } else { &self.members[..] };
         let ByRows { attention, mlp, whole } = self.by_rows;
@@ -59,7 +68,7 @@ pub(crate) fn means(request: &Request<'_>, devices: usize) -> Vec<Means> {
     let exchanges = match allowed.exchange {
         Some(exchange) => vec![exchange],
         // With two devices both are the same; with very many, links are too many.
-        None if (3..=16).contains(&devices) => vec![Exchange::Ring, Exchange::Direct],
+        None if (3..=DIRECT).contains(&devices) => vec![Exchange::Ring, Exchange::Direct],
         None => vec![Exchange::Ring],
     };
     let tiles = match allowed.tiles {
@@ -78,23 +87,22 @@ pub(crate) fn means(request: &Request<'_>, devices: usize) -> Vec<Means> {
     all
 }
 
-/// What a row of tiles needs from one device to another; endless where there is no link.
-fn edge(links: &Links<'_>, link: LinkType, from: usize, to: usize) -> f64 {
-    // A tile of a usual size stands for all: 64 KiB.
-    let tile = |l: &LinkProfile| l.latency + 65_536e9 / l.busy_rate;
-    links.get(link, from, to).map_or(f64::INFINITY, tile)
+/// What a tile of so many bytes needs from one device to another; endless where there is no link.
+pub(crate) fn edge(links: &Links<'_>, link: LinkType, tile: f64, from: usize, to: usize) -> f64 {
+    let time = |l: &LinkProfile| l.latency + tile * 1e9 / l.busy_rate;
+    links.get(link, from, to).map_or(f64::INFINITY, time)
 }
 
 /// The order of `members` around a ring whose slowest cable is the fastest, and of those the one
 /// whose cables take least together. The first stays first.
-fn order(links: &Links<'_>, link: LinkType, members: &[usize]) -> Vec<usize> {
+pub(crate) fn order(links: &Links<'_>, link: LinkType, tile: f64, members: &[usize]) -> Vec<usize> {
     let n = members.len();
     if n < 3 {
         return members.to_vec();
     }
     let edges: Vec<Vec<f64>> = members
         .iter()
-        .map(|&from| members.iter().map(|&to| edge(links, link, from, to)).collect())
+        .map(|&from| members.iter().map(|&to| edge(links, link, tile, from, to)).collect())
         .collect();
     let off_diagonal = (0..n).flat_map(|a| (0..n).filter(move |&b| a != b).map(move |b| (a, b)));
     let times: Vec<f64> = off_diagonal.map(|(a, b)| edges[a][b]).collect();
@@ -144,8 +152,42 @@ fn shortest(edges: &[Vec<f64>]) -> Vec<usize> {
     state.order
 }
 
-/// An order of many: always on to the nearest.
+/// An order of many: always on to the nearest, and then those at the slowest edge elsewhere while that
+/// helps.
 fn nearest(edges: &[Vec<f64>]) -> Vec<usize> {
+    let mut order = from_nearest_to_nearest(edges);
+    let time = |order: &[usize], at: usize| edges[order[at]][order[(at + 1) % order.len()]];
+    let cost = |order: &[usize]| {
+        let each = (0..order.len()).map(|at| time(order, at));
+        each.fold((0.0f64, 0.0), |(worst, sum), t| (worst.max(t), sum + t))
+    };
+    let n = order.len();
+    let mut best = cost(&order);
+    for _ in 0..n {
+        let slowest = (0..n).max_by(|&a, &b| time(&order, a).total_cmp(&time(&order, b)));
+        let Some(slowest) = slowest else { break };
+        let mut better = None;
+        for from in [slowest, (slowest + 1) % n] {
+            for to in 0..n {
+                let mut moved = order.clone();
+                let device = moved.remove(from);
+                moved.insert(to, device);
+                let new = cost(&moved);
+                if new < best {
+                    (best, better) = (new, Some(moved));
+                }
+            }
+        }
+        let Some(moved) = better else { break };
+        order = moved;
+    }
+    let first = order.iter().position(|&at| at == 0).unwrap_or(0);
+    order.rotate_left(first);
+    order
+}
+
+/// From the first always on to the nearest.
+fn from_nearest_to_nearest(edges: &[Vec<f64>]) -> Vec<usize> {
     let mut order = vec![0];
     while order.len() < edges.len() {
         let last = order[order.len() - 1];
@@ -157,7 +199,7 @@ fn nearest(edges: &[Vec<f64>]) -> Vec<usize> {
 }
 
 /// The best a device of the set can reach, in any order.
-fn best_reach(links: &Links<'_>, members: &[usize], means: Means) -> Vec<Reach> {
+pub(crate) fn best_reach(links: &Links<'_>, members: &[usize], means: Means) -> Vec<Reach> {
     let reach = |&own: &usize| {
         let mut best = Reach { rate: 0.0, latency: f64::INFINITY, byte_cost: f64::INFINITY };
         for &other in members.iter().filter(|&&other| other != own) {
@@ -179,7 +221,7 @@ fn best_reach(links: &Links<'_>, members: &[usize], means: Means) -> Vec<Reach> 
 }
 
 /// Numbers of layers by rows at the ends: none or all; of several texts also with cuts between them.
-fn corners(spec: &ModelSpec, texts: u32, devices: usize) -> Vec<ByRows> {
+pub(crate) fn corners(spec: &ModelSpec, texts: u32, devices: usize) -> Vec<ByRows> {
     if devices == 1 {
         return vec![ByRows::default()];
     }
@@ -197,31 +239,43 @@ fn possible(spec: &ModelSpec, by_rows: ByRows) -> bool {
     !spec.parallel || by_rows.attention == by_rows.mlp
 }
 
-/// The best rings, one or two of a kind, the best first; at most `most`.
-pub(crate) fn best(rings: &mut Rings<'_>, most: usize, search: &mut Search) -> Vec<Priced> {
-    let n = rings.request.offers.len();
-    let mut found = if n <= ALL_SETS {
-        let sets = sets(n);
-        search.all_subsets = sets.len() as u64;
-        search.subsets = sets.len() as u64;
-        among(rings, &sets, most)
-    } else {
-        search.all_subsets = if n < 64 { (1u64 << n) - 1 } else { u64::MAX };
-        bounded(rings, most, search)
+/// Other numbers of layers by rows: none, all, and a little more or less of each.
+pub(crate) fn steps(spec: &ModelSpec, at: ByRows) -> Vec<ByRows> {
+    let [step, fine] = [8, 32].map(|part| (spec.layers / part).max(1));
+    let near = |now: u32| {
+        let less = [step, fine].map(|by| now.saturating_sub(by));
+        let mut near = [&less[..], &[0, now, now + fine, now + step, spec.layers]].concat();
+        near.retain(|&layers| layers <= spec.layers);
+        near.sort_unstable();
+        near.dedup();
+        near
     };
+    let pair = |attention| {
+        let all = near(at.mlp).into_iter().map(move |mlp| (attention, mlp));
+        // One of the two changes.
+        all.filter(move |&(a, m)| (a == at.attention) != (m == at.mlp) || spec.parallel && a == m)
+    };
+    let all = near(at.attention).into_iter().flat_map(pair);
+    let cut =
+        all.map(|(attention, mlp)| ByRows { attention, mlp, whole: at.whole && attention > 0 });
+    cut.filter(|&by_rows| possible(spec, by_rows) && by_rows != at).collect()
+}
+
+/// The best rings of few devices, one or two of a kind, the best first; at most `most`.
+pub(crate) fn best(rings: &mut Rings<'_>, most: usize, search: &mut Search) -> Vec<Priced> {
+    let sets = sets(rings.request.offers.len());
+    search.all_subsets = sets.len() as u64;
+    search.subsets = sets.len() as u64;
+    let mut found = among(rings, &sets, most, DIRECT);
     found.truncate(most);
     found
 }
 
 /// The best ring of each number of devices, with blocks cut in each way. The closed form is of rows that are
 /// divided, so of one row it prefers rings that divide rows, and says little about how many devices should take
-/// part in making tokens; and of several texts it does not see what tiles hide of cutting one. Of more than eight
-/// devices there are none.
+/// part in making tokens; and of several texts it does not see what tiles hide of cutting one.
 pub(crate) fn of_each_size(rings: &mut Rings<'_>) -> Vec<Priced> {
     let n = rings.request.offers.len();
-    if n > ALL_SETS {
-        return Vec::new();
-    }
     let (spec, sets) = (rings.request.spec, sets(n));
     let mut best = Vec::new();
     for size in 2..=n {
@@ -244,7 +298,7 @@ fn cheapest(
     let mut found: Option<Priced> = None;
     let &means = ways.last()?;
     for set in sets {
-        let members = order(&rings.links, means.link, set);
+        let members = order(&rings.links, means.link, TILE, set);
         let limit = found.as_ref().map_or(f64::INFINITY, |found| found.cost);
         if let Some(cost) = rings.price_below(Ring { members: &members, means, by_rows }, limit) {
             found = Some(Priced { members, means, by_rows, cost });
@@ -268,13 +322,22 @@ fn sets(n: usize) -> Vec<Vec<usize>> {
 /// A set in one way: its least bound, those of each end, its devices, and the way.
 type Entry = (f64, Vec<(f64, ByRows)>, Vec<usize>, Means);
 
-/// The best rings of these sets.
-fn among(rings: &mut Rings<'_>, sets: &[Vec<usize>], most: usize) -> Vec<Priced> {
+/// The best rings of these sets, where tiles go straight to everyone among up to `direct` devices.
+pub(crate) fn among(
+    rings: &mut Rings<'_>,
+    sets: &[Vec<usize>],
+    most: usize,
+    direct: usize,
+) -> Vec<Priced> {
     let spec = rings.request.spec;
     // Every set, in every way, with the least that each could cost.
     let mut entries: Vec<Entry> = Vec::new();
     for set in sets {
-        for means in means(rings.request, set.len()) {
+        let ways = means(rings.request, set.len()).into_iter();
+        let given = rings.request.allowed.exchange.is_some();
+        let far = |m: &Means| m.exchange == Exchange::Direct && set.len() > direct;
+        let ways = ways.filter(|m| given || !far(m));
+        for means in ways {
             let reach = best_reach(&rings.links, set, means);
             let mut ends = Vec::new();
             for by_rows in corners(spec, rings.texts, set.len()) {
@@ -298,7 +361,8 @@ fn among(rings: &mut Rings<'_>, sets: &[Vec<usize>], most: usize) -> Vec<Priced>
             break;
         }
         let members = orders.entry((set, means.link));
-        let members = &*members.or_insert_with_key(|(set, link)| order(&rings.links, *link, set));
+        let members =
+            &*members.or_insert_with_key(|(set, link)| order(&rings.links, *link, TILE, set));
         let whole = Ring { members, means, by_rows: ByRows::default() };
         let Ok(reach) = rings.reaches(whole) else { continue };
         let mut short = false;
@@ -335,7 +399,7 @@ fn limit(found: &[Priced], most: usize) -> f64 {
 
 /// Keeps the best two of each kind, in order of their cost. Of many devices, sets of one size are of
 /// one kind: those that are kept differ in little.
-fn keep(found: &mut Vec<Priced>, new: Priced) {
+pub(crate) fn keep(found: &mut Vec<Priced>, new: Priced) {
     let at = found.partition_point(|p| p.cost <= new.cost);
     found.insert(at, new);
     let mut kept: Vec<Priced> = Vec::with_capacity(found.len());
@@ -351,7 +415,12 @@ fn keep(found: &mut Vec<Priced>, new: Priced) {
 
 /// Numbers of layers by rows where memory does not allow all: a coarse grid, the least bound first,
 /// then steps around the best, half as long each time.
-fn refine(rings: &mut Rings<'_>, members: &[usize], means: Means, reach: &[Reach]) -> Vec<Priced> {
+pub(crate) fn refine(
+    rings: &mut Rings<'_>,
+    members: &[usize],
+    means: Means,
+    reach: &[Reach],
+) -> Vec<Priced> {
     let (spec, texts) = (rings.request.spec, rings.texts);
     let layers = spec.layers;
     let cut = |attention, mlp| ByRows { attention, mlp, whole: attention > 0 && texts > 1 };
@@ -410,85 +479,4 @@ fn refine(rings: &mut Rings<'_>, members: &[usize], means: Means, reach: &[Reach
     }
     let priced = |(cost, by_rows)| Priced { members: members.to_vec(), means, by_rows, cost };
     best.map(priced).into_iter().collect()
-}
-
-/// Sets of many devices: the fastest so many, and what one device more or less changes.
-fn bounded(rings: &mut Rings<'_>, most: usize, search: &mut Search) -> Vec<Priced> {
-    let n = rings.request.offers.len();
-    let mut fastest: Vec<(f64, usize)> = (0..n)
-        .map(|d| {
-            let means = means(rings.request, 1)[0];
-            let alone = Ring { members: &[d], means, by_rows: ByRows::default() };
-            let reach = best_reach(&rings.links, &[d], means);
-            (rings.bound(alone, &reach).unwrap_or(f64::INFINITY), d)
-        })
-        .collect();
-    fastest.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
-    let mut sizes: Vec<usize> = Vec::new();
-    let mut size = 1;
-    while size < n {
-        sizes.push(size);
-        // As fine as a fifth: costs change slowly with many devices.
-        size += (size / 5).max(1);
-    }
-    sizes.push(n);
-    let set = |count: usize| {
-        let mut set: Vec<usize> = fastest[..count].iter().map(|f| f.1).collect();
-        set.sort_unstable();
-        set
-    };
-    let sets: Vec<Vec<usize>> = sizes.iter().map(|&count| set(count)).collect();
-    search.subsets += sets.len() as u64;
-    let mut found = among(rings, &sets, most);
-    // One device more, or one less.
-    for _ in 0..3 {
-        let Some(best) = found.first().cloned() else { break };
-        let mut near: Vec<Vec<usize>> = Vec::new();
-        let inside = best.members.clone();
-        for &(_, d) in &fastest {
-            let mut set = inside.clone();
-            match set.iter().position(|&m| m == d) {
-                Some(at) if set.len() > 1 => drop(set.remove(at)),
-                Some(_) => continue,
-                None => set.push(d),
-            }
-            set.sort_unstable();
-            near.push(set);
-        }
-        // The slowest inside and the fastest outside are the likely ones.
-        let rank = |d: usize| fastest.iter().position(|f| f.1 == d).unwrap_or(n);
-        let changed = |set: &Vec<usize>| {
-            let other = (0..n).find(|d| set.contains(d) != inside.contains(d)).unwrap_or(0);
-            rank(other).abs_diff(inside.len())
-        };
-        near.sort_by_key(changed);
-        near.truncate(6);
-        search.subsets += near.len() as u64;
-        for set in near {
-            let members = order(&rings.links, best.means.link, &set);
-            let ring = Ring { members: &members, means: best.means, by_rows: best.by_rows };
-            if let Some(cost) = rings.price(ring) {
-                let (means, by_rows) = (best.means, best.by_rows);
-                keep(&mut found, Priced { members, means, by_rows, cost });
-            }
-        }
-        if found.first().is_some_and(|f| f.cost >= best.cost) {
-            break;
-        }
-    }
-    if let Some(best) = found.first() {
-        let least = floor(rings, n);
-        search.gap = ((best.cost - least) / best.cost).max(0.0);
-    }
-    found
-}
-
-/// What no plan of any set beats: all devices, links that cost nothing, nothing cut into tiles.
-fn floor(rings: &mut Rings<'_>, n: usize) -> f64 {
-    let all: Vec<usize> = (0..n).collect();
-    let free = vec![Reach { rate: f64::INFINITY, latency: 0.0, byte_cost: 0.0 }; n];
-    let ends = corners(rings.request.spec, rings.texts, n).into_iter();
-    let bounds: Vec<Option<f64>> =
-        ends.map(|by_rows| rings.relaxed(&all, by_rows, &free)).collect();
-    bounds.into_iter().flatten().fold(f64::INFINITY, f64::min)
 }

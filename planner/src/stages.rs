@@ -15,8 +15,11 @@
 //! and then as many as bound and memory allow to the fastest, the next fastest, and so on: the sum is
 //! linear in layers. All bounds that some number of layers makes are tried.
 //! The order matters to links alone, and is the shortest way through all of them (Held and Karp).
-//! Of up to eight devices all sets are tried; of more, the fastest two, three, and so on, in the order
-//! of their speed.
+//! Of up to eight devices all sets are tried. Of more, the fastest two, three, and so on, in the order
+//! of their speed; and for some bounds on the slowest stage those whose layers cost the least together, if
+//! a way to a device costs the same from anywhere ([`many`]).
+
+mod many;
 
 use crate::{
     closed::{Load, Means, mean},
@@ -73,6 +76,9 @@ pub(crate) fn plan(
     };
     let mut found: Vec<(f64, Vec<usize>, Vec<u32>)> = Vec::new();
     let mut offer = |order: Vec<usize>, hops: f64| {
+        if least(&stages, &order, request.spec.layers, parts) + hops > limit {
+            return;
+        }
         let slowest = order.windows(2).map(|p| way(p[0], p[1]).0).fold(0.0, f64::max);
         if let Some((time, layers)) = share(&stages, &order, request.spec.layers, parts, slowest) {
             found.push((time + hops, order, layers));
@@ -85,9 +91,16 @@ pub(crate) fn plan(
     } else {
         let mut order: Vec<usize> = (0..n).collect();
         order.sort_by(|&a, &b| stages[a].layer.total_cmp(&stages[b].layer).then(a.cmp(&b)));
-        for count in 2..=n.min(request.spec.layers as usize) {
-            let hops: f64 = order[..count].windows(2).map(|p| hop(p[0], p[1])).sum();
-            offer(order[..count].to_vec(), hops);
+        let sets = (2..=n.min(request.spec.layers as usize)).map(|count| order[..count].to_vec());
+        let mut sets: Vec<Vec<usize>> = sets.collect();
+        for order in many::sets(&stages, request.spec.layers, parts, &hop) {
+            for order in many::ways(&stages, &order, &hop) {
+                sets.extend((!sets.contains(&order)).then_some(order));
+            }
+        }
+        for order in sets {
+            let hops: f64 = order.windows(2).map(|p| hop(p[0], p[1])).sum();
+            offer(order, hops);
         }
     }
     found.retain(|f| f.0.is_finite() && f.0 <= limit);
@@ -127,6 +140,15 @@ pub(crate) fn plan(
         missing: missing(request, memory),
         what: format!("{n} devices grant {granted} together: raise memory or add devices"),
     }))
+}
+
+/// What no share of layers beats: all of them at the fastest, and the slowest stage as if layers could be
+/// divided.
+fn least(stages: &[Stage], order: &[usize], layers: u32, parts: f64) -> f64 {
+    let times = || order.iter().map(|&d| stages[d].layer);
+    let fastest = times().fold(f64::INFINITY, f64::min);
+    let together: f64 = times().map(|time| 1.0 / time).sum();
+    f64::from(layers) * (fastest + (parts - 1.0) / together) / parts
 }
 
 /// At least so much is missing where no set of devices holds all layers.

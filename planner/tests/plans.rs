@@ -304,6 +304,44 @@ fn slow_devices_are_left_out_and_it_is_said_why() {
     assert!(planned.runner_up.is_some());
 }
 
+/// Why the last of these devices is left out.
+fn why_not_the_last(devices: Vec<synthetic::SyntheticDevice>) -> String {
+    let last = devices.last().unwrap().name.clone();
+    let question = Question::new(&testing::bert(4, 512), devices);
+    let planned = plan(&question.request()).unwrap();
+    let left_out = planned.left_out.iter().find(|(name, _)| *name == last);
+    left_out.unwrap_or_else(|| panic!("it has a part: {}", planned.what)).1.clone()
+}
+
+#[test]
+fn a_device_is_left_out_for_what_keeps_it_out() {
+    let three = || {
+        let mut devices = testing::devices(3, 40.0, 1e8);
+        devices.iter_mut().for_each(|device| device.gflops = 40.0);
+        // A little slower than the others, which alone would not keep it out.
+        devices[2].gflops = 36.0;
+        devices
+    };
+    let mut devices = three();
+    devices[2].link_rate = 1e5;
+    let why = why_not_the_last(devices);
+    for word in ["because of its link (800.0 kbit/s", "with such a link it would save"] {
+        assert!(why.contains(word), "{why}");
+    }
+    let mut devices = three();
+    devices[2].gflops = 0.4;
+    let why = why_not_the_last(devices);
+    for word in ["because of its kernels", "times slower", "with such kernels it would save"] {
+        assert!(why.contains(word), "{why}");
+    }
+    let mut devices = three();
+    devices[2].memory = Bytes(34_000_000);
+    let why = why_not_the_last(devices);
+    for word in ["it grants 34.0 MB", "because of its memory", "with as much it would save"] {
+        assert!(why.contains(word), "{why}");
+    }
+}
+
 #[test]
 fn one_device_does_everything() {
     for strategy in Strategy::ALL {

@@ -8,6 +8,7 @@ use clap::Args;
 use galaxy_common::{Bytes, ClusterProfile, DeviceName, Strategy};
 use galaxy_coord::{
     Cluster, ClusterError,
+    cluster::DEFAULT_FILE,
     placement::{allowed, workload},
     profile::Store,
 };
@@ -21,8 +22,9 @@ use std::{
 /// Arguments of `galaxy plan`.
 #[derive(Args, Debug)]
 pub struct PlanArgs {
-    /// The cluster file, whose devices were measured by `galaxy profile`. No worker is asked.
-    #[arg(long, value_name = "FILE", required_unless_present = "simulate")]
+    /// The cluster file, whose devices were measured by `galaxy profile` [default: cluster.toml]. No
+    /// worker is asked.
+    #[arg(long, value_name = "FILE")]
     cluster: Option<PathBuf>,
     /// Plan for devices and links that do not exist, as this file describes them.
     #[arg(long, value_name = "FILE", conflicts_with = "cluster")]
@@ -57,7 +59,7 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     let mut case = match (&args.cluster, &args.simulate) {
         (Some(file), _) => Case::of_cluster(file)?,
         (None, Some(file)) => imagined::read(file)?,
-        (None, None) => return Err(Failure::usage("give --cluster FILE or --simulate FILE")),
+        (None, None) => Case::of_cluster(nearest()?)?,
     };
     for change in &args.what_if {
         change
@@ -154,6 +156,18 @@ impl Case {
             Strategy::Auto,
         ];
         all.map(|strategy| (strategy, self.plan(strategy))).into()
+    }
+}
+
+/// The cluster file of the current directory.
+fn nearest() -> Result<&'static Path, Failure> {
+    let file = Path::new(DEFAULT_FILE);
+    let todo = "name a cluster file with --cluster FILE, or devices that do not exist with --simulate FILE";
+    match file.exists() {
+        true => Ok(file),
+        false => {
+            Err(Failure::usage(format!("there is no {DEFAULT_FILE} in this directory")).todo(todo))
+        }
     }
 }
 

@@ -10,6 +10,7 @@ use clap::{Args, Subcommand};
 use galaxy_common::{Bytes, ClusterProfile, DeviceName, DeviceProfile, Kernel, LinkProfile, Table};
 use galaxy_coord::{
     Cluster,
+    cluster::DEFAULT_FILE,
     profile::{CollectError, Progress, Store, Wanted, collect},
 };
 use galaxy_model::{ModelDir, ModelSpec};
@@ -33,7 +34,7 @@ pub struct ProfileArgs {
     #[command(subcommand)]
     command: Option<ProfileCommand>,
     /// The cluster file. Profiles are kept where it says, or in profiles/ beside it.
-    #[arg(long, global = true, value_name = "FILE", default_value = "cluster.toml")]
+    #[arg(long, global = true, value_name = "FILE", default_value = DEFAULT_FILE)]
     cluster: PathBuf,
     /// Measure everything, whatever was measured before.
     #[arg(long)]

@@ -200,9 +200,10 @@ impl Fleet for RemoteFleet {
     }
 
     fn devices(&self) -> Vec<DeviceView> {
+        let now = self.shared.now();
         let board = self.shared.board();
         let devices = self.shared.cluster.devices.iter().enumerate();
-        devices.map(|(index, device)| board.view(index, device)).collect()
+        devices.map(|(index, device)| board.view(index, device, now)).collect()
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {

@@ -493,9 +493,14 @@ fn who_is_back_is_looked_at_until_something_comes_of_it() {
         let all = world.log.iter().filter(|(at, a)| *at >= from && *a == Action::Look);
         all.map(|(at, _)| *at).collect()
     };
-    world.run(STEADY + RETRY_MAX + TICK * 2);
+    world.run(RETRY_MAX + TICK * 2);
+    let due = world.membership.next_look(2).expect("it is back");
+    assert!(due >= from + STEADY && due <= world.now + STEADY, "{due:?}");
+    assert_eq!(world.membership.next_look(0), None, "it has a part");
+    world.run(STEADY);
     let first = looks(&world, from);
-    assert!(first.len() == 1 && first[0] >= from + STEADY, "{first:?}");
+    assert!(first.len() == 1 && first[0] >= due && first[0] <= due + TICK * 2, "{first:?}");
+    assert_eq!(world.membership.next_look(2), Some(first[0] + LOOK));
     world.run(LOOK + TICK * 2);
     assert_eq!(looks(&world, from).len(), 2, "nobody said what came of it");
     world.send(Event::Kept { begun: world.now });

@@ -4,7 +4,7 @@ use super::super::DeviceView;
 use crate::{
     cluster::Device,
     connection::Connection,
-    membership::Index,
+    membership::{Index, Now},
     placement::{self, Placement},
     profile::Progress,
 };
@@ -26,6 +26,8 @@ pub(super) struct Entry {
     /// What it fetches or loads for another plan while this one runs.
     pub(super) coming: String,
     pub(super) weight_bytes: Bytes,
+    /// When a plan with it is looked for, of a device that came back and has no part.
+    pub(super) look: Option<Now>,
     clock: VecDeque<(u64, i64)>,
 }
 
@@ -96,7 +98,7 @@ impl Board {
     }
 
     /// How a status shows the device at `index` of the cluster file.
-    pub(super) fn view(&self, index: Index, device: &Device) -> DeviceView {
+    pub(super) fn view(&self, index: Index, device: &Device, now: Now) -> DeviceView {
         let entry = &self.entries[index];
         let placement = self.placement.as_ref();
         let rank = placement.and_then(|p| p.ring.iter().position(|i| *i == index));
@@ -107,8 +109,7 @@ impl Board {
             if state == "connected" {
                 state = "idle";
             }
-            let why = placement.reason(index);
-            detail = if detail.is_empty() { why.to_owned() } else { format!("{why}; {detail}") };
+            detail = without_part(placement.reason(index), &detail, entry.look, now);
         }
         if !entry.coming.is_empty() {
             detail = format!("for a better plan {}", entry.coming);
@@ -129,6 +130,18 @@ impl Board {
             threads: part.map_or(device.threads.unwrap_or(described), |p| p.threads),
             processor: description.map(|d| d.processor.clone()).unwrap_or_default(),
         }
+    }
+}
+
+/// What a status says of a device that has no part: why, or when that is looked at again.
+fn without_part(why: &str, detail: &str, look: Option<Now>, now: Now) -> String {
+    match (look, detail.is_empty()) {
+        (Some(look), _) => {
+            let wait = look.saturating_sub(now).as_secs_f64().ceil().max(1.0);
+            format!("it is back; in {wait:.0} s a plan with it is looked for")
+        }
+        (None, true) => why.to_owned(),
+        (None, false) => format!("{why}; {detail}"),
     }
 }
 
@@ -417,6 +430,17 @@ mod tests {
         assert_eq!(none.to_string(), "fetches 0 B of 120.0 MB (0 B/s)");
         let loads = Loading { to_fetch: Bytes(0), fetched: Bytes(0), done: bytes(60), ..loading };
         assert_eq!(loads.to_string(), "loads 60.0 MB of 80.0 MB (20.0 MB/s)");
+    }
+
+    #[test]
+    fn a_device_without_a_part_says_why_or_when_that_is_looked_at_again() {
+        let seconds = Duration::from_secs_f64;
+        assert_eq!(without_part("it is slow", "", None, seconds(3.0)), "it is slow");
+        assert_eq!(without_part("it is slow", "hot", None, seconds(3.0)), "it is slow; hot");
+        let back = without_part("it is slow", "", Some(seconds(10.0)), seconds(2.5));
+        assert_eq!(back, "it is back; in 8 s a plan with it is looked for");
+        let due = without_part("it is slow", "", Some(seconds(10.0)), seconds(11.0));
+        assert_eq!(due, "it is back; in 1 s a plan with it is looked for");
     }
 
     #[test]

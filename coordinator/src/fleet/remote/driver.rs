@@ -407,6 +407,7 @@ impl Driver {
         for (device, entry) in board.entries.iter_mut().enumerate() {
             let state = self.membership.state(device);
             entry.state = state.word();
+            entry.look = self.membership.next_look(device);
             match state {
                 State::Unreachable { reason, .. } | State::Connecting { reason, .. } => {
                     entry.detail.clone_from(reason);

@@ -6,7 +6,7 @@ mod generate;
 
 use crate::{
     admission::{Admission, Ticket},
-    error::RequestError,
+    error::{self, RequestError},
     fleet::{DeviceCost, DeviceView, Fleet, Outlook, Readiness, blocking},
     trace::{Trace, TraceLog},
 };
@@ -371,7 +371,7 @@ impl Session {
     fn text_limit(&self, max_tokens: Option<u32>) -> (u32, &'static str) {
         let limits = [
             (self.spec().position_limit(), "the model's table of positions"),
-            (self.outlook().max_rows, "max_rows of the cluster"),
+            (self.outlook().max_rows, error::MAX_ROWS),
             (max_tokens.unwrap_or(u32::MAX), "the model's sentence configuration"),
         ];
         limits.into_iter().min_by_key(|(limit, _)| *limit).expect("the array has three elements")
@@ -483,7 +483,7 @@ impl Session {
         }
         let (rows, limit) = (patches.rows(), self.outlook().max_rows);
         if rows > limit {
-            let limited_by = "max_rows of the cluster";
+            let limited_by = error::MAX_ROWS;
             return Err(RequestError::TextTooLong {
                 index,
                 tokens: rows as usize,

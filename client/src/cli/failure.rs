@@ -76,7 +76,6 @@ impl From<ClientError> for Failure {
             }
             "permission_denied" => Some("use an identity of role client with --identity"),
             "wrong_name" => Some("correct --coordinator, or name it with --coordinator-name"),
-            "text_too_long" => Some("--truncate cuts it"),
             "deadline" => Some("give it more time with --timeout, or look at `galaxy status`"),
             "draining" => Some("`galaxy drain --off` lets it take requests again"),
             "unavailable" | "device_lost" => Some("look at `galaxy status`, then try again"),
@@ -127,7 +126,7 @@ mod tests {
         assert_eq!(refused("empty_text", "text 3 is empty", None, false), "error: text 3 is empty");
         assert_eq!(
             refused("text_too_long", "text 0 has 900 tokens, limit 256", None, false),
-            "error: text 0 has 900 tokens, limit 256; --truncate cuts it"
+            "error: text 0 has 900 tokens, limit 256"
         );
     }
 }

@@ -137,7 +137,7 @@ impl InProcess {
         let none = |what: &str| {
             Failure::new(format!("the model has no {what}"))
                 .at(self.model.path().display())
-                .todo("ask for --output hidden or pooled")
+                .todo("ask for hidden or pooled")
         };
         Ok(match (output, &self.model.spec().head) {
             (Output::Hidden, _) => Wanted::Hidden,

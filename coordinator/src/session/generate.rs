@@ -2,7 +2,7 @@
 
 use super::{READY_WAIT, Report, Session, answer::Answer};
 use crate::{
-    error::RequestError,
+    error::{self, RequestError},
     fleet::{Going, Task, blocking},
 };
 use galaxy_common::{
@@ -407,7 +407,7 @@ impl Session {
         let cache = self.outlook().cache;
         let limits = [
             (spec.position_limit(), "the model's table of positions"),
-            (cache.rows, "cache_rows of the cluster"),
+            (cache.rows, error::CACHE_ROWS),
         ];
         let (limit, limited_by) = limits.into_iter().min_by_key(|(limit, _)| *limit).expect("two");
         if tokens.is_empty() {

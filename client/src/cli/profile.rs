@@ -318,9 +318,9 @@ fn shared(links: &[LinkProfile]) -> String {
         return String::new();
     };
     format!(
-        "links share a medium: {} of those that were measured alone are faster then, {} -> {} {:.1} \
-         times as fast as beside {} others. Plans count on the rates beside others, since the links \
-         of a ring work at the same time.\n",
+        "links share a medium, or devices a machine: {} of the links that were measured alone are faster \
+         then, {} -> {} {:.1} times as fast as with {} beside it. Plans count on the rates beside others, \
+         since the links of a ring work at the same time.\n",
         sharing.len(),
         worst.from,
         worst.to,
@@ -437,7 +437,7 @@ mod tests {
             "12.5 MB/s",
             "11.0 MB/s",
             "25.0 MB/s",
-            "links share a medium: 1 of those that were measured alone are faster then, pi-1 -> pi-2 2.0 times as fast as beside 1 others",
+            "1 of the links that were measured alone are faster then, pi-1 -> pi-2 2.0 times as fast as with 1 beside it",
             "1.25 ms",
             "0.50 ms",
         ] {

@@ -10,6 +10,8 @@ mod images;
 mod in_process;
 mod keys;
 mod loopback;
+#[cfg(test)]
+mod messages;
 mod plan;
 mod profile;
 mod progress;
@@ -40,10 +42,6 @@ struct Cli {
     /// Prints version, commit and protocol.
     #[arg(long, short = 'V')]
     version: bool,
-    /// Vector instructions of kernels in this process, instead of the best that there are: avx512,
-    /// avx2, neon or portable.
-    #[arg(long, global = true, value_name = "SET", env = "GALAXY_INSTRUCTIONS")]
-    instructions: Option<Instructions>,
     #[command(subcommand)]
     command: Option<Command>,
 }
@@ -80,6 +78,24 @@ enum Command {
     Serve(serve::ServeArgs),
     /// Asks the coordinator to finish what is queued and to take no more.
     Drain(status::DrainArgs),
+}
+
+/// How kernels compute, for commands that run some in this process.
+#[derive(Args, Debug, Clone)]
+struct Kernels {
+    /// Vector instructions of kernels in this process, instead of the best that there are: avx512,
+    /// avx2, neon or portable.
+    #[arg(long, global = true, value_name = "SET", env = "GALAXY_INSTRUCTIONS")]
+    instructions: Option<Instructions>,
+}
+
+impl Kernels {
+    /// Has all kernels of this process compute so.
+    fn limit(&self) -> Result<(), Failure> {
+        let Some(set) = self.instructions else { return Ok(()) };
+        instructions::limit(set)
+            .map_err(|e| Failure::usage(e.to_string()).at("--instructions, GALAXY_INSTRUCTIONS"))
+    }
 }
 
 /// Which coordinator, and who we are.
@@ -134,10 +150,6 @@ pub fn main() -> ExitCode {
 fn execute(cli: Cli) -> Result<(), Failure> {
     if cli.version {
         return print(&format!("galaxy {}\n", galaxy_proto::version_line()));
-    }
-    if let Some(set) = cli.instructions {
-        instructions::limit(set)
-            .map_err(|e| Failure::usage(e.to_string()).at("--instructions, GALAXY_INSTRUCTIONS"))?;
     }
     let Some(command) = cli.command else {
         return Err(Failure::usage("no command is given").todo("`galaxy --help` lists them"));
@@ -290,7 +302,8 @@ mod tests {
             "galaxy bench kernels --model m --shape bert-large",
             "galaxy bench kernels --model m --format f16",
             "galaxy bench kernels --rows 0",
-            "galaxy status --instructions sse9",
+            "galaxy bench kernels --instructions sse9",
+            "galaxy status --instructions portable",
             "galaxy plan --cluster a.toml --simulate b.toml",
         ] {
             assert_eq!(parse(line).expect_err(line).exit_code(), 2, "{line}");

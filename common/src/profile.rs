@@ -17,6 +17,9 @@ const LONGEST: f64 = 1e13;
 const SLOWEST: f64 = 1e3;
 /// Nanoseconds that no byte costs a processor.
 const COSTLIEST: f64 = 1e6;
+/// A link that is so many times as fast alone as beside others shares a medium with them: more than
+/// what two measurements of one link differ by.
+const SHARED: f64 = 1.25;
 
 /// What is measured of a device. Sizes of an operation are given in the order of the axes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
@@ -335,10 +338,17 @@ pub struct LinkProfile {
     /// From the end of a send to its arrival, nanoseconds: half the least round trip of a small
     /// frame.
     pub latency: f64,
-    /// Bytes of tiles per second, while the kernels of both devices rest.
+    /// Bytes of tiles per second, while the kernels of both devices rest, and `beside` other links
+    /// are measured at the same time.
     pub rate: f64,
     /// The same while the kernels of both devices work.
     pub busy_rate: f64,
+    /// How many links between other devices were measured at the same time.
+    #[serde(default)]
+    pub beside: u32,
+    /// The rate while no other link was measured and kernels rested; 0 where that was not measured.
+    #[serde(default)]
+    pub alone: f64,
     /// By how many nanoseconds a byte sent delays the kernels of `from`.
     pub send_cost: f64,
     /// By how many nanoseconds a byte received delays the kernels of `to`.
@@ -350,6 +360,11 @@ pub struct LinkProfile {
 }
 
 impl LinkProfile {
+    /// Whether it has less for itself when other links work: as on one radio channel, or one cable.
+    pub fn shares_medium(&self) -> bool {
+        self.alone > SHARED * self.rate
+    }
+
     /// Whether it can be used.
     ///
     /// # Errors
@@ -364,6 +379,7 @@ impl LinkProfile {
         let fields = [
             ("the rate", self.rate, rate(self.rate)),
             ("the rate under compute", self.busy_rate, rate(self.busy_rate)),
+            ("the rate alone", self.alone, self.alone == 0.0 || rate(self.alone)),
             ("the latency", self.latency, below(LONGEST, self.latency)),
             ("the cost of sending", self.send_cost, below(COSTLIEST, self.send_cost)),
             ("the cost of receiving", self.receive_cost, below(COSTLIEST, self.receive_cost)),

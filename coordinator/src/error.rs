@@ -5,6 +5,15 @@ use galaxy_proto::fault::{Fault, to_status};
 use std::time::Duration;
 use tonic::{Code, Status};
 
+/// Limits of a text that the cluster's operator may raise, as messages name them.
+pub(crate) const MAX_ROWS: &str = "max_rows in the cluster file";
+pub(crate) const CACHE_ROWS: &str = "cache_rows in the cluster file";
+
+/// What can be done about a limit besides shortening the text.
+fn raised(limited_by: &str) -> &'static str {
+    if [MAX_ROWS, CACHE_ROWS].contains(&limited_by) { ", or raise that" } else { "" }
+}
+
 /// Why a request has no answer.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum RequestError {
@@ -22,7 +31,8 @@ pub enum RequestError {
     },
     /// A text of more tokens than fit.
     #[error(
-        "text {index} has {tokens} tokens, and {limited_by} allows {limit}: shorten it, or ask to truncate"
+        "text {index} has {tokens} tokens, and {limited_by} allows {limit}: shorten it{}, or ask to truncate",
+        raised(limited_by)
     )]
     TextTooLong {
         /// Which, counted from 0.

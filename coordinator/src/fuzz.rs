@@ -4,7 +4,7 @@ use crate::{
     RunOutput, api,
     error::RequestError,
     fleet::{Timeline, remote::execute},
-    profile::measure,
+    profile::links,
     session::{Ask, Said},
     trace::{Trace, TracedProgram},
 };
@@ -46,10 +46,9 @@ pub fn take(
 pub fn link_profile(
     (from, to): (DeviceName, DeviceName),
     link: LinkType,
-    idle: &v1::ProbeReply,
-    busy: &v1::ProbeReply,
+    reply: &v1::ProbeReply,
 ) -> LinkProfile {
-    measure::link_profile(from, to, link, idle, busy)
+    links::link_profile(from, to, link, reply)
 }
 
 /// A trace of what devices say that they did.

@@ -29,8 +29,10 @@ use tokio::{
     signal::unix::{SignalKind, signal},
 };
 
-/// Between two lines about one device's loading.
+/// Between two lines about one device's loading,
 const PROGRESS: Duration = Duration::from_millis(500);
+/// and about what is measured, which takes longer.
+const MEASURING: Duration = Duration::from_secs(5);
 /// Most rows of an embedded model's program: more only makes activations larger.
 const EMBEDDED_ROWS: u32 = 8192;
 /// Lines that wait for the console.
@@ -292,7 +294,11 @@ fn listener_of() -> Result<Arc<dyn Fn(Notice) + Send + Sync>> {
         };
         if let Some(of) = progress {
             let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
-            if last.get(&of).is_some_and(|at| at.elapsed() < PROGRESS) {
+            let pause = match notice {
+                Notice::Profiling { .. } => MEASURING,
+                _ => PROGRESS,
+            };
+            if last.get(&of).is_some_and(|at| at.elapsed() < pause) {
                 return;
             }
             last.insert(of, Instant::now());

@@ -3,9 +3,10 @@
 //! [`collect`] asks every worker what it is, takes from the [`Store`] what was measured before for
 //! the same device, shape, threads and engine, and has the rest measured: all devices at the same
 //! time, since each is a machine of its own, and then the links, in rounds in which no device
-//! takes part in two probes.
+//! takes part in two probes, and some of them once more alone.
 
-pub(crate) mod measure;
+pub(crate) mod links;
+mod measure;
 mod store;
 
 pub use measure::collect;

@@ -7,7 +7,7 @@ mod texts;
 
 use crate::{
     admission::{Admission, Ticket},
-    error::RequestError,
+    error::{self, RequestError},
     fleet::{DeviceCost, DeviceView, Fleet, Outlook, Readiness, blocking},
     trace::{Trace, TraceLog},
 };
@@ -299,7 +299,7 @@ impl Session {
     fn text_limit(&self, by_files: Option<(u32, &'static str)>) -> (u32, &'static str) {
         let limits = [
             (self.spec().position_limit(), self.spec().limited_by()),
-            (self.outlook().max_rows, "max_rows of the cluster"),
+            (self.outlook().max_rows, error::MAX_ROWS),
             by_files.unwrap_or((u32::MAX, "nothing")),
         ];
         limits.into_iter().min_by_key(|(limit, _)| *limit).expect("the array has three elements")
@@ -420,7 +420,7 @@ impl Session {
         }
         let (rows, limit) = (patches.rows(), self.outlook().max_rows);
         if rows > limit {
-            let limited_by = "max_rows of the cluster";
+            let limited_by = error::MAX_ROWS;
             let (what, tokens) = (format!("sequence {index}"), rows as usize);
             return Err(RequestError::TooLong { what, tokens, limit, limited_by });
         }

@@ -10,7 +10,7 @@ mod memory;
 pub mod profile;
 
 pub use bench::{Batch, Bench, Cut, MeasureError, Part, Timed, Work};
-pub use memory::free_memory;
+pub use memory::{free_memory, resident_memory};
 
 use crate::compute::kernels::{
     ceiling::{self, Pattern},
@@ -158,5 +158,6 @@ mod tests {
     fn the_machine_says_something_sensible() {
         assert!(last_level_cache().0 >= 1 << 10);
         assert!(free_memory().is_none_or(|free| free.0 > 0));
+        assert!(resident_memory().is_none_or(|held| held.0 > 0));
     }
 }

@@ -27,6 +27,7 @@ fn setting(time: Duration) -> Setting {
         threads: 1,
         max_rows: 512,
         memory: None,
+        limit: None,
         time,
     }
 }

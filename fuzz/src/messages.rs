@@ -231,11 +231,10 @@ fn two_devices() -> Plan {
     }
 }
 
-/// What two probes measured, idle and under compute.
+/// What a probe measured.
 fn probed(input: &mut Input<'_>) {
-    let idle = v1::ProbeReply::decode(input.piece()).unwrap_or_default();
-    let busy = v1::ProbeReply::decode(input.piece()).unwrap_or_default();
-    let profile = galaxy_coord::fuzz::link_profile((name(0), name(1)), LinkType::Tls, &idle, &busy);
+    let reply = v1::ProbeReply::decode(input.piece()).unwrap_or_default();
+    let profile = galaxy_coord::fuzz::link_profile((name(0), name(1)), LinkType::Tls, &reply);
     match profile.check() {
         Ok(()) => {
             let text = serde_json::to_vec(&profile).expect("a profile has a JSON form");

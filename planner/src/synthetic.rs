@@ -57,6 +57,8 @@ pub fn profile(
                     latency: from.latency + to.latency,
                     rate,
                     busy_rate: rate,
+                    beside: 0,
+                    alone: rate,
                     send_cost: 0.0,
                     receive_cost: 0.0,
                     spread: 0.0,

@@ -154,6 +154,7 @@ impl WhatIf {
                         // Kernels take from the link the share that they took.
                         link.rate *= factor;
                         link.busy_rate *= factor;
+                        link.alone *= factor;
                     }
                 }
             }

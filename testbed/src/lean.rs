@@ -15,7 +15,12 @@ use galaxy_coord::{
     fleet::{Readiness, Task},
 };
 use galaxy_model::ModelDir;
-use galaxy_proto::identity::{Identity, Role};
+use galaxy_proto::{
+    channel::connect,
+    fault::from_status,
+    identity::{Identity, Role},
+    v1::{ProfileRequest, profile_event, worker_client::WorkerClient},
+};
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
@@ -40,6 +45,10 @@ pub struct Options {
     /// Where the random model is kept.
     #[arg(long, default_value = "target/testbed-models")]
     pub cache: PathBuf,
+    /// Only the peak memory of a worker that is profiled with this much granted, for the shape of
+    /// BERT-Large; 0B: as much as is free.
+    #[arg(long, value_name = "BYTES")]
+    pub profiled: Option<Bytes>,
     /// The model of the many requests.
     #[arg(long, default_value = "models/all-MiniLM-L6-v2")]
     pub model: PathBuf,
@@ -140,6 +149,9 @@ impl Bench {
 pub fn run(options: &Options) -> Result<()> {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    if let Some(granted) = options.profiled {
+        return runtime.block_on(profiled(options, granted));
+    }
     let none = tempfile::tempdir()?;
     let mut starts = Vec::new();
     for _ in 0..options.starts {
@@ -154,6 +166,39 @@ pub fn run(options: &Options) -> Result<()> {
     println!("| start to listening, ms | 100 | {:.1} |", Spread::of(&starts));
     runtime.block_on(peak(options))?;
     runtime.block_on(many(options))
+}
+
+/// Has a worker measure itself with so much granted, and says what it took.
+async fn profiled(options: &Options, granted: Bytes) -> Result<()> {
+    let name = format!("bert-large-{}", options.layers);
+    let path = models::bert(&options.cache, &name, options.layers, 1024, 16)?.canonicalize()?;
+    let model = ModelDir::open(&path)?;
+    let bench = Bench::up(1, &path)?;
+    let (worker, address) = &bench.workers[0];
+    let identity = Identity::load(&bench.keys.join("coordinator"))?;
+    let (device, limit) = (DeviceName::new("d0")?, Duration::from_secs(60));
+    let channel = connect(address, Some(&identity), (&device, Role::Device), limit).await?;
+    let request = ProfileRequest {
+        model: model.name().to_owned(),
+        fingerprint: model.fingerprint().to_owned(),
+        threads: 0,
+        max_rows: 512,
+        memory_bytes: granted.0,
+    };
+    let before = status(worker.id(), "VmHWM")?;
+    let asked = WorkerClient::new(channel).profile(request).await;
+    let mut events = asked.map_err(|status| from_status(&status))?.into_inner();
+    while let Some(event) = events.message().await.map_err(|status| from_status(&status))? {
+        if let Some(profile_event::Event::Profile(bytes)) = event.event {
+            eprintln!("a profile of {} bytes came", bytes.len());
+        }
+    }
+    let peak = status(worker.id(), "VmHWM")?;
+    println!("| what | granted | measured |\n| --- | ---: | ---: |");
+    println!("| peak memory before it is profiled | {granted} | {} |", Bytes(before));
+    println!("| and after | {granted} | {} |", Bytes(peak));
+    ensure!(granted.0 == 0 || peak <= granted.0, "the peak is above what was granted");
+    Ok(())
 }
 
 async fn peak(options: &Options) -> Result<()> {

@@ -1,6 +1,7 @@
 //! Emulated devices and links, experiments on them, and end-to-end tests: golden outputs, clusters of
 //! real processes, faults.
 
+pub mod air;
 pub mod ballast;
 pub mod bound;
 pub mod calibrate;
@@ -26,6 +27,7 @@ pub mod network;
 pub mod pairwise;
 pub mod peer;
 pub mod plot;
+pub mod probes;
 pub mod processes;
 pub mod quotas;
 pub mod reader;

@@ -5,7 +5,7 @@ use clap::{Parser, Subcommand};
 use galaxy_common::WireType;
 use galaxy_testbed::{
     ballast, calibrate, coldstart, desk, drift, evaluation, experiment, forward, golden, inside,
-    kernels, lean, links, metronome, models, quotas, reader,
+    kernels, lean, links, metronome, models, probes, quotas, reader,
 };
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
@@ -47,6 +47,8 @@ enum Command {
     Models(models::Options),
     /// Measures how near the links of an environment come to what was asked for
     Links(links::Options),
+    /// Measures how the probes of `galaxy profile` find rates, and what they take
+    Probes(probes::Options),
     /// Measures how near devices come to their quotas, second by second, and whether limits kill
     Quotas(quotas::Options),
     /// Compares every family, strategy and split with the golden outputs
@@ -129,6 +131,7 @@ fn run(command: Command) -> Result<()> {
         Command::Coldstart(options) => coldstart::run(&options),
         Command::Models(options) => models::run(&options),
         Command::Links(options) => links::run(&options),
+        Command::Probes(options) => probes::run(&options),
         Command::Quotas(options) => quotas::run(&options),
         Command::Reader(options) => reader::serve(&options),
         Command::Golden { full, half } => golden(full, half),

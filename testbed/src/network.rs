@@ -41,7 +41,7 @@ const SMALL_PACKET: u64 = 4_096;
 const WAITING: u64 = 16_000_000;
 /// How connections find their rate: what small devices' systems come with, whatever this machine
 /// itself uses.
-const CONGESTION: &str = "cubic";
+pub(crate) const CONGESTION: &str = "cubic";
 /// Where the names of network namespaces are.
 const NAMES: &str = "/run/netns";
 /// How long killed processes may take to be gone.
@@ -600,13 +600,13 @@ fn has_netem(interface: &str) -> bool {
 }
 
 /// Keeps packets small enough for what the link lets through at once, and IPv6 from chatting.
-fn configured(interface: &str, link: Option<&Link>) -> String {
+pub(crate) fn configured(interface: &str, link: Option<&Link>) -> String {
     let size = link.map_or(SUPER_PACKET, |link| super_packet(link.rate));
     format!("link set {interface} gso_max_size {size} gro_max_size {size} addrgenmode none")
 }
 
 /// What shapes one end of a link, as lines for `tc`.
-fn shape(interface: &str, link: &Link, netem: bool) -> Vec<String> {
+pub(crate) fn shape(interface: &str, link: &Link, netem: bool) -> Vec<String> {
     let (rate, burst) = (link.rate, burst(link.rate));
     let tbf = format!("tbf rate {rate}bit burst {burst} limit {WAITING}");
     if !netem || !link.is_bent() {
@@ -633,7 +633,7 @@ fn run(program: &str, arguments: &[&str]) -> Result<String> {
 }
 
 /// Runs many lines with one process.
-fn batch(program: &str, lines: &[String]) -> Result<()> {
+pub(crate) fn batch(program: &str, lines: &[String]) -> Result<()> {
     if lines.is_empty() {
         return Ok(());
     }

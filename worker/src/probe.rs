@@ -11,6 +11,14 @@
 //! | 1 | 0, 0 | nothing: a round trip | 0, 0 |
 //! | 2 | frames, bytes of each | receives them | nanoseconds, and products of its kernels meanwhile |
 //! | 3 | milliseconds, 0 | rests as long as we do | the same |
+//! | 4 | 0, 0 | has its kernels work from now on | 0, 0 |
+//!
+//! One dial measures all of it: round trips, then the rate while kernels rest, then the rate and
+//! what a byte costs while they work. A whole probe takes less than two seconds, because a cluster
+//! has many pairs. Two things would falsify short bulks. A connection begins slowly: a pilot opens
+//! it, every bulk is as long as the latest rate says, and bulks go on until three in a row agree.
+//! And a bucket lets through at once what it saved up while the link rested: bulks without load
+//! follow one another without a rest, and the pilot empties it.
 
 use crate::{
     core::{Core, blocking},
@@ -18,7 +26,7 @@ use crate::{
     profile::Measuring,
     ring::{Duplex, PeerAddress, ProbeArrival, Stream, hello::ProbeHello},
 };
-use galaxy_common::{DeviceName, Epoch, FrameHeader, LinkType, SequenceNumber, WireType};
+use galaxy_common::{DeviceName, Epoch, FrameHeader, LinkType, SequenceNumber, Spread, WireType};
 use galaxy_engine::{
     link::{LinkCloser, LinkError},
     measure::load::{Load, Span},
@@ -34,23 +42,31 @@ use tokio::sync::mpsc;
 /// Round trips that are measured,
 const TRIPS: usize = 24;
 /// as far as this allows; at least [`LEAST_TRIPS`].
-const TRIPS_TIME: Duration = Duration::from_millis(400);
+const TRIPS_TIME: Duration = Duration::from_millis(100);
 const LEAST_TRIPS: usize = 5;
-/// Bulks that are measured; beside kernels, steady ones,
+/// Bulks that are measured: without load in a row that agrees, under load steady ones,
 const BULKS: usize = 3;
 /// of at most so many.
 const MOST_BULKS: usize = 8;
+/// Rates agree whose range is at most this part of their median.
+const AGREE: f64 = 0.05;
 /// Steady is a bulk if kernels were as fast in the rest before it as in the rest after it, on both
 /// sides: the first over the second.
 const STEADY: RangeInclusive<f64> = 0.91..=1.1;
-/// How long one is to take, in ms, if nothing else is asked for: longer than what a queue or a bucket
-/// lets through at once.
-const BULK_TIME: u32 = 250;
+/// How long one is to take if nothing else is asked for, in ms: far longer than what a queue or a
+/// bucket lets through at once,
+const BULK_TIME: u32 = 100;
+/// and under load long enough that a slow device's kernels end some products meanwhile.
+const BUSY_BULK_TIME: u32 = 200;
 const LONGEST_BULK: u32 = 1000;
+/// After so long no more bulk is begun without load, and none under load, counted from the first
+/// order, unless somebody says how long bulks are to take.
+const UNTIL: Duration = Duration::from_millis(650);
+const BUSY_UNTIL: Duration = Duration::from_millis(1450);
 /// A first one must take so long to tell how many bytes that is.
 const PILOT_TIME: f64 = 0.03;
 /// Bytes of a bulk, at least and at most.
-const BULK_BYTES: (u64, u64) = (64 << 10, 256 << 20);
+const BULK_BYTES: (u64, u64) = (16 << 10, 256 << 20);
 /// Bytes of a frame: such as tiles have.
 const FRAME_BYTES: (u64, u64) = (16 << 10, 256 << 10);
 /// How long kernels are watched without a link, before and after each bulk.
@@ -67,6 +83,7 @@ const END: u32 = 0;
 const TRIP: u32 = 1;
 const BULK: u32 = 2;
 const RESTING: u32 = 3;
+const WORK: u32 = 4;
 /// Transfers of orders, of what is ordered, and of answers.
 const ORDERS: u32 = 0;
 const PAYLOADS: u32 = 1;
@@ -90,13 +107,13 @@ pub(crate) async fn probe(
     request: v1::ProbeRequest,
 ) -> Result<v1::ProbeReply, WorkerError> {
     let v1::ProbeRequest { peer, link, compute, bulk_ms } = request;
-    let bulk_ms = if bulk_ms == 0 { BULK_TIME } else { bulk_ms.min(LONGEST_BULK) };
+    let asked = (bulk_ms > 0).then(|| bulk_ms.min(LONGEST_BULK));
     let link: LinkType = link.parse().map_err(|why| WorkerError::Link { why })?;
     let v1::Peer { name, address, plain_port } = peer.ok_or(WorkerError::NoPeer)?;
     let peer = DeviceName::new(name).map_err(|_| WorkerError::NoPeer)?;
     let measuring = Measuring::begin(core)?;
     let at = PeerAddress { address, plain_port: u16::try_from(plain_port).unwrap_or(0) };
-    let hello = ProbeHello { name: core.name.clone(), compute };
+    let hello = ProbeHello { name: core.name.clone() };
     let stream = core.ring.dial_probe(&core.identity, &hello, peer.clone(), at, link).await?;
     let failed = |why: String| WorkerError::Probe { peer: peer.clone(), why };
     let closer = stream.closer().map_err(|error| failed(error.to_string()))?;
@@ -105,11 +122,10 @@ pub(crate) async fn probe(
     let leading = blocking(move || {
         // Here, so that it lasts as long as the thread, whoever gave up waiting.
         let _measuring = measuring;
-        let load = if compute { Some(Load::start(threads)?) } else { None };
-        Ok::<_, WorkerError>(Leader::new(stream, load, bulk_ms).measure())
+        Leader::new(stream, asked).measure(compute.then_some(threads))
     });
     match tokio::time::timeout(LIMIT, leading).await {
-        Ok(measured) => measured??.map_err(|error| failed(said(&error))),
+        Ok(measured) => measured?.map_err(|error| failed(said(&error))),
         Err(_) => Err(failed(format!("it took more than {LIMIT:?}"))),
     }
 }
@@ -137,17 +153,12 @@ pub(crate) async fn answer_all(core: Weak<Core>, mut arrivals: mpsc::Receiver<Pr
 }
 
 async fn answer(arrival: ProbeArrival, measuring: Measuring, threads: u16) {
-    let compute = arrival.hello.compute;
     let Ok(stream) = arrival.welcome().await else { return };
     let Ok(closer) = stream.closer() else { return };
     let _closing = Closing(closer);
     let following = blocking(move || {
-        let load = match compute {
-            true => Load::start(threads).ok(),
-            false => None,
-        };
         let mut link = stream.duplex(Some(SILENCE));
-        let over = follow(&mut link, load);
+        let over = follow(&mut link, threads);
         // Before the link closes: who sees that may ask again at once.
         drop(measuring);
         over
@@ -170,7 +181,8 @@ fn header(transfer: u32, sequence: u64, tile: u16, payload: usize) -> FrameHeade
 }
 
 /// Does what is ordered until the link closes or an order is none.
-fn follow(link: &mut Duplex, load: Option<Load>) -> Result<(), LinkError> {
+fn follow(link: &mut Duplex, threads: u16) -> Result<(), LinkError> {
+    let mut load: Option<Load> = None;
     let mut payload = vec![0; FRAME_BYTES.1 as usize];
     for sequence in 0.. {
         let mut order = [0; ORDER_BYTES];
@@ -189,6 +201,7 @@ fn follow(link: &mut Duplex, load: Option<Load>) -> Result<(), LinkError> {
             (RESTING, millis, _) => {
                 std::thread::sleep(Duration::from_millis(millis).min(REST));
             }
+            (WORK, ..) if load.is_none() => load = Some(Load::start(threads)?),
             // The end, or no order.
             _ => return Ok(()),
         }
@@ -221,12 +234,28 @@ struct Bulk {
 }
 
 impl Bulk {
+    /// Bytes in a second, where a round trip takes `trip` nanoseconds.
+    ///
+    /// Its time is the longer one of two. From the order to the answer a round trip passes besides; it
+    /// was longer then if others filled a queue on the way. From the order's arrival to the last frame's
+    /// less passes if the peer stood still when the order came.
+    fn rate(&self, trip: f64) -> f64 {
+        let (here, there) = (self.nanos - trip, self.kernels[1].nanos);
+        self.bytes / here.max(there).max(self.nanos / 10.0) * 1e9
+    }
+
     /// By how many nanoseconds a byte delayed kernels that did so much in the rests around it.
     fn cost(&self, at: usize, before: Span, after: Span) -> f64 {
         let each = (before.nanos + after.nanos) / (before.products + after.products);
         let work = self.kernels[at];
         (work.nanos - work.products * each) / self.bytes
     }
+}
+
+/// Whether rates are so near each other that their median is known well enough.
+fn agree(rates: &[f64]) -> bool {
+    let rates = Spread::of(rates);
+    rates.high - rates.low <= AGREE * rates.median
 }
 
 struct Leader {
@@ -236,68 +265,127 @@ struct Leader {
     frame: Vec<u8>,
     /// Bytes of tiles that were sent.
     sent: u64,
-    /// How long a bulk is to take.
-    bulk: f64,
+    /// How long a bulk is to take, if somebody says so, in ms.
+    asked: Option<u32>,
+    /// The shortest round trip, in nanoseconds: each bulk takes one more than its bytes.
+    trip: f64,
 }
 
 impl Leader {
-    fn new(stream: Stream, load: Option<Load>, bulk_ms: u32) -> Self {
+    fn new(stream: Stream, asked: Option<u32>) -> Self {
         // Not zeros: nothing on the way may find them easy.
         let frame = (0..FRAME_BYTES.1).map(|at| (at * 31 % 251) as u8).collect();
         let link = stream.duplex(Some(SILENCE));
-        Self { link, load, sequence: 0, frame, sent: 0, bulk: f64::from(bulk_ms) / 1e3 }
+        Self { link, load: None, sequence: 0, frame, sent: 0, asked, trip: 0.0 }
     }
 
-    fn measure(mut self) -> Result<v1::ProbeReply, LinkError> {
-        let mut reply = v1::ProbeReply::default();
-        let begin = Instant::now();
+    /// Measures all; under load, too, if kernel threads are named.
+    fn measure(mut self, threads: Option<u16>) -> Result<v1::ProbeReply, LinkError> {
+        let begun = Instant::now();
+        let mut reply = v1::ProbeReply { round_trip_ns: self.trips()?, ..Default::default() };
+        self.trip = reply.round_trip_ns.iter().copied().fold(f64::INFINITY, f64::min);
+        let found = self.pilot()?;
+        reply.rate = self.rates(found, begun)?;
+        if let Some(threads) = threads {
+            let found = reply.rate.last().copied().unwrap_or(found);
+            self.under_load(threads, found, begun, &mut reply)?;
+        }
+        reply.bytes = self.sent;
+        // The answer is that the link closes: then the peer is free again.
+        drop(self.order(END, 0, 0));
+        Ok(reply)
+    }
+
+    /// Nanoseconds of round trips of the smallest frame.
+    fn trips(&mut self) -> Result<Vec<f64>, LinkError> {
         // The first one warms up.
         self.order(TRIP, 0, 0)?;
-        while reply.round_trip_ns.len() < TRIPS
-            && (reply.round_trip_ns.len() < LEAST_TRIPS || begin.elapsed() < TRIPS_TIME)
-        {
-            let (nanos, _) = self.order(TRIP, 0, 0)?;
-            reply.round_trip_ns.push(nanos);
+        let (begun, mut trips) = (Instant::now(), Vec::new());
+        while trips.len() < TRIPS && (trips.len() < LEAST_TRIPS || begun.elapsed() < TRIPS_TIME) {
+            trips.push(self.order(TRIP, 0, 0)?.0);
         }
-        let trip = reply.round_trip_ns.iter().copied().fold(f64::INFINITY, f64::min);
-        let rate = |bulk: &Bulk| bulk.bytes / (bulk.nanos - trip).max(bulk.nanos / 10.0) * 1e9;
+        Ok(trips)
+    }
+
+    /// A first rate, of bulks that grow until one takes long enough. It opens the connection.
+    fn pilot(&mut self) -> Result<f64, LinkError> {
         let mut bytes = BULK_BYTES.0;
-        let found = loop {
+        loop {
             let bulk = self.bulk(bytes)?;
             if bulk.nanos >= PILOT_TIME * 1e9 || bytes >= BULK_BYTES.1 {
-                break rate(&bulk);
+                return Ok(bulk.rate(self.trip));
             }
             bytes *= 4;
-        };
-        let bytes = ((found * self.bulk) as u64).clamp(BULK_BYTES.0, BULK_BYTES.1);
-        // Costs of a byte here and there, from steady bulks and from the others.
+        }
+    }
+
+    /// Bytes that take as long as a bulk should at a rate.
+    fn bytes(&self, rate: f64, millis: u32) -> u64 {
+        let seconds = f64::from(self.asked.unwrap_or(millis)) / 1e3;
+        ((rate * seconds) as u64).clamp(BULK_BYTES.0, BULK_BYTES.1)
+    }
+
+    /// Whether another bulk may begin after `tried`, as far as time goes.
+    fn may_go_on(&self, tried: usize, begun: Instant, until: Duration) -> bool {
+        match self.asked {
+            None => begun.elapsed() < until,
+            Some(_) => tried < BULKS,
+        }
+    }
+
+    /// Rates while kernels rest: the first three in a row that agree, or all there was time for.
+    fn rates(&mut self, mut found: f64, begun: Instant) -> Result<Vec<f64>, LinkError> {
+        let mut rates = Vec::new();
+        while rates.len() < MOST_BULKS {
+            found = self.bulk(self.bytes(found, BULK_TIME))?.rate(self.trip);
+            rates.push(found);
+            let latest = &rates[rates.len().saturating_sub(BULKS)..];
+            if latest.len() == BULKS && agree(latest) {
+                return Ok(latest.to_vec());
+            }
+            if !self.may_go_on(rates.len(), begun, UNTIL) {
+                break;
+            }
+        }
+        Ok(rates)
+    }
+
+    /// Rates, and costs of a byte here and there, while the kernels of both sides work.
+    fn under_load(
+        &mut self,
+        threads: u16,
+        mut found: f64,
+        begun: Instant,
+        reply: &mut v1::ProbeReply,
+    ) -> Result<(), LinkError> {
+        self.load = Some(Load::start(threads)?);
+        self.order(WORK, 0, 0)?;
+        // Costs from steady bulks and from the others.
         let (mut steady, mut shaky) = (Vec::new(), Vec::new());
         let mut before = self.rest()?;
         for tried in 1..=MOST_BULKS {
-            let bulk = self.bulk(bytes)?;
-            reply.rate.push(rate(&bulk));
+            let bulk = self.bulk(self.bytes(found, BUSY_BULK_TIME))?;
+            // Kernels may take so much of a link that the next bulk must be smaller.
+            found = bulk.rate(self.trip);
+            reply.busy_rate.push(found);
             let after = self.rest()?;
-            if let (Some(before), Some(after)) = (before, after) {
-                let costs = [0, 1].map(|at| bulk.cost(at, before[at], after[at]));
-                // Kernels so slow that none ended meanwhile say nothing.
-                if costs.iter().all(|cost| cost.is_finite()) {
-                    let even = [0, 1].map(|at| before[at].speed() / after[at].speed());
-                    let is_steady = even.iter().all(|e| STEADY.contains(e));
-                    if is_steady { &mut steady } else { &mut shaky }.push(costs);
-                }
+            let costs = [0, 1].map(|at| bulk.cost(at, before[at], after[at]));
+            // Kernels so slow that none ended meanwhile say nothing.
+            if costs.iter().all(|cost| cost.is_finite()) {
+                let even = [0, 1].map(|at| before[at].speed() / after[at].speed());
+                let is_steady = even.iter().all(|e| STEADY.contains(e));
+                if is_steady { &mut steady } else { &mut shaky }.push(costs);
             }
             before = after;
-            if tried >= BULKS && (self.load.is_none() || steady.len() >= BULKS) {
+            let enough = tried >= BULKS && steady.len() >= BULKS;
+            if enough || !self.may_go_on(tried, begun, BUSY_UNTIL) {
                 break;
             }
         }
         let costs = if steady.is_empty() { shaky } else { steady };
         reply.send_cost_ns = costs.iter().map(|cost| cost[0]).collect();
         reply.receive_cost_ns = costs.iter().map(|cost| cost[1]).collect();
-        reply.bytes = self.sent;
-        // The answer is that the link closes: then the peer is free again.
-        drop(self.order(END, 0, 0));
-        Ok(reply)
+        Ok(())
     }
 
     /// Sends so many bytes, in frames.
@@ -312,13 +400,13 @@ impl Leader {
         Ok(Bulk { bytes: (frames * frame) as f64, nanos, kernels: [here, there] })
     }
 
-    /// What kernels do here and there while the link rests; nothing if they do not work.
-    fn rest(&mut self) -> Result<Option<[Span; 2]>, LinkError> {
-        let Some(load) = &self.load else { return Ok(None) };
-        let moment = load.now();
+    /// What kernels do here and there while the link rests.
+    fn rest(&mut self) -> Result<[Span; 2], LinkError> {
+        let moment = self.load.as_ref().map(Load::now);
         let millis = u64::try_from(REST.as_millis()).unwrap_or(0);
-        let (_, there) = self.order(RESTING, millis, 0)?;
-        Ok(self.load.as_ref().map(|load| [load.since(moment), there]))
+        let (nanos, there) = self.order(RESTING, millis, 0)?;
+        let here = self.load.as_ref().zip(moment).map(|(load, moment)| load.since(moment));
+        Ok([here.unwrap_or(Span { nanos, products: 0.0 }), there])
     }
 
     /// Gives an order and waits for its answer: nanoseconds until it came, and what it says.
@@ -347,5 +435,28 @@ impl Leader {
             f64::from_le_bytes(bytes)
         };
         Ok((nanos, Span { nanos: number(0), products: number(8) }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bulk_is_as_fast_as_the_slower_of_both_ends_saw_it() {
+        let bulk = |nanos: f64, there: f64| {
+            let span = |nanos| Span { nanos, products: 0.0 };
+            Bulk { bytes: 1e6, nanos, kernels: [span(nanos), span(there)] }
+        };
+        assert_eq!(bulk(0.11e9, 0.1e9).rate(0.01e9), 1e7);
+        assert_eq!(bulk(0.11e9, 0.1e9).rate(0.09e9), 1e7, "a queue made round trips long");
+        assert_eq!(bulk(0.11e9, 0.02e9).rate(0.01e9), 1e7, "the peer stood still at first");
+        assert_eq!(bulk(0.1e9, f64::NAN).rate(1e9), 1e8, "a peer says nothing of use");
+    }
+
+    #[test]
+    fn rates_agree_within_a_twentieth() {
+        assert!(agree(&[100.0, 97.0, 101.0]));
+        assert!(!agree(&[100.0, 94.0, 101.0]));
     }
 }

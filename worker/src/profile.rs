@@ -70,7 +70,7 @@ async fn measured(
     request: v1::ProfileRequest,
     events: &Events,
 ) -> Result<v1::profile_event::Event, WorkerError> {
-    let v1::ProfileRequest { model, fingerprint, threads, max_rows } = request;
+    let v1::ProfileRequest { model, fingerprint, threads, max_rows, memory_bytes } = request;
     let measuring = Measuring::begin(core)?;
     let asked = u16::try_from(threads).ok().filter(|&threads| threads > 0);
     let setting = Setting {
@@ -80,6 +80,7 @@ async fn measured(
         threads: asked.map_or(core.threads, |threads| threads.min(core.threads)),
         max_rows: max_rows.max(1),
         memory: core.memory,
+        limit: (memory_bytes > 0).then_some(Bytes(memory_bytes)),
         time: profile::TIME,
     };
     let (models, name, print) = (core.models.clone(), model, fingerprint.clone());

@@ -3,6 +3,7 @@
 mod decode;
 
 use super::{
+    Kernels,
     failure::Failure,
     in_process::{self, open_model},
     json, print, progress,
@@ -59,6 +60,8 @@ Whatever else runs on this device shows as spread; let nothing else run.";
 /// Arguments of `galaxy bench`.
 #[derive(Args, Debug)]
 pub struct BenchArgs {
+    #[command(flatten)]
+    kernels: Kernels,
     #[command(subcommand)]
     what: What,
 }
@@ -146,6 +149,7 @@ struct Line {
 
 /// `galaxy bench`.
 pub async fn bench(args: BenchArgs) -> Result<(), Failure> {
+    args.kernels.limit()?;
     let (now, work): (_, Box<dyn FnOnce() -> Result<String, Failure> + Send>) = match args.what {
         What::Kernels(args) => (
             "measuring kernels",

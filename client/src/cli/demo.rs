@@ -1,7 +1,7 @@
 //! `galaxy demo`: a few sentences, and how the cluster answered.
 
 use super::{
-    Connection,
+    Connection, Kernels,
     failure::Failure,
     in_process::{self, InProcess, Settings},
     json, loopback, milliseconds, print, progress, status,
@@ -52,6 +52,8 @@ pub struct DemoArgs {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    kernels: Kernels,
+    #[command(flatten)]
     connection: Connection,
 }
 
@@ -77,6 +79,7 @@ struct Deviation {
 
 /// `galaxy demo`.
 pub async fn demo(args: DemoArgs) -> Result<(), Failure> {
+    args.kernels.limit()?;
     let client = args.connection.open().await?;
     let status = progress::watch("waiting for the cluster", ready(&client)).await?;
     let began = Instant::now();

@@ -76,8 +76,6 @@ impl From<ClientError> for Failure {
             }
             "permission_denied" => Some("use an identity of role client with --identity"),
             "wrong_name" => Some("correct --coordinator, or name it with --coordinator-name"),
-            // Where nothing is cut, the message does not speak of it.
-            "text_too_long" if failure.what.contains("truncate") => Some("--truncate cuts it"),
             "deadline" => Some("give it more time with --timeout, or look at `galaxy status`"),
             "draining" => Some("`galaxy drain --off` lets it take requests again"),
             "unavailable" | "device_lost" => Some("look at `galaxy status`, then try again"),
@@ -127,12 +125,8 @@ mod tests {
         );
         assert_eq!(refused("empty_text", "text 3 is empty", None, false), "error: text 3 is empty");
         assert_eq!(
-            refused("text_too_long", "text 0 is too long: ask to truncate", None, false),
-            "error: text 0 is too long: ask to truncate; --truncate cuts it"
-        );
-        assert_eq!(
-            refused("text_too_long", "the prompt is too long: shorten it", None, false),
-            "error: the prompt is too long: shorten it"
+            refused("text_too_long", "text 0 has 900 tokens, limit 256", None, false),
+            "error: text 0 has 900 tokens, limit 256"
         );
     }
 }

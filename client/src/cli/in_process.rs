@@ -155,7 +155,7 @@ impl InProcess {
             let why = why.map(|why| format!(": {why}")).unwrap_or_default();
             Failure::new(format!("the model has no {what}{why}"))
                 .at(self.model.path().display())
-                .todo("ask for --output hidden or pooled")
+                .todo("ask for hidden or pooled")
         };
         Ok(match (output, &self.model.spec().head) {
             (Output::Hidden, _) => Wanted::Hidden,

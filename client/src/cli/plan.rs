@@ -79,6 +79,7 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
         json(&show::planned_json(&planned, &case.unlinked()))?
     } else {
         show::planned(&planned, &case.spec, &case.workload, &case.unlinked())
+            + &show::shared(&planned, &case.profile.links)
     })
 }
 

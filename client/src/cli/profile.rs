@@ -15,15 +15,18 @@ use galaxy_coord::{
 };
 use galaxy_model::{ModelDir, ModelSpec};
 use galaxy_proto::identity::{Identity, Role};
-use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressStyle};
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     fmt::Write as _,
     io::IsTerminal,
     path::PathBuf,
     sync::{Mutex, PoisonError},
-    time::{SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
+
+/// Between two lines of progress where stderr is no terminal.
+const SPARSE: Duration = Duration::from_secs(10);
 
 /// Rows that are shown, beside the most that were measured.
 const SHOWN: [u32; 3] = [1, 16, 128];
@@ -66,11 +69,11 @@ pub async fn profile(args: ProfileArgs) -> Result<(), Failure> {
                 return Err(failed(what).todo("name one of role coordinator in the file"));
             }
             let wanted = Wanted { fresh: args.fresh, links: cluster.links() };
-            let bars = Bars::default();
-            let listener = |progress| bars.show(progress);
-            collect(&cluster, &model, &identity, &store, &wanted, &listener)
-                .await
-                .map_err(failure)?
+            let line = Line::new();
+            let listener = |progress| line.show(progress);
+            let collected = collect(&cluster, &model, &identity, &store, &wanted, &listener).await;
+            line.finish();
+            collected.map_err(failure)?
         }
     };
     match args.json {
@@ -110,42 +113,75 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// A bar for each device and one for the links, where stderr is a terminal; else a line for each
-/// thing that is begun.
-#[derive(Default)]
-struct Bars {
-    all: MultiProgress,
-    each: Mutex<HashMap<String, (ProgressBar, String)>>,
+/// The progress of all that is measured: one line that moves where stderr is a terminal, else a line
+/// every ten seconds.
+struct Line {
+    /// Only where there is a terminal.
+    bar: Option<ProgressBar>,
+    state: Mutex<State>,
 }
 
-impl Bars {
-    fn show(&self, progress: Progress) {
-        let (name, done, total, now) = match progress {
-            Progress::Device { device, done, total, now } => (device.to_string(), done, total, now),
-            Progress::Links { done, total, now } => ("links".to_owned(), done, total, now),
-            Progress::Note(note) => {
-                return self.all.suspend(|| tell(&format!("note: {note}")));
+#[derive(Default)]
+struct State {
+    /// Points that were measured, of how many, of each device.
+    devices: BTreeMap<DeviceName, (u32, u32)>,
+    /// When a line was written last.
+    written: Option<Instant>,
+}
+
+impl State {
+    /// What all has come to, in words.
+    fn now(&mut self, progress: Progress) -> String {
+        match progress {
+            Progress::Note(note) => format!("note: {note}"),
+            Progress::Links { done, total, now } => format!("links: {done} of {total}, {now}"),
+            Progress::Device { device, done, total, now } => {
+                self.devices.insert(device.clone(), (done, total));
+                let part = |&(done, total): &(u32, u32)| f64::from(done) / f64::from(total.max(1));
+                let sum: f64 = self.devices.values().map(part).sum();
+                let (count, percent) =
+                    (self.devices.len(), 100.0 * sum / self.devices.len() as f64);
+                let devices = if count == 1 { "device" } else { "devices" };
+                format!("{count} {devices}: {percent:.0}%, {device}: {now}")
             }
-        };
-        let mut each = self.each.lock().unwrap_or_else(PoisonError::into_inner);
-        let terminal = std::io::stderr().is_terminal();
-        let (bar, last) = each.entry(name.clone()).or_insert_with(|| {
-            let bar = ProgressBar::new(u64::from(total));
+        }
+    }
+}
+
+impl Line {
+    fn new() -> Self {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let bar = ProgressBar::new_spinner();
             if let Ok(style) =
-                ProgressStyle::with_template("{prefix:12} {bar:24} {pos}/{len} {msg} {elapsed}")
+                ProgressStyle::with_template("{spinner} measuring {wide_msg} {elapsed}")
             {
                 bar.set_style(style);
             }
-            (if terminal { self.all.add(bar) } else { bar }, String::new())
+            bar.enable_steady_tick(Duration::from_millis(200));
+            bar
         });
-        if terminal {
-            bar.set_length(u64::from(total));
-            bar.set_prefix(name);
-            bar.set_message(now);
-            bar.set_position(u64::from(done));
-        } else if *last != now {
-            tell(&format!("{name}: {done} of {total}, {now}"));
-            *last = now;
+        Self { bar, state: Mutex::default() }
+    }
+
+    fn show(&self, progress: Progress) {
+        let is_note = matches!(progress, Progress::Note(_));
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = state.now(progress);
+        match &self.bar {
+            Some(bar) if is_note => bar.suspend(|| tell(&now)),
+            Some(bar) => bar.set_message(now),
+            None if is_note => tell(&now),
+            None if state.written.is_none_or(|written| written.elapsed() >= SPARSE) => {
+                state.written = Some(Instant::now());
+                tell(&format!("measuring {now}"));
+            }
+            None => {}
+        }
+    }
+
+    fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
         }
     }
 }
@@ -159,6 +195,7 @@ fn show(profile: &ClusterProfile, spec: &ModelSpec, now: u64) -> String {
     if !profile.links.is_empty() {
         out += "links\n";
         out += &self::links_table(&profile.links, now);
+        out += &shared(&profile.links);
     }
     out
 }
@@ -247,6 +284,7 @@ fn links_table(links: &[LinkProfile], now: u64) -> String {
         "type",
         "latency",
         "rate",
+        "alone",
         "under compute",
         "spread",
         "a MB costs here",
@@ -263,6 +301,7 @@ fn links_table(links: &[LinkProfile], now: u64) -> String {
             link.link.to_string(),
             time(link.latency),
             rate(link.rate),
+            if link.alone > 0.0 { rate(link.alone) } else { "-".to_owned() },
             rate(link.busy_rate),
             format!("{:.0}%", link.spread * 100.0),
             cost(link.send_cost),
@@ -271,6 +310,29 @@ fn links_table(links: &[LinkProfile], now: u64) -> String {
         ]);
     }
     table(&lines)
+}
+
+/// A word on links that share a medium, if any do.
+fn shared(links: &[LinkProfile]) -> String {
+    let sharing: Vec<&LinkProfile> = links.iter().filter(|link| link.shares_medium()).collect();
+    let Some(worst) = sharing.iter().max_by(|a, b| slowdown(a).total_cmp(&slowdown(b))) else {
+        return String::new();
+    };
+    format!(
+        "links share a medium, or devices a machine: {} of the links that were measured alone are faster \
+         then, {} -> {} {:.1} times as fast as with {} beside it. Plans count on the rates beside others, \
+         since the links of a ring work at the same time.\n",
+        sharing.len(),
+        worst.from,
+        worst.to,
+        slowdown(worst),
+        worst.beside
+    )
+}
+
+/// How many times as fast a link is alone.
+fn slowdown(link: &LinkProfile) -> f64 {
+    link.alone / link.rate
 }
 
 /// Nanoseconds as people read them.
@@ -305,6 +367,22 @@ mod tests {
     }
 
     #[test]
+    fn progress_of_many_devices_is_one_line() {
+        let mut state = State::default();
+        let mut at = |name: &str, done| {
+            let device = DeviceName::new(name).unwrap();
+            let now = "a layer at 4 rows".to_owned();
+            state.now(Progress::Device { device, done, total: 40, now })
+        };
+        assert_eq!(at("pi-1", 10), "1 device: 25%, pi-1: a layer at 4 rows");
+        assert_eq!(at("pi-2", 30), "2 devices: 50%, pi-2: a layer at 4 rows");
+        assert_eq!(at("pi-1", 40), "2 devices: 88%, pi-1: a layer at 4 rows");
+        let now = "pi-1 -> pi-2, tls".to_owned();
+        let links = state.now(Progress::Links { done: 1, total: 2, now });
+        assert_eq!(links, "links: 1 of 2, pi-1 -> pi-2, tls");
+    }
+
+    #[test]
     fn it_shows_what_a_planner_reads() {
         let name = |text: &str| DeviceName::new(text).unwrap();
         let table = |kernel: Kernel| Table {
@@ -334,6 +412,8 @@ mod tests {
             latency: 250e3,
             rate: 12.5e6,
             busy_rate: 11.0e6,
+            beside: 1,
+            alone: 25.0e6,
             send_cost: 1.25,
             receive_cost: 0.5,
             spread: 0.02,
@@ -341,6 +421,7 @@ mod tests {
         };
         let profile = ClusterProfile { devices: vec![device], links: vec![link] };
         let text = show(&profile, &spec(), 1000 + 3 * 3600);
+        assert!(shared(&[LinkProfile { alone: 13e6, ..profile.links[0].clone() }]).is_empty());
         for part in [
             "pi-1: cpu neon, 1 thread, 1.50 GB granted, disk 40 MB/s, wakes in 5.0 us; measured 3 hours ago",
             "1 row",
@@ -356,6 +437,8 @@ mod tests {
             "250.0 us",
             "12.5 MB/s",
             "11.0 MB/s",
+            "25.0 MB/s",
+            "1 of the links that were measured alone are faster then, pi-1 -> pi-2 2.0 times as fast as with 1 beside it",
             "1.25 ms",
             "0.50 ms",
         ] {

@@ -1,7 +1,7 @@
 //! `galaxy run`: the raw door.
 
 use super::{
-    Connection,
+    Connection, Kernels,
     failure::Failure,
     ids::Ids,
     images,
@@ -11,7 +11,7 @@ use super::{
 };
 use clap::Args;
 use galaxy_client::{Input, Output, Tensors};
-use galaxy_common::{Cache, Strategy, WireType};
+use galaxy_common::{Cache, Strategy, WireType, plan::MAX_DEVICES};
 use std::path::PathBuf;
 
 const SHAPES: &str = "\
@@ -79,10 +79,10 @@ enum Door {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "With --model")]
 pub(super) struct Local {
-    /// Devices, each a worker of this process.
-    #[arg(long, value_name = "N", requires = "model", value_parser = clap::value_parser!(u16).range(1..=64))]
+    /// Devices, each a worker of this process; at most 128.
+    #[arg(long, value_name = "N", requires = "model", value_parser = clap::value_parser!(u16).range(1..=MAX_DEVICES as i64))]
     devices: Option<u16>,
-    /// local, megatron or galaxy. Default: galaxy, and local for one device.
+    /// local, megatron, sequence, pipeline or galaxy. Default: galaxy, and local for one device.
     #[arg(long, value_name = "S", requires = "model")]
     strategy: Option<Strategy>,
     /// Tiles of each device's rows; 1 means no overlap. Default: 4.
@@ -97,11 +97,14 @@ pub(super) struct Local {
     /// Kernel threads of each device. Default: the cores of this machine over the devices.
     #[arg(long, value_name = "N", requires = "model", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
+    #[command(flatten)]
+    kernels: Kernels,
 }
 
 impl Local {
     pub(super) fn settings(&self) -> Result<Settings, Failure> {
-        // clap allows at most 64 devices, and more shares than that are wrong anyway.
+        self.kernels.limit()?;
+        // clap allows at most 128 devices, and more shares than that are wrong anyway.
         let listed = u16::try_from(self.share.len()).unwrap_or(u16::MAX);
         let devices = self.devices.unwrap_or(listed.max(1));
         if !self.share.is_empty() && listed != devices {
@@ -256,13 +259,44 @@ mod tests {
             let three = here(&model, &settings(three).unwrap(), &sequences, output).unwrap();
             assert_eq!(one.tensors.len(), 2);
             for (a, b) in one.tensors.iter().zip(&three.tensors) {
-                assert_eq!(a.shape, b.shape, "{output}");
-                let largest = a.values.iter().fold(0f32, |m, v| m.max(v.abs()));
-                let apart = a.values.iter().zip(&b.values).map(|(a, b)| (a - b).abs());
-                let apart = apart.fold(0f32, f32::max);
-                assert!(apart <= 1e-4 * largest, "{output}: {apart} of {largest}");
+                assert_near(a, b, &output.to_string());
             }
         }
+    }
+
+    #[test]
+    fn as_many_devices_as_a_plan_may_have_give_what_one_gives() {
+        let golden = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/golden");
+        let sequences = [vec![5, 17, 9], vec![1; 20]].map(Input::Ids);
+        let run = |model: &str, line: &str| {
+            here(&golden.join(model), &settings(line).unwrap(), &sequences, Output::Hidden).unwrap()
+        };
+        for model in ["bert", "llama"] {
+            let one = run(model, "");
+            for strategy in ["galaxy", "megatron"] {
+                let many = run(model, &format!("--devices 128 --strategy {strategy} --threads 1"));
+                let case = format!("{model}, {strategy}");
+                for (a, b) in one.tensors.iter().zip(&many.tensors) {
+                    assert_near(a, b, &case);
+                }
+            }
+        }
+        let too_many = "galaxy --ids 1 --model m --devices 129".split_whitespace();
+        let refused = Only::try_parse_from(too_many).unwrap_err().to_string();
+        assert!(refused.contains("1..=128"), "{refused}");
+    }
+
+    fn assert_near(a: &galaxy_client::Tensor, b: &galaxy_client::Tensor, case: &str) {
+        assert_eq!(a.shape, b.shape, "{case}");
+        let largest = a.values.iter().fold(0f32, |m, v| m.max(v.abs()));
+        let apart = a.values.iter().zip(&b.values).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
+        assert!(apart <= 1e-4 * largest, "{case}: {apart} of {largest}");
+    }
+
+    #[test]
+    fn an_unknown_token_is_named() {
+        let model =
+            std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/golden/bert");
         let failure =
             here(&model, &settings("").unwrap(), &[Input::Ids(vec![1 << 30])], Output::Hidden);
         assert!(failure.unwrap_err().to_string().contains("token id 1073741824 is unknown"));

@@ -2,7 +2,9 @@
 
 use super::{Connection, failure::Failure, images, json, milliseconds, print, progress};
 use clap::Args;
-use galaxy_client::{Classes, EmbedOptions, Embeddings, Prefix, Ranking, Report, TooLong};
+use galaxy_client::{
+    Classes, ClientError, EmbedOptions, Embeddings, Prefix, Ranking, Report, TooLong,
+};
 use std::{fmt::Write as _, io::Read, num::NonZeroU32, path::PathBuf};
 
 /// The largest file of texts that is read.
@@ -110,9 +112,17 @@ impl Texts {
         }
         Ok(texts)
     }
+
     fn too_long(&self) -> TooLong {
         if self.truncate { TooLong::Truncate } else { TooLong::Refuse }
     }
+}
+
+/// Why a call about texts failed: these commands can cut what is too long.
+fn failure(error: ClientError) -> Failure {
+    let is_too_long = error.code() == "text_too_long";
+    let failure = Failure::from(error);
+    if is_too_long { failure.todo("--truncate cuts it") } else { failure }
 }
 
 fn lines(path: &PathBuf) -> Result<Vec<String>, Failure> {
@@ -136,7 +146,8 @@ fn lines(path: &PathBuf) -> Result<Vec<String>, Failure> {
 pub async fn embed(args: EmbedArgs) -> Result<(), Failure> {
     let texts = args.texts.read()?;
     let client = args.connection.open().await?;
-    let answer = progress::watch("embedding", client.embed_with(&texts, args.options())).await?;
+    let answer = progress::watch("embedding", client.embed_with(&texts, args.options())).await;
+    let answer = answer.map_err(failure)?;
     if args.texts.json { print(&json(&answer)?) } else { print(&embeddings(&texts, &answer)) }
 }
 
@@ -146,7 +157,7 @@ pub async fn classify(args: ClassifyArgs) -> Result<(), Failure> {
         let texts = args.texts.read()?;
         let client = args.connection.open().await?;
         let work = client.classify_with(&texts, args.texts.too_long());
-        let answer = progress::watch("classifying", work).await?;
+        let answer = progress::watch("classifying", work).await.map_err(failure)?;
         (texts, answer)
     } else {
         let files = args.image.iter().map(|path| images::file(path));
@@ -163,7 +174,7 @@ pub async fn rerank(args: RerankArgs) -> Result<(), Failure> {
     let texts = args.texts.read()?;
     let client = args.connection.open().await?;
     let work = client.rerank(&args.query, &texts, args.texts.too_long());
-    let answer = progress::watch("ranking", work).await?;
+    let answer = progress::watch("ranking", work).await.map_err(failure)?;
     if args.texts.json { print(&json(&answer)?) } else { print(&ranking(&texts, &answer)) }
 }
 
@@ -249,6 +260,20 @@ mod tests {
         assert_eq!(lines(&path).unwrap(), ["one", "two words", "", "last"]);
         let failure = lines(&dir.path().join("none.txt")).unwrap_err().to_string();
         assert!(failure.contains("none.txt"), "{failure}");
+    }
+
+    #[test]
+    fn a_text_that_is_too_long_can_be_cut() {
+        let error = |code: &str| ClientError::Refused {
+            code: code.to_owned(),
+            message: "text 0 has 900 tokens".to_owned(),
+            retryable: false,
+            device: None,
+        };
+        let said = failure(error("text_too_long")).to_string();
+        assert_eq!(said, "error: text 0 has 900 tokens; --truncate cuts it");
+        let said = failure(error("empty_text")).to_string();
+        assert_eq!(said, "error: text 0 has 900 tokens");
     }
 
     #[test]

@@ -229,6 +229,8 @@ mod tests {
             latency: 1e5,
             rate: megabytes * 1e6,
             busy_rate: megabytes * 1e6,
+            beside: 0,
+            alone: 0.0,
             send_cost: 0.5,
             receive_cost: 0.7,
             spread: 0.01,
@@ -257,6 +259,19 @@ mod tests {
         assert_eq!(store.links().unwrap(), [link("b", 3.0), link("c", 2.0)]);
         let left: Vec<_> = fs::read_dir(store.dir()).unwrap().collect();
         assert_eq!(left.len(), 4, "nothing is left of writing");
+    }
+
+    #[test]
+    fn links_of_before_rates_alone_were_measured_are_still_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path());
+        let mut old = serde_json::to_value([link("b", 1.0)]).unwrap();
+        let fields = old[0].as_object_mut().unwrap();
+        fields.retain(|name, _| !["alone", "beside"].contains(&name.as_str()));
+        fs::write(dir.path().join("links.json"), old.to_string()).unwrap();
+        let read = store.links().unwrap();
+        assert_eq!(read, [link("b", 1.0)], "neither is known");
+        assert!(!read[0].shares_medium());
     }
 
     #[test]

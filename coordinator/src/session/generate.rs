@@ -2,7 +2,7 @@
 
 use super::{READY_WAIT, Report, Session, answer::Answer};
 use crate::{
-    error::RequestError,
+    error::{self, RequestError},
     fleet::{Going, Task, blocking},
 };
 use galaxy_common::{
@@ -434,8 +434,7 @@ impl Session {
         let sampling = sampling.complete(now.map_or(0, |now| now.as_nanos() as u64));
         let sampling = sampling.checked(spec.vocabulary).map_err(|e| invalid(e.to_string()))?;
         let cache = self.outlook().cache;
-        let limits =
-            [(spec.position_limit(), spec.limited_by()), (cache.rows, "cache_rows of the cluster")];
+        let limits = [(spec.position_limit(), spec.limited_by()), (cache.rows, error::CACHE_ROWS)];
         let (limit, limited_by) = limits.into_iter().min_by_key(|(limit, _)| *limit).expect("two");
         if tokens.is_empty() {
             return Err(RequestError::EmptyText { index: 0 });

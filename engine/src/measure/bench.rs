@@ -54,13 +54,15 @@ pub enum MeasureError {
     Stopped,
     /// A device that has no room for anything of the model.
     #[error(
-        "measuring needs {needed} of memory, and the device grants {granted}: raise its memory"
+        "measuring needs {needed} of memory, and {granter} allows {granted}: raise it, or take a smaller model"
     )]
     Room {
-        /// For the least that can be measured.
+        /// For the least that can be measured, with what the process holds anyway.
         needed: Bytes,
         /// What there is.
         granted: Bytes,
+        /// What bounds it.
+        granter: &'static str,
     },
     /// More rows than the model has positions.
     #[error("{rows} rows are more than the {limit} positions of the model")]

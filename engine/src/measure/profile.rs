@@ -15,12 +15,13 @@ mod stand;
 mod wake;
 mod widths;
 
-use super::{MeasureError, free_memory, last_level_cache};
+use super::{MeasureError, free_memory, last_level_cache, resident_memory};
 use crate::{
     compute::{choice::EngineChoice, kernels::instructions::Instructions},
     weights::{Shard, WeightError},
 };
 use galaxy_common::{Bytes, Cache, DeviceName, DeviceProfile, Kernel, PROFILE_VERSION};
+use galaxy_graph::budget;
 use galaxy_model::ModelDir;
 use samples::Samples;
 use stand::Stand;
@@ -58,6 +59,8 @@ pub struct Setting {
     pub max_rows: u32,
     /// What it grants, if it says so.
     pub memory: Option<Bytes>,
+    /// What the cluster file grants of it, if it says so.
+    pub limit: Option<Bytes>,
     /// For the kernels; disk, loading and the rest take a few seconds more.
     pub time: Duration,
 }
@@ -101,18 +104,18 @@ pub fn measure(
     tell(progress, 0, 1, "disk")?;
     let (disk, disk_shared) = disk::rates(dir.path(), DISK);
     tell(progress, 0, 1, "loading")?;
-    // What is free bounds what is granted; what the kernel needs meanwhile is left to it.
-    let free = Bytes(free_memory().map_or(u64::MAX, |free| free.0 / 10 * 9));
-    let memory = setting.memory.map_or(free, |granted| granted.min(free));
+    let Granted { memory, granter } = granted(setting);
+    // What the process holds by now is part of what is granted, and so is what it takes anyway.
+    let held = budget::PROCESS.max(resident_memory().unwrap_or_default());
     let room = Room {
-        memory,
+        memory: Bytes(memory.0.saturating_sub(held.0)),
         cache: last_level_cache(),
         load: Bytes(if disk > 0.0 { (disk * LOAD) as u64 } else { u64::MAX }),
         width: setting.engine.weight_width(dir.dtype().width()),
         threads: setting.threads,
     };
     let sample = Sample::choose(spec, setting.max_rows, room)
-        .map_err(|needed| MeasureError::Room { needed, granted: memory })?;
+        .map_err(|more| MeasureError::Room { needed: held + more, granted: memory, granter })?;
     let mut go_on = |_, _| progress(0, 1, "loading");
     let shard = Shard::sample(dir.clone(), &sample.blocks, sample.vocabulary, &mut go_on);
     let shard = shard.map_err(|error| match error {
@@ -145,6 +148,26 @@ pub fn measure(
         disk_shared,
     };
     Ok(Measured { profile, pauses })
+}
+
+/// What may be held in all, and what says so.
+struct Granted {
+    memory: Bytes,
+    granter: &'static str,
+}
+
+/// The least of what the device grants, what the cluster file grants of it, and what is there.
+fn granted(setting: &Setting) -> Granted {
+    // What the kernel needs meanwhile is left to it.
+    let free = |free: Bytes| Bytes(free.0 / 10 * 9) + resident_memory().unwrap_or_default();
+    let limits = [
+        (setting.limit, "memory in the cluster file"),
+        (setting.memory, "the worker's own --memory"),
+        (free_memory().map(free), "what is free on the device"),
+    ];
+    let least = limits.into_iter().filter_map(|(limit, by)| Some((limit?, by))).min_by_key(|l| l.0);
+    let (memory, granter) = least.unwrap_or((Bytes(u64::MAX), "nothing"));
+    Granted { memory, granter }
 }
 
 fn tell(progress: Progress<'_>, done: u32, total: u32, now: &str) -> Result<(), MeasureError> {

@@ -338,7 +338,7 @@ impl Desk {
             ("trip_us", median(&long.round_trip_ns) / 1e3),
             ("least_trip_us", least(&long.round_trip_ns) / 1e3),
             ("rate_mbit", median(&long.rate) * 8.0 / 1e6),
-            ("busy_rate_mbit", median(&busy.rate) * 8.0 / 1e6),
+            ("busy_rate_mbit", median(&busy.busy_rate) * 8.0 / 1e6),
             // Nanoseconds of a byte are seconds of 10^9 bytes.
             ("cpu_s_per_gb", more / more_bytes),
             ("send_cost_s_per_gb", median(&busy.send_cost_ns)),
@@ -400,6 +400,8 @@ fn predict(conditions: &[Condition], options: &Options, record: &mut Record) -> 
                 latency: of("least_trip_us") * 1e3 / 2.0,
                 rate: of("rate_mbit") * 1e6 / 8.0,
                 busy_rate: of("busy_rate_mbit") * 1e6 / 8.0,
+                beside: 0,
+                alone: 0.0,
                 send_cost: of("send_cost_s_per_gb").max(0.0),
                 receive_cost: of("receive_cost_s_per_gb").max(0.0),
                 spread: 0.0,

@@ -57,7 +57,7 @@ fn small(add: Add<'_>) {
     }
     let hello = Hello { epoch: Epoch(3), from: Rank(1), plan: [7; 32], name: name("pi-1") };
     add("hello", "ring", hello.encode().to_vec());
-    let probe = ProbeHello { name: name("pi-1"), compute: true };
+    let probe = ProbeHello { name: name("pi-1") };
     add("hello", "probe", probe.encode().to_vec());
     add("hello", "answer", Answer::Stale.encode().to_vec());
     let fault = Fault::new("overloaded", "the queue of 4 is full", true).of("pi-1");
@@ -378,6 +378,7 @@ fn messages(add: Add<'_>) {
         fingerprint: "f".into(),
         threads: 2,
         max_rows: 512,
+        memory_bytes: 1 << 30,
     };
     add("worker", "profile", numbered(3, &profile.encode_to_vec()));
 
@@ -405,11 +406,12 @@ fn messages(add: Add<'_>) {
     let probed = v1::ProbeReply {
         round_trip_ns: vec![2e5, 3e5],
         rate: vec![1e8, 1.1e8, 9e7],
+        busy_rate: vec![8e7],
         send_cost_ns: vec![0.5],
         receive_cost_ns: vec![0.7, 0.6],
         bytes: 1 << 20,
     };
-    let probed = piece(&probed.encode_to_vec()).repeat(2);
+    let probed = piece(&probed.encode_to_vec());
     add("coordinator", "probed", numbered(4, &probed));
     let texts = v1::EmbedRequest {
         texts: vec!["a lighthouse".into()],

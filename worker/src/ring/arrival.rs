@@ -48,7 +48,6 @@ pub struct Ring {
 
 /// A device that wants to measure the link; waits to be welcomed.
 pub(crate) struct ProbeArrival {
-    pub(crate) hello: ProbeHello,
     stream: Incoming,
 }
 
@@ -229,7 +228,7 @@ impl Ring {
         };
         if answer == Answer::Busy {
             let probes = self.probes.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            let arrival = ProbeArrival { hello, stream };
+            let arrival = ProbeArrival { stream };
             let waits = match probes {
                 Some(probes) => probes.try_send(arrival).map_err(|error| error.into_inner()),
                 None => Err(arrival),

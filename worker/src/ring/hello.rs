@@ -44,8 +44,6 @@ pub struct Hello {
 pub struct ProbeHello {
     /// The dialler's name.
     pub name: DeviceName,
-    /// Whether kernels are to work meanwhile.
-    pub compute: bool,
 }
 
 /// Either kind of hello.
@@ -69,19 +67,14 @@ impl Greeting {
         if bytes[4] != VERSION {
             return Err(HelloError::Version { version: bytes[4] });
         }
-        Ok(Self::Probe(ProbeHello { name: name(bytes)?, compute: bytes[6] & 1 == 1 }))
+        Ok(Self::Probe(ProbeHello { name: name(bytes)? }))
     }
 }
 
 impl ProbeHello {
     /// Writes it.
     pub fn encode(&self) -> [u8; HELLO_BYTES] {
-        let ring = Hello {
-            epoch: Epoch(0),
-            from: Rank(self.compute.into()),
-            plan: [0; 32],
-            name: self.name.clone(),
-        };
+        let ring = Hello { epoch: Epoch(0), from: Rank(0), plan: [0; 32], name: self.name.clone() };
         let mut out = ring.encode();
         out[0..4].copy_from_slice(&PROBE_MAGIC);
         out
@@ -224,10 +217,8 @@ mod tests {
             name: DeviceName::new("x".repeat(MAX_NAME_BYTES)).unwrap(),
         };
         assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
-        for compute in [false, true] {
-            let probe = ProbeHello { name: DeviceName::new("b").unwrap(), compute };
-            assert_eq!(Greeting::decode(&probe.encode()), Ok(Greeting::Probe(probe)));
-        }
+        let probe = ProbeHello { name: DeviceName::new("b").unwrap() };
+        assert_eq!(Greeting::decode(&probe.encode()), Ok(Greeting::Probe(probe)));
         use Answer::*;
         for answer in [Welcome, Stale, WrongName, OtherPlan, Busy] {
             assert_eq!(Answer::decode(&answer.encode()), Ok(answer));

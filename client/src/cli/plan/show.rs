@@ -4,7 +4,7 @@ use crate::cli::{
     milliseconds,
     table::{row, table},
 };
-use galaxy_common::{Bytes, DeviceName, Layout, Span, Strategy, Unit};
+use galaxy_common::{Bytes, DeviceName, Layout, LinkProfile, Span, Strategy, Unit};
 use galaxy_coord::placement::modes;
 use galaxy_model::ModelSpec;
 use galaxy_planner::{Planned, PlanningError, Workload};
@@ -115,6 +115,22 @@ pub fn planned(
         );
     }
     out
+}
+
+/// A word on links between devices of the plan that share a medium, if any do.
+pub fn shared(planned: &Planned, links: &[LinkProfile]) -> String {
+    let ring = &planned.plan.ring;
+    let named = |name: &DeviceName| ring.iter().any(|device| device.name == *name);
+    let used = |link: &&LinkProfile| {
+        link.link == planned.plan.link && named(&link.from) && named(&link.to)
+    };
+    match links.iter().filter(used).filter(|link| link.shares_medium()).count() {
+        0 => String::new(),
+        count => format!(
+            "links share a medium: {count} of those between these devices are faster alone than beside others, \
+             and the prediction counts on the rates beside others\n"
+        ),
+    }
 }
 
 /// Devices by why they were left out, in the order of the first of each.

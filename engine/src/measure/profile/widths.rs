@@ -30,7 +30,7 @@ pub(super) struct Sample {
 /// The device that measures.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Room {
-    /// Bytes that may be taken.
+    /// Bytes that may be taken besides what the process holds already.
     pub(super) memory: Bytes,
     /// The largest cache, and bytes of weights that loading may take.
     pub(super) cache: Bytes,
@@ -104,7 +104,7 @@ impl Sample {
 /// What is taken whatever is measured.
 fn fixed(threads: u16) -> u64 {
     let scratch = u64::from(threads) * budget::THREAD_SCRATCH + budget::SHARED_SCRATCH;
-    budget::PROCESS.0 + scratch + READ_BUFFERS
+    scratch + READ_BUFFERS
 }
 
 /// So much of a layer: whole heads, and columns in groups that kernels multiply at a time.

@@ -190,7 +190,7 @@ async fn a_device_measures_itself_and_takes_a_place_again() {
             Err(status) => break from_status(&status),
         }
     };
-    assert!(refused.message.contains("memory in the cluster file allows 1.05 MB"), "{refused}");
+    assert!(refused.message.contains("memory in the cluster file allows 1.0 MB"), "{refused}");
 
     let unknown = v1::ProfileRequest { model: "../bert".to_owned(), ..pair.request() };
     let mut events = pair.client(0).profile(unknown).await.unwrap().into_inner();

@@ -1,4 +1,5 @@
 //! Options that messages name: each must be one of the command that shows the message.
+#![allow(clippy::unwrap_used)]
 
 use super::Cli;
 use clap::{Command, CommandFactory};

@@ -92,7 +92,7 @@ impl Class {
 
     /// Whether models are given types of tokens, where no file says so.
     pub(super) fn gives_types(self) -> bool {
-        matches!(self, Self::Plain | Self::Bert)
+        self == Self::Bert
     }
 
     /// Special tokens where no file names them.
@@ -182,7 +182,11 @@ impl Class {
                 (words, byte_level(true, true))
             }
             Self::XlmRoberta => {
-                let scheme = if prefix(true)? { "always" } else { "never" };
+                // The reference takes null for no.
+                let null = fields
+                    .entries()
+                    .any(|(name, value)| name == "add_prefix_space" && value.is_null());
+                let scheme = if !null && prefix(true)? { "always" } else { "never" };
                 let spaces = metaspace(scheme, true);
                 let white = json!({ "type": "WhitespaceSplit" });
                 let words = json!({ "type": "Sequence", "pretokenizers": [white, spaces.clone()] });

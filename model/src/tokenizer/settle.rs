@@ -183,9 +183,9 @@ fn named(fields: &Fields<'_>, class: Class) -> Result<Vec<(String, Special)>, Mo
             }
         };
         let token = token.map(|token| match token {
-            // This class makes tokens of them that are normalised like any other text.
+            // This class strips the space before its mask.
             Special::Text(text) if class == Class::MpNet => {
-                Special::Token(AddedToken::from(text, false).lstrip(name == "mask_token"))
+                Special::Token(AddedToken::from(text, true).lstrip(name == "mask_token"))
             }
             token => token,
         });

@@ -8,7 +8,6 @@ use crate::{
     trace::DeviceSum,
 };
 use galaxy_common::{Fallback, SamplingParams, Wanted};
-use galaxy_model::{ClassHead, Problem};
 use galaxy_proto::{
     COMMIT, MAX_MESSAGE_BYTES, PROTOCOL, VERSION, convert,
     door::{Door, require},

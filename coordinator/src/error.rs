@@ -255,14 +255,6 @@ impl From<RequestError> for Status {
     }
 }
 
-/// What an operator can do about a limit.
-fn raised(limited_by: &str) -> String {
-    match limited_by.split_once(" of the cluster") {
-        Some((field, _)) => format!(", or raise {field} in the cluster file"),
-        None => String::new(),
-    }
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {

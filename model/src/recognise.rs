@@ -178,6 +178,7 @@ pub(crate) fn beside(directory: &Path) -> Option<Warning> {
 }
 
 /// What is said where text is to be read and there is no `tokenizer.json`: which files there are.
+#[cfg(feature = "tokenizer")]
 pub(crate) fn tokenizer_files(directory: &Path) -> String {
     let names = names(directory);
     let has = |name: &str| names.iter().any(|have| have == name);
@@ -382,6 +383,7 @@ mod tests {
         assert!(told.iter().any(|warning| warning.contains("adapter")), "{told:?}");
     }
 
+    #[cfg(feature = "tokenizer")]
     #[test]
     fn a_vocabulary_without_a_tokenizer_is_named() {
         for (files, want) in [

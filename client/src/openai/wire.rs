@@ -7,6 +7,7 @@ use super::{
     error::ApiError,
 };
 use crate::{Fallback, GenerateOptions, Prompt, SamplingParams};
+use axum::http::StatusCode;
 use base64::{Engine, prelude::BASE64_STANDARD};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -305,8 +306,8 @@ fn texts_or_ids(field: &Field<'_>) -> Result<EmbeddingInput, ApiError> {
     let path = field.path();
     let empty = |at: Option<usize>| {
         let place = at.map_or(path.to_owned(), |at| format!("{path}[{at}]"));
-        ApiError::bad(format!("{place} is empty: it must be {PROMPTS}, with something in it"))
-            .of(place)
+        let message = format!("{place} is empty: it must be {PROMPTS}, with something in it");
+        ApiError::new(StatusCode::BAD_REQUEST, "empty_text", message).of(place)
     };
     let first = match field.value() {
         Some(Value::Array(list)) => list.first().ok_or_else(|| empty(None))?,

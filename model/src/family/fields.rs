@@ -34,6 +34,8 @@ const ALL: Table = &[
     ("id2label", Read),
     ("num_labels", Read),
     ("problem_type", Read),
+    ("sentence_transformers", Read),
+    ("sbert_ce_default_activation_function", Read),
     ("eos_token_id", Read),
     ("pad_token_id", Read),
     ("quantization_config", Read),

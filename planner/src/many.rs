@@ -206,10 +206,13 @@ fn some_ways(rings: &Rings<'_>, devices: usize) -> Vec<Means> {
     if some.is_empty() { all } else { some }
 }
 
+/// What a ring costs at least, its members in order, and how they exchange.
+type Bound = (f64, Vec<usize>, Means);
+
 /// The best ring of each size, with blocks cut in each way, the best first.
 fn of_each_size(rings: &mut Rings<'_>, sets: &BTreeSet<(usize, Vec<usize>)>) -> Vec<Priced> {
     // By size and cut, what every set could cost at least.
-    let mut bounds: BTreeMap<(usize, ByRows), Vec<(f64, Vec<usize>, Means)>> = BTreeMap::new();
+    let mut bounds: BTreeMap<(usize, ByRows), Vec<Bound>> = BTreeMap::new();
     for (size, set) in sets {
         let mut orders: BTreeMap<LinkType, Vec<usize>> = BTreeMap::new();
         for means in some_ways(rings, *size) {
@@ -226,8 +229,7 @@ fn of_each_size(rings: &mut Rings<'_>, sets: &BTreeSet<(usize, Vec<usize>)>) -> 
             }
         }
     }
-    let least =
-        |all: &Vec<(f64, Vec<usize>, Means)>| all.iter().map(|b| b.0).fold(f64::INFINITY, f64::min);
+    let least = |all: &Vec<Bound>| all.iter().map(|b| b.0).fold(f64::INFINITY, f64::min);
     let mut bounds: Vec<_> = bounds.into_iter().map(|(key, all)| (least(&all), key, all)).collect();
     bounds.sort_by(|a, b| a.0.total_cmp(&b.0));
     let mut found: Vec<Priced> = Vec::new();

@@ -250,8 +250,8 @@ impl AsyncWrite for Connection {
     }
 }
 
-/// Checks that the caller of `request` has `role`. A plain connection comes from this machine
-/// and may act as a client, and as nothing else.
+/// Checks that the caller of `request` has `role`, or one that may do all that it may. A plain
+/// connection comes from this machine and may act as a client, and as nothing else.
 ///
 /// # Errors
 /// `PermissionDenied`, saying who called and which role is needed.
@@ -264,7 +264,7 @@ pub fn require<T>(role: Role, request: &Request<T>) -> Result<Peer, Status> {
         .get::<Peer>()
         .ok_or_else(|| denied("the caller is not known".to_owned()))?;
     match &peer.identity {
-        Some((_, has)) if *has == role => Ok(peer.clone()),
+        Some((_, has)) if has.acts_as(role) => Ok(peer.clone()),
         None if role == Role::Client && peer.address.ip().is_loopback() => Ok(peer.clone()),
         _ => Err(denied(format!("{peer} called what only the role {role} may call"))),
     }

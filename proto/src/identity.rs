@@ -25,6 +25,15 @@ pub enum Role {
     Coordinator,
     /// Asks coordinators.
     Client,
+    /// Asks coordinators as a client does, and says which devices belong to the cluster.
+    Admin,
+}
+
+impl Role {
+    /// Whether who has this role may call what `role` may call.
+    pub fn acts_as(self, role: Self) -> bool {
+        self == role || (self, role) == (Self::Admin, Self::Client)
+    }
 }
 
 impl fmt::Display for Role {
@@ -33,6 +42,7 @@ impl fmt::Display for Role {
             Self::Device => "device",
             Self::Coordinator => "coordinator",
             Self::Client => "client",
+            Self::Admin => "admin",
         })
     }
 }
@@ -44,6 +54,7 @@ impl FromStr for Role {
             "device" => Ok(Self::Device),
             "coordinator" => Ok(Self::Coordinator),
             "client" => Ok(Self::Client),
+            "admin" => Ok(Self::Admin),
             _ => Err(IdentityError::Role { text: text.to_owned() }),
         }
     }
@@ -111,7 +122,7 @@ pub enum IdentityError {
         what: &'static str,
     },
     /// A role that is none.
-    #[error("{text:?} is not a role: known are device, coordinator, client")]
+    #[error("{text:?} is not a role: known are device, coordinator, client, admin")]
     Role {
         /// What was given.
         text: String,

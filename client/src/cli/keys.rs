@@ -32,10 +32,10 @@ enum KeysCommand {
     },
     /// Makes an identity: a directory to copy to its machine.
     Issue {
-        /// Name of the device, coordinator or client.
+        /// Name of the device, coordinator, client or admin.
         #[arg(value_parser = |text: &str| DeviceName::new(text))]
         name: DeviceName,
-        /// What it may do: device, coordinator or client.
+        /// What it may do: device, coordinator, client or admin.
         #[arg(long, value_parser = Role::from_str)]
         role: Role,
         /// For how long.

@@ -104,8 +104,8 @@ pub struct Deadlock {
 /// When they deadlock; programs that the verifier passed never do.
 pub fn simulate(programs: &[Program], costs: &dyn Costs) -> Result<Predicted, Deadlock> {
     let mut run = Run::new(programs, costs);
-    for rank in 0..programs.len() {
-        run.consider_all(rank);
+    for (rank, program) in programs.iter().enumerate() {
+        (0..program.lanes.len()).for_each(|lane| run.consider(rank, lane));
     }
     while let Some(Reverse((ready, rank, lane))) = run.queue.pop() {
         run.queued[rank][lane] = false;
@@ -135,6 +135,9 @@ struct Run<'a> {
     /// Lanes whose next operation may start, by when: (time, device, lane).
     queue: BinaryHeap<Reverse<(u64, usize, usize)>>,
     queued: Vec<Vec<bool>>,
+    /// For each lane of each device, the lanes whose next operation waits for it, and for how many of
+    /// its operations.
+    blocked: Vec<Vec<Vec<(usize, usize)>>>,
     links: Vec<Link>,
     /// The link of each lane that sends or receives.
     link_of: Vec<Vec<Option<usize>>>,
@@ -178,6 +181,7 @@ impl<'a> Run<'a> {
             cursor: programs.iter().map(|p| vec![0; p.lanes.len()]).collect(),
             queue: BinaryHeap::new(),
             queued: programs.iter().map(|p| vec![false; p.lanes.len()]).collect(),
+            blocked: programs.iter().map(|p| vec![Vec::new(); p.lanes.len()]).collect(),
             links,
             link_of,
             free: vec![(0, 0); programs.len()],
@@ -186,23 +190,39 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Queues the next operation of each lane that can start.
-    fn consider_all(&mut self, rank: usize) {
-        for lane in 0..self.programs[rank].lanes.len() {
-            self.consider(rank, lane);
-        }
-    }
-
+    /// Queues the next operation of a lane if it can start; else the first lane that it waits for
+    /// knows of it.
     fn consider(&mut self, rank: usize, lane: usize) {
         if self.queued[rank][lane] {
             return;
         }
         let (program, at) = (&self.programs[rank], self.cursor[rank][lane]);
         let Some(&id) = program.lanes[lane].1.get(at) else { return };
-        if let Some(ready) = ready(program, &self.times[rank], lane, at, id) {
-            self.queued[rank][lane] = true;
-            self.queue.push(Reverse((ready, rank, lane)));
+        let done = &self.cursor[rank];
+        let waits = program.operation(id).waits.iter();
+        let mut waits = waits.map(|wait| (usize::from(wait.lane.0), wait.count as usize));
+        if let Some((other, count)) = waits.find(|&(other, count)| done[other] < count) {
+            self.blocked[rank][other].push((count, lane));
+            return;
         }
+        let ready = ready(program, &self.times[rank], lane, at, id);
+        self.queued[rank][lane] = true;
+        self.queue.push(Reverse((ready, rank, lane)));
+    }
+
+    /// Considers the lanes that waited for what a lane has done.
+    fn wake(&mut self, rank: usize, lane: usize) {
+        let done = self.cursor[rank][lane];
+        let mut blocked = std::mem::take(&mut self.blocked[rank][lane]);
+        blocked.retain(|&(count, waiting)| {
+            let waits = count > done;
+            if !waits {
+                self.consider(rank, waiting);
+            }
+            waits
+        });
+        // Who waits for more of the same lane has come meanwhile.
+        self.blocked[rank][lane].append(&mut blocked);
     }
 
     fn take(&mut self, ready: u64, rank: usize, lane: usize) {
@@ -233,7 +253,8 @@ impl<'a> Run<'a> {
         let Some(done) = done else { return };
         self.times[rank][id.0 as usize] = Some(done);
         self.cursor[rank][lane] += 1;
-        self.consider_all(rank);
+        self.wake(rank, lane);
+        self.consider(rank, lane);
         if let Some(link) = link {
             let link = &self.links[link];
             let other =
@@ -286,25 +307,16 @@ impl<'a> Run<'a> {
     }
 }
 
-/// When an operation may start, once everything that it waits for has ended.
-fn ready(
-    program: &Program,
-    times: &[Option<Times>],
-    lane: usize,
-    at: usize,
-    id: OpId,
-) -> Option<u64> {
-    let mut ready = match at.checked_sub(1) {
-        Some(before) => times[program.lanes[lane].1[before].0 as usize]?.1,
-        None => 0,
+/// When an operation may start whose waits are over: once the last of them has ended, and the one
+/// before it on its lane.
+fn ready(program: &Program, times: &[Option<Times>], lane: usize, at: usize, id: OpId) -> u64 {
+    let end = |lane: usize, count: usize| {
+        let last = count.checked_sub(1)?;
+        Some(times[program.lanes[lane].1[last].0 as usize]?.1)
     };
-    for wait in &program.operation(id).waits {
-        if let Some(last) = (wait.count as usize).checked_sub(1) {
-            let id = program.lanes[usize::from(wait.lane.0)].1[last];
-            ready = ready.max(times[id.0 as usize]?.1);
-        }
-    }
-    Some(ready)
+    let waits = program.operation(id).waits.iter();
+    let waits = waits.filter_map(|wait| end(usize::from(wait.lane.0), wait.count as usize));
+    waits.chain(end(lane, at)).max().unwrap_or(0)
 }
 
 /// Frames of one link: when each arrived, and when each was received.

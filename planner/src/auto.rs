@@ -127,16 +127,15 @@ pub(crate) fn least(ranked: &[Ranked], of: impl Fn(&Ranked) -> f64) -> f64 {
     ranked.iter().map(of).fold(f64::INFINITY, f64::min)
 }
 
-/// The candidates of so many of the fastest devices, behind those that are known: so that a device more
-/// than those does not make a plan worse.
+/// The candidates of as few of the fastest devices as all sets are looked at of, behind those that are
+/// known.
 fn of_the_fastest(
-    count: usize,
     request: &Request<'_>,
     rings: &mut Rings<'_>,
     known: &[Ranked],
     search: &mut Search,
 ) -> Vec<Ranked> {
-    let mut fastest = many::orders(rings)[0][..count].to_vec();
+    let mut fastest = many::orders(rings)[0][..search::ALL_SETS].to_vec();
     fastest.sort_unstable();
     let offers: Vec<Offer> = fastest.iter().map(|&d| request.offers[d].clone()).collect();
     let read = Request { offers: &offers, ..*request };
@@ -151,7 +150,7 @@ fn of_the_fastest(
 }
 
 /// All candidates that fit, simulated for `request`, behind those that are known: of many devices those of all,
-/// of all but the slowest, and of as few of the fastest as all sets are looked at of.
+/// and of the fastest, so that a device more than those does not make a plan worse.
 fn auto(
     request: &Request<'_>,
     rings: &mut Rings<'_>,
@@ -159,19 +158,16 @@ fn auto(
     search: &mut Search,
 ) -> Result<Vec<Ranked>, PlanningError> {
     let all = candidates(request, rings, known, search);
-    let n = request.offers.len();
-    if n <= search::ALL_SETS {
+    if request.offers.len() <= search::ALL_SETS {
         return all;
     }
-    let mut fewer = of_the_fastest(search::ALL_SETS, request, rings, known, search);
-    if n - 1 > search::ALL_SETS {
-        fewer.extend(of_the_fastest(n - 1, request, rings, known, search));
-    }
+    let fastest = of_the_fastest(request, rings, known, search);
     match all {
-        Err(error) if fewer.is_empty() => Err(error),
+        Err(error) if fastest.is_empty() => Err(error),
         all => {
-            fewer.splice(0..0, all.unwrap_or_default());
-            Ok(fewer)
+            let mut found = all.unwrap_or_default();
+            found.extend(fastest);
+            Ok(found)
         }
     }
 }

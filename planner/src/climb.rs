@@ -1,12 +1,13 @@
 //! Better rings of many devices, by steps that the simulator confirms.
 //!
-//! The closed form ranks rings within some percent. So the best of those that were simulated are changed
-//! a little: one device more or less, other tiles, another exchange, more or fewer layers by rows. The
-//! changes that the closed form likes best are simulated, and the first that helps is taken, while there
-//! is one.
+//! The closed form ranks rings within some percent of what the simulator says, and like ones much better
+//! than unlike ones. So each ring is estimated by its closed form times what simulated rings that are like
+//! it took, as a multiple of theirs. The ring with the least estimate is simulated next. Around those that
+//! prove good there are more: one device more or less, other tiles, another exchange, more or fewer layers
+//! by rows.
 
 use crate::{
-    auto::{Ranked, rank},
+    auto::{Ranked, least, rank},
     closed::{ByRows, Means},
     many, reasons,
     request::Request,
@@ -15,21 +16,46 @@ use crate::{
 };
 use galaxy_common::Strategy;
 
-/// Rings that are changed.
+/// Rings are changed whose latency is no more than this of the best,
+const GOOD: f64 = 1.02;
+/// or that are among so many of the best.
 const STARTS: usize = 3;
-/// Changes of a ring that are simulated until one helps: the best by the closed form,
-const TRIED: usize = 8;
-/// as far as they are no worse than this by it.
-const WORSE: f64 = 1.2;
+/// Rings are simulated whose estimate is no more than this of the best latency.
+const HOPE: f64 = 1.05;
+/// After so many in a row that do not help no other is simulated.
+const PATIENCE: usize = 24;
+/// What must be left of the best latency to count as help.
+const HELPS: f64 = 0.998;
 /// What costs the same but for this share is alike.
 const ALIKE: f64 = 1e-4;
-/// What must be left of the latency: less is not worth another step.
-const HELPS: f64 = 0.998;
+/// How much worse than the ring that is changed a change may be by the closed form.
+const WORSE: f64 = 1.3;
+/// How much faster than the others those lose weight in an estimate that are less like the ring.
+const SHARP: f64 = 4.0;
+/// An estimate is less by this share of how unlike the ring is to the nearest that was simulated: it is
+/// the less certain.
+const OPEN: f64 = 0.3;
+/// What is more unlike than this is as uncertain.
+const UNKNOWN: f64 = 0.5;
 /// What is simulated in all, in tiles that go from device to device in a block: simulating takes as long
 /// as there are such,
-const WORK: usize = 40_000;
+const WORK: usize = 160_000;
 /// and a little for each plan.
 const PLAN: usize = 100;
+
+/// A ring that was simulated.
+struct Seen {
+    ring: Priced,
+    latency: f64,
+    /// Whether its changes are known.
+    changed: bool,
+}
+
+impl Seen {
+    fn new(ring: Priced, latency: f64) -> Self {
+        Self { ring, latency, changed: false }
+    }
+}
 
 /// Better rings than the best of `ranked`, if there are any.
 pub(crate) fn rings(
@@ -39,45 +65,110 @@ pub(crate) fn rings(
     simulated: &mut u64,
 ) -> Vec<Ranked> {
     let orders = many::orders(rings);
-    let mut starts: Vec<&Ranked> = ranked.iter().collect();
-    starts.sort_by(|a, b| a.prediction.latency.total_cmp(&b.prediction.latency));
-    let mut known: Vec<Priced> = Vec::new();
+    let mut seen: Vec<Seen> = Vec::new();
+    for ranked in ranked {
+        let priced = reasons::priced(rings, &ranked.candidate.plan);
+        let priced = priced.filter(|priced| !seen.iter().any(|seen| same(&seen.ring, priced)));
+        seen.extend(priced.map(|priced| Seen::new(priced, ranked.prediction.latency)));
+    }
+    let mut best = least(ranked, |ranked| ranked.prediction.latency);
     let mut found = Vec::new();
-    let starts = starts.into_iter().filter_map(|start| {
-        let priced = reasons::priced(rings, &start.candidate.plan)?;
-        Some((start.clone(), priced))
-    });
-    let starts: Vec<(Ranked, Priced)> = starts.take(STARTS).collect();
-    let mut left = WORK;
-    for (start, mut at) in starts {
-        let before = start.prediction.latency;
-        let mut best = start;
-        // The best has the most.
-        let mut work = left / 2;
-        left -= work;
-        loop {
-            let mut changes = changes(rings, &at, &orders);
-            changes.retain(|new| !known.iter().any(|old| same(old, new)));
-            let helps = changes.into_iter().take(TRIED).find_map(|change| {
-                let tiles = change.members.len().pow(2) * usize::from(change.means.tiles);
-                work = work.checked_sub(tiles + PLAN)?;
-                *simulated += 1;
-                known.push(change.clone());
-                // What has no room, or cannot be lowered, does not help.
-                let fitted = rings.fit(change.ring(), Strategy::Auto, By::Exact).ok()?;
-                let new = rank(request, fitted).ok()?;
-                let less = new.prediction.latency < best.prediction.latency * HELPS;
-                less.then_some((new, change))
-            });
-            let Some(next) = helps else { break };
-            (best, at) = next;
-        }
-        left += work;
-        if best.prediction.latency < before {
-            found.push(best);
+    let mut waiting: Vec<Priced> = Vec::new();
+    let (mut work, mut patience) = (WORK, PATIENCE);
+    while patience > 0 {
+        expand(rings, &mut seen, &mut waiting, &orders);
+        let estimates = waiting.iter().map(|ring| estimate(&seen, ring)).enumerate();
+        let next = estimates.min_by(|a, b| a.1.total_cmp(&b.1));
+        let Some((next, _)) = next.filter(|next| next.1 < best * HOPE) else { break };
+        let ring = waiting.swap_remove(next);
+        let tiles = ring.members.len().pow(2) * usize::from(ring.means.tiles);
+        let Some(left) = work.checked_sub(tiles + PLAN) else { continue };
+        work = left;
+        *simulated += 1;
+        patience -= 1;
+        // What has no room, or cannot be lowered, does not help.
+        let expected = rings.expected(ring.ring()).and_then(|found| rank(request, found));
+        let Ok(expected) = expected else { continue };
+        let latency = expected.prediction.latency;
+        if latency < best {
+            // Whether there is room takes longer to know than whether it helps.
+            let Ok(fitted) = rings.fit(ring.ring(), Strategy::Auto, By::Exact) else { continue };
+            let new = match fitted.plan == expected.candidate.plan {
+                true => Ranked { candidate: fitted, ..expected },
+                false => match rank(request, fitted) {
+                    Ok(new) => new,
+                    Err(_) => continue,
+                },
+            };
+            seen.push(Seen::new(ring, new.prediction.latency));
+            if new.prediction.latency < best * HELPS {
+                patience = PATIENCE;
+            }
+            best = best.min(new.prediction.latency);
+            found.push(new);
+        } else {
+            seen.push(Seen::new(ring, latency));
         }
     }
     found
+}
+
+/// Adds the changes of the best that were simulated to the rings that wait.
+fn expand(
+    rings: &mut Rings<'_>,
+    seen: &mut [Seen],
+    waiting: &mut Vec<Priced>,
+    orders: &[Vec<usize>],
+) {
+    let mut order: Vec<usize> = (0..seen.len()).collect();
+    order.sort_by(|&a, &b| seen[a].latency.total_cmp(&seen[b].latency));
+    let Some(best) = order.first().map(|&first| seen[first].latency) else { return };
+    for (place, at) in order.into_iter().enumerate() {
+        if place >= STARTS && seen[at].latency > best * GOOD || seen[at].changed {
+            continue;
+        }
+        seen[at].changed = true;
+        let changes = changes(rings, &seen[at].ring, orders);
+        let new = |change: &Priced| {
+            let known = seen.iter().map(|seen| &seen.ring);
+            !known.chain(&*waiting).any(|known| same(known, change) || alike(known, change))
+        };
+        let changes: Vec<Priced> = changes.into_iter().filter(new).collect();
+        waiting.extend(changes);
+    }
+}
+
+/// The latency that a ring may have: its closed form times what rings that were simulated took as
+/// multiples of theirs, those that are most like it above all; and less, the less is known of such.
+fn estimate(seen: &[Seen], ring: &Priced) -> f64 {
+    let (mut sum, mut weights) = (0.0, 0.0);
+    for seen in seen {
+        let weight = (-SHARP * unlike(&seen.ring, ring)).exp();
+        sum += weight * (seen.latency / seen.ring.cost).ln();
+        weights += weight;
+    }
+    let near = seen.iter().map(|seen| unlike(&seen.ring, ring)).fold(UNKNOWN, f64::min);
+    let expected = if weights > 0.0 { (sum / weights).exp() } else { 1.0 };
+    ring.cost * expected * (1.0 - OPEN * near)
+}
+
+/// How much two rings differ in what the closed form does not see well.
+fn unlike(a: &Priced, b: &Priced) -> f64 {
+    let apart = |a: f64, b: f64| (a / b).ln().abs();
+    let size = |ring: &Priced| ring.members.len() as f64;
+    let other = |differs: bool| f64::from(u8::from(differs));
+    let rows = |of: &dyn Fn(&Priced) -> u32| {
+        let (a, b) = (f64::from(of(a)), f64::from(of(b)));
+        (a - b).abs() / a.max(b).max(1.0)
+    };
+    apart(size(a), size(b))
+        + apart(f64::from(a.means.tiles), f64::from(b.means.tiles))
+        + other(a.means.exchange != b.means.exchange)
+        + other(a.means.link != b.means.link)
+        + other(a.means.wire != b.means.wire)
+        + rows(&|ring| ring.by_rows.attention)
+        + rows(&|ring| ring.by_rows.mlp)
+        + other(a.by_rows.whole != b.by_rows.whole)
 }
 
 fn same(a: &Priced, b: &Priced) -> bool {
@@ -92,7 +183,7 @@ fn alike(a: &Priced, b: &Priced) -> bool {
         && (a.cost - b.cost).abs() <= a.cost * ALIKE
 }
 
-/// Rings that differ a little: of each kind of change in turn, the best by the closed form first.
+/// Rings that differ a little.
 fn changes(rings: &mut Rings<'_>, at: &Priced, orders: &[Vec<usize>]) -> Vec<Priced> {
     let mut all: Vec<(Vec<usize>, Means, ByRows)> = Vec::new();
     let mut sets = many::neighbours(&at.members, orders);
@@ -135,22 +226,5 @@ fn changes(rings: &mut Rings<'_>, at: &Priced, orders: &[Vec<usize>]) -> Vec<Pri
             priced.push(new);
         }
     }
-    priced.sort_by(|a, b| a.cost.total_cmp(&b.cost));
-    let kind = |new: &Priced| {
-        let others = [
-            new.means.tiles != at.means.tiles,
-            new.means != at.means,
-            new.by_rows != at.by_rows,
-            new.members.len() > at.members.len(),
-            new.members.len() < at.members.len(),
-        ];
-        others.into_iter().position(|other| other)
-    };
-    let before = |place: usize| {
-        priced[..place].iter().filter(|other| kind(other) == kind(&priced[place])).count()
-    };
-    let turns: Vec<usize> = (0..priced.len()).map(before).collect();
-    let mut in_turn: Vec<(usize, Priced)> = turns.into_iter().zip(priced).collect();
-    in_turn.sort_by_key(|(turn, _)| *turn);
-    in_turn.into_iter().map(|(_, new)| new).collect()
+    priced
 }

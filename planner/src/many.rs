@@ -326,12 +326,13 @@ pub(crate) fn neighbours(members: &[usize], orders: &[Vec<usize>]) -> Vec<Vec<us
     sets
 }
 
-/// Sets of an eighth more or fewer devices: the first so many of each order.
+/// Sets of an eighth or a third more or fewer devices: the first so many of each order.
 pub(crate) fn larger_and_smaller(size: usize, orders: &[Vec<usize>]) -> Vec<Vec<usize>> {
-    let step = (size / 8).max(2);
+    let steps = [(size / 8).max(2), (size / 3).max(3)];
+    let sizes = steps.map(|step| [size.saturating_sub(step), size + step]);
     let mut sets: Vec<Vec<usize>> = Vec::new();
     for order in orders {
-        for size in [size.saturating_sub(step), size + step] {
+        for size in sizes.into_iter().flatten() {
             let mut set = order.iter().copied().take(size).collect::<Vec<usize>>();
             set.sort_unstable();
             if set.len() == size && size > 0 && !sets.contains(&set) {

@@ -270,6 +270,18 @@ impl<'a> Rings<'a> {
         split.map_or(f64::INFINITY, |split| split.cost)
     }
 
+    /// The best plan of a ring that fits by what memory is expected to be needed, not lowered.
+    ///
+    /// # Errors
+    /// When none fits; or a link has no profile.
+    pub fn expected(&mut self, ring: Ring<'_>) -> Result<Candidate, PlanningError> {
+        let reach = self.reaches(ring)?;
+        let drafted = self.draft(ring, &reach, &[], Strategy::Auto, By::Exact);
+        let (_, split, plan) =
+            drafted.map_err(|missing| self.missing(ring, Strategy::Auto, missing))?;
+        Ok(Candidate { plan, needs: Vec::new(), closed_form: split.cost })
+    }
+
     /// The best plan of a ring that fits, as `by` finds its split.
     ///
     /// # Errors

@@ -241,10 +241,11 @@ fn possible(spec: &ModelSpec, by_rows: ByRows) -> bool {
 
 /// Other numbers of layers by rows: none, all, and a little more or less of each.
 pub(crate) fn steps(spec: &ModelSpec, at: ByRows) -> Vec<ByRows> {
-    let [step, fine] = [8, 32].map(|part| (spec.layers / part).max(1));
+    let by = [4, 8, 32].map(|part| (spec.layers / part).max(1));
     let near = |now: u32| {
-        let less = [step, fine].map(|by| now.saturating_sub(by));
-        let mut near = [&less[..], &[0, now, now + fine, now + step, spec.layers]].concat();
+        let less = by.map(|by| now.saturating_sub(by));
+        let more = by.map(|by| now + by);
+        let mut near = [&less[..], &more, &[0, now, spec.layers]].concat();
         near.retain(|&layers| layers <= spec.layers);
         near.sort_unstable();
         near.dedup();

@@ -14,7 +14,7 @@ use crate::{
     ring::{By, Rings},
     search::{self, Priced, order},
 };
-use galaxy_common::Strategy;
+use galaxy_common::{Plan, Strategy};
 
 /// Rings are changed whose latency is no more than this of the best,
 const GOOD: f64 = 1.02;
@@ -72,6 +72,7 @@ pub(crate) fn rings(
         seen.extend(priced.map(|priced| Seen::new(priced, ranked.prediction.latency)));
     }
     let mut best = least(ranked, |ranked| ranked.prediction.latency);
+    let mut plans: Vec<Plan> = ranked.iter().map(|ranked| ranked.candidate.plan.clone()).collect();
     let mut found = Vec::new();
     let mut waiting: Vec<Priced> = Vec::new();
     let (mut work, mut patience) = (WORK, PATIENCE);
@@ -83,12 +84,16 @@ pub(crate) fn rings(
         let ring = waiting.swap_remove(next);
         let tiles = ring.members.len().pow(2) * usize::from(ring.means.tiles);
         let Some(left) = work.checked_sub(tiles + PLAN) else { continue };
+        // What has no room, or cannot be lowered, does not help; nor do devices without a part.
+        let Ok(expected) = rings.expected(ring.ring()) else { continue };
+        if plans.contains(&expected.plan) {
+            continue;
+        }
+        plans.push(expected.plan.clone());
         work = left;
         *simulated += 1;
         patience -= 1;
-        // What has no room, or cannot be lowered, does not help.
-        let expected = rings.expected(ring.ring()).and_then(|found| rank(request, found));
-        let Ok(expected) = expected else { continue };
+        let Ok(expected) = rank(request, expected) else { continue };
         let latency = expected.prediction.latency;
         if latency < best {
             // Whether there is room takes longer to know than whether it helps.

@@ -23,7 +23,7 @@ const TILES: [u16; 2] = [2, 4];
 /// and with cuts at ends of texts where that takes one in so many rows of a device;
 const NEAR: u32 = 4;
 /// whatever is behind the best by no more than this: cuts elsewhere may save so much;
-const BEHIND: f64 = 1.35;
+const BEHIND: f64 = 2.0;
 /// of the best so many
 const PLANS: usize = 16;
 /// these parts of all rows are moved, one after the other.
@@ -59,7 +59,8 @@ pub(crate) fn rows(request: &Request<'_>, ranked: &[Ranked], simulated: &mut u64
         for tiles in others.chain([from.plan.tiles]) {
             let mut tiled = Candidate { needs: Vec::new(), ..from.clone() };
             tiled.plan.tiles = tiles;
-            for candidate in [weighed(&tiled, &whole), tiled] {
+            let equal = vec![1; whole.len()];
+            for candidate in [weighed(&tiled, &whole), weighed(&tiled, &equal), tiled] {
                 if starts.iter().all(|known| known.candidate.plan != candidate.plan) {
                     *simulated += 1;
                     starts.extend(rank(request, candidate).ok());

@@ -194,11 +194,18 @@ fn changes(rings: &mut Rings<'_>, at: &Priced, orders: &[Vec<usize>]) -> Vec<Pri
     let mut sets = many::neighbours(&at.members, orders);
     sets.extend(many::larger_and_smaller(at.members.len(), orders));
     for set in sets {
-        // Alone, nothing is carried; more devices than some have other ways.
+        // Alone, nothing is carried or cut; more devices than some have other ways.
+        let alone = at.members.len() == 1 || set.len() == 1;
         let ways = search::means(rings.request, set.len());
-        if ways.contains(&at.means) {
-            let members = order(&rings.links, at.means.link, rings.tile(), &set);
-            all.push((members, at.means, at.by_rows));
+        let ways: Vec<Means> =
+            ways.into_iter().filter(|&means| alone || means == at.means).collect();
+        let cuts = match alone {
+            true => search::corners(rings.request.spec, rings.texts, set.len()),
+            false => vec![at.by_rows],
+        };
+        for means in ways {
+            let members = order(&rings.links, means.link, rings.tile(), &set);
+            all.extend(cuts.iter().map(|&by_rows| (members.clone(), means, by_rows)));
         }
     }
     for means in search::means(rings.request, at.members.len()) {

@@ -36,6 +36,8 @@ const CHANGED: usize = 3;
 const CHANGES: usize = 16;
 /// and in so many is the number of layers by rows looked for.
 const REFINED: usize = 4;
+/// Of so many of the fastest devices, small sets grow from the best pair.
+const GROWN_FROM: usize = 16;
 /// Devices that a change may leave out, and that it may take in.
 const NEAR: usize = 8;
 
@@ -47,7 +49,8 @@ pub(crate) fn best(rings: &mut Rings<'_>, search: &mut Search) -> [Vec<Priced>; 
     let orders = orders(rings);
     // The first order is that of all devices by speed.
     let fastest = fastest::rings(rings, &orders[0], search);
-    let sets = sets(rings, &orders);
+    let mut sets = sets(rings, &orders);
+    sets.extend(grown(rings, &orders[0]).into_iter().map(|set| (set.len(), set)));
     search.subsets += sets.len() as u64;
     let mut found: Vec<Priced> = Vec::new();
     let mut sized = of_each_size(rings, &sets);
@@ -193,6 +196,44 @@ fn sets(rings: &Rings<'_>, orders: &[Vec<usize>]) -> BTreeSet<(usize, Vec<usize>
         }
     }
     sets
+}
+
+/// Sets that grow device by device from the best pair of the fastest devices, for each way to cut blocks:
+/// where pairs have links of their own, few devices that reach one another well do better than the fastest.
+fn grown(rings: &mut Rings<'_>, fastest: &[usize]) -> BTreeSet<Vec<usize>> {
+    let near = &fastest[..fastest.len().min(GROWN_FROM)];
+    let mut sets = BTreeSet::new();
+    for by_rows in corners(rings.request.spec, rings.texts, 2) {
+        let pairs = near.iter().enumerate();
+        let pairs = pairs.flat_map(|(at, &a)| near[at + 1..].iter().map(move |&b| vec![a, b]));
+        let mut best = cheapest(rings, pairs.collect(), by_rows);
+        while let Some(set) = best.take() {
+            if set.len() < search::ALL_SETS {
+                let others = near.iter().filter(|d| !set.contains(d));
+                let larger = others.map(|&d| [&set[..], &[d]].concat()).collect();
+                best = cheapest(rings, larger, by_rows);
+            }
+            sets.insert(set);
+        }
+    }
+    sets
+}
+
+/// The cheapest of these sets by the closed form, if any fits; sorted.
+fn cheapest(rings: &mut Rings<'_>, sets: Vec<Vec<usize>>, by_rows: ByRows) -> Option<Vec<usize>> {
+    let mut best: Option<(f64, Vec<usize>)> = None;
+    for mut set in sets {
+        set.sort_unstable();
+        for means in some_ways(rings, set.len()) {
+            let members = order(&rings.links, means.link, rings.tile(), &set);
+            let limit = best.as_ref().map_or(f64::INFINITY, |best| best.0);
+            if let Some(cost) = rings.price_below(Ring { members: &members, means, by_rows }, limit)
+            {
+                best = Some((cost, set.clone()));
+            }
+        }
+    }
+    best.map(|best| best.1)
 }
 
 /// A few ways that stand for all.

@@ -144,17 +144,26 @@ fn expand(
 }
 
 /// The latency that a ring may have: its closed form times what rings that were simulated took as
-/// multiples of theirs, those that are most like it above all; and less, the less is known of such.
+/// multiples of theirs, those that are most like it above all; and less, the more these differ and the less
+/// is known of such.
 fn estimate(seen: &[Seen], ring: &Priced) -> f64 {
-    let (mut sum, mut weights) = (0.0, 0.0);
+    let (mut weights, mut sum, mut squares) = (0.0, 0.0, 0.0);
+    let mut near = UNKNOWN;
     for seen in seen {
-        let weight = (-SHARP * unlike(&seen.ring, ring)).exp();
-        sum += weight * (seen.latency / seen.ring.cost).ln();
+        let unlike = unlike(&seen.ring, ring);
+        let weight = (-SHARP * unlike).exp();
+        let multiple = (seen.latency / seen.ring.cost).ln();
         weights += weight;
+        sum += weight * multiple;
+        squares += weight * multiple * multiple;
+        near = near.min(unlike);
     }
-    let near = seen.iter().map(|seen| unlike(&seen.ring, ring)).fold(UNKNOWN, f64::min);
-    let expected = if weights > 0.0 { (sum / weights).exp() } else { 1.0 };
-    ring.cost * expected * (1.0 - OPEN * near)
+    if weights <= 0.0 {
+        return ring.cost;
+    }
+    let mean = sum / weights;
+    let spread = (squares / weights - mean * mean).max(0.0).sqrt();
+    ring.cost * (mean - spread).exp() * (1.0 - OPEN * near)
 }
 
 /// How much two rings differ in what the closed form does not see well.

@@ -274,7 +274,7 @@ async fn serve(api: Api, listener: TcpListener, identity: Option<&Identity>) -> 
 /// Grows over restarts, so that workers never take a new coordinator for a stale one.
 fn first_epoch() -> Epoch {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
-    Epoch(seconds << 20)
+    Epoch::starting(seconds)
 }
 
 /// Prints what happens; progress of one device not more often than every [`PROGRESS`].

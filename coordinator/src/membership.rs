@@ -33,6 +33,12 @@ pub const WITHOUT: Duration = Duration::from_secs(15);
 pub const STEADY: Duration = Duration::from_secs(10);
 /// When nothing came of a look, until the next.
 pub const LOOK: Duration = Duration::from_secs(60);
+/// How far ahead of this machine's clock that of a coordinator before us may have been.
+const AHEAD: Duration = Duration::from_secs(400 * 24 * 3600);
+/// A clock before 2020 was never set, and says nothing about those of others; then no epoch is taken from
+/// behind the year 2240.
+const SET: Epoch = Epoch::starting(1_577_836_800);
+const UNSET_LIMIT: Epoch = Epoch::starting(1 << 33);
 /// How often the driver must send [`Event::Tick`].
 pub const TICK: Duration = Duration::from_millis(100);
 
@@ -290,6 +296,8 @@ pub struct Membership {
     epoch: Epoch,
     /// The latest that any device knows of: given out here or by a coordinator before us.
     known: Epoch,
+    /// Where epochs began when this did: by the clock of this machine.
+    start: Epoch,
     stage: Stage,
     rounds: u64,
     moving: Moving,
@@ -325,6 +333,7 @@ impl Membership {
             ring,
             epoch: start,
             known: start,
+            start,
             stage: Stage::Waiting,
             rounds: 0,
             moving: Moving::No,
@@ -439,8 +448,16 @@ impl Membership {
         match event {
             Event::Tick => {}
             Event::Connected { device, attempt, epoch } => {
+                let limit = self.latest_believed(now);
                 let member = &mut self.members[device];
-                if member.attempt == attempt && matches!(member.state, State::Connecting { .. }) {
+                let connecting = matches!(member.state, State::Connecting { .. });
+                if member.attempt == attempt && connecting && epoch > limit {
+                    let reason = format!(
+                        "it says that it was placed in epoch {epoch}, which no coordinator has given \
+                         out: start its worker again, and look after that device"
+                    );
+                    self.lose(now, device, reason, &mut actions);
+                } else if member.attempt == attempt && connecting {
                     // It refuses epochs that it knows.
                     self.known = self.known.max(epoch);
                     member.state = State::Connected;
@@ -548,6 +565,17 @@ impl Membership {
         }
         self.advance(now, &mut actions);
         actions
+    }
+
+    /// The latest epoch that a device is believed to know. Coordinators begin theirs by the clock, so that
+    /// what one of them can have given out is not far ahead of it; a device that says more would have all
+    /// others refuse what comes after.
+    fn latest_believed(&self, now: Now) -> Epoch {
+        if self.start < SET {
+            return UNSET_LIMIT;
+        }
+        let ahead = Epoch::starting((now + AHEAD).as_secs());
+        Epoch(self.start.0.saturating_add(ahead.0)).max(self.epoch)
     }
 
     fn hear(&mut self, now: Now, device: Index, attempt: u64) {

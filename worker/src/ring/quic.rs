@@ -20,8 +20,8 @@ use galaxy_engine::link::{LinkCloser, LinkError, LinkSender};
 use galaxy_proto::{
     ALPN_RING,
     channel::{ConnectError, refused_them, refused_us, resolve},
-    door::Peer,
-    identity::{Identity, Role, peer, server_name},
+    door::{Peer, Reception, Sampled},
+    identity::{Identity, Role, peer, server_name, time_left},
 };
 use quinn::{
     AckFrequencyConfig, ClientConfig, ConnectionError, Endpoint, EndpointConfig,
@@ -43,7 +43,7 @@ use std::{
 };
 use tokio::{
     runtime::{Builder, Handle},
-    sync::{OwnedSemaphorePermit, Semaphore, oneshot},
+    sync::oneshot,
     time::timeout,
 };
 
@@ -75,8 +75,8 @@ const LARGEST_PACKET: u16 = 6500;
 /// The first guess at a round trip: packets that are lost before there is a measurement are sent
 /// again after some of these. For the internet it is three times as much.
 const FIRST_TRIP: Duration = Duration::from_millis(100);
-/// Handshakes at one time; whoever comes then is sent away.
-const HANDSHAKES: usize = 64;
+/// Handshakes at one time; for whoever comes then, another goes.
+const HANDSHAKES: usize = 256;
 /// With so many under way, callers show first that they are where they say.
 const CROWD: usize = 16;
 /// A handshake and the stream after it that take longer are none.
@@ -223,45 +223,43 @@ fn transport() -> TransportConfig {
 /// Lets callers in until the socket is closed. Without 0-RTT: what comes with it could be sent
 /// again by anybody who saw it.
 async fn accept(endpoint: Endpoint, ring: Ring) {
-    let handshakes = Arc::new(Semaphore::new(HANDSHAKES));
+    let reception = Reception::new(HANDSHAKES);
+    let refusals = Arc::new(Sampled::default());
     while let Some(incoming) = endpoint.accept().await {
-        let Ok(permit) = handshakes.clone().try_acquire_owned() else {
-            incoming.refuse();
-            continue;
-        };
-        let crowded = handshakes.available_permits() < HANDSHAKES - CROWD;
+        let crowded = reception.len() >= CROWD;
         if crowded && incoming.may_retry() && !incoming.remote_address_validated() {
             // It may be asked.
             drop(incoming.retry());
-        } else {
-            tokio::spawn(greet(incoming, ring.clone(), permit));
+            continue;
         }
+        let (stay, mut notice) = reception.arrive(incoming.remote_address().ip());
+        let (ring, refusals) = (ring.clone(), refusals.clone());
+        tokio::spawn(async move {
+            let address = incoming.remote_address();
+            let shaken = tokio::select! {
+                shaken = timeout(HANDSHAKE_DEADLINE, shake(incoming)) => shaken,
+                () = notice.given() => return,
+            };
+            drop(stay);
+            let why = match shaken {
+                Ok(Ok((peer, pipe))) => return ring.arrive_quic(peer, pipe).await,
+                Ok(Err(error)) => error.to_string(),
+                Err(late) => late.to_string(),
+            };
+            if let Some(left_out) = refusals.take() {
+                tracing::warn!(%address, why, left_out, "refused a connection over QUIC");
+            }
+        });
     }
 }
 
-async fn greet(incoming: quinn::Incoming, ring: Ring, permit: OwnedSemaphorePermit) {
+/// Shakes hands, and waits for the first stream.
+async fn shake(incoming: quinn::Incoming) -> Result<(Peer, QuicPipe), ConnectionError> {
     let address = incoming.remote_address();
-    let shaken = async {
-        let inner = incoming.accept()?.await?;
-        let connection = Connection { inner, runtime: Handle::current() };
-        let pipe = connection.accept().await?;
-        Ok::<_, ConnectionError>((connection, pipe))
-    };
-    let (connection, pipe) = match timeout(HANDSHAKE_DEADLINE, shaken).await {
-        Ok(Ok(shaken)) => shaken,
-        Ok(Err(error)) => {
-            return tracing::warn!(%address, %error, "refused a connection over QUIC");
-        }
-        Err(_) => return tracing::debug!(%address, "handshake over QUIC took too long"),
-    };
-    drop(permit);
-    match connection.identity() {
-        Some(identity) => {
-            drop(connection);
-            ring.arrive_quic(Peer { identity: Some(identity), address }, pipe).await;
-        }
-        None => tracing::warn!(%address, "refused a connection over QUIC: no name of ours"),
-    }
+    let inner = incoming.accept()?.await?;
+    let connection = Connection { inner, runtime: Handle::current() };
+    let pipe = connection.accept().await?;
+    Ok((Peer { identity: connection.identity(), address }, pipe))
 }
 
 /// A connection with a device.
@@ -291,8 +289,16 @@ impl Connection {
     }
 
     fn identity(&self) -> Option<(DeviceName, Role)> {
-        let shown = self.inner.peer_identity()?.downcast::<Vec<CertificateDer<'static>>>().ok()?;
-        peer(&shown).ok()
+        peer(&self.certificates()?).ok()
+    }
+
+    fn certificates(&self) -> Option<Box<Vec<CertificateDer<'static>>>> {
+        self.inner.peer_identity()?.downcast().ok()
+    }
+
+    /// How long the peer's certificate is still valid.
+    pub fn time_left(&self) -> Option<Duration> {
+        time_left(&self.certificates()?)
     }
 
     /// Why a handshake that we took for done is not: the peer does not take our certificate.

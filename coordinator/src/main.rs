@@ -139,6 +139,7 @@ async fn cluster(file: &Path, flags: &Flags) -> Result<()> {
     let model = open_model(&cluster.model)?;
     let listen = flags.listen.as_deref().unwrap_or(&cluster.listen).to_owned();
     let limits = Limits { queue: cluster.queue, timeout: cluster.timeout };
+    let client_memory = cluster.client_memory;
     let name = cluster.name.clone();
     say(&format!(
         "cluster {name}: {} on {} devices by {}{}",
@@ -154,7 +155,9 @@ async fn cluster(file: &Path, flags: &Flags) -> Result<()> {
     let session = tokio::task::spawn_blocking(move || {
         Session::new(model, Arc::new(fleet) as Arc<dyn Fleet>, limits)
     });
-    let api = Api::new(session.await?, &name).audited(audit);
+    let session = session.await?;
+    session.client_memory().limit(client_memory);
+    let api = Api::new(session, &name).audited(audit);
     serve(api, listener, Some(&serving)).await
 }
 

@@ -9,6 +9,9 @@
 //! A device is lost when nothing has come from it for [`SILENCE`], however late answers are: one
 //! that is slow still answers, because workers answer pings from their I/O side.
 
+mod belief;
+mod obstacle;
+
 use galaxy_common::Epoch;
 use std::time::Duration;
 
@@ -33,12 +36,6 @@ pub const WITHOUT: Duration = Duration::from_secs(15);
 pub const STEADY: Duration = Duration::from_secs(10);
 /// When nothing came of a look, until the next.
 pub const LOOK: Duration = Duration::from_secs(60);
-/// How far ahead of this machine's clock that of a coordinator before us may have been.
-const AHEAD: Duration = Duration::from_secs(400 * 24 * 3600);
-/// A clock before 2020 was never set, and says nothing about those of others; then no epoch is taken from
-/// behind the year 2240.
-const SET: Epoch = Epoch::starting(1_577_836_800);
-const UNSET_LIMIT: Epoch = Epoch::starting(1 << 33);
 /// How often the driver must send [`Event::Tick`].
 pub const TICK: Duration = Duration::from_millis(100);
 
@@ -394,70 +391,16 @@ impl Membership {
         self.ring.as_ref().is_none_or(|ring| ring.contains(&device))
     }
 
-    /// Who keeps the cluster from being ready, if it is a device, and why, in words for a person.
-    pub fn obstacle(&self) -> Option<(Option<Index>, String)> {
-        if self.ready().is_some() {
-            return None;
-        }
-        for (device, member) in self.needed() {
-            if let State::Unreachable { reason, lost, .. }
-            | State::Connecting { reason, lost, .. } = &member.state
-            {
-                let mut reason = match (reason.is_empty(), lost) {
-                    (true, _) => "is being connected".to_owned(),
-                    (false, true) => format!("was lost: {reason}"),
-                    (false, false) => format!("is not reachable: {reason}"),
-                };
-                if *lost && self.ring.is_some() {
-                    match (&self.refusal, self.patience) {
-                        (Some((_, why)), _) if self.without => {
-                            reason += &format!("; the others do not go on without it: {why}");
-                        }
-                        (_, Some(patience)) => {
-                            reason += &format!(
-                                "; after {patience:?} the others go on without it, if they can"
-                            );
-                        }
-                        _ => {}
-                    }
-                }
-                return Some((Some(device), reason));
-            }
-        }
-        match &self.refusal {
-            Some((Some(device), reason)) => {
-                return Some((Some(*device), format!("has not taken its place: {reason}")));
-            }
-            Some((None, reason)) => return Some((None, format!("there is no plan: {reason}"))),
-            None => {}
-        }
-        let mut needed = self.needed();
-        match needed.find(|(_, m)| !matches!(m.state, State::Ready { .. })) {
-            Some((device, _)) if self.stage == Stage::Live => {
-                Some((Some(device), "is being placed".to_owned()))
-            }
-            _ => Some((None, "a plan is being made".to_owned())),
-        }
-    }
-
     /// Takes an event in and says what to do. `now` is when it happened: events that had to wait
     /// keep their time, so that a device is not blamed for what kept us.
     pub fn handle(&mut self, now: Now, event: Event) -> Vec<Action> {
         let mut actions = Vec::new();
         self.excuse(now);
-        match event {
+        match self.doubted(now, event) {
             Event::Tick => {}
             Event::Connected { device, attempt, epoch } => {
-                let limit = self.latest_believed(now);
                 let member = &mut self.members[device];
-                let connecting = matches!(member.state, State::Connecting { .. });
-                if member.attempt == attempt && connecting && epoch > limit {
-                    let reason = format!(
-                        "it says that it was placed in epoch {epoch}, which no coordinator has given \
-                         out: start its worker again, and look after that device"
-                    );
-                    self.lose(now, device, reason, &mut actions);
-                } else if member.attempt == attempt && connecting {
+                if member.attempt == attempt && matches!(member.state, State::Connecting { .. }) {
                     // It refuses epochs that it knows.
                     self.known = self.known.max(epoch);
                     member.state = State::Connected;
@@ -565,17 +508,6 @@ impl Membership {
         }
         self.advance(now, &mut actions);
         actions
-    }
-
-    /// The latest epoch that a device is believed to know. Coordinators begin theirs by the clock, so that
-    /// what one of them can have given out is not far ahead of it; a device that says more would have all
-    /// others refuse what comes after.
-    fn latest_believed(&self, now: Now) -> Epoch {
-        if self.start < SET {
-            return UNSET_LIMIT;
-        }
-        let ahead = Epoch::starting((now + AHEAD).as_secs());
-        Epoch(self.start.0.saturating_add(ahead.0)).max(self.epoch)
     }
 
     fn hear(&mut self, now: Now, device: Index, attempt: u64) {

@@ -223,7 +223,7 @@ async fn accept(listener: TcpListener, porter: Arc<Porter>) {
         };
         match accepted {
             Ok((stream, address)) => {
-                let (porter, (stay, mut notice)) = (porter.clone(), reception.arrive(address.ip()));
+                let (porter, (stay, notice)) = (porter.clone(), reception.arrive(address.ip()));
                 handshakes.spawn(async move {
                     let shaken = tokio::select! {
                         shaken = timeout(HANDSHAKE_DEADLINE, porter.shake(stream, address, &stay)) => shaken,

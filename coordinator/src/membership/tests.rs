@@ -616,17 +616,3 @@ fn a_device_that_lies_about_epochs_is_left_out() {
     world.run(seconds(5.0));
     assert_eq!(world.membership.ready(), Some(Epoch(103)));
 }
-
-#[test]
-fn epochs_are_believed_by_the_clock() {
-    let of = |start| Membership::new(1, start, None, None).latest_believed(seconds(60.0));
-    let now = 1_800_000_000;
-    assert!(of(Epoch::starting(now)) >= Epoch::starting(now + 365 * 24 * 3600));
-    assert!(of(Epoch::starting(now)) < Epoch::starting(now + 2 * 365 * 24 * 3600));
-    // What a board without a clock is told by those that have one.
-    assert!(of(Epoch::starting(100)) > Epoch::starting(now));
-    for start in [Epoch(0), Epoch::starting(now)] {
-        // However often it is pushed to the limit, there is room.
-        assert!(of(start) < Epoch(1 << 62));
-    }
-}

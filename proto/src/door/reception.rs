@@ -7,7 +7,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Instant,
 };
-use tokio::sync::oneshot;
+use tokio::sync::Notify;
 
 /// A lobby that tasks share. Copies are the same one.
 #[derive(Clone, Debug)]
@@ -22,7 +22,7 @@ struct Inner {
 #[derive(Debug)]
 struct State {
     lobby: Lobby,
-    tell: HashMap<Guest, oneshot::Sender<()>>,
+    tell: HashMap<Guest, Arc<Notify>>,
 }
 
 impl Reception {
@@ -34,15 +34,11 @@ impl Reception {
 
     /// Takes in who comes. Never waits: another has to go, if need be.
     pub fn arrive(&self, address: IpAddr) -> (Stay, Notice) {
-        let (tell, told) = oneshot::channel();
-        let mut state = self.state();
-        let (guest, goes) = state.lobby.arrive(self.0.origin.elapsed(), address);
-        if let Some(goes) = goes {
-            // A sender that is dropped says it.
-            state.tell.remove(&goes);
-        }
-        state.tell.insert(guest, tell);
-        (Stay { reception: self.clone(), guest }, Notice(told))
+        let tell = Arc::new(Notify::new());
+        let notice = Notice(tell.clone());
+        let stay = Stay { reception: self.clone(), address, tell, guest: Mutex::new(None) };
+        stay.back();
+        (stay, notice)
     }
 
     /// How many are here.
@@ -64,34 +60,86 @@ impl Reception {
 #[derive(Debug)]
 pub struct Stay {
     reception: Reception,
-    guest: Guest,
-}
-
-/// Tells somebody that it has to go.
-#[derive(Debug)]
-pub struct Notice(oneshot::Receiver<()>);
-
-impl Notice {
-    /// Ends when it has to go, to make room for another, or was dropped.
-    ///
-    /// # Cancel safety
-    /// It can be waited for again.
-    pub async fn given(&mut self) {
-        drop((&mut self.0).await);
-    }
+    address: IpAddr,
+    tell: Arc<Notify>,
+    /// Nothing while it is away.
+    guest: Mutex<Option<Guest>>,
 }
 
 impl Stay {
     /// Bytes came from it.
     pub fn heard(&self) {
-        self.reception.state().lobby.heard(self.guest);
+        if let Some(guest) = *self.guest() {
+            self.reception.state().lobby.heard(guest);
+        }
+    }
+
+    /// Leaves the lobby, and has not to go for anybody.
+    pub fn away(&self) {
+        if let Some(guest) = self.guest().take() {
+            let mut state = self.reception.state();
+            state.lobby.leave(guest);
+            state.tell.remove(&guest);
+        }
+    }
+
+    /// Is in the lobby again, as who has just come.
+    pub fn back(&self) {
+        self.away();
+        let mut state = self.reception.state();
+        let now = self.reception.0.origin.elapsed();
+        let (guest, goes) = state.lobby.arrive(now, self.address);
+        if let Some(tell) = goes.and_then(|goes| state.tell.remove(&goes)) {
+            tell.notify_one();
+        }
+        state.tell.insert(guest, self.tell.clone());
+        *self.guest() = Some(guest);
+    }
+
+    fn guest(&self) -> MutexGuard<'_, Option<Guest>> {
+        self.guest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Stay {
     fn drop(&mut self) {
-        let mut state = self.reception.state();
-        state.lobby.leave(self.guest);
-        state.tell.remove(&self.guest);
+        self.away();
+    }
+}
+
+/// Tells somebody that it has to go.
+#[derive(Debug)]
+pub struct Notice(Arc<Notify>);
+
+impl Notice {
+    /// Ends when it has to go, to make room for another.
+    ///
+    /// # Cancel safety
+    /// It can be waited for again, until it was given.
+    pub async fn given(&self) {
+        self.0.notified().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{net::Ipv4Addr, time::Duration};
+    use tokio::time::timeout;
+
+    #[tokio::test]
+    async fn who_has_to_go_is_told() {
+        let reception = Reception::new(1);
+        let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        let (first, told) = reception.arrive(address);
+        first.away();
+        let (second, also) = reception.arrive(address);
+        assert!(timeout(Duration::ZERO, told.given()).await.is_err(), "it was away");
+        first.back();
+        also.given().await;
+        drop(second);
+        assert_eq!(reception.len(), 1);
+        drop(first);
+        assert!(reception.is_empty());
     }
 }

@@ -9,6 +9,8 @@
 //! at most a window of it and a batch. There are no streams for single tiles: lanes expect tiles in the order
 //! in which they were sent, so that none could overtake another.
 
+mod door;
+
 use super::{
     arrival::Ring,
     hello::{Answer, HELLO_BYTES, WELCOME_BYTES},
@@ -20,7 +22,7 @@ use galaxy_engine::link::{LinkCloser, LinkError, LinkSender};
 use galaxy_proto::{
     ALPN_RING,
     channel::{ConnectError, refused_them, refused_us, resolve},
-    door::{Peer, Reception, Sampled},
+    door::Peer,
     identity::{Identity, Role, peer, server_name, time_left},
 };
 use quinn::{
@@ -75,12 +77,6 @@ const LARGEST_PACKET: u16 = 6500;
 /// The first guess at a round trip: packets that are lost before there is a measurement are sent
 /// again after some of these. For the internet it is three times as much.
 const FIRST_TRIP: Duration = Duration::from_millis(100);
-/// Handshakes at one time; for whoever comes then, another goes.
-const HANDSHAKES: usize = 256;
-/// With so many under way, callers show first that they are where they say.
-const CROWD: usize = 16;
-/// A handshake and the stream after it that take longer are none.
-const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 /// For peers to hear that we end.
 const CLOSE_DEADLINE: Duration = Duration::from_millis(300);
 
@@ -109,7 +105,7 @@ impl Quic {
         let transport = Arc::new(transport());
         let tls = QuicServerConfig::try_from(identity.server_config(&[ALPN_RING]));
         let mut server = ServerConfig::with_crypto(Arc::new(tls.map_err(unfit)?));
-        server.transport_config(transport.clone()).max_incoming(HANDSHAKES);
+        server.transport_config(transport.clone()).max_incoming(door::HANDSHAKES);
         let tls = QuicClientConfig::try_from(identity.client_config(ALPN_RING));
         let mut client = ClientConfig::new(Arc::new(tls.map_err(unfit)?));
         client.transport_config(transport);
@@ -132,7 +128,7 @@ impl Quic {
         let body = move || {
             runtime.block_on(async {
                 tokio::select! {
-                    () = accept(served.clone(), ring) => {}
+                    () = door::accept(served.clone(), ring) => {}
                     // Told to, or forgotten.
                     _ = stopping => {}
                 }
@@ -218,48 +214,6 @@ fn transport() -> TransportConfig {
         // A packet that is lost is most often one that the air lost.
         .congestion_controller_factory(Arc::new(BbrConfig::default()));
     transport
-}
-
-/// Lets callers in until the socket is closed. Without 0-RTT: what comes with it could be sent
-/// again by anybody who saw it.
-async fn accept(endpoint: Endpoint, ring: Ring) {
-    let reception = Reception::new(HANDSHAKES);
-    let refusals = Arc::new(Sampled::default());
-    while let Some(incoming) = endpoint.accept().await {
-        let crowded = reception.len() >= CROWD;
-        if crowded && incoming.may_retry() && !incoming.remote_address_validated() {
-            // It may be asked.
-            drop(incoming.retry());
-            continue;
-        }
-        let (stay, mut notice) = reception.arrive(incoming.remote_address().ip());
-        let (ring, refusals) = (ring.clone(), refusals.clone());
-        tokio::spawn(async move {
-            let address = incoming.remote_address();
-            let shaken = tokio::select! {
-                shaken = timeout(HANDSHAKE_DEADLINE, shake(incoming)) => shaken,
-                () = notice.given() => return,
-            };
-            drop(stay);
-            let why = match shaken {
-                Ok(Ok((peer, pipe))) => return ring.arrive_quic(peer, pipe).await,
-                Ok(Err(error)) => error.to_string(),
-                Err(late) => late.to_string(),
-            };
-            if let Some(left_out) = refusals.take() {
-                tracing::warn!(%address, why, left_out, "refused a connection over QUIC");
-            }
-        });
-    }
-}
-
-/// Shakes hands, and waits for the first stream.
-async fn shake(incoming: quinn::Incoming) -> Result<(Peer, QuicPipe), ConnectionError> {
-    let address = incoming.remote_address();
-    let inner = incoming.accept()?.await?;
-    let connection = Connection { inner, runtime: Handle::current() };
-    let pipe = connection.accept().await?;
-    Ok((Peer { identity: connection.identity(), address }, pipe))
 }
 
 /// A connection with a device.
@@ -675,7 +629,7 @@ mod tests {
         let home = Authority::create(dir.path(), "home").unwrap();
         let ((a, _), (_b, address)) = (ring(&identity(&home, "a")), ring(&identity(&home, "b")));
         let mut dials = tokio::task::JoinSet::new();
-        for _ in 0..3 * CROWD {
+        for _ in 0..3 * door::CROWD {
             let (a, address) = (a.clone(), address.clone());
             dials.spawn(async move {
                 let patience = Duration::from_secs(20);

@@ -491,6 +491,27 @@ mod tests {
         assert!(warnings[0].to_string().contains("\"do_flip\""), "{warnings:?}");
     }
 
+    /// A small file of which the pixels would take a gigabyte: only its first bytes are looked at.
+    #[test]
+    fn pixels_are_counted_before_they_are_decoded() {
+        let (model, processor) = golden();
+        let mut png = std::fs::read(model.path().join("image.png")).unwrap();
+        let needs = processor.needs(&png).unwrap();
+        assert!((1_000..10_000_000).contains(&needs), "{needs}");
+        // The header: its type, the sides, and what is checked by the sum behind it.
+        png[16..20].copy_from_slice(&16_384_u32.to_be_bytes());
+        png[20..24].copy_from_slice(&16_384_u32.to_be_bytes());
+        let sum = png[12..29].iter().fold(u32::MAX, |sum, byte| {
+            (0..8).fold(sum ^ u32::from(*byte), |sum, _| {
+                (sum >> 1) ^ if sum & 1 == 1 { 0xedb8_8320 } else { 0 }
+            })
+        });
+        png[29..33].copy_from_slice(&(!sum).to_be_bytes());
+        for error in [processor.needs(&png).unwrap_err(), processor.pixels(&png).unwrap_err()] {
+            assert!(matches!(error, ImageError::Large { width: 16_384, .. }), "{error}");
+        }
+    }
+
     #[test]
     fn an_image_that_is_cut_short_is_named_as_such() {
         let (model, processor) = golden();

@@ -72,9 +72,10 @@ pub struct Row {
     pub target: Target,
     /// By what.
     pub attack: String,
-    /// Connections that were open at the end, and that were opened in all.
+    /// Connections that were open at the end as the attacker sees it: whom the system dropped before it was
+    /// accepted, and who says nothing, does not know,
     pub open: usize,
-    /// In all.
+    /// and connections, or requests, in all.
     pub opened: u64,
     /// How long the honest one waited before, without its own delay: the median, in milliseconds.
     pub before_ms: f64,
@@ -230,13 +231,13 @@ async fn attack_all(options: &Options) -> Result<Vec<Row>> {
 async fn under(stage: &Stage, target: Target, attack: String, mut crowd: Crowd) -> Result<Row> {
     let honest = stage.honest(target)?;
     // Before: the crowd has not begun.
-    let before = honest.median(ASKED).await?;
+    let before = honest.median(ASKED).await?.saturating_sub(DELAY);
     let memory = stage.memory(target)?;
     crowd.begin().await;
     let (mut waits, mut unanswered, mut peak) = (Vec::new(), 0, stage.memory(target)?);
     for _ in 0..ASKED {
         match honest.ask().await {
-            Ok(wait) => waits.push(wait),
+            Ok(wait) => waits.push(wait.saturating_sub(DELAY)),
             Err(_) => unanswered += 1,
         }
         peak = peak.max(stage.memory(target)?);
@@ -257,7 +258,7 @@ fn row(
     growth: u64,
 ) -> Row {
     waits.sort();
-    let ms = |time: Duration| time.saturating_sub(DELAY).as_secs_f64() * 1e3;
+    let ms = |time: Duration| time.as_secs_f64() * 1e3;
     let longest = waits.last().copied().unwrap_or_default();
     let held = unanswered == 0 && longest <= before + LATER;
     let (before_ms, longest_ms) = (ms(before), ms(longest));

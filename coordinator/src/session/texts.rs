@@ -253,6 +253,9 @@ impl Session {
         skips: bool,
     ) -> Result<(Vec<Sequence>, Vec<u32>, Duration), RequestError> {
         self.check_texts(&texts)?;
+        for (index, text) in texts.iter().enumerate() {
+            check_bytes(how.prompt.len() + text.len(), how.limit, || of(index))?;
+        }
         let session = self.clone();
         let (_wanted, gone) = Gone::pair();
         blocking(move || {
@@ -321,21 +324,11 @@ impl Session {
     pub(super) fn tokenizing(
         &self,
         text: &str,
-        (limit, limited_by): (u32, &'static str),
+        limit: (u32, &'static str),
         what: impl FnOnce() -> String,
     ) -> Result<Briefly, RequestError> {
-        let most = (limit as usize).saturating_mul(TOKEN_BYTES).max(TEXT_BYTES);
-        let bytes = text.len();
-        if bytes > most {
-            return Err(RequestError::TextTooLarge {
-                what: what(),
-                bytes,
-                most,
-                limit,
-                limited_by,
-            });
-        }
-        self.caller.briefly(bytes as u64 * TOKENIZING)
+        check_bytes(text.len(), limit, what)?;
+        self.caller.briefly(text.len() as u64 * TOKENIZING)
     }
 
     fn check_texts(&self, texts: &[String]) -> Result<(), RequestError> {
@@ -443,6 +436,19 @@ fn probabilities(head: &ClassHead, logits: &[f32]) -> Vec<f32> {
             let sum: f64 = raised.iter().sum();
             raised.into_iter().map(|e| (e / sum) as f32).collect()
         }
+    }
+}
+
+/// Refuses a text by its bytes, before anything is made of it.
+fn check_bytes(
+    bytes: usize,
+    (limit, limited_by): (u32, &'static str),
+    what: impl FnOnce() -> String,
+) -> Result<(), RequestError> {
+    let most = (limit as usize).saturating_mul(TOKEN_BYTES).max(TEXT_BYTES);
+    match bytes > most {
+        true => Err(RequestError::TextTooLarge { what: what(), bytes, most, limit, limited_by }),
+        false => Ok(()),
     }
 }
 

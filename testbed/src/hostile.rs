@@ -17,7 +17,7 @@ use honest::{DELAY, Honest};
 use serde::Serialize;
 use std::{
     net::{IpAddr, Ipv4Addr},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::Command,
     time::Duration,
 };
@@ -139,7 +139,7 @@ struct Stage {
 }
 
 impl Stage {
-    fn up(model: &PathBuf) -> Result<Self> {
+    fn up(model: &Path) -> Result<Self> {
         let model = model.canonicalize().with_context(|| model.display().to_string())?;
         let setup = Setup { shares: vec![1.0], ..Setup::new(model) };
         let cluster = TestCluster::start(setup)?;

@@ -246,8 +246,8 @@ impl Connection {
         peer(&self.certificates()?).ok()
     }
 
-    fn certificates(&self) -> Option<Box<Vec<CertificateDer<'static>>>> {
-        self.inner.peer_identity()?.downcast().ok()
+    fn certificates(&self) -> Option<Vec<CertificateDer<'static>>> {
+        self.inner.peer_identity()?.downcast().ok().map(|shown| *shown)
     }
 
     /// How long the peer's certificate is still valid.

@@ -46,14 +46,14 @@ PLACES = {
     "a socket": (
         r"\b(quinn|TcpStream|TcpListener|UdpSocket|UnixStream|UnixListener)\b",
         (
-            "worker/src/ring", "proto/src/door.rs", "proto/src/channel.rs", "client/src/cli/serve.rs",
+            "worker/src/ring", "proto/src/door", "proto/src/channel.rs", "client/src/cli/serve.rs",
             # They bind the port that the door then takes.
             "worker/src/serve.rs", "coordinator/src/main.rs", "coordinator/src/api.rs",
             # It measures what loopback carries.
             "client/src/cli/loopback.rs",
             "testbed/",
         ),
-        "links live under worker/src/ring, connections under proto/src/door.rs and channel.rs, HTTP under "
+        "links live under worker/src/ring, connections under proto/src/door and channel.rs, HTTP under "
         "client/src/cli/serve.rs",
     ),
 }

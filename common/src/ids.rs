@@ -97,6 +97,12 @@ number!(
 );
 
 impl Epoch {
+    /// The first epoch of a coordinator that starts so many seconds after 1970: above those of all that
+    /// started before it.
+    pub const fn starting(seconds: u64) -> Self {
+        Self(seconds.saturating_mul(1 << 20))
+    }
+
     /// The epoch after this one.
     pub fn next(self) -> Self {
         Self(self.0.saturating_add(1))

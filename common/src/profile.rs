@@ -97,6 +97,11 @@ impl fmt::Display for Kernel {
     }
 }
 
+/// Points of a grid at most: measurements have some hundred.
+const MOST_POINTS: usize = 1 << 14;
+/// Bytes of the words for an engine at most.
+const MOST_WORDS: usize = 128;
+
 /// Times of one kernel over a grid of sizes: linear between points; beyond the last point of an
 /// axis as between its last two, below the first in proportion to the size.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -145,6 +150,9 @@ impl Table {
         let points = self.axes.iter().try_fold(1usize, |n, a| n.checked_mul(a.len()));
         if points != Some(self.nanos.len()) || self.nanos.len() != self.spread.len() {
             return Err("has another number of values than its axes have points");
+        }
+        if self.nanos.len() > MOST_POINTS {
+            return Err("has more points than any measurement");
         }
         if !self.nanos.iter().all(|t| *t > 0.0 && *t < LONGEST) {
             return Err("has a time that no operation takes");
@@ -300,6 +308,9 @@ impl DeviceProfile {
         }
         let wrong =
             |what: String, why| Err(ProfileError::Device { device: device.clone(), what, why });
+        if self.engine.len() > MOST_WORDS {
+            return wrong("the name of the engine".into(), "is longer than any");
+        }
         for table in &self.tables {
             if let Err(why) = table.check() {
                 return wrong(format!("the table of {}", table.kernel), why);

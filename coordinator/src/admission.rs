@@ -1,14 +1,22 @@
 //! Admission: a bounded queue in front of the one place where programs run.
 //!
 //! A request holds a [`Ticket`] from admission to answer; its programs take the turn one at a
-//! time, first come, first served. Full means refused.
+//! time, and clients in turns. Full means refused; one client has at most half of the places while others are
+//! here.
 
-use crate::error::RequestError;
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, AtomicUsize, Ordering},
+use crate::{
+    client_memory::Who,
+    error::RequestError,
+    fair::{Fair, Share},
 };
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+use tokio::sync::watch;
 
 /// The queue.
 #[derive(Clone, Debug)]
@@ -21,9 +29,16 @@ struct Inner {
     queue: usize,
     /// Requests that are here.
     requests: watch::Sender<usize>,
-    turn: Arc<Semaphore>,
-    waiting: AtomicUsize,
+    /// Requests of each client.
+    by: Mutex<HashMap<Who, usize>>,
+    turn: Fair,
     draining: AtomicBool,
+}
+
+impl Inner {
+    fn by(&self) -> MutexGuard<'_, HashMap<Who, usize>> {
+        self.by.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// A place in the queue, given back when the last copy is dropped.
@@ -34,40 +49,59 @@ pub struct Ticket {
 
 /// One of the requests that are here.
 #[derive(Debug)]
-struct Place(Admission);
+struct Place {
+    admission: Admission,
+    who: Who,
+}
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.0.inner.requests.send_modify(|requests| *requests -= 1);
+        let inner = &self.admission.inner;
+        let mut by = inner.by();
+        if let Some(count) = by.get_mut(&self.who) {
+            *count -= 1;
+            if *count == 0 {
+                by.remove(&self.who);
+            }
+        }
+        drop(by);
+        inner.requests.send_modify(|requests| *requests -= 1);
     }
 }
 
 impl Admission {
-    /// A queue in which `queue` requests may wait while one runs.
+    /// A queue in which `queue` requests may wait while one runs; half as many more, if one client has
+    /// filled it and others come.
     pub fn new(queue: usize) -> Self {
-        let (requests, turn) = (watch::Sender::new(0), Arc::new(Semaphore::new(1)));
-        let (waiting, draining) = (AtomicUsize::new(0), AtomicBool::new(false));
-        Self { inner: Arc::new(Inner { queue, requests, turn, waiting, draining }) }
+        let (requests, by, turn) = (watch::Sender::new(0), Mutex::default(), Fair::new(1));
+        let draining = AtomicBool::new(false);
+        Self { inner: Arc::new(Inner { queue, requests, by, turn, draining }) }
     }
 
     /// Lets a request in.
     ///
     /// # Errors
     /// [`RequestError::Draining`], or [`RequestError::Overloaded`] when the queue is full.
-    pub fn admit(&self) -> Result<Ticket, RequestError> {
+    pub fn admit(&self, who: &Who) -> Result<Ticket, RequestError> {
         if self.draining() {
             return Err(RequestError::Draining);
         }
         let queue = self.inner.queue;
-        let comes = |requests: &mut usize| {
-            let room = *requests <= queue;
-            *requests += usize::from(room);
-            room
+        let mut by = self.inner.by();
+        let all: usize = by.values().sum();
+        let has = by.get(who).copied().unwrap_or(0);
+        let half = queue.div_ceil(2).max(1);
+        let room = match all <= queue {
+            true => has == all || has < half,
+            false => has < half && all - has > half && all <= queue + half,
         };
-        match self.inner.requests.send_if_modified(comes) {
-            true => Ok(Ticket { place: Arc::new(Place(self.clone())) }),
-            false => Err(RequestError::Overloaded { queue }),
+        if !room {
+            return Err(RequestError::Overloaded { queue });
         }
+        *by.entry(who.clone()).or_default() += 1;
+        drop(by);
+        self.inner.requests.send_modify(|requests| *requests += 1);
+        Ok(Ticket { place: Arc::new(Place { admission: self.clone(), who: who.clone() }) })
     }
 
     /// Takes no more requests, or takes them again.
@@ -82,7 +116,7 @@ impl Admission {
 
     /// Requests that wait for their turn.
     pub fn queued(&self) -> usize {
-        self.inner.waiting.load(Ordering::Relaxed)
+        self.inner.turn.waiting()
     }
 
     /// Waits until no request is left.
@@ -93,8 +127,9 @@ impl Admission {
 }
 
 /// The right to run one program; given back on drop.
+#[derive(Debug)]
 pub struct Turn {
-    _permit: OwnedSemaphorePermit,
+    _share: Share,
     _ticket: Ticket,
 }
 
@@ -103,22 +138,10 @@ impl Ticket {
     ///
     /// # Cancel safety
     /// Dropping the future leaves the queue.
-    ///
-    /// # Errors
-    /// Never while the queue exists.
-    pub async fn turn(&self) -> Result<Turn, RequestError> {
-        struct Waiting<'a>(&'a AtomicUsize);
-        impl Drop for Waiting<'_> {
-            fn drop(&mut self) {
-                self.0.fetch_sub(1, Ordering::Relaxed);
-            }
-        }
-        let inner = &self.place.0.inner;
-        inner.waiting.fetch_add(1, Ordering::Relaxed);
-        let _waiting = Waiting(&inner.waiting);
-        let permit = inner.turn.clone().acquire_owned().await;
-        let permit = permit.map_err(|_| RequestError::Draining)?;
-        Ok(Turn { _permit: permit, _ticket: self.clone() })
+    pub async fn turn(&self) -> Turn {
+        let Place { admission, who } = &*self.place;
+        let share = admission.inner.turn.take(who, 1).await;
+        Turn { _share: share, _ticket: self.clone() }
     }
 }
 
@@ -130,38 +153,61 @@ mod tests {
     #[tokio::test]
     async fn full_is_refused_and_left_places_are_given_again() {
         let admission = Admission::new(1);
-        let running = admission.admit().unwrap();
-        let turn = running.turn().await.unwrap();
-        let waiting = admission.admit().unwrap();
-        assert_eq!(admission.admit().err(), Some(RequestError::Overloaded { queue: 1 }));
+        let running = admission.admit(&None).unwrap();
+        let turn = running.turn().await;
+        let waiting = admission.admit(&None).unwrap();
+        assert_eq!(admission.admit(&None).err(), Some(RequestError::Overloaded { queue: 1 }));
         let mut next = Box::pin(waiting.turn());
         assert!(tokio::time::timeout(std::time::Duration::ZERO, &mut next).await.is_err());
         assert_eq!(admission.queued(), 1);
         drop(next);
         assert_eq!(admission.queued(), 0, "a client that goes away leaves the queue");
         drop(waiting);
-        let waiting = admission.admit().unwrap();
+        let waiting = admission.admit(&None).unwrap();
         drop((running, turn));
-        waiting.turn().await.unwrap();
+        waiting.turn().await;
     }
 
     #[tokio::test]
     async fn drain_refuses_and_waits_for_what_runs() {
         let admission = Admission::new(4);
-        let ticket = admission.admit().unwrap();
-        let turn = ticket.turn().await.unwrap();
+        let ticket = admission.admit(&None).unwrap();
+        let turn = ticket.turn().await;
         drop(ticket);
         admission.drain(true);
-        assert_eq!(admission.admit().err(), Some(RequestError::Draining));
+        assert_eq!(admission.admit(&None).err(), Some(RequestError::Draining));
         let mut idle = Box::pin(admission.idle());
         assert!(tokio::time::timeout(std::time::Duration::ZERO, &mut idle).await.is_err());
         // Whoever waits for the end keeps nobody out.
         admission.drain(false);
-        drop(admission.admit().unwrap());
+        drop(admission.admit(&None).unwrap());
         admission.drain(true);
         drop(turn);
         idle.await;
         admission.drain(false);
-        assert!(admission.admit().is_ok());
+        assert!(admission.admit(&None).is_ok());
+    }
+
+    fn client(name: &str) -> Who {
+        let name = galaxy_common::DeviceName::new(name).unwrap();
+        Some((name, galaxy_proto::identity::Role::Client))
+    }
+
+    #[test]
+    fn one_client_has_half_while_others_are_here() {
+        let admission = Admission::new(64);
+        let [greedy, honest, third] = ["greedy", "honest", "third"].map(client);
+        let mut many: Vec<_> = (0..70).filter_map(|_| admission.admit(&greedy).ok()).collect();
+        assert_eq!(many.len(), 65, "nobody else is here");
+        // It filled the queue, and others come in all the same: more than half for them.
+        let few: Vec<_> = (0..20).filter_map(|_| admission.admit(&honest).ok()).collect();
+        assert_eq!(few.len(), 20);
+        let third: Vec<_> = (0..20).filter_map(|_| admission.admit(&third).ok()).collect();
+        assert_eq!(third.len(), 12, "but it has an end");
+        assert!(admission.admit(&greedy).is_err());
+        many.truncate(32);
+        assert!(admission.admit(&greedy).is_err(), "half is what it has");
+        drop((few, third));
+        assert!(admission.admit(&greedy).is_ok());
     }
 }

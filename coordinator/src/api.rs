@@ -1,6 +1,11 @@
 //! The API: the Galaxy service over a [`Session`]. Wire types end here.
 
+mod fields;
+mod intake;
+
 use crate::{
+    audit::Audit,
+    client_memory::Caller,
     error::RequestError,
     fleet::{DeviceView, Readiness},
     placement,
@@ -10,7 +15,7 @@ use crate::{
 use galaxy_common::{Fallback, SamplingParams, Wanted};
 use galaxy_proto::{
     COMMIT, MAX_MESSAGE_BYTES, PROTOCOL, VERSION, convert,
-    door::{Door, require},
+    door::{Door, Peer, require},
     identity::{Identity, Role},
     v1::{
         self,
@@ -19,6 +24,7 @@ use galaxy_proto::{
         run_event::Event,
     },
 };
+use intake::Intake;
 use std::{
     future::Future,
     num::NonZeroU32,
@@ -40,10 +46,10 @@ const SAID: usize = 64;
 const PIECES: usize = 4;
 /// How long a client may leave a piece where it is; then it has no more use for the rest.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Bytes of one request: 1024 texts of 16 kB.
-const MAX_REQUEST_BYTES: usize = 16 << 20;
 /// Calls at one time on one connection; more wait in the client.
 const STREAMS: u32 = 128;
+/// Bytes that may be on their way to us over one connection, before any of them is counted.
+const WINDOW: u32 = 1 << 20;
 /// How long a connection may be silent before the client is asked for a sign of life, and how long
 /// that may take.
 const KEEPALIVE: Duration = Duration::from_secs(10);
@@ -53,6 +59,7 @@ const KEEPALIVE: Duration = Duration::from_secs(10);
 pub struct Api {
     session: Session,
     cluster: String,
+    audit: Audit,
     /// Results on their way to clients.
     replies: Arc<Mutex<JoinSet<()>>>,
 }
@@ -60,7 +67,18 @@ pub struct Api {
 impl Api {
     /// The service of `session`, under the cluster's name.
     pub fn new(session: Session, cluster: impl Into<String>) -> Self {
-        Self { session, cluster: cluster.into(), replies: Arc::default() }
+        Self { session, cluster: cluster.into(), audit: Audit::none(), replies: Arc::default() }
+    }
+
+    /// Writes what concerns the operator to `audit`.
+    pub fn audited(mut self, audit: Audit) -> Self {
+        self.audit = audit;
+        self
+    }
+
+    /// What is served.
+    pub fn session(&self) -> &Session {
+        &self.session
     }
 
     /// Serves clients on `listener` until `stop` ends and every call is answered.
@@ -76,19 +94,24 @@ impl Api {
         stop: impl Future<Output = ()>,
     ) -> Result<(), tonic::transport::Error> {
         let door = Door::open(listener, identity, None);
-        let replies = self.replies.clone();
+        let (replies, audit) = (self.replies.clone(), self.audit.clone());
+        let memory = self.session.client_memory().clone();
         let service = GalaxyServer::new(self)
-            .max_decoding_message_size(MAX_REQUEST_BYTES)
+            .max_decoding_message_size(intake::MAX_REQUEST_BYTES as usize)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);
         // Who calls is checked before a byte of the request is read.
-        let service = InterceptedService::new(service, |request: Request<()>| {
-            require(Role::Client, &request)?;
+        let service = InterceptedService::new(service, move |request: Request<()>| {
+            require(Role::Client, &request)
+                .inspect_err(|status| refused(&audit, &request, status))?;
             Ok(request)
         });
+        let service = Intake::new(service, memory);
         let served = tonic::transport::Server::builder()
             .max_concurrent_streams(STREAMS)
             .http2_keepalive_interval(Some(KEEPALIVE))
             .http2_keepalive_timeout(Some(KEEPALIVE))
+            .initial_stream_window_size(WINDOW)
+            .initial_connection_window_size(WINDOW)
             .add_service(service)
             .serve_with_incoming_shutdown(door, stop)
             .await;
@@ -126,12 +149,27 @@ impl Api {
     }
 }
 
+/// Writes to the audit log that a call was refused.
+fn refused<T>(audit: &Audit, request: &Request<T>, status: &Status) {
+    if let Some(peer) = request.extensions().get::<Peer>() {
+        audit.refused(peer, status.message());
+    }
+}
+
+/// Who asks, with what the request holds so far.
+fn caller<T>(request: &Request<T>) -> Option<Caller> {
+    request.extensions().get().cloned()
+}
+
 /// Of a call's time, at most this much is kept for the way of a typed error to the caller.
 const WAY_BACK: Duration = Duration::from_millis(20);
+/// Longer than any request runs; who asks for a day holds its place for as long as this.
+const LONGEST: Duration = Duration::from_secs(3600);
 
-/// The time that a call may take, by its `grpc-timeout`.
+/// The time that a call may take, by its `grpc-timeout`, but no more than [`LONGEST`].
 fn allowed(metadata: &MetadataMap) -> Result<Option<Duration>, Status> {
-    Ok(timeout(metadata)?.map(|time| time.saturating_sub(WAY_BACK.min(time / 10))))
+    let asked = timeout(metadata)?.map(|time| time.min(LONGEST));
+    Ok(asked.map(|time| time.saturating_sub(WAY_BACK.min(time / 10))))
 }
 
 pub(crate) fn timeout(metadata: &MetadataMap) -> Result<Option<Duration>, Status> {
@@ -171,7 +209,10 @@ impl Galaxy for Api {
         request: Request<v1::EmbedRequest>,
     ) -> Result<Response<v1::EmbedReply>, Status> {
         let limit = allowed(request.metadata())?;
-        let done = self.session.embed(embed(request.into_inner())?, limit).await?;
+        let session = self.session.of(caller(&request));
+        let asked = embed(request.into_inner())?;
+        let done = session.embed(asked, limit).await?;
+        session.caller().settle(3 * 4 * done.vectors.len() as u64)?;
         Ok(Response::new(v1::EmbedReply {
             width: done.width,
             vectors: convert::bytes(&done.vectors),
@@ -184,6 +225,7 @@ impl Galaxy for Api {
         request: Request<v1::ClassifyRequest>,
     ) -> Result<Response<v1::ClassifyReply>, Status> {
         let limit = allowed(request.metadata())?;
+        let session = self.session.of(caller(&request));
         let v1::ClassifyRequest { texts, truncate, images } = request.into_inner();
         let items = match (texts.is_empty(), images.is_empty()) {
             (_, true) => Items::Texts(texts, truncate),
@@ -193,7 +235,7 @@ impl Galaxy for Api {
                 return Err(RequestError::Invalid { why }.into());
             }
         };
-        let done = self.session.classify(items, limit).await?;
+        let done = session.classify(items, limit).await?;
         Ok(Response::new(v1::ClassifyReply {
             labels: done.labels,
             logits: convert::bytes(&done.logits),
@@ -207,8 +249,9 @@ impl Galaxy for Api {
         request: Request<v1::RerankRequest>,
     ) -> Result<Response<v1::RerankReply>, Status> {
         let limit = allowed(request.metadata())?;
+        let session = self.session.of(caller(&request));
         let v1::RerankRequest { query, texts, truncate } = request.into_inner();
-        let done = self.session.rerank(query, texts, truncate, limit).await?;
+        let done = session.rerank(query, texts, truncate, limit).await?;
         Ok(Response::new(v1::RerankReply {
             scores: convert::bytes(&done.scores),
             report: Some(report(done.report)),
@@ -217,10 +260,11 @@ impl Galaxy for Api {
 
     async fn run(&self, request: Request<v1::RunRequest>) -> Result<Response<Events>, Status> {
         let limit = allowed(request.metadata())?;
+        let session = self.session.of(caller(&request));
         let request = request.into_inner();
         let output = output(&request)?;
         let sequences = request.sequences.into_iter().map(input).collect();
-        let done = self.session.run(sequences, output, limit).await?;
+        let done = session.run(sequences, output, limit).await?;
         Ok(Response::new(self.reply(done)))
     }
 
@@ -229,9 +273,9 @@ impl Galaxy for Api {
         request: Request<v1::GenerateRequest>,
     ) -> Result<Response<GenerateEvents>, Status> {
         let limit = allowed(request.metadata())?;
+        let session = self.session.of(caller(&request));
         let ask = ask(request.into_inner());
         let (listener, said) = mpsc::channel(SAID);
-        let session = self.session.clone();
         let mut replies = self.replies.lock().unwrap_or_else(PoisonError::into_inner);
         while replies.try_join_next().is_some() {}
         replies.spawn(async move { session.generate(ask, limit, listener).await });
@@ -287,8 +331,12 @@ impl Galaxy for Api {
         &self,
         request: Request<v1::GalaxyDrainRequest>,
     ) -> Result<Response<v1::GalaxyDrainReply>, Status> {
+        let peer = require(Role::Admin, &request)
+            .inspect_err(|status| refused(&self.audit, &request, status))?;
         let limit = allowed(request.metadata())?;
-        if request.into_inner().off {
+        let off = request.into_inner().off;
+        self.audit.record(&peer, "drain", serde_json::json!({ "off": off }));
+        if off {
             self.session.admission().drain(false);
         } else {
             let drained = self.session.drain();
@@ -398,11 +446,11 @@ pub(crate) fn generated(said: Said) -> v1::GenerateEvent {
     v1::GenerateEvent { event: Some(event) }
 }
 
-/// Sends results in pieces. Each must be taken within `patience`; the request keeps its place in
-/// the queue until then.
+/// Sends results in pieces. Each must be taken within `patience`. What is not taken is held by the
+/// client, and in nobody's way: its place in the queue is free.
 async fn send(
     sender: mpsc::Sender<Result<v1::RunEvent, Status>>,
-    Tensors { tensors, report: cost, ticket }: Tensors,
+    Tensors { tensors, report: cost, held }: Tensors,
     patience: Duration,
 ) {
     let send = async |event| {
@@ -422,7 +470,7 @@ async fn send(
     }
     // Without a report the client knows that it has not all.
     send(Event::Report(report(cost))).await;
-    drop(ticket);
+    drop(held);
 }
 
 fn ns(time: Duration) -> u64 {
@@ -493,7 +541,7 @@ fn traced(sum: DeviceSum) -> v1::TraceDevice {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::session::Tensor;
+    use crate::{client_memory::ClientMemory, session::Tensor};
     use galaxy_common::{Assignment, BlockAssignment, Bytes, DeviceName, DevicePlan, Span};
 
     fn header(text: &str) -> Result<Option<Duration>, Status> {
@@ -514,13 +562,14 @@ mod tests {
 
     #[tokio::test]
     async fn results_that_nobody_takes_are_given_up() {
-        let admission = crate::admission::Admission::new(1);
-        let ticket = admission.admit().unwrap();
+        let memory = ClientMemory::new(Bytes(PIECE as u64 * 4));
+        let held = memory.caller(None);
+        held.grow(PIECE as u64 * 4).unwrap();
         let tensor = Tensor { shape: vec![PIECE as u32], values: vec![0.0; PIECE] };
-        let done = Tensors { tensors: vec![tensor], report: Report::default(), ticket };
+        let done = Tensors { tensors: vec![tensor], report: Report::default(), held };
         let (sender, mut receiver) = mpsc::channel(1);
         send(sender, done, Duration::from_millis(1)).await;
-        admission.idle().await;
+        assert_eq!(memory.held(&None), Bytes(0));
         assert!(receiver.recv().await.is_some());
         assert!(receiver.recv().await.is_none(), "no report");
     }

@@ -4,6 +4,7 @@ mod table;
 
 pub use table::Place;
 
+use crate::client_memory::DEFAULT_CLIENT_MEMORY;
 use galaxy_common::{
     Bytes, DeviceName, Reading,
     plan::{LinkType, MAX_DEVICES, MAX_TILES, Strategy, WireType},
@@ -68,6 +69,7 @@ const CLUSTER_KEYS: &[&str] = &[
     "listen",
     "max_rows",
     "queue",
+    "client_memory",
     "link",
     "plain",
     "timeout",
@@ -106,6 +108,8 @@ pub struct Cluster {
     pub max_rows: u32,
     /// Most requests that wait.
     pub queue: usize,
+    /// What the requests of one client may hold in the coordinator's memory.
+    pub client_memory: Bytes,
     /// What ring links are made of; none is given if that is measured, with `link = "auto"`.
     pub link: Option<LinkType>,
     /// Whether ring links may go without TLS.
@@ -415,6 +419,7 @@ impl Cluster {
             listen,
             max_rows,
             queue: cluster.whole("queue", 1, 65_536)?.map_or(DEFAULT_QUEUE, |q| q as usize),
+            client_memory: cluster.parsed("client_memory")?.unwrap_or(DEFAULT_CLIENT_MEMORY),
             link: match cluster.text("link")? {
                 Some(AUTO) => None,
                 _ => Some(cluster.parsed("link")?.unwrap_or(LinkType::Tls)),

@@ -15,8 +15,12 @@ pub(crate) type Connection = WorkerClient<Channel>;
 
 /// How long TCP and TLS may take.
 const DIAL: Duration = Duration::from_secs(3);
-/// How long a description may take.
+/// How long a description may take,
 const DESCRIBE: Duration = Duration::from_secs(2);
+/// and how many bytes: the names of some thousand models.
+const DESCRIPTION_BYTES: usize = 256 << 10;
+/// Bytes of any other message of a device: a piece of a result has one MiB, the times of a long program some.
+const MESSAGE_BYTES: usize = 16 << 20;
 
 /// Forms a fresh connection.
 ///
@@ -29,7 +33,7 @@ pub(crate) async fn connect(device: &Device, identity: &Identity) -> Result<Conn
         .await
         .map_err(|e| e.to_string())?;
     Ok(WorkerClient::new(channel)
-        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_decoding_message_size(MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES))
 }
 
@@ -41,8 +45,9 @@ pub(crate) async fn introduce(
     device: &Device,
     identity: &Identity,
 ) -> Result<(Connection, DescribeReply), String> {
-    let mut connection = connect(device, identity).await?;
-    let asked = connection.describe(DescribeRequest { protocol: PROTOCOL });
+    let connection = connect(device, identity).await?;
+    let mut brief = connection.clone().max_decoding_message_size(DESCRIPTION_BYTES);
+    let asked = brief.describe(DescribeRequest { protocol: PROTOCOL });
     let description = tokio::time::timeout(DESCRIBE, asked)
         .await
         .map_err(|_| format!("it does not describe itself within {DESCRIBE:?}"))?

@@ -1,6 +1,6 @@
 //! What a request can fail with, and the one place where that becomes a gRPC status.
 
-use galaxy_common::DeviceName;
+use galaxy_common::{Bytes, DeviceName};
 use galaxy_proto::fault::{Fault, to_status};
 use std::time::Duration;
 use tonic::{Code, Status};
@@ -76,6 +76,44 @@ pub enum RequestError {
         bytes: u64,
         /// How many are allowed.
         limit: u64,
+    },
+    /// A text of more bytes than its tokens could have.
+    #[error(
+        "{what} has {bytes} bytes, and {limited_by} allows {limit} tokens, for which {most} bytes are read: shorten it{}",
+        raised(limited_by)
+    )]
+    TextTooLarge {
+        /// What is too large: "the prompt", or which text.
+        what: String,
+        /// Its bytes.
+        bytes: usize,
+        /// How many are read.
+        most: usize,
+        /// How many tokens are allowed.
+        limit: u32,
+        /// By what.
+        limited_by: &'static str,
+    },
+    /// A request of more bytes than are taken.
+    #[error("the request has {bytes} bytes, and {limit} are taken: send it in parts")]
+    RequestTooLarge {
+        /// How many it has.
+        bytes: u64,
+        /// How many are taken.
+        limit: u64,
+    },
+    /// A client holds as much of the coordinator's memory as it may.
+    #[error(
+        "a client may hold {limit} of the coordinator's memory (client_memory in the cluster file); this one holds {held}, and the request needs {more} more: {}",
+        if more > limit { "send it in parts" } else { "take the answers first, or send less at a time" }
+    )]
+    ClientMemory {
+        /// What it holds.
+        held: Bytes,
+        /// What it would need.
+        more: Bytes,
+        /// What it may hold.
+        limit: Bytes,
     },
     /// A token id that the model does not have.
     #[error("sequence {index} has token {token}, and the vocabulary has {vocabulary}")]
@@ -182,7 +220,11 @@ impl RequestError {
         match self {
             Self::Nothing { .. } | Self::Invalid { .. } => "invalid_argument",
             Self::EmptyText { .. } => "empty_text",
-            Self::TextTooLong { .. } | Self::TooLong { .. } => "text_too_long",
+            Self::TextTooLong { .. } | Self::TooLong { .. } | Self::TextTooLarge { .. } => {
+                "text_too_long"
+            }
+            Self::RequestTooLarge { .. } => "request_too_large",
+            Self::ClientMemory { .. } => "client_memory",
             Self::TooManyTexts { .. } => "too_many_texts",
             Self::ResultTooLarge { .. } => "result_too_large",
             Self::UnknownToken { .. } => "unknown_token",
@@ -208,6 +250,7 @@ impl RequestError {
             | Self::DeviceLost { .. }
             | Self::TextLost { .. } => true,
             Self::DeviceFailed { retryable, .. } => *retryable,
+            Self::ClientMemory { more, limit, .. } => more <= limit,
             Self::Deadline { ours, .. } => *ours,
             _ => false,
         }
@@ -230,10 +273,12 @@ impl RequestError {
             | Self::TextTooLong { .. }
             | Self::TooLong { .. }
             | Self::TooManyTexts { .. }
+            | Self::TextTooLarge { .. }
+            | Self::RequestTooLarge { .. }
             | Self::ResultTooLarge { .. }
             | Self::UnknownToken { .. } => Code::InvalidArgument,
             Self::UnsupportedOutput { .. } | Self::Model { .. } => Code::FailedPrecondition,
-            Self::Overloaded { .. } => Code::ResourceExhausted,
+            Self::Overloaded { .. } | Self::ClientMemory { .. } => Code::ResourceExhausted,
             Self::Deadline { .. } => Code::DeadlineExceeded,
             Self::Unavailable { .. } | Self::DeviceLost { .. } | Self::Draining => {
                 Code::Unavailable

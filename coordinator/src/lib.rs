@@ -10,10 +10,13 @@
 
 pub mod admission;
 pub mod api;
+pub mod audit;
+pub mod client_memory;
 pub mod cluster;
 mod connection;
 pub mod drift;
 pub mod error;
+mod fair;
 pub mod fleet;
 #[doc(hidden)]
 pub mod fuzz;

@@ -9,6 +9,9 @@
 //! A device is lost when nothing has come from it for [`SILENCE`], however late answers are: one
 //! that is slow still answers, because workers answer pings from their I/O side.
 
+mod belief;
+mod obstacle;
+
 use galaxy_common::Epoch;
 use std::time::Duration;
 
@@ -290,6 +293,8 @@ pub struct Membership {
     epoch: Epoch,
     /// The latest that any device knows of: given out here or by a coordinator before us.
     known: Epoch,
+    /// Where epochs began when this did: by the clock of this machine.
+    start: Epoch,
     stage: Stage,
     rounds: u64,
     moving: Moving,
@@ -325,6 +330,7 @@ impl Membership {
             ring,
             epoch: start,
             known: start,
+            start,
             stage: Stage::Waiting,
             rounds: 0,
             moving: Moving::No,
@@ -385,58 +391,12 @@ impl Membership {
         self.ring.as_ref().is_none_or(|ring| ring.contains(&device))
     }
 
-    /// Who keeps the cluster from being ready, if it is a device, and why, in words for a person.
-    pub fn obstacle(&self) -> Option<(Option<Index>, String)> {
-        if self.ready().is_some() {
-            return None;
-        }
-        for (device, member) in self.needed() {
-            if let State::Unreachable { reason, lost, .. }
-            | State::Connecting { reason, lost, .. } = &member.state
-            {
-                let mut reason = match (reason.is_empty(), lost) {
-                    (true, _) => "is being connected".to_owned(),
-                    (false, true) => format!("was lost: {reason}"),
-                    (false, false) => format!("is not reachable: {reason}"),
-                };
-                if *lost && self.ring.is_some() {
-                    match (&self.refusal, self.patience) {
-                        (Some((_, why)), _) if self.without => {
-                            reason += &format!("; the others do not go on without it: {why}");
-                        }
-                        (_, Some(patience)) => {
-                            reason += &format!(
-                                "; after {patience:?} the others go on without it, if they can"
-                            );
-                        }
-                        _ => {}
-                    }
-                }
-                return Some((Some(device), reason));
-            }
-        }
-        match &self.refusal {
-            Some((Some(device), reason)) => {
-                return Some((Some(*device), format!("has not taken its place: {reason}")));
-            }
-            Some((None, reason)) => return Some((None, format!("there is no plan: {reason}"))),
-            None => {}
-        }
-        let mut needed = self.needed();
-        match needed.find(|(_, m)| !matches!(m.state, State::Ready { .. })) {
-            Some((device, _)) if self.stage == Stage::Live => {
-                Some((Some(device), "is being placed".to_owned()))
-            }
-            _ => Some((None, "a plan is being made".to_owned())),
-        }
-    }
-
     /// Takes an event in and says what to do. `now` is when it happened: events that had to wait
     /// keep their time, so that a device is not blamed for what kept us.
     pub fn handle(&mut self, now: Now, event: Event) -> Vec<Action> {
         let mut actions = Vec::new();
         self.excuse(now);
-        match event {
+        match self.doubted(now, event) {
             Event::Tick => {}
             Event::Connected { device, attempt, epoch } => {
                 let member = &mut self.members[device];

@@ -6,8 +6,10 @@ mod generate;
 mod texts;
 
 use crate::{
-    admission::{Admission, Ticket},
+    admission::Admission,
+    client_memory::{Caller, ClientMemory, DEFAULT_CLIENT_MEMORY},
     error::{self, RequestError},
+    fair::Fair,
     fleet::{DeviceCost, DeviceView, Fleet, Outlook, Readiness, blocking},
     trace::{Trace, TraceLog},
 };
@@ -20,19 +22,19 @@ use galaxy_common::{DeviceName, Epoch, RequestId, Wanted};
 use galaxy_model::{
     HeadSpec, ModelDir, ModelSpec,
     generation::Generation,
-    image::ImageProcessor,
+    image::{ImageError, ImageProcessor},
     sentence::{CrossEncoder, SentenceConfig},
     tokenizer::Tokenizer,
 };
 use std::{
     future::Future,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, PoisonError, Weak,
         atomic::{AtomicU32, AtomicU64, Ordering},
     },
     time::Duration,
 };
-use tokio::{sync::Semaphore, time::Instant};
+use tokio::time::Instant;
 
 /// Texts that one request may have; the SDK sends more in parts.
 pub const MAX_TEXTS: usize = 1024;
@@ -111,21 +113,23 @@ pub struct Tensors {
     pub tensors: Vec<Tensor>,
     /// What it cost.
     pub report: Report,
-    /// The request's place in the queue: for who holds the results until they are taken, so that
-    /// results that nobody takes are no more than the queue has places.
-    pub ticket: Ticket,
+    /// The memory that they are counted as, until they are taken.
+    pub held: Caller,
 }
 
 /// A session over a fleet. Copies are the same session.
 #[derive(Clone)]
 pub struct Session {
     inner: Arc<Inner>,
+    /// Whose requests these are.
+    caller: Caller,
 }
 
 struct Inner {
     model: Arc<ModelDir>,
     fleet: Arc<dyn Fleet>,
     admission: Admission,
+    memory: ClientMemory,
     limits: Limits,
     /// Without one: why.
     tokenizer: Result<Tokenizer, String>,
@@ -139,7 +143,7 @@ struct Inner {
     images: Option<Result<ImageProcessor, String>>,
     log: Mutex<TraceLog>,
     /// Room for texts that go on, in rows.
-    room: Arc<Semaphore>,
+    room: Fair,
     /// Texts that went on.
     slots: AtomicU32,
     requests: AtomicU64,
@@ -169,9 +173,11 @@ impl Session {
         });
         let images = |patches| ImageProcessor::open(model.path(), patches);
         let images = model.spec().patches.map(|p| images(p).map_err(|e| e.to_string()));
+        let memory = ClientMemory::new(DEFAULT_CLIENT_MEMORY);
         let inner = Inner {
             admission: Admission::new(limits.queue),
-            room: Arc::new(Semaphore::new(fleet.outlook().cache.rows as usize)),
+            memory: memory.clone(),
+            room: Fair::new(fleet.outlook().cache.rows),
             slots: AtomicU32::new(0),
             log: Mutex::new(TraceLog::default()),
             requests: AtomicU64::new(0),
@@ -187,7 +193,21 @@ impl Session {
             generation,
             images,
         };
-        Self { inner: Arc::new(inner) }
+        Self { inner: Arc::new(inner), caller: memory.caller(None) }
+    }
+
+    /// The same session, for a request of this caller.
+    pub fn of(&self, caller: Option<Caller>) -> Self {
+        let caller = caller.unwrap_or_else(|| self.inner.memory.caller(None));
+        Self { inner: self.inner.clone(), caller }
+    }
+    /// What clients may hold.
+    pub fn client_memory(&self) -> &ClientMemory {
+        &self.inner.memory
+    }
+    /// Whose requests these are.
+    pub fn caller(&self) -> &Caller {
+        &self.caller
     }
 
     /// The model.
@@ -241,8 +261,7 @@ impl Session {
             let (sequences, took) = self.prepare(sequences).await?;
             answer.tokenized(took);
             let tensors = answer.run(sequences, wanted, outcome).await?;
-            let ticket = answer.ticket();
-            Ok(Tensors { tensors, report: answer.end(), ticket })
+            Ok(Tensors { tensors, report: answer.end(), held: self.caller.clone() })
         };
         self.timed(timeout, work).await
     }
@@ -360,7 +379,8 @@ impl Session {
                 limit: MAX_RESULT_BYTES,
             });
         }
-        Ok(())
+        // Results of devices become one result.
+        self.caller.grow(2 * 4 * values)
     }
 
     /// Checks token ids that a caller gave.
@@ -391,10 +411,14 @@ impl Session {
     /// What the raw door was given as rows, where blocking is allowed: images are read.
     async fn prepare(&self, inputs: Vec<Input>) -> Result<(Vec<Sequence>, Duration), RequestError> {
         let session = self.clone();
+        let (_wanted, gone) = Gone::pair();
         blocking(move || {
             let begun = Instant::now();
             let each = inputs.into_iter().enumerate();
-            let sequences = each.map(|(index, input)| session.sequence(index, input));
+            let sequences = each.map(|(index, input)| {
+                gone.check()?;
+                session.sequence(index, input)
+            });
             Ok((sequences.collect::<Result<_, _>>()?, begun.elapsed()))
         })
         .await?
@@ -408,7 +432,11 @@ impl Session {
             Input::Tokens(ids) => return Ok(ids.into()),
             Input::Pixels(values) => values,
             Input::Image(file) => match self.inner.images.as_ref().ok_or_else(of_text)? {
-                Ok(images) => images.pixels(&file).map_err(|e| invalid(e.to_string()))?,
+                Ok(images) => {
+                    let wrong = |e: ImageError| invalid(e.to_string());
+                    let _decoding = self.caller.briefly(images.needs(&file).map_err(wrong)?)?;
+                    images.pixels(&file).map_err(wrong)?
+                }
                 Err(why) => return Err(RequestError::Model { why: why.clone() }),
             },
         };
@@ -424,11 +452,13 @@ impl Session {
             let (what, tokens) = (format!("sequence {index}"), rows as usize);
             return Err(RequestError::TooLong { what, tokens, limit, limited_by });
         }
+        // Its own, and the batch's.
+        self.caller.grow(2 * 4 * want as u64)?;
         Ok(Sequence { rows, content: Content::Squares(patches.cut(&pixels)) })
     }
 
     fn begin(&self) -> Result<Answer<'_>, RequestError> {
-        let ticket = self.inner.admission.admit()?;
+        let ticket = self.inner.admission.admit(self.caller.who())?;
         let request = RequestId(self.inner.requests.fetch_add(1, Ordering::Relaxed) + 1);
         let report = Report { request, ..Report::default() };
         Ok(Answer::new(self, ticket, report))
@@ -469,6 +499,25 @@ impl Session {
             Readiness::Waiting { device, reason } => {
                 Err(RequestError::Unavailable { device, reason })
             }
+        }
+    }
+}
+
+/// Whether anybody waits still for what a thread makes.
+struct Gone(Weak<()>);
+
+impl Gone {
+    /// What is kept by who waits, and what is asked by who works.
+    fn pair() -> (Arc<()>, Self) {
+        let kept = Arc::new(());
+        let asked = Self(Arc::downgrade(&kept));
+        (kept, asked)
+    }
+
+    fn check(&self) -> Result<(), RequestError> {
+        match self.0.strong_count() {
+            0 => Err(RequestError::Internal { why: "its client is gone".to_owned() }),
+            _ => Ok(()),
         }
     }
 }

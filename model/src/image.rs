@@ -21,8 +21,10 @@ use std::{io::Cursor, path::Path};
 
 /// Pixels of a side of an image that is decoded, at most.
 const MAX_SIDE: u32 = 1 << 14;
-/// Bytes that decoding may take.
-const MAX_BYTES: u64 = 512 << 20;
+/// Bytes of the pixels of an image that is decoded, at most: 22 million of three colours.
+const MAX_DECODED: u64 = 64 << 20;
+/// Bytes that decoding may take beside them.
+const MAX_BYTES: u64 = 128 << 20;
 /// Pixels of a side to which an image is resized, at most.
 const MAX_SIZE: u32 = 1 << 13;
 
@@ -168,6 +170,22 @@ impl ImageProcessor {
         Ok(Self { patches, resize, filter, rescale, normalise })
     }
 
+    /// What [`ImageProcessor::pixels`] takes of memory at most, by the first bytes of an image.
+    ///
+    /// # Errors
+    /// As [`ImageProcessor::pixels`].
+    pub fn needs(&self, encoded: &[u8]) -> Result<u64, ImageError> {
+        let decoder = decoder(encoded)?;
+        let (width, height) = decoder.dimensions();
+        let pixels = u64::from(width) * u64::from(height);
+        let (to_width, to_height) = self.resize.unwrap_or((width, height));
+        // Rows are resized first.
+        let resized = u64::from(to_width) * (u64::from(height) + u64::from(to_height));
+        let values = u64::from(to_width) * u64::from(to_height) * 4;
+        // Turned upright and brought to three colours, one after the other.
+        Ok(decoder.total_bytes() * 2 + 3 * (pixels + resized + values))
+    }
+
     /// The values of an encoded image.
     ///
     /// # Shapes
@@ -228,6 +246,20 @@ pub enum ImageError {
         /// What is wrong.
         why: String,
     },
+    /// It has more pixels than are decoded.
+    #[error(
+        "it has {width} x {height} pixels, which take {bytes} bytes, and {limit} are decoded: make it smaller"
+    )]
+    Large {
+        /// Its width.
+        width: u32,
+        /// Its height.
+        height: u32,
+        /// Bytes of its pixels.
+        bytes: u64,
+        /// How many are decoded.
+        limit: u64,
+    },
     /// It has another size than the model reads.
     #[error("it has {} x {} pixels, and the model reads {} x {}", have.0, have.1, want.0, want.1)]
     Size {
@@ -238,8 +270,25 @@ pub enum ImageError {
     },
 }
 
+fn wrong(error: image::ImageError) -> ImageError {
+    match error {
+        image::ImageError::Decoding(why) => ImageError::Damaged { why: why.to_string() },
+        image::ImageError::IoError(why) => ImageError::Damaged { why: why.to_string() },
+        other => ImageError::Decode { why: other.to_string() },
+    }
+}
+
 /// Decodes a file, upright and without transparency.
 fn decode(encoded: &[u8]) -> Result<RgbImage, ImageError> {
+    let mut decoder = decoder(encoded)?;
+    let upright = decoder.orientation().map_err(wrong)?;
+    let mut image = DynamicImage::from_decoder(decoder).map_err(wrong)?;
+    image.apply_orientation(upright);
+    Ok(image.into_rgb8())
+}
+
+/// What decodes a file, once its first bytes say that it is not too large.
+fn decoder(encoded: &[u8]) -> Result<impl ImageDecoder + '_, ImageError> {
     if let Err(ModelError::Another { found, .. }) = recognise::stand_in(Path::new(""), encoded) {
         return Err(ImageError::Decode { why: format!("it is {found}") });
     }
@@ -248,11 +297,6 @@ fn decode(encoded: &[u8]) -> Result<RgbImage, ImageError> {
         let why = format!("JPEG without its end: it is cut short at byte {}", encoded.len());
         return Err(ImageError::Damaged { why });
     }
-    let wrong = |error: image::ImageError| match error {
-        image::ImageError::Decoding(why) => ImageError::Damaged { why: why.to_string() },
-        image::ImageError::IoError(why) => ImageError::Damaged { why: why.to_string() },
-        other => ImageError::Decode { why: other.to_string() },
-    };
     let mut reader = ImageReader::new(Cursor::new(encoded));
     let mut limits = Limits::default();
     limits.max_image_width = Some(MAX_SIDE);
@@ -261,11 +305,12 @@ fn decode(encoded: &[u8]) -> Result<RgbImage, ImageError> {
     reader.limits(limits);
     let guessed = reader.with_guessed_format();
     let reader = guessed.map_err(|error| ImageError::Decode { why: error.to_string() })?;
-    let mut decoder = reader.into_decoder().map_err(wrong)?;
-    let upright = decoder.orientation().map_err(wrong)?;
-    let mut image = DynamicImage::from_decoder(decoder).map_err(wrong)?;
-    image.apply_orientation(upright);
-    Ok(image.into_rgb8())
+    let decoder = reader.into_decoder().map_err(wrong)?;
+    let ((width, height), bytes) = (decoder.dimensions(), decoder.total_bytes());
+    match bytes > MAX_DECODED {
+        true => Err(ImageError::Large { width, height, bytes, limit: MAX_DECODED }),
+        false => Ok(decoder),
+    }
 }
 
 /// Whether the segments of a JPEG and the data between them go on to the marker of its end.
@@ -444,6 +489,27 @@ mod tests {
             opened(r#"{"do_flip": true, "size": {"width": 4, "height": 4, "d": 1}}"#);
         assert!(fine.is_ok());
         assert!(warnings[0].to_string().contains("\"do_flip\""), "{warnings:?}");
+    }
+
+    /// A small file of which the pixels would take a gigabyte: only its first bytes are looked at.
+    #[test]
+    fn pixels_are_counted_before_they_are_decoded() {
+        let (model, processor) = golden();
+        let mut png = std::fs::read(model.path().join("image.png")).unwrap();
+        let needs = processor.needs(&png).unwrap();
+        assert!((1_000..10_000_000).contains(&needs), "{needs}");
+        // The header: its type, the sides, and what is checked by the sum behind it.
+        png[16..20].copy_from_slice(&16_384_u32.to_be_bytes());
+        png[20..24].copy_from_slice(&16_384_u32.to_be_bytes());
+        let sum = png[12..29].iter().fold(u32::MAX, |sum, byte| {
+            (0..8).fold(sum ^ u32::from(*byte), |sum, _| {
+                (sum >> 1) ^ if sum & 1 == 1 { 0xedb8_8320 } else { 0 }
+            })
+        });
+        png[29..33].copy_from_slice(&(!sum).to_be_bytes());
+        for error in [processor.needs(&png).unwrap_err(), processor.pixels(&png).unwrap_err()] {
+            assert!(matches!(error, ImageError::Large { width: 16_384, .. }), "{error}");
+        }
     }
 
     #[test]

@@ -443,6 +443,9 @@ pub fn refused_us(address: &str, alert: AlertDescription) -> ConnectError {
         AlertDescription::UnknownCA | AlertDescription::DecryptError => {
             "it is of another authority"
         }
+        AlertDescription::AccessDenied => {
+            "its role is not served there, or it was removed: is the address right?"
+        }
         AlertDescription::CertificateRequired => "it was not shown",
         AlertDescription::BadCertificate | AlertDescription::CertificateUnknown => {
             "it is not valid there: are both clocks right?"

@@ -1,40 +1,61 @@
 //! The door of a server: it accepts TCP, shakes hands, and knows who comes in.
 //!
 //! One port serves several protocols, told apart by ALPN: gRPC goes to tonic with the caller's
-//! [`Peer`] attached, everything else to a hook.
+//! [`Peer`] attached, everything else to a hook. Whoever has not shown who it is waits in a
+//! [`Reception`], where there is always room for one more; who may come in then, and how many, is said by
+//! [`rules`](fn@rules).
+
+mod places;
+mod reception;
+mod rules;
+mod sampled;
+
+pub use places::{Full, Guest, Lobby, Now, Room, Seats, counted};
+pub use reception::{Notice, Reception, Stay};
+pub use rules::{Rule, rules};
+pub use sampled::Sampled;
 
 use crate::{
     ALPN_CONTROL,
     fault::{Fault, to_status},
-    identity::{Identity, Role, peer},
+    identity::{Identity, Role, peer, time_left},
 };
 use galaxy_common::DeviceName;
 use std::{
-    io,
+    collections::HashMap,
+    fmt, io,
     net::SocketAddr,
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll},
     time::Duration,
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
+    sync::{mpsc, oneshot},
     task::JoinSet,
+    time::{Instant, Sleep, sleep, sleep_until, timeout},
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tokio_stream::Stream;
 use tonic::{Code, Request, Status, transport::server::Connected};
 
-/// Handshakes at one time; more wait in the kernel's queue, so strangers cannot fill our memory.
-const HANDSHAKES: usize = 64;
-/// gRPC connections at one time; whoever comes then is sent away.
-const CONNECTIONS: usize = 256;
-/// A handshake that takes longer is none.
+/// Connections that have not shown who they are, at one time. With 500 new ones in each second of one
+/// address, each still has a second.
+const HANDSHAKES: usize = 512;
+/// Connections that are let in and wait for whoever serves them.
+const WAITING: usize = 64;
+/// A connection that says nothing for so long is none,
+const FIRST_BYTES: Duration = Duration::from_secs(3);
+/// nor is a handshake that takes longer,
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
+/// nor one that is let in and asks nothing.
+const FIRST_ASKED: Duration = Duration::from_secs(10);
 /// After an accept that failed (no descriptors left, most likely).
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
+/// The end of a connection that has none: timers go no further.
+const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Who is at the other end of a connection.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -45,8 +66,8 @@ pub struct Peer {
     pub address: SocketAddr,
 }
 
-impl std::fmt::Display for Peer {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.identity {
             Some((name, role)) => write!(f, "{role} {name} at {}", self.address),
             None => write!(f, "a caller without a certificate at {}", self.address),
@@ -62,26 +83,41 @@ pub type Hook = Arc<dyn Fn(Peer, TlsStream<TcpStream>) + Send + Sync>;
 /// Dropping it closes the door; handshakes under way are given up.
 pub struct Door {
     connections: mpsc::Receiver<Connection>,
+    inside: Inside,
 }
 
 impl Door {
-    /// Opens the door behind `listener`.
+    /// Opens the door behind `listener`. Whom it lets in follows from the role of `identity`.
     ///
-    /// Without an identity connections are plain, and only those from this machine are taken.
+    /// Without an identity connections are plain, and only those from this machine are taken, as clients
+    /// of a coordinator.
     pub fn open(
         listener: TcpListener,
         identity: Option<&Identity>,
         other: Option<(&'static [u8], Hook)>,
     ) -> Self {
-        let (sender, connections) = mpsc::channel(HANDSHAKES);
+        let (sender, connections) = mpsc::channel(WAITING);
         let (alpn, hook) = other.unzip();
         let tls = identity.map(|identity| {
             let alpns: Vec<&[u8]> = [ALPN_CONTROL].into_iter().chain(alpn).collect();
             TlsAcceptor::from(identity.server_config(&alpns))
         });
-        let live = Arc::new(Semaphore::new(CONNECTIONS));
-        tokio::spawn(accept(listener, Arc::new(Porter { tls, alpn, hook, live, sender })));
-        Self { connections }
+        let inside = Inside::of(identity.map_or(Role::Coordinator, Identity::role));
+        let porter = Porter {
+            tls,
+            alpn,
+            hook,
+            inside: inside.clone(),
+            refusals: Sampled::default(),
+            sender,
+        };
+        tokio::spawn(accept(listener, Arc::new(porter)));
+        Self { connections, inside }
+    }
+
+    /// Who is inside: it outlives the door.
+    pub fn inside(&self) -> Inside {
+        self.inside.clone()
     }
 }
 
@@ -92,88 +128,191 @@ impl Stream for Door {
     }
 }
 
+/// The gRPC connections that were let in through a door.
+#[derive(Clone)]
+pub struct Inside(Arc<Mutex<Within>>);
+
+struct Within {
+    /// A rule, and who has which of its places.
+    places: Vec<(&'static Rule, Seats<Option<DeviceName>>)>,
+    next: u64,
+    /// Each connection, and how it is told to end.
+    connections: HashMap<u64, (Peer, oneshot::Sender<()>)>,
+}
+
+impl Inside {
+    fn of(server: Role) -> Self {
+        let places = rules(server).iter().map(|rule| (rule, Seats::new(rule.room))).collect();
+        Self(Arc::new(Mutex::new(Within { places, next: 0, connections: HashMap::new() })))
+    }
+
+    fn within(&self) -> MutexGuard<'_, Within> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends all connections of those that `who` says, with what is asked over them.
+    pub fn end(&self, who: impl Fn(&Peer) -> bool) {
+        // A sender that is dropped says it.
+        self.within().connections.retain(|_, (peer, _)| !who(peer));
+    }
+
+    fn serves(&self, alpn: Option<&[u8]>, role: Role) -> bool {
+        let within = self.within();
+        alpn.is_some_and(|alpn| within.places.iter().any(|(rule, _)| rule.is(alpn, role)))
+    }
+
+    /// A place for `peer`, which speaks gRPC.
+    fn take(&self, peer: &Peer) -> Result<Place, Refused> {
+        let role = peer.identity.as_ref().map_or(Role::Client, |(_, role)| *role);
+        let who = peer.identity.as_ref().map(|(name, _)| name.clone());
+        let mut within = self.within();
+        let at = within.places.iter().position(|(rule, _)| rule.is(ALPN_CONTROL, role));
+        let rule = at.ok_or(Refused::Role(role))?;
+        within.places[rule].1.take(&who)?;
+        let (end, told) = oneshot::channel();
+        let number = within.next;
+        within.next += 1;
+        within.connections.insert(number, (peer.clone(), end));
+        Ok(Place { inside: self.clone(), number, rule, who, told })
+    }
+}
+
+/// A place inside, given back on drop.
+struct Place {
+    inside: Inside,
+    number: u64,
+    rule: usize,
+    who: Option<DeviceName>,
+    told: oneshot::Receiver<()>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut within = self.inside.within();
+        within.connections.remove(&self.number);
+        within.places[self.rule].1.give(&self.who);
+    }
+}
+
+/// Why nobody is let in.
+#[derive(Debug, thiserror::Error)]
+enum Refused {
+    #[error("the role {0} is not served here over this protocol")]
+    Role(Role),
+    #[error(transparent)]
+    Full(#[from] Full),
+}
+
 struct Porter {
     tls: Option<TlsAcceptor>,
     alpn: Option<&'static [u8]>,
     hook: Option<Hook>,
-    live: Arc<Semaphore>,
+    inside: Inside,
+    refusals: Sampled,
     sender: mpsc::Sender<Connection>,
 }
 
 async fn accept(listener: TcpListener, porter: Arc<Porter>) {
-    let permits = Arc::new(Semaphore::new(HANDSHAKES));
+    let reception = Reception::new(HANDSHAKES);
     let mut handshakes = JoinSet::new();
     loop {
         while handshakes.try_join_next().is_some() {}
-        let Ok(permit) = permits.clone().acquire_owned().await else { return };
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             () = porter.sender.closed() => return,
         };
         match accepted {
             Ok((stream, address)) => {
-                let porter = porter.clone();
+                let (porter, (stay, notice)) = (porter.clone(), reception.arrive(address.ip()));
                 handshakes.spawn(async move {
-                    let done = porter.greet(stream, address);
-                    if tokio::time::timeout(HANDSHAKE_DEADLINE, done).await.is_err() {
-                        tracing::debug!(%address, "handshake took too long");
+                    let shaken = tokio::select! {
+                        shaken = timeout(HANDSHAKE_DEADLINE, porter.shake(stream, address, &stay)) => shaken,
+                        () = notice.given() => return,
+                    };
+                    // It is known, and stands in nobody's way.
+                    drop(stay);
+                    match shaken {
+                        Ok(Ok(shaken)) => porter.let_in(shaken).await,
+                        Ok(Err(why)) => porter.refuse(&address, &why),
+                        Err(late) => porter.refuse(&address, &late),
                     }
-                    drop(permit);
                 });
             }
             Err(error) => {
-                tracing::warn!(%error, "accepting a connection failed");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+                porter.refuse(&"somebody", &error);
+                sleep(ACCEPT_PAUSE).await;
             }
         }
     }
 }
 
+/// A connection whose peer has shown who it is.
+struct Shaken {
+    peer: Peer,
+    stream: Inner,
+    /// When its certificate ends.
+    left: Duration,
+}
+
 impl Porter {
-    async fn greet(&self, stream: TcpStream, address: SocketAddr) {
-        if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%address, %error, "connection gone");
+    /// Shakes hands, once something came.
+    async fn shake(
+        &self,
+        stream: TcpStream,
+        address: SocketAddr,
+        stay: &Stay,
+    ) -> io::Result<Shaken> {
+        if self.tls.is_none() && !address.ip().is_loopback() {
+            return Err(io::Error::other("without an identity only loopback is served"));
+        }
+        stream.set_nodelay(true)?;
+        let silent = |_| io::Error::new(io::ErrorKind::TimedOut, "it says nothing");
+        timeout(FIRST_BYTES, stream.readable()).await.map_err(silent)??;
+        stay.heard();
+        let Some(tls) = &self.tls else {
+            let peer = Peer { identity: None, address };
+            return Ok(Shaken { peer, stream: Inner::Plain(stream), left: NEVER });
+        };
+        let stream = tls.accept(stream).await?;
+        let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
+        let identity = peer(certificates).map_err(io::Error::other)?;
+        let left = time_left(certificates).map_or(NEVER, |left| left.min(NEVER));
+        let peer = Peer { identity: Some(identity), address };
+        Ok(Shaken { peer, stream: Inner::Tls(Box::new(stream)), left })
+    }
+
+    /// Lets in who may come in: by role and protocol.
+    async fn let_in(&self, Shaken { peer, stream, left }: Shaken) {
+        let alpn = match &stream {
+            Inner::Tls(stream) => stream.get_ref().1.alpn_protocol(),
+            Inner::Plain(_) => Some(ALPN_CONTROL),
+        };
+        if alpn.is_some() && alpn == self.alpn {
+            let (Inner::Tls(stream), Some(hook)) = (stream, &self.hook) else { return };
+            let role = peer.identity.as_ref().map(|(_, role)| *role);
+            match role.filter(|role| self.inside.serves(self.alpn, *role)) {
+                Some(_) => hook(peer, *stream),
+                None => self.refuse(&peer, &"its role is not served here over this protocol"),
+            }
             return;
         }
-        let Some(tls) = &self.tls else {
-            if address.ip().is_loopback() {
-                let peer = Peer { identity: None, address };
-                self.admit(peer, Inner::Plain(stream)).await;
-            } else {
-                tracing::warn!(%address, "refused: without an identity only loopback is served");
+        if alpn != Some(ALPN_CONTROL) {
+            return self.refuse(&peer, &"it names no protocol of ours");
+        }
+        match self.inside.take(&peer) {
+            // A closed channel is a closed door.
+            Ok(place) => {
+                let connection = Connection::new(peer, stream, left, place);
+                drop(self.sender.send(connection).await);
             }
-            return;
-        };
-        let stream = match tls.accept(stream).await {
-            Ok(stream) => stream,
-            Err(error) => {
-                tracing::warn!(%address, %error, "refused a connection");
-                return;
-            }
-        };
-        let session = stream.get_ref().1;
-        let identity = match peer(session.peer_certificates().unwrap_or_default()) {
-            Ok(identity) => identity,
-            Err(error) => {
-                tracing::warn!(%address, %error, "refused a connection");
-                return;
-            }
-        };
-        let peer = Peer { identity: Some(identity), address };
-        match (session.alpn_protocol(), &self.hook) {
-            (Some(alpn), Some(hook)) if Some(alpn) == self.alpn => hook(peer, stream),
-            (Some(ALPN_CONTROL), _) => {
-                self.admit(peer, Inner::Tls(Box::new(stream))).await;
-            }
-            _ => tracing::warn!(%peer, "refused: it names no protocol of ours"),
+            Err(why) => self.refuse(&peer, &why),
         }
     }
 
-    async fn admit(&self, peer: Peer, stream: Inner) {
-        match self.live.clone().try_acquire_owned() {
-            // A closed channel is a closed door.
-            Ok(live) => drop(self.sender.send(Connection { peer, stream, _live: live }).await),
-            Err(_) => tracing::warn!(%peer, "refused: {CONNECTIONS} connections stand already"),
+    /// Says that somebody was refused: of many, of some.
+    fn refuse(&self, who: &dyn fmt::Display, why: &dyn fmt::Display) {
+        if let Some(left_out) = self.refusals.take() {
+            tracing::warn!(%who, %why, left_out, "refused a connection");
         }
     }
 }
@@ -182,7 +321,24 @@ impl Porter {
 pub struct Connection {
     peer: Peer,
     stream: Inner,
-    _live: OwnedSemaphorePermit,
+    /// When it ends: with the certificate of its peer, or before, if nothing is asked.
+    ends: Pin<Box<Sleep>>,
+    /// When its peer's certificate ends, until something was asked.
+    unasked: Option<Instant>,
+    place: Place,
+}
+
+impl Connection {
+    fn new(peer: Peer, stream: Inner, left: Duration, place: Place) -> Self {
+        let now = Instant::now();
+        let ends = Box::pin(sleep_until(now + left.min(FIRST_ASKED)));
+        Self { peer, stream, ends, unasked: Some(now + left), place }
+    }
+
+    /// Whether it has to end.
+    fn over(&mut self, cx: &mut Context<'_>) -> bool {
+        self.ends.as_mut().poll(cx).is_ready() || Pin::new(&mut self.place.told).poll(cx).is_ready()
+    }
 }
 
 enum Inner {
@@ -218,7 +374,23 @@ impl AsyncRead for Connection {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        delegate!(self, stream => stream.poll_read(cx, buffer))
+        let this = self.get_mut();
+        if this.over(cx) {
+            let why =
+                "its time is over: it asked nothing, its certificate ended, or it was removed";
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::ConnectionAborted, why)));
+        }
+        let before = buffer.filled().len();
+        let inner = Pin::new(&mut *this);
+        let read = delegate!(inner, stream => stream.poll_read(cx, buffer));
+        if buffer.filled().len() > before
+            && let Some(until) = this.unasked.take()
+        {
+            this.ends.as_mut().reset(until);
+            // So that it is waited for.
+            let _ = this.ends.as_mut().poll(cx);
+        }
+        read
     }
 }
 impl AsyncWrite for Connection {

@@ -14,7 +14,7 @@ use rustls::{
     crypto::CryptoProvider,
     pki_types::{CertificateDer, ServerName, UnixTime},
 };
-use std::{fmt, io, path::PathBuf, str::FromStr, sync::Arc};
+use std::{fmt, io, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 
 /// What the holder of a certificate may do.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -211,6 +211,28 @@ pub fn peer(certificates: &[CertificateDer<'_>]) -> Result<(DeviceName, Role), I
     let certificate =
         webpki::EndEntityCert::try_from(first).map_err(|_| IdentityError::Nameless)?;
     certificate.valid_dns_names().find_map(parse_name).ok_or(IdentityError::Nameless)
+}
+
+/// How long a verified peer's certificate is still valid, by the clock of this machine.
+pub fn time_left(certificates: &[CertificateDer<'_>]) -> Option<Duration> {
+    let certificate = webpki::EndEntityCert::try_from(certificates.first()?).ok()?;
+    // It says until when it was valid if it is asked at the end of time.
+    let verdict = certificate.verify_for_usage(
+        provider().signature_verification_algorithms.all,
+        &[],
+        &[],
+        UnixTime::since_unix_epoch(Duration::from_secs(u64::MAX)),
+        webpki::KeyUsage::client_auth(),
+        None,
+        None,
+    );
+    match verdict.err()? {
+        webpki::Error::CertExpired { not_after, .. } => {
+            let left = not_after.as_secs().saturating_sub(UnixTime::now().as_secs());
+            Some(Duration::from_secs(left))
+        }
+        _ => None,
+    }
 }
 
 fn parse_name(dns: &str) -> Option<(DeviceName, Role)> {

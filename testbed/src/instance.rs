@@ -582,6 +582,7 @@ impl Testbed {
             listen: "127.0.0.1:0".to_owned(),
             max_rows: cluster::DEFAULT_MAX_ROWS,
             queue: 4,
+            client_memory: galaxy_coord::client_memory::DEFAULT_CLIENT_MEMORY,
             link: Some(LinkType::Tls),
             plain: false,
             lossy: false,

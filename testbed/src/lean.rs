@@ -11,6 +11,7 @@ use galaxy_common::{
 };
 use galaxy_coord::{
     Cluster, Fleet, RemoteFleet,
+    client_memory::DEFAULT_CLIENT_MEMORY,
     cluster::{DEFAULT_DRIFT, DEFAULT_LENGTH, DEFAULT_PATIENCE, DEFAULT_PROFILES, Device},
     fleet::{Readiness, Task},
 };
@@ -121,6 +122,7 @@ impl Bench {
             listen: "127.0.0.1:0".into(),
             max_rows,
             queue: 4,
+            client_memory: DEFAULT_CLIENT_MEMORY,
             link: Some(LinkType::Tls),
             plain: false,
             lossy: false,

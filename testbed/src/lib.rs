@@ -16,6 +16,7 @@ pub mod forward;
 pub mod golden;
 pub mod health;
 pub mod holding;
+pub mod hostile;
 pub mod inside;
 pub mod instance;
 pub mod kernels;

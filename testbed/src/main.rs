@@ -4,8 +4,8 @@ use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
 use galaxy_common::WireType;
 use galaxy_testbed::{
-    ballast, calibrate, coldstart, desk, drift, evaluation, experiment, forward, golden, inside,
-    kernels, lean, links, metronome, models, probes, quotas, reader,
+    ballast, calibrate, coldstart, desk, drift, evaluation, experiment, forward, golden, hostile,
+    inside, kernels, lean, links, metronome, models, probes, quotas, reader,
 };
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
@@ -60,6 +60,8 @@ enum Command {
         #[arg(long)]
         half: bool,
     },
+    /// Attacks a cluster on this machine, and measures how those fare who mean no harm
+    Hostile(hostile::Options),
     /// Measures how lean a worker is: start, idle time, peak memory, memory over many requests
     Lean(lean::Options),
     /// Measures kernels: against what a core can do, cut into parts, in 16 bits, on two threads
@@ -135,6 +137,7 @@ fn run(command: Command) -> Result<()> {
         Command::Quotas(options) => quotas::run(&options),
         Command::Reader(options) => reader::serve(&options),
         Command::Golden { full, half } => golden(full, half),
+        Command::Hostile(options) => hostile::run(&options),
         Command::Lean(options) => lean::run(&options),
         Command::Kernels(options) => kernels::run(&options),
         Command::KernelsServe(options) => kernels::serve(&options),

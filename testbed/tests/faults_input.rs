@@ -116,6 +116,9 @@ async fn clients_that_go_away() {
 async fn requests_after_drain() {
     let cluster = cluster();
     let client = cluster.client().await.unwrap();
+    let denied = client.drain().await.unwrap_err();
+    assert_eq!((denied.code(), denied.retryable()), ("permission_denied", false), "{denied}");
+    let client = cluster.client_as("anna", Role::Admin).await.unwrap();
     client.drain().await.unwrap();
     let refused = client.embed(&["late"]).await.unwrap_err();
     assert_refused(&refused, "draining", &["draining and takes no more requests"]);

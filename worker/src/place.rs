@@ -27,14 +27,14 @@ use galaxy_proto::v1;
 use std::{
     ops::ControlFlow,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
 use tokio::{
     sync::{OwnedRwLockWriteGuard, mpsc, oneshot},
-    time::Instant,
+    time::{Instant, sleep_until},
 };
 use tonic::Status;
 
@@ -343,9 +343,28 @@ async fn hold_and_link(
         both = both => both?,
         never = told.go_on() => match never {},
     };
-    let shared = core.clone();
+    let (shared, epoch) = (core.clone(), request.epoch);
     blocking(move || shared.connect(&held, request, model, links)).await??;
+    if let Some(at) = core.ring.ends(epoch) {
+        core.tasks.spawn(end_with_certificate(Arc::downgrade(core), epoch, at));
+    }
     Ok(placed)
+}
+
+/// Ends an epoch when the certificate of a device at one of its links does.
+async fn end_with_certificate(core: Weak<Core>, epoch: Epoch, at: Instant) {
+    let Some(mut state) = core.upgrade().map(|core| core.state.subscribe()) else { return };
+    tokio::select! {
+        () = sleep_until(at) => {}
+        // Nobody runs it any more.
+        _ = state.wait_for(|state| state.epoch() > epoch) => return,
+    }
+    if let Some(core) = core.upgrade() {
+        tracing::warn!(%epoch, "the certificate of a device ended: so does the epoch");
+        if let Err(error) = core.cancel(epoch).await {
+            tracing::warn!(%error, "closing the links");
+        }
+    }
 }
 
 /// What of a model a place needs that may have to come, and from whom.

@@ -13,7 +13,7 @@ use galaxy_graph::{
 };
 use galaxy_model::ModelDir;
 use galaxy_proto::{
-    channel::connect,
+    channel::{ConnectError, connect},
     convert,
     fault::{Fault, from_status},
     identity::{Authority, Identity, Role},
@@ -502,11 +502,18 @@ async fn only_coordinators_control() {
     let cluster = Cluster::of("bert", 1).await;
     let address = cluster.workers[0].0.address().to_string();
     let to = (&name("d0"), Role::Device);
-    for role in [Role::Client, Role::Device] {
+    for role in [Role::Client, Role::Admin, Role::Device] {
         let who = name(&format!("a-{role}"));
         let identity = cluster.authority.issue(&who, role, 30).unwrap();
         let identity = Identity::load(&identity).unwrap();
-        let channel = connect(&address, Some(&identity), to, LONG).await.unwrap();
+        let channel = connect(&address, Some(&identity), to, LONG).await;
+        if role != Role::Device {
+            let error = channel.unwrap_err();
+            assert!(matches!(error, ConnectError::RefusedUs { .. }), "{error}");
+            continue;
+        }
+        // Devices ask each other for content.
+        let channel = channel.unwrap();
         let mut client = WorkerClient::new(channel);
         let status = client.describe(v1::DescribeRequest::default()).await.unwrap_err();
         let fault = from_status(&status);

@@ -290,8 +290,11 @@ async fn strangers_and_nonsense_end_the_link() {
     };
     let (answer, _) = dialled("d9", Role::Device, "d8").await;
     assert_eq!(answer, Answer::WrongName, "a name that is not its own");
-    let (answer, _) = dialled("c1", Role::Client, "c1").await;
-    assert_eq!(answer, Answer::WrongName, "no device");
+    let client = pair.authority.issue(&name("c1"), Role::Client, 30).unwrap();
+    let config = Identity::load(&client).unwrap().client_config(ALPN_RING);
+    let address = pair.workers[0].0.address().to_string();
+    let refused = dial(&address, config, None, (&name("d0"), Role::Device), LONG).await;
+    assert!(refused.is_err(), "no device");
     let (answer, mut link) = dialled("d7", Role::Device, "d7").await;
     assert_eq!(answer, Answer::Welcome);
     // One at a time: the first holds the device.

@@ -2,6 +2,7 @@
 //! to the coordinator by the SDK, under our identity.
 
 mod api;
+mod limits;
 
 use super::{
     Connection, failure::Failure, generation_config::GenerationConfig, in_process::model_failure,
@@ -10,22 +11,21 @@ use super::{
 use api::Api;
 use clap::Args;
 use galaxy_client::openai::chat::Chat;
+use galaxy_proto::door::Reception;
 use hyper::server::conn::http1;
-use hyper_util::{
-    rt::{TokioIo, TokioTimer},
-    service::TowerToHyperService,
-};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use limits::{Limited, Limits};
 use std::{io::Write, net::SocketAddr, path::PathBuf, pin::pin, sync::Arc, time::Duration};
 use tokio::{
     net::{TcpListener, TcpStream},
     signal::unix::{SignalKind, signal},
-    sync::{Semaphore, watch},
+    sync::watch,
     task::JoinSet,
     time::timeout,
 };
 
-/// Connections at one time; whoever comes then waits.
-const CONNECTIONS: usize = 256;
+/// Connections at one time that ask nothing; for whoever comes then, another goes.
+const WAITING: usize = 512;
 /// How long the head of a request may take.
 const HEAD: Duration = Duration::from_secs(10);
 /// How long answers may take to end once we are told to stop.
@@ -134,15 +134,14 @@ pub async fn serve(args: ServeArgs) -> Result<(), Failure> {
 
 /// Lets connections in until `stopping` is over, and waits for their ends.
 async fn accept(listener: TcpListener, api: Api, mut stopping: watch::Receiver<()>) {
-    let service = TowerToHyperService::new(api.router());
-    let room = Arc::new(Semaphore::new(CONNECTIONS));
+    let (router, limits) = (api.router(), Limits::default());
+    let reception = Reception::new(WAITING);
     let mut connections = JoinSet::new();
     loop {
         while connections.try_join_next().is_some() {}
-        let Ok(permit) = room.clone().acquire_owned().await else { break };
-        let stream = tokio::select! {
+        let (stream, address) = tokio::select! {
             accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => stream,
+                Ok(accepted) => accepted,
                 Err(_) => {
                     tokio::time::sleep(PAUSE).await;
                     continue;
@@ -150,10 +149,14 @@ async fn accept(listener: TcpListener, api: Api, mut stopping: watch::Receiver<(
             },
             _ = stopping.changed() => break,
         };
-        let (service, stopping) = (service.clone(), stopping.clone());
+        let (stay, notice) = reception.arrive(address.ip());
+        let service = Limited::new(router.clone(), limits.clone(), Arc::new(stay));
+        let stopping = stopping.clone();
         connections.spawn(async move {
-            converse(stream, service, stopping).await;
-            drop(permit);
+            tokio::select! {
+                () = converse(stream, service, stopping) => {}
+                () = notice.given() => {}
+            }
         });
     }
     drop(listener);
@@ -163,7 +166,7 @@ async fn accept(listener: TcpListener, api: Api, mut stopping: watch::Receiver<(
 /// One connection, to its end.
 async fn converse(
     stream: TcpStream,
-    service: TowerToHyperService<axum::Router>,
+    service: Limited<axum::Router>,
     mut stopping: watch::Receiver<()>,
 ) {
     // Tokens are small, and each is to be seen at once.

@@ -79,7 +79,8 @@ impl From<ClientError> for ApiError {
             "invalid_argument" | "empty_text" | "text_too_long" | "too_many_texts"
             | "result_too_large" | "unknown_token" | "unsupported_output" | "unsupported_model"
             | "out_of_range" => StatusCode::BAD_REQUEST,
-            "overloaded" => StatusCode::TOO_MANY_REQUESTS,
+            "request_too_large" => StatusCode::PAYLOAD_TOO_LARGE,
+            "overloaded" | "client_memory" => StatusCode::TOO_MANY_REQUESTS,
             "deadline" | "deadline_exceeded" => StatusCode::GATEWAY_TIMEOUT,
             "internal" | "malformed_answer" => StatusCode::BAD_GATEWAY,
             _ => StatusCode::SERVICE_UNAVAILABLE,

@@ -595,3 +595,24 @@ fn who_comes_while_a_look_is_on_its_way_is_looked_at_later() {
     world.run(STEADY);
     assert!(world.first(begun, |a| *a == Action::Look).is_some());
 }
+
+/// What a device says of epochs is believed as far as a coordinator before us can have given them out.
+#[test]
+fn a_device_that_lies_about_epochs_is_left_out() {
+    let mut world = impatient(5.0);
+    world.devices[2] = Device::Killed;
+    world.run(seconds(1.0));
+    world.devices[2] = FAST;
+    world.epochs[2] = Epoch(u64::MAX);
+    world.plan = Ok(vec![0, 1]);
+    world.run(seconds(20.0));
+    assert_eq!(world.membership.ready(), Some(Epoch(102)), "the others go on");
+    assert!(!world.membership.state(2).connected());
+    // Others that are started again are placed by what they were told.
+    world.epochs = vec![Epoch(102), Epoch(102), Epoch(0)];
+    world.plan = Ok(vec![0, 1, 2]);
+    world.membership = Membership::new(3, Epoch(50), None, None);
+    (world.log, world.due) = (Vec::new(), Vec::new());
+    world.run(seconds(5.0));
+    assert_eq!(world.membership.ready(), Some(Epoch(103)));
+}

@@ -102,7 +102,7 @@ impl<'a> Answer<'a> {
         let (mut until, mut before) = (waiting + READY_WAIT, ran());
         let turn = loop {
             self.session.ready(until).await?;
-            let turn = self.ticket.turn().await?;
+            let turn = self.ticket.turn().await;
             // The fleet itself waits for the end of a move.
             if !matches!(self.session.readiness(), Readiness::Waiting { .. }) {
                 break turn;
@@ -164,11 +164,6 @@ impl<'a> Answer<'a> {
             shape,
         });
         Ok(run)
-    }
-
-    /// A copy of the request's place in the queue.
-    pub(super) fn ticket(&self) -> Ticket {
-        self.ticket.clone()
     }
 
     /// Remembers the request for traces.

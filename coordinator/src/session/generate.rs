@@ -3,6 +3,7 @@
 use super::{READY_WAIT, Report, Session, answer::Answer};
 use crate::{
     error::{self, RequestError},
+    fair::Fair,
     fleet::{Going, Task, blocking},
 };
 use galaxy_common::{
@@ -25,12 +26,14 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 use tokio::{
-    sync::mpsc,
-    time::{Instant, interval, sleep_until, timeout_at},
+    sync::mpsc::{self, Permit},
+    time::{Instant, interval, sleep_until, timeout, timeout_at},
 };
 
 /// How long a text waits for its cluster to come back before it is given up.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a text that is not read keeps others from its room.
+const UNREAD: Duration = Duration::from_secs(10);
 /// Between looks at a cluster that is gone.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Stops that a request may have, and bytes of one.
@@ -227,7 +230,7 @@ impl Session {
         let (mut way, stop, tokenized) = self.way(ask).await?;
         answer.tokenized(tokenized);
         let rows = Cache::taken(way.rows);
-        let room = self.inner.room.clone().acquire_many_owned(rows);
+        let room = self.inner.room.take(self.caller.who(), rows);
         let waits = async {
             let mut ticks = interval(WAITING);
             loop {
@@ -236,14 +239,13 @@ impl Session {
                 drop(listener.try_send(Ok(Said::Waiting)));
             }
         };
-        let room = tokio::select! {
+        let _room = tokio::select! {
             biased;
             room = timeout_at(deadline, room) => room.map_err(|_| late.clone())?,
             // Whoever goes meanwhile leaves the queue.
             () = listener.closed() => return Ok(()),
             never = waits => match never {},
         };
-        let _room = room.map_err(|_| RequestError::Draining)?;
         // Who is told that it begins is not told to try again.
         tokio::select! {
             biased;
@@ -255,7 +257,8 @@ impl Session {
         let stream = tokenizer.map(|tokenizer| tokenizer.stream(way.behind()));
         let ending = Ending::new(stop);
         let queue = VecDeque::new();
-        let mut telling = Telling { stream, ending, queue, finish: None, listener };
+        let room = &self.inner.room;
+        let mut telling = Telling { stream, ending, queue, finish: None, listener, room };
         let said = Said::Begun {
             request: answer.request(),
             prompt: way.prompt as u32,
@@ -383,6 +386,13 @@ impl Session {
         }
     }
 
+    /// Most tokens of a text that goes on, and what limits them.
+    fn going_limit(&self) -> (u32, &'static str) {
+        let (spec, cache) = (self.spec(), self.outlook().cache);
+        let limits = [(spec.position_limit(), spec.limited_by()), (cache.rows, error::CACHE_ROWS)];
+        limits.into_iter().min_by_key(|(limit, _)| *limit).expect("the array has two elements")
+    }
+
     /// Checks what is asked. Gives the strings that end the text, too, and how long tokenising took.
     async fn way(&self, ask: Ask) -> Result<(Way, Vec<String>, Duration), RequestError> {
         let invalid = |why: String| RequestError::Invalid { why };
@@ -403,6 +413,8 @@ impl Session {
                 return Ok((ids, begun.elapsed()));
             }
             let tokenizer = session.inner.tokenizer.as_ref().map_err(model)?;
+            let limit = session.going_limit();
+            let _tokenizing = session.tokenizing(&prompt, limit, || "the prompt".to_owned())?;
             let tokens = tokenizer.encode(&prompt, None);
             let tokens =
                 tokens.map_err(|e| RequestError::Invalid { why: format!("prompt: {e}") })?;
@@ -433,9 +445,7 @@ impl Session {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let sampling = sampling.complete(now.map_or(0, |now| now.as_nanos() as u64));
         let sampling = sampling.checked(spec.vocabulary).map_err(|e| invalid(e.to_string()))?;
-        let cache = self.outlook().cache;
-        let limits = [(spec.position_limit(), spec.limited_by()), (cache.rows, error::CACHE_ROWS)];
-        let (limit, limited_by) = limits.into_iter().min_by_key(|(limit, _)| *limit).expect("two");
+        let (limit, limited_by) = self.going_limit();
         if tokens.is_empty() {
             return Err(RequestError::EmptyText { index: 0 });
         }
@@ -467,6 +477,8 @@ struct Telling<'a> {
     /// The text has ended, or cannot be read.
     finish: Option<Result<Finish, RequestError>>,
     listener: &'a Listener,
+    /// What others may wait for.
+    room: &'a Fair,
 }
 
 impl Telling<'_> {
@@ -513,8 +525,24 @@ impl Telling<'_> {
         true
     }
 
+    /// Waits until the listener takes something. Who does not read is given up sooner when others wait
+    /// for its room.
+    async fn reads(&self) -> Option<Permit<'_, Result<Said, RequestError>>> {
+        for _ in 0..PATIENCE.as_secs() / UNREAD.as_secs() {
+            if let Ok(permit) = timeout(UNREAD, self.listener.reserve()).await {
+                return permit.ok();
+            }
+            if self.room.waiting() > 0 {
+                return None;
+            }
+        }
+        None
+    }
+
     async fn say(&self, said: Said) -> bool {
-        self.listener.send_timeout(Ok(said), PATIENCE).await.is_ok()
+        let Some(permit) = self.reads().await else { return false };
+        permit.send(Ok(said));
+        true
     }
 
     /// The text that was held back.

@@ -1,12 +1,12 @@
 //! Vectors, classes and ranks of texts: what they are asked with, and how they become sequences.
 
 use super::{
-    Input, Report, Session,
+    Gone, Input, Report, Session,
     answer::{Outcome, Vectors},
     batch::Sequence,
     check_count,
 };
-use crate::{error::RequestError, fleet::blocking};
+use crate::{client_memory::Briefly, error::RequestError, fleet::blocking};
 use galaxy_common::Wanted;
 use galaxy_model::{
     ClassHead, HeadSpec, ModelError, Problem,
@@ -15,6 +15,13 @@ use galaxy_model::{
 };
 use std::{num::NonZeroU32, time::Duration};
 use tokio::time::Instant;
+
+/// Bytes of a text for each token that is allowed: more than tokens have, but for runs of one letter.
+const TOKEN_BYTES: usize = 64;
+/// Bytes that are read of any text.
+const TEXT_BYTES: usize = 64 << 10;
+/// Bytes that tokenisers take for each byte of a text (measured: 240).
+const TOKENIZING: u64 = 256;
 
 /// What is put before each text.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -246,13 +253,19 @@ impl Session {
         skips: bool,
     ) -> Result<(Vec<Sequence>, Vec<u32>, Duration), RequestError> {
         self.check_texts(&texts)?;
+        for (index, text) in texts.iter().enumerate() {
+            check_bytes(how.prompt.len() + text.len(), how.limit, || of(index))?;
+        }
         let session = self.clone();
+        let (_wanted, gone) = Gone::pair();
         blocking(move || {
             let begun = Instant::now();
             let tokenizer = session.tokenizer()?;
             let mut sequences = Vec::with_capacity(texts.len());
             for (index, mut text) in texts.into_iter().enumerate() {
+                gone.check()?;
                 text.insert_str(0, &how.prompt);
+                let _tokenizing = session.tokenizing(&text, how.limit, || of(index))?;
                 let encoded = tokenizer.encode(&text, how.cut()).map_err(|e| of_text(index, &e))?;
                 sequences.push(session.fitting(index, encoded.into(), how.limit)?);
             }
@@ -279,11 +292,16 @@ impl Session {
             return Err(RequestError::Nothing { what: "query" });
         }
         let session = self.clone();
+        let (_wanted, gone) = Gone::pair();
         blocking(move || {
             let begun = Instant::now();
             let tokenizer = session.tokenizer()?;
             let types = session.spec().token_types;
+            let _tokenizing =
+                session.tokenizing(&query.prompt, query.limit, || "the query".to_owned())?;
             let pair = |(index, text): (usize, &String)| {
+                gone.check()?;
+                let _tokenizing = session.tokenizing(text, query.limit, || of(index))?;
                 let encoded = tokenizer.encode_pair(&query.prompt, text, query.cut());
                 let mut encoded = encoded.map_err(|e| of_text(index, &e))?;
                 // A table of one row has nothing to tell them apart by.
@@ -300,6 +318,17 @@ impl Session {
             Ok((sequences, begun.elapsed()))
         })
         .await?
+    }
+
+    /// Takes the memory that tokenising a text takes, unless it has more bytes than its tokens could have.
+    pub(super) fn tokenizing(
+        &self,
+        text: &str,
+        limit: (u32, &'static str),
+        what: impl FnOnce() -> String,
+    ) -> Result<Briefly, RequestError> {
+        check_bytes(text.len(), limit, what)?;
+        self.caller.briefly(text.len() as u64 * TOKENIZING)
     }
 
     fn check_texts(&self, texts: &[String]) -> Result<(), RequestError> {
@@ -408,6 +437,23 @@ fn probabilities(head: &ClassHead, logits: &[f32]) -> Vec<f32> {
             raised.into_iter().map(|e| (e / sum) as f32).collect()
         }
     }
+}
+
+/// Refuses a text by its bytes, before anything is made of it.
+fn check_bytes(
+    bytes: usize,
+    (limit, limited_by): (u32, &'static str),
+    what: impl FnOnce() -> String,
+) -> Result<(), RequestError> {
+    let most = (limit as usize).saturating_mul(TOKEN_BYTES).max(TEXT_BYTES);
+    match bytes > most {
+        true => Err(RequestError::TextTooLarge { what: what(), bytes, most, limit, limited_by }),
+        false => Ok(()),
+    }
+}
+
+fn of(index: usize) -> String {
+    format!("text {index}")
 }
 
 fn of_text(index: usize, error: &ModelError) -> RequestError {

@@ -1,12 +1,17 @@
 //! The identity that a process holds: its certificate, its key, and whom it trusts.
 
 use super::{IdentityError, Role, hardware_aes, peer, provider};
+use crate::door::rules;
 use galaxy_common::DeviceName;
 use rustls::{
-    ClientConfig, RootCertStore, ServerConfig,
-    client::Resumption,
+    CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, RootCertStore,
+    ServerConfig, SignatureScheme,
+    client::{Resumption, danger::HandshakeSignatureValid},
     pki_types::{CertificateDer, PrivateKeyDer, UnixTime, pem::PemObject},
-    server::WebPkiClientVerifier,
+    server::{
+        StoresServerSessions, WebPkiClientVerifier,
+        danger::{ClientCertVerified, ClientCertVerifier},
+    },
     version::TLS13,
 };
 use std::{
@@ -25,6 +30,7 @@ pub struct Identity {
     role: Role,
     client: ClientConfig,
     server: ServerConfig,
+    verifier: Arc<dyn ClientCertVerifier>,
 }
 
 impl Identity {
@@ -61,12 +67,13 @@ impl Identity {
         let mut server = ServerConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&TLS13])
             .map_err(unusable)?
-            .with_client_cert_verifier(verifier)
+            .with_client_cert_verifier(verifier.clone())
             .with_single_cert(vec![certificate], key)
             .map_err(unusable)?;
         // The side without instructions for AES chooses, whichever side dials.
         server.ignore_client_order = !hardware_aes();
-        Ok(Self { name, role, client, server })
+        server.session_storage = Arc::new(Forgetful);
+        Ok(Self { name, role, client, server, verifier })
     }
 
     /// The name in the certificate.
@@ -83,11 +90,91 @@ impl Identity {
         config.alpn_protocols = vec![alpn.to_vec()];
         Arc::new(config)
     }
-    /// How to answer, for these protocols. Peers without a certificate of ours are refused.
+    /// How to answer, for these protocols. Peers without a certificate of ours are refused, and so are
+    /// those of a role that is served over none of them.
     pub fn server_config(&self, alpns: &[&[u8]]) -> Arc<ServerConfig> {
-        let mut config = self.server.clone();
+        let served = rules(self.role).iter().filter(|rule| alpns.contains(&rule.alpn));
+        let roles = served.map(|rule| rule.role).collect();
+        let verifier = Arc::new(Served { verifier: self.verifier.clone(), roles });
+        let mut config = ServerConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&TLS13])
+            .expect("the provider had it when the identity was loaded")
+            .with_client_cert_verifier(verifier)
+            .with_cert_resolver(self.server.cert_resolver.clone());
+        config.ignore_client_order = self.server.ignore_client_order;
+        config.session_storage = self.server.session_storage.clone();
         config.alpn_protocols = alpns.iter().map(|alpn| alpn.to_vec()).collect();
         Arc::new(config)
+    }
+}
+
+/// Takes the certificates that another verifier takes, of these roles.
+#[derive(Debug)]
+struct Served {
+    verifier: Arc<dyn ClientCertVerifier>,
+    roles: Vec<Role>,
+}
+
+impl ClientCertVerifier for Served {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        self.verifier.root_hint_subjects()
+    }
+
+    fn verify_client_cert(
+        &self,
+        certificate: &CertificateDer<'_>,
+        between: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, rustls::Error> {
+        let verified = self.verifier.verify_client_cert(certificate, between, now)?;
+        let known = peer(std::slice::from_ref(certificate));
+        match known.is_ok_and(|(_, role)| self.roles.contains(&role)) {
+            true => Ok(verified),
+            // It is told that access is denied.
+            false => Err(CertificateError::ApplicationVerificationFailure.into()),
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.verifier.verify_tls12_signature(message, certificate, signed)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.verifier.verify_tls13_signature(message, certificate, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.verifier.supported_verify_schemes()
+    }
+}
+
+/// Keeps no session, so that none is resumed: each connection shows its certificate. Tickets go out all
+/// the same and are good for nothing; the first tells a caller that its certificate was accepted.
+#[derive(Debug)]
+struct Forgetful;
+
+impl StoresServerSessions for Forgetful {
+    fn put(&self, _: Vec<u8>, _: Vec<u8>) -> bool {
+        true
+    }
+    fn get(&self, _: &[u8]) -> Option<Vec<u8>> {
+        None
+    }
+    fn take(&self, _: &[u8]) -> Option<Vec<u8>> {
+        None
+    }
+    fn can_cache(&self) -> bool {
+        true
     }
 }
 

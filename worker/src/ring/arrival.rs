@@ -8,7 +8,7 @@ use super::{
 use galaxy_common::{DeviceName, Epoch, LinkType, Rank};
 use galaxy_proto::{
     channel::ConnectError,
-    door::Peer,
+    door::{Peer, Room, Sampled, Seats, counted},
     identity::{Identity, Role},
 };
 use std::{
@@ -20,18 +20,39 @@ use std::{
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
-    sync::{Semaphore, mpsc, watch},
-    time::timeout,
+    sync::{mpsc, watch},
+    time::{Instant, timeout},
 };
 use tokio_rustls::server::TlsStream;
 
-/// Arrivals at one time: one for each device that a plan can have, so that all may come before
-/// we are placed, and strangers cannot fill our memory.
-const ARRIVALS: usize = galaxy_common::plan::MAX_DEVICES;
+/// Arrivals at one time: some for each device that a plan can have, so that all may come before we are
+/// placed, and few of them that one holds.
+const ARRIVALS: Room = Room { most: 2 * galaxy_common::plan::MAX_DEVICES, each: 8 };
+/// Without TLS nobody is known, and all devices of a machine have one address.
+const PLAIN: Room = Room { most: 256, each: 128 };
 /// For a hello to come.
 const HELLO_DEADLINE: Duration = Duration::from_secs(5);
 /// For our own placement to come. The coordinator places all devices at once.
 const PARK_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Who arrives, as far as it is known.
+#[derive(Clone, PartialEq, Eq, Hash)]
+enum Who {
+    Device(DeviceName),
+    Address(IpAddr),
+}
+
+/// A place of who arrives, given back on drop.
+struct Seat {
+    seats: Arc<Mutex<Seats<Who>>>,
+    who: Who,
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.seats.lock().unwrap_or_else(PoisonError::into_inner).give(&self.who);
+    }
+}
 
 /// The ring's side of the door.
 #[derive(Clone)]
@@ -39,7 +60,11 @@ pub struct Ring {
     pub(super) expected: Arc<watch::Sender<Expected>>,
     /// Our address for links that we dial, if not any will do.
     from: Option<IpAddr>,
-    arrivals: Arc<Semaphore>,
+    arrivals: Arc<Mutex<Seats<Who>>>,
+    plain: Arc<Mutex<Seats<Who>>>,
+    refusals: Arc<Sampled>,
+    /// When the first certificate of a link ends, of the epoch whose links were formed last.
+    ends: Arc<Mutex<Option<(Epoch, Instant)>>>,
     /// Who measures links for those that ask; nobody until [`Ring::probes`] was called.
     probes: Arc<Mutex<Option<mpsc::Sender<ProbeArrival>>>>,
     /// Nothing until [`Ring::open_quic`] was called.
@@ -146,10 +171,24 @@ impl Ring {
         Self {
             expected: Arc::new(watch::Sender::new(nobody)),
             from,
-            arrivals: Arc::new(Semaphore::new(ARRIVALS)),
+            arrivals: Arc::new(Mutex::new(Seats::new(ARRIVALS))),
+            plain: Arc::new(Mutex::new(Seats::new(PLAIN))),
+            refusals: Arc::default(),
+            ends: Arc::default(),
             probes: Arc::default(),
             quic: Arc::default(),
         }
+    }
+
+    /// Notes when the links of an epoch must end, if they must.
+    pub(super) fn links_end(&self, epoch: Epoch, at: Option<Instant>) {
+        let ends = at.map(|at| (epoch, at));
+        *self.ends.lock().unwrap_or_else(PoisonError::into_inner) = ends;
+    }
+    /// When the links of an epoch must end, because the certificate of a device does.
+    pub(crate) fn ends(&self, epoch: Epoch) -> Option<Instant> {
+        let ends = *self.ends.lock().unwrap_or_else(PoisonError::into_inner);
+        ends.filter(|(of, _)| *of == epoch).map(|(_, at)| at)
     }
 
     /// Our address for calls to other devices over TCP, if not any will do.
@@ -238,15 +277,36 @@ impl Ring {
                 Err(arrival) => stream = arrival.stream,
             }
         }
-        tracing::warn!(%peer, ?answer, "refused to measure a link");
+        self.refused(&peer, &format!("to measure it: {answer:?}"));
         drop(timeout(HELLO_DEADLINE, stream.answer(answer)).await);
     }
 
-    async fn take(self, peer: Peer, mut stream: Incoming) {
-        let Ok(_permit) = self.arrivals.try_acquire() else {
-            tracing::warn!(%peer, "refused a ring link: too many wait");
-            return;
+    /// A place for `peer`, if there is one for it.
+    fn seat(&self, peer: &Peer, plain: bool) -> Option<Seat> {
+        let seats = if plain { &self.plain } else { &self.arrivals };
+        let who = match &peer.identity {
+            Some((name, _)) => Who::Device(name.clone()),
+            None => Who::Address(counted(peer.address.ip())),
         };
+        let taken = seats.lock().unwrap_or_else(PoisonError::into_inner).take(&who);
+        match taken {
+            Ok(()) => Some(Seat { seats: seats.clone(), who }),
+            Err(why) => {
+                self.refused(peer, &why);
+                None
+            }
+        }
+    }
+
+    /// Says that a link was refused: of many, of some.
+    fn refused(&self, peer: &Peer, why: &dyn std::fmt::Display) {
+        if let Some(left_out) = self.refusals.take() {
+            tracing::warn!(%peer, %why, left_out, "refused a ring link");
+        }
+    }
+
+    async fn take(self, peer: Peer, mut stream: Incoming) {
+        let Some(_seat) = self.seat(&peer, matches!(stream, Incoming::Plain(_))) else { return };
         let hello = match timeout(HELLO_DEADLINE, stream.hello()).await {
             Ok(Ok(bytes)) => Greeting::decode(&bytes),
             Ok(Err(_)) | Err(_) => return tracing::debug!(%peer, "no hello came"),
@@ -254,7 +314,7 @@ impl Ring {
         let hello = match hello {
             Ok(Greeting::Ring(hello)) => hello,
             Ok(Greeting::Probe(hello)) => return self.take_probe(peer, hello, stream).await,
-            Err(error) => return tracing::warn!(%peer, %error, "refused a ring link"),
+            Err(error) => return self.refused(&peer, &error),
         };
         let mut expected = self.expected.subscribe();
         let wait = expected.wait_for(|expected| expected.epoch >= hello.epoch);
@@ -268,7 +328,7 @@ impl Ring {
             // Full or closed: that epoch's links stand, or it was given up.
             drop(expected.arrived.try_send(arrival));
         } else {
-            tracing::warn!(%peer, epoch = %hello.epoch, ?answer, "refused a ring link");
+            self.refused(&peer, &format!("epoch {}: {answer:?}", hello.epoch));
             drop(timeout(HELLO_DEADLINE, stream.answer(answer)).await);
         }
     }
@@ -297,6 +357,25 @@ fn judge(expected: &Expected, hello: &Hello, peer: &Peer, plain: bool) -> Answer
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    /// Whoever fills what it may have waits for its own.
+    #[test]
+    fn one_device_does_not_take_the_places_of_others() {
+        let ring = Ring::default();
+        let device = |name: &str| Peer {
+            identity: Some((DeviceName::new(name).unwrap(), Role::Device)),
+            address: ([127, 0, 0, 1], 1).into(),
+        };
+        let greedy: Vec<_> =
+            (0..1000).filter_map(|_| ring.seat(&device("greedy"), false)).collect();
+        assert_eq!(greedy.len(), 8);
+        let others: Vec<_> = (0..galaxy_common::plan::MAX_DEVICES)
+            .filter_map(|i| ring.seat(&device(&format!("d{i}")), false))
+            .collect();
+        assert_eq!(others.len(), galaxy_common::plan::MAX_DEVICES);
+        drop(greedy);
+        assert!(ring.seat(&device("greedy"), false).is_some());
+    }
 
     #[test]
     fn only_devices_of_the_plan_may_link() {

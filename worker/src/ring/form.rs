@@ -216,6 +216,8 @@ impl Ring {
                 }
             }
         }
+        let left = to.iter().chain(&from).filter_map(|(_, stream)| stream.time_left()).min();
+        self.links_end(wanted.epoch, left.and_then(|left| Instant::now().checked_add(left)));
         gather(to, from).map_err(|(rank, source)| RingError::Io { peer: name(rank), source })
     }
 

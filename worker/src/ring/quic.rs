@@ -9,6 +9,8 @@
 //! at most a window of it and a batch. There are no streams for single tiles: lanes expect tiles in the order
 //! in which they were sent, so that none could overtake another.
 
+mod door;
+
 use super::{
     arrival::Ring,
     hello::{Answer, HELLO_BYTES, WELCOME_BYTES},
@@ -21,7 +23,7 @@ use galaxy_proto::{
     ALPN_RING,
     channel::{ConnectError, refused_them, refused_us, resolve},
     door::Peer,
-    identity::{Identity, Role, peer, server_name},
+    identity::{Identity, Role, peer, server_name, time_left},
 };
 use quinn::{
     AckFrequencyConfig, ClientConfig, ConnectionError, Endpoint, EndpointConfig,
@@ -43,7 +45,7 @@ use std::{
 };
 use tokio::{
     runtime::{Builder, Handle},
-    sync::{OwnedSemaphorePermit, Semaphore, oneshot},
+    sync::oneshot,
     time::timeout,
 };
 
@@ -75,12 +77,6 @@ const LARGEST_PACKET: u16 = 6500;
 /// The first guess at a round trip: packets that are lost before there is a measurement are sent
 /// again after some of these. For the internet it is three times as much.
 const FIRST_TRIP: Duration = Duration::from_millis(100);
-/// Handshakes at one time; whoever comes then is sent away.
-const HANDSHAKES: usize = 64;
-/// With so many under way, callers show first that they are where they say.
-const CROWD: usize = 16;
-/// A handshake and the stream after it that take longer are none.
-const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 /// For peers to hear that we end.
 const CLOSE_DEADLINE: Duration = Duration::from_millis(300);
 
@@ -109,7 +105,7 @@ impl Quic {
         let transport = Arc::new(transport());
         let tls = QuicServerConfig::try_from(identity.server_config(&[ALPN_RING]));
         let mut server = ServerConfig::with_crypto(Arc::new(tls.map_err(unfit)?));
-        server.transport_config(transport.clone()).max_incoming(HANDSHAKES);
+        server.transport_config(transport.clone()).max_incoming(door::HANDSHAKES);
         let tls = QuicClientConfig::try_from(identity.client_config(ALPN_RING));
         let mut client = ClientConfig::new(Arc::new(tls.map_err(unfit)?));
         client.transport_config(transport);
@@ -132,7 +128,7 @@ impl Quic {
         let body = move || {
             runtime.block_on(async {
                 tokio::select! {
-                    () = accept(served.clone(), ring) => {}
+                    () = door::accept(served.clone(), ring) => {}
                     // Told to, or forgotten.
                     _ = stopping => {}
                 }
@@ -220,50 +216,6 @@ fn transport() -> TransportConfig {
     transport
 }
 
-/// Lets callers in until the socket is closed. Without 0-RTT: what comes with it could be sent
-/// again by anybody who saw it.
-async fn accept(endpoint: Endpoint, ring: Ring) {
-    let handshakes = Arc::new(Semaphore::new(HANDSHAKES));
-    while let Some(incoming) = endpoint.accept().await {
-        let Ok(permit) = handshakes.clone().try_acquire_owned() else {
-            incoming.refuse();
-            continue;
-        };
-        let crowded = handshakes.available_permits() < HANDSHAKES - CROWD;
-        if crowded && incoming.may_retry() && !incoming.remote_address_validated() {
-            // It may be asked.
-            drop(incoming.retry());
-        } else {
-            tokio::spawn(greet(incoming, ring.clone(), permit));
-        }
-    }
-}
-
-async fn greet(incoming: quinn::Incoming, ring: Ring, permit: OwnedSemaphorePermit) {
-    let address = incoming.remote_address();
-    let shaken = async {
-        let inner = incoming.accept()?.await?;
-        let connection = Connection { inner, runtime: Handle::current() };
-        let pipe = connection.accept().await?;
-        Ok::<_, ConnectionError>((connection, pipe))
-    };
-    let (connection, pipe) = match timeout(HANDSHAKE_DEADLINE, shaken).await {
-        Ok(Ok(shaken)) => shaken,
-        Ok(Err(error)) => {
-            return tracing::warn!(%address, %error, "refused a connection over QUIC");
-        }
-        Err(_) => return tracing::debug!(%address, "handshake over QUIC took too long"),
-    };
-    drop(permit);
-    match connection.identity() {
-        Some(identity) => {
-            drop(connection);
-            ring.arrive_quic(Peer { identity: Some(identity), address }, pipe).await;
-        }
-        None => tracing::warn!(%address, "refused a connection over QUIC: no name of ours"),
-    }
-}
-
 /// A connection with a device.
 #[derive(Clone)]
 pub(super) struct Connection {
@@ -291,8 +243,16 @@ impl Connection {
     }
 
     fn identity(&self) -> Option<(DeviceName, Role)> {
-        let shown = self.inner.peer_identity()?.downcast::<Vec<CertificateDer<'static>>>().ok()?;
-        peer(&shown).ok()
+        peer(&self.certificates()?).ok()
+    }
+
+    fn certificates(&self) -> Option<Vec<CertificateDer<'static>>> {
+        self.inner.peer_identity()?.downcast().ok().map(|shown| *shown)
+    }
+
+    /// How long the peer's certificate is still valid.
+    pub fn time_left(&self) -> Option<Duration> {
+        time_left(&self.certificates()?)
     }
 
     /// Why a handshake that we took for done is not: the peer does not take our certificate.
@@ -669,7 +629,7 @@ mod tests {
         let home = Authority::create(dir.path(), "home").unwrap();
         let ((a, _), (_b, address)) = (ring(&identity(&home, "a")), ring(&identity(&home, "b")));
         let mut dials = tokio::task::JoinSet::new();
-        for _ in 0..3 * CROWD {
+        for _ in 0..3 * door::CROWD {
             let (a, address) = (a.clone(), address.clone());
             dials.spawn(async move {
                 let patience = Duration::from_secs(20);

@@ -7,6 +7,7 @@ use super::{
 };
 use galaxy_common::{FrameHeader, HEADER_BYTES};
 use galaxy_engine::link::{Accept, LinkCloser, LinkError, LinkReceiver, LinkSender, accept};
+use galaxy_proto::identity::time_left;
 use rustls::Connection;
 use std::{
     io::{self, Read},
@@ -42,6 +43,16 @@ impl Stream {
     /// When the socket cannot be made blocking.
     pub fn tls(stream: tokio::net::TcpStream, session: Connection) -> io::Result<Self> {
         Ok(Self::Tls(tcp::blocking(stream)?, Box::new(session)))
+    }
+
+    /// How long the certificate of whoever is at the other end is still valid; nothing where none was
+    /// shown.
+    pub(super) fn time_left(&self) -> Option<Duration> {
+        match self {
+            Self::Tls(_, session) => time_left(session.peer_certificates()?),
+            Self::Plain(_) => None,
+            Self::Quic(pipe) => pipe.connection().time_left(),
+        }
     }
 
     /// What closes it from anywhere.

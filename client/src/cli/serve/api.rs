@@ -1,5 +1,6 @@
 //! The routes, and who may use them.
 
+use super::limits::MAX_BYTES;
 use crate::cli::generation_config::GenerationConfig;
 use axum::{
     Router,
@@ -32,8 +33,6 @@ use std::{
 };
 use tokio::sync::mpsc;
 
-/// Bytes of one request, as much as the coordinator takes.
-const MAX_BYTES: usize = 16 << 20;
 /// How long the coordinator may take to say what it serves and how it fares.
 const STATUS: Duration = Duration::from_secs(5);
 /// What is answered, for who asks for something else.

@@ -1,0 +1,202 @@
+//! Something of which there is only so much, shared by clients in turns.
+//!
+//! Of those that wait, the client that was served longest ago comes next, and of one client's requests
+//! the first. Who comes next is waited for, however much it wants: nobody is passed over for being large.
+
+use crate::client_memory::Who;
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+use tokio::sync::oneshot;
+
+/// Clients whose last turn is remembered.
+const REMEMBERED: usize = 1024;
+
+/// So much of something. Copies are the same.
+#[derive(Clone, Debug)]
+pub(crate) struct Fair(Arc<Mutex<State>>);
+
+#[derive(Debug)]
+struct State {
+    free: u32,
+    waiting: VecDeque<Waiting>,
+    /// The number of who waited last.
+    number: u64,
+    /// When clients were served last, counted in times that anybody was,
+    served: HashMap<Who, u64>,
+    /// and how many times that was.
+    times: u64,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    number: u64,
+    who: Who,
+    wants: u32,
+    take: oneshot::Sender<Share>,
+}
+
+impl State {
+    fn serve(&mut self, who: &Who, much: u32) {
+        self.free -= much;
+        self.times += 1;
+        if self.served.len() >= REMEMBERED {
+            self.served.clear();
+        }
+        self.served.insert(who.clone(), self.times);
+    }
+
+    /// Who comes next, if there is enough for it.
+    fn next(&mut self) -> Option<Waiting> {
+        let last = |who: &Who| self.served.get(who).copied().unwrap_or(0);
+        let (at, next) = self.waiting.iter().enumerate().min_by_key(|(_, w)| last(&w.who))?;
+        if next.wants > self.free {
+            return None;
+        }
+        let next = self.waiting.remove(at)?;
+        self.serve(&next.who, next.wants);
+        Some(next)
+    }
+}
+
+impl Fair {
+    /// So much, all of it free.
+    pub fn new(much: u32) -> Self {
+        Self(Arc::new(Mutex::new(State {
+            free: much,
+            waiting: VecDeque::new(),
+            number: 0,
+            served: HashMap::new(),
+            times: 0,
+        })))
+    }
+
+    /// How many wait.
+    pub fn waiting(&self) -> usize {
+        self.state().waiting.len()
+    }
+
+    /// Waits for so much; more than there is never comes.
+    ///
+    /// # Cancel safety
+    /// Dropping the future takes nothing.
+    pub async fn take(&self, who: &Who, wants: u32) -> Share {
+        struct Leaves<'a>(&'a Fair, u64);
+        impl Drop for Leaves<'_> {
+            fn drop(&mut self) {
+                self.0.state().waiting.retain(|waiting| waiting.number != self.1);
+                // It may have kept others.
+                self.0.hand_out();
+            }
+        }
+        let (number, taken) = {
+            let mut state = self.state();
+            if state.waiting.is_empty() && wants <= state.free {
+                state.serve(who, wants);
+                return Share { of: self.clone(), much: wants };
+            }
+            let (take, taken) = oneshot::channel();
+            state.number += 1;
+            let number = state.number;
+            state.waiting.push_back(Waiting { number, who: who.clone(), wants, take });
+            (number, taken)
+        };
+        let _leaves = Leaves(self, number);
+        // Another may come before those that wait for more.
+        self.hand_out();
+        match taken.await {
+            Ok(share) => share,
+            // Its sender is dropped only with it.
+            Err(_) => std::future::pending().await,
+        }
+    }
+
+    fn hand_out(&self) {
+        loop {
+            let Some(Waiting { wants, take, .. }) = self.state().next() else { return };
+            // Who is gone gives it back.
+            drop(take.send(Share { of: self.clone(), much: wants }));
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A part of it, given back on drop.
+#[derive(Debug)]
+pub(crate) struct Share {
+    of: Fair,
+    much: u32,
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.of.state().free += self.much;
+        self.of.hand_out();
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use galaxy_common::DeviceName;
+    use galaxy_proto::identity::Role;
+    use tokio::sync::mpsc;
+
+    fn client(name: &str) -> Who {
+        Some((DeviceName::new(name).unwrap(), Role::Client))
+    }
+
+    #[tokio::test]
+    async fn clients_take_turns() {
+        let fair = Fair::new(1);
+        let [greedy, honest] = ["greedy", "honest"].map(client);
+        let running = fair.take(&greedy, 1).await;
+        let (done, mut order) = mpsc::unbounded_channel();
+        for (who, name) in [(&greedy, "greedy"); 9].into_iter().chain([(&honest, "honest"); 2]) {
+            let (fair, who, done, waiting) =
+                (fair.clone(), who.clone(), done.clone(), fair.waiting());
+            let asked = fair.clone();
+            tokio::spawn(async move {
+                let share = fair.take(&who, 1).await;
+                done.send(name).unwrap();
+                drop(share);
+            });
+            while asked.waiting() == waiting {
+                tokio::task::yield_now().await;
+            }
+        }
+        drop((running, done));
+        let mut names = Vec::new();
+        while let Some(name) = order.recv().await {
+            names.push(name);
+        }
+        assert_eq!(names[..4], ["honest", "greedy", "honest", "greedy"]);
+        assert_eq!(names.len(), 11);
+    }
+
+    #[tokio::test]
+    async fn who_is_gone_takes_nothing_and_keeps_nobody() {
+        let fair = Fair::new(4);
+        let held = fair.take(&None, 2).await;
+        let mut large = Box::pin(fair.take(&None, 4));
+        let mut small = Box::pin(fair.take(&None, 2));
+        for waits in [&mut large, &mut small] {
+            assert!(tokio::time::timeout(std::time::Duration::ZERO, waits).await.is_err());
+        }
+        assert_eq!(fair.waiting(), 2, "who wants much is not passed over");
+        drop(large);
+        let small = small.await;
+        let mut next = Box::pin(fair.take(&None, 4));
+        assert!(tokio::time::timeout(std::time::Duration::ZERO, &mut next).await.is_err());
+        drop((held, small));
+        // It has all of it, and is dropped before it looks.
+        drop(next);
+        assert_eq!(fair.waiting(), 0);
+        assert_eq!(fair.state().free, 4);
+    }
+}

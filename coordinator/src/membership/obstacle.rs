@@ -1,0 +1,51 @@
+//! Why a cluster is not ready, in words for a person.
+
+use super::{Index, Membership, Stage, State};
+
+impl Membership {
+    /// Who keeps the cluster from being ready, if it is a device, and why, in words for a person.
+    pub fn obstacle(&self) -> Option<(Option<Index>, String)> {
+        if self.ready().is_some() {
+            return None;
+        }
+        for (device, member) in self.needed() {
+            if let State::Unreachable { reason, lost, .. }
+            | State::Connecting { reason, lost, .. } = &member.state
+            {
+                let mut reason = match (reason.is_empty(), lost) {
+                    (true, _) => "is being connected".to_owned(),
+                    (false, true) => format!("was lost: {reason}"),
+                    (false, false) => format!("is not reachable: {reason}"),
+                };
+                if *lost && self.ring.is_some() {
+                    match (&self.refusal, self.patience) {
+                        (Some((_, why)), _) if self.without => {
+                            reason += &format!("; the others do not go on without it: {why}");
+                        }
+                        (_, Some(patience)) => {
+                            reason += &format!(
+                                "; after {patience:?} the others go on without it, if they can"
+                            );
+                        }
+                        _ => {}
+                    }
+                }
+                return Some((Some(device), reason));
+            }
+        }
+        match &self.refusal {
+            Some((Some(device), reason)) => {
+                return Some((Some(*device), format!("has not taken its place: {reason}")));
+            }
+            Some((None, reason)) => return Some((None, format!("there is no plan: {reason}"))),
+            None => {}
+        }
+        let mut needed = self.needed();
+        match needed.find(|(_, m)| !matches!(m.state, State::Ready { .. })) {
+            Some((device, _)) if self.stage == Stage::Live => {
+                Some((Some(device), "is being placed".to_owned()))
+            }
+            _ => Some((None, "a plan is being made".to_owned())),
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! Who may stand in a door, and who may come in: the policy, without sockets and clocks.
+//!
+//! A [`Lobby`] has the connections that have not shown who they are. It is never closed: where it is
+//! full, one goes for each that comes, so that nobody can shut others out by waiting. [`Seats`] are
+//! for those who are known, and one of them has so many at most.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    hash::Hash,
+    net::{IpAddr, Ipv6Addr},
+    time::Duration,
+};
+
+/// A point in time, since whoever asks was started.
+pub type Now = Duration;
+
+/// So long a connection may be silent before it goes ahead of older ones that have said something: more
+/// than an honest one takes to speak up over a slow link.
+const GRACE: Duration = Duration::from_millis(600);
+
+/// What one address is counted by: machines that have a network of IPv6 addresses count as one.
+pub fn counted(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(_) => address,
+        IpAddr::V6(v6) => match v6.to_ipv4_mapped() {
+            Some(v4) => IpAddr::V4(v4),
+            None => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX))),
+        },
+    }
+}
+
+/// A connection in a lobby.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Guest(u64);
+
+#[derive(Debug)]
+struct Waiting {
+    address: IpAddr,
+    since: Now,
+    heard: bool,
+}
+
+/// Connections whose peers have not shown who they are.
+#[derive(Debug)]
+pub struct Lobby {
+    most: usize,
+    next: u64,
+    /// By their order of arrival.
+    waiting: BTreeMap<Guest, Waiting>,
+    by_address: HashMap<IpAddr, usize>,
+}
+
+impl Lobby {
+    /// A lobby for so many.
+    pub fn new(most: usize) -> Self {
+        Self { most: most.max(1), next: 0, waiting: BTreeMap::new(), by_address: HashMap::new() }
+    }
+
+    /// Somebody comes. Where there is no room, it also says who has to go: of the address that has most
+    /// here, who has been silent for longest, and among those that have just come or have said
+    /// something, who has been here for longest.
+    pub fn arrive(&mut self, now: Now, address: IpAddr) -> (Guest, Option<Guest>) {
+        let address = counted(address);
+        let goes = if self.waiting.len() >= self.most { self.last_in_line(now) } else { None };
+        if let Some(goes) = goes {
+            self.leave(goes);
+        }
+        let guest = Guest(self.next);
+        self.next += 1;
+        self.waiting.insert(guest, Waiting { address, since: now, heard: false });
+        *self.by_address.entry(address).or_default() += 1;
+        (guest, goes)
+    }
+
+    /// Bytes came from it.
+    pub fn heard(&mut self, guest: Guest) {
+        if let Some(waiting) = self.waiting.get_mut(&guest) {
+            waiting.heard = true;
+        }
+    }
+
+    /// It is known now, or gone.
+    pub fn leave(&mut self, guest: Guest) {
+        let Some(waiting) = self.waiting.remove(&guest) else { return };
+        if let Some(count) = self.by_address.get_mut(&waiting.address) {
+            *count -= 1;
+            if *count == 0 {
+                self.by_address.remove(&waiting.address);
+            }
+        }
+    }
+
+    /// How many are here.
+    pub fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Whether nobody is here.
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    fn last_in_line(&self, now: Now) -> Option<Guest> {
+        let most = self.by_address.values().max()?;
+        let busiest = |w: &Waiting| self.by_address.get(&w.address) == Some(most);
+        let silent = |w: &Waiting| !w.heard && now.saturating_sub(w.since) >= GRACE;
+        let mut oldest = None;
+        for (guest, waiting) in self.waiting.iter().filter(|(_, w)| busiest(w)) {
+            if silent(waiting) {
+                return Some(*guest);
+            }
+            oldest = oldest.or(Some(*guest));
+        }
+        oldest
+    }
+}
+
+/// How many come in, of all and of each.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Room {
+    /// Of all together,
+    pub most: usize,
+    /// and of one.
+    pub each: usize,
+}
+
+/// Nobody is let in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Full {
+    /// One has as many as it may have.
+    #[error("it has {0} connections already, as many as one may have")]
+    Each(usize),
+    /// All are taken, or those that are left are for who has few.
+    #[error("{0} connections stand already")]
+    All(usize),
+}
+
+/// Where so few are held the last quarter of all is open.
+const FEW: usize = 4;
+
+/// The places of those who are known.
+#[derive(Debug)]
+pub struct Seats<K> {
+    room: Room,
+    taken: usize,
+    by: HashMap<K, usize>,
+}
+
+impl<K: Eq + Hash + Clone> Seats<K> {
+    /// So many, none of them taken.
+    pub fn new(room: Room) -> Self {
+        Self { room, taken: 0, by: HashMap::new() }
+    }
+
+    /// Takes one for `who`.
+    ///
+    /// # Errors
+    /// When there is none for it.
+    pub fn take(&mut self, who: &K) -> Result<(), Full> {
+        let Room { most, each } = self.room;
+        let has = self.by.get(who).copied().unwrap_or(0);
+        let open = if has < FEW { most } else { most - most / 4 };
+        if has >= each {
+            return Err(Full::Each(each));
+        }
+        if self.taken >= open {
+            return Err(Full::All(self.taken));
+        }
+        self.taken += 1;
+        *self.by.entry(who.clone()).or_default() += 1;
+        Ok(())
+    }
+
+    /// Gives back one that `who` took.
+    pub fn give(&mut self, who: &K) {
+        let Some(has) = self.by.get_mut(who) else { return };
+        *has -= 1;
+        self.taken -= 1;
+        if *has == 0 {
+            self.by.remove(who);
+        }
+    }
+
+    /// How many are taken.
+    pub fn taken(&self) -> usize {
+        self.taken
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MINE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
+    const OTHER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 2));
+    const HONEST: Duration = Duration::from_millis(300);
+
+    /// A lobby with 2,500 that came from `of`, silent or half through.
+    fn crowded(of: impl Fn(u64) -> IpAddr, heard: bool) -> Lobby {
+        let mut lobby = Lobby::new(512);
+        for i in 0..2500 {
+            let (guest, _) = lobby.arrive(Duration::from_millis(i), of(i));
+            if heard {
+                lobby.heard(guest);
+            }
+        }
+        lobby
+    }
+
+    /// Whether one that comes then, and takes 300 ms, is through before it has to go, while 500 others
+    /// come each second.
+    fn gets_through(
+        lobby: &mut Lobby,
+        from: IpAddr,
+        of: impl Fn(u64) -> IpAddr,
+        heard: bool,
+    ) -> bool {
+        let begun = Duration::from_secs(3);
+        let (honest, _) = lobby.arrive(begun, from);
+        for i in 0..150 {
+            let now = begun + Duration::from_millis(2 * i);
+            let (guest, goes) = lobby.arrive(now, of(i));
+            if heard {
+                lobby.heard(guest);
+            }
+            if now >= begun + HONEST / 2 {
+                lobby.heard(honest);
+            }
+            if goes == Some(honest) {
+                return false;
+            }
+        }
+        true
+    }
+
+    #[test]
+    fn an_honest_one_gets_through_whoever_waits() {
+        let many = |i: u64| IpAddr::V4(std::net::Ipv4Addr::from_bits(0x0a01_0000 + i as u32));
+        for heard in [false, true] {
+            let mut lobby = crowded(|_| OTHER, heard);
+            assert!(gets_through(&mut lobby, MINE, |_| OTHER, heard), "another address");
+            let mut lobby = crowded(|_| MINE, heard);
+            assert!(gets_through(&mut lobby, MINE, |_| MINE, heard), "its own address");
+            let mut lobby = crowded(many, heard);
+            assert!(gets_through(&mut lobby, MINE, many, heard), "many addresses");
+            assert!(lobby.len() <= 512);
+        }
+    }
+
+    #[test]
+    fn any_flood_from_elsewhere_does_not_move_it() {
+        let mut lobby = crowded(|_| OTHER, true);
+        let (honest, goes) = lobby.arrive(Duration::from_secs(3), MINE);
+        assert!(goes.is_some());
+        for _ in 0..1_000_000 {
+            let (_, goes) = lobby.arrive(Duration::from_secs(3), OTHER);
+            assert_ne!(goes, Some(honest));
+        }
+        assert_eq!(lobby.len(), 512);
+    }
+
+    #[test]
+    fn silent_ones_go_first_once_they_had_time() {
+        let mut lobby = Lobby::new(2);
+        let (slow, _) = lobby.arrive(Duration::ZERO, MINE);
+        lobby.heard(slow);
+        let (silent, _) = lobby.arrive(Duration::ZERO, MINE);
+        let (_, goes) = lobby.arrive(GRACE, MINE);
+        assert_eq!(goes, Some(silent));
+        let (_, goes) = lobby.arrive(GRACE, MINE);
+        assert_eq!(goes, Some(slow), "nobody had less time");
+    }
+
+    #[test]
+    fn who_leaves_makes_room() {
+        let mut lobby = Lobby::new(1);
+        for _ in 0..10 {
+            let (guest, goes) = lobby.arrive(Duration::ZERO, MINE);
+            assert_eq!(goes, None);
+            lobby.leave(guest);
+            lobby.leave(guest);
+        }
+        assert!(lobby.is_empty() && lobby.by_address.is_empty());
+    }
+
+    #[test]
+    fn a_network_of_addresses_is_one() {
+        let of = |text: &str| counted(text.parse().expect("an address"));
+        assert_eq!(of("2001:db8::1"), of("2001:db8::ffff:1:2:3"));
+        assert_ne!(of("2001:db8::1"), of("2001:db8:0:1::1"));
+        assert_eq!(of("::ffff:10.0.0.1"), of("10.0.0.1"));
+    }
+
+    #[test]
+    fn one_identity_does_not_take_what_is_for_others() {
+        let mut seats = Seats::new(Room { most: 256, each: 128 });
+        let admitted = (0..300).filter(|_| seats.take(&"one").is_ok()).count();
+        assert_eq!(admitted, 128);
+        assert_eq!(seats.take(&"one"), Err(Full::Each(128)));
+        let admitted = (0..300).filter(|_| seats.take(&"two").is_ok()).count();
+        assert_eq!(admitted, 64, "the last quarter is for who has few");
+        assert!((0..FEW).all(|_| seats.take(&"honest").is_ok()));
+        assert!(seats.take(&"honest").is_err());
+        seats.give(&"one");
+        assert_eq!(seats.take(&"one"), Err(Full::All(195)));
+        seats.give(&"two");
+        seats.give(&"nobody");
+        assert_eq!(seats.taken(), 194);
+    }
+}

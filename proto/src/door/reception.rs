@@ -1,0 +1,145 @@
+//! The lobby of a server that runs: whoever has to go is told so.
+
+use super::places::{Guest, Lobby};
+use std::{
+    collections::HashMap,
+    net::IpAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Instant,
+};
+use tokio::sync::Notify;
+
+/// A lobby that tasks share. Copies are the same one.
+#[derive(Clone, Debug)]
+pub struct Reception(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    state: Mutex<State>,
+    origin: Instant,
+}
+
+#[derive(Debug)]
+struct State {
+    lobby: Lobby,
+    tell: HashMap<Guest, Arc<Notify>>,
+}
+
+impl Reception {
+    /// A lobby for so many.
+    pub fn new(most: usize) -> Self {
+        let state = State { lobby: Lobby::new(most), tell: HashMap::new() };
+        Self(Arc::new(Inner { state: Mutex::new(state), origin: Instant::now() }))
+    }
+
+    /// Takes in who comes. Never waits: another has to go, if need be.
+    pub fn arrive(&self, address: IpAddr) -> (Stay, Notice) {
+        let tell = Arc::new(Notify::new());
+        let notice = Notice(tell.clone());
+        let stay = Stay { reception: self.clone(), address, tell, guest: Mutex::new(None) };
+        stay.back();
+        (stay, notice)
+    }
+
+    /// How many are here.
+    pub fn len(&self) -> usize {
+        self.state().lobby.len()
+    }
+
+    /// Whether nobody is here.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Somebody's stay in a lobby: until this is dropped.
+#[derive(Debug)]
+pub struct Stay {
+    reception: Reception,
+    address: IpAddr,
+    tell: Arc<Notify>,
+    /// Nothing while it is away.
+    guest: Mutex<Option<Guest>>,
+}
+
+impl Stay {
+    /// Bytes came from it.
+    pub fn heard(&self) {
+        if let Some(guest) = *self.guest() {
+            self.reception.state().lobby.heard(guest);
+        }
+    }
+
+    /// Leaves the lobby, and has not to go for anybody.
+    pub fn away(&self) {
+        if let Some(guest) = self.guest().take() {
+            let mut state = self.reception.state();
+            state.lobby.leave(guest);
+            state.tell.remove(&guest);
+        }
+    }
+
+    /// Is in the lobby again, as who has just come.
+    pub fn back(&self) {
+        self.away();
+        let mut state = self.reception.state();
+        let now = self.reception.0.origin.elapsed();
+        let (guest, goes) = state.lobby.arrive(now, self.address);
+        if let Some(tell) = goes.and_then(|goes| state.tell.remove(&goes)) {
+            tell.notify_one();
+        }
+        state.tell.insert(guest, self.tell.clone());
+        *self.guest() = Some(guest);
+    }
+
+    fn guest(&self) -> MutexGuard<'_, Option<Guest>> {
+        self.guest.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Stay {
+    fn drop(&mut self) {
+        self.away();
+    }
+}
+
+/// Tells somebody that it has to go.
+#[derive(Debug)]
+pub struct Notice(Arc<Notify>);
+
+impl Notice {
+    /// Ends when it has to go, to make room for another.
+    ///
+    /// # Cancel safety
+    /// It can be waited for again, until it was given.
+    pub async fn given(&self) {
+        self.0.notified().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{net::Ipv4Addr, time::Duration};
+    use tokio::time::timeout;
+
+    #[tokio::test]
+    async fn who_has_to_go_is_told() {
+        let reception = Reception::new(1);
+        let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        let (first, told) = reception.arrive(address);
+        first.away();
+        let (second, also) = reception.arrive(address);
+        assert!(timeout(Duration::ZERO, told.given()).await.is_err(), "it was away");
+        first.back();
+        also.given().await;
+        drop(second);
+        assert_eq!(reception.len(), 1);
+        drop(first);
+        assert!(reception.is_empty());
+    }
+}

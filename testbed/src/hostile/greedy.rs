@@ -1,0 +1,215 @@
+//! A client that has a certificate, and sends what takes much more than it looks like.
+
+use super::{ASKED, BEHIND, BUDGET, Row, Stage, Target, row};
+use anyhow::{Result, bail};
+use galaxy_common::DeviceName;
+use galaxy_proto::{
+    channel,
+    identity::Role,
+    v1::{self, galaxy_client::GalaxyClient},
+};
+use http_body::{Body as HttpBody, Frame};
+use std::{
+    convert::Infallible,
+    pin::Pin,
+    task::{Context, Poll},
+    time::{Duration, Instant},
+};
+use tokio::{
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+use tonic::{
+    body::Body,
+    codegen::{Bytes, Service, http},
+    transport::Channel,
+};
+
+/// What it sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Greed {
+    /// Texts of 15 MB.
+    Texts,
+    /// Lists of nothing, two bytes each.
+    Lists,
+    /// Requests that never end.
+    Endless,
+    /// Requests whose answers it does not take.
+    Unread,
+}
+
+impl Greed {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Texts, Self::Lists, Self::Endless, Self::Unread];
+
+    fn words(self) -> &'static str {
+        match self {
+            Self::Texts => "a client: 20 texts of 15 MB",
+            Self::Lists => "a client: 20 requests of 8 million empty lists",
+            Self::Endless => "a client: 100 requests of 15 MiB without an end",
+            Self::Unread => "a client: 70 answers of 3 MB that are not read",
+        }
+    }
+}
+
+/// Connections of the client,
+const CHANNELS: usize = 4;
+/// and how long its requests have to be there.
+const GATHERING: Duration = Duration::from_secs(2);
+/// For an answer to the honest one.
+const PATIENCE: Duration = Duration::from_secs(60);
+const EMBED: &str = "/galaxy.v1.Galaxy/Embed";
+
+async fn dial(stage: &Stage, who: &str) -> Result<Channel> {
+    let identity = stage.identity(who, Role::Client)?;
+    let name = DeviceName::new("coordinator")?;
+    let to = (&name, Role::Coordinator);
+    Ok(channel::connect(&stage.cluster.address, Some(&identity), to, PATIENCE).await?)
+}
+
+/// How an honest client fares, and what the coordinator's memory does.
+pub async fn under(stage: &Stage, greed: Greed) -> Result<Row> {
+    let target = Target::Coordinator;
+    let before = median(stage).await?;
+    let memory = stage.memory(target)?;
+    let mut channels = Vec::new();
+    for _ in 0..CHANNELS {
+        channels.push(dial(stage, "greedy").await?);
+    }
+    let mut calls = JoinSet::new();
+    let many = match greed {
+        Greed::Texts | Greed::Lists => 20,
+        Greed::Endless => 100,
+        Greed::Unread => 70,
+    };
+    let body = body(greed);
+    for i in 0..many {
+        let (channel, body) = (channels[i % CHANNELS].clone(), body.clone());
+        calls.spawn(async move {
+            match greed {
+                Greed::Unread => unread(channel).await,
+                _ => send(channel, body, greed == Greed::Endless).await,
+            }
+        });
+    }
+    let mut peak = memory;
+    let watched = Instant::now();
+    while watched.elapsed() < GATHERING {
+        sleep(Duration::from_millis(20)).await;
+        peak = peak.max(stage.memory(target)?);
+    }
+    let (mut waits, mut unanswered) = (Vec::new(), 0);
+    for _ in 0..ASKED {
+        match ask(stage).await {
+            Ok(wait) => waits.push(wait),
+            Err(_) => unanswered += 1,
+        }
+        peak = peak.max(stage.memory(target)?);
+    }
+    let open = calls.len();
+    drop(calls);
+    let longest = waits.iter().max().copied().unwrap_or_default();
+    let growth = peak - memory;
+    let attack = greed.words().to_owned();
+    let row = row(target, attack, (open, many as u64), before, (waits, unanswered), growth);
+    let held = row.unanswered == 0 && longest <= before + BEHIND && growth <= BUDGET;
+    Ok(Row { held, ..row })
+}
+
+async fn median(stage: &Stage) -> Result<Duration> {
+    let mut waits = Vec::new();
+    for _ in 0..ASKED {
+        waits.push(ask(stage).await?);
+    }
+    waits.sort();
+    Ok(waits[waits.len() / 2])
+}
+
+async fn ask(stage: &Stage) -> Result<Duration> {
+    let begun = Instant::now();
+    let asked = async {
+        let request = v1::EmbedRequest { texts: vec!["sea".to_owned()], ..Default::default() };
+        GalaxyClient::new(dial(stage, "honest").await?).embed(request).await?;
+        Ok::<_, anyhow::Error>(())
+    };
+    match timeout(PATIENCE, asked).await {
+        Ok(answered) => answered?,
+        Err(_) => bail!("no answer within {PATIENCE:?}"),
+    }
+    Ok(begun.elapsed())
+}
+
+/// A message, with what stands before it.
+fn body(greed: Greed) -> Bytes {
+    let mut message = match greed {
+        Greed::Lists => [0x1a, 0].repeat(8 << 20),
+        Greed::Texts => {
+            let mut message = vec![0x0a];
+            let mut length = 15_000_000;
+            while length >= 0x80 {
+                message.push((length & 0x7f) as u8 | 0x80);
+                length >>= 7;
+            }
+            message.push(length as u8);
+            message.extend(b"sea ".repeat(3_750_000));
+            message
+        }
+        // A list of lists, of which the end never comes.
+        Greed::Endless => vec![0; 15 << 20],
+        Greed::Unread => Vec::new(),
+    };
+    message.truncate(16 << 20);
+    let says = if greed == Greed::Endless { 16 << 20 } else { message.len() };
+    let mut all = vec![0];
+    all.extend((says as u32).to_be_bytes());
+    all.extend(message);
+    all.into()
+}
+
+struct Sending {
+    left: Bytes,
+    endless: bool,
+}
+
+impl HttpBody for Sending {
+    type Data = Bytes;
+    type Error = Infallible;
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let part = self.left.len().min(256 << 10);
+        match (part, self.endless) {
+            (0, true) => Poll::Pending,
+            (0, false) => Poll::Ready(None),
+            _ => Poll::Ready(Some(Ok(Frame::data(self.left.split_to(part))))),
+        }
+    }
+}
+
+/// Sends a request, and keeps what comes back.
+async fn send(mut channel: Channel, left: Bytes, endless: bool) {
+    let request = http::Request::builder()
+        .method("POST")
+        .uri(EMBED)
+        .header("content-type", "application/grpc")
+        .header("te", "trailers")
+        .body(Body::new(Sending { left, endless }));
+    let Ok(request) = request else { return };
+    if std::future::poll_fn(|cx| channel.poll_ready(cx)).await.is_ok() {
+        let answer = channel.call(request).await;
+        // It is not read.
+        std::future::pending::<()>().await;
+        drop(answer);
+    }
+}
+
+async fn unread(channel: Channel) {
+    let sequences = vec![v1::Sequence { ids: vec![101; 500], ..Default::default() }; 4];
+    let output = v1::Wanted::Hidden.into();
+    let request = v1::RunRequest { sequences, output, ..Default::default() };
+    let answer = GalaxyClient::new(channel).run(request).await;
+    // It is not read.
+    std::future::pending::<()>().await;
+    drop(answer);
+}

@@ -1,0 +1,56 @@
+//! Who comes over QUIC: handshakes that wait in a lobby, as over TCP.
+
+use super::{super::arrival::Ring, Connection, QuicPipe};
+use galaxy_proto::door::{Peer, Reception, Sampled};
+use quinn::{ConnectionError, Endpoint};
+use std::{sync::Arc, time::Duration};
+use tokio::{runtime::Handle, time::timeout};
+
+/// Handshakes at one time; for whoever comes then, another goes.
+pub(super) const HANDSHAKES: usize = 256;
+/// With so many under way, callers show first that they are where they say.
+pub(super) const CROWD: usize = 16;
+/// A handshake and the stream after it that take longer are none.
+const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Lets callers in until the socket is closed. Without 0-RTT: what comes with it could be sent
+/// again by anybody who saw it.
+pub(super) async fn accept(endpoint: Endpoint, ring: Ring) {
+    let reception = Reception::new(HANDSHAKES);
+    let refusals = Arc::new(Sampled::default());
+    while let Some(incoming) = endpoint.accept().await {
+        let crowded = reception.len() >= CROWD;
+        if crowded && incoming.may_retry() && !incoming.remote_address_validated() {
+            // It may be asked.
+            drop(incoming.retry());
+            continue;
+        }
+        let (stay, notice) = reception.arrive(incoming.remote_address().ip());
+        let (ring, refusals) = (ring.clone(), refusals.clone());
+        tokio::spawn(async move {
+            let address = incoming.remote_address();
+            let shaken = tokio::select! {
+                shaken = timeout(HANDSHAKE_DEADLINE, shake(incoming)) => shaken,
+                () = notice.given() => return,
+            };
+            drop(stay);
+            let why = match shaken {
+                Ok(Ok((peer, pipe))) => return ring.arrive_quic(peer, pipe).await,
+                Ok(Err(error)) => error.to_string(),
+                Err(late) => late.to_string(),
+            };
+            if let Some(left_out) = refusals.take() {
+                tracing::warn!(%address, why, left_out, "refused a connection over QUIC");
+            }
+        });
+    }
+}
+
+/// Shakes hands, and waits for the first stream.
+async fn shake(incoming: quinn::Incoming) -> Result<(Peer, QuicPipe), ConnectionError> {
+    let address = incoming.remote_address();
+    let inner = incoming.accept()?.await?;
+    let connection = Connection { inner, runtime: Handle::current() };
+    let pipe = connection.accept().await?;
+    Ok((Peer { identity: connection.identity(), address }, pipe))
+}

@@ -41,6 +41,7 @@ mod testing;
 #[cfg(feature = "tokenizer")]
 pub mod tokenizer;
 mod tokenizer_fields;
+mod unused;
 
 pub use directory::ModelDir;
 pub use error::{HeaderProblem, ModelError};

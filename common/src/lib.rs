@@ -7,6 +7,8 @@
 pub mod frame;
 pub mod ids;
 pub mod plan;
+#[cfg(unix)]
+pub mod private;
 pub mod profile;
 pub mod rate;
 pub mod sampling;

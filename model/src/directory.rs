@@ -362,10 +362,6 @@ impl ModelDir {
     pub(crate) fn tensor_bytes(&self, name: &str) -> Result<u64, ModelError> {
         self.store.listed(name).map(|(tensor, _)| tensor.bytes)
     }
-    /// Where a tensor begins: shard and byte.
-    pub(crate) fn tensor_place(&self, name: &str) -> Result<(usize, u64), ModelError> {
-        self.store.listed(name).map(|(tensor, _)| (tensor.shard, tensor.offset))
-    }
     /// A tensor as a manifest lists it.
     pub(crate) fn listed(&self, name: &str) -> Result<Listed, ModelError> {
         self.store.listed(name).map(|(_, listed)| listed)

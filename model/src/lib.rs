@@ -30,6 +30,7 @@ mod key;
 pub mod manifest;
 mod matrix;
 pub mod pieces;
+pub mod proof;
 mod recognise;
 pub mod sentence;
 pub mod shape;

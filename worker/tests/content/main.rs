@@ -1,6 +1,7 @@
 //! Models that workers do not have: real workers, and a coordinator's part played here.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+mod own;
 mod prepare;
 mod world;
 

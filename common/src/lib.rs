@@ -7,6 +7,7 @@
 pub mod frame;
 pub mod ids;
 pub mod plan;
+pub mod printable;
 #[cfg(unix)]
 pub mod private;
 pub mod profile;

@@ -14,10 +14,10 @@ impl ModelDir {
     pub(crate) fn unused(&self) -> Result<Option<Warning>, ModelError> {
         let tables = [Table::Word, Table::Position].map(|table| self.table(table));
         let mut used: HashSet<String> = tables.into_iter().flatten().map(|found| found.0).collect();
-        for which in Matrix::all(&self.spec()) {
+        for which in Matrix::all(self.spec()) {
             used.insert(self.matrix(which)?.name);
         }
-        for which in Vector::all(&self.spec()) {
+        for which in Vector::all(self.spec()) {
             used.insert(self.vector_name(which)?);
         }
         let known = |name: &&str| used.contains(*name) || family::fields::needless(name);

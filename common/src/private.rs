@@ -430,9 +430,9 @@ mod tests {
     #[test]
     fn no_link_inside_is_followed() {
         let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let there = Folder::open(other.path()).unwrap();
+        let there = Folder::mend(other.path()).unwrap();
         there.write_secret("key", b"k").unwrap();
-        let folder = Folder::open(dir.path()).unwrap();
+        let folder = Folder::mend(dir.path()).unwrap();
         for (name, to) in [("key", "key"), ("gone", "gone"), ("inner", "")] {
             symlink(other.path().join(to), dir.path().join(name)).unwrap();
         }

@@ -276,7 +276,8 @@ mod tests {
                 model.embedding_rows(Table::Word, &[id], &mut row)?;
             }
         }
-        Ok(())
+        // Positions, too.
+        model.prove_tables(|| true)
     }
 
     /// Writes over bytes of a tensor of a directory.

@@ -134,8 +134,8 @@ fn a_key_that_others_may_read_is_refused() {
 fn no_link_is_followed_to_a_key_or_an_authority() {
     let dir = tempfile::tempdir().unwrap();
     let authority = Authority::create(dir.path(), "home").unwrap();
-    for file in ["key.pem", "cert.pem", "ca.pem"] {
-        let held = authority.issue(&name(&file[..2]), Role::Device, 30).unwrap();
+    for (at, file) in ["key.pem", "cert.pem", "ca.pem"].into_iter().enumerate() {
+        let held = authority.issue(&name(&format!("pi-{at}")), Role::Device, 30).unwrap();
         let elsewhere = dir.path().join(file);
         fs::rename(held.join(file), &elsewhere).unwrap();
         symlink(&elsewhere, held.join(file)).unwrap();

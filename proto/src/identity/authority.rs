@@ -1,6 +1,9 @@
 //! The authority of a cluster: the one key that everyone trusts, and what it issues.
 
-use super::{Identity, IdentityError, Role, dns_name, held::MAX_PEM_BYTES};
+use super::{
+    Identity, IdentityError, Role, dns_name,
+    held::{MAX_PEM_BYTES, opened},
+};
 use galaxy_common::{DeviceName, private::Folder};
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
@@ -55,11 +58,7 @@ impl Authority {
     /// When it is not there or cannot be read.
     pub fn open(dir: &Path) -> Result<Self, IdentityError> {
         let ca = dir.join("ca");
-        // The authority holds nothing else there.
-        let folder = match ca.join("ca.key").exists() {
-            true => Folder::mend(&ca)?,
-            false => Folder::open(&ca)?,
-        };
+        let folder = opened(&ca, &["cluster", "ca.pem", "ca.key"])?;
         let text = |name: &str, what, bytes| {
             let path = ca.join(name);
             String::from_utf8(bytes).map_err(|_| IdentityError::Pem { path, what })

@@ -10,6 +10,7 @@ use rustls::{
     version::TLS13,
 };
 use std::{
+    fs,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -36,7 +37,7 @@ impl Identity {
     pub fn load(dir: &Path) -> Result<Self, IdentityError> {
         let [cert_path, key_path, ca_path] =
             ["cert.pem", "key.pem", "ca.pem"].map(|name| dir.join(name));
-        let folder = opened(dir)?;
+        let folder = opened(dir, &["cert.pem", "key.pem", "ca.pem"])?;
         let authority = certificate(&folder, "ca.pem", "certificate of an authority")?;
         let certificate = certificate(&folder, "cert.pem", "certificate")?;
         let key = folder.read_secret("key.pem", MAX_PEM_BYTES)?;
@@ -93,12 +94,12 @@ impl Identity {
     }
 }
 
-/// The directory of an identity. It holds nothing else, so that one which is open to others is closed.
-fn opened(dir: &Path) -> Result<Folder, IdentityError> {
-    let folder = match dir.join("key.pem").exists() {
-        true => Folder::mend(dir)?,
-        false => Folder::open(dir)?,
-    };
+/// A folder with all these files. It holds nothing else, so that one which is open to others is closed.
+pub(super) fn opened(dir: &Path, files: &[&str]) -> Result<Folder, IdentityError> {
+    for path in files.iter().map(|file| dir.join(file)) {
+        fs::symlink_metadata(&path).map_err(|source| IdentityError::File { path, source })?;
+    }
+    let folder = Folder::mend(dir)?;
     if let Some(mode) = folder.was_open() {
         let dir = dir.display();
         tracing::warn!(%dir, "other users could reach into this directory (mode {mode:o}); its mode is 700 now");

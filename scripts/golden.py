@@ -63,6 +63,17 @@ BERT = dict(
     intermediate_size=50, max_position_embeddings=160, hidden_act="gelu", num_labels=3,
 )
 
+
+def decoder(hidden, layers, heads, kv_heads, inner, rows, tied, rope, **more) -> dict:
+    """The config of a decoder with rotary positions, whose texts no token begins or ends."""
+    return dict(
+        vocab_size=VOCABULARY, hidden_size=hidden, num_hidden_layers=layers,
+        num_attention_heads=heads, num_key_value_heads=kv_heads, intermediate_size=inner,
+        max_position_embeddings=rows, tie_word_embeddings=tied, rope_parameters=rope,
+        bos_token_id=None, eos_token_id=None, **more,
+    )
+
+
 # name -> (architecture, config, storage, largest shard)
 CASES = {
     "bert": ("BertForSequenceClassification", BERT, torch.float32, None),
@@ -87,22 +98,17 @@ CASES = {
     ),
     "llama": (
         "LlamaForCausalLM",
-        dict(vocab_size=VOCABULARY, hidden_size=48, num_hidden_layers=3, num_attention_heads=6,
-             num_key_value_heads=2, head_dim=10, intermediate_size=58,
-             max_position_embeddings=512, tie_word_embeddings=False, bos_token_id=None,
-             eos_token_id=None,
-             rope_parameters=dict(rope_type="llama3", rope_theta=10000.0, factor=8.0,
-                                  low_freq_factor=1.0, high_freq_factor=4.0,
-                                  original_max_position_embeddings=64)),
+        decoder(hidden=48, layers=3, heads=6, kv_heads=2, inner=58, rows=512,
+                tied=False, head_dim=10,
+                rope=dict(rope_type="llama3", rope_theta=10000.0, factor=8.0, low_freq_factor=1.0,
+                          high_freq_factor=4.0, original_max_position_embeddings=64)),
         torch.float32, None,
     ),
     "llama-tied-bf16": (
         "LlamaForCausalLM",
-        dict(vocab_size=VOCABULARY, hidden_size=40, num_hidden_layers=3, num_attention_heads=4,
-             num_key_value_heads=1, intermediate_size=54, max_position_embeddings=256,
-             tie_word_embeddings=True, attention_bias=True, mlp_bias=True, bos_token_id=None,
-             eos_token_id=None,
-             rope_parameters=dict(rope_type="default", rope_theta=500.0)),
+        decoder(hidden=40, layers=3, heads=4, kv_heads=1, inner=54, rows=256,
+                tied=True, attention_bias=True, mlp_bias=True,
+                rope=dict(rope_type="default", rope_theta=500.0)),
         torch.bfloat16, "60KB",
     ),
     "roberta": (
@@ -134,27 +140,22 @@ CASES = {
     ),
     "qwen2": (
         "Qwen2ForCausalLM",
-        dict(vocab_size=VOCABULARY, hidden_size=48, num_hidden_layers=3, num_attention_heads=6,
-             num_key_value_heads=2, intermediate_size=58, max_position_embeddings=256,
-             tie_word_embeddings=True, bos_token_id=None, eos_token_id=None,
-             rope_parameters=dict(rope_type="default", rope_theta=10000.0)),
+        decoder(hidden=48, layers=3, heads=6, kv_heads=2, inner=58, rows=256,
+                tied=True, rope=dict(rope_type="default", rope_theta=10000.0)),
         torch.bfloat16, None,
     ),
     "qwen3": (
         "Qwen3ForCausalLM",
-        dict(vocab_size=VOCABULARY, hidden_size=40, num_hidden_layers=3, num_attention_heads=6,
-             num_key_value_heads=3, head_dim=14, intermediate_size=58,
-             max_position_embeddings=256, tie_word_embeddings=False, bos_token_id=None,
-             eos_token_id=None,
-             rope_parameters=dict(rope_type="default", rope_theta=10000.0)),
+        decoder(hidden=40, layers=3, heads=6, kv_heads=3, inner=58, rows=256,
+                tied=False, head_dim=14,
+                rope=dict(rope_type="default", rope_theta=10000.0)),
         torch.float32, None,
     ),
     "mistral": (
         "MistralForCausalLM",
-        dict(vocab_size=VOCABULARY, hidden_size=48, num_hidden_layers=3, num_attention_heads=6,
-             num_key_value_heads=3, intermediate_size=58, max_position_embeddings=512,
-             sliding_window=200, tie_word_embeddings=False, bos_token_id=None, eos_token_id=None,
-             rope_parameters=dict(rope_type="default", rope_theta=10000.0)),
+        decoder(hidden=48, layers=3, heads=6, kv_heads=3, inner=58, rows=512,
+                tied=False, sliding_window=200,
+                rope=dict(rope_type="default", rope_theta=10000.0)),
         torch.bfloat16, None,
     ),
     "vit": (
@@ -174,23 +175,19 @@ CASES = {
     # Cosines and sines that are multiplied.
     "llama-yarn": (
         "LlamaForCausalLM",
-        dict(vocab_size=VOCABULARY, hidden_size=24, num_hidden_layers=3, num_attention_heads=3,
-             num_key_value_heads=1, intermediate_size=34, max_position_embeddings=256,
-             tie_word_embeddings=True, bos_token_id=None, eos_token_id=None,
-             rope_parameters=dict(rope_type="yarn", rope_theta=500.0, factor=4.0,
-                                  original_max_position_embeddings=64)),
+        decoder(hidden=24, layers=3, heads=3, kv_heads=1, inner=34, rows=256,
+                tied=True, rope=dict(rope_type="yarn", rope_theta=500.0, factor=4.0,
+                          original_max_position_embeddings=64)),
         torch.float32, None,
     ),
     # Other frequencies for texts of more than 64 rows.
     "mistral-longrope": (
         "MistralForCausalLM",
-        dict(vocab_size=VOCABULARY, hidden_size=24, num_hidden_layers=2, num_attention_heads=3,
-             num_key_value_heads=3, intermediate_size=34, max_position_embeddings=256,
-             sliding_window=None, tie_word_embeddings=True, bos_token_id=None, eos_token_id=None,
-             rope_parameters=dict(rope_type="longrope", rope_theta=10000.0, factor=4.0,
-                                  original_max_position_embeddings=64,
-                                  short_factor=[1.0, 1.1, 1.3, 2.0],
-                                  long_factor=[1.5, 2.0, 4.0, 8.0])),
+        decoder(hidden=24, layers=2, heads=3, kv_heads=3, inner=34, rows=256,
+                tied=True, sliding_window=None,
+                rope=dict(rope_type="longrope", rope_theta=10000.0, factor=4.0,
+                          original_max_position_embeddings=64, short_factor=[1.0, 1.1, 1.3, 2.0],
+                          long_factor=[1.5, 2.0, 4.0, 8.0])),
         torch.float32, None,
     ),
     # A decoder with norms after its blocks.
@@ -204,10 +201,9 @@ CASES = {
     # A decoder whose rows see later ones.
     "qwen2-both-ways": (
         "Qwen2ForCausalLM",
-        dict(vocab_size=VOCABULARY, hidden_size=24, num_hidden_layers=2, num_attention_heads=3,
-             num_key_value_heads=1, intermediate_size=34, max_position_embeddings=256,
-             is_causal=False, tie_word_embeddings=True, bos_token_id=None, eos_token_id=None,
-             rope_parameters=dict(rope_type="default", rope_theta=10000.0)),
+        decoder(hidden=24, layers=2, heads=3, kv_heads=1, inner=34, rows=256,
+                tied=True, is_causal=False,
+                rope=dict(rope_type="default", rope_theta=10000.0)),
         torch.float32, None,
     ),
 }

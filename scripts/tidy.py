@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """House rules that no compiler checks: layers, purity, file sizes, words, unsafe code, sleeps,
-that the tests which ARCHITECTURE.md names for the laws exist, and that the locks agree.
+that the tests which ARCHITECTURE.md and docs/security.md name exist, and that the locks agree.
 
     scripts/tidy.py          one line for each violation, and exit code 1 if there is any
 
@@ -213,7 +213,7 @@ def check_unsafe(source):
 
 
 def check_guards(path, text, functions):
-    """ARCHITECTURE.md names a test for each law: the tests must be there."""
+    """ARCHITECTURE.md names a test for each law, docs/security.md for each claim: the tests must be there."""
     file = None
     for at, line in enumerate(text.splitlines(), 1):
         if not line.startswith("| **"):
@@ -222,10 +222,10 @@ def check_guards(path, text, functions):
             if name.endswith(".rs"):
                 file = name
                 if file not in functions:
-                    problem(path, at, f"`{file}` is not there", "name the file that guards the law")
+                    problem(path, at, f"`{file}` is not there", "name the file that guards it")
             elif re.fullmatch(r"[a-z0-9]+(_[a-z0-9]+){2,}", name):
                 if name not in functions.get(file, ()):
-                    problem(path, at, f"{file} has no test `{name}`", "name the one that guards the law")
+                    problem(path, at, f"{file} has no test `{name}`", "name the one that guards it")
 
 
 def check_locks(packages):
@@ -279,8 +279,8 @@ def main():
     for source in sources:
         check_source(source, source.path in test_files)
     functions = {s.path: set(re.findall(r"\bfn (\w+)", "\n".join(s.code))) for s in sources}
-    laws = "ARCHITECTURE.md"
-    check_guards(laws, (ROOT / laws).read_text(), functions)
+    for path in ("ARCHITECTURE.md", "docs/security.md"):
+        check_guards(path, (ROOT / path).read_text(), functions)
     metadata = json.loads(run("cargo", "metadata", "--no-deps", "--format-version", "1", "--offline"))
     packages = {package["name"]: package for package in metadata["packages"]}
     check_layers(packages)

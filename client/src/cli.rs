@@ -27,9 +27,10 @@ mod trace;
 use clap::{Args, Parser, Subcommand};
 use failure::Failure;
 use galaxy_client::Client;
+use galaxy_common::printable::lines;
 use galaxy_engine::compute::kernels::instructions::{self, Instructions};
 use std::{
-    io::{ErrorKind, Write},
+    io::{ErrorKind, IsTerminal, Write},
     path::PathBuf,
     process::ExitCode,
     time::Duration,
@@ -181,18 +182,20 @@ fn execute(cli: Cli) -> Result<(), Failure> {
     })
 }
 
-/// Writes results to stdout. A reader that has seen enough ends the command, and is no error.
+/// Writes results to stdout: to a terminal what can be shown of them, elsewhere as they are. A reader that has
+/// seen enough ends the command, and is no error.
 fn print(text: &str) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
+    let text = if out.is_terminal() { lines(text) } else { text.into() };
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| match error.kind() {
         ErrorKind::BrokenPipe => Failure::enough(),
         _ => Failure::new(format!("cannot write the result: {error}")).at("stdout"),
     })
 }
 
-/// Writes a line for people to stderr. Nobody may be left to read it.
-fn tell(line: &str) {
-    let _ = writeln!(std::io::stderr(), "{line}");
+/// Writes a line for people to stderr, as it can be shown. Nobody may be left to read it.
+fn tell(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{}", lines(text));
 }
 
 /// A value as one line of JSON.

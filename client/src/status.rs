@@ -1,6 +1,6 @@
 //! What a cluster is and how it fares.
 
-use galaxy_common::Bytes;
+use galaxy_common::{Bytes, printable::line};
 use galaxy_proto::v1;
 use serde::{Serialize, Serializer};
 use std::{ops::Range, time::Duration};
@@ -87,24 +87,32 @@ pub struct DeviceStatus {
     pub processor: String,
 }
 
+/// Characters of each text: a coordinator's have some hundred at most.
+const MAX_WORDS: usize = 4000;
+
+/// A text of a status as it may be shown, whoever wrote it.
+fn words(text: &str) -> String {
+    line(text, MAX_WORDS)
+}
+
 impl From<v1::StatusReply> for ClusterStatus {
     fn from(wire: v1::StatusReply) -> Self {
         Self {
-            version: wire.version,
-            commit: wire.commit,
+            version: words(&wire.version),
+            commit: words(&wire.commit),
             protocol: wire.protocol,
-            cluster: wire.cluster,
-            model: wire.model,
-            strategy: wire.strategy,
-            plan: wire.plan,
-            layout: wire.layout,
-            modes: wire.modes,
-            link: wire.link,
-            exchange: wire.exchange,
+            cluster: words(&wire.cluster),
+            model: words(&wire.model),
+            strategy: words(&wire.strategy),
+            plan: words(&wire.plan),
+            layout: words(&wire.layout),
+            modes: words(&wire.modes),
+            link: words(&wire.link),
+            exchange: words(&wire.exchange),
             predicted: (wire.predicted_ns > 0).then(|| Duration::from_nanos(wire.predicted_ns)),
-            wire: wire.wire,
+            wire: words(&wire.wire),
             tiles: wire.tiles,
-            state: wire.state,
+            state: words(&wire.state),
             epoch: wire.epoch,
             devices: wire.devices.into_iter().map(DeviceStatus::from).collect(),
             queued: wire.queued,
@@ -116,10 +124,10 @@ impl From<v1::StatusReply> for ClusterStatus {
 impl From<v1::DeviceStatus> for DeviceStatus {
     fn from(wire: v1::DeviceStatus) -> Self {
         Self {
-            name: wire.name,
-            address: wire.address,
-            state: wire.state,
-            detail: wire.detail,
+            name: words(&wire.name),
+            address: words(&wire.address),
+            state: words(&wire.state),
+            detail: words(&wire.detail),
             heads: wire.heads_from..wire.heads_to,
             columns: wire.columns_from..wire.columns_to,
             vocabulary: wire.vocabulary_from..wire.vocabulary_to,
@@ -128,7 +136,26 @@ impl From<v1::DeviceStatus> for DeviceStatus {
             budget_bytes: Bytes(wire.budget_bytes),
             needed_bytes: Bytes(wire.needed_bytes),
             threads: wire.threads,
-            processor: wire.processor,
+            processor: words(&wire.processor),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_devices_say_can_be_shown() {
+        let device =
+            v1::DeviceStatus { detail: "\x1b[2J\u{202e}gone".to_owned(), ..Default::default() };
+        let wire = v1::StatusReply {
+            model: "a\nb".to_owned(),
+            devices: vec![device],
+            ..Default::default()
+        };
+        let status = ClusterStatus::from(wire);
+        assert_eq!(status.model, "a\\nb");
+        assert_eq!(status.devices[0].detail, "\\u{1b}[2J\\u{202e}gone");
     }
 }

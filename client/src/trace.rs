@@ -1,10 +1,13 @@
 //! The measured lanes of a request, and what they say about overlap.
 
 use crate::answer::milliseconds;
-use galaxy_common::LinkRate;
+use galaxy_common::{LinkRate, printable::line};
 use galaxy_proto::v1;
 use serde::Serialize;
 use std::time::Duration;
+
+/// Characters of the name of a device or a lane.
+const MAX_NAME: usize = 128;
 
 /// The measured lanes of every device for one request.
 #[derive(Clone, PartialEq, Debug)]
@@ -86,12 +89,12 @@ impl From<v1::TraceReply> for Trace {
 impl From<v1::TraceDevice> for DeviceTrace {
     fn from(wire: v1::TraceDevice) -> Self {
         let lane = |lane: v1::TraceLane| LaneTrace {
-            lane: lane.lane,
+            lane: line(&lane.lane, MAX_NAME),
             busy: Duration::from_nanos(lane.busy_ns),
             idle: Duration::from_nanos(lane.idle_ns),
         };
         Self {
-            device: wire.device,
+            device: line(&wire.device, MAX_NAME),
             lanes: wire.lanes.into_iter().map(lane).collect(),
             wall: Duration::from_nanos(wire.wall_ns),
             awaiting_receive: Duration::from_nanos(wire.awaiting_receive_ns),

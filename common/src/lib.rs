@@ -7,6 +7,9 @@
 pub mod frame;
 pub mod ids;
 pub mod plan;
+pub mod printable;
+#[cfg(unix)]
+pub mod private;
 pub mod profile;
 pub mod rate;
 pub mod sampling;

@@ -1,6 +1,7 @@
 //! Connections to workers: a fresh one, and who is there.
 
 use crate::cluster::Device;
+use galaxy_common::printable::line;
 use galaxy_proto::{
     MAX_MESSAGE_BYTES, PROTOCOL, VERSION, channel,
     fault::from_status,
@@ -21,6 +22,11 @@ const DESCRIBE: Duration = Duration::from_secs(2);
 const DESCRIPTION_BYTES: usize = 256 << 10;
 /// Bytes of any other message of a device: a piece of a result has one MiB, the times of a long program some.
 const MESSAGE_BYTES: usize = 16 << 20;
+
+/// Characters of each thing that a device says of itself,
+const MAX_WORDS: usize = 200;
+/// and directories of models that it names.
+const MAX_MODELS: usize = 1000;
 
 /// Forms a fresh connection.
 ///
@@ -48,11 +54,12 @@ pub(crate) async fn introduce(
     let connection = connect(device, identity).await?;
     let mut brief = connection.clone().max_decoding_message_size(DESCRIPTION_BYTES);
     let asked = brief.describe(DescribeRequest { protocol: PROTOCOL });
-    let description = tokio::time::timeout(DESCRIBE, asked)
+    let mut description = tokio::time::timeout(DESCRIBE, asked)
         .await
         .map_err(|_| format!("it does not describe itself within {DESCRIBE:?}"))?
         .map_err(|status| from_status(&status).to_string())?
         .into_inner();
+    make_printable(&mut description);
     let DescribeReply { protocol, version, name, .. } = &description;
     if *protocol != PROTOCOL {
         return Err(format!(
@@ -64,4 +71,38 @@ pub(crate) async fn introduce(
         return Err(format!("it calls itself {name:?}: is the address right?"));
     }
     Ok((connection, description))
+}
+
+/// Makes what a device says of itself into what may be shown: it may say anything.
+fn make_printable(description: &mut DescribeReply) {
+    let DescribeReply { version, commit, name, processor, engine, models, .. } = description;
+    models.truncate(MAX_MODELS);
+    for text in [version, commit, name, processor, engine].into_iter().chain(models) {
+        *text = line(text, MAX_WORDS);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_device_says_of_itself_can_be_shown() {
+        let evil = "\x1b]0;mine\x07".repeat(1000);
+        let mut said = DescribeReply {
+            version: evil.clone(),
+            commit: evil.clone(),
+            name: evil.clone(),
+            processor: evil.clone(),
+            engine: evil.clone(),
+            models: vec![evil; 2 * MAX_MODELS],
+            ..DescribeReply::default()
+        };
+        make_printable(&mut said);
+        let DescribeReply { version, commit, name, processor, engine, models, .. } = said;
+        assert_eq!(models.len(), MAX_MODELS);
+        for text in [version, commit, name, processor, engine].iter().chain(&models) {
+            assert!(!text.contains(char::is_control) && text.len() < 10 * MAX_WORDS, "{text:?}");
+        }
+    }
 }

@@ -5,6 +5,7 @@ use clap::Parser;
 use galaxy_common::{
     Bytes, DeviceName, Epoch,
     plan::{Plan, Strategy, WireType},
+    printable::lines,
 };
 use galaxy_coord::{
     Cluster, ClusterError, Fleet, Limits, LocalFleet, Notice, RemoteFleet, Session,
@@ -87,7 +88,7 @@ fn main() -> ExitCode {
     match start(flags) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", lines(&format!("{error:#}")));
             ExitCode::FAILURE
         }
     }
@@ -321,8 +322,8 @@ fn listener_of() -> Result<Arc<dyn Fn(Notice) + Send + Sync>> {
     }))
 }
 
-/// Prints a line at once. A console that is gone is no reason to stop serving.
+/// Prints a line at once, as it can be shown. A console that is gone is no reason to stop serving.
 fn say(line: &str) {
     let mut out = std::io::stdout().lock();
-    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+    let _ = writeln!(out, "{}", lines(line)).and_then(|()| out.flush());
 }

@@ -153,7 +153,7 @@ async fn whoever_waits_behind_a_program_that_fails_is_answered() {
     let (first, second) = (session.clone(), session.clone());
     let first = tokio::spawn(async move { run(&first).await });
     world.worker.running.notified().await;
-    let long = Some(Duration::from_secs(30));
+    let long = Some(Duration::from_secs(240));
     let second = tokio::spawn(async move { run_within(&second, long).await });
     while session.admission().queued() == 0 {
         tokio::task::yield_now().await;
@@ -172,7 +172,7 @@ async fn a_caller_that_gives_more_time_has_it() {
     until(&session, "Ready(").await;
     world.worker.hang.store(true, Ordering::SeqCst);
     let asking = session.clone();
-    let long = Some(Duration::from_secs(30));
+    let long = Some(Duration::from_secs(240));
     let request = tokio::spawn(async move { run_within(&asking, long).await });
     world.worker.running.notified().await;
     let mut ticks = tokio::time::interval(Duration::from_millis(100));

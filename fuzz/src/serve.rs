@@ -13,8 +13,8 @@ use galaxy_client::{
 use std::collections::BTreeMap;
 
 /// What templates in the wild do with messages: compare roles, call methods of strings, refuse, go by what
-/// else was sent. That of a model is code, which nothing bounds in memory (ADR 0027); here they are ours, and for
-/// any other it is looked at whether it is one.
+/// else was sent. That of a model is code, which may take more memory than a target has here (ADR 0027); so
+/// these are ours, and for any other it is looked at whether it is one.
 const TEMPLATES: [&str; 4] = [
     "{% for message in messages %}{{ message.role + ': ' + message.content | trim }}\n{% endfor %}",
     "{{ bos_token }}{% for m in messages %}{% if m['role'] not in ['user', 'assistant'] %}\
@@ -68,10 +68,6 @@ pub(crate) fn serve(bytes: &[u8]) {
         }
         _ => {
             let Ok(text) = std::str::from_utf8(input.0) else { return };
-            // A list or a string a million times is made when the template is read.
-            if text.contains('*') {
-                return;
-            }
             good(Template::new(text.into(), BTreeMap::new()));
         }
     }

@@ -15,7 +15,6 @@ use crate::{
 };
 use half::{bf16, f16};
 use std::{
-    collections::HashSet,
     fs::File,
     path::{Path, PathBuf},
     sync::{Arc, OnceLock},
@@ -187,29 +186,6 @@ impl ModelDir {
         }
         let dtype = self.matrix(Matrix::Query(0))?.dtype();
         Ok(Self { dtype, ..self })
-    }
-
-    /// Names the tensors that are neither read nor known to change nothing.
-    fn unused(&self) -> Result<Option<Warning>, ModelError> {
-        let tables = [Table::Word, Table::Position].map(|table| self.table(table));
-        let mut used: HashSet<String> = tables.into_iter().flatten().map(|found| found.0).collect();
-        for which in Matrix::all(&self.spec) {
-            used.insert(self.matrix(which)?.name);
-        }
-        for which in Vector::all(&self.spec) {
-            used.insert(self.vector_name(which)?);
-        }
-        let known = |name: &&str| used.contains(*name) || family::fields::needless(name);
-        let unused = self.store.names().into_iter().filter(|name| !known(name));
-        let unused: Vec<_> = unused.map(ToOwned::to_owned).collect();
-        let (what, are) = match unused.len() {
-            0 => return Ok(None),
-            1 => ("tensor", "is"),
-            _ => ("tensors", "are"),
-        };
-        let count = unused.len();
-        let text = format!("{count} {what} {are} not used here: {}", fields::listed(&unused));
-        Ok(Some(Warning { path: self.path.clone(), text }))
     }
 
     /// Base name of the directory.
@@ -386,10 +362,6 @@ impl ModelDir {
     pub(crate) fn tensor_bytes(&self, name: &str) -> Result<u64, ModelError> {
         self.store.listed(name).map(|(tensor, _)| tensor.bytes)
     }
-    /// Where a tensor begins: shard and byte.
-    pub(crate) fn tensor_place(&self, name: &str) -> Result<(usize, u64), ModelError> {
-        self.store.listed(name).map(|(tensor, _)| (tensor.shard, tensor.offset))
-    }
     /// A tensor as a manifest lists it.
     pub(crate) fn listed(&self, name: &str) -> Result<Listed, ModelError> {
         self.store.listed(name).map(|(_, listed)| listed)
@@ -539,22 +511,8 @@ pub(crate) fn widen(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{golden, golden_copy};
+    use crate::testing::{edit, golden, golden_copy};
     use std::fs;
-
-    /// Replaces text in a file of a copy; in a header, `new` must be as long as `old`.
-    fn edit(copy: &tempfile::TempDir, file: &str, old: &str, new: &str) {
-        let path = copy.path().join(file);
-        let bytes = fs::read(&path).expect("a file");
-        let places: Vec<_> =
-            bytes.windows(old.len()).enumerate().filter(|(_, w)| *w == old.as_bytes()).collect();
-        assert!(!places.is_empty(), "{file} has no {old:?}");
-        let at = places[0].0;
-        let mut edited = bytes[..at].to_vec();
-        edited.extend_from_slice(new.as_bytes());
-        edited.extend_from_slice(&bytes[at + old.len()..]);
-        fs::write(path, edited).expect("a file");
-    }
 
     #[test]
     fn what_is_missing_is_named() {
@@ -590,32 +548,6 @@ mod tests {
             edit(&copy, "config.json", old, new);
             let error = ModelDir::open(copy.path()).expect_err(new).to_string();
             assert!(error.contains(want), "{error}\nlacks {want:?}");
-        }
-    }
-
-    #[test]
-    fn what_is_not_read_is_named_in_warnings() {
-        for name in ["bert", "gpt2", "llama-tied-bf16", "vit"] {
-            assert_eq!(ModelDir::open(&golden(name)).expect("a model").warnings(), []);
-        }
-        let copy = golden_copy("bert");
-        edit(&copy, "config.json", "\"num_hidden_layers\": 3", "\"num_hidden_layers\": 2");
-        edit(
-            &copy,
-            "config.json",
-            "{",
-            "{ \"rope_theta\": 1, \"auto_map\": {}, \"is_decoder\": false,",
-        );
-        let model = ModelDir::open(copy.path()).expect("a model");
-        let told: Vec<_> = model.warnings().iter().map(ToString::to_string).collect();
-        let all = told.join("\n");
-        for want in [
-            "auto_map names code of the model's own",
-            "\"rope_theta\" is not known",
-            "\"is_decoder\" stand twice",
-            "16 tensors are not used here: \"bert.encoder.layer.2.attention.output.LayerNorm.bias\"",
-        ] {
-            assert!(all.contains(want), "{all}\nlacks {want}");
         }
     }
 

@@ -28,6 +28,18 @@ pub enum ModelError {
         /// What is wrong.
         why: String,
     },
+    /// A piece of a directory that is not what the manifest says.
+    #[error(
+        "{path}: piece {piece}, of the tensor {tensor:?}, is not what the manifest of the model says: the file was changed or damaged; copy it again, or take it away"
+    )]
+    Piece {
+        /// Which file.
+        path: PathBuf,
+        /// Which piece.
+        piece: u32,
+        /// Of which tensor.
+        tensor: String,
+    },
     /// No model lies there.
     #[error(
         "{path} holds no {wanted}: give a Hugging Face directory with config.json and model.safetensors (or model.safetensors.index.json and its shards)"

@@ -12,6 +12,8 @@ use std::{
 
 /// The file that lists the modules of a sentence-transformers model.
 pub const MODULES: &str = "modules.json";
+/// What holds for a sentence-transformers model as a whole.
+pub(crate) const SENTENCE_CONFIG: &str = "config_sentence_transformers.json";
 /// The config of a model, and of each module that has one.
 pub const CONFIG: &str = "config.json";
 /// Weights in one file, which has precedence over shards.
@@ -22,7 +24,7 @@ pub const INDEX: &str = "model.safetensors.index.json";
 pub const TOKENIZER: &str = "tokenizer.json";
 
 /// Files that belong to a model wherever they lie: in the directory of the model or of a module.
-const PLAIN: [&str; 20] = [
+const PLAIN: [&str; 13] = [
     CONFIG,
     "generation_config.json",
     TOKENIZER,
@@ -34,8 +36,12 @@ const PLAIN: [&str; 20] = [
     "preprocessor_config.json",
     "processor_config.json",
     MODULES,
-    "config_sentence_transformers.json",
-    // The name says which class wrote it first; the content is of the same kind.
+    SENTENCE_CONFIG,
+    WEIGHTS,
+];
+/// What sentence-transformers calls the config of its Transformer module. The name says which class wrote
+/// it first; the content is of the same kind.
+pub(crate) const TRANSFORMER_CONFIGS: [&str; 7] = [
     "sentence_bert_config.json",
     "sentence_roberta_config.json",
     "sentence_distilbert_config.json",
@@ -43,7 +49,6 @@ const PLAIN: [&str; 20] = [
     "sentence_albert_config.json",
     "sentence_xlm-roberta_config.json",
     "sentence_xlnet_config.json",
-    WEIGHTS,
 ];
 /// What a `tokenizer.json` can be made of, where there is none.
 const VOCABULARIES: [&str; 6] = [
@@ -140,7 +145,7 @@ pub fn wanted(all: &BTreeSet<String>, directory: &str) -> Vec<String> {
         Some((folder, name)) => folder == TEMPLATES && name.ends_with(".jinja"),
         None if name == INDEX => !has(WEIGHTS),
         None if VOCABULARIES.contains(&name) => !has(TOKENIZER),
-        None => PLAIN.contains(&name),
+        None => PLAIN.contains(&name) || TRANSFORMER_CONFIGS.contains(&name),
     };
     let take = |name: &&String| {
         let local = match directory {

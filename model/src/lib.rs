@@ -30,6 +30,7 @@ mod key;
 pub mod manifest;
 mod matrix;
 pub mod pieces;
+pub mod proof;
 mod recognise;
 pub mod sentence;
 pub mod shape;
@@ -41,6 +42,7 @@ mod testing;
 #[cfg(feature = "tokenizer")]
 pub mod tokenizer;
 mod tokenizer_fields;
+mod unused;
 
 pub use directory::ModelDir;
 pub use error::{HeaderProblem, ModelError};

@@ -13,6 +13,7 @@ use crate::{
     error::ModelError,
     matrix::Storage,
     spec::{ModelSpec, Positions},
+    store::Store,
 };
 use std::{collections::HashMap, ops::Range};
 
@@ -67,6 +68,20 @@ impl Cut {
     /// The piece in which a byte of a tensor that is cut by bytes lies.
     fn piece(&self, byte: u64) -> u32 {
         self.first + (byte / PIECE_BYTES) as u32
+    }
+    /// The pieces in which bytes of the tensor lie, as its file has them. Of bytes in several rows of a tensor
+    /// in tiles these may be more.
+    pub(crate) fn stored(&self, bytes: Range<u64>) -> Range<u32> {
+        if self.tile == 0 || bytes.is_empty() {
+            return self.run(bytes);
+        }
+        let (first, last) = (bytes.start / self.row_bytes, (bytes.end - 1) / self.row_bytes);
+        let (from, to) = match first == last {
+            true => (bytes.start % self.row_bytes, (bytes.end - 1) % self.row_bytes),
+            false => (0, self.row_bytes - 1),
+        };
+        let of = |byte: u64| self.first + (byte / self.tile) as u32;
+        of(from)..of(to) + 1
     }
     /// The pieces of these bytes of a tensor that is cut by bytes.
     fn run(&self, bytes: Range<u64>) -> Range<u32> {
@@ -141,6 +156,13 @@ impl Pieces {
     }
     pub(crate) fn cuts(&self) -> &[Cut] {
         &self.cuts
+    }
+    /// The tensor that a piece is of.
+    pub(crate) fn holding(&self, piece: u32) -> Result<&Cut, ModelError> {
+        let place = self.cuts.partition_point(|cut| cut.first <= piece);
+        let found = self.cuts[..place].iter().rfind(|cut| cut.bytes > 0);
+        let found = found.filter(|_| piece < self.count());
+        found.ok_or_else(|| ModelError::NotInModel { what: format!("piece {piece}") })
     }
     fn cut(&self, name: &str) -> Result<&Cut, ModelError> {
         let found = self.places.get(name).and_then(|place| self.cuts.get(*place));
@@ -254,31 +276,40 @@ impl ModelDir {
     /// Reads one piece out of the files of a model directory into `out`, which it fills exactly.
     ///
     /// # Errors
-    /// When there is no such piece, or the files cannot be read.
+    /// When there is no such piece, the files cannot be read, or it is not what a manifest says that the
+    /// model is compared with.
     pub fn read_piece(
         &self,
         pieces: &Pieces,
         piece: u32,
         out: &mut Vec<u8>,
     ) -> Result<(), ModelError> {
+        self.store().read_piece(pieces, piece, out)
+    }
+}
+
+impl Store {
+    /// Reads one piece out of the files, whatever is in it.
+    pub(crate) fn read_raw_piece(
+        &self,
+        pieces: &Pieces,
+        piece: u32,
+        out: &mut Vec<u8>,
+    ) -> Result<(), ModelError> {
+        let cut = pieces.holding(piece)?;
         let span = pieces.span(piece);
-        let place = pieces.cuts.partition_point(|cut| cut.first <= piece);
-        let absent = || ModelError::NotInModel { what: format!("piece {piece}") };
-        let cut = pieces.cuts[..place].iter().rfind(|cut| cut.bytes > 0).ok_or_else(absent)?;
-        if span.is_empty() {
-            return Err(absent());
-        }
         out.clear();
         // No piece is larger than MAX_PIECE_BYTES.
         out.resize((span.end - span.start) as usize, 0);
-        let (shard, offset) = self.tensor_place(&cut.name)?;
+        let tensor = self.listed(&cut.name)?.0;
+        let (shard, offset) = (tensor.shard, tensor.offset);
         if cut.tile == 0 {
-            return self.store().read_at(shard, out, offset + (span.start - cut.at));
+            return self.read_raw(shard, out, offset + (span.start - cut.at));
         }
         let begin = u64::from(piece - cut.first) * cut.tile;
         let run = cut.tile.min(cut.row_bytes - begin) as usize;
         for (row, out) in (0..cut.rows()).zip(out.chunks_exact_mut(run)) {
-            self.store().read_at(shard, out, offset + row * cut.row_bytes + begin)?;
+            self.read_raw(shard, out, offset + row * cut.row_bytes + begin)?;
         }
         Ok(())
     }

@@ -3,6 +3,8 @@
 use crate::{
     config,
     error::{HeaderProblem, ModelError},
+    pieces::Pieces,
+    proof::Proof,
     recognise,
 };
 use serde::{
@@ -17,7 +19,7 @@ use std::{
     ops::Range,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, OnceLock},
 };
 
 /// The format's own limit for a header.
@@ -60,7 +62,7 @@ impl Dtype {
 pub(crate) struct Shard {
     pub(crate) path: PathBuf,
     name: String,
-    file: File,
+    pub(crate) file: File,
     bytes: u64,
 }
 
@@ -92,6 +94,8 @@ pub(crate) struct Store {
     tensors: HashMap<String, Tensor>,
     /// Where not all is there: who waits for the rest. There is one shard then, the data.
     arrivals: Option<Arc<dyn Arrivals>>,
+    /// Where all is there, and is compared with a manifest before it is read.
+    proof: OnceLock<Arc<Proof>>,
 }
 
 impl Store {
@@ -102,6 +106,7 @@ impl Store {
             shards: Vec::new(),
             tensors: HashMap::new(),
             arrivals: None,
+            proof: OnceLock::new(),
         };
         if directory.join("model.safetensors").is_file() {
             store.add("model.safetensors")?;
@@ -161,7 +166,8 @@ impl Store {
             }
         }
         let directory = path.to_owned();
-        Ok(Self { directory, shards: Vec::new(), tensors: known, arrivals: None })
+        let (shards, proof) = (Vec::new(), OnceLock::new());
+        Ok(Self { directory, shards, tensors: known, arrivals: None, proof })
     }
 
     /// Gives an outline its data, which arrives.
@@ -280,13 +286,48 @@ impl Store {
 
     /// Fills `out` from byte `at` of a shard.
     pub(crate) fn read_at(&self, shard: usize, out: &mut [u8], at: u64) -> Result<(), ModelError> {
-        let shard = &self.shards[shard];
-        if let Some(arrivals) = &self.arrivals {
-            let bytes = at..at.saturating_add(out.len() as u64);
-            arrivals
-                .wait(bytes)
-                .map_err(|why| ModelError::Absent { path: shard.path.clone(), why })?;
+        let bytes = at..at.saturating_add(out.len() as u64);
+        if let Some(proof) = self.proof.get() {
+            proof.admit(self, shard, bytes)?;
+        } else if let Some(arrivals) = &self.arrivals {
+            let path = || self.shards[shard].path.clone();
+            arrivals.wait(bytes).map_err(|why| ModelError::Absent { path: path(), why })?;
         }
+        self.read_raw(shard, out, at)
+    }
+
+    /// Has all that is read from now on compared first.
+    pub(crate) fn prove(&self, proof: Arc<Proof>) {
+        // A second one would compare with the same manifest.
+        drop(self.proof.set(proof));
+    }
+
+    pub(crate) fn proof(&self) -> Option<&Arc<Proof>> {
+        self.proof.get()
+    }
+
+    /// The files with tensors.
+    pub(crate) fn shards(&self) -> &[Shard] {
+        &self.shards
+    }
+
+    /// Reads a piece, compared with the manifest if there is one.
+    pub(crate) fn read_piece(
+        &self,
+        pieces: &Pieces,
+        piece: u32,
+        out: &mut Vec<u8>,
+    ) -> Result<(), ModelError> {
+        self.read_raw_piece(pieces, piece, out)?;
+        match self.proof.get() {
+            Some(proof) => proof.compare(self, piece, out),
+            None => Ok(()),
+        }
+    }
+
+    /// Fills `out` from byte `at` of a shard, whatever is there.
+    pub(crate) fn read_raw(&self, shard: usize, out: &mut [u8], at: u64) -> Result<(), ModelError> {
+        let shard = &self.shards[shard];
         shard
             .file
             .read_exact_at(out, at)

@@ -39,6 +39,20 @@ pub(crate) fn golden_copy(name: &str) -> tempfile::TempDir {
     copy
 }
 
+/// Replaces text in a file of a copy; in a header, `new` must be as long as `old`.
+pub(crate) fn edit(copy: &tempfile::TempDir, file: &str, old: &str, new: &str) {
+    let path = copy.path().join(file);
+    let bytes = fs::read(&path).expect("a file");
+    let places: Vec<_> =
+        bytes.windows(old.len()).enumerate().filter(|(_, w)| *w == old.as_bytes()).collect();
+    assert!(!places.is_empty(), "{file} has no {old:?}");
+    let at = places[0].0;
+    let mut edited = bytes[..at].to_vec();
+    edited.extend_from_slice(new.as_bytes());
+    edited.extend_from_slice(&bytes[at + old.len()..]);
+    fs::write(path, edited).expect("a file");
+}
+
 pub(crate) fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/golden").join(name)
 }

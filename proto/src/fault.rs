@@ -1,9 +1,15 @@
 //! Typed errors across gRPC: a [`Fault`] in the details of a status.
 
 use crate::v1;
+use galaxy_common::printable::line;
 use prost::Message;
 use std::fmt;
 use tonic::{Code, Status};
+
+/// Characters of a message: ours have some hundred.
+const MAX_MESSAGE: usize = 4000;
+/// Characters of a code, and of a device's name.
+const MAX_NAME: usize = 64;
 
 /// What went wrong at the other side, in a form that a program can branch on.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -48,14 +54,20 @@ pub fn to_status(code: Code, fault: Fault) -> Status {
     Status::with_details(code, message, wire.encode_to_vec().into())
 }
 
-/// Reads the fault of a status; one without details becomes a fault named after its gRPC code.
+/// Reads the fault of a status, as it may be shown and kept: whoever sent it may have put anything into it, and
+/// as much of it as it liked. One without details becomes a fault named after its gRPC code.
 pub fn from_status(status: &Status) -> Fault {
     if !status.details().is_empty()
         && let Ok(fault) = v1::Fault::decode(status.details())
         && !fault.code.is_empty()
     {
         let v1::Fault { code, message, retryable, device } = fault;
-        return Fault { code, message, retryable, device };
+        return Fault {
+            code: line(&code, MAX_NAME),
+            message: line(&message, MAX_MESSAGE),
+            retryable,
+            device: line(&device, MAX_NAME),
+        };
     }
     // Only a status that was made on this side has a source: the transport broke, and nobody
     // answered.
@@ -85,7 +97,7 @@ pub fn from_status(status: &Status) -> Fault {
         }
         source = error.source();
     }
-    Fault::new(code, message, retryable)
+    Fault::new(code, line(&message, MAX_MESSAGE), retryable)
 }
 
 #[cfg(test)]
@@ -106,6 +118,25 @@ mod tests {
         assert_eq!((fault.code.as_str(), fault.retryable), ("unavailable", true), "{fault:?}");
         let said = from_status(&Status::unknown("no idea"));
         assert_eq!((said.code.as_str(), said.retryable), ("internal", false));
+    }
+
+    #[test]
+    fn what_a_peer_says_can_be_shown() {
+        let evil = "lost\x1b[2J\r\nerror: all is well\u{202e}";
+        let fault = Fault::new("lost\x1b", evil, true).of("pi-1\n");
+        let said = from_status(&to_status(Code::Internal, fault));
+        assert_eq!(said.message, "lost\\u{1b}[2J\\r\\nerror: all is well\\u{202e}");
+        assert_eq!((said.code.as_str(), said.device.as_str()), ("lost\\u{1b}", "pi-1\\n"));
+        let said = from_status(&Status::unknown(evil)).to_string();
+        assert!(!said.contains(char::is_control), "{said:?}");
+        // One that says much is cut.
+        for status in [
+            to_status(Code::Internal, Fault::new("lost", "x".repeat(1 << 20), true)),
+            Status::unknown("x".repeat(1 << 20)),
+        ] {
+            let said = from_status(&status).message;
+            assert!(said.len() < 5000 && said.contains("bytes more"), "{} bytes", said.len());
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@ mod held;
 pub use authority::Authority;
 pub use held::Identity;
 
-use galaxy_common::{DeviceName, NameError};
+use galaxy_common::{DeviceName, NameError, private::PrivateError};
 use rustls::{
     crypto::CryptoProvider,
     pki_types::{CertificateDer, ServerName, UnixTime},
@@ -113,6 +113,9 @@ pub enum IdentityError {
         /// Which.
         path: PathBuf,
     },
+    /// A folder or file that others may use as well, or that is no file.
+    #[error(transparent)]
+    Private(PrivateError),
     /// A file that holds something else.
     #[error("{} holds no {what} in PEM form", path.display())]
     Pem {
@@ -188,6 +191,16 @@ pub enum IdentityError {
         /// What was asked for.
         days: u32,
     },
+}
+
+impl From<PrivateError> for IdentityError {
+    fn from(error: PrivateError) -> Self {
+        match error {
+            PrivateError::File { path, source } => Self::File { path, source },
+            PrivateError::Exists { path } => Self::Exists { path },
+            error => Self::Private(error),
+        }
+    }
 }
 
 /// The name under which a peer is verified.

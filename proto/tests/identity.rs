@@ -9,12 +9,19 @@ use galaxy_proto::{
     identity::{Authority, Identity, IdentityError, Role},
 };
 use rustls::ClientConfig;
-use std::{fs, path::Path, sync::Arc, time::Duration};
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt, symlink},
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
 use time::OffsetDateTime;
 use tokio::{net::TcpListener, sync::mpsc};
 use tokio_stream::StreamExt;
 
-const LONG: Duration = Duration::from_secs(20);
+/// Only something that hangs takes so long, on whatever machine.
+const LONG: Duration = Duration::from_secs(240);
 
 fn name(text: &str) -> DeviceName {
     DeviceName::new(text).unwrap()
@@ -80,11 +87,60 @@ fn an_authority_is_made_once_and_opens_again() {
         authority.issue(&name("pi-1"), Role::Device, 30),
         Err(IdentityError::Exists { .. })
     ));
-    use std::os::unix::fs::PermissionsExt;
     for key in ["ca/ca.key", "pi-1/key.pem"] {
-        let mode = fs::metadata(dir.path().join(key)).unwrap().permissions().mode();
-        assert_eq!(mode & 0o777, 0o600, "{key}");
+        assert_eq!(mode(&dir.path().join(key)), 0o600, "{key}");
     }
+}
+
+/// The mode of a file or folder.
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().permissions().mode() & 0o777
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+}
+
+#[test]
+fn a_key_that_others_may_read_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let authority = Authority::create(dir.path(), "home").unwrap();
+    let held = authority.issue(&name("pi-1"), Role::Device, 30).unwrap();
+    assert_eq!((mode(&held), mode(&dir.path().join("ca"))), (0o700, 0o700));
+    let key = held.join("key.pem");
+    set_mode(&key, 0o644);
+    let error = Identity::load(&held).err().unwrap().to_string();
+    assert!(error.contains(&format!("`chmod 600 {}`", key.display())), "{error}");
+    set_mode(&key, 0o600);
+    set_mode(&held.join("ca.pem"), 0o666);
+    let error = Identity::load(&held).err().unwrap().to_string();
+    assert!(error.contains("may write") && error.contains("ca.pem"), "{error}");
+    set_mode(&held.join("ca.pem"), 0o644);
+    // The folder is ours alone, and is closed.
+    set_mode(&held, 0o755);
+    Identity::load(&held).unwrap();
+    assert_eq!(mode(&held), 0o700);
+
+    set_mode(&dir.path().join("ca/ca.key"), 0o640);
+    let error = Authority::open(dir.path()).err().unwrap().to_string();
+    assert!(error.contains("ca.key`") && error.contains("chmod 600"), "{error}");
+}
+
+#[test]
+fn no_link_is_followed_to_a_key_or_an_authority() {
+    let dir = tempfile::tempdir().unwrap();
+    let authority = Authority::create(dir.path(), "home").unwrap();
+    for (at, file) in ["key.pem", "cert.pem", "ca.pem"].into_iter().enumerate() {
+        let held = authority.issue(&name(&format!("pi-{at}")), Role::Device, 30).unwrap();
+        let elsewhere = dir.path().join(file);
+        fs::rename(held.join(file), &elsewhere).unwrap();
+        symlink(&elsewhere, held.join(file)).unwrap();
+        let error = Identity::load(&held).err().unwrap().to_string();
+        assert!(error.contains(file) && error.contains("symbolic link"), "{error}");
+    }
+    fs::rename(dir.path().join("ca/ca.key"), dir.path().join("ca.key")).unwrap();
+    symlink(dir.path().join("ca.key"), dir.path().join("ca/ca.key")).unwrap();
+    assert!(Authority::open(dir.path()).err().unwrap().to_string().contains("symbolic link"));
 }
 
 #[test]

@@ -25,7 +25,7 @@ use tempfile::TempDir;
 use tonic::transport::Channel;
 
 /// How long a process may take to say or become what it should: a hang, not slowness, exceeds it.
-pub const PATIENCE: Duration = Duration::from_secs(90);
+pub const PATIENCE: Duration = Duration::from_secs(240);
 /// Between two looks at something that does not tell when it changes.
 const LOOK: Duration = Duration::from_millis(20);
 

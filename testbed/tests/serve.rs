@@ -406,7 +406,10 @@ async fn strangers_are_not_answered() {
         assert_eq!((said, &answer["error"]["code"]), (code, &json!(reason)), "{head}");
     }
 
-    let (_locked, address) = serve(&cluster, &["--api-key", "sesame"]);
+    let dir = tempfile::tempdir().unwrap();
+    let key = dir.path().join("key");
+    fs::write(&key, "sesame\n").unwrap();
+    let (_locked, address) = serve(&cluster, &["--api-key-file", key.to_str().unwrap()]);
     for (shown, code) in [("", 401), ("Bearer open", 401), ("sesame", 401), ("Bearer sesame", 200)]
     {
         // With a key it may stand behind any name.
@@ -416,7 +419,7 @@ async fn strangers_are_not_answered() {
 
     let mut refused = Process::spawn("galaxy serve", command(&cluster, "0.0.0.0:0", &[])).unwrap();
     let (status, said) = refused.ended().unwrap();
-    assert!(status.code() == Some(2) && said.contains("set --api-key"), "{said}");
+    assert!(status.code() == Some(2) && said.contains("set --api-key-file"), "{said}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -9,12 +9,13 @@ pub(crate) mod cache;
 pub(crate) mod data;
 pub(crate) mod fetch;
 pub(crate) mod links;
+pub(crate) mod own;
 pub(crate) mod share;
 
 use crate::core::{Core, blocking};
 use crate::error::WorkerError;
 use data::{Data, State};
-use galaxy_common::{Assignment, Bytes};
+use galaxy_common::{Assignment, Bytes, private::PrivateError};
 use galaxy_graph::holdings::{self, steps};
 use galaxy_model::{Matrix, ModelDir, ModelError, Vector, pieces::Pieces};
 use links::Supply;
@@ -81,6 +82,9 @@ pub enum ContentError {
         /// Why.
         source: io::Error,
     },
+    /// Somebody else may use the cache, or it is not what it should be.
+    #[error("the cache cannot be used: {0}; or give --cache another directory")]
+    Private(#[from] PrivateError),
     /// The disk is full.
     #[error(
         "the disk has no room for what the device needs of {model}, {needs} in all: free some, or give --cache a directory on another disk"
@@ -148,8 +152,7 @@ pub(crate) async fn open(
     let shared = core.clone();
     let kept = blocking(move || {
         let cache = shared.cache.as_ref().ok_or(WorkerError::Bug)?;
-        cache.take()?;
-        Ok::<_, WorkerError>(cache.manifest(content))
+        Ok::<_, WorkerError>(cache.manifest(content)?)
     });
     let (manifest, fresh) = match kept.await?? {
         Some(manifest) => (manifest, None),

@@ -4,6 +4,7 @@ use crate::{
     content::{
         cache::Cache,
         links::Desk,
+        own::Own,
         share::{CALLERS, Shared},
     },
     error::WorkerError,
@@ -35,6 +36,8 @@ pub(crate) struct Core {
     pub(crate) models: Models,
     /// What models that are not among these are brought into; none: they are not.
     pub(crate) cache: Option<Cache>,
+    /// What is known of those that are.
+    pub(crate) own: Own,
     /// Where a coordinator that brings a model is waited for.
     pub(crate) desk: Desk,
     /// What there is of the model for other devices.
@@ -110,6 +113,7 @@ impl Core {
             identity,
             models,
             cache,
+            own: Own::default(),
             desk: Desk::default(),
             shared: Mutex::default(),
             callers: Arc::new(Semaphore::new(CALLERS)),

@@ -3,7 +3,8 @@
 use crate::{content::ContentError, ring::RingError, state::Refusal};
 use galaxy_common::{Bytes, DeviceName, PlanError, Rank};
 use galaxy_engine::{
-    compute::choice::EngineError, executor::RunError, measure::MeasureError, weights::WeightError,
+    compute::choice::EngineError, executor::RunError, measure::MeasureError, stream::StreamError,
+    weights::WeightError,
 };
 use galaxy_graph::LowerError;
 use galaxy_model::ModelError;
@@ -232,6 +233,25 @@ impl WorkerError {
         matches!(self, Self::UnknownModel { .. } | Self::Fingerprint { .. })
     }
 
+    /// Whether a directory of the model is not what its manifest says.
+    pub(crate) fn is_changed_model(&self) -> bool {
+        fn of_weights(error: &WeightError) -> bool {
+            match error {
+                WeightError::Model(ModelError::Piece { .. }) => true,
+                WeightError::Stream(error) => match &**error {
+                    StreamError::Weights(error) => of_weights(error),
+                    _ => false,
+                },
+                _ => false,
+            }
+        }
+        match self {
+            Self::Model(ModelError::Piece { .. }) => true,
+            Self::Weights(error) => of_weights(error),
+            _ => false,
+        }
+    }
+
     /// gRPC code, our code, and whether the same call may succeed later.
     fn class(&self) -> (Code, &'static str, bool) {
         match self {
@@ -262,11 +282,14 @@ impl WorkerError {
                 ContentError::Full { .. } | ContentError::Small { .. } => {
                     (Code::FailedPrecondition, "no_room", false)
                 }
-                ContentError::File { .. } | ContentError::Taken { .. } => {
-                    (Code::FailedPrecondition, "bad_cache", false)
-                }
+                ContentError::File { .. }
+                | ContentError::Private(_)
+                | ContentError::Taken { .. } => (Code::FailedPrecondition, "bad_cache", false),
                 _ => (Code::FailedPrecondition, "bad_content", false),
             },
+            Self::Weights(_) if self.is_changed_model() => {
+                (Code::FailedPrecondition, "bad_model", false)
+            }
             Self::Budget { .. } => (Code::FailedPrecondition, "over_budget", false),
             Self::Weights(_) | Self::Engine(_) => (Code::FailedPrecondition, "load_failed", false),
             Self::Ring(error) => (Code::Unavailable, "no_link", error.retryable()),

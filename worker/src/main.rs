@@ -2,7 +2,7 @@
 
 use anyhow::Context;
 use clap::Parser;
-use galaxy_common::Bytes;
+use galaxy_common::{Bytes, printable::lines};
 use galaxy_engine::compute::{
     choice::EngineChoice,
     kernels::instructions::{self, Instructions},
@@ -80,7 +80,7 @@ fn main() -> ExitCode {
     match run(flags) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", lines(&format!("{error:#}")));
             ExitCode::FAILURE
         }
     }

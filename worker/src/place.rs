@@ -4,10 +4,10 @@
 use crate::{
     content::{
         self, Arriving, Room,
-        cache::Cache,
         data::Data,
         fetch::{self, Meter, Sources},
-        links::Neighbour,
+        links::{Neighbour, Supply},
+        own,
         share::Shared,
     },
     core::{Active, Core, Held, HeldKey, blocking, lock, on_thread},
@@ -120,6 +120,14 @@ impl Told {
         let event = v1::place_event::Event::Progress(progress);
         // A slow reader misses some.
         drop(self.events.try_send(Ok(v1::PlaceEvent { event: Some(event) })));
+    }
+
+    /// Has the coordinator call with the model.
+    async fn want(&self, core: &Core) -> Result<oneshot::Receiver<Supply>, WorkerError> {
+        let waiting = core.desk.wait();
+        let event = v1::place_event::Event::Wanted(v1::ModelWanted {});
+        let wanted = self.events.send(Ok(v1::PlaceEvent { event: Some(event) })).await;
+        wanted.map(|()| waiting).map_err(|_| WorkerError::GivenUp)
     }
 
     /// Tells it again and again.
@@ -384,10 +392,7 @@ async fn call(
     told: &Told,
     room: Room,
 ) -> Result<Option<Coming>, WorkerError> {
-    let waiting = core.desk.wait();
-    let event = v1::place_event::Event::Wanted(v1::ModelWanted {});
-    let wanted = told.events.send(Ok(v1::PlaceEvent { event: Some(event) })).await;
-    wanted.map_err(|_| WorkerError::GivenUp)?;
+    let waiting = told.want(core).await?;
     let arriving = content::open(core, waiting, &request.plan.fingerprint).await?;
     let granted = check(core, request, arriving.model.clone()).await?;
     let device = request.device();
@@ -440,10 +445,31 @@ async fn get_and_hold(
     told: &Arc<Told>,
 ) -> Result<(Arc<ModelDir>, Holding, Placed), WorkerError> {
     let Some((model, granted)) = there else { return fetch_and_hold(core, request, told).await };
+    match prove_and_hold(core, request, (model, granted), told).await {
+        Err(error) if core.cache.is_some() && error.is_changed_model() => {
+            tracing::warn!(%error, "the model is brought by the coordinator instead");
+            fetch_and_hold(core, request, told).await
+        }
+        held => held,
+    }
+}
+
+/// Holds the shard, of a directory of our own: what is read of it is compared first.
+async fn prove_and_hold(
+    core: &Arc<Core>,
+    request: &Request,
+    (model, granted): (Arc<ModelDir>, Bytes),
+    told: &Arc<Told>,
+) -> Result<(Arc<ModelDir>, Holding, Placed), WorkerError> {
+    if !own::prove_again(core, &model).await? {
+        let waiting = told.want(core).await?;
+        own::prove(core, &model, waiting).await?;
+    }
     let of = model.clone();
     let shared = blocking(move || Shared::own(of)).await??;
     *lock(&core.shared) = Some(shared);
     let (held, placed) = hold(core, request, (model.clone(), granted), told).await?;
+    own::finish(core, &model).await?;
     Ok((model, held, placed))
 }
 
@@ -538,7 +564,7 @@ async fn hold(
     }
     let (device, name, told) = (device.clone(), core.name.to_string(), told.clone());
     let (ending, engine) = (core.ending.clone(), core.engine);
-    let shards = core.cache.as_ref().map(Cache::shards);
+    let shared = core.clone();
     // Where the model arrives, it waits for that.
     let loading = on_thread("load", move || {
         let mut progress = |done, total| {
@@ -562,7 +588,7 @@ async fn hold(
         let loaded = match old.and_then(Executor::into_shard) {
             Some(shard) => shard.reshape(model, &device, &mut progress),
             None if key.streaming.is_some() => {
-                let shards = shards.ok_or(WorkerError::NoShards)?;
+                let shards = shared.cache.as_ref().ok_or(WorkerError::NoShards)?.shards()?;
                 let shard = Shard::stream(model.clone(), &device, &shards, &mut progress);
                 shard.map(|shard| (shard.bytes(), shard)).map(|(read, shard)| (shard, read))
             }

@@ -1,6 +1,8 @@
 //! Workers that measure themselves and their links, as a coordinator has them do it.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+mod manifest;
+
 use galaxy_common::{Bytes, Cache, DeviceName, DeviceProfile, LinkType, Strategy, WireType};
 use galaxy_engine::compute::choice::EngineChoice;
 use galaxy_graph::share::{self, Member, Terms};
@@ -23,7 +25,8 @@ use std::{
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tonic::transport::Channel;
 
-const LONG: Duration = Duration::from_secs(20);
+/// Only something that hangs takes so long, on whatever machine.
+const LONG: Duration = Duration::from_secs(240);
 
 fn name(text: &str) -> DeviceName {
     DeviceName::new(text).unwrap()
@@ -108,10 +111,15 @@ impl Pair {
         };
         let fault = |status| from_status(&status);
         let mut events = self.client(0).place(request).await.map_err(fault)?.into_inner();
+        let mut supplies = tokio::task::JoinSet::new();
         loop {
-            let event = events.message().await.map_err(fault)?.unwrap();
-            if let Some(v1::place_event::Event::Ready(ready)) = event.event {
-                return Ok(ready);
+            match events.message().await.map_err(fault)?.unwrap().event.unwrap() {
+                v1::place_event::Event::Ready(ready) => return Ok(ready),
+                v1::place_event::Event::Progress(_) => {}
+                v1::place_event::Event::Wanted(_) => {
+                    let (client, path) = (self.client(0), self.model.path().to_owned());
+                    supplies.spawn(async move { manifest::say(client, &path).await });
+                }
             }
         }
     }

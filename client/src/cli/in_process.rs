@@ -1,6 +1,6 @@
 //! A model run by workers of this process, over in-memory links.
 
-use super::failure::Failure;
+use super::{failure::Failure, tell};
 use galaxy_client::{Input, Output, Tensor};
 use galaxy_common::{BatchShape, Bytes, Cache, DeviceName, Strategy, Wanted, WireType};
 use galaxy_engine::{compute::Inputs, local::LocalCluster, merge::Merged};
@@ -56,7 +56,7 @@ pub struct InProcess {
 pub fn open_model(path: &Path) -> Result<Arc<ModelDir>, Failure> {
     let model = ModelDir::open(path).map_err(model_failure)?;
     for warning in model.warnings() {
-        eprintln!("warning: {warning}");
+        tell(&format!("warning: {warning}"));
     }
     Ok(Arc::new(model))
 }

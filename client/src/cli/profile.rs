@@ -55,6 +55,10 @@ enum ProfileCommand {
 
 /// `galaxy profile`.
 pub async fn profile(args: ProfileArgs) -> Result<(), Failure> {
+    if args.fresh && matches!(args.command, Some(ProfileCommand::Show)) {
+        return Err(Failure::usage("--fresh measures, and `show` only shows what is kept")
+            .todo("leave out one of the two"));
+    }
     let place = args.cluster.display();
     let failed = |what: String| Failure::new(what).at(&place);
     let cluster = Cluster::open(&args.cluster).map_err(|e| failed(e.to_string()))?;
@@ -364,6 +368,15 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         Shape::bert(2, 64, 4).write(dir.path(), u64::MAX, &mut |_| {}).unwrap();
         ModelDir::open(dir.path()).unwrap().spec().clone()
+    }
+
+    #[tokio::test]
+    async fn show_with_fresh_is_refused() {
+        let (command, cluster) = (Some(ProfileCommand::Show), "/nowhere".into());
+        let args = ProfileArgs { command, cluster, fresh: true, json: false };
+        let failure = profile(args).await.unwrap_err();
+        assert_eq!(failure.exit_code(), 2);
+        assert!(failure.to_string().contains("--fresh measures"), "{failure}");
     }
 
     #[test]

@@ -2,11 +2,12 @@
 //! to the coordinator by the SDK, under our identity.
 
 mod api;
+mod key;
 mod limits;
 
 use super::{
     Connection, failure::Failure, generation_config::GenerationConfig, in_process::model_failure,
-    print, progress,
+    print, progress, tell,
 };
 use api::Api;
 use clap::Args;
@@ -14,8 +15,9 @@ use galaxy_client::openai::chat::Chat;
 use galaxy_proto::door::Reception;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use key::KeyArgs;
 use limits::{Limited, Limits};
-use std::{io::Write, net::SocketAddr, path::PathBuf, pin::pin, sync::Arc, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, pin::pin, sync::Arc, time::Duration};
 use tokio::{
     net::{TcpListener, TcpStream},
     signal::unix::{SignalKind, signal},
@@ -53,13 +55,11 @@ has it.";
 #[derive(Args, Debug)]
 #[command(after_long_help = ROUTES)]
 pub struct ServeArgs {
-    /// Where programs ask. What is not this machine's loopback needs --api-key.
+    /// Where programs ask. What is not this machine's loopback needs an API key.
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:8080")]
     listen: SocketAddr,
-    /// What programs must show, as `Authorization: Bearer KEY`. HTTP is not encrypted: on a network
-    /// that others read, put a proxy with TLS before it.
-    #[arg(long, value_name = "KEY", env = "GALAXY_API_KEY", hide_env_values = true)]
-    api_key: Option<String>,
+    #[command(flatten)]
+    key: KeyArgs,
     /// The model's directory, for chats: its chat template (chat_template.jinja, tokenizer_config.json or
     /// chat_template.json) and tokenizer.json are read.
     #[arg(long, value_name = "DIR")]
@@ -73,11 +73,11 @@ pub struct ServeArgs {
 
 /// `galaxy serve`, until a signal ends it.
 pub async fn serve(args: ServeArgs) -> Result<(), Failure> {
-    let key = args.api_key.filter(|key| !key.is_empty());
+    let key = args.key.read()?;
     if key.is_none() && !args.listen.ip().is_loopback() {
         return Err(Failure::usage("whoever reaches this address could use the cluster")
             .at(args.listen)
-            .todo("set --api-key, or listen on 127.0.0.1"));
+            .todo("set --api-key-file, or listen on 127.0.0.1"));
     }
     let chat = match &args.model {
         Some(directory) => Some(Chat::open(directory).map_err(model_failure)?),
@@ -90,13 +90,12 @@ pub async fn serve(args: ServeArgs) -> Result<(), Failure> {
         && directory.file_name().is_some_and(|name| *name != *status.model)
     {
         // It may be the same model under another name.
-        let _ = writeln!(
-            std::io::stderr(),
+        tell(&format!(
             "warning: the cluster serves {}, and chats are written for {}; if these are not one model, \
              name the directory of the cluster's with --model",
             status.model,
             directory.display()
-        );
+        ));
     }
     let listener = TcpListener::bind(args.listen).await.map_err(|error| {
         Failure::new(format!("cannot listen: {error}"))

@@ -349,4 +349,39 @@ mod tests {
         let error = say(&chat, r#"[{"role": "user", "content": "x"}]"#, "{}").unwrap_err();
         assert!(error.contains("fuel"), "{error}");
     }
+
+    /// Each would take gigabytes, and long.
+    #[test]
+    fn a_template_has_no_more_memory_than_its_steps_pay_for() {
+        let doubled = |start: &str, twice: &str, then: &str| {
+            format!(
+                "{{% set n = namespace(a={start}) %}}{{% for _ in range(40) %}}\
+                 {{% set n.a = {twice} %}}{{% endfor %}}{then}"
+            )
+        };
+        let lists = |then: &str| doubled("[1]", "[n.a, n.a]", then);
+        let texts = |then: &str| doubled("'a b '", "n.a + n.a", then);
+        let templates = [
+            "{{ 'x' * 99999999 * 99 }}".to_owned(),
+            "{% set t = 'x' * 99999999 %}{{ (t | upper) ~ (t | upper) ~ (t | upper) }}".to_owned(),
+            "{{ ([1] * 99999999) | string }}".to_owned(),
+            "{{ [1] * 99999999 }}".to_owned(),
+            lists("{{ n.a }}"),
+            lists("{{ n.a | string | length }}"),
+            lists("{{ n.a | trim | length }}"),
+            lists("{{ [n.a] | join | length }}"),
+            lists("{{ n.a | indent | length }}"),
+            lists("{{ n.a | tojson | length }}"),
+            texts("{{ n.a | length }}"),
+            "{% set t = 'x ' * 40000000 %}{{ t.split() | length }}".to_owned(),
+            "{% set t = 'x ' * 40000000 %}{{ t.split(' ') | length }}".to_owned(),
+            "{% set t = 'x\\n' * 40000000 %}{{ t.splitlines() | length }}".to_owned(),
+        ];
+        for template in templates {
+            let chat = chat(&[("chat_template.jinja", &template)]).unwrap();
+            let error = say(&chat, r#"[{"role": "user", "content": "x"}]"#, "{}").unwrap_err();
+            let bounded = error.contains("fuel") || error.contains("too large");
+            assert!(bounded, "{template}: {error}");
+        }
+    }
 }

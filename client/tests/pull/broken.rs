@@ -20,9 +20,10 @@ impl Watch for Seen {
     }
 }
 
+/// Patience without pauses.
 fn hasty() -> Patience {
     Patience {
-        silence: Duration::from_secs(2),
+        silence: LONG,
         pause: Duration::ZERO,
         longest: Duration::ZERO,
         ..Patience::default()
@@ -30,6 +31,8 @@ fn hasty() -> Patience {
 }
 
 const WEIGHTS: &str = "model.safetensors";
+/// Only something that hangs takes so long, on whatever machine.
+const LONG: Duration = Duration::from_secs(240);
 
 /// Asks for the weights.
 fn fetch(hub: &Hub, to: &Path, patience: Patience) -> (Result<Vec<u8>, HubError>, Seen) {
@@ -59,10 +62,12 @@ fn as_long_as_more_comes_it_goes_on() {
         0..5000 => whole,
         _ => whole.half(stalls.pop().unwrap_or(Then::HangsUp)),
     });
-    let (fetched, seen) = fetch(&hub, dir.path(), hasty());
+    // A machine that is busy for so long has it ask once more from the same byte.
+    let patience = Patience { silence: Duration::from_secs(2), ..hasty() };
+    let (fetched, seen) = fetch(&hub, dir.path(), patience);
     assert_eq!(fetched.unwrap(), hub.state().files[WEIGHTS]);
     let asked = hub.weights_asked();
-    assert!(asked.len() > 3 && asked.is_sorted_by(|a, b| a.1 < b.1), "{asked:?}");
+    assert!(asked.len() > 3 && asked.is_sorted_by(|a, b| a.1 <= b.1), "{asked:?}");
     assert_eq!(seen.pauses, asked.len() - 1);
     assert_eq!(seen.most, hub.state().files[WEIGHTS].len() as u64);
 }

@@ -7,7 +7,7 @@ use crate::{
     supply::Supplier,
 };
 use futures_util::future::join_all;
-use galaxy_common::{ClusterProfile, DeviceName, DeviceProfile};
+use galaxy_common::{ClusterProfile, DeviceName, DeviceProfile, printable::line};
 use galaxy_model::ModelDir;
 use galaxy_proto::{
     fault::from_status,
@@ -23,6 +23,9 @@ use tonic::Status;
 const SILENCE: Duration = Duration::from_secs(60);
 /// For all that a device measures: it means to take less than 20 s, and a slow one takes more.
 const WHOLE: Duration = Duration::from_secs(180);
+
+/// Characters of what a device says of how far it is.
+const MAX_WORDS: usize = 200;
 
 /// Who brings the model to a worker without it, and as whom.
 type Supplying<'a> = (Arc<Supplier>, &'a Identity);
@@ -168,7 +171,7 @@ async fn device(
                 device: name.clone(),
                 done: at.done,
                 total: at.total,
-                now: at.now,
+                now: line(&at.now, MAX_WORDS),
             }),
             Some(Some(profile_event::Event::Wanted(_))) => {
                 let note =

@@ -15,15 +15,15 @@ use galaxy_common::PIECE_ALIGNMENT;
 use galaxy_graph::pieces::Piece;
 use rustix::fs::{Advice, FlockOperation, Mode, OFlags, fadvise, flock, fsync, open};
 use std::{
-    fs::File,
+    fs::{DirBuilder, File},
     io,
-    os::unix::fs::FileExt,
+    os::unix::fs::{DirBuilderExt, FileExt},
     path::{Path, PathBuf},
 };
 
 const MAGIC: &[u8; 8] = b"GALXSHRD";
-/// Changes with the format, and with how matrices are packed.
-const VERSION: u32 = 1;
+/// Changes with the format, with how matrices are packed, and with what is believed of where they come from.
+const VERSION: u32 = 2;
 /// Bytes of a read or a write: large enough for any disk, few enough to be checked while in a cache.
 const STEP: usize = 2 << 20;
 const BLOCK: usize = PIECE_ALIGNMENT as usize;
@@ -190,7 +190,7 @@ impl Ask<'_> {
             move |source: io::Error| StreamError::Io { what, path, source }
         };
         let directory = self.path.parent().unwrap_or(Path::new("."));
-        std::fs::create_dir_all(directory).map_err(io("made"))?;
+        DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(io("made"))?;
         let (file, direct) = opened(&path, OFlags::RDWR | OFlags::CREATE).map_err(io("opened"))?;
         // Whoever writes the same goes first, and is then found to have done so.
         flock(&file, FlockOperation::LockExclusive).map_err(|e| io("locked")(e.into()))?;
@@ -303,8 +303,8 @@ impl ShardFile {
 
 /// Opens a file around the page cache, where the file system has that.
 fn opened(path: &Path, flags: OFlags) -> io::Result<(File, bool)> {
-    let mode = Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::ROTH;
-    let flags = flags | OFlags::CLOEXEC;
+    let mode = Mode::RUSR | Mode::WUSR;
+    let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     #[cfg(target_os = "linux")]
     if let Ok(file) = open(path, flags | OFlags::DIRECT, mode) {
         return Ok((File::from(file), true));

@@ -10,6 +10,7 @@ use crate::{
     config::{Fields, short},
     error::ModelError,
     fields::{Table, Warning, check},
+    files::{CONFIG, MODULES, SENTENCE_CONFIG, TRANSFORMER_CONFIGS},
 };
 use serde_json::Value;
 use std::{
@@ -21,18 +22,6 @@ const MAX_TOKENS: u32 = 1 << 24;
 /// Modules and prompts of a model; far above any that is real.
 const MAX_ENTRIES: usize = 1024;
 const KNOWN: &str = "Transformer, Pooling, Dense, LayerNorm, Normalize, Dropout";
-const MODULES: &str = "modules.json";
-const SETTINGS_FILE: &str = "config_sentence_transformers.json";
-/// The name says which class wrote it first; the content is the same. The first that is not empty counts.
-const TRANSFORMER_FILES: [&str; 7] = [
-    "sentence_bert_config.json",
-    "sentence_roberta_config.json",
-    "sentence_distilbert_config.json",
-    "sentence_camembert_config.json",
-    "sentence_albert_config.json",
-    "sentence_xlm-roberta_config.json",
-    "sentence_xlnet_config.json",
-];
 
 /// A module that `modules.json` lists.
 pub(super) struct Module {
@@ -85,7 +74,7 @@ pub(crate) fn read(root: &Path, hidden: Option<u32>) -> Result<SentenceConfig, M
             "is {}: only a SentenceTransformer gives vectors of texts, and a CrossEncoder ranks them",
             short(&Value::String(other))
         );
-        let path = root.join(SETTINGS_FILE);
+        let path = root.join(SENTENCE_CONFIG);
         return Err(ModelError::Field { path, field: "model_type".to_owned(), problem });
     }
     let mut sentence = SentenceConfig {
@@ -109,7 +98,7 @@ pub(crate) fn read(root: &Path, hidden: Option<u32>) -> Result<SentenceConfig, M
     let mut pooled = false;
     for module in modules {
         if module.kind == "Pooling" && !pooled {
-            let file = module.place.join("config.json");
+            let file = module.place.join(CONFIG);
             (sentence.pooling, sentence.include_prompt) = pooling(&file, hidden)?;
             width = hidden.map(|hidden| hidden.saturating_mul(sentence.pooling.len() as u32));
             pooled = true;
@@ -140,7 +129,7 @@ pub(crate) fn read(root: &Path, hidden: Option<u32>) -> Result<SentenceConfig, M
 
 /// What sentence-transformers makes of a model without modules: a causal one is pooled at its last row.
 fn plain(root: &Path) -> Result<SentenceConfig, ModelError> {
-    let path = root.join("config.json");
+    let path = root.join(CONFIG);
     if !path.is_file() {
         return Ok(SentenceConfig::default());
     }
@@ -216,8 +205,9 @@ pub(super) fn transformer(place: &Path) -> Result<Transformer, ModelError> {
     Ok(Transformer { max_tokens, lower_case: fields.flag("do_lower_case", false)? })
 }
 
+/// The first of its configs that is not empty.
 fn transformer_file(place: &Path) -> Result<Option<(PathBuf, Value)>, ModelError> {
-    for name in TRANSFORMER_FILES {
+    for name in TRANSFORMER_CONFIGS {
         let path = place.join(name);
         if path.is_file() {
             let value = json(&path)?;
@@ -273,7 +263,7 @@ fn only(
 }
 
 pub(super) fn settings(root: &Path) -> Result<Settings, ModelError> {
-    let path = root.join(SETTINGS_FILE);
+    let path = root.join(SENTENCE_CONFIG);
     if !path.is_file() {
         return Ok(Settings::default());
     }
@@ -367,7 +357,7 @@ pub(super) fn look_over(root: &Path) -> Vec<Warning> {
         warnings.extend(found.unwrap_or_default());
     };
     list.as_array().into_iter().flatten().take(MAX_ENTRIES).for_each(|m| look(&path, m, MODULE));
-    let path = root.join(SETTINGS_FILE);
+    let path = root.join(SENTENCE_CONFIG);
     json(&path).iter().for_each(|value| look(&path, value, SETTINGS));
     for module in modules(root).ok().flatten().unwrap_or_default() {
         let table = match module.kind.as_str() {
@@ -380,7 +370,7 @@ pub(super) fn look_over(root: &Path) -> Vec<Warning> {
             "Pooling" => Some(POOLING),
             kind => super::layers::table(kind),
         };
-        let path = module.place.join("config.json");
+        let path = module.place.join(CONFIG);
         if let (Some(table), Ok(value)) = (table, json(&path)) {
             look(&path, &value, table);
         }

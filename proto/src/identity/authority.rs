@@ -1,15 +1,16 @@
 //! The authority of a cluster: the one key that everyone trusts, and what it issues.
 
-use super::{Identity, IdentityError, Role, dns_name};
-use galaxy_common::DeviceName;
+use super::{
+    Identity, IdentityError, Role, dns_name,
+    held::{MAX_PEM_BYTES, opened},
+};
+use galaxy_common::{DeviceName, private::Folder};
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
     Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256,
 };
 use std::{
-    fs::{self, OpenOptions},
-    io::{ErrorKind, Write},
-    os::unix::fs::OpenOptionsExt,
+    fs,
     path::{Path, PathBuf},
 };
 use time::{Duration, OffsetDateTime};
@@ -38,16 +39,16 @@ impl Authority {
         if key_path.exists() {
             return Err(IdentityError::Exists { path: key_path });
         }
-        fs::create_dir_all(&ca).map_err(at(&ca))?;
+        let folder = Folder::make(&ca)?;
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
         let mut params = authority_params(cluster);
         let now = OffsetDateTime::now_utc();
         params.not_before = now - BACKDATED;
         params.not_after = now + Duration::days(AUTHORITY_DAYS);
         let certificate = params.self_signed(&key)?.pem();
-        write_new(&key_path, &key.serialize_pem(), 0o600)?;
-        write_new(&ca.join("ca.pem"), &certificate, 0o644)?;
-        write_new(&ca.join("cluster"), cluster, 0o644)?;
+        folder.write_secret("ca.key", key.serialize_pem().as_bytes())?;
+        folder.write_public("ca.pem", certificate.as_bytes())?;
+        folder.write_public("cluster", cluster.as_bytes())?;
         Ok(Self { dir: dir.to_owned(), certificate, issuer: Issuer::new(params, key) })
     }
 
@@ -56,14 +57,18 @@ impl Authority {
     /// # Errors
     /// When it is not there or cannot be read.
     pub fn open(dir: &Path) -> Result<Self, IdentityError> {
-        let read = |name: &str| {
-            let path = dir.join("ca").join(name);
-            fs::read_to_string(&path).map_err(|source| IdentityError::File { path, source })
+        let ca = dir.join("ca");
+        let folder = opened(&ca, &["cluster", "ca.pem", "ca.key"])?;
+        let text = |name: &str, what, bytes| {
+            let path = ca.join(name);
+            String::from_utf8(bytes).map_err(|_| IdentityError::Pem { path, what })
         };
-        let cluster = read("cluster")?;
-        let certificate = read("ca.pem")?;
-        let key = KeyPair::from_pem(&read("ca.key")?)
-            .map_err(|_| IdentityError::Pem { path: dir.join("ca/ca.key"), what: "private key" })?;
+        let public = |name| folder.read_public(name, MAX_PEM_BYTES);
+        let cluster = text("cluster", "name of a cluster", public("cluster")?)?;
+        let certificate = text("ca.pem", "certificate", public("ca.pem")?)?;
+        let key = text("ca.key", "private key", folder.read_secret("ca.key", MAX_PEM_BYTES)?)?;
+        let key = KeyPair::from_pem(&key)
+            .map_err(|_| IdentityError::Pem { path: ca.join("ca.key"), what: "private key" })?;
         let issuer = Issuer::new(authority_params(cluster.trim()), key);
         Ok(Self { dir: dir.to_owned(), certificate, issuer })
     }
@@ -115,10 +120,10 @@ impl Authority {
             vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth];
         params.use_authority_key_identifier_extension = true;
         let certificate = params.signed_by(&key, &self.issuer)?.pem();
-        fs::create_dir_all(&into).map_err(at(&into))?;
-        write_new(&into.join("key.pem"), &key.serialize_pem(), 0o600)?;
-        write_new(&into.join("cert.pem"), &certificate, 0o644)?;
-        write_new(&into.join("ca.pem"), &self.certificate, 0o644)?;
+        let folder = Folder::make(&into)?;
+        folder.write_secret("key.pem", key.serialize_pem().as_bytes())?;
+        folder.write_public("cert.pem", certificate.as_bytes())?;
+        folder.write_public("ca.pem", self.certificate.as_bytes())?;
         Ok(into)
     }
 }
@@ -136,18 +141,4 @@ fn common_name(name: &str) -> DistinguishedName {
     let mut distinguished = DistinguishedName::new();
     distinguished.push(DnType::CommonName, name);
     distinguished
-}
-
-fn at(path: &Path) -> impl FnOnce(std::io::Error) -> IdentityError {
-    let path = path.to_owned();
-    move |source| IdentityError::File { path, source }
-}
-
-fn write_new(path: &Path, text: &str, mode: u32) -> Result<(), IdentityError> {
-    let file = OpenOptions::new().write(true).create_new(true).mode(mode).open(path);
-    let written = file.and_then(|mut file| file.write_all(text.as_bytes()));
-    written.map_err(|source| match source.kind() {
-        ErrorKind::AlreadyExists => IdentityError::Exists { path: path.to_owned() },
-        _ => IdentityError::File { path: path.to_owned(), source },
-    })
 }

@@ -2,7 +2,7 @@
 
 use super::{IdentityError, Role, hardware_aes, peer, provider};
 use crate::door::rules;
-use galaxy_common::DeviceName;
+use galaxy_common::{DeviceName, private::Folder};
 use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, RootCertStore,
     ServerConfig, SignatureScheme,
@@ -21,7 +21,7 @@ use std::{
 };
 
 /// A PEM file of ours has a few KB; more is some other file.
-const MAX_PEM_BYTES: u64 = 1 << 20;
+pub(super) const MAX_PEM_BYTES: u64 = 1 << 20;
 
 /// An identity, checked and ready for connections.
 #[derive(Clone)]
@@ -34,17 +34,20 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Loads `cert.pem`, `key.pem` and `ca.pem` of a directory; checks that the certificate is of
-    /// that authority, valid by the clock of this machine, and fits the key.
+    /// Loads `cert.pem`, `key.pem` and `ca.pem` of a directory; checks that nobody else may read the key or
+    /// write any of them, and that the certificate is of that authority, valid by the clock of this machine,
+    /// and fits the key.
     ///
     /// # Errors
     /// The first thing that is wrong, and in which file.
     pub fn load(dir: &Path) -> Result<Self, IdentityError> {
         let [cert_path, key_path, ca_path] =
             ["cert.pem", "key.pem", "ca.pem"].map(|name| dir.join(name));
-        let certificate = certificate(&cert_path)?;
-        let authority = certificate_of(&ca_path, "certificate of an authority")?;
-        let key = PrivateKeyDer::from_pem_slice(&read(&key_path)?)
+        let folder = opened(dir, &["cert.pem", "key.pem", "ca.pem"])?;
+        let authority = certificate(&folder, "ca.pem", "certificate of an authority")?;
+        let certificate = certificate(&folder, "cert.pem", "certificate")?;
+        let key = folder.read_secret("key.pem", MAX_PEM_BYTES)?;
+        let key = PrivateKeyDer::from_pem_slice(&key)
             .map_err(|_| IdentityError::Pem { path: key_path, what: "private key" })?;
         let (name, role) = peer(std::slice::from_ref(&certificate))?;
         check(&certificate, &cert_path, &authority, &ca_path, &format!("{role} {name}"))?;
@@ -178,24 +181,26 @@ impl StoresServerSessions for Forgetful {
     }
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, IdentityError> {
-    let file = |source| IdentityError::File { path: path.to_owned(), source };
-    if fs::metadata(path).map_err(file)?.len() > MAX_PEM_BYTES {
-        return Err(IdentityError::Pem { path: path.to_owned(), what: "certificate or key" });
+/// A folder with all these files. It holds nothing else, so that one which is open to others is closed.
+pub(super) fn opened(dir: &Path, files: &[&str]) -> Result<Folder, IdentityError> {
+    for path in files.iter().map(|file| dir.join(file)) {
+        fs::symlink_metadata(&path).map_err(|source| IdentityError::File { path, source })?;
     }
-    fs::read(path).map_err(file)
+    let folder = Folder::mend(dir)?;
+    if let Some(mode) = folder.was_open() {
+        let dir = dir.display();
+        tracing::warn!(%dir, "other users could reach into this directory (mode {mode:o}); its mode is 700 now");
+    }
+    Ok(folder)
 }
 
-fn certificate(path: &Path) -> Result<CertificateDer<'static>, IdentityError> {
-    certificate_of(path, "certificate")
-}
-
-fn certificate_of(
-    path: &Path,
+fn certificate(
+    folder: &Folder,
+    name: &str,
     what: &'static str,
 ) -> Result<CertificateDer<'static>, IdentityError> {
-    CertificateDer::from_pem_slice(&read(path)?)
-        .map_err(|_| IdentityError::Pem { path: path.to_owned(), what })
+    CertificateDer::from_pem_slice(&folder.read_public(name, MAX_PEM_BYTES)?)
+        .map_err(|_| IdentityError::Pem { path: folder.path().join(name), what })
 }
 
 fn check(

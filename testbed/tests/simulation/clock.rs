@@ -28,7 +28,7 @@ use tokio::{
 };
 
 /// No step of a simulation computes for so long.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(240);
 
 /// Less than any thread works that was woken, in ns; our own thread works on while two clocks are read.
 const NOTHING: i128 = 1000;

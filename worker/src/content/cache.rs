@@ -5,11 +5,15 @@
 //! DIR/DIGEST/manifest           the model's, whose digest is the name; when it was last opened
 //! DIR/DIGEST/data               all pieces at their places; with holes where they are not there
 //! DIR/DIGEST/map                a bit for each piece that the disk holds
+//! DIR/DIGEST/own                which pieces of a directory under --models were found right
 //! ```
 
 use super::{ContentError, Room, data::Data};
 use crate::core::lock;
-use galaxy_common::Bytes;
+use galaxy_common::{
+    Bytes,
+    private::{Folder, PrivateError},
+};
 use galaxy_model::{
     ModelDir,
     manifest::{Digest, MAX_MANIFEST_BYTES, Manifest},
@@ -17,13 +21,19 @@ use galaxy_model::{
 use std::{
     collections::HashMap,
     fs::{self, File},
-    io::{self, Read},
+    io::{self, Write},
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, Weak},
     time::SystemTime,
 };
 
+/// Of each content, what it consists of.
+const MANIFEST: &str = "manifest";
+/// And what of a directory of our own was found to be that.
+const OWN: &str = "own";
+/// The largest that is read: a bit for each piece of the largest model, and its files.
+const MAX_PROOF_BYTES: u64 = 4 << 20;
 /// How much of a file system is lost at both ends of a run of pieces.
 const PAGES: u64 = 8192;
 
@@ -42,8 +52,15 @@ pub(crate) struct Cache {
     limit: Bytes,
     /// Data that somebody uses.
     open: Mutex<HashMap<Digest, Weak<Data>>>,
-    /// Locked from the first use to our end.
-    lock: Mutex<Option<File>>,
+    /// From the first use to our end.
+    held: Mutex<Option<Held>>,
+}
+
+/// The cache as it is used.
+struct Held {
+    folder: Arc<Folder>,
+    /// Locked.
+    _lock: File,
 }
 
 /// One model on disk.
@@ -57,24 +74,32 @@ impl Cache {
     /// The cache of this config. A worker that needs none never touches it.
     pub(crate) fn new(config: CacheConfig) -> Self {
         let CacheConfig { dir, limit } = config;
-        Self { dir, limit, open: Mutex::default(), lock: Mutex::default() }
+        Self { dir, limit, open: Mutex::default(), held: Mutex::default() }
     }
 
     /// Where files of shards are that do not fit into memory. Not under its bound: they are what a plan
     /// needs, and the last plan's only.
-    pub(crate) fn shards(&self) -> PathBuf {
-        self.dir.join("shards")
+    pub(crate) fn shards(&self) -> Result<PathBuf, ContentError> {
+        Ok(self.take()?.folder("shards")?.path().to_owned())
     }
 
-    /// Makes it if it is not there, and sees to it that nobody else uses it.
-    pub(crate) fn take(&self) -> Result<(), ContentError> {
-        let mut held = lock(&self.lock);
-        if held.is_some() {
-            return Ok(());
+    /// Makes it if it is not there, and sees to it that nobody else uses it: no other worker, and no other
+    /// user of this machine.
+    pub(crate) fn take(&self) -> Result<Arc<Folder>, ContentError> {
+        let mut held = lock(&self.held);
+        if let Some(held) = &*held {
+            return Ok(held.folder.clone());
         }
-        let file = |source| ContentError::file(&self.dir, source);
-        fs::create_dir_all(&self.dir).map_err(file)?;
-        let lock = File::create(self.dir.join("lock")).map_err(file)?;
+        // A folder that was a cache before is nothing else, and may be closed to others.
+        let folder = match self.dir.join("lock").is_file() {
+            true => Folder::mend(&self.dir)?,
+            false => Folder::make(&self.dir)?,
+        };
+        if let Some(mode) = folder.was_open() {
+            let dir = self.dir.display();
+            tracing::warn!(%dir, "other users could reach into the cache (mode {mode:o}); its mode is 700 now");
+        }
+        let lock = folder.file("lock")?;
         match lock.try_lock() {
             Ok(()) => {}
             Err(fs::TryLockError::WouldBlock) => {
@@ -85,8 +110,9 @@ impl Cache {
                 tracing::warn!(dir = %self.dir.display(), %error, "the cache cannot be locked");
             }
         }
-        *held = Some(lock);
-        Ok(())
+        let folder = Arc::new(folder);
+        *held = Some(Held { folder: folder.clone(), _lock: lock });
+        Ok(folder)
     }
 
     fn entry(&self, content: Digest) -> PathBuf {
@@ -94,23 +120,46 @@ impl Cache {
     }
 
     /// The manifest of a content, if it is kept.
-    pub(crate) fn manifest(&self, content: Digest) -> Option<Manifest> {
-        let file = File::open(self.entry(content).join("manifest")).ok()?;
-        let mut bytes = Vec::new();
-        file.take(MAX_MANIFEST_BYTES).read_to_end(&mut bytes).ok()?;
+    pub(crate) fn manifest(&self, content: Digest) -> Result<Option<Manifest>, ContentError> {
+        let entry = match self.take()?.inside(&content.to_string()) {
+            Err(error) if error.is_absent() => return Ok(None),
+            entry => entry?,
+        };
+        let bytes = match entry.read_public(MANIFEST, MAX_MANIFEST_BYTES) {
+            // One that is too long is none of ours, and is brought again.
+            Err(PrivateError::Long { .. }) => return Ok(None),
+            Err(error) if error.is_absent() => return Ok(None),
+            bytes => bytes?,
+        };
         if Digest::of(&bytes) != content {
-            return None;
+            return Ok(None);
         }
-        Manifest::from_bytes(&bytes).ok()
+        Ok(Manifest::from_bytes(&bytes).ok())
     }
 
     /// Keeps a manifest whose digest was found right.
     pub(crate) fn keep_manifest(&self, content: Digest, bytes: &[u8]) -> Result<(), ContentError> {
-        let dir = self.entry(content);
-        let file = |source| ContentError::file(&dir, source);
-        fs::create_dir_all(&dir).map_err(file)?;
-        // Its digest is looked at whenever it is read.
-        fs::write(dir.join("manifest"), bytes).map_err(file)
+        self.write(content, MANIFEST, bytes)
+    }
+
+    /// What is kept of a directory of our own that was compared with a content.
+    pub(crate) fn proof(&self, content: Digest) -> Option<Vec<u8>> {
+        let entry = self.take().ok()?.inside(&content.to_string()).ok()?;
+        entry.read_public(OWN, MAX_PROOF_BYTES).ok()
+    }
+
+    /// Keeps what was found of such a directory.
+    pub(crate) fn keep_proof(&self, content: Digest, bytes: &[u8]) -> Result<(), ContentError> {
+        self.write(content, OWN, bytes)
+    }
+
+    /// Writes a file of a content over.
+    fn write(&self, content: Digest, name: &str, bytes: &[u8]) -> Result<(), ContentError> {
+        let entry = self.take()?.folder(&content.to_string())?;
+        let mut file = entry.file(name)?;
+        // A digest of it is looked at whenever it is read.
+        let written = file.set_len(0).and_then(|()| file.write_all(bytes));
+        written.map_err(|source| ContentError::file(entry.path(), source))
     }
 
     /// The model of a manifest, and its data. What is used already is used together.
@@ -119,36 +168,24 @@ impl Cache {
         content: Digest,
         manifest: Manifest,
     ) -> Result<(Arc<ModelDir>, Arc<Data>), ContentError> {
-        let path = self.entry(content);
+        let entry = self.take()?.folder(&content.to_string())?;
+        let path = entry.path();
         let mut open = lock(&self.open);
         open.retain(|_, data| data.strong_count() > 0);
         let data = match open.get(&content).and_then(Weak::upgrade) {
             Some(data) => data,
             None => {
-                let data = self.data(&path, content, manifest)?;
+                let pieces = manifest.pieces(path)?;
+                let data = Arc::new(Data::open(&entry, content, manifest, pieces)?);
                 open.insert(content, Arc::downgrade(&data));
                 data
             }
         };
-        if let Ok(file) = File::options().append(true).open(path.join("manifest")) {
-            // When it was used last; nothing depends on it but the order in which models go.
-            drop(file.set_modified(SystemTime::now()));
-        }
-        let reader = data.reader().map_err(|source| ContentError::file(&path, source))?;
-        let model = ModelDir::arriving(&data.manifest, &path, reader, data.clone())?;
+        // When it was used last; nothing depends on it but the order in which models go.
+        drop(entry.file(MANIFEST)?.set_modified(SystemTime::now()));
+        let reader = data.reader().map_err(|source| ContentError::file(path, source))?;
+        let model = ModelDir::arriving(&data.manifest, path, reader, data.clone())?;
         Ok((Arc::new(model), data))
-    }
-
-    fn data(
-        &self,
-        path: &Path,
-        content: Digest,
-        manifest: Manifest,
-    ) -> Result<Arc<Data>, ContentError> {
-        let file = |source| ContentError::file(path, source);
-        let pieces = manifest.pieces(path)?;
-        let data = Data::open(path, content, manifest, pieces).map_err(file)?;
-        Ok(Arc::new(data))
     }
 
     /// Makes room for the pieces `missing` of `data`, of which `wanted` bytes are needed in all:
@@ -209,7 +246,11 @@ impl Cache {
     fn entries(&self) -> io::Result<Vec<Entry>> {
         let mut entries = Vec::new();
         for entry in fs::read_dir(&self.dir)? {
-            let path = entry?.path();
+            let entry = entry?;
+            let path = entry.path();
+            if !entry.file_type()?.is_dir() {
+                continue;
+            }
             let ours = path.file_name().and_then(|n| n.to_str()).map(str::parse::<Digest>);
             if !matches!(ours, Some(Ok(_))) {
                 continue;
@@ -228,5 +269,5 @@ impl Cache {
 }
 
 fn manifest_bytes(entry: &Path) -> u64 {
-    fs::metadata(entry.join("manifest")).map_or(0, |about| about.blocks() * 512)
+    fs::metadata(entry.join(MANIFEST)).map_or(0, |about| about.blocks() * 512)
 }

@@ -4,8 +4,9 @@
 //! known to hold; it is what a worker that is started anew goes on from. The states in memory say
 //! more: a piece counts as here only once its digest was found right in the life of this process.
 
+use super::ContentError;
 use crate::core::lock;
-use galaxy_common::Bytes;
+use galaxy_common::{Bytes, private::Folder};
 use galaxy_model::{
     Arrivals,
     manifest::{Digest, Manifest},
@@ -13,11 +14,10 @@ use galaxy_model::{
 };
 use std::{
     collections::VecDeque,
-    fs::{File, OpenOptions},
+    fs::File,
     io,
     ops::Range,
     os::unix::fs::FileExt,
-    path::Path,
     sync::{Arc, Condvar, Mutex, mpsc},
     time::{Duration, Instant},
 };
@@ -79,25 +79,14 @@ struct Map {
 impl Data {
     /// Opens data and map under `dir`, or makes them.
     pub(crate) fn open(
-        dir: &Path,
+        dir: &Folder,
         content: Digest,
         manifest: Manifest,
         pieces: Pieces,
-    ) -> io::Result<Self> {
-        let open = |name: &str| {
-            let mut options = OpenOptions::new();
-            options.read(true).write(true).create(true).truncate(false).open(dir.join(name))
-        };
-        let (file, map) = (open("data")?, open("map")?);
-        let mut bits = vec![0; pieces.count().div_ceil(8) as usize];
-        // A map that is too short, or data of another length, was never finished: nothing is there.
-        let whole = file.metadata()?.len() == pieces.total();
-        if !whole || map.metadata()?.len() != bits.len() as u64 {
-            map.set_len(0)?;
-            file.set_len(pieces.total())?;
-            map.set_len(bits.len() as u64)?;
-        }
-        map.read_exact_at(&mut bits, 0)?;
+    ) -> Result<Self, ContentError> {
+        let (file, map) = (dir.file("data")?, dir.file("map")?);
+        let bits = kept_bits(&file, &map, &pieces);
+        let bits = bits.map_err(|source| ContentError::file(dir.path(), source))?;
         let kept = |piece: u32| match bit(&bits, piece) {
             true => State::Kept,
             false => State::Absent,
@@ -237,6 +226,20 @@ impl Data {
         }
         Opened { data: self.clone(), fetch: states.fetch }
     }
+}
+
+/// What the map says. A map that is too short, or data of another length, was never finished: nothing is
+/// there, and both are made as long as they are to be.
+fn kept_bits(file: &File, map: &File, pieces: &Pieces) -> io::Result<Vec<u8>> {
+    let mut bits = vec![0; pieces.count().div_ceil(8) as usize];
+    let whole = file.metadata()?.len() == pieces.total();
+    if !whole || map.metadata()?.len() != bits.len() as u64 {
+        map.set_len(0)?;
+        file.set_len(pieces.total())?;
+        map.set_len(bits.len() as u64)?;
+    }
+    map.read_exact_at(&mut bits, 0)?;
+    Ok(bits)
 }
 
 /// Data that a fetch brings pieces to.

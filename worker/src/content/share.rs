@@ -37,7 +37,8 @@ const TELL: Duration = Duration::from_millis(250);
 pub(crate) enum Shared {
     /// What has come into the cache.
     Cached(Arc<Data>),
-    /// A directory of our own. Whoever takes pieces compares their digests.
+    /// A directory of our own. Each piece is compared with the manifest before it is given, and again by
+    /// whoever takes it.
     Own(Arc<ModelDir>, Arc<Pieces>),
 }
 
@@ -69,7 +70,7 @@ impl Shared {
         }
     }
 
-    /// A piece; nothing if it is not there, or cannot be read.
+    /// A piece; nothing if it is not there, cannot be read or is not what it should be.
     fn read(&self, piece: u32) -> Vec<u8> {
         match self {
             Self::Cached(data) => data.read(piece).ok().flatten().unwrap_or_default(),
@@ -77,7 +78,10 @@ impl Shared {
                 let mut bytes = Vec::new();
                 match model.read_piece(pieces, piece, &mut bytes) {
                     Ok(()) => bytes,
-                    Err(_) => Vec::new(),
+                    Err(error) => {
+                        tracing::debug!(%error, "no piece is given");
+                        Vec::new()
+                    }
                 }
             }
         }

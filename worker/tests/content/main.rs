@@ -1,6 +1,7 @@
 //! Models that workers do not have: real workers, and a coordinator's part played here.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+mod own;
 mod prepare;
 mod world;
 
@@ -191,7 +192,7 @@ async fn a_slow_device_is_not_waited_for() {
 }
 
 /// A copy of a model in which every piece of half a cut is another, though its fingerprint is not.
-fn forged(model: &Model, to: &Path) {
+fn forged(model: &Model, to: &Path) -> Arc<Model> {
     fs::create_dir_all(to).unwrap();
     for file in ["config.json", "model.safetensors"] {
         fs::copy(model.dir.path().join(file), to.join(file)).unwrap();
@@ -208,6 +209,7 @@ fn forged(model: &Model, to: &Path) {
         }
     }
     assert_eq!(ModelDir::open(to).unwrap().fingerprint(), model.dir.fingerprint());
+    Model::open(to)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -215,14 +217,15 @@ async fn a_device_that_gives_what_is_wrong_is_asked_no_more() {
     let mut world = World::new();
     let model = Model::of(&world.dir.path().join("wide"), wide(3));
     let forgery = world.dir.path().join("models");
-    forged(&model, &forgery.join("wide"));
+    // A device of ours would find that out, so it is told that this is the model.
+    let lie = Some(forged(&model, &forgery.join("wide")));
     let flags = ["--models", forgery.to_str().unwrap()];
     let workers = [world.worker("d0", &flags).await, world.worker("d1", &[]).await];
     let all: Vec<_> = workers.iter().collect();
     let plan = model.plan(&[1.0, 1.0]);
     let log = world.log("d1");
     let until = Arc::new(move || fs::read_to_string(&log).unwrap().contains("wrong digest"));
-    let late = Manner { until: Some(until), ..Manner::default() };
+    let late = Manner { until: Some(until), lie, ..Manner::default() };
     let placed = world.place(&model, &plan, &all, late).await;
     let ready = placed[1].0.as_ref().unwrap();
     assert!(ready.fetched_bytes > 0 && ready.peer_bytes < ready.fetched_bytes / 2);

@@ -1,10 +1,11 @@
 //! How far a pull is: one line that moves on a terminal, some lines elsewhere.
 
+use super::super::tell;
 use galaxy_client::hub::{HubError, Watch};
 use galaxy_common::Bytes;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::{
-    io::{self, IsTerminal, Write},
+    io::{self, IsTerminal},
     time::{Duration, Instant},
 };
 
@@ -79,7 +80,7 @@ impl Shown {
         if !self.terminal {
             self.line = Instant::now();
             // Nobody is left to tell when stderr is closed.
-            let _ = writeln!(io::stderr(), "{}: {how}", self.file);
+            tell(&format!("{}: {how}", self.file));
         }
     }
 }
@@ -112,7 +113,7 @@ impl Watch for Shown {
             false => self.bar.set_message(format!("{} ({what})", self.file)),
         }
         if !self.terminal {
-            let _ = writeln!(io::stderr(), "{what}");
+            tell(&what);
         }
     }
 }

@@ -124,7 +124,7 @@ async fn guard(State(api): State<Api>, request: Request, next: Next) -> Answer {
             let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
             if !host.is_some_and(is_loopback) {
                 let why =
-                    "without --api-key only this machine is answered, under the name localhost";
+                    "without an API key only this machine is answered, under the name localhost";
                 return Err(ApiError::new(StatusCode::FORBIDDEN, "wrong_host", why));
             }
         }

@@ -20,7 +20,7 @@ pub(super) fn join(
     named: Kwargs,
 ) -> Result<String, Error> {
     let [between, attribute] = arguments(&given, &named, ["d", "attribute"])?;
-    let between = between.map_or(Ok(String::new()), |between| python::text(&between))?;
+    let between = between.map_or(Ok(String::new()), |between| python::text(state, &between))?;
     let mut out = String::new();
     for (index, item) in value.try_iter()?.enumerate() {
         let item = match &attribute {
@@ -31,7 +31,7 @@ pub(super) fn join(
         if index > 0 {
             out.push_str(&between);
         }
-        out.push_str(&python::text(&item)?);
+        out.push_str(&python::text(state, &item)?);
         // What is joined may be much longer than what it is joined of.
         state.consume_fuel(1 + (out.len() - before) as u64 / 64)?;
     }
@@ -65,8 +65,12 @@ pub(super) fn arguments<const N: usize>(
 }
 
 /// `value|trim(chars=None)`.
-pub(super) fn trim(value: &Value, letters: Option<&str>) -> Result<String, Error> {
-    Ok(strip(&python::text(value)?, "strip", letters).to_owned())
+pub(super) fn trim(
+    state: &State<'_, '_>,
+    value: &Value,
+    letters: Option<&str>,
+) -> Result<String, Error> {
+    Ok(strip(&python::text(state, value)?, "strip", letters).to_owned())
 }
 
 /// `value|indent(width=4, first=False, blank=False)`.
@@ -86,7 +90,7 @@ pub(super) fn indent(
     if indent.len() > MAX_INDENT {
         return Err(python::wrong(format!("indent: the width is more than {MAX_INDENT}")));
     }
-    let text = python::text(value)? + "\n";
+    let text = python::text(state, value)? + "\n";
     let mut out = String::new();
     for (index, line) in lines(&text, false).into_iter().enumerate() {
         state.consume_fuel(1 + indent.len() as u64 / 64)?;

@@ -48,7 +48,7 @@ pub(super) fn call(
     args: &[Value],
 ) -> Result<Value, Error> {
     let done = match value.kind() {
-        ValueKind::String => of_text(value.as_str().unwrap_or_default(), method, args)?,
+        ValueKind::String => of_text(state, value.as_str().unwrap_or_default(), method, args)?,
         ValueKind::Seq | ValueKind::Iterable => of_list(value, method, args)?,
         ValueKind::Map => of_dictionary(value, method, args)?,
         _ => None,
@@ -108,14 +108,19 @@ fn is_space(letter: char) -> bool {
     letter.is_whitespace() || ('\x1c'..='\x1f').contains(&letter)
 }
 
-fn of_text(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Error> {
+fn of_text(
+    state: &State<'_, '_>,
+    text: &str,
+    method: &str,
+    args: &[Value],
+) -> Result<Option<Value>, Error> {
     Ok(Some(match method {
         "strip" | "lstrip" | "rstrip" => {
             let (letters,): (Option<&str>,) = from_args(args)?;
             strip(text, method, letters).into()
         }
-        "split" | "rsplit" => split(text, method == "rsplit", args)?,
-        "splitlines" => splitlines(text, args)?,
+        "split" | "rsplit" => split(state, text, method == "rsplit", args)?,
+        "splitlines" => splitlines(state, text, args)?,
         "partition" | "rpartition" => partition(text, method == "rpartition", args)?,
         "find" | "rfind" | "index" | "rindex" | "count" => search(text, method, args)?,
         "startswith" | "endswith" => affix(text, method == "startswith", args)?,
@@ -153,21 +158,36 @@ pub(super) fn strip<'a>(text: &'a str, method: &str, letters: Option<&str>) -> &
     }
 }
 
-fn split(text: &str, from_right: bool, args: &[Value]) -> Result<Value, Error> {
+/// A piece is paid for before it is there: of a text of two bytes for each it takes twenty times as much.
+fn split(
+    state: &State<'_, '_>,
+    text: &str,
+    from_right: bool,
+    args: &[Value],
+) -> Result<Value, Error> {
     let (given, named): (Rest<Value>, Kwargs) = from_args(args)?;
     let [separator, most] = arguments(&given, &named, ["sep", "maxsplit"])?;
     let most = most.map_or(Ok(-1), i64::try_from)?;
     let most = usize::try_from(most).unwrap_or(usize::MAX - 1);
     let pieces: Vec<&str> = match separator.filter(|separator| !separator.is_none()) {
-        None => words(text, most, from_right),
+        None => {
+            state
+                .consume_fuel(text.split(is_space).filter(|word| !word.is_empty()).count() as u64)?;
+            words(text, most, from_right)
+        }
         Some(separator) => match separator.as_str() {
             Some("") => return Err(wrong("split: the separator is empty")),
-            Some(separator) if from_right => {
-                let mut pieces: Vec<_> = text.rsplitn(most + 1, separator).collect();
-                pieces.reverse();
+            Some(separator) => {
+                state.consume_fuel(text.matches(separator).take(most).count() as u64)?;
+                let mut pieces: Vec<_> = match from_right {
+                    true => text.rsplitn(most + 1, separator).collect(),
+                    false => text.splitn(most + 1, separator).collect(),
+                };
+                if from_right {
+                    pieces.reverse();
+                }
                 pieces
             }
-            Some(separator) => text.splitn(most + 1, separator).collect(),
             None => return Err(wrong("split: the separator is no text")),
         },
     };
@@ -201,24 +221,26 @@ fn words(text: &str, most: usize, from_right: bool) -> Vec<&str> {
     words
 }
 
-fn splitlines(text: &str, args: &[Value]) -> Result<Value, Error> {
+fn splitlines(state: &State<'_, '_>, text: &str, args: &[Value]) -> Result<Value, Error> {
     let (given, named): (Rest<Value>, Kwargs) = from_args(args)?;
     let [keep] = arguments(&given, &named, ["keepends"])?;
     let keep = keep.is_some_and(|keep| keep.is_true());
+    state.consume_fuel(text.matches(ends_line).count() as u64)?;
     Ok(lines(text, keep).into_iter().map(Value::from).collect())
+}
+
+fn ends_line(letter: char) -> bool {
+    matches!(
+        letter,
+        '\n' | '\r' | '\x0b' | '\x0c' | '\x1c'..='\x1e' | '\u{85}' | '\u{2028}' | '\u{2029}'
+    )
 }
 
 /// The lines of a text, with their ends if these are to be kept.
 pub(super) fn lines(text: &str, keep: bool) -> Vec<&str> {
-    let ends = |letter: char| {
-        matches!(
-            letter,
-            '\n' | '\r' | '\x0b' | '\x0c' | '\x1c'..='\x1e' | '\u{85}' | '\u{2028}' | '\u{2029}'
-        )
-    };
     let mut lines = Vec::new();
     let mut rest = text;
-    while let Some(at) = rest.find(ends) {
+    while let Some(at) = rest.find(ends_line) {
         let end = match rest[at..].starts_with("\r\n") {
             true => at + 2,
             false => at + rest[at..].chars().next().map_or(1, char::len_utf8),

@@ -1,6 +1,6 @@
 //! How Python writes values and what it takes them for, where minijinja does otherwise.
 
-use super::value::Scientific;
+use super::{template::BYTES_OF_FUEL, value::Scientific};
 use minijinja::{
     Error, ErrorKind, Output, State, Value, escape_formatter,
     value::{DynObject, ObjectRepr, ValueKind},
@@ -31,16 +31,50 @@ pub(super) fn print(
     value: &Value,
 ) -> Result<(), Error> {
     match value.kind() {
-        ValueKind::Number | ValueKind::Seq | ValueKind::Map => Ok(write_text(out, value)?),
+        ValueKind::Number | ValueKind::Seq | ValueKind::Map | ValueKind::Iterable => {
+            write_paid(out, state, value)
+        }
         _ => escape_formatter(out, state, value),
     }
 }
 
 /// Python's `str(value)`.
-pub(super) fn text(value: &Value) -> Result<String, Error> {
+pub(super) fn text(state: &State<'_, '_>, value: &Value) -> Result<String, Error> {
     let mut out = String::new();
-    write_text(&mut out, value)?;
+    write_paid(&mut out, state, value)?;
     Ok(out)
+}
+
+/// Writes no more than the fuel that is left pays for: a list that holds another one twice, which does so
+/// too, is short, and what is written of it is not.
+fn write_paid(out: &mut dyn Write, state: &State<'_, '_>, value: &Value) -> Result<(), Error> {
+    let left = state.fuel_levels().map_or(0, |(_, left)| left);
+    let mut paid = Paid { out, room: left.saturating_mul(BYTES_OF_FUEL) };
+    match write_text(&mut paid, value) {
+        // What was written is paid for by who takes it.
+        Ok(()) => Ok(()),
+        Err(_) if paid.room == 0 => state.consume_fuel(left.saturating_add(1)),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// A writer with room for so many bytes.
+struct Paid<'a> {
+    out: &'a mut dyn Write,
+    room: u64,
+}
+
+impl Write for Paid<'_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        match self.room.checked_sub(text.len() as u64) {
+            Some(room) => self.room = room,
+            None => {
+                self.room = 0;
+                return Err(fmt::Error);
+            }
+        }
+        self.out.write_str(text)
+    }
 }
 
 /// Whether Python takes it for a sequence: something with a length and items, as what is not there has too.

@@ -1,12 +1,15 @@
 //! A chat template, in the environment that transformers gives it.
 
 use super::{clock, filters, methods, python, tojson::tojson};
-use minijinja::{Environment, Error, Value, syntax::SyntaxConfig};
+use minijinja::{Environment, Error, State, Value, syntax::SyntaxConfig};
 use std::{borrow::Cow, collections::BTreeMap};
 use time::OffsetDateTime;
 
-/// Steps that a template may take: a thousand messages take some hundred thousand.
-const FUEL: u64 = 20_000_000;
+/// Steps that a template may take: a thousand messages take some hundred thousand. Each pays for 64 bytes
+/// that the template makes, too, so that it holds at most 256 MB.
+const FUEL: u64 = 4_000_000;
+/// What one of them pays for, in bytes.
+pub(super) const BYTES_OF_FUEL: u64 = 64;
 const NAME: &str = "chat";
 
 /// A chat template, and the tokens that stand in it.
@@ -63,7 +66,8 @@ fn environment(source: &str, clock: fn() -> OffsetDateTime) -> Result<Environmen
     });
     environment.add_function("strftime_now", move |format: &str| clock::strftime(format, clock()));
     environment.add_filter("tojson", tojson);
-    environment.add_filter("string", python::text);
+    environment
+        .add_filter("string", |state: &State<'_, '_>, value: &Value| python::text(state, value));
     environment.add_filter("join", filters::join);
     environment.add_filter("default", filters::default);
     environment.add_filter("d", filters::default);

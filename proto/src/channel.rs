@@ -444,6 +444,7 @@ pub fn refused_us(address: &str, alert: AlertDescription) -> ConnectError {
             "it is of another authority"
         }
         AlertDescription::CertificateRequired => "it was not shown",
+        AlertDescription::CertificateRevoked => "who it names was removed from the cluster",
         AlertDescription::BadCertificate | AlertDescription::CertificateUnknown => {
             "it is not valid there: are both clocks right?"
         }

@@ -4,12 +4,14 @@
 //! [`Peer`] attached, everything else to a hook.
 
 use crate::{
-    ALPN_CONTROL,
+    ALPN_CONTROL, ALPN_JOIN,
     fault::{Fault, to_status},
-    identity::{Identity, Role, peer},
+    identity::{Denied, Identity, Role, peer},
 };
 use galaxy_common::DeviceName;
+use rustls::{ServerConfig, server::Acceptor};
 use std::{
+    future::Future,
     io,
     net::SocketAddr,
     pin::Pin,
@@ -23,7 +25,7 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc},
     task::JoinSet,
 };
-use tokio_rustls::{TlsAcceptor, server::TlsStream};
+use tokio_rustls::{LazyConfigAcceptor, server::TlsStream};
 use tokio_stream::Stream;
 use tonic::{Code, Request, Status, transport::server::Connected};
 
@@ -76,11 +78,14 @@ impl Door {
         let (sender, connections) = mpsc::channel(HANDSHAKES);
         let (alpn, hook) = other.unzip();
         let tls = identity.map(|identity| {
-            let alpns: Vec<&[u8]> = [ALPN_CONTROL].into_iter().chain(alpn).collect();
-            TlsAcceptor::from(identity.server_config(&alpns))
+            let joins = alpn.filter(|alpn| *alpn == ALPN_JOIN).map(|_| identity.joining_config());
+            let others = alpn.filter(|alpn| *alpn != ALPN_JOIN);
+            let alpns: Vec<&[u8]> = [ALPN_CONTROL].into_iter().chain(others).collect();
+            Tls { members: identity.server_config(&alpns), joins }
         });
+        let denied = identity.map(|identity| identity.denied().clone()).unwrap_or_default();
         let live = Arc::new(Semaphore::new(CONNECTIONS));
-        tokio::spawn(accept(listener, Arc::new(Porter { tls, alpn, hook, live, sender })));
+        tokio::spawn(accept(listener, Arc::new(Porter { tls, alpn, hook, live, denied, sender })));
         Self { connections }
     }
 }
@@ -92,11 +97,30 @@ impl Stream for Door {
     }
 }
 
+/// How handshakes are answered, by what a caller wants.
+struct Tls {
+    /// Of those that have a certificate,
+    members: Arc<ServerConfig>,
+    /// and of those that join, where somebody may.
+    joins: Option<Arc<ServerConfig>>,
+}
+
+impl Tls {
+    async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+        let start = LazyConfigAcceptor::new(Acceptor::default(), stream).await?;
+        let hello = start.client_hello();
+        let joins = hello.alpn().is_some_and(|mut alpn| alpn.any(|alpn| alpn == ALPN_JOIN));
+        let config = self.joins.as_ref().filter(|_| joins).unwrap_or(&self.members).clone();
+        start.into_stream(config).await
+    }
+}
+
 struct Porter {
-    tls: Option<TlsAcceptor>,
+    tls: Option<Tls>,
     alpn: Option<&'static [u8]>,
     hook: Option<Hook>,
     live: Arc<Semaphore>,
+    denied: Denied,
     sender: mpsc::Sender<Connection>,
 }
 
@@ -152,6 +176,10 @@ impl Porter {
             }
         };
         let session = stream.get_ref().1;
+        let shown = session.peer_certificates().is_some();
+        if let (false, Some(ALPN_JOIN), Some(hook)) = (shown, session.alpn_protocol(), &self.hook) {
+            return hook(Peer { identity: None, address }, stream);
+        }
         let identity = match peer(session.peer_certificates().unwrap_or_default()) {
             Ok(identity) => identity,
             Err(error) => {
@@ -172,16 +200,26 @@ impl Porter {
     async fn admit(&self, peer: Peer, stream: Inner) {
         match self.live.clone().try_acquire_owned() {
             // A closed channel is a closed door.
-            Ok(live) => drop(self.sender.send(Connection { peer, stream, _live: live }).await),
+            Ok(live) => {
+                let cut = peer.identity.clone().map(|(name, _)| {
+                    let denied = self.denied.clone();
+                    Box::pin(async move { denied.until(&name).await }) as Cut
+                });
+                drop(self.sender.send(Connection { peer, stream, cut, _live: live }).await);
+            }
             Err(_) => tracing::warn!(%peer, "refused: {CONNECTIONS} connections stand already"),
         }
     }
 }
 
-/// A connection whose peer is known.
+/// Ends when a peer was removed from the cluster.
+type Cut = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// A connection whose peer is known. It ends when the peer is removed from the cluster.
 pub struct Connection {
     peer: Peer,
     stream: Inner,
+    cut: Option<Cut>,
     _live: OwnedSemaphorePermit,
 }
 
@@ -214,10 +252,16 @@ macro_rules! delegate {
 
 impl AsyncRead for Connection {
     fn poll_read(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if self.as_mut().get_mut().cut.as_mut().is_some_and(|cut| cut.as_mut().poll(cx).is_ready())
+        {
+            self.as_mut().get_mut().cut = None;
+            let why = "the peer was removed from the cluster";
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::ConnectionAborted, why)));
+        }
         delegate!(self, stream => stream.poll_read(cx, buffer))
     }
 }

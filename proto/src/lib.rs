@@ -6,6 +6,7 @@ pub mod convert;
 pub mod door;
 pub mod fault;
 pub mod identity;
+pub mod join;
 
 /// Generated from `proto/galaxy/v1/*.proto`.
 #[allow(missing_docs, clippy::all, clippy::pedantic, clippy::unwrap_used)]
@@ -27,6 +28,8 @@ pub const MAX_MESSAGE_BYTES: usize = 64 << 20;
 pub const ALPN_CONTROL: &[u8] = b"h2";
 /// ALPN of ring links.
 pub const ALPN_RING: &[u8] = b"galaxy-ring/1";
+/// ALPN of who joins a cluster: the one protocol that is spoken without a certificate.
+pub const ALPN_JOIN: &[u8] = b"galaxy-join/1";
 
 /// What `--version` prints: version, commit and protocol.
 pub fn version_line() -> String {

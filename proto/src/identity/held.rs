@@ -1,12 +1,17 @@
 //! The identity that a process holds: its certificate, its key, and whom it trusts.
 
-use super::{IdentityError, Role, hardware_aes, peer, provider};
+use super::{
+    IdentityError, Role,
+    denied::{Denied, Unless},
+    hardware_aes, peer, provider,
+};
+use crate::ALPN_JOIN;
 use galaxy_common::DeviceName;
 use rustls::{
     ClientConfig, RootCertStore, ServerConfig,
-    client::Resumption,
+    client::{Resumption, WebPkiServerVerifier, danger::ServerCertVerifier},
     pki_types::{CertificateDer, PrivateKeyDer, UnixTime, pem::PemObject},
-    server::WebPkiClientVerifier,
+    server::{WebPkiClientVerifier, danger::ClientCertVerifier},
     version::TLS13,
 };
 use std::{
@@ -25,6 +30,8 @@ pub struct Identity {
     role: Role,
     client: ClientConfig,
     server: ServerConfig,
+    joining: ServerConfig,
+    denied: Denied,
 }
 
 impl Identity {
@@ -45,28 +52,45 @@ impl Identity {
 
         let unusable = |source| IdentityError::Unusable { path: cert_path.clone(), source };
         let mut roots = RootCertStore::empty();
-        roots.add(authority).map_err(unusable)?;
+        roots.add(authority.clone()).map_err(unusable)?;
         let roots = Arc::new(roots);
+        let denied = Denied::default();
+        let general = |error: &dyn ToString| unusable(rustls::Error::General(error.to_string()));
+        let inner: Arc<dyn ServerCertVerifier> =
+            WebPkiServerVerifier::builder_with_provider(roots.clone(), provider())
+                .build()
+                .map_err(|error| general(&error))?;
         let mut client = ClientConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&TLS13])
             .map_err(unusable)?
-            .with_root_certificates(roots.clone())
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(Unless { denied: denied.clone(), inner }))
             .with_client_auth_cert(vec![certificate.clone()], key.clone_key())
             .map_err(unusable)?;
         // Connections live long, and a resumed one would not look at certificates again.
         client.resumption = Resumption::disabled();
-        let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider())
-            .build()
-            .map_err(|error| unusable(rustls::Error::General(error.to_string())))?;
-        let mut server = ServerConfig::builder_with_provider(provider())
-            .with_protocol_versions(&[&TLS13])
-            .map_err(unusable)?
-            .with_client_cert_verifier(verifier)
-            .with_single_cert(vec![certificate], key)
-            .map_err(unusable)?;
-        // The side without instructions for AES chooses, whichever side dials.
-        server.ignore_client_order = !hardware_aes();
-        Ok(Self { name, role, client, server })
+        let server = |strangers: bool, chain: Vec<CertificateDer<'static>>| {
+            let verifier = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider());
+            let verifier = match strangers {
+                true => verifier.allow_unauthenticated(),
+                false => verifier,
+            };
+            let inner: Arc<dyn ClientCertVerifier> =
+                verifier.build().map_err(|error| general(&error))?;
+            let mut server = ServerConfig::builder_with_provider(provider())
+                .with_protocol_versions(&[&TLS13])
+                .map_err(unusable)?
+                .with_client_cert_verifier(Arc::new(Unless { denied: denied.clone(), inner }))
+                .with_single_cert(chain, key.clone_key())
+                .map_err(unusable)?;
+            // The side without instructions for AES chooses, whichever side dials.
+            server.ignore_client_order = !hardware_aes();
+            Ok::<_, IdentityError>(server)
+        };
+        // Who joins does not have the authority's certificate yet.
+        let joining = server(true, vec![certificate.clone(), authority])?;
+        let server = server(false, vec![certificate])?;
+        Ok(Self { name, role, client, server, joining, denied })
     }
 
     /// The name in the certificate.
@@ -76,6 +100,16 @@ impl Identity {
     /// The role in the certificate.
     pub fn role(&self) -> Role {
         self.role
+    }
+    /// Who was removed from the cluster: no connection of this identity is made with them.
+    pub fn denied(&self) -> &Denied {
+        &self.denied
+    }
+    /// How to answer those that join, who have no certificate yet, and those that have one.
+    pub fn joining_config(&self) -> Arc<ServerConfig> {
+        let mut config = self.joining.clone();
+        config.alpn_protocols = vec![ALPN_JOIN.to_vec()];
+        Arc::new(config)
     }
     /// How to dial, for one protocol.
     pub fn client_config(&self, alpn: &[u8]) -> Arc<ClientConfig> {

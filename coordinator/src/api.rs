@@ -1,6 +1,7 @@
 //! The API: the Galaxy service over a [`Session`]. Wire types end here.
 
 use crate::{
+    audit::Audit,
     error::RequestError,
     fleet::{DeviceView, Readiness},
     placement,
@@ -10,7 +11,7 @@ use crate::{
 use galaxy_common::{Fallback, SamplingParams, Wanted};
 use galaxy_proto::{
     COMMIT, MAX_MESSAGE_BYTES, PROTOCOL, VERSION, convert,
-    door::{Door, require},
+    door::{Door, Peer, require},
     identity::{Identity, Role},
     v1::{
         self,
@@ -53,6 +54,7 @@ const KEEPALIVE: Duration = Duration::from_secs(10);
 pub struct Api {
     session: Session,
     cluster: String,
+    audit: Audit,
     /// Results on their way to clients.
     replies: Arc<Mutex<JoinSet<()>>>,
 }
@@ -60,7 +62,18 @@ pub struct Api {
 impl Api {
     /// The service of `session`, under the cluster's name.
     pub fn new(session: Session, cluster: impl Into<String>) -> Self {
-        Self { session, cluster: cluster.into(), replies: Arc::default() }
+        Self { session, cluster: cluster.into(), audit: Audit::none(), replies: Arc::default() }
+    }
+
+    /// Writes what concerns the operator to `audit`.
+    pub fn audited(mut self, audit: Audit) -> Self {
+        self.audit = audit;
+        self
+    }
+
+    /// What is served.
+    pub fn session(&self) -> &Session {
+        &self.session
     }
 
     /// Serves clients on `listener` until `stop` ends and every call is answered.
@@ -76,13 +89,14 @@ impl Api {
         stop: impl Future<Output = ()>,
     ) -> Result<(), tonic::transport::Error> {
         let door = Door::open(listener, identity, None);
-        let replies = self.replies.clone();
+        let (replies, audit) = (self.replies.clone(), self.audit.clone());
         let service = GalaxyServer::new(self)
             .max_decoding_message_size(MAX_REQUEST_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);
         // Who calls is checked before a byte of the request is read.
-        let service = InterceptedService::new(service, |request: Request<()>| {
-            require(Role::Client, &request)?;
+        let service = InterceptedService::new(service, move |request: Request<()>| {
+            require(Role::Client, &request)
+                .inspect_err(|status| refused(&audit, &request, status))?;
             Ok(request)
         });
         let served = tonic::transport::Server::builder()
@@ -123,6 +137,13 @@ impl Api {
             }
             Readiness::Waiting { .. } => "starting",
         }
+    }
+}
+
+/// Writes to the audit log that a call was refused.
+fn refused<T>(audit: &Audit, request: &Request<T>, status: &Status) {
+    if let Some(peer) = request.extensions().get::<Peer>() {
+        audit.refused(peer, status.message());
     }
 }
 
@@ -287,8 +308,12 @@ impl Galaxy for Api {
         &self,
         request: Request<v1::GalaxyDrainRequest>,
     ) -> Result<Response<v1::GalaxyDrainReply>, Status> {
+        let peer = require(Role::Admin, &request)
+            .inspect_err(|status| refused(&self.audit, &request, status))?;
         let limit = allowed(request.metadata())?;
-        if request.into_inner().off {
+        let off = request.into_inner().off;
+        self.audit.record(&peer, "drain", serde_json::json!({ "off": off }));
+        if off {
             self.session.admission().drain(false);
         } else {
             let drained = self.session.drain();

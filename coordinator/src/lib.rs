@@ -10,6 +10,7 @@
 
 pub mod admission;
 pub mod api;
+pub mod audit;
 pub mod cluster;
 mod connection;
 pub mod drift;

@@ -9,6 +9,7 @@ use galaxy_common::{
 use galaxy_coord::{
     Cluster, ClusterError, Fleet, Limits, LocalFleet, Notice, RemoteFleet, Session,
     api::Api,
+    audit::Audit,
     cluster::{DEFAULT_FILE, DEFAULT_LISTEN, DEFAULT_MAX_ROWS, DEFAULT_QUEUE, DEFAULT_TIMEOUT},
     profile::Progress,
 };
@@ -63,6 +64,10 @@ struct Flags {
     /// avx512, avx2, neon or portable.
     #[arg(long, value_name = "SET", env = "GALAXY_INSTRUCTIONS")]
     instructions: Option<Instructions>,
+    /// Write who drained the cluster, who was refused and the like to this file, as JSON lines behind
+    /// what is in it.
+    #[arg(long, value_name = "FILE")]
+    audit: Option<PathBuf>,
     /// Print version, commit and protocol.
     #[arg(long)]
     version: bool,
@@ -99,8 +104,14 @@ fn start(flags: Flags) -> Result<()> {
         .context("no async runtime")?;
     match &flags.model {
         Some(model) => runtime.block_on(embedded(model, &flags)),
-        None => runtime.block_on(cluster(&cluster_file(&flags)?, flags.listen.as_deref())),
+        None => runtime.block_on(cluster(&cluster_file(&flags)?, &flags)),
     }
+}
+
+/// The audit log that was asked for.
+fn audit(flags: &Flags) -> Result<Audit> {
+    let Some(path) = &flags.audit else { return Ok(Audit::none()) };
+    Audit::open(path).with_context(|| format!("--audit {}", path.display()))
 }
 
 /// The cluster file that was given, or that of the current directory.
@@ -118,14 +129,15 @@ fn cluster_file(flags: &Flags) -> Result<PathBuf> {
 }
 
 /// Coordinates the workers of a cluster file.
-async fn cluster(file: &Path, listen: Option<&str>) -> Result<()> {
+async fn cluster(file: &Path, flags: &Flags) -> Result<()> {
+    let audit = audit(flags)?;
     let cluster = Cluster::open(file).map_err(|error| match error {
         ClusterError::Read { .. } => anyhow::Error::new(error),
         _ => anyhow::Error::new(error).context(file.display().to_string()),
     })?;
     let identity = coordinator(&cluster.identity)?;
     let model = open_model(&cluster.model)?;
-    let listen = listen.unwrap_or(&cluster.listen).to_owned();
+    let listen = flags.listen.as_deref().unwrap_or(&cluster.listen).to_owned();
     let limits = Limits { queue: cluster.queue, timeout: cluster.timeout };
     let name = cluster.name.clone();
     say(&format!(
@@ -142,11 +154,13 @@ async fn cluster(file: &Path, listen: Option<&str>) -> Result<()> {
     let session = tokio::task::spawn_blocking(move || {
         Session::new(model, Arc::new(fleet) as Arc<dyn Fleet>, limits)
     });
-    serve(session.await?, &name, listener, Some(&serving)).await
+    let api = Api::new(session.await?, &name).audited(audit);
+    serve(api, listener, Some(&serving)).await
 }
 
 /// Runs a model in this process.
 async fn embedded(path: &Path, flags: &Flags) -> Result<()> {
+    let audit = audit(flags)?;
     let identity = flags.identity.as_deref().map(coordinator).transpose()?;
     let listen = flags.listen.as_deref().unwrap_or(DEFAULT_LISTEN);
     let model = open_model(path)?;
@@ -173,7 +187,7 @@ async fn embedded(path: &Path, flags: &Flags) -> Result<()> {
         "ready: {} in this process, {weights} of weights in {took:.1} s, {threads} threads",
         model.name()
     ));
-    serve(session, "embedded", listener, identity.as_ref()).await
+    serve(Api::new(session, "embedded").audited(audit), listener, identity.as_ref()).await
 }
 
 /// Opens a model directory, and says what in it may not do what its author meant.
@@ -224,12 +238,8 @@ async fn bind(listen: &str) -> Result<TcpListener> {
 }
 
 /// Serves until a signal comes, then answers what was taken, and ends.
-async fn serve(
-    session: Session,
-    name: &str,
-    listener: TcpListener,
-    identity: Option<&Identity>,
-) -> Result<()> {
+async fn serve(api: Api, listener: TcpListener, identity: Option<&Identity>) -> Result<()> {
+    let session = api.session().clone();
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let (drained, after) = tokio::sync::oneshot::channel();
@@ -248,7 +258,7 @@ async fn serve(
         // The other end is gone only if the server has failed already.
         let _ = drained.send(());
     };
-    let served = Api::new(session.clone(), name).serve(listener, identity, stop);
+    let served = api.serve(listener, identity, stop);
     let late = async {
         let _ = after.await;
         tokio::time::sleep(GOODBYE).await;

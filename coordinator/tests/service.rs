@@ -8,6 +8,7 @@ use galaxy_common::{
 use galaxy_coord::{
     Fleet, Input, Limits, LocalFleet, RequestError, RunOutput, Session,
     api::Api,
+    audit::Audit,
     fleet::{BoxFuture, DeviceView, Outlook, Readiness, Run, Task, Timeline},
     session::{Ask, Said},
 };
@@ -249,13 +250,16 @@ async fn a_trace_shows_every_operation_of_every_device() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_drain_requests_are_refused() {
     let mut service = Service::start(None).await;
-    service.client.drain(v1::GalaxyDrainRequest { off: false }).await.unwrap();
+    service.session.drain().await;
     let fault = service.run(&[vec![1, 2]], v1::Wanted::Hidden).await.expect_err("draining");
     assert_eq!((fault.code.as_str(), fault.retryable), ("draining", false));
     let status = service.client.status(v1::StatusRequest {}).await.unwrap().into_inner();
     assert_eq!(status.state, "draining");
-    service.client.drain(v1::GalaxyDrainRequest { off: true }).await.unwrap();
+    service.session.admission().drain(false);
     assert!(service.run(&[vec![1, 2]], v1::Wanted::Hidden).await.is_ok());
+    // Who asks without a certificate is a client, also on this machine.
+    let status = service.client.drain(v1::GalaxyDrainRequest { off: false }).await;
+    assert_eq!(from_status(&status.expect_err("no admin")).code, "permission_denied");
     service.stop().await;
 }
 
@@ -382,32 +386,38 @@ async fn a_client_that_goes_away_leaves_the_queue_but_its_program_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_device_is_no_client() {
+async fn each_role_may_do_its_own() {
     let keys = tempfile::tempdir().unwrap();
     let authority = Authority::create(keys.path(), "test").unwrap();
     let name = |n: &str| DeviceName::new(n).unwrap();
     let identity =
         |n: &str, role| Identity::load(&authority.issue(&name(n), role, 1).unwrap()).unwrap();
     let model = Arc::new(ModelDir::open(&golden()).unwrap());
-    let api = Api::new(Session::new(model, Paused::new(), LIMITS), "test");
+    let log = keys.path().join("audit.jsonl");
+    let api = Api::new(Session::new(model, Paused::new(), LIMITS), "test")
+        .audited(Audit::open(&log).unwrap());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let coordinator = identity("coordinator", Role::Coordinator);
     let server = tokio::spawn(async move {
         api.serve(listener, Some(&coordinator), std::future::pending()).await.unwrap();
     });
-    for (n, role) in [("pi-1", Role::Device), ("me", Role::Client)] {
+    for (n, role) in [("pi-1", Role::Device), ("me", Role::Client), ("anna", Role::Admin)] {
         let caller = identity(n, role);
         let to = (&name("coordinator"), Role::Coordinator);
         let channel =
             channel::connect(&address, Some(&caller), to, Duration::from_secs(5)).await.unwrap();
-        let answer = GalaxyClient::new(channel).status(v1::StatusRequest {}).await;
-        match role {
-            Role::Client => drop(answer.unwrap()),
-            _ => assert_eq!(from_status(&answer.expect_err("refused")).code, "permission_denied"),
-        }
+        let mut client = GalaxyClient::new(channel);
+        let asked = client.status(v1::StatusRequest {}).await;
+        assert_eq!(asked.is_ok(), role != Role::Device, "{role}");
+        let drained = client.drain(v1::GalaxyDrainRequest { off: true }).await;
+        assert_eq!(drained.is_ok(), role == Role::Admin, "{role}");
     }
     server.abort();
+    let log = std::fs::read_to_string(log).unwrap();
+    let (refused, drained) = (log.lines().next().unwrap(), log.lines().last().unwrap());
+    assert!(refused.contains("\"refused\"") && refused.contains("\"pi-1\""), "{log}");
+    assert!(drained.contains("\"drain\"") && drained.contains("\"anna\""), "{log}");
 }
 
 #[tokio::test]

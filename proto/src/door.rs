@@ -3,6 +3,10 @@
 //! One port serves several protocols, told apart by ALPN: gRPC goes to tonic with the caller's
 //! [`Peer`] attached, everything else to a hook.
 
+mod sampled;
+
+pub use sampled::Sampled;
+
 use crate::{
     ALPN_CONTROL, ALPN_JOIN,
     fault::{Fault, to_status},

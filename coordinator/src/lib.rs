@@ -18,9 +18,12 @@ pub mod error;
 pub mod fleet;
 #[doc(hidden)]
 pub mod fuzz;
+mod members;
 pub mod membership;
 pub mod placement;
 pub mod profile;
+pub mod reception;
+pub mod registry;
 pub mod session;
 mod supply;
 pub mod trace;

@@ -9,7 +9,7 @@ mod held;
 
 pub use authority::Authority;
 pub(crate) use authority::{pem, store};
-pub use denied::{Denied, Removed};
+pub use denied::{Denied, NotRemoved, Removed};
 pub use held::Identity;
 
 use galaxy_common::{DeviceName, NameError};

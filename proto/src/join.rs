@@ -10,6 +10,7 @@
 //! line.rs     the line of an invitation        vet.rs    is this the pinned cluster's coordinator?
 //! message.rs  messages, decoded with bounds    guest.rs  the side that joins, as a state machine
 //! request.rs  the request for a certificate    facts.rs  what a device says of itself when it comes
+//! home.rs     where a machine keeps what it joined with
 //! proof.rs    what both sides prove            dial.rs   the thin shell of sockets around guest and facts
 //! ```
 //!
@@ -18,6 +19,7 @@
 mod dial;
 mod facts;
 mod guest;
+mod home;
 mod line;
 mod message;
 mod proof;
@@ -25,13 +27,14 @@ mod request;
 mod vet;
 mod wire;
 
-pub(crate) use request::fingerprint;
 pub use dial::{Joined, StoreError, announce, join};
 pub use facts::{Attempt, Facts, MAX_ADDRESSES, local_addresses};
 pub use guest::{Granted, Guest, JoinError, Step};
+pub use home::{Contact, home, identity_in};
 pub use line::{InvitationId, Line, LineError, NoRandomness, Pin, Secret};
 pub use message::{Ask, Grant, Greeting, MAX_BYTES, Malformed, Message, Refusal};
 pub use proof::{AskError, Asked, Binding, EXPORTER, Proof};
+pub(crate) use request::fingerprint;
 pub use request::{PublicKey, Request, RequestError};
 pub use vet::{VetError, Vetted, vet};
 pub use wire::{WireError, receive, send};

@@ -18,6 +18,7 @@ pub mod health;
 pub mod holding;
 pub mod inside;
 pub mod instance;
+pub mod join;
 pub mod kernels;
 pub mod lean;
 pub mod links;

@@ -595,3 +595,5 @@ fn who_comes_while_a_look_is_on_its_way_is_looked_at_later() {
     world.run(STEADY);
     assert!(world.first(begun, |a| *a == Action::Look).is_some());
 }
+
+mod joining;

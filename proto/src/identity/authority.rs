@@ -1,7 +1,7 @@
 //! The authority of a cluster: the one key that everyone trusts, and what it issues.
 
 use super::{Identity, IdentityError, Role, dns_name};
-use crate::join::{Pin, PublicKey};
+use crate::join::{Pin, PublicKey, Request};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use galaxy_common::DeviceName;
 use rcgen::{
@@ -110,6 +110,22 @@ impl Authority {
         Ok(into)
     }
 
+    /// Issues an identity for a key that was made here, into a new directory.
+    ///
+    /// # Errors
+    /// As [`Authority::issue`].
+    pub fn issue_for(
+        &self,
+        name: &DeviceName,
+        role: Role,
+        days: u32,
+        request: &Request,
+        into: &Path,
+    ) -> Result<(), IdentityError> {
+        let certificate = self.sign(name, role, validity(days)?, &request.key())?.pem();
+        store(into, &request.key_pem(), &certificate, &self.certificate)
+    }
+
     /// Issues a certificate of `days` days for a key that is not here, in DER.
     ///
     /// # Errors
@@ -122,6 +138,11 @@ impl Authority {
         key: &PublicKey,
     ) -> Result<Vec<u8>, IdentityError> {
         Ok(self.sign(name, role, validity(days)?, key)?.der().to_vec())
+    }
+
+    /// Where it is, and the identities that it issued here.
+    pub fn directory(&self) -> &Path {
+        &self.dir
     }
 
     /// What its key is known by.

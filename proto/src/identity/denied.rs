@@ -1,8 +1,9 @@
 //! Who was removed from a cluster: certificates that are refused though the authority issued them.
 
 use super::peer;
-use crate::join::fingerprint;
+use crate::{join::fingerprint, v1::DenyRequest};
 use galaxy_common::DeviceName;
+use prost::Message;
 use rustls::{
     CertificateError, DigitallySignedStruct, DistinguishedName, SignatureScheme,
     client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
@@ -12,7 +13,7 @@ use rustls::{
         danger::{ClientCertVerified, ClientCertVerifier},
     },
 };
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, fs, io, path::Path, sync::Arc};
 use tokio::sync::watch;
 
 /// Who was removed, by name and by key. Later versions hold all that earlier ones held.
@@ -26,7 +27,68 @@ pub struct Removed {
     pub keys: BTreeSet<[u8; 32]>,
 }
 
+/// Members that a list may have.
+const MAX_REMOVED: usize = 16_384;
+
+/// A list of removed members that is none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the list of removed members has a name or a key that is none, or more than {MAX_REMOVED} of them"
+)]
+pub struct NotRemoved;
+
+impl TryFrom<DenyRequest> for Removed {
+    type Error = NotRemoved;
+    fn try_from(wire: DenyRequest) -> Result<Self, NotRemoved> {
+        let DenyRequest { version, names, keys } = wire;
+        if names.len().max(keys.len()) > MAX_REMOVED {
+            return Err(NotRemoved);
+        }
+        let names = names.into_iter().map(|name| DeviceName::new(name).map_err(|_| NotRemoved));
+        let keys = keys.into_iter().map(|key| key.try_into().map_err(|_| NotRemoved));
+        Ok(Self {
+            version,
+            names: names.collect::<Result<_, _>>()?,
+            keys: keys.collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+impl From<&Removed> for DenyRequest {
+    fn from(removed: &Removed) -> Self {
+        Self {
+            version: removed.version,
+            names: removed.names.iter().map(ToString::to_string).collect(),
+            keys: removed.keys.iter().map(|key| key.to_vec()).collect(),
+        }
+    }
+}
+
 impl Removed {
+    /// Reads the list that was kept in a file; without one nobody was removed.
+    ///
+    /// # Errors
+    /// When it cannot be read, or is none.
+    pub fn load(path: &Path) -> io::Result<Self> {
+        let bytes = match fs::read(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Self::default()),
+            bytes => bytes?,
+        };
+        let wire = DenyRequest::decode(&bytes[..]).map_err(io::Error::other)?;
+        wire.try_into().map_err(io::Error::other)
+    }
+
+    /// Keeps the list in a file, whole or not at all.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn save(&self, path: &Path) -> io::Result<()> {
+        let new = path.with_extension("new");
+        fs::write(&new, DenyRequest::from(self).encode_to_vec())?;
+        fs::File::open(&new)?.sync_all()?;
+        fs::rename(new, path)
+    }
+
     /// Whether a name was removed.
     pub fn has(&self, name: &DeviceName) -> bool {
         self.names.contains(name)

@@ -11,7 +11,7 @@ use rustls::{
     ClientConfig, RootCertStore, ServerConfig,
     client::{Resumption, WebPkiServerVerifier, danger::ServerCertVerifier},
     pki_types::{CertificateDer, PrivateKeyDer, UnixTime, pem::PemObject},
-    server::{WebPkiClientVerifier, danger::ClientCertVerifier},
+    server::{ParsedCertificate, WebPkiClientVerifier, danger::ClientCertVerifier},
     version::TLS13,
 };
 use std::{
@@ -32,6 +32,7 @@ pub struct Identity {
     server: ServerConfig,
     joining: ServerConfig,
     denied: Denied,
+    key: Vec<u8>,
 }
 
 impl Identity {
@@ -50,7 +51,10 @@ impl Identity {
         let (name, role) = peer(std::slice::from_ref(&certificate))?;
         check(&certificate, &cert_path, &authority, &ca_path, &format!("{role} {name}"))?;
 
+        let public = ParsedCertificate::try_from(&certificate);
+        let public = public.map(|parsed| parsed.subject_public_key_info().to_vec());
         let unusable = |source| IdentityError::Unusable { path: cert_path.clone(), source };
+        let public = public.map_err(unusable)?;
         let mut roots = RootCertStore::empty();
         roots.add(authority.clone()).map_err(unusable)?;
         let roots = Arc::new(roots);
@@ -90,7 +94,7 @@ impl Identity {
         // Who joins does not have the authority's certificate yet.
         let joining = server(true, vec![certificate.clone(), authority])?;
         let server = server(false, vec![certificate])?;
-        Ok(Self { name, role, client, server, joining, denied })
+        Ok(Self { name, role, client, server, joining, denied, key: public })
     }
 
     /// The name in the certificate.
@@ -100,6 +104,10 @@ impl Identity {
     /// The role in the certificate.
     pub fn role(&self) -> Role {
         self.role
+    }
+    /// The public key, as a SubjectPublicKeyInfo.
+    pub fn key(&self) -> &[u8] {
+        &self.key
     }
     /// Who was removed from the cluster: no connection of this identity is made with them.
     pub fn denied(&self) -> &Denied {

@@ -3,6 +3,7 @@
 use super::{
     facts::{Attempt, Facts},
     guest::{Granted, Guest, JoinError, Step},
+    home::Contact,
     line::Line,
     message::Message,
     proof::EXPORTER,
@@ -42,8 +43,8 @@ pub struct Joined {
     pub granted: Granted,
     /// The coordinator's name.
     pub coordinator: DeviceName,
-    /// Where it was reached.
-    pub address: String,
+    /// Where it was reached, and where else it may be.
+    pub addresses: Vec<String>,
     key_pem: String,
     authority: Vec<u8>,
 }
@@ -57,6 +58,9 @@ impl Joined {
         let certificate = identity::pem("CERTIFICATE", &self.granted.certificate);
         let authority = identity::pem("CERTIFICATE", &self.authority);
         identity::store(dir, &self.key_pem, &certificate, &authority).map_err(StoreError)?;
+        let contact = Contact { name: self.coordinator.clone(), addresses: self.addresses.clone() };
+        let file = |source| IdentityError::File { path: dir.to_owned(), source };
+        contact.save(dir).map_err(|source| StoreError(file(source)))?;
         Ok(Identity::load(dir).map_err(StoreError)?)
     }
 }
@@ -88,7 +92,9 @@ pub async fn join(line: &Line, wish: Option<&DeviceName>) -> Result<Joined, Join
     };
     let (coordinator, authority) = (vetted.name.clone(), vetted.authority.to_vec());
     let key_pem = request.key_pem();
-    Ok(Joined { granted, coordinator, address, key_pem, authority })
+    let others = line.addresses.iter().filter(|other| **other != address).cloned();
+    let addresses = [address.clone()].into_iter().chain(others).collect();
+    Ok(Joined { granted, coordinator, addresses, key_pem, authority })
 }
 
 fn late(address: &str) -> ConnectError {

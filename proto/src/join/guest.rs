@@ -5,7 +5,7 @@ use super::{
     line::Line,
     message::{Ask, Greeting, Message, Refusal},
     proof::{Binding, Proof},
-    request::{Request, RequestError},
+    request::Request,
     vet::{VetError, Vetted},
     wire::WireError,
 };
@@ -62,7 +62,9 @@ pub enum JoinError {
     #[error("the coordinator says what is not its turn to say")]
     Turn,
     /// It does not know the secret.
-    #[error("the server does not know the secret of the invitation, or the connection was tampered with: nothing was stored")]
+    #[error(
+        "the server does not know the secret of the invitation, or the connection was tampered with: nothing was stored"
+    )]
     Proof,
     /// Something else than was asked for.
     #[error("the coordinator issued a certificate that does not fit: nothing was stored")]
@@ -70,9 +72,6 @@ pub enum JoinError {
     /// No key.
     #[error("a key could not be made: {0}")]
     Key(#[from] rcgen::Error),
-    /// Our own request.
-    #[error("our own request for a certificate is in no order: {0}")]
-    Request(#[from] RequestError),
     /// No place for the identity.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -131,7 +130,7 @@ impl<'a> Guest<'a> {
         match (message, self.asked) {
             (Message::Greeting(greeting), false) => self.greeted(now, greeting).map(Step::Send),
             (Message::Grant(grant), true) => {
-                let key = Request::key_of(self.request.der())?;
+                let key = self.request.key();
                 let (secret, request) = (&self.line.secret, self.request.der());
                 let proof =
                     Proof::of_host(secret, &self.binding, request, &key, &grant.certificate);
@@ -168,7 +167,7 @@ impl<'a> Guest<'a> {
             return Err(JoinError::Validity);
         }
         self.asked = true;
-        let key = Request::key_of(self.request.der())?;
+        let key = self.request.key();
         let (secret, request) = (&self.line.secret, self.request.der());
         let proof = Proof::of_guest(secret, &self.binding, request, &key, &self.wish);
         let (invitation, wish, request) =

@@ -1,5 +1,6 @@
 //! The line of an invitation: `HOST:PORT[,HOST:PORT...].PIN.INVITATION.SECRET`.
 
+use crate::identity::Role;
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use ring::{
     digest::{SHA256, digest},
@@ -29,9 +30,15 @@ impl Pin {
     }
 }
 
-/// What an invitation is known by. It is no secret.
+/// What an invitation is known by. It is no secret: its first byte says what the invitation is for, so that a machine
+/// knows before it joins; what holds is what the coordinator kept.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct InvitationId(pub [u8; 8]);
+
+/// Set in the first byte of an invitation that may be used more than once.
+const SEVERAL: u8 = 0x80;
+/// Where the role stands in it.
+const ROLE: u8 = 0x03;
 
 /// The secret of an invitation.
 #[derive(Clone, PartialEq, Eq)]
@@ -55,12 +62,33 @@ fn random<const N: usize>() -> Result<[u8; N], NoRandomness> {
 }
 
 impl InvitationId {
-    /// A new one.
+    /// A new one, for a role and one use, or several.
     ///
     /// # Errors
     /// When the system gives no random bytes.
-    pub fn random() -> Result<Self, NoRandomness> {
-        random().map(Self)
+    pub fn random(role: Role, several: bool) -> Result<Self, NoRandomness> {
+        let mut id: [u8; 8] = random()?;
+        let role = match role {
+            Role::Device => 0,
+            Role::Client => 1,
+            Role::Admin => 2,
+            Role::Coordinator => 3,
+        };
+        id[0] = id[0] & !(SEVERAL | ROLE) | role | if several { SEVERAL } else { 0 };
+        Ok(Self(id))
+    }
+    /// The role that it was made for.
+    pub fn role(&self) -> Role {
+        match self.0[0] & ROLE {
+            0 => Role::Device,
+            1 => Role::Client,
+            2 => Role::Admin,
+            _ => Role::Coordinator,
+        }
+    }
+    /// Whether it may be used more than once.
+    pub fn several(&self) -> bool {
+        self.0[0] & SEVERAL != 0
     }
 }
 impl Secret {
@@ -163,9 +191,22 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_an_invitation_is_for_can_be_read_off_its_id() {
+        for (role, several) in [(Role::Device, true), (Role::Client, false), (Role::Admin, true)] {
+            let id = InvitationId::random(role, several).unwrap();
+            assert_eq!((id.role(), id.several()), (role, several));
+            assert_ne!(Ok(id), InvitationId::random(role, several));
+        }
+    }
+
+    #[test]
     fn a_line_is_read_as_it_was_written() {
         let line = Line {
-            addresses: vec!["192.168.1.10:7000".into(), "[fd00::1]:7000".into(), "nuc.local:7000".into()],
+            addresses: vec![
+                "192.168.1.10:7000".into(),
+                "[fd00::1]:7000".into(),
+                "nuc.local:7000".into(),
+            ],
             pin: Pin([7; 16]),
             invitation: InvitationId([255; 8]),
             secret: Secret([0; 16]),

@@ -255,20 +255,26 @@ mod tests {
 
     #[test]
     fn what_is_out_of_bounds_is_refused() {
-        let decode = |message| {
-            Message::decode(&v1::JoinMessage { message: Some(message) }.encode_to_vec())
-        };
-        let ask = v1::JoinAsk {
-            invitation: vec![1; 7],
-            proof: vec![0; 32],
-            ..v1::JoinAsk::default()
-        };
+        let decode =
+            |message| Message::decode(&v1::JoinMessage { message: Some(message) }.encode_to_vec());
+        let ask =
+            v1::JoinAsk { invitation: vec![1; 7], proof: vec![0; 32], ..v1::JoinAsk::default() };
         assert_eq!(decode(Wire::Ask(ask)), Err(Malformed::Size { field: "invitation" }));
-        let grant = v1::JoinGrant { name: "pi".into(), role: "king".into(), certificate: vec![1], proof: vec![0; 32] };
+        let grant = v1::JoinGrant {
+            name: "pi".into(),
+            role: "king".into(),
+            certificate: vec![1],
+            proof: vec![0; 32],
+        };
         assert_eq!(decode(Wire::Grant(grant)), Err(Malformed::Role));
         let refusal = v1::JoinRefusal { message: "x".repeat(2000), ..v1::JoinRefusal::default() };
         assert_eq!(decode(Wire::Refusal(refusal)), Err(Malformed::Size { field: "message" }));
-        let announce = v1::JoinAnnounce { port: 7100, addresses: vec!["::1".into(); 9], memory_bytes: 1, threads: 1 };
+        let announce = v1::JoinAnnounce {
+            port: 7100,
+            addresses: vec!["::1".into(); 9],
+            memory_bytes: 1,
+            threads: 1,
+        };
         assert_eq!(decode(Wire::Announce(announce)), Err(Malformed::Size { field: "addresses" }));
         assert_eq!(Message::decode(&vec![0; MAX_BYTES + 1]), Err(Malformed::Long));
         assert_eq!(Message::decode(&[]), Err(Malformed::Wire));

@@ -30,7 +30,13 @@ pub struct Proof(pub [u8; 32]);
 
 impl Proof {
     /// That of who joins: `wish` is the name that it asks for.
-    pub fn of_guest(secret: &Secret, binding: &Binding, request: &[u8], key: &PublicKey, wish: &str) -> Self {
+    pub fn of_guest(
+        secret: &Secret,
+        binding: &Binding,
+        request: &[u8],
+        key: &PublicKey,
+        wish: &str,
+    ) -> Self {
         let signed = sign(secret, b"joins", binding, request, key, wish.as_bytes());
         let mut proof = [0; 32];
         proof.copy_from_slice(signed.as_ref());
@@ -38,7 +44,13 @@ impl Proof {
     }
 
     /// That of the coordinator, with the certificate that it gives.
-    pub fn of_host(secret: &Secret, binding: &Binding, request: &[u8], key: &PublicKey, certificate: &[u8]) -> Self {
+    pub fn of_host(
+        secret: &Secret,
+        binding: &Binding,
+        request: &[u8],
+        key: &PublicKey,
+        certificate: &[u8],
+    ) -> Self {
         let signed = sign(secret, b"grants", binding, request, key, certificate);
         let mut proof = [0; 32];
         proof.copy_from_slice(signed.as_ref());

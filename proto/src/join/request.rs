@@ -100,6 +100,15 @@ impl Request {
         let der = params.serialize_request(&key)?.der().to_vec();
         Ok(Self { key, der })
     }
+    /// Its public key.
+    pub fn key(&self) -> PublicKey {
+        let mut point = [0; POINT];
+        let raw = self.key.public_key_raw();
+        // Keys of P-256 have points of this size.
+        let length = raw.len().min(POINT);
+        point[..length].copy_from_slice(&raw[..length]);
+        PublicKey(point)
+    }
     /// The request, in DER.
     pub fn der(&self) -> &[u8] {
         &self.der
@@ -199,6 +208,7 @@ mod tests {
         let request = Request::new().unwrap();
         let key = Request::key_of(request.der()).unwrap();
         assert_eq!(key.info(), request.key.subject_public_key_info());
+        assert_eq!(key, request.key());
     }
 
     #[test]

@@ -180,6 +180,8 @@ struct Member {
     look: Option<Now>,
     /// Why no plan counts on it, and when to try one that does.
     out: Option<(String, Now)>,
+    /// Whether it joined before the first plan, and no plan was begun with it yet.
+    fresh: bool,
     removed: bool,
 }
 
@@ -199,6 +201,7 @@ impl Member {
             gone,
             look,
             out,
+            fresh: false,
             removed: false,
         }
     }
@@ -443,6 +446,7 @@ impl Membership {
                     self.ring = Some(ring);
                     self.without = false;
                     self.intake = None;
+                    self.leave_out_fresh(now);
                     self.place(now, &mut actions);
                 }
             }
@@ -587,6 +591,8 @@ impl Membership {
             self.without = !all;
             // It is made for all that are there.
             self.looked(now);
+            let there = self.members.iter_mut().filter(|m| m.state.connected());
+            there.for_each(|m| m.fresh = false);
             actions.push(Action::Plan { round: self.rounds });
         }
         let joins = |m: &Member| !m.removed && m.state.connected() && m.due(now);

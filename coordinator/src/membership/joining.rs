@@ -35,7 +35,8 @@ impl Membership {
     pub(super) fn add(&mut self, now: Now, device: Index) {
         // Before the first plan all are waited for anyway.
         let out = self.ring.as_ref().map(|_| ("it has just joined".to_owned(), now));
-        let member = Member::new(now, out);
+        let fresh = out.is_none();
+        let member = Member { fresh, ..Member::new(now, out) };
         match self.members.get_mut(device) {
             // Answers to attempts of before are not of this time.
             Some(known) => *known = Member { attempt: known.attempt + 1, ..member },
@@ -90,6 +91,14 @@ impl Membership {
         self.stage = Stage::Waiting;
         self.moving = Moving::Forth;
         self.place_after = now;
+    }
+
+    /// Those that joined while the first plan was made are taken in as others are.
+    pub(super) fn leave_out_fresh(&mut self, now: Now) {
+        for member in self.members.iter_mut().filter(|member| member.fresh) {
+            member.fresh = false;
+            member.out = Some(("it has just joined".to_owned(), now));
+        }
     }
 
     /// Goes back to the ring of before, without those that were to be taken in.

@@ -150,3 +150,23 @@ fn one_at_another_address_is_connected_anew_at_once() {
     world.run(seconds(1.0));
     assert_eq!(world.membership.ready(), Some(Epoch(102)));
 }
+
+#[test]
+fn one_that_joins_while_the_first_plan_is_made_is_taken_in_after_it() {
+    let mut world = World::new(1);
+    // The first tick connects it, and the plan is begun.
+    while world.membership.planning().is_none() {
+        world.run(seconds(0.001));
+    }
+    world.devices.push(FAST);
+    world.epochs.push(Epoch(0));
+    world.send(Event::Added { device: 1 });
+    world.run(seconds(1.0));
+    assert_eq!(world.membership.ready(), Some(Epoch(101)));
+    assert_eq!(gathers(&world), 1);
+    world.plan = Ok(vec![0, 1]);
+    world.send(Event::Quiet);
+    world.run(seconds(1.0));
+    assert_eq!(world.membership.ready(), Some(Epoch(102)));
+    assert!(world.membership.counts(1));
+}

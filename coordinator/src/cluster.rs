@@ -474,6 +474,7 @@ fn check_shares(
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use galaxy_common::Bytes;
 
     const GOOD: &str = r#"
 [cluster]

@@ -83,7 +83,7 @@ fn an_invitation_ends() {
 fn names_come_from_the_invitation_or_are_free() {
     let (mut ledger, id, secret) = invited(Terms { uses: 3, ..terms(Role::Device) });
     let taken = |of: &DeviceName| *of == name("nuc");
-    let mut admit = |ledger: &mut Ledger, wish: &str, at: u8| {
+    let admit = |ledger: &mut Ledger, wish: &str, at: u8| {
         ledger.admit(NOW, &ask(id, &secret, wish, at), &binding(at), taken).map(|a| a.name)
     };
     assert_eq!(admit(&mut ledger, "nuc", 1), Err(NameDenial::Taken(name("nuc")).into()));

@@ -3,8 +3,8 @@
 use std::{error::Error, path::Path, process::Command};
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let files =
-        ["common", "content", "worker", "coordinator"].map(|f| format!("galaxy/v1/{f}.proto"));
+    let files = ["common", "content", "worker", "coordinator", "join", "members"]
+        .map(|f| format!("galaxy/v1/{f}.proto"));
     for file in &files {
         println!("cargo:rerun-if-changed={file}");
     }

@@ -47,6 +47,8 @@ PLACES = {
         r"\b(quinn|TcpStream|TcpListener|UdpSocket|UnixStream|UnixListener)\b",
         (
             "worker/src/ring", "proto/src/door", "proto/src/channel.rs", "client/src/cli/serve.rs",
+            # Who joins, on both sides.
+            "proto/src/join/dial.rs", "coordinator/src/reception.rs",
             # They bind the port that the door then takes.
             "worker/src/serve.rs", "coordinator/src/main.rs", "coordinator/src/api.rs",
             # It measures what loopback carries.

@@ -1,13 +1,17 @@
 //! Arguments, and which command they mean.
 
 mod bench;
+mod connection;
 mod demo;
+mod devices;
 mod failure;
 mod generate;
 mod generation_config;
 mod ids;
 mod images;
 mod in_process;
+mod invite;
+mod join;
 mod keys;
 mod loopback;
 #[cfg(test)]
@@ -23,15 +27,15 @@ mod table;
 mod tensors;
 mod texts;
 mod trace;
+mod up;
 
 use clap::{Args, Parser, Subcommand};
+use connection::Connection;
 use failure::Failure;
-use galaxy_client::Client;
 use galaxy_common::printable::lines;
 use galaxy_engine::compute::kernels::instructions::{self, Instructions};
 use std::{
     io::{ErrorKind, IsTerminal, Write},
-    path::PathBuf,
     process::ExitCode,
     time::Duration,
 };
@@ -75,6 +79,14 @@ enum Command {
     Plan(plan::PlanArgs),
     /// Brings a model directory from the Hugging Face Hub.
     Pull(pull::PullArgs),
+    /// Starts a cluster on this machine: authority, coordinator and a worker; others join it.
+    Up(up::UpArgs),
+    /// Makes a line by which other machines join the cluster.
+    Invite(invite::InviteArgs),
+    /// Has this machine join a cluster, by a line of `galaxy invite`.
+    Join(join::JoinArgs),
+    /// Says who belongs to the cluster, and removes members.
+    Devices(devices::DevicesArgs),
     /// Answers programs that speak OpenAI's API: texts, chats and embeddings, over HTTP.
     Serve(serve::ServeArgs),
     /// Asks the coordinator to finish what is queued and to take no more.
@@ -96,42 +108,6 @@ impl Kernels {
         let Some(set) = self.instructions else { return Ok(()) };
         instructions::limit(set)
             .map_err(|e| Failure::usage(e.to_string()).at("--instructions, GALAXY_INSTRUCTIONS"))
-    }
-}
-
-/// Which coordinator, and who we are.
-#[derive(Args, Debug, Clone)]
-#[command(next_help_heading = "Coordinator")]
-struct Connection {
-    /// Where the coordinator listens.
-    #[arg(
-        long,
-        value_name = "HOST:PORT",
-        env = "GALAXY_COORDINATOR",
-        default_value = "127.0.0.1:7000"
-    )]
-    coordinator: String,
-    /// Directory of our identity; without one, only a coordinator on this machine can be reached.
-    #[arg(long, value_name = "DIR", env = "GALAXY_IDENTITY")]
-    identity: Option<PathBuf>,
-    /// Name in the coordinator's certificate.
-    #[arg(long, value_name = "NAME", default_value = "coordinator")]
-    coordinator_name: String,
-    /// Time that each call has, like 500ms, 60s or 5m.
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
-    timeout: Duration,
-}
-
-impl Connection {
-    async fn open(&self) -> Result<Client, Failure> {
-        let mut builder = Client::builder()
-            .address(&self.coordinator)
-            .coordinator(&self.coordinator_name)
-            .timeout(self.timeout);
-        if let Some(identity) = &self.identity {
-            builder = builder.identity(identity);
-        }
-        Ok(progress::watch("connecting", builder.connect()).await?)
     }
 }
 
@@ -177,6 +153,10 @@ fn execute(cli: Cli) -> Result<(), Failure> {
             Command::Serve(args) => serve::serve(args).await,
             Command::Drain(args) => status::drain(args).await,
             Command::Plan(args) => plan::plan(&args),
+            Command::Up(args) => up::up(args).await,
+            Command::Invite(args) => invite::invite(args).await,
+            Command::Join(args) => join::join(args).await,
+            Command::Devices(args) => devices::devices(args).await,
             Command::Pull(args) => pull::pull(args).await,
         }
     })
@@ -279,6 +259,12 @@ mod tests {
             "galaxy plan",
             "galaxy serve --listen 127.0.0.1:8080 --model m --coordinator 10.0.0.1:7000",
             "galaxy pull org/name --revision v2 --to models/name --json",
+            "galaxy up --model m --name nuc --listen 0.0.0.0:7000 --memory 4GB",
+            "galaxy invite --role client --uses 3 --for 15m --json",
+            "galaxy invite --name kitchen",
+            "galaxy join --name pi-1",
+            "galaxy devices --json",
+            "galaxy devices remove pi-1",
         ] {
             parse(line).unwrap_or_else(|e| panic!("{line}: {e}"));
         }
@@ -296,6 +282,10 @@ mod tests {
             "galaxy run --ids 5 --output tokens",
             "galaxy run --ids 5 --model m --wire f64",
             "galaxy keys issue pi-1 --role king",
+            "galaxy invite --role coordinator",
+            "galaxy invite --uses 0",
+            "galaxy devices remove Pi_1",
+            "galaxy up",
             "galaxy keys issue Pi_1 --role device",
             "galaxy trace yesterday",
             "galaxy status --timeout 10",

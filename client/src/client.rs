@@ -14,7 +14,7 @@ use galaxy_common::{DeviceName, RequestId};
 use galaxy_proto::{
     MAX_MESSAGE_BYTES, channel, convert,
     identity::{Identity, Role},
-    v1::{self, galaxy_client::GalaxyClient},
+    v1::{self, galaxy_client::GalaxyClient, members_client::MembersClient},
 };
 use std::{future::Future, num::NonZeroU32, ops::Range, path::PathBuf, time::Duration};
 use tokio::time::{Instant, timeout_at};
@@ -180,9 +180,10 @@ impl Builder {
         let patience = self.timeout.min(Duration::from_secs(10));
         let server = (&name, Role::Coordinator);
         let channel = channel::connect(&self.address, identity.as_ref(), server, patience).await?;
+        let members = MembersClient::new(channel.clone());
         let stub = GalaxyClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES);
         let encrypted = identity.is_some();
-        Ok(Client { stub, timeout: self.timeout, retry: self.retry, encrypted })
+        Ok(Client { stub, members, timeout: self.timeout, retry: self.retry, encrypted })
     }
 }
 
@@ -193,6 +194,7 @@ impl Builder {
 #[derive(Clone, Debug)]
 pub struct Client {
     stub: Stub,
+    members: MembersClient<Channel>,
     timeout: Duration,
     retry: RetryPolicy,
     encrypted: bool,
@@ -202,6 +204,18 @@ impl Client {
     /// Where to begin.
     pub fn builder() -> Builder {
         Builder::default()
+    }
+
+    /// What admins ask.
+    pub(crate) fn members(&self) -> MembersClient<Channel> {
+        self.members.clone()
+    }
+
+    /// A request that has the time that each call has.
+    pub(crate) fn timed<T>(&self, message: T) -> tonic::Request<T> {
+        let mut request = tonic::Request::new(message);
+        request.set_timeout(self.timeout);
+        request
     }
 
     /// The same connection with another time for each call.

@@ -23,6 +23,7 @@ pub mod fuzz;
 mod generate;
 #[doc(hidden)]
 pub mod hub;
+mod members;
 #[doc(hidden)]
 pub mod openai;
 mod parts;
@@ -38,6 +39,7 @@ pub use client::{Builder, Client, DEFAULT_TIMEOUT, EmbedOptions, Input, Prefix, 
 pub use error::ClientError;
 pub use galaxy_common::{Fallback, LinkRate, RateError, Sampling, SamplingParams};
 pub use generate::{Done, GenerateOptions, Generated, Generating, Prompt, Token};
+pub use members::{Invitation, Member};
 pub use parts::MAX_TEXTS_PER_PART;
 pub use retry::RetryPolicy;
 pub use status::{ClusterStatus, DeviceStatus};

@@ -8,19 +8,23 @@ use crate::{
     client_memory::Caller,
     error::RequestError,
     fleet::{DeviceView, Readiness},
+    members::Desk,
     placement,
+    reception::{Reception, Update},
+    registry::Registry,
     session::{Ask, Embed, Input, Items, Prefix, Report, RunOutput, Said, Session, Tensors},
     trace::DeviceSum,
 };
 use galaxy_common::{Fallback, SamplingParams, Wanted};
 use galaxy_proto::{
-    COMMIT, MAX_MESSAGE_BYTES, PROTOCOL, VERSION, convert,
+    ALPN_JOIN, COMMIT, MAX_MESSAGE_BYTES, PROTOCOL, VERSION, convert,
     door::{Door, Peer, require},
     identity::{Identity, Role},
     v1::{
         self,
         galaxy_server::{Galaxy, GalaxyServer},
         generate_event,
+        members_server::MembersServer,
         run_event::Event,
     },
 };
@@ -60,6 +64,7 @@ pub struct Api {
     session: Session,
     cluster: String,
     audit: Audit,
+    registry: Option<(Arc<Registry>, Update)>,
     /// Results on their way to clients.
     replies: Arc<Mutex<JoinSet<()>>>,
 }
@@ -67,12 +72,25 @@ pub struct Api {
 impl Api {
     /// The service of `session`, under the cluster's name.
     pub fn new(session: Session, cluster: impl Into<String>) -> Self {
-        Self { session, cluster: cluster.into(), audit: Audit::none(), replies: Arc::default() }
+        Self {
+            session,
+            cluster: cluster.into(),
+            audit: Audit::none(),
+            registry: None,
+            replies: Arc::default(),
+        }
     }
 
     /// Writes what concerns the operator to `audit`.
     pub fn audited(mut self, audit: Audit) -> Self {
         self.audit = audit;
+        self
+    }
+
+    /// Lets machines join, and admins say who belongs to the cluster. `update` is told of the devices when they have
+    /// changed.
+    pub fn joined_by(mut self, registry: Arc<Registry>, update: Update) -> Self {
+        self.registry = Some((registry, update));
         self
     }
 
@@ -93,7 +111,18 @@ impl Api {
         identity: Option<&Identity>,
         stop: impl Future<Output = ()>,
     ) -> Result<(), tonic::transport::Error> {
-        let door = Door::open(listener, identity, None);
+        let listen = listener.local_addr();
+        let members = self.registry.clone().zip(listen.ok()).map(|((registry, update), listen)| {
+            let (session, audit) = (self.session.clone(), self.audit.clone());
+            MembersServer::new(Desk { registry, session, audit, update, listen })
+        });
+        let reception =
+            self.registry.clone().zip(identity).map(|((registry, update), identity)| {
+                let (identity, audit) = (identity.clone(), self.audit.clone());
+                Arc::new(Reception::new(registry, identity, audit, update))
+            });
+        let hook = reception.as_ref().map(|reception| (ALPN_JOIN, reception.hook()));
+        let door = Door::open(listener, identity, hook);
         let (replies, audit) = (self.replies.clone(), self.audit.clone());
         let memory = self.session.client_memory().clone();
         let service = GalaxyServer::new(self)
@@ -113,6 +142,7 @@ impl Api {
             .initial_stream_window_size(WINDOW)
             .initial_connection_window_size(WINDOW)
             .add_service(service)
+            .add_optional_service(members)
             .serve_with_incoming_shutdown(door, stop)
             .await;
         let mut left = std::mem::take(&mut *replies.lock().unwrap_or_else(PoisonError::into_inner));

@@ -1,10 +1,13 @@
 //! The cluster file: read once, checked, and never looked at again.
 
+mod devices;
 mod table;
 
+pub use devices::{DIRECTORY, Device, remove, write};
 pub use table::Place;
 
 use crate::client_memory::DEFAULT_CLIENT_MEMORY;
+use devices::{devices, is_address};
 use galaxy_common::{
     Bytes, DeviceName, Reading,
     plan::{LinkType, MAX_DEVICES, MAX_TILES, Strategy, WireType},
@@ -13,7 +16,6 @@ use galaxy_common::{
 use std::{
     fs::File,
     io::Read,
-    net::IpAddr,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -63,6 +65,7 @@ const CLUSTER_KEYS: &[&str] = &[
     "name",
     "model",
     "identity",
+    "authority",
     "strategy",
     "wire",
     "tiles",
@@ -84,7 +87,6 @@ const CLUSTER_KEYS: &[&str] = &[
     "generate",
     "weights",
 ];
-const DEVICE_KEYS: &[&str] = &["name", "address", "memory", "threads", "share"];
 const TOP_KEYS: &[&str] = &["cluster", "device"];
 
 /// A cluster, as its file describes it.
@@ -96,6 +98,8 @@ pub struct Cluster {
     pub model: PathBuf,
     /// The directory of the coordinator's identity.
     pub identity: PathBuf,
+    /// The directory of the cluster's authority, if machines may join by invitations.
+    pub authority: Option<PathBuf>,
     /// How work is cut.
     pub strategy: Strategy,
     /// How activations travel, if that is given.
@@ -167,22 +171,6 @@ impl Cluster {
     }
 }
 
-/// A device, as the cluster file describes it.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Device {
-    /// Its name, as in its certificate.
-    pub name: DeviceName,
-    /// host:port of its worker.
-    pub address: String,
-    /// What it grants.
-    pub memory: Bytes,
-    /// Threads for kernels; without it, what its worker was started with.
-    pub threads: Option<u16>,
-    /// Relative weight of work. Where one device has it, the split is by hand, and a device without
-    /// it weighs 1.
-    pub share: Option<f64>,
-}
-
 /// A cluster file that is none.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ClusterError {
@@ -193,6 +181,14 @@ pub enum ClusterError {
         path: PathBuf,
         /// What the system said.
         why: String,
+    },
+    /// A file of a device that has joined.
+    #[error("{path}: {source}")]
+    OfDevice {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: Box<ClusterError>,
     },
     /// It is not TOML.
     #[error("line {line}: {why}")]
@@ -321,7 +317,9 @@ pub enum ClusterError {
         other: DeviceName,
     },
     /// No devices, or too many.
-    #[error("a cluster has 1 to {MAX_DEVICES} [[device]] tables, and this has {devices}")]
+    #[error(
+        "a cluster has 1 to {MAX_DEVICES} [[device]] tables, or files in devices.d, and this has {devices}"
+    )]
     Devices {
         /// How many there are.
         devices: usize,
@@ -329,19 +327,20 @@ pub enum ClusterError {
 }
 
 impl Cluster {
-    /// Reads and checks a cluster file. Paths in it count from its directory.
+    /// Reads and checks a cluster file, and the devices that have joined: those of the directory `devices.d` beside
+    /// it. Paths in it count from its directory.
     ///
     /// # Errors
     /// The first thing that is wrong, with key and line.
     pub fn open(path: &Path) -> Result<Self, ClusterError> {
-        let unreadable = |why: String| ClusterError::Read { path: path.to_owned(), why };
-        let mut text = String::new();
-        let file = File::open(path).map_err(|e| unreadable(e.to_string()))?;
-        let read = file.take(MAX_BYTES + 1).read_to_string(&mut text);
-        if read.map_err(|e| unreadable(e.to_string()))? as u64 > MAX_BYTES {
-            return Err(unreadable(format!("it has more than {MAX_BYTES} bytes")));
+        let base = path.parent().unwrap_or(Path::new(""));
+        let mut cluster = Self::read(&contents(path)?, base)?;
+        for device in devices::of_directory(&base.join(DIRECTORY))? {
+            if !cluster.devices.iter().any(|listed| listed.name == device.name) {
+                cluster.devices.push(device);
+            }
         }
-        Self::parse(&text, path.parent().unwrap_or(Path::new("")))
+        cluster.counted()
     }
 
     /// Checks the text of a cluster file that lies in `base`.
@@ -349,6 +348,18 @@ impl Cluster {
     /// # Errors
     /// As [`Cluster::open`].
     pub fn parse(text: &str, base: &Path) -> Result<Self, ClusterError> {
+        Self::read(text, base)?.counted()
+    }
+
+    /// A cluster has devices, and not too many.
+    fn counted(self) -> Result<Self, ClusterError> {
+        match self.devices.len() {
+            1..=MAX_DEVICES => Ok(self),
+            devices => Err(ClusterError::Devices { devices }),
+        }
+    }
+
+    fn read(text: &str, base: &Path) -> Result<Self, ClusterError> {
         let document = DeTable::parse(text).map_err(|e| ClusterError::Syntax {
             line: e.span().map_or(1, |s| line_of(text, s.start)),
             why: e.message().to_owned(),
@@ -376,7 +387,7 @@ impl Cluster {
                             let at = Place { key: name, line };
                             return Err(ClusterError::WrongType { at, wanted: "a table" });
                         };
-                        sections.push(Section::new(text, name, line, table, DEVICE_KEYS)?);
+                        sections.push(Section::new(text, name, line, table, devices::KEYS)?);
                     }
                 }
                 (key, _) => {
@@ -392,9 +403,6 @@ impl Cluster {
         let missing = || ClusterError::Missing { table: "file".into(), key: "[cluster]", line: 1 };
         let cluster = cluster.ok_or_else(missing)?;
         let devices = devices(&sections)?;
-        if devices.is_empty() || devices.len() > MAX_DEVICES {
-            return Err(ClusterError::Devices { devices: devices.len() });
-        }
         let listen = cluster.text("listen")?.unwrap_or(DEFAULT_LISTEN).to_owned();
         if !is_address(&listen) {
             return Err(ClusterError::Address { at: cluster.place("listen"), address: listen });
@@ -413,6 +421,7 @@ impl Cluster {
             name: cluster.text("name")?.unwrap_or("galaxy").to_owned(),
             model: base.join(cluster.required("model", cluster.text("model")?)?),
             identity: base.join(cluster.required("identity", cluster.text("identity")?)?),
+            authority: cluster.text("authority")?.map(|path| base.join(path)),
             strategy,
             wire: cluster.parsed("wire")?,
             tiles: cluster.whole("tiles", 1, u32::from(MAX_TILES))?.map(|t| t as u16),
@@ -441,6 +450,18 @@ impl Cluster {
     }
 }
 
+/// The text of a file, if it is not too long.
+fn contents(path: &Path) -> Result<String, ClusterError> {
+    let unreadable = |why: String| ClusterError::Read { path: path.to_owned(), why };
+    let mut text = String::new();
+    let file = File::open(path).map_err(|e| unreadable(e.to_string()))?;
+    let read = file.take(MAX_BYTES + 1).read_to_string(&mut text);
+    if read.map_err(|e| unreadable(e.to_string()))? as u64 > MAX_BYTES {
+        return Err(unreadable(format!("it has more than {MAX_BYTES} bytes")));
+    }
+    Ok(text)
+}
+
 /// Shares stand only where the strategy splits by them.
 fn check_shares(
     strategy: Strategy,
@@ -454,89 +475,11 @@ fn check_shares(
     Err(ClusterError::SharesWithoutUse { at: sections[first].place("share"), strategy })
 }
 
-fn devices(sections: &[Section<'_>]) -> Result<Vec<Device>, ClusterError> {
-    let mut devices: Vec<Device> = Vec::with_capacity(sections.len());
-    for section in sections {
-        let name = section.required("name", section.text("name")?)?;
-        let name = DeviceName::new(name)
-            .map_err(|e| ClusterError::Value { at: section.place("name"), why: e.to_string() })?;
-        if let Some(i) = devices.iter().position(|d| d.name == name) {
-            let first = sections[i].place("name").line;
-            return Err(ClusterError::NameTwice { at: section.place("name"), name, first });
-        }
-        let address = section.required("address", section.text("address")?)?.trim().to_owned();
-        if !is_address(&address) {
-            return Err(ClusterError::Address { at: section.place("address"), address });
-        }
-        if let Some(i) = devices.iter().position(|d| same_address(&d.address, &address)) {
-            return Err(ClusterError::AddressTwice {
-                at: section.place("address"),
-                address,
-                other: devices[i].name.clone(),
-                first: sections[i].place("address").line,
-            });
-        }
-        let memory: Bytes = section.required("memory", section.parsed("memory")?)?;
-        if memory.0 == 0 {
-            let why = "a device that grants nothing can take no part".to_owned();
-            return Err(ClusterError::Value { at: section.place("memory"), why });
-        }
-        let share = section.number("share")?;
-        if let Some(share) = share.filter(|share| !(*share > 0.0 && share.is_finite())) {
-            return Err(ClusterError::Share { at: section.place("share"), share });
-        }
-        let threads = section.whole("threads", 1, 1024)?.map(|t| t as u16);
-        devices.push(Device { name, address, memory, threads, share });
-    }
-    // Devices dial each other by these addresses. All on one machine is fine.
-    let elsewhere = devices.iter().find(|d| !is_loopback(&d.address));
-    let here = devices.iter().position(|d| is_loopback(&d.address));
-    if let (Some(other), Some(i)) = (elsewhere, here) {
-        return Err(ClusterError::Loopback {
-            at: sections[i].place("address"),
-            device: devices[i].name.clone(),
-            address: devices[i].address.clone(),
-            other: other.name.clone(),
-        });
-    }
-    Ok(devices)
-}
-
-/// Whether the text is host:port with a port that can be dialled.
-fn is_address(text: &str) -> bool {
-    text.rsplit_once(':').is_some_and(|(host, port)| {
-        let bracketed = host.starts_with('[') && host.ends_with(']');
-        !host.is_empty()
-            && (bracketed || !host.contains(':'))
-            && !host.contains(char::is_whitespace)
-            && port.parse::<u16>().is_ok()
-    })
-}
-
-/// Whether an address can be reached from its own machine only.
-fn is_loopback(address: &str) -> bool {
-    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    host.eq_ignore_ascii_case("localhost")
-        || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
-}
-
-/// Whether two texts are one address: letter case, leading zeros and the names of loopback do not
-/// make a difference.
-fn same_address(a: &str, b: &str) -> bool {
-    let key = |text: &str| {
-        let (host, port) = text.rsplit_once(':')?;
-        let host = host.to_ascii_lowercase();
-        let host = if host == "localhost" { "127.0.0.1".to_owned() } else { host };
-        Some((host, port.parse::<u16>().ok()?))
-    };
-    key(a) == key(b)
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use galaxy_common::Bytes;
 
     const GOOD: &str = r#"
 [cluster]
@@ -696,12 +639,6 @@ memory = "1GB"
             let error = with(from, to).expect_err(to).to_string();
             assert!(error.contains(want), "{to}: {error}");
         }
-    }
-
-    #[test]
-    fn loopback_has_one_name() {
-        assert!(same_address("localhost:7100", "127.0.0.1:7100"));
-        assert!(!same_address("localhost:7100", "127.0.0.1:7101"));
     }
 
     #[test]

@@ -34,10 +34,20 @@ const MAX_MODELS: usize = 1000;
 /// In words: nobody, or not who it should be.
 pub(crate) async fn connect(device: &Device, identity: &Identity) -> Result<Connection, String> {
     let server = (&device.name, Role::Device);
-    // Once: a worker that was started anew describes itself anew, and holds nothing.
-    let channel = channel::connect_once(&device.address, Some(identity), None, server, DIAL)
-        .await
-        .map_err(|e| e.to_string())?;
+    let mut failed = None;
+    let mut found = None;
+    for address in [&device.address].into_iter().chain(&device.addresses) {
+        // Once: a worker that was started anew describes itself anew, and holds nothing.
+        match channel::connect_once(address, Some(identity), None, server, DIAL).await {
+            Ok(channel) => {
+                found = Some(channel);
+                break;
+            }
+            // What is wrong at the first one is what a person looks for.
+            Err(error) => failed = failed.or(Some(error.to_string())),
+        }
+    }
+    let channel = found.ok_or_else(|| failed.unwrap_or_default())?;
     Ok(WorkerClient::new(channel)
         .max_decoding_message_size(MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES))

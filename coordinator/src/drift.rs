@@ -1,8 +1,8 @@
 //! Drift: devices that run outside their profiles, as a state machine `(now, what ran) -> change`.
 //!
 //! It never reads a clock, plans nothing and moves nothing: the driver of
-//! [`crate::fleet::RemoteFleet`] does. It keeps a track for the kernels of each device, and behind these one for
-//! each disk: by how much longer they took than the profile says: the median of the last [`SAMPLES`] programs, so that one program beside a
+//! [`crate::fleet::RemoteFleet`] does. It keeps a track for the kernels of each device, and one for
+//! its disk: by how much longer they took than the profile says: the median of the last [`SAMPLES`] programs, so that one program beside a
 //! neighbour's burst says nothing. What matters is how that ratio has moved since the epoch began,
 //! because no prediction is exact; only a ratio that was far off from the first is drift by itself.
 //!
@@ -33,8 +33,21 @@ const LEAST: f64 = 100_000.0;
 /// A device so many margins outside may break a rest.
 const FAR: i32 = 3;
 
-/// Whose drift it is: the place of a device in the cluster file; of its disk, that many behind the last device.
+/// Whose drift it is: each device has a track for its kernels, and behind it one for its disk.
 pub type Track = usize;
+
+/// The track of a device's kernels.
+pub fn kernels_of(device: usize) -> Track {
+    2 * device
+}
+/// The track of its disk.
+pub fn disk_of(device: usize) -> Track {
+    2 * device + 1
+}
+/// Whose track it is, and whether that of a disk.
+pub fn whose(track: Track) -> (usize, bool) {
+    (track / 2, track % 2 == 1)
+}
 
 /// What a program took on one device, or its disk.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -86,6 +99,12 @@ impl Drift {
         let track = Course { factor: 1.0, reference: None, recent: VecDeque::new(), outside: 0 };
         let tracks = vec![track; tracks];
         Self { margin, tracks, programs: 0, rest: None, spare: true, asked: false }
+    }
+
+    /// There are more tracks, which run as profiles say.
+    pub fn grow(&mut self, tracks: usize) {
+        let track = Course { factor: 1.0, reference: None, recent: VecDeque::new(), outside: 0 };
+        self.tracks.resize(tracks.max(self.tracks.len()), track);
     }
 
     /// By how much the curve of each track is scaled in the plan in force.

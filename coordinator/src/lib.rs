@@ -20,9 +20,12 @@ mod fair;
 pub mod fleet;
 #[doc(hidden)]
 pub mod fuzz;
+mod members;
 pub mod membership;
 pub mod placement;
 pub mod profile;
+pub mod reception;
+pub mod registry;
 pub mod session;
 mod supply;
 pub mod trace;

@@ -13,6 +13,8 @@ use galaxy_coord::{
     audit::Audit,
     cluster::{DEFAULT_FILE, DEFAULT_LISTEN, DEFAULT_MAX_ROWS, DEFAULT_QUEUE, DEFAULT_TIMEOUT},
     profile::Progress,
+    reception::Update,
+    registry::Registry,
 };
 use galaxy_engine::compute::kernels::instructions::{self, Instructions};
 use galaxy_graph::share::{self, Member, Terms};
@@ -69,6 +71,9 @@ struct Flags {
     /// what is in it.
     #[arg(long, value_name = "FILE")]
     audit: Option<PathBuf>,
+    /// End when the program that started this one does
+    #[arg(long, hide = true)]
+    with_parent: bool,
     /// Print version, commit and protocol.
     #[arg(long)]
     version: bool,
@@ -95,6 +100,10 @@ fn main() -> ExitCode {
 }
 
 fn start(flags: Flags) -> Result<()> {
+    if flags.with_parent {
+        use rustix::process::{Signal, set_parent_process_death_signal};
+        set_parent_process_death_signal(Some(Signal::TERM)).context("--with-parent")?;
+    }
     if let Some(set) = flags.instructions {
         instructions::limit(set).context("--instructions, GALAXY_INSTRUCTIONS")?;
     }
@@ -150,16 +159,46 @@ async fn cluster(file: &Path, flags: &Flags) -> Result<()> {
         if cluster.by_hand() { ", split by hand" } else { ", split by profiles" }
     ));
     let serving = identity.clone();
+    let mut cluster = cluster;
+    let registry = Arc::new(Registry::open(file, &cluster, &identity)?);
+    cluster.devices = registry.devices()?;
     let fleet =
         RemoteFleet::start(cluster, model.clone(), identity, first_epoch(), listener_of()?)?;
+    let fleet = Arc::new(fleet);
     let listener = bind(&listen).await?;
-    let session = tokio::task::spawn_blocking(move || {
-        Session::new(model, Arc::new(fleet) as Arc<dyn Fleet>, limits)
-    });
+    let update: Update = {
+        let fleet = fleet.clone();
+        Arc::new(move |devices| {
+            let fleet = fleet.clone();
+            Box::pin(async move { fleet.update(devices).await })
+        })
+    };
+    tokio::spawn(read_again(registry.clone(), update.clone()));
+    let session =
+        tokio::task::spawn_blocking(move || Session::new(model, fleet as Arc<dyn Fleet>, limits));
     let session = session.await?;
     session.client_memory().limit(client_memory);
-    let api = Api::new(session, &name).audited(audit);
+    let api = Api::new(session, &name).audited(audit).joined_by(registry, update);
     serve(api, listener, Some(&serving)).await
+}
+
+/// Reads the devices of the files again whenever SIGHUP comes.
+async fn read_again(registry: Arc<Registry>, update: Update) {
+    let Ok(mut hangup) = signal(SignalKind::hangup()) else { return };
+    while hangup.recv().await.is_some() {
+        let registry = registry.clone();
+        match tokio::task::spawn_blocking(move || registry.devices()).await {
+            Ok(Ok(devices)) => {
+                say(&format!(
+                    "read again: {} devices; what [cluster] says is read at the start only",
+                    devices.len()
+                ));
+                update(devices).await;
+            }
+            Ok(Err(error)) => say(&format!("the files are not in order, nothing changes: {error}")),
+            Err(error) => say(&format!("the files were not read: {error}")),
+        }
+    }
 }
 
 /// Runs a model in this process.

@@ -1,18 +1,27 @@
 //! Who is there: a state machine `(now, event) -> actions` for the devices of a cluster.
 //!
-//! It knows all devices of the cluster file. Those that the last plan gave a part are its *ring*; the
+//! It knows all devices of the cluster file, and those that join while it runs. Those that the last plan gave a part are its *ring*; the
 //! others stay connected and keep nobody waiting. Before the first plan everybody is waited for. After
 //! it, one of the ring that is gone for longer than the cluster's patience is planned around; once it has
 //! been back for [`STEADY`], whoever plans looks whether it is worth while to have it again.
+//!
+//! A device that joins is counted on once nothing runs: all devices leave their places, so that it and its links can be
+//! measured, and a plan is made with it. If none can be, the one before is taken again, without the new device. One
+//! that is removed keeps its number, and is not asked for any more.
 //!
 //! It never reads a clock and never touches a socket; the driver of [`crate::fleet::RemoteFleet`] does both.
 //! A device is lost when nothing has come from it for [`SILENCE`], however late answers are: one
 //! that is slow still answers, because workers answer pings from their I/O side.
 
+mod action;
 mod belief;
+mod joining;
 mod obstacle;
 
+pub use action::{Action, State};
+
 use galaxy_common::Epoch;
+use joining::Intake;
 use std::time::Duration;
 
 /// A point in time: since the driver started.
@@ -36,6 +45,8 @@ pub const WITHOUT: Duration = Duration::from_secs(15);
 pub const STEADY: Duration = Duration::from_secs(10);
 /// When nothing came of a look, until the next.
 pub const LOOK: Duration = Duration::from_secs(60);
+/// When a plan with a device that joined could not be made, until the next try.
+pub const AGAIN: Duration = Duration::from_secs(600);
 /// How often the driver must send [`Event::Tick`].
 pub const TICK: Duration = Duration::from_millis(100);
 
@@ -112,6 +123,23 @@ pub enum Event {
         /// The devices that it gives a part, by rank.
         ring: Vec<Index>,
     },
+    /// A device joined: the next in number, or one that was removed.
+    Added {
+        /// Which device.
+        device: Index,
+    },
+    /// A device is at another address, or grants something else: it is connected anew.
+    Changed {
+        /// Which device.
+        device: Index,
+    },
+    /// A device does not belong to the cluster any more.
+    Removed {
+        /// Which device.
+        device: Index,
+    },
+    /// Nothing runs, as was asked for by [`Action::Gather`], and nothing will before the next epoch.
+    Quiet,
     /// The device holds its shard and its links stand.
     Placed {
         /// Which device.
@@ -139,114 +167,6 @@ pub enum Event {
     },
 }
 
-/// What to do.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Action {
-    /// Form a fresh connection and ask the device to describe itself.
-    Connect {
-        /// Which device.
-        device: Index,
-        /// Which attempt.
-        attempt: u64,
-    },
-    /// Throw the connection away, with every call on it.
-    Disconnect {
-        /// Which device.
-        device: Index,
-    },
-    /// Ask for health.
-    Ping {
-        /// Which device.
-        device: Index,
-        /// Which attempt.
-        attempt: u64,
-    },
-    /// Everybody who is needed is there: make a plan, or take the last one if nothing has changed.
-    Plan {
-        /// Which time.
-        round: u64,
-    },
-    /// A device that the plan did not count on is there: look whether a plan with it is better.
-    Look,
-    /// Send the device its part of the plan.
-    Place {
-        /// Which device.
-        device: Index,
-        /// In which epoch.
-        epoch: Epoch,
-    },
-    /// Tell the device to abort the epoch.
-    Cancel {
-        /// Which device.
-        device: Index,
-        /// Which epoch.
-        epoch: Epoch,
-    },
-    /// Fail what runs in the epoch.
-    Fail {
-        /// Which epoch.
-        epoch: Epoch,
-        /// Because of whom.
-        device: Index,
-        /// Why.
-        reason: String,
-    },
-    /// Every device of the ring is in place: programs may run.
-    Ready {
-        /// In which epoch.
-        epoch: Epoch,
-    },
-}
-
-/// Where a device stands.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum State {
-    /// Not reached; the next attempt is due at `retry`.
-    Unreachable {
-        /// When to try again.
-        retry: Now,
-        /// Why not.
-        reason: String,
-        /// Whether it was connected before.
-        lost: bool,
-    },
-    /// An attempt is under way.
-    Connecting {
-        /// Since when.
-        since: Now,
-        /// Why the last one failed; empty for the first.
-        reason: String,
-        /// Whether it was connected before.
-        lost: bool,
-    },
-    /// Connected, without a place.
-    Connected,
-    /// Loading its shard, forming its links.
-    Placing,
-    /// In its place.
-    Ready {
-        /// Since when.
-        since: Now,
-    },
-}
-
-impl State {
-    /// The word for status replies.
-    pub fn word(&self) -> &'static str {
-        match self {
-            Self::Unreachable { lost: true, .. } | Self::Connecting { lost: true, .. } => "lost",
-            Self::Unreachable { .. } | Self::Connecting { .. } => "unreachable",
-            Self::Connected => "connected",
-            Self::Placing => "placing",
-            Self::Ready { .. } => "ready",
-        }
-    }
-    /// Whether a connection stands.
-    pub fn connected(&self) -> bool {
-        matches!(self, Self::Connected | Self::Placing | Self::Ready { .. })
-    }
-}
-
 #[derive(Debug, Clone)]
 struct Member {
     state: State,
@@ -260,6 +180,43 @@ struct Member {
     gone: Option<Now>,
     /// When to look whether it should take part, if no plan was made or looked at with it.
     look: Option<Now>,
+    /// Why no plan counts on it, and when to try one that does.
+    out: Option<(String, Now)>,
+    /// Whether it joined before the first plan, and no plan was begun with it yet.
+    fresh: bool,
+    removed: bool,
+}
+
+impl Member {
+    /// Unreachable, and due for an attempt.
+    fn new(now: Now, out: Option<(String, Now)>) -> Self {
+        let state = State::Unreachable { retry: now, reason: String::new(), lost: false };
+        let (pinged, gone, look) = (None, None, None);
+        let (attempt, failures) = (0, 0);
+        Self {
+            state,
+            attempt,
+            failures,
+            heard: now,
+            pinged,
+            came: now,
+            gone,
+            look,
+            out,
+            fresh: false,
+            removed: false,
+        }
+    }
+
+    /// Whether it is time to count on it.
+    fn due(&self, now: Now) -> bool {
+        self.out.as_ref().is_some_and(|(_, at)| now >= *at)
+    }
+
+    /// Whether plans may count on it.
+    fn counts(&self) -> bool {
+        !self.removed && self.out.is_none()
+    }
 }
 
 /// How far the next epoch is.
@@ -306,6 +263,10 @@ pub struct Membership {
     patience: Option<Duration>,
     /// Whether the plan that is being made is one without some of the ring.
     without: bool,
+    /// Whether somebody waits until nothing runs.
+    gathering: bool,
+    /// Whom the plan that is being made takes in.
+    intake: Option<Intake>,
     /// Why the last plan or placement failed, and who said so.
     refusal: Option<(Option<Index>, String)>,
     /// When something happened last.
@@ -322,11 +283,8 @@ impl Membership {
         ring: Option<Vec<Index>>,
         patience: Option<Duration>,
     ) -> Self {
-        let state = State::Unreachable { retry: Now::ZERO, reason: String::new(), lost: false };
-        let (heard, came, pinged, gone, look) = (Now::ZERO, Now::ZERO, None, None, None);
-        let member = Member { state, attempt: 0, failures: 0, heard, pinged, came, gone, look };
         Self {
-            members: vec![member; devices],
+            members: vec![Member::new(Now::ZERO, None); devices],
             ring,
             epoch: start,
             known: start,
@@ -338,6 +296,8 @@ impl Membership {
             without_after: Now::ZERO,
             patience,
             without: false,
+            gathering: false,
+            intake: None,
             refusal: None,
             seen: Now::ZERO,
         }
@@ -388,7 +348,8 @@ impl Membership {
     }
 
     fn needs(&self, device: Index) -> bool {
-        self.ring.as_ref().is_none_or(|ring| ring.contains(&device))
+        self.members[device].counts()
+            && self.ring.as_ref().is_none_or(|ring| ring.contains(&device))
     }
 
     /// Takes an event in and says what to do. `now` is when it happened: events that had to wait
@@ -439,11 +400,16 @@ impl Membership {
                     }
                     self.ring = Some(ring);
                     self.without = false;
+                    self.intake = None;
+                    self.leave_out_fresh(now);
                     self.place(now, &mut actions);
                 }
             }
             Event::PlanFailed { round, device, reason } => {
-                if self.stage == Stage::Planning(round) {
+                if self.stage == Stage::Planning(round) && self.intake.is_some() {
+                    self.stage = Stage::Waiting;
+                    self.leave_out(now, &reason);
+                } else if self.stage == Stage::Planning(round) {
                     self.stage = Stage::Waiting;
                     self.moving = Moving::No;
                     // Without those that are gone it is nobody's fault.
@@ -505,6 +471,16 @@ impl Membership {
                     self.give_up(device, reason, &mut actions);
                 }
             }
+            Event::Added { device } => self.add(now, device),
+            Event::Changed { device } => {
+                let reason = "its address or what it grants has changed".to_owned();
+                self.lose(now, device, reason, &mut actions);
+                if let State::Unreachable { retry, .. } = &mut self.members[device].state {
+                    *retry = now;
+                }
+            }
+            Event::Removed { device } => self.remove(now, device, &mut actions),
+            Event::Quiet => self.take_in(now, &mut actions),
         }
         self.advance(now, &mut actions);
         actions
@@ -561,6 +537,7 @@ impl Membership {
         }
         let all = self.all_connected();
         if self.stage == Stage::Waiting
+            && self.needed().next().is_some()
             && now >= self.place_after
             && (all || self.goes_on_without(now))
         {
@@ -569,9 +546,18 @@ impl Membership {
             self.without = !all;
             // It is made for all that are there.
             self.looked(now);
+            let there = self.members.iter_mut().filter(|m| m.state.connected());
+            there.for_each(|m| m.fresh = false);
             actions.push(Action::Plan { round: self.rounds });
         }
-        let due = |m: &Member| m.state.connected() && m.look.is_some_and(|look| now >= look);
+        let joins = |m: &Member| !m.removed && m.state.connected() && m.due(now);
+        if !self.gathering && self.ready().is_some() && self.members.iter().any(joins) {
+            self.gathering = true;
+            actions.push(Action::Gather);
+        }
+        let due = |m: &Member| {
+            m.counts() && m.state.connected() && m.look.is_some_and(|look| now >= look)
+        };
         let looks = self.patience.is_some() && self.ready().is_some();
         if looks && self.members.iter().any(due) {
             let connected = self.members.iter_mut().filter(|m| m.state.connected());
@@ -590,7 +576,7 @@ impl Membership {
         let gone = |m: &Member| m.gone.is_some_and(|since| now >= since + patience);
         let there = |m: &Member| m.state == State::Connected;
         // After a failure of the network they come back one by one: the first does not begin alone.
-        let stayed = |m: &Member| there(m) && now >= m.came + patience;
+        let stayed = |m: &Member| m.counts() && there(m) && now >= m.came + patience;
         now >= self.without_after
             && self.members.iter().any(stayed)
             && self.needed().all(|(_, m)| there(m) || gone(m))
@@ -633,7 +619,13 @@ impl Membership {
             member.gone = first.or(Some(now));
         }
         actions.push(Action::Disconnect { device });
+        let joining = |intake: &Intake| intake.joined.contains(&device);
+        if self.intake.as_ref().is_some_and(joining) {
+            self.stage = Stage::Waiting;
+            return self.leave_out(now, &format!("it was lost: {reason}"));
+        }
         if self.needs(device) {
+            self.intake = None;
             self.moving = Moving::No;
             if was && self.stage == Stage::Live {
                 self.give_up(device, reason, actions);

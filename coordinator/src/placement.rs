@@ -5,6 +5,7 @@
 //! planner, from profiles.
 
 use crate::cluster::{Cluster, DEFAULT_CACHE_ROWS, DEFAULT_GENERATE, DEFAULT_TILES};
+use crate::drift;
 use galaxy_common::{
     BatchShape, Bytes, Cache, ClusterProfile, DeviceName, ProfileError, Reading, Wanted,
     plan::{BlockAssignment, DevicePlan, Layout, LinkType, Mode, Modes, Plan, Strategy, WireType},
@@ -328,14 +329,13 @@ pub fn settle(cluster: &Cluster, planned: Planned) -> Result<Placement, Placemen
     Ok(placement)
 }
 
-/// The profile of devices that take so many times as long: their kernels in the order of the file, and then
-/// their disks.
+/// The profile of devices that take so many times as long, by the tracks of [`drift`].
 pub fn scaled(cluster: &Cluster, profile: &ClusterProfile, factors: &[f64]) -> ClusterProfile {
     let factor = |at: Option<usize>| at.and_then(|at| factors.get(at)).copied().unwrap_or(1.0);
     let devices = profile.devices.iter().map(|device| {
         let at = cluster.devices.iter().position(|d| d.name == device.device);
-        let disk = at.map(|at| cluster.devices.len() + at);
-        device.scaled(factor(at)).with_disk_scaled(factor(disk))
+        let (kernels, disk) = (at.map(drift::kernels_of), at.map(drift::disk_of));
+        device.scaled(factor(kernels)).with_disk_scaled(factor(disk))
     });
     ClusterProfile { devices: devices.collect(), links: profile.links.clone() }
 }

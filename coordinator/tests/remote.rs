@@ -11,7 +11,7 @@ use galaxy_coord::{
 use galaxy_model::ModelDir;
 use galaxy_proto::{
     PROTOCOL,
-    identity::{Authority, Identity, Role},
+    identity::{Authority, Identity, Removed, Role},
 };
 use standin::{Worker, golden, serve};
 use std::{
@@ -50,6 +50,10 @@ impl World {
     }
 
     fn fleet(&self) -> (Arc<ModelDir>, Arc<dyn Fleet>) {
+        self.fleet_of(Identity::load(&self.keys.path().join("coordinator")).unwrap())
+    }
+
+    fn fleet_of(&self, identity: Identity) -> (Arc<ModelDir>, Arc<dyn Fleet>) {
         let text = format!(
             "[cluster]\nmodel = {:?}\nidentity = {:?}\nstrategy = \"local\"\n[[device]]\nname = \"solo\"\naddress = \"{}\"\nmemory = \"1GB\"\nshare = 1.0\n",
             golden(),
@@ -58,7 +62,6 @@ impl World {
         );
         let cluster = Cluster::parse(&text, Path::new("/")).unwrap();
         let model = Arc::new(ModelDir::open(&cluster.model).unwrap());
-        let identity = Identity::load(&cluster.identity).unwrap();
         let quiet = Arc::new(|_| ());
         let fleet = RemoteFleet::start(cluster, model.clone(), identity, Epoch(7), quiet).unwrap();
         (model, Arc::new(fleet))
@@ -232,5 +235,80 @@ async fn a_certificate_of_another_role_is_refused() {
     world.restart().await;
     let session = world.coordinate();
     until(&session, "solo.device.galaxy was expected").await;
+    session.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn devices_come_and_go_while_the_cluster_runs() {
+    let keys = standin::keys(&["solo", "twin"]);
+    let start = async |name: &str| {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let worker = Worker::new(name);
+        (worker.clone(), address, serve(listener, worker, keys.path()))
+    };
+    let ((solo, at, first), (twin, twin_at, second)) = (start("solo").await, start("twin").await);
+    let text = |more: &str| {
+        format!(
+            "[cluster]\nmodel = {:?}\nidentity = {:?}\nstrategy = \"local\"\n[[device]]\nname = \"solo\"\naddress = \"{at}\"\nmemory = \"1GB\"\nshare = 2.0\n{more}",
+            golden(),
+            keys.path().join("coordinator"),
+        )
+    };
+    let alone = Cluster::parse(&text(""), Path::new("/")).unwrap();
+    let more = format!("[[device]]\nname = \"twin\"\naddress = \"{twin_at}\"\nmemory = \"1GB\"\n");
+    let both = Cluster::parse(&text(&more), Path::new("/")).unwrap();
+    let model = Arc::new(ModelDir::open(&alone.model).unwrap());
+    let identity = Identity::load(&alone.identity).unwrap();
+    let (devices, quiet) = (alone.devices.clone(), Arc::new(|_| ()));
+    let fleet = RemoteFleet::start(alone, model.clone(), identity.clone(), Epoch(7), quiet);
+    let fleet = Arc::new(fleet.unwrap());
+    let limits = Limits { queue: 8, timeout: Duration::from_secs(300) };
+    let session = Session::new(model, fleet.clone(), limits);
+    run(&session).await.unwrap();
+    let epoch = |session: &Session| match session.readiness() {
+        Readiness::Ready(epoch) => Some(epoch),
+        _ => None,
+    };
+    let before = epoch(&session).unwrap();
+
+    fleet.update(both.devices).await;
+    // It is planned with: a later epoch, in which strategy local leaves it idle.
+    until(&session, "idle").await;
+    while epoch(&session).is_none_or(|now| now <= before) {
+        tokio::task::yield_now().await;
+    }
+    run(&session).await.unwrap();
+    assert_eq!(session.devices().len(), 2);
+    assert!(twin.denied.lock().unwrap().is_none(), "nobody was removed");
+
+    let mut removed = Removed { version: 1, ..Removed::default() };
+    removed.names.insert(DeviceName::new("twin").unwrap());
+    assert!(identity.denied().take(removed));
+    fleet.update(devices).await;
+    while session.devices().len() != 1 || solo.denied.lock().unwrap().is_none() {
+        tokio::task::yield_now().await;
+    }
+    run(&session).await.unwrap();
+    session.close().await;
+    for server in [first, second] {
+        server.shutdown_background();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_was_off_is_told_who_was_removed_before_it_has_a_place() {
+    let world = World::new().await;
+    let identity = Identity::load(&world.keys.path().join("coordinator")).unwrap();
+    let mut removed = Removed { version: 3, ..Removed::default() };
+    removed.names.insert(DeviceName::new("pi-9").unwrap());
+    identity.denied().take(removed.clone());
+    let (model, fleet) = world.fleet_of(identity);
+    let limits = Limits { queue: 8, timeout: Duration::from_secs(300) };
+    let session = Session::new(model, fleet, limits);
+    run(&session).await.unwrap();
+    let (told, early) = world.worker.denied.lock().unwrap().clone().unwrap();
+    assert!(early, "before its place");
+    assert_eq!(Removed::try_from(told), Ok(removed));
     session.close().await;
 }

@@ -40,6 +40,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "frame", decode: small::frame, fixed: KIB, each: 0 },
     Target { name: "hello", decode: small::hello, fixed: KIB, each: 0 },
     Target { name: "certificate", decode: small::certificate, fixed: 4 * KIB, each: 4 },
+    Target { name: "join", decode: small::join, fixed: 16 * KIB, each: 64 },
     Target { name: "fault", decode: small::fault, fixed: 4 * KIB, each: 32 },
     Target { name: "shape", decode: small::shape, fixed: 4 * KIB, each: 64 },
     Target { name: "cluster", decode: small::cluster, fixed: 64 * KIB, each: 1200 },

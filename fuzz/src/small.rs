@@ -10,10 +10,11 @@ use galaxy_proto::{
     convert,
     fault::{from_status, to_status},
     identity::{Role, peer},
+    join::{Line, MAX_BYTES, Message, Request},
     v1,
 };
 use galaxy_worker::ring::hello::{Answer, Greeting, HELLO_BYTES, WELCOME_BYTES};
-use prost::Message;
+use prost::Message as _;
 use rustls::pki_types::CertificateDer;
 use std::path::Path;
 use tonic::{Code, Status};
@@ -58,6 +59,31 @@ pub(crate) fn certificate(bytes: &[u8]) {
     if let Some((name, role)) = good(peer(&[certificate])) {
         assert_eq!(DeviceName::new(name.as_str()), Ok(name));
         assert_eq!(role.to_string().parse::<Role>().ok(), Some(role));
+    }
+}
+
+/// A message of who joins, a request for a certificate, or the line of an invitation.
+pub(crate) fn join(bytes: &[u8]) {
+    let mut input = Input(bytes);
+    match input.byte() % 3 {
+        0 => {
+            if let Some(message) = good(Message::decode(input.0)) {
+                let again = message.encode();
+                assert!(again.len() <= MAX_BYTES);
+                assert_eq!(Message::decode(&again), Ok(message));
+            }
+        }
+        1 => {
+            if let Some(key) = good(Request::key_of(input.0)) {
+                assert_eq!(key.info().len(), 91);
+            }
+        }
+        _ => {
+            let Ok(text) = std::str::from_utf8(input.0) else { return };
+            if let Some(line) = good(text.parse::<Line>()) {
+                assert_eq!(line.text().parse(), Ok(line));
+            }
+        }
     }
 }
 

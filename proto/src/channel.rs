@@ -447,6 +447,7 @@ pub fn refused_us(address: &str, alert: AlertDescription) -> ConnectError {
             "its role is not served there, or it was removed: is the address right?"
         }
         AlertDescription::CertificateRequired => "it was not shown",
+        AlertDescription::CertificateRevoked => "who it names was removed from the cluster",
         AlertDescription::BadCertificate | AlertDescription::CertificateUnknown => {
             "it is not valid there: are both clocks right?"
         }

@@ -16,14 +16,17 @@ pub use rules::{Rule, rules};
 pub use sampled::Sampled;
 
 use crate::{
-    ALPN_CONTROL,
+    ALPN_CONTROL, ALPN_JOIN,
     fault::{Fault, to_status},
-    identity::{Identity, Role, peer, time_left},
+    identity::{Denied, Identity, Role, peer, time_left},
 };
 use galaxy_common::DeviceName;
+use rustls::{ServerConfig, server::Acceptor};
 use std::{
     collections::HashMap,
-    fmt, io,
+    fmt,
+    future::Future,
+    io,
     net::SocketAddr,
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -37,7 +40,7 @@ use tokio::{
     task::JoinSet,
     time::{Instant, Sleep, sleep, sleep_until, timeout},
 };
-use tokio_rustls::{TlsAcceptor, server::TlsStream};
+use tokio_rustls::{LazyConfigAcceptor, server::TlsStream};
 use tokio_stream::Stream;
 use tonic::{Code, Request, Status, transport::server::Connected};
 
@@ -99,15 +102,19 @@ impl Door {
         let (sender, connections) = mpsc::channel(WAITING);
         let (alpn, hook) = other.unzip();
         let tls = identity.map(|identity| {
-            let alpns: Vec<&[u8]> = [ALPN_CONTROL].into_iter().chain(alpn).collect();
-            TlsAcceptor::from(identity.server_config(&alpns))
+            let joins = alpn.filter(|alpn| *alpn == ALPN_JOIN).map(|_| identity.joining_config());
+            let others = alpn.filter(|alpn| *alpn != ALPN_JOIN);
+            let alpns: Vec<&[u8]> = [ALPN_CONTROL].into_iter().chain(others).collect();
+            Tls { members: identity.server_config(&alpns), joins }
         });
+        let denied = identity.map(|identity| identity.denied().clone()).unwrap_or_default();
         let inside = Inside::of(identity.map_or(Role::Coordinator, Identity::role));
         let porter = Porter {
             tls,
             alpn,
             hook,
             inside: inside.clone(),
+            denied,
             refusals: Sampled::default(),
             sender,
         };
@@ -203,11 +210,30 @@ enum Refused {
     Full(#[from] Full),
 }
 
+/// How handshakes are answered, by what a caller wants.
+struct Tls {
+    /// Of those that have a certificate,
+    members: Arc<ServerConfig>,
+    /// and of those that join, where somebody may.
+    joins: Option<Arc<ServerConfig>>,
+}
+
+impl Tls {
+    async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+        let start = LazyConfigAcceptor::new(Acceptor::default(), stream).await?;
+        let hello = start.client_hello();
+        let joins = hello.alpn().is_some_and(|mut alpn| alpn.any(|alpn| alpn == ALPN_JOIN));
+        let config = self.joins.as_ref().filter(|_| joins).unwrap_or(&self.members).clone();
+        start.into_stream(config).await
+    }
+}
+
 struct Porter {
-    tls: Option<TlsAcceptor>,
+    tls: Option<Tls>,
     alpn: Option<&'static [u8]>,
     hook: Option<Hook>,
     inside: Inside,
+    denied: Denied,
     refusals: Sampled,
     sender: mpsc::Sender<Connection>,
 }
@@ -274,7 +300,13 @@ impl Porter {
             return Ok(Shaken { peer, stream: Inner::Plain(stream), left: NEVER });
         };
         let stream = tls.accept(stream).await?;
-        let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
+        let session = stream.get_ref().1;
+        let joins = session.alpn_protocol() == Some(ALPN_JOIN);
+        if joins && session.peer_certificates().is_none() {
+            let peer = Peer { identity: None, address };
+            return Ok(Shaken { peer, stream: Inner::Tls(Box::new(stream)), left: NEVER });
+        }
+        let certificates = session.peer_certificates().unwrap_or_default();
         let identity = peer(certificates).map_err(io::Error::other)?;
         let left = time_left(certificates).map_or(NEVER, |left| left.min(NEVER));
         let peer = Peer { identity: Some(identity), address };
@@ -288,11 +320,14 @@ impl Porter {
             Inner::Plain(_) => Some(ALPN_CONTROL),
         };
         if alpn.is_some() && alpn == self.alpn {
+            // Whoever joins, or comes from a new address, says there what it is.
+            let joins = alpn == Some(ALPN_JOIN);
             let (Inner::Tls(stream), Some(hook)) = (stream, &self.hook) else { return };
             let role = peer.identity.as_ref().map(|(_, role)| *role);
-            match role.filter(|role| self.inside.serves(self.alpn, *role)) {
-                Some(_) => hook(peer, *stream),
-                None => self.refuse(&peer, &"its role is not served here over this protocol"),
+            let served = |role: &Role| self.inside.serves(self.alpn, *role);
+            match joins || role.as_ref().is_some_and(served) {
+                true => hook(peer, *stream),
+                false => self.refuse(&peer, &"its role is not served here over this protocol"),
             }
             return;
         }
@@ -302,7 +337,11 @@ impl Porter {
         match self.inside.take(&peer) {
             // A closed channel is a closed door.
             Ok(place) => {
-                let connection = Connection::new(peer, stream, left, place);
+                let removed = peer.identity.clone().map(|(name, _)| {
+                    let denied = self.denied.clone();
+                    Box::pin(async move { denied.until(&name).await }) as Removal
+                });
+                let connection = Connection::new(peer, stream, left, place, removed);
                 drop(self.sender.send(connection).await);
             }
             Err(why) => self.refuse(&peer, &why),
@@ -317,6 +356,9 @@ impl Porter {
     }
 }
 
+/// Ends when a peer was removed from the cluster.
+type Removal = Pin<Box<dyn Future<Output = ()> + Send>>;
+
 /// A connection whose peer is known.
 pub struct Connection {
     peer: Peer,
@@ -326,18 +368,32 @@ pub struct Connection {
     /// When its peer's certificate ends, until something was asked.
     unasked: Option<Instant>,
     place: Place,
+    removed: Option<Removal>,
 }
 
 impl Connection {
-    fn new(peer: Peer, stream: Inner, left: Duration, place: Place) -> Self {
+    fn new(
+        peer: Peer,
+        stream: Inner,
+        left: Duration,
+        place: Place,
+        removed: Option<Removal>,
+    ) -> Self {
         let now = Instant::now();
         let ends = Box::pin(sleep_until(now + left.min(FIRST_ASKED)));
-        Self { peer, stream, ends, unasked: Some(now + left), place }
+        Self { peer, stream, ends, unasked: Some(now + left), place, removed }
     }
 
     /// Whether it has to end.
     fn over(&mut self, cx: &mut Context<'_>) -> bool {
-        self.ends.as_mut().poll(cx).is_ready() || Pin::new(&mut self.place.told).poll(cx).is_ready()
+        let removed = self.removed.as_mut();
+        let removed = removed.is_some_and(|removed| removed.as_mut().poll(cx).is_ready());
+        if removed {
+            self.removed = None;
+        }
+        removed
+            || self.ends.as_mut().poll(cx).is_ready()
+            || Pin::new(&mut self.place.told).poll(cx).is_ready()
     }
 }
 

@@ -4,9 +4,12 @@
 //! it and never by their address. TLS 1.3 only, mutual always.
 
 mod authority;
+mod denied;
 mod held;
 
 pub use authority::Authority;
+pub(crate) use authority::{pem, store};
+pub use denied::{Denied, NotRemoved, Removed};
 pub use held::Identity;
 
 use galaxy_common::{DeviceName, NameError, private::PrivateError};
@@ -184,6 +187,12 @@ pub enum IdentityError {
         /// Why.
         #[from]
         source: rcgen::Error,
+    },
+    /// A certificate of an authority that is none.
+    #[error("{} holds no certificate of an authority", path.display())]
+    Authority {
+        /// Which.
+        path: PathBuf,
     },
     /// A validity that no calendar has.
     #[error("a certificate cannot be valid for {days} days")]

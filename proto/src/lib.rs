@@ -6,6 +6,7 @@ pub mod convert;
 pub mod door;
 pub mod fault;
 pub mod identity;
+pub mod join;
 
 /// Generated from `proto/galaxy/v1/*.proto`.
 #[allow(missing_docs, clippy::all, clippy::pedantic, clippy::unwrap_used)]
@@ -14,7 +15,7 @@ pub mod v1 {
 }
 
 /// The protocol that this build speaks. Coordinator and workers must speak the same.
-pub const PROTOCOL: u32 = 8;
+pub const PROTOCOL: u32 = 9;
 /// Between two signs of life of a text that waits for room.
 pub const WAITING: std::time::Duration = std::time::Duration::from_secs(2);
 /// The version of this build.
@@ -27,6 +28,8 @@ pub const MAX_MESSAGE_BYTES: usize = 64 << 20;
 pub const ALPN_CONTROL: &[u8] = b"h2";
 /// ALPN of ring links.
 pub const ALPN_RING: &[u8] = b"galaxy-ring/1";
+/// ALPN of who joins a cluster: the one protocol that is spoken without a certificate.
+pub const ALPN_JOIN: &[u8] = b"galaxy-join/1";
 
 /// What `--version` prints: version, commit and protocol.
 pub fn version_line() -> String {

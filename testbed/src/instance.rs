@@ -562,6 +562,7 @@ impl Testbed {
         let devices = devices.map(|(i, (device, worker))| cluster::Device {
             name: device.name.clone(),
             address: worker.address,
+            addresses: Vec::new(),
             memory: self.environment.memory(device),
             threads: Some(1),
             share: match split {
@@ -576,6 +577,7 @@ impl Testbed {
             name: self.name.clone(),
             model: model.to_owned(),
             identity: self.identity(COORDINATOR),
+            authority: None,
             strategy,
             wire: Some(WireType::F32),
             tiles,

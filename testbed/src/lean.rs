@@ -104,6 +104,7 @@ impl Bench {
             Ok(Device {
                 name: DeviceName::new(format!("d{i}"))?,
                 address: address.clone(),
+                addresses: Vec::new(),
                 memory: Bytes(8_000_000_000),
                 threads: Some(1),
                 share: Some(1.0),
@@ -116,6 +117,7 @@ impl Bench {
             name: "lean".into(),
             model: model.path().to_owned(),
             identity: self.keys.join("coordinator"),
+            authority: None,
             strategy: Strategy::Galaxy,
             wire: Some(WireType::F32),
             tiles: Some(4),

@@ -19,6 +19,7 @@ pub mod holding;
 pub mod hostile;
 pub mod inside;
 pub mod instance;
+pub mod join;
 pub mod kernels;
 pub mod lean;
 pub mod links;

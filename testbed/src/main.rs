@@ -5,7 +5,7 @@ use clap::{Parser, Subcommand};
 use galaxy_common::WireType;
 use galaxy_testbed::{
     ballast, calibrate, coldstart, desk, drift, evaluation, experiment, forward, golden, hostile,
-    inside, kernels, lean, links, metronome, models, probes, quotas, reader,
+    inside, join, kernels, lean, links, metronome, models, probes, quotas, reader,
 };
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
@@ -43,6 +43,8 @@ enum Command {
     Drift(drift::Options),
     /// Measures the time to the first answer when only the coordinator has the model
     Coldstart(coldstart::Options),
+    /// Measures the way from two bare machines to an answer over both, by joining
+    Join(join::Options),
     /// Writes models with random weights in the shapes of well-known ones, once
     Models(models::Options),
     /// Measures how near the links of an environment come to what was asked for
@@ -131,6 +133,7 @@ fn run(command: Command) -> Result<()> {
         Command::Report(options) => evaluation::run(&options),
         Command::Drift(options) => drift::run(&options),
         Command::Coldstart(options) => coldstart::run(&options),
+        Command::Join(options) => join::run(&options),
         Command::Models(options) => models::run(&options),
         Command::Links(options) => links::run(&options),
         Command::Probes(options) => probes::run(&options),

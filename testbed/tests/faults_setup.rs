@@ -352,6 +352,9 @@ impl Worker for Later {
     ) -> Result<Response<v1::HealthReply>, Status> {
         Err(Status::unimplemented("health"))
     }
+    async fn deny(&self, _: Request<v1::DenyRequest>) -> Result<Response<v1::DenyReply>, Status> {
+        Err(Status::unimplemented("deny"))
+    }
     async fn cancel(
         &self,
         _: Request<v1::CancelRequest>,

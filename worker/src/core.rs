@@ -21,18 +21,25 @@ use std::{
     future::Future,
     io,
     panic::{AssertUnwindSafe, catch_unwind},
+    path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, atomic::AtomicBool, mpsc},
     thread::JoinHandle,
+    time::Duration,
 };
 use tokio::{
     sync::{RwLock, Semaphore, oneshot, watch},
     task::JoinSet,
+    time::Instant,
 };
 
 /// What all handlers of a worker share.
 pub(crate) struct Core {
     pub(crate) name: DeviceName,
     pub(crate) identity: Identity,
+    /// Where the list of removed members is kept.
+    pub(crate) removed: PathBuf,
+    /// When a coordinator asked for our health last.
+    asked: Mutex<Option<Instant>>,
     pub(crate) models: Models,
     /// What models that are not among these are brought into; none: they are not.
     pub(crate) cache: Option<Cache>,
@@ -100,8 +107,19 @@ impl Active {
 }
 
 impl Core {
+    /// A coordinator has asked for our health.
+    pub(crate) fn was_asked(&self) {
+        *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
+
+    /// How long no coordinator has.
+    pub(crate) fn silent_for(&self) -> Duration {
+        let asked = *self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        asked.map_or(Duration::MAX, |at| at.elapsed())
+    }
+
     pub(crate) fn new(
-        (identity, ring): (Identity, Ring),
+        (identity, removed, ring): (Identity, PathBuf, Ring),
         (models, cache): (Models, Option<Cache>),
         engine: EngineChoice,
         threads: u16,
@@ -111,6 +129,8 @@ impl Core {
         Self {
             name: identity.name().clone(),
             identity,
+            removed,
+            asked: Mutex::default(),
             models,
             cache,
             own: Own::default(),

@@ -12,6 +12,7 @@
 //!
 //! Async tasks do no tensor maths; whatever blocks runs on threads of its own.
 
+mod announce;
 mod content;
 mod core;
 mod execute;

@@ -7,6 +7,10 @@ use galaxy_engine::compute::{
     choice::EngineChoice,
     kernels::instructions::{self, Instructions},
 };
+use galaxy_proto::{
+    identity::Role,
+    join::{home, identity_in},
+};
 use galaxy_worker::{CacheConfig, Worker, WorkerConfig};
 use std::{
     io::{IsTerminal, Write},
@@ -25,8 +29,9 @@ const BLOCKING_THREADS: usize = 16;
 #[derive(Parser)]
 #[command(name = "galaxy-worker", disable_version_flag = true)]
 struct Flags {
-    /// Directory of this device's identity, made by `galaxy keys issue NAME --role device`
-    #[arg(long, value_name = "DIR", required_unless_present = "version")]
+    /// Directory of this device's identity, made by `galaxy keys issue NAME --role device` [default:
+    /// the one that it joined with, device under $GALAXY_HOME or ~/.galaxy]
+    #[arg(long, value_name = "DIR")]
     identity: Option<PathBuf>,
     /// Where to listen; port 0 takes any that is free
     #[arg(long, value_name = "ADDR:PORT", default_value = "0.0.0.0:7100")]
@@ -40,7 +45,7 @@ struct Flags {
     #[arg(long, value_name = "DIR")]
     models: Option<PathBuf>,
     /// Where to keep what is brought of models that are not under --models; no two workers share it
-    /// [default: galaxy/NAME under $XDG_CACHE_HOME or ~/.cache]
+    /// [default: galaxy/NAME under $XDG_CACHE_HOME or ~/.cache; of a device that joined, beside its identity]
     #[arg(long, value_name = "DIR")]
     cache: Option<PathBuf>,
     /// Most bytes of it on disk; with 0B, models that are not under --models are refused
@@ -62,6 +67,9 @@ struct Flags {
     /// portable
     #[arg(long, value_name = "SET", env = "GALAXY_INSTRUCTIONS")]
     instructions: Option<Instructions>,
+    /// End when the program that started this one does
+    #[arg(long, hide = true)]
+    with_parent: bool,
     /// Print version, commit and protocol
     #[arg(long)]
     version: bool,
@@ -87,15 +95,26 @@ fn main() -> ExitCode {
 }
 
 fn run(flags: Flags) -> anyhow::Result<()> {
+    if flags.with_parent {
+        use rustix::process::{Signal, set_parent_process_death_signal};
+        set_parent_process_death_signal(Some(Signal::TERM)).context("--with-parent")?;
+    }
     if let Some(set) = flags.instructions {
         instructions::limit(set).context("--instructions, GALAXY_INSTRUCTIONS")?;
     }
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
-    let identity = flags.identity.context("--identity DIR is needed")?;
+    let joined = home().map(|home| identity_in(&home, Role::Device)).filter(|dir| dir.exists());
+    let identity = flags.identity.clone().or(joined).context(
+        "this device has not joined a cluster: run `galaxy join`, with a line of `galaxy invite`, or give --identity DIR",
+    )?;
     let cache = match flags.cache_bytes {
         Bytes(0) => None,
         limit => {
-            let dir = flags.cache.or_else(|| default_cache(&identity));
+            let own = || match &flags.identity {
+                Some(identity) => default_cache(identity),
+                None => Some(identity.parent()?.join("cache")),
+            };
+            let dir = flags.cache.or_else(own);
             // Without a home there is no place for it, and who has models needs none.
             dir.map(|dir| CacheConfig { dir, limit })
         }

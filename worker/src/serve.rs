@@ -1,6 +1,7 @@
 //! A worker as a whole: its sockets, its service, its end.
 
 use crate::{
+    announce::announce,
     content::{
         cache::{Cache, CacheConfig},
         share::Share,
@@ -16,7 +17,8 @@ use galaxy_engine::compute::choice::{EngineChoice, EngineError};
 use galaxy_proto::{
     ALPN_RING,
     door::{Door, Hook, Peer},
-    identity::{Identity, IdentityError, Role},
+    identity::{Identity, IdentityError, Removed, Role},
+    join::Contact,
 };
 use std::{
     io,
@@ -49,6 +51,8 @@ const KEEPALIVE: Duration = Duration::from_secs(10);
 /// Ports that are tried where any will do: one that is free for TCP may be taken for UDP.
 const PORTS: usize = 16;
 const UDP: &str = "UDP";
+/// The list of removed members, in the directory of the identity.
+const REMOVED: &str = "removed";
 /// After an accept that failed (no descriptors left, most likely).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -146,6 +150,10 @@ impl Worker {
         } = config;
         let engine = engine.built()?;
         let identity = Identity::load(&path)?;
+        let file = |source| IdentityError::File { path: path.clone(), source };
+        let contact = Contact::load(&path).map_err(file)?;
+        let kept = path.join(REMOVED);
+        identity.denied().take(Removed::load(&kept).map_err(file)?);
         if identity.role() != Role::Device {
             return Err(StartError::Role { path, role: identity.role() });
         }
@@ -168,7 +176,7 @@ impl Worker {
         };
         let plain_port = plain.as_ref().map(|(_, address)| address.port());
         let core = Arc::new(Core::new(
-            (identity, Ring::new(from)),
+            (identity, kept, Ring::new(from)),
             (models, cache.map(Cache::new)),
             engine,
             threads,
@@ -194,6 +202,9 @@ impl Worker {
         if let Some((listener, _)) = plain {
             let ring = core.ring.clone();
             core.tasks.spawn(accept_plain(listener, ring, stopped.subscribe()));
+        }
+        if let Some(contact) = contact {
+            core.tasks.spawn(announce(Arc::downgrade(&core), contact, address));
         }
         let (stop, stopping) = oneshot::channel();
         let server = Server::builder()

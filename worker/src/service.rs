@@ -11,7 +11,7 @@ use galaxy_proto::{
     COMMIT, MAX_MESSAGE_BYTES, PROTOCOL, VERSION,
     door::require,
     fault::{Fault, to_status},
-    identity::Role,
+    identity::{NotRemoved, Removed, Role},
     v1::{
         self,
         worker_server::{Worker, WorkerServer},
@@ -134,6 +134,7 @@ impl Worker for Control {
     }
 
     async fn health(&self, _: Request<v1::HealthRequest>) -> Answer<v1::HealthReply> {
+        self.0.was_asked();
         let resident = tokio::time::timeout(RESIDENT_DEADLINE, blocking(resident_bytes)).await;
         let state = self.0.state.borrow().clone();
         let clock = self.0.active().and_then(|active| active.executor.upgrade());
@@ -146,6 +147,19 @@ impl Worker for Control {
             clock_ns: clock,
             resident_bytes: resident.map_or(0, |bytes| bytes.unwrap_or(0)),
         }))
+    }
+
+    async fn deny(&self, request: Request<v1::DenyRequest>) -> Answer<v1::DenyReply> {
+        let wrong = |error: NotRemoved| Status::invalid_argument(error.to_string());
+        let removed = Removed::try_from(request.into_inner()).map_err(wrong)?;
+        if self.0.identity.denied().take(removed.clone()) {
+            let path = self.0.removed.clone();
+            // It holds in any case; kept, it holds after a restart before the coordinator comes.
+            if let Ok(Err(error)) = blocking(move || removed.save(&path)).await {
+                tracing::warn!(%error, "the list of removed members is not kept");
+            }
+        }
+        Ok(Response::new(v1::DenyReply {}))
     }
 
     async fn cancel(&self, request: Request<v1::CancelRequest>) -> Answer<v1::CancelReply> {

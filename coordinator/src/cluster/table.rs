@@ -141,6 +141,21 @@ impl<'a> Section<'a> {
         list.iter().map(number).collect::<Result<_, _>>().map(Some)
     }
 
+    /// A list of at most `most` texts.
+    pub(super) fn texts(&self, key: &str, most: usize) -> Result<Vec<&'a str>, ClusterError> {
+        let wrong = || self.wrong(key, "a list of a few texts in quotes");
+        let list = match self.value(key) {
+            None => return Ok(Vec::new()),
+            Some(DeValue::Array(list)) if list.len() <= most => list,
+            Some(_) => return Err(wrong()),
+        };
+        let text = |item: &'a toml::Spanned<DeValue<'a>>| match item.get_ref() {
+            DeValue::String(text) => Ok(text.as_ref()),
+            _ => Err(wrong()),
+        };
+        list.iter().map(text).collect()
+    }
+
     fn within(
         &self,
         key: &str,

@@ -27,13 +27,13 @@ use galaxy_model::ModelDir;
 use galaxy_proto::identity::Identity;
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicU64},
     },
     time::Duration,
 };
 use tokio::{
-    sync::{Notify, RwLock, mpsc, watch},
+    sync::{Notify, OwnedRwLockWriteGuard, mpsc, watch},
     time::Instant,
 };
 
@@ -53,11 +53,16 @@ enum Message {
     Ran { epoch: Epoch, samples: Vec<Sample> },
     /// Another plan than `present` was looked for, because curves have changed.
     Looked { change: Change, present: Arc<Placement>, verdict: planning::Verdict },
+    /// The devices of the cluster are these now; and who was removed is to be told.
+    Devices(Vec<Device>),
+    /// Nothing runs while the guard lives.
+    Quiet(OwnedRwLockWriteGuard<()>),
 }
 
 /// What the driver and the calls share.
 pub(crate) struct Shared {
-    cluster: Cluster,
+    /// As the files say, and as devices join: their places stay the same. Only the driver changes it.
+    cluster: RwLock<Arc<Cluster>>,
     planning: Planning,
     model: Arc<ModelDir>,
     identity: Identity,
@@ -67,7 +72,7 @@ pub(crate) struct Shared {
     readiness: watch::Sender<Readiness>,
     messages: mpsc::Sender<Message>,
     /// Read while a program runs, written by who changes the plan between programs.
-    gate: Arc<RwLock<()>>,
+    gate: Arc<tokio::sync::RwLock<()>>,
     sequence: AtomicU64,
     origin: Instant,
     listener: Listener,
@@ -94,9 +99,12 @@ impl Shared {
     async fn send(&self, message: Message) {
         drop(self.messages.send(message).await);
     }
-    /// A device of the cluster file.
-    fn device(&self, index: Index) -> &Device {
-        &self.cluster.devices[index]
+    fn cluster(&self) -> Arc<Cluster> {
+        self.cluster.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+    /// A device of the cluster.
+    fn device(&self, index: Index) -> Device {
+        self.cluster().devices[index].clone()
     }
 }
 
@@ -145,7 +153,7 @@ impl RemoteFleet {
         let shared = Arc::new(Shared {
             lowered: Lowered::new(model.spec().clone()),
             board: Mutex::new(board),
-            cluster,
+            cluster: RwLock::new(Arc::new(cluster)),
             planning,
             supplier: Arc::new(Supplier::new(model.path())),
             model,
@@ -162,6 +170,12 @@ impl RemoteFleet {
         let driver = tokio::spawn(driver::drive(shared.clone(), inbox, epoch));
         Ok(Self { shared, driver: Mutex::new(Some(driver)) })
     }
+
+    /// The devices of the cluster are these now. Those that are new are connected, measured and planned with; those
+    /// that are missing are let go of; the list of removed members is told to all.
+    pub async fn update(&self, devices: Vec<Device>) {
+        self.shared.send(Message::Devices(devices)).await;
+    }
 }
 
 impl Fleet for RemoteFleet {
@@ -170,7 +184,8 @@ impl Fleet for RemoteFleet {
     }
 
     fn outlook(&self) -> Outlook {
-        let Cluster { strategy, max_rows, .. } = self.shared.cluster;
+        let cluster = self.shared.cluster();
+        let Cluster { strategy, max_rows, .. } = *cluster;
         let board = self.shared.board();
         let placement = board.placement.as_ref();
         Outlook {
@@ -179,7 +194,7 @@ impl Fleet for RemoteFleet {
             plan: placement.map(|p| p.plan.clone()),
             what: placement.map(|p| p.what.clone()).unwrap_or_default(),
             predicted: placement.and_then(|p| p.predicted),
-            cache: placement::cache(&self.shared.cluster, self.shared.model.spec()),
+            cache: placement::cache(&cluster, self.shared.model.spec()),
         }
     }
 
@@ -201,8 +216,11 @@ impl Fleet for RemoteFleet {
 
     fn devices(&self) -> Vec<DeviceView> {
         let now = self.shared.now();
+        let cluster = self.shared.cluster();
         let board = self.shared.board();
-        let devices = self.shared.cluster.devices.iter().enumerate();
+        // Of one that has just joined the board does not know yet.
+        let devices = cluster.devices.iter().enumerate();
+        let devices = devices.filter(|(index, _)| board.shows(*index));
         devices.map(|(index, device)| board.view(index, device, now)).collect()
     }
 

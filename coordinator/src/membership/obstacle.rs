@@ -40,6 +40,10 @@ impl Membership {
             Some((None, reason)) => return Some((None, format!("there is no plan: {reason}"))),
             None => {}
         }
+        if self.needed().next().is_none() {
+            let why = "there are no devices: `galaxy invite` makes a line by which one joins";
+            return Some((None, why.to_owned()));
+        }
         let mut needed = self.needed();
         match needed.find(|(_, m)| !matches!(m.state, State::Ready { .. })) {
             Some((device, _)) if self.stage == Stage::Live => {

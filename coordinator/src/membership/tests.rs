@@ -596,6 +596,8 @@ fn who_comes_while_a_look_is_on_its_way_is_looked_at_later() {
     assert!(world.first(begun, |a| *a == Action::Look).is_some());
 }
 
+mod joining;
+
 /// What a device says of epochs is believed as far as a coordinator before us can have given them out.
 #[test]
 fn a_device_that_lies_about_epochs_is_left_out() {

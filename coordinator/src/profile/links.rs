@@ -236,7 +236,7 @@ async fn ask(way: &Way, compute: bool) -> Result<ProbeReply, String> {
     let to = &way.to;
     let peer = Peer {
         name: to.device.name.to_string(),
-        address: to.device.address.clone(),
+        address: to.device.address_for(&way.from.device).to_owned(),
         plain_port: to.description.plain_port,
     };
     let request =

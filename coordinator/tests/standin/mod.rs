@@ -55,6 +55,8 @@ pub struct Worker {
     pub disk: AtomicU64,
     pub running: Notify,
     pub placed: Mutex<Placed>,
+    /// Who was removed, as it was told, and whether that was before it had a place.
+    pub denied: Mutex<Option<(v1::DenyRequest, bool)>>,
 }
 
 /// What an operation takes, in ns.
@@ -77,6 +79,7 @@ impl Worker {
             disk: AtomicU64::new(1),
             running: Notify::new(),
             placed: Mutex::new((0, 0, None)),
+            denied: Mutex::default(),
         })
     }
 }
@@ -175,6 +178,12 @@ impl worker_server::Worker for Control {
         let epoch = self.0.placed.lock().unwrap().0;
         Ok(Response::new(v1::HealthReply { epoch, ..v1::HealthReply::default() }))
     }
+    async fn deny(&self, request: Request<v1::DenyRequest>) -> Answer<v1::DenyReply> {
+        let early = self.0.placed.lock().unwrap().0 == 0;
+        *self.0.denied.lock().unwrap() = Some((request.into_inner(), early));
+        Ok(Response::new(v1::DenyReply {}))
+    }
+
     async fn cancel(&self, _: Request<v1::CancelRequest>) -> Answer<v1::CancelReply> {
         Ok(Response::new(v1::CancelReply {}))
     }

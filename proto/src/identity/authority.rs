@@ -4,11 +4,14 @@ use super::{
     Identity, IdentityError, Role, dns_name,
     held::{MAX_PEM_BYTES, opened},
 };
+use crate::join::{Pin, PublicKey, Request};
+use base64::{Engine, engine::general_purpose::STANDARD};
 use galaxy_common::{DeviceName, private::Folder};
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
-    Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256,
+    Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData,
 };
+use rustls::pki_types::{CertificateDer, pem::PemObject};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -84,13 +87,8 @@ impl Authority {
         role: Role,
         days: u32,
     ) -> Result<PathBuf, IdentityError> {
-        let now = OffsetDateTime::now_utc();
-        let until = now
-            .checked_add(Duration::days(i64::from(days)))
-            // RFC 5280 gives years four digits.
-            .filter(|until| until.year() < 9999)
-            .ok_or(IdentityError::Days { days })?;
-        let into = self.issue_between(name, role, now - BACKDATED, until)?;
+        let (from, until) = validity(days)?;
+        let into = self.issue_between(name, role, from, until)?;
         // A ca.pem and a ca.key of two authorities would show only on a device far away.
         Identity::load(&into).inspect_err(|_| drop(fs::remove_dir_all(&into)))?;
         Ok(into)
@@ -112,6 +110,63 @@ impl Authority {
             return Err(IdentityError::Exists { path: into });
         }
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
+        let certificate = self.sign(name, role, (from, until), &key)?.pem();
+        store(&into, &key.serialize_pem(), &certificate, &self.certificate)?;
+        Ok(into)
+    }
+
+    /// Issues an identity for a key that was made here, into a new directory.
+    ///
+    /// # Errors
+    /// As [`Authority::issue`].
+    pub fn issue_for(
+        &self,
+        name: &DeviceName,
+        role: Role,
+        days: u32,
+        request: &Request,
+        into: &Path,
+    ) -> Result<(), IdentityError> {
+        let certificate = self.sign(name, role, validity(days)?, &request.key())?.pem();
+        store(into, &request.key_pem(), &certificate, &self.certificate)
+    }
+
+    /// Issues a certificate of `days` days for a key that is not here, in DER.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn certify(
+        &self,
+        name: &DeviceName,
+        role: Role,
+        days: u32,
+        key: &PublicKey,
+    ) -> Result<Vec<u8>, IdentityError> {
+        Ok(self.sign(name, role, validity(days)?, key)?.der().to_vec())
+    }
+
+    /// Where it is, and the identities that it issued here.
+    pub fn directory(&self) -> &Path {
+        &self.dir
+    }
+
+    /// What its key is known by.
+    ///
+    /// # Errors
+    /// When the certificate of the authority is none.
+    pub fn pin(&self) -> Result<Pin, IdentityError> {
+        let certificate = CertificateDer::from_pem_slice(self.certificate.as_bytes()).ok();
+        let pin = certificate.and_then(|certificate| Pin::of(&certificate));
+        pin.ok_or_else(|| IdentityError::Authority { path: self.dir.join("ca/ca.pem") })
+    }
+
+    fn sign(
+        &self,
+        name: &DeviceName,
+        role: Role,
+        (from, until): (OffsetDateTime, OffsetDateTime),
+        key: &impl PublicKeyData,
+    ) -> Result<rcgen::Certificate, IdentityError> {
         let mut params = CertificateParams::new(vec![dns_name(name, role)])?;
         params.distinguished_name = common_name(&format!("{role} {name}"));
         (params.not_before, params.not_after) = (from, until);
@@ -119,13 +174,42 @@ impl Authority {
         params.extended_key_usages =
             vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth];
         params.use_authority_key_identifier_extension = true;
-        let certificate = params.signed_by(&key, &self.issuer)?.pem();
-        let folder = Folder::make(&into)?;
-        folder.write_secret("key.pem", key.serialize_pem().as_bytes())?;
-        folder.write_public("cert.pem", certificate.as_bytes())?;
-        folder.write_public("ca.pem", self.certificate.as_bytes())?;
-        Ok(into)
+        Ok(params.signed_by(key, &self.issuer)?)
     }
+}
+
+/// From an hour ago, for so many days.
+fn validity(days: u32) -> Result<(OffsetDateTime, OffsetDateTime), IdentityError> {
+    let now = OffsetDateTime::now_utc();
+    let until = now
+        .checked_add(Duration::days(i64::from(days)))
+        // RFC 5280 gives years four digits.
+        .filter(|until| until.year() < 9999)
+        .ok_or(IdentityError::Days { days })?;
+    Ok((now - BACKDATED, until))
+}
+
+/// Stores an identity in a new directory: `key.pem` (readable by its owner only), `cert.pem` and `ca.pem`.
+pub(crate) fn store(
+    into: &Path,
+    key: &str,
+    certificate: &str,
+    authority: &str,
+) -> Result<(), IdentityError> {
+    let folder = Folder::make(into)?;
+    folder.write_secret("key.pem", key.as_bytes())?;
+    folder.write_public("cert.pem", certificate.as_bytes())?;
+    folder.write_public("ca.pem", authority.as_bytes())?;
+    Ok(())
+}
+
+/// DER in the text form of RFC 7468.
+pub(crate) fn pem(label: &str, der: &[u8]) -> String {
+    let text = STANDARD.encode(der);
+    // Base64 is ASCII.
+    let lines = text.as_bytes().chunks(64).map(String::from_utf8_lossy);
+    let lines: String = lines.map(|line| format!("{line}\n")).collect();
+    format!("-----BEGIN {label}-----\n{lines}-----END {label}-----\n")
 }
 
 /// What the issuer's name is rebuilt from: it must be the same at creation and at every opening.

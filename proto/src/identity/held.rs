@@ -1,15 +1,22 @@
 //! The identity that a process holds: its certificate, its key, and whom it trusts.
 
-use super::{IdentityError, Role, hardware_aes, peer, provider};
-use crate::door::rules;
+use super::{
+    IdentityError, Role,
+    denied::{Denied, Unless},
+    hardware_aes, peer, provider,
+};
+use crate::{ALPN_JOIN, door::rules};
 use galaxy_common::{DeviceName, private::Folder};
 use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, RootCertStore,
     ServerConfig, SignatureScheme,
-    client::{Resumption, danger::HandshakeSignatureValid},
+    client::{
+        Resumption, WebPkiServerVerifier,
+        danger::{HandshakeSignatureValid, ServerCertVerifier},
+    },
     pki_types::{CertificateDer, PrivateKeyDer, UnixTime, pem::PemObject},
     server::{
-        StoresServerSessions, WebPkiClientVerifier,
+        ParsedCertificate, StoresServerSessions, WebPkiClientVerifier,
         danger::{ClientCertVerified, ClientCertVerifier},
     },
     version::TLS13,
@@ -31,6 +38,9 @@ pub struct Identity {
     client: ClientConfig,
     server: ServerConfig,
     verifier: Arc<dyn ClientCertVerifier>,
+    joining: ServerConfig,
+    denied: Denied,
+    key: Vec<u8>,
 }
 
 impl Identity {
@@ -52,31 +62,55 @@ impl Identity {
         let (name, role) = peer(std::slice::from_ref(&certificate))?;
         check(&certificate, &cert_path, &authority, &ca_path, &format!("{role} {name}"))?;
 
+        let public = ParsedCertificate::try_from(&certificate);
+        let public = public.map(|parsed| parsed.subject_public_key_info().to_vec());
         let unusable = |source| IdentityError::Unusable { path: cert_path.clone(), source };
+        let public = public.map_err(unusable)?;
         let mut roots = RootCertStore::empty();
-        roots.add(authority).map_err(unusable)?;
+        roots.add(authority.clone()).map_err(unusable)?;
         let roots = Arc::new(roots);
+        let denied = Denied::default();
+        let general = |error: &dyn ToString| unusable(rustls::Error::General(error.to_string()));
+        let inner: Arc<dyn ServerCertVerifier> =
+            WebPkiServerVerifier::builder_with_provider(roots.clone(), provider())
+                .build()
+                .map_err(|error| general(&error))?;
         let mut client = ClientConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&TLS13])
             .map_err(unusable)?
-            .with_root_certificates(roots.clone())
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(Unless { denied: denied.clone(), inner }))
             .with_client_auth_cert(vec![certificate.clone()], key.clone_key())
             .map_err(unusable)?;
         // Connections live long, and a resumed one would not look at certificates again.
         client.resumption = Resumption::disabled();
-        let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider())
-            .build()
-            .map_err(|error| unusable(rustls::Error::General(error.to_string())))?;
-        let mut server = ServerConfig::builder_with_provider(provider())
-            .with_protocol_versions(&[&TLS13])
-            .map_err(unusable)?
-            .with_client_cert_verifier(verifier.clone())
-            .with_single_cert(vec![certificate], key)
-            .map_err(unusable)?;
-        // The side without instructions for AES chooses, whichever side dials.
-        server.ignore_client_order = !hardware_aes();
-        server.session_storage = Arc::new(Forgetful);
-        Ok(Self { name, role, client, server, verifier })
+        let verifier = |strangers: bool| {
+            let verifier = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider());
+            let verifier = match strangers {
+                true => verifier.allow_unauthenticated(),
+                false => verifier,
+            };
+            let inner: Arc<dyn ClientCertVerifier> =
+                verifier.build().map_err(|error| general(&error))?;
+            Ok::<_, IdentityError>(Arc::new(Unless { denied: denied.clone(), inner }))
+        };
+        let server = |verifier, chain: Vec<CertificateDer<'static>>| {
+            let mut server = ServerConfig::builder_with_provider(provider())
+                .with_protocol_versions(&[&TLS13])
+                .map_err(unusable)?
+                .with_client_cert_verifier(verifier)
+                .with_single_cert(chain, key.clone_key())
+                .map_err(unusable)?;
+            // The side without instructions for AES chooses, whichever side dials.
+            server.ignore_client_order = !hardware_aes();
+            server.session_storage = Arc::new(Forgetful);
+            Ok::<_, IdentityError>(server)
+        };
+        // Who joins does not have the authority's certificate yet.
+        let joining = server(verifier(true)?, vec![certificate.clone(), authority])?;
+        let verifier = verifier(false)?;
+        let server = server(verifier.clone(), vec![certificate])?;
+        Ok(Self { name, role, client, server, verifier, joining, denied, key: public })
     }
 
     /// The name in the certificate.
@@ -86,6 +120,20 @@ impl Identity {
     /// The role in the certificate.
     pub fn role(&self) -> Role {
         self.role
+    }
+    /// The public key, as a SubjectPublicKeyInfo.
+    pub fn key(&self) -> &[u8] {
+        &self.key
+    }
+    /// Who was removed from the cluster: no connection of this identity is made with them.
+    pub fn denied(&self) -> &Denied {
+        &self.denied
+    }
+    /// How to answer those that join, who have no certificate yet, and those that have one.
+    pub fn joining_config(&self) -> Arc<ServerConfig> {
+        let mut config = self.joining.clone();
+        config.alpn_protocols = vec![ALPN_JOIN.to_vec()];
+        Arc::new(config)
     }
     /// How to dial, for one protocol.
     pub fn client_config(&self, alpn: &[u8]) -> Arc<ClientConfig> {

@@ -8,9 +8,17 @@ use galaxy_common::{
 use galaxy_graph::share::{Member, Terms};
 use galaxy_model::{ModelDir, manifest::Manifest, shape::Shape};
 use galaxy_planner::synthetic::{self, SyntheticDevice};
-use galaxy_proto::{convert, fault::Fault, fault::to_status, v1};
+use galaxy_proto::{
+    convert,
+    fault::{Fault, to_status},
+    identity::Moment,
+    join::{
+        Ask, Attempt, Facts, Greeting, InvitationId, Line, Message, Pin, Proof, Refusal, Secret,
+    },
+    v1,
+};
 use galaxy_worker::ring::hello::{Answer, Hello, ProbeHello};
-use prost::Message;
+use prost::Message as _;
 use std::{fs, ops::ControlFlow, path::Path};
 use tonic::Code;
 
@@ -30,7 +38,43 @@ pub fn all() -> Vec<Seed> {
     texts(&mut add);
     served(&mut add);
     hub(&mut add);
+    joining(&mut add);
     all
+}
+
+/// Messages of who joins, and the line of an invitation.
+fn joining(add: Add<'_>) {
+    let greeting = Greeting { protocol: 9, version: "0.1.0".into(), time: Moment(1_800_000_000) };
+    let facts = Facts {
+        port: 7100.try_into().unwrap(),
+        addresses: vec!["192.168.1.20".parse().unwrap(), "fd00::20".parse().unwrap()],
+        memory: Bytes(1 << 30),
+        threads: 4,
+    };
+    let ask = Ask {
+        invitation: InvitationId([1; 8]),
+        wish: "pi-1".into(),
+        request: vec![0x30; 200],
+        proof: Proof([2; 32]),
+    };
+    let refusal = Refusal { code: "used".into(), message: "it has been used".into(), wait_s: 1 };
+    let attempt = Attempt { address: "192.168.1.20:7100".parse().unwrap(), error: None };
+    for (name, message) in [
+        ("greeting", Message::Greeting(greeting)),
+        ("announce", Message::Announce(facts)),
+        ("ask", Message::Ask(ask)),
+        ("refusal", Message::Refusal(refusal)),
+        ("reached", Message::Reached(vec![attempt])),
+    ] {
+        add("join", name, numbered(0, &message.encode()));
+    }
+    let line = Line {
+        addresses: vec!["192.168.1.10:7000".into(), "[fd00::10]:7000".into()],
+        pin: Pin([3; 16]),
+        invitation: InvitationId([1; 8]),
+        secret: Secret([4; 16]),
+    };
+    add("join", "line", numbered(2, line.text().as_bytes()));
 }
 
 type Add<'a> = &'a mut dyn FnMut(&'static str, &str, Vec<u8>);

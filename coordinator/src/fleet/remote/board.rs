@@ -28,6 +28,10 @@ pub(super) struct Entry {
     pub(super) weight_bytes: Bytes,
     /// When a plan with it is looked for, of a device that came back and has no part.
     pub(super) look: Option<Now>,
+    /// Whether it does not belong to the cluster any more.
+    pub(super) removed: bool,
+    /// Why no plan counts on it; empty if they do.
+    pub(super) out: String,
     clock: VecDeque<(u64, i64)>,
 }
 
@@ -73,14 +77,26 @@ pub(super) struct Board {
 
 impl Board {
     pub(super) fn new(devices: usize) -> Self {
-        let entry = || Entry { state: "unreachable", ..Entry::default() };
-        Self {
+        let mut board = Self {
             placement: None,
             profile: None,
-            entries: (0..devices).map(|_| entry()).collect(),
+            entries: Vec::new(),
             ended: None,
             rings: VecDeque::with_capacity(RINGS),
-        }
+        };
+        board.grow(devices);
+        board
+    }
+
+    /// There are so many devices.
+    pub(super) fn grow(&mut self, devices: usize) {
+        let entry = || Entry { state: "unreachable", ..Entry::default() };
+        self.entries.resize_with(devices.max(self.entries.len()), entry);
+    }
+
+    /// Whether a status has the device at `index`.
+    pub(super) fn shows(&self, index: Index) -> bool {
+        self.entries.get(index).is_some_and(|entry| !entry.removed)
     }
 
     /// Notes that `epoch` runs by the plan in force.
@@ -109,7 +125,10 @@ impl Board {
             if state == "connected" {
                 state = "idle";
             }
-            detail = without_part(placement.reason(index), &detail, entry.look, now);
+            detail = match entry.out.is_empty() {
+                true => without_part(placement.reason(index), &detail, entry.look, now),
+                false => entry.out.clone(),
+            };
         }
         if !entry.coming.is_empty() {
             detail = format!("for a better plan {}", entry.coming);

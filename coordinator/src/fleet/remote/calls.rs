@@ -15,8 +15,8 @@ use galaxy_common::{Bytes, Epoch, SequenceNumber};
 use galaxy_proto::{
     fault::{from_status, to_status},
     v1::{
-        CancelRequest, HealthRequest, Peer, PlaceEvent, PlaceProgress, PlaceReady, PlaceRequest,
-        PrepareRequest, TimelineRequest, place_event,
+        CancelRequest, DenyRequest, HealthRequest, Peer, PlaceEvent, PlaceProgress, PlaceReady,
+        PlaceRequest, PrepareRequest, TimelineRequest, place_event,
     },
 };
 use std::{
@@ -52,8 +52,9 @@ pub(super) fn broke_off(status: &Status) -> String {
 
 /// Forms a fresh connection and asks who is there.
 pub(super) async fn connect(shared: Arc<Shared>, device: Index, attempt: u64) {
-    let event = match introduce(shared.device(device), &shared.identity).await {
+    let event = match introduce(&shared.device(device), &shared.identity).await {
         Ok((connection, description)) => {
+            deny(&shared, device, connection.clone()).await;
             let epoch = Epoch(description.epoch);
             {
                 let mut board = shared.board();
@@ -69,6 +70,25 @@ pub(super) async fn connect(shared: Arc<Shared>, device: Index, attempt: u64) {
         Err(reason) => Event::Broken { device, attempt, reason },
     };
     shared.tell(event).await;
+}
+
+/// Tells a worker who was removed from the cluster.
+pub(super) async fn tell_removed(shared: Arc<Shared>, device: Index) {
+    if let Some((_, connection)) = connection(&shared, device) {
+        deny(&shared, device, connection).await;
+    }
+}
+
+async fn deny(shared: &Shared, device: Index, mut connection: Connection) {
+    let removed = shared.identity.denied().now();
+    if removed.version == 0 {
+        return;
+    }
+    let told = tokio::time::timeout(SHORT, connection.deny(DenyRequest::from(&*removed))).await;
+    if !matches!(told, Ok(Ok(_))) {
+        let device = &shared.device(device).name;
+        tracing::warn!(%device, "it does not take the list of removed members");
+    }
 }
 
 fn connection(shared: &Shared, device: Index) -> Option<(u64, Connection)> {
@@ -146,7 +166,7 @@ async fn placed(
 ) -> Result<PlaceReady, Status> {
     let request = request(shared, placement, device, epoch)?;
     let events = connection.place(request).await?.into_inner();
-    let name = &shared.device(device).name;
+    let name = shared.device(device).name;
     let says = |progress: Loading| {
         shared.board().entries[device].detail = progress.to_string();
         (shared.listener)(Notice::Loading { device: name.clone(), progress });
@@ -161,11 +181,15 @@ fn request(
     device: Index,
     epoch: Epoch,
 ) -> Result<PlaceRequest, Status> {
-    let board = shared.board();
-    let peers = placement.ring.iter().map(|index| Peer {
-        name: shared.device(*index).name.to_string(),
-        address: shared.device(*index).address.clone(),
-        plain_port: board.entries[*index].description.as_ref().map_or(0, |d| d.plain_port),
+    let (cluster, board) = (shared.cluster(), shared.board());
+    let own = &cluster.devices[device];
+    let peers = placement.ring.iter().map(|index| {
+        let peer = &cluster.devices[*index];
+        Peer {
+            name: peer.name.to_string(),
+            address: peer.address_for(own).to_owned(),
+            plain_port: board.entries[*index].description.as_ref().map_or(0, |d| d.plain_port),
+        }
     });
     let refused =
         |e: postcard::Error| Status::invalid_argument(format!("the plan has no wire form: {e}"));
@@ -175,7 +199,7 @@ fn request(
         plan: postcard::to_stdvec(&*placement.plan).map_err(refused)?,
         rank: rank.and_then(|rank| u32::try_from(rank).ok()).unwrap_or(u32::MAX),
         peers: peers.collect(),
-        memory_bytes: shared.device(device).memory.0,
+        memory_bytes: own.memory.0,
     })
 }
 
@@ -210,7 +234,7 @@ async fn follow(
             }
             Some(place_event::Event::Wanted(_)) => {
                 let (supplier, identity) = (shared.supplier.clone(), shared.identity.clone());
-                let device = shared.device(device).clone();
+                let device = shared.device(device);
                 supplies.spawn(async move { supplier.supply(&device, &identity).await });
             }
             Some(place_event::Event::Ready(ready)) => return Ok(ready),
@@ -393,7 +417,7 @@ pub(super) async fn timelines(
     })?;
     let mut timelines = Vec::with_capacity(ring.len());
     for index in ring {
-        let name = &shared.device(index).name;
+        let name = shared.device(index).name;
         let unavailable = |reason: String| RequestError::Unavailable {
             device: Some(name.clone()),
             reason: format!("the timeline of device {name} cannot be had: {reason}"),

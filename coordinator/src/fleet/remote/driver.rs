@@ -7,7 +7,8 @@ use super::{
     planning::{self, Failure, Made, Verdict},
 };
 use crate::{
-    drift::{Change, Drift},
+    cluster::Device,
+    drift::{self, Change, Drift},
     fleet::Readiness,
     membership::{Action, Event, Index, Membership, Now, State, TICK},
     placement::{self, Placement},
@@ -16,7 +17,7 @@ use galaxy_common::{Bytes, Epoch};
 use galaxy_planner::Offer;
 use std::{
     collections::VecDeque,
-    sync::{Arc, atomic::Ordering},
+    sync::{Arc, PoisonError, atomic::Ordering},
     time::Duration,
 };
 use tokio::{
@@ -58,13 +59,14 @@ struct Driver {
 
 /// Runs until the fleet is closed.
 pub(super) async fn drive(shared: Arc<Shared>, mut inbox: mpsc::Receiver<Message>, start: Epoch) {
-    let devices = shared.cluster.devices.len();
+    let cluster = shared.cluster();
+    let devices = cluster.devices.len();
     let ring = shared.board().placement.as_ref().map(|placement| placement.ring.clone());
     // A split by hand counts on all.
-    let patience = (!shared.cluster.by_hand()).then_some(shared.cluster.patience);
+    let patience = (!cluster.by_hand()).then_some(cluster.patience);
     let mut driver = Driver {
         membership: Membership::new(devices, start, ring, patience),
-        drift: Drift::new(2 * devices, shared.cluster.drift),
+        drift: Drift::new(2 * devices, cluster.drift),
         calls: (0..devices).map(|_| Calls::default()).collect(),
         plans: JoinSet::new(),
         said: vec![String::new(); devices],
@@ -108,6 +110,16 @@ impl Driver {
                     self.look(change);
                 }
             }
+            Message::Devices(devices) => self.update(devices),
+            Message::Quiet(quiet) => {
+                let present = self.shared.board().placement.clone();
+                let before = std::mem::replace(&mut self.before, present);
+                self.step(self.shared.now(), Event::Quiet);
+                if !self.membership.taking_in() {
+                    self.before = before;
+                }
+                guard = Some(quiet);
+            }
             Message::Looked { change, present, verdict } => {
                 guard = self.conclude(&change, &present, verdict);
             }
@@ -122,6 +134,48 @@ impl Driver {
         drop(guard);
         for calls in &mut self.calls {
             while calls.running.try_join_next().is_some() {}
+        }
+    }
+
+    /// Brings the devices up to what the files say. Places in the list stay, also of those that go.
+    fn update(&mut self, wanted: Vec<Device>) {
+        let mut cluster = (*self.shared.cluster()).clone();
+        let mut events = Vec::new();
+        for (device, known) in cluster.devices.iter_mut().enumerate() {
+            let new = wanted.iter().find(|new| new.name == known.name);
+            match (new, self.membership.removed(device)) {
+                (None, false) => events.push(Event::Removed { device }),
+                (None, true) => continue,
+                (Some(_), true) => events.push(Event::Added { device }),
+                (Some(new), false) => {
+                    // Where else it may be found is no reason to let go of it.
+                    if (Device { addresses: known.addresses.clone(), ..new.clone() }) != *known {
+                        events.push(Event::Changed { device });
+                    }
+                }
+            }
+            if let Some(new) = new {
+                known.clone_from(new);
+            }
+        }
+        for new in wanted {
+            if !cluster.devices.iter().any(|known| known.name == new.name) {
+                events.push(Event::Added { device: cluster.devices.len() });
+                cluster.devices.push(new);
+            }
+        }
+        let devices = cluster.devices.len();
+        *self.shared.cluster.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(cluster);
+        self.shared.board().grow(devices);
+        self.calls.resize_with(devices, Calls::default);
+        self.said.resize(devices, String::new());
+        self.there.resize(devices, false);
+        self.drift.grow(2 * devices);
+        for event in events {
+            self.step(self.shared.now(), event);
+        }
+        for device in (0..devices).filter(|device| self.membership.state(*device).connected()) {
+            self.calls[device].running.spawn(calls::tell_removed(self.shared.clone(), device));
         }
     }
 
@@ -155,9 +209,11 @@ impl Driver {
 
     /// What the devices that are there offer, in the order of the file. A split by hand counts on all.
     fn offers(&self) -> Vec<Offer> {
+        let cluster = self.shared.cluster();
         let board = self.shared.board();
-        let by_hand = self.shared.cluster.by_hand();
-        let devices = self.shared.cluster.devices.iter().enumerate();
+        let by_hand = cluster.by_hand();
+        let devices = cluster.devices.iter().enumerate();
+        let devices = devices.filter(|(i, _)| self.membership.counts(*i));
         let there = devices.filter(|(i, _)| by_hand || self.membership.state(*i).connected());
         there
             .map(|(i, device)| match &board.entries[i].description {
@@ -197,7 +253,9 @@ impl Driver {
     fn take(&mut self, round: u64, made: Result<Made, Failure>) -> Event {
         let made = match made {
             // What was made for all is taken again when they are back.
-            Ok(Made { outcome: Err((device, reason)), .. }) if self.membership.without() => {
+            Ok(Made { outcome: Err((device, reason)), .. })
+                if self.membership.without() || self.membership.taking_in() =>
+            {
                 return Event::PlanFailed { round, device, reason };
             }
             Ok(made) => self.made.insert(made),
@@ -232,7 +290,8 @@ impl Driver {
     fn announce(&self, placement: &Placement) {
         let Placement { what, predicted, .. } = placement;
         (self.shared.listener)(Notice::Planned { what: what.clone(), predicted: *predicted });
-        for (device, reason) in &placement.left_out {
+        let left_out = placement.left_out.iter();
+        for (device, reason) in left_out.filter(|(device, _)| self.membership.counts(*device)) {
             let (device, reason) = (self.shared.device(*device).name.clone(), reason.clone());
             (self.shared.listener)(Notice::LeftOut { device, reason });
         }
@@ -241,10 +300,9 @@ impl Driver {
     /// Looks for a better plan under other curves.
     fn look(&mut self, change: Change) {
         self.look_begun = self.shared.now();
-        let devices = self.shared.cluster.devices.len();
         for (track, was) in &change.moved {
-            let (now, disk) = (change.factors[*track], *track >= devices);
-            let device = self.shared.device(track % devices).name.clone();
+            let (now, (device, disk)) = (change.factors[*track], drift::whose(*track));
+            let device = self.shared.device(device).name;
             (self.shared.listener)(Notice::Drift { device, disk, was: *was, now });
         }
         let present = self.shared.board().placement.clone();
@@ -257,7 +315,7 @@ impl Driver {
         let known = |offer: &Offer| planning::covers(&profile, offer);
         let (offers, unknown): (Vec<_>, Vec<_>) = self.offers().into_iter().partition(known);
         for offer in unknown {
-            let place = self.shared.cluster.devices.iter().position(|d| d.name == offer.name);
+            let place = self.shared.cluster().devices.iter().position(|d| d.name == offer.name);
             let Some(device) = place else { continue };
             let why = match profile.device(&offer.name) {
                 Ok(_) => "it has other threads than when it was measured",
@@ -374,6 +432,12 @@ impl Driver {
                     self.look(change);
                 }
             }
+            Action::Gather => {
+                self.plans.spawn(async move {
+                    let quiet = shared.gate.clone().write_owned().await;
+                    shared.send(Message::Quiet(quiet)).await;
+                });
+            }
             // Taken care of where the plan is made.
             Action::Plan { .. } => {}
             Action::Fail { epoch, device, reason } => {
@@ -408,6 +472,8 @@ impl Driver {
             let state = self.membership.state(device);
             entry.state = state.word();
             entry.look = self.membership.next_look(device);
+            entry.removed = self.membership.removed(device);
+            entry.out = self.membership.left_out(device).unwrap_or_default().to_owned();
             match state {
                 State::Unreachable { reason, .. } | State::Connecting { reason, .. } => {
                     entry.detail.clone_from(reason);
@@ -419,6 +485,11 @@ impl Driver {
         }
         let readiness = match (self.membership.ready(), self.membership.obstacle()) {
             (Some(epoch), _) => Readiness::Ready(epoch),
+            (None, _) if self.membership.taking_in() => {
+                let reason =
+                    "a device joined: what it can do is measured, and a plan is made with it";
+                Readiness::Moving { reason: reason.to_owned() }
+            }
             (None, _) if self.membership.moving() => {
                 let what = board.placement.as_ref().map(|p| p.what.clone()).unwrap_or_default();
                 Readiness::Moving { reason: format!("the cluster moves to another plan: {what}") }

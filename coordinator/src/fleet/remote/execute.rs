@@ -7,6 +7,7 @@ use super::{
 use crate::{
     connection::Connection,
     drift::Sample,
+    drift::{disk_of, kernels_of},
     error::RequestError,
     fleet::{DeviceCost, DeviceRun, Going, Readiness, Run, Task, blocking},
     membership::{Event, Index},
@@ -213,15 +214,14 @@ pub(super) async fn execute(
     let missing = || RequestError::Internal { why: "a device has no result".to_owned() };
     let devices = devices.ok_or_else(missing)?;
     if let Some(predicted) = &dispatch.busy {
-        let disks = shared.cluster.devices.len();
         // Weights from disk are read anew for each token.
         let steps = made.as_ref().map_or(1, |made| made.len().max(1)) as f64;
         let samples = |((device, run), busy): ((&Index, &DeviceRun), &Busy)| {
             let DeviceCost { compute_busy_ns, disk_busy_ns, .. } = run.cost;
             let (kernels, disk) = (compute_busy_ns as f64, disk_busy_ns as f64);
             [
-                Sample { track: *device, measured: kernels, predicted: busy.kernels },
-                Sample { track: disks + *device, measured: disk, predicted: busy.disk * steps },
+                Sample { track: kernels_of(*device), measured: kernels, predicted: busy.kernels },
+                Sample { track: disk_of(*device), measured: disk, predicted: busy.disk * steps },
             ]
         };
         let samples = ring.iter().zip(&devices).zip(predicted).flat_map(samples).collect();
@@ -340,7 +340,7 @@ async fn verdict(
             }
             spoil(shared, readiness, epoch, device, &fault.message).await;
             let blamed = DeviceName::new(fault.device.clone()).ok();
-            let known = blamed.filter(|b| shared.cluster.devices.iter().any(|d| d.name == *b));
+            let known = blamed.filter(|b| shared.cluster().devices.iter().any(|d| d.name == *b));
             let device = known.unwrap_or_else(|| shared.device(device).name.clone());
             let Fault { message: reason, retryable, code, .. } = fault;
             match code.as_str() {

@@ -125,7 +125,7 @@ pub(super) async fn make(
     factors: Vec<f64>,
     (worked, before): (bool, Option<Arc<ClusterProfile>>),
 ) -> Result<Made, Failure> {
-    let profile = match (shared.cluster.by_hand(), &before) {
+    let profile = match (shared.cluster().by_hand(), &before) {
         (true, _) => None,
         (false, Some(known)) if worked && offers.iter().all(|o| covers(known, o)) => before,
         (false, _) => {
@@ -138,9 +138,9 @@ pub(super) async fn make(
     };
     let (of, from, curves) = (shared.clone(), offers.clone(), profile.clone());
     let made = blocking(move || match curves {
-        None => placement::by_shares(&of.cluster, &of.model, &from),
+        None => placement::by_shares(&of.cluster(), &of.model, &from),
         Some(profile) => {
-            by_profiles(&of, &from, &placement::scaled(&of.cluster, &profile, &factors))
+            by_profiles(&of, &from, &placement::scaled(&of.cluster(), &profile, &factors))
         }
     });
     let made = made.await.map_err(|e| (None, e.to_string()))?;
@@ -159,12 +159,13 @@ pub(super) async fn look(
 ) {
     let (of, was, factors) = (shared.clone(), present.clone(), change.factors.clone());
     let compared = blocking(move || {
-        let curves = placement::scaled(&of.cluster, &profile, &factors);
+        let cluster = of.cluster();
+        let curves = placement::scaled(&cluster, &profile, &factors);
         let found = by_profiles(&of, &offers, &curves)?;
         // Both by the same measure, whatever the planner says of its own.
         let time = |plan: &Plan| {
             let predict = |request: &Request<'_>| (of.planning.predictor)(request, plan);
-            let predicted = placement::ask(&of.cluster, &of.model, &offers, &curves, predict)?;
+            let predicted = placement::ask(&cluster, &of.model, &offers, &curves, predict)?;
             Ok::<_, PlacementError>(Duration::from_nanos(predicted.latency.max(0.0) as u64))
         };
         Ok::<_, PlacementError>((time(&was.plan)?, time(&found.plan)?, found))
@@ -219,9 +220,10 @@ fn by_profiles(
     offers: &[Offer],
     curves: &ClusterProfile,
 ) -> Result<Placement, PlacementError> {
-    let Shared { cluster, model, planning, .. } = shared;
-    let planned = placement::ask(cluster, model, offers, curves, planning.planner)?;
-    placement::settle(cluster, planned)
+    let Shared { model, planning, .. } = shared;
+    let cluster = shared.cluster();
+    let planned = placement::ask(&cluster, model, offers, curves, planning.planner)?;
+    placement::settle(&cluster, planned)
 }
 
 /// Takes over what was measured before of devices and links that are not in `profile`.
@@ -242,7 +244,7 @@ pub(super) fn covers(profile: &ClusterProfile, offer: &Offer) -> bool {
 
 async fn collect(shared: &Arc<Shared>, offers: &[Offer]) -> Result<ClusterProfile, Failure> {
     let offered = |name| offers.iter().any(|offer| offer.name == name);
-    let mut cluster = shared.cluster.clone();
+    let mut cluster = (*shared.cluster()).clone();
     cluster.devices.retain(|device| offered(device.name.clone()));
     // A coordinator that was killed has left them in their places, and there they refuse.
     let held: Vec<(Index, Epoch)> = {
@@ -263,6 +265,6 @@ async fn collect(shared: &Arc<Shared>, offers: &[Offer]) -> Result<ClusterProfil
 
 fn failure(shared: &Shared, error: &PlacementError) -> Failure {
     let blamed = error.device();
-    let device = blamed.and_then(|b| shared.cluster.devices.iter().position(|d| d.name == *b));
+    let device = blamed.and_then(|b| shared.cluster().devices.iter().position(|d| d.name == *b));
     (device, error.to_string())
 }

@@ -1,0 +1,154 @@
+//! Which coordinator a command asks, and as whom: by arguments, or as this machine has joined.
+
+use super::{duration, failure::Failure, progress};
+use clap::Args;
+use galaxy_client::Client;
+use galaxy_proto::{
+    identity::Role,
+    join::{Contact, home, identity_in},
+};
+use std::{
+    net::IpAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+/// Where a coordinator is asked for if nothing is said and this machine has not joined.
+const DEFAULT_COORDINATOR: &str = "127.0.0.1:7000";
+/// The name of a coordinator, as guides make it.
+const DEFAULT_NAME: &str = "coordinator";
+
+/// Which coordinator, and who we are.
+#[derive(Args, Debug, Clone)]
+#[command(next_help_heading = "Coordinator")]
+pub(super) struct Connection {
+    /// Where the coordinator listens [default: that of the cluster that this machine joined, else
+    /// 127.0.0.1:7000].
+    #[arg(long, value_name = "HOST:PORT", env = "GALAXY_COORDINATOR")]
+    coordinator: Option<String>,
+    /// Directory of our identity [default: the one that this machine joined with, under $GALAXY_HOME
+    /// or ~/.galaxy]; without one, only a coordinator on this machine can be reached.
+    #[arg(long, value_name = "DIR", env = "GALAXY_IDENTITY")]
+    identity: Option<PathBuf>,
+    /// Name in the coordinator's certificate [default: that of the cluster that this machine joined,
+    /// else coordinator].
+    #[arg(long, value_name = "NAME")]
+    coordinator_name: Option<String>,
+    /// Time that each call has, like 500ms, 60s or 5m.
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
+    timeout: Duration,
+}
+
+/// Whom to dial, and as whom.
+#[derive(Debug, PartialEq, Eq)]
+struct Target {
+    addresses: Vec<String>,
+    name: String,
+    identity: Option<PathBuf>,
+}
+
+impl Connection {
+    /// Connects as a client.
+    pub(super) async fn open(&self) -> Result<Client, Failure> {
+        self.open_as(&[Role::Client, Role::Admin]).await
+    }
+
+    /// Connects as an admin.
+    pub(super) async fn open_admin(&self) -> Result<Client, Failure> {
+        self.open_as(&[Role::Admin]).await
+    }
+
+    async fn open_as(&self, roles: &[Role]) -> Result<Client, Failure> {
+        let Target { addresses, name, identity } = self.target(home().as_deref(), roles)?;
+        let mut failed = None;
+        for address in addresses {
+            let mut builder =
+                Client::builder().address(&address).coordinator(&name).timeout(self.timeout);
+            if let Some(identity) = &identity {
+                builder = builder.identity(identity);
+            }
+            match progress::watch("connecting", builder.connect()).await {
+                Ok(client) => return Ok(client),
+                Err(error) => failed = failed.or(Some(error)),
+            }
+        }
+        // There is an address at least.
+        Err(failed.map_or_else(|| Failure::new("no coordinator is known"), Failure::from))
+    }
+
+    fn target(&self, home: Option<&Path>, roles: &[Role]) -> Result<Target, Failure> {
+        // Who names a coordinator on this machine and no identity speaks without one.
+        let plain = self.coordinator.as_deref().is_some_and(is_loopback);
+        let joined = || {
+            let home = home.filter(|_| !plain)?;
+            roles.iter().map(|role| identity_in(home, *role)).find(|dir| dir.exists())
+        };
+        let identity = self.identity.clone().or_else(joined);
+        let contact = identity.as_deref().map(Contact::load).transpose();
+        let contact = contact.map_err(|error| Failure::new(error.to_string()))?.flatten();
+        let given = self.coordinator.clone().map(|address| vec![address]);
+        let (known, name) = contact.map(|contact| (contact.addresses, contact.name)).unzip();
+        Ok(Target {
+            addresses: given.or(known).unwrap_or_else(|| vec![DEFAULT_COORDINATOR.to_owned()]),
+            name: self
+                .coordinator_name
+                .clone()
+                .or(name.map(|name| name.to_string()))
+                .unwrap_or_else(|| DEFAULT_NAME.to_owned()),
+            identity,
+        })
+    }
+}
+
+fn is_loopback(address: &str) -> bool {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    let host = host.trim_matches(['[', ']']);
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use galaxy_common::DeviceName;
+
+    fn connection(coordinator: Option<&str>, identity: Option<&str>) -> Connection {
+        Connection {
+            coordinator: coordinator.map(str::to_owned),
+            identity: identity.map(PathBuf::from),
+            coordinator_name: None,
+            timeout: Duration::from_secs(1),
+        }
+    }
+
+    #[test]
+    fn who_joined_needs_no_arguments() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = Some(dir.path());
+        let default = Target {
+            addresses: vec![DEFAULT_COORDINATOR.to_owned()],
+            name: DEFAULT_NAME.to_owned(),
+            identity: None,
+        };
+        let roles = [Role::Client, Role::Admin];
+        let target = |connection: Connection| connection.target(home, &roles).unwrap();
+        assert_eq!(target(connection(None, None)), default);
+
+        let client = identity_in(dir.path(), Role::Client);
+        std::fs::create_dir_all(&client).unwrap();
+        let name = DeviceName::new("nuc").unwrap();
+        let addresses = vec!["192.168.1.10:7000".to_owned()];
+        Contact { name, addresses: addresses.clone() }.save(&client).unwrap();
+        let joined = Target { addresses, name: "nuc".to_owned(), identity: Some(client.clone()) };
+        assert_eq!(target(connection(None, None)), joined);
+        let here = target(connection(Some("127.0.0.1:7000"), None));
+        assert_eq!(here, default, "on this machine without an identity, as was asked for");
+        let other = target(connection(Some("10.0.0.1:7000"), None));
+        assert_eq!(
+            (other.addresses, other.identity),
+            (vec!["10.0.0.1:7000".to_owned()], Some(client))
+        );
+        let own = target(connection(None, Some("keys/laptop")));
+        assert_eq!((own.addresses, own.identity), (default.addresses, Some("keys/laptop".into())));
+    }
+}

@@ -1,0 +1,356 @@
+//! The registry: who belongs to the cluster, kept beside the cluster file.
+//!
+//! `members.json` has the invitations with their secrets, the identities that they gave, and who was removed; it is on
+//! disk before anything is signed, and before anybody is told. `devices.d/` has a file for each device that joined.
+
+pub mod ledger;
+pub mod slowness;
+
+use crate::cluster::{self, Cluster, ClusterError, DIRECTORY, Device};
+use galaxy_common::{DeviceName, plan::MAX_DEVICES};
+use galaxy_proto::{
+    identity::{Authority, Identity, IdentityError, Moment, Role},
+    join::{Ask, Binding, Contact, Facts, Grant, Line, Pin, Proof, Request},
+};
+use ledger::{Denial, InviteError, Ledger, RemoveError, Terms};
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Read, Write},
+    net::{IpAddr, SocketAddr},
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+/// The file of the ledger, beside the cluster file.
+pub const LEDGER: &str = "members.json";
+/// How long a certificate is valid that an invitation gave.
+const DAYS: u32 = 365;
+/// Beyond this no ledger is read.
+const MAX_BYTES: u64 = 16 << 20;
+/// Of the memory that is free on a device, what it grants if nobody says.
+const GRANTED: f64 = 0.6;
+/// Whole megabytes are what people read and write.
+const MEGABYTE: u64 = 1_000_000;
+
+/// What is wrong with the registry.
+#[derive(Debug, thiserror::Error)]
+pub enum RegistryError {
+    /// A file.
+    #[error("{} cannot be read or written: {source}", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A ledger that is none.
+    #[error("{} is no list of members: {why}", path.display())]
+    Ledger {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        why: String,
+    },
+    /// The authority.
+    #[error(transparent)]
+    Authority(#[from] IdentityError),
+    /// No authority.
+    #[error(
+        "nobody can join: the cluster file names no authority. Add `authority = \"keys\"` to [cluster], the directory in which `galaxy keys init` made `ca`, and start the coordinator again"
+    )]
+    NoAuthority,
+    /// No invitation.
+    #[error(transparent)]
+    Invite(#[from] InviteError),
+    /// Nobody is removed.
+    #[error(transparent)]
+    Remove(#[from] RemoveError),
+    /// The cluster's files.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+    /// Too many.
+    #[error("a cluster has at most {MAX_DEVICES} devices")]
+    Many,
+}
+
+/// Why somebody does not join.
+#[derive(Debug, thiserror::Error)]
+pub enum Refused {
+    /// The ledger's word.
+    #[error(transparent)]
+    Denied(#[from] Denial),
+    /// Our own trouble.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+}
+
+/// The registry of a cluster. Its calls block on the disk.
+pub struct Registry {
+    file: PathBuf,
+    base: PathBuf,
+    authority: Option<(Authority, Pin)>,
+    identity: Identity,
+    ledger: Mutex<Ledger>,
+}
+
+impl Registry {
+    /// Opens the registry of the cluster of a file. From now on `identity` refuses whoever was removed.
+    ///
+    /// # Errors
+    /// When its files cannot be read, or are none.
+    pub fn open(
+        file: &Path,
+        cluster: &Cluster,
+        identity: &Identity,
+    ) -> Result<Self, RegistryError> {
+        let base = file.parent().unwrap_or(Path::new("")).to_owned();
+        let authority = cluster.authority.as_deref().map(|path| {
+            let authority = Authority::open(path)?;
+            let pin = authority.pin()?;
+            Ok::<_, RegistryError>((authority, pin))
+        });
+        let ledger = load(&base.join(LEDGER))?;
+        identity.denied().take(ledger.removed());
+        Ok(Self {
+            file: file.to_owned(),
+            base,
+            authority: authority.transpose()?,
+            identity: identity.clone(),
+            ledger: Mutex::new(ledger),
+        })
+    }
+
+    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the ledger: what `change` returns is true once the ledger is on disk.
+    fn change<T, E: From<RegistryError>>(
+        &self,
+        change: impl FnOnce(&mut Ledger) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let mut ledger = self.ledger();
+        let mut next = ledger.clone();
+        let value = change(&mut next)?;
+        let path = self.base.join(LEDGER);
+        save(&path, &next).map_err(|source| RegistryError::File { path, source })?;
+        *ledger = next;
+        Ok(value)
+    }
+
+    /// The devices of the files, without those that were removed.
+    ///
+    /// # Errors
+    /// When a file is not in order.
+    pub fn devices(&self) -> Result<Vec<Device>, ClusterError> {
+        let devices = match Cluster::open(&self.file) {
+            Err(ClusterError::Devices { devices: 0 }) => Vec::new(),
+            cluster => cluster?.devices,
+        };
+        let removed = self.identity.denied().now();
+        Ok(devices.into_iter().filter(|device| !removed.has(&device.name)).collect())
+    }
+
+    /// Names that somebody has of whom the ledger may not know.
+    fn others(&self) -> Result<Vec<DeviceName>, RegistryError> {
+        let mut names: Vec<_> = self.devices()?.into_iter().map(|device| device.name).collect();
+        names.push(self.identity.name().clone());
+        // Identities that `galaxy keys issue` made lie beside the authority.
+        let Some((authority, _)) = &self.authority else { return Ok(names) };
+        let entries = fs::read_dir(authority.directory()).into_iter().flatten().flatten();
+        let named = entries.filter_map(|entry| DeviceName::new(entry.file_name().to_str()?).ok());
+        names.extend(named);
+        Ok(names)
+    }
+
+    /// Makes an invitation, for who reaches the coordinator at one of `addresses`.
+    ///
+    /// # Errors
+    /// Without an authority, when its terms are out of bounds, or the disk fails.
+    pub fn invite(
+        &self,
+        terms: Terms,
+        by: String,
+        addresses: Vec<String>,
+    ) -> Result<(Line, Moment), RegistryError> {
+        let (_, pin) = self.authority.as_ref().ok_or(RegistryError::NoAuthority)?;
+        let others = self.others()?;
+        let taken = |name: &DeviceName| others.contains(name);
+        let (invitation, secret, until) = self.change(|ledger| {
+            Ok::<_, RegistryError>(ledger.invite(Moment::now(), terms, by, taken)?)
+        })?;
+        Ok((Line { addresses, pin: *pin, invitation, secret }, until))
+    }
+
+    /// Decides on an ask, and signs if it is taken: then the use is on disk.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn admit(&self, ask: &Ask, binding: &Binding) -> Result<Grant, Refused> {
+        let (authority, _) = self.authority.as_ref().ok_or(RegistryError::NoAuthority)?;
+        let others = self.others()?;
+        let taken = |name: &DeviceName| others.contains(name);
+        let admitted = self.change(|ledger| {
+            Ok::<_, Refused>(ledger.admit(Moment::now(), ask, binding, taken)?)
+        })?;
+        let ledger::Admitted { name, role, key, secret } = admitted;
+        let certificate =
+            authority.certify(&name, role, DAYS, &key).map_err(RegistryError::from)?;
+        let proof = Proof::of_host(&secret, binding, &ask.request, &key, &certificate);
+        Ok(Grant { name, role, certificate, proof })
+    }
+
+    /// Makes an identity here, into `into`, for who needs no invitation: it has the authority.
+    ///
+    /// # Errors
+    /// Without an authority, when the name cannot be given, or the disk fails.
+    pub fn enrol(
+        &self,
+        name: &DeviceName,
+        role: Role,
+        into: &Path,
+        contact: &Contact,
+    ) -> Result<(), RegistryError> {
+        let (authority, _) = self.authority.as_ref().ok_or(RegistryError::NoAuthority)?;
+        let request = Request::new().map_err(IdentityError::from)?;
+        let key = request.key();
+        self.change(|ledger| {
+            let enrolled = ledger.enrol(Moment::now(), (name, role), &key);
+            enrolled.map_err(|error| RegistryError::Invite(error.into()))
+        })?;
+        authority.issue_for(name, role, DAYS, &request, into)?;
+        let failed = |source| RegistryError::File { path: into.to_owned(), source };
+        contact.save(into).map_err(failed)
+    }
+
+    /// Notes where a device is: its file is made, or its addresses there are changed. Returns all devices.
+    ///
+    /// `here` is the address of this machine at which the device has reached us: there, others reach devices of this
+    /// machine.
+    ///
+    /// # Errors
+    /// When files cannot be read or written, or there are too many devices.
+    pub fn settle(
+        &self,
+        name: &DeviceName,
+        facts: &Facts,
+        reached: &[SocketAddr],
+        here: IpAddr,
+    ) -> Result<Vec<Device>, RegistryError> {
+        // One at a time.
+        let _ledger = self.ledger();
+        let mut devices = self.devices()?;
+        let mut addresses = reached.iter().map(SocketAddr::to_string);
+        let Some(address) = addresses.next() else { return Ok(devices) };
+        let addresses: Vec<String> = addresses.collect();
+        let known = devices.iter().position(|device| device.name == *name);
+        if known.is_none() && devices.len() >= MAX_DEVICES {
+            return Err(RegistryError::Many);
+        }
+        let memory = galaxy_common::Bytes(
+            ((facts.memory.0 as f64 * GRANTED) as u64 / MEGABYTE).max(1) * MEGABYTE,
+        );
+        let threads = Some(facts.threads);
+        let device = match known {
+            Some(at) => Device { address, addresses, ..devices[at].clone() },
+            None => Device { name: name.clone(), address, addresses, memory, threads, share: None },
+        };
+        let mut changed = Vec::new();
+        match known {
+            Some(at) if devices[at] == device => {}
+            Some(at) => changed.push(at),
+            None => {
+                devices.push(device.clone());
+                changed.push(devices.len() - 1);
+            }
+        }
+        if let Some(at) = known {
+            devices[at] = device;
+        }
+        if !here.is_loopback() {
+            for (at, near) in devices.iter_mut().enumerate().filter(|(_, device)| device.is_here())
+            {
+                if put_first(near, here) && !changed.contains(&at) {
+                    changed.push(at);
+                }
+            }
+        }
+        let directory = self.base.join(DIRECTORY);
+        for at in changed {
+            cluster::write(&directory, &devices[at])
+                .map_err(|source| RegistryError::File { path: directory.clone(), source })?;
+        }
+        // What the cluster file itself says of a device holds.
+        Ok(self.devices()?)
+    }
+
+    /// Removes a member for good: it is on disk, and from then on refused. Returns the devices that are left.
+    ///
+    /// # Errors
+    /// When there is nobody of that name, or the disk fails.
+    pub fn remove(&self, name: &DeviceName, by: String) -> Result<Vec<Device>, RegistryError> {
+        if name == self.identity.name() {
+            return Err(RemoveError::Coordinator(name.clone()).into());
+        }
+        let others = self.others()?;
+        self.change(|ledger| {
+            Ok::<_, RegistryError>(ledger.remove(Moment::now(), name, by, &others)?)
+        })?;
+        self.identity.denied().take(self.ledger().removed());
+        let path = self.base.join(DIRECTORY);
+        cluster::remove(&path, name).map_err(|source| RegistryError::File { path, source })?;
+        Ok(self.devices()?)
+    }
+
+    /// Everybody that invitations let in, and the names of those that were removed.
+    pub fn members(&self) -> (Vec<(DeviceName, Role)>, Vec<DeviceName>) {
+        let ledger = self.ledger();
+        let issued = ledger.issued().map(|(name, role)| (name.clone(), role)).collect();
+        (issued, ledger.removed().names.into_iter().collect())
+    }
+}
+
+/// Has a device of this machine found by others at `here` first. Says whether that changed anything.
+fn put_first(device: &mut Device, here: IpAddr) -> bool {
+    let Some((_, port)) = device.address.rsplit_once(':') else { return false };
+    let Ok(port) = port.parse() else { return false };
+    let address = SocketAddr::new(here, port).to_string();
+    if device.addresses.first() == Some(&address) {
+        return false;
+    }
+    device.addresses.retain(|other| *other != address);
+    device.addresses.insert(0, address);
+    device.addresses.truncate(galaxy_proto::join::MAX_ADDRESSES);
+    true
+}
+
+fn load(path: &Path) -> Result<Ledger, RegistryError> {
+    let failed = |source| RegistryError::File { path: path.to_owned(), source };
+    let none = |why: String| RegistryError::Ledger { path: path.to_owned(), why };
+    let file = match File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Ledger::default()),
+        file => file.map_err(failed)?,
+    };
+    let mut text = String::new();
+    let read = file.take(MAX_BYTES + 1).read_to_string(&mut text).map_err(failed)?;
+    if read as u64 > MAX_BYTES {
+        return Err(none(format!("it has more than {MAX_BYTES} bytes")));
+    }
+    serde_json::from_str(&text).map_err(|error| none(error.to_string()))
+}
+
+/// Writes the ledger, whole or not at all; it is on the disk when this returns. Only its owner may read it: it has
+/// secrets.
+fn save(path: &Path, ledger: &Ledger) -> io::Result<()> {
+    let text = serde_json::to_string_pretty(ledger).map_err(io::Error::other)?;
+    let new = path.with_extension("json.new");
+    let mut file =
+        OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    fs::rename(&new, path)?;
+    // The name, too.
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
+}

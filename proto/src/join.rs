@@ -1,0 +1,40 @@
+//! Joining a cluster by a line of text, instead of copying keys.
+//!
+//! Who runs a cluster makes an *invitation*: a public id, a secret of 128 bits, a role, a number of uses, an end. Its
+//! [`Line`] says where the coordinator is, and a pin of the authority's key. The machine that joins makes its key
+//! itself, and sends a request for a certificate over TLS 1.3 to a server whose chain ends in the pinned authority and
+//! whose role is coordinator. Both sides prove that they know the secret over what only this channel has: its exporter,
+//! and the keys of both ends. A proxy in the middle has another exporter, and a proof that was overheard is of no use.
+//!
+//! ```text
+//! line.rs     the line of an invitation        vet.rs    is this the pinned cluster's coordinator?
+//! message.rs  messages, decoded with bounds    guest.rs  the side that joins, as a state machine
+//! request.rs  the request for a certificate    facts.rs  what a device says of itself when it comes
+//! home.rs     where a machine keeps what it joined with
+//! proof.rs    what both sides prove            dial.rs   the thin shell of sockets around guest and facts
+//! ```
+//!
+//! The coordinator's side is [`Asked::check`], and what it keeps: `galaxy_coord::registry`.
+
+mod dial;
+mod facts;
+mod guest;
+mod home;
+mod line;
+mod message;
+mod proof;
+mod request;
+mod vet;
+mod wire;
+
+pub use dial::{Joined, StoreError, announce, join};
+pub use facts::{Attempt, Facts, MAX_ADDRESSES, local_addresses};
+pub use guest::{Granted, Guest, JoinError, Step};
+pub use home::{Contact, home, identity_in};
+pub use line::{InvitationId, Line, LineError, NoRandomness, Pin, Secret};
+pub use message::{Ask, Grant, Greeting, MAX_BYTES, Malformed, Message, Refusal};
+pub use proof::{AskError, Asked, Binding, EXPORTER, Proof};
+pub(crate) use request::fingerprint;
+pub use request::{PublicKey, Request, RequestError};
+pub use vet::{VetError, Vetted, vet};
+pub use wire::{WireError, receive, send};

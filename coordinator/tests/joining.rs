@@ -112,10 +112,6 @@ async fn a_machine_joins_once_by_an_invitation() {
     let line = world.invite(Role::Device, 1);
     let identity = world.join(&line, "pi-1").await.unwrap();
     assert_eq!((identity.name(), identity.role()), (&name("pi-1"), Role::Device));
-    // It is let in as what it is.
-    let config = identity.client_config(galaxy_proto::ALPN_CONTROL);
-    let boss = name("boss");
-    dial(&world.address, config, None, (&boss, Role::Coordinator), LONG).await.unwrap();
     assert_eq!(code(world.join(&line, "pi-2").await), "used");
     assert_eq!(code(world.join(&world.invite(Role::Client, 1), "pi-1").await), "name_taken");
     assert_eq!(code(world.join(&world.invite(Role::Client, 1), "nuc").await), "name_taken");
@@ -127,6 +123,14 @@ async fn a_machine_joins_once_by_an_invitation() {
     use std::os::unix::fs::PermissionsExt;
     let mode = |path: &str| fs::metadata(world.path(path)).unwrap().permissions().mode() & 0o777;
     assert_eq!((mode(LEDGER), mode("pi-1/key.pem")), (0o600, 0o600));
+    // It is let in as what it is: a coordinator serves clients.
+    let laptop = world.join(&world.invite(Role::Client, 1), "laptop").await.unwrap();
+    for (identity, served) in [(laptop, true), (identity, false)] {
+        let config = identity.client_config(galaxy_proto::ALPN_CONTROL);
+        let to = (&name("boss"), Role::Coordinator);
+        let dialled = dial(&world.address, config, None, to, LONG).await;
+        assert_eq!(dialled.is_ok(), served);
+    }
 }
 
 #[tokio::test]

@@ -58,7 +58,9 @@ fn has(command: &Command, option: &str) -> bool {
 fn sources(directory: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
     let (directories, files): (Vec<_>, Vec<_>) = entries.partition(|path| path.is_dir());
-    let files = files.into_iter().filter(|path| !path.ends_with("messages.rs"));
+    // What `galaxy up` starts are other programs, with options of their own.
+    let others = ["messages.rs", "up/children.rs"];
+    let files = files.into_iter().filter(|path| !others.iter().any(|other| path.ends_with(other)));
     directories.iter().flat_map(|directory| sources(directory)).chain(files).collect()
 }
 

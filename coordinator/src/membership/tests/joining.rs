@@ -52,7 +52,7 @@ fn without_a_plan_with_it_the_one_before_is_taken_again() {
     world.run(seconds(1.0));
     world.plan = Err("its links cannot be measured");
     world.send(Event::Quiet);
-    world.run(seconds(0.01));
+    world.run(PLANNING);
     let why = world.membership.left_out(2).unwrap_or_default().to_owned();
     assert!(why.contains("its links cannot be measured"), "{why}");
     assert!(world.membership.moving(), "requests wait");

@@ -74,7 +74,9 @@ impl From<ClientError> for Failure {
             "identity" | "certificate_refused" | "foreign_authority" => {
                 Some("`galaxy keys issue NAME --role client` makes an identity")
             }
-            "permission_denied" => Some("use an identity of role client with --identity"),
+            "permission_denied" => {
+                Some("name an identity of the role that it takes with --identity")
+            }
             "wrong_name" => Some("correct --coordinator, or name it with --coordinator-name"),
             "deadline" => Some("give it more time with --timeout, or look at `galaxy status`"),
             "draining" => Some("`galaxy drain --off` lets it take requests again"),

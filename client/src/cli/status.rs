@@ -48,7 +48,7 @@ pub async fn status(args: StatusArgs) -> Result<(), Failure> {
 
 /// `galaxy drain`.
 pub async fn drain(args: DrainArgs) -> Result<(), Failure> {
-    let client = args.connection.open().await?;
+    let client = args.connection.open_admin().await?;
     if args.off {
         progress::watch("asking the coordinator", client.undrain()).await?;
     } else {

@@ -8,8 +8,8 @@ use galaxy_testbed::{
     processes::{PATIENCE, Setup, TestCluster, until},
 };
 use std::{
-    fs,
-    os::unix::fs::FileExt,
+    fs::{self, DirBuilder},
+    os::unix::fs::{DirBuilderExt, FileExt},
     path::{Path, PathBuf},
     process::Command,
     time::Instant,
@@ -115,9 +115,10 @@ struct Small(PathBuf);
 
 impl Small {
     fn mount(at: PathBuf, size: &str) -> Self {
-        fs::create_dir_all(&at).unwrap();
+        // A cache is for its user alone.
+        DirBuilder::new().recursive(true).mode(0o700).create(&at).unwrap();
         let small = Self(at);
-        small.run(&["mount", "-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"]);
+        small.run(&["mount", "-t", "tmpfs", "-o", &format!("size={size},mode=700"), "tmpfs"]);
         small
     }
     fn run(&self, words: &[&str]) {

@@ -33,7 +33,10 @@ fn literals(source: &str) -> Vec<String> {
     let code = lines.collect::<Vec<_>>().join("\n");
     // Of "one" between "two" every other part is a literal; an escaped quote ends none.
     let code = code.replace("\\\"", "'").replace("'\"'", "");
-    code.split('"').skip(1).step_by(2).map(str::to_owned).collect()
+    let literals = code.split('"').skip(1).step_by(2);
+    // An option alone is an argument of another program.
+    let message = |text: &&str| !text.starts_with("--") || text.contains(' ');
+    literals.filter(message).map(str::to_owned).collect()
 }
 
 /// Options that a message names, without their dashes.
@@ -58,9 +61,7 @@ fn has(command: &Command, option: &str) -> bool {
 fn sources(directory: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
     let (directories, files): (Vec<_>, Vec<_>) = entries.partition(|path| path.is_dir());
-    // What `galaxy up` starts are other programs, with options of their own.
-    let others = ["messages.rs", "up/children.rs"];
-    let files = files.into_iter().filter(|path| !others.iter().any(|other| path.ends_with(other)));
+    let files = files.into_iter().filter(|path| !path.ends_with("messages.rs"));
     directories.iter().flat_map(|directory| sources(directory)).chain(files).collect()
 }
 

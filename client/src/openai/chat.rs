@@ -364,8 +364,6 @@ mod tests {
         let templates = [
             "{{ 'x' * 99999999 * 99 }}".to_owned(),
             "{% set t = 'x' * 99999999 %}{{ (t | upper) ~ (t | upper) ~ (t | upper) }}".to_owned(),
-            "{{ ([1] * 99999999) | string }}".to_owned(),
-            "{{ [1] * 99999999 }}".to_owned(),
             lists("{{ n.a }}"),
             lists("{{ n.a | string | length }}"),
             lists("{{ n.a | trim | length }}"),

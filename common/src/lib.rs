@@ -12,6 +12,7 @@ pub mod printable;
 pub mod private;
 pub mod profile;
 pub mod rate;
+pub mod replace;
 pub mod sampling;
 pub mod shape;
 pub mod span;

@@ -5,6 +5,7 @@
 //! link, each belongs to the user of this process or to root, none may be written by others, and a secret
 //! not be read by them. The path of a folder itself may lead over links: who names it means what is there.
 
+use crate::replace::{PUBLIC, SECRET};
 use rustix::{
     fs::{CWD, FileType, Mode, OFlags, fchmod, fstat, mkdirat, openat},
     io::Errno,
@@ -19,10 +20,6 @@ use std::{
 
 /// What the owner of a folder may do, and nobody else.
 const FOLDER: u32 = 0o700;
-/// What the owner of a file may do, and nobody else.
-const SECRET: u32 = 0o600;
-/// What everybody may read.
-const PUBLIC: u32 = 0o644;
 /// What others than the owner may do.
 const OTHERS: u32 = 0o077;
 /// Where others may write.
@@ -244,14 +241,7 @@ impl Folder {
     }
 
     fn read(&self, name: &str, wanted: u32, most: u64) -> Result<Vec<u8>, PrivateError> {
-        let path = self.path.join(name);
-        let file = self.opened(name, OFlags::RDONLY, wanted)?;
-        let mut bytes = Vec::new();
-        match file.take(most.saturating_add(1)).read_to_end(&mut bytes) {
-            Ok(_) if bytes.len() as u64 > most => Err(PrivateError::Long { path, most }),
-            Ok(_) => Ok(bytes),
-            Err(source) => Err(PrivateError::File { path, source }),
-        }
+        contents(self.opened(name, OFlags::RDONLY, wanted)?, self.path.join(name), most)
     }
 
     /// Writes a new file that only its owner may read.
@@ -282,23 +272,40 @@ impl Folder {
     /// # Errors
     /// When it is a link, belongs to somebody else, or others may write it.
     pub fn file(&self, name: &str) -> Result<File, PrivateError> {
-        let path = self.path.join(name);
-        let mode = Mode::from_raw_mode(SECRET);
         let flags = OFlags::RDWR | OFlags::CREATE | quiet();
-        let file = openat(&self.handle, name, flags, mode);
-        let file = File::from(file.map_err(|error| failed(path.clone(), error))?);
-        About::of(&file, &path)?.fits(&path, PUBLIC)?;
-        Ok(file)
+        let file = openat(&self.handle, name, flags, Mode::from_raw_mode(SECRET));
+        fitting(file, &self.path.join(name), PUBLIC)
     }
 
     /// Opens a file whose mode is at most this.
     fn opened(&self, name: &str, flags: OFlags, most: u32) -> Result<File, PrivateError> {
-        let path = self.path.join(name);
-        let mode = Mode::from_raw_mode(most);
-        let file = openat(&self.handle, name, flags | quiet(), mode);
-        let file = File::from(file.map_err(|error| failed(path.clone(), error))?);
-        About::of(&file, &path)?.fits(&path, most)?;
-        Ok(file)
+        let file = openat(&self.handle, name, flags | quiet(), Mode::from_raw_mode(most));
+        fitting(file, &self.path.join(name), most)
+    }
+}
+
+/// Reads a file that only its owner may read, of at most so many bytes, in a folder that may be used for other things.
+///
+/// # Errors
+/// As [`Folder::read_secret`].
+pub fn read_secret(path: &Path, most: u64) -> Result<Vec<u8>, PrivateError> {
+    let file = openat(CWD, path, OFlags::RDONLY | quiet(), Mode::empty());
+    contents(fitting(file, path, SECRET)?, path.to_owned(), most)
+}
+
+/// A file that was opened, whose mode is at most this.
+fn fitting(opened: Result<OwnedFd, Errno>, path: &Path, most: u32) -> Result<File, PrivateError> {
+    let file = File::from(opened.map_err(|error| failed(path.to_owned(), error))?);
+    About::of(&file, path)?.fits(path, most)?;
+    Ok(file)
+}
+
+fn contents(file: File, path: PathBuf, most: u64) -> Result<Vec<u8>, PrivateError> {
+    let mut bytes = Vec::new();
+    match file.take(most.saturating_add(1)).read_to_end(&mut bytes) {
+        Ok(_) if bytes.len() as u64 > most => Err(PrivateError::Long { path, most }),
+        Ok(_) => Ok(bytes),
+        Err(source) => Err(PrivateError::File { path, source }),
     }
 }
 
@@ -399,6 +406,22 @@ mod tests {
         inner.write_secret("file", b"").unwrap();
         let error = inner.folder("file").unwrap_err();
         assert!(matches!(error, PrivateError::Kind { wanted: "directory", .. }), "{error}");
+    }
+
+    #[test]
+    fn a_secret_is_one_in_a_folder_that_is_open_as_well() {
+        let dir = tempfile::tempdir().unwrap();
+        set(dir.path(), 0o755);
+        let (secret, link) = (dir.path().join("secret"), dir.path().join("link"));
+        assert!(read_secret(&secret, 9).unwrap_err().is_absent());
+        fs::write(&secret, "s").unwrap();
+        set(&secret, 0o600);
+        assert_eq!(read_secret(&secret, 1).unwrap(), b"s");
+        assert!(matches!(read_secret(&secret, 0), Err(PrivateError::Long { .. })));
+        symlink(&secret, &link).unwrap();
+        assert!(matches!(read_secret(&link, 9), Err(PrivateError::Link { .. })));
+        set(&secret, 0o644);
+        assert!(matches!(read_secret(&secret, 9), Err(PrivateError::Open { .. })));
     }
 
     #[test]

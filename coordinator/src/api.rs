@@ -39,7 +39,9 @@ use std::{
 use tokio::{net::TcpListener, sync::mpsc, task::JoinSet};
 use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
 use tonic::{
-    Request, Response, Status, metadata::MetadataMap, service::interceptor::InterceptedService,
+    Request, Response, Status,
+    metadata::MetadataMap,
+    service::{Interceptor, interceptor::InterceptedService},
 };
 
 /// Bytes of one piece of a tensor.
@@ -114,7 +116,8 @@ impl Api {
         let listen = listener.local_addr();
         let members = self.registry.clone().zip(listen.ok()).map(|((registry, update), listen)| {
             let (session, audit) = (self.session.clone(), self.audit.clone());
-            MembersServer::new(Desk { registry, session, audit, update, listen })
+            let desk = Desk { registry, session, audit, update, listen };
+            self.behind(Role::Admin, MembersServer::new(desk))
         });
         let reception =
             self.registry.clone().zip(identity).map(|((registry, update), identity)| {
@@ -123,18 +126,11 @@ impl Api {
             });
         let hook = reception.as_ref().map(|reception| (ALPN_JOIN, reception.hook()));
         let door = Door::open(listener, identity, hook);
-        let (replies, audit) = (self.replies.clone(), self.audit.clone());
-        let memory = self.session.client_memory().clone();
-        let service = GalaxyServer::new(self)
+        let replies = self.replies.clone();
+        let service = GalaxyServer::new(self.clone())
             .max_decoding_message_size(intake::MAX_REQUEST_BYTES as usize)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);
-        // Who calls is checked before a byte of the request is read.
-        let service = InterceptedService::new(service, move |request: Request<()>| {
-            require(Role::Client, &request)
-                .inspect_err(|status| refused(&audit, &request, status))?;
-            Ok(request)
-        });
-        let service = Intake::new(service, memory);
+        let service = self.behind(Role::Client, service);
         let served = tonic::transport::Server::builder()
             .max_concurrent_streams(STREAMS)
             .http2_keepalive_interval(Some(KEEPALIVE))
@@ -148,6 +144,20 @@ impl Api {
         let mut left = std::mem::take(&mut *replies.lock().unwrap_or_else(PoisonError::into_inner));
         left.shutdown().await;
         served
+    }
+
+    /// A service of a role: who calls is checked before a byte of the request is read, and what comes is counted.
+    fn behind<S>(
+        &self,
+        role: Role,
+        service: S,
+    ) -> Intake<InterceptedService<S, impl Interceptor + Clone + use<S>>> {
+        let audit = self.audit.clone();
+        let service = InterceptedService::new(service, move |request: Request<()>| {
+            require(role, &request).inspect_err(|status| refused(&audit, &request, status))?;
+            Ok(request)
+        });
+        Intake::new(service, self.session.client_memory().clone())
     }
 
     /// Sends results until they are taken, or the client is gone or has no use for them.

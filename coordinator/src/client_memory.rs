@@ -8,10 +8,7 @@ use galaxy_common::{Bytes, DeviceName};
 use galaxy_proto::identity::Role;
 use std::{
     collections::HashMap,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 /// What one client may hold if nothing else is said.
@@ -26,19 +23,14 @@ pub struct ClientMemory(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    limit: AtomicU64,
+    limit: Bytes,
     held: Mutex<HashMap<Who, u64>>,
 }
 
 impl ClientMemory {
     /// So much for each.
     pub fn new(limit: Bytes) -> Self {
-        Self(Arc::new(Inner { limit: AtomicU64::new(limit.0), held: Mutex::default() }))
-    }
-
-    /// So much for each from now on.
-    pub fn limit(&self, limit: Bytes) {
-        self.0.limit.store(limit.0, Ordering::Relaxed);
+        Self(Arc::new(Inner { limit, held: Mutex::default() }))
     }
 
     /// What one holds.
@@ -56,19 +48,15 @@ impl ClientMemory {
     }
 
     fn take(&self, who: &Who, more: u64) -> Result<(), RequestError> {
-        let limit = self.0.limit.load(Ordering::Relaxed);
+        let limit = self.0.limit;
         let mut all = self.all();
         let held = all.get(who).copied().unwrap_or(0);
-        match held.checked_add(more).filter(|sum| *sum <= limit) {
+        match held.checked_add(more).filter(|sum| *sum <= limit.0) {
             Some(sum) => {
                 all.insert(who.clone(), sum);
                 Ok(())
             }
-            None => Err(RequestError::ClientMemory {
-                held: Bytes(held),
-                more: Bytes(more),
-                limit: Bytes(limit),
-            }),
+            None => Err(RequestError::ClientMemory { held: Bytes(held), more: Bytes(more), limit }),
         }
     }
 

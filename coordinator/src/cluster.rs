@@ -351,9 +351,10 @@ impl Cluster {
         Self::read(text, base)?.counted()
     }
 
-    /// A cluster has devices, and not too many.
+    /// A cluster has devices, or they can join, and not too many.
     fn counted(self) -> Result<Self, ClusterError> {
         match self.devices.len() {
+            0 if self.authority.is_some() => Ok(self),
             1..=MAX_DEVICES => Ok(self),
             devices => Err(ClusterError::Devices { devices }),
         }
@@ -479,7 +480,6 @@ fn check_shares(
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use galaxy_common::Bytes;
 
     const GOOD: &str = r#"
 [cluster]
@@ -653,6 +653,8 @@ memory = "1GB"
         let error = Cluster::parse("[cluster]\nmodel = \"m\"\nidentity = \"k\"\n", Path::new("."))
             .expect_err("none");
         assert_eq!(error, ClusterError::Devices { devices: 0 });
+        let text = "[cluster]\nmodel = \"m\"\nidentity = \"k\"\nauthority = \"a\"\n";
+        assert!(Cluster::parse(text, Path::new(".")).is_ok(), "they can join");
         let many = format!("device = [{}]", "{},".repeat(1000));
         let error = Cluster::parse(&many, Path::new(".")).expect_err("too many");
         assert_eq!(error, ClusterError::Devices { devices: 1000 });

@@ -1,6 +1,7 @@
 //! Connections to workers: a fresh one, and who is there.
 
 use crate::cluster::Device;
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use galaxy_common::printable::line;
 use galaxy_proto::{
     MAX_MESSAGE_BYTES, PROTOCOL, VERSION, channel,
@@ -16,6 +17,8 @@ pub(crate) type Connection = WorkerClient<Channel>;
 
 /// How long TCP and TLS may take.
 const DIAL: Duration = Duration::from_secs(3);
+/// How much earlier than the next one an address is dialled. All of them have their time before whoever asks gives up.
+const HEAD_START: Duration = Duration::from_millis(100);
 /// How long a description may take,
 const DESCRIBE: Duration = Duration::from_secs(2);
 /// and how many bytes: the names of some thousand models.
@@ -34,20 +37,28 @@ const MAX_MODELS: usize = 1000;
 /// In words: nobody, or not who it should be.
 pub(crate) async fn connect(device: &Device, identity: &Identity) -> Result<Connection, String> {
     let server = (&device.name, Role::Device);
-    let mut failed = None;
-    let mut found = None;
-    for address in [&device.address].into_iter().chain(&device.addresses) {
-        // Once: a worker that was started anew describes itself anew, and holds nothing.
-        match channel::connect_once(address, Some(identity), None, server, DIAL).await {
-            Ok(channel) => {
-                found = Some(channel);
-                break;
-            }
+    let addresses = [&device.address].into_iter().chain(&device.addresses);
+    let mut dials: FuturesUnordered<_> = (0..)
+        .zip(addresses)
+        .map(|(at, address)| async move {
+            tokio::time::sleep(HEAD_START * at).await;
+            // Once: a worker that was started anew describes itself anew, and holds nothing.
+            let dialled = channel::connect_once(address, Some(identity), None, server, DIAL).await;
+            dialled.map_err(|error| (at, error))
+        })
+        .collect();
+    let mut failed = Vec::new();
+    let channel = loop {
+        match dials.next().await {
+            Some(Ok(channel)) => break channel,
+            Some(Err(error)) => failed.push(error),
             // What is wrong at the first one is what a person looks for.
-            Err(error) => failed = failed.or(Some(error.to_string())),
+            None => {
+                let first = failed.into_iter().min_by_key(|(at, _)| *at);
+                return Err(first.map(|(_, error)| error.to_string()).unwrap_or_default());
+            }
         }
-    }
-    let channel = found.ok_or_else(|| failed.unwrap_or_default())?;
+    };
     Ok(WorkerClient::new(channel)
         .max_decoding_message_size(MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES))

@@ -96,9 +96,10 @@ pub struct Drift {
 impl Drift {
     /// All of so many tracks run as profiles say, and may run outside by the share `margin`.
     pub fn new(tracks: usize, margin: f64) -> Self {
-        let track = Course { factor: 1.0, reference: None, recent: VecDeque::new(), outside: 0 };
-        let tracks = vec![track; tracks];
-        Self { margin, tracks, programs: 0, rest: None, spare: true, asked: false }
+        let mut drift =
+            Self { margin, tracks: Vec::new(), programs: 0, rest: None, spare: true, asked: false };
+        drift.grow(tracks);
+        drift
     }
 
     /// There are more tracks, which run as profiles say.

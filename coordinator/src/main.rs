@@ -11,6 +11,7 @@ use galaxy_coord::{
     Cluster, ClusterError, Fleet, Limits, LocalFleet, Notice, RemoteFleet, Session,
     api::Api,
     audit::Audit,
+    client_memory::DEFAULT_CLIENT_MEMORY,
     cluster::{DEFAULT_FILE, DEFAULT_LISTEN, DEFAULT_MAX_ROWS, DEFAULT_QUEUE, DEFAULT_TIMEOUT},
     profile::Progress,
     reception::Update,
@@ -141,15 +142,15 @@ fn cluster_file(flags: &Flags) -> Result<PathBuf> {
 /// Coordinates the workers of a cluster file.
 async fn cluster(file: &Path, flags: &Flags) -> Result<()> {
     let audit = audit(flags)?;
-    let cluster = Cluster::open(file).map_err(|error| match error {
+    let mut cluster = Cluster::open(file).map_err(|error| match error {
         ClusterError::Read { .. } => anyhow::Error::new(error),
         _ => anyhow::Error::new(error).context(file.display().to_string()),
     })?;
     let identity = coordinator(&cluster.identity)?;
     let model = open_model(&cluster.model)?;
     let listen = flags.listen.as_deref().unwrap_or(&cluster.listen).to_owned();
-    let limits = Limits { queue: cluster.queue, timeout: cluster.timeout };
-    let client_memory = cluster.client_memory;
+    let Cluster { queue, timeout, client_memory, .. } = cluster;
+    let limits = Limits { queue, timeout, client_memory };
     let name = cluster.name.clone();
     say(&format!(
         "cluster {name}: {} on {} devices by {}{}",
@@ -159,7 +160,6 @@ async fn cluster(file: &Path, flags: &Flags) -> Result<()> {
         if cluster.by_hand() { ", split by hand" } else { ", split by profiles" }
     ));
     let serving = identity.clone();
-    let mut cluster = cluster;
     let registry = Arc::new(Registry::open(file, &cluster, &identity)?);
     cluster.devices = registry.devices()?;
     let fleet =
@@ -177,7 +177,6 @@ async fn cluster(file: &Path, flags: &Flags) -> Result<()> {
     let session =
         tokio::task::spawn_blocking(move || Session::new(model, fleet as Arc<dyn Fleet>, limits));
     let session = session.await?;
-    session.client_memory().limit(client_memory);
     let api = Api::new(session, &name).audited(audit).joined_by(registry, update);
     serve(api, listener, Some(&serving)).await
 }
@@ -220,7 +219,11 @@ async fn embedded(path: &Path, flags: &Flags) -> Result<()> {
     let opened = model.clone();
     let session = tokio::task::spawn_blocking(move || {
         let fleet = LocalFleet::open(opened.clone(), plan)?;
-        let limits = Limits { queue: DEFAULT_QUEUE, timeout: DEFAULT_TIMEOUT };
+        let limits = Limits {
+            queue: DEFAULT_QUEUE,
+            timeout: DEFAULT_TIMEOUT,
+            client_memory: DEFAULT_CLIENT_MEMORY,
+        };
         Ok::<_, anyhow::Error>(Session::new(opened, Arc::new(fleet) as Arc<dyn Fleet>, limits))
     });
     let session = session.await??;

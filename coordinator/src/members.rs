@@ -8,7 +8,7 @@ use crate::{
 };
 use galaxy_common::DeviceName;
 use galaxy_proto::{
-    door::{Peer, require},
+    door::require,
     fault::{Fault, to_status},
     identity::Role,
     join::local_addresses,
@@ -18,7 +18,7 @@ use serde_json::json;
 use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
 use tonic::{Code, Request, Response, Status};
 
-/// What the service of members works with.
+/// What the service of members works with. Only admins reach it.
 #[derive(Clone)]
 pub(crate) struct Desk {
     pub(crate) registry: Arc<Registry>,
@@ -30,14 +30,6 @@ pub(crate) struct Desk {
 }
 
 impl Desk {
-    fn admin<T>(&self, request: &Request<T>) -> Result<Peer, Status> {
-        require(Role::Admin, request).inspect_err(|status| {
-            if let Some(peer) = request.extensions().get::<Peer>() {
-                self.audit.refused(peer, status.message());
-            }
-        })
-    }
-
     /// Where other machines reach the coordinator.
     fn addresses(&self) -> Vec<String> {
         let port = self.listen.port();
@@ -64,7 +56,7 @@ impl Members for Desk {
         &self,
         request: Request<v1::InviteRequest>,
     ) -> Result<Response<v1::InviteReply>, Status> {
-        let peer = self.admin(&request)?;
+        let peer = require(Role::Admin, &request)?;
         let v1::InviteRequest { role, uses, seconds, name } = request.into_inner();
         let role: Role = role.parse().map_err(|e| invalid(&e))?;
         let name = match name.as_str() {
@@ -84,9 +76,8 @@ impl Members for Desk {
 
     async fn list(
         &self,
-        request: Request<v1::ListRequest>,
+        _request: Request<v1::ListRequest>,
     ) -> Result<Response<v1::ListReply>, Status> {
-        self.admin(&request)?;
         let (issued, removed) = self.registry.members();
         let mut members: BTreeMap<String, v1::Member> = BTreeMap::new();
         for (name, role) in issued {
@@ -116,7 +107,7 @@ impl Members for Desk {
         &self,
         request: Request<v1::RemoveRequest>,
     ) -> Result<Response<v1::RemoveReply>, Status> {
-        let peer = self.admin(&request)?;
+        let peer = require(Role::Admin, &request)?;
         let name = DeviceName::new(request.into_inner().name).map_err(|e| invalid(&e))?;
         let (registry, by, of) = (self.registry.clone(), peer.to_string(), name.clone());
         let devices = blocking(move || registry.remove(&of, by)).await?;
@@ -142,6 +133,7 @@ async fn blocking<T: Send + 'static>(
         | RegistryError::Remove(_)
         | RegistryError::Many => invalid(&error),
         RegistryError::File { .. }
+        | RegistryError::Private(_)
         | RegistryError::Ledger { .. }
         | RegistryError::Authority(_)
         | RegistryError::Cluster(_) => internal(error.to_string()),

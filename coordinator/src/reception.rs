@@ -10,7 +10,7 @@ use galaxy_common::DeviceName;
 use galaxy_proto::{
     ALPN_CONTROL, PROTOCOL, VERSION,
     channel::dial,
-    door::{Hook, Peer},
+    door::{Hook, Peer, SharedLobby, Stay},
     identity::{Identity, Moment, Role},
     join::{
         Ask, Attempt, Binding, EXPORTER, Facts, Greeting, MAX_ADDRESSES, Message, Refusal,
@@ -20,16 +20,23 @@ use galaxy_proto::{
 use serde_json::json;
 use std::{
     future::Future,
+    io::{self, ErrorKind},
     net::{IpAddr, SocketAddr},
     pin::Pin,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
-use tokio::{net::TcpStream, sync::Semaphore, task::JoinSet, time::Instant};
+use tokio::{
+    net::TcpStream,
+    sync::{Semaphore, SemaphorePermit},
+    time::Instant,
+};
 use tokio_rustls::server::TlsStream;
 
-/// Conversations at one time; whoever comes then comes again.
-const CONVERSATIONS: usize = 32;
+/// Machines that have not said what they want, at one time: for whoever comes then, another goes.
+const LOBBY: usize = 256;
+/// Machines that are answered at one time; the others wait in the lobby.
+const ANSWERED: usize = 32;
 /// How long one may take: a word each way, the disk, and dialling back.
 const DEADLINE: Duration = Duration::from_secs(15);
 /// How long who comes may take for its word.
@@ -49,8 +56,8 @@ pub struct Reception {
     update: Update,
     slowness: Mutex<Slowness>,
     origin: Instant,
-    room: Arc<Semaphore>,
-    conversations: Mutex<JoinSet<()>>,
+    lobby: SharedLobby,
+    answered: Semaphore,
 }
 
 impl Reception {
@@ -63,34 +70,23 @@ impl Reception {
             update,
             slowness: Mutex::default(),
             origin: Instant::now(),
-            room: Arc::new(Semaphore::new(CONVERSATIONS)),
-            conversations: Mutex::default(),
+            lobby: SharedLobby::new(LOBBY),
+            answered: Semaphore::new(ANSWERED),
         }
     }
 
-    /// What the door gives connections to. They end when the reception is dropped.
+    /// What the door gives connections to, while the reception is there. None of them lasts longer than 15 s.
     pub fn hook(self: &Arc<Self>) -> Hook {
         let reception = Arc::downgrade(self);
         Arc::new(move |peer, stream| {
             let Some(reception) = reception.upgrade() else { return };
-            let Ok(place) = reception.room.clone().try_acquire_owned() else {
-                tracing::warn!(%peer, "refused: {CONVERSATIONS} machines join already");
-                return;
-            };
-            let mut conversations =
-                reception.conversations.lock().unwrap_or_else(PoisonError::into_inner);
-            while conversations.try_join_next().is_some() {}
-            let of = Arc::downgrade(&reception);
-            conversations.spawn(async move {
-                // Not the reception itself: the task would keep what it belongs to alive.
-                let Some(reception) = of.upgrade() else { return };
+            tokio::spawn(async move {
                 let spoken = reception.converse(&peer, stream);
                 match tokio::time::timeout(DEADLINE, spoken).await {
                     Ok(Ok(())) => {}
                     Ok(Err(error)) => tracing::debug!(%peer, %error, "who came has not joined"),
                     Err(_) => tracing::debug!(%peer, "who came took too long"),
                 }
-                drop(place);
             });
         })
     }
@@ -100,11 +96,13 @@ impl Reception {
         peer: &Peer,
         mut stream: TlsStream<TcpStream>,
     ) -> Result<(), WireError> {
-        let greeting =
-            Greeting { protocol: PROTOCOL, version: VERSION.to_owned(), time: Moment::now() };
-        send(&mut stream, &Message::Greeting(greeting)).await?;
-        let word = tokio::time::timeout(WORD, receive(&mut stream)).await;
-        let word = word.map_err(|_| WireError::Io(std::io::ErrorKind::TimedOut.into()))??;
+        let (stay, notice) = self.lobby.arrive(peer.address.ip());
+        let (word, _place) = tokio::select! {
+            heard = self.hear(&mut stream, &stay) => heard?,
+            () = notice.given() => return Err(WireError::Io(ErrorKind::ConnectionAborted.into())),
+        };
+        // It stands in nobody's way.
+        drop(stay);
         let answer = match (word, &peer.identity) {
             (Message::Ask(ask), _) => self.asked(peer, &stream, ask).await,
             (Message::Announce(facts), Some((name, Role::Device))) => {
@@ -123,6 +121,22 @@ impl Reception {
         send(&mut stream, &answer).await?;
         use tokio::io::AsyncWriteExt;
         Ok(stream.shutdown().await?)
+    }
+
+    /// What who comes says, and a place to be answered at.
+    async fn hear(
+        &self,
+        stream: &mut TlsStream<TcpStream>,
+        stay: &Stay,
+    ) -> Result<(Message, SemaphorePermit<'_>), WireError> {
+        let greeting =
+            Greeting { protocol: PROTOCOL, version: VERSION.to_owned(), time: Moment::now() };
+        send(stream, &Message::Greeting(greeting)).await?;
+        let word = tokio::time::timeout(WORD, receive(stream)).await;
+        let word = word.map_err(|_| io::Error::from(ErrorKind::TimedOut))??;
+        stay.heard();
+        let place = self.answered.acquire().await.map_err(io::Error::other)?;
+        Ok((word, place))
     }
 
     async fn asked(

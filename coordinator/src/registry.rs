@@ -7,17 +7,20 @@ pub mod ledger;
 pub mod slowness;
 
 use crate::cluster::{self, Cluster, ClusterError, DIRECTORY, Device};
-use galaxy_common::{DeviceName, plan::MAX_DEVICES};
+use galaxy_common::{
+    DeviceName,
+    plan::MAX_DEVICES,
+    private::{PrivateError, read_secret},
+    replace::{SECRET, replace},
+};
 use galaxy_proto::{
     identity::{Authority, Identity, IdentityError, Moment, Role},
     join::{Ask, Binding, Contact, Facts, Grant, Line, Pin, Proof, Request},
 };
 use ledger::{Denial, InviteError, Ledger, RemoveError, Terms};
 use std::{
-    fs::{self, File, OpenOptions},
-    io::{self, Read, Write},
+    fs, io,
     net::{IpAddr, SocketAddr},
-    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, PoisonError},
 };
@@ -28,10 +31,6 @@ pub const LEDGER: &str = "members.json";
 const DAYS: u32 = 365;
 /// Beyond this no ledger is read.
 const MAX_BYTES: u64 = 16 << 20;
-/// Of the memory that is free on a device, what it grants if nobody says.
-const GRANTED: f64 = 0.6;
-/// Whole megabytes are what people read and write.
-const MEGABYTE: u64 = 1_000_000;
 
 /// What is wrong with the registry.
 #[derive(Debug, thiserror::Error)]
@@ -44,6 +43,9 @@ pub enum RegistryError {
         /// Why.
         source: io::Error,
     },
+    /// A ledger that others may read or write.
+    #[error(transparent)]
+    Private(#[from] PrivateError),
     /// A ledger that is none.
     #[error("{} is no list of members: {why}", path.display())]
     Ledger {
@@ -248,9 +250,7 @@ impl Registry {
         if known.is_none() && devices.len() >= MAX_DEVICES {
             return Err(RegistryError::Many);
         }
-        let memory = galaxy_common::Bytes(
-            ((facts.memory.0 as f64 * GRANTED) as u64 / MEGABYTE).max(1) * MEGABYTE,
-        );
+        let memory = Device::granted(facts.memory);
         let threads = Some(facts.threads);
         let device = match known {
             Some(at) => Device { address, addresses, ..devices[at].clone() },
@@ -326,31 +326,16 @@ fn put_first(device: &mut Device, here: IpAddr) -> bool {
 }
 
 fn load(path: &Path) -> Result<Ledger, RegistryError> {
-    let failed = |source| RegistryError::File { path: path.to_owned(), source };
-    let none = |why: String| RegistryError::Ledger { path: path.to_owned(), why };
-    let file = match File::open(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Ledger::default()),
-        file => file.map_err(failed)?,
+    let bytes = match read_secret(path, MAX_BYTES) {
+        Err(error) if error.is_absent() => return Ok(Ledger::default()),
+        bytes => bytes?,
     };
-    let mut text = String::new();
-    let read = file.take(MAX_BYTES + 1).read_to_string(&mut text).map_err(failed)?;
-    if read as u64 > MAX_BYTES {
-        return Err(none(format!("it has more than {MAX_BYTES} bytes")));
-    }
-    serde_json::from_str(&text).map_err(|error| none(error.to_string()))
+    serde_json::from_slice(&bytes)
+        .map_err(|error| RegistryError::Ledger { path: path.to_owned(), why: error.to_string() })
 }
 
 /// Writes the ledger, whole or not at all; it is on the disk when this returns. Only its owner may read it: it has
 /// secrets.
 fn save(path: &Path, ledger: &Ledger) -> io::Result<()> {
-    let text = serde_json::to_string_pretty(ledger).map_err(io::Error::other)?;
-    let new = path.with_extension("json.new");
-    let mut file =
-        OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
-    fs::rename(&new, path)?;
-    // The name, too.
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
+    replace(path, &serde_json::to_vec_pretty(ledger).map_err(io::Error::other)?, SECRET)
 }

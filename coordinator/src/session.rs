@@ -7,7 +7,7 @@ mod texts;
 
 use crate::{
     admission::Admission,
-    client_memory::{Caller, ClientMemory, DEFAULT_CLIENT_MEMORY},
+    client_memory::{Caller, ClientMemory},
     error::{self, RequestError},
     fair::Fair,
     fleet::{DeviceCost, DeviceView, Fleet, Outlook, Readiness, blocking},
@@ -18,7 +18,7 @@ pub use texts::{Classes, Embed, Embeddings, Items, Prefix, Scores};
 
 use answer::{Answer, Outcome, Vectors};
 use batch::{Content, Sequence};
-use galaxy_common::{DeviceName, Epoch, RequestId, Wanted};
+use galaxy_common::{Bytes, DeviceName, Epoch, RequestId, Wanted};
 use galaxy_model::{
     HeadSpec, ModelDir, ModelSpec,
     generation::Generation,
@@ -54,6 +54,8 @@ pub struct Limits {
     pub queue: usize,
     /// How long a request may take that does not say.
     pub timeout: Duration,
+    /// What one client may hold of this process's memory.
+    pub client_memory: Bytes,
 }
 
 /// What the raw door is asked for.
@@ -173,7 +175,7 @@ impl Session {
         });
         let images = |patches| ImageProcessor::open(model.path(), patches);
         let images = model.spec().patches.map(|p| images(p).map_err(|e| e.to_string()));
-        let memory = ClientMemory::new(DEFAULT_CLIENT_MEMORY);
+        let memory = ClientMemory::new(limits.client_memory);
         let inner = Inner {
             admission: Admission::new(limits.queue),
             memory: memory.clone(),

@@ -5,7 +5,12 @@ use galaxy_common::{
     Bytes, Cache, DeviceName,
     plan::{Strategy, WireType},
 };
-use galaxy_coord::{Limits, LocalFleet, Session, api::Api, client_memory::Who};
+use galaxy_coord::{
+    Cluster, Limits, LocalFleet, Session,
+    api::Api,
+    client_memory::{DEFAULT_CLIENT_MEMORY, Who},
+    registry::Registry,
+};
 use galaxy_graph::share::{self, Member, Terms};
 use galaxy_model::ModelDir;
 use galaxy_proto::{
@@ -17,6 +22,7 @@ use galaxy_proto::{
 use http_body::{Body as HttpBody, Frame};
 use std::{
     convert::Infallible,
+    fs,
     path::Path,
     pin::Pin,
     sync::Arc,
@@ -66,12 +72,22 @@ impl World {
         };
         let plan = share::plan(model.spec(), &terms, &[member]).unwrap();
         let fleet = Arc::new(LocalFleet::open(model.clone(), plan).unwrap());
-        let session = Session::new(model, fleet, Limits { queue: 8, timeout: LONG });
-        let api = Api::new(session.clone(), "test");
+        let session = Session::new(
+            model,
+            fleet,
+            Limits { queue: 8, timeout: LONG, client_memory: DEFAULT_CLIENT_MEMORY },
+        );
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let identity = authority.issue(&name("coordinator"), Role::Coordinator, 1).unwrap();
         let identity = Identity::load(&identity).unwrap();
+        let file = keys.path().join("cluster.toml");
+        fs::write(&file, "[cluster]\nmodel = \"m\"\nidentity = \"k\"\nauthority = \".\"\n")
+            .unwrap();
+        let cluster = Cluster::open(&file).unwrap();
+        let registry = Arc::new(Registry::open(&file, &cluster, &identity).unwrap());
+        let nothing = Arc::new(|_| Box::pin(std::future::ready(())) as Pin<Box<_>>);
+        let api = Api::new(session.clone(), "test").joined_by(registry, nothing);
         tokio::spawn(async move {
             api.serve(listener, Some(&identity), std::future::pending()).await.unwrap();
         });
@@ -79,7 +95,11 @@ impl World {
     }
 
     async fn channel(&self, who: &str) -> Channel {
-        let identity = self.authority.issue(&name(who), Role::Client, 1).unwrap();
+        self.channel_as(who, Role::Client).await
+    }
+
+    async fn channel_as(&self, who: &str, role: Role) -> Channel {
+        let identity = self.authority.issue(&name(who), role, 1).unwrap();
         let identity = Identity::load(&identity).unwrap();
         let coordinator = name("coordinator");
         let to = (&coordinator, Role::Coordinator);
@@ -121,13 +141,23 @@ impl HttpBody for Sending {
 }
 
 /// Sends a message that says it has so many bytes, and gives what is said of it.
-async fn send(mut channel: Channel, says: u32, message: &[u8], endless: bool) -> Fault {
+async fn send(channel: Channel, says: u32, message: &[u8], endless: bool) -> Fault {
+    send_to("Galaxy/Embed", channel, says, message, endless).await
+}
+
+async fn send_to(
+    method: &str,
+    mut channel: Channel,
+    says: u32,
+    message: &[u8],
+    endless: bool,
+) -> Fault {
     let mut left = vec![0];
     left.extend(says.to_be_bytes());
     left.extend(message);
     let request = http::Request::builder()
         .method("POST")
-        .uri("/galaxy.v1.Galaxy/Embed")
+        .uri(format!("/galaxy.v1.{method}"))
         .header("content-type", "application/grpc")
         .header("te", "trailers")
         .body(Body::new(Sending { left: left.into(), endless }))
@@ -187,6 +217,19 @@ async fn what_is_too_large_is_refused_by_name() {
     let fault = send(greedy, u32::MAX, &[], true).await;
     assert_eq!(fault.code, "request_too_large");
     assert_eq!(world.held("greedy"), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_only_admins_may_ask_is_not_read_from_others() {
+    let world = World::new().await;
+    let (client, admin) = (world.channel("me").await, world.channel_as("anna", Role::Admin).await);
+    for method in ["Members/Invite", "Members/List", "Members/Remove"] {
+        let fault = send_to(method, client.clone(), 4 << 20, &[], true).await;
+        assert_eq!(fault.code, "permission_denied", "{method}");
+        assert_eq!(world.held("me"), 0);
+        let fault = send_to(method, admin.clone(), 4 << 20, &[], true).await;
+        assert_eq!(fault.code, "request_too_large", "{method}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

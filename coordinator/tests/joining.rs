@@ -198,6 +198,19 @@ async fn a_wrong_secret_makes_its_address_wait_and_cancels_nothing() {
 }
 
 #[tokio::test]
+async fn who_says_nothing_keeps_nobody_out() {
+    let world = World::new().await;
+    let (line, boss) = (world.invite(Role::Device, 1), name("boss"));
+    let config = world.identity.client_config(ALPN_JOIN);
+    let mut silent = Vec::new();
+    for _ in 0..300 {
+        let to = (&boss, Role::Coordinator);
+        silent.push(dial(&world.address, config.clone(), None, to, LONG).await.unwrap());
+    }
+    world.join(&line, "pi-1").await.unwrap();
+}
+
+#[tokio::test]
 async fn nothing_is_signed_before_the_use_is_on_the_disk() {
     let world = World::new().await;
     let line = world.invite(Role::Device, 1);

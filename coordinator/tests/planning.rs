@@ -11,6 +11,7 @@ use galaxy_common::{
 use galaxy_coord::{
     Cluster, Fleet, Input, Limits, Notice, Planning, ProfileSource, RemoteFleet, RequestError,
     RunOutput, Session,
+    client_memory::DEFAULT_CLIENT_MEMORY,
     fleet::{BoxFuture, Readiness},
     profile,
 };
@@ -132,7 +133,11 @@ impl World {
         };
         let (of, epoch) = (model.clone(), Epoch(7));
         let fleet = RemoteFleet::start_with(cluster, of, identity, epoch, listener, planning);
-        let limits = Limits { queue: 64, timeout: Duration::from_secs(60) };
+        let limits = Limits {
+            queue: 64,
+            timeout: Duration::from_secs(60),
+            client_memory: DEFAULT_CLIENT_MEMORY,
+        };
         let session = Session::new(model, Arc::new(fleet.unwrap()) as Arc<dyn Fleet>, limits);
         Self { workers, servers, addresses, session, notices, keys }
     }

@@ -6,6 +6,7 @@ mod standin;
 use galaxy_common::{BatchShape, DeviceName, Epoch, Wanted};
 use galaxy_coord::{
     Cluster, Fleet, Input, Limits, RemoteFleet, RequestError, RunOutput, Session,
+    client_memory::DEFAULT_CLIENT_MEMORY,
     fleet::{Readiness, Task},
 };
 use galaxy_model::ModelDir;
@@ -46,7 +47,11 @@ impl World {
     /// One that gives callers who say nothing so much time.
     fn coordinate_within(&self, timeout: Duration) -> Session {
         let (model, fleet) = self.fleet();
-        Session::new(model, fleet, Limits { queue: 8, timeout })
+        Session::new(
+            model,
+            fleet,
+            Limits { queue: 8, timeout, client_memory: DEFAULT_CLIENT_MEMORY },
+        )
     }
 
     fn fleet(&self) -> (Arc<ModelDir>, Arc<dyn Fleet>) {
@@ -263,7 +268,11 @@ async fn devices_come_and_go_while_the_cluster_runs() {
     let (devices, quiet) = (alone.devices.clone(), Arc::new(|_| ()));
     let fleet = RemoteFleet::start(alone, model.clone(), identity.clone(), Epoch(7), quiet);
     let fleet = Arc::new(fleet.unwrap());
-    let limits = Limits { queue: 8, timeout: Duration::from_secs(300) };
+    let limits = Limits {
+        queue: 8,
+        timeout: Duration::from_secs(300),
+        client_memory: DEFAULT_CLIENT_MEMORY,
+    };
     let session = Session::new(model, fleet.clone(), limits);
     run(&session).await.unwrap();
     let epoch = |session: &Session| match session.readiness() {
@@ -304,7 +313,11 @@ async fn a_worker_that_was_off_is_told_who_was_removed_before_it_has_a_place() {
     removed.names.insert(DeviceName::new("pi-9").unwrap());
     identity.denied().take(removed.clone());
     let (model, fleet) = world.fleet_of(identity);
-    let limits = Limits { queue: 8, timeout: Duration::from_secs(300) };
+    let limits = Limits {
+        queue: 8,
+        timeout: Duration::from_secs(300),
+        client_memory: DEFAULT_CLIENT_MEMORY,
+    };
     let session = Session::new(model, fleet, limits);
     run(&session).await.unwrap();
     let (told, early) = world.worker.denied.lock().unwrap().clone().unwrap();

@@ -5,7 +5,10 @@ use galaxy_common::{
     Bytes, Cache, DeviceName,
     plan::{Strategy, WireType},
 };
-use galaxy_coord::{Embed, Items, Limits, LocalFleet, Prefix, RequestError, Session};
+use galaxy_coord::{
+    Embed, Items, Limits, LocalFleet, Prefix, RequestError, Session,
+    client_memory::DEFAULT_CLIENT_MEMORY,
+};
 use galaxy_graph::share::{self, Member, Terms};
 use galaxy_model::ModelDir;
 use serde::Deserialize;
@@ -65,7 +68,11 @@ fn session(name: &str) -> Session {
     };
     let plan = share::plan(model.spec(), &terms, &members).unwrap();
     let fleet = Arc::new(LocalFleet::open(model.clone(), plan).unwrap());
-    Session::new(model, fleet, Limits { queue: 2, timeout: Duration::from_secs(60) })
+    Session::new(
+        model,
+        fleet,
+        Limits { queue: 2, timeout: Duration::from_secs(60), client_memory: DEFAULT_CLIENT_MEMORY },
+    )
 }
 
 fn near(name: &str, have: &[f32], want: &[f32]) {

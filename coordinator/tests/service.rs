@@ -9,6 +9,7 @@ use galaxy_coord::{
     Fleet, Input, Limits, LocalFleet, RequestError, RunOutput, Session,
     api::Api,
     audit::Audit,
+    client_memory::DEFAULT_CLIENT_MEMORY,
     fleet::{BoxFuture, DeviceView, Outlook, Readiness, Run, Task, Timeline},
     session::{Ask, Said},
 };
@@ -38,7 +39,8 @@ use tonic::transport::Channel;
 
 /// Only something that hangs takes so long, on whatever machine.
 const LONG: Duration = Duration::from_secs(240);
-const LIMITS: Limits = Limits { queue: 2, timeout: Duration::from_secs(60) };
+const LIMITS: Limits =
+    Limits { queue: 2, timeout: Duration::from_secs(60), client_memory: DEFAULT_CLIENT_MEMORY };
 const MAX_ROWS: u32 = 140;
 
 fn golden() -> PathBuf {

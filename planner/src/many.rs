@@ -207,12 +207,10 @@ fn grown(rings: &mut Rings<'_>, fastest: &[usize]) -> BTreeSet<Vec<usize>> {
         let pairs = near.iter().enumerate();
         let pairs = pairs.flat_map(|(at, &a)| near[at + 1..].iter().map(move |&b| vec![a, b]));
         let mut best = cheapest(rings, pairs.collect(), by_rows);
-        while let Some(set) = best.take() {
-            if set.len() < search::ALL_SETS {
-                let others = near.iter().filter(|d| !set.contains(d));
-                let larger = others.map(|&d| [&set[..], &[d]].concat()).collect();
-                best = cheapest(rings, larger, by_rows);
-            }
+        while let Some(set) = best {
+            let others = near.iter().filter(|d| set.len() < search::ALL_SETS && !set.contains(d));
+            let larger = others.map(|&d| [&set[..], &[d]].concat()).collect();
+            best = cheapest(rings, larger, by_rows);
             sets.insert(set);
         }
     }

@@ -434,6 +434,14 @@ fn explain(address: &str, server: (&DeviceName, Role), error: io::Error) -> Conn
     }
 }
 
+/// Whether an address, `host:port`, is reached from its own machine only.
+pub fn is_loopback(address: &str) -> bool {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    host.eq_ignore_ascii_case("localhost")
+        || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
 /// What it means that a peer ended a handshake with `alert`.
 pub fn refused_us(address: &str, alert: AlertDescription) -> ConnectError {
     let why = match alert {
@@ -443,9 +451,7 @@ pub fn refused_us(address: &str, alert: AlertDescription) -> ConnectError {
         AlertDescription::UnknownCA | AlertDescription::DecryptError => {
             "it is of another authority"
         }
-        AlertDescription::AccessDenied => {
-            "its role is not served there, or it was removed: is the address right?"
-        }
+        AlertDescription::AccessDenied => "its role is not served there: is the address right?",
         AlertDescription::CertificateRequired => "it was not shown",
         AlertDescription::CertificateRevoked => "who it names was removed from the cluster",
         AlertDescription::BadCertificate | AlertDescription::CertificateUnknown => {

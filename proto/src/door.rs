@@ -2,23 +2,23 @@
 //!
 //! One port serves several protocols, told apart by ALPN: gRPC goes to tonic with the caller's
 //! [`Peer`] attached, everything else to a hook. Whoever has not shown who it is waits in a
-//! [`Reception`], where there is always room for one more; who may come in then, and how many, is said by
+//! [`SharedLobby`], where there is always room for one more; who may come in then, and how many, is said by
 //! [`rules`](fn@rules).
 
 mod places;
-mod reception;
 mod rules;
 mod sampled;
+mod shared_lobby;
 
 pub use places::{Full, Guest, Lobby, Now, Room, Seats, counted};
-pub use reception::{Notice, Reception, Stay};
 pub use rules::{Rule, rules};
 pub use sampled::Sampled;
+pub use shared_lobby::{Notice, SharedLobby, Stay};
 
 use crate::{
     ALPN_CONTROL, ALPN_JOIN,
     fault::{Fault, to_status},
-    identity::{Denied, Identity, Role, peer, time_left},
+    identity::{Denied, Identity, Removed, Role, peer, time_left},
 };
 use galaxy_common::DeviceName;
 use rustls::{ServerConfig, server::Acceptor};
@@ -29,14 +29,14 @@ use std::{
     io,
     net::SocketAddr,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     task::{Context, Poll},
     time::Duration,
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
-    sync::{mpsc, oneshot},
+    sync::{mpsc, oneshot, watch},
     task::JoinSet,
     time::{Instant, Sleep, sleep, sleep_until, timeout},
 };
@@ -109,6 +109,7 @@ impl Door {
         });
         let denied = identity.map(|identity| identity.denied().clone()).unwrap_or_default();
         let inside = Inside::of(identity.map_or(Role::Coordinator, Identity::role));
+        tokio::spawn(end_removed(denied.changes(), Arc::downgrade(&inside.0)));
         let porter = Porter {
             tls,
             alpn,
@@ -155,6 +156,11 @@ impl Inside {
 
     fn within(&self) -> MutexGuard<'_, Within> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the connections of those who were removed from the cluster.
+    fn end_removed(&self, removed: &Removed) {
+        self.end(|peer| peer.identity.as_ref().is_some_and(|(name, _)| removed.has(name)));
     }
 
     /// Ends all connections of those that `who` says, with what is asked over them.
@@ -239,7 +245,7 @@ struct Porter {
 }
 
 async fn accept(listener: TcpListener, porter: Arc<Porter>) {
-    let reception = Reception::new(HANDSHAKES);
+    let lobby = SharedLobby::new(HANDSHAKES);
     let mut handshakes = JoinSet::new();
     loop {
         while handshakes.try_join_next().is_some() {}
@@ -249,7 +255,7 @@ async fn accept(listener: TcpListener, porter: Arc<Porter>) {
         };
         match accepted {
             Ok((stream, address)) => {
-                let (porter, (stay, notice)) = (porter.clone(), reception.arrive(address.ip()));
+                let (porter, (stay, notice)) = (porter.clone(), lobby.arrive(address.ip()));
                 handshakes.spawn(async move {
                     let shaken = tokio::select! {
                         shaken = timeout(HANDSHAKE_DEADLINE, porter.shake(stream, address, &stay)) => shaken,
@@ -337,12 +343,9 @@ impl Porter {
         match self.inside.take(&peer) {
             // A closed channel is a closed door.
             Ok(place) => {
-                let removed = peer.identity.clone().map(|(name, _)| {
-                    let denied = self.denied.clone();
-                    Box::pin(async move { denied.until(&name).await }) as Removal
-                });
-                let connection = Connection::new(peer, stream, left, place, removed);
-                drop(self.sender.send(connection).await);
+                // Whoever was removed since its handshake: later ones are told, for it has its place now.
+                self.inside.end_removed(&self.denied.now());
+                drop(self.sender.send(Connection::new(peer, stream, left, place)).await);
             }
             Err(why) => self.refuse(&peer, &why),
         }
@@ -356,8 +359,14 @@ impl Porter {
     }
 }
 
-/// Ends when a peer was removed from the cluster.
-type Removal = Pin<Box<dyn Future<Output = ()> + Send>>;
+/// Ends connections when their peers are removed from the cluster.
+async fn end_removed(mut changes: watch::Receiver<Arc<Removed>>, inside: Weak<Mutex<Within>>) {
+    while changes.changed().await.is_ok() {
+        let Some(inside) = inside.upgrade().map(Inside) else { return };
+        let removed = changes.borrow_and_update().clone();
+        inside.end_removed(&removed);
+    }
+}
 
 /// A connection whose peer is known.
 pub struct Connection {
@@ -368,32 +377,18 @@ pub struct Connection {
     /// When its peer's certificate ends, until something was asked.
     unasked: Option<Instant>,
     place: Place,
-    removed: Option<Removal>,
 }
 
 impl Connection {
-    fn new(
-        peer: Peer,
-        stream: Inner,
-        left: Duration,
-        place: Place,
-        removed: Option<Removal>,
-    ) -> Self {
+    fn new(peer: Peer, stream: Inner, left: Duration, place: Place) -> Self {
         let now = Instant::now();
         let ends = Box::pin(sleep_until(now + left.min(FIRST_ASKED)));
-        Self { peer, stream, ends, unasked: Some(now + left), place, removed }
+        Self { peer, stream, ends, unasked: Some(now + left), place }
     }
 
     /// Whether it has to end.
     fn over(&mut self, cx: &mut Context<'_>) -> bool {
-        let removed = self.removed.as_mut();
-        let removed = removed.is_some_and(|removed| removed.as_mut().poll(cx).is_ready());
-        if removed {
-            self.removed = None;
-        }
-        removed
-            || self.ends.as_mut().poll(cx).is_ready()
-            || Pin::new(&mut self.place.told).poll(cx).is_ready()
+        self.ends.as_mut().poll(cx).is_ready() || Pin::new(&mut self.place.told).poll(cx).is_ready()
     }
 }
 

@@ -5,6 +5,7 @@ use anyhow::{Context, Result, bail};
 use galaxy_common::{BatchShape, Bytes, DeviceName, Epoch, Plan, plan::Phase};
 use galaxy_coord::{
     Cluster, Fleet, Limits, RemoteFleet, RequestError, Session,
+    client_memory::DEFAULT_CLIENT_MEMORY,
     fleet::{Notice, Readiness, Run, Task, Timeline},
     placement::PlacementError,
     session::{Ask, Report, Said},
@@ -177,7 +178,7 @@ impl Stage {
             }
             Err(other) => return Ok(Err(Refusal::Plan(other.to_string()))),
         };
-        let limits = Limits { queue: 4, timeout: MAKING };
+        let limits = Limits { queue: 4, timeout: MAKING, client_memory: DEFAULT_CLIENT_MEMORY };
         let session = Session::new(model.clone(), fleet.clone(), limits);
         Ok(Ok(Placed { stage: self, fleet, session, model: model.clone(), programs: None }))
     }

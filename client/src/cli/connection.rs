@@ -4,11 +4,11 @@ use super::{duration, failure::Failure, progress};
 use clap::Args;
 use galaxy_client::Client;
 use galaxy_proto::{
+    channel::is_loopback,
     identity::Role,
     join::{Contact, home, identity_in},
 };
 use std::{
-    net::IpAddr,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -98,12 +98,6 @@ impl Connection {
             identity,
         })
     }
-}
-
-fn is_loopback(address: &str) -> bool {
-    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
-    let host = host.trim_matches(['[', ']']);
-    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
 #[cfg(test)]

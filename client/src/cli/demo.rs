@@ -12,6 +12,7 @@ use clap::Args;
 use galaxy_client::{Client, ClusterStatus, Embeddings, Input, LinkRate, Output, Trace};
 use galaxy_common::Cache;
 use galaxy_model::tokenizer::Tokenizer;
+use galaxy_proto::channel::is_loopback;
 use serde::Serialize;
 use std::{
     fmt::Write as _,
@@ -168,17 +169,8 @@ async fn ready(client: &Client) -> Result<ClusterStatus, Failure> {
 }
 
 fn on_this_machine(status: &ClusterStatus) -> bool {
-    let host = |address: &str| address.rsplit_once(':').map(|(host, _)| host.to_owned());
-    status.devices.iter().all(|d| {
-        host(&d.address).is_none_or(|host| {
-            host.is_empty()
-                || host == "localhost"
-                || host
-                    .trim_matches(['[', ']'])
-                    .parse::<std::net::IpAddr>()
-                    .is_ok_and(|ip| ip.is_loopback())
-        })
-    })
+    // Those of the coordinator's own process have none.
+    status.devices.iter().all(|d| d.address.is_empty() || is_loopback(&d.address))
 }
 
 /// The sentences' vectors by one device of this process.

@@ -12,7 +12,7 @@ use super::{
 use api::Api;
 use clap::Args;
 use galaxy_client::openai::chat::Chat;
-use galaxy_proto::door::Reception;
+use galaxy_proto::door::SharedLobby;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use key::KeyArgs;
@@ -134,7 +134,7 @@ pub async fn serve(args: ServeArgs) -> Result<(), Failure> {
 /// Lets connections in until `stopping` is over, and waits for their ends.
 async fn accept(listener: TcpListener, api: Api, mut stopping: watch::Receiver<()>) {
     let (router, limits) = (api.router(), Limits::default());
-    let reception = Reception::new(WAITING);
+    let lobby = SharedLobby::new(WAITING);
     let mut connections = JoinSet::new();
     loop {
         while connections.try_join_next().is_some() {}
@@ -148,7 +148,7 @@ async fn accept(listener: TcpListener, api: Api, mut stopping: watch::Receiver<(
             },
             _ = stopping.changed() => break,
         };
-        let (stay, notice) = reception.arrive(address.ip());
+        let (stay, notice) = lobby.arrive(address.ip());
         let service = Limited::new(router.clone(), limits.clone(), Arc::new(stay));
         let stopping = stopping.clone();
         connections.spawn(async move {

@@ -36,17 +36,18 @@ const WHOLE: Duration = Duration::from_secs(60);
 const HEADER: usize = 5;
 /// Texts, lists and messages of a request: as many as are taken, with a list inside each, and some.
 const MAX_FIELDS: usize = 2 * MAX_TEXTS + 256;
-/// Bytes of requests that ask for little,
+/// Most bytes of a request that asks for little.
 const SMALL: u64 = 64 << 10;
-/// and of a text that goes on.
+/// Most bytes of a request to generate: a prompt.
 const TEXT: u64 = 9 << 20;
-/// Bytes of any other: 1024 texts of 16 kB.
+/// Most bytes of any other request: 1024 texts of 16 kB.
 pub(super) const MAX_REQUEST_BYTES: u64 = 16 << 20;
 
 fn most(path: &str) -> u64 {
     match path {
         "/galaxy.v1.Galaxy/Status" | "/galaxy.v1.Galaxy/Trace" | "/galaxy.v1.Galaxy/Drain" => SMALL,
         "/galaxy.v1.Galaxy/Generate" => TEXT,
+        path if path.starts_with("/galaxy.v1.Members/") => SMALL,
         _ => MAX_REQUEST_BYTES,
     }
 }

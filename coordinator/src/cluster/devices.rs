@@ -4,11 +4,15 @@ use super::{
     ClusterError, contents,
     table::{Section, line_of},
 };
-use galaxy_common::{Bytes, DeviceName, plan::MAX_DEVICES};
+use galaxy_common::{
+    Bytes, DeviceName,
+    plan::MAX_DEVICES,
+    replace::{PUBLIC, replace},
+};
+use galaxy_proto::channel::is_loopback;
 use std::{
     fmt::Write as _,
     fs, io,
-    net::IpAddr,
     path::{Path, PathBuf},
 };
 use toml::de::DeTable;
@@ -17,6 +21,10 @@ use toml::de::DeTable;
 pub const DIRECTORY: &str = "devices.d";
 /// What a device's table may have.
 pub(super) const KEYS: &[&str] = &["name", "address", "addresses", "memory", "threads", "share"];
+/// Of the memory that is free on a device, what it grants if nobody says.
+const GRANTED: f64 = 0.6;
+/// Whole megabytes are what people read and write.
+const MEGABYTE: u64 = 1_000_000;
 /// Addresses that a device may have beside the first.
 const MORE: usize = 8;
 
@@ -46,6 +54,11 @@ impl Device {
             Some(address) => address,
             None => &self.address,
         }
+    }
+
+    /// What a device grants if nobody says: most of the memory that is free, in whole megabytes.
+    pub fn granted(free: Bytes) -> Bytes {
+        Bytes(((free.0 as f64 * GRANTED) as u64 / MEGABYTE).max(1) * MEGABYTE)
     }
 
     /// Whether it is on the coordinator's machine.
@@ -189,11 +202,7 @@ fn of_file(text: &str, path: &Path) -> Result<Device, ClusterError> {
 /// When the directory cannot be made, or the file not be written.
 pub fn write(directory: &Path, device: &Device) -> io::Result<()> {
     fs::create_dir_all(directory)?;
-    let path = directory.join(format!("{}.toml", device.name));
-    let new = directory.join(format!(".{}.new", device.name));
-    fs::write(&new, device.text())?;
-    fs::File::open(&new)?.sync_all()?;
-    fs::rename(new, path)
+    replace(&directory.join(format!("{}.toml", device.name)), device.text().as_bytes(), PUBLIC)
 }
 
 /// Removes the file of a device, if it has one.
@@ -217,14 +226,6 @@ pub(super) fn is_address(text: &str) -> bool {
                 .contains(|c: char| c.is_whitespace() || c.is_control() || c == '"' || c == '\\')
             && port.parse::<u16>().is_ok()
     })
-}
-
-/// Whether an address can be reached from its own machine only.
-fn is_loopback(address: &str) -> bool {
-    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    host.eq_ignore_ascii_case("localhost")
-        || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
 /// Whether two texts are one address: letter case, leading zeros and the names of loopback do not

@@ -1,11 +1,8 @@
 //! Addresses that guess are made slow, as a pure state machine. Nobody is shut out: 128 bits are not guessed, and who
 //! shares an address with a guesser waits, and then joins.
 
-use std::{
-    collections::HashMap,
-    net::{IpAddr, Ipv6Addr},
-    time::Duration,
-};
+use galaxy_proto::door::counted;
+use std::{collections::HashMap, net::IpAddr, time::Duration};
 
 /// After the first failure; doubles with each.
 const FIRST: Duration = Duration::from_millis(500);
@@ -41,13 +38,13 @@ pub struct Slowness {
 impl Slowness {
     /// How long this address has to wait.
     pub fn wait(&self, now: Now, address: IpAddr) -> Option<Duration> {
-        let until = self.records.get(&network(address))?.until();
+        let until = self.records.get(&counted(address))?.until();
         until.checked_sub(now).filter(|wait| !wait.is_zero())
     }
 
     /// This address has failed.
     pub fn failed(&mut self, now: Now, address: IpAddr) {
-        let network = network(address);
+        let network = counted(address);
         if self.records.len() >= ADDRESSES && !self.records.contains_key(&network) {
             self.records.retain(|_, record| now < record.last + FORGIVEN);
             // Who has so many addresses is not stopped by this, but by the number of bits.
@@ -63,18 +60,6 @@ impl Slowness {
             record.failures = 0;
         }
         *record = Record { failures: record.failures.saturating_add(1), last: now };
-    }
-}
-
-/// Of IPv6 a host has a whole /64.
-fn network(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(address) => {
-            let mut octets = address.octets();
-            octets[8..].fill(0);
-            IpAddr::V6(Ipv6Addr::from(octets))
-        }
-        address => address,
     }
 }
 

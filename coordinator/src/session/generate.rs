@@ -386,7 +386,7 @@ impl Session {
         }
     }
 
-    /// Most tokens of a text that goes on, and what limits them.
+    /// Most tokens of a prompt with what is generated after it, and what limits them.
     fn going_limit(&self) -> (u32, &'static str) {
         let (spec, cache) = (self.spec(), self.outlook().cache);
         let limits = [(spec.position_limit(), spec.limited_by()), (cache.rows, error::CACHE_ROWS)];

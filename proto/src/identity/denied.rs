@@ -1,8 +1,11 @@
 //! Who was removed from a cluster: certificates that are refused though the authority issued them.
 
-use super::peer;
+use super::{Role, peer};
 use crate::{join::fingerprint, v1::DenyRequest};
-use galaxy_common::DeviceName;
+use galaxy_common::{
+    DeviceName,
+    replace::{PUBLIC, replace},
+};
 use prost::Message;
 use rustls::{
     CertificateError, DigitallySignedStruct, DistinguishedName, SignatureScheme,
@@ -83,10 +86,7 @@ impl Removed {
     /// # Errors
     /// When it cannot be written.
     pub fn save(&self, path: &Path) -> io::Result<()> {
-        let new = path.with_extension("new");
-        fs::write(&new, DenyRequest::from(self).encode_to_vec())?;
-        fs::File::open(&new)?.sync_all()?;
-        fs::rename(new, path)
+        replace(path, &DenyRequest::from(self).encode_to_vec(), PUBLIC)
     }
 
     /// Whether a name was removed.
@@ -131,13 +131,9 @@ impl Denied {
         })
     }
 
-    /// Ends when `name` is removed: for connections that stand.
-    pub async fn until(&self, name: &DeviceName) {
-        let mut list = self.0.subscribe();
-        // The sender lives as long as we do.
-        if list.wait_for(|removed| removed.has(name)).await.is_err() {
-            std::future::pending::<()>().await;
-        }
+    /// The list and its changes, from now on.
+    pub fn changes(&self) -> watch::Receiver<Arc<Removed>> {
+        self.0.subscribe()
     }
 
     fn check(&self, certificate: &CertificateDer<'_>) -> Result<(), rustls::Error> {
@@ -148,14 +144,14 @@ impl Denied {
     }
 }
 
-/// A verifier that refuses those who were removed, too.
+/// A verifier of servers that refuses those who were removed, too.
 #[derive(Debug)]
-pub(super) struct Unless<V> {
+pub(super) struct ServerUnlessRemoved {
     pub(super) denied: Denied,
-    pub(super) inner: V,
+    pub(super) inner: Arc<dyn ServerCertVerifier>,
 }
 
-impl ServerCertVerifier for Unless<Arc<dyn ServerCertVerifier>> {
+impl ServerCertVerifier for ServerUnlessRemoved {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -188,7 +184,16 @@ impl ServerCertVerifier for Unless<Arc<dyn ServerCertVerifier>> {
     }
 }
 
-impl ClientCertVerifier for Unless<Arc<dyn ClientCertVerifier>> {
+/// A verifier of clients that refuses those who were removed, and those of other roles, too.
+#[derive(Debug)]
+pub(super) struct ClientUnlessRemoved {
+    pub(super) denied: Denied,
+    /// Those that are served; without them, all.
+    pub(super) roles: Option<Vec<Role>>,
+    pub(super) inner: Arc<dyn ClientCertVerifier>,
+}
+
+impl ClientCertVerifier for ClientUnlessRemoved {
     fn client_auth_mandatory(&self) -> bool {
         self.inner.client_auth_mandatory()
     }
@@ -203,7 +208,12 @@ impl ClientCertVerifier for Unless<Arc<dyn ClientCertVerifier>> {
     ) -> Result<ClientCertVerified, rustls::Error> {
         let verified = self.inner.verify_client_cert(end_entity, intermediates, now)?;
         self.denied.check(end_entity)?;
-        Ok(verified)
+        let Some(roles) = &self.roles else { return Ok(verified) };
+        match peer(std::slice::from_ref(end_entity)).is_ok_and(|(_, role)| roles.contains(&role)) {
+            true => Ok(verified),
+            // It is told that access is denied.
+            false => Err(CertificateError::ApplicationVerificationFailure.into()),
+        }
     }
     fn verify_tls12_signature(
         &self,

@@ -2,23 +2,19 @@
 
 use super::{
     IdentityError, Role,
-    denied::{Denied, Unless},
+    denied::{ClientUnlessRemoved, Denied, ServerUnlessRemoved},
     hardware_aes, peer, provider,
 };
 use crate::{ALPN_JOIN, door::rules};
 use galaxy_common::{DeviceName, private::Folder};
 use rustls::{
-    CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, RootCertStore,
-    ServerConfig, SignatureScheme,
-    client::{
-        Resumption, WebPkiServerVerifier,
-        danger::{HandshakeSignatureValid, ServerCertVerifier},
-    },
+    ClientConfig, RootCertStore, ServerConfig,
+    client::{Resumption, WebPkiServerVerifier, danger::ServerCertVerifier},
     pki_types::{CertificateDer, PrivateKeyDer, UnixTime, pem::PemObject},
     server::{
-        ParsedCertificate, StoresServerSessions, WebPkiClientVerifier,
-        danger::{ClientCertVerified, ClientCertVerifier},
+        ParsedCertificate, StoresServerSessions, WebPkiClientVerifier, danger::ClientCertVerifier,
     },
+    sign::{CertifiedKey, SingleCertAndKey},
     version::TLS13,
 };
 use std::{
@@ -36,9 +32,14 @@ pub struct Identity {
     name: DeviceName,
     role: Role,
     client: ClientConfig,
-    server: ServerConfig,
-    verifier: Arc<dyn ClientCertVerifier>,
-    joining: ServerConfig,
+    /// What it shows who has the authority's certificate,
+    shown: Arc<SingleCertAndKey>,
+    /// and who joins, and does not have it yet.
+    shown_with_authority: Arc<SingleCertAndKey>,
+    /// Takes certificates of the authority,
+    members: Arc<dyn ClientCertVerifier>,
+    /// and who has none as well.
+    strangers: Arc<dyn ClientCertVerifier>,
     denied: Denied,
     key: Vec<u8>,
 }
@@ -79,38 +80,30 @@ impl Identity {
             .with_protocol_versions(&[&TLS13])
             .map_err(unusable)?
             .dangerous()
-            .with_custom_certificate_verifier(Arc::new(Unless { denied: denied.clone(), inner }))
+            .with_custom_certificate_verifier(Arc::new(ServerUnlessRemoved {
+                denied: denied.clone(),
+                inner,
+            }))
             .with_client_auth_cert(vec![certificate.clone()], key.clone_key())
             .map_err(unusable)?;
         // Connections live long, and a resumed one would not look at certificates again.
         client.resumption = Resumption::disabled();
-        let verifier = |strangers: bool| {
-            let verifier = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider());
-            let verifier = match strangers {
-                true => verifier.allow_unauthenticated(),
-                false => verifier,
-            };
-            let inner: Arc<dyn ClientCertVerifier> =
-                verifier.build().map_err(|error| general(&error))?;
-            Ok::<_, IdentityError>(Arc::new(Unless { denied: denied.clone(), inner }))
+        let verifier = || WebPkiClientVerifier::builder_with_provider(roots.clone(), provider());
+        let shown = |chain: Vec<CertificateDer<'static>>| {
+            let shown = CertifiedKey::from_der(chain, key.clone_key(), &provider());
+            Ok::<_, IdentityError>(Arc::new(SingleCertAndKey::from(shown.map_err(unusable)?)))
         };
-        let server = |verifier, chain: Vec<CertificateDer<'static>>| {
-            let mut server = ServerConfig::builder_with_provider(provider())
-                .with_protocol_versions(&[&TLS13])
-                .map_err(unusable)?
-                .with_client_cert_verifier(verifier)
-                .with_single_cert(chain, key.clone_key())
-                .map_err(unusable)?;
-            // The side without instructions for AES chooses, whichever side dials.
-            server.ignore_client_order = !hardware_aes();
-            server.session_storage = Arc::new(Forgetful);
-            Ok::<_, IdentityError>(server)
-        };
-        // Who joins does not have the authority's certificate yet.
-        let joining = server(verifier(true)?, vec![certificate.clone(), authority])?;
-        let verifier = verifier(false)?;
-        let server = server(verifier.clone(), vec![certificate])?;
-        Ok(Self { name, role, client, server, verifier, joining, denied, key: public })
+        Ok(Self {
+            name,
+            role,
+            client,
+            shown: shown(vec![certificate.clone()])?,
+            shown_with_authority: shown(vec![certificate, authority])?,
+            members: verifier().build().map_err(|error| general(&error))?,
+            strangers: verifier().allow_unauthenticated().build().map_err(|e| general(&e))?,
+            denied,
+            key: public,
+        })
     }
 
     /// The name in the certificate.
@@ -131,9 +124,9 @@ impl Identity {
     }
     /// How to answer those that join, who have no certificate yet, and those that have one.
     pub fn joining_config(&self) -> Arc<ServerConfig> {
-        let mut config = self.joining.clone();
-        config.alpn_protocols = vec![ALPN_JOIN.to_vec()];
-        Arc::new(config)
+        let (denied, inner) = (self.denied.clone(), self.strangers.clone());
+        let verifier = ClientUnlessRemoved { denied, roles: None, inner };
+        answer(verifier, self.shown_with_authority.clone(), &[ALPN_JOIN])
     }
     /// How to dial, for one protocol.
     pub fn client_config(&self, alpn: &[u8]) -> Arc<ClientConfig> {
@@ -146,67 +139,28 @@ impl Identity {
     pub fn server_config(&self, alpns: &[&[u8]]) -> Arc<ServerConfig> {
         let served = rules(self.role).iter().filter(|rule| alpns.contains(&rule.alpn));
         let roles = served.map(|rule| rule.role).collect();
-        let verifier = Arc::new(Served { verifier: self.verifier.clone(), roles });
-        let mut config = ServerConfig::builder_with_provider(provider())
-            .with_protocol_versions(&[&TLS13])
-            .expect("the provider had it when the identity was loaded")
-            .with_client_cert_verifier(verifier)
-            .with_cert_resolver(self.server.cert_resolver.clone());
-        config.ignore_client_order = self.server.ignore_client_order;
-        config.session_storage = self.server.session_storage.clone();
-        config.alpn_protocols = alpns.iter().map(|alpn| alpn.to_vec()).collect();
-        Arc::new(config)
+        let (denied, inner) = (self.denied.clone(), self.members.clone());
+        let verifier = ClientUnlessRemoved { denied, roles: Some(roles), inner };
+        answer(verifier, self.shown.clone(), alpns)
     }
 }
 
-/// Takes the certificates that another verifier takes, of these roles.
-#[derive(Debug)]
-struct Served {
-    verifier: Arc<dyn ClientCertVerifier>,
-    roles: Vec<Role>,
-}
-
-impl ClientCertVerifier for Served {
-    fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        self.verifier.root_hint_subjects()
-    }
-
-    fn verify_client_cert(
-        &self,
-        certificate: &CertificateDer<'_>,
-        between: &[CertificateDer<'_>],
-        now: UnixTime,
-    ) -> Result<ClientCertVerified, rustls::Error> {
-        let verified = self.verifier.verify_client_cert(certificate, between, now)?;
-        let known = peer(std::slice::from_ref(certificate));
-        match known.is_ok_and(|(_, role)| self.roles.contains(&role)) {
-            true => Ok(verified),
-            // It is told that access is denied.
-            false => Err(CertificateError::ApplicationVerificationFailure.into()),
-        }
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.verifier.verify_tls12_signature(message, certificate, signed)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.verifier.verify_tls13_signature(message, certificate, signed)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.verifier.supported_verify_schemes()
-    }
+/// How to answer those that `verifier` takes.
+fn answer(
+    verifier: ClientUnlessRemoved,
+    shown: Arc<SingleCertAndKey>,
+    alpns: &[&[u8]],
+) -> Arc<ServerConfig> {
+    let mut config = ServerConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&TLS13])
+        .expect("the provider had it when the identity was loaded")
+        .with_client_cert_verifier(Arc::new(verifier))
+        .with_cert_resolver(shown);
+    // The side without instructions for AES chooses, whichever side dials.
+    config.ignore_client_order = !hardware_aes();
+    config.session_storage = Arc::new(Forgetful);
+    config.alpn_protocols = alpns.iter().map(|alpn| alpn.to_vec()).collect();
+    Arc::new(config)
 }
 
 /// Keeps no session, so that none is resumed: each connection shows its certificate. Tickets go out all

@@ -37,6 +37,9 @@ pub enum VetError {
     },
 }
 
+/// From when a certificate is valid, or until when, if that is not now.
+pub type Validity = Option<(Option<Moment>, Option<Moment>)>;
+
 /// Who answers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Vetted {
@@ -47,7 +50,7 @@ pub struct Vetted {
     /// The certificate of its authority.
     pub authority: CertificateDer<'static>,
     /// When its certificate is valid, if that is not now by our clock.
-    pub valid: Option<(Option<Moment>, Option<Moment>)>,
+    pub valid: Validity,
 }
 
 /// Looks at the chain of a server. That its certificate is not valid now is no error yet: our clock may be wrong, and
@@ -68,8 +71,6 @@ pub fn vet(chain: &[CertificateDer<'_>], pin: &Pin, now: UnixTime) -> Result<Vet
     let key = parsed.subject_public_key_info().to_vec();
     Ok(Vetted { name, key, authority: authority.clone().into_owned(), valid })
 }
-
-type Validity = Option<(Option<Moment>, Option<Moment>)>;
 
 /// Whether `authority` issued `end`; and, if that is not valid now, from when it is, or until when.
 fn issued(

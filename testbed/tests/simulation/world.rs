@@ -237,7 +237,11 @@ impl World {
         let cluster = Cluster::parse(&text, Path::new("/"))?;
         let identity = Identity::load(&cluster.identity)?;
         let model = Arc::new(ModelDir::open(&cluster.model)?);
-        let limits = Limits { queue: cluster.queue, timeout: Duration::from_secs(20) };
+        let limits = Limits {
+            queue: cluster.queue,
+            timeout: Duration::from_secs(20),
+            client_memory: cluster.client_memory,
+        };
         let epoch = Epoch(u64::from(life) << 20);
         let brought = self.brought.clone();
         let listener = Arc::new(move |notice| {

@@ -24,8 +24,6 @@ use std::{
 pub(super) const COORDINATOR: &str = "coordinator";
 /// How long its identity is valid.
 const DAYS: u32 = 3650;
-/// Of the memory that is free, what this machine grants.
-const GRANTED: f64 = 0.6;
 /// What it grants where the system does not say what is free.
 const MEMORY: Bytes = Bytes(1_000_000_000);
 /// The name of this machine, where it has none.
@@ -149,8 +147,7 @@ impl Files {
     }
 
     fn write_device(&self, name: &DeviceName, args: &UpArgs) -> std::io::Result<()> {
-        let free = free_memory()
-            .map(|free| Bytes((free.0 as f64 * GRANTED) as u64 / 1_000_000 * 1_000_000));
+        let free = free_memory().map(Device::granted);
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let at = |ip: IpAddr| SocketAddr::new(ip, args.worker_port).to_string();
         let device = Device {

@@ -6,8 +6,7 @@ use super::{
 };
 use crate::{
     connection::Connection,
-    drift::Sample,
-    drift::{disk_of, kernels_of},
+    drift::{Sample, disk_of, kernels_of},
     error::RequestError,
     fleet::{DeviceCost, DeviceRun, Going, Readiness, Run, Task, blocking},
     membership::{Event, Index},

@@ -1,7 +1,7 @@
 //! Who comes over QUIC: handshakes that wait in a lobby, as over TCP.
 
 use super::{super::arrival::Ring, Connection, QuicPipe};
-use galaxy_proto::door::{Peer, Reception, Sampled};
+use galaxy_proto::door::{Peer, Sampled, SharedLobby};
 use quinn::{ConnectionError, Endpoint};
 use std::{sync::Arc, time::Duration};
 use tokio::{runtime::Handle, time::timeout};
@@ -16,16 +16,16 @@ const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 /// Lets callers in until the socket is closed. Without 0-RTT: what comes with it could be sent
 /// again by anybody who saw it.
 pub(super) async fn accept(endpoint: Endpoint, ring: Ring) {
-    let reception = Reception::new(HANDSHAKES);
+    let lobby = SharedLobby::new(HANDSHAKES);
     let refusals = Arc::new(Sampled::default());
     while let Some(incoming) = endpoint.accept().await {
-        let crowded = reception.len() >= CROWD;
+        let crowded = lobby.len() >= CROWD;
         if crowded && incoming.may_retry() && !incoming.remote_address_validated() {
             // It may be asked.
             drop(incoming.retry());
             continue;
         }
-        let (stay, notice) = reception.arrive(incoming.remote_address().ip());
+        let (stay, notice) = lobby.arrive(incoming.remote_address().ip());
         let (ring, refusals) = (ring.clone(), refusals.clone());
         tokio::spawn(async move {
             let address = incoming.remote_address();

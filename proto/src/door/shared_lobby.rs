@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 
 /// A lobby that tasks share. Copies are the same one.
 #[derive(Clone, Debug)]
-pub struct Reception(Arc<Inner>);
+pub struct SharedLobby(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
@@ -25,7 +25,7 @@ struct State {
     tell: HashMap<Guest, Arc<Notify>>,
 }
 
-impl Reception {
+impl SharedLobby {
     /// A lobby for so many.
     pub fn new(most: usize) -> Self {
         let state = State { lobby: Lobby::new(most), tell: HashMap::new() };
@@ -36,7 +36,7 @@ impl Reception {
     pub fn arrive(&self, address: IpAddr) -> (Stay, Notice) {
         let tell = Arc::new(Notify::new());
         let notice = Notice(tell.clone());
-        let stay = Stay { reception: self.clone(), address, tell, guest: Mutex::new(None) };
+        let stay = Stay { lobby: self.clone(), address, tell, guest: Mutex::new(None) };
         stay.back();
         (stay, notice)
     }
@@ -59,7 +59,7 @@ impl Reception {
 /// Somebody's stay in a lobby: until this is dropped.
 #[derive(Debug)]
 pub struct Stay {
-    reception: Reception,
+    lobby: SharedLobby,
     address: IpAddr,
     tell: Arc<Notify>,
     /// Nothing while it is away.
@@ -70,14 +70,14 @@ impl Stay {
     /// Bytes came from it.
     pub fn heard(&self) {
         if let Some(guest) = *self.guest() {
-            self.reception.state().lobby.heard(guest);
+            self.lobby.state().lobby.heard(guest);
         }
     }
 
     /// Leaves the lobby, and has not to go for anybody.
     pub fn away(&self) {
         if let Some(guest) = self.guest().take() {
-            let mut state = self.reception.state();
+            let mut state = self.lobby.state();
             state.lobby.leave(guest);
             state.tell.remove(&guest);
         }
@@ -86,8 +86,8 @@ impl Stay {
     /// Is in the lobby again, as who has just come.
     pub fn back(&self) {
         self.away();
-        let mut state = self.reception.state();
-        let now = self.reception.0.origin.elapsed();
+        let mut state = self.lobby.state();
+        let now = self.lobby.0.origin.elapsed();
         let (guest, goes) = state.lobby.arrive(now, self.address);
         if let Some(tell) = goes.and_then(|goes| state.tell.remove(&goes)) {
             tell.notify_one();
@@ -129,17 +129,17 @@ mod tests {
 
     #[tokio::test]
     async fn who_has_to_go_is_told() {
-        let reception = Reception::new(1);
+        let lobby = SharedLobby::new(1);
         let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
-        let (first, told) = reception.arrive(address);
+        let (first, told) = lobby.arrive(address);
         first.away();
-        let (second, also) = reception.arrive(address);
+        let (second, also) = lobby.arrive(address);
         assert!(timeout(Duration::ZERO, told.given()).await.is_err(), "it was away");
         first.back();
         also.given().await;
         drop(second);
-        assert_eq!(reception.len(), 1);
+        assert_eq!(lobby.len(), 1);
         drop(first);
-        assert!(reception.is_empty());
+        assert!(lobby.is_empty());
     }
 }

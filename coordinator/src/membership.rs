@@ -128,6 +128,13 @@ pub enum Event {
         /// Which device.
         device: Index,
     },
+    /// A device that joined cannot be measured: it is tried again later.
+    Unmeasured {
+        /// Which device.
+        device: Index,
+        /// Why.
+        reason: String,
+    },
     /// A device is at another address, or grants something else: it is connected anew.
     Changed {
         /// Which device.
@@ -398,9 +405,13 @@ impl Membership {
                     if matches!(self.refusal, Some((None, _))) {
                         self.refusal = None;
                     }
+                    let joined = self.intake.take().map_or(Vec::new(), |intake| intake.joined);
+                    for device in joined.into_iter().filter(|device| !ring.contains(device)) {
+                        // It was measured: a look tells whether a plan with it is better.
+                        self.members[device].look = Some(now);
+                    }
                     self.ring = Some(ring);
                     self.without = false;
-                    self.intake = None;
                     self.leave_out_fresh(now);
                     self.place(now, &mut actions);
                 }
@@ -480,6 +491,12 @@ impl Membership {
                 }
             }
             Event::Removed { device } => self.remove(now, device, &mut actions),
+            Event::Unmeasured { device, reason } => {
+                let member = &mut self.members[device];
+                if member.out.is_some() {
+                    member.out = Some((format!("it was not measured: {reason}"), now + AGAIN));
+                }
+            }
             Event::Quiet => self.take_in(now, &mut actions),
         }
         self.advance(now, &mut actions);
@@ -550,8 +567,7 @@ impl Membership {
             there.for_each(|m| m.fresh = false);
             actions.push(Action::Plan { round: self.rounds });
         }
-        let joins = |m: &Member| !m.removed && m.state.connected() && m.due(now);
-        if !self.gathering && self.ready().is_some() && self.members.iter().any(joins) {
+        if !self.gathering && self.ready().is_some() && !self.joining(now).is_empty() {
             self.gathering = true;
             actions.push(Action::Gather);
         }

@@ -9,7 +9,7 @@ pub(crate) mod links;
 mod measure;
 mod store;
 
-pub use measure::collect;
+pub use measure::{collect, each};
 pub use store::{Store, StoreError};
 
 use galaxy_common::{DeviceName, LinkType, ProfileError};

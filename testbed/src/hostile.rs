@@ -1,12 +1,14 @@
 //! How those fare who mean no harm while others do: strangers, clients and devices that take what
-//! they can of a coordinator, a worker and `galaxy serve` on this machine.
+//! they can of a coordinator, a worker and `galaxy serve` on this machine, and a mirror of the Hub.
 //!
 //! Each attack has an end, and so has each wait. What is looked at: by how much later an honest one is
 //! answered, whose handshake takes 300 ms, and by how much the memory of who is attacked grows.
 
 mod crowd;
+mod device;
 mod greedy;
 mod honest;
+mod mirror;
 
 use crate::processes::{Process, Setup, TestCluster, program};
 use anyhow::{Context, Result, bail};
@@ -45,12 +47,31 @@ pub struct Options {
     /// Connections that are opened again in each second, at most.
     #[arg(long, default_value_t = 500)]
     pub rate: u32,
+    /// A model of images, with an image beside it.
+    #[arg(long, default_value = "testdata/golden/vit")]
+    pub images: PathBuf,
     /// Connections of one identity with a valid certificate.
     #[arg(long, default_value_t = 300)]
     pub valid: usize,
+    /// Only these attacks.
+    #[arg(long, value_enum, num_args = 1..)]
+    pub only: Vec<Attacks>,
     /// Prints the report as JSON.
     #[arg(long)]
     pub json: bool,
+}
+
+/// Kinds of attacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Attacks {
+    /// Connections that are held, by strangers and by clients and devices.
+    Connections,
+    /// Requests of one client.
+    Requests,
+    /// What a device answers.
+    Devices,
+    /// What a mirror of the Hub answers.
+    Mirrors,
 }
 
 /// Who is attacked.
@@ -91,22 +112,64 @@ pub struct Row {
     pub held: bool,
 }
 
+/// What all of them came to.
+#[derive(Clone, Debug, Default, Serialize)]
+struct Report {
+    rows: Vec<Row>,
+    devices: Vec<device::Row>,
+    mirrors: Vec<mirror::Row>,
+}
+
 /// Attacks all in turn, and says how they fared.
 ///
 /// # Errors
 /// When something cannot be started, or a bound was not kept.
 pub fn run(options: &Options) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let rows = runtime.block_on(attack_all(options))?;
+    let mut report = Report::default();
+    let wanted = |attacks| options.only.is_empty() || options.only.contains(&attacks);
+    if wanted(Attacks::Connections) {
+        report.rows = runtime.block_on(hold_connections(options))?;
+    }
+    if wanted(Attacks::Requests) {
+        report.rows.extend(runtime.block_on(ask_for_much(options))?);
+    }
+    if wanted(Attacks::Devices) {
+        report.devices = runtime.block_on(device::all(&options.model))?;
+    }
+    if wanted(Attacks::Mirrors) {
+        report.mirrors = mirror::all()?;
+    }
+    let Report { rows, devices, mirrors } = &report;
     if options.json {
-        println!("{}", serde_json::to_string_pretty(&rows)?);
+        println!("{}", serde_json::to_string_pretty(&report)?);
     } else {
-        show(&rows);
+        if !rows.is_empty() {
+            show(rows);
+        }
+        if !devices.is_empty() {
+            device::show(devices);
+        }
+        if !mirrors.is_empty() {
+            mirror::show(mirrors);
+        }
     }
-    match rows.iter().filter(|row| !row.held).count() {
+    let held = rows.iter().map(|row| row.held);
+    let held = held.chain(devices.iter().map(|row| row.held));
+    let held: Vec<bool> = held.chain(mirrors.iter().map(|row| row.held)).collect();
+    match held.iter().filter(|held| !**held).count() {
         0 => Ok(()),
-        failed => bail!("{failed} of {} bounds were not kept", rows.len()),
+        failed => bail!("{failed} of {} bounds were not kept", held.len()),
     }
+}
+
+/// Says what begins.
+fn say(who: impl std::fmt::Display, attack: &str) {
+    eprintln!("{who}: {attack}");
+}
+
+fn megabytes(bytes: u64) -> String {
+    format!("{:.1}", bytes as f64 / 1e6)
 }
 
 fn show(rows: &[Row]) {
@@ -116,7 +179,7 @@ fn show(rows: &[Row]) {
     println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |");
     for row in rows {
         println!(
-            "| {:?} | {} | {} | {} | {:.0} | {:.0} | {:.0} | {} | {:.1} | {} |",
+            "| {:?} | {} | {} | {} | {:.0} | {:.0} | {:.0} | {} | {} | {} |",
             row.target,
             row.attack,
             row.open,
@@ -125,7 +188,7 @@ fn show(rows: &[Row]) {
             row.median_ms,
             row.longest_ms,
             row.unanswered,
-            row.growth as f64 / 1e6,
+            megabytes(row.growth),
             if row.held { "yes" } else { "NO" }
         );
     }
@@ -133,6 +196,7 @@ fn show(rows: &[Row]) {
 
 /// A cluster of one worker, and `galaxy serve` before it.
 struct Stage {
+    model: PathBuf,
     cluster: TestCluster,
     serve: Process,
     at: String,
@@ -141,7 +205,7 @@ struct Stage {
 impl Stage {
     fn up(model: &Path) -> Result<Self> {
         let model = model.canonicalize().with_context(|| model.display().to_string())?;
-        let setup = Setup { shares: vec![1.0], ..Setup::new(model) };
+        let setup = Setup { shares: vec![1.0], ..Setup::new(model.clone()) };
         let cluster = TestCluster::start(setup)?;
         let mut command = Command::new(program("galaxy")?);
         command.args(["serve", "--listen", "127.0.0.1:0", "--coordinator", &cluster.address]);
@@ -151,7 +215,7 @@ impl Stage {
         let line = serve.line("listening on http://")?;
         let at = line.trim_start_matches("listening on http://").split('/').next();
         let at = at.context("an address")?.to_owned();
-        Ok(Self { cluster, serve, at })
+        Ok(Self { model, cluster, serve, at })
     }
 
     fn address(&self, target: Target) -> &str {
@@ -187,13 +251,22 @@ impl Stage {
 
 /// What a process holds in memory.
 fn resident(pid: u32) -> Result<u64> {
+    of_status(pid, "VmRSS:")
+}
+
+/// The most that it has held.
+fn peak(pid: u32) -> Result<u64> {
+    of_status(pid, "VmHWM:")
+}
+
+fn of_status(pid: u32, name: &str) -> Result<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = text.lines().find(|line| line.starts_with("VmRSS:")).context("VmRSS")?;
+    let line = text.lines().find(|line| line.starts_with(name)).context(name.to_owned())?;
     let kib: u64 = line.split_whitespace().nth(1).context("a number")?.parse()?;
     Ok(kib * 1024)
 }
 
-async fn attack_all(options: &Options) -> Result<Vec<Row>> {
+async fn hold_connections(options: &Options) -> Result<Vec<Row>> {
     let own = IpAddr::V4(Ipv4Addr::LOCALHOST);
     let other = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
     let stage = Stage::up(&options.model)?;
@@ -221,14 +294,23 @@ async fn attack_all(options: &Options) -> Result<Vec<Row>> {
         let attack = format!("{} valid of one identity", options.valid);
         rows.push(under(&stage, target, attack, valid).await?);
     }
-    for greed in Greed::ALL {
+    Ok(rows)
+}
+
+async fn ask_for_much(options: &Options) -> Result<Vec<Row>> {
+    let stage = Stage::up(&options.model)?;
+    let mut rows = Vec::new();
+    for greed in Greed::OF_TEXTS {
         rows.push(greedy::under(&stage, greed).await?);
     }
+    drop(stage);
+    rows.push(greedy::under(&Stage::up(&options.images)?, Greed::Images).await?);
     Ok(rows)
 }
 
 /// How the honest one fares under a crowd, once that was there for a while.
 async fn under(stage: &Stage, target: Target, attack: String, mut crowd: Crowd) -> Result<Row> {
+    say(format_args!("{target:?}"), &attack);
     let honest = stage.honest(target)?;
     // Before: the crowd has not begun.
     let before = honest.median(ASKED).await?.saturating_sub(DELAY);

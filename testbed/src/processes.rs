@@ -148,6 +148,14 @@ impl Process {
         }
     }
 
+    /// How it ended, if it has.
+    ///
+    /// # Errors
+    /// When the system does not say.
+    pub fn has_ended(&mut self) -> Result<Option<ExitStatus>> {
+        Ok(self.child.try_wait()?)
+    }
+
     /// Waits until it ends by itself, and gives what it printed.
     ///
     /// # Errors

@@ -1,9 +1,13 @@
 //! What a Hub says, read: the files of a repository, and the headers of its answers.
 
 use galaxy_model::files::is_plain;
-use serde::Deserialize;
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error as _, SeqAccess, Visitor},
+};
 use std::{
     collections::BTreeSet,
+    fmt,
     time::{Duration, SystemTime},
 };
 
@@ -11,6 +15,8 @@ use std::{
 const MAX_COMMIT: usize = 64;
 /// Digests have up to 64 digits, and what others name versions by is of that kind.
 const MAX_VERSION: usize = 128;
+/// Of files of a repository; models have some dozens.
+const MAX_FILES: usize = 100_000;
 /// Of what a Hub says in words, so much is shown.
 const MAX_WORDS: usize = 200;
 
@@ -26,7 +32,8 @@ pub struct Listing {
 #[derive(Deserialize)]
 struct Info {
     sha: String,
-    siblings: Vec<Sibling>,
+    #[serde(deserialize_with = "plain_names")]
+    siblings: BTreeSet<String>,
 }
 
 #[derive(Deserialize)]
@@ -46,9 +53,37 @@ impl Listing {
         if sha.is_empty() || sha.len() > MAX_COMMIT || !digits {
             return Err("it names a commit that is none".to_owned());
         }
-        let names = siblings.into_iter().map(|file| file.rfilename);
-        Ok(Self { commit: sha, files: names.filter(|name| is_plain(name)).collect() })
+        Ok(Self { commit: sha, files: siblings })
     }
+}
+
+/// The names of files that are plain, counted before they are kept.
+fn plain_names<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeSet<String>, D::Error> {
+    struct Names;
+
+    impl<'de> Visitor<'de> for Names {
+        type Value = BTreeSet<String>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "a list of at most {MAX_FILES} files")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+            let (mut names, mut count) = (BTreeSet::new(), 0);
+            while let Some(Sibling { rfilename }) = list.next_element()? {
+                count += 1;
+                if count > MAX_FILES {
+                    return Err(A::Error::invalid_length(count, &self));
+                }
+                if is_plain(&rfilename) {
+                    names.insert(rfilename);
+                }
+            }
+            Ok(names)
+        }
+    }
+
+    from.deserialize_seq(Names)
 }
 
 /// The version in an `ETag`, without quotes and weakness; none where it is not of letters, digits and

@@ -128,6 +128,18 @@ fn a_listing_that_is_none_is_refused() {
 }
 
 #[test]
+fn a_listing_of_too_many_files_is_refused() {
+    let names: Vec<_> =
+        (0..100_001).map(|i| serde_json::json!({ "rfilename": i.to_string() })).collect();
+    let text = serde_json::json!({ "sha": "c0ffee", "siblings": names }).to_string();
+    let (_dir, to) = place();
+    let hub =
+        Hub::scripted(small(), move |_, _, _| Some(Reply::new(200, "").body(text.as_bytes())));
+    let said = hub.refusal(&to);
+    assert!(said.contains("at most 100000 files"), "{said}");
+}
+
+#[test]
 fn lengths_without_bound_are_only_words() {
     let (_dir, to) = place();
     let mut files = small();

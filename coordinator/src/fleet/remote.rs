@@ -74,6 +74,8 @@ pub(crate) struct Shared {
     /// Read while a program runs, written by who changes the plan between programs.
     gate: Arc<tokio::sync::RwLock<()>>,
     sequence: AtomicU64,
+    /// When something last came of the places that devices take.
+    placing: Mutex<tokio::time::Instant>,
     origin: Instant,
     listener: Listener,
     stop: Notify,
@@ -83,6 +85,14 @@ pub(crate) struct Shared {
 impl Shared {
     fn board(&self) -> MutexGuard<'_, Board> {
         self.board.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    /// A device has come further on its way to a place, or sets out.
+    fn comes_further(&self) {
+        *self.placing.lock().unwrap_or_else(PoisonError::into_inner) = tokio::time::Instant::now();
+    }
+    /// How long none of them has come further.
+    fn stands_still(&self) -> Duration {
+        self.placing.lock().unwrap_or_else(PoisonError::into_inner).elapsed()
     }
     /// Time since the start, as the membership counts it.
     fn now(&self) -> Now {
@@ -161,6 +171,7 @@ impl RemoteFleet {
             readiness: watch::Sender::new(waiting),
             messages,
             gate: Arc::default(),
+            placing: Mutex::new(tokio::time::Instant::now()),
             sequence: AtomicU64::new(0),
             origin: Instant::now(),
             listener,

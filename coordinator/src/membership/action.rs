@@ -32,7 +32,8 @@ pub enum Action {
     },
     /// A device that the plan did not count on is there: look whether a plan with it is better.
     Look,
-    /// A device that joined is there: wait until nothing runs, and then say [`Event::Quiet`](super::Event::Quiet).
+    /// Devices that joined are there ([`joining`](super::Membership::joining)): have them measured, wait
+    /// until nothing runs, and then say [`Event::Quiet`](super::Event::Quiet).
     Gather,
     /// Send the device its part of the plan.
     Place {

@@ -32,6 +32,13 @@ impl Membership {
         self.members[device].out.as_ref().map(|(why, _)| why.as_str())
     }
 
+    /// The devices that joined, are there, and are to be counted on now.
+    pub fn joining(&self, now: Now) -> Vec<Index> {
+        let due = |m: &Member| !m.removed && m.state.connected() && m.due(now);
+        let members = self.members.iter().enumerate();
+        members.filter(|(_, member)| due(member)).map(|(device, _)| device).collect()
+    }
+
     pub(super) fn add(&mut self, now: Now, device: Index) {
         // Before the first plan all are waited for anyway.
         let out = self.ring.as_ref().map(|_| ("it has just joined".to_owned(), now));
@@ -70,9 +77,7 @@ impl Membership {
     /// Counts on those that joined and are there. Nothing runs.
     pub(super) fn take_in(&mut self, now: Now, actions: &mut Vec<Action>) {
         self.gathering = false;
-        let due = |m: &Member| !m.removed && m.state.connected() && m.due(now);
-        let members = self.members.iter().enumerate();
-        let joined: Vec<Index> = members.filter(|(_, m)| due(m)).map(|(i, _)| i).collect();
+        let joined = self.joining(now);
         let (true, Some(ring)) = (self.ready().is_some() && !joined.is_empty(), self.ring.clone())
         else {
             return;

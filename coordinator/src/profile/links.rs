@@ -12,7 +12,10 @@ use galaxy_proto::{
     fault::from_status,
     v1::{Peer, ProbeReply, ProbeRequest},
 };
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{
+    collections::HashSet,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 use tokio::task::JoinSet;
 
 /// For one probe: the worker ends it by itself well before.
@@ -100,20 +103,34 @@ pub(super) async fn links(
 async fn in_rounds(rounds: Vec<Vec<Way>>, progress: Listener<'_>) -> Vec<LinkProfile> {
     let total = u32::try_from(rounds.iter().map(Vec::len).sum::<usize>()).unwrap_or(u32::MAX);
     let (mut done, mut measured) = (0, Vec::new());
+    // Who has not answered once is asked no more: others wait for the end of this.
+    let mut silent: HashSet<DeviceName> = HashSet::new();
     for round in rounds {
         let mut probes = JoinSet::new();
         let beside = u32::try_from(round.len().saturating_sub(1)).unwrap_or(u32::MAX);
         for way in round {
             let now = way.name();
-            progress(Progress::Links { done, total, now: now.clone() });
-            probes.spawn(async move { (now, probe(way, beside).await) });
+            if silent.contains(&way.from.device.name) {
+                done += 1;
+                progress(Progress::Note(format!("no profile of the link {now}: not asked again")));
+                continue;
+            }
+            progress(Progress::Links { done, total, now });
+            probes.spawn(async move {
+                let profile = probe(&way, beside).await;
+                (way, profile)
+            });
         }
         while let Some(finished) = probes.join_next().await {
             done += 1;
             match finished {
                 Ok((_, Ok(link))) => measured.push(link),
-                Ok((what, Err(why))) => {
+                Ok((way, Err(why))) => {
+                    let what = way.name();
                     progress(Progress::Note(format!("no profile of the link {what}: {why}")));
+                    if matches!(why, Unprobed::Silent) {
+                        silent.insert(way.from.device.name);
+                    }
                 }
                 Err(error) => progress(Progress::Note(format!("a probe broke off: {error}"))),
             }
@@ -187,11 +204,20 @@ fn rounds(count: usize) -> Vec<Vec<(usize, usize)>> {
     (1..seats).map(|round| pairs(round - 1)).collect()
 }
 
+/// Why there is no profile of a link.
+#[derive(Debug, thiserror::Error)]
+enum Unprobed {
+    #[error("no answer within {PROBE:?}")]
+    Silent,
+    #[error("{0}")]
+    Said(String),
+}
+
 /// Measures one way, idle and under compute, while so many others are measured.
-async fn probe(way: Way, beside: u32) -> Result<LinkProfile, String> {
-    let reply = ask(&way, true).await?;
+async fn probe(way: &Way, beside: u32) -> Result<LinkProfile, Unprobed> {
+    let reply = ask(way, true).await?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let (from, to) = (way.from.device.name, way.to.device.name);
+    let (from, to) = (way.from.device.name.clone(), way.to.device.name.clone());
     let link = link_profile(from, to, way.link, &reply);
     let profile = LinkProfile {
         measured: now.map_or(0, |since| since.as_secs()),
@@ -199,7 +225,7 @@ async fn probe(way: Way, beside: u32) -> Result<LinkProfile, String> {
         alone: if beside == 0 { link.rate } else { 0.0 },
         ..link
     };
-    profile.check().map_err(|error| error.to_string())?;
+    profile.check().map_err(|error| Unprobed::Said(error.to_string()))?;
     Ok(profile)
 }
 
@@ -232,7 +258,7 @@ pub(crate) fn link_profile(
     }
 }
 
-async fn ask(way: &Way, compute: bool) -> Result<ProbeReply, String> {
+async fn ask(way: &Way, compute: bool) -> Result<ProbeReply, Unprobed> {
     let to = &way.to;
     let peer = Peer {
         name: to.device.name.to_string(),
@@ -243,8 +269,9 @@ async fn ask(way: &Way, compute: bool) -> Result<ProbeReply, String> {
         ProbeRequest { peer: Some(peer), link: way.link.to_string(), compute, bulk_ms: 0 };
     let mut connection = way.from.connection.clone();
     let asked = tokio::time::timeout(PROBE, connection.probe(request)).await;
-    let reply = asked.map_err(|_| format!("no answer within {PROBE:?}"))?;
-    reply.map(tonic::Response::into_inner).map_err(|status| from_status(&status).to_string())
+    let reply = asked.map_err(|_| Unprobed::Silent)?;
+    let said = |status| Unprobed::Said(from_status(&status).to_string());
+    reply.map(tonic::Response::into_inner).map_err(said)
 }
 
 #[cfg(test)]

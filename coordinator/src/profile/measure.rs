@@ -73,6 +73,27 @@ pub async fn collect(
     Ok(ClusterProfile { devices, links })
 }
 
+/// Measures each device of a cluster that the store has no profile of, and stores it. Says of whom it
+/// could not.
+pub async fn each(
+    cluster: &Cluster,
+    model: &ModelDir,
+    identity: &Identity,
+    store: &Store,
+    progress: Listener<'_>,
+) -> Vec<(DeviceName, CollectError)> {
+    let wanted = Wanted { fresh: false, links: Vec::new() };
+    let supplier = Arc::new(Supplier::new(model.path()));
+    let one = async |device: &Device| {
+        let reached = reach(device, identity).await?;
+        let from = (model, (supplier.clone(), identity));
+        devices(cluster, from, store, &wanted, &[reached], progress).await
+    };
+    let measured = join_all(cluster.devices.iter().map(one)).await;
+    let names = cluster.devices.iter().map(|device| device.name.clone());
+    names.zip(measured).filter_map(|(name, one)| Some((name, one.err()?))).collect()
+}
+
 async fn reach(device: &Device, identity: &Identity) -> Result<Reached, CollectError> {
     let failed = |why| CollectError::Unreachable { device: device.name.clone(), why };
     let (connection, description) = introduce(device, identity).await.map_err(failed)?;

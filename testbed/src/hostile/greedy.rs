@@ -1,6 +1,6 @@
 //! A client that has a certificate, and sends what takes much more than it looks like.
 
-use super::{ASKED, BEHIND, BUDGET, Row, Stage, Target, row};
+use super::{ASKED, BEHIND, BUDGET, Row, Stage, Target, row, say};
 use anyhow::{Result, bail};
 use galaxy_common::DeviceName;
 use galaxy_proto::{
@@ -11,6 +11,7 @@ use galaxy_proto::{
 use http_body::{Body as HttpBody, Frame};
 use std::{
     convert::Infallible,
+    io::Write,
     pin::Pin,
     task::{Context, Poll},
     time::{Duration, Instant},
@@ -20,6 +21,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tonic::{
+    Request,
     body::Body,
     codegen::{Bytes, Service, http},
     transport::Channel,
@@ -36,11 +38,16 @@ pub enum Greed {
     Endless,
     /// Requests whose answers it does not take.
     Unread,
+    /// Requests that may take a day, more than the queue has places.
+    Patient,
+    /// Images of which little is sent, and that are large.
+    Images,
 }
 
 impl Greed {
-    /// All of them.
-    pub const ALL: [Self; 4] = [Self::Texts, Self::Lists, Self::Endless, Self::Unread];
+    /// Those to a model of texts; the images are to one of images.
+    pub const OF_TEXTS: [Self; 5] =
+        [Self::Texts, Self::Lists, Self::Endless, Self::Unread, Self::Patient];
 
     fn words(self) -> &'static str {
         match self {
@@ -48,6 +55,8 @@ impl Greed {
             Self::Lists => "a client: 20 requests of 8 million empty lists",
             Self::Endless => "a client: 100 requests of 15 MiB without an end",
             Self::Unread => "a client: 70 answers of 3 MB that are not read",
+            Self::Patient => "a client: 300 requests of 64 texts with a deadline of a day",
+            Self::Images => "a client: 20 images of 16,384 x 16,384 pixels in 0.3 MB each",
         }
     }
 }
@@ -58,6 +67,9 @@ const CHANNELS: usize = 4;
 const GATHERING: Duration = Duration::from_secs(2);
 /// For an answer to the honest one.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Of an image, in pixels.
+const SIDE: u32 = 16_384;
+const DAY: Duration = Duration::from_secs(24 * 3600);
 const EMBED: &str = "/galaxy.v1.Galaxy/Embed";
 
 async fn dial(stage: &Stage, who: &str) -> Result<Channel> {
@@ -70,7 +82,8 @@ async fn dial(stage: &Stage, who: &str) -> Result<Channel> {
 /// How an honest client fares, and what the coordinator's memory does.
 pub async fn under(stage: &Stage, greed: Greed) -> Result<Row> {
     let target = Target::Coordinator;
-    let before = median(stage).await?;
+    say(format_args!("{target:?}"), greed.words());
+    let before = median(stage, greed).await?;
     let memory = stage.memory(target)?;
     let mut channels = Vec::new();
     for _ in 0..CHANNELS {
@@ -78,16 +91,19 @@ pub async fn under(stage: &Stage, greed: Greed) -> Result<Row> {
     }
     let mut calls = JoinSet::new();
     let many = match greed {
-        Greed::Texts | Greed::Lists => 20,
+        Greed::Texts | Greed::Lists | Greed::Images => 20,
         Greed::Endless => 100,
         Greed::Unread => 70,
+        Greed::Patient => 300,
     };
-    let body = body(greed);
+    let body = if greed == Greed::Images { large()?.into() } else { body(greed) };
     for i in 0..many {
         let (channel, body) = (channels[i % CHANNELS].clone(), body.clone());
         calls.spawn(async move {
             match greed {
                 Greed::Unread => unread(channel).await,
+                Greed::Patient => patient(channel).await,
+                Greed::Images => image(channel, body).await,
                 _ => send(channel, body, greed == Greed::Endless).await,
             }
         });
@@ -100,7 +116,7 @@ pub async fn under(stage: &Stage, greed: Greed) -> Result<Row> {
     }
     let (mut waits, mut unanswered) = (Vec::new(), 0);
     for _ in 0..ASKED {
-        match ask(stage).await {
+        match ask(stage, greed).await {
             Ok(wait) => waits.push(wait),
             Err(_) => unanswered += 1,
         }
@@ -116,20 +132,26 @@ pub async fn under(stage: &Stage, greed: Greed) -> Result<Row> {
     Ok(Row { held, ..row })
 }
 
-async fn median(stage: &Stage) -> Result<Duration> {
+async fn median(stage: &Stage, greed: Greed) -> Result<Duration> {
     let mut waits = Vec::new();
     for _ in 0..ASKED {
-        waits.push(ask(stage).await?);
+        waits.push(ask(stage, greed).await?);
     }
     waits.sort();
     Ok(waits[waits.len() / 2])
 }
 
-async fn ask(stage: &Stage) -> Result<Duration> {
+async fn ask(stage: &Stage, greed: Greed) -> Result<Duration> {
     let begun = Instant::now();
     let asked = async {
-        let request = v1::EmbedRequest { texts: vec!["sea".to_owned()], ..Default::default() };
-        GalaxyClient::new(dial(stage, "honest").await?).embed(request).await?;
+        let mut client = GalaxyClient::new(dial(stage, "honest").await?);
+        if greed == Greed::Images {
+            let images = vec![std::fs::read(stage.model.join("image.png"))?];
+            client.classify(v1::ClassifyRequest { images, ..Default::default() }).await?;
+        } else {
+            let texts = vec!["sea".to_owned()];
+            client.embed(v1::EmbedRequest { texts, ..Default::default() }).await?;
+        }
         Ok::<_, anyhow::Error>(())
     };
     match timeout(PATIENCE, asked).await {
@@ -156,7 +178,7 @@ fn body(greed: Greed) -> Bytes {
         }
         // A list of lists, of which the end never comes.
         Greed::Endless => vec![0; 15 << 20],
-        Greed::Unread => Vec::new(),
+        _ => Vec::new(),
     };
     message.truncate(16 << 20);
     let says = if greed == Greed::Endless { 16 << 20 } else { message.len() };
@@ -212,4 +234,33 @@ async fn unread(channel: Channel) {
     // It is not read.
     std::future::pending::<()>().await;
     drop(answer);
+}
+
+async fn patient(channel: Channel) {
+    let texts = vec!["sea ".repeat(200); 64];
+    let mut request = Request::new(v1::EmbedRequest { texts, ..Default::default() });
+    request.set_timeout(DAY);
+    // Refused or not, that was all.
+    drop(GalaxyClient::new(channel).embed(request).await);
+}
+
+async fn image(channel: Channel, image: Bytes) {
+    let request = v1::ClassifyRequest { images: vec![image.into()], ..Default::default() };
+    drop(GalaxyClient::new(channel).classify(request).await);
+}
+
+/// An image that is black all over.
+fn large() -> Result<Vec<u8>> {
+    let mut file = Vec::new();
+    let mut image = png::Encoder::new(&mut file, SIDE, SIDE);
+    image.set_color(png::ColorType::Grayscale);
+    let mut header = image.write_header()?;
+    let mut rows = header.stream_writer()?;
+    let row = vec![0; SIDE as usize];
+    for _ in 0..SIDE {
+        rows.write_all(&row)?;
+    }
+    rows.finish()?;
+    header.finish()?;
+    Ok(file)
 }

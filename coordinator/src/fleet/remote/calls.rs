@@ -32,6 +32,9 @@ const SHORT: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_millis(500);
 /// How long one of them may come no further: longer than digests of a large model take.
 const STALLED: Duration = Duration::from_secs(600);
+/// The same for one that made ready, and that only has to link, once the others are that far: workers
+/// give up links after 15 s.
+const LINKED: Duration = Duration::from_secs(20);
 /// A ping that takes longer than this is none; silence is declared well before.
 const PING_LIMIT: Duration = Duration::from_secs(5);
 
@@ -128,15 +131,33 @@ pub(super) async fn ping(shared: Arc<Shared>, device: Index, attempt: u64) {
     shared.tell(event).await;
 }
 
-/// Sends a device its part and waits until it holds it.
+/// Sends a device its part and waits until it holds it, as long as some device comes further. One that is
+/// `prepared` has nothing to read, so what it says of that counts for nothing.
 pub(super) async fn place(
     shared: Arc<Shared>,
     placement: Arc<Placement>,
     device: Index,
     epoch: Epoch,
+    prepared: bool,
 ) {
     let Some((attempt, connection)) = connection(&shared, device) else { return };
-    let event = match placed(&shared, &placement, device, attempt, epoch, connection).await {
+    shared.comes_further();
+    let patience = if prepared { LINKED } else { STALLED };
+    let stalls = async {
+        let mut looks = tokio::time::interval(LOOK);
+        while shared.stands_still() < patience {
+            looks.tick().await;
+        }
+    };
+    let placed = tokio::select! {
+        placed = placed(&shared, &placement, (device, prepared), attempt, epoch, connection) => placed,
+        () = stalls => {
+            let why = format!("nothing has come of its place for {patience:?}");
+            Err(Status::deadline_exceeded(why))
+        }
+    };
+    shared.comes_further();
+    let event = match placed {
         Ok(ready) => {
             let name = shared.device(device).name.clone();
             let weights = Bytes(ready.weight_bytes);
@@ -159,7 +180,7 @@ pub(super) async fn place(
 async fn placed(
     shared: &Shared,
     placement: &Placement,
-    device: Index,
+    (device, prepared): (Index, bool),
     attempt: u64,
     epoch: Epoch,
     mut connection: Connection,
@@ -169,6 +190,9 @@ async fn placed(
     let name = shared.device(device).name;
     let says = |progress: Loading| {
         shared.board().entries[device].detail = progress.to_string();
+        if !prepared {
+            shared.comes_further();
+        }
         (shared.listener)(Notice::Loading { device: name.clone(), progress });
     };
     follow(shared, device, attempt, events, says).await

@@ -242,8 +242,17 @@ impl Driver {
         }
         let (worked, before) = (last.is_some(), self.made.as_ref().and_then(|m| m.profile.clone()));
         let (shared, factors) = (self.shared.clone(), self.drift.factors());
+        // What runs goes on as soon as those that joined are measured; what a better plan needs of the
+        // model comes while it does.
+        let kept = self.before.clone().filter(|_| self.membership.taking_in());
         self.plans.spawn(async move {
-            let made = planning::make(shared.clone(), offers, factors, (worked, before)).await;
+            let before = (worked, before);
+            let made = match kept {
+                Some(kept) if !shared.cluster().by_hand() => {
+                    planning::keep(&shared, offers, before, kept).await
+                }
+                _ => planning::make(shared.clone(), offers, factors, before).await,
+            };
             shared.send(Message::Planned { round, made }).await;
         });
         None
@@ -418,7 +427,11 @@ impl Driver {
             Action::Place { device, epoch } => {
                 let calls = &mut self.calls[device];
                 let Some(placement) = shared.board().placement.clone() else { return };
-                let placing = calls::place(shared, placement, device, epoch);
+                // One that is let in has made ready, but by hand: there it comes as it is.
+                let moves = self.membership.moving() && !shared.cluster().by_hand();
+                let before = self.before.as_ref().filter(|_| moves);
+                let prepared = before.is_some_and(|before| !before.ring.contains(&device));
+                let placing = calls::place(shared, placement, device, epoch, prepared);
                 calls.placing = Some(calls.running.spawn(placing));
             }
             Action::Cancel { device, epoch } => {
@@ -433,7 +446,11 @@ impl Driver {
                 }
             }
             Action::Gather => {
+                let joining = self.membership.joining(shared.now());
                 self.plans.spawn(async move {
+                    for (device, reason) in planning::measure(&shared, &joining).await {
+                        shared.tell(Event::Unmeasured { device, reason }).await;
+                    }
                     let quiet = shared.gate.clone().write_owned().await;
                     shared.send(Message::Quiet(quiet)).await;
                 });
@@ -539,6 +556,11 @@ impl Driver {
                 };
                 let name = self.shared.device(*device).name.clone();
                 (*device, about.clone(), Notice::Connected { device: name, about })
+            }
+            Event::Unmeasured { device, reason } => {
+                let name = self.shared.device(*device).name.clone();
+                let notice = Notice::LeftOut { device: name, reason: reason.clone() };
+                (*device, reason.clone(), notice)
             }
             Event::PlanFailed { reason, .. } => {
                 if self.unplanned != *reason {

@@ -12,7 +12,7 @@ use crate::{
     placement::{self, Placement, PlacementError, Planner, Predictor, Pricer},
     profile::{self, Store},
 };
-use galaxy_common::{ClusterProfile, DeviceProfile, Epoch, LinkProfile, Plan};
+use galaxy_common::{ClusterProfile, DeviceName, DeviceProfile, Epoch, LinkProfile, Plan};
 use galaxy_model::ModelDir;
 use galaxy_planner::{Offer, ProfileCosts, Request};
 use galaxy_proto::identity::Identity;
@@ -23,6 +23,18 @@ use super::board::Notice;
 
 /// Where profiles come from: measured, or from files.
 pub trait ProfileSource: Send + Sync {
+    /// Measures what `cluster`'s devices do alone, whatever others do meanwhile, so that `collect` need not.
+    /// Says of whom it could not, and why.
+    fn measure<'a>(
+        &'a self,
+        _cluster: &'a Cluster,
+        _model: &'a ModelDir,
+        _identity: &'a Identity,
+        _progress: profile::Listener<'a>,
+    ) -> BoxFuture<'a, Vec<(DeviceName, String)>> {
+        Box::pin(std::future::ready(Vec::new()))
+    }
+
     /// Profiles of all devices of `cluster` and of the links between them. No device holds a place.
     ///
     /// # Errors
@@ -67,6 +79,20 @@ impl Planning {
 struct Measured;
 
 impl ProfileSource for Measured {
+    fn measure<'a>(
+        &'a self,
+        cluster: &'a Cluster,
+        model: &'a ModelDir,
+        identity: &'a Identity,
+        progress: profile::Listener<'a>,
+    ) -> BoxFuture<'a, Vec<(DeviceName, String)>> {
+        Box::pin(async move {
+            let store = Store::new(&cluster.profiles);
+            let failed = profile::each(cluster, model, identity, &store, progress).await;
+            failed.into_iter().map(|(device, error)| (device, error.to_string())).collect()
+        })
+    }
+
     fn collect<'a>(
         &'a self,
         cluster: &'a Cluster,
@@ -125,16 +151,9 @@ pub(super) async fn make(
     factors: Vec<f64>,
     (worked, before): (bool, Option<Arc<ClusterProfile>>),
 ) -> Result<Made, Failure> {
-    let profile = match (shared.cluster().by_hand(), &before) {
-        (true, _) => None,
-        (false, Some(known)) if worked && offers.iter().all(|o| covers(known, o)) => before,
-        (false, _) => {
-            let mut profile = collect(&shared, &offers).await?;
-            if let Some(before) = before {
-                keep_others(&mut profile, &before);
-            }
-            Some(Arc::new(profile))
-        }
+    let profile = match shared.cluster().by_hand() {
+        true => None,
+        false => Some(profile_of(&shared, &offers, (worked, before)).await?),
     };
     let (of, from, curves) = (shared.clone(), offers.clone(), profile.clone());
     let made = blocking(move || match curves {
@@ -146,6 +165,53 @@ pub(super) async fn make(
     let made = made.await.map_err(|e| (None, e.to_string()))?;
     let outcome = made.map(Arc::new).map_err(|e| failure(&shared, &e));
     Ok(Made { offers, profile, outcome })
+}
+
+/// Measures what is not known of devices and links, and keeps a plan that was made for some of them.
+///
+/// # Errors
+/// As [`make`].
+pub(super) async fn keep(
+    shared: &Arc<Shared>,
+    offers: Vec<Offer>,
+    before: (bool, Option<Arc<ClusterProfile>>),
+    kept: Arc<Placement>,
+) -> Result<Made, Failure> {
+    let profile = profile_of(shared, &offers, before).await?;
+    Ok(Made { offers, profile: Some(profile), outcome: Ok(kept) })
+}
+
+/// Has devices that hold no place measure themselves while others run, and says of whom that failed, and
+/// why.
+pub(super) async fn measure(shared: &Arc<Shared>, devices: &[Index]) -> Vec<(Index, String)> {
+    if shared.cluster().by_hand() {
+        return Vec::new();
+    }
+    let cluster = freed(shared, |device| devices.contains(&device)).await;
+    let progress = profiling(shared);
+    let Shared { model, identity, planning, .. } = &**shared;
+    let failed = planning.profiles.measure(&cluster, model, identity, &progress).await;
+    let known = shared.cluster();
+    let index = |name: &DeviceName| known.devices.iter().position(|d| d.name == *name);
+    failed.into_iter().filter_map(|(name, why)| Some((index(&name)?, why))).collect()
+}
+
+/// Profiles of what is offered, from before if they cover it.
+async fn profile_of(
+    shared: &Arc<Shared>,
+    offers: &[Offer],
+    (worked, before): (bool, Option<Arc<ClusterProfile>>),
+) -> Result<Arc<ClusterProfile>, Failure> {
+    match before {
+        Some(known) if worked && offers.iter().all(|offer| covers(&known, offer)) => Ok(known),
+        before => {
+            let mut profile = collect(shared, offers).await?;
+            if let Some(before) = before {
+                keep_others(&mut profile, &before);
+            }
+            Ok(Arc::new(profile))
+        }
+    }
 }
 
 /// Looks for a better plan under other curves than `present` was made for, off the request path, and
@@ -243,24 +309,36 @@ pub(super) fn covers(profile: &ClusterProfile, offer: &Offer) -> bool {
 }
 
 async fn collect(shared: &Arc<Shared>, offers: &[Offer]) -> Result<ClusterProfile, Failure> {
-    let offered = |name| offers.iter().any(|offer| offer.name == name);
+    let names: Vec<_> = shared.cluster().devices.iter().map(|d| d.name.clone()).collect();
+    let offered = |device: Index| offers.iter().any(|offer| offer.name == names[device]);
+    let cluster = freed(shared, offered).await;
+    let progress = profiling(shared);
+    let Shared { model, identity, planning, .. } = &**shared;
+    let collected = planning.profiles.collect(&cluster, model, identity, &progress).await;
+    collected.map_err(|reason| (None, reason))
+}
+
+/// The cluster of some devices alone. A coordinator that was killed has left them in their places, and
+/// there they refuse to measure.
+async fn freed(shared: &Arc<Shared>, wanted: impl Fn(Index) -> bool) -> Cluster {
     let mut cluster = (*shared.cluster()).clone();
-    cluster.devices.retain(|device| offered(device.name.clone()));
-    // A coordinator that was killed has left them in their places, and there they refuse.
     let held: Vec<(Index, Epoch)> = {
         let board = shared.board();
-        let described = board.entries.iter().enumerate();
+        let described = board.entries.iter().enumerate().filter(|(device, _)| wanted(*device));
         let held = described.filter_map(|(i, e)| Some((i, Epoch(e.description.as_ref()?.epoch))));
         held.filter(|(_, epoch)| epoch.0 > 0).collect()
     };
     for (device, epoch) in held {
         calls::cancel(shared.clone(), device, epoch).await;
     }
+    let mut device = 0..;
+    cluster.devices.retain(|_| device.next().is_some_and(&wanted));
+    cluster
+}
+
+fn profiling(shared: &Shared) -> impl Fn(profile::Progress) + Send + Sync + 'static {
     let listener = shared.listener.clone();
-    let progress = move |progress| listener(Notice::Profiling { progress });
-    let Shared { model, identity, planning, .. } = &**shared;
-    let collected = planning.profiles.collect(&cluster, model, identity, &progress).await;
-    collected.map_err(|reason| (None, reason))
+    move |progress| listener(Notice::Profiling { progress })
 }
 
 fn failure(shared: &Shared, error: &PlacementError) -> Failure {

@@ -47,6 +47,33 @@ fn a_device_that_joins_is_planned_with_once_nothing_runs() {
 }
 
 #[test]
+fn while_a_better_plan_is_looked_for_the_one_before_goes_on() {
+    let mut world = joined(2, FAST);
+    world.run(seconds(1.0));
+    let quiet = world.now;
+    world.plan = Ok(vec![0, 1]);
+    world.send(Event::Quiet);
+    world.run(seconds(1.0));
+    assert_eq!(world.membership.ready(), Some(Epoch(102)));
+    assert!(world.membership.counts(2));
+    let looked = world.first(quiet, |action| *action == Action::Look);
+    assert!(looked.is_some_and(|at| at < quiet + seconds(1.0)), "{looked:?}");
+}
+
+#[test]
+fn one_that_cannot_be_measured_is_left_out_for_a_while() {
+    let mut world = joined(2, FAST);
+    world.run(seconds(1.0));
+    world.send(Event::Unmeasured { device: 2, reason: "it says no word".to_owned() });
+    world.send(Event::Quiet);
+    world.run(AGAIN / 2);
+    assert_eq!((gathers(&world), world.membership.ready()), (1, Some(Epoch(101))), "nobody waited");
+    assert!(world.membership.left_out(2).is_some_and(|why| why.contains("it says no word")));
+    world.run(AGAIN);
+    assert_eq!(gathers(&world), 2);
+}
+
+#[test]
 fn without_a_plan_with_it_the_one_before_is_taken_again() {
     let mut world = joined(2, FAST);
     world.run(seconds(1.0));

@@ -45,7 +45,7 @@ pub const WITHOUT: Duration = Duration::from_secs(15);
 pub const STEADY: Duration = Duration::from_secs(10);
 /// When nothing came of a look, until the next.
 pub const LOOK: Duration = Duration::from_secs(60);
-/// When a plan with a device that joined could not be made, until the next try.
+/// When a device that joined, or that was to be let in, could not be, until the next try.
 pub const AGAIN: Duration = Duration::from_secs(600);
 /// How often the driver must send [`Event::Tick`].
 pub const TICK: Duration = Duration::from_millis(100);
@@ -192,6 +192,8 @@ struct Member {
     /// Whether it joined before the first plan, and no plan was begun with it yet.
     fresh: bool,
     removed: bool,
+    /// No look lets it in before: a move that was to do it has failed.
+    put_off: Option<Now>,
 }
 
 impl Member {
@@ -212,6 +214,7 @@ impl Member {
             out,
             fresh: false,
             removed: false,
+            put_off: None,
         }
     }
 
@@ -272,6 +275,8 @@ pub struct Membership {
     without: bool,
     /// Whether somebody waits until nothing runs.
     gathering: bool,
+    /// Whom the move that is going on gives a part, and who had none before.
+    let_in: Vec<Index>,
     /// Whom the plan that is being made takes in.
     intake: Option<Intake>,
     /// Why the last plan or placement failed, and who said so.
@@ -303,6 +308,7 @@ impl Membership {
             without_after: Now::ZERO,
             patience,
             without: false,
+            let_in: Vec::new(),
             gathering: false,
             intake: None,
             refusal: None,
@@ -357,6 +363,11 @@ impl Membership {
     fn needs(&self, device: Index) -> bool {
         self.members[device].counts()
             && self.ring.as_ref().is_none_or(|ring| ring.contains(&device))
+    }
+
+    /// Whether a look may not let a device in yet, because a move that was to do it has failed.
+    pub fn put_off(&self, now: Now, device: Index) -> bool {
+        self.members[device].put_off.is_some_and(|until| now < until)
     }
 
     /// Takes an event in and says what to do. `now` is when it happened: events that had to wait
@@ -446,6 +457,10 @@ impl Membership {
                             }
                         }
                     }
+                    let new = |device: &&Index| {
+                        self.ring.as_ref().is_none_or(|ring| !ring.contains(device))
+                    };
+                    self.let_in = ring.iter().filter(new).copied().collect();
                     self.ring = Some(ring);
                     self.looked(begun);
                     self.moving = Moving::Forth;
@@ -459,6 +474,10 @@ impl Membership {
                     let heard = &mut self.members[device].heard;
                     *heard = now.max(*heard);
                     if let Some(epoch) = self.ready() {
+                        for device in self.ring.iter().flatten() {
+                            self.members[*device].put_off = None;
+                        }
+                        self.let_in.clear();
                         self.refusal = None;
                         self.moving = Moving::No;
                         actions.push(Action::Ready { epoch });
@@ -470,6 +489,10 @@ impl Membership {
                     self.refusal = Some((Some(device), reason.clone()));
                     let moving = self.moving;
                     self.give_up(device, reason, &mut actions);
+                    // Whoever said so: without those that were to be let in it would be as before.
+                    for device in std::mem::take(&mut self.let_in) {
+                        self.members[device].put_off = Some(now + AGAIN);
+                    }
                     // The old plan worked: nobody waits longer for it than it takes.
                     (self.moving, self.place_after) = match moving {
                         Moving::Forth => (Moving::Back, now),

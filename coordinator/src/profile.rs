@@ -9,7 +9,7 @@ pub(crate) mod links;
 mod measure;
 mod store;
 
-pub use measure::{collect, each};
+pub use measure::{collect, measure_each};
 pub use store::{Store, StoreError};
 
 use galaxy_common::{DeviceName, LinkType, ProfileError};

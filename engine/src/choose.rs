@@ -224,7 +224,11 @@ impl Chooser {
             self.count(chosen.token, true);
         }
         let told = told.get_mut(..TOKEN_VALUES as usize)?;
-        let logprob = |logit: f32| (f64::from(logit) - self.sums[0]) as f32;
+        // What is left out has no probability, also where everything is.
+        let logprob = |logit: f32| match logit {
+            f32::NEG_INFINITY => logit,
+            logit => (f64::from(logit) - self.sums[0]).min(0.0) as f32,
+        };
         told.fill(0.0);
         let wanted = self.sampling.logprobs as usize;
         let mut largest = [Candidate::default(); MOST_LOGPROBS as usize];

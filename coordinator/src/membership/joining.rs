@@ -93,6 +93,7 @@ impl Membership {
         }
         self.ring = Some(ring.iter().chain(&joined).copied().collect());
         self.intake = Some(Intake { joined, ring });
+        self.let_in.clear();
         self.stage = Stage::Waiting;
         self.moving = Moving::Forth;
         self.place_after = now;

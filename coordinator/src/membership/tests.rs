@@ -388,6 +388,30 @@ fn a_move_that_is_refused_goes_back_at_once() {
 }
 
 #[test]
+fn who_was_to_be_let_in_by_a_move_that_failed_is_put_off() {
+    let mut world = World::new(3);
+    world.plan = Ok(vec![0, 1]);
+    world.run(seconds(1.0));
+    for (epoch, device) in [(102, 2), (104, 0)] {
+        world.send(moves(&[0, 2]));
+        world.due.clear();
+        let reason = "no link".to_owned();
+        world.send(Event::PlaceFailed { device, epoch: Epoch(epoch), reason });
+        world.run(seconds(1.0));
+        assert_eq!(world.membership.ready(), Some(Epoch(epoch + 1)));
+        let put_off =
+            |after| [0, 1, 2].map(|device| world.membership.put_off(world.now + after, device));
+        assert_eq!(put_off(Now::ZERO), [false, false, true], "whoever said so");
+        assert_eq!(put_off(AGAIN), [false; 3]);
+        assert!(world.membership.counts(2), "where it is needed it may take part");
+    }
+    world.plan = Ok(vec![0, 2]);
+    world.send(moves(&[0, 2]));
+    world.run(seconds(1.0));
+    assert!(!world.membership.put_off(world.now, 2), "it has taken its place");
+}
+
+#[test]
 fn a_device_that_dies_in_the_middle_of_a_move_is_a_loss() {
     let mut world = World::new(2);
     world.run(seconds(1.0));

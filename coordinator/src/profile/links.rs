@@ -82,7 +82,9 @@ pub(super) async fn links(
         })
         .collect();
     let mut ways: Vec<Way> = rounds.iter().flatten().cloned().collect();
-    let mut measured = in_rounds(rounds, progress).await;
+    // Who has not answered once is asked no more: others wait for the end of this.
+    let mut silent = HashSet::new();
+    let mut measured = in_rounds(rounds, &mut silent, progress).await;
     // From each device to its next before others, so that a few have every device in them; of these
     // the slowest first: those that share a medium are among them.
     let at = |worker: &Reached| {
@@ -91,7 +93,7 @@ pub(super) async fn links(
     let ahead = |way: &Way| (at(&way.to) + reached.len() - at(&way.from)) % reached.len();
     let rate = |way: &Way| measured.iter().find(|m| way.is_of(m)).map_or(0.0, |m| m.rate);
     ways.sort_by(|a, b| ahead(a).cmp(&ahead(b)).then(rate(a).total_cmp(&rate(b))));
-    alone(&ways, &wanted.links, &mut measured, progress).await;
+    alone(&ways, &wanted.links, &mut measured, &mut silent, progress).await;
     if !measured.is_empty() {
         store.save_links(&measured)?;
     }
@@ -100,11 +102,13 @@ pub(super) async fn links(
 }
 
 /// Measures all ways of a round at the same time, one round after another.
-async fn in_rounds(rounds: Vec<Vec<Way>>, progress: Listener<'_>) -> Vec<LinkProfile> {
+async fn in_rounds(
+    rounds: Vec<Vec<Way>>,
+    silent: &mut HashSet<DeviceName>,
+    progress: Listener<'_>,
+) -> Vec<LinkProfile> {
     let total = u32::try_from(rounds.iter().map(Vec::len).sum::<usize>()).unwrap_or(u32::MAX);
     let (mut done, mut measured) = (0, Vec::new());
-    // Who has not answered once is asked no more: others wait for the end of this.
-    let mut silent: HashSet<DeviceName> = HashSet::new();
     for round in rounds {
         let mut probes = JoinSet::new();
         let beside = u32::try_from(round.len().saturating_sub(1)).unwrap_or(u32::MAX);
@@ -148,6 +152,7 @@ async fn alone(
     ways: &[Way],
     types: &[LinkType],
     measured: &mut [LinkProfile],
+    silent: &mut HashSet<DeviceName>,
     progress: Listener<'_>,
 ) {
     for &link in types {
@@ -157,6 +162,10 @@ async fn alone(
         let mut done = 0;
         while done < total {
             let way = ways[done];
+            if silent.contains(&way.from.device.name) {
+                done += 1;
+                continue;
+            }
             let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
             let now = format!("{}, alone", way.name());
             progress(Progress::Links { done: count(done), total: count(total), now });
@@ -167,6 +176,9 @@ async fn alone(
                     Err(why) => {
                         let what = way.name();
                         progress(Progress::Note(format!("no rate of {what} alone: {why}")));
+                        if matches!(why, Unprobed::Silent) {
+                            silent.insert(way.from.device.name.clone());
+                        }
                     }
                 }
                 if profile.shares_medium() {

@@ -75,7 +75,7 @@ pub async fn collect(
 
 /// Measures each device of a cluster that the store has no profile of, and stores it. Says of whom it
 /// could not.
-pub async fn each(
+pub async fn measure_each(
     cluster: &Cluster,
     model: &ModelDir,
     identity: &Identity,

@@ -168,6 +168,15 @@ fn tiles_of_others_are_checked() {
 }
 
 #[test]
+fn where_every_token_is_left_out_none_has_a_probability() {
+    let sampling = Sampling { logprobs: 1, ..Sampling::greedy() };
+    let (chosen, told) =
+        choose(&text(sampling, &[], 0), &[f32::NEG_INFINITY; 3], &[1], Breadth::Few, 0);
+    assert_eq!(chosen, Chosen { token: 0, proved: true });
+    assert_eq!((told[1], told[4], told[5]), (f32::NEG_INFINITY, 0.0, f32::NEG_INFINITY));
+}
+
+#[test]
 fn the_likeliest_are_those_of_a_sort() {
     for (count, most) in [(1, 1), (5, 9), (100, 1), (1000, 64), (1000, 999), (70, 70)] {
         let logits = logits(3, count, 4.0);

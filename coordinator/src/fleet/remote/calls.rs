@@ -32,8 +32,7 @@ const SHORT: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_millis(500);
 /// How long one of them may come no further: longer than digests of a large model take.
 const STALLED: Duration = Duration::from_secs(600);
-/// The same for one that made ready, and that only has to link, once the others are that far: workers
-/// give up links after 15 s.
+/// The same where all made ready, and only have to link: workers give up links after 15 s.
 const LINKED: Duration = Duration::from_secs(20);
 /// A ping that takes longer than this is none; silence is declared well before.
 const PING_LIMIT: Duration = Duration::from_secs(5);
@@ -131,8 +130,8 @@ pub(super) async fn ping(shared: Arc<Shared>, device: Index, attempt: u64) {
     shared.tell(event).await;
 }
 
-/// Sends a device its part and waits until it holds it, as long as some device comes further. One that is
-/// `prepared` has nothing to read, so what it says of that counts for nothing.
+/// Sends a device its part and waits until it holds it, as long as some device comes further. Where all are
+/// `prepared` they have nothing to read, so what they say of that counts for nothing.
 pub(super) async fn place(
     shared: Arc<Shared>,
     placement: Arc<Placement>,

@@ -208,12 +208,12 @@ impl Driver {
     }
 
     /// What the devices that are there offer, in the order of the file. A split by hand counts on all.
-    fn offers(&self) -> Vec<Offer> {
+    fn offers(&self, wanted: impl Fn(Index) -> bool) -> Vec<Offer> {
         let cluster = self.shared.cluster();
         let board = self.shared.board();
         let by_hand = cluster.by_hand();
         let devices = cluster.devices.iter().enumerate();
-        let devices = devices.filter(|(i, _)| self.membership.counts(*i));
+        let devices = devices.filter(|(i, _)| self.membership.counts(*i) && wanted(*i));
         let there = devices.filter(|(i, _)| by_hand || self.membership.state(*i).connected());
         there
             .map(|(i, device)| match &board.entries[i].description {
@@ -229,7 +229,7 @@ impl Driver {
     /// Starts to make a plan, or takes the last one if devices offer what they did. After a failure
     /// profiles are collected again: what was missing may be there now.
     fn plan(&mut self, round: u64) -> Option<Event> {
-        let offers = self.offers();
+        let offers = self.offers(|_| true);
         let last = self.made.as_ref().and_then(|made| Some((made, made.outcome.as_ref().ok()?)));
         let there = |device: &Index| self.membership.state(*device).connected();
         let holds = |(made, placement): &(&Made, &Arc<Placement>)| {
@@ -322,7 +322,9 @@ impl Driver {
         };
         // Whoever came or went while the plan was in force may take part, or not.
         let known = |offer: &Offer| planning::covers(&profile, offer);
-        let (offers, unknown): (Vec<_>, Vec<_>) = self.offers().into_iter().partition(known);
+        let willing = |device| !self.membership.put_off(self.look_begun, device);
+        let offers = self.offers(willing).into_iter();
+        let (offers, unknown): (Vec<_>, Vec<_>) = offers.partition(known);
         for offer in unknown {
             let place = self.shared.cluster().devices.iter().position(|d| d.name == offer.name);
             let Some(device) = place else { continue };
@@ -339,7 +341,7 @@ impl Driver {
 
     /// Puts a plan in force, made for what devices offer now.
     fn put(&mut self, placement: Arc<Placement>) {
-        let offers = self.offers();
+        let offers = self.offers(|_| true);
         if let Some(made) = &mut self.made {
             (made.offers, made.outcome) = (offers, Ok(placement.clone()));
         }
@@ -427,10 +429,13 @@ impl Driver {
             Action::Place { device, epoch } => {
                 let calls = &mut self.calls[device];
                 let Some(placement) = shared.board().placement.clone() else { return };
-                // One that is let in has made ready, but by hand: there it comes as it is.
+                // Those that a look lets in have made ready. Where there are others in the ring, these
+                // load first, and give up links that do not come.
                 let moves = self.membership.moving() && !shared.cluster().by_hand();
                 let before = self.before.as_ref().filter(|_| moves);
-                let prepared = before.is_some_and(|before| !before.ring.contains(&device));
+                let prepared = before.is_some_and(|before| {
+                    !placement.ring.iter().any(|device| before.ring.contains(device))
+                });
                 let placing = calls::place(shared, placement, device, epoch, prepared);
                 calls.placing = Some(calls.running.spawn(placing));
             }

@@ -88,7 +88,7 @@ impl ProfileSource for Measured {
     ) -> BoxFuture<'a, Vec<(DeviceName, String)>> {
         Box::pin(async move {
             let store = Store::new(&cluster.profiles);
-            let failed = profile::each(cluster, model, identity, &store, progress).await;
+            let failed = profile::measure_each(cluster, model, identity, &store, progress).await;
             failed.into_iter().map(|(device, error)| (device, error.to_string())).collect()
         })
     }
@@ -336,6 +336,7 @@ async fn freed(shared: &Arc<Shared>, wanted: impl Fn(Index) -> bool) -> Cluster 
     cluster
 }
 
+/// Tells the fleet's listener of measurements.
 fn profiling(shared: &Shared) -> impl Fn(profile::Progress) + Send + Sync + 'static {
     let listener = shared.listener.clone();
     move |progress| listener(Notice::Profiling { progress })

@@ -91,7 +91,7 @@ impl Place {
             });
         }
         fs::write(&file, text).unwrap();
-        let profile = synthetic::profile(model.spec(), &shape, model.dtype().width(), &devices);
+        let profile = synthetic::profile(model.spec(), &shape, model.format(), &devices);
         Self { dir, file, store, shape, profile }
     }
 

@@ -1,6 +1,7 @@
 //! How a device computes with weights that do not stay in its memory (PIPELOAD; Demand Layering).
 
 use crate::{
+    WeightFormat,
     span::{Piece, Span},
     units::Bytes,
 };
@@ -22,8 +23,8 @@ const LARGEST: u64 = 1 << 48;
 /// (`galaxy_graph::holdings::pieces`).
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Streaming {
-    /// Bytes of one value of the matrices, 2 or 4.
-    pub width: u8,
+    /// Of the matrices, as they stand in the file and in the buffer.
+    pub format: WeightFormat,
     /// Most bytes of a piece of a matrix that can be cut.
     pub piece: Bytes,
     /// Memory that pieces pass through.
@@ -113,9 +114,6 @@ impl Streaming {
     /// # Errors
     /// In words.
     pub fn validate(&self) -> Result<(), &'static str> {
-        if !matches!(self.width, 2 | 4) {
-            return Err("values are 2 or 4 bytes wide");
-        }
         if !(1..=MAX_AGENTS).contains(&self.agents) {
             return Err("it has 1 to 16 loaders");
         }
@@ -154,7 +152,7 @@ mod tests {
     #[test]
     fn pieces_stay_as_listed() {
         let mut streaming = Streaming {
-            width: 2,
+            format: WeightFormat::F16,
             piece: Streaming::PIECE,
             buffer: Bytes(8192),
             room: Room::Ring,
@@ -165,7 +163,6 @@ mod tests {
         let kept: Vec<u32> = (0..9).filter(|&piece| streaming.keeps(piece)).collect();
         assert_eq!(kept, [0, 1, 5]);
         for wrong in [
-            Streaming { width: 3, ..streaming.clone() },
             Streaming { agents: 0, ..streaming.clone() },
             Streaming { buffer: Bytes(8191), ..streaming.clone() },
             Streaming { buffer: Bytes(u64::MAX / 4096 * 4096), ..streaming.clone() },

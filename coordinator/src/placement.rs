@@ -210,7 +210,7 @@ pub fn by_shares(
     let mut plan = share::plan(model.spec(), &terms, &members.collect::<Vec<_>>())?;
     // By hand nothing is measured: what was allowed is meant.
     plan.link = if cluster.plain { LinkType::Plain } else { cluster.links()[0] };
-    let (spec, width) = (model.spec(), model.dtype().width());
+    let (spec, width) = (model.spec(), model.format());
     let mut needs = budget::needs_all(spec, width, &plan)?;
     // What no memory holds comes from disk.
     let way = stream::Way::named(cluster.weights);
@@ -296,7 +296,7 @@ pub fn ask<T>(
 ) -> T {
     question(&Request {
         spec: model.spec(),
-        matrix_width: model.dtype().width(),
+        format: model.format(),
         model: model.name(),
         fingerprint: model.fingerprint(),
         shape: &model.shape_key(),

@@ -6,7 +6,7 @@
 mod standin;
 
 use galaxy_common::{
-    Bytes, Cache, ClusterProfile, DeviceName, Epoch, Rank, Strategy, Wanted, WireType,
+    Bytes, Cache, ClusterProfile, DeviceName, Epoch, Rank, Strategy, Wanted, WeightFormat, WireType,
 };
 use galaxy_coord::{
     Cluster, Fleet, Input, Limits, Notice, Planning, ProfileSource, RemoteFleet, RequestError,
@@ -76,7 +76,7 @@ impl ProfileSource for Synthetic {
             latency: 1e11,
         };
         let devices: Vec<_> = cluster.devices.iter().map(device).collect();
-        let (shape, width) = (model.shape_key(), model.dtype().width());
+        let (shape, width) = (model.shape_key(), model.format());
         let mut profile = synthetic::profile(model.spec(), &shape, width, &devices);
         let rate = 1e9 / BYTE as f64;
         profile.devices.iter_mut().for_each(|d| (d.disk, d.disk_shared) = (rate, rate));
@@ -335,7 +335,7 @@ fn too_little() -> String {
     let name = DeviceName::new("fast").unwrap();
     let member = Member { name, budget: Bytes(1 << 40), threads: 1, share: 1.0 };
     let plan = share::plan(model.spec(), &terms, &[member]).unwrap();
-    let needs = budget::needs_all(model.spec(), 4, &plan).unwrap()[0];
+    let needs = budget::needs_all(model.spec(), WeightFormat::F32, &plan).unwrap()[0];
     format!("{}B", needs.total().0 - 30_000)
 }
 

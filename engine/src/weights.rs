@@ -13,7 +13,9 @@ pub(crate) use matrix::{AnyMatrix, AnyPanels, PANEL, Panels};
 pub(crate) use streamed::Streamed;
 
 use crate::stream::StreamError;
-use galaxy_common::{Assignment, BlockAssignment, Bytes, DevicePlan, Head, Layer, Span, Token};
+use galaxy_common::{
+    Assignment, BlockAssignment, Bytes, DevicePlan, Head, Layer, Span, Token, WeightFormat,
+};
 use galaxy_graph::holdings::{Held, transition};
 use galaxy_model::{ModelDir, ModelError, ModelSpec};
 use load::Loader;
@@ -36,15 +38,15 @@ pub enum WeightError {
     /// Whoever was told of the progress wanted no more of it.
     #[error("loading was stopped")]
     Stopped,
-    /// Values that are not as wide as the plan has them.
+    /// Values that are not stored as the plan has them.
     #[error(
-        "the plan reads values of {planned} bytes from disk, and the model has values of {stored}: plan anew"
+        "the plan reads {planned} values from disk, and the model has {stored} values: plan anew"
     )]
-    Width {
+    Format {
         /// As planned.
-        planned: u32,
+        planned: WeightFormat,
         /// As they are.
-        stored: u32,
+        stored: WeightFormat,
     },
     /// The file of the shard cannot be written or read.
     #[error("{0}")]
@@ -170,7 +172,7 @@ impl Shard {
         progress: Progress<'_>,
     ) -> Result<Self, WeightError> {
         same_phases(dir.spec(), device)?;
-        let transition = transition(dir.spec(), dir.dtype().width(), None, &device.prefill);
+        let transition = transition(dir.spec(), dir.format(), None, &device.prefill);
         let mut loader = Loader::new(&dir, transition.read, progress);
         let mut shard = loader.common(dir.clone(), 0..dir.spec().layers)?;
         loader.change(&mut shard, &device.prefill)?;
@@ -211,10 +213,10 @@ impl Shard {
         progress: Progress<'_>,
     ) -> Result<(Self, Bytes), WeightError> {
         same_phases(dir.spec(), device)?;
-        let (width, new) = (dir.dtype().width(), &device.prefill);
+        let (format, new) = (dir.format(), &device.prefill);
         // What came from disk is read anew.
         self.streamed = None;
-        let transition = transition(dir.spec(), width, Some(&self.assignment), new);
+        let transition = transition(dir.spec(), format, Some(&self.assignment), new);
         let mut loader = Loader::new(&dir, transition.read, progress);
         loader.change(&mut self, new)?;
         let read = loader.end()?;

@@ -53,7 +53,7 @@ fn streamed(model: &ModelDir, plan: &Plan, room: Room, agents: u16, spare: u64, 
     let mut plan = plan.clone();
     for device in &mut plan.ring {
         let mut streaming = Streaming {
-            width: model.dtype().width() as u8,
+            format: model.format(),
             piece: Bytes(8 << 10),
             buffer: Bytes(0),
             room,
@@ -125,7 +125,7 @@ fn results_are_those_of_weights_that_stay() {
                     LocalCluster::open_with(model.clone(), plan.clone(), files.path()).unwrap();
                 let programs = cluster.programs(&shape).unwrap();
                 let programs: Vec<_> = programs.iter().map(|p| (**p).clone()).collect();
-                let width = model.dtype().width();
+                let width = model.format();
                 verify(model.spec(), width, &plan, &shape, &programs).unwrap();
                 let lanes = programs.iter().flat_map(|program| &program.lanes);
                 assert!(lanes.into_iter().any(|(lane, _)| matches!(lane, Lane::Load(_))), "{say}");

@@ -4,7 +4,7 @@ use super::{Input, said};
 use galaxy_common::{
     Assignment, BatchShape, BlockAssignment, Breadth, Bytes, Cache, DeviceName, DevicePlan,
     Exchange, Layout, LinkType, Mode, Modes, Plan, Pooling, Rank, Room, Segment, Span, Strategy,
-    Streaming, Wanted, WireType,
+    Streaming, Wanted, WeightFormat, WireType,
     plan::{Extent, Phase, own_rows},
     span::Unit,
 };
@@ -100,7 +100,7 @@ fn all_holds(spec: &ModelSpec, plan: &Plan, shape: &BatchShape) {
     plan.ring.iter_mut().for_each(|device| device.budget = Bytes(u64::MAX));
     let plan = &plan;
     let ways = links(plan);
-    let needs = match budget::needs_all(spec, 4, plan) {
+    let needs = match budget::needs_all(spec, WeightFormat::F32, plan) {
         Ok(needs) => needs,
         // Blocks that stand beside each other are cut alike.
         Err(error) => return said(&error),
@@ -120,7 +120,7 @@ fn all_holds(spec: &ModelSpec, plan: &Plan, shape: &BatchShape) {
         };
         let again = galaxy_graph::lower(spec, plan, phase, shape).expect("as before");
         assert_eq!(digest(&programs), digest(&again), "each device lowers by itself");
-        if let Err(error) = verify(spec, 4, plan, shape, &programs) {
+        if let Err(error) = verify(spec, WeightFormat::F32, plan, shape, &programs) {
             panic!("{phase:?} of {plan:?}, {shape:?}: {error}");
         }
         for program in &programs {
@@ -129,7 +129,7 @@ fn all_holds(spec: &ModelSpec, plan: &Plan, shape: &BatchShape) {
             assert!(from.iter().all(|peer| ways.contains(&(*peer, program.rank))));
             if phase == Phase::Prefill {
                 let device = &plan.ring[program.rank.index()];
-                let takes = budget::of_program(spec, 4, device, program);
+                let takes = budget::of_program(spec, WeightFormat::F32, device, program);
                 let planned = needs[program.rank.index()];
                 let fits = takes.total() <= planned.total();
                 assert!(
@@ -284,7 +284,7 @@ fn streaming(input: &mut Input<'_>) -> Streaming {
     let room = input.pick(&[Room::Ring, Room::Parts(1), Room::Parts(2)]);
     let from = input.within(0, 3);
     Streaming {
-        width: 4,
+        format: WeightFormat::F32,
         piece: Streaming::PIECE,
         buffer,
         room,

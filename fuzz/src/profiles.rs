@@ -2,7 +2,8 @@
 
 use super::{Input, good};
 use galaxy_common::{
-    Bytes, ClusterProfile, DeviceProfile, LinkProfile, LinkType, Strategy, Wanted, WireType,
+    Bytes, ClusterProfile, DeviceProfile, LinkProfile, LinkType, Strategy, Wanted, WeightFormat,
+    WireType,
 };
 use galaxy_planner::{Allowed, Offer, Request, Workload};
 use serde::{Serialize, de::DeserializeOwned};
@@ -93,7 +94,7 @@ fn cluster(profile: ClusterProfile) {
     };
     let request = Request {
         spec: &spec,
-        matrix_width: 4,
+        format: WeightFormat::F32,
         model: "m",
         fingerprint: "f",
         shape: SHAPE,

@@ -1,7 +1,7 @@
 //! The bytes that a plan asks of each device: the sum that law 2 bounds.
 
 use crate::{
-    holdings::READ_BUFFERS,
+    holdings::{self, READ_BUFFERS},
     lower::{LowerError, cuts_move, farthest, fits, kv_span, sketches},
     pieces,
     program::{Memory, Program, Role},
@@ -9,16 +9,12 @@ use crate::{
 };
 use galaxy_common::{
     BatchShape, Breadth, Bytes, Cache, DevicePlan, Layout, Plan, Rank, Row, Segment, Span, Wanted,
-    plan::Phase,
+    WeightFormat, plan::Phase,
 };
-use galaxy_model::{HeadSpec, ModelSpec, NormKind, Positions};
+use galaxy_model::{HeadSpec, ModelSpec, Positions};
 
 /// What the process takes before the first weight: code, stacks, connections, allocator slack.
 pub const PROCESS: Bytes = Bytes(32_000_000);
-
-/// Matrices are held in groups of so many columns, the last filled up with zeros: what the
-/// kernels multiply with at a time.
-pub const COLUMN_GROUP: u32 = 16;
 
 /// What each kernel thread works in at most: packed rows and sums of a product, and scores.
 pub const THREAD_SCRATCH: u64 = 2 << 20;
@@ -42,7 +38,7 @@ pub fn product_scratch(rows: u64, inputs: u64) -> u64 {
     let together = rows.saturating_mul(inputs);
     let waits = if together > PACKED { WAITING } else { AT_A_TIME };
     // Processors that no kernel is written for widen a group of columns instead.
-    let widened = inputs.min(1 << 10) * u64::from(COLUMN_GROUP);
+    let widened = inputs.min(1 << 10) * u64::from(WeightFormat::PANEL);
     // Rows and sums fill up pages.
     4 * (together.min(PACKED).max(widened) + rows.min(PACKED_ROWS) * waits) + (2 << 12)
 }
@@ -113,7 +109,7 @@ impl Needs {
 
 /// What the plan asks of the device of `rank`, for programs of up to `plan.max_rows` rows.
 ///
-/// `matrix_width` is the bytes of one value of the model's matrices, 2 or 4.
+/// `format` is that of the model's matrices as devices hold them.
 ///
 /// # Errors
 /// When the plan cannot be lowered.
@@ -122,11 +118,11 @@ impl Needs {
 /// When the plan has no such rank.
 pub fn needs(
     spec: &ModelSpec,
-    matrix_width: u32,
+    format: WeightFormat,
     plan: &Plan,
     rank: Rank,
 ) -> Result<Needs, LowerError> {
-    Ok(needs_of(spec, matrix_width, plan, &[rank])?[0])
+    Ok(needs_of(spec, format, plan, &[rank])?[0])
 }
 
 /// [`needs`] of every device, in ring order.
@@ -135,11 +131,11 @@ pub fn needs(
 /// When the plan cannot be lowered.
 pub fn needs_all(
     spec: &ModelSpec,
-    matrix_width: u32,
+    format: WeightFormat,
     plan: &Plan,
 ) -> Result<Vec<Needs>, LowerError> {
     let ranks: Vec<Rank> = plan.ranked().map(|(rank, _)| rank).collect();
-    needs_of(spec, matrix_width, plan, &ranks)
+    needs_of(spec, format, plan, &ranks)
 }
 
 /// Layers of a run of equal ones that are lowered at first.
@@ -147,7 +143,7 @@ const LAYERS: u32 = 4;
 
 fn needs_of(
     spec: &ModelSpec,
-    matrix_width: u32,
+    format: WeightFormat,
     plan: &Plan,
     ranks: &[Rank],
 ) -> Result<Vec<Needs>, LowerError> {
@@ -161,7 +157,7 @@ fn needs_of(
         layers *= 2;
     };
     let with_weights = |(rank, needs): (&Rank, Needs)| Needs {
-        weights: weights(spec, matrix_width, &plan.ring[rank.index()]),
+        weights: weights(spec, format, &plan.ring[rank.index()]),
         cache: cache(spec, plan.cache, &plan.ring[rank.index()]),
         ..needs
     };
@@ -333,11 +329,11 @@ pub fn cache(spec: &ModelSpec, cache: Cache, device: &DevicePlan) -> Bytes {
 /// What `device` needs to hold its shard and run `program`.
 pub fn of_program(
     spec: &ModelSpec,
-    matrix_width: u32,
+    format: WeightFormat,
     device: &DevicePlan,
     program: &Program,
 ) -> Needs {
-    Needs { weights: weights(spec, matrix_width, device), ..of_running(spec, device, program) }
+    Needs { weights: weights(spec, format, device), ..of_running(spec, device, program) }
 }
 
 /// The same without its shard.
@@ -398,14 +394,9 @@ pub fn of_thread(spec: &ModelSpec, rows: u64) -> u64 {
     (product_scratch(rows, u64::from(inputs)) + attention).min(THREAD_SCRATCH)
 }
 
-/// Columns with those that fill up a group.
-fn packed(columns: u64) -> u64 {
-    columns.next_multiple_of(u64::from(COLUMN_GROUP))
-}
-
 /// Bytes of the shard that `device` holds in memory.
-pub fn weights(spec: &ModelSpec, matrix_width: u32, device: &DevicePlan) -> Bytes {
-    let all = all_weights(spec, matrix_width, device);
+pub fn weights(spec: &ModelSpec, format: WeightFormat, device: &DevicePlan) -> Bytes {
+    let all = all_weights(spec, format, device);
     let Some(streaming) = &device.streaming else { return all };
     let pieces = (0..).zip(pieces::of_device(spec, device));
     let read = pieces.filter(|(number, _)| !streaming.keeps(*number)).map(|(_, piece)| piece.bytes);
@@ -413,50 +404,6 @@ pub fn weights(spec: &ModelSpec, matrix_width: u32, device: &DevicePlan) -> Byte
 }
 
 /// Bytes of the shard that `device` holds, in memory and on disk.
-pub fn all_weights(spec: &ModelSpec, matrix_width: u32, device: &DevicePlan) -> Bytes {
-    let (hidden, width) = (u64::from(spec.hidden), u64::from(matrix_width));
-    let norm = hidden * if spec.norm == NormKind::Layer { 2 } else { 1 } * 4;
-    let mut total = 0;
-    for layer in 0..spec.layers {
-        let block = device.prefill.block(layer);
-        let queries = u64::from(block.heads.len()) * u64::from(spec.head_width);
-        let keys = u64::from(kv_span(spec, block.heads).len()) * u64::from(spec.head_width);
-        let columns = u64::from(block.columns.len());
-        let inner = columns * if spec.gated { 2 } else { 1 };
-        let packed_inner = packed(columns) * if spec.gated { 2 } else { 1 };
-        total += (hidden * packed(queries + 2 * keys) + queries * packed(hidden)) * width;
-        total += (hidden * packed_inner + columns * packed(hidden)) * width;
-        total += if spec.parallel { norm } else { 2 * norm };
-        if spec.head_norm {
-            total += 2 * u64::from(spec.head_width) * 4;
-        }
-        if spec.qkv_bias {
-            total += (queries + 2 * keys) * 4;
-        }
-        if spec.attention_output_bias {
-            total += hidden * 4;
-        }
-        if spec.mlp_bias {
-            total += (inner + hidden) * 4;
-        }
-    }
-    total += 2 * norm;
-    if let Some(patches) = spec.patches {
-        total += u64::from(patches.values()) * packed(hidden) * width + 2 * hidden * 4;
-    }
-    if let Some(distances) = spec.distances {
-        total += u64::from(distances.buckets) * u64::from(spec.heads) * 4;
-    }
-    let words = u64::from(device.prefill.vocabulary.len());
-    total += packed(words) * hidden * width;
-    if matches!(spec.head, HeadSpec::Language { bias: true, .. }) {
-        total += words * 4;
-    }
-    if let HeadSpec::Classes(head) = &spec.head {
-        let dense =
-            if head.dense.is_some() { hidden * packed(hidden) * width + hidden * 4 } else { 0 };
-        let labels = u64::from(head.labels);
-        total += dense + packed(labels) * hidden * width + labels * 4;
-    }
-    Bytes(total)
+pub fn all_weights(spec: &ModelSpec, format: WeightFormat, device: &DevicePlan) -> Bytes {
+    Bytes(holdings::bytes(spec, format, &device.prefill))
 }

@@ -1,11 +1,8 @@
 //! What a device holds of a model, matrix by matrix, and what a change of it takes: which matrices
 //! are made anew, in which order, what of them is read from files, and how much memory that needs.
 
-use crate::{
-    budget::{self, COLUMN_GROUP},
-    lower::kv_span,
-};
-use galaxy_common::{Assignment, Bytes, Span};
+use crate::{budget, lower::kv_span};
+use galaxy_common::{Assignment, Bytes, Span, WeightFormat};
 use galaxy_model::{HeadSpec, Matrix, ModelSpec, Vector};
 use std::ops::Range;
 
@@ -152,21 +149,16 @@ impl Held {
         each.map(|(_, part)| part.outputs.len() as u64).sum()
     }
 
-    /// Bytes of these parts as held: in panels of columns, the last filled up; biases in f32.
-    fn bytes(self, spec: &ModelSpec, width: u32, parts: &[Part]) -> u64 {
+    /// Bytes of these parts as held, without their biases.
+    pub(crate) fn bytes(self, spec: &ModelSpec, format: WeightFormat, parts: &[Part]) -> u64 {
         let inputs = parts.first().map_or(0, |part| part.inputs.len() as u64);
-        let columns = self.packed_columns(spec, parts);
-        inputs * columns * u64::from(width) + 4 * self.bias_values(spec, parts)
-    }
-
-    /// Columns of these parts with those that fill up the last panel.
-    pub(crate) fn packed_columns(self, spec: &ModelSpec, parts: &[Part]) -> u64 {
         let outputs = |parts: &[Part]| parts.iter().map(|part| part.outputs.len() as u64).sum();
-        let packed = |outputs: u64| outputs.next_multiple_of(u64::from(COLUMN_GROUP));
         match self {
             // Panels of gate and up columns alternate.
-            Self::Up(_) if spec.gated => parts.chunks(1).map(|one| packed(outputs(one))).sum(),
-            _ => packed(outputs(parts)),
+            Self::Up(_) if spec.gated => {
+                parts.chunks(1).map(|one| format.held(inputs, outputs(one))).sum()
+            }
+            _ => format.held(inputs, outputs(parts)),
         }
     }
 }
@@ -227,20 +219,21 @@ pub struct Transition {
 /// What it takes to turn a shard of `old` into one of `new`, matrix by matrix in the order of
 /// [`steps`]: the new matrix is made beside the old one, which then goes. Without `old`, to load it.
 ///
-/// `matrix_width` is the bytes of one value of the model's matrices, 2 or 4.
+/// `format` is that of the model's matrices.
 pub fn transition(
     spec: &ModelSpec,
-    matrix_width: u32,
+    format: WeightFormat,
     old: Option<&Assignment>,
     new: &Assignment,
 ) -> Transition {
-    let (width, all) = (u64::from(matrix_width), common(spec));
-    let mut read = if old.is_some() { 0 } else { (all.vectors + all.matrices) * width };
+    let all = Common::of(spec);
+    let mut read = if old.is_some() { 0 } else { all.stored(format) };
     let nothing = nothing();
     let old = old.unwrap_or(&nothing);
-    let bytes = |held: Held, parts: &[Part]| held.bytes(spec, matrix_width, parts);
-    let mut held = 4 * all.vectors + all.packed * width;
-    held += Held::all(spec.layers).map(|held| bytes(held, &held.parts(spec, old))).sum::<u64>();
+    let bytes = |held: Held, parts: &[Part]| {
+        held.bytes(spec, format, parts) + 4 * held.bias_values(spec, parts)
+    };
+    let mut held = bytes_of(spec, format, &all, old);
     let mut peak = held;
     for step in steps(spec, old, new) {
         held += bytes(step.held, &step.new);
@@ -248,37 +241,60 @@ pub fn transition(
         held -= bytes(step.held, &step.old);
         let kept = step.kept().flatten().map(|part| part.values()).sum::<u64>();
         let wanted = step.new.iter().map(Part::values).sum::<u64>();
-        read += (wanted - kept + step.held.bias_values(spec, &step.new)) * width;
+        let biases = step.held.bias_values(spec, &step.new);
+        read += format.bytes(1, wanted - kept + biases);
     }
     Transition { read: Bytes(read), peak: Bytes(peak + READ_BUFFERS) + budget::PROCESS }
 }
 
-/// Values that every device holds, whatever its assignment.
-struct Common {
-    vectors: u64,
-    matrices: u64,
-    /// The matrices as held.
-    packed: u64,
+/// Bytes of a shard of this assignment, in memory and on disk: its slices in panels, and vectors in f32.
+pub fn bytes(spec: &ModelSpec, format: WeightFormat, assignment: &Assignment) -> u64 {
+    bytes_of(spec, format, &Common::of(spec), assignment)
 }
 
-fn common(spec: &ModelSpec) -> Common {
-    let sliced = |vector: &Vector| {
-        use Vector::*;
-        let of_layers =
-            matches!(vector, QueryBias(_) | KeyBias(_) | ValueBias(_) | GateBias(_) | UpBias(_));
-        of_layers || *vector == LanguageBias
-    };
-    let vectors = Vector::all(spec).filter(|vector| !sliced(vector));
-    let whole = [Matrix::Patch, Matrix::ClassDense, Matrix::ClassOutput];
-    let shapes: Vec<(u64, u64)> = whole
-        .iter()
-        .filter_map(|matrix| matrix.shape(spec))
-        .map(|(inputs, outputs)| (inputs.into(), outputs.into()))
-        .collect();
-    let packed = |columns: u64| columns.next_multiple_of(u64::from(COLUMN_GROUP));
-    Common {
-        vectors: vectors.filter_map(|vector| vector.width(spec)).map(u64::from).sum(),
-        matrices: shapes.iter().map(|(inputs, outputs)| inputs * outputs).sum(),
-        packed: shapes.iter().map(|(inputs, outputs)| inputs * packed(*outputs)).sum(),
+fn bytes_of(spec: &ModelSpec, format: WeightFormat, all: &Common, assignment: &Assignment) -> u64 {
+    let sliced = Held::all(spec.layers).map(|held| {
+        let parts = held.parts(spec, assignment);
+        held.bytes(spec, format, &parts) + 4 * held.bias_values(spec, &parts)
+    });
+    4 * all.vectors + all.held(format) + sliced.sum::<u64>()
+}
+
+/// What every device holds, whatever its assignment.
+struct Common {
+    /// Values of vectors,
+    vectors: u64,
+    /// and matrices, as (inputs, outputs).
+    matrices: Vec<(u64, u64)>,
+}
+
+impl Common {
+    fn of(spec: &ModelSpec) -> Self {
+        let sliced = |vector: &Vector| {
+            use Vector::*;
+            let of_layers = matches!(
+                vector,
+                QueryBias(_) | KeyBias(_) | ValueBias(_) | GateBias(_) | UpBias(_)
+            );
+            of_layers || *vector == LanguageBias
+        };
+        let vectors = Vector::all(spec).filter(|vector| !sliced(vector));
+        let whole = [Matrix::Patch, Matrix::ClassDense, Matrix::ClassOutput];
+        let shapes = whole.iter().filter_map(|matrix| matrix.shape(spec));
+        Self {
+            vectors: vectors.filter_map(|vector| vector.width(spec)).map(u64::from).sum(),
+            matrices: shapes.map(|(inputs, outputs)| (inputs.into(), outputs.into())).collect(),
+        }
+    }
+
+    /// Bytes of them in files.
+    fn stored(&self, format: WeightFormat) -> u64 {
+        let matrices = self.matrices.iter().map(|&(inputs, outputs)| format.bytes(inputs, outputs));
+        format.bytes(1, self.vectors) + matrices.sum::<u64>()
+    }
+
+    /// Bytes of the matrices as devices hold them.
+    fn held(&self, format: WeightFormat) -> u64 {
+        self.matrices.iter().map(|&(inputs, outputs)| format.held(inputs, outputs)).sum()
     }
 }

@@ -1,15 +1,16 @@
 //! The pieces in which a shard is read from disk: its matrices, or columns of them.
 
 use crate::{
-    budget::COLUMN_GROUP,
     holdings::{Held, Part},
     program::Product,
 };
-use galaxy_common::{Assignment, Bytes, Column, DevicePlan, PIECE_ALIGNMENT, Span, Streaming};
+use galaxy_common::{
+    Assignment, Bytes, Column, DevicePlan, PIECE_ALIGNMENT, Span, Streaming, WeightFormat,
+};
 use galaxy_model::ModelSpec;
 
 /// Pieces are cut between so many columns: what a kernel takes at a time.
-const CUT: u32 = 2 * COLUMN_GROUP;
+const CUT: u32 = 2 * WeightFormat::PANEL;
 /// Bytes of the checksum behind each piece.
 const CHECKSUM: u64 = 4;
 
@@ -34,17 +35,22 @@ impl Piece {
     }
 }
 
-/// The pieces of the shard of an assignment, in the order in which a program needs them first; `width` is
-/// bytes of a value, and a piece has at most so many, if it can be cut.
+/// The pieces of the shard of an assignment, in the order in which a program needs them first, in this format;
+/// a piece has at most so many bytes, if it can be cut.
 ///
 /// Queries, keys and values stay together: what follows their product goes over whole heads.
-pub fn pieces(spec: &ModelSpec, assignment: &Assignment, width: u32, most: Bytes) -> Vec<Piece> {
+pub fn pieces(
+    spec: &ModelSpec,
+    assignment: &Assignment,
+    format: WeightFormat,
+    most: Bytes,
+) -> Vec<Piece> {
     let mut pieces = Vec::new();
     for held in Held::in_order(spec) {
         let parts = held.parts(spec, assignment);
         let Some(first) = parts.first() else { continue };
-        let (inputs, rows) = (first.inputs.len() as u64, first.inputs.clone());
-        let bytes = |parts: &[Part]| inputs * held.packed_columns(spec, parts) * u64::from(width);
+        let rows = first.inputs.clone();
+        let bytes = |parts: &[Part]| held.bytes(spec, format, parts);
         let all = bytes(&parts);
         if matches!(held, Held::Qkv(_)) {
             let columns: usize = parts.iter().map(|part| part.outputs.len()).sum();
@@ -76,7 +82,7 @@ pub fn pieces(spec: &ModelSpec, assignment: &Assignment, width: u32, most: Bytes
 /// The pieces of a device that reads its weights from disk; none of one that does not.
 pub fn of_device(spec: &ModelSpec, device: &DevicePlan) -> Vec<Piece> {
     let streaming = device.streaming.as_ref();
-    let pieces = |s: &Streaming| pieces(spec, &device.prefill, u32::from(s.width), s.piece);
+    let pieces = |s: &Streaming| pieces(spec, &device.prefill, s.format, s.piece);
     streaming.map_or_else(Vec::new, pieces)
 }
 
@@ -92,15 +98,15 @@ pub fn held(layer: u32, product: Product) -> Held {
 }
 
 /// What a file of these pieces is of: two that are equal hold the same bytes. `fingerprint` is the model's, and
-/// `dtype` names how values are stored.
-pub fn identity(fingerprint: &str, dtype: &str, pieces: &[Piece]) -> [u8; 32] {
+/// `format` names how values are stored.
+pub fn identity(fingerprint: &str, format: &str, pieces: &[Piece]) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new();
     let mut tell = |text: &str| {
         hasher.update(&(text.len() as u64).to_le_bytes());
         hasher.update(text.as_bytes());
     };
     tell(fingerprint);
-    tell(dtype);
+    tell(format);
     for Piece { held, columns, parts, bytes } in pieces {
         // Other words only make a file foreign, and then it is written again.
         tell(&format!("{held:?} {columns:?} {parts:?} {bytes}"));

@@ -13,7 +13,7 @@ use crate::{
     budget,
     program::{LaneId, Memory, OpId, Output, OutputKind, Program, Reduce},
 };
-use galaxy_common::{BatchShape, Bytes, DeviceName, Plan, PlanError, Rank, Wanted};
+use galaxy_common::{BatchShape, Bytes, DeviceName, Plan, PlanError, Rank, Wanted, WeightFormat};
 use galaxy_model::ModelSpec;
 use std::fmt;
 
@@ -143,13 +143,13 @@ pub enum VerifyError {
 
 /// Proves `programs` right for `plan` and `shape`; see the module.
 ///
-/// `matrix_width` is the bytes of one value of the model's matrices, for budgets.
+/// `format` is the bytes of one value of the model's matrices, for budgets.
 ///
 /// # Errors
 /// The first thing that cannot be proved.
 pub fn verify(
     spec: &ModelSpec,
-    matrix_width: u32,
+    format: WeightFormat,
     plan: &Plan,
     shape: &BatchShape,
     programs: &[Program],
@@ -167,7 +167,7 @@ pub fn verify(
             return Err(VerifyError::Malformed(why));
         }
         let cache = budget::cache(spec, plan.cache, device);
-        let needs = budget::of_program(spec, matrix_width, device, program);
+        let needs = budget::of_program(spec, format, device, program);
         let needs = budget::Needs { cache, ..needs }.total();
         if needs > device.budget {
             return Err(VerifyError::Budget {

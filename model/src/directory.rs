@@ -10,9 +10,10 @@ use crate::{
     matrix::{MatrixSource, Storage},
     recognise, sentence,
     spec::*,
-    store::{Arrivals, Dtype, Listed, MAX_JSON_BYTES, Store, read_bounded},
+    store::{Arrivals, Listed, MAX_JSON_BYTES, Store, read_bounded},
     tensor::{Matrix, Table, Vector},
 };
+use galaxy_common::WeightFormat;
 use half::{bf16, f16};
 use std::{
     fs::File,
@@ -36,7 +37,7 @@ pub struct ModelDir {
     /// What the table of words is called: of a tied head, the head's name where only that is there.
     words: &'static str,
     fingerprint: String,
-    dtype: Dtype,
+    format: WeightFormat,
     store: Store,
     warnings: Vec<Warning>,
     /// Where the tables of words and of positions lie, once rows of them were read.
@@ -50,7 +51,7 @@ const FEW_BYTES: usize = 16 << 10;
 pub(crate) struct Run {
     name: String,
     shard: usize,
-    pub(crate) dtype: Dtype,
+    pub(crate) format: WeightFormat,
     offset: u64,
     pub(crate) count: u32,
 }
@@ -152,7 +153,7 @@ impl ModelDir {
         let top = heads::settle(&store, family, prefix, &mut spec)?;
         warnings.extend(top.warning.map(|text| Warning { path: config_path.clone(), text }));
         let (path, root) = (path.to_owned(), path.to_owned());
-        let dtype = Dtype::F32;
+        let format = WeightFormat::F32;
         let tables = [OnceLock::new(), OnceLock::new()];
         Ok(Self {
             path,
@@ -163,7 +164,7 @@ impl ModelDir {
             prefix,
             words: top.words,
             fingerprint,
-            dtype,
+            format,
             store,
             warnings,
             tables,
@@ -184,8 +185,8 @@ impl ModelDir {
         for which in Vector::all(&self.spec) {
             self.run(which)?;
         }
-        let dtype = self.matrix(Matrix::Query(0))?.dtype();
-        Ok(Self { dtype, ..self })
+        let format = self.matrix(Matrix::Query(0))?.format();
+        Ok(Self { format, ..self })
     }
 
     /// Base name of the directory.
@@ -214,8 +215,8 @@ impl ModelDir {
         &self.warnings
     }
     /// How the layers' matrices are stored: the first one's type, where they are mixed.
-    pub fn dtype(&self) -> Dtype {
-        self.dtype
+    pub fn format(&self) -> WeightFormat {
+        self.format
     }
 
     /// A matrix, to read parts of.
@@ -263,19 +264,19 @@ impl ModelDir {
         let square = self.spec.patches.filter(|_| which == Matrix::Patch);
         let square = square.map(|p| [outputs, p.channels, p.size, p.size].map(u64::from));
         let stored = square.as_ref().map_or(&shape[..], |square| &square[..]);
-        let (tensor, dtype) = self.store.tensor(&name, stored)?;
+        let (tensor, format) = self.store.tensor(&name, stored)?;
         Ok(MatrixSource {
             store: &self.store,
             shard: tensor.shard,
             offset: tensor.offset,
             name,
-            dtype,
+            format,
             storage,
             pitch: shape[1],
             height: shape[0],
             tile: match tensor.tile {
                 0 => shape[1],
-                bytes => bytes / u64::from(dtype.width()),
+                bytes => bytes / format.bytes(1, 1),
             },
             first_output: u64::from(outputs) * part,
             inputs,
@@ -290,9 +291,9 @@ impl ModelDir {
     pub fn vector(&self, which: Vector) -> Result<Vec<f32>, ModelError> {
         let run = self.run(which)?;
         let mut out = vec![0.0; run.count as usize];
-        let mut bytes = vec![0; out.len() * run.dtype.width() as usize];
+        let mut bytes = vec![0; run.format.bytes(1, run.count.into()) as usize];
         self.store.read_at(run.shard, &mut bytes, run.offset)?;
-        widen(run.dtype, &bytes, &mut out);
+        widen(run.format, &bytes, &mut out);
         Ok(out)
     }
 
@@ -326,7 +327,7 @@ impl ModelDir {
         if let Some(&id) = ids.iter().find(|&&id| id >= rows) {
             return Err(ModelError::Row { tensor: name(), id, rows });
         }
-        let row_bytes = hidden * run.dtype.width() as usize;
+        let row_bytes = run.format.bytes(1, hidden as u64) as usize;
         // One row at least, and otherwise the bound that matrices keep.
         let most = ((4 << 20) / row_bytes).max(1);
         let (mut few, mut many) = ([0; FEW_BYTES], Vec::new());
@@ -345,7 +346,7 @@ impl ModelDir {
             };
             let at = run.offset + u64::from(first) * row_bytes as u64;
             self.store.read_at(run.shard, bytes, at)?;
-            widen(run.dtype, bytes, &mut out[done * hidden..][..count * hidden]);
+            widen(run.format, bytes, &mut out[done * hidden..][..count * hidden]);
             done += count;
         }
         Ok(())
@@ -386,9 +387,9 @@ impl ModelDir {
         // A tensor that is no module's has a batch of one before its rows.
         let shape = [1, rows.into(), count.into()];
         let bare = usize::from(!pattern.ends_with('!'));
-        let (tensor, dtype) = self.store.tensor(&name, &shape[bare..])?;
+        let (tensor, format) = self.store.tensor(&name, &shape[bare..])?;
         let (shard, offset) = (tensor.shard, tensor.offset);
-        Ok((name.clone(), rows, Run { name, shard, dtype, offset, count }))
+        Ok((name.clone(), rows, Run { name, shard, format, offset, count }))
     }
 
     fn run(&self, which: Vector) -> Result<Run, ModelError> {
@@ -446,10 +447,10 @@ impl ModelDir {
         let modern = self.full(pattern, layer, endings[0]);
         let old = self.full(pattern, layer, endings[1]);
         let name = if !self.store.has(&modern) && self.store.has(&old) { old } else { modern };
-        let (tensor, dtype) = self.store.tensor(&name, &shape)?;
-        let skip = part * u64::from(count) * u64::from(dtype.width());
+        let (tensor, format) = self.store.tensor(&name, &shape)?;
+        let skip = format.bytes(part, count.into());
         let (shard, offset) = (tensor.shard, tensor.offset + skip);
-        Ok(Run { name, shard, dtype, offset, count })
+        Ok(Run { name, shard, format, offset, count })
     }
 
     fn full(&self, pattern: &str, layer: u32, ending: &str) -> String {
@@ -488,19 +489,19 @@ fn base_name(path: &Path) -> String {
     name.map_or_else(|| "model".to_owned(), |n| n.to_string_lossy().into_owned())
 }
 
-pub(crate) fn widen(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
-    match dtype {
-        Dtype::F32 => {
+pub(crate) fn widen(format: WeightFormat, bytes: &[u8], out: &mut [f32]) {
+    match format {
+        WeightFormat::F32 => {
             for (value, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
                 *value = f32::from_le_bytes(*bytes);
             }
         }
-        Dtype::F16 => {
+        WeightFormat::F16 => {
             for (value, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
                 *value = f16::from_bits(u16::from_le_bytes(*bytes)).to_f32();
             }
         }
-        Dtype::Bf16 => {
+        WeightFormat::Bf16 => {
             for (value, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
                 *value = bf16::from_bits(u16::from_le_bytes(*bytes)).to_f32();
             }

@@ -1,6 +1,6 @@
 //! The name of a model's shape: what profiles of devices are kept by.
 
-use crate::{Dtype, HeadSpec, ModelDir, ModelSpec};
+use crate::{HeadSpec, ModelDir, ModelSpec};
 
 impl ModelDir {
     /// Names sizes and number type: equal for models whose operations cost the same.
@@ -10,12 +10,8 @@ impl ModelDir {
     pub fn shape_key(&self) -> String {
         let spec = self.spec();
         let ModelSpec { family, layers, hidden, heads, inner, .. } = spec;
-        let dtype = match self.dtype() {
-            Dtype::F32 => "f32",
-            Dtype::F16 => "f16",
-            Dtype::Bf16 => "bf16",
-        };
-        format!("{family}-l{layers}-h{hidden}x{heads}-i{inner}-{dtype}-{}", digits(spec))
+        let format = self.format();
+        format!("{family}-l{layers}-h{hidden}x{heads}-i{inner}-{format}-{}", digits(spec))
     }
 }
 
@@ -38,6 +34,7 @@ fn digits(spec: &ModelSpec) -> String {
 mod tests {
     use super::*;
     use crate::shape::Shape;
+    use galaxy_common::WeightFormat;
 
     fn key(shape: Shape) -> String {
         let dir = tempfile::tempdir().unwrap();
@@ -53,7 +50,7 @@ mod tests {
         for other in [
             Shape { layers: 3, ..shape },
             Shape { vocabulary: 999, ..shape },
-            Shape { dtype: Dtype::F16, ..shape },
+            Shape { format: WeightFormat::F16, ..shape },
         ] {
             assert_ne!(key(shape), key(other));
         }

@@ -49,5 +49,5 @@ pub use error::{HeaderProblem, ModelError};
 pub use fields::Warning;
 pub use matrix::MatrixSource;
 pub use spec::*;
-pub use store::{Arrivals, Dtype};
+pub use store::Arrivals;
 pub use tensor::{Matrix, Table, Vector};

@@ -213,7 +213,7 @@ mod tests {
 
     fn assert_same(model: &ModelDir, other: &ModelDir) {
         assert_eq!((model.spec(), model.fingerprint()), (other.spec(), other.fingerprint()));
-        assert_eq!((model.name(), model.dtype()), (other.name(), other.dtype()));
+        assert_eq!((model.name(), model.format()), (other.name(), other.format()));
         let mut scratch = Vec::new();
         for which in Matrix::all(model.spec()) {
             let (rows, columns) = which.shape(model.spec()).unwrap();
@@ -258,9 +258,9 @@ mod tests {
     #[test]
     fn tiles_of_many_columns_read_as_rows_do() {
         let dir = tempfile::tempdir().unwrap();
-        for dtype in [crate::Dtype::F32, crate::Dtype::Bf16] {
-            let shape = crate::shape::Shape { dtype, ..crate::shape::Shape::bert(1, 640, 10) };
-            let from = dir.path().join(format!("{dtype:?}"));
+        for format in [galaxy_common::WeightFormat::F32, galaxy_common::WeightFormat::Bf16] {
+            let shape = crate::shape::Shape { format, ..crate::shape::Shape::bert(1, 640, 10) };
+            let from = dir.path().join(format!("{format:?}"));
             fs::create_dir(&from).unwrap();
             shape.write(&from, u64::MAX, &mut |_| {}).unwrap();
             let (model, manifest) = manifest(&from);

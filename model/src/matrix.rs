@@ -1,10 +1,8 @@
 //! Part of a matrix, read from its file straight to where it is wanted.
 // Hot path of loading: no locks, no logging, no allocation but the caller's scratch.
 
-use crate::{
-    error::ModelError,
-    store::{Dtype, Store},
-};
+use crate::{error::ModelError, store::Store};
+use galaxy_common::WeightFormat;
 use half::{bf16, f16};
 use std::ops::Range;
 
@@ -32,7 +30,7 @@ pub struct MatrixSource<'a> {
     pub(crate) store: &'a Store,
     pub(crate) name: String,
     pub(crate) shard: usize,
-    pub(crate) dtype: Dtype,
+    pub(crate) format: WeightFormat,
     pub(crate) storage: Storage,
     /// Of the first value of the tensor, from the start of its file.
     pub(crate) offset: u64,
@@ -64,8 +62,8 @@ impl MatrixSource<'_> {
         self.outputs
     }
     /// How its values are stored.
-    pub fn dtype(&self) -> Dtype {
-        self.dtype
+    pub fn format(&self) -> WeightFormat {
+        self.format
     }
     /// Name of its tensor.
     pub fn name(&self) -> &str {
@@ -91,12 +89,12 @@ impl MatrixSource<'_> {
         scratch: &mut Vec<u8>,
     ) -> Result<(), ModelError> {
         let window = self.window(inputs, outputs, out.len(), stride, at)?;
-        match self.dtype {
-            Dtype::F32 => self.read(window, out, scratch, f32::from_le_bytes),
-            Dtype::F16 => {
+        match self.format {
+            WeightFormat::F32 => self.read(window, out, scratch, f32::from_le_bytes),
+            WeightFormat::F16 => {
                 self.read(window, out, scratch, |b| f16::from_bits(u16::from_le_bytes(b)).to_f32())
             }
-            Dtype::Bf16 => {
+            WeightFormat::Bf16 => {
                 self.read(window, out, scratch, |b| bf16::from_bits(u16::from_le_bytes(b)).to_f32())
             }
         }
@@ -116,7 +114,7 @@ impl MatrixSource<'_> {
         at: usize,
         scratch: &mut Vec<u8>,
     ) -> Result<(), ModelError> {
-        if self.dtype == Dtype::F32 {
+        if self.format == WeightFormat::F32 {
             return Err(ModelError::NotSixteenBit { tensor: self.name.clone() });
         }
         let window = self.window(inputs, outputs, out.len(), stride, at)?;
@@ -299,7 +297,7 @@ mod tests {
         outputs: u32,
         (parts, part): (u32, u32),
         storage: Storage,
-        dtype: Dtype,
+        format: WeightFormat,
         test: impl FnOnce(MatrixSource<'_>) -> R,
     ) -> R {
         let all = outputs * parts;
@@ -311,28 +309,24 @@ mod tests {
         for r in 0..rows {
             for c in 0..columns {
                 let (i, o) = if storage == Storage::OutputRows { (c, r) } else { (r, c) };
-                match dtype {
-                    Dtype::F32 => bytes.extend(value(i, o).to_le_bytes()),
+                match format {
+                    WeightFormat::F32 => bytes.extend(value(i, o).to_le_bytes()),
                     _ => bytes.extend(bits(i, o).to_le_bytes()),
                 }
             }
         }
         let shape = vec![u64::from(rows), u64::from(columns)];
-        let name = match dtype {
-            Dtype::F32 => "F32",
-            Dtype::F16 => "F16",
-            Dtype::Bf16 => "BF16",
-        };
+        let name = format.name().to_uppercase();
         let directory = tempfile::tempdir().expect("a temporary directory");
-        let text = file(&[("w", name, shape.clone(), bytes)]);
+        let text = file(&[("w", &name, shape.clone(), bytes)]);
         std::fs::write(directory.path().join("model.safetensors"), text).expect("a file");
         let store = Store::open(directory.path()).expect("valid");
-        let (tensor, dtype) = store.tensor("w", &shape).expect("there");
+        let (tensor, format) = store.tensor("w", &shape).expect("there");
         test(MatrixSource {
             store: &store,
             name: "w".to_owned(),
             shard: tensor.shard,
-            dtype,
+            format,
             storage,
             offset: tensor.offset,
             pitch: u64::from(columns),
@@ -386,7 +380,7 @@ mod tests {
                     Storage::OutputRows => (columns, rows),
                     Storage::InputRows => (rows, columns),
                 };
-                with(inputs, outputs, (1, 0), storage, Dtype::F32, |m| {
+                with(inputs, outputs, (1, 0), storage, WeightFormat::F32, |m| {
                     check_f32(&m, 0..inputs, 0..outputs, &value);
                     check_f32(&m, inputs / 3..inputs / 2, 1..outputs - 1, &value);
                     check_f32(&m, 1..inputs - 1, outputs / 3..outputs / 2, &value);
@@ -397,7 +391,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_an_error() {
-        with(4, 6, (1, 0), Storage::OutputRows, Dtype::F32, |m| {
+        with(4, 6, (1, 0), Storage::OutputRows, WeightFormat::F32, |m| {
             let mut scratch = Vec::new();
             let mut out = [0.0; 24];
             let mut read = |i: Range<u32>, o: Range<u32>, stride, at| {
@@ -429,7 +423,7 @@ mod tests {
 
     #[test]
     fn a_file_that_shrinks_later_is_an_error() {
-        with(4, 6, (1, 0), Storage::OutputRows, Dtype::F32, |mut m| {
+        with(4, 6, (1, 0), Storage::OutputRows, WeightFormat::F32, |mut m| {
             m.offset += 64;
             let read = m.read_f32(0..4, 0..6, &mut [0.0; 24], 6, 0, &mut Vec::new());
             assert!(matches!(read, Err(ModelError::Io { .. })));
@@ -444,20 +438,20 @@ mod tests {
             (outputs, o) in (1u32..60).prop_flat_map(|n| (Just(n), (0..=n, 0..=n))),
             part in (1u32..4).prop_flat_map(|n| (Just(n), 0..n)),
             by_output in any::<bool>(),
-            dtype in prop_oneof![Just(Dtype::F32), Just(Dtype::F16), Just(Dtype::Bf16)],
+            format in prop_oneof![Just(WeightFormat::F32), Just(WeightFormat::F16), Just(WeightFormat::Bf16)],
         ) {
             let storage = if by_output { Storage::OutputRows } else { Storage::InputRows };
             let i = i.0.min(i.1)..i.0.max(i.1);
             let o = o.0.min(o.1)..o.0.max(o.1);
             let shift = outputs * part.1;
-            with(inputs, outputs, part, storage, dtype, |m| {
-                prop_assert_eq!((m.rows(), m.columns(), m.dtype()), (inputs, outputs, dtype));
-                check_f32(&m, i.clone(), o.clone(), &|i, o| match dtype {
-                    Dtype::F32 => value(i, o + shift),
-                    Dtype::F16 => f16::from_bits(bits(i, o + shift)).to_f32(),
-                    Dtype::Bf16 => bf16::from_bits(bits(i, o + shift)).to_f32(),
+            with(inputs, outputs, part, storage, format, |m| {
+                prop_assert_eq!((m.rows(), m.columns(), m.format()), (inputs, outputs, format));
+                check_f32(&m, i.clone(), o.clone(), &|i, o| match format {
+                    WeightFormat::F32 => value(i, o + shift),
+                    WeightFormat::F16 => f16::from_bits(bits(i, o + shift)).to_f32(),
+                    WeightFormat::Bf16 => bf16::from_bits(bits(i, o + shift)).to_f32(),
                 });
-                if dtype != Dtype::F32 {
+                if format != WeightFormat::F32 {
                     let mut out = vec![0; i.len() * o.len()];
                     let width = o.len();
                     m.read_u16(i.clone(), o.clone(), &mut out, width, 0, &mut Vec::new())

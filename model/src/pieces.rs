@@ -205,14 +205,14 @@ impl ModelDir {
         }
         for which in Matrix::all(self.spec()) {
             let source = self.matrix(which)?;
-            let row_bytes = source.pitch * u64::from(source.dtype.width());
+            let row_bytes = source.format.bytes(1, source.pitch);
             let tiled = (source.storage == Storage::OutputRows) == (split(which) == Split::Inputs);
             let added = pieces.add(&source.name, source.height, row_bytes, tiled);
             added.then_some(()).ok_or_else(large)?;
         }
         for table in tables(self.spec()) {
             let (name, rows, run) = self.table(table)?;
-            let row_bytes = u64::from(run.count) * u64::from(run.dtype.width());
+            let row_bytes = run.format.bytes(1, run.count.into());
             let added = pieces.add(&name, rows.into(), row_bytes, false);
             added.then_some(()).ok_or_else(large)?;
         }
@@ -242,11 +242,10 @@ impl ModelDir {
         if rows.is_empty() || columns.is_empty() {
             return Ok(cut.first..cut.first);
         }
-        let width = u64::from(source.dtype.width());
         Ok(match cut.tile {
             0 => cut.run(rows.start * cut.row_bytes..rows.end * cut.row_bytes),
             tile => {
-                let of = |column: u64| cut.first + (column * width / tile) as u32;
+                let of = |column: u64| cut.first + (source.format.bytes(1, column) / tile) as u32;
                 of(columns.start)..of(columns.end - 1) + 1
             }
         })

@@ -8,8 +8,8 @@
 mod family;
 mod write;
 
-use crate::{ModelError, ModelSpec, config::Fields, store::Dtype};
-use galaxy_common::Bytes;
+use crate::{ModelError, ModelSpec, config::Fields};
+use galaxy_common::{Bytes, WeightFormat};
 use std::{
     io,
     path::{Path, PathBuf},
@@ -38,7 +38,7 @@ pub struct Shape {
     /// The longest sequence that it was made for.
     pub positions: u32,
     /// How its weights are stored.
-    pub dtype: Dtype,
+    pub format: WeightFormat,
     /// What its config says beyond what its family's says, as a JSON object.
     pub config: &'static str,
 }
@@ -112,7 +112,7 @@ const fn usual(family: &'static str, layers: u32, hidden: u32, heads: u32) -> Sh
         inner: 4 * hidden,
         vocabulary: 30_522,
         positions: 512,
-        dtype: Dtype::F32,
+        format: WeightFormat::F32,
         config: "{}",
     }
 }
@@ -155,7 +155,7 @@ static CATALOGUE: [Model; 15] = [
         shape: Shape {
             vocabulary: 50_400,
             positions: 2048,
-            dtype: Dtype::F16,
+            format: WeightFormat::F16,
             ..usual("gptj", 28, 4096, 16)
         },
     },
@@ -167,7 +167,7 @@ static CATALOGUE: [Model; 15] = [
             inner: 1536,
             vocabulary: 32_000,
             positions: 2048,
-            dtype: Dtype::Bf16,
+            format: WeightFormat::Bf16,
             ..usual("llama", 30, 576, 9)
         },
     },
@@ -178,7 +178,7 @@ static CATALOGUE: [Model; 15] = [
             kv_heads: 8,
             vocabulary: 128_256,
             positions: 131_072,
-            dtype: Dtype::Bf16,
+            format: WeightFormat::Bf16,
             config: r#"{
                 "bos_token_id": 128000, "eos_token_id": 128001, "rope_theta": 500000.0,
                 "rope_scaling": { "factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
@@ -217,7 +217,7 @@ impl Shape {
 
     /// What its weights take on disk.
     pub fn bytes(&self) -> Bytes {
-        Bytes(self.parameters() * u64::from(self.dtype.width()))
+        Bytes(self.format.bytes(1, self.parameters()))
     }
 
     /// A BERT of this shape with a small vocabulary.
@@ -246,7 +246,7 @@ impl Shape {
         shard_bytes: u64,
         progress: &mut dyn FnMut(u64),
     ) -> Result<(), WriteError> {
-        write::write(dir, &self.tensors(), self.layers, self.dtype, shard_bytes, progress)?;
+        write::write(dir, &self.tensors(), self.layers, self.format, shard_bytes, progress)?;
         if let Some(preprocessor) = family::preprocessor(self) {
             write::json_file(&dir.join("preprocessor_config.json"), &preprocessor)?;
         }
@@ -272,7 +272,8 @@ mod tests {
         let values = |name: &str, fill| {
             let tensor = Tensor { name: name.into(), shape: vec![600, 1000], fill };
             let dir = tempfile::tempdir().unwrap();
-            write::write(dir.path(), &[tensor], 2, Dtype::F32, u64::MAX, &mut |_| {}).unwrap();
+            write::write(dir.path(), &[tensor], 2, WeightFormat::F32, u64::MAX, &mut |_| {})
+                .unwrap();
             let bytes = std::fs::read(dir.path().join("model.safetensors")).unwrap();
             let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
             let words = file.tensor(name).unwrap().data().as_chunks().0;

@@ -7,6 +7,7 @@ use crate::{
     proof::Proof,
     recognise,
 };
+use galaxy_common::WeightFormat;
 use serde::{
     Deserialize, Deserializer, Serialize,
     de::{IgnoredAny, MapAccess, Visitor},
@@ -28,35 +29,6 @@ pub(crate) const MAX_HEADER_BYTES: u64 = 100_000_000;
 pub(crate) const MAX_JSON_BYTES: u64 = 16 << 20;
 /// Each shard is an open file; far above any model that is real.
 pub(crate) const MAX_SHARDS: usize = 1024;
-
-/// How a checkpoint stores values.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Dtype {
-    /// 32-bit float.
-    F32,
-    /// IEEE 16-bit float.
-    F16,
-    /// The upper half of a 32-bit float.
-    Bf16,
-}
-
-impl Dtype {
-    /// Bytes of one value.
-    pub fn width(self) -> u32 {
-        match self {
-            Self::F32 => 4,
-            Self::F16 | Self::Bf16 => 2,
-        }
-    }
-    fn parse(text: &str) -> Option<Self> {
-        match text {
-            "F32" => Some(Self::F32),
-            "F16" => Some(Self::F16),
-            "BF16" => Some(Self::Bf16),
-            _ => None,
-        }
-    }
-}
 
 /// One open safetensors file.
 pub(crate) struct Shard {
@@ -259,7 +231,11 @@ impl Store {
     }
 
     /// The tensor, its type known and its shape as wanted.
-    pub(crate) fn tensor(&self, name: &str, want: &[u64]) -> Result<(&Tensor, Dtype), ModelError> {
+    pub(crate) fn tensor(
+        &self,
+        name: &str,
+        want: &[u64],
+    ) -> Result<(&Tensor, WeightFormat), ModelError> {
         let tensor = self.tensors.get(name).ok_or_else(|| ModelError::MissingTensor {
             path: self.directory.clone(),
             tensor: name.to_owned(),
@@ -274,9 +250,9 @@ impl Store {
                 have: tensor.shape.clone(),
             });
         }
-        match Dtype::parse(&tensor.dtype) {
-            Some(dtype) => Ok((tensor, dtype)),
-            None => Err(ModelError::TensorType {
+        match tensor.dtype.parse() {
+            Ok(format) => Ok((tensor, format)),
+            Err(_) => Err(ModelError::TensorType {
                 path: path(),
                 tensor: name.to_owned(),
                 dtype: tensor.dtype.clone(),
@@ -548,7 +524,7 @@ mod tests {
         let store = open_one(file(&[tensor("b"), tensor("a")])).expect("valid");
         assert!(store.has("a") && !store.has("c"));
         let (a, dtype) = store.tensor("a", &[2, 1]).expect("there");
-        assert_eq!((dtype, a.bytes), (Dtype::F32, 8));
+        assert_eq!((dtype, a.bytes), (WeightFormat::F32, 8));
         assert!(matches!(store.tensor("a", &[1, 2]), Err(ModelError::Shape { .. })));
         assert!(matches!(store.tensor("c", &[1]), Err(ModelError::MissingTensor { .. })));
     }

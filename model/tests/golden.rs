@@ -1,9 +1,10 @@
 //! Every golden checkpoint opens as what it is, and its tensors read as another reader reads them.
 #![allow(clippy::unwrap_used)]
 
+use galaxy_common::WeightFormat;
 use galaxy_model::{
-    Activation, ClassActivation, ClassRow, Dtype, HeadSpec, Matrix, ModelDir, NormKind, NormPlace,
-    Pairs, Positions, Table, Vector,
+    Activation, ClassActivation, ClassRow, HeadSpec, Matrix, ModelDir, NormKind, NormPlace, Pairs,
+    Positions, Table, Vector,
 };
 use safetensors::SafeTensors;
 use std::{collections::HashMap, fs, path::PathBuf};
@@ -85,10 +86,10 @@ fn check_vector(model: &ModelDir, which: Vector, name: &str, first: usize) {
 
 #[test]
 fn bert() {
-    for (name, dtype) in [("bert", Dtype::F32), ("bert-f16", Dtype::F16)] {
+    for (name, format) in [("bert", WeightFormat::F32), ("bert-f16", WeightFormat::F16)] {
         let model = ModelDir::open(&path(name)).unwrap();
         let spec = model.spec();
-        assert_eq!(model.dtype(), dtype);
+        assert_eq!(model.format(), format);
         assert_eq!((spec.hidden, spec.layers, spec.heads, spec.head_width), (42, 3, 6, 7));
         assert_eq!((spec.inner, spec.vocabulary, spec.position_limit()), (50, 97, 160));
         assert_eq!((spec.norm, spec.norm_place), (NormKind::Layer, NormPlace::Post));
@@ -190,7 +191,7 @@ fn llama() {
 fn llama_of_two_shards() {
     let model = ModelDir::open(&path("llama-tied-bf16")).unwrap();
     let spec = model.spec();
-    assert_eq!(model.dtype(), Dtype::Bf16);
+    assert_eq!(model.format(), WeightFormat::Bf16);
     assert_eq!((spec.heads, spec.kv_heads), (4, 1));
     assert!(spec.qkv_bias && spec.attention_output_bias && spec.mlp_bias);
     for layer in 0..3 {
@@ -221,7 +222,7 @@ fn families_that_are_like_others_differ_where_they_say() {
     check_vector(&mpnet, Vector::Distances, "mpnet.encoder.relative_attention_bias.weight", 0);
 
     let opt = open("opt");
-    assert_eq!((&opt.spec().positions, opt.dtype()), (&learned(162, 2), Dtype::F16));
+    assert_eq!((&opt.spec().positions, opt.format()), (&learned(162, 2), WeightFormat::F16));
     assert_eq!(opt.spec().activation, Activation::Relu);
     check(&opt, Matrix::Up(2), "model.decoder.layers.2.fc1.weight", true, 0);
     check_vector(&opt, Vector::FinalNorm, "model.decoder.final_layer_norm.weight", 0);

@@ -4,7 +4,7 @@
 //!     cargo run --release -p galaxy-planner --example speed
 #![allow(clippy::unwrap_used)]
 
-use galaxy_common::{Bytes, LinkType, Strategy, Wanted, WireType};
+use galaxy_common::{Bytes, LinkType, Strategy, Wanted, WeightFormat, WireType};
 use galaxy_planner::{Allowed, Offer, Request, Workload, plan, split, synthetic};
 use std::time::Instant;
 
@@ -34,7 +34,7 @@ fn main() {
             continue;
         }
         let devices = testing::devices(count, 40.0, 60e6);
-        let mut profile = synthetic::profile(&spec, "s", 2, &devices);
+        let mut profile = synthetic::profile(&spec, "s", WeightFormat::F16, &devices);
         if unlike {
             let mut dice = testing::Dice::new(1);
             for link in &mut profile.links {
@@ -50,7 +50,7 @@ fn main() {
                 .collect();
             let request = Request {
                 spec: &spec,
-                matrix_width: 2,
+                format: WeightFormat::F16,
                 model: "m",
                 fingerprint: "f",
                 shape: "s",

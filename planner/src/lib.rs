@@ -94,9 +94,6 @@ fn check(request: &Request<'_>) -> Result<(), PlanningError> {
     if allowed.wires.is_empty() || allowed.links.is_empty() {
         return nothing("at least one number type and one link type must be allowed");
     }
-    if request.matrix_width != 2 && request.matrix_width != 4 {
-        return nothing("values of matrices take 2 or 4 bytes");
-    }
     if request.spec.layers == 0 || request.spec.heads == 0 || request.spec.kv_heads == 0 {
         return nothing("the model has no layers or no heads");
     }

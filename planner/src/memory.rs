@@ -8,7 +8,9 @@ use crate::{
     closed::{ByRows, Means, Units, count},
     request::{Allowed, Request},
 };
-use galaxy_common::{Assignment, BlockAssignment, Bytes, DeviceName, DevicePlan, Span};
+use galaxy_common::{
+    Assignment, BlockAssignment, Bytes, DeviceName, DevicePlan, Span, WeightFormat,
+};
 use galaxy_graph::{budget, lower::farthest};
 use galaxy_model::{HeadSpec, ModelSpec, NormPlace, Positions};
 
@@ -23,7 +25,7 @@ pub(crate) struct Memory {
     attention: u64,
     /// and all columns.
     mlp: u64,
-    width: u32,
+    format: WeightFormat,
     /// Keys and values of one head of a layer, for texts that go on.
     pub kept: u64,
 }
@@ -44,7 +46,7 @@ fn sizes(all: u32, unit: u32) -> impl Iterator<Item = u32> {
 /// The weights of a device that has so much of each layer.
 fn weights(
     spec: &ModelSpec,
-    width: u32,
+    format: WeightFormat,
     heads: Span<galaxy_common::Head>,
     columns: u32,
     words: u32,
@@ -66,22 +68,22 @@ fn weights(
         decode: part,
         streaming: None,
     };
-    budget::weights(spec, width, &device).0
+    budget::weights(spec, format, &device).0
 }
 
 impl Memory {
     pub fn new(request: &Request<'_>) -> Self {
-        let (spec, width) = (request.spec, request.matrix_width);
+        let (spec, format) = (request.spec, request.format);
         let none = ModelSpec { layers: 0, ..spec.clone() };
         let one = ModelSpec { layers: 1, ..spec.clone() };
-        let around = weights(&none, width, Span::empty(), 0, 0);
-        let bare = weights(&one, width, Span::empty(), 0, 0);
+        let around = weights(&none, format, Span::empty(), 0, 0);
+        let bare = weights(&one, format, Span::empty(), 0, 0);
         Self {
             around,
             layer: bare - around,
-            attention: weights(&one, width, Span::first(spec.heads), 0, 0) - bare,
-            mlp: weights(&one, width, Span::empty(), spec.inner, 0) - bare,
-            width,
+            attention: weights(&one, format, Span::first(spec.heads), 0, 0) - bare,
+            mlp: weights(&one, format, Span::empty(), spec.inner, 0) - bare,
+            format,
             kept: u64::from(request.allowed.cache.rows)
                 * u64::from(2 * spec.head_width * request.allowed.cache.values.width()),
         }
@@ -112,13 +114,13 @@ impl Memory {
             // The run that uses the most key-value heads starts at the end of a group.
             let inside = kv > heads.div_ceil(spec.group());
             let start = if inside { (spec.group() - 1).min(spec.heads - heads) } else { 0 };
-            weights(&one, self.width, Span::new(start, start + heads), 0, 0)
+            weights(&one, self.format, Span::new(start, start + heads), 0, 0)
         });
         let columns = of(spec.inner, units.columns, &|columns| {
-            weights(&one, self.width, Span::empty(), columns, 0)
+            weights(&one, self.format, Span::empty(), columns, 0)
         });
         let words = of(spec.extent().vocabulary, units.words, &|words| {
-            weights(&one, self.width, Span::empty(), 0, words)
+            weights(&one, self.format, Span::empty(), 0, words)
         });
         Held { heads, columns, words }
     }
@@ -240,7 +242,7 @@ impl Memory {
         if let (true, HeadSpec::Language { .. }) = (last, &spec.head) {
             let words = u64::from(spec.vocabulary);
             let one = ModelSpec { layers: 0, ..spec.clone() };
-            fixed += weights(&one, self.width, Span::empty(), 0, spec.vocabulary) - self.around;
+            fixed += weights(&one, self.format, Span::empty(), 0, spec.vocabulary) - self.around;
             fixed += rows * (2 * words + hidden);
         }
         // In causal models each layer keeps its queries, keys and values from part to part.

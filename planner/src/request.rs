@@ -3,7 +3,7 @@
 use galaxy_common::ClusterProfile;
 use galaxy_common::{
     Bytes, Cache, DeviceName, Exchange, LinkType, Plan, ProfileError, Reading, Strategy, Wanted,
-    WireType,
+    WeightFormat, WireType,
 };
 use galaxy_graph::{LowerError, budget::Needs};
 use galaxy_model::ModelSpec;
@@ -59,8 +59,8 @@ pub struct Allowed {
 pub struct Request<'a> {
     /// The model.
     pub spec: &'a ModelSpec,
-    /// Bytes of one value of its matrices as devices hold them, 2 or 4.
-    pub matrix_width: u32,
+    /// Of its matrices, as devices hold them.
+    pub format: WeightFormat,
     /// Its name,
     pub model: &'a str,
     /// its fingerprint,

@@ -332,7 +332,7 @@ impl<'a> Rings<'a> {
     pub fn hopeless(&mut self, ring: Ring<'_>, strategy: Strategy, by: By) -> bool {
         let Ok(reach) = self.reaches(ring) else { return true };
         let above = |plan: &Plan| {
-            let weights = |d| budget::weights(self.request.spec, self.request.matrix_width, d);
+            let weights = |d| budget::weights(self.request.spec, self.request.format, d);
             plan.ring.iter().any(|device| weights(device) > device.budget)
         };
         self.draft(ring, &reach, &[], strategy, by).is_ok_and(|(_, _, plan)| above(&plan))

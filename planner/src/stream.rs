@@ -13,7 +13,7 @@ use crate::{
 };
 use galaxy_common::{
     Assignment, BlockAssignment, Bytes, DeviceName, DevicePlan, Exchange, MAX_AGENTS,
-    PIECE_ALIGNMENT, Piece, Plan, Reading, Room, Span, Strategy, Streaming,
+    PIECE_ALIGNMENT, Piece, Plan, Reading, Room, Span, Strategy, Streaming, WeightFormat,
 };
 use galaxy_graph::{
     budget::Needs,
@@ -73,7 +73,7 @@ impl Way {
 /// When a device has no room for a single piece.
 pub fn fitted(
     spec: &ModelSpec,
-    matrix_width: u32,
+    format: WeightFormat,
     plan: &Plan,
     needs: &[Needs],
     way: Way,
@@ -83,7 +83,7 @@ pub fn fitted(
         if needs.total() <= device.budget {
             continue;
         }
-        let streaming = streaming(spec, matrix_width as u8, device, needs, way);
+        let streaming = streaming(spec, format, device, needs, way);
         device.streaming = Some(streaming.map_err(|missing| PlanningError::Memory {
             strategy: plan.strategy,
             device: Some(device.name.clone()),
@@ -101,12 +101,12 @@ pub fn fitted(
 /// How a device reads what it cannot hold; else the bytes that are missing even for that.
 fn streaming(
     spec: &ModelSpec,
-    width: u8,
+    format: WeightFormat,
     device: &DevicePlan,
     needs: &Needs,
     way: Way,
 ) -> Result<Streaming, u64> {
-    let all = pieces::pieces(spec, &device.prefill, u32::from(width), Streaming::PIECE);
+    let all = pieces::pieces(spec, &device.prefill, format, Streaming::PIECE);
     let bytes: u64 = all.iter().map(|piece| piece.bytes).sum();
     let largest = all.iter().map(|piece| piece.stored()).max().unwrap_or(PIECE_ALIGNMENT);
     let rest = needs.total().0.saturating_sub(bytes);
@@ -144,7 +144,7 @@ fn streaming(
         }
     }
     let streaming = Streaming {
-        width,
+        format,
         piece: Streaming::PIECE,
         buffer: Bytes(buffer),
         room: way.room,
@@ -232,7 +232,7 @@ pub(crate) fn or_faster(request: &Request<'_>, found: Planned) -> Planned {
         row_weight: 1,
         vocabulary: Span::first(request.spec.extent().vocabulary),
     };
-    let all = pieces::pieces(request.spec, &whole, request.matrix_width, Streaming::PIECE);
+    let all = pieces::pieces(request.spec, &whole, request.format, Streaming::PIECE);
     let all: u64 = all.iter().map(|piece| piece.bytes).sum();
     // Whoever could hold all with what it works in besides is not bent.
     let besides = found.needs.iter().map(|n| n.total().0 - n.weights.0).max().unwrap_or(0);
@@ -358,7 +358,7 @@ impl Looking<'_> {
     fn look(&mut self, plan: &Plan, needs: &[Needs], way: Way) -> Option<f64> {
         let request = self.request;
         let fitting = || -> Result<Found, PlanningError> {
-            let plan = fitted(request.spec, request.matrix_width, plan, needs, way)?;
+            let plan = fitted(request.spec, request.format, plan, needs, way)?;
             let needs = draft::needs(request, &plan)?;
             if !draft::above(&plan, &needs).is_empty() {
                 return Err(draft::too_large(plan.strategy, &plan, &needs));

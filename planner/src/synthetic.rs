@@ -5,7 +5,7 @@
 
 use galaxy_common::{
     Bytes, ClusterProfile, DeviceName, DeviceProfile, Kernel, LinkProfile, LinkType,
-    PROFILE_VERSION, Table,
+    PROFILE_VERSION, Table, WeightFormat,
 };
 use galaxy_model::ModelSpec;
 
@@ -36,12 +36,12 @@ const WAKE: f64 = 20_000.0;
 /// stands between them.
 const ATTENTION: f64 = 0.6;
 
-/// Profiles of `devices` for models like `spec`, whose matrices hold values of `matrix_width` bytes;
+/// Profiles of `devices` for models like `spec`, whose matrices are held in `format`;
 /// all devices at one switch, links of all types alike.
 pub fn profile(
     spec: &ModelSpec,
     shape: &str,
-    matrix_width: u32,
+    format: WeightFormat,
     devices: &[SyntheticDevice],
 ) -> ClusterProfile {
     let mut links = Vec::new();
@@ -67,14 +67,14 @@ pub fn profile(
             }
         }
     }
-    let each = devices.iter().map(|d| device(spec, shape, matrix_width, d));
+    let each = devices.iter().map(|d| device(spec, shape, format, d));
     ClusterProfile { devices: each.collect(), links }
 }
 
 fn device(
     spec: &ModelSpec,
     shape: &str,
-    matrix_width: u32,
+    format: WeightFormat,
     device: &SyntheticDevice,
 ) -> DeviceProfile {
     let hidden = f64::from(spec.hidden);
@@ -82,7 +82,7 @@ fn device(
     let time =
         |flops: f64, bytes: f64| (flops / device.gflops).max(bytes / device.memory_rate) + CALL;
     let product = |rows: f64, inner: f64, width: f64, matrices: f64| {
-        let weights = inner * width * matrices * f64::from(matrix_width);
+        let weights = matrices * format.bytes(inner as u64, width as u64) as f64;
         let bytes = weights + 4.0 * rows * (inner + width);
         time(2.0 * rows * inner * width * matrices, bytes)
     };
@@ -168,7 +168,7 @@ mod tests {
     #[test]
     fn profiles_that_do_not_exist_pass_the_check_of_those_that_do() {
         let spec = testing::bert(4, 512);
-        let made = profile(&spec, "shape", 4, &testing::devices(3, 50.0, 1e8));
+        let made = profile(&spec, "shape", WeightFormat::F32, &testing::devices(3, 50.0, 1e8));
         for device in &made.devices {
             assert_eq!(device.check("shape"), Ok(()));
         }

@@ -6,7 +6,9 @@ use crate::{
     split::{Curve, Problem, Side},
     synthetic::{SyntheticDevice, profile},
 };
-use galaxy_common::{Bytes, ClusterProfile, DeviceName, LinkType, Strategy, Wanted, WireType};
+use galaxy_common::{
+    Bytes, ClusterProfile, DeviceName, LinkType, Strategy, Wanted, WeightFormat, WireType,
+};
 use galaxy_model::{
     Activation, HeadSpec, ModelSpec, NormKind, NormPlace, Pairs, Positions, ScoreScale,
 };
@@ -193,7 +195,7 @@ impl Question {
         };
         Self {
             offers: devices.iter().map(offer).collect(),
-            profile: profile(spec, "shape", 4, &devices),
+            profile: profile(spec, "shape", WeightFormat::F32, &devices),
             spec: spec.clone(),
             workload: Workload {
                 made: 0,
@@ -217,7 +219,7 @@ impl Question {
     pub fn request(&self) -> Request<'_> {
         Request {
             spec: &self.spec,
-            matrix_width: 4,
+            format: WeightFormat::F32,
             model: "model",
             fingerprint: "fingerprint",
             shape: "shape",

@@ -1,7 +1,7 @@
 //! One device more never makes a plan of many devices worse.
 #![allow(clippy::unwrap_used)]
 
-use galaxy_common::{Bytes, Cache, DeviceName, Wanted, WireType};
+use galaxy_common::{Bytes, Cache, DeviceName, Wanted, WeightFormat, WireType};
 use galaxy_planner::{Allowed, Offer, Request, Workload, plan, split, synthetic};
 use synthetic::SyntheticDevice;
 
@@ -44,7 +44,7 @@ fn fast_machines_and_laptops(laptops: usize, made: u32) -> f64 {
     let slow = (0..laptops).map(|at| device(format!("laptop-{at}"), 120.0, 30.0, 12_000_000_000));
     let devices: Vec<SyntheticDevice> = fast.chain(slow).collect();
     let mut question = testing::Question::new(&testing::llama(80, 8192, 64, 8), devices.clone());
-    question.profile = synthetic::profile(&question.spec, "shape", 2, &devices);
+    question.profile = synthetic::profile(&question.spec, "shape", WeightFormat::F16, &devices);
     question.workload.lengths = vec![(284, 1.0)];
     question.workload.wanted = Wanted::LastLogits;
     question.allowed.max_rows = 512;
@@ -52,7 +52,7 @@ fn fast_machines_and_laptops(laptops: usize, made: u32) -> f64 {
     if made > 0 {
         question.allowed.cache = Cache { rows: Cache::taken(284 + made), values: WireType::F32 };
     }
-    let planned = plan(&Request { matrix_width: 2, ..question.request() }).unwrap();
+    let planned = plan(&Request { format: WeightFormat::F16, ..question.request() }).unwrap();
     planned.prediction.latency * 1e-9
 }
 

@@ -2,7 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 use galaxy_common::{
-    BatchShape, Bytes, DeviceName, LinkType, ProfileError, Strategy, Wanted, WireType, plan::Phase,
+    BatchShape, Bytes, DeviceName, LinkType, ProfileError, Strategy, Wanted, WeightFormat,
+    WireType, plan::Phase,
 };
 use galaxy_graph::{budget, lower, verify};
 use galaxy_model::NormPlace;
@@ -64,14 +65,14 @@ proptest! {
             Ok(planned) => {
                 let (spec, plan) = (&question.spec, &planned.plan);
                 prop_assert_eq!(plan.validate(spec.extent()), Ok(()));
-                let needs = budget::needs_all(spec, 4, plan).unwrap();
+                let needs = budget::needs_all(spec, WeightFormat::F32, plan).unwrap();
                 for (need, device) in needs.iter().zip(&plan.ring) {
                     prop_assert!(need.total() <= device.budget, "{}: {need:?}", device.name);
                 }
                 prop_assert_eq!(needs, planned.needs.clone());
                 let shape = BatchShape::single(question.allowed.max_rows, request.workload.wanted).unwrap();
                 let programs = lower(spec, plan, Phase::Prefill, &shape).unwrap();
-                prop_assert_eq!(verify(spec, 4, plan, &shape, &programs), Ok(()));
+                prop_assert_eq!(verify(spec, WeightFormat::F32, plan, &shape, &programs), Ok(()));
                 prop_assert!(planned.prediction.latency > 0.0);
                 let in_plan = plan.ring.len() + planned.left_out.len();
                 prop_assert_eq!(in_plan, question.offers.len());

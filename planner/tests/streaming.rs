@@ -1,7 +1,9 @@
 //! Plans for memory that does not add up: weights come from disk.
 #![allow(clippy::unwrap_used, missing_docs)]
 
-use galaxy_common::{BatchShape, Bytes, Cache, Reading, Room, Strategy, Wanted, plan::Phase};
+use galaxy_common::{
+    BatchShape, Bytes, Cache, Reading, Room, Strategy, Wanted, WeightFormat, plan::Phase,
+};
 use galaxy_graph::{budget, lower, pieces, program::Memory, verify};
 #[allow(
     unused_imports,
@@ -63,13 +65,13 @@ fn plans_hold_what_they_promise() {
             };
             let (spec, plan) = (&question.spec, &found.plan);
             assert_eq!(plan.validate(spec.extent()), Ok(()));
-            let needs = budget::needs_all(spec, 4, plan).unwrap();
+            let needs = budget::needs_all(spec, WeightFormat::F32, plan).unwrap();
             for (need, device) in needs.iter().zip(&plan.ring) {
                 assert!(need.total() <= device.budget, "{}: {need:?}", device.name);
             }
             let shape = BatchShape::single(128, Wanted::Hidden).unwrap();
             let programs = lower(spec, plan, Phase::Prefill, &shape).unwrap();
-            assert_eq!(verify(spec, 4, plan, &shape, &programs), Ok(()));
+            assert_eq!(verify(spec, WeightFormat::F32, plan, &shape, &programs), Ok(()));
             assert_eq!(plan.ring.len() + found.left_out.len(), count);
             let (best, other) = (auto.prediction.latency, found.prediction.latency);
             assert!(best <= other, "{strategy}: {other}, auto {}: {best}", auto.what);
@@ -102,8 +104,9 @@ fn a_slow_disk_is_busy_all_the_time() {
 #[test]
 fn fast_disks_and_memory_get_more() {
     let columns = |planned: &Planned| -> Vec<u64> {
-        let held =
-            |at: usize| budget::all_weights(&testing::bert(12, 768), 4, &planned.plan.ring[at]);
+        let held = |at: usize| {
+            budget::all_weights(&testing::bert(12, 768), WeightFormat::F32, &planned.plan.ring[at])
+        };
         (0..planned.plan.ring.len()).map(|at| held(at).0).collect()
     };
     let disks = question(&[100_000_000, 100_000_000], &[2e7, 2e8]);
@@ -145,7 +148,7 @@ fn tokens_are_made_with_weights_from_disk() {
     assert!((token / (read as f64 / 1e8 * 1e9) - 1.0).abs() < 0.1, "{token} for {read} bytes");
     let shape = BatchShape::single(64, Wanted::LastLogits).unwrap();
     let programs = lower(spec, plan, Phase::Prefill, &shape).unwrap();
-    assert_eq!(verify(spec, 4, plan, &shape, &programs), Ok(()));
+    assert_eq!(verify(spec, WeightFormat::F32, plan, &shape, &programs), Ok(()));
     let all = pieces::of_device(spec, &plan.ring[0]);
     let most = plan.ring[0].streaming.as_ref().unwrap().buffer;
     assert!(programs[0].slot_bytes(Memory::Stream) <= most && all.len() > 8);

@@ -436,7 +436,7 @@ pub fn run_over(
         });
         let shape = BatchShape::new(segments.collect())?;
         let programs = lower(dir.spec(), &plan, Phase::Prefill, &shape)?;
-        verify(dir.spec(), dir.dtype().width(), &plan, &shape, &programs)?;
+        verify(dir.spec(), dir.format(), &plan, &shape, &programs)?;
         let inputs = match dir.spec().patches {
             Some(patches) => {
                 let squares = patches.cut(expected.pixels()?);

@@ -15,12 +15,12 @@ pub use versus::{ShowOptions, show};
 
 use crate::{models, record::Record};
 use anyhow::{Context, Result, ensure};
-use galaxy_common::Bytes;
+use galaxy_common::{Bytes, WeightFormat};
 use galaxy_engine::{
     compute::kernels::instructions::Instructions,
     measure::{self, Bench, Cut},
 };
-use galaxy_model::{Dtype, ModelDir, shape::Shape};
+use galaxy_model::{ModelDir, shape::Shape};
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
@@ -105,27 +105,28 @@ impl Known {
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Wanted {
     pub(crate) known: Known,
-    pub(crate) dtype: Dtype,
+    pub(crate) format: WeightFormat,
     pub(crate) threads: u16,
     /// By which shares columns and heads are cut.
     pub(crate) shares: Vec<f64>,
 }
 
 impl Wanted {
-    pub(crate) fn whole(known: Known, dtype: Dtype, threads: u16) -> Self {
-        Self { known, dtype, threads, shares: vec![1.0] }
+    pub(crate) fn whole(known: Known, format: WeightFormat, threads: u16) -> Self {
+        Self { known, format, threads, shares: vec![1.0] }
     }
 
     /// All parts of it, each in an engine of its own, with as many layers as do not fit the cache.
     pub(crate) fn open(&self, cache: &Path) -> Result<Vec<Bench>> {
-        let shape = Shape { dtype: self.dtype, ..self.known.shape()? };
+        let shape = Shape { format: self.format, ..self.known.shape()? };
         let height = |layers| Shape { layers, ..shape }.bytes().0;
         // In 32 bits, so that every format has as many.
-        let layer = (height(2) - height(1)) / u64::from(self.dtype.width()) * 4;
+        let (width, widest) = (self.format.bytes(1, 1), WeightFormat::F32.bytes(1, 1));
+        let layer = (height(2) - height(1)) / width * widest;
         // The narrower the format, the less of the cache its layers fill.
-        let wider = 4 / self.dtype.width().clamp(1, 4);
+        let wider = (widest / width) as u32;
         let layers = (measure::copies(Bytes(layer)) * wider).min(shape.layers);
-        let name = format!("kernels-{}-{:?}", self.known.name(), self.dtype).to_lowercase();
+        let name = format!("kernels-{}-{:?}", self.known.name(), self.format).to_lowercase();
         let path = models::make(cache, &name, &Shape { layers, ..shape })?;
         let dir = Arc::new(ModelDir::open(&path)?);
         (0..self.shares.len())
@@ -135,14 +136,6 @@ impl Wanted {
                 Ok(Bench::open(dir.clone(), &cut)?)
             })
             .collect()
-    }
-}
-
-pub(crate) fn format_of(dtype: Dtype) -> &'static str {
-    match dtype {
-        Dtype::F32 => "f32",
-        Dtype::F16 => "f16",
-        Dtype::Bf16 => "bf16",
     }
 }
 

@@ -73,7 +73,7 @@ pub fn gpt2(cache: &Path, name: &str, layers: u32, hidden: u32, heads: u32) -> R
 
 /// Tells apart whatever would be written differently.
 fn digest(shape: &Shape) -> String {
-    let all = format!("{RECIPE} {:?} {} {:?}", shape.dtype, shape.config(), shape.tensors());
+    let all = format!("{RECIPE} {:?} {} {:?}", shape.format, shape.config(), shape.tensors());
     blake3::hash(all.as_bytes()).to_hex().to_string()
 }
 
@@ -109,9 +109,9 @@ fn list(models: &[&Model], cache: &Path) {
     println!("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | --- | ---: | --- | --- |");
     let word = |yes| if yes { "yes" } else { "no" };
     for model in models {
-        let Shape { layers, hidden, heads, inner, vocabulary, dtype, .. } = model.shape;
+        let Shape { layers, hidden, heads, inner, vocabulary, format, .. } = model.shape;
         println!(
-            "| {} | {} | {layers} | {hidden} | {heads} | {inner} | {vocabulary} | {:.1} | {dtype:?} \
+            "| {} | {} | {layers} | {hidden} | {heads} | {inner} | {vocabulary} | {:.1} | {format:?} \
              | {} | {} | {} |",
             model.name,
             model.like,

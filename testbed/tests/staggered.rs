@@ -42,7 +42,7 @@ fn staggered_tiles_give_what_one_device_gives() {
         };
         let plan = Plan { max_rows: shape.rows(), ..plan(&dir, &case, WireType::F32).unwrap() };
         let programs = lower(dir.spec(), &plan, Phase::Prefill, &shape).unwrap();
-        verify(dir.spec(), dir.dtype().width(), &plan, &shape, &programs).unwrap();
+        verify(dir.spec(), dir.format(), &plan, &shape, &programs).unwrap();
         let cluster = LocalCluster::open(dir.clone(), plan).unwrap();
         cluster.run(&shape, tokens.clone()).unwrap()
     };

@@ -304,8 +304,8 @@ async fn check(core: &Core, request: &Request, model: Arc<ModelDir>) -> Result<B
     let (plan, rank, engine) = (request.plan.clone(), request.rank, core.engine);
     let needed = blocking(move || {
         plan.validate(model.spec().extent())?;
-        let width = engine.weight_width(model.dtype().width());
-        Ok::<_, WorkerError>(budget::needs(model.spec(), width, &plan, rank)?.total())
+        let format = engine.holds(model.format());
+        Ok::<_, WorkerError>(budget::needs(model.spec(), format, &plan, rank)?.total())
     });
     let needed = needed.await??;
     let (mut granted, mut granter) = (request.device().budget, "its budget in the plan");
@@ -576,7 +576,7 @@ async fn hold(
                 true => ControlFlow::Break(()),
             }
         };
-        let (spec, width) = (model.spec(), model.dtype().width());
+        let (spec, width) = (model.spec(), model.format());
         let fits = |old: &Held| {
             let way = transition(spec, width, Some(&old.key.prefill), &device.prefill);
             // What comes from disk is read anew.

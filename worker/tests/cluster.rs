@@ -292,7 +292,7 @@ async fn workers_compute_what_one_device_computes() {
 async fn a_new_plan_reads_only_what_is_not_held() {
     let cluster = Cluster::of("llama", 3).await;
     let tokens: Vec<u32> = (0..29).map(|i| i * 3 % 97).collect();
-    let (spec, width) = (cluster.model.spec(), cluster.model.dtype().width());
+    let (spec, width) = (cluster.model.spec(), cluster.model.format());
     let first = cluster.plan(Strategy::Galaxy);
     let second = cluster.plan_of(Strategy::Galaxy, |i| 1.4 + 0.6 * i as f64);
     let read = |old: Option<&Plan>, new: &Plan, rank: usize| {

@@ -10,14 +10,14 @@ use super::{
     table::{row, table},
 };
 use clap::{Args, Subcommand, builder::PossibleValuesParser};
-use galaxy_common::{Bytes, Spread};
+use galaxy_common::{Bytes, Spread, WeightFormat};
 use galaxy_engine::{
     compute::kernels::instructions::Instructions,
     measure::{self, Bench, Cut, Part, Timed, Work},
 };
 use galaxy_graph::program::Product;
 use galaxy_model::{
-    Dtype, ModelDir, ModelSpec,
+    ModelDir, ModelSpec,
     shape::{self, SHARD_BYTES, Shape},
 };
 use serde::Serialize;
@@ -95,18 +95,10 @@ struct KernelsArgs {
     threads: Option<u16>,
     /// How made-up weights are held: f32, f16 or bf16. Default: as the well-known model has them.
     #[arg(long, value_name = "FORMAT")]
-    format: Option<Format>,
+    format: Option<WeightFormat>,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
-}
-
-/// How weights are held.
-#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
-enum Format {
-    F32,
-    F16,
-    Bf16,
 }
 
 /// The shapes of the catalogue whose families the engine runs.
@@ -178,7 +170,7 @@ fn kernels(args: &KernelsArgs) -> Result<Findings, Failure> {
     let (dir, layers, _made) = match &args.model {
         Some(path) => {
             let dir = open_model(path)?;
-            let layers = measure::copies(layer_bytes(dir.spec(), dir.dtype()));
+            let layers = measure::copies(layer_bytes(dir.spec(), dir.format()));
             (dir, layers, None)
         }
         None => {
@@ -201,7 +193,7 @@ fn kernels(args: &KernelsArgs) -> Result<Findings, Failure> {
     }
     Ok(Findings {
         model,
-        format: name(dir.dtype()),
+        format: dir.format().name(),
         layers: bench.layers(),
         weights: bench.weights(),
         cache: measure::last_level_cache(),
@@ -217,14 +209,12 @@ fn kernels(args: &KernelsArgs) -> Result<Findings, Failure> {
 fn made_up(args: &KernelsArgs) -> Result<(Arc<ModelDir>, u32, tempfile::TempDir), Failure> {
     let model = shape::catalogue().iter().find(|model| model.name == args.shape);
     let model = model.ok_or_else(|| Failure::usage(format!("no shape {:?}", args.shape)))?;
-    let dtype = match args.format {
-        None => model.shape.dtype,
-        Some(Format::F32) => Dtype::F32,
-        Some(Format::F16) => Dtype::F16,
-        Some(Format::Bf16) => Dtype::Bf16,
+    let format = match args.format {
+        None => model.shape.format,
+        Some(format) => format,
     };
     let vocabulary = model.shape.vocabulary.min(MOST_TOKENS);
-    let one = Shape { layers: 1, vocabulary, dtype, ..model.shape };
+    let one = Shape { layers: 1, vocabulary, format, ..model.shape };
     let two = Shape { layers: 2, ..one };
     let layers = measure::copies(Bytes(two.bytes().0 - one.bytes().0)).min(model.shape.layers);
     let temporary = |e: std::io::Error| {
@@ -240,19 +230,11 @@ fn made_up(args: &KernelsArgs) -> Result<(Arc<ModelDir>, u32, tempfile::TempDir)
 }
 
 /// Bytes of the matrices of a layer.
-fn layer_bytes(spec: &ModelSpec, dtype: Dtype) -> Bytes {
+fn layer_bytes(spec: &ModelSpec, format: WeightFormat) -> Bytes {
     let (hidden, inner) = (u64::from(spec.hidden), u64::from(spec.inner));
     let heads = u64::from(2 * spec.heads + 2 * spec.kv_heads) * u64::from(spec.head_width);
     let mlp = inner * if spec.gated { 3 } else { 2 };
-    Bytes(hidden * (heads + mlp) * u64::from(dtype.width()))
-}
-
-fn name(dtype: Dtype) -> &'static str {
-    match dtype {
-        Dtype::F32 => "f32",
-        Dtype::F16 => "f16",
-        Dtype::Bf16 => "bf16",
-    }
+    Bytes(format.bytes(hidden, heads + mlp))
 }
 
 /// What runs of layers took.

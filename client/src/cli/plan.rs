@@ -5,7 +5,7 @@ mod show;
 
 use super::{failure::Failure, json, print};
 use clap::Args;
-use galaxy_common::{Bytes, ClusterProfile, DeviceName, Strategy};
+use galaxy_common::{Bytes, ClusterProfile, DeviceName, Strategy, WeightFormat};
 use galaxy_coord::{
     Cluster, ClusterError,
     cluster::DEFAULT_FILE,
@@ -44,7 +44,7 @@ pub struct PlanArgs {
 /// Everything that a plan depends on.
 struct Case {
     spec: ModelSpec,
-    matrix_width: u32,
+    format: WeightFormat,
     model: String,
     fingerprint: String,
     shape: String,
@@ -108,7 +108,7 @@ impl Case {
         Ok(Self {
             offers: cluster.devices.iter().filter_map(offer).collect(),
             spec: model.spec().clone(),
-            matrix_width: model.dtype().width(),
+            format: model.format(),
             model: model.name().to_owned(),
             fingerprint: model.fingerprint().to_owned(),
             shape: model.shape_key(),
@@ -122,7 +122,7 @@ impl Case {
         let allowed = Allowed { strategy, ..self.allowed.clone() };
         galaxy_planner::plan(&Request {
             spec: &self.spec,
-            matrix_width: self.matrix_width,
+            format: self.format,
             model: &self.model,
             fingerprint: &self.fingerprint,
             shape: &self.shape,

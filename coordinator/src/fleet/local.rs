@@ -46,7 +46,7 @@ impl LocalFleet {
     /// # Errors
     /// When a shard cannot be loaded.
     pub fn open(model: Arc<ModelDir>, plan: Plan) -> Result<Self, LocalError> {
-        let width = model.dtype().width();
+        let width = model.format();
         let needs = budget::needs_all(model.spec(), width, &plan).unwrap_or_default();
         let devices = plan
             .ranked()

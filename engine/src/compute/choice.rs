@@ -2,7 +2,7 @@
 
 use super::{Engine, cpu::CpuEngine};
 use crate::weights::Shard;
-use galaxy_common::Cache;
+use galaxy_common::{Cache, WeightFormat};
 use std::{fmt, str::FromStr};
 
 /// An engine by its name.
@@ -78,12 +78,12 @@ impl EngineChoice {
         if built { Ok(self) } else { Err(EngineError::NotBuilt { engine: self, feature }) }
     }
 
-    /// Bytes of a weight in its memory, where the checkpoint stores `stored`: for budgets.
-    pub fn weight_width(self, stored: u32) -> u32 {
+    /// In which format it holds weights that the checkpoint stores in `stored`: for budgets.
+    pub fn holds(self, stored: WeightFormat) -> WeightFormat {
         match self {
             Self::Cpu => stored,
             // burn multiplies tensors of one type only.
-            Self::Burn(_) => stored.max(4),
+            Self::Burn(_) => WeightFormat::F32,
         }
     }
 
@@ -164,7 +164,7 @@ mod tests {
         ] {
             let engine = EngineChoice::Burn(device);
             assert_eq!(engine.to_string(), name);
-            assert_eq!(engine.weight_width(2), 4);
+            assert_eq!(engine.holds(WeightFormat::F16), WeightFormat::F32);
             match name.parse::<EngineChoice>() {
                 Ok(read) => assert!(built && read == engine),
                 Err(error) => {

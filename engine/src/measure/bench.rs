@@ -7,7 +7,7 @@ use crate::{
 };
 use galaxy_common::{
     BatchShape, BlockAssignment, Bytes, Cache, DeviceName, Plan, ShapeError, Span, Strategy,
-    Wanted, WireType, plan::Phase,
+    Wanted, WeightFormat, WireType, plan::Phase,
 };
 use galaxy_graph::{
     LowerError, Program, lower,
@@ -256,7 +256,7 @@ impl Bench {
         let programs = lower(spec, &self.plan, Phase::Prefill, &shape)?;
         let lost = MeasureError::Part { part: self.part, parts: self.plan.ring.len() };
         let program = programs.into_iter().nth(self.part).ok_or(lost)?;
-        let describe = Describe { spec, width: self.dir.dtype().width(), rows };
+        let describe = Describe { spec, format: self.dir.format(), rows };
         let mut batch = Batch {
             binding: Binding { shape, inputs: Inputs::any(spec, rows, 0) },
             first: Vec::new(),
@@ -375,7 +375,7 @@ fn tiled(operation: &Operation, tiles: u32) -> Vec<Operation> {
 struct Describe<'a> {
     spec: &'a ModelSpec,
     /// Bytes of a weight.
-    width: u32,
+    format: WeightFormat,
     /// Rows of the batch.
     rows: u32,
 }
@@ -389,13 +389,13 @@ impl Describe<'_> {
             OpKind::Product { product, .. } => {
                 let gated = self.spec.gated && product == Product::Up;
                 let outputs = if gated { 2 * outputs } else { outputs };
-                let weights = f64::from(inputs) * f64::from(outputs);
+                let values = f64::from(inputs) * f64::from(outputs);
                 let work = Work {
                     rows,
                     inputs,
                     outputs,
-                    operations: 2.0 * f64::from(rows) * weights,
-                    weights: weights * f64::from(self.width),
+                    operations: 2.0 * f64::from(rows) * values,
+                    weights: self.format.bytes(inputs.into(), outputs.into()) as f64,
                 };
                 Some((Part::Product(product), work))
             }

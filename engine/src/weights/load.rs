@@ -6,13 +6,13 @@ use super::{
     WeightError,
     matrix::{Layout, Values, Window},
 };
-use galaxy_common::{Assignment, BlockAssignment, Bytes, Span, Token};
+use galaxy_common::{Assignment, BlockAssignment, Bytes, Span, Token, WeightFormat};
 use galaxy_graph::{
     holdings::{self, Held, Part, Step},
     lower::kv_span,
 };
 use galaxy_model::{
-    Dtype, HeadSpec, Matrix, MatrixSource, ModelDir, ModelError, NormKind, NormPlace, Vector,
+    HeadSpec, Matrix, MatrixSource, ModelDir, ModelError, NormKind, NormPlace, Vector,
 };
 use std::{
     ops::{ControlFlow, Range},
@@ -269,26 +269,28 @@ impl<'a> Loader<'a> {
         self.make(&new, &[], None, false, || Bytes(0))
     }
 
-    /// A piece of a shard, in its place: these parts side by side, in values of `dtype`, packed.
+    /// A piece of a shard, in its place: these parts side by side, in values of `format`, packed.
     pub(super) fn piece(
         &mut self,
         parts: &[Part],
         layout: Layout,
-        dtype: Dtype,
+        format: WeightFormat,
         into: &mut [u8],
     ) -> Result<(), WeightError> {
         let (sources, stored) = self.sources(parts, layout.outputs)?;
-        let size = layout.inputs * layout.packed() * dtype.width() as usize;
-        if (dtype != Dtype::F32 && stored != dtype) || into.len() != size {
-            return Err(WeightError::Width { planned: dtype.width(), stored: stored.width() });
+        let size = layout.bytes(format);
+        if (format != WeightFormat::F32 && stored != format) || into.len() != size {
+            return Err(WeightError::Format { planned: format, stored });
         }
         // Groups of columns are filled up with zeros.
         into.fill(0);
         let mut first = 0;
         for (source, part) in sources.iter().zip(parts) {
-            let values = match dtype {
-                Dtype::F32 => ValuesMut::F32(bytemuck::cast_slice_mut(into)),
-                Dtype::F16 | Dtype::Bf16 => ValuesMut::Bits(bytemuck::cast_slice_mut(into)),
+            let values = match format {
+                WeightFormat::F32 => ValuesMut::F32(bytemuck::cast_slice_mut(into)),
+                WeightFormat::F16 | WeightFormat::Bf16 => {
+                    ValuesMut::Bits(bytemuck::cast_slice_mut(into))
+                }
             };
             self.fill(source, part, (0, first), layout, values)?;
             first += part.outputs.len();
@@ -319,11 +321,11 @@ impl<'a> Loader<'a> {
     ) -> Result<Option<HeldMatrix>, WeightError> {
         let Some(inputs) = new.first().map(|part| part.inputs.len()) else { return Ok(None) };
         let outputs: usize = new.iter().map(|part| part.outputs.len()).sum();
-        let (sources, dtype) = self.sources(new, outputs)?;
+        let (sources, format) = self.sources(new, outputs)?;
         let layout = Layout { inputs, outputs, gated };
         let size = inputs * layout.packed();
-        let mut values = Values::zeroed(dtype, size).map_err(|_| WeightError::Memory {
-            wanted: Bytes(size as u64 * u64::from(dtype.width())),
+        let mut values = Values::zeroed(format, size).map_err(|_| WeightError::Memory {
+            wanted: Bytes(layout.bytes(format) as u64),
             held: held(),
         })?;
         let (mut first, mut old_first) = (0, 0);
@@ -359,7 +361,7 @@ impl<'a> Loader<'a> {
         &mut self,
         parts: &[Part],
         outputs: usize,
-    ) -> Result<(Vec<MatrixSource<'a>>, Dtype), WeightError> {
+    ) -> Result<(Vec<MatrixSource<'a>>, WeightFormat), WeightError> {
         let mut sources = Vec::with_capacity(parts.len());
         for part in parts {
             let source = self.dir.matrix(part.matrix)?;
@@ -370,9 +372,9 @@ impl<'a> Loader<'a> {
             }
             sources.push(source);
         }
-        let dtype = sources.first().map_or(Dtype::F32, MatrixSource::dtype);
-        let mixed = sources.iter().any(|source| source.dtype() != dtype);
-        Ok((sources, if mixed { Dtype::F32 } else { dtype }))
+        let format = sources.first().map_or(WeightFormat::F32, MatrixSource::format);
+        let mixed = sources.iter().any(|source| source.format() != format);
+        Ok((sources, if mixed { WeightFormat::F32 } else { format }))
     }
 
     /// Reads a part to its place.
@@ -385,7 +387,7 @@ impl<'a> Loader<'a> {
         values: ValuesMut<'_>,
     ) -> Result<(), ModelError> {
         let scratch = &mut self.scratch;
-        self.read += part.values() * u64::from(source.dtype().width());
+        self.read += source.format().bytes(1, part.values());
         match values {
             ValuesMut::F32(values) => {
                 fill(source, part, corner, layout, values, |rows, columns, place| {
@@ -438,7 +440,7 @@ impl<'a> Loader<'a> {
     }
 
     fn count(&mut self, values: &[f32]) -> Result<(), WeightError> {
-        self.read += values.len() as u64 * u64::from(self.dir.dtype().width());
+        self.read += self.dir.format().bytes(1, values.len() as u64);
         self.tell()
     }
 

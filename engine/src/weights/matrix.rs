@@ -6,13 +6,11 @@ use crate::compute::kernels::{
     micro::{Bf16, F16, F32, Format},
     vector,
 };
-use galaxy_common::Bytes;
-use galaxy_graph::budget::COLUMN_GROUP;
-use galaxy_model::Dtype;
+use galaxy_common::{Bytes, WeightFormat};
 use std::ops::Range;
 
 /// Columns of a panel: in f32 a vector of AVX-512, and a line of cache.
-pub(crate) const PANEL: usize = COLUMN_GROUP as usize;
+pub(crate) const PANEL: usize = WeightFormat::PANEL as usize;
 
 /// The values of a matrix, as wide as the checkpoint has them.
 pub(crate) enum Values {
@@ -43,11 +41,11 @@ pub struct HeldMatrix {
 
 impl Values {
     /// `size` zeros, once: never grown, never copied.
-    pub(crate) fn zeroed(dtype: Dtype, size: usize) -> Result<Self, NoMemory> {
-        Ok(match dtype {
-            Dtype::F32 => Self::F32(Lines::zeroed(size)?),
-            Dtype::F16 => Self::F16(Lines::zeroed(size)?),
-            Dtype::Bf16 => Self::Bf16(Lines::zeroed(size)?),
+    pub(crate) fn zeroed(format: WeightFormat, size: usize) -> Result<Self, NoMemory> {
+        Ok(match format {
+            WeightFormat::F32 => Self::F32(Lines::zeroed(size)?),
+            WeightFormat::F16 => Self::F16(Lines::zeroed(size)?),
+            WeightFormat::Bf16 => Self::Bf16(Lines::zeroed(size)?),
         })
     }
 }
@@ -93,6 +91,11 @@ impl Layout {
             true => 2 * (self.outputs / 2).next_multiple_of(PANEL),
             false => self.outputs.next_multiple_of(PANEL),
         }
+    }
+
+    /// Bytes of all values, with those that fill up.
+    pub(crate) fn bytes(&self, format: WeightFormat) -> usize {
+        format.held(self.inputs as u64, self.packed() as u64) as usize
     }
 
     /// Cuts `columns` where they cease to be neighbours.
@@ -153,18 +156,17 @@ pub(crate) struct AnyMatrix<'a> {
 
 impl<'a> AnyMatrix<'a> {
     /// Packed values that begin these bytes; none where they are too few, or begin at odd places.
-    pub(crate) fn of_bytes(layout: Layout, dtype: Dtype, bytes: &'a [u8]) -> Option<Self> {
-        let size = layout.inputs * layout.packed();
-        let bytes = bytes.get(..size * dtype.width() as usize)?;
+    pub(crate) fn of_bytes(layout: Layout, format: WeightFormat, bytes: &'a [u8]) -> Option<Self> {
+        let bytes = bytes.get(..layout.bytes(format))?;
         let (inputs, count) = (layout.inputs, layout.packed() / PANEL);
         let bits = || bytemuck::try_cast_slice::<u8, u16>(bytes).ok();
-        let panels = match dtype {
-            Dtype::F32 => {
+        let panels = match format {
+            WeightFormat::F32 => {
                 let values = bytemuck::try_cast_slice(bytes).ok()?;
                 AnyPanels::F32(Panels { values, inputs, count })
             }
-            Dtype::F16 => AnyPanels::F16(Panels { values: bits()?, inputs, count }),
-            Dtype::Bf16 => AnyPanels::Bf16(Panels { values: bits()?, inputs, count }),
+            WeightFormat::F16 => AnyPanels::F16(Panels { values: bits()?, inputs, count }),
+            WeightFormat::Bf16 => AnyPanels::Bf16(Panels { values: bits()?, inputs, count }),
         };
         Some(Self { layout, panels })
     }
@@ -217,7 +219,7 @@ impl HeldMatrix {
         Self::new(layout, Values::F32(lines))
     }
 
-    /// Packs `wide`, row-major `[inputs, outputs]`, narrowed to `dtype`.
+    /// Packs `wide`, row-major `[inputs, outputs]`, narrowed to `format`.
     ///
     /// # Panics
     /// When it has other than `inputs * outputs` values, or a gated matrix an odd number of outputs.
@@ -227,7 +229,7 @@ impl HeldMatrix {
         inputs: usize,
         outputs: usize,
         gated: bool,
-        dtype: Dtype,
+        format: WeightFormat,
     ) -> Self {
         assert!(wide.len() == inputs * outputs && (!gated || outputs.is_multiple_of(2)));
         fn fill<T: bytemuck::Pod>(
@@ -248,10 +250,14 @@ impl HeldMatrix {
             lines
         }
         let layout = Layout { inputs, outputs, gated };
-        let values = match dtype {
-            Dtype::F32 => Values::F32(fill(wide, layout, |v| v)),
-            Dtype::F16 => Values::F16(fill(wide, layout, |v| half::f16::from_f32(v).to_bits())),
-            Dtype::Bf16 => Values::Bf16(fill(wide, layout, |v| half::bf16::from_f32(v).to_bits())),
+        let values = match format {
+            WeightFormat::F32 => Values::F32(fill(wide, layout, |v| v)),
+            WeightFormat::F16 => {
+                Values::F16(fill(wide, layout, |v| half::f16::from_f32(v).to_bits()))
+            }
+            WeightFormat::Bf16 => {
+                Values::Bf16(fill(wide, layout, |v| half::bf16::from_f32(v).to_bits()))
+            }
         };
         Self::new(layout, values)
     }
@@ -376,9 +382,13 @@ impl HeldMatrix {
     ///
     /// # Errors
     /// When there is no memory for it.
-    pub(crate) fn of_raw(layout: Layout, dtype: Dtype, bytes: &[u8]) -> Result<Self, NoMemory> {
+    pub(crate) fn of_raw(
+        layout: Layout,
+        format: WeightFormat,
+        bytes: &[u8],
+    ) -> Result<Self, NoMemory> {
         let size = layout.inputs * layout.packed();
-        let mut values = Values::zeroed(dtype, size)?;
+        let mut values = Values::zeroed(format, size)?;
         let to: &mut [u8] = match &mut values {
             Values::F32(values) => bytemuck::cast_slice_mut(values.values_mut()),
             Values::F16(bits) | Values::Bf16(bits) => bytemuck::cast_slice_mut(bits.values_mut()),
@@ -391,9 +401,9 @@ impl HeldMatrix {
 impl std::fmt::Debug for HeldMatrix {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let format = match self.values {
-            Values::F32(_) => "f32",
-            Values::F16(_) => "f16",
-            Values::Bf16(_) => "bf16",
+            Values::F32(_) => WeightFormat::F32,
+            Values::F16(_) => WeightFormat::F16,
+            Values::Bf16(_) => WeightFormat::Bf16,
         };
         let gated = if self.gated { ", gated" } else { "" };
         write!(f, "[{}, {}] {format}{gated}", self.inputs, self.outputs)

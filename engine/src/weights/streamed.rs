@@ -7,13 +7,13 @@ use super::{
     same_phases,
 };
 use crate::stream::{Ask, Ring, Stream, StreamError};
-use galaxy_common::{Bytes, DeviceName, DevicePlan, Streaming};
+use galaxy_common::{Bytes, DeviceName, DevicePlan, Streaming, WeightFormat};
 use galaxy_graph::{
     holdings::{Held, Step},
     lower::kv_span,
     pieces::{self, Piece},
 };
-use galaxy_model::{Dtype, ModelDir};
+use galaxy_model::ModelDir;
 use std::{collections::HashMap, ops::ControlFlow, path::Path, sync::Arc};
 
 /// What a device has of its matrices.
@@ -22,7 +22,7 @@ pub(crate) struct Streamed {
     pieces: Vec<HeldPiece>,
     /// By matrix, and the first column of the product.
     by_place: HashMap<(Held, u32), usize>,
-    dtype: Dtype,
+    format: WeightFormat,
     pub(crate) stream: Arc<Stream>,
 }
 
@@ -47,7 +47,7 @@ impl Streamed {
         let piece = &self.pieces[*self.by_place.get(&(held, column))?];
         let matrix = match &piece.matrix {
             Some(held) => held.into(),
-            None => AnyMatrix::of_bytes(piece.layout, self.dtype, read?)?,
+            None => AnyMatrix::of_bytes(piece.layout, self.format, read?)?,
         };
         Some((matrix, piece.bias.as_deref()))
     }
@@ -76,9 +76,9 @@ impl Shard {
         same_phases(dir.spec(), device)?;
         let Some(streaming) = &device.streaming else { return Self::load(dir, device, progress) };
         let spec = dir.spec();
-        let dtype = dtype(&dir, streaming)?;
+        let format = planned(&dir, streaming)?;
         let pieces: Arc<[Piece]> = pieces::of_device(spec, device).into();
-        let identity = pieces::identity(dir.fingerprint(), &format!("{dtype:?}"), &pieces);
+        let identity = pieces::identity(dir.fingerprint(), &format!("{format:?}"), &pieces);
         let first = u64::from_be_bytes(identity.first_chunk().copied().unwrap_or_default());
         let name = format!("{}-{first:016x}.shard", device.name);
         let path = directory.join(&name);
@@ -89,13 +89,13 @@ impl Shard {
                 tracing::info!(%why, "the shard is written");
                 // Others of the device go first: there may not be room for two.
                 remove_others(directory, &device.name, &name);
-                write(&dir, dtype, &ask, progress)?;
+                write(&dir, format, &ask, progress)?;
                 ask.open()?
             }
         };
         let buffer = streaming.buffer;
         let no_room = |held| move |NoRoom| WeightError::Memory { wanted: buffer, held };
-        let remake = remake(dir.clone(), dtype, pieces.clone());
+        let remake = remake(dir.clone(), format, pieces.clone());
         let ring = Ring::new(buffer.0).map_err(no_room(Bytes(0)))?;
         let stream = Arc::new(Stream::new(opened, ring, streaming.agents, Box::new(remake)));
         let mut quiet = |_, _| ControlFlow::Continue(());
@@ -116,12 +116,12 @@ impl Shard {
                     let matrix = if place.end <= stream.bytes() {
                         stream.load(at, place.clone())?;
                         let bytes = stream.piece(place).map_err(StreamError::from)?;
-                        HeldMatrix::of_raw(layout, dtype, &bytes)
+                        HeldMatrix::of_raw(layout, format, &bytes)
                     } else {
                         let mut room = Ring::new(place.end).map_err(no_room(Bytes(read)))?;
                         let room = &mut room.all()[..place.end as usize];
                         stream.read(at, room)?;
-                        HeldMatrix::of_raw(layout, dtype, room)
+                        HeldMatrix::of_raw(layout, format, room)
                     };
                     read += piece.stored();
                     if progress(read, all).is_break() {
@@ -135,7 +135,7 @@ impl Shard {
         }
         let places = pieces.iter().map(|piece| (piece.held, piece.columns.start()));
         let by_place = places.zip(0..).collect();
-        shard.streamed = Some(Streamed { pieces: held, by_place, dtype, stream });
+        shard.streamed = Some(Streamed { pieces: held, by_place, format, stream });
         for (layer, held) in (0..).zip(&mut shard.layers) {
             held.heads = device.prefill.block(layer).heads;
             held.kv_heads = kv_span(spec, held.heads);
@@ -165,13 +165,12 @@ fn remove_others(directory: &Path, device: &DeviceName, kept: &str) {
     }
 }
 
-/// How values are stored.
-fn dtype(dir: &ModelDir, streaming: &Streaming) -> Result<Dtype, WeightError> {
-    let dtype = dir.dtype();
-    match u32::from(streaming.width) {
-        4 => Ok(Dtype::F32),
-        width if width == dtype.width() => Ok(dtype),
-        width => Err(WeightError::Width { planned: width, stored: dtype.width() }),
+/// How values stand in the file: widened to f32, or as the model has them.
+fn planned(dir: &ModelDir, streaming: &Streaming) -> Result<WeightFormat, WeightError> {
+    let (planned, stored) = (streaming.format, dir.format());
+    match planned == WeightFormat::F32 || planned == stored {
+        true => Ok(planned),
+        false => Err(WeightError::Format { planned, stored }),
     }
 }
 
@@ -184,7 +183,7 @@ fn layout(dir: &ModelDir, piece: &Piece) -> Layout {
 /// Writes the file of a shard.
 fn write(
     dir: &ModelDir,
-    dtype: Dtype,
+    format: WeightFormat,
     ask: &Ask<'_>,
     progress: Progress<'_>,
 ) -> Result<(), WeightError> {
@@ -193,7 +192,7 @@ fn write(
     let mut loader = Loader::new(dir, Bytes(0), &mut quiet);
     ask.write(|at, values| {
         let piece = &ask.pieces[at];
-        made(&mut loader, dtype, layout(dir, piece), piece, values)?;
+        made(&mut loader, format, layout(dir, piece), piece, values)?;
         done += piece.stored();
         match progress(done, all) {
             ControlFlow::Continue(()) => Ok(()),
@@ -206,7 +205,7 @@ fn write(
 /// What makes a piece anew.
 fn remake(
     dir: Arc<ModelDir>,
-    dtype: Dtype,
+    format: WeightFormat,
     pieces: Arc<[Piece]>,
 ) -> impl Fn(usize, &mut [u8]) -> Result<(), StreamError> + Send + Sync {
     move |at, into| {
@@ -214,17 +213,17 @@ fn remake(
         let mut quiet = |_, _| ControlFlow::Continue(());
         let mut loader = Loader::new(&dir, Bytes(0), &mut quiet);
         let values = &mut into[..piece.bytes as usize];
-        Ok(made(&mut loader, dtype, layout(&dir, piece), piece, values)?)
+        Ok(made(&mut loader, format, layout(&dir, piece), piece, values)?)
     }
 }
 
 /// The values of a piece, from the model's files.
 fn made(
     loader: &mut Loader<'_>,
-    dtype: Dtype,
+    format: WeightFormat,
     layout: Layout,
     piece: &Piece,
     values: &mut [u8],
 ) -> Result<(), WeightError> {
-    loader.piece(&piece.parts, layout, dtype, values)
+    loader.piece(&piece.parts, layout, format, values)
 }

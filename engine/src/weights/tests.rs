@@ -112,7 +112,7 @@ fn a_shard_that_is_reshaped_is_the_one_that_is_loaded() {
     let numbers = || any::<[[Numbers; 3]; 3]>();
     for name in FAMILIES {
         let dir = golden(name);
-        let (spec, width) = (dir.spec(), dir.dtype().width());
+        let (spec, format) = (dir.spec(), dir.format());
         let test = |(old, new): ([[Numbers; 3]; 3], [[Numbers; 3]; 3])| {
             let old = device(assignment(spec, &old));
             let new = device(assignment(spec, &new));
@@ -122,9 +122,9 @@ fn a_shard_that_is_reshaped_is_the_one_that_is_loaded() {
                 ControlFlow::Continue(())
             };
             let (shard, read) = load(&dir, &old).reshape(dir.clone(), &new, &mut progress).unwrap();
-            let said = transition(spec, width, Some(&old.prefill), &new.prefill);
+            let said = transition(spec, format, Some(&old.prefill), &new.prefill);
             assert_eq!(said.read, read);
-            assert_eq!(read.0, missing(spec, u64::from(width), &old.prefill, &new.prefill));
+            assert_eq!(read.0, missing(spec, format.bytes(1, 1), &old.prefill, &new.prefill));
             assert!(told.is_sorted() && told.last() == Some(&(read.0, read.0)), "{told:?}");
             same(&shard, &load(&dir, &new));
             // The peak is at least what is held at both ends, and at most one matrix more.
@@ -132,7 +132,7 @@ fn a_shard_that_is_reshaped_is_the_one_that_is_loaded() {
             let largest = u64::from(spec.hidden.max(3 * spec.heads * spec.head_width))
                 * u64::from(spec.inner.max(spec.vocabulary) + 16)
                 * 2
-                * u64::from(width);
+                * format.bytes(1, 1);
             assert!(held <= said.peak && said.peak.0 <= held.0 + largest + (2 << 20));
             Ok(())
         };
@@ -158,7 +158,7 @@ fn little_is_read_for_a_little_change() {
     let (shard, read) =
         load(&dir, &old).reshape(dir.clone(), &new, &mut |_, _| ControlFlow::Continue(())).unwrap();
     // Of gate, up and down.
-    assert_eq!(read.0, u64::from(spec.layers * 3 * spec.hidden * dir.dtype().width()));
+    assert_eq!(read.0, dir.format().bytes(3 * u64::from(spec.layers), spec.hidden.into()));
     let (_, read) =
         shard.reshape(dir.clone(), &new, &mut |_, _| ControlFlow::Continue(())).unwrap();
     assert_eq!(read, Bytes(0));

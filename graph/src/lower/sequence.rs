@@ -15,11 +15,8 @@ use super::{
     ring::Route,
     visible,
 };
-use crate::{
-    budget::COLUMN_GROUP,
-    program::{Block, OpKind, Product, Role},
-};
-use galaxy_common::{Row, Span};
+use crate::program::{Block, OpKind, Product, Role};
+use galaxy_common::{Row, Span, WeightFormat};
 
 impl Device<'_> {
     /// Whether this device sees rows of others.
@@ -48,7 +45,7 @@ impl Device<'_> {
     /// them, and it is not read from disk for each.
     fn can_make_queries_late(&self, queries: u32) -> bool {
         let device = &self.plan.ring[self.ring.rank(self.me).index()];
-        queries.is_multiple_of(COLUMN_GROUP) && device.streaming.is_none()
+        queries.is_multiple_of(WeightFormat::PANEL) && device.streaming.is_none()
     }
 
     /// Queries, keys and values of an own tile; keys and values go to who needs them.

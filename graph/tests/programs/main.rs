@@ -7,7 +7,7 @@ mod schedule;
 use galaxy_common::{
     Assignment, BatchShape, BlockAssignment, Breadth, Bytes, Cache, DeviceName, DevicePlan,
     Exchange, Layer, LinkType, Mode, Modes, Plan, Pooling, Rank, Room, Segment, Span, Strategy,
-    Streaming, Wanted, WireType, apportion, plan::Phase,
+    Streaming, Wanted, WeightFormat, WireType, apportion, plan::Phase,
 };
 use galaxy_graph::{
     Costs, LinkRate, Program, VerifyError, budget, lower, pieces,
@@ -289,14 +289,20 @@ fn reading(
     let mut plan = plan.clone();
     for device in &mut plan.ring {
         let piece = Bytes(8 << 10);
-        let all = pieces::pieces(spec, &device.prefill, 4, piece);
+        let all = pieces::pieces(spec, &device.prefill, WeightFormat::F32, piece);
         let largest = all.iter().map(|piece| piece.stored()).max().unwrap_or(4096);
         let room = if parts == 0 { Room::Ring } else { Room::Parts(parts) };
         let buffer = largest * u64::from(parts.max(1)) + spare * 4096;
         let stay = (0..all.len() as u32).filter(|at| resident >> (at % 64) & 1 == 1);
         let resident = stay.map(|at| Span::new(at, at + 1)).collect();
-        device.streaming =
-            Some(Streaming { width: 4, piece, buffer: Bytes(buffer), room, agents, resident });
+        device.streaming = Some(Streaming {
+            format: WeightFormat::F32,
+            piece,
+            buffer: Bytes(buffer),
+            room,
+            agents,
+            resident,
+        });
     }
     plan
 }
@@ -306,7 +312,7 @@ proptest! {
     #[test]
     fn lowered_programs_verify_and_never_deadlock((spec, plan, shape) in any_plan(), seed: u64) {
         let programs = lower(&spec, &plan, Phase::Prefill, &shape).unwrap();
-        prop_assert_eq!(verify(&spec, 4, &plan, &shape, &programs), Ok(()));
+        prop_assert_eq!(verify(&spec, WeightFormat::F32, &plan, &shape, &programs), Ok(()));
         for window in [0, 500, u64::MAX] {
             prop_assert!(simulate(&programs, &Random(seed, window)).is_ok());
         }
@@ -337,7 +343,7 @@ proptest! {
         let links = galaxy_graph::links(&plan);
         for (phase, shape) in [(Phase::Prefill, &many), (Phase::Prefill, &one), (Phase::Decode, &one), (Phase::Decode, &many)] {
             let programs = lower(&spec, &plan, phase, shape).unwrap();
-            prop_assert_eq!(verify(&spec, 4, &plan, shape, &programs), Ok(()));
+            prop_assert_eq!(verify(&spec, WeightFormat::F32, &plan, shape, &programs), Ok(()));
             for window in [0, 500, u64::MAX] {
                 prop_assert!(simulate(&programs, &Random(seed, window)).is_ok());
             }
@@ -359,9 +365,9 @@ proptest! {
         prop_assume!(plan.any_sequence() || plan.strategy == Strategy::Pipeline);
         plan.max_rows = shape.rows();
         let programs = lower(&spec, &plan, Phase::Prefill, &shape).unwrap();
-        let needs = budget::needs_all(&spec, 4, &plan).unwrap();
+        let needs = budget::needs_all(&spec, WeightFormat::F32, &plan).unwrap();
         for ((program, device), most) in programs.iter().zip(&plan.ring).zip(needs) {
-            let takes = budget::of_program(&spec, 4, device, program);
+            let takes = budget::of_program(&spec, WeightFormat::F32, device, program);
             // Unlike results of one batch leave gaps between slots: a few rows of the head.
             let gaps = most.activations.0 / 8 + 8 * 4 * u64::from(spec.hidden) + 1024;
             prop_assert!(takes.activations.0 <= most.activations.0 + gaps, "{takes:?} of {most:?}");
@@ -378,16 +384,16 @@ proptest! {
     ) {
         let streams = reading(&spec, &plan, way);
         let programs = lower(&spec, &streams, Phase::Prefill, &shape).unwrap();
-        prop_assert_eq!(verify(&spec, 4, &streams, &shape, &programs), Ok(()));
+        prop_assert_eq!(verify(&spec, WeightFormat::F32, &streams, &shape, &programs), Ok(()));
         for window in [0, u64::MAX] {
             prop_assert!(simulate(&programs, &Random(seed, window)).is_ok());
         }
-        let needs = budget::needs_all(&spec, 4, &streams).unwrap();
-        let whole = budget::needs_all(&spec, 4, &plan).unwrap();
+        let needs = budget::needs_all(&spec, WeightFormat::F32, &streams).unwrap();
+        let whole = budget::needs_all(&spec, WeightFormat::F32, &plan).unwrap();
         for (((program, device), needs), whole) in
             programs.iter().zip(&streams.ring).zip(needs).zip(whole)
         {
-            let takes = budget::of_program(&spec, 4, device, program);
+            let takes = budget::of_program(&spec, WeightFormat::F32, device, program);
             prop_assert_eq!(takes.stream, needs.stream, "held whole, whatever is read");
             let streaming = device.streaming.as_ref().unwrap();
             let all = pieces::of_device(&spec, device);
@@ -405,7 +411,7 @@ proptest! {
                     op.waits.clear();
                 }
             }
-            let found = verify(&spec, 4, &streams, &shape, &broken);
+            let found = verify(&spec, WeightFormat::F32, &streams, &shape, &broken);
             let right = matches!(found, Err(VerifyError::Reuse { .. })) || !waited && found.is_ok();
             prop_assert!(right, "{found:?}");
         }
@@ -426,12 +432,12 @@ proptest! {
         for shape in budget::widest(&spec, &plan).unwrap() {
             let programs = lower(&spec, &plan, Phase::Prefill, &shape).unwrap();
             for ((all, device), program) in all.iter_mut().zip(&plan.ring).zip(&programs) {
-                let takes = budget::of_program(&spec, 4, device, program);
+                let takes = budget::of_program(&spec, WeightFormat::F32, device, program);
                 let takes = parts(&budget::rounded(&spec, &plan, program, takes));
                 all.iter_mut().zip(takes).for_each(|(most, takes)| *most = takes.max(*most));
             }
         }
-        let needs = budget::needs_all(&spec, 4, &plan).unwrap();
+        let needs = budget::needs_all(&spec, WeightFormat::F32, &plan).unwrap();
         for (mut have, all) in needs.iter().map(parts).zip(all) {
             // Another request, for hidden states, may hand over more.
             prop_assert!(have[2] >= all[2], "{have:?} for {all:?}");
@@ -461,7 +467,7 @@ proptest! {
             2 => { program.operations[index].writes.pop(); }
             _ => { program.operations[index].reads.pop(); }
         }
-        if verify(&spec, 4, &plan, &shape, &programs).is_ok() {
+        if verify(&spec, WeightFormat::F32, &plan, &shape, &programs).is_ok() {
             prop_assert!(simulate(&programs, &Random(seed, 0)).is_ok());
         }
     }
@@ -484,7 +490,7 @@ fn case() -> Case {
 
 impl Case {
     fn verify(&self) -> Result<(), VerifyError> {
-        verify(&self.spec, 4, &self.plan, &self.shape, &self.programs)
+        verify(&self.spec, WeightFormat::F32, &self.plan, &self.shape, &self.programs)
     }
     fn find(&self, rank: usize, kind: impl Fn(&OpKind) -> bool) -> OpId {
         let at = self.programs[rank].operations.iter().position(|op| kind(&op.kind));
@@ -586,7 +592,7 @@ fn keys_sent(weights: &[u32], texts: &[u32]) -> Vec<usize> {
     let segment = |(slot, &rows): (u32, &u32)| Segment { slot, past: 0, kept: false, rows, wanted };
     let shape = BatchShape::new((0..).zip(texts).map(segment).collect()).unwrap();
     let programs = lower(&spec, &plan, Phase::Prefill, &shape).unwrap();
-    assert_eq!(verify(&spec, 4, &plan, &shape, &programs), Ok(()));
+    assert_eq!(verify(&spec, WeightFormat::F32, &plan, &shape, &programs), Ok(()));
     let sends = |program: &Program| {
         program.operations.iter().filter(|op| matches!(op.kind, OpKind::Send { .. })).count()
     };
@@ -618,23 +624,27 @@ fn a_budget_overflow_is_found_with_both_numbers() {
 #[test]
 fn needs_of_all_devices_are_those_of_each_and_bounded() {
     let case = case();
-    let all = budget::needs_all(&case.spec, 4, &case.plan).unwrap();
+    let all = budget::needs_all(&case.spec, WeightFormat::F32, &case.plan).unwrap();
     assert_eq!(all.len(), case.plan.ring.len());
     for (rank, device) in case.plan.ranked() {
-        let needs = budget::needs(&case.spec, 4, &case.plan, rank).unwrap();
+        let needs = budget::needs(&case.spec, WeightFormat::F32, &case.plan, rank).unwrap();
         assert_eq!(needs, all[rank.index()]);
         // A smaller program never needs more than was granted for the widest.
         let program = &case.programs[rank.index()];
-        assert!(budget::of_program(&case.spec, 4, device, program).total() <= needs.total());
+        assert!(
+            budget::of_program(&case.spec, WeightFormat::F32, device, program).total()
+                <= needs.total()
+        );
     }
     // All rows of a head-less model, once: what the devices hand over together.
     let spec = spec(12, false, false, 6, HeadSpec::None);
     let mut plan = plan(Strategy::Galaxy, 2, &spec, &[[1; 4], [2; 4]]);
-    let results = budget::needs_all(&spec, 4, &plan).unwrap().iter().map(|n| n.results).sum();
+    let results =
+        budget::needs_all(&spec, WeightFormat::F32, &plan).unwrap().iter().map(|n| n.results).sum();
     assert_eq!(Bytes(u64::from(plan.max_rows * spec.hidden) * 4), results);
     for rows in [0, u32::MAX] {
         plan.max_rows = rows;
-        assert!(budget::needs_all(&spec, 4, &plan).is_err());
+        assert!(budget::needs_all(&spec, WeightFormat::F32, &plan).is_err());
     }
 }
 
@@ -694,6 +704,10 @@ fn a_head_of_many_tiles_has_room_to_send_them() {
     for tiles in [8, 16, 64] {
         let plan = plan(Strategy::Megatron, tiles, &spec, &[[1, 1, 1, 1], [0, 1, 0, 1]]);
         let programs = lower(&spec, &plan, Phase::Prefill, &shape).unwrap();
-        assert_eq!(verify(&spec, 4, &plan, &shape, &programs), Ok(()), "{tiles} tiles");
+        assert_eq!(
+            verify(&spec, WeightFormat::F32, &plan, &shape, &programs),
+            Ok(()),
+            "{tiles} tiles"
+        );
     }
 }

@@ -289,11 +289,11 @@ fn weights(place: &Path) -> Result<Store, ModelError> {
 /// A whole tensor, widened to f32. Its bytes are in the file, which bounds them.
 fn tensor(store: &Store, name: &str, shape: &[u32]) -> Result<Vec<f32>, ModelError> {
     let shape: Vec<u64> = shape.iter().map(|extent| u64::from(*extent)).collect();
-    let (tensor, dtype) = store.tensor(name, &shape)?;
+    let (tensor, format) = store.tensor(name, &shape)?;
     let mut bytes = vec![0; tensor.bytes as usize];
     store.read_at(tensor.shard, &mut bytes, tensor.offset)?;
-    let mut values = vec![0.0; bytes.len() / dtype.width() as usize];
-    widen(dtype, &bytes, &mut values);
+    let mut values = vec![0.0; bytes.len() / format.bytes(1, 1) as usize];
+    widen(format, &bytes, &mut values);
     Ok(values)
 }
 

@@ -1,7 +1,7 @@
 //! The table of families: for each, its config and its tensors as `transformers` names them.
 
 use super::{Fill, Shape, Tensor};
-use crate::store::Dtype;
+use galaxy_common::WeightFormat;
 use serde_json::{Map, Value, json};
 
 /// A width that a shape gives.
@@ -230,10 +230,10 @@ impl Shape {
         let mut config = (self.recipe().config)(self);
         let more: Map<String, Value> =
             serde_json::from_str(self.config).expect("an object, as a test proves");
-        let dtype = match self.dtype {
-            Dtype::F32 => "float32",
-            Dtype::F16 => "float16",
-            Dtype::Bf16 => "bfloat16",
+        let dtype = match self.format {
+            WeightFormat::F32 => "float32",
+            WeightFormat::F16 => "float16",
+            WeightFormat::Bf16 => "bfloat16",
         };
         config["model_type"] = self.family.into();
         config["torch_dtype"] = dtype.into();

@@ -1,7 +1,7 @@
 //! Random weights into safetensors files, as fast as the disk takes them.
 
 use super::{Fill, Tensor, WriteError};
-use crate::store::Dtype;
+use galaxy_common::WeightFormat;
 use half::{
     bf16, f16,
     slice::{HalfBitsSliceExt, HalfFloatSliceExt},
@@ -26,11 +26,11 @@ pub(super) fn write(
     dir: &Path,
     tensors: &[Tensor],
     layers: u32,
-    dtype: Dtype,
+    format: WeightFormat,
     shard_bytes: u64,
     progress: &mut dyn FnMut(u64),
 ) -> Result<(), WriteError> {
-    let bytes = |tensor: &Tensor| tensor.values() * u64::from(dtype.width());
+    let bytes = |tensor: &Tensor| format.bytes(1, tensor.values());
     let mut shards: Vec<Vec<&Tensor>> = vec![Vec::new()];
     let mut filled = 0;
     for tensor in tensors {
@@ -45,7 +45,7 @@ pub(super) fn write(
     }
     // A model of L layers adds to its residual 2L times: together they add as much as one.
     let residual = AMPLITUDE / (2.0 * layers.max(1) as f32).sqrt();
-    let mut buffer = Buffer::new(dtype, residual);
+    let mut buffer = Buffer::new(format, residual);
     let count = shards.len();
     let mut places = Map::new();
     for (i, mut shard) in shards.into_iter().enumerate() {
@@ -80,17 +80,12 @@ fn file(
     buffer: &mut Buffer,
     progress: &mut dyn FnMut(u64),
 ) -> io::Result<()> {
-    let dtype = match buffer.dtype {
-        Dtype::F32 => "F32",
-        Dtype::F16 => "F16",
-        Dtype::Bf16 => "BF16",
-    };
-    let width = u64::from(buffer.dtype.width());
+    let (dtype, value) = (buffer.format.name().to_uppercase(), buffer.format.bytes(1, 1) as usize);
     let mut header = Map::new();
     header.insert("__metadata__".into(), json!({ "format": "pt" }));
     let mut at = 0;
     for tensor in tensors {
-        let end = at + tensor.values() * width;
+        let end = at + buffer.format.bytes(1, tensor.values());
         let entry = json!({ "dtype": dtype, "shape": tensor.shape, "data_offsets": [at, end] });
         header.insert(tensor.name.clone(), entry);
         at = end;
@@ -114,7 +109,7 @@ fn file(
                 let bytes = buffer.fill(tensor.fill, &mut numbers, left);
                 file.write_all(bytes)?;
                 progress(bytes.len() as u64);
-                left -= bytes.len() as u64 / width;
+                left -= (bytes.len() / value) as u64;
                 pending += bytes.len();
                 // A disk that failed has no receiver any more; its error comes at the end.
                 if pending >= PIECE && written.send(()).is_ok() {
@@ -159,7 +154,7 @@ impl Numbers {
 
 /// A piece of a tensor while it is made.
 struct Buffer {
-    dtype: Dtype,
+    format: WeightFormat,
     residual: f32,
     values: Vec<f32>,
     halves: Vec<u16>,
@@ -167,11 +162,11 @@ struct Buffer {
 }
 
 impl Buffer {
-    fn new(dtype: Dtype, residual: f32) -> Self {
-        let count = BUFFER / dtype.width() as usize;
-        let halves = if dtype == Dtype::F32 { 0 } else { count };
+    fn new(format: WeightFormat, residual: f32) -> Self {
+        let count = BUFFER / format.bytes(1, 1) as usize;
+        let halves = if format == WeightFormat::F32 { 0 } else { count };
         Self {
-            dtype,
+            format,
             residual,
             values: vec![0.0; count],
             halves: vec![0; halves],
@@ -190,15 +185,15 @@ impl Buffer {
         };
         let values = &mut self.values[..count];
         numbers.fill(values, center, amplitude);
-        let bytes = &mut self.bytes[..count * self.dtype.width() as usize];
-        if self.dtype == Dtype::F32 {
+        let bytes = &mut self.bytes[..self.format.bytes(1, count as u64) as usize];
+        if self.format == WeightFormat::F32 {
             for (out, value) in bytes.as_chunks_mut().0.iter_mut().zip(values) {
                 *out = value.to_le_bytes();
             }
             return bytes;
         }
         let halves = &mut self.halves[..count];
-        if self.dtype == Dtype::F16 {
+        if self.format == WeightFormat::F16 {
             halves.reinterpret_cast_mut::<f16>().convert_from_f32_slice(values);
         } else {
             halves.reinterpret_cast_mut::<bf16>().convert_from_f32_slice(values);

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use crate::testing::{Dice, Question, bert, llama};
-use galaxy_common::{Bytes, Cache, DeviceName, Wanted, WireType};
+use galaxy_common::{Bytes, Cache, DeviceName, Wanted, WeightFormat, WireType};
 use galaxy_model::ModelSpec;
 use galaxy_planner::{Offer, Request, synthetic, synthetic::SyntheticDevice};
 
@@ -55,7 +55,7 @@ impl Addition {
 
     /// The question with so many of the devices.
     pub fn request<'a>(&'a self, offers: &'a [Offer]) -> Request<'a> {
-        Request { matrix_width: 2, offers, ..self.after.request() }
+        Request { format: WeightFormat::F16, offers, ..self.after.request() }
     }
 }
 
@@ -128,7 +128,7 @@ pub fn addition(seed: u64, low: u64, high: u64) -> Addition {
     let others: f64 = devices[..count - 1].iter().map(|d| d.memory.0 as f64).sum();
     let (name, spec) = model(&mut dice, 0.8 * others);
     let mut after = Question::new(&spec, devices.clone());
-    after.profile = synthetic::profile(&spec, "shape", 2, &devices);
+    after.profile = synthetic::profile(&spec, "shape", WeightFormat::F16, &devices);
     after.profile.links.retain(|link| link.link == after.allowed.links[0]);
     // On some networks each pair has its own rate.
     if dice.whole(0, 2) == 0 {

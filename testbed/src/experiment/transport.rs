@@ -16,7 +16,7 @@ use crate::{
 use anyhow::{Context, Result};
 use galaxy_common::{
     Bytes, ClusterProfile, DeviceName, LinkProfile, LinkType, PROFILE_VERSION, Pooling, Spread,
-    Strategy, Wanted, WireType,
+    Strategy, Wanted, WeightFormat, WireType,
 };
 use galaxy_planner::{Allowed, Offer, Request, Workload, synthetic};
 use galaxy_proto::{
@@ -373,7 +373,7 @@ fn predict(conditions: &[Condition], options: &Options, record: &mut Record) -> 
         link_rate: 1.0,
         latency: 0.0,
     });
-    let made = synthetic::profile(&spec, MODEL, 4, &devices);
+    let made = synthetic::profile(&spec, MODEL, WeightFormat::F32, &devices);
     let offers = devices.clone().map(|device| Offer {
         name: device.name,
         budget: device.memory,
@@ -420,7 +420,7 @@ fn predict(conditions: &[Condition], options: &Options, record: &mut Record) -> 
             };
             let planned = galaxy_planner::plan(&Request {
                 spec: &spec,
-                matrix_width: 4,
+                format: WeightFormat::F32,
                 model: MODEL,
                 fingerprint: MODEL,
                 shape: MODEL,

@@ -1,14 +1,13 @@
 //! Rounds: everything of a section once, in turn, again and again.
 
-use super::{Known, Options, Section, Wanted, format_of, quiet::quietly, sets};
+use super::{Known, Options, Section, Wanted, quiet::quietly, sets};
 use crate::record::{Record, Verdict};
 use anyhow::Result;
-use galaxy_common::Spread;
+use galaxy_common::{Spread, WeightFormat};
 use galaxy_engine::{
     compute::kernels::instructions::{self, Instructions},
     measure::{self, Batch, Bench, Part, Timed, Work},
 };
-use galaxy_model::Dtype;
 use std::collections::BTreeMap;
 
 /// Measurements of a round begin with runs that do not count, and count so long, in milliseconds:
@@ -95,19 +94,19 @@ fn bounds(options: &Options, record: &mut Record) -> Result<()> {
     let known = if options.smoke { Known::Small } else { Known::Relu };
     let before = Instructions::current();
     let mut turns = Vec::new();
-    for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
-        let turn = Turn::new(options, &Wanted::whole(known, dtype, 1), 0, 1)?;
-        turns.push((dtype, format_of(dtype), turn));
+    for held in [WeightFormat::F32, WeightFormat::Bf16, WeightFormat::F16] {
+        let turn = Turn::new(options, &Wanted::whole(known, held, 1), 0, 1)?;
+        turns.push((held, held.name(), turn));
     }
     for _ in 0..options.rounds {
         for set in sets() {
             instructions::limit(set)?;
             let (peak, stream) = (measure::peak(set, 1).median, measure::stream(set, 1).median);
             let set = set.to_string();
-            for (dtype, format, turn) in &mut turns {
+            for (held, format, turn) in &mut turns {
                 for rows in [1, 71, 284] {
                     // Formats matter where memory is the bound; many rows show the arithmetic.
-                    if rows == 71 && *dtype != Dtype::F32 {
+                    if rows == 71 && *held != WeightFormat::F32 {
                         continue;
                     }
                     turn.rows = rows;
@@ -152,7 +151,7 @@ fn splits(options: &Options, record: &mut Record) -> Result<()> {
     ];
     let mut turns = Vec::new();
     for (name, shares, tiles) in cuts {
-        let wanted = Wanted { shares, ..Wanted::whole(known, Dtype::F32, 1) };
+        let wanted = Wanted { shares, ..Wanted::whole(known, WeightFormat::F32, 1) };
         turns.push((name, Turn::new(options, &wanted, 0, tiles)?));
     }
     for _ in 0..options.rounds {
@@ -174,9 +173,9 @@ fn splits(options: &Options, record: &mut Record) -> Result<()> {
 fn formats(options: &Options, record: &mut Record) -> Result<()> {
     let known = if options.smoke { Known::Small } else { Known::Llama };
     let mut turns = Vec::new();
-    for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
-        let turn = Turn::new(options, &Wanted::whole(known, dtype, 1), 0, 1)?;
-        turns.push((format_of(dtype), turn));
+    for held in WeightFormat::ALL {
+        let turn = Turn::new(options, &Wanted::whole(known, held, 1), 0, 1)?;
+        turns.push((held.name(), turn));
     }
     for _ in 0..options.rounds {
         for rows in [1, 16, 284] {
@@ -204,7 +203,7 @@ fn threads(options: &Options, record: &mut Record) -> Result<()> {
     let known = if options.smoke { Known::Small } else { Known::Bert };
     let mut turns = Vec::new();
     for threads in [1, 2] {
-        let turn = Turn::new(options, &Wanted::whole(known, Dtype::F32, threads), 0, 1)?;
+        let turn = Turn::new(options, &Wanted::whole(known, WeightFormat::F32, threads), 0, 1)?;
         turns.push((threads.to_string(), turn));
     }
     for _ in 0..options.rounds {

@@ -4,12 +4,12 @@
 //! a line with the share of the core that we had, and the milliseconds of each run. `MODEL FORMAT layers` answers how many layers take
 //! turns. What cannot be answered is a line that begins with `error:`.
 
-use super::{Known, Wanted, format_of, quiet::quietly};
+use super::{Known, Wanted, quiet::quietly};
 use crate::models;
 use anyhow::{Context, Result, bail};
+use galaxy_common::WeightFormat;
 use galaxy_engine::measure::{Batch, Bench, Part};
 use galaxy_graph::program::Product;
-use galaxy_model::Dtype;
 use std::{
     io::{BufRead, Write},
     path::PathBuf,
@@ -49,7 +49,7 @@ pub fn serve(options: &ServeOptions) -> Result<()> {
 /// A model in memory.
 struct Open {
     known: Known,
-    dtype: Dtype,
+    held: WeightFormat,
     bench: Bench,
     /// The batch that it is ready for.
     batch: Option<(u32, Batch)>,
@@ -89,18 +89,17 @@ impl Desk<'_> {
             let names: Vec<&str> = Known::ALL.iter().map(|known| known.name()).collect();
             format!("no model {model:?}; there are {}", names.join(", "))
         })?;
-        let dtype =
-            [Dtype::F32, Dtype::F16, Dtype::Bf16].into_iter().find(|d| format_of(*d) == format);
-        let dtype =
-            dtype.with_context(|| format!("no format {format:?}; there are f32, f16, bf16"))?;
-        let found = self.models.iter().position(|m| (m.known, m.dtype) == (known, dtype));
+        let held = format.parse::<WeightFormat>().ok();
+        let held =
+            held.with_context(|| format!("no format {format:?}; there are f32, f16, bf16"))?;
+        let found = self.models.iter().position(|m| (m.known, m.held) == (known, held));
         let at = match found {
             Some(at) => at,
             None => {
-                let wanted = Wanted::whole(known, dtype, self.options.threads);
+                let wanted = Wanted::whole(known, held, self.options.threads);
                 let bench = wanted.open(&self.options.cache)?.pop();
                 let bench = bench.context("a whole model has one part")?;
-                self.models.push(Open { known, dtype, bench, batch: None, next: 0 });
+                self.models.push(Open { known, held, bench, batch: None, next: 0 });
                 self.models.len() - 1
             }
         };

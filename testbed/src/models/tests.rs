@@ -71,7 +71,7 @@ fn every_family_is_written_as_it_is_described() {
                 safetensors::Dtype::F32 => 4,
                 _ => 2,
             };
-            assert_eq!(width, shape.dtype.width());
+            assert_eq!(width, shape.format.bytes(1, 1));
         }
         assert_eq!(json(&dir.path().join("config.json"))["model_type"], shape.family);
         let images = dir.path().join("preprocessor_config.json").exists();
@@ -92,7 +92,7 @@ fn every_shape_runs_with_finite_results() {
         assert_eq!((dir.spec().layers, dir.spec().hidden), (shape.layers, shape.hidden));
         assert_eq!((dir.spec().inner, dir.spec().kv_heads), (shape.inner, shape.kv_heads));
         let words = if dir.spec().patches.is_some() { 0 } else { shape.vocabulary };
-        assert_eq!((dir.spec().vocabulary, dir.dtype()), (words, shape.dtype));
+        assert_eq!((dir.spec().vocabulary, dir.format()), (words, shape.format));
         let case = Case {
             checkpoint: "",
             strategy: Strategy::Galaxy,

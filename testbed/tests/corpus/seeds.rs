@@ -3,7 +3,7 @@
 use galaxy_common::{
     Assignment, BatchShape, BlockAssignment, Bytes, Cache, ClusterProfile, DeviceName, DevicePlan,
     Epoch, Exchange, FrameHeader, Layout, LinkType, Mode, Modes, Plan, Rank, Segment,
-    SequenceNumber, Span, Strategy, Wanted, WireType,
+    SequenceNumber, Span, Strategy, Wanted, WeightFormat, WireType,
 };
 use galaxy_graph::share::{Member, Terms};
 use galaxy_model::{ModelDir, manifest::Manifest, shape::Shape};
@@ -384,7 +384,7 @@ fn profiles(add: Add<'_>) {
     };
     let devices = [device("pi-1", 20.0), device("pi-2", 10.0)];
     let spec = Shape::bert(1, 32, 2).spec().unwrap();
-    let mut cluster = synthetic::profile(&spec, "s", 4, &devices);
+    let mut cluster = synthetic::profile(&spec, "s", WeightFormat::F32, &devices);
     // As few points as a table may have.
     for table in cluster.devices.iter_mut().flat_map(|device| &mut device.tables) {
         table.axes.iter_mut().for_each(|axis| axis.truncate(2));

@@ -108,7 +108,7 @@ impl ProfileSource for Imagined {
             link_rate: 1e9,
             latency: 1e3,
         });
-        let (shape, width) = (model.shape_key(), model.dtype().width());
+        let (shape, width) = (model.shape_key(), model.format());
         let profile = synthetic::profile(model.spec(), &shape, width, &devices.collect::<Vec<_>>());
         Box::pin(std::future::ready(Ok(profile)))
     }

@@ -141,16 +141,16 @@ mod tests {
         *,
     };
     use crate::weights::HeldMatrix;
-    use galaxy_model::Dtype;
+    use galaxy_common::WeightFormat;
 
-    const FORMATS: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
+    const FORMATS: [WeightFormat; 3] = [WeightFormat::F32, WeightFormat::F16, WeightFormat::Bf16];
 
     fn matrix(
         random: &mut Random,
         inputs: usize,
         outputs: usize,
         gated: bool,
-        format: Dtype,
+        format: WeightFormat,
     ) -> HeldMatrix {
         let values = random.values(inputs * outputs);
         HeldMatrix::pack(&values, inputs, outputs, gated, format)
@@ -313,7 +313,7 @@ mod tests {
     #[test]
     fn parts_of_wider_rows_stay_apart() {
         each(|random, instructions| {
-            let matrix = matrix(random, 5, 6, false, Dtype::F32);
+            let matrix = matrix(random, 5, 6, false, WeightFormat::F32);
             let (rows, stride) = (4, 11);
             let x = random.values(rows * stride);
             let mut out = vec![9.0; rows * stride];
@@ -338,7 +338,7 @@ mod tests {
     fn parts_on_threads_do_not_meet() {
         for (rows, inputs, outputs) in [(3, 160, 105), (60, 280, 20)] {
             let mut random = Random::default();
-            let matrix = matrix(&mut random, inputs, outputs, false, Dtype::F32);
+            let matrix = matrix(&mut random, inputs, outputs, false, WeightFormat::F32);
             let x = random.values(rows * inputs);
             let mut out = vec![f32::NAN; rows * outputs];
             let area = whole_mut(&mut out, rows, outputs);
@@ -351,7 +351,7 @@ mod tests {
     #[test]
     fn nothing_times_something_is_nothing() {
         each(|random, instructions| {
-            let matrix = matrix(random, 5, 6, false, Dtype::Bf16);
+            let matrix = matrix(random, 5, 6, false, WeightFormat::Bf16);
             let out = AreaMut::new(&mut [], Extent { start: 0, rows: 0, columns: 6, stride: 6 });
             let left = Area::new(&[], Extent { start: 0, rows: 0, columns: 5, stride: 5 });
             let (left, out) = (left.expect("fits"), out.expect("fits"));

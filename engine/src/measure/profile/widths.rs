@@ -1,7 +1,7 @@
 //! Of which widths matrices are measured, and how many of them a device has room for. Pure.
 
 use super::stand::LANGUAGE_ROWS;
-use galaxy_common::{BlockAssignment, Bytes, Column, Head, Span, Token};
+use galaxy_common::{BlockAssignment, Bytes, Column, Head, Span, Token, WeightFormat};
 use galaxy_graph::{budget, holdings::READ_BUFFERS, lower::kv_span};
 use galaxy_model::{HeadSpec, ModelSpec};
 
@@ -36,7 +36,7 @@ pub(super) struct Room {
     pub(super) cache: Bytes,
     pub(super) load: Bytes,
     /// Bytes of a weight in the engine's memory.
-    pub(super) width: u32,
+    pub(super) format: WeightFormat,
     /// Kernel threads.
     pub(super) threads: u16,
 }
@@ -51,7 +51,7 @@ impl Sample {
         let mut rows = max_rows.min(spec.position_limit()).clamp(1, MOST_ROWS);
         let fixed = fixed(room.threads);
         let needs = |rows: u32, set: &[BlockAssignment]| {
-            fixed + activations(spec, rows) + weights(spec, room.width, set)
+            fixed + activations(spec, rows) + weights(spec, room.format, set)
         };
         let sets = (0..SHARES.len()).map(|skip| set(spec, &SHARES[skip..]));
         let mut chosen = None;
@@ -68,7 +68,7 @@ impl Sample {
         let set = chosen.ok_or_else(least)?;
         let left = room.memory.0 - needs(rows, &set);
         // With its logits.
-        let column = u64::from(spec.hidden * room.width + LANGUAGE_ROWS * 4);
+        let column = room.format.bytes(spec.hidden.into(), 1) + u64::from(LANGUAGE_ROWS * 4);
         let vocabulary = match spec.head {
             HeadSpec::Language { .. } => {
                 let most = LANGUAGE.min(left / 2) / column;
@@ -79,9 +79,9 @@ impl Sample {
         };
         // Several, so that each matrix comes from memory when its turn comes again, as in a model
         // that is larger than the cache. One that is not stays in the cache when it runs, too.
-        let bytes = weights(spec, room.width, &set).max(1);
+        let bytes = weights(spec, room.format, &set).max(1);
         let held = u64::from(vocabulary.len()) * column;
-        let whole = weights(spec, room.width, &[block(spec, 1.0)]) * u64::from(spec.layers);
+        let whole = weights(spec, room.format, &[block(spec, 1.0)]) * u64::from(spec.layers);
         let copies = [
             (3 * room.cache.0).div_ceil(bytes),
             whole.div_ceil(bytes),
@@ -125,12 +125,12 @@ fn set(spec: &ModelSpec, shares: &[f64]) -> Vec<BlockAssignment> {
     blocks
 }
 
-fn weights(spec: &ModelSpec, width: u32, set: &[BlockAssignment]) -> u64 {
+fn weights(spec: &ModelSpec, format: WeightFormat, set: &[BlockAssignment]) -> u64 {
     let of = |block: &BlockAssignment| {
         let queries = u64::from(block.heads.len() * spec.head_width);
         let keys = u64::from(kv_span(spec, block.heads).len() * spec.head_width);
         let inner = u64::from(block.columns.len()) * if spec.gated { 3 } else { 2 };
-        u64::from(spec.hidden) * (2 * queries + 2 * keys + inner + 64) * u64::from(width)
+        format.bytes(spec.hidden.into(), 2 * queries + 2 * keys + inner + 64)
     };
     set.iter().map(of).sum()
 }
@@ -158,7 +158,7 @@ mod tests {
         memory: Bytes(u64::MAX >> 8),
         cache: Bytes(1 << 20),
         load: Bytes(1 << 30),
-        width: 4,
+        format: WeightFormat::F32,
         threads: 1,
     };
 
@@ -185,10 +185,10 @@ mod tests {
         let spec = spec(Shape::bert(2, 128, 8));
         let with = |memory| Sample::choose(&spec, 512, Room { memory: Bytes(memory), ..ROOM });
         let fixed = fixed(1);
-        let all = weights(&spec, 4, &set(&spec, &SHARES));
+        let all = weights(&spec, WeightFormat::F32, &set(&spec, &SHARES));
         let tight = with(fixed + all + activations(&spec, 128)).unwrap();
         assert_eq!((tight.rows, tight.set, tight.copies()), (128, 4, 1));
-        let half = weights(&spec, 4, &set(&spec, &SHARES[1..]));
+        let half = weights(&spec, WeightFormat::F32, &set(&spec, &SHARES[1..]));
         let tighter = with(fixed + half + activations(&spec, 64)).unwrap();
         assert_eq!((tighter.rows, tighter.set), (64, 3));
         assert_eq!(tighter.blocks[0].1.heads.len(), 4, "the whole is not there");

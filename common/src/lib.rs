@@ -34,7 +34,7 @@ pub use profile::{
 pub use rate::{LinkRate, RateError};
 pub use sampling::{Fallback, Sampling, SamplingError, SamplingParams};
 pub use shape::{BatchShape, Breadth, Pooling, Segment, ShapeError, Wanted};
-pub use span::{Column, Head, Layer, Piece, Row, Span, Token, Unit};
+pub use span::{Column, Head, Layer, Piece, Row, Share, Span, Token, Unit};
 pub use spread::Spread;
 pub use streaming::{MAX_AGENTS, PIECE_ALIGNMENT, Reading, Room, Streaming};
 pub use units::{Bytes, UnitError};

@@ -53,6 +53,11 @@ pub enum Kernel {
 }
 
 impl Kernel {
+    /// Whether it is a product that devices share by what it reads: its second axis.
+    pub fn is_cut_by_inputs(self) -> bool {
+        matches!(self, Self::AttentionOutput | Self::Down)
+    }
+
     /// All.
     pub const ALL: [Self; 12] = [
         Self::Qkv,

@@ -40,6 +40,10 @@ unit!(
     Layer, "layers"
 );
 unit!(
+    /// What an operator is cut by between devices: heads, columns or tokens.
+    Share, "shares"
+);
+unit!(
     /// Pieces of a shard, as they are read from disk.
     Piece, "pieces"
 );
@@ -51,6 +55,12 @@ pub struct Span<U: Unit> {
     start: u32,
     end: u32,
     unit: PhantomData<U>,
+}
+
+impl<U: Unit> Default for Span<U> {
+    fn default() -> Self {
+        Self::empty()
+    }
 }
 
 impl<U: Unit> Span<U> {
@@ -102,6 +112,10 @@ impl<U: Unit> Span<U> {
     /// Whether some element lies in both.
     pub fn overlaps(self, other: Self) -> bool {
         self.start.max(other.start) < self.end.min(other.end)
+    }
+    /// The same of another unit.
+    pub fn of<V: Unit>(self) -> Span<V> {
+        Span { start: self.start, end: self.end, unit: PhantomData }
     }
     /// As a range of indices.
     pub fn range(self) -> Range<usize> {

@@ -14,9 +14,12 @@ pub(crate) use streamed::Streamed;
 
 use crate::stream::StreamError;
 use galaxy_common::{
-    Assignment, BlockAssignment, Bytes, DevicePlan, Head, Layer, Span, Token, WeightFormat,
+    Assignment, BlockAssignment, Bytes, DevicePlan, Head, Layer, Share, Span, Token, WeightFormat,
 };
-use galaxy_graph::holdings::{Held, transition};
+use galaxy_graph::{
+    holdings::transition,
+    operators::{Attention, OperatorGraph, OperatorId, WeightId},
+};
 use galaxy_model::{ModelDir, ModelError, ModelSpec};
 use load::Loader;
 use std::{ops::ControlFlow, sync::Arc};
@@ -72,84 +75,27 @@ impl From<StreamError> for WeightError {
     }
 }
 
-/// What a norm scales by, and what it adds.
-#[derive(Clone, PartialEq, Debug)]
-pub struct NormVectors {
-    /// One for each column.
-    pub weight: Vec<f32>,
-    /// One for each column; none for an RMS norm.
-    pub bias: Option<Vec<f32>>,
-}
-
-/// What a device holds of one layer. A matrix of no rows or columns is not there.
-#[derive(Debug)]
-pub struct LayerShard {
-    /// Query heads.
-    pub heads: Span<Head>,
-    /// The key-value heads that they use.
-    pub kv_heads: Span<Head>,
-    /// hidden -> queries | keys | values of the heads.
-    pub qkv: Option<HeldMatrix>,
-    /// Bias of these.
-    pub qkv_bias: Option<Vec<f32>>,
-    /// context of the heads -> hidden.
-    pub attention_output: Option<HeldMatrix>,
-    /// Its bias, whole: it joins at the owner of a row.
-    pub attention_output_bias: Option<Vec<f32>>,
-    /// hidden -> inner columns; gated: gate columns | up columns.
-    pub up: Option<HeldMatrix>,
-    /// Bias of these.
-    pub up_bias: Option<Vec<f32>>,
-    /// inner columns -> hidden.
-    pub down: Option<HeldMatrix>,
-    /// Its bias, whole.
-    pub down_bias: Option<Vec<f32>>,
-    /// The attention's norm.
-    pub attention_norm: NormVectors,
-    /// The MLP's norm, where it has one of its own.
-    pub mlp_norm: Option<NormVectors>,
-    /// The norms of query heads and of key heads, where each is normed by itself.
-    pub head_norms: Option<[NormVectors; 2]>,
-}
-
-/// The class head.
-#[derive(Debug)]
-pub struct ClassShard {
-    /// A dense layer before the output, and its bias.
-    pub dense: Option<(HeldMatrix, Vec<f32>)>,
-    /// hidden -> classes.
-    pub output: HeldMatrix,
-    /// Bias of the output.
-    pub bias: Option<Vec<f32>>,
-}
-
-/// What makes rows of squares of pixels.
-#[derive(Debug)]
-pub struct PatchShard {
-    /// A square -> hidden.
-    pub matrix: HeldMatrix,
-    /// Its bias.
-    pub bias: Vec<f32>,
-    /// What the row of the class begins with.
-    pub class_row: Vec<f32>,
+/// What a device holds of a product.
+#[derive(Debug, Default)]
+pub(crate) struct HeldProduct {
+    /// Its share.
+    pub(crate) share: Span<Share>,
+    /// The matrices of the share, side by side; none where there are no values, or they come from disk.
+    pub(crate) matrix: Option<HeldMatrix>,
+    /// The bias of their columns.
+    pub(crate) bias: Option<Vec<f32>>,
 }
 
 /// The part of a model that one device holds.
 #[derive(Debug)]
 pub struct Shard {
     pub(crate) dir: Arc<ModelDir>,
-    pub(crate) layers: Vec<LayerShard>,
-    pub(crate) patch: Option<PatchShard>,
-    pub(crate) embedding_norm: Option<NormVectors>,
-    pub(crate) token_types: Option<Vec<f32>>,
-    /// What distances add to scores: `[buckets, heads]`, of all heads.
-    pub(crate) distances: Option<Vec<f32>>,
-    pub(crate) final_norm: Option<NormVectors>,
-    pub(crate) vocabulary: Span<Token>,
-    pub(crate) language: Option<HeldMatrix>,
-    /// Its bias.
-    pub(crate) language_bias: Option<Vec<f32>>,
-    pub(crate) classes: Option<ClassShard>,
+    /// The operators that its weights are of.
+    pub(crate) graph: Arc<OperatorGraph>,
+    /// By operator; of others than products there is nothing.
+    pub(crate) products: Vec<HeldProduct>,
+    /// By weight; biases of shared products, and matrices, are not here.
+    pub(crate) vectors: Vec<Option<Vec<f32>>>,
     /// The matrices, where they come from disk; then there are none above.
     pub(crate) streamed: Option<Streamed>,
     /// What it holds.
@@ -174,7 +120,7 @@ impl Shard {
         same_phases(dir.spec(), device)?;
         let transition = transition(dir.spec(), dir.format(), None, &device.prefill);
         let mut loader = Loader::new(&dir, transition.read, progress);
-        let mut shard = loader.common(dir.clone(), 0..dir.spec().layers)?;
+        let mut shard = loader.common(dir.clone(), dir.spec(), &|layer| layer)?;
         loader.change(&mut shard, &device.prefill)?;
         loader.end()?;
         Ok(shard)
@@ -194,7 +140,9 @@ impl Shard {
     ) -> Result<Self, WeightError> {
         // Nobody knows how much it will be, and nobody asks.
         let mut loader = Loader::new(&dir, Bytes(0), progress);
-        let mut shard = loader.common(dir.clone(), blocks.iter().map(|block| block.0))?;
+        let spec = ModelSpec { layers: blocks.len() as u32, ..dir.spec().clone() };
+        let layer = |at: u32| blocks[at as usize].0;
+        let mut shard = loader.common(dir.clone(), &spec, &layer)?;
         loader.sample(&mut shard, blocks, vocabulary)?;
         loader.end()?;
         Ok(shard)
@@ -226,54 +174,44 @@ impl Shard {
 
     /// Bytes of all matrices and vectors that it holds. Never more than `graph::budget` says.
     pub fn bytes(&self) -> Bytes {
-        let matrix = |matrix: &Option<HeldMatrix>| matrix.as_ref().map_or(0, |m| m.bytes().0);
-        let vector = |vector: &Option<Vec<f32>>| vector.as_ref().map_or(0, |v| floats(v));
-        let norm = |norm: &NormVectors| floats(&norm.weight) + vector(&norm.bias);
-        let layer = |layer: &LayerShard| {
-            let matrices = [&layer.qkv, &layer.attention_output, &layer.up, &layer.down];
-            let biases =
-                [&layer.qkv_bias, &layer.attention_output_bias, &layer.up_bias, &layer.down_bias];
-            matrices.map(matrix).iter().sum::<u64>()
-                + biases.map(vector).iter().sum::<u64>()
-                + norm(&layer.attention_norm)
-                + layer.mlp_norm.iter().map(norm).sum::<u64>()
-                + layer.head_norms.iter().flatten().map(norm).sum::<u64>()
+        let product = |product: &HeldProduct| {
+            let matrix = product.matrix.as_ref().map_or(0, |matrix| matrix.bytes().0);
+            matrix + product.bias.as_deref().map_or(0, floats)
         };
-        let classes = self.classes.as_ref().map_or(0, |classes| {
-            let dense = classes.dense.as_ref().map_or(0, |(m, bias)| m.bytes().0 + floats(bias));
-            dense + classes.output.bytes().0 + vector(&classes.bias)
-        });
-        let patch = self.patch.as_ref().map_or(0, |patch| {
-            patch.matrix.bytes().0 + floats(&patch.bias) + floats(&patch.class_row)
-        });
-        let norms = [&self.embedding_norm, &self.final_norm];
-        Bytes(
-            self.layers.iter().map(layer).sum::<u64>()
-                + norms.into_iter().flatten().map(norm).sum::<u64>()
-                + vector(&self.token_types)
-                + vector(&self.distances)
-                + matrix(&self.language)
-                + vector(&self.language_bias)
-                + patch
-                + classes
-                + self.streamed.as_ref().map_or(0, Streamed::bytes),
-        )
+        let streamed = self.streamed.as_ref().map_or(0, Streamed::bytes);
+        let vectors = self.vectors.iter().flatten().map(|vector| floats(vector));
+        Bytes(self.products.iter().map(product).chain(vectors).sum::<u64>() + streamed)
     }
 
-    /// The model that it is a part of.
-    pub fn spec(&self) -> &ModelSpec {
-        self.dir.spec()
+    /// What it holds of a product; nothing of what is none.
+    pub(crate) fn product(&self, operator: OperatorId) -> Option<&HeldProduct> {
+        self.products.get(operator.0 as usize)
     }
 
-    /// The place of a matrix, in layer `at` of the shard if it is one of a layer.
-    fn place(&mut self, held: Held, at: usize) -> &mut Option<HeldMatrix> {
-        match held {
-            Held::Qkv(_) => &mut self.layers[at].qkv,
-            Held::AttentionOutput(_) => &mut self.layers[at].attention_output,
-            Held::Up(_) => &mut self.layers[at].up,
-            Held::Down(_) => &mut self.layers[at].down,
-            Held::Language => &mut self.language,
+    /// A vector; none where the model does not have it.
+    pub(crate) fn vector(&self, weight: WeightId) -> Option<&[f32]> {
+        self.vectors.get(weight.0 as usize)?.as_deref()
+    }
+
+    /// The query heads that it attends to in an attention.
+    pub(crate) fn heads(&self, attention: &Attention) -> Span<Head> {
+        self.product(attention.projection).map_or(Span::empty(), |product| product.share.of())
+    }
+
+    /// Its tokens of the vocabulary.
+    pub(crate) fn vocabulary(&self) -> Span<Token> {
+        let language = self.graph.language.and_then(|id| self.product(id));
+        language.map_or(Span::empty(), |product| product.share.of())
+    }
+
+    /// Notes the shares of an assignment.
+    fn take_shares(&mut self, assignment: &Assignment) {
+        for (id, product, held) in self.graph.shared() {
+            if let Some(cut) = product.cut {
+                self.products[id.0 as usize].share = cut.held(assignment, held.layer());
+            }
         }
+        self.assignment = assignment.clone();
     }
 }
 

@@ -14,6 +14,7 @@ use galaxy_engine::{
 };
 use galaxy_graph::{
     Program, lower,
+    operators::OperatorId,
     program::{Block, Lane, LaneId, OpId, OpKind, Operation, Slot},
     share::{self, Member, Terms},
 };
@@ -79,7 +80,7 @@ fn program() -> Arc<Program> {
         tensors: vec![],
         slots: vec![],
         operations: vec![Operation {
-            kind: OpKind::Embed,
+            kind: OpKind::Embed(OperatorId(0)),
             lane: LaneId(0),
             reads: Default::default(),
             writes: Default::default(),

@@ -10,7 +10,6 @@ use galaxy_engine::{
         profile::{Measured, Setting, TIME, measure},
     },
 };
-use galaxy_graph::program::Product;
 use galaxy_model::{ModelDir, shape::Shape};
 use rustix::time::{ClockId, clock_gettime};
 use std::{
@@ -80,13 +79,10 @@ fn predicted(profile: &DeviceProfile, head_width: u32, timed: &Timed) -> f64 {
     let (rows, inputs, outputs) =
         (f64::from(work.rows), f64::from(work.inputs), f64::from(work.outputs));
     match timed.part {
-        Part::Product(Product::Qkv) => profile.nanos(Kernel::Qkv, &[rows, outputs]),
-        Part::Product(Product::AttentionOutput) => {
-            profile.nanos(Kernel::AttentionOutput, &[rows, inputs])
+        Part::Product(kernel) => {
+            let columns = if kernel.is_cut_by_inputs() { inputs } else { outputs };
+            profile.nanos(kernel, &[rows, columns])
         }
-        Part::Product(Product::Up) => profile.nanos(Kernel::Up, &[rows, outputs]),
-        Part::Product(Product::Down) => profile.nanos(Kernel::Down, &[rows, inputs]),
-        Part::Product(Product::Language) => profile.nanos(Kernel::Language, &[rows, outputs]),
         Part::Attention => {
             profile.nanos(Kernel::Attend, &[rows, rows, inputs / f64::from(head_width)])
         }

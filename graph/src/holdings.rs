@@ -69,10 +69,22 @@ impl Part {
 }
 
 impl Held {
+    /// Those of a layer.
+    pub fn of_layer(l: u32) -> [Self; 4] {
+        [Self::Qkv(l), Self::AttentionOutput(l), Self::Up(l), Self::Down(l)]
+    }
+
+    /// Its layer; 0 of what no layer has.
+    pub fn layer(self) -> u32 {
+        match self {
+            Self::Qkv(l) | Self::AttentionOutput(l) | Self::Up(l) | Self::Down(l) => l,
+            Self::Language => 0,
+        }
+    }
+
     /// All that a shard may have.
     fn all(layers: u32) -> impl Iterator<Item = Self> {
-        let of = |l| [Self::Qkv(l), Self::AttentionOutput(l), Self::Up(l), Self::Down(l)];
-        (0..layers).flat_map(of).chain([Self::Language])
+        (0..layers).flat_map(Self::of_layer).chain([Self::Language])
     }
 
     /// The same in the order in which programs need them.

@@ -7,6 +7,7 @@
 pub mod budget;
 pub mod holdings;
 pub mod lower;
+pub mod operators;
 pub mod pieces;
 pub mod program;
 pub mod share;

@@ -14,7 +14,10 @@ mod sequence;
 mod stagger;
 mod stream;
 
-use crate::program::Program;
+use crate::{
+    operators::{OperatorGraph, shared},
+    program::Program,
+};
 use build::{Builder, Sketch};
 pub(crate) use cuts::cuts_move;
 pub use cuts::{at_ends, farthest};
@@ -25,10 +28,10 @@ use galaxy_common::{
 use galaxy_model::{HeadSpec, ModelSpec};
 use order::Order;
 use ring::Ring;
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc};
 
 /// Changes whenever the same plan and shape lower to another program.
-pub const LOWERING: u32 = 8;
+pub const LOWERING: u32 = 9;
 
 /// A plan and a shape that give no programs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -137,10 +140,11 @@ pub fn lower(
 ) -> Result<Vec<Program>, LowerError> {
     fits(spec, plan)?;
     takes(spec, plan, shape)?;
+    let graph = Arc::new(OperatorGraph::of(spec));
     let order = Order::default();
     let ranks = plan.ranked().map(|(rank, _)| rank);
     let program = |rank: Rank| {
-        let operations = operations(spec, plan, phase, shape, rank, &order);
+        let operations = operations(&graph, spec, plan, phase, shape, rank, &order);
         stream::weave(operations, spec, &plan.ring[rank.index()])?.finish()
     };
     ranks.map(program).collect()
@@ -148,6 +152,7 @@ pub fn lower(
 
 /// The operations of one rank, without a look at the plan and the shape.
 fn operations(
+    graph: &Arc<OperatorGraph>,
     spec: &ModelSpec,
     plan: &Plan,
     phase: Phase,
@@ -156,10 +161,10 @@ fn operations(
     order: &Order,
 ) -> Builder {
     match (plan.layout, phase) {
-        (Layout::Stages, _) => pipeline::program(spec, plan, phase, shape, rank),
-        (_, Phase::Decode) => decode::program(spec, plan, shape, rank),
-        (Layout::Ring, _) => galaxy::program(spec, plan, phase, shape, rank, order),
-        (Layout::Replicated, _) => megatron::program(spec, plan, phase, shape, rank),
+        (Layout::Stages, _) => pipeline::program(graph, spec, plan, phase, shape, rank),
+        (_, Phase::Decode) => decode::program(graph, spec, plan, shape, rank),
+        (Layout::Ring, _) => galaxy::program(graph, spec, plan, phase, shape, rank, order),
+        (Layout::Replicated, _) => megatron::program(graph, spec, plan, phase, shape, rank),
     }
 }
 
@@ -172,8 +177,9 @@ pub(crate) fn sketches(
     shape: &BatchShape,
     ranks: &[Rank],
 ) -> impl Iterator<Item = Result<Sketch, LowerError>> {
+    let graph = Arc::new(OperatorGraph::of(spec));
     let order = Order::default();
-    let sketch = move |rank| operations(spec, plan, phase, shape, rank, &order).sketch();
+    let sketch = move |rank| operations(&graph, spec, plan, phase, shape, rank, &order).sketch();
     ranks.iter().copied().map(sketch)
 }
 
@@ -279,10 +285,7 @@ fn visible(spec: &ModelSpec, shape: &BatchShape, rows: Span<Row>) -> Span<Row> {
 
 /// The key-value heads that these query heads use. Neighbours may share one.
 pub fn kv_span(spec: &ModelSpec, heads: Span<Head>) -> Span<Head> {
-    if heads.is_empty() {
-        return Span::empty();
-    }
-    Span::new(heads.start() / spec.group(), heads.end().div_ceil(spec.group()))
+    shared(spec.group(), heads)
 }
 
 /// The wanted rows of each segment that wants logits: (segment, rows of the batch).

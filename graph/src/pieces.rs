@@ -1,9 +1,6 @@
 //! The pieces in which a shard is read from disk: its matrices, or columns of them.
 
-use crate::{
-    holdings::{Held, Part},
-    program::Product,
-};
+use crate::holdings::{Held, Part};
 use galaxy_common::{
     Assignment, Bytes, Column, DevicePlan, PIECE_ALIGNMENT, Span, Streaming, WeightFormat,
 };
@@ -84,17 +81,6 @@ pub fn of_device(spec: &ModelSpec, device: &DevicePlan) -> Vec<Piece> {
     let streaming = device.streaming.as_ref();
     let pieces = |s: &Streaming| pieces(spec, &device.prefill, s.format, s.piece);
     streaming.map_or_else(Vec::new, pieces)
-}
-
-/// The matrix of a product.
-pub fn held(layer: u32, product: Product) -> Held {
-    match product {
-        Product::Qkv => Held::Qkv(layer),
-        Product::AttentionOutput => Held::AttentionOutput(layer),
-        Product::Up => Held::Up(layer),
-        Product::Down => Held::Down(layer),
-        Product::Language => Held::Language,
-    }
 }
 
 /// What a file of these pieces is of: two that are equal hold the same bytes. `fingerprint` is the model's, and

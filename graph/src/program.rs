@@ -3,8 +3,10 @@
 //! A program is data. The simulator predicts its timeline, the verifier proves things about it,
 //! the executor runs it; none of them asks where it came from.
 
+use crate::operators::OperatorId;
 use galaxy_common::{
-    Breadth, Bytes, Column, Head, Rank, Row, Span, Token, WireType, sampling::MOST_LOGPROBS,
+    Breadth, Bytes, Column, Head, Kernel, Rank, Row, Share, Span, Token, WireType,
+    sampling::MOST_LOGPROBS,
 };
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -138,42 +140,6 @@ pub enum Block {
     Head,
 }
 
-/// The products of a device. Each names a matrix of the device's shard.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
-pub enum Product {
-    /// hidden -> queries | keys | values of the device's heads, bias joined, queries and keys normed
-    /// and rotated. Queries may be made apart from keys | values: then each writes its columns alone.
-    Qkv,
-    /// context -> hidden: a partial sum, no bias.
-    AttentionOutput,
-    /// hidden -> inner columns, bias and activation joined; gated: act(gate) * up.
-    Up,
-    /// inner columns -> hidden: a partial sum, no bias.
-    Down,
-    /// hidden -> logits of the device's slice of the vocabulary, bias joined.
-    Language,
-}
-
-/// Which residual addition.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
-pub enum JoinOf {
-    /// After attention.
-    Attention,
-    /// After the MLP, or after both where they stand beside each other.
-    Mlp,
-}
-
-/// Which norm.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
-pub enum NormOf {
-    /// `Vector::AttentionNorm` of a layer.
-    Attention(u32),
-    /// `Vector::MlpNorm` of a layer.
-    Mlp(u32),
-    /// The norm after the last layer.
-    Final,
-}
-
 /// How rows become (part of) one vector.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub enum Reduce {
@@ -185,28 +151,32 @@ pub enum Reduce {
     Max,
 }
 
-/// What an operation does. What it reads and writes stands in its regions, in the order given here.
+/// What an operation does. What it reads and writes stands in its regions, in the order given here; what
+/// there is to know of an operator stands in the graph ([`crate::operators::OperatorGraph`]).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub enum OpKind {
     /// Embeds rows: tokens or patches + positions + types, then the embedding norm if the model has one.
     /// Reads nothing; writes `Residual rows`.
-    Embed,
+    Embed(OperatorId),
     /// Normalises rows. Reads `Residual rows`; writes `Normed rows`.
-    Norm(NormOf),
-    /// A product of `layer`. Reads [rows x in], then [rows x out] to be added, if any, then the `Weights`
-    /// that make these columns, if they are not held; writes [rows x out].
+    Norm(OperatorId),
+    /// A product with the device's share of the matrices of an operator. Reads [rows x in], then
+    /// [rows x out] to be added, if any, then the `Weights` that make these columns, if they are not held;
+    /// writes [rows x out]. It may make some of the share's columns alone.
     Product {
-        /// Whose matrix; 0 for [`Product::Language`].
-        layer: u32,
         /// Which.
-        product: Product,
+        operator: OperatorId,
+        /// What it is measured as.
+        kernel: Kernel,
+        /// The device's share.
+        share: Span<Share>,
     },
     /// Attention of query rows. Reads [Qkv rows: queries], then [Qkv or KeysValues rows: keys and
     /// values of this batch that they see], besides those of the past that the device keeps; writes
     /// [Context rows].
     Attend {
-        /// Of which layer (for a key-value cache).
-        layer: u32,
+        /// Which.
+        operator: OperatorId,
         /// Query heads of the device.
         heads: Span<Head>,
         /// Key-value heads of the device.
@@ -215,8 +185,8 @@ pub enum OpKind {
     /// Puts keys and values of kept segments behind those of their past. Reads [Qkv or KeysValues rows:
     /// keys and values]; writes what no program has, the device's cache.
     Keep {
-        /// Of which layer.
-        layer: u32,
+        /// Of which attention.
+        operator: OperatorId,
         /// Key-value heads of the device.
         kv_heads: Span<Head>,
     },
@@ -226,12 +196,10 @@ pub enum OpKind {
     /// Reads `Residual`, then `Partial or Sum` if `partial`, then `SumTile` if `staged`;
     /// writes `Residual'`, then `Normed` if the norm is a pre-norm.
     Join {
-        /// Of which layer.
-        layer: u32,
-        /// Whose output bias joins here, once.
-        join: JoinOf,
+        /// Which residual addition. Biases join here, once.
+        add: OperatorId,
         /// The norm that follows at once.
-        norm: NormOf,
+        norm: OperatorId,
         /// Whether the norm replaces the residual.
         post: bool,
         /// Whether a region of f32 sums is read.
@@ -422,7 +390,7 @@ impl Program {
     }
     /// The rows that it embeds.
     pub fn embedded(&self) -> Span<Row> {
-        let embeds = self.operations.iter().filter(|op| op.kind == OpKind::Embed);
+        let embeds = self.operations.iter().filter(|op| matches!(op.kind, OpKind::Embed(_)));
         let rows = embeds.flat_map(|op| &op.writes).map(|region| region.rows);
         let both =
             |a: Span<Row>, b: Span<Row>| Span::new(a.start().min(b.start()), a.end().max(b.end()));

@@ -450,7 +450,7 @@ fn key(program: &Program, op: &Operation) -> Option<((Rank, u64), u32)> {
     std::mem::discriminant(&op.kind).hash(&mut hasher);
     match op.kind {
         OpKind::Send { .. } | OpKind::Receive { .. } => return None,
-        OpKind::Product { product, .. } => product.hash(&mut hasher),
+        OpKind::Product { kernel, .. } => kernel.hash(&mut hasher),
         OpKind::Join { partial, staged, .. } => (partial, staged).hash(&mut hasher),
         OpKind::Export { staged } => staged.hash(&mut hasher),
         _ => {}

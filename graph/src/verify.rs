@@ -6,11 +6,13 @@
 //! when its last use is over; sums are complete; results are given exactly once; and no device
 //! exceeds its budget.
 
+mod contents;
 mod data;
 mod order;
 
 use crate::{
     budget,
+    operators::OperatorGraph,
     program::{LaneId, Memory, OpId, Output, OutputKind, Program, Reduce},
 };
 use galaxy_common::{BatchShape, Bytes, DeviceName, Plan, PlanError, Rank, Wanted, WeightFormat};
@@ -157,7 +159,10 @@ pub fn verify(
     plan.validate(spec.extent())?;
     well_formed(plan, programs)?;
     let order = order::order(programs)?;
-    data::check(spec, plan, shape, programs, &order)?;
+    for (rank, program) in programs.iter().enumerate() {
+        data::accesses(programs, rank, program, &order)?;
+    }
+    contents::check(spec, &OperatorGraph::of(spec), plan, shape, programs, &order)?;
     results(spec, shape, programs)?;
     for (program, device) in programs.iter().zip(&plan.ring) {
         let stream = program.slot_bytes(Memory::Stream);

@@ -132,6 +132,27 @@ impl Matrix {
 }
 
 impl Vector {
+    /// The same of another layer, where it is one of a layer.
+    #[must_use]
+    pub fn at(self, layer: impl Fn(u32) -> u32) -> Self {
+        match self {
+            Self::QueryBias(l) => Self::QueryBias(layer(l)),
+            Self::KeyBias(l) => Self::KeyBias(layer(l)),
+            Self::ValueBias(l) => Self::ValueBias(layer(l)),
+            Self::AttentionOutputBias(l) => Self::AttentionOutputBias(layer(l)),
+            Self::UpBias(l) => Self::UpBias(layer(l)),
+            Self::GateBias(l) => Self::GateBias(layer(l)),
+            Self::DownBias(l) => Self::DownBias(layer(l)),
+            Self::QueryHeadNorm(l) => Self::QueryHeadNorm(layer(l)),
+            Self::KeyHeadNorm(l) => Self::KeyHeadNorm(layer(l)),
+            Self::AttentionNorm(l) => Self::AttentionNorm(layer(l)),
+            Self::AttentionNormBias(l) => Self::AttentionNormBias(layer(l)),
+            Self::MlpNorm(l) => Self::MlpNorm(layer(l)),
+            Self::MlpNormBias(l) => Self::MlpNormBias(layer(l)),
+            of_no_layer => of_no_layer,
+        }
+    }
+
     /// How many values, or `None` where a model of this spec has no such vector.
     pub fn width(self, spec: &ModelSpec) -> Option<u32> {
         let attention = spec.heads * spec.head_width;

@@ -6,7 +6,7 @@ use galaxy_common::{
 };
 use galaxy_graph::{
     ByteCost, Cable, Costs, Disk, FRAME_OVERHEAD, LinkRate, Program, links,
-    program::{Lane, OpKind, Operation, Product, Region},
+    program::{Lane, OpKind, Operation, Region},
 };
 use galaxy_model::ModelSpec;
 use std::collections::BTreeMap;
@@ -109,17 +109,12 @@ impl Costs for ProfileCosts<'_> {
         let rows =
             |kernel, (rows, width): (f64, f64)| device.nanos(kernel, &[rows * width / self.hidden]);
         let nanos = match op.kind {
-            OpKind::Embed => rows(Kernel::Embed, write),
+            OpKind::Embed(_) => rows(Kernel::Embed, write),
             OpKind::Norm(_) => rows(Kernel::Norm, write),
-            OpKind::Product { product, .. } => match product {
-                Product::Qkv => device.nanos(Kernel::Qkv, &[write.0, write.1]),
-                Product::AttentionOutput => {
-                    device.nanos(Kernel::AttentionOutput, &[write.0, read.1])
-                }
-                Product::Up => device.nanos(Kernel::Up, &[write.0, write.1]),
-                Product::Down => device.nanos(Kernel::Down, &[write.0, read.1]),
-                Product::Language => device.nanos(Kernel::Language, &[write.0, write.1]),
-            },
+            OpKind::Product { kernel, .. } => {
+                let columns = if kernel.is_cut_by_inputs() { read.1 } else { write.1 };
+                device.nanos(kernel, &[write.0, columns])
+            }
             OpKind::Attend { heads, .. } => {
                 let queries = op.writes.first().map_or(Span::empty(), |r| r.rows);
                 let keys = op.reads.get(1).map_or(Span::empty(), |r| r.rows);

@@ -10,12 +10,11 @@ use super::{
     table::{row, table},
 };
 use clap::{Args, Subcommand, builder::PossibleValuesParser};
-use galaxy_common::{Bytes, Spread, WeightFormat};
+use galaxy_common::{Bytes, Kernel, Spread, WeightFormat};
 use galaxy_engine::{
     compute::kernels::instructions::Instructions,
     measure::{self, Bench, Cut, Part, Timed, Work},
 };
-use galaxy_graph::program::Product;
 use galaxy_model::{
     ModelDir, ModelSpec,
     shape::{self, SHARD_BYTES, Shape},
@@ -304,7 +303,7 @@ impl Runs {
                 gigabytes: work.weights / ms.median * 1e-6,
                 bound_ms: bound(work),
             };
-            if *part == Part::Product(Product::Language) {
+            if *part == Part::Product(Kernel::Language) {
                 head.push(line);
                 continue;
             }

@@ -2,7 +2,7 @@
 
 use super::{TracedProgram, lane_name};
 use crate::fleet::Timeline;
-use galaxy_common::{Rank, RequestId};
+use galaxy_common::{Kernel, Rank, RequestId};
 use galaxy_graph::{
     Program,
     program::{Block, OpKind, Operation},
@@ -119,19 +119,16 @@ fn category(operation: &Operation) -> &'static str {
 /// What people call an operation, like "L3 mlp up rows 0..71".
 fn name(operation: &Operation) -> String {
     let what = match &operation.kind {
-        OpKind::Embed => "embed".to_owned(),
+        OpKind::Embed(_) => "embed".to_owned(),
         OpKind::Norm(_) => "norm".to_owned(),
-        OpKind::Product { product, .. } => {
-            use galaxy_graph::program::Product;
-            match product {
-                Product::Qkv => "qkv",
-                Product::AttentionOutput => "output",
-                Product::Up => "up",
-                Product::Down => "down",
-                Product::Language => "logits",
-            }
-            .to_owned()
-        }
+        OpKind::Product { kernel, .. } => match kernel {
+            Kernel::Qkv => "qkv".to_owned(),
+            Kernel::AttentionOutput => "output".to_owned(),
+            Kernel::Up => "up".to_owned(),
+            Kernel::Down => "down".to_owned(),
+            Kernel::Language => "logits".to_owned(),
+            other => format!("{other:?}").to_lowercase(),
+        },
         OpKind::Attend { .. } => "attend".to_owned(),
         OpKind::Keep { .. } => "keep".to_owned(),
         OpKind::Shortlist { .. } => "shortlist".to_owned(),

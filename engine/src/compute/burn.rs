@@ -13,7 +13,7 @@ mod weights;
 
 use super::{
     Binding, ComputeError, Engine, Staged,
-    call::{Attended, Call, Misfit},
+    call::{Attended, Call, Misfit, NO_MATRIX, NO_OPERATOR, NOT_ITS_HEADS},
     choice::{BurnDevice, EngineChoice, EngineError},
     kernels::{
         area::{Area, AreaMut, Extent},
@@ -26,14 +26,15 @@ use super::{
 use crate::{choose::Text, weights::Shard};
 use ::burn::{Device, Int, Tensor, TensorData};
 use attention::Sources;
-use galaxy_common::{Bytes, Cache, Span};
-use galaxy_graph::program::{
-    JoinOf, NormOf, OpKind, Operation, OutputKind, Product, Program, Reduce, Slot,
+use galaxy_common::{Bytes, Cache, Head, Share, Span};
+use galaxy_graph::{
+    operators::{self, HeadNorms, Heads, Operator, OperatorId},
+    program::{OpKind, Operation, OutputKind, Program, Reduce, Slot},
 };
-use galaxy_model::{HeadSpec, NormKind, Positions, Table};
+use galaxy_model::{NormKind, Table};
 use rows::Norm;
 use slots::Slots;
-use weights::{Layer, NormTensors, Weights};
+use weights::Weights;
 
 /// Runs the operations of one shard on a device of burn.
 pub struct BurnEngine {
@@ -69,9 +70,8 @@ impl BurnEngine {
             }
             BurnDevice::Wgpu(_) | BurnDevice::Cuda(_) => None,
         };
-        let group = shard.spec().group();
         let texts = texts(&shard, cache);
-        let weights = Weights::take(&mut shard, group, &opened);
+        let weights = Weights::take(&mut shard, &opened);
         let runner = Runner {
             shard,
             texts,
@@ -142,7 +142,7 @@ struct Runner {
 
 impl Runner {
     fn labels(&self) -> u32 {
-        self.shard.spec().head.labels()
+        self.shard.graph.labels()
     }
 
     fn run(&mut self, call: &Call<'_>, staged: Staged<'_>) -> Result<(), Misfit> {
@@ -159,8 +159,8 @@ impl Runner {
             return Ok(());
         }
         match call.operation.kind {
-            OpKind::Embed => {
-                let rows = self.embed(call)?;
+            OpKind::Embed(operator) => {
+                let rows = self.embed(call, operator)?;
                 self.write(call, 0, rows)
             }
             OpKind::Norm(which) => {
@@ -168,21 +168,23 @@ impl Runner {
                 let normed = self.norm(which, &from)?.apply(from);
                 self.write(call, 0, normed)
             }
-            OpKind::Product { layer, product } => {
-                let rows = self.product(call, layer, product)?;
+            OpKind::Product { operator, share, .. } => {
+                let rows = self.product(call, operator, share)?;
                 self.write(call, 0, rows)
             }
-            OpKind::Attend { layer, heads, kv_heads } => {
-                let held = self.layer(layer)?;
-                if held.heads != heads || held.kv_heads != kv_heads {
-                    return Err(Misfit::Why("the heads are not those of the shard"));
+            OpKind::Attend { operator, heads, kv_heads } => {
+                let attention = self.shard.graph.attention(operator).ok_or(NO_OPERATOR)?;
+                let own = self.shard.heads(attention);
+                if (own, attention.kv_heads(own)) != (heads, kv_heads) {
+                    return Err(NOT_ITS_HEADS);
                 }
-                let context = self.attend(call, layer)?;
+                let context = self.attend(call, operator, heads)?;
                 self.write(call, 0, context)
             }
-            OpKind::Keep { layer, kv_heads } => {
-                if self.layer(layer)?.kv_heads != kv_heads {
-                    return Err(Misfit::Why("the heads are not those of the shard"));
+            OpKind::Keep { operator, kv_heads } => {
+                let attention = self.shard.graph.attention(operator).ok_or(NO_OPERATOR)?;
+                if attention.kv_heads(self.shard.heads(attention)) != kv_heads {
+                    return Err(NOT_ITS_HEADS);
                 }
                 let keys = self.read(call, 0)?;
                 let [rows, columns] = keys.dims();
@@ -190,10 +192,10 @@ impl Runner {
                 let extent = Extent { start: 0, rows, columns, stride: columns };
                 let area = Area::new(&values, extent);
                 let area = area.ok_or(Misfit::Why("burn gave too few values"))?;
-                self.texts.keep(call, layer, call.reads(0)?, area)
+                self.texts.keep(call, attention.layer, call.reads(0)?, area)
             }
             OpKind::Shortlist { segment, breadth } => {
-                let slice = self.shard.vocabulary;
+                let slice = self.shard.vocabulary();
                 let logits = alike(self.read(call, 0)?, [1, slice.len() as usize])?;
                 let named = rows::values(logits)?;
                 let named = (named.as_slice(), slice.start());
@@ -201,17 +203,13 @@ impl Runner {
             }
             OpKind::Collect { segment, .. } => self.texts.collect(call, segment, staged.input),
             OpKind::Choose { segment } => self.texts.choose(call, segment, staged.emitted),
-            OpKind::Join { layer, join, norm, post, partial, staged: adds } => {
-                let held = self.layer(layer)?;
-                let bias = match join {
-                    JoinOf::Attention => &held.attention_output_bias,
-                    JoinOf::Mlp => &held.down_bias,
-                };
+            OpKind::Join { add, norm, post, partial, staged: adds } => {
+                let add = self.shard.graph.add(add).ok_or(NO_OPERATOR)?;
                 let mut residual = self.read(call, 0)?;
                 let shape = residual.dims();
                 let norm = self.norm(norm, &residual)?;
-                if let Some(bias) = bias {
-                    residual = residual + bias.clone();
+                for bias in &add.biases {
+                    residual = residual + self.weights.vector(*bias).ok_or(NO_MATRIX)?.clone();
                 }
                 let mut sum = None;
                 if partial {
@@ -261,38 +259,30 @@ impl Runner {
         self.slots.write(call.program, call.writes(at)?, &self.device, values)
     }
 
-    fn layer(&self, layer: u32) -> Result<&Layer, Misfit> {
-        let layer = self.weights.layers.get(layer as usize);
-        layer.ok_or(Misfit::Why("the model has no such layer"))
-    }
-
-    fn norm(&self, which: NormOf, of: &Tensor<2>) -> Result<Norm<'_>, Misfit> {
-        let vectors = match which {
-            NormOf::Attention(layer) => &self.layer(layer)?.attention_norm,
-            NormOf::Mlp(layer) => {
-                let norm = self.layer(layer)?.mlp_norm.as_ref();
-                norm.ok_or(Misfit::Why("the MLP has no norm of its own"))?
-            }
-            NormOf::Final => {
-                let norm = self.weights.final_norm.as_ref();
-                norm.ok_or(Misfit::Why("the model has no final norm"))?
-            }
-        };
-        if of.dims()[1] != self.shard.spec().hidden as usize {
+    fn norm(&self, which: OperatorId, of: &Tensor<2>) -> Result<Norm<'_>, Misfit> {
+        let norm = self.shard.graph.norm(which).ok_or(NO_OPERATOR)?;
+        if of.dims()[1] != norm.width as usize {
             return Err(Misfit::Why("norms are over whole rows"));
         }
-        Ok(self.whole_norm(vectors))
+        self.norm_of(norm)
     }
 
-    fn whole_norm<'a>(&self, vectors: &'a NormTensors) -> Norm<'a> {
-        let spec = self.shard.spec();
-        Norm { kind: spec.norm, epsilon: spec.norm_epsilon, vectors }
+    fn norm_of(&self, norm: &operators::Norm) -> Result<Norm<'_>, Misfit> {
+        let weight = self.weights.vector(norm.weight).ok_or(NO_MATRIX)?;
+        let bias = match norm.bias {
+            Some(bias) => Some(self.weights.vector(bias).ok_or(NO_MATRIX)?),
+            None => None,
+        };
+        Ok(Norm { kind: norm.kind, epsilon: norm.epsilon, weight, bias })
     }
 
-    fn embed(&mut self, call: &Call<'_>) -> Result<Tensor<2>, Misfit> {
-        let spec = self.shard.spec();
+    fn embed(&mut self, call: &Call<'_>, operator: OperatorId) -> Result<Tensor<2>, Misfit> {
+        let embed = match self.shard.graph.get(operator) {
+            Some(Operator::Embed(embed)) => embed,
+            _ => return Err(NO_OPERATOR),
+        };
         let region = call.writes(0)?;
-        if region.columns != Span::first(spec.hidden) {
+        if region.columns != Span::first(embed.width) {
             return Err(Misfit::Why("embeddings are whole rows"));
         }
         let asked = |slot| self.texts.asked(slot);
@@ -300,28 +290,34 @@ impl Runner {
         if self.places.len() != region.rows.len() as usize {
             return Err(Misfit::Why("the batch has fewer rows"));
         }
-        let mut rows = match (spec.patches, &self.weights.patch) {
-            (Some(patches), Some(held)) => {
+        let width = embed.width as usize;
+        let mut rows = match embed.patches {
+            Some((patches, product, class)) => {
+                let held = self.weights.product(product).ok_or(NO_OPERATOR)?;
+                let (matrix, bias) =
+                    held.matrix.as_ref().zip(held.bias.as_ref()).ok_or(NO_MATRIX)?;
+                let class = self.weights.vector(class).ok_or(NO_MATRIX)?;
                 let squares = call.patches(patches, region.rows)?.to_vec();
                 let shape = [region.rows.len() as usize, patches.values() as usize];
                 let squares = Tensor::<2>::from_data(TensorData::new(squares, shape), &self.device);
-                let made = squares.matmul(held.matrix.clone()) + held.bias.clone();
+                let made = squares.matmul(matrix.clone()) + bias.clone();
                 // One where a row is the class's.
                 let of_class = |place: &Place| if place.position == 0 { 1.0 } else { 0.0 };
                 let mask: Vec<f32> = self.places.iter().map(of_class).collect();
                 let mask = TensorData::new(mask, [self.places.len(), 1]);
                 let mask = Tensor::<2>::from_data(mask, &self.device);
-                made.clone() + mask * (held.class_row.clone() - made)
+                made.clone() + mask * (class.clone() - made)
             }
-            _ => self.table(Table::Word, call.tokens(region.rows)?)?,
+            None => self.table(Table::Word, call.tokens(region.rows)?, width)?,
         };
-        if let Positions::Learned { offset, .. } = spec.positions {
+        if let Some(offset) = embed.positions {
             let id = |place: &Place| place.position.saturating_add(offset);
             let ids: Vec<u32> = self.places.iter().map(id).collect();
-            rows = rows + self.table(Table::Position, &ids)?;
+            rows = rows + self.table(Table::Position, &ids, width)?;
         }
-        if let Some(table) = &self.weights.token_types {
-            let types = call.types(region.rows, spec)?;
+        let types = call.types(region.rows, embed.types.map_or(0, |(_, kinds)| kinds))?;
+        if let Some((table, _)) = embed.types {
+            let table = self.weights.vector(table).ok_or(NO_MATRIX)?;
             let of_rows = match types {
                 Some(types) => {
                     let types: Vec<i32> = types.iter().map(|kind| i32::from(*kind)).collect();
@@ -329,19 +325,19 @@ impl Runner {
                     let types = TensorData::new(types, [count]);
                     table.clone().select(0, Tensor::<1, Int>::from_data(types, &self.device))
                 }
-                None => table.clone().slice([0..1, 0..spec.hidden as usize]),
+                None => table.clone().slice([0..1, 0..width]),
             };
             rows = rows + of_rows;
         }
-        Ok(match &self.weights.embedding_norm {
-            Some(vectors) => self.whole_norm(vectors).apply(rows),
+        Ok(match &embed.norm {
+            Some(norm) => self.norm_of(norm)?.apply(rows),
             None => rows,
         })
     }
 
-    /// Rows of a table, read from disk: `[ids, hidden]`.
-    fn table(&self, table: Table, ids: &[u32]) -> Result<Tensor<2>, Misfit> {
-        let shape = [ids.len(), self.shard.spec().hidden as usize];
+    /// Rows of a table, read from disk: `[ids, width]`.
+    fn table(&self, table: Table, ids: &[u32], width: usize) -> Result<Tensor<2>, Misfit> {
+        let shape = [ids.len(), width];
         let mut rows = vec![0.0; shape[0] * shape[1]];
         let read = self.shard.dir.embedding_rows(table, ids, &mut rows);
         read.map_err(|error| Misfit::Weights(error.into()))?;
@@ -351,30 +347,22 @@ impl Runner {
     fn product(
         &mut self,
         call: &Call<'_>,
-        layer: u32,
-        product: Product,
+        operator: OperatorId,
+        share: Span<Share>,
     ) -> Result<Tensor<2>, Misfit> {
         let left = self.read(call, 0)?;
         let out = call.writes(0)?;
-        let (matrix, bias) = match product {
-            Product::Language => (&self.weights.language, &self.weights.language_bias),
-            _ => {
-                let held = self.layer(layer)?;
-                match product {
-                    Product::Qkv => (&held.qkv, &held.qkv_bias),
-                    Product::AttentionOutput => (&held.attention_output, &None),
-                    Product::Up => (&held.up, &held.up_bias),
-                    _ => (&held.down, &None),
-                }
-            }
-        };
-        let matrix = matrix.clone().ok_or(Misfit::Why("the shard has no such matrix"))?;
+        let graph = self.shard.graph.clone();
+        let of = graph.product(operator).ok_or(NO_OPERATOR)?;
+        if self.shard.product(operator).is_none_or(|held| held.share != share) {
+            return Err(Misfit::Why("the share of the matrix is not that of the shard"));
+        }
+        let held = self.weights.product(operator).ok_or(NO_OPERATOR)?;
+        let matrix = held.matrix.clone().ok_or(NO_MATRIX)?;
         let [inputs, outputs] = matrix.dims();
-        let spec = self.shard.spec();
-        let gated = spec.gated && product == Product::Up;
-        let width = if gated { outputs / 2 } else { outputs };
+        let width = if of.gated { outputs / 2 } else { outputs };
         let (columns, whole) = (out.columns.range(), out.columns.range() == (0..width));
-        let fits = whole || !gated && columns.end <= width;
+        let fits = whole || !of.gated && columns.end <= width;
         if left.dims() != [out.rows.len() as usize, inputs] || !fits {
             return Err(Misfit::Why("the matrix does not fit what is read and written"));
         }
@@ -382,69 +370,82 @@ impl Runner {
             true => left.matmul(matrix),
             false => left.matmul(matrix.slice([0..inputs, columns.clone()])),
         };
-        if let Some(bias) = bias {
+        if let Some(bias) = &held.bias {
             let bias = bias.clone();
             rows = rows + if whole { bias } else { bias.slice([0..1, columns]) };
         }
         if call.operation.reads.len() > 1 {
             rows = rows.clone() + alike(self.read(call, 1)?, rows.dims())?;
         }
-        match product {
-            Product::Up if gated => {
+        let activate = |rows| match of.activation {
+            Some(activation) => rows::activate(activation, rows),
+            None => rows,
+        };
+        let rows = match of.gated {
+            true => {
                 let part = |columns| rows.clone().slice([0..out.rows.len() as usize, columns]);
-                let gate = rows::activate(spec.activation, part(0..width));
-                Ok(gate * part(width..2 * width))
+                activate(part(0..width)) * part(width..2 * width)
             }
-            Product::Up => Ok(rows::activate(spec.activation, rows)),
-            Product::Qkv => self.rotate(call, layer, rows),
-            _ => Ok(rows),
+            false => activate(rows),
+        };
+        match &of.heads {
+            Some(heads) => self.turn(call, heads, share.of(), rows),
+            None => Ok(rows),
         }
     }
 
     /// Queries and keys normed, where the model norms them, and turned by their positions, where it has
     /// rotary ones.
-    fn rotate(
+    fn turn(
         &mut self,
         call: &Call<'_>,
-        layer: u32,
+        of: &Heads,
+        own: Span<Head>,
         rows: Tensor<2>,
     ) -> Result<Tensor<2>, Misfit> {
-        let mut places = std::mem::take(&mut self.places);
-        let asked = |slot| self.texts.asked(slot);
-        let turned = call.turned(self.shard.spec(), asked, &mut places);
-        self.places = places;
-        let (spec, held) = (self.shard.spec(), self.layer(layer)?);
-        let (heads, kv_heads) = call.heads_made(spec, held.heads, held.kv_heads)?;
-        let width = spec.head_width as usize;
+        let (heads, kv_heads) = call.heads_made(of, own)?;
+        let width = of.width as usize;
         let mut rows = rows;
-        if let Some([query, key]) = &held.head_norms {
-            let norm = |vectors| Norm { kind: NormKind::Rms, epsilon: spec.norm_epsilon, vectors };
-            rows = rows::norm_heads(rows, [(heads, norm(query)), (kv_heads, norm(key))], width);
+        if let Some(HeadNorms { query, key, epsilon }) = of.norms {
+            let norm = |id| {
+                let weight = self.weights.vector(id).ok_or(NO_MATRIX)?;
+                Ok(Norm { kind: NormKind::Rms, epsilon, weight, bias: None })
+            };
+            let norms = [(heads, norm(query)?), (kv_heads, norm(key)?)];
+            rows = rows::norm_heads(rows, norms, width);
         }
-        let Some(rotation) = turned? else { return Ok(rows) };
-        Ok(rows::rotate(rows, &self.places, rotation, heads + kv_heads, width, &self.device))
+        let Some(rotary) = &of.rotary else { return Ok(rows) };
+        let asked = |slot| self.texts.asked(slot);
+        call.turned(of, rotary, asked, &mut self.places)?;
+        Ok(rows::rotate(rows, &self.places, rotary, heads + kv_heads, width, &self.device))
     }
 
-    fn attend(&self, call: &Call<'_>, layer: u32) -> Result<Tensor<2>, Misfit> {
-        let spec = self.shard.spec();
-        let held = self.layer(layer)?;
-        let Attended { queries, keys } =
-            call.attended(spec, held.heads.len(), held.kv_heads.len())?;
+    fn attend(
+        &self,
+        call: &Call<'_>,
+        operator: OperatorId,
+        heads: Span<Head>,
+    ) -> Result<Tensor<2>, Misfit> {
+        let of = self.shard.graph.attention(operator).ok_or(NO_OPERATOR)?;
+        let kv_heads = of.kv_heads(heads).len();
+        let Attended { queries, keys } = call.attended(of, heads.len(), kv_heads)?;
+        let distances = match of.distances {
+            Some((spec, table)) => Some((spec, self.shard.vector(table).ok_or(NO_MATRIX)?)),
+            None => None,
+        };
         let sources = Sources {
             queries: self.slots.read(call.program, &queries)?,
             first_query: queries.rows.start(),
             keys: self.slots.read(call.program, &keys)?,
             first_key: keys.rows.start(),
-            layer: held,
-            width: spec.head_width as usize,
-            scale: spec.score_scale(layer),
-            causal: spec.causal,
-            distances: spec.distances.zip(self.weights.distances.as_ref()),
+            of,
+            heads,
+            kv_of_heads: self.weights.kv_of_heads(operator),
+            distances,
             device: &self.device,
             cache: &self.texts.cache,
-            number: layer,
         };
-        self.texts.has_past(call, layer)?;
+        self.texts.has_past(call, of.layer)?;
         Ok(sources.attend(&call.binding.shape, queries.rows))
     }
 
@@ -489,7 +490,8 @@ impl Runner {
         let output = call.program.outputs.get(output as usize);
         let output = output.ok_or(Misfit::Why("the program has no such output"))?;
         let out = emitted.ok_or(Misfit::Why("the result has no room"))?;
-        let hidden = self.shard.spec().hidden;
+        let graph = &self.shard.graph;
+        let hidden = graph.values.get(graph.last.0 as usize).map_or(0, |value| value.columns);
         let (rows, width) = output.extent(hidden, self.labels());
         let shape = [rows as usize, width as usize];
         let out = out
@@ -500,7 +502,7 @@ impl Runner {
         }
         let from = self.read(call, 0)?;
         let rows = match output.kind {
-            OutputKind::Logits { vocabulary, .. } if vocabulary != self.shard.vocabulary => {
+            OutputKind::Logits { vocabulary, .. } if vocabulary != self.shard.vocabulary() => {
                 return Err(Misfit::Why("the slice of the vocabulary is not that of the shard"));
             }
             OutputKind::Hidden { .. } | OutputKind::Logits { .. } => from,
@@ -519,25 +521,24 @@ impl Runner {
     }
 
     fn classify(&self, mut row: Tensor<2>) -> Result<Tensor<2>, Misfit> {
-        let (HeadSpec::Classes(head), Some(held)) =
-            (&self.shard.spec().head, &self.weights.classes)
-        else {
-            return Err(Misfit::Why("the model has no class head"));
+        let classes = self.shard.graph.classes.as_ref();
+        let classes = classes.ok_or(Misfit::Why("the model has no class head"))?;
+        let product = |row: Tensor<2>, id| {
+            let held = self.weights.product(id).ok_or(NO_OPERATOR)?;
+            let matrix = held.matrix.as_ref().ok_or(NO_MATRIX)?;
+            if row.dims()[1] != matrix.dims()[0] {
+                return Err(Misfit::Why("the class head does not fit the row"));
+            }
+            let made = row.matmul(matrix.clone());
+            Ok(match &held.bias {
+                Some(bias) => made + bias.clone(),
+                None => made,
+            })
         };
-        let fits = |row: &Tensor<2>, matrix: &Tensor<2>| match row.dims()[1] == matrix.dims()[0] {
-            true => Ok(()),
-            false => Err(Misfit::Why("the class head does not fit the row")),
-        };
-        if let Some((dense, bias)) = &held.dense {
-            fits(&row, dense)?;
-            row = rows::activate_class(head.dense, row.matmul(dense.clone()) + bias.clone());
+        if let Some((dense, activation)) = classes.dense {
+            row = rows::activate_class(activation, product(row, dense)?);
         }
-        fits(&row, &held.output)?;
-        let logits = row.matmul(held.output.clone());
-        Ok(match &held.bias {
-            Some(bias) => logits + bias.clone(),
-            None => logits,
-        })
+        product(row, classes.output)
     }
 }
 

@@ -4,14 +4,17 @@ use super::{
     Binding, ComputeError, Inputs,
     kernels::{
         attention,
-        rotary::{self, Place, Rotation},
+        rotary::{self, Place},
         wire::Tile,
     },
 };
 use crate::weights::WeightError;
 use galaxy_common::{Head, Row, Span};
-use galaxy_graph::program::{Operation, Program, Region};
-use galaxy_model::{ModelSpec, Patches};
+use galaxy_graph::{
+    operators::{Attention, Heads, Rotary},
+    program::{Operation, Program, Region},
+};
+use galaxy_model::Patches;
 
 /// Why an operation cannot be run.
 pub(crate) enum Misfit {
@@ -39,6 +42,13 @@ impl Misfit {
     }
 }
 
+/// An operation names what the graph does not have,
+pub(crate) const NO_OPERATOR: Misfit = Misfit::Why("the model has no such operator");
+/// what the shard does not have,
+pub(crate) const NO_MATRIX: Misfit = Misfit::Why("the shard has no such matrix");
+/// or heads of others.
+pub(crate) const NOT_ITS_HEADS: Misfit = Misfit::Why("the heads are not those of the shard");
+
 /// One operation and all that it refers to.
 pub(crate) struct Call<'a> {
     pub(crate) program: &'a Program,
@@ -64,13 +74,13 @@ impl<'a> Call<'a> {
     /// What an attention operation reads, where it fits the batch and a device of so many heads.
     pub(crate) fn attended(
         &self,
-        spec: &ModelSpec,
+        attention: &Attention,
         heads: u32,
         kv_heads: u32,
     ) -> Result<Attended, Misfit> {
         let (queries, keys, context) = (*self.reads(0)?, *self.reads(1)?, self.writes(0)?);
-        let columns = heads * spec.head_width;
-        if (queries.columns.len(), keys.columns.len()) != (columns, 2 * kv_heads * spec.head_width)
+        let columns = heads * attention.width;
+        if (queries.columns.len(), keys.columns.len()) != (columns, 2 * kv_heads * attention.width)
         {
             return Err(Misfit::Why("queries, keys and values are not those of the heads"));
         }
@@ -79,7 +89,7 @@ impl<'a> Call<'a> {
         }
         let shape = &self.binding.shape;
         let mut covered = 0;
-        for (own, seen) in attention::seen(shape, queries.rows, spec.causal) {
+        for (own, seen) in attention::seen(shape, queries.rows, attention.causal) {
             if !keys.rows.contains(seen) {
                 return Err(Misfit::Why("it does not read all rows that its queries see"));
             }
@@ -103,15 +113,11 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// The token types of rows that are embedded, each one that the model has; none where all are 0.
-    pub(crate) fn types(
-        &self,
-        rows: Span<Row>,
-        spec: &ModelSpec,
-    ) -> Result<Option<&'a [u8]>, Misfit> {
+    /// The token types of rows that are embedded, each one of so many; none where all are 0.
+    pub(crate) fn types(&self, rows: Span<Row>, kinds: u32) -> Result<Option<&'a [u8]>, Misfit> {
         let Inputs::Typed { types, .. } = &self.binding.inputs else { return Ok(None) };
         let types = types.get(rows.range()).ok_or(Misfit::Why("the batch has fewer types"))?;
-        match types.iter().all(|kind| u32::from(*kind) < spec.token_types) {
+        match types.iter().all(|kind| u32::from(*kind) < kinds) {
             true => Ok(Some(types)),
             false => Err(Misfit::Why("a token has a type that the model does not have")),
         }
@@ -133,39 +139,38 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// How the written rows are turned, and into `places` where each row stands; nothing where the model
-    /// has no rotary positions. `asked` gives how many rows the text of a slot was asked with.
-    pub(crate) fn turned<'m>(
+    /// Puts into `places` where each row stands that is written and turned. `asked` gives how many rows the
+    /// text of a slot was asked with.
+    pub(crate) fn turned(
         &self,
-        spec: &'m ModelSpec,
+        heads: &Heads,
+        rotary: &Rotary,
         asked: impl Fn(u32) -> u32,
         places: &mut Vec<Place>,
-    ) -> Result<Option<Rotation<'m>>, Misfit> {
-        let Some(rotation) = Rotation::of(spec) else { return Ok(None) };
+    ) -> Result<(), Misfit> {
         let rows = self.writes(0)?.rows;
         rotary::places(&self.binding.shape, rows, asked, places);
-        let beyond = |place: &Place| place.position >= rotation.limit;
+        let beyond = |place: &Place| place.position >= rotary.limit;
         if places.len() != rows.len() as usize || places.iter().any(beyond) {
             return Err(Misfit::Why("rows lie beyond the batch or the model's positions"));
         }
-        if 2 * rotation.pairs_of_columns() > spec.head_width as usize {
+        if 2 * rotary.inverse_frequencies.len() > heads.width as usize {
             return Err(Misfit::Why("more columns are rotated than a head has"));
         }
-        Ok(Some(rotation))
+        Ok(())
     }
 
     /// Heads of queries and heads of keys among the columns that a product of queries, keys and values
-    /// makes for a device of so many: it makes all of them, or queries alone, or what follows them.
+    /// makes of a share: it makes all of them, or queries alone, or what follows them.
     pub(crate) fn heads_made(
         &self,
-        spec: &ModelSpec,
+        of: &Heads,
         heads: Span<Head>,
-        kv_heads: Span<Head>,
     ) -> Result<(usize, usize), Misfit> {
         let columns = self.writes(0)?.columns;
-        let (heads, kv_heads) = (heads.len(), kv_heads.len());
-        let queries = heads * spec.head_width;
-        let all = queries + 2 * kv_heads * spec.head_width;
+        let (heads, kv_heads) = (heads.len(), of.kv_heads(heads).len());
+        let queries = heads * of.width;
+        let all = queries + 2 * kv_heads * of.width;
         match (columns.start(), columns.end()) {
             (0, end) if end == all => Ok((heads as usize, kv_heads as usize)),
             (0, end) if end == queries => Ok((heads as usize, 0)),

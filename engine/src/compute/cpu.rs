@@ -4,13 +4,13 @@ mod slots;
 
 use super::{
     Binding, ComputeError, Engine, Staged,
-    call::{Attended, Call, Misfit},
+    call::{Attended, Call, Misfit, NO_MATRIX, NO_OPERATOR, NOT_ITS_HEADS},
     kernels::{
         area::{Area, AreaMut, Extent, grow},
         attention::{self, DistanceTable, Layout, Sources},
         curve::Curve,
         dense::{self, Epilogue},
-        rotary::{self, Place, RotaryTable, Rotation},
+        rotary::{self, Place, RotaryTable},
         rows::{self, Joined, Norm},
         threads::Threads,
         vector, wire,
@@ -20,14 +20,15 @@ use super::{
 use crate::{
     choose::Text,
     stream::Stream,
-    weights::{AnyMatrix, LayerShard, Shard},
+    weights::{AnyMatrix, HeldProduct, Shard},
 };
-use galaxy_common::{Bytes, Cache};
-use galaxy_graph::program::{
-    JoinOf, NormOf, OpKind, Operation, OutputKind, Product, Program, Reduce, Slot,
+use galaxy_common::{Bytes, Cache, Head, Share, Span};
+use galaxy_graph::{
+    budget,
+    operators::{self, HeadNorms, Operator, OperatorId},
+    program::{OpKind, Operation, OutputKind, Program, Reduce, Slot},
 };
-use galaxy_graph::{budget, pieces};
-use galaxy_model::{Activation, ClassActivation, HeadSpec, NormKind, Positions, Table};
+use galaxy_model::{Activation, ClassActivation, NormKind, Table};
 use slots::{Slots, extent};
 use std::{ops::Range, sync::Arc};
 
@@ -98,10 +99,12 @@ impl Engine for CpuEngine {
     }
 
     fn begin(&mut self, text: &Text) -> Result<(), ComputeError> {
-        if let Some(rotation) = Rotation::of(self.shard.spec()) {
-            self.rotary.reach(rotation, text.rows);
+        if let Some(heads) = self.shard.graph.heads() {
+            if let Some(rotary) = &heads.rotary {
+                self.rotary.reach(rotary, text.rows);
+            }
+            self.attention.expect_few(heads.width as usize);
         }
-        self.attention.expect_few(self.shard.spec().head_width as usize);
         self.texts.begin(text)
     }
 
@@ -114,7 +117,7 @@ impl Engine for CpuEngine {
     }
 
     fn labels(&self) -> u32 {
-        self.shard.spec().head.labels()
+        self.shard.graph.labels()
     }
 
     fn held(&self) -> (Bytes, Bytes) {
@@ -151,10 +154,6 @@ fn alike(rows: usize, columns: usize, area: Area<'_>) -> Result<(), Misfit> {
     }
 }
 
-fn held(shard: &Shard, layer: u32) -> Result<&LayerShard, Misfit> {
-    shard.layers.get(layer as usize).ok_or(Misfit::Why("the model has no such layer"))
-}
-
 impl CpuEngine {
     fn compute(
         &mut self,
@@ -164,7 +163,7 @@ impl CpuEngine {
     ) -> Result<(), Misfit> {
         let [first, second] = written;
         match call.operation.kind {
-            OpKind::Embed => self.embed(call, first),
+            OpKind::Embed(operator) => self.embed(call, operator, first),
             OpKind::Norm(which) => {
                 let out = call.target(first, 0)?;
                 let from = call.source(&self.slots, 0)?;
@@ -172,33 +171,35 @@ impl CpuEngine {
                 rows::norm(&self.threads, self.norm(which, out.columns())?, from, out);
                 Ok(())
             }
-            OpKind::Product { layer, product } => {
-                self.product(call, (layer, product), staged.weights, first)
+            OpKind::Product { operator, share, .. } => {
+                self.product(call, (operator, share), staged.weights, first)
             }
-            OpKind::Attend { layer, heads, kv_heads } => {
-                let held = held(&self.shard, layer)?;
-                if held.heads != heads || held.kv_heads != kv_heads {
-                    return Err(Misfit::Why("the heads are not those of the shard"));
+            OpKind::Attend { operator, heads, kv_heads } => {
+                let attention = self.shard.graph.attention(operator).ok_or(NO_OPERATOR)?;
+                let own = self.shard.heads(attention);
+                if (own, attention.kv_heads(own)) != (heads, kv_heads) {
+                    return Err(NOT_ITS_HEADS);
                 }
-                self.attend(call, layer, first)
+                self.attend(call, (operator, heads), first)
             }
-            OpKind::Keep { layer, kv_heads } => {
-                if held(&self.shard, layer)?.kv_heads != kv_heads {
-                    return Err(Misfit::Why("the heads are not those of the shard"));
+            OpKind::Keep { operator, kv_heads } => {
+                let attention = self.shard.graph.attention(operator).ok_or(NO_OPERATOR)?;
+                if attention.kv_heads(self.shard.heads(attention)) != kv_heads {
+                    return Err(NOT_ITS_HEADS);
                 }
                 let keys = call.source(&self.slots, 0)?;
-                self.texts.keep(call, layer, call.reads(0)?, keys)
+                self.texts.keep(call, attention.layer, call.reads(0)?, keys)
             }
             OpKind::Shortlist { segment, breadth } => {
                 let logits = call.source(&self.slots, 0)?;
-                let slice = self.shard.vocabulary;
+                let slice = self.shard.vocabulary();
                 alike(1, slice.len() as usize, logits)?;
                 let named = (logits.row(0), slice.start());
                 self.texts.shortlist(call, (segment, breadth), named, staged.output)
             }
             OpKind::Collect { segment, .. } => self.texts.collect(call, segment, staged.input),
             OpKind::Choose { segment } => self.texts.choose(call, segment, staged.emitted),
-            OpKind::Join { layer, join, norm, post, partial, staged: adds } => {
+            OpKind::Join { add, norm, post, partial, staged: adds } => {
                 let residual = call.target(first, 0)?;
                 let (rows, columns) = (residual.rows(), residual.columns());
                 let normed = match post {
@@ -222,13 +223,11 @@ impl CpuEngine {
                 if tile.is_some_and(|t| t.shape() != (rows, columns)) {
                     return Err(Misfit::Why("the staged tile differs in shape"));
                 }
-                let held = held(&self.shard, layer)?;
-                let bias = match join {
-                    JoinOf::Attention => held.attention_output_bias.as_deref(),
-                    JoinOf::Mlp => held.down_bias.as_deref(),
-                };
+                let add = self.shard.graph.add(add).ok_or(NO_OPERATOR)?;
+                let mut biases = add.biases.iter().map(|id| self.shard.vector(*id));
+                let biases = [biases.next().flatten(), biases.next().flatten()];
                 let norm = self.norm(norm, columns)?;
-                let joined = Joined { residual: old, bias, partial: sum, staged: tile, norm };
+                let joined = Joined { residual: old, biases, partial: sum, staged: tile, norm };
                 rows::join(&self.threads, joined, residual, normed);
                 Ok(())
             }
@@ -285,27 +284,25 @@ impl CpuEngine {
         }
     }
 
-    fn norm(&self, which: NormOf, columns: usize) -> Result<Norm<'_>, Misfit> {
-        let spec = self.shard.spec();
-        let vectors = match which {
-            NormOf::Attention(layer) => &held(&self.shard, layer)?.attention_norm,
-            NormOf::Mlp(layer) => {
-                let norm = held(&self.shard, layer)?.mlp_norm.as_ref();
-                norm.ok_or(Misfit::Why("the MLP has no norm of its own"))?
-            }
-            NormOf::Final => {
-                self.shard.final_norm.as_ref().ok_or(Misfit::Why("the model has no final norm"))?
-            }
-        };
-        if columns != spec.hidden as usize {
+    fn norm(&self, which: OperatorId, columns: usize) -> Result<Norm<'_>, Misfit> {
+        let norm = self.shard.graph.norm(which).ok_or(NO_OPERATOR)?;
+        if columns != norm.width as usize {
             return Err(Misfit::Why("norms are over whole rows"));
         }
-        Ok(Norm { kind: spec.norm, epsilon: spec.norm_epsilon, vectors })
+        norm_of(&self.shard, norm)
     }
 
-    fn embed(&mut self, call: &Call<'_>, written: &mut [f32]) -> Result<(), Misfit> {
-        let spec = self.shard.spec();
-        let hidden = spec.hidden as usize;
+    fn embed(
+        &mut self,
+        call: &Call<'_>,
+        operator: OperatorId,
+        written: &mut [f32],
+    ) -> Result<(), Misfit> {
+        let embed = match self.shard.graph.get(operator) {
+            Some(Operator::Embed(embed)) => embed,
+            _ => return Err(NO_OPERATOR),
+        };
+        let hidden = embed.width as usize;
         let rows = call.writes(0)?.rows;
         let mut out = call.target(written, 0)?;
         if out.columns() != hidden {
@@ -321,28 +318,32 @@ impl CpuEngine {
             result.map_err(|error| Misfit::Weights(error.into()))
         };
         let whole = Misfit::Why("embeddings are whole rows");
-        let area = match (spec.patches, &self.shard.patch) {
-            (Some(patches), Some(held)) => {
+        let area = match embed.patches {
+            Some((patches, product, class)) => {
+                let HeldProduct { matrix: Some(matrix), bias, .. } = self.held(product)? else {
+                    return Err(NO_MATRIX);
+                };
+                let class = self.shard.vector(class).ok_or(NO_MATRIX)?;
                 let (count, width) = (out.rows(), patches.values() as usize);
                 let extent = Extent { start: 0, rows: count, columns: width, stride: width };
                 let squares = Area::new(call.patches(patches, rows)?, extent);
                 let squares = squares.ok_or(Misfit::Why("squares of pixels have another width"))?;
-                let epilogue = Epilogue { bias: Some(&held.bias), curve: None };
+                let epilogue = Epilogue { bias: bias.as_deref(), curve: None };
                 let (threads, scratch) = (&self.threads, &self.products);
-                dense::product(threads, scratch, squares, &held.matrix, out.again(), epilogue);
+                dense::product(threads, scratch, squares, matrix, out.again(), epilogue);
                 let first = |place: &Place| place.position == 0;
                 for (row, _) in self.places.iter().enumerate().filter(|(_, place)| first(place)) {
-                    out.row(row).copy_from_slice(&held.class_row);
+                    out.row(row).copy_from_slice(class);
                 }
                 out.contiguous().ok_or(whole)?
             }
-            _ => {
+            None => {
                 let area = out.contiguous().ok_or(whole)?;
                 read(Table::Word, call.tokens(rows)?, area)?;
                 area
             }
         };
-        if let Positions::Learned { offset, .. } = spec.positions {
+        if let Some(offset) = embed.positions {
             grow(&mut self.few, POSITION_ROWS * hidden);
             let mut ids = [0; POSITION_ROWS];
             let pieces = area.chunks_mut(POSITION_ROWS * hidden);
@@ -356,82 +357,110 @@ impl CpuEngine {
                 vector::add(piece, table);
             }
         }
-        let types = call.types(rows, spec)?;
+        let table = match embed.types {
+            Some((table, _)) => Some(self.shard.vector(table).ok_or(NO_MATRIX)?),
+            None => None,
+        };
+        let types = call.types(rows, embed.types.map_or(0, |(_, kinds)| kinds))?;
+        let norm = match &embed.norm {
+            Some(norm) => Some(norm_of(&self.shard, norm)?),
+            None => None,
+        };
         for (index, row) in area.chunks_exact_mut(hidden.max(1)).enumerate() {
-            if let Some(table) = &self.shard.token_types {
+            if let Some(table) = table {
                 let kind = types.map_or(0, |types| usize::from(types[index]));
                 vector::add(row, &table[kind * hidden..][..hidden]);
             }
-            if let Some(vectors) = &self.shard.embedding_norm {
-                Norm { kind: spec.norm, epsilon: spec.norm_epsilon, vectors }.apply(row);
+            if let Some(norm) = norm {
+                norm.apply(row);
             }
         }
         Ok(())
     }
 
+    fn held(&self, product: OperatorId) -> Result<&HeldProduct, Misfit> {
+        self.shard.product(product).ok_or(NO_OPERATOR)
+    }
+
     fn product(
         &mut self,
         call: &Call<'_>,
-        (layer, product): (u32, Product),
+        (operator, share): (OperatorId, Span<Share>),
         loaded: Option<&[u8]>,
         written: &mut [f32],
     ) -> Result<(), Misfit> {
         let mut out = call.target(written, 0)?;
         let left = call.source(&self.slots, 0)?;
-        let spec = self.shard.spec();
-        let held = match product {
-            Product::Language => None,
-            _ => Some(held(&self.shard, layer)?),
-        };
+        let of = self.shard.graph.product(operator).ok_or(NO_OPERATOR)?;
+        if self.held(operator)?.share != share {
+            return Err(Misfit::Why("the share of the matrix is not that of the shard"));
+        }
         let columns = call.writes(0)?.columns.range();
-        let (matrix, bias) = matrix(&self.shard, (layer, product), columns, loaded)?;
+        let (matrix, bias) = matrix(&self.shard, (operator, of), columns, loaded)?;
         if (left.columns(), out.columns()) != (matrix.layout.inputs, matrix.columns())
             || left.rows() != out.rows()
         {
             return Err(Misfit::Why("rows, matrix and product do not fit together"));
         }
         let (threads, scratch) = (&self.threads, &self.products);
-        let curve = curve(spec.activation);
-        let epilogue = Epilogue { bias, curve: (product == Product::Up).then_some(curve) };
+        let epilogue = Epilogue { bias, curve: of.activation.map(curve) };
         dense::product(threads, scratch, left, matrix, out.again(), epilogue);
         if call.program.operands(call.operation) > 1 {
             let more = call.source(&self.slots, 1)?;
             alike(out.rows(), out.columns(), more)?;
             rows::add(threads, more, out.again());
         }
-        let (Product::Qkv, Some(held)) = (product, held) else { return Ok(()) };
-        let (heads, kv_heads) = call.heads_made(spec, held.heads, held.kv_heads)?;
-        if let Some([query, key]) = &held.head_norms {
-            let norm = |vectors| Norm { kind: NormKind::Rms, epsilon: spec.norm_epsilon, vectors };
-            rows::norm_heads(threads, [(heads, norm(query)), (kv_heads, norm(key))], out.again());
+        let Some(of_heads) = &of.heads else { return Ok(()) };
+        let (heads, kv_heads) = call.heads_made(of_heads, share.of())?;
+        if let Some(HeadNorms { query, key, epsilon }) = of_heads.norms {
+            let norm = |id| {
+                let weight = self.shard.vector(id).ok_or(NO_MATRIX)?;
+                Ok(Norm { kind: NormKind::Rms, epsilon, weight, bias: None })
+            };
+            let norms = [(heads, norm(query)?), (kv_heads, norm(key)?)];
+            rows::norm_heads(threads, norms, out.again());
         }
-        let asked = |slot| self.texts.asked(slot);
-        if let Some(rotation) = call.turned(spec, asked, &mut self.places)? {
-            self.rotary.reach_rows(rotation, &self.places);
-            let (heads, width) = (heads + kv_heads, spec.head_width as usize);
-            self.rotary.turn(threads, out, &self.places, rotation.pairs, heads, width);
+        if let Some(rotary) = &of_heads.rotary {
+            let asked = |slot| self.texts.asked(slot);
+            call.turned(of_heads, rotary, asked, &mut self.places)?;
+            self.rotary.reach_rows(rotary, &self.places);
+            let (heads, width) = (heads + kv_heads, of_heads.width as usize);
+            self.rotary.turn(threads, out, &self.places, rotary.pairs, heads, width);
         }
         Ok(())
     }
 
-    fn attend(&mut self, call: &Call<'_>, layer: u32, written: &mut [f32]) -> Result<(), Misfit> {
-        let spec = self.shard.spec();
+    fn attend(
+        &mut self,
+        call: &Call<'_>,
+        (operator, own): (OperatorId, Span<Head>),
+        written: &mut [f32],
+    ) -> Result<(), Misfit> {
+        let attention = self.shard.graph.attention(operator).ok_or(NO_OPERATOR)?;
         let context = call.target(written, 0)?;
-        let held = held(&self.shard, layer)?;
-        let Attended { queries, keys } =
-            call.attended(spec, held.heads.len(), held.kv_heads.len())?;
+        let kv_heads = attention.kv_heads(own);
+        let Attended { queries, keys } = call.attended(attention, own.len(), kv_heads.len())?;
+        let layer = attention.layer;
         self.texts.has_past(call, layer)?;
         let area = |region| {
             let area = self.slots.area(call.program, region);
             area.ok_or(Misfit::Why("what it reads is not held"))
         };
         let layout = Layout {
-            heads: held.heads.len() as usize,
-            first_head: held.heads.start() as usize,
-            kv_heads: held.kv_heads.len() as usize,
-            first_kv_head: held.kv_heads.start() as usize,
-            group: spec.group().max(1) as usize,
-            width: spec.head_width as usize,
+            heads: own.len() as usize,
+            first_head: own.start() as usize,
+            kv_heads: kv_heads.len() as usize,
+            first_kv_head: kv_heads.start() as usize,
+            group: attention.group.max(1) as usize,
+            width: attention.width as usize,
+        };
+        let distances = match attention.distances {
+            Some((of, table)) => {
+                let table = self.shard.vector(table).ok_or(NO_MATRIX)?;
+                let longest = call.binding.shape.segments().iter().map(|s| s.rows).max();
+                Some(self.distances.reach(of, table, longest.unwrap_or(0) as usize))
+            }
+            None => None,
         };
         let sources = Sources {
             queries: area(&queries)?,
@@ -439,18 +468,21 @@ impl CpuEngine {
             keys: area(&keys)?,
             first_key: keys.rows.start(),
             layout,
-            scale: spec.score_scale(layer),
-            causal: spec.causal,
+            scale: attention.scale,
+            causal: attention.causal,
             cache: Some(&self.texts.cache),
             layer,
-            distances: spec.distances.zip(self.shard.distances.as_deref()).map(|(spec, table)| {
-                let longest = call.binding.shape.segments().iter().map(|s| s.rows).max();
-                self.distances.reach(spec, table, longest.unwrap_or(0) as usize)
-            }),
+            distances,
         };
         let (scratch, shape) = (&mut self.attention, &call.binding.shape);
         attention::attend(&self.threads, scratch, sources, shape, queries.rows, context);
         Ok(())
+    }
+
+    /// Width of the rows after the last norm.
+    fn hidden(&self) -> u32 {
+        let graph = &self.shard.graph;
+        graph.values.get(graph.last.0 as usize).map_or(0, |value| value.columns)
     }
 
     fn emit(
@@ -463,12 +495,12 @@ impl CpuEngine {
         let output = output.ok_or(Misfit::Why("the program has no such output"))?;
         let out = emitted.ok_or(Misfit::Why("the result has no room"))?;
         let from = call.source(&self.slots, 0)?;
-        let hidden = self.shard.spec().hidden;
+        let hidden = self.hidden();
         let (rows, width) = output.extent(hidden, self.labels());
         let values = rows as usize * width as usize;
         let out = out.get_mut(..values).ok_or(Misfit::Why("the result has too little room"))?;
         if let OutputKind::Logits { vocabulary, .. } = output.kind
-            && vocabulary != self.shard.vocabulary
+            && vocabulary != self.shard.vocabulary()
         {
             return Err(Misfit::Why("the slice of the vocabulary is not that of the shard"));
         }
@@ -521,31 +553,32 @@ fn curve(activation: Activation) -> Curve {
     }
 }
 
+/// A norm with its vectors.
+fn norm_of<'a>(shard: &'a Shard, norm: &operators::Norm) -> Result<Norm<'a>, Misfit> {
+    let weight = shard.vector(norm.weight).ok_or(NO_MATRIX)?;
+    let bias = match norm.bias {
+        Some(bias) => Some(shard.vector(bias).ok_or(NO_MATRIX)?),
+        None => None,
+    };
+    Ok(Norm { kind: norm.kind, epsilon: norm.epsilon, weight, bias })
+}
+
 /// What makes these columns of a product, and their bias.
 fn matrix<'a>(
     shard: &'a Shard,
-    (layer, product): (u32, Product),
+    (operator, of): (OperatorId, &operators::Product),
     columns: Range<usize>,
     loaded: Option<&'a [u8]>,
 ) -> Result<(AnyMatrix<'a>, Option<&'a [f32]>), Misfit> {
-    let none = || Misfit::Why("the shard has no such matrix");
-    if let Some(streamed) = &shard.streamed {
-        let place = (pieces::held(layer, product), columns.start as u32);
-        return streamed.matrix(place, loaded).ok_or_else(none);
+    if let (Some(streamed), Some(held)) = (&shard.streamed, of.held) {
+        return streamed.matrix((held, columns.start as u32), loaded).ok_or(NO_MATRIX);
     }
-    let layer = || held(shard, layer);
-    let (matrix, bias) = match product {
-        Product::Qkv => (&layer()?.qkv, layer()?.qkv_bias.as_deref()),
-        Product::AttentionOutput => (&layer()?.attention_output, None),
-        Product::Up => (&layer()?.up, layer()?.up_bias.as_deref()),
-        Product::Down => (&layer()?.down, None),
-        Product::Language => (&shard.language, shard.language_bias.as_deref()),
-    };
-    let whole = AnyMatrix::from(matrix.as_ref().ok_or_else(none)?);
+    let HeldProduct { matrix, bias, .. } = shard.product(operator).ok_or(NO_OPERATOR)?;
+    let whole = AnyMatrix::from(matrix.as_ref().ok_or(NO_MATRIX)?);
     let cut = columns != (0..whole.columns());
     let part = whole.part(columns.clone());
     let part = part.ok_or(Misfit::Why("rows, matrix and product do not fit together"))?;
-    Ok((part, bias.map(|bias| if cut { &bias[columns] } else { bias })))
+    Ok((part, bias.as_deref().map(|bias| if cut { &bias[columns] } else { bias })))
 }
 
 fn classify(
@@ -556,32 +589,35 @@ fn classify(
     row: Area<'_>,
     out: &mut [f32],
 ) -> Result<(), Misfit> {
-    let (HeadSpec::Classes(head), Some(held)) = (&shard.spec().head, &shard.classes) else {
-        return Err(Misfit::Why("the model has no class head"));
+    let classes = shard.graph.classes.as_ref();
+    let classes = classes.ok_or(Misfit::Why("the model has no class head"))?;
+    let of = |id| {
+        let held = shard.product(id).ok_or(NO_OPERATOR)?;
+        Ok((held.matrix.as_ref().ok_or(NO_MATRIX)?, held.bias.as_deref()))
     };
     let single = |columns| Extent { start: 0, rows: 1, columns, stride: columns };
     let room = Misfit::Why("the class head does not fit the row");
     let mut row = row;
-    if let Some((dense, bias)) = &held.dense {
+    if let Some((dense, activation)) = classes.dense {
+        let (dense, bias) = of(dense)?;
         grow(few, dense.outputs);
         if dense.inputs != row.columns() {
             return Err(room);
         }
-        let curve = match head.dense {
+        let curve = match activation {
             Some(ClassActivation::Tanh) => Some(Curve::Tanh),
             Some(ClassActivation::Relu) => Some(Curve::Relu),
             None => None,
         };
         let Some(area) = AreaMut::new(few, single(dense.outputs)) else { return Err(room) };
-        dense::product(threads, scratch, row, dense, area, Epilogue { bias: Some(bias), curve });
+        dense::product(threads, scratch, row, dense, area, Epilogue { bias, curve });
         row = Area::single(&few[..dense.outputs]);
     }
-    let output = &held.output;
+    let (output, bias) = of(classes.output)?;
     if output.inputs != row.columns() || output.outputs != out.len() {
         return Err(room);
     }
     let Some(area) = AreaMut::new(out, single(output.outputs)) else { return Err(room) };
-    let epilogue = Epilogue { bias: held.bias.as_deref(), curve: None };
-    dense::product(threads, scratch, row, output, area, epilogue);
+    dense::product(threads, scratch, row, output, area, Epilogue { bias, curve: None });
     Ok(())
 }

@@ -26,9 +26,10 @@ pub(crate) struct Texts {
 
 /// For a device with this shard.
 pub(crate) fn texts(shard: &Shard, cache: Cache) -> Texts {
-    let kv_heads = shard.layers.iter().map(|layer| layer.kv_heads);
-    let cache = KvCache::new(cache, kv_heads, shard.spec().head_width);
-    Texts::new(cache, shard.vocabulary.len())
+    let graph = &shard.graph;
+    let kv_heads = graph.attentions().map(|(_, of)| of.kv_heads(shard.heads(of)));
+    let width = graph.heads().map_or(0, |heads| heads.width);
+    Texts::new(KvCache::new(cache, kv_heads, width), shard.vocabulary().len())
 }
 
 impl Texts {

@@ -6,15 +6,16 @@ use crate::{
     weights::{Shard, WeightError},
 };
 use galaxy_common::{
-    BatchShape, BlockAssignment, Bytes, Cache, DeviceName, Plan, ShapeError, Span, Strategy,
-    Wanted, WeightFormat, WireType, plan::Phase,
+    BatchShape, BlockAssignment, Bytes, Cache, DeviceName, Kernel, Plan, ShapeError, Span,
+    Strategy, Wanted, WeightFormat, WireType, plan::Phase,
 };
 use galaxy_graph::{
     LowerError, Program, lower,
-    program::{JoinOf, OpKind, Operation, Product},
+    operators::{Operate, Operator, OperatorGraph, Sizes},
+    program::{OpKind, Operation},
     share::{Member, ShareError, Terms, plan},
 };
-use galaxy_model::{HeadSpec, ModelDir, ModelSpec};
+use galaxy_model::{HeadSpec, ModelDir};
 use std::{
     fmt,
     ops::ControlFlow,
@@ -107,7 +108,7 @@ impl Cut {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Part {
     /// A product.
-    Product(Product),
+    Product(Kernel),
     /// Attention.
     Attention,
     /// Residual, bias and norm after attention.
@@ -119,11 +120,11 @@ pub enum Part {
 impl fmt::Display for Part {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            Self::Product(Product::Qkv) => "qkv",
-            Self::Product(Product::AttentionOutput) => "attention output",
-            Self::Product(Product::Up) => "up",
-            Self::Product(Product::Down) => "down",
-            Self::Product(Product::Language) => "language head",
+            Self::Product(Kernel::Qkv) => "qkv",
+            Self::Product(Kernel::AttentionOutput) => "attention output",
+            Self::Product(Kernel::Up) => "up",
+            Self::Product(Kernel::Down) => "down",
+            Self::Product(_) => "language head",
             Self::Attention => "attention",
             Self::AttentionJoin => "join after attention",
             Self::MlpJoin => "join after mlp",
@@ -256,7 +257,8 @@ impl Bench {
         let programs = lower(spec, &self.plan, Phase::Prefill, &shape)?;
         let lost = MeasureError::Part { part: self.part, parts: self.plan.ring.len() };
         let program = programs.into_iter().nth(self.part).ok_or(lost)?;
-        let describe = Describe { spec, format: self.dir.format(), rows };
+        let graph = OperatorGraph::of(spec);
+        let describe = Describe { graph: &graph, format: self.dir.format(), rows };
         let mut batch = Batch {
             binding: Binding { shape, inputs: Inputs::any(spec, rows, 0) },
             first: Vec::new(),
@@ -266,18 +268,18 @@ impl Bench {
         };
         for operation in &batch.program.operations {
             let layer = match operation.kind {
-                OpKind::Embed | OpKind::Norm(_) => {
+                OpKind::Embed(_) | OpKind::Norm(_) => {
                     batch.first.push(operation.clone());
                     continue;
                 }
-                OpKind::Select | OpKind::Product { product: Product::Language, .. } => {
+                OpKind::Select | OpKind::Product { kernel: Kernel::Language, .. } => {
                     let what = describe.operation(operation);
                     batch.head.push((what, operation.clone()));
                     continue;
                 }
-                OpKind::Product { layer, .. }
-                | OpKind::Attend { layer, .. }
-                | OpKind::Join { layer, .. } => layer,
+                OpKind::Product { .. } | OpKind::Attend { .. } | OpKind::Join { .. } => {
+                    operation.layer
+                }
                 // What travels or is handed over is no kernel's work.
                 _ => continue,
             };
@@ -373,8 +375,8 @@ fn tiled(operation: &Operation, tiles: u32) -> Vec<Operation> {
 }
 
 struct Describe<'a> {
-    spec: &'a ModelSpec,
-    /// Bytes of a weight.
+    graph: &'a OperatorGraph,
+    /// Of the weights.
     format: WeightFormat,
     /// Rows of the batch.
     rows: u32,
@@ -383,43 +385,32 @@ struct Describe<'a> {
 impl Describe<'_> {
     fn operation(&self, operation: &Operation) -> Option<(Part, Work)> {
         let (from, to) = (operation.reads.first()?, operation.writes.first()?);
-        let (rows, inputs) = (to.rows.len(), from.columns.len());
-        let outputs = to.columns.len();
-        match operation.kind {
-            OpKind::Product { product, .. } => {
-                let gated = self.spec.gated && product == Product::Up;
-                let outputs = if gated { 2 * outputs } else { outputs };
-                let values = f64::from(inputs) * f64::from(outputs);
-                let work = Work {
-                    rows,
-                    inputs,
-                    outputs,
-                    operations: 2.0 * f64::from(rows) * values,
-                    weights: self.format.bytes(inputs.into(), outputs.into()) as f64,
-                };
-                Some((Part::Product(product), work))
+        let (id, part) = match operation.kind {
+            OpKind::Product { operator, kernel, .. } => (operator, Part::Product(kernel)),
+            OpKind::Attend { operator, .. } => (operator, Part::Attention),
+            OpKind::Join { add, .. } => {
+                let of = self.graph.layers.get(operation.layer as usize)?;
+                let mlp = of.after_mlp.add == add;
+                (add, if mlp { Part::MlpJoin } else { Part::AttentionJoin })
             }
-            OpKind::Attend { heads, .. } => {
-                let width = heads.len() * self.spec.head_width;
-                let seen: f64 = to
-                    .rows
-                    .iter()
-                    .map(|row| f64::from(if self.spec.causal { row + 1 } else { self.rows }))
-                    .sum();
-                // Queries times keys, and their weights times values.
-                let operations = 4.0 * seen * f64::from(width);
-                let work = Work { rows, inputs: width, outputs: width, operations, weights: 0.0 };
-                Some((Part::Attention, work))
+            _ => return None,
+        };
+        let operator = self.graph.get(id)?;
+        let (rows, outputs) = (to.rows.len(), to.columns.len());
+        let text = Span::first(self.rows);
+        let pairs = match operator {
+            Operator::Attention(attention) => {
+                let seen = |row| attention.rows(Span::new(row, row + 1), text).len();
+                to.rows.iter().map(|row| f64::from(seen(row))).sum()
             }
-            OpKind::Join { join, .. } => {
-                let part = match join {
-                    JoinOf::Attention => Part::AttentionJoin,
-                    JoinOf::Mlp => Part::MlpJoin,
-                };
-                Some((part, Work { rows, inputs, outputs, ..Work::default() }))
-            }
-            _ => None,
-        }
+            _ => 0.0,
+        };
+        let inputs = from.columns.len();
+        let work = operator.operate().work(Sizes { rows, inputs, outputs, pairs });
+        // A matrix has columns of gate and up both.
+        let outputs = if work.weights.1 > 0 { work.weights.1 as u32 } else { outputs };
+        let weights = self.format.bytes(work.weights.0, work.weights.1) as f64;
+        Some((part, Work { rows, inputs, outputs, operations: work.operations, weights }))
     }
 }
 
@@ -456,7 +447,7 @@ mod tests {
             };
             let operations = |timed: &[Timed]| timed.iter().map(|t| t.work.operations).sum::<f64>();
             let whole = run(&[1.0], 0, 1);
-            let language = Part::Product(Product::Language);
+            let language = Part::Product(Kernel::Language);
             assert_eq!(whole.iter().any(|t| t.part == language), name != "bert", "{name}");
             assert_eq!(whole.iter().filter(|t| t.part != language).count(), 7, "{name}");
             let tiles = run(&[1.0], 0, 4);

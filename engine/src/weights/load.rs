@@ -2,19 +2,17 @@
 // Hot path of loading: no logging, no allocation but the matrices and two bounded buffers.
 
 use super::{
-    ClassShard, HeldMatrix, LayerShard, NormVectors, PANEL, PatchShard, Progress, Shard,
-    WeightError,
+    HeldMatrix, HeldProduct, PANEL, Progress, Shard, WeightError,
     matrix::{Layout, Values, Window},
 };
 use galaxy_common::{Assignment, BlockAssignment, Bytes, Span, Token, WeightFormat};
 use galaxy_graph::{
     holdings::{self, Held, Part, Step},
-    lower::kv_span,
+    operators::{Operator, OperatorGraph, Product, Weight, WeightId},
 };
-use galaxy_model::{
-    HeadSpec, Matrix, MatrixSource, ModelDir, ModelError, NormKind, NormPlace, Vector,
-};
+use galaxy_model::{MatrixSource, ModelDir, ModelError, ModelSpec, Vector};
 use std::{
+    collections::HashSet,
     ops::{ControlFlow, Range},
     sync::Arc,
 };
@@ -91,63 +89,37 @@ impl<'a> Loader<'a> {
         Self { dir, scratch: Vec::new(), read: 0, total: total.0, progress }
     }
 
-    /// A shard of what every device holds of these layers, and of nothing else.
+    /// A shard of what every device holds, and of nothing else, for the graph of `spec`. Its layer `n` is
+    /// `layer(n)` of the model.
     pub(super) fn common(
         &mut self,
         dir: Arc<ModelDir>,
-        layers: impl Iterator<Item = u32>,
+        spec: &ModelSpec,
+        layer: &dyn Fn(u32) -> u32,
     ) -> Result<Shard, WeightError> {
-        let spec = self.dir.spec();
-        let layers = layers.map(|layer| self.layer(layer)).collect::<Result<_, _>>()?;
-        let patch = match spec.patches {
-            Some(patches) => {
-                let matrix = self.whole(Matrix::Patch, 0..patches.values(), 0..spec.hidden)?;
-                let (bias, class_row) =
-                    (self.weight(Vector::PatchBias)?, self.weight(Vector::ClassRow)?);
-                matrix.map(|matrix| PatchShard { matrix, bias, class_row })
-            }
-            None => None,
-        };
-        let embedding_norm = match spec.embedding_norm {
-            true => Some(self.norm(Vector::EmbeddingNorm, Vector::EmbeddingNormBias)?),
-            false => None,
-        };
-        let final_norm = match spec.norm_place {
-            NormPlace::Pre => Some(self.norm(Vector::FinalNorm, Vector::FinalNormBias)?),
-            NormPlace::Post => None,
-        };
-        let token_types = self.vector_if(spec.token_types > 0, Vector::TokenTypes)?;
-        let distances = self.vector_if(spec.distances.is_some(), Vector::Distances)?;
-        let classes = match &spec.head {
-            HeadSpec::Classes(head) => {
-                let (hidden, labels) = (0..spec.hidden, 0..head.labels);
-                let dense = match head.dense {
-                    Some(_) => self
-                        .whole(Matrix::ClassDense, hidden.clone(), hidden.clone())?
-                        .zip(self.vector_if(true, Vector::ClassDenseBias)?),
-                    None => None,
-                };
-                let output = self.whole(Matrix::ClassOutput, hidden, labels)?;
-                let bias = self.vector_if(head.bias, Vector::ClassOutputBias)?;
-                output.map(|output| ClassShard { dense, output, bias })
-            }
-            HeadSpec::None | HeadSpec::Language { .. } => None,
-        };
-        Ok(Shard {
-            dir,
-            layers,
-            patch,
-            embedding_norm,
-            token_types,
-            distances,
-            final_norm,
-            vocabulary: Span::empty(),
-            language: None,
-            language_bias: None,
-            classes,
-            streamed: None,
-            assignment: holdings::nothing(),
-        })
+        let graph = Arc::new(OperatorGraph::of(spec));
+        let shared: HashSet<WeightId> =
+            graph.shared().flat_map(|(_, product, _)| product.biases.iter().copied()).collect();
+        let mut vectors = Vec::with_capacity(graph.weights.len());
+        for (id, weight) in (0..).map(WeightId).zip(&graph.weights) {
+            vectors.push(match weight {
+                Weight::Vector(vector) if !shared.contains(&id) => {
+                    Some(self.vector(vector.at(layer))?)
+                }
+                _ => None,
+            });
+        }
+        let mut products = Vec::with_capacity(graph.operators.len());
+        for operator in &graph.operators {
+            products.push(match operator {
+                Operator::Product(product) if product.held.is_none() => {
+                    self.whole(&graph, product, &mut vectors)?
+                }
+                _ => HeldProduct::default(),
+            });
+        }
+        let assignment = holdings::nothing();
+        Ok(Shard { dir, graph, products, vectors, streamed: None, assignment })
     }
 
     /// Makes the matrices of `shard` that differ in `new`, one after another: beside a new one
@@ -157,20 +129,10 @@ impl<'a> Loader<'a> {
         shard: &mut Shard,
         new: &Assignment,
     ) -> Result<(), WeightError> {
-        let spec = self.dir.spec();
-        for step in holdings::steps(spec, &shard.assignment, new) {
-            let at = match step.held {
-                Held::Qkv(l) | Held::AttentionOutput(l) | Held::Up(l) | Held::Down(l) => l,
-                Held::Language => 0,
-            };
-            self.step(shard, at as usize, &step)?;
+        for step in holdings::steps(self.dir.spec(), &shard.assignment, new) {
+            self.step(shard, step.held, &step)?;
         }
-        for (layer, held) in (0..).zip(&mut shard.layers) {
-            held.heads = new.block(layer).heads;
-            held.kv_heads = kv_span(spec, held.heads);
-        }
-        shard.vocabulary = new.vocabulary;
-        shard.assignment = new.clone();
+        shard.take_shares(new);
         Ok(())
     }
 
@@ -186,35 +148,31 @@ impl<'a> Loader<'a> {
             let new = held.parts(spec, assignment);
             Step { held, old: Vec::new(), new }
         };
-        for (at, &(layer, block)) in blocks.iter().enumerate() {
-            let block = BlockAssignment { layers: Span::new(layer, layer + 1), ..block };
-            let assignment = Assignment { blocks: vec![block], ..holdings::nothing() };
-            let [qkv, output] = [Held::Qkv(layer), Held::AttentionOutput(layer)];
-            for held in [qkv, output, Held::Up(layer), Held::Down(layer)] {
-                self.step(shard, at, &whole(held, &assignment))?;
+        let mut shares = Assignment { vocabulary, ..holdings::nothing() };
+        for (at, &(layer, block)) in (0..).zip(blocks) {
+            let held = BlockAssignment { layers: Span::new(layer, layer + 1), ..block };
+            let assignment = Assignment { blocks: vec![held], ..holdings::nothing() };
+            for (own, here) in Held::of_layer(layer).into_iter().zip(Held::of_layer(at)) {
+                self.step(shard, here, &whole(own, &assignment))?;
             }
-            shard.layers[at].heads = block.heads;
-            shard.layers[at].kv_heads = kv_span(spec, block.heads);
+            shares.blocks.push(BlockAssignment { layers: Span::new(at, at + 1), ..block });
         }
-        let assignment = Assignment { vocabulary, ..holdings::nothing() };
-        self.step(shard, 0, &whole(Held::Language, &assignment))?;
-        shard.vocabulary = vocabulary;
+        self.step(shard, Held::Language, &whole(Held::Language, &shares))?;
+        shard.take_shares(&shares);
         Ok(())
     }
 
-    /// Makes one matrix, with its bias, in layer `at` of the shard.
-    fn step(&mut self, shard: &mut Shard, at: usize, step: &Step) -> Result<(), WeightError> {
-        let old = shard.place(step.held, at).take();
-        let made = self.matrix(step, old.as_ref(), shard)?;
-        *shard.place(step.held, at) = made;
+    /// Makes one matrix, with its bias, where the shard has `held`.
+    fn step(&mut self, shard: &mut Shard, held: Held, step: &Step) -> Result<(), WeightError> {
+        let Some(id) = shard.graph.of_held(held) else { return Ok(()) };
+        let at = id.0 as usize;
+        let gated = shard.graph.product(id).is_some_and(|product| product.gated);
+        let old = shard.products[at].matrix.take();
+        let bytes = || shard.bytes();
+        let made = self.make(&step.new, &step.old, old.as_ref(), gated, bytes)?;
+        shard.products[at].matrix = made;
         drop(old);
-        let bias = self.bias(step)?;
-        match step.held {
-            Held::Qkv(_) => shard.layers[at].qkv_bias = bias,
-            Held::Up(_) => shard.layers[at].up_bias = bias,
-            Held::Language => shard.language_bias = bias,
-            Held::AttentionOutput(_) | Held::Down(_) => {}
-        }
+        shard.products[at].bias = self.bias(step)?;
         Ok(())
     }
 
@@ -226,47 +184,25 @@ impl<'a> Loader<'a> {
         self.tell()?;
         Ok(read)
     }
-    /// What every device holds of a layer.
-    fn layer(&mut self, layer: u32) -> Result<LayerShard, WeightError> {
-        let spec = self.dir.spec();
-        Ok(LayerShard {
-            heads: Span::empty(),
-            kv_heads: Span::empty(),
-            qkv: None,
-            qkv_bias: None,
-            attention_output: None,
-            attention_output_bias: self
-                .vector_if(spec.attention_output_bias, Vector::AttentionOutputBias(layer))?,
-            up: None,
-            up_bias: None,
-            down: None,
-            down_bias: self.vector_if(spec.mlp_bias, Vector::DownBias(layer))?,
-            attention_norm: self
-                .norm(Vector::AttentionNorm(layer), Vector::AttentionNormBias(layer))?,
-            mlp_norm: match spec.parallel {
-                true => None,
-                false => Some(self.norm(Vector::MlpNorm(layer), Vector::MlpNormBias(layer))?),
-            },
-            head_norms: match spec.head_norm {
-                true => {
-                    let [query, key] = [Vector::QueryHeadNorm(layer), Vector::KeyHeadNorm(layer)];
-                    let query = NormVectors { weight: self.weight(query)?, bias: None };
-                    Some([query, NormVectors { weight: self.weight(key)?, bias: None }])
-                }
-                false => None,
-            },
-        })
-    }
 
-    /// A matrix that every device holds.
+    /// A product that every device holds, with its bias.
     fn whole(
         &mut self,
-        matrix: Matrix,
-        inputs: Range<u32>,
-        outputs: Range<u32>,
-    ) -> Result<Option<HeldMatrix>, WeightError> {
-        let new = vec![Part { matrix, inputs, outputs }];
-        self.make(&new, &[], None, false, || Bytes(0))
+        graph: &OperatorGraph,
+        product: &Product,
+        vectors: &mut [Option<Vec<f32>>],
+    ) -> Result<HeldProduct, WeightError> {
+        let (inputs, outputs) = product.shape;
+        let matrices =
+            product.matrices.iter().filter_map(|id| match graph.weights[id.0 as usize] {
+                Weight::Matrix(matrix) => Some(matrix),
+                Weight::Vector(_) => None,
+            });
+        let part = |matrix| Part { matrix, inputs: 0..inputs, outputs: 0..outputs };
+        let new: Vec<Part> = matrices.map(part).collect();
+        let matrix = self.make(&new, &[], None, product.gated, || Bytes(0))?;
+        let bias = product.biases.first().and_then(|id| vectors[id.0 as usize].take());
+        Ok(HeldProduct { share: Span::empty(), matrix, bias })
     }
 
     /// A piece of a shard, in its place: these parts side by side, in values of `format`, packed.
@@ -296,17 +232,6 @@ impl<'a> Loader<'a> {
             first += part.outputs.len();
         }
         self.tell()
-    }
-
-    /// The matrix that a step wants, out of `old` and the model's files.
-    fn matrix(
-        &mut self,
-        step: &Step,
-        old: Option<&HeldMatrix>,
-        shard: &Shard,
-    ) -> Result<Option<HeldMatrix>, WeightError> {
-        let gated = matches!(step.held, Held::Up(_)) && self.dir.spec().gated;
-        self.make(&step.new, &step.old, old, gated, || shard.bytes())
     }
 
     /// A matrix of the parts `new`, side by side; nothing where there are none. `before` is one of
@@ -421,22 +346,10 @@ impl<'a> Loader<'a> {
         Ok(Some(all))
     }
 
-    fn vector_if(&mut self, held: bool, which: Vector) -> Result<Option<Vec<f32>>, WeightError> {
-        if !held {
-            return Ok(None);
-        }
+    fn vector(&mut self, which: Vector) -> Result<Vec<f32>, WeightError> {
         let vector = self.dir.vector(which)?;
         self.count(&vector)?;
-        Ok(Some(vector))
-    }
-
-    fn norm(&mut self, weight: Vector, bias: Vector) -> Result<NormVectors, WeightError> {
-        let biased = self.dir.spec().norm == NormKind::Layer;
-        Ok(NormVectors { weight: self.weight(weight)?, bias: self.vector_if(biased, bias)? })
-    }
-
-    fn weight(&mut self, which: Vector) -> Result<Vec<f32>, WeightError> {
-        Ok(self.vector_if(true, which)?.unwrap_or_default())
+        Ok(vector)
     }
 
     fn count(&mut self, values: &[f32]) -> Result<(), WeightError> {

@@ -10,7 +10,6 @@ use crate::stream::{Ask, Ring, Stream, StreamError};
 use galaxy_common::{Bytes, DeviceName, DevicePlan, Streaming, WeightFormat};
 use galaxy_graph::{
     holdings::{Held, Step},
-    lower::kv_span,
     pieces::{self, Piece},
 };
 use galaxy_model::ModelDir;
@@ -100,7 +99,7 @@ impl Shard {
         let stream = Arc::new(Stream::new(opened, ring, streaming.agents, Box::new(remake)));
         let mut quiet = |_, _| ControlFlow::Continue(());
         let mut loader = Loader::new(&dir, Bytes(0), &mut quiet);
-        let mut shard = loader.common(dir.clone(), 0..spec.layers)?;
+        let mut shard = loader.common(dir.clone(), spec, &|layer| layer)?;
         let stays = |at: usize| streaming.keeps(at as u32);
         let kept = (0..).zip(&*pieces).filter(|(at, _)| stays(*at)).map(|(_, p)| p.stored());
         let all: u64 = kept.sum();
@@ -136,11 +135,7 @@ impl Shard {
         let places = pieces.iter().map(|piece| (piece.held, piece.columns.start()));
         let by_place = places.zip(0..).collect();
         shard.streamed = Some(Streamed { pieces: held, by_place, format, stream });
-        for (layer, held) in (0..).zip(&mut shard.layers) {
-            held.heads = device.prefill.block(layer).heads;
-            held.kv_heads = kv_span(spec, held.heads);
-        }
-        shard.vocabulary = device.prefill.vocabulary;
+        shard.take_shares(&device.prefill);
         Ok(shard)
     }
 

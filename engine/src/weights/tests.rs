@@ -2,7 +2,7 @@
 
 use super::*;
 use galaxy_common::{BlockAssignment, DeviceName};
-use galaxy_graph::budget;
+use galaxy_graph::{budget, operators::LayerOperators};
 use galaxy_model::HeadSpec;
 use proptest::{prelude::*, test_runner::TestRunner};
 use std::path::Path;
@@ -64,15 +64,11 @@ fn same(a: &Shard, b: &Shard) {
         (Some(a), Some(b)) => a.same(b),
         (a, b) => a.is_none() && b.is_none(),
     };
-    assert_eq!((a.vocabulary, &a.assignment, a.bytes()), (b.vocabulary, &b.assignment, b.bytes()));
-    assert!(both(&a.language, &b.language));
-    assert_eq!((&a.embedding_norm, &a.final_norm), (&b.embedding_norm, &b.final_norm));
-    for (a, b) in a.layers.iter().zip(&b.layers) {
-        assert_eq!((a.heads, a.kv_heads), (b.heads, b.kv_heads));
-        assert!(both(&a.qkv, &b.qkv) && both(&a.attention_output, &b.attention_output));
-        assert!(both(&a.up, &b.up) && both(&a.down, &b.down), "{a:?} is not {b:?}");
-        assert_eq!((&a.qkv_bias, &a.up_bias), (&b.qkv_bias, &b.up_bias));
-        assert_eq!((&a.attention_norm, &a.mlp_norm), (&b.attention_norm, &b.mlp_norm));
+    assert_eq!((&a.assignment, a.bytes()), (&b.assignment, b.bytes()));
+    assert_eq!((&a.graph, &a.vectors), (&b.graph, &b.vectors));
+    for (a, b) in a.products.iter().zip(&b.products) {
+        assert_eq!((a.share, &a.bias), (b.share, &b.bias));
+        assert!(both(&a.matrix, &b.matrix), "{a:?} is not {b:?}");
     }
 }
 
@@ -201,28 +197,27 @@ fn a_sample_has_parts_of_several_widths() {
         let blocks = [(0, block(1, 3)), (1, block(spec.heads, 0)), (0, block(0, spec.inner))];
         let progress = &mut |_, _| ControlFlow::Continue(());
         let sample = Shard::sample(dir.clone(), &blocks, Span::empty(), progress).unwrap();
-        assert_eq!(sample.layers.len(), 3);
-        for ((layer, block), sampled) in blocks.iter().zip(&sample.layers) {
+        assert_eq!(sample.graph.layers.len(), 3);
+        let products = |layer: LayerOperators| [layer.qkv, layer.output, layer.up, layer.down];
+        for ((layer, block), sampled) in blocks.iter().zip(&sample.graph.layers) {
             let layers = Span::new(*layer, layer + 1);
             let part = Assignment {
                 blocks: vec![BlockAssignment { layers, ..*block }],
                 ..galaxy_graph::holdings::nothing()
             };
             let loaded = load(&dir, &device(part));
-            let loaded = &loaded.layers[*layer as usize];
-            let both = [
-                (&sampled.qkv, &loaded.qkv),
-                (&sampled.attention_output, &loaded.attention_output),
-                (&sampled.up, &loaded.up),
-                (&sampled.down, &loaded.down),
-            ];
-            let same = |(a, b): &(&Option<HeldMatrix>, &Option<HeldMatrix>)| match (a, b) {
-                (Some(a), Some(b)) => a.same(b),
-                (a, b) => a.is_none() && b.is_none(),
-            };
-            assert!(both.iter().all(same), "{name}: {sampled:?}");
-            assert_eq!((&sampled.qkv_bias, &sampled.up_bias), (&loaded.qkv_bias, &loaded.up_bias));
-            assert_eq!(sampled.heads, block.heads);
+            let of_model = products(loaded.graph.layers[*layer as usize]);
+            for (own, whole) in products(*sampled).into_iter().zip(of_model) {
+                let both = (sample.product(own).unwrap(), loaded.product(whole).unwrap());
+                let same = match (&both.0.matrix, &both.1.matrix) {
+                    (Some(a), Some(b)) => a.same(b),
+                    (a, b) => a.is_none() && b.is_none(),
+                };
+                assert!(same, "{name}: {both:?}");
+                assert_eq!((both.0.share, &both.0.bias), (both.1.share, &both.1.bias));
+            }
+            let attention = sample.graph.attention(sampled.attention).unwrap();
+            assert_eq!(sample.heads(attention), block.heads);
         }
     }
 }

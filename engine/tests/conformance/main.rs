@@ -28,7 +28,8 @@ use galaxy_engine::{
 };
 use galaxy_graph::{
     lower,
-    program::{NormOf, OpKind, Operation, OutputKind, Program, Slot},
+    operators::OperatorGraph,
+    program::{OpKind, Operation, OutputKind, Program, Slot},
 };
 use galaxy_model::{ModelDir, ModelSpec};
 use reference::Reference;
@@ -297,20 +298,23 @@ engine!(cpu, EngineChoice::Cpu);
 engine!(burn_flex, EngineChoice::Burn(galaxy_engine::compute::choice::BurnDevice::Flex));
 
 /// What an operation is, as far as engines do different things.
-fn kind(program: &Program, operation: &Operation) -> String {
+fn kind(graph: &OperatorGraph, program: &Program, operation: &Operation) -> String {
     match operation.kind {
+        OpKind::Embed(_) => "Embed".to_owned(),
         OpKind::Norm(_) => "norm".to_owned(),
-        OpKind::Product { product, .. } => {
+        OpKind::Product { kernel, .. } => {
             let written = operation.writes[0];
             match (written.columns.start(), written.columns.end()) {
-                (0, end) if end == program.tensor(written.tensor).width => format!("{product:?}"),
-                (0, _) => format!("{product:?}, first columns"),
-                _ => format!("{product:?}, last columns"),
+                (0, end) if end == program.tensor(written.tensor).width => format!("{kernel:?}"),
+                (0, _) => format!("{kernel:?}, first columns"),
+                _ => format!("{kernel:?}, last columns"),
             }
         }
-        OpKind::Join { join, norm, post, partial, staged, .. } => {
-            let last = norm == NormOf::Final;
-            format!("join {join:?} last {last} post {post} partial {partial} staged {staged}")
+        OpKind::Join { add, norm, post, partial, staged } => {
+            let mlp = graph.layers[operation.layer as usize].after_mlp.add == add;
+            let after = if mlp { "Mlp" } else { "Attention" };
+            let last = !post && graph.norm(norm).is_some_and(|norm| norm.output == graph.last);
+            format!("join {after} last {last} post {post} partial {partial} staged {staged}")
         }
         OpKind::Export { staged } => format!("export staged {staged}"),
         OpKind::Emit { output } => match program.outputs[output as usize].kind {
@@ -326,10 +330,12 @@ fn every_operation_is_among_the_cases() {
     let mut kinds = BTreeSet::new();
     for family in FAMILIES {
         let dir = open(family);
+        let graph = OperatorGraph::of(dir.spec());
         for case in cases(&dir) {
             for shape in &case.shapes {
                 for program in lower(dir.spec(), &case.plan, Phase::Prefill, shape).unwrap() {
-                    kinds.extend(program.operations.iter().map(|o| kind(&program, o)));
+                    let kinds_of = program.operations.iter().map(|o| kind(&graph, &program, o));
+                    kinds.extend(kinds_of);
                 }
             }
         }

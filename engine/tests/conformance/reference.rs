@@ -1,13 +1,12 @@
 //! Every operation in f64, by plain loops, from the words of `OpKind` and straight from the files of
 //! a model: it shares no code with the engines and their shards.
 
-use galaxy_common::{BatchShape, DevicePlan, Row, Span, WireType};
+use galaxy_common::{BatchShape, DevicePlan, Kernel, Row, Span, WireType};
 use galaxy_engine::compute::{Binding, Inputs};
 use galaxy_graph::{
     lower::kv_span,
-    program::{
-        JoinOf, NormOf, OpKind, Operation, OutputKind, Product, Program, Reduce, Region, TensorId,
-    },
+    operators::{OperatorGraph, OperatorId, Weight, WeightId},
+    program::{OpKind, Operation, OutputKind, Program, Reduce, Region, TensorId},
 };
 use galaxy_model::{
     Activation, ClassActivation, HeadSpec, LAPLACE_DEVIATION, LAPLACE_MEAN, Matrix, ModelDir,
@@ -44,6 +43,7 @@ pub struct Given {
 /// What a device holds and has computed.
 pub struct Reference {
     dir: Arc<ModelDir>,
+    graph: OperatorGraph,
     device: DevicePlan,
     matrices: HashMap<Matrix, Vec<f64>>,
     vectors: HashMap<Vector, Vec<f64>>,
@@ -134,6 +134,7 @@ impl Reference {
         }
         Self {
             dir: dir.clone(),
+            graph: OperatorGraph::of(spec),
             device: device.clone(),
             matrices,
             vectors,
@@ -190,14 +191,15 @@ impl Reference {
         let mut values = Vec::new();
         let mut written = Vec::new();
         match operation.kind {
-            OpKind::Embed => written.push(self.embed(binding, operation.writes[0].rows)),
+            OpKind::Embed(_) => written.push(self.embed(binding, operation.writes[0].rows)),
             OpKind::Norm(which) => {
                 let rows = rows(self, 0);
                 written.push(self.norm(which, &rows, &rows.values.clone()));
             }
-            OpKind::Product { layer, product } => {
+            OpKind::Product { kernel, .. } => {
                 let rows = rows(self, 0);
-                let mut made = self.product(binding, operation, layer, product, &rows);
+                let layer = operation.layer;
+                let mut made = self.product(binding, operation, layer, kernel, &rows);
                 if let Some(more) = operation.reads.get(1) {
                     let more = self.read(program, more).values;
                     assert_eq!(made.len(), more.len());
@@ -211,15 +213,18 @@ impl Reference {
             | OpKind::Shortlist { .. }
             | OpKind::Collect { .. }
             | OpKind::Choose { .. } => panic!("no text of these programs goes on"),
-            OpKind::Attend { layer, heads, kv_heads } => {
+            OpKind::Attend { heads, kv_heads, .. } => {
+                let layer = operation.layer;
                 let part = self.device.prefill.block(layer);
                 assert_eq!((heads, kv_heads), (part.heads, kv_span(self.spec(), part.heads)));
                 written.push(self.attend(program, operation, binding, layer));
             }
-            OpKind::Join { layer, join, norm, post, partial, staged: adds } => {
-                let bias = match join {
-                    JoinOf::Attention => Vector::AttentionOutputBias(layer),
-                    JoinOf::Mlp => Vector::DownBias(layer),
+            OpKind::Join { add, norm, post, partial, staged: adds } => {
+                let layer = operation.layer;
+                let of = self.graph.layers[layer as usize];
+                let bias = match add == of.after_mlp.add {
+                    true => Vector::DownBias(layer),
+                    false => Vector::AttentionOutputBias(layer),
                 };
                 let mut sum = rows(self, 0);
                 let mut sizes: Vec<f64> = sum.values.iter().map(|v| v.abs()).collect();
@@ -350,14 +355,15 @@ impl Reference {
         self.norm_by(Vector::EmbeddingNorm, Vector::EmbeddingNormBias, &rows, &sizes)
     }
 
-    fn norm(&mut self, which: NormOf, rows: &Rows, sizes: &[f64]) -> Vec<f64> {
-        let (weight, bias) = match which {
-            NormOf::Attention(layer) => {
-                (Vector::AttentionNorm(layer), Vector::AttentionNormBias(layer))
-            }
-            NormOf::Mlp(layer) => (Vector::MlpNorm(layer), Vector::MlpNormBias(layer)),
-            NormOf::Final => (Vector::FinalNorm, Vector::FinalNormBias),
+    fn norm(&mut self, which: OperatorId, rows: &Rows, sizes: &[f64]) -> Vec<f64> {
+        let norm = *self.graph.norm(which).expect("a norm");
+        let named = |id: WeightId| match self.graph.weights[id.0 as usize] {
+            Weight::Vector(vector) => vector,
+            Weight::Matrix(matrix) => panic!("{matrix:?} is no vector"),
         };
+        // Of a norm without a bias, anything that is not there.
+        let none = Vector::AttentionNormBias(u32::MAX);
+        let (weight, bias) = (named(norm.weight), norm.bias.map_or(none, named));
         self.norm_by(weight, bias, rows, sizes)
     }
 
@@ -414,7 +420,7 @@ impl Reference {
         binding: &Binding,
         operation: &Operation,
         layer: u32,
-        product: Product,
+        kernel: Kernel,
         rows: &Rows,
     ) -> Vec<f64> {
         let part = self.device.prefill.block(layer);
@@ -423,8 +429,8 @@ impl Reference {
         let kv = kv_span(&spec, part.heads);
         let of = |heads: Range<usize>| heads.start * width..heads.end * width;
         let columns = part.columns.range();
-        let sized = match product {
-            Product::Qkv => {
+        let sized = match kernel {
+            Kernel::Qkv => {
                 let parts = [
                     (Matrix::Query(layer), of(part.heads.range()), Vector::QueryBias(layer)),
                     (Matrix::Key(layer), of(kv.range()), Vector::KeyBias(layer)),
@@ -451,11 +457,11 @@ impl Reference {
                 let made = |row: &[(f64, f64)]| row[written.columns.range()].to_vec();
                 sized.chunks_exact(all).flat_map(made).collect()
             }
-            Product::AttentionOutput => {
+            Kernel::AttentionOutput => {
                 let inputs = of(part.heads.range());
                 self.multiply(rows, Matrix::AttentionOutput(layer), inputs, hidden, None)
             }
-            Product::Up => {
+            Kernel::Up => {
                 let up = Matrix::Up(layer);
                 let bias = Some(Vector::UpBias(layer));
                 let up = self.multiply(rows, up, hidden.clone(), columns.clone(), bias);
@@ -469,12 +475,13 @@ impl Reference {
                     up.into_iter().map(act).collect()
                 }
             }
-            Product::Down => self.multiply(rows, Matrix::Down(layer), columns, hidden, None),
-            Product::Language => {
+            Kernel::Down => self.multiply(rows, Matrix::Down(layer), columns, hidden, None),
+            Kernel::Language => {
                 let outputs = self.device.prefill.vocabulary.range();
                 let bias = Some(Vector::LanguageBias);
                 self.multiply(rows, Matrix::LanguageHead, hidden, outputs, bias)
             }
+            other => panic!("{other:?} is no product"),
         };
         self.scale = sized.iter().map(|(_, size)| *size).fold(self.scale, f64::max);
         sized.into_iter().map(|(value, _)| value).collect()

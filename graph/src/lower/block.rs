@@ -4,7 +4,8 @@ use super::{
     build::{Builder, Value},
     kv_span, visible,
 };
-use crate::program::{Block, JoinOf, NormOf, OpKind, Product, Region, Role};
+use crate::operators::Join;
+use crate::program::{Block, OpKind, Region, Role};
 use galaxy_common::{BatchShape, BlockAssignment, Head, Row, Span};
 use galaxy_model::{ModelSpec, NormPlace};
 
@@ -44,6 +45,21 @@ pub(super) fn computes(spec: &ModelSpec, part: &BlockAssignment, block: Block) -
     heads && !part.heads.is_empty() || columns && !part.columns.is_empty()
 }
 
+/// Embeds rows, and norms them for the first block where it reads normed ones.
+pub(super) fn embed(b: &mut Builder, residual: Region, normed: Region) {
+    let operator = b.graph.embed;
+    b.compute(OpKind::Embed(operator), &[], &[residual]);
+    norm_first(b, 0, residual, normed);
+}
+
+/// Norms rows for the first block of a layer, where that reads normed ones.
+pub(super) fn norm_first(b: &mut Builder, layer: u32, residual: Region, normed: Region) {
+    let of = b.graph.layers.get(layer as usize);
+    if let Some(norm) = of.and_then(|of| of.norm) {
+        b.compute(OpKind::Norm(norm), &[residual], &[normed]);
+    }
+}
+
 /// Room for what the first products of a block make of some rows.
 pub(super) fn room(
     b: &mut Builder,
@@ -68,10 +84,10 @@ pub(super) fn first_products(
     inside: Inside,
     rows: Span<Row>,
 ) {
-    let outputs = [(Product::Qkv, inside.qkv.map(|(qkv, _)| qkv)), (Product::Up, inside.inner)];
-    for (product, to) in outputs {
+    let of = b.operators(layer);
+    for (operator, to) in [(of.qkv, inside.qkv.map(|(qkv, _)| qkv)), (of.up, inside.inner)] {
         if let Some(to) = to {
-            b.compute(OpKind::Product { layer, product }, &[normed], &[to.rows(rows)]);
+            b.compute(b.product(layer, operator), &[normed], &[to.rows(rows)]);
         }
     }
 }
@@ -86,19 +102,20 @@ pub(super) fn last_products(
     rows: Span<Row>,
 ) -> Value {
     let mut sum: Option<Value> = None;
-    let mut product = |b: &mut Builder, product, from: Region| {
+    let of = b.operators(layer);
+    let mut product = |b: &mut Builder, operator, from: Region| {
         let out = b.tensor(Role::Partial, rows, spec.hidden);
         let mut reads = vec![from];
         reads.extend(sum.map(Value::all));
-        b.compute(OpKind::Product { layer, product }, &reads, &[out.all()]);
+        b.compute(b.product(layer, operator), &reads, &[out.all()]);
         sum = Some(out);
     };
     if let Some(qkv) = inside.qkv {
         let context = attend(b, spec, shape, layer, heads, qkv, rows);
-        product(b, Product::AttentionOutput, context.all());
+        product(b, of.output, context.all());
     }
     if let Some(inner) = inside.inner {
-        product(b, Product::Down, inner.rows(rows));
+        product(b, of.down, inner.rows(rows));
     }
     sum.expect("who computes in a block has one of its products")
 }
@@ -106,6 +123,7 @@ pub(super) fn last_products(
 /// The residual addition after a block, with the norm that follows at once; and whether the norm
 /// has a tensor of its own.
 pub(super) fn join_kind(
+    b: &Builder,
     spec: &ModelSpec,
     layer: u32,
     block: Block,
@@ -113,16 +131,12 @@ pub(super) fn join_kind(
     staged: bool,
 ) -> (OpKind, bool) {
     let post = spec.norm_place == NormPlace::Post;
-    // Where both blocks are one, it ends with the MLP.
-    let attention = block == Block::Attention && !spec.parallel;
-    let norm = match (attention, post) {
-        (true, true) => NormOf::Attention(layer),
-        (true, false) | (false, true) => NormOf::Mlp(layer),
-        (false, false) if layer + 1 < spec.layers => NormOf::Attention(layer + 1),
-        (false, false) => NormOf::Final,
+    let of = b.operators(layer);
+    let Join { add, norm } = match block {
+        Block::Attention => of.after_attention,
+        _ => of.after_mlp,
     };
-    let join = if attention { JoinOf::Attention } else { JoinOf::Mlp };
-    (OpKind::Join { layer, join, norm, post, partial, staged }, !post)
+    (OpKind::Join { add, norm, post, partial, staged }, !post)
 }
 
 /// Attention of `rows` over the queries, keys and values of the device's heads: queries stand first
@@ -147,7 +161,8 @@ fn attend(
     let context = b.tensor(Role::Context, rows, queries);
     let reads =
         [from.part(rows, Span::first(queries)), over.part(visible(spec, shape, rows), columns)];
-    b.compute(OpKind::Attend { layer, heads, kv_heads }, &reads, &[context.all()]);
+    let operator = b.operators(layer).attention;
+    b.compute(OpKind::Attend { operator, heads, kv_heads }, &reads, &[context.all()]);
     context
 }
 
@@ -160,6 +175,7 @@ pub(super) fn keep(
     keys: Region,
 ) {
     if shape.placed().any(|(text, segment)| segment.kept && text.overlaps(keys.rows)) {
-        b.compute(OpKind::Keep { layer, kv_heads }, &[keys], &[]);
+        let operator = b.operators(layer).attention;
+        b.compute(OpKind::Keep { operator, kv_heads }, &[keys], &[]);
     }
 }

@@ -2,18 +2,26 @@
 //! operations their waits.
 
 use super::LowerError;
+use crate::operators::{LayerOperators, OperatorGraph, OperatorId};
 use crate::program::{
     Block, Lane, LaneId, Memory, OpId, OpKind, Operation, Output, Program, Region, Role, Slot,
     SlotId, Tensor, TensorId, Wait,
 };
-use galaxy_common::{Bytes, Column, MAX_PAYLOAD_BYTES, Rank, Row, Span, WireType};
+use galaxy_common::{
+    Assignment, Bytes, Column, MAX_PAYLOAD_BYTES, Plan, Rank, Row, Span, WireType, plan::Phase,
+};
 use smallvec::SmallVec;
 use std::{
     collections::{BTreeMap, VecDeque},
     ops::RangeInclusive,
+    sync::Arc,
 };
 
 pub(crate) struct Builder {
+    /// What the operators are that operations name.
+    pub graph: Arc<OperatorGraph>,
+    /// The device's shares of them.
+    part: Assignment,
     rank: Rank,
     wire: WireType,
     tensors: Vec<Tensor>,
@@ -51,10 +59,18 @@ impl Value {
 }
 
 impl Builder {
-    pub fn new(rank: Rank, wire: WireType, depth: usize) -> Self {
+    pub fn new(
+        graph: &Arc<OperatorGraph>,
+        plan: &Plan,
+        phase: Phase,
+        rank: Rank,
+        depth: usize,
+    ) -> Self {
         Self {
+            graph: graph.clone(),
+            part: plan.ring[rank.index()].assignment(phase).clone(),
             rank,
-            wire,
+            wire: plan.wire,
             tensors: Vec::new(),
             operations: Vec::new(),
             // The compute lane is always there and always first.
@@ -93,6 +109,17 @@ impl Builder {
     pub fn bytes_tile(&mut self, role: Role, bytes: u64) -> Value {
         let width = bytes.div_ceil(u64::from(self.wire.width()));
         self.tensor(role, Span::first(1), u32::try_from(width).unwrap_or(u32::MAX))
+    }
+
+    /// The operators of a layer.
+    pub fn operators(&self, layer: u32) -> LayerOperators {
+        self.graph.layers[layer as usize]
+    }
+
+    /// The device's product of an operator of a layer.
+    pub fn product(&self, layer: u32, operator: OperatorId) -> OpKind {
+        let product = self.graph.product_of(operator, &self.part, layer);
+        product.expect("operators of a layer are what they are")
     }
 
     pub fn compute(&mut self, kind: OpKind, reads: &[Region], writes: &[Region]) {

@@ -6,17 +6,19 @@
 //! travels.
 
 use super::{
-    block::{blocks, computes, first_products, join_kind, last_products, room},
+    block::{blocks, computes, embed, first_products, join_kind, last_products, room},
     build::{Builder, Value},
     galaxy::{Carried, Collective, transfer},
     head,
     ring::Ring,
 };
-use crate::program::{Block, NormOf, OpKind, Region, Role};
+use crate::operators::OperatorGraph;
+use crate::program::{Block, OpKind, Region, Role};
 use galaxy_common::{
     BatchShape, BlockAssignment, DevicePlan, Layout, Mode, Plan, Rank, Row, Span, plan::Phase,
 };
-use galaxy_model::{ModelSpec, NormPlace};
+use galaxy_model::ModelSpec;
+use std::sync::Arc;
 
 const PHASE: Phase = Phase::Decode;
 
@@ -29,9 +31,15 @@ pub(super) fn carries(plan: &Plan, device: &DevicePlan) -> bool {
     }
 }
 
-pub(super) fn program(spec: &ModelSpec, plan: &Plan, shape: &BatchShape, rank: Rank) -> Builder {
+pub(super) fn program(
+    graph: &Arc<OperatorGraph>,
+    spec: &ModelSpec,
+    plan: &Plan,
+    shape: &BatchShape,
+    rank: Rank,
+) -> Builder {
     let ring = Ring::layers(plan, PHASE);
-    let mut b = Builder::new(rank, plan.wire, 4 * ring.len());
+    let mut b = Builder::new(graph, plan, PHASE, rank, 4 * ring.len());
     let all = Span::<Row>::first(shape.rows());
     let carriers: Vec<bool> =
         (0..ring.len()).map(|at| carries(plan, &plan.ring[ring.rank(at).index()])).collect();
@@ -89,11 +97,7 @@ impl Device<'_> {
     fn embed(&mut self) -> Carried {
         let carried = Carried::new(self.b, self.spec, self.all);
         let residual = carried.residual.all();
-        self.b.compute(OpKind::Embed, &[], &[residual]);
-        if self.spec.norm_place == NormPlace::Pre {
-            let kind = OpKind::Norm(NormOf::Attention(0));
-            self.b.compute(kind, &[residual], &[carried.normed.all()]);
-        }
+        embed(self.b, residual, carried.normed.all());
         carried
     }
 
@@ -200,7 +204,8 @@ impl Device<'_> {
     ) -> Carried {
         self.b.at = (Block::Connective, layer);
         let joined = Carried::new(self.b, self.spec, self.all);
-        let (kind, two) = join_kind(self.spec, layer, block, partial.is_some(), staged.is_some());
+        let (kind, two) =
+            join_kind(self.b, self.spec, layer, block, partial.is_some(), staged.is_some());
         let mut reads = vec![carried.residual.all()];
         reads.extend(partial);
         reads.extend(staged.map(Value::all));

@@ -11,7 +11,7 @@
 //! owner to reader, and partial sums straight to the owner, which adds them.
 
 use super::{
-    block::{Inside, computes, first_products, join_kind, last_products, room},
+    block::{Inside, computes, embed, first_products, join_kind, last_products, room},
     build::{Builder, Value},
     cuts::cuts,
     exchange, head,
@@ -19,11 +19,13 @@ use super::{
     ring::{Hop, Ring, Route},
     visible,
 };
-use crate::program::{Block, NormOf, OpKind, Region, Role};
+use crate::operators::OperatorGraph;
+use crate::program::{Block, OpKind, Region, Role};
 use galaxy_common::{
     BatchShape, BlockAssignment, Exchange, Mode, Plan, Rank, Row, Span, plan::Phase,
 };
 use galaxy_model::{ModelSpec, NormPlace};
+use std::sync::Arc;
 
 /// The four collectives of a layer, in order; the head's follows the last layer's.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -53,6 +55,7 @@ pub(crate) fn transfer(
 }
 
 pub(super) fn program(
+    graph: &Arc<OperatorGraph>,
     spec: &ModelSpec,
     plan: &Plan,
     phase: Phase,
@@ -63,7 +66,7 @@ pub(super) fn program(
     let ring = Ring::layers(plan, phase);
     let rows = cuts(plan, phase, shape);
     let depth = 2 * usize::from(plan.tiles) * ring.len();
-    let mut builder = Builder::new(rank, plan.wire, depth);
+    let mut builder = Builder::new(graph, plan, phase, rank, depth);
     // Alone, rows that are cut wait for nobody.
     let alone = ring.len() == 1 && plan.any_sequence();
     let cut = if alone { 1 } else { u32::from(plan.tiles) };
@@ -255,11 +258,7 @@ impl Device<'_> {
         self.b.at = (Block::Embedding, 0);
         let carried = Carried::new(self.b, self.spec, self.own);
         let residual = carried.residual.all();
-        self.b.compute(OpKind::Embed, &[], &[residual]);
-        if self.spec.norm_place == NormPlace::Pre {
-            let kind = OpKind::Norm(NormOf::Attention(0));
-            self.b.compute(kind, &[residual], &[carried.normed.all()]);
-        }
+        embed(self.b, residual, carried.normed.all());
         for tile in 0..self.tiles[self.me].len() {
             self.advance(Some(next), carried, tile, ahead);
         }
@@ -554,8 +553,14 @@ impl Device<'_> {
         added: Option<Value>,
     ) {
         self.b.at = (Block::Connective, here.layer);
-        let (kind, writes_two) =
-            join_kind(self.spec, here.layer, here.block, partial.is_some(), added.is_some());
+        let (kind, writes_two) = join_kind(
+            self.b,
+            self.spec,
+            here.layer,
+            here.block,
+            partial.is_some(),
+            added.is_some(),
+        );
         let mut reads = vec![carried.residual.rows(rows)];
         reads.extend(partial);
         reads.extend(added.map(Value::all));

@@ -7,9 +7,7 @@ use super::{
     ring::Ring,
     wanted_rows,
 };
-use crate::program::{
-    Block, OpKind, Output, OutputKind, Product, Reduce, Region, Role, candidates_bytes,
-};
+use crate::program::{Block, OpKind, Output, OutputKind, Reduce, Region, Role, candidates_bytes};
 use galaxy_common::{
     BatchShape, Breadth, Exchange, Plan, Pooling, Rank, Row, Span, Wanted, plan::Phase,
 };
@@ -193,9 +191,11 @@ fn logits(
         let (n, t) = (ring.len(), plan.tiles);
         transfer(spec.layers, Block::Head, Collective::Gather, n, owner, t, tile)
     };
-    let product = OpKind::Product { layer: 0, product: Product::Language };
-    let out =
-        (!slice.is_empty()).then(|| b.tensor(Role::Logits, Span::first(counted), slice.len()));
+    let language = b.graph.language.filter(|_| !slice.is_empty());
+    let out = language.map(|operator| {
+        let out = b.tensor(Role::Logits, Span::first(counted), slice.len());
+        (b.product(spec.layers, operator), out)
+    });
     for owner in ring.arrivals(me) {
         let route = ring.gather_route(way, owner, me, &needs);
         for (tile, rows) in tiles(owner).into_iter().enumerate() {
@@ -244,13 +244,13 @@ fn logits(
                 b.compute(OpKind::Import, &[staged.all()], &[piece.all()]);
                 piece
             };
-            if let Some(out) = out {
+            if let Some((product, out)) = out {
                 b.compute(product, &[piece.all()], &[out.rows(rows)]);
             }
         }
     }
     let mut made = Vec::new();
-    if let Some(out) = out {
+    if let Some((_, out)) = out {
         for &(segment, batch, numbers) in &compact {
             let (rows, of) = shape.placed().nth(segment as usize).expect("numbered by the shape");
             if matches!(of.wanted, Wanted::Token(_)) {

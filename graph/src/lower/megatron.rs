@@ -2,17 +2,20 @@
 //! (the baseline of Galaxy, §IV-A). Nothing overlaps.
 
 use super::{
-    block::{blocks, computes, first_products, join_kind, last_products, room},
+    block::{blocks, computes, embed, first_products, join_kind, last_products, room},
     build::{Builder, Value},
     galaxy::{Collective, transfer},
     head,
     ring::Ring,
 };
-use crate::program::{Block, NormOf, OpKind, Role};
+use crate::operators::OperatorGraph;
+use crate::program::{Block, OpKind, Role};
 use galaxy_common::{BatchShape, Plan, Rank, Row, Span, plan::Phase};
 use galaxy_model::{ModelSpec, NormPlace};
+use std::sync::Arc;
 
 pub(super) fn program(
+    graph: &Arc<OperatorGraph>,
     spec: &ModelSpec,
     plan: &Plan,
     phase: Phase,
@@ -22,7 +25,7 @@ pub(super) fn program(
     let ring = Ring::layers(plan, phase);
     // The head sends all own tiles before it receives the first of another device.
     let depth = (4 * ring.len()).max(2 * usize::from(plan.tiles));
-    let mut b = Builder::new(rank, plan.wire, depth);
+    let mut b = Builder::new(graph, plan, phase, rank, depth);
     let all = Span::<Row>::first(shape.rows());
     // Sums are made and results are given by equal runs of rows, whoever holds what.
     let chunks: Vec<Span<Row>> = all.cut(ring.len() as u32).collect();
@@ -35,13 +38,8 @@ pub(super) fn program(
         let hidden = spec.hidden;
         let pre = spec.norm_place == NormPlace::Pre;
         let mut residual = b.tensor(Role::Residual, all, hidden);
-        b.compute(OpKind::Embed, &[], &[residual.all()]);
-        let mut normed = residual;
-        if pre {
-            normed = b.tensor(Role::Normed, all, hidden);
-            let kind = OpKind::Norm(NormOf::Attention(0));
-            b.compute(kind, &[residual.all()], &[normed.all()]);
-        }
+        let mut normed = if pre { b.tensor(Role::Normed, all, hidden) } else { residual };
+        embed(&mut b, residual.all(), normed.all());
         for layer in 0..spec.layers {
             b.layer();
             for &block in blocks(spec) {
@@ -65,7 +63,7 @@ pub(super) fn program(
                     }
                 };
                 b.at = (Block::Connective, layer);
-                let (kind, two) = join_kind(spec, layer, block, true, false);
+                let (kind, two) = join_kind(&b, spec, layer, block, true, false);
                 let joined = b.tensor(Role::Residual, all, hidden);
                 let mut writes = vec![joined.all()];
                 let mut next = joined;

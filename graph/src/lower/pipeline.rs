@@ -7,20 +7,23 @@
 //! leave in tiles, as the last join finishes them.
 
 use super::{
-    block::{Inside, blocks, first_products, join_kind, last_products, room},
+    block::{Inside, blocks, embed, first_products, join_kind, last_products, norm_first, room},
     build::{Builder, Value},
     galaxy::{Carried, Collective, transfer},
     head, kv_span,
     ring::Ring,
 };
-use crate::program::{Block, NormOf, OpKind, Product, Role};
+use crate::operators::OperatorGraph;
+use crate::program::{Block, OpKind, Role};
 use galaxy_common::{
     BatchShape, BlockAssignment, Layer, Plan, Rank, Row, Span,
     plan::{Phase, own_rows},
 };
-use galaxy_model::{ModelSpec, NormPlace};
+use galaxy_model::ModelSpec;
+use std::sync::Arc;
 
 pub(super) fn program(
+    graph: &Arc<OperatorGraph>,
     spec: &ModelSpec,
     plan: &Plan,
     phase: Phase,
@@ -36,7 +39,7 @@ pub(super) fn program(
     let total = parts.iter().map(|part| part.tiles(most).count()).sum::<usize>();
     let me = stages.position(rank);
     let links = me.map_or(2, |at| usize::from(at > 0) + usize::from(at + 1 < stages.len()));
-    let mut b = Builder::new(rank, plan.wire, links * usize::from(plan.tiles));
+    let mut b = Builder::new(graph, plan, phase, rank, links * usize::from(plan.tiles));
     let mut last = None;
     if let Some(me) = me {
         let layers = |at: usize| {
@@ -133,7 +136,7 @@ impl Stage<'_> {
                     self.b.tensor(Role::Qkv, part.texts, width * self.spec.head_width)
                 });
                 *qkv = Some(kept);
-                let kind = OpKind::Product { layer, product: Product::Qkv };
+                let kind = self.b.product(layer, self.b.operators(layer).qkv);
                 if layer == self.layers.start() {
                     self.enter(part.rows, &tiles, sent, carried, kept);
                 } else {
@@ -196,24 +199,20 @@ impl Stage<'_> {
         let layer = self.layers.start();
         let pieces = if self.before.is_some() { tiles } else { &[rows] };
         for (index, &rows) in pieces.iter().enumerate() {
-            let residual = carried.residual.rows(rows);
+            let (residual, normed) = (carried.residual.rows(rows), carried.normed.rows(rows));
             if let Some(from) = self.before {
                 self.b.at = (Block::Attention, layer);
                 let (id, tile) = ((self.id)(self.me, first + index), (first + index) as u16);
                 let hidden = self.spec.hidden;
                 let staged = self.b.receive(from, id, tile, Role::RowTile, rows, hidden);
                 self.b.compute(OpKind::Import, &[staged.all()], &[residual]);
+                norm_first(self.b, layer, residual, normed);
             } else {
                 self.b.at = (Block::Embedding, layer);
-                self.b.compute(OpKind::Embed, &[], &[residual]);
-            }
-            let normed = carried.normed.rows(rows);
-            if self.spec.norm_place == NormPlace::Pre {
-                let kind = OpKind::Norm(NormOf::Attention(layer));
-                self.b.compute(kind, &[residual], &[normed]);
+                embed(self.b, residual, normed);
             }
             self.b.at = (Block::Attention, layer);
-            let kind = OpKind::Product { layer, product: Product::Qkv };
+            let kind = self.b.product(layer, self.b.operators(layer).qkv);
             self.b.compute(kind, &[normed], &[qkv.rows(rows)]);
         }
     }
@@ -232,7 +231,7 @@ impl Stage<'_> {
         let of = (self.spec, self.shape);
         let partial = last_products(self.b, of, layer, heads, inside, rows);
         self.b.at = (Block::Connective, layer);
-        let (kind, writes_two) = join_kind(self.spec, layer, block, true, false);
+        let (kind, writes_two) = join_kind(self.b, self.spec, layer, block, true, false);
         let mut writes = vec![joined.residual.rows(rows)];
         writes.extend(writes_two.then(|| joined.normed.rows(rows)));
         self.b.compute(kind, &[carried.residual.rows(rows), partial.all()], &writes);

@@ -15,7 +15,7 @@ use super::{
     ring::Route,
     visible,
 };
-use crate::program::{Block, OpKind, Product, Role};
+use crate::program::{Block, OpKind, Role};
 use galaxy_common::{Row, Span, WeightFormat};
 
 impl Device<'_> {
@@ -69,7 +69,7 @@ impl Device<'_> {
         } else {
             Span::first(qkv.width)
         };
-        let kind = OpKind::Product { layer: next.layer, product: Product::Qkv };
+        let kind = self.b.product(next.layer, self.b.operators(next.layer).qkv);
         self.b.compute(kind, &[normed.rows(rows)], &[qkv.part(rows, made)]);
         if !route.to.is_empty() || gathers {
             let out = self.b.tensor(role, rows, keys);
@@ -99,7 +99,7 @@ impl Device<'_> {
         if let (Some(qkv), Some(carried)) = (qkv, carried) {
             self.b.at = (here.block, here.layer);
             let (queries, _) = self.widths(here.layer);
-            let kind = OpKind::Product { layer: here.layer, product: Product::Qkv };
+            let kind = self.b.product(here.layer, self.b.operators(here.layer).qkv);
             for rows in late {
                 let made = qkv.part(rows, Span::first(queries));
                 self.b.compute(kind, &[carried.normed.rows(rows)], &[made]);

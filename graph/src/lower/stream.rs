@@ -37,13 +37,15 @@ pub(super) fn weave(
     let mut buffer = Buffer { streaming, there: Vec::new(), last: Vec::new(), at: 0, part: 0 };
     let mut loads = vec![0; usize::from(streaming.agents)];
     b.replaced(|b, lane, op| {
-        let OpKind::Product { layer, product } = op.kind else {
+        let OpKind::Product { operator, .. } = op.kind else {
             b.push_again(lane, &op);
             return Ok(());
         };
-        let held = pieces::held(layer, product);
+        let held = b.graph.product(operator).and_then(|product| product.held);
         // Pieces stand in the order of layers, and a layer's beside one another.
-        for (number, piece) in pieces.iter().enumerate().filter(|(_, piece)| piece.held == held) {
+        for (number, piece) in
+            pieces.iter().enumerate().filter(|(_, piece)| Some(piece.held) == held)
+        {
             let weights = match streaming.keeps(number as u32) {
                 true => None,
                 false => Some(buffer.load(b, number, piece, &mut loads)?),

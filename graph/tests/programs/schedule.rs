@@ -2,7 +2,8 @@
 //! kernels and links allow.
 
 use super::*;
-use galaxy_graph::program::{Block, OpId, Product};
+use galaxy_common::Kernel;
+use galaxy_graph::program::{Block, OpId};
 
 /// BERT-Large and DistilBERT on equal devices.
 fn well_known(hidden: u32, layers: u32) -> ModelSpec {
@@ -96,8 +97,9 @@ fn queries_are_made_when_keys_and_values_are_on_their_way() {
                 (0..of_layer.len()).filter(|&at| is(of_layer[at])).collect()
             };
             let sent = place(&|op| matches!(op.kind, OpKind::Export { .. }));
-            let product = OpKind::Product { layer: 1, product: Product::Qkv };
-            let queries = place(&|op| op.kind == product && op.writes[0].columns.start() == 0);
+            let is_qkv =
+                |op: &Operation| matches!(op.kind, OpKind::Product { kernel: Kernel::Qkv, .. });
+            let queries = place(&|op| is_qkv(op) && op.writes[0].columns.start() == 0);
             let attends = place(&|op| matches!(op.kind, OpKind::Attend { .. }));
             assert_eq!((sent.len(), queries.len()), (usize::from(tiles), 1), "all rows at once");
             assert!(sent[sent.len() - 1] < queries[0] && queries[0] < attends[0]);

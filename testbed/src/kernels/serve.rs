@@ -7,9 +7,8 @@
 use super::{Known, Wanted, quiet::quietly};
 use crate::models;
 use anyhow::{Context, Result, bail};
-use galaxy_common::WeightFormat;
+use galaxy_common::{Kernel, WeightFormat};
 use galaxy_engine::measure::{Batch, Bench, Part};
-use galaxy_graph::program::Product;
 use std::{
     io::{BufRead, Write},
     path::PathBuf,
@@ -111,11 +110,11 @@ impl Desk<'_> {
 fn part(what: &str) -> Result<Option<Part>> {
     Ok(Some(match what {
         "layer" => return Ok(None),
-        "qkv" => Part::Product(Product::Qkv),
+        "qkv" => Part::Product(Kernel::Qkv),
         "attention" => Part::Attention,
-        "output" => Part::Product(Product::AttentionOutput),
-        "up" => Part::Product(Product::Up),
-        "down" => Part::Product(Product::Down),
+        "output" => Part::Product(Kernel::AttentionOutput),
+        "up" => Part::Product(Kernel::Up),
+        "down" => Part::Product(Kernel::Down),
         _ => bail!("no measurement {what:?}; there are layer, qkv, attention, output, up, down"),
     }))
 }

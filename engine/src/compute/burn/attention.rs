@@ -1,9 +1,9 @@
 //! Attention of query rows over the rows of their segments, a few query rows at a time.
 
-use super::weights::Layer;
 use crate::compute::{cache::KvCache, kernels::attention::seen};
-use burn::{Device, Tensor, TensorData, activation};
-use galaxy_common::{BatchShape, Row, Span};
+use burn::{Device, Int, Tensor, TensorData, activation};
+use galaxy_common::{BatchShape, Head, Row, Span};
+use galaxy_graph::operators::Attention;
 use galaxy_model::Distances;
 
 /// Query rows of one step: bounds the scores, which are these times the rows that they see for
@@ -23,18 +23,16 @@ pub(super) struct Sources<'a> {
     pub(super) keys: Tensor<2>,
     /// Row of the batch that is row 0 of the keys.
     pub(super) first_key: u32,
-    pub(super) layer: &'a Layer,
-    pub(super) width: usize,
-    /// What scores are multiplied by.
-    pub(super) scale: f32,
-    pub(super) causal: bool,
+    pub(super) of: &'a Attention,
+    /// Query heads of the device,
+    pub(super) heads: Span<Head>,
+    /// and the key-value head of each, both counted here; none where they are the same.
+    pub(super) kv_of_heads: Option<&'a Tensor<1, Int>>,
     /// What is added to scores, and its table: `[buckets, all heads]`.
-    pub(super) distances: Option<(Distances, &'a Vec<f32>)>,
+    pub(super) distances: Option<(Distances, &'a [f32])>,
     pub(super) device: &'a Device,
-    /// Rows of texts that go on,
+    /// Rows of texts that go on.
     pub(super) cache: &'a KvCache,
-    /// in this layer.
-    pub(super) number: u32,
 }
 
 impl Sources<'_> {
@@ -46,15 +44,15 @@ impl Sources<'_> {
     pub(super) fn attend(&self, shape: &BatchShape, rows: Span<Row>) -> Tensor<2> {
         let mut context = Vec::new();
         let segments = shape.placed().filter(|(segment, _)| segment.overlaps(rows));
-        for ((own, segment), (_, text)) in seen(shape, rows, self.causal).zip(segments) {
-            let past = self.cache.past(text.slot, self.number, text.past);
+        for ((own, segment), (_, text)) in seen(shape, rows, self.of.causal).zip(segments) {
+            let past = self.cache.past(text.slot, self.of.layer, text.past);
             let past = past.ok().filter(|past| past.rows() > 0).map(|past| {
                 let values = past.values();
                 let shape = [past.rows(), values.len() / past.rows()];
                 Tensor::<2>::from_data(TensorData::new(values, shape), self.device)
             });
             for own in own.cut(own.len().div_ceil(STEP)) {
-                let end = if self.causal { own.end() } else { segment.end() };
+                let end = if self.of.causal { own.end() } else { segment.end() };
                 context.push(self.step(own, Span::new(segment.start(), end), past.as_ref()));
             }
         }
@@ -62,7 +60,7 @@ impl Sources<'_> {
     }
 
     fn step(&self, own: Span<Row>, seen: Span<Row>, past: Option<&Tensor<2>>) -> Tensor<2> {
-        let (heads, kv_heads) = (self.layer.heads.len(), self.layer.kv_heads.len());
+        let (heads, kv_heads) = (self.heads.len(), self.of.kv_heads(self.heads).len());
         let of_keys = |head| {
             let here = self.part(&self.keys, self.first_key, seen, head, kv_heads);
             let Some(past) = past else { return here };
@@ -71,11 +69,11 @@ impl Sources<'_> {
         };
         let queries = self.part(&self.queries, self.first_query, own, 0, heads);
         let (keys, values) = (self.shared(of_keys(0)), self.shared(of_keys(kv_heads)));
-        let mut scores = queries.matmul(keys.swap_dims(1, 2)) * self.scale;
+        let mut scores = queries.matmul(keys.swap_dims(1, 2)) * self.of.scale;
         if let Some((distances, table)) = self.distances {
             scores = scores + self.apart(distances, table, own, seen);
         }
-        if self.causal && own.len() > 1 {
+        if self.of.causal && own.len() > 1 {
             let hidden = self.hidden(own, seen);
             scores = match past {
                 None => scores + hidden,
@@ -86,7 +84,7 @@ impl Sources<'_> {
             };
         }
         let context = activation::softmax(scores, 2).matmul(values).swap_dims(0, 1);
-        context.reshape([own.len() as usize, heads as usize * self.width])
+        context.reshape([own.len() as usize, heads as usize * self.of.width as usize])
     }
 
     /// `heads` heads from head `first` of each of some rows of a tensor that begins with `first_row`: `[heads, rows, width]`.
@@ -98,7 +96,7 @@ impl Sources<'_> {
         first: u32,
         heads: u32,
     ) -> Tensor<3> {
-        let (first, heads, width) = (first as usize, heads as usize, self.width);
+        let (first, heads, width) = (first as usize, heads as usize, self.of.width as usize);
         let from = (rows.start() - first_row) as usize;
         let range = from..from + rows.len() as usize;
         let part = of.clone().slice([range, first * width..(first + heads) * width]);
@@ -107,7 +105,7 @@ impl Sources<'_> {
 
     /// Keys or values for each query head.
     fn shared(&self, of_kv_heads: Tensor<3>) -> Tensor<3> {
-        match &self.layer.kv_of_head {
+        match self.kv_of_heads {
             Some(kv) => of_kv_heads.select(0, kv.clone()),
             None => of_kv_heads,
         }
@@ -116,7 +114,7 @@ impl Sources<'_> {
     /// What distances add: `[heads, own, seen]`.
     fn apart(&self, spec: Distances, table: &[f32], own: Span<Row>, seen: Span<Row>) -> Tensor<3> {
         let all = table.len() / spec.buckets as usize;
-        let heads = self.layer.heads;
+        let heads = self.heads;
         let mut values = Vec::with_capacity((heads.len() * own.len() * seen.len()) as usize);
         for head in heads.iter() {
             for row in own.iter() {

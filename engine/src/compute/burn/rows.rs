@@ -1,18 +1,18 @@
 //! What is done to rows between products, in burn's own operations.
 
-use super::weights::NormTensors;
-use crate::compute::{
-    call::Misfit,
-    kernels::rotary::{Place, Rotation},
-};
+use crate::compute::{call::Misfit, kernels::rotary::Place};
 use burn::{Device, Tensor, TensorData, activation};
+use galaxy_graph::operators::Rotary;
 use galaxy_model::{Activation, ClassActivation, LAPLACE_DEVIATION, LAPLACE_MEAN, NormKind, Pairs};
 
 /// A norm with its vectors.
 pub(super) struct Norm<'a> {
     pub(super) kind: NormKind,
     pub(super) epsilon: f32,
-    pub(super) vectors: &'a NormTensors,
+    /// `[1, columns]`
+    pub(super) weight: &'a Tensor<2>,
+    /// The same.
+    pub(super) bias: Option<&'a Tensor<2>>,
 }
 
 impl Norm<'_> {
@@ -24,8 +24,8 @@ impl Norm<'_> {
             NormKind::Rms => rows,
         };
         let square = (rows.clone() * rows.clone()).mean_dim(1);
-        let rows = rows / (square + self.epsilon).sqrt() * self.vectors.weight.clone();
-        match &self.vectors.bias {
+        let rows = rows / (square + self.epsilon).sqrt() * self.weight.clone();
+        match self.bias {
             Some(bias) => rows + bias.clone(),
             None => rows,
         }
@@ -105,12 +105,12 @@ pub(super) fn norm_heads(
 pub(super) fn rotate(
     rows: Tensor<2>,
     places: &[Place],
-    rotation: Rotation<'_>,
+    rotation: &Rotary,
     heads: usize,
     width: usize,
     device: &Device,
 ) -> Tensor<2> {
-    let (count, half) = (places.len(), rotation.pairs_of_columns());
+    let (count, half) = (places.len(), rotation.inverse_frequencies.len());
     let [_, columns] = rows.dims();
     if heads * width == 0 || half == 0 {
         return rows;

@@ -2,57 +2,8 @@
 
 use super::{area::AreaMut, threads::Threads, vector};
 use galaxy_common::{BatchShape, Row, Span};
-use galaxy_model::{LongFrequencies, ModelSpec, Pairs, Positions};
-
-/// How a model turns the heads of its rows.
-#[derive(Clone, Copy)]
-pub(crate) struct Rotation<'a> {
-    inverse_frequencies: &'a [f32],
-    long: Option<&'a LongFrequencies>,
-    /// What cosines and sines are multiplied by.
-    pub(crate) scale: f32,
-    pub(crate) pairs: Pairs,
-    /// Rows that a text has at most.
-    pub(crate) limit: u32,
-}
-
-impl<'a> Rotation<'a> {
-    /// That of a model with rotary positions.
-    pub(crate) fn of(spec: &'a ModelSpec) -> Option<Self> {
-        match &spec.positions {
-            Positions::Learned { .. } => None,
-            Positions::Rotary { inverse_frequencies, long, scale, pairs, limit } => Some(Self {
-                inverse_frequencies,
-                // Other frequencies for fewer columns fit no table.
-                long: long
-                    .as_ref()
-                    .filter(|long| long.inverse_frequencies.len() == inverse_frequencies.len()),
-                scale: *scale,
-                pairs: *pairs,
-                limit: *limit,
-            }),
-        }
-    }
-
-    /// How many pairs of columns of a head are turned.
-    pub(crate) fn pairs_of_columns(&self) -> usize {
-        self.inverse_frequencies.len()
-    }
-
-    /// Whether a text of so many rows is long.
-    fn is_long(&self, length: u32) -> bool {
-        self.long.is_some_and(|long| length > long.above)
-    }
-
-    /// The frequencies of a text of so many rows.
-    #[cfg(feature = "burn")]
-    pub(crate) fn frequencies(&self, length: u32) -> &'a [f32] {
-        match self.long.filter(|_| self.is_long(length)) {
-            Some(long) => &long.inverse_frequencies,
-            None => self.inverse_frequencies,
-        }
-    }
-}
+use galaxy_graph::operators::Rotary;
+use galaxy_model::Pairs;
 
 /// Where a row stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -105,14 +56,14 @@ impl Angles {
 
 impl RotaryTable {
     /// Makes sure of all positions of a text of up to `rows` rows.
-    pub(crate) fn reach(&mut self, rotation: Rotation<'_>, rows: u32) {
+    pub(crate) fn reach(&mut self, rotation: &Rotary, rows: u32) {
         let rows = rows.min(rotation.limit);
-        let above = rotation.long.map_or(u32::MAX, |long| long.above);
+        let above = rotation.above();
         self.reach_both(rotation, rows.min(above), if rows > above { rows } else { 0 });
     }
 
     /// Makes sure of the positions of these rows.
-    pub(crate) fn reach_rows(&mut self, rotation: Rotation<'_>, places: &[Place]) {
+    pub(crate) fn reach_rows(&mut self, rotation: &Rotary, places: &[Place]) {
         let (mut usual, mut long) = (0, 0);
         for place in places {
             let reach = if rotation.is_long(place.length) { &mut long } else { &mut usual };
@@ -121,10 +72,10 @@ impl RotaryTable {
         self.reach_both(rotation, usual, long);
     }
 
-    fn reach_both(&mut self, rotation: Rotation<'_>, usual: u32, long: u32) {
-        self.above = rotation.long.map_or(u32::MAX, |long| long.above);
-        self.usual.reach(rotation.inverse_frequencies, rotation.scale, usual);
-        if let Some(of_long) = rotation.long {
+    fn reach_both(&mut self, rotation: &Rotary, usual: u32, long: u32) {
+        self.above = rotation.above();
+        self.usual.reach(&rotation.inverse_frequencies, rotation.scale, usual);
+        if let Some(of_long) = &rotation.long {
             self.long.reach(&of_long.inverse_frequencies, rotation.scale, long);
         }
     }
@@ -192,6 +143,7 @@ pub(crate) fn places(
 #[cfg(test)]
 mod tests {
     use super::{super::testing::*, *};
+    use galaxy_model::LongFrequencies;
 
     const FREQUENCIES: [f32; 4] = [1.0, 0.3, 0.01, 0.0005];
     const SLOWER: [f32; 4] = [0.9, 0.1, 0.004, 0.0001];
@@ -248,12 +200,12 @@ mod tests {
         let neighbours = [(0, 1), (2, 3), (4, 5), (6, 7)];
         for (pairs, columns_of_pairs, scale, long) in [
             (Pairs::Halves, halves, 1.0, None),
-            (Pairs::Halves, halves, 1.25, Some(&long)),
+            (Pairs::Halves, halves, 1.25, Some(long.clone())),
             (Pairs::Neighbours, neighbours, 0.5, None),
         ] {
-            let rotation =
-                Rotation { inverse_frequencies: &FREQUENCIES, long, scale, pairs, limit: 600 };
-            let above = long.map_or(u32::MAX, |long| long.above);
+            let inverse_frequencies = FREQUENCIES.to_vec();
+            let rotation = &Rotary { inverse_frequencies, long, scale, pairs, limit: 600 };
+            let above = rotation.above();
             let want = turned(&before, &places, columns_of_pairs, f64::from(scale), above);
             let mut table = RotaryTable::default();
             table.reach(rotation, 4);

@@ -7,7 +7,6 @@ use super::{
     vector,
     wire::{self, Tile},
 };
-use crate::weights::NormVectors;
 use galaxy_model::NormKind;
 
 /// A norm with its vectors.
@@ -15,26 +14,27 @@ use galaxy_model::NormKind;
 pub(crate) struct Norm<'a> {
     pub(crate) kind: NormKind,
     pub(crate) epsilon: f32,
-    pub(crate) vectors: &'a NormVectors,
+    /// What columns are scaled by,
+    pub(crate) weight: &'a [f32],
+    /// and what is added then.
+    pub(crate) bias: Option<&'a [f32]>,
 }
 
 impl Norm<'_> {
     /// Normalises one row in place.
     pub(crate) fn apply(&self, row: &mut [f32]) {
-        let NormVectors { weight, bias } = self.vectors;
+        let Self { weight, bias, .. } = *self;
         match self.kind {
-            NormKind::Layer => vector::layer_norm(row, weight, bias.as_deref(), self.epsilon),
+            NormKind::Layer => vector::layer_norm(row, weight, bias, self.epsilon),
             NormKind::Rms => vector::rms_norm(row, weight, self.epsilon),
         }
     }
 
     /// Normalises one row to another.
     pub(crate) fn apply_to(&self, out: &mut [f32], from: &[f32]) {
-        let NormVectors { weight, bias } = self.vectors;
+        let Self { weight, bias, .. } = *self;
         match self.kind {
-            NormKind::Layer => {
-                vector::layer_norm_to(out, from, weight, bias.as_deref(), self.epsilon)
-            }
+            NormKind::Layer => vector::layer_norm_to(out, from, weight, bias, self.epsilon),
             NormKind::Rms => vector::rms_norm_to(out, from, weight, self.epsilon),
         }
     }
@@ -65,7 +65,7 @@ pub(crate) fn norm_heads(threads: &Threads, heads: [(usize, Norm<'_>); 2], rows:
         for at in 0..rows.rows() {
             let mut rest = rows.row(at);
             for (count, norm) in heads {
-                let width = norm.vectors.weight.len();
+                let width = norm.weight.len();
                 let (some, more) = rest.split_at_mut(count * width);
                 some.chunks_exact_mut(width).for_each(|head| norm.apply(head));
                 rest = more;
@@ -78,13 +78,14 @@ pub(crate) fn norm_heads(threads: &Threads, heads: [(usize, Norm<'_>); 2], rows:
 #[derive(Clone, Copy)]
 pub(crate) struct Joined<'a> {
     pub(crate) residual: Area<'a>,
-    pub(crate) bias: Option<&'a [f32]>,
+    /// One, or two where two sums join at once.
+    pub(crate) biases: [Option<&'a [f32]>; 2],
     pub(crate) partial: Option<Area<'a>>,
     pub(crate) staged: Option<Tile<'a>>,
     pub(crate) norm: Norm<'a>,
 }
 
-/// residual' = residual + bias + (partial + staged). With `normed` it takes the normed rows,
+/// residual' = residual + biases + (partial + staged). With `normed` it takes the normed rows,
 /// without it the residual itself is normed.
 pub(crate) fn join(
     threads: &Threads,
@@ -92,7 +93,7 @@ pub(crate) fn join(
     residual: AreaMut<'_>,
     normed: Option<AreaMut<'_>>,
 ) {
-    let Joined { residual: old, bias, partial, staged, norm } = joined;
+    let Joined { residual: old, biases: [bias, other], partial, staged, norm } = joined;
     let values = 4 * residual.rows() * residual.columns();
     threads.each((residual, normed), 1, values, |first, (mut residual, mut normed)| {
         for at in 0..residual.rows() {
@@ -106,6 +107,9 @@ pub(crate) fn join(
                 (None, Some(partial), None) => vector::sum_two(row, from, partial),
                 (Some(bias), ..) => vector::sum_two(row, from, bias),
                 _ => row.copy_from_slice(from),
+            }
+            if let Some(other) = other {
+                vector::add(row, other);
             }
             match (partial, staged) {
                 (Some(partial), Some(tile)) => wire::add_sum(row, partial, tile, source),
@@ -133,8 +137,8 @@ mod tests {
             let (old, sum, staged) =
                 (random.values(size), random.values(size), random.values(size));
             let bias = random.values(columns);
-            let vectors = NormVectors { weight: random.values(columns), bias: None };
-            let norm = Norm { kind: NormKind::Rms, epsilon: 1e-6, vectors: &vectors };
+            let weight = random.values(columns);
+            let norm = Norm { kind: NormKind::Rms, epsilon: 1e-6, weight: &weight, bias: None };
             let tile_of = |wire| -> Vec<u8> {
                 match wire {
                     WireType::F32 => bytemuck::cast_slice(&staged).to_vec(),
@@ -146,13 +150,17 @@ mod tests {
             };
             for threads in [1, 2] {
                 let threads = Threads::new(threads);
-                for (partial, wire, post) in [
+                for (at, (partial, wire, post)) in [
                     (true, None, false),
                     (true, Some(WireType::F32), true),
                     (false, Some(WireType::F16), false),
                     (true, Some(WireType::F16), true),
                     (false, None, false),
-                ] {
+                ]
+                .into_iter()
+                .enumerate()
+                {
+                    let other = at % 2 == 1;
                     // Room for any alignment that a tile needs.
                     let bytes = wire.map(tile_of);
                     let mut room = vec![0.0_f32; size];
@@ -165,7 +173,7 @@ mod tests {
                     let mut normed = vec![f32::NAN; size];
                     let joined = Joined {
                         residual: whole(&old, rows, columns),
-                        bias: Some(&bias),
+                        biases: [Some(&bias), other.then_some(&weight[..])],
                         partial: partial.then(|| whole(&sum, rows, columns)),
                         staged: tile,
                         norm,
@@ -183,7 +191,9 @@ mod tests {
                             None => 0.0,
                         };
                         let partial = if partial { f64::from(sum[i]) } else { 0.0 };
-                        f64::from(old[i]) + f64::from(bias[i % columns]) + partial + staged
+                        let other = if other { f64::from(weight[i % columns]) } else { 0.0 };
+                        let biases = f64::from(bias[i % columns]) + other;
+                        f64::from(old[i]) + biases + partial + staged
                     };
                     let raw: Vec<f64> = (0..size).map(added).collect();
                     let norm: Vec<f64> = raw
@@ -191,7 +201,7 @@ mod tests {
                         .flat_map(|row| {
                             let square = row.iter().map(|v| v * v).sum::<f64>() / columns as f64;
                             let by = 1.0 / (square + 1e-6).sqrt();
-                            let weights = vectors.weight.iter().map(|w| f64::from(*w));
+                            let weights = weight.iter().map(|w| f64::from(*w));
                             row.iter()
                                 .zip(weights)
                                 .map(move |(v, w)| v * by * w)

@@ -6,13 +6,16 @@ use crate::{
     compute::{Binding, Engine, Inputs, Staged},
     measure::MeasureError,
 };
-use galaxy_common::{BatchShape, Bytes, Column, Head, Kernel, Rank, Row, Span, Wanted, WireType};
+use galaxy_common::{
+    Assignment, BatchShape, BlockAssignment, Bytes, Column, Head, Kernel, Rank, Row, Span, Wanted,
+    WireType,
+};
 use galaxy_graph::{
     Program,
     lower::kv_span,
+    operators::{Join, OperatorGraph, OperatorId},
     program::{
-        Block, JoinOf, LaneId, Memory, NormOf, OpKind, Operation, Product, Region, Role, Slot,
-        SlotId, Tensor, TensorId,
+        Block, LaneId, Memory, OpKind, Operation, Region, Role, Slot, SlotId, Tensor, TensorId,
     },
 };
 use galaxy_model::{ModelSpec, NormPlace};
@@ -26,6 +29,9 @@ pub(super) type Taken = (Kernel, Vec<u32>, f64);
 /// An engine with a sample of the model's weights, ready to be measured.
 pub(super) struct Stand {
     pub(super) engine: Box<dyn Engine>,
+    /// Layers are those of the sample.
+    graph: OperatorGraph,
+    shares: Assignment,
     sample: Sample,
     spec: ModelSpec,
     program: Program,
@@ -119,7 +125,36 @@ impl Stand {
         let tiles = [vec![0.01; values], vec![0.0; values]];
         let spec = spec.clone();
         let clock = Clock::new(alone);
-        Ok(Self { engine, sample, spec, program, layers, logits, tiles, clock, token: 0 })
+        let graph =
+            OperatorGraph::of(&ModelSpec { layers: sample.blocks.len() as u32, ..spec.clone() });
+        let block = |(at, (_, block)): (u32, &(u32, BlockAssignment))| BlockAssignment {
+            layers: Span::new(at, at + 1),
+            ..*block
+        };
+        let shares = Assignment {
+            blocks: (0..).zip(&sample.blocks).map(block).collect(),
+            row_weight: 0,
+            vocabulary: sample.vocabulary,
+        };
+        let token = 0;
+        Ok(Self {
+            engine,
+            graph,
+            shares,
+            sample,
+            spec,
+            program,
+            layers,
+            logits,
+            tiles,
+            clock,
+            token,
+        })
+    }
+
+    fn product(&self, operator: OperatorId, layer: u32) -> OpKind {
+        let product = self.graph.product_of(operator, &self.shares, layer);
+        product.expect("operators of a layer are what they are")
     }
 
     pub(super) fn sample(&self) -> &Sample {
@@ -202,32 +237,36 @@ impl Stand {
         let span = Span::<Row>::first(rows);
         let of = |stand: &Self, tensor| stand.region(tensor, span);
         let post = self.spec.norm_place == NormPlace::Post;
+        let embed = OpKind::Embed(self.graph.embed);
         let one = vec![rows];
         let (residual, input) = (of(self, RESIDUAL), of(self, INPUT));
-        let time = self.run(&binding, OpKind::Embed, &[], &[residual])?;
+        let time = self.run(&binding, embed, &[], &[residual])?;
         taken.push((Kernel::Embed, one.clone(), time));
-        let norm = OpKind::Norm(NormOf::Attention(0));
+        let first = set * self.sample.set;
+        // Every model has this one.
+        let norm = OpKind::Norm(self.graph.layers[first].after_attention.norm);
         let time = self.run(&binding, norm, &[residual], &[input])?;
         taken.push((Kernel::Norm, one.clone(), time));
-        let first = set * self.sample.set;
         for layer in first..first + self.sample.set {
             let Widths { qkv, context, inner } = self.layers[layer];
             let block = self.sample.blocks[layer].1;
             let width = |stand: &Self, tensor| stand.program.tensor(tensor).width;
             let layer = layer as u32;
             let two = |stand: &Self, tensor| vec![rows, width(stand, tensor)];
-            let product = |product| OpKind::Product { layer, product };
+            let operators = self.graph.layers[layer as usize];
             let kv_heads = kv_span(&self.spec, block.heads);
             let (queries, attended) = (of(self, qkv), of(self, context));
             let (inside, partial) = (of(self, inner), of(self, PARTIAL));
 
-            let time = self.run(&binding, product(Product::Qkv), &[input], &[queries])?;
+            let time =
+                self.run(&binding, self.product(operators.qkv, layer), &[input], &[queries])?;
             taken.push((Kernel::Qkv, two(self, qkv), time));
-            let attend = OpKind::Attend { layer, heads: block.heads, kv_heads };
+            let attend =
+                OpKind::Attend { operator: operators.attention, heads: block.heads, kv_heads };
             let both = self.attended(qkv, block.heads, span, span);
             // So that its output is warm; its own times come from a grid of its own.
             self.run(&binding, attend, &both, &[attended])?;
-            let output = product(Product::AttentionOutput);
+            let output = self.product(operators.output, layer);
             let time = self.run(&binding, output, &[attended], &[partial])?;
             taken.push((Kernel::AttentionOutput, two(self, context), time));
 
@@ -239,27 +278,23 @@ impl Stand {
             taken.push((Kernel::ExportAdd, one.clone(), time));
             let time = self.run(&binding, OpKind::Import, &[sum], &[normed])?;
             taken.push((Kernel::Import, one.clone(), time));
-            let join = OpKind::Join {
-                layer,
-                join: JoinOf::Attention,
-                // Every layer has this one.
-                norm: NormOf::Attention(layer),
-                post,
-                partial: true,
-                staged: false,
-            };
+            let Join { add, norm } = operators.after_attention;
+            let join = OpKind::Join { add, norm, post, partial: true, staged: false };
             let joined = [of(self, JOINED), normed];
             let joined = if post { &joined[..1] } else { &joined[..] };
             let time = self.run(&binding, join, &[residual, partial], joined)?;
             taken.push((Kernel::Join, one.clone(), time));
 
-            let time = self.run(&binding, product(Product::Up), &[input], &[inside])?;
+            let time =
+                self.run(&binding, self.product(operators.up, layer), &[input], &[inside])?;
             taken.push((Kernel::Up, two(self, inner), time));
-            let time = self.run(&binding, product(Product::Down), &[inside], &[partial])?;
+            let time =
+                self.run(&binding, self.product(operators.down, layer), &[inside], &[partial])?;
             taken.push((Kernel::Down, two(self, inner), time));
         }
-        if let Some(logits) = self.logits.filter(|_| rows <= LANGUAGE_ROWS) {
-            let kind = OpKind::Product { layer: 0, product: Product::Language };
+        let head = self.logits.zip(self.graph.language).filter(|_| rows <= LANGUAGE_ROWS);
+        if let Some((logits, language)) = head {
+            let kind = self.product(language, 0);
             let slice = self.program.tensor(logits).width;
             let logits = of(self, logits);
             let time = self.run(&binding, kind, &[input], &[logits])?;
@@ -279,10 +314,11 @@ impl Stand {
         let Widths { qkv, context, .. } = self.layers[layer];
         let heads = self.sample.blocks[layer].1.heads;
         let kv_heads = kv_span(&self.spec, heads);
-        let attend = OpKind::Attend { layer: layer as u32, heads, kv_heads };
+        let of = self.graph.layers[layer];
+        let attend = OpKind::Attend { operator: of.attention, heads, kv_heads };
         let whole = Span::<Row>::first(self.sample.rows);
         let binding = self.binding(self.sample.rows)?;
-        let kind = OpKind::Product { layer: layer as u32, product: Product::Qkv };
+        let kind = self.product(of.qkv, layer as u32);
         let (from, to) = (self.region(INPUT, whole), self.region(qkv, whole));
         self.run(&binding, kind, &[from], &[to])?;
         for &queries in sizes {

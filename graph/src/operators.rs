@@ -1,0 +1,392 @@
+//! A model as an operator graph: values, the operators that make them, and weights by id.
+//!
+//! [`OperatorGraph::of`] makes it from a [`galaxy_model::ModelSpec`]. Operations of programs name operators
+//! of it, and whoever runs, proves or costs an operation asks the operator, never the model's description.
+//! Each kind of operator is one file: what it reads and makes, by what devices may share it, what its result
+//! is made of, and what it takes.
+
+mod add;
+mod attention;
+mod build;
+mod content;
+mod embed;
+mod norm;
+mod product;
+
+pub use add::Add;
+pub use attention::Attention;
+pub use content::{Content, Sums, Unlike};
+pub use embed::Embed;
+pub use norm::Norm;
+pub(crate) use product::shared;
+pub use product::{HeadNorms, Heads, Product, Rotary};
+
+use crate::{holdings::Held, program::OpKind};
+use galaxy_common::{Assignment, Row, Share, Span};
+use galaxy_model::{ClassActivation, Matrix, Vector};
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+use std::collections::HashMap;
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(
+            Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize,
+        )]
+        pub struct $name(pub u32);
+    };
+}
+id!(
+    /// An index into [`OperatorGraph::operators`].
+    OperatorId
+);
+id!(
+    /// An index into [`OperatorGraph::values`].
+    ValueId
+);
+id!(
+    /// An index into [`OperatorGraph::weights`].
+    WeightId
+);
+
+/// A value of the graph: for each row of the batch so many columns.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Value {
+    /// What it is, for messages.
+    pub name: &'static str,
+    /// Of which layer; the number of layers for what follows them.
+    pub layer: u32,
+    /// Its columns, where one device has all of it.
+    pub columns: u32,
+}
+
+/// A weight of the graph, by its name in the model.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Weight {
+    /// Of two axes.
+    Matrix(Matrix),
+    /// Of one.
+    Vector(Vector),
+}
+
+/// What is counted along an axis by which operators are cut.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Axis {
+    /// Query heads.
+    Heads,
+    /// Inner columns of an MLP.
+    Columns,
+    /// Tokens of the vocabulary.
+    Tokens,
+}
+
+/// On which side of an operator the axis is.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Side {
+    /// A share makes some columns, of all that is read.
+    Outputs,
+    /// A share reads some columns, and what it makes is a term of a sum.
+    Inputs,
+}
+
+/// By what devices may share an operator, besides rows.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Cut {
+    /// Along which axis.
+    pub axis: Axis,
+    /// On which side.
+    pub side: Side,
+    /// Shares of the whole.
+    pub count: u32,
+}
+
+impl Cut {
+    /// The shares that a device of this assignment has, in a layer.
+    pub fn held(&self, assignment: &Assignment, layer: u32) -> Span<Share> {
+        match self.axis {
+            Axis::Heads => assignment.block(layer).heads.of(),
+            Axis::Columns => assignment.block(layer).columns.of(),
+            Axis::Tokens => assignment.vocabulary.of(),
+        }
+    }
+}
+
+/// Sizes of an operation.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Sizes {
+    /// Rows that it makes.
+    pub rows: u32,
+    /// Columns that it reads.
+    pub inputs: u32,
+    /// Columns that it makes.
+    pub outputs: u32,
+    /// Pairs of a query row and a key row that it sees.
+    pub pairs: f64,
+}
+
+/// What an operation takes, however it is done.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Work {
+    /// Multiplications and additions; of what only passes over rows 0.
+    pub operations: f64,
+    /// The matrix that is read, as (inputs, outputs).
+    pub weights: (u64, u64),
+}
+
+/// What is asked of every operator.
+pub trait Operate {
+    /// The values that it reads.
+    fn reads(&self) -> SmallVec<[ValueId; 2]>;
+
+    /// The value that it makes.
+    fn makes(&self) -> ValueId;
+
+    /// The weights that it reads.
+    fn weights(&self) -> SmallVec<[WeightId; 8]>;
+
+    /// Columns of what it makes, from those of what it reads.
+    ///
+    /// # Errors
+    /// In words: why they do not fit.
+    fn columns(&self, read: &[u32]) -> Result<u32, String>;
+
+    /// By what devices may share it, besides rows.
+    fn cut(&self) -> Option<Cut> {
+        None
+    }
+
+    /// The rows of a text that it reads to make rows `own` of it.
+    fn rows(&self, own: Span<Row>, _text: Span<Row>) -> Span<Row> {
+        own
+    }
+
+    /// What a share of it makes of what is read.
+    ///
+    /// # Errors
+    /// What should have been read.
+    fn content(
+        &self,
+        id: OperatorId,
+        share: Span<Share>,
+        read: &[Option<Content>],
+    ) -> Result<Content, Unlike>;
+
+    /// What an operation of these sizes takes.
+    fn work(&self, _sizes: Sizes) -> Work {
+        Work::default()
+    }
+}
+
+/// An operator with its attributes.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Operator {
+    /// Rows of the residual stream, out of what came in.
+    Embed(Embed),
+    /// A norm of whole rows.
+    Norm(Norm),
+    /// A matrix product with what follows it on each row.
+    Product(Product),
+    /// Attention.
+    Attention(Attention),
+    /// The residual addition.
+    Add(Add),
+}
+
+impl Operator {
+    /// It, as what is asked of all.
+    pub fn operate(&self) -> &dyn Operate {
+        match self {
+            Self::Embed(operator) => operator,
+            Self::Norm(operator) => operator,
+            Self::Product(operator) => operator,
+            Self::Attention(operator) => operator,
+            Self::Add(operator) => operator,
+        }
+    }
+}
+
+/// A residual addition, and the norm that follows it at once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Join {
+    /// The addition.
+    pub add: OperatorId,
+    /// The norm.
+    pub norm: OperatorId,
+}
+
+/// The operators of a layer of a transformer, by their place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LayerOperators {
+    /// What makes the rows that attention reads, where they are not the residual itself.
+    pub norm: Option<OperatorId>,
+    /// Queries, keys and values.
+    pub qkv: OperatorId,
+    /// Attention.
+    pub attention: OperatorId,
+    /// Its output product.
+    pub output: OperatorId,
+    /// The first product of the MLP.
+    pub up: OperatorId,
+    /// Its second.
+    pub down: OperatorId,
+    /// What follows attention,
+    pub after_attention: Join,
+    /// and what follows the MLP: the same where both stand beside each other.
+    pub after_mlp: Join,
+}
+
+/// The head that tells classes apart, on top of one row.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ClassOperators {
+    /// A dense layer, and what follows it,
+    pub dense: Option<(OperatorId, Option<ClassActivation>)>,
+    /// and the product that gives logits.
+    pub output: OperatorId,
+    /// Classes.
+    pub labels: u32,
+}
+
+/// A model as values, operators and weights.
+#[derive(Clone, PartialEq, Debug)]
+pub struct OperatorGraph {
+    /// The values.
+    pub values: Vec<Value>,
+    /// Those that come in, and no operator makes.
+    pub inputs: Vec<ValueId>,
+    /// The operators, each after those that it reads from.
+    pub operators: Vec<Operator>,
+    /// The weights.
+    pub weights: Vec<Weight>,
+    /// The operators of each layer.
+    pub layers: Vec<LayerOperators>,
+    /// What makes the first rows.
+    pub embed: OperatorId,
+    /// The rows after the last norm, which heads read.
+    pub last: ValueId,
+    /// What makes logits of tokens.
+    pub language: Option<OperatorId>,
+    /// What makes logits of classes.
+    pub classes: Option<ClassOperators>,
+    /// Where each weight is in `weights`.
+    ids: HashMap<Weight, WeightId>,
+}
+
+impl OperatorGraph {
+    /// An operator; none where the id points nowhere.
+    pub fn get(&self, id: OperatorId) -> Option<&Operator> {
+        self.operators.get(id.0 as usize)
+    }
+    /// A product; none where the id is of something else.
+    pub fn product(&self, id: OperatorId) -> Option<&Product> {
+        match self.get(id)? {
+            Operator::Product(product) => Some(product),
+            _ => None,
+        }
+    }
+    /// The operation of a device of this assignment that is a product of a layer; none where the id is of
+    /// something else.
+    pub fn product_of(&self, id: OperatorId, part: &Assignment, layer: u32) -> Option<OpKind> {
+        let product = self.product(id)?;
+        let share = product.cut.map_or(Span::empty(), |cut| cut.held(part, layer));
+        Some(OpKind::Product { operator: id, kernel: product.kernel, share })
+    }
+    /// A norm; none where the id is of something else.
+    pub fn norm(&self, id: OperatorId) -> Option<&Norm> {
+        match self.get(id)? {
+            Operator::Norm(norm) => Some(norm),
+            _ => None,
+        }
+    }
+    /// An attention; none where the id is of something else.
+    pub fn attention(&self, id: OperatorId) -> Option<&Attention> {
+        match self.get(id)? {
+            Operator::Attention(attention) => Some(attention),
+            _ => None,
+        }
+    }
+    /// A residual addition; none where the id is of something else.
+    pub fn add(&self, id: OperatorId) -> Option<&Add> {
+        match self.get(id)? {
+            Operator::Add(add) => Some(add),
+            _ => None,
+        }
+    }
+    /// What follows the first layer's queries, keys and values; none without layers. All layers have the
+    /// same positions.
+    pub fn heads(&self) -> Option<&Heads> {
+        self.product(self.layers.first()?.qkv)?.heads.as_ref()
+    }
+    /// Classes that its head tells apart; 0 without a class head.
+    pub fn labels(&self) -> u32 {
+        self.classes.as_ref().map_or(0, |classes| classes.labels)
+    }
+    /// The id of a weight; none where the model does not have it.
+    pub fn weight(&self, weight: Weight) -> Option<WeightId> {
+        self.ids.get(&weight).copied()
+    }
+    /// The ids and attentions of all layers, in order.
+    pub fn attentions(&self) -> impl Iterator<Item = (OperatorId, &Attention)> {
+        self.layers.iter().filter_map(|layer| {
+            self.attention(layer.attention).map(|attention| (layer.attention, attention))
+        })
+    }
+    /// The products whose matrices devices share.
+    pub fn shared(&self) -> impl Iterator<Item = (OperatorId, &Product, Held)> {
+        let all = (0..).map(OperatorId).zip(&self.operators);
+        all.filter_map(|(id, operator)| match operator {
+            Operator::Product(product) => product.held.map(|held| (id, product, held)),
+            _ => None,
+        })
+    }
+    /// The product of a matrix that devices share.
+    pub fn of_held(&self, held: Held) -> Option<OperatorId> {
+        let layer = |layer: u32| self.layers.get(layer as usize);
+        Some(match held {
+            Held::Qkv(l) => layer(l)?.qkv,
+            Held::AttentionOutput(l) => layer(l)?.output,
+            Held::Up(l) => layer(l)?.up,
+            Held::Down(l) => layer(l)?.down,
+            Held::Language => self.language?,
+        })
+    }
+
+    /// Whether values, operators and weights fit together: each reads what others made before, and has as
+    /// many columns as its rule says.
+    ///
+    /// # Errors
+    /// In words: which does not, and why.
+    pub fn check(&self) -> Result<(), String> {
+        let mut made = vec![false; self.values.len()];
+        for input in &self.inputs {
+            made[input.0 as usize] = true;
+        }
+        for (at, operator) in self.operators.iter().enumerate() {
+            let wrong = |why: String| Err(format!("operator {at} ({operator:?}): {why}"));
+            let operate = operator.operate();
+            let mut columns = SmallVec::<[u32; 2]>::new();
+            for value in operate.reads() {
+                if !made.get(value.0 as usize).copied().unwrap_or(false) {
+                    return wrong(format!("value {} is not made before", value.0));
+                }
+                columns.push(self.values[value.0 as usize].columns);
+            }
+            if operate.weights().iter().any(|id| id.0 as usize >= self.weights.len()) {
+                return wrong("it names a weight that is not there".to_owned());
+            }
+            let out = operate.makes();
+            let Some(value) = self.values.get(out.0 as usize) else {
+                return wrong("it makes a value that is not there".to_owned());
+            };
+            match operate.columns(&columns) {
+                Ok(columns) if columns == value.columns => {}
+                Ok(columns) => {
+                    return wrong(format!("it makes {columns} columns of {}", value.columns));
+                }
+                Err(why) => return wrong(why),
+            }
+            made[out.0 as usize] = true;
+        }
+        Ok(())
+    }
+}

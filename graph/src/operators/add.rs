@@ -1,0 +1,61 @@
+//! Residual additions.
+
+use super::{Content, Operate, OperatorId, Unlike, ValueId, WeightId};
+use galaxy_common::{Share, Span};
+use smallvec::SmallVec;
+
+/// The residual, plus whole sums of products that are cut by what they read, plus their biases: these join
+/// here, once, at the owner of a row.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Add {
+    /// What the sums are added to.
+    pub residual: ValueId,
+    /// What it makes.
+    pub output: ValueId,
+    /// Columns.
+    pub width: u32,
+    /// The products whose sums these are, and the shares of each.
+    pub sums: SmallVec<[(OperatorId, u32); 2]>,
+    /// What those make.
+    pub terms: SmallVec<[ValueId; 2]>,
+    /// Biases of the products.
+    pub biases: SmallVec<[WeightId; 2]>,
+}
+
+impl Operate for Add {
+    fn reads(&self) -> SmallVec<[ValueId; 2]> {
+        std::iter::once(self.residual).chain(self.terms.iter().copied()).collect()
+    }
+    fn makes(&self) -> ValueId {
+        self.output
+    }
+    fn weights(&self) -> SmallVec<[WeightId; 8]> {
+        self.biases.iter().copied().collect()
+    }
+    fn columns(&self, read: &[u32]) -> Result<u32, String> {
+        match read.iter().all(|columns| *columns == self.width) {
+            true => Ok(self.width),
+            false => Err(format!("{read:?} columns are added, and rows have {}", self.width)),
+        }
+    }
+    fn content(
+        &self,
+        _id: OperatorId,
+        _share: Span<Share>,
+        read: &[Option<Content>],
+    ) -> Result<Content, Unlike> {
+        Unlike::unless(read, 0, self.residual)?;
+        let mut all = super::Sums::default();
+        for (at, read) in read.iter().enumerate().skip(1) {
+            let more = match read {
+                Some(Content::Sums(more)) => all.plus(more),
+                _ => None,
+            };
+            all = more.ok_or_else(|| Unlike::new(at, "sums of this addition, each share once"))?;
+        }
+        match all.is_whole(&self.sums) {
+            true => Ok(Content::Value(self.output)),
+            false => Err(Unlike::new(read.len() - 1, format!("all shares: {:?}", self.sums))),
+        }
+    }
+}

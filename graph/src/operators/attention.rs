@@ -1,0 +1,84 @@
+//! Attention: rows see others of their text.
+
+use super::{
+    Axis, Content, Cut, Operate, OperatorId, Side, Sizes, Unlike, ValueId, WeightId, Work,
+    product::shared,
+};
+use galaxy_common::{Head, Row, Share, Span};
+use galaxy_model::Distances;
+use smallvec::SmallVec;
+
+/// softmax(queries x keys' * scale) x values, head by head.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Attention {
+    /// Queries | keys | values.
+    pub input: ValueId,
+    /// What it makes.
+    pub output: ValueId,
+    /// The product that makes what it reads.
+    pub projection: OperatorId,
+    /// Its number among those that keep keys and values.
+    pub layer: u32,
+    /// Query heads.
+    pub heads: u32,
+    /// Query heads that share a key-value head.
+    pub group: u32,
+    /// Width of a head.
+    pub width: u32,
+    /// What scores are multiplied by.
+    pub scale: f32,
+    /// Whether rows see earlier rows only.
+    pub causal: bool,
+    /// What distances add to scores, and the table of it.
+    pub distances: Option<(Distances, WeightId)>,
+}
+
+impl Attention {
+    /// The key-value heads that these query heads use.
+    pub fn kv_heads(&self, heads: Span<Head>) -> Span<Head> {
+        shared(self.group, heads)
+    }
+}
+
+impl Operate for Attention {
+    fn reads(&self) -> SmallVec<[ValueId; 2]> {
+        SmallVec::from_slice(&[self.input])
+    }
+    fn makes(&self) -> ValueId {
+        self.output
+    }
+    fn weights(&self) -> SmallVec<[WeightId; 8]> {
+        self.distances.iter().map(|(_, table)| *table).collect()
+    }
+    fn columns(&self, read: &[u32]) -> Result<u32, String> {
+        let queries = self.heads * self.width;
+        let keys = 2 * self.kv_heads(Span::first(self.heads)).len() * self.width;
+        match read {
+            [columns] if *columns == queries + keys => Ok(queries),
+            _ => Err(format!("{queries} columns of queries and {keys} of keys, not {read:?}")),
+        }
+    }
+    fn cut(&self) -> Option<Cut> {
+        Some(Cut { axis: Axis::Heads, side: Side::Outputs, count: self.heads })
+    }
+    fn rows(&self, own: Span<Row>, text: Span<Row>) -> Span<Row> {
+        let end = if self.causal { own.end().min(text.end()) } else { text.end() };
+        Span::new(text.start(), end)
+    }
+    fn content(
+        &self,
+        _id: OperatorId,
+        _share: Span<Share>,
+        read: &[Option<Content>],
+    ) -> Result<Content, Unlike> {
+        // Queries, then keys and values.
+        Unlike::unless(read, 0, self.input)?;
+        Unlike::unless(read, 1, self.input)?;
+        Ok(Content::Value(self.output))
+    }
+    fn work(&self, sizes: Sizes) -> Work {
+        // Queries times keys, and their weights times values.
+        let operations = 4.0 * sizes.pairs * f64::from(sizes.outputs);
+        Work { operations, ..Work::default() }
+    }
+}

@@ -1,0 +1,56 @@
+//! Embedding: tokens or squares of pixels become rows.
+
+use super::{Content, Norm, Operate, OperatorId, Unlike, ValueId, WeightId};
+use galaxy_common::{Share, Span};
+use galaxy_model::Patches;
+use smallvec::SmallVec;
+
+/// Rows of tables, read from disk, or of squares of pixels; with positions, types and a norm where the model
+/// has them.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Embed {
+    /// The squares of pixels, multiplied; none where rows are made of tokens.
+    pub projected: Option<ValueId>,
+    /// What it makes.
+    pub output: ValueId,
+    /// Its columns.
+    pub width: u32,
+    /// What squares of pixels are multiplied by, and what the row of the class begins with; none where rows
+    /// are made of tokens.
+    pub patches: Option<(Patches, OperatorId, WeightId)>,
+    /// What is added to a position to find its row in the table of positions; none without such a table.
+    pub positions: Option<u32>,
+    /// The table of types, and its rows; none without.
+    pub types: Option<(WeightId, u32)>,
+    /// The norm of the result.
+    pub norm: Option<Norm>,
+}
+
+impl Operate for Embed {
+    fn reads(&self) -> SmallVec<[ValueId; 2]> {
+        self.projected.into_iter().collect()
+    }
+    fn makes(&self) -> ValueId {
+        self.output
+    }
+    fn weights(&self) -> SmallVec<[WeightId; 8]> {
+        let class = self.patches.map(|(_, _, class)| class);
+        let types = self.types.map(|(types, _)| types);
+        let norm = self.norm.iter().flat_map(Operate::weights);
+        class.into_iter().chain(types).chain(norm).collect()
+    }
+    fn columns(&self, read: &[u32]) -> Result<u32, String> {
+        match read.iter().all(|columns| *columns == self.width) {
+            true => Ok(self.width),
+            false => Err(format!("squares become {read:?} columns of {}", self.width)),
+        }
+    }
+    fn content(
+        &self,
+        _id: OperatorId,
+        _share: Span<Share>,
+        _read: &[Option<Content>],
+    ) -> Result<Content, Unlike> {
+        Ok(Content::Value(self.output))
+    }
+}

@@ -1,0 +1,52 @@
+//! Norms of whole rows.
+
+use super::{Content, Operate, OperatorId, Unlike, ValueId, WeightId};
+use galaxy_common::{Share, Span};
+use galaxy_model::NormKind;
+use smallvec::SmallVec;
+
+/// A norm of each row.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Norm {
+    /// What it reads.
+    pub input: ValueId,
+    /// What it makes.
+    pub output: ValueId,
+    /// Its columns.
+    pub width: u32,
+    /// Which kind.
+    pub kind: NormKind,
+    /// Added to the variance.
+    pub epsilon: f32,
+    /// What columns are scaled by,
+    pub weight: WeightId,
+    /// and what is added then.
+    pub bias: Option<WeightId>,
+}
+
+impl Operate for Norm {
+    fn reads(&self) -> SmallVec<[ValueId; 2]> {
+        SmallVec::from_slice(&[self.input])
+    }
+    fn makes(&self) -> ValueId {
+        self.output
+    }
+    fn weights(&self) -> SmallVec<[WeightId; 8]> {
+        std::iter::once(self.weight).chain(self.bias).collect()
+    }
+    fn columns(&self, read: &[u32]) -> Result<u32, String> {
+        match read {
+            [columns] if *columns == self.width => Ok(self.width),
+            _ => Err(format!("a norm of {} columns reads {read:?}", self.width)),
+        }
+    }
+    fn content(
+        &self,
+        _id: OperatorId,
+        _share: Span<Share>,
+        read: &[Option<Content>],
+    ) -> Result<Content, Unlike> {
+        Unlike::unless(read, 0, self.input)?;
+        Ok(Content::Value(self.output))
+    }
+}

@@ -1,0 +1,192 @@
+//! Products of rows with a matrix, and what follows them on each row.
+
+use super::{
+    Content, Cut, Operate, OperatorId, Side, Sizes, Sums, Unlike, ValueId, WeightId, Work,
+};
+use crate::holdings::Held;
+use galaxy_common::{Head, Kernel, Share, Span};
+use galaxy_model::{Activation, LongFrequencies, Pairs, Positions};
+use smallvec::SmallVec;
+use std::sync::Arc;
+
+/// Rows times matrices that stand side by side.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Product {
+    /// What it reads.
+    pub input: ValueId,
+    /// What it makes.
+    pub output: ValueId,
+    /// The matrices, of as many inputs each.
+    pub matrices: SmallVec<[WeightId; 3]>,
+    /// Inputs of each matrix, and their outputs together.
+    pub shape: (u32, u32),
+    /// The bias of each matrix. That of a product that is cut by its inputs joins with the sum
+    /// ([`super::Add`]).
+    pub biases: SmallVec<[WeightId; 3]>,
+    /// By what devices may share it.
+    pub cut: Option<Cut>,
+    /// Whether the first of two matrices gates the second: activation(first) * second.
+    pub gated: bool,
+    /// What follows, on each value.
+    pub activation: Option<Activation>,
+    /// What follows, on each head.
+    pub heads: Option<Heads>,
+    /// What it is measured as.
+    pub kernel: Kernel,
+    /// The matrix as devices hold it; none of one that each holds whole.
+    pub held: Option<Held>,
+}
+
+/// Heads of queries, keys and values.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Heads {
+    /// Query heads that share a key-value head.
+    pub group: u32,
+    /// Width of a head.
+    pub width: u32,
+    /// Norms of each head by itself.
+    pub norms: Option<HeadNorms>,
+    /// How queries and keys are turned by their position.
+    pub rotary: Option<Arc<Rotary>>,
+}
+
+impl Heads {
+    /// The key-value heads that these query heads use.
+    pub fn kv_heads(&self, heads: Span<Head>) -> Span<Head> {
+        shared(self.group, heads)
+    }
+}
+
+/// The key-value heads that query heads use, of which so many share one. Neighbours may share one.
+pub(crate) fn shared(group: u32, heads: Span<Head>) -> Span<Head> {
+    if heads.is_empty() {
+        return Span::empty();
+    }
+    let group = group.max(1);
+    Span::new(heads.start() / group, heads.end().div_ceil(group))
+}
+
+/// Norms of query heads and of key heads by their root mean square.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct HeadNorms {
+    /// What columns of a query head are scaled by.
+    pub query: WeightId,
+    /// The same of a key head.
+    pub key: WeightId,
+    /// Added to the mean square.
+    pub epsilon: f32,
+}
+
+/// Rotary positions ([`Positions::Rotary`]).
+#[derive(Clone, PartialEq, Debug)]
+pub struct Rotary {
+    /// One for each pair of columns.
+    pub inverse_frequencies: Vec<f32>,
+    /// The frequencies of long texts.
+    pub long: Option<LongFrequencies>,
+    /// What cosines and sines are multiplied by.
+    pub scale: f32,
+    /// Which columns are a pair.
+    pub pairs: Pairs,
+    /// Rows that a text has at most.
+    pub limit: u32,
+}
+
+impl Rotary {
+    /// Those of a model with rotary positions.
+    pub(super) fn of(positions: &Positions) -> Option<Self> {
+        match positions {
+            Positions::Learned { .. } => None,
+            Positions::Rotary { inverse_frequencies, long, scale, pairs, limit } => Some(Self {
+                inverse_frequencies: inverse_frequencies.clone(),
+                // Other frequencies for fewer columns fit no table.
+                long: long
+                    .clone()
+                    .filter(|long| long.inverse_frequencies.len() == inverse_frequencies.len()),
+                scale: *scale,
+                pairs: *pairs,
+                limit: *limit,
+            }),
+        }
+    }
+}
+
+impl Rotary {
+    /// Texts of more rows are long.
+    pub fn above(&self) -> u32 {
+        self.long.as_ref().map_or(u32::MAX, |long| long.above)
+    }
+
+    /// Whether a text of so many rows is long.
+    pub fn is_long(&self, length: u32) -> bool {
+        self.long.is_some() && length > self.above()
+    }
+
+    /// The frequencies of a text of so many rows.
+    pub fn frequencies(&self, length: u32) -> &[f32] {
+        match self.long.as_ref().filter(|_| self.is_long(length)) {
+            Some(long) => &long.inverse_frequencies,
+            None => &self.inverse_frequencies,
+        }
+    }
+}
+
+impl Product {
+    /// Columns of the matrix for each column that is made.
+    fn gates(&self) -> u32 {
+        if self.gated { 2 } else { 1 }
+    }
+}
+
+impl Operate for Product {
+    fn reads(&self) -> SmallVec<[ValueId; 2]> {
+        SmallVec::from_slice(&[self.input])
+    }
+    fn makes(&self) -> ValueId {
+        self.output
+    }
+    fn weights(&self) -> SmallVec<[WeightId; 8]> {
+        let norms = self.heads.as_ref().and_then(|heads| heads.norms);
+        let norms = norms.into_iter().flat_map(|norms| [norms.query, norms.key]);
+        self.matrices.iter().chain(&self.biases).copied().chain(norms).collect()
+    }
+    fn columns(&self, read: &[u32]) -> Result<u32, String> {
+        let (inputs, outputs) = self.shape;
+        match read {
+            [columns] if *columns == inputs => Ok(outputs / self.gates()),
+            _ => Err(format!("a matrix of {inputs} inputs is multiplied by {read:?}")),
+        }
+    }
+    fn cut(&self) -> Option<Cut> {
+        self.cut
+    }
+    fn content(
+        &self,
+        id: OperatorId,
+        share: Span<Share>,
+        read: &[Option<Content>],
+    ) -> Result<Content, Unlike> {
+        Unlike::unless(read, 0, self.input)?;
+        if self.cut.is_none_or(|cut| cut.side == Side::Outputs) {
+            return match read.get(1) {
+                None => Ok(Content::Value(self.output)),
+                Some(_) => Err(Unlike::new(1, "nothing: it is no sum")),
+            };
+        }
+        let own = Sums::one(id, share);
+        let all = match read.get(1) {
+            None => Some(own),
+            Some(Some(Content::Sums(others))) => own.plus(others),
+            Some(_) => None,
+        };
+        all.map(Content::Sums).ok_or_else(|| Unlike::new(1, "sums of other shares"))
+    }
+    fn work(&self, sizes: Sizes) -> Work {
+        let outputs = sizes.outputs * self.gates();
+        let values = f64::from(sizes.inputs) * f64::from(outputs);
+        Work {
+            operations: 2.0 * f64::from(sizes.rows) * values,
+            weights: (sizes.inputs.into(), outputs.into()),
+        }
+    }
+}

@@ -1,0 +1,337 @@
+//! Contents: every operation reads what its operator is meant to read.
+//!
+//! What a tensor holds is a value of the operator graph, or terms of a sum. The rules are the operators'
+//! ([`crate::operators::Operate::content`]); here are those of what moves values between devices, keeps and
+//! chooses.
+
+use super::{VerifyError, order::Order, site};
+use crate::{
+    operators::{Attention, Content, Operator, OperatorGraph, OperatorId, Unlike},
+    pieces::{self, Piece},
+    program::{Block, OpId, OpKind, Operation, OutputKind, Program},
+};
+use galaxy_common::{BatchShape, DevicePlan, Plan, Row, Segment, Share, Span, plan::Phase};
+use galaxy_model::ModelSpec;
+use std::collections::BTreeMap;
+
+/// What is known while programs are followed in an order in which they may run.
+struct Contents<'a> {
+    graph: &'a OperatorGraph,
+    plan: &'a Plan,
+    shape: &'a BatchShape,
+    programs: &'a [Program],
+    order: &'a Order,
+    /// Pieces of each device that reads its weights from disk.
+    pieces: Vec<Vec<Piece>>,
+    /// Devices that have words, as bits.
+    words: u128,
+    /// What each tensor of each device holds.
+    held: Vec<Vec<Option<Content>>>,
+    /// Rows that a device keeps of an attention.
+    kept: BTreeMap<(usize, OperatorId), u64>,
+    /// Devices whose candidates a device has, of each segment.
+    collected: BTreeMap<(usize, u32), u128>,
+}
+
+pub(super) fn check(
+    spec: &ModelSpec,
+    graph: &OperatorGraph,
+    plan: &Plan,
+    shape: &BatchShape,
+    programs: &[Program],
+    order: &Order,
+) -> Result<(), VerifyError> {
+    let words = plan.ranked().filter(|(_, d)| !d.assignment(Phase::Prefill).vocabulary.is_empty());
+    let mut contents = Contents {
+        graph,
+        plan,
+        shape,
+        programs,
+        order,
+        pieces: plan.ring.iter().map(|device| pieces::of_device(spec, device)).collect(),
+        words: words.fold(0, |all, (rank, _)| all | bit(rank.index())),
+        held: programs.iter().map(|p| vec![None; p.tensors.len()]).collect(),
+        kept: BTreeMap::new(),
+        collected: BTreeMap::new(),
+    };
+    for &(rank, id) in &order.sequence {
+        let at = At { rank, id, op: programs[rank].operation(id) };
+        let made = contents.made(at).map_err(|unlike| contents.error(at, unlike))?;
+        contents.store(at, made)?;
+    }
+    contents.keeps_all()
+}
+
+fn bit(rank: usize) -> u128 {
+    1 << (rank % 128)
+}
+
+/// An operation of a device.
+#[derive(Clone, Copy)]
+struct At<'a> {
+    rank: usize,
+    id: OpId,
+    op: &'a Operation,
+}
+
+impl<'a> Contents<'a> {
+    fn read(&self, at: At<'_>, index: usize) -> Option<&Content> {
+        let region = at.op.reads.get(index)?;
+        self.held[at.rank][region.tensor.0 as usize].as_ref()
+    }
+
+    fn error(&self, at: At<'_>, unlike: Unlike) -> VerifyError {
+        let have = self.read(at, unlike.at).map_or_else(|| "nothing".to_owned(), |h| h.to_string());
+        VerifyError::Content { site: site(&self.programs[at.rank], at.id), have, want: unlike.want }
+    }
+
+    /// What an operation makes, one for each region that it writes.
+    fn made(&mut self, at: At<'_>) -> Result<Vec<Content>, Unlike> {
+        let own = bit(at.rank);
+        match at.op.kind {
+            OpKind::Embed(operator) | OpKind::Norm(operator) => {
+                self.operator(at, operator, Span::empty(), at.op.reads.len())
+            }
+            OpKind::Product { operator, kernel, share } => {
+                let known = self.graph.product(operator).is_some_and(|of| of.kernel == kernel);
+                if !known {
+                    return Err(Unlike::new(0, "an operator that is a product of this kind"));
+                }
+                self.weights(at, operator)?;
+                let operands = self.programs[at.rank].operands(at.op);
+                self.operator(at, operator, share, operands)
+            }
+            OpKind::Attend { operator, heads, .. } => {
+                if !self.sees_all(self.attention(operator)?, at.op) {
+                    return Err(Unlike::new(1, "keys and values of all rows that the queries see"));
+                }
+                self.operator(at, operator, heads.of(), 2)
+            }
+            OpKind::Keep { operator, .. } => self.keep(at, operator),
+            OpKind::Shortlist { segment, .. } => {
+                let logits = self.graph.language.and_then(|id| self.graph.product(id));
+                let logits = logits.ok_or_else(|| Unlike::new(0, "logits: there is no head"))?;
+                self.want(at, 0, Content::Value(logits.output))?;
+                Ok(vec![Content::Candidates(segment, own)])
+            }
+            OpKind::Collect { segment, .. } => {
+                let known = self.collected.get(&(at.rank, segment)).copied().unwrap_or(0);
+                match self.read(at, 0) {
+                    Some(Content::Candidates(of, who)) if *of == segment && known & who == 0 => {
+                        let all = known | who;
+                        self.collected.insert((at.rank, segment), all);
+                        Ok(vec![])
+                    }
+                    _ => Err(Unlike::new(0, "candidates of this text, each device once")),
+                }
+            }
+            OpKind::Choose { segment } => {
+                let known = self.collected.get(&(at.rank, segment)).copied().unwrap_or(0);
+                match known == self.words {
+                    true => Ok(vec![]),
+                    false => Err(Unlike::new(
+                        0,
+                        format!("{}, not {known:b}", Content::Candidates(segment, self.words)),
+                    )),
+                }
+            }
+            OpKind::Export { staged: true } | OpKind::Add => {
+                let all = match (self.read(at, 0), self.read(at, 1)) {
+                    (Some(Content::Sums(own)), Some(Content::Sums(others))) => own.plus(others),
+                    _ => None,
+                };
+                let all = all.ok_or_else(|| Unlike::new(1, "sums of other shares"))?;
+                Ok(vec![Content::Sums(all)])
+            }
+            OpKind::Export { staged: false } | OpKind::Import | OpKind::Select => {
+                match self.read(at, 0) {
+                    Some(have) => Ok(vec![have.clone()]),
+                    None => Err(Unlike::new(0, "rows")),
+                }
+            }
+            OpKind::Join { add, norm, post, partial, staged } => {
+                let read = 1 + usize::from(partial) + usize::from(staged);
+                let sum = self.operator(at, add, Span::empty(), read)?;
+                let follows = self.graph.norm(norm).zip(self.graph.add(add));
+                match follows.filter(|(norm, add)| norm.input == add.output) {
+                    Some((norm, _)) if post => Ok(vec![Content::Value(norm.output)]),
+                    Some((norm, _)) => Ok([sum, vec![Content::Value(norm.output)]].concat()),
+                    None => Err(Unlike::new(0, "the norm of this residual addition")),
+                }
+            }
+            OpKind::Load { piece } => {
+                let known = self.pieces[at.rank].get(piece as usize).map(Piece::stored);
+                let written = at.op.writes.first();
+                let bytes = written.map(|region| self.programs[at.rank].region_bytes(region));
+                match known == bytes {
+                    true => Ok(vec![Content::Weights(piece)]),
+                    false => Err(Unlike::new(0, "all of a piece of the shard")),
+                }
+            }
+            OpKind::Receive { .. } => {
+                let sent = self.order.source.get(&(at.rank, at.id)).and_then(|&(from, send)| {
+                    let send = self.programs[from].operation(send);
+                    self.held[from][send.reads[0].tensor.0 as usize].clone()
+                });
+                sent.map(|sent| vec![sent]).ok_or_else(|| Unlike::new(0, "a tile"))
+            }
+            OpKind::Emit { output } => self.emit(at, output),
+            OpKind::Send { .. } => Ok(vec![]),
+        }
+    }
+
+    fn want(&self, at: At<'_>, index: usize, content: Content) -> Result<(), Unlike> {
+        match self.read(at, index) {
+            Some(have) if *have == content => Ok(()),
+            _ => Err(Unlike::new(index, content)),
+        }
+    }
+
+    /// What an operator makes of the first so many regions.
+    fn operator(
+        &self,
+        at: At<'_>,
+        id: OperatorId,
+        share: Span<Share>,
+        count: usize,
+    ) -> Result<Vec<Content>, Unlike> {
+        let kind = |operator: &Operator| match at.op.kind {
+            OpKind::Embed(_) => matches!(operator, Operator::Embed(_)),
+            OpKind::Norm(_) => matches!(operator, Operator::Norm(_)),
+            OpKind::Product { .. } => matches!(operator, Operator::Product(_)),
+            OpKind::Attend { .. } => matches!(operator, Operator::Attention(_)),
+            OpKind::Join { .. } => matches!(operator, Operator::Add(_)),
+            _ => false,
+        };
+        let operator = self.graph.get(id).filter(|operator| kind(operator));
+        let operator = operator.ok_or_else(|| Unlike::new(0, "an operator of this kind"))?;
+        let operate = operator.operate();
+        if let Some(cut) = operate.cut() {
+            let device = self.plan.ring[at.rank].assignment(Phase::Prefill);
+            if share.is_empty() || !cut.held(device, at.op.layer).contains(share) {
+                return Err(Unlike::new(0, "a share that the device holds"));
+            }
+        }
+        let read: Vec<_> = (0..count).map(|index| self.read(at, index).cloned()).collect();
+        Ok(vec![operate.content(id, share, &read)?])
+    }
+
+    fn attention(&self, id: OperatorId) -> Result<&'a Attention, Unlike> {
+        self.graph.attention(id).ok_or_else(|| Unlike::new(0, "an attention"))
+    }
+
+    /// Whether a product's weights are where it takes them from.
+    fn weights(&self, at: At<'_>, operator: OperatorId) -> Result<(), Unlike> {
+        let index = self.programs[at.rank].operands(at.op);
+        let loaded = at.op.reads.len() > index;
+        match self.weights_of(at.rank, operator, at.op) {
+            Weights::Held if loaded => Err(Unlike::new(index, "no weights: it has them")),
+            Weights::Held => Ok(()),
+            Weights::Read(piece) => self.want(at, index, Content::Weights(piece)),
+            Weights::None => Err(Unlike::new(index, "the columns of a piece")),
+        }
+    }
+
+    /// Where a device has the weights of what a product writes.
+    fn weights_of(&self, rank: usize, operator: OperatorId, op: &Operation) -> Weights {
+        let device: &DevicePlan = &self.plan.ring[rank];
+        let Some(streaming) = &device.streaming else { return Weights::Held };
+        let held = self.graph.product(operator).and_then(|product| product.held);
+        let columns = op.writes.first().map(|region| region.columns);
+        let is = |piece: &Piece| Some(piece.held) == held && Some(piece.columns) == columns;
+        match self.pieces[rank].iter().position(is) {
+            Some(piece) if streaming.keeps(piece as u32) => Weights::Held,
+            Some(piece) => Weights::Read(piece as u32),
+            None => Weights::None,
+        }
+    }
+
+    /// Whether attention reads all rows that its queries see.
+    fn sees_all(&self, attention: &Attention, op: &Operation) -> bool {
+        use crate::operators::Operate;
+        let [queries, keys] = &op.reads[..] else { return false };
+        let texts = self.shape.placed().filter(|(text, _)| text.overlaps(queries.rows));
+        texts.into_iter().all(|(text, _)| keys.rows.contains(attention.rows(queries.rows, text)))
+    }
+
+    fn keep(&mut self, at: At<'_>, id: OperatorId) -> Result<Vec<Content>, Unlike> {
+        let input = self.attention(id)?.input;
+        self.want(at, 0, Content::Value(input))?;
+        let of = |(text, segment): (Span<Row>, &Segment)| {
+            if segment.kept { text.intersect(at.op.reads[0].rows).len() } else { 0 }
+        };
+        let rows: u64 = self.shape.placed().map(of).map(u64::from).sum();
+        *self.kept.entry((at.rank, id)).or_default() += rows;
+        Ok(vec![])
+    }
+
+    fn emit(&self, at: At<'_>, output: u32) -> Result<Vec<Content>, Unlike> {
+        let output = &self.programs[at.rank].outputs[output as usize];
+        if output.kind == OutputKind::Token {
+            return match self.collected.contains_key(&(at.rank, output.segment)) {
+                true => Ok(vec![]),
+                false => Err(Unlike::new(0, "a choice of this text")),
+            };
+        }
+        let logits = self.graph.language.and_then(|id| self.graph.product(id));
+        let logits = logits.map(|product| Content::Value(product.output));
+        if at.op.block == Block::Head && self.read(at, 0) != logits.as_ref() {
+            self.want(at, 0, Content::Value(self.graph.last))?;
+        }
+        Ok(vec![])
+    }
+
+    fn store(&mut self, at: At<'_>, made: Vec<Content>) -> Result<(), VerifyError> {
+        let site = || site(&self.programs[at.rank], at.id);
+        if made.len() != at.op.writes.len() {
+            let why = format!("{} writes {} regions", site(), at.op.writes.len());
+            return Err(VerifyError::Malformed(why));
+        }
+        for (region, content) in at.op.writes.iter().zip(made) {
+            let place = &mut self.held[at.rank][region.tensor.0 as usize];
+            if let Some(former) = place.as_ref().filter(|former| **former != content) {
+                let (have, want) = (content.to_string(), former.to_string());
+                return Err(VerifyError::Content { site: site(), have, want });
+            }
+            *place = Some(content);
+        }
+        Ok(())
+    }
+
+    /// Whether each row is kept once in each layer by whoever keeps any, and each head by somebody.
+    fn keeps_all(&self) -> Result<(), VerifyError> {
+        let rows = self.shape.placed().filter(|(_, s)| s.kept);
+        let rows: u64 = rows.map(|(rows, _)| u64::from(rows.len())).sum();
+        let wrong = |why: String| Err(VerifyError::Malformed(why));
+        if let Some(((rank, id), n)) = self.kept.iter().find(|(_, n)| **n != rows) {
+            return wrong(format!("rank {rank} keeps {n} of {rows} rows of operator {}", id.0));
+        }
+        if rows == 0 {
+            return Ok(());
+        }
+        for (id, attention) in self.graph.attentions() {
+            let keeps = |rank: &usize| self.kept.contains_key(&(*rank, id));
+            let heads = |rank: usize| {
+                self.plan.ring[rank].assignment(Phase::Prefill).block(attention.layer).heads
+            };
+            let mut heads: Vec<_> = (0..self.programs.len()).filter(keeps).map(heads).collect();
+            heads.sort_unstable();
+            let covered = heads
+                .iter()
+                .try_fold(0, |at, span| (span.start() <= at).then_some(at.max(span.end())));
+            if covered != Some(attention.heads) {
+                let layer = attention.layer;
+                return wrong(format!("keys and values of layer {layer} are not all kept"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where a device has the weights of a product.
+enum Weights {
+    Held,
+    Read(u32),
+    /// In no piece.
+    None,
+}

@@ -11,10 +11,9 @@ use galaxy_common::{
     plan::{DevicePlan, Phase, Plan, Strategy},
 };
 use galaxy_engine::{choose::Text, compute::Inputs, generate::Told};
-use galaxy_graph::{Program, digest, lower, program::Output, takes};
+use galaxy_graph::{Lowered, Program, digest, program::Output};
 use galaxy_model::ModelSpec;
 use std::{
-    collections::VecDeque,
     future::Future,
     pin::Pin,
     sync::{Arc, Mutex, PoisonError},
@@ -221,17 +220,15 @@ pub(crate) struct Dispatch {
     pub(crate) busy: Option<Vec<Busy>>,
 }
 
-type Kept = (Arc<Plan>, (Phase, BatchShape), Arc<Dispatch>);
-
-/// Dispatches by shape: those used last are kept. The programs themselves are the workers' matter.
-pub(crate) struct Lowered {
+/// Dispatches by shape. The programs themselves are the workers' matter.
+pub(crate) struct Dispatches {
     spec: ModelSpec,
-    kept: Mutex<VecDeque<Kept>>,
+    kept: Mutex<Lowered<Arc<Dispatch>>>,
 }
 
-impl Lowered {
+impl Dispatches {
     pub(crate) fn new(spec: ModelSpec) -> Self {
-        Self { spec, kept: Mutex::new(VecDeque::with_capacity(LOWERED)) }
+        Self { spec, kept: Mutex::new(Lowered::new(LOWERED)) }
     }
 
     /// The dispatch of a shape; `busy` predicts its programs. Blocks: not for an async task.
@@ -242,29 +239,17 @@ impl Lowered {
         shape: &BatchShape,
         busy: impl FnOnce(&[Program]) -> Option<Vec<Busy>>,
     ) -> Result<Arc<Dispatch>, RequestError> {
-        takes(&self.spec, plan, shape)
-            .map_err(|e| RequestError::Internal { why: e.to_string() })?;
-        let asking = (phase, shape.unbound());
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = kept.iter().position(|(p, s, _)| Arc::ptr_eq(p, plan) && *s == asking);
-        let entry = match found.and_then(|i| kept.remove(i)) {
-            Some(entry) => entry,
-            None => {
-                let programs = lower(&self.spec, plan, phase, &asking.1)
-                    .map_err(|e| RequestError::Internal { why: e.to_string() })?;
-                let dispatch = Dispatch {
-                    digest: digest(&programs),
-                    busy: busy(&programs),
-                    embedded: programs.iter().map(Program::embedded).collect(),
-                    outputs: programs.into_iter().map(|p| p.outputs).collect(),
-                };
-                (plan.clone(), asking, Arc::new(dispatch))
-            }
+        let dispatch = |programs: Vec<Program>| {
+            Arc::new(Dispatch {
+                digest: digest(&programs),
+                busy: busy(&programs),
+                embedded: programs.iter().map(Program::embedded).collect(),
+                outputs: programs.into_iter().map(|p| p.outputs).collect(),
+            })
         };
-        let dispatch = entry.2.clone();
-        kept.truncate(LOWERED - 1);
-        kept.push_front(entry);
-        Ok(dispatch)
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = kept.get(&self.spec, plan, phase, shape, dispatch);
+        found.map_err(|e| RequestError::Internal { why: e.to_string() })
     }
 }
 

@@ -13,7 +13,7 @@ use crate::{
 use galaxy_common::{
     BatchShape, Breadth, Epoch, Plan, Segment, SequenceNumber, Wanted, plan::Phase,
 };
-use galaxy_graph::{LowerError, Program, links, lower, takes};
+use galaxy_graph::{LowerError, Lowered, Program, links};
 use galaxy_model::ModelDir;
 use std::{
     ops::ControlFlow,
@@ -74,21 +74,17 @@ const KEPT: usize = 8;
 /// All devices of a plan in this process.
 pub struct LocalCluster {
     dir: Arc<ModelDir>,
-    plan: Plan,
+    plan: Arc<Plan>,
     executors: Vec<Executor>,
     streams: Vec<Option<Arc<Stream>>>,
     state: Mutex<State>,
 }
 
-#[derive(Default)]
 struct State {
     epoch: Epoch,
     sequence: SequenceNumber,
-    programs: Vec<Lowered>,
+    programs: Lowered<Vec<Arc<Program>>>,
 }
-
-/// The programs of a shape.
-type Lowered = ((Phase, BatchShape), Vec<Arc<Program>>);
 
 impl LocalCluster {
     /// Loads the shard of each device of `plan` and connects them.
@@ -113,7 +109,13 @@ impl LocalCluster {
             let engine = Box::new(CpuEngine::new(shard, device.threads).with_cache(plan.cache));
             executors.push(Executor::start(device.name.as_str(), engine)?);
         }
-        let cluster = Self { dir, plan, executors, streams, state: Mutex::new(State::default()) };
+        let state = State {
+            epoch: Epoch::default(),
+            sequence: SequenceNumber::default(),
+            programs: Lowered::new(KEPT),
+        };
+        let (plan, state) = (Arc::new(plan), Mutex::new(state));
+        let cluster = Self { dir, plan, executors, streams, state };
         cluster.connect(&mut cluster.lock());
         Ok(cluster)
     }
@@ -166,29 +168,17 @@ impl LocalCluster {
     /// # Errors
     /// When it cannot be lowered.
     pub fn programs(&self, shape: &BatchShape) -> Result<Vec<Arc<Program>>, LocalError> {
-        Self::lowered(&self.dir, &self.plan, &mut self.lock(), Phase::Prefill, shape)
+        self.lowered(&mut self.lock(), Phase::Prefill, shape)
     }
 
     fn lowered(
-        dir: &ModelDir,
-        plan: &Plan,
+        &self,
         state: &mut State,
         phase: Phase,
         shape: &BatchShape,
     ) -> Result<Vec<Arc<Program>>, LocalError> {
-        takes(dir.spec(), plan, shape)?;
-        let key = (phase, shape.unbound());
-        if let Some(at) = state.programs.iter().position(|(kept, _)| *kept == key) {
-            let entry = state.programs.remove(at);
-            state.programs.push(entry);
-        } else {
-            let programs = lower(dir.spec(), plan, phase, &key.1)?;
-            if state.programs.len() == KEPT {
-                state.programs.remove(0);
-            }
-            state.programs.push((key, programs.into_iter().map(Arc::new).collect()));
-        }
-        Ok(state.programs.last().map(|(_, p)| p.clone()).unwrap_or_default())
+        let shared = |programs: Vec<Program>| programs.into_iter().map(Arc::new).collect();
+        Ok(state.programs.get(self.dir.spec(), &self.plan, phase, shape, shared)?)
     }
 
     /// Runs one batch on all devices: programs and reports in ring order.
@@ -205,7 +195,7 @@ impl LocalCluster {
         deadline: Option<Instant>,
     ) -> Result<(Vec<Arc<Program>>, Vec<RunReport>), LocalError> {
         let mut state = self.lock();
-        let programs = Self::lowered(&self.dir, &self.plan, &mut state, Phase::Prefill, shape)?;
+        let programs = self.lowered(&mut state, Phase::Prefill, shape)?;
         state.sequence = state.sequence.next();
         let binding = Binding { shape: shape.clone(), inputs: inputs.into() };
         let (epoch, sequence) = (state.epoch, state.sequence);
@@ -337,7 +327,7 @@ impl LocalCluster {
                 told.iter().for_each(|told| now = tell(told));
             } else {
                 let shape = segment(past, rows, Wanted::Nothing)?;
-                let programs = Self::lowered(&self.dir, &self.plan, state, Phase::Prefill, &shape)?;
+                let programs = self.lowered(state, Phase::Prefill, &shape)?;
                 state.sequence = state.sequence.next();
                 let (epoch, sequence) = (state.epoch, state.sequence);
                 let binding = Binding { shape, inputs: chunk.into() };
@@ -376,7 +366,7 @@ impl LocalCluster {
             let segments = shape.segments().iter();
             let segments = segments.map(|s| Segment { wanted: Wanted::Token(breadth), ..*s });
             let wider = BatchShape::new(segments.collect()).map_err(LowerError::from)?;
-            let programs = Self::lowered(&self.dir, &self.plan, state, phase, &wider)?;
+            let programs = self.lowered(state, phase, &wider)?;
             by_breadth.push((breadth, programs));
         }
         state.sequence = state.sequence.next();

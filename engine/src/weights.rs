@@ -9,7 +9,7 @@ mod matrix;
 mod streamed;
 
 pub use matrix::HeldMatrix;
-pub(crate) use matrix::{AnyMatrix, AnyPanels, PANEL, Panels};
+pub(crate) use matrix::{AnyMatrix, PANEL, Panels};
 pub(crate) use streamed::Streamed;
 
 use crate::stream::StreamError;

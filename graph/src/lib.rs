@@ -7,6 +7,7 @@
 pub mod budget;
 pub mod holdings;
 pub mod lower;
+mod lowered;
 pub mod operators;
 pub mod pieces;
 pub mod program;
@@ -17,6 +18,7 @@ pub mod timeline;
 pub mod verify;
 
 pub use lower::{LowerError, digest, links, lower, takes};
+pub use lowered::Lowered;
 pub use program::Program;
 pub use simulate::{
     ByteCost, Cable, Costs, Counted, Deadlock, Disk, FRAME_OVERHEAD, LinkRate, Observed, Predicted,

@@ -7,14 +7,13 @@ use crate::{
     fields::{self, Warning},
     heads,
     manifest::Manifest,
-    matrix::{MatrixSource, Storage},
+    matrix::{MatrixSource, Storage, widen},
     recognise, sentence,
     spec::*,
     store::{Arrivals, Listed, MAX_JSON_BYTES, Store, read_bounded},
     tensor::{Matrix, Table, Vector},
 };
 use galaxy_common::WeightFormat;
-use half::{bf16, f16};
 use std::{
     fs::File,
     path::{Path, PathBuf},
@@ -487,26 +486,6 @@ fn base_name(path: &Path) -> String {
         None => path.canonicalize().ok().and_then(|p| p.file_name().map(ToOwned::to_owned)),
     };
     name.map_or_else(|| "model".to_owned(), |n| n.to_string_lossy().into_owned())
-}
-
-pub(crate) fn widen(format: WeightFormat, bytes: &[u8], out: &mut [f32]) {
-    match format {
-        WeightFormat::F32 => {
-            for (value, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
-                *value = f32::from_le_bytes(*bytes);
-            }
-        }
-        WeightFormat::F16 => {
-            for (value, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
-                *value = f16::from_bits(u16::from_le_bytes(*bytes)).to_f32();
-            }
-        }
-        WeightFormat::Bf16 => {
-            for (value, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
-                *value = bf16::from_bits(u16::from_le_bytes(*bytes)).to_f32();
-            }
-        }
-    }
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! What can be wrong with a model directory, or with a question about it.
 
+use galaxy_common::WeightFormat;
 use std::{io, path::PathBuf};
 
 /// Why a model cannot be opened or read. [`ModelError::is_caller`] tells whose fault it is; a
@@ -222,11 +223,13 @@ pub enum ModelError {
         /// How many there are.
         rows: u32,
     },
-    /// Raw 16-bit values of a tensor that has none.
-    #[error("tensor {tensor:?} holds F32 values: read it as f32")]
-    NotSixteenBit {
+    /// Raw values of another width than a tensor's.
+    #[error("tensor {tensor:?} holds {format} values, which have another width")]
+    Width {
         /// Which tensor.
         tensor: String,
+        /// What it holds.
+        format: WeightFormat,
     },
     /// No tokenizer.
     #[error("{path} has no tokenizer.json: {remedy}")]
@@ -265,7 +268,7 @@ impl ModelError {
                 | Self::Range { .. }
                 | Self::Area { .. }
                 | Self::Row { .. }
-                | Self::NotSixteenBit { .. }
+                | Self::Width { .. }
                 | Self::TokenLimit { .. }
         )
     }

@@ -16,6 +16,35 @@ const GAP_BYTES: u64 = 16 << 10;
 /// Stored rows that are transposed together: 16 f32 are one cache line.
 const BLOCK: usize = 16;
 
+/// Evaluates `$body` with `$widen` a function from the bytes of a value of a format to f32.
+macro_rules! each_value {
+    ($format:expr, $widen:ident => $body:expr) => {
+        match $format {
+            WeightFormat::F32 => {
+                let $widen = f32::from_le_bytes;
+                $body
+            }
+            WeightFormat::F16 => {
+                let $widen = |bytes: [u8; 2]| f16::from_le_bytes(bytes).to_f32();
+                $body
+            }
+            WeightFormat::Bf16 => {
+                let $widen = |bytes: [u8; 2]| bf16::from_le_bytes(bytes).to_f32();
+                $body
+            }
+        }
+    };
+}
+
+/// Widens the values of a format.
+pub(crate) fn widen(format: WeightFormat, bytes: &[u8], out: &mut [f32]) {
+    each_value!(format, widen => {
+        for (value, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
+            *value = widen(*bytes);
+        }
+    });
+}
+
 /// Which way a checkpoint stores a matrix.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Storage {
@@ -89,36 +118,28 @@ impl MatrixSource<'_> {
         scratch: &mut Vec<u8>,
     ) -> Result<(), ModelError> {
         let window = self.window(inputs, outputs, out.len(), stride, at)?;
-        match self.format {
-            WeightFormat::F32 => self.read(window, out, scratch, f32::from_le_bytes),
-            WeightFormat::F16 => {
-                self.read(window, out, scratch, |b| f16::from_bits(u16::from_le_bytes(b)).to_f32())
-            }
-            WeightFormat::Bf16 => {
-                self.read(window, out, scratch, |b| bf16::from_bits(u16::from_le_bytes(b)).to_f32())
-            }
-        }
+        each_value!(self.format, widen => self.read(window, out, scratch, widen))
     }
 
-    /// Reads `inputs` x `outputs` of a 16-bit matrix, bits unchanged. Otherwise as
+    /// Reads `inputs` x `outputs` of the matrix as the file has them: `W` bytes a value. Otherwise as
     /// [`MatrixSource::read_f32`].
     ///
     /// # Errors
-    /// As there, and [`ModelError::NotSixteenBit`] when the checkpoint stores f32.
-    pub fn read_u16(
+    /// As there, and [`ModelError::Width`] when a value has other than `W` bytes.
+    pub fn read_raw<const W: usize>(
         &self,
         inputs: Range<u32>,
         outputs: Range<u32>,
-        out: &mut [u16],
+        out: &mut [[u8; W]],
         stride: usize,
         at: usize,
         scratch: &mut Vec<u8>,
     ) -> Result<(), ModelError> {
-        if self.format == WeightFormat::F32 {
-            return Err(ModelError::NotSixteenBit { tensor: self.name.clone() });
+        if self.format.bytes(1, 1) != W as u64 {
+            return Err(ModelError::Width { tensor: self.name.clone(), format: self.format });
         }
         let window = self.window(inputs, outputs, out.len(), stride, at)?;
-        self.read(window, out, scratch, u16::from_le_bytes)
+        self.read(window, out, scratch, |bytes: [u8; W]| bytes)
     }
 
     fn window(
@@ -415,9 +436,9 @@ mod tests {
             assert!(matches!(read(0..4, 0..3, usize::MAX, 0), Err(ModelError::Area { .. })));
             assert!(read(2..2, 0..6, 0, 0).is_ok());
             assert!(read(0..3, 0..3, 7, 4).is_ok());
-            let mut out = [0; 24];
-            let raw = m.read_u16(0..4, 0..6, &mut out, 6, 0, &mut scratch);
-            assert!(matches!(raw, Err(ModelError::NotSixteenBit { .. })));
+            let mut out = [[0; 2]; 24];
+            let raw = m.read_raw(0..4, 0..6, &mut out, 6, 0, &mut scratch);
+            assert!(matches!(raw, Err(ModelError::Width { .. })));
         });
     }
 
@@ -452,13 +473,12 @@ mod tests {
                     WeightFormat::Bf16 => bf16::from_bits(bits(i, o + shift)).to_f32(),
                 });
                 if format != WeightFormat::F32 {
-                    let mut out = vec![0; i.len() * o.len()];
+                    let mut out = vec![[0; 2]; i.len() * o.len()];
                     let width = o.len();
-                    m.read_u16(i.clone(), o.clone(), &mut out, width, 0, &mut Vec::new())
+                    m.read_raw(i.clone(), o.clone(), &mut out, width, 0, &mut Vec::new())
                         .expect("in range");
-                    let want: Vec<u16> =
-                        i.flat_map(|i| o.clone().map(move |o| bits(i, o + shift))).collect();
-                    prop_assert_eq!(out, want);
+                    let raw = |i| o.clone().map(move |o| bits(i, o + shift).to_le_bytes());
+                    prop_assert_eq!(out, i.flat_map(raw).collect::<Vec<_>>());
                 }
                 Ok(())
             })?;

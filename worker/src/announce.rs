@@ -65,7 +65,7 @@ async fn tell(
         ip => vec![ip],
     };
     let memory = free_memory().unwrap_or(MEMORY);
-    let facts = Facts { port, addresses, memory, threads: core.threads };
+    let facts = Facts { port, addresses, memory, threads: core.grant.threads };
     let mut failed = None;
     for address in &contact.addresses {
         match join::announce(&core.identity, (address, &contact.name), facts.clone()).await {

@@ -12,8 +12,9 @@ pub(crate) mod links;
 pub(crate) mod own;
 pub(crate) mod share;
 
-use crate::core::{Core, blocking};
+use crate::core::Core;
 use crate::error::WorkerError;
+use crate::tasks::blocking;
 use data::{Data, State};
 use galaxy_common::{Assignment, Bytes, private::PrivateError};
 use galaxy_graph::holdings::{self, steps};
@@ -151,7 +152,7 @@ pub(crate) async fn open(
     let (mut supply, content, length) = links::offered(waiting, fingerprint).await?;
     let shared = core.clone();
     let kept = blocking(move || {
-        let cache = shared.cache.as_ref().ok_or(WorkerError::Bug)?;
+        let cache = shared.content.cache.as_ref().ok_or(WorkerError::Bug)?;
         Ok::<_, WorkerError>(cache.manifest(content)?)
     });
     let (manifest, fresh) = match kept.await?? {
@@ -163,7 +164,7 @@ pub(crate) async fn open(
     };
     let shared = core.clone();
     let opened = blocking(move || {
-        let cache = shared.cache.as_ref().ok_or(WorkerError::Bug)?;
+        let cache = shared.content.cache.as_ref().ok_or(WorkerError::Bug)?;
         if let Some(bytes) = fresh {
             cache.keep_manifest(content, &bytes)?;
         }
@@ -193,7 +194,7 @@ pub(crate) async fn room(
     let (shared, list) = (core.clone(), list.to_vec());
     let made = blocking(move || {
         let Arriving { model, data, supply } = arriving;
-        let cache = shared.cache.as_ref().ok_or(WorkerError::Bug)?;
+        let cache = shared.content.cache.as_ref().ok_or(WorkerError::Bug)?;
         let absent = |piece: &u32| data.state(*piece) == State::Absent;
         let mut missing: Vec<u32> = list.iter().copied().filter(absent).collect();
         missing.sort_unstable();

@@ -8,27 +8,24 @@ use crate::{
         share::{CALLERS, Shared},
     },
     error::WorkerError,
-    execute::{Lowered, Timelines},
+    execute::{Ours, Timelines},
     models::Models,
     ring::Ring,
     state::State,
+    tasks::{Programs, Tasks, blocking, lock},
 };
 use galaxy_common::{Assignment, Bytes, DeviceName, Epoch, Plan, Rank, Streaming};
 use galaxy_engine::{compute::choice::EngineChoice, executor::Executor};
+use galaxy_graph::Lowered;
 use galaxy_model::ModelDir;
 use galaxy_proto::identity::Identity;
 use std::{
-    future::Future,
-    io,
-    panic::{AssertUnwindSafe, catch_unwind},
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, atomic::AtomicBool, mpsc},
-    thread::JoinHandle,
+    sync::{Arc, Mutex, PoisonError, Weak, atomic::AtomicBool},
     time::Duration,
 };
 use tokio::{
-    sync::{RwLock, Semaphore, oneshot, watch},
-    task::JoinSet,
+    sync::{RwLock, Semaphore, watch},
     time::Instant,
 };
 
@@ -40,6 +37,28 @@ pub(crate) struct Core {
     pub(crate) removed: PathBuf,
     /// When a coordinator asked for our health last.
     asked: Mutex<Option<Instant>>,
+    pub(crate) grant: Grant,
+    pub(crate) content: Content,
+    pub(crate) state: watch::Sender<State>,
+    pub(crate) ring: Ring,
+    pub(crate) running: Running,
+    pub(crate) tasks: Tasks,
+    /// The worker ends: a shard that is being loaded is given up.
+    pub(crate) ending: Arc<AtomicBool>,
+}
+
+/// What the device grants.
+pub(crate) struct Grant {
+    /// What programs run on.
+    pub(crate) engine: EngineChoice,
+    pub(crate) threads: u16,
+    pub(crate) memory: Option<Bytes>,
+    /// Port of plain ring links, if they are allowed.
+    pub(crate) plain_port: Option<u16>,
+}
+
+/// Models, and how they come and go.
+pub(crate) struct Content {
     pub(crate) models: Models,
     /// What models that are not among these are brought into; none: they are not.
     pub(crate) cache: Option<Cache>,
@@ -51,23 +70,17 @@ pub(crate) struct Core {
     pub(crate) shared: Mutex<Option<Shared>>,
     /// Places for devices that take it.
     pub(crate) callers: Arc<Semaphore>,
-    /// What programs run on.
-    pub(crate) engine: EngineChoice,
-    pub(crate) threads: u16,
-    pub(crate) memory: Option<Bytes>,
-    /// Port of plain ring links, if they are allowed.
-    pub(crate) plain_port: Option<u16>,
-    pub(crate) state: watch::Sender<State>,
-    pub(crate) ring: Ring,
+}
+
+/// What runs, and on what.
+#[derive(Default)]
+pub(crate) struct Running {
     /// The shard: read while a program runs, written when another is loaded. So no two shards
     /// are in memory at once, not even while one goes.
     pub(crate) held: Arc<RwLock<Option<Held>>>,
-    pub(crate) timelines: Mutex<Timelines>,
-    pub(crate) tasks: Tasks,
-    pub(crate) programs: Programs,
-    /// The worker ends: a shard that is being loaded is given up.
-    pub(crate) ending: Arc<AtomicBool>,
     active: Mutex<Option<Arc<Active>>>,
+    pub(crate) programs: Programs,
+    pub(crate) timelines: Mutex<Timelines>,
 }
 
 /// A shard in memory, inside the executor that runs it.
@@ -96,7 +109,8 @@ pub(crate) struct Active {
     pub(crate) model: Arc<ModelDir>,
     /// Weak: the shard inside goes when another is to be loaded, whoever still reports on a run.
     pub(crate) executor: Weak<Executor>,
-    pub(crate) lowered: Mutex<Lowered>,
+    /// Programs by shape.
+    pub(crate) lowered: Mutex<Lowered<Ours>>,
 }
 
 impl Active {
@@ -121,34 +135,28 @@ impl Core {
     pub(crate) fn new(
         (identity, removed, ring): (Identity, PathBuf, Ring),
         (models, cache): (Models, Option<Cache>),
-        engine: EngineChoice,
-        threads: u16,
-        memory: Option<Bytes>,
-        plain_port: Option<u16>,
+        grant: Grant,
     ) -> Self {
-        Self {
-            name: identity.name().clone(),
-            identity,
-            removed,
-            asked: Mutex::default(),
+        let content = Content {
             models,
             cache,
             own: Own::default(),
             desk: Desk::default(),
             shared: Mutex::default(),
             callers: Arc::new(Semaphore::new(CALLERS)),
-            engine,
-            threads,
-            memory,
-            plain_port,
+        };
+        Self {
+            name: identity.name().clone(),
+            identity,
+            removed,
+            asked: Mutex::default(),
+            grant,
+            content,
             state: watch::Sender::new(State::default()),
             ring,
-            held: Arc::default(),
-            timelines: Mutex::default(),
+            running: Running::default(),
             tasks: Tasks::default(),
-            programs: Programs::default(),
             ending: Arc::default(),
-            active: Mutex::default(),
         }
     }
 
@@ -161,10 +169,10 @@ impl Core {
 
     /// The epoch that is placed.
     pub(crate) fn active(&self) -> Option<Arc<Active>> {
-        lock(&self.active).clone()
+        lock(&self.running.active).clone()
     }
     pub(crate) fn activate(&self, active: Option<Arc<Active>>) -> Option<Arc<Active>> {
-        std::mem::replace(&mut *lock(&self.active), active)
+        std::mem::replace(&mut *lock(&self.running.active), active)
     }
 
     /// Ends an epoch, if it is not over: aborts what runs, and closes its links.
@@ -180,7 +188,7 @@ impl Core {
     /// Aborts what runs and closes the links, if `last` or an earlier epoch is placed: whoever
     /// ends an epoch late ends no later one.
     pub(crate) async fn disconnect(&self, last: Epoch) -> Result<(), WorkerError> {
-        let over = lock(&self.active).take_if(|active| active.epoch <= last);
+        let over = lock(&self.running.active).take_if(|active| active.epoch <= last);
         match over {
             Some(active) => {
                 blocking(move || {
@@ -192,104 +200,5 @@ impl Core {
             }
             None => Ok(()),
         }
-    }
-}
-
-/// Runs what blocks where it may.
-pub(crate) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, WorkerError> {
-    tokio::task::spawn_blocking(work).await.map_err(|_| WorkerError::Bug)
-}
-
-/// Runs kernels on a thread of their own, named as the executor's is: whoever limits a device by
-/// its kernels' threads finds it.
-pub(crate) async fn computing<T: Send + 'static>(
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, WorkerError> {
-    on_thread("compute", work)?.await.map_err(|_| WorkerError::Bug)
-}
-
-/// Begins what blocks for long, or waits for the network, on a thread of its own: those of [`blocking`]
-/// are for what is soon done.
-pub(crate) fn on_thread<T: Send + 'static>(
-    name: &str,
-    work: impl FnOnce() -> T + Send + 'static,
-) -> io::Result<oneshot::Receiver<T>> {
-    let (done, result) = oneshot::channel();
-    std::thread::Builder::new().name(name.to_owned()).spawn(move || drop(done.send(work())))?;
-    Ok(result)
-}
-
-/// The thread that starts programs and waits for their ends, which may be as long as other devices
-/// take: one runs at a time.
-#[derive(Default)]
-pub(crate) struct Programs {
-    thread: Mutex<Option<(mpsc::SyncSender<Program>, JoinHandle<()>)>>,
-}
-
-type Program = Box<dyn FnOnce() + Send>;
-
-impl Programs {
-    /// Runs `program`; the one before it is through, or about to be.
-    pub(crate) async fn run<T: Send + 'static>(
-        &self,
-        program: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, WorkerError> {
-        let (done, result) = tokio::sync::oneshot::channel();
-        let program: Program = Box::new(move || drop(done.send(program())));
-        {
-            let mut thread = lock(&self.thread);
-            let (programs, _) = match &mut *thread {
-                Some(thread) => thread,
-                none => none.insert(Self::start()?),
-            };
-            // Programs wait for their turns before they come here.
-            programs.try_send(program).map_err(|_| WorkerError::Bug)?;
-        }
-        result.await.map_err(|_| WorkerError::Bug)
-    }
-
-    fn start() -> std::io::Result<(mpsc::SyncSender<Program>, JoinHandle<()>)> {
-        let (programs, inbox) = mpsc::sync_channel::<Program>(1);
-        let body = move || {
-            for program in inbox {
-                // Who waits for a program that panics is told by its silence.
-                drop(catch_unwind(AssertUnwindSafe(program)));
-            }
-        };
-        let thread = std::thread::Builder::new().name("programs".to_owned()).spawn(body)?;
-        Ok((programs, thread))
-    }
-
-    /// Ends the thread, after what it was given.
-    pub(crate) fn join(&self) {
-        if let Some((programs, thread)) = lock(&self.thread).take() {
-            drop(programs);
-            drop(thread.join());
-        }
-    }
-}
-
-/// A lock that a panic elsewhere does not close.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Tasks that outlive the call that began them; joined at shutdown.
-#[derive(Default)]
-pub(crate) struct Tasks {
-    set: Mutex<JoinSet<()>>,
-}
-
-impl Tasks {
-    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let mut set = lock(&self.set);
-        while set.try_join_next().is_some() {}
-        set.spawn(task);
-    }
-    /// All tasks, to be joined.
-    pub(crate) fn take(&self) -> JoinSet<()> {
-        std::mem::take(&mut *lock(&self.set))
     }
 }

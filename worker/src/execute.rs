@@ -1,10 +1,11 @@
 //! Execute: one program, in sequence order, its results in pieces.
 
 use crate::{
-    core::{Active, Core, blocking, lock},
+    core::{Active, Core},
     error::WorkerError,
     making::{Making, text},
     state::Turn,
+    tasks::{blocking, lock},
 };
 use bytes::Bytes;
 use galaxy_common::{BatchShape, Epoch, SequenceNumber, plan::Phase};
@@ -24,8 +25,8 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 use tokio::{sync::mpsc, time::Instant};
 use tonic::Status;
 
-/// Lowered programs that are kept: requests come in a few shapes.
-const LOWERED: usize = 16;
+/// Programs that are kept: requests come in a few shapes.
+pub(crate) const LOWERED: usize = 16;
 /// Timelines that are kept, for `galaxy trace`.
 const TIMELINES: usize = 32;
 /// Bytes of a piece of a result: far below the limit of a message, far above its overhead.
@@ -42,33 +43,8 @@ const REPORT: Duration = Duration::from_secs(5);
 /// Where events of an execution go.
 pub(crate) type Events = mpsc::Sender<Result<v1::ExecuteEvent, Status>>;
 
-/// What is lowered: nothing of how long a past is, or where.
-type Asking = (Phase, BatchShape);
 /// This device's program for a shape, and the digest of all devices' programs.
-type Ours = ([u8; 32], Arc<Program>);
-
-/// The programs that were lowered lately for a plan.
-#[derive(Default)]
-pub(crate) struct Lowered {
-    /// The latest use last.
-    kept: VecDeque<(Asking, Ours)>,
-}
-
-impl Lowered {
-    fn get(&mut self, asking: &Asking) -> Option<Ours> {
-        let at = self.kept.iter().position(|(kept, _)| kept == asking)?;
-        let entry = self.kept.remove(at)?;
-        let ours = entry.1.clone();
-        self.kept.push_back(entry);
-        Some(ours)
-    }
-    fn put(&mut self, asking: Asking, ours: Ours) {
-        if self.kept.len() == LOWERED {
-            self.kept.pop_front();
-        }
-        self.kept.push_back((asking, ours));
-    }
-}
+pub(crate) type Ours = ([u8; 32], Arc<Program>);
 
 /// The timelines of the programs that ran lately.
 #[derive(Default)]
@@ -261,7 +237,7 @@ impl Execution {
             return Err(WorkerError::Squares { rows: program.embedded().len() });
         }
         // While this is read nobody loads another shard.
-        let held = tokio::time::timeout_at(deadline, place.core.held.clone().read_owned())
+        let held = tokio::time::timeout_at(deadline, place.core.running.held.clone().read_owned())
             .await
             .map_err(|_| WorkerError::Deadline)?;
         place.start(deadline).await?;
@@ -274,7 +250,7 @@ impl Execution {
         };
         let executor = active.executor.upgrade().ok_or_else(WorkerError::aborted)?;
         let lowering = active.clone();
-        let result = place.core.programs.run(move || {
+        let result = place.core.running.programs.run(move || {
             let run = || {
                 begins.map_or(Ok(()), |text| executor.begin(text))?;
                 match making {
@@ -302,7 +278,7 @@ impl Execution {
             error => error,
         })?;
         let timeline = ran.report.timeline.clone();
-        lock(&place.core.timelines).put(place.epoch, place.sequence, timeline);
+        lock(&place.core.running.timelines).put(place.epoch, place.sequence, timeline);
         Ok((ran, active))
     }
 }
@@ -356,17 +332,12 @@ fn typed(
 impl Active {
     /// This device's program for a shape.
     pub(crate) fn lower(&self, phase: Phase, shape: &BatchShape) -> Result<Ours, WorkerError> {
+        let ours = |mut programs: Vec<Program>| {
+            let digest = galaxy_graph::digest(&programs);
+            (digest, Arc::new(programs.swap_remove(self.rank.index())))
+        };
         let spec = self.model.spec();
-        galaxy_graph::takes(spec, &self.plan, shape)?;
-        let asking = (phase, shape.unbound());
-        if let Some(ours) = lock(&self.lowered).get(&asking) {
-            return Ok(ours);
-        }
-        let mut programs = galaxy_graph::lower(spec, &self.plan, phase, &asking.1)?;
-        let digest = galaxy_graph::digest(&programs);
-        let ours = (digest, Arc::new(programs.swap_remove(self.rank.index())));
-        lock(&self.lowered).put(asking, ours.clone());
-        Ok(ours)
+        Ok(lock(&self.lowered).get(spec, &self.plan, phase, shape, ours)?)
     }
 
     fn lane(&self, lane: Lane) -> String {
@@ -419,30 +390,6 @@ async fn send_all(events: &Events, ran: Ran, active: &Active) -> bool {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use galaxy_common::{Rank, Wanted, WireType};
-
-    #[test]
-    fn the_least_recent_shape_goes() {
-        let program = Arc::new(Program {
-            rank: Rank(0),
-            wire: WireType::F32,
-            tensors: vec![],
-            slots: vec![],
-            operations: vec![],
-            lanes: vec![],
-            outputs: vec![],
-        });
-        let shape = |rows| (Phase::Prefill, BatchShape::single(rows, Wanted::Hidden).unwrap());
-        let mut lowered = Lowered::default();
-        for rows in 1..=LOWERED as u32 {
-            lowered.put(shape(rows), ([0; 32], program.clone()));
-        }
-        assert!(lowered.get(&shape(1)).is_some());
-        lowered.put(shape(99), ([0; 32], program));
-        assert!(lowered.get(&shape(1)).is_some());
-        assert!(lowered.get(&shape(2)).is_none());
-        assert_eq!(lowered.kept.len(), LOWERED);
-    }
 
     #[test]
     fn the_oldest_timeline_goes() {

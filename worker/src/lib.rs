@@ -29,6 +29,7 @@ pub mod models;
 pub mod ring;
 pub mod serve;
 pub mod state;
+mod tasks;
 
 pub use content::{ContentError, cache::CacheConfig};
 pub use serve::{StartError, Worker, WorkerConfig};

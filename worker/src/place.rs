@@ -10,10 +10,12 @@ use crate::{
         own,
         share::Shared,
     },
-    core::{Active, Core, Held, HeldKey, blocking, lock, on_thread},
+    core::{Active, Core, Held, HeldKey},
     error::WorkerError,
+    execute::LOWERED,
     ring::{Formation, PeerAddress},
     state::{Refusal, State},
+    tasks::{blocking, lock, on_thread},
 };
 use galaxy_common::{Bytes, DeviceName, DevicePlan, Epoch, LinkType, Plan, Rank};
 use galaxy_engine::{
@@ -21,7 +23,7 @@ use galaxy_engine::{
     link::Links,
     weights::{Shard, WeightError},
 };
-use galaxy_graph::{budget, holdings::transition};
+use galaxy_graph::{Lowered, budget, holdings::transition};
 use galaxy_model::ModelDir;
 use galaxy_proto::v1;
 use std::{
@@ -124,7 +126,7 @@ impl Told {
 
     /// Has the coordinator call with the model.
     async fn want(&self, core: &Core) -> Result<oneshot::Receiver<Supply>, WorkerError> {
-        let waiting = core.desk.wait();
+        let waiting = core.content.desk.wait();
         let event = v1::place_event::Event::Wanted(v1::ModelWanted {});
         let wanted = self.events.send(Ok(v1::PlaceEvent { event: Some(event) })).await;
         wanted.map(|()| waiting).map_err(|_| WorkerError::GivenUp)
@@ -204,7 +206,7 @@ async fn until_ready(
     request: v1::PlaceRequest,
     events: &Events,
 ) -> Result<Placed, WorkerError> {
-    let request = Request::read(&core.name, core.plain_port.is_some(), request)?;
+    let request = Request::read(&core.name, core.grant.plain_port.is_some(), request)?;
     let epoch = request.epoch;
     let there = open(core, &request).await?;
     core.tell(|state| state.place(epoch))?;
@@ -286,7 +288,7 @@ async fn open(
     core: &Arc<Core>,
     request: &Request,
 ) -> Result<Option<(Arc<ModelDir>, Bytes)>, WorkerError> {
-    let (models, plan) = (core.models.clone(), request.plan.clone());
+    let (models, plan) = (core.content.models.clone(), request.plan.clone());
     let opened = blocking(move || models.open(&plan.model, &plan.fingerprint));
     match opened.await? {
         Ok(model) => {
@@ -294,14 +296,14 @@ async fn open(
             let granted = check(core, request, model.clone()).await?;
             Ok(Some((model, granted)))
         }
-        Err(error) if core.cache.is_some() && error.is_absent_model() => Ok(None),
+        Err(error) if core.content.cache.is_some() && error.is_absent_model() => Ok(None),
         Err(error) => Err(error),
     }
 }
 
 /// Checks the plan and the budget against a model. Gives the budget.
 async fn check(core: &Core, request: &Request, model: Arc<ModelDir>) -> Result<Bytes, WorkerError> {
-    let (plan, rank, engine) = (request.plan.clone(), request.rank, core.engine);
+    let (plan, rank, engine) = (request.plan.clone(), request.rank, core.grant.engine);
     let needed = blocking(move || {
         plan.validate(model.spec().extent())?;
         let format = engine.holds(model.format());
@@ -309,9 +311,10 @@ async fn check(core: &Core, request: &Request, model: Arc<ModelDir>) -> Result<B
     });
     let needed = needed.await??;
     let (mut granted, mut granter) = (request.device().budget, "its budget in the plan");
-    for (limit, by) in
-        [(request.limit, "memory in the cluster file"), (core.memory, "the worker's own --memory")]
-    {
+    for (limit, by) in [
+        (request.limit, "memory in the cluster file"),
+        (core.grant.memory, "the worker's own --memory"),
+    ] {
         if let Some(limit) = limit.filter(|limit| *limit < granted) {
             (granted, granter) = (limit, by);
         }
@@ -402,7 +405,7 @@ async fn call(
     else {
         return Ok(None);
     };
-    *lock(&core.shared) = Some(Shared::Cached(data.clone()));
+    *lock(&core.content.shared) = Some(Shared::Cached(data.clone()));
     let sources = Sources {
         coordinator: supply,
         peers: request.neighbours(),
@@ -446,7 +449,7 @@ async fn get_and_hold(
 ) -> Result<(Arc<ModelDir>, Holding, Placed), WorkerError> {
     let Some((model, granted)) = there else { return fetch_and_hold(core, request, told).await };
     match prove_and_hold(core, request, (model, granted), told).await {
-        Err(error) if core.cache.is_some() && error.is_changed_model() => {
+        Err(error) if core.content.cache.is_some() && error.is_changed_model() => {
             tracing::warn!(%error, "the model is brought by the coordinator instead");
             fetch_and_hold(core, request, told).await
         }
@@ -467,7 +470,7 @@ async fn prove_and_hold(
     }
     let of = model.clone();
     let shared = blocking(move || Shared::own(of)).await??;
-    *lock(&core.shared) = Some(shared);
+    *lock(&core.content.shared) = Some(shared);
     let (held, placed) = hold(core, request, (model.clone(), granted), told).await?;
     own::finish(core, &model).await?;
     Ok((model, held, placed))
@@ -481,7 +484,8 @@ async fn until_there(
     told: &Arc<Told>,
 ) -> Result<Placed, WorkerError> {
     let v1::PrepareRequest { place, load } = request;
-    let request = Request::read(&core.name, core.plain_port.is_some(), place.unwrap_or_default())?;
+    let request =
+        Request::read(&core.name, core.grant.plain_port.is_some(), place.unwrap_or_default())?;
     let there = open(core, &request).await?;
     if load && !core.state.borrow().lives() {
         return Ok(get_and_hold(core, &request, there, told).await?.2);
@@ -520,7 +524,7 @@ impl Core {
             plan: request.plan,
             model,
             executor: Arc::downgrade(&held.executor),
-            lowered: Default::default(),
+            lowered: Mutex::new(Lowered::new(LOWERED)),
         })));
         if self.tell(|state| state.placed(epoch)) {
             return Ok(());
@@ -546,7 +550,7 @@ async fn hold(
 ) -> Result<(Holding, Placed), WorkerError> {
     let (device, kept) = (request.device(), request.plan.cache);
     // No more kernel threads than the device grants, whatever a plan says.
-    let threads = device.threads.clamp(1, core.threads);
+    let threads = device.threads.clamp(1, core.grant.threads);
     let key = HeldKey {
         fingerprint: model.fingerprint().to_owned(),
         prefill: device.prefill.clone(),
@@ -555,7 +559,7 @@ async fn hold(
         kept,
         streaming: device.streaming.clone(),
     };
-    let mut held = core.held.clone().write_owned().await;
+    let mut held = core.running.held.clone().write_owned().await;
     if told.ahead && core.state.borrow().lives() {
         return Err(WorkerError::GivenUp);
     }
@@ -563,7 +567,7 @@ async fn hold(
         return Ok((held, Placed::of(bytes, Bytes(0))));
     }
     let (device, name, told) = (device.clone(), core.name.to_string(), told.clone());
-    let (ending, engine) = (core.ending.clone(), core.engine);
+    let (ending, engine) = (core.ending.clone(), core.grant.engine);
     let shared = core.clone();
     // Where the model arrives, it waits for that.
     let loading = on_thread("load", move || {
@@ -588,7 +592,8 @@ async fn hold(
         let loaded = match old.and_then(Executor::into_shard) {
             Some(shard) => shard.reshape(model, &device, &mut progress),
             None if key.streaming.is_some() => {
-                let shards = shared.cache.as_ref().ok_or(WorkerError::NoShards)?.shards()?;
+                let shards =
+                    shared.content.cache.as_ref().ok_or(WorkerError::NoShards)?.shards()?;
                 let shard = Shard::stream(model.clone(), &device, &shards, &mut progress);
                 shard.map(|shard| (shard.bytes(), shard)).map(|(read, shard)| (shard, read))
             }

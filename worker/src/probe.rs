@@ -21,10 +21,11 @@
 //! follow one another without a rest, and the pilot empties it.
 
 use crate::{
-    core::{Core, blocking},
+    core::Core,
     error::WorkerError,
     profile::Measuring,
     ring::{Duplex, PeerAddress, ProbeArrival, Stream, hello::ProbeHello},
+    tasks::blocking,
 };
 use galaxy_common::{DeviceName, Epoch, FrameHeader, LinkType, SequenceNumber, Spread, WireType};
 use galaxy_engine::{
@@ -118,7 +119,7 @@ pub(crate) async fn probe(
     let failed = |why: String| WorkerError::Probe { peer: peer.clone(), why };
     let closer = stream.closer().map_err(|error| failed(error.to_string()))?;
     let _closing = Closing(closer);
-    let threads = core.threads;
+    let threads = core.grant.threads;
     let leading = blocking(move || {
         // Here, so that it lasts as long as the thread, whoever gave up waiting.
         let _measuring = measuring;
@@ -146,7 +147,7 @@ pub(crate) async fn answer_all(core: Weak<Core>, mut arrivals: mpsc::Receiver<Pr
     while let Some(arrival) = arrivals.recv().await {
         let Some(core) = core.upgrade() else { return };
         match Measuring::begin(&core) {
-            Ok(measuring) => core.tasks.spawn(answer(arrival, measuring, core.threads)),
+            Ok(measuring) => core.tasks.spawn(answer(arrival, measuring, core.grant.threads)),
             Err(_) => core.tasks.spawn(arrival.send_away()),
         }
     }

@@ -5,8 +5,9 @@ use crate::{
         self,
         fetch::{Meter, Sources, fetch},
     },
-    core::{Core, Held, blocking, computing},
+    core::{Core, Held},
     error::WorkerError,
+    tasks::{blocking, computing},
 };
 use galaxy_common::Bytes;
 use galaxy_engine::measure::{
@@ -75,19 +76,19 @@ async fn measured(
     let asked = u16::try_from(threads).ok().filter(|&threads| threads > 0);
     let setting = Setting {
         device: core.name.clone(),
-        engine: core.engine,
+        engine: core.grant.engine,
         // No more kernel threads than the device grants, whatever is asked.
-        threads: asked.map_or(core.threads, |threads| threads.min(core.threads)),
+        threads: asked.map_or(core.grant.threads, |threads| threads.min(core.grant.threads)),
         max_rows: max_rows.max(1),
-        memory: core.memory,
+        memory: core.grant.memory,
         limit: (memory_bytes > 0).then_some(Bytes(memory_bytes)),
         time: profile::TIME,
     };
-    let (models, name, print) = (core.models.clone(), model, fingerprint.clone());
+    let (models, name, print) = (core.content.models.clone(), model, fingerprint.clone());
     let opened = match blocking(move || models.open(&name, &print)).await? {
         Ok(model) => (Arc::new(model), None),
-        Err(error) if core.cache.is_some() && error.is_absent_model() => {
-            let waiting = core.desk.wait();
+        Err(error) if core.content.cache.is_some() && error.is_absent_model() => {
+            let waiting = core.content.desk.wait();
             let wanted = v1::profile_event::Event::Wanted(v1::ModelWanted {});
             let told = events.send(Ok(v1::ProfileEvent { event: Some(wanted) })).await;
             told.map_err(|_| WorkerError::MeasuringGivenUp)?;
@@ -97,7 +98,7 @@ async fn measured(
         Err(error) => return Err(error),
     };
     let held = tokio::select! {
-        held = core.held.clone().write_owned() => held,
+        held = core.running.held.clone().write_owned() => held,
         () = events.closed() => return Err(WorkerError::MeasuringGivenUp),
     };
     let (model, arriving) = opened;

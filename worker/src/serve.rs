@@ -6,7 +6,7 @@ use crate::{
         cache::{Cache, CacheConfig},
         share::Share,
     },
-    core::Core,
+    core::{Core, Grant},
     models::Models,
     probe,
     ring::{self, Ring},
@@ -178,10 +178,7 @@ impl Worker {
         let core = Arc::new(Core::new(
             (identity, kept, Ring::new(from)),
             (models, cache.map(Cache::new)),
-            engine,
-            threads,
-            memory,
-            plain_port,
+            Grant { engine, threads, memory, plain_port },
         ));
         let opened = core.ring.open_quic(socket, &core.identity);
         opened.map_err(|source| StartError::Listen { address, transport: UDP, source })?;
@@ -229,7 +226,7 @@ impl Worker {
 
     /// Where it takes plain ring links.
     pub fn plain_port(&self) -> Option<u16> {
-        self.core.plain_port
+        self.core.grant.plain_port
     }
 
     /// Ends it: takes no more, finishes what runs, closes all, and joins every task and thread.
@@ -258,9 +255,9 @@ impl Worker {
         tasks.abort_all();
         while tasks.join_next().await.is_some() {}
         // Joins the threads of programs and of kernels.
-        let held = core.held.clone().write_owned().await.take();
+        let held = core.running.held.clone().write_owned().await.take();
         let end = move || {
-            core.programs.join();
+            core.running.programs.join();
             drop(held);
         };
         drop(tokio::task::spawn_blocking(end).await);

@@ -1,9 +1,10 @@
 //! The control service: wire types in, wire types out, and nobody but coordinators.
 
 use crate::{
-    core::{Core, blocking, lock},
+    core::Core,
     execute::Execution,
     place, probe, profile,
+    tasks::{blocking, lock},
 };
 use galaxy_common::{Epoch, SequenceNumber};
 use galaxy_engine::compute::kernels::instructions::Instructions;
@@ -58,7 +59,7 @@ type Events<T> = ReceiverStream<Result<T, Status>>;
 impl Worker for Control {
     async fn describe(&self, _: Request<v1::DescribeRequest>) -> Answer<v1::DescribeReply> {
         let core = &self.0;
-        let models = core.models.clone();
+        let models = core.content.models.clone();
         let models =
             blocking(move || models.list()).await.map_err(|error| error.into_status(&core.name))?;
         let state = core.state.borrow().clone();
@@ -67,14 +68,14 @@ impl Worker for Control {
             version: VERSION.to_owned(),
             commit: COMMIT.to_owned(),
             name: core.name.to_string(),
-            threads: core.threads.into(),
-            memory_bytes: core.memory.map_or(0, |memory| memory.0),
+            threads: core.grant.threads.into(),
+            memory_bytes: core.grant.memory.map_or(0, |memory| memory.0),
             processor: Instructions::current().to_string(),
             models: models.into_iter().map(|(name, _)| name).collect(),
             draining: state.draining(),
             epoch: state.epoch().0,
-            plain_port: core.plain_port.unwrap_or(0).into(),
-            engine: galaxy_engine::measure::profile::engine_name(core.engine),
+            plain_port: core.grant.plain_port.unwrap_or(0).into(),
+            engine: galaxy_engine::measure::profile::engine_name(core.grant.engine),
         }))
     }
 
@@ -106,7 +107,7 @@ impl Worker for Control {
     ) -> Answer<Self::SupplyStream> {
         let peer = require(Role::Coordinator, &request)?;
         tracing::debug!(%peer, "brings a model");
-        let wants = self.0.desk.arrive(request.into_inner()).ok_or_else(|| {
+        let wants = self.0.content.desk.arrive(request.into_inner()).ok_or_else(|| {
             let why = "this worker waits for no model";
             to_status(Code::FailedPrecondition, Fault::new("not_wanted", why, false))
         })?;
@@ -193,7 +194,7 @@ impl Worker for Control {
 
     async fn timeline(&self, request: Request<v1::TimelineRequest>) -> Answer<v1::TimelineReply> {
         let v1::TimelineRequest { epoch, sequence } = request.into_inner();
-        let timelines = lock(&self.0.timelines);
+        let timelines = lock(&self.0.running.timelines);
         let times = timelines
             .get(Epoch(epoch), SequenceNumber(sequence))
             .map_err(|error| error.into_status(&self.0.name))?;

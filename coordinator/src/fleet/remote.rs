@@ -12,7 +12,7 @@ mod planning;
 pub use board::{Loading, Notice};
 pub use planning::{Planning, ProfileSource};
 
-use super::{BoxFuture, DeviceView, Fleet, Lowered, Outlook, Readiness, Run, Task, Timeline};
+use super::{BoxFuture, DeviceView, Dispatches, Fleet, Outlook, Readiness, Run, Task, Timeline};
 use crate::{
     cluster::{Cluster, Device},
     drift::{Change, Sample},
@@ -67,7 +67,7 @@ pub(crate) struct Shared {
     model: Arc<ModelDir>,
     identity: Identity,
     supplier: Arc<Supplier>,
-    lowered: Lowered,
+    lowered: Dispatches,
     board: Mutex<Board>,
     readiness: watch::Sender<Readiness>,
     messages: mpsc::Sender<Message>,
@@ -161,7 +161,7 @@ impl RemoteFleet {
         let (messages, inbox) = mpsc::channel(MESSAGES);
         let waiting = Readiness::Waiting { device: None, reason: "it is starting".to_owned() };
         let shared = Arc::new(Shared {
-            lowered: Lowered::new(model.spec().clone()),
+            lowered: Dispatches::new(model.spec().clone()),
             board: Mutex::new(board),
             cluster: RwLock::new(Arc::new(cluster)),
             planning,

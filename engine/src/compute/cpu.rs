@@ -1,5 +1,6 @@
 //! The cpu engine: operations of programs, mapped to kernels.
 
+mod between;
 mod slots;
 
 use super::{
@@ -11,9 +12,9 @@ use super::{
         curve::Curve,
         dense::{self, Epilogue},
         rotary::{self, Place, RotaryTable},
-        rows::{self, Joined, Norm},
+        rows::{self, Norm},
         threads::Threads,
-        vector, wire,
+        vector,
     },
     texts::{Texts, texts},
 };
@@ -161,7 +162,7 @@ impl CpuEngine {
         staged: Staged<'_>,
         written: &mut [Vec<f32>; 2],
     ) -> Result<(), Misfit> {
-        let [first, second] = written;
+        let first = &mut written[0];
         match call.operation.kind {
             OpKind::Embed(operator) => self.embed(call, operator, first),
             OpKind::Norm(which) => {
@@ -200,76 +201,12 @@ impl CpuEngine {
             OpKind::Collect { segment, .. } => self.texts.collect(call, segment, staged.input),
             OpKind::Choose { segment } => self.texts.choose(call, segment, staged.emitted),
             OpKind::Join { add, norm, post, partial, staged: adds } => {
-                let residual = call.target(first, 0)?;
-                let (rows, columns) = (residual.rows(), residual.columns());
-                let normed = match post {
-                    true => None,
-                    false => Some(call.target(second, 1)?),
-                };
-                if normed.as_ref().is_some_and(|n| (n.rows(), n.columns()) != (rows, columns)) {
-                    return Err(Misfit::Why("residual and normed rows differ in shape"));
-                }
-                let old = call.source(&self.slots, 0)?;
-                alike(rows, columns, old)?;
-                let sum = match partial {
-                    true => Some(call.source(&self.slots, 1)?),
-                    false => None,
-                };
-                sum.map_or(Ok(()), |sum| alike(rows, columns, sum))?;
-                let tile = match adds {
-                    true => Some(call.tile(staged.input, 1 + usize::from(partial))?),
-                    false => None,
-                };
-                if tile.is_some_and(|t| t.shape() != (rows, columns)) {
-                    return Err(Misfit::Why("the staged tile differs in shape"));
-                }
-                let add = self.shard.graph.add(add).ok_or(NO_OPERATOR)?;
-                let mut biases = add.biases.iter().map(|id| self.shard.vector(*id));
-                let biases = [biases.next().flatten(), biases.next().flatten()];
-                let norm = self.norm(norm, columns)?;
-                let joined = Joined { residual: old, biases, partial: sum, staged: tile, norm };
-                rows::join(&self.threads, joined, residual, normed);
-                Ok(())
+                let of = between::Join { add, norm, post, partial, adds };
+                self.join(call, of, staged.input, written)
             }
-            OpKind::Export { staged: adds } => {
-                let rows = call.source(&self.slots, 0)?;
-                let tile = match adds {
-                    true => Some(call.tile(staged.input, 1)?),
-                    false => None,
-                };
-                if tile.is_some_and(|t| t.shape() != (rows.rows(), rows.columns())) {
-                    return Err(Misfit::Why("the staged tile differs in shape"));
-                }
-                let wire = call.program.wire;
-                let out = wire::tile_bytes(wire, rows.rows(), rows.columns())
-                    .and_then(|bytes| staged.output?.get_mut(..bytes))
-                    .filter(|out| wire::aligned(wire, out))
-                    .ok_or(Misfit::Why(
-                        "the tile to write is not there, too short or not aligned",
-                    ))?;
-                wire::export(&self.threads, rows, tile, wire, out);
-                Ok(())
-            }
-            OpKind::Import => {
-                let out = call.target(first, 0)?;
-                let tile = call.tile(staged.input, 0)?;
-                if tile.shape() != (out.rows(), out.columns()) {
-                    return Err(Misfit::Why("the staged tile differs in shape"));
-                }
-                wire::import(&self.threads, tile, out);
-                Ok(())
-            }
-            OpKind::Add => {
-                let out = call.target(first, 0)?;
-                let from = call.source(&self.slots, 0)?;
-                alike(out.rows(), out.columns(), from)?;
-                let tile = call.tile(staged.input, 1)?;
-                if tile.shape() != (out.rows(), out.columns()) {
-                    return Err(Misfit::Why("the staged tile differs in shape"));
-                }
-                wire::add(&self.threads, from, tile, out);
-                Ok(())
-            }
+            OpKind::Export { staged: adds } => self.export(call, adds, staged),
+            OpKind::Import => self.import(call, staged.input, first),
+            OpKind::Add => self.add(call, staged.input, first),
             OpKind::Select => {
                 let mut out = call.target(first, 0)?;
                 let from = call.source(&self.slots, 0)?;

@@ -3,7 +3,11 @@
 
 use super::{
     HeldMatrix, HeldProduct, PANEL, Progress, Shard, WeightError,
-    matrix::{Layout, Values, Window},
+    matrix::{Layout, Window},
+};
+use crate::compute::kernels::{
+    lines::{Lines, NoMemory},
+    micro::{Format, each_format},
 };
 use galaxy_common::{Assignment, BlockAssignment, Bytes, Span, Token, WeightFormat};
 use galaxy_graph::{
@@ -24,12 +28,6 @@ struct Place<'a, T> {
     at: usize,
 }
 
-/// Where values go: f32, or the bits of a 16-bit type.
-enum ValuesMut<'a> {
-    F32(&'a mut [f32]),
-    Bits(&'a mut [u16]),
-}
-
 /// Values of a block of rows that wait to be spread over panels: 1 MB in f32.
 const SPREAD: usize = 1 << 18;
 
@@ -38,7 +36,7 @@ const SPREAD: usize = 1 << 18;
 /// A checkpoint that stores a row for each output is read panel by panel, straight to its place.
 /// One that stores a row for each input (GPT-2) is read by blocks of whole rows and spread, since
 /// a panel of it would be a small piece of every row.
-fn fill<T: Copy + Default>(
+fn fill<T: bytemuck::Pod>(
     source: &MatrixSource<'_>,
     part: &Part,
     (input, column): (usize, usize),
@@ -49,7 +47,7 @@ fn fill<T: Copy + Default>(
     let (inputs, width) = (part.inputs.len(), part.outputs.len());
     if source.stores_inputs_as_rows() {
         let height = (SPREAD / width.max(1)).clamp(1, inputs);
-        let mut block = vec![T::default(); height * width];
+        let mut block = vec![T::zeroed(); height * width];
         for row in (0..inputs).step_by(height) {
             let height = height.min(inputs - row);
             let from = part.inputs.start + row as u32;
@@ -164,7 +162,10 @@ impl<'a> Loader<'a> {
 
     /// Makes one matrix, with its bias, where the shard has `held`.
     fn step(&mut self, shard: &mut Shard, held: Held, step: &Step) -> Result<(), WeightError> {
-        let Some(id) = shard.graph.of_held(held) else { return Ok(()) };
+        let Some(id) = shard.graph.of_held(held) else {
+            // Who asks for it is told by the model's files that it is not there.
+            return self.sources(&step.new, 0).map(|_| ());
+        };
         let at = id.0 as usize;
         let gated = shard.graph.product(id).is_some_and(|product| product.gated);
         let old = shard.products[at].matrix.take();
@@ -222,13 +223,7 @@ impl<'a> Loader<'a> {
         into.fill(0);
         let mut first = 0;
         for (source, part) in sources.iter().zip(parts) {
-            let values = match format {
-                WeightFormat::F32 => ValuesMut::F32(bytemuck::cast_slice_mut(into)),
-                WeightFormat::F16 | WeightFormat::Bf16 => {
-                    ValuesMut::Bits(bytemuck::cast_slice_mut(into))
-                }
-            };
-            self.fill(source, part, (0, first), layout, values)?;
+            self.fill(source, part, (0, first), (layout, format), into)?;
             first += part.outputs.len();
         }
         self.tell()
@@ -248,11 +243,9 @@ impl<'a> Loader<'a> {
         let outputs: usize = new.iter().map(|part| part.outputs.len()).sum();
         let (sources, format) = self.sources(new, outputs)?;
         let layout = Layout { inputs, outputs, gated };
-        let size = inputs * layout.packed();
-        let mut values = Values::zeroed(format, size).map_err(|_| WeightError::Memory {
-            wanted: Bytes(layout.bytes(format) as u64),
-            held: held(),
-        })?;
+        let size = layout.bytes(format);
+        let no_memory = |NoMemory| WeightError::Memory { wanted: Bytes(size as u64), held: held() };
+        let mut values = Lines::<u8>::zeroed(size).map_err(no_memory)?;
         let (mut first, mut old_first) = (0, 0);
         for (at, (source, part)) in sources.iter().zip(new).enumerate() {
             let there = old.get(at).zip(before);
@@ -264,21 +257,19 @@ impl<'a> Loader<'a> {
                     column: old_first + (kept.outputs.start - old.outputs.start) as usize,
                     columns: kept.outputs.len(),
                 };
-                before.copy(window, corner(part, kept, first), layout, &mut values);
+                let corner = corner(part, kept, first);
+                before.copy(window, corner, layout, values.values_mut());
             }
             for missing in part.without(kept.as_ref()) {
                 let corner = corner(part, &missing, first);
-                let values = match &mut values {
-                    Values::F32(values) => ValuesMut::F32(values.values_mut()),
-                    Values::F16(bits) | Values::Bf16(bits) => ValuesMut::Bits(bits.values_mut()),
-                };
-                self.fill(source, &missing, corner, layout, values)?;
+                let format = (layout, format);
+                self.fill(source, &missing, corner, format, values.values_mut())?;
             }
             first += part.outputs.len();
             old_first += old.get(at).map_or(0, |old| old.outputs.len());
         }
         self.tell()?;
-        Ok(Some(HeldMatrix::new(layout, values)))
+        Ok(Some(HeldMatrix::new(layout, format, values)))
     }
 
     /// Where parts of a matrix of so many columns are read from, and what their values are together.
@@ -302,31 +293,32 @@ impl<'a> Loader<'a> {
         Ok((sources, if mixed { WeightFormat::F32 } else { format }))
     }
 
-    /// Reads a part to its place.
+    /// Reads a part to its place: as the file has it, or widened to f32.
     fn fill(
         &mut self,
         source: &MatrixSource<'_>,
         part: &Part,
         corner: (usize, usize),
-        layout: Layout,
-        values: ValuesMut<'_>,
+        (layout, format): (Layout, WeightFormat),
+        bytes: &mut [u8],
     ) -> Result<(), ModelError> {
         let scratch = &mut self.scratch;
         self.read += source.format().bytes(1, part.values());
-        match values {
-            ValuesMut::F32(values) => {
-                fill(source, part, corner, layout, values, |rows, columns, place| {
-                    let Place { out, stride, at } = place;
-                    source.read_f32(rows, columns, out, stride, at, scratch)
-                })
-            }
-            ValuesMut::Bits(bits) => {
-                fill(source, part, corner, layout, bits, |rows, columns, place| {
-                    let Place { out, stride, at } = place;
-                    source.read_u16(rows, columns, out, stride, at, scratch)
-                })
-            }
+        if format != source.format() {
+            let values: &mut [f32] = bytemuck::cast_slice_mut(bytes);
+            return fill(source, part, corner, layout, values, |rows, columns, place| {
+                let Place { out, stride, at } = place;
+                source.read_f32(rows, columns, out, stride, at, scratch)
+            });
         }
+        each_format!(format, F => {
+            const WIDTH: usize = size_of::<<F as Format>::Element>();
+            let values: &mut [[u8; WIDTH]] = bytemuck::cast_slice_mut(bytes);
+            fill(source, part, corner, layout, values, |rows, columns, place| {
+                let Place { out, stride, at } = place;
+                source.read_raw(rows, columns, out, stride, at, scratch)
+            })
+        })
     }
 
     /// The bias of the columns of a matrix, if it has one.

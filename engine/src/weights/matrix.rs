@@ -3,24 +3,13 @@
 pub(super) use crate::compute::kernels::lines::NoMemory as NoRoom;
 use crate::compute::kernels::{
     lines::{Lines, NoMemory},
-    micro::{Bf16, F16, F32, Format},
-    vector,
+    micro::{Format, each_format},
 };
 use galaxy_common::{Bytes, WeightFormat};
 use std::ops::Range;
 
 /// Columns of a panel: in f32 a vector of AVX-512, and a line of cache.
 pub(crate) const PANEL: usize = WeightFormat::PANEL as usize;
-
-/// The values of a matrix, as wide as the checkpoint has them.
-pub(crate) enum Values {
-    /// 32 bits.
-    F32(Lines<f32>),
-    /// Bits of IEEE half precision.
-    F16(Lines<u16>),
-    /// Bits of bfloat16.
-    Bf16(Lines<u16>),
-}
 
 /// A matrix or a slice of one.
 ///
@@ -36,18 +25,9 @@ pub struct HeldMatrix {
     /// Width of the product, gate and up columns together.
     pub outputs: usize,
     gated: bool,
-    values: Values,
-}
-
-impl Values {
-    /// `size` zeros, once: never grown, never copied.
-    pub(crate) fn zeroed(format: WeightFormat, size: usize) -> Result<Self, NoMemory> {
-        Ok(match format {
-            WeightFormat::F32 => Self::F32(Lines::zeroed(size)?),
-            WeightFormat::F16 => Self::F16(Lines::zeroed(size)?),
-            WeightFormat::Bf16 => Self::Bf16(Lines::zeroed(size)?),
-        })
-    }
+    format: WeightFormat,
+    /// Bytes of the values, with those that fill up.
+    values: Lines<u8>,
 }
 
 /// A rectangle of a matrix as held.
@@ -70,7 +50,7 @@ pub(crate) struct Strip {
     pub(crate) column: usize,
     /// Columns.
     pub(crate) width: usize,
-    /// Where its panel starts.
+    /// Where its panel starts, in values.
     pub(crate) panel: usize,
     /// Its first column in the panel.
     pub(crate) at: usize,
@@ -128,47 +108,36 @@ pub(crate) struct Panels<'a, F: Format> {
 }
 
 impl<'a, F: Format> Panels<'a, F> {
-    /// So many of them, from panel `first` on.
-    fn part(self, first: usize, count: usize) -> Self {
-        Self { values: self.from(first, 0), count, ..self }
-    }
-
     /// All from panel `panel` and its input `input` on.
     pub(crate) fn from(&self, panel: usize, input: usize) -> &'a [F::Element] {
         &self.values[(panel * self.inputs + input) * PANEL..]
     }
 }
 
-/// The panels of a matrix, by their format.
-#[derive(Clone, Copy)]
-pub(crate) enum AnyPanels<'a> {
-    F32(Panels<'a, F32>),
-    F16(Panels<'a, F16>),
-    Bf16(Panels<'a, Bf16>),
-}
-
 /// A matrix to multiply with, wherever its values are.
 #[derive(Clone, Copy)]
 pub(crate) struct AnyMatrix<'a> {
     pub(crate) layout: Layout,
-    pub(crate) panels: AnyPanels<'a>,
+    pub(crate) format: WeightFormat,
+    /// As many as the layout says, aligned to 4.
+    bytes: &'a [u8],
 }
 
 impl<'a> AnyMatrix<'a> {
     /// Packed values that begin these bytes; none where they are too few, or begin at odd places.
     pub(crate) fn of_bytes(layout: Layout, format: WeightFormat, bytes: &'a [u8]) -> Option<Self> {
         let bytes = bytes.get(..layout.bytes(format))?;
-        let (inputs, count) = (layout.inputs, layout.packed() / PANEL);
-        let bits = || bytemuck::try_cast_slice::<u8, u16>(bytes).ok();
-        let panels = match format {
-            WeightFormat::F32 => {
-                let values = bytemuck::try_cast_slice(bytes).ok()?;
-                AnyPanels::F32(Panels { values, inputs, count })
-            }
-            WeightFormat::F16 => AnyPanels::F16(Panels { values: bits()?, inputs, count }),
-            WeightFormat::Bf16 => AnyPanels::Bf16(Panels { values: bits()?, inputs, count }),
-        };
-        Some(Self { layout, panels })
+        let aligned = bytes.is_empty() || bytes.as_ptr().align_offset(align_of::<f32>()) == 0;
+        aligned.then_some(Self { layout, format, bytes })
+    }
+
+    /// Its panels.
+    ///
+    /// # Panics
+    /// When `F` is another format than its own.
+    pub(crate) fn panels<F: Format>(&self) -> Panels<'a, F> {
+        let (inputs, count) = (self.layout.inputs, self.layout.packed() / PANEL);
+        Panels { values: bytemuck::cast_slice(self.bytes), inputs, count }
     }
 
     /// Columns of what it gives, after the gate.
@@ -188,35 +157,32 @@ impl<'a> AnyMatrix<'a> {
             return None;
         }
         let layout = Layout { inputs, outputs: columns.len(), gated };
-        let (first, count) = (columns.start / PANEL, layout.packed() / PANEL);
-        let panels = match self.panels {
-            AnyPanels::F32(panels) => AnyPanels::F32(panels.part(first, count)),
-            AnyPanels::F16(panels) => AnyPanels::F16(panels.part(first, count)),
-            AnyPanels::Bf16(panels) => AnyPanels::Bf16(panels.part(first, count)),
-        };
-        Some(Self { layout, panels })
+        let first = self.format.held(inputs as u64, columns.start as u64) as usize;
+        let bytes = self.bytes.get(first..first + layout.bytes(self.format))?;
+        Some(Self { layout, bytes, ..self })
     }
 }
 
 impl<'a> From<&'a HeldMatrix> for AnyMatrix<'a> {
     fn from(held: &'a HeldMatrix) -> Self {
-        Self { layout: held.layout(), panels: held.panels() }
+        Self { layout: held.layout(), format: held.format, bytes: held.values.values() }
     }
 }
 
 impl HeldMatrix {
-    /// A matrix of these packed values.
-    pub(crate) fn new(layout: Layout, values: Values) -> Self {
+    /// A matrix of these packed values: [`Layout::bytes`] of them.
+    pub(crate) fn new(layout: Layout, format: WeightFormat, values: Lines<u8>) -> Self {
         let Layout { inputs, outputs, gated } = layout;
-        Self { inputs, outputs, gated, values }
+        Self { inputs, outputs, gated, format, values }
     }
 
     /// A matrix of one value: for measuring, where what comes out does not matter.
     pub(crate) fn even(inputs: usize, outputs: usize, value: f32) -> Self {
         let layout = Layout { inputs, outputs, gated: false };
         let mut lines = Lines::default();
-        lines.grow(inputs * layout.packed()).fill(value);
-        Self::new(layout, Values::F32(lines))
+        let bytes = lines.grow(layout.bytes(WeightFormat::F32));
+        bytemuck::cast_slice_mut(bytes).fill(value);
+        Self::new(layout, WeightFormat::F32, lines)
     }
 
     /// Packs `wide`, row-major `[inputs, outputs]`, narrowed to `format`.
@@ -232,94 +198,63 @@ impl HeldMatrix {
         format: WeightFormat,
     ) -> Self {
         assert!(wide.len() == inputs * outputs && (!gated || outputs.is_multiple_of(2)));
-        fn fill<T: bytemuck::Pod>(
-            wide: &[f32],
-            layout: Layout,
-            narrow: impl Fn(f32) -> T,
-        ) -> Lines<T> {
-            let mut lines = Lines::default();
-            let packed = lines.grow(layout.inputs * layout.packed());
+        fn fill<F: Format>(wide: &[f32], layout: Layout, packed: &mut [u8]) {
+            let packed: &mut [F::Element] = bytemuck::cast_slice_mut(packed);
             for strip in layout.strips(0..layout.outputs) {
                 for input in 0..layout.inputs {
                     let from = &wide[input * layout.outputs + strip.column..][..strip.width];
                     let start = strip.panel + input * PANEL + strip.at;
-                    let places = &mut packed[start..start + strip.width];
-                    places.iter_mut().zip(from).for_each(|(place, value)| *place = narrow(*value));
+                    let places = packed[start..start + strip.width].iter_mut();
+                    places.zip(from).for_each(|(place, value)| *place = F::narrow(*value));
                 }
             }
-            lines
         }
         let layout = Layout { inputs, outputs, gated };
-        let values = match format {
-            WeightFormat::F32 => Values::F32(fill(wide, layout, |v| v)),
-            WeightFormat::F16 => {
-                Values::F16(fill(wide, layout, |v| half::f16::from_f32(v).to_bits()))
-            }
-            WeightFormat::Bf16 => {
-                Values::Bf16(fill(wide, layout, |v| half::bf16::from_f32(v).to_bits()))
-            }
-        };
-        Self::new(layout, values)
+        let mut lines = Lines::default();
+        let packed = lines.grow(layout.bytes(format));
+        each_format!(format, F => fill::<F>(wide, layout, packed));
+        Self::new(layout, format, lines)
     }
 
     /// Whether it is the other one bit for bit, zeros that fill up included.
     #[cfg(test)]
     pub(crate) fn same(&self, other: &Self) -> bool {
-        let shape = |m: &Self| (m.inputs, m.outputs, m.gated);
-        shape(self) == shape(other)
-            && match (&self.values, &other.values) {
-                (Values::F32(a), Values::F32(b)) => {
-                    let bits = |v: &Lines<f32>| v.values().iter().map(|v| v.to_bits()).collect();
-                    let (a, b): (Vec<u32>, Vec<u32>) = (bits(a), bits(b));
-                    a == b
-                }
-                (Values::F16(a), Values::F16(b)) | (Values::Bf16(a), Values::Bf16(b)) => {
-                    a.values() == b.values()
-                }
-                _ => false,
-            }
+        let shape = |m: &Self| (m.inputs, m.outputs, m.gated, m.format);
+        shape(self) == shape(other) && self.values.values() == other.values.values()
     }
 
     /// Copies `window` of it to where input `input` and column `column` of a matrix of `layout` are.
     ///
+    /// `values` are as many bytes, of the same format.
+    ///
     /// # Panics
-    /// When the values are of another type, or a window does not lie in its matrix.
+    /// When a window does not lie in its matrix.
     pub(crate) fn copy(
         &self,
         window: Window,
         (input, column): (usize, usize),
         layout: Layout,
-        values: &mut Values,
+        values: &mut [u8],
     ) {
-        let from = self.layout();
-        let mut runs = Vec::new();
+        let (own, from) = (self.layout(), self.values.values());
+        // Bytes of so many values.
+        let bytes = |values: usize| self.format.bytes(1, values as u64) as usize;
         for target in layout.strips(column..column + window.columns) {
             let first = window.column + target.column - column;
             let mut at = target.panel + target.at + input * PANEL;
-            for source in from.strips(first..first + target.width) {
+            for source in own.strips(first..first + target.width) {
                 let start = source.panel + source.at + window.input * PANEL;
-                runs.push((start, at, source.width));
+                // Inputs of a whole panel lie side by side.
+                let (rows, width) = match source.width {
+                    PANEL => (1, window.inputs * PANEL),
+                    width => (window.inputs, width),
+                };
+                for row in (0..rows).map(|row| row * PANEL) {
+                    let from = &from[bytes(start + row)..][..bytes(width)];
+                    values[bytes(at + row)..][..bytes(width)].copy_from_slice(from);
+                }
                 at += source.width;
             }
-        }
-        fn copy<T: Copy>(runs: &[(usize, usize, usize)], rows: usize, from: &[T], to: &mut [T]) {
-            for (start, end, width) in runs.iter().copied() {
-                // Inputs of a whole panel lie side by side.
-                let (rows, width) = if width == PANEL { (1, rows * PANEL) } else { (rows, width) };
-                for row in (0..rows).map(|row| row * PANEL) {
-                    to[end + row..][..width].copy_from_slice(&from[start + row..][..width]);
-                }
-            }
-        }
-        let rows = window.inputs;
-        match (&self.values, values) {
-            (Values::F32(from), Values::F32(to)) => {
-                copy(&runs, rows, from.values(), to.values_mut());
-            }
-            (Values::F16(from), Values::F16(to)) | (Values::Bf16(from), Values::Bf16(to)) => {
-                copy(&runs, rows, from.values(), to.values_mut());
-            }
-            _ => unreachable!("matrices of one place in a model have one type"),
         }
     }
 
@@ -337,15 +272,6 @@ impl HeldMatrix {
         if self.gated { self.outputs / 2 } else { self.outputs }
     }
 
-    pub(crate) fn panels(&self) -> AnyPanels<'_> {
-        let (inputs, count) = (self.inputs, self.layout().packed() / PANEL);
-        match &self.values {
-            Values::F32(v) => AnyPanels::F32(Panels { values: v.values(), inputs, count }),
-            Values::F16(v) => AnyPanels::F16(Panels { values: v.values(), inputs, count }),
-            Values::Bf16(v) => AnyPanels::Bf16(Panels { values: v.values(), inputs, count }),
-        }
-    }
-
     /// A copy of its values, row-major `[inputs, outputs]` in f32: for engines with a layout of
     /// their own, and for references.
     pub fn wide(&self) -> Vec<f32> {
@@ -354,12 +280,10 @@ impl HeldMatrix {
             for input in 0..self.inputs {
                 let out = &mut wide[input * self.outputs + strip.column..][..strip.width];
                 let start = strip.panel + input * PANEL + strip.at;
-                let held = start..start + strip.width;
-                match &self.values {
-                    Values::F32(values) => out.copy_from_slice(&values.values()[held]),
-                    Values::F16(bits) => vector::widen_f16(&bits.values()[held], out),
-                    Values::Bf16(bits) => vector::widen_bf16(&bits.values()[held], out),
-                }
+                each_format!(self.format, F => {
+                    let values = bytemuck::cast_slice(self.values.values());
+                    F::widen(&values[start..start + strip.width], out);
+                });
             }
         }
         wide
@@ -367,15 +291,7 @@ impl HeldMatrix {
 
     /// Bytes of its values, with those that fill up.
     pub fn bytes(&self) -> Bytes {
-        Bytes(self.raw().len() as u64)
-    }
-
-    /// Its values as they lie in memory.
-    pub(crate) fn raw(&self) -> &[u8] {
-        match &self.values {
-            Values::F32(values) => bytemuck::cast_slice(values.values()),
-            Values::F16(bits) | Values::Bf16(bits) => bytemuck::cast_slice(bits.values()),
-        }
+        Bytes(self.values.values().len() as u64)
     }
 
     /// A matrix of the packed values that begin these bytes.
@@ -387,24 +303,16 @@ impl HeldMatrix {
         format: WeightFormat,
         bytes: &[u8],
     ) -> Result<Self, NoMemory> {
-        let size = layout.inputs * layout.packed();
-        let mut values = Values::zeroed(format, size)?;
-        let to: &mut [u8] = match &mut values {
-            Values::F32(values) => bytemuck::cast_slice_mut(values.values_mut()),
-            Values::F16(bits) | Values::Bf16(bits) => bytemuck::cast_slice_mut(bits.values_mut()),
-        };
+        let mut values = Lines::zeroed(layout.bytes(format))?;
+        let to = values.values_mut();
         to.copy_from_slice(&bytes[..to.len()]);
-        Ok(Self::new(layout, values))
+        Ok(Self::new(layout, format, values))
     }
 }
 
 impl std::fmt::Debug for HeldMatrix {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let format = match self.values {
-            Values::F32(_) => WeightFormat::F32,
-            Values::F16(_) => WeightFormat::F16,
-            Values::Bf16(_) => WeightFormat::Bf16,
-        };
+        let format = self.format;
         let gated = if self.gated { ", gated" } else { "" };
         write!(f, "[{}, {}] {format}{gated}", self.inputs, self.outputs)
     }

@@ -139,6 +139,38 @@ fn emit_rows(
     }
 }
 
+/// Wanted rows of a segment: which, where in the batch, and their numbers.
+type Numbered = (u32, Span<Row>, Span<Row>);
+
+/// Numbers wanted rows in row order; those of one owner follow one another.
+fn numbered(wanted: &[(u32, Span<Row>)]) -> Vec<Numbered> {
+    let mut counted = 0;
+    let number = |&(segment, rows): &(u32, Span<Row>)| {
+        counted += rows.len();
+        (segment, rows, Span::new(counted - rows.len(), counted))
+    };
+    wanted.iter().map(number).collect()
+}
+
+/// Copies the wanted rows among those of `own` that have the numbers of `piece`.
+fn select(b: &mut Builder, wanted: &[Numbered], own: Span<Row>, last: Value, piece: Value) {
+    for &(_, batch, numbers) in wanted {
+        // Of this segment's wanted rows: those that are mine and in this tile.
+        let mine = batch.intersect(own);
+        if mine.is_empty() {
+            continue;
+        }
+        let from = numbers.start() + (mine.start() - batch.start());
+        let here = Span::new(from, from + mine.len()).intersect(piece.rows);
+        if here.is_empty() {
+            continue;
+        }
+        let start = batch.start() + (here.start() - numbers.start());
+        let source = last.rows(Span::new(start, start + here.len()));
+        b.compute(OpKind::Select, &[source], &[piece.rows(here)]);
+    }
+}
+
 /// Returns where the logits are of which a token is chosen, by segment.
 #[expect(clippy::too_many_arguments, reason = "as above")]
 fn logits(
@@ -159,15 +191,8 @@ fn logits(
     }
     let has_all: Vec<bool> = (0..ring.len()).map(|at| has_all(ring.rank(at))).collect();
     let way = if has_all.contains(&true) { Exchange::Direct } else { exchange(plan) };
-    // Wanted rows are numbered in row order; those of one owner follow one another.
-    let mut counted = 0;
-    let compact: Vec<(u32, Span<Row>, Span<Row>)> = wanted
-        .iter()
-        .map(|&(segment, rows)| {
-            counted += rows.len();
-            (segment, rows, Span::new(counted - rows.len(), counted))
-        })
-        .collect();
+    let compact = numbered(&wanted);
+    let counted = compact.last().map_or(0, |(.., numbers)| numbers.end());
     let owned_compact = |at: usize| -> Span<Row> {
         let own = owned[ring.rank(at).index()];
         let before = |edge: u32| -> u32 {
@@ -206,21 +231,7 @@ fn logits(
                 }
                 let own = owned[ring.rank(owner).index()];
                 let piece = b.tensor(Role::Wanted, rows, width);
-                for &(_, batch, numbers) in &compact {
-                    // Of this segment's wanted rows: those that are mine and in this tile.
-                    let mine = batch.intersect(own);
-                    if mine.is_empty() {
-                        continue;
-                    }
-                    let from = numbers.start() + (mine.start() - batch.start());
-                    let here = Span::new(from, from + mine.len()).intersect(rows);
-                    if here.is_empty() {
-                        continue;
-                    }
-                    let start = batch.start() + (here.start() - numbers.start());
-                    let source = last.rows(Span::new(start, start + here.len()));
-                    b.compute(OpKind::Select, &[source], &[piece.rows(here)]);
-                }
+                select(b, &compact, own, last, piece);
                 if !route.to.is_empty() {
                     let staged = b.tensor(Role::RowTile, rows, width);
                     let kind = OpKind::Export { staged: false };

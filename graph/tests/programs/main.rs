@@ -11,7 +11,7 @@ use galaxy_common::{
     Streaming, Wanted, WeightFormat, WireType, apportion, plan::Phase,
 };
 use galaxy_graph::{
-    Costs, LinkRate, Program, VerifyError, budget, lower, pieces,
+    Costs, LinkRate, Lowered, Program, VerifyError, budget, lower, pieces,
     program::{Lane, OpId, OpKind, Operation, Wait},
     simulate, verify,
 };
@@ -20,6 +20,7 @@ use galaxy_model::{
     Positions, ScoreScale,
 };
 use proptest::prelude::{Strategy as Arbitrary, *};
+use std::sync::Arc;
 
 fn spec(hidden: u32, pre: bool, causal: bool, kv: u32, head: HeadSpec) -> ModelSpec {
     ModelSpec {
@@ -516,6 +517,35 @@ impl Case {
             }
         }
     }
+}
+
+#[test]
+fn programs_of_the_shapes_that_were_asked_for_last_are_kept() {
+    let Case { spec, plan, .. } = case();
+    let (plan, other) = (Arc::new(plan.clone()), Arc::new(plan));
+    let mut lowered = Lowered::new(2);
+    let mut made = 0;
+    let mut get = |plan: &Arc<Plan>, rows| {
+        let shape = BatchShape::single(rows, Wanted::Hidden).unwrap();
+        let programs = |programs: Vec<Program>| {
+            made += 1;
+            (made, programs.len())
+        };
+        lowered.get(&spec, plan, Phase::Prefill, &shape, programs).unwrap()
+    };
+    let all = [(&plan, 4), (&plan, 5), (&plan, 4), (&plan, 6), (&plan, 4), (&plan, 5), (&other, 5)];
+    let numbers = all.map(|(plan, rows)| get(plan, rows));
+    assert_eq!(numbers.map(|(number, _)| number), [1, 2, 1, 3, 1, 4, 5]);
+    assert!(numbers.iter().all(|(_, programs)| *programs == 3));
+    // What is kept was lowered without a past, and a past may be too long.
+    let mut lowered = Lowered::new(1);
+    let shape = |past| {
+        let wanted = Wanted::Hidden;
+        BatchShape::new(vec![Segment { slot: 0, past, kept: true, rows: 1, wanted }]).unwrap()
+    };
+    let mut get = |past| lowered.get(&spec, &plan, Phase::Prefill, &shape(past), |_| ());
+    let (fits, too_long) = (get(0), get(300));
+    assert!(too_long.is_err() && (fits.is_ok() || plan.cache.rows == 0), "{fits:?}");
 }
 
 #[test]

@@ -3,9 +3,9 @@
 use super::table::{DENSE, DROPOUT, LAYER_NORM, NORMALIZE, json};
 use crate::{
     config::Fields,
-    directory::widen,
     error::ModelError,
     fields::{Table, check},
+    matrix::widen,
     store::Store,
 };
 use std::{f64::consts::FRAC_1_SQRT_2, path::Path};

@@ -9,7 +9,7 @@
 //! ```
 
 use super::{ContentError, Room, data::Data};
-use crate::core::lock;
+use crate::tasks::lock;
 use galaxy_common::{
     Bytes,
     private::{Folder, PrivateError},

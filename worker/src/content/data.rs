@@ -5,7 +5,7 @@
 //! more: a piece counts as here only once its digest was found right in the life of this process.
 
 use super::ContentError;
-use crate::core::lock;
+use crate::tasks::lock;
 use galaxy_common::{Bytes, private::Folder};
 use galaxy_model::{
     Arrivals,

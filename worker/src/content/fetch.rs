@@ -10,7 +10,7 @@ use super::{
     data::{Data, State, bit, keeper},
     links::{Neighbour, News, Supply, join, listen},
 };
-use crate::core::on_thread;
+use crate::tasks::on_thread;
 use bytes::Bytes as Payload;
 use galaxy_common::DeviceName;
 use galaxy_proto::{identity::Identity, v1};

@@ -1,7 +1,7 @@
 //! Where pieces come from: the coordinator, which called us, and devices, which we call.
 
 use super::ContentError;
-use crate::core::lock;
+use crate::tasks::lock;
 use bytes::Bytes as Payload;
 use galaxy_common::DeviceName;
 use galaxy_model::manifest::{Digest, MAX_MANIFEST_BYTES, Manifest};

@@ -7,8 +7,9 @@
 
 use super::{ContentError, cache::Cache, links};
 use crate::{
-    core::{Core, blocking, lock},
+    core::Core,
     error::WorkerError,
+    tasks::{blocking, lock},
 };
 use galaxy_model::{
     ModelDir,
@@ -46,7 +47,9 @@ pub(crate) async fn prove_again(
 ) -> Result<bool, WorkerError> {
     let (shared, model) = (core.clone(), model.clone());
     let proven = blocking(move || {
-        let Some(Known { content, proof }) = shared.own.get(&model) else { return Ok(false) };
+        let Some(Known { content, proof }) = shared.content.own.get(&model) else {
+            return Ok(false);
+        };
         if proof.is_of(&model) {
             model.prove(proof);
         } else {
@@ -95,7 +98,7 @@ fn begin(
     let kept = usable(core).and_then(|cache| cache.proof(content));
     let proof = Arc::new(Proof::new(model, manifest, kept.as_deref())?);
     model.prove(proof.clone());
-    lock(&core.own.0).insert(model.fingerprint().to_owned(), Known { content, proof });
+    lock(&core.content.own.0).insert(model.fingerprint().to_owned(), Known { content, proof });
     Ok(())
 }
 
@@ -105,7 +108,7 @@ pub(crate) async fn finish(core: &Arc<Core>, model: &Arc<ModelDir>) -> Result<()
     let finished = blocking(move || {
         model.prove_tables(|| !shared.ending.load(Ordering::Relaxed))?;
         if let (Some(cache), Some(Known { content, proof })) =
-            (usable(&shared), shared.own.get(&model))
+            (usable(&shared), shared.content.own.get(&model))
             && let Err(error) = cache.keep_proof(content, &proof.to_bytes()?)
         {
             not_kept::<()>(&error);
@@ -117,7 +120,7 @@ pub(crate) async fn finish(core: &Arc<Core>, model: &Arc<ModelDir>) -> Result<()
 
 /// The cache, where there is one and it can be used: a device with the model needs none.
 fn usable(core: &Core) -> Option<&Cache> {
-    let cache = core.cache.as_ref()?;
+    let cache = core.content.cache.as_ref()?;
     match cache.take() {
         Ok(_) => Some(cache),
         Err(error) => not_kept(&error),

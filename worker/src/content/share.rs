@@ -1,7 +1,8 @@
 //! Pieces for other devices: of the model that this one has a place with, or is about to.
 
 use super::data::Data;
-use crate::core::{Core, blocking, lock};
+use crate::core::Core;
+use crate::tasks::{blocking, lock};
 use galaxy_model::{ModelDir, ModelError, pieces::Pieces};
 use galaxy_proto::{
     door::require,
@@ -115,7 +116,7 @@ impl Content for Share {
     ) -> Result<Response<Self::FetchStream>, Status> {
         let peer = require(Role::Device, &request)?;
         let refused = |code, name: &str, why: String| to_status(code, Fault::new(name, why, true));
-        let Ok(place) = self.0.callers.clone().try_acquire_owned() else {
+        let Ok(place) = self.0.content.callers.clone().try_acquire_owned() else {
             let why = format!("{CALLERS} devices are served already");
             return Err(refused(Code::ResourceExhausted, "overloaded", why));
         };
@@ -123,7 +124,7 @@ impl Content for Share {
         let first = tokio::time::timeout(FIRST, wants.message()).await;
         let silent = |_| Status::deadline_exceeded("it does not say what it wants");
         let first = first.map_err(silent)??.unwrap_or_default();
-        let shared = lock(&self.0.shared).clone().filter(|shared| shared.is(&first));
+        let shared = lock(&self.0.content.shared).clone().filter(|shared| shared.is(&first));
         let Some(shared) = shared else {
             let why = "this device has no place with that model".to_owned();
             return Err(refused(Code::NotFound, "no_content", why));

@@ -8,11 +8,14 @@ use crate::{
     connection::Connection,
     drift::{Sample, disk_of, kernels_of},
     error::RequestError,
-    fleet::{DeviceCost, DeviceRun, Going, Readiness, Run, Task, blocking},
+    fleet::{DeviceCost, DeviceRun, Dispatch, Going, Readiness, Run, Task, blocking},
     membership::{Event, Index},
     placement::{self, Busy},
 };
-use galaxy_common::{Breadth, DeviceName, Epoch, SequenceNumber, Wanted, plan::Phase};
+use galaxy_common::{
+    BatchShape, Breadth, ClusterProfile, DeviceName, Epoch, Plan, SequenceNumber, Wanted,
+    plan::Phase,
+};
 use galaxy_engine::{choose::Text, compute::Inputs, generate::Told};
 use galaxy_proto::{
     convert::{self, bytes, segments},
@@ -59,29 +62,14 @@ pub(super) async fn execute(
     limit: Duration,
 ) -> Result<Run, RequestError> {
     let begun = Instant::now();
-    let deadline = tokio::time::sleep(limit);
-    tokio::pin!(deadline);
+    let until = begun + limit;
     // While this is held the plan stays.
-    let _running = tokio::select! {
-        running = shared.gate.read() => running,
-        () = &mut deadline => {
-            let reason = "the cluster moves to another plan".to_owned();
-            return Err(RequestError::Unavailable { device: None, reason });
-        }
+    let Ok(_running) = tokio::time::timeout_at(until, shared.gate.read()).await else {
+        let reason = "the cluster moves to another plan".to_owned();
+        return Err(RequestError::Unavailable { device: None, reason });
     };
     let mut readiness = shared.readiness.subscribe();
-    let epoch = loop {
-        let state = readiness.borrow_and_update().clone();
-        let (device, reason) = match state {
-            Readiness::Ready(epoch) => break epoch,
-            Readiness::Waiting { device, reason } => (device, reason),
-            Readiness::Moving { reason } => tokio::select! {
-                Ok(()) = readiness.changed() => continue,
-                () = &mut deadline => (None, reason),
-            },
-        };
-        return Err(RequestError::Unavailable { device, reason });
-    };
+    let epoch = ready(&mut readiness, until).await?;
     match &going {
         Some(going) if going.begins.is_none() && going.epoch != epoch => {
             return Err(RequestError::TextLost { epoch: going.epoch });
@@ -96,26 +84,7 @@ pub(super) async fn execute(
         why: "the cluster is ready without a plan".to_owned(),
     })?;
     let (plan, ring) = (placement.plan.clone(), placement.ring.clone());
-    // How long a program takes that keeps what it made is not told by profiles yet.
-    let phase = going.as_ref().map_or(Phase::Prefill, |going| going.phase);
-    let plain = going.is_none();
-    let dispatch = {
-        let (shared, plan, shape) = (shared.clone(), plan.clone(), shape.clone());
-        blocking(move || {
-            shared.lowered.dispatch(&plan, phase, &shape, |programs| {
-                let profile = profile.as_ref()?;
-                let (spec, pricer) = (shared.model.spec(), shared.planning.pricer);
-                // Without a prediction there is no drift to be seen, and the program runs all the same.
-                let mut busy =
-                    placement::busy(spec, &plan, profile, &shape, programs, pricer).ok()?;
-                if !plain {
-                    busy.iter_mut().for_each(|busy| busy.kernels = 0.0);
-                }
-                busy.iter().any(|busy| *busy != Busy::default()).then_some(busy)
-            })
-        })
-        .await??
-    };
+    let dispatch = dispatch(shared, &plan, profile, &shape, going.as_ref()).await?;
     let sequence = SequenceNumber(shared.sequence.fetch_add(1, Ordering::SeqCst) + 1);
     let request = ExecuteRequest {
         epoch: epoch.0,
@@ -127,94 +96,180 @@ pub(super) async fn execute(
         making: going.as_ref().and_then(making),
         ..ExecuteRequest::default()
     };
-    let connections: Vec<_> = {
-        let board = shared.board();
-        let entries = ring.iter().map(|device| (*device, &board.entries[*device]));
-        entries.map(|(device, e)| (device, e.attempt, e.connection.clone())).collect()
-    };
-    let spec = shared.model.spec();
-    let labels = spec.head.labels();
-    let mut calls = JoinSet::new();
-    for (rank, (device, attempt, connection)) in connections.into_iter().enumerate() {
-        let lost = || ended(shared, epoch, device);
-        let connection = connection.ok_or_else(lost)?;
-        let outputs = dispatch.outputs[rank].clone();
-        let sizes = outputs.iter().map(|o| {
-            let (rows, width) = o.extent(spec.hidden, labels);
-            rows as usize * width as usize
-        });
-        // One of them tells, the others say in the end what they have made.
-        let tell = going.as_ref().filter(|_| rank == 0).map(|going| going.tell.clone());
-        let (sizes, shared) = (sizes.collect(), shared.clone());
-        // Pixels go to the rows' owners.
-        let making = request.making.clone().map(|m| Making { tell: tell.is_some(), ..m });
-        let request = ExecuteRequest { making, ..request.clone() };
-        let request = match inputs.part(spec, dispatch.embedded[rank]) {
-            Inputs::Tokens(tokens) => ExecuteRequest { tokens: tokens.to_vec(), ..request },
-            Inputs::Typed { tokens, types } => {
-                let (tokens, types) = (tokens.to_vec(), types.to_vec());
-                ExecuteRequest { tokens, types, ..request }
-            }
-            Inputs::Patches { first, values } => {
-                ExecuteRequest { patches: bytes(&values), first_row: first, ..request }
-            }
-        };
-        calls.spawn(async move {
-            let run = run_on(&shared, device, attempt, connection, request, sizes, tell);
-            let answer = run.await;
-            (rank, attempt, outputs, answer)
-        });
-    }
-    let mut results: Vec<Option<DeviceRun>> = vec![None; ring.len()];
-    let (mut made, mut breadth) = (None, None);
+    let mut program = Program { shared, epoch, ring: &ring, dispatch: &dispatch, readiness };
+    let calls = program.call(&request, &inputs, going.as_ref())?;
+    let (devices, made, breadth) = program.results(calls, limit, until).await?;
+    // Weights from disk are read anew for each token.
+    program.observe(&devices, made.len().max(1) as f64);
+    Ok(Run { epoch, sequence, plan, devices, took: begun.elapsed(), breadth })
+}
+
+/// The epoch in which programs may run, once they may.
+async fn ready(
+    readiness: &mut watch::Receiver<Readiness>,
+    until: Instant,
+) -> Result<Epoch, RequestError> {
     loop {
-        let (rank, attempt, outputs, answer) = tokio::select! {
-            joined = calls.join_next() => match joined {
-                None => break,
-                Some(Ok(done)) => done,
-                Some(Err(error)) => {
-                    spoil(shared, &mut readiness, epoch, ring[0], "a call broke off").await;
-                    return Err(RequestError::Internal { why: format!("a call broke off: {error}") });
+        let state = readiness.borrow_and_update().clone();
+        let (device, reason) = match state {
+            Readiness::Ready(epoch) => return Ok(epoch),
+            Readiness::Waiting { device, reason } => (device, reason),
+            Readiness::Moving { reason } => {
+                match tokio::time::timeout_at(until, readiness.changed()).await {
+                    Ok(Ok(())) => continue,
+                    _ => (None, reason),
                 }
-            },
-            _ = left(&mut readiness, epoch) => return Err(ended(shared, epoch, ring[0])),
-            () = &mut deadline => {
-                let device = ring[results.iter().position(Option::is_none).unwrap_or(0)];
-                let reason = format!("it has no result after {limit:?}, the limit of a program");
-                spoil(shared, &mut readiness, epoch, device, &reason).await;
-                let device = shared.device(device).name.clone();
-                return Err(RequestError::DeviceFailed { device, reason, retryable: true });
             }
         };
-        let device = ring[rank];
-        match answer {
-            Ok((values, done)) => {
-                let name = shared.device(device).name.clone();
-                breadth = breadth_of(&done);
-                if *made.get_or_insert_with(|| done.made.clone()) != done.made {
-                    let reason = "it has chosen other tokens than another device".to_owned();
-                    spoil(shared, &mut readiness, epoch, device, &reason).await;
-                    let device = name;
-                    return Err(RequestError::DeviceFailed { device, reason, retryable: true });
-                }
-                results[rank] = Some(DeviceRun { name, outputs, values, cost: cost(&done) });
-            }
-            Err(status) => {
-                let failure = if gone(&status) {
-                    Failure::Gone { attempt, reason: broke_off(&status) }
-                } else {
-                    Failure::Fault(from_status(&status))
-                };
-                return Err(verdict(shared, &mut readiness, epoch, device, failure).await);
-            }
-        }
+        return Err(RequestError::Unavailable { device, reason });
     }
-    let devices: Option<Vec<_>> = results.into_iter().collect();
-    let missing = || RequestError::Internal { why: "a device has no result".to_owned() };
-    let devices = devices.ok_or_else(missing)?;
-    if let Some(predicted) = &dispatch.busy {
-        // Weights from disk are read anew for each token.
-        let steps = made.as_ref().map_or(1, |made| made.len().max(1)) as f64;
+}
+
+/// What the programs of a shape are known by, with what they are predicted to take.
+async fn dispatch(
+    shared: &Arc<Shared>,
+    plan: &Arc<Plan>,
+    profile: Option<Arc<ClusterProfile>>,
+    shape: &BatchShape,
+    going: Option<&Going>,
+) -> Result<Arc<Dispatch>, RequestError> {
+    // How long a program takes that keeps what it made is not told by profiles yet.
+    let phase = going.map_or(Phase::Prefill, |going| going.phase);
+    let plain = going.is_none();
+    let (shared, plan, shape) = (shared.clone(), plan.clone(), shape.clone());
+    blocking(move || {
+        shared.lowered.dispatch(&plan, phase, &shape, |programs| {
+            let profile = profile.as_ref()?;
+            let (spec, pricer) = (shared.model.spec(), shared.planning.pricer);
+            // Without a prediction there is no drift to be seen, and the program runs all the same.
+            let mut busy = placement::busy(spec, &plan, profile, &shape, programs, pricer).ok()?;
+            if !plain {
+                busy.iter_mut().for_each(|busy| busy.kernels = 0.0);
+            }
+            busy.iter().any(|busy| *busy != Busy::default()).then_some(busy)
+        })
+    })
+    .await?
+}
+
+/// A program that runs on all devices of a ring.
+struct Program<'a> {
+    shared: &'a Arc<Shared>,
+    epoch: Epoch,
+    ring: &'a [Index],
+    dispatch: &'a Dispatch,
+    readiness: watch::Receiver<Readiness>,
+}
+
+/// What a device answers: its results by output, and what they took.
+type Answer = Result<(Vec<Vec<f32>>, ExecuteDone), Status>;
+/// The calls to all devices: rank, attempt of the connection, answer.
+type Calls = JoinSet<(usize, u64, Answer)>;
+
+impl Program<'_> {
+    /// Calls every device, each with what its rows are made of.
+    fn call(
+        &self,
+        request: &ExecuteRequest,
+        inputs: &Inputs,
+        going: Option<&Going>,
+    ) -> Result<Calls, RequestError> {
+        let connections: Vec<_> = {
+            let board = self.shared.board();
+            let entries = self.ring.iter().map(|device| (*device, &board.entries[*device]));
+            entries.map(|(device, e)| (device, e.attempt, e.connection.clone())).collect()
+        };
+        let spec = self.shared.model.spec();
+        let labels = spec.head.labels();
+        let mut calls = JoinSet::new();
+        for (rank, (device, attempt, connection)) in connections.into_iter().enumerate() {
+            let connection = connection.ok_or_else(|| ended(self.shared, self.epoch, device))?;
+            let sizes = self.dispatch.outputs[rank].iter().map(|o| {
+                let (rows, width) = o.extent(spec.hidden, labels);
+                rows as usize * width as usize
+            });
+            // One of them tells, the others say in the end what they have made.
+            let tell = going.filter(|_| rank == 0).map(|going| going.tell.clone());
+            let (sizes, shared) = (sizes.collect(), self.shared.clone());
+            // Pixels go to the rows' owners.
+            let making = request.making.clone().map(|m| Making { tell: tell.is_some(), ..m });
+            let request = ExecuteRequest { making, ..request.clone() };
+            let request = match inputs.part(spec, self.dispatch.embedded[rank]) {
+                Inputs::Tokens(tokens) => ExecuteRequest { tokens: tokens.to_vec(), ..request },
+                Inputs::Typed { tokens, types } => {
+                    let (tokens, types) = (tokens.to_vec(), types.to_vec());
+                    ExecuteRequest { tokens, types, ..request }
+                }
+                Inputs::Patches { first, values } => {
+                    ExecuteRequest { patches: bytes(&values), first_row: first, ..request }
+                }
+            };
+            calls.spawn(async move {
+                let run = run_on(&shared, device, attempt, connection, request, sizes, tell);
+                (rank, attempt, run.await)
+            });
+        }
+        Ok(calls)
+    }
+
+    /// Waits for all devices: what each gave, which tokens were made, and how many candidates that took.
+    async fn results(
+        &mut self,
+        mut calls: Calls,
+        limit: Duration,
+        until: Instant,
+    ) -> Result<(Vec<DeviceRun>, Vec<u32>, Option<Breadth>), RequestError> {
+        let mut results: Vec<Option<DeviceRun>> = vec![None; self.ring.len()];
+        let (mut made, mut breadth) = (None, None);
+        loop {
+            let (rank, attempt, answer) = tokio::select! {
+                joined = calls.join_next() => match joined {
+                    None => break,
+                    Some(Ok(done)) => done,
+                    Some(Err(error)) => {
+                        self.spoil(self.ring[0], "a call broke off").await;
+                        return Err(RequestError::Internal { why: format!("a call broke off: {error}") });
+                    }
+                },
+                _ = left(&mut self.readiness, self.epoch) => {
+                    return Err(ended(self.shared, self.epoch, self.ring[0]));
+                }
+                () = tokio::time::sleep_until(until) => {
+                    let late = results.iter().position(Option::is_none).unwrap_or(0);
+                    let reason = format!("it has no result after {limit:?}, the limit of a program");
+                    return Err(self.failed(self.ring[late], reason).await);
+                }
+            };
+            let device = self.ring[rank];
+            let (values, done) = match answer {
+                Ok(given) => given,
+                Err(status) => {
+                    let failure = if gone(&status) {
+                        Failure::Gone { attempt, reason: broke_off(&status) }
+                    } else {
+                        Failure::Fault(from_status(&status))
+                    };
+                    let (shared, epoch) = (self.shared, self.epoch);
+                    return Err(verdict(shared, &mut self.readiness, epoch, device, failure).await);
+                }
+            };
+            breadth = breadth_of(&done);
+            if *made.get_or_insert_with(|| done.made.clone()) != done.made {
+                let reason = "it has chosen other tokens than another device".to_owned();
+                return Err(self.failed(device, reason).await);
+            }
+            let name = self.shared.device(device).name.clone();
+            let outputs = self.dispatch.outputs[rank].clone();
+            results[rank] = Some(DeviceRun { name, outputs, values, cost: cost(&done) });
+        }
+        let devices: Option<Vec<_>> = results.into_iter().collect();
+        let missing = || RequestError::Internal { why: "a device has no result".to_owned() };
+        Ok((devices.ok_or_else(missing)?, made.unwrap_or_default(), breadth))
+    }
+
+    /// Tells the driver how long kernels and loaders worked, beside what was predicted.
+    fn observe(&self, devices: &[DeviceRun], steps: f64) {
+        let Some(predicted) = &self.dispatch.busy else { return };
         let samples = |((device, run), busy): ((&Index, &DeviceRun), &Busy)| {
             let DeviceCost { compute_busy_ns, disk_busy_ns, .. } = run.cost;
             let (kernels, disk) = (compute_busy_ns as f64, disk_busy_ns as f64);
@@ -223,11 +278,21 @@ pub(super) async fn execute(
                 Sample { track: disk_of(*device), measured: disk, predicted: busy.disk * steps },
             ]
         };
-        let samples = ring.iter().zip(&devices).zip(predicted).flat_map(samples).collect();
+        let samples = self.ring.iter().zip(devices).zip(predicted).flat_map(samples).collect();
         // A driver that does not keep up misses one.
-        drop(shared.messages.try_send(Message::Ran { epoch, samples }));
+        drop(self.shared.messages.try_send(Message::Ran { epoch: self.epoch, samples }));
     }
-    Ok(Run { epoch, sequence, plan, devices, took: begun.elapsed(), breadth })
+
+    async fn spoil(&mut self, device: Index, reason: &str) {
+        spoil(self.shared, &mut self.readiness, self.epoch, device, reason).await;
+    }
+
+    /// Ends the epoch because of a device.
+    async fn failed(&mut self, device: Index, reason: String) -> RequestError {
+        self.spoil(device, &reason).await;
+        let device = self.shared.device(device).name.clone();
+        RequestError::DeviceFailed { device, reason, retryable: true }
+    }
 }
 
 /// How a text begins, for devices.

@@ -4,11 +4,11 @@
 use super::{
     area::{Area, AreaMut, Cut},
     instructions::Instructions,
-    micro::Format,
+    micro::{Format, each_format},
     packed::{self, Block, pair_columns},
     threads::Threads,
 };
-use crate::weights::{AnyMatrix, AnyPanels, Panels};
+use crate::weights::{AnyMatrix, Panels};
 use std::{
     ops::Range,
     sync::{Mutex, PoisonError},
@@ -59,11 +59,7 @@ fn on(
     assert_eq!(left.rows(), out.rows());
     let gated = matrix.layout.gated;
     let common = Common { instructions, threads, scratch, gated, epilogue };
-    match matrix.panels {
-        AnyPanels::F32(panels) => common.divide(left, panels, out),
-        AnyPanels::F16(panels) => common.divide(left, panels, out),
-        AnyPanels::Bf16(panels) => common.divide(left, panels, out),
-    }
+    each_format!(matrix.format, F => common.divide::<F>(left, matrix.panels(), out));
 }
 
 /// What the parts of a product have in common.

@@ -18,7 +18,7 @@ use rten_simd::{
 /// How the right-hand side is stored.
 pub(crate) trait Format: Copy + Send + Sync {
     /// One value.
-    type Element: Copy + Send + Sync;
+    type Element: bytemuck::Pod + Send + Sync;
 
     /// Loads `VECTORS` f32 vectors of neighbouring values. One, or an even number.
     ///
@@ -32,7 +32,32 @@ pub(crate) trait Format: Copy + Send + Sync {
 
     /// Widens values. Both are equally long.
     fn widen(from: &[Self::Element], out: &mut [f32]);
+
+    /// Narrows a value.
+    #[cfg(test)]
+    fn narrow(value: f32) -> Self::Element;
 }
+
+/// Evaluates `$body` with `$name` the [`Format`] of a [`galaxy_common::WeightFormat`].
+macro_rules! each_format {
+    ($format:expr, $name:ident => $body:expr) => {
+        match $format {
+            galaxy_common::WeightFormat::F32 => {
+                type $name = $crate::compute::kernels::micro::F32;
+                $body
+            }
+            galaxy_common::WeightFormat::F16 => {
+                type $name = $crate::compute::kernels::micro::F16;
+                $body
+            }
+            galaxy_common::WeightFormat::Bf16 => {
+                type $name = $crate::compute::kernels::micro::Bf16;
+                $body
+            }
+        }
+    };
+}
+pub(crate) use each_format;
 
 /// 32-bit floats.
 #[derive(Clone, Copy)]
@@ -59,6 +84,10 @@ impl Format for F32 {
     }
     fn widen(from: &[f32], out: &mut [f32]) {
         out.copy_from_slice(from);
+    }
+    #[cfg(test)]
+    fn narrow(value: f32) -> f32 {
+        value
     }
 }
 
@@ -87,6 +116,10 @@ impl Format for F16 {
     fn widen(from: &[u16], out: &mut [f32]) {
         vector::widen_f16(from, out);
     }
+    #[cfg(test)]
+    fn narrow(value: f32) -> u16 {
+        half::f16::from_f32(value).to_bits()
+    }
 }
 
 impl Format for Bf16 {
@@ -113,6 +146,10 @@ impl Format for Bf16 {
     }
     fn widen(from: &[u16], out: &mut [f32]) {
         vector::widen_bf16(from, out);
+    }
+    #[cfg(test)]
+    fn narrow(value: f32) -> u16 {
+        half::bf16::from_f32(value).to_bits()
     }
 }
 

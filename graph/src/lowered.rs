@@ -1,0 +1,65 @@
+//! What was made of programs, kept by the plan and the shape that they were lowered from.
+
+use crate::{LowerError, Program, lower, takes};
+use galaxy_common::{BatchShape, Plan, plan::Phase};
+use galaxy_model::ModelSpec;
+use std::{collections::VecDeque, sync::Arc};
+
+/// What was made of the programs of some shapes: of those that were asked for last. Requests come in a few
+/// shapes, and lowering takes longer than looking.
+#[derive(Debug)]
+pub struct Lowered<T> {
+    most: usize,
+    /// The latest use last.
+    kept: VecDeque<Entry<T>>,
+}
+
+#[derive(Debug)]
+struct Entry<T> {
+    plan: Arc<Plan>,
+    phase: Phase,
+    /// Without its past and slots, which programs do not know.
+    shape: BatchShape,
+    made: T,
+}
+
+impl<T: Clone> Lowered<T> {
+    /// Keeps what was made for so many shapes.
+    pub fn new(most: usize) -> Self {
+        Self { most: most.max(1), kept: VecDeque::new() }
+    }
+
+    /// What `make` made of the programs of a plan for a shape, now or before.
+    ///
+    /// # Errors
+    /// When the shape does not fit the plan, also where its programs are kept: it may go on further than
+    /// the one that they were lowered for.
+    pub fn get(
+        &mut self,
+        spec: &ModelSpec,
+        plan: &Arc<Plan>,
+        phase: Phase,
+        shape: &BatchShape,
+        make: impl FnOnce(Vec<Program>) -> T,
+    ) -> Result<T, LowerError> {
+        takes(spec, plan, shape)?;
+        let shape = shape.unbound();
+        let same = |entry: &Entry<T>| {
+            Arc::ptr_eq(&entry.plan, plan) && entry.phase == phase && entry.shape == shape
+        };
+        let kept = self.kept.iter().position(same).and_then(|at| self.kept.remove(at));
+        let entry = match kept {
+            Some(entry) => entry,
+            None => {
+                let made = make(lower(spec, plan, phase, &shape)?);
+                Entry { plan: plan.clone(), phase, shape, made }
+            }
+        };
+        let made = entry.made.clone();
+        if self.kept.len() == self.most {
+            self.kept.pop_front();
+        }
+        self.kept.push_back(entry);
+        Ok(made)
+    }
+}

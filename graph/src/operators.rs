@@ -151,6 +151,11 @@ pub trait Operate {
     /// In words: why they do not fit.
     fn columns(&self, read: &[u32]) -> Result<u32, String>;
 
+    /// Whether it makes each row of one row, and each device has it whole.
+    fn is_by_rows(&self) -> bool {
+        false
+    }
+
     /// By what devices may share it, besides rows.
     fn cut(&self) -> Option<Cut> {
         None
@@ -260,8 +265,10 @@ pub struct OperatorGraph {
     pub weights: Vec<Weight>,
     /// The operators of each layer.
     pub layers: Vec<LayerOperators>,
-    /// What makes the first rows.
+    /// What makes the first rows,
     pub embed: OperatorId,
+    /// and what is done to each of them before the first block.
+    pub entry: Vec<OperatorId>,
     /// The rows after the last norm, which heads read.
     pub last: ValueId,
     /// What makes logits of tokens.

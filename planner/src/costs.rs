@@ -110,7 +110,7 @@ impl Costs for ProfileCosts<'_> {
             |kernel, (rows, width): (f64, f64)| device.nanos(kernel, &[rows * width / self.hidden]);
         let nanos = match op.kind {
             OpKind::Embed(_) => rows(Kernel::Embed, write),
-            OpKind::Norm(_) => rows(Kernel::Norm, write),
+            OpKind::Rows(_) => rows(Kernel::Norm, write),
             OpKind::Product { kernel, .. } => {
                 let columns = if kernel.is_cut_by_inputs() { read.1 } else { write.1 };
                 device.nanos(kernel, &[write.0, columns])

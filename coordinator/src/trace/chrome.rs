@@ -120,7 +120,7 @@ fn category(operation: &Operation) -> &'static str {
 fn name(operation: &Operation) -> String {
     let what = match &operation.kind {
         OpKind::Embed(_) => "embed".to_owned(),
-        OpKind::Norm(_) => "norm".to_owned(),
+        OpKind::Rows(_) => "norm".to_owned(),
         OpKind::Product { kernel, .. } => match kernel {
             Kernel::Qkv => "qkv".to_owned(),
             Kernel::AttentionOutput => "output".to_owned(),

@@ -163,10 +163,13 @@ impl Runner {
                 let rows = self.embed(call, operator)?;
                 self.write(call, 0, rows)
             }
-            OpKind::Norm(which) => {
+            OpKind::Rows(operator) => {
                 let from = self.read(call, 0)?;
-                let normed = self.norm(which, &from)?.apply(from);
-                self.write(call, 0, normed)
+                let made = match self.shard.graph.get(operator) {
+                    Some(Operator::Norm(_)) => self.norm(operator, &from)?.apply(from),
+                    _ => return Err(NO_OPERATOR),
+                };
+                self.write(call, 0, made)
             }
             OpKind::Product { operator, share, .. } => {
                 let rows = self.product(call, operator, share)?;

@@ -165,12 +165,18 @@ impl CpuEngine {
         let first = &mut written[0];
         match call.operation.kind {
             OpKind::Embed(operator) => self.embed(call, operator, first),
-            OpKind::Norm(which) => {
+            OpKind::Rows(operator) => {
                 let out = call.target(first, 0)?;
                 let from = call.source(&self.slots, 0)?;
                 alike(out.rows(), out.columns(), from)?;
-                rows::norm(&self.threads, self.norm(which, out.columns())?, from, out);
-                Ok(())
+                match self.shard.graph.get(operator) {
+                    Some(Operator::Norm(_)) => {
+                        let norm = self.norm(operator, out.columns())?;
+                        rows::norm(&self.threads, norm, from, out);
+                        Ok(())
+                    }
+                    _ => Err(NO_OPERATOR),
+                }
             }
             OpKind::Product { operator, share, .. } => {
                 self.product(call, (operator, share), staged.weights, first)

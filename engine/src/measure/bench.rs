@@ -268,7 +268,7 @@ impl Bench {
         };
         for operation in &batch.program.operations {
             let layer = match operation.kind {
-                OpKind::Embed(_) | OpKind::Norm(_) => {
+                OpKind::Embed(_) | OpKind::Rows(_) => {
                     batch.first.push(operation.clone());
                     continue;
                 }

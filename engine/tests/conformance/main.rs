@@ -301,7 +301,7 @@ engine!(burn_flex, EngineChoice::Burn(galaxy_engine::compute::choice::BurnDevice
 fn kind(graph: &OperatorGraph, program: &Program, operation: &Operation) -> String {
     match operation.kind {
         OpKind::Embed(_) => "Embed".to_owned(),
-        OpKind::Norm(_) => "norm".to_owned(),
+        OpKind::Rows(_) => "norm".to_owned(),
         OpKind::Product { kernel, .. } => {
             let written = operation.writes[0];
             match (written.columns.start(), written.columns.end()) {

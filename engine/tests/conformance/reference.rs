@@ -192,7 +192,7 @@ impl Reference {
         let mut written = Vec::new();
         match operation.kind {
             OpKind::Embed(_) => written.push(self.embed(binding, operation.writes[0].rows)),
-            OpKind::Norm(which) => {
+            OpKind::Rows(which) => {
                 let rows = rows(self, 0);
                 written.push(self.norm(which, &rows, &rows.values.clone()));
             }

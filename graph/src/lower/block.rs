@@ -45,10 +45,22 @@ pub(super) fn computes(spec: &ModelSpec, part: &BlockAssignment, block: Block) -
     heads && !part.heads.is_empty() || columns && !part.columns.is_empty()
 }
 
-/// Embeds rows, and norms them for the first block where it reads normed ones.
+/// Embeds rows, does to them what stands before the first block, and norms them where that reads normed
+/// ones.
 pub(super) fn embed(b: &mut Builder, residual: Region, normed: Region) {
-    let operator = b.graph.embed;
-    b.compute(OpKind::Embed(operator), &[], &[residual]);
+    let graph = b.graph.clone();
+    let mut to = residual;
+    let room =
+        |b: &mut Builder| b.tensor(Role::Residual, residual.rows, residual.columns.len()).all();
+    if !graph.entry.is_empty() {
+        to = room(b);
+    }
+    b.compute(OpKind::Embed(graph.embed), &[], &[to]);
+    for (at, operator) in graph.entry.iter().enumerate() {
+        let from = to;
+        to = if at + 1 == graph.entry.len() { residual } else { room(b) };
+        b.compute(OpKind::Rows(*operator), &[from], &[to]);
+    }
     norm_first(b, 0, residual, normed);
 }
 
@@ -56,7 +68,7 @@ pub(super) fn embed(b: &mut Builder, residual: Region, normed: Region) {
 pub(super) fn norm_first(b: &mut Builder, layer: u32, residual: Region, normed: Region) {
     let of = b.graph.layers.get(layer as usize);
     if let Some(norm) = of.and_then(|of| of.norm) {
-        b.compute(OpKind::Norm(norm), &[residual], &[normed]);
+        b.compute(OpKind::Rows(norm), &[residual], &[normed]);
     }
 }
 

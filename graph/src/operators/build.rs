@@ -111,6 +111,7 @@ impl<'a> Build<'a> {
             weights,
             layers,
             embed,
+            entry: Vec::new(),
             last,
             language,
             classes,

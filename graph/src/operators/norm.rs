@@ -40,6 +40,9 @@ impl Operate for Norm {
             _ => Err(format!("a norm of {} columns reads {read:?}", self.width)),
         }
     }
+    fn is_by_rows(&self) -> bool {
+        true
+    }
     fn content(
         &self,
         _id: OperatorId,

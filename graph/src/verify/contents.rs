@@ -89,7 +89,7 @@ impl<'a> Contents<'a> {
     fn made(&mut self, at: At<'_>) -> Result<Vec<Content>, Unlike> {
         let own = bit(at.rank);
         match at.op.kind {
-            OpKind::Embed(operator) | OpKind::Norm(operator) => {
+            OpKind::Embed(operator) | OpKind::Rows(operator) => {
                 self.operator(at, operator, Span::empty(), at.op.reads.len())
             }
             OpKind::Product { operator, kernel, share } => {
@@ -197,7 +197,7 @@ impl<'a> Contents<'a> {
     ) -> Result<Vec<Content>, Unlike> {
         let kind = |operator: &Operator| match at.op.kind {
             OpKind::Embed(_) => matches!(operator, Operator::Embed(_)),
-            OpKind::Norm(_) => matches!(operator, Operator::Norm(_)),
+            OpKind::Rows(_) => operator.operate().is_by_rows(),
             OpKind::Product { .. } => matches!(operator, Operator::Product(_)),
             OpKind::Attend { .. } => matches!(operator, Operator::Attention(_)),
             OpKind::Join { .. } => matches!(operator, Operator::Add(_)),

@@ -139,7 +139,7 @@ mod tests {
     use crate::weights::HeldMatrix;
     use galaxy_common::WeightFormat;
 
-    const FORMATS: [WeightFormat; 3] = [WeightFormat::F32, WeightFormat::F16, WeightFormat::Bf16];
+    const FORMATS: [WeightFormat; WeightFormat::ALL.len()] = WeightFormat::ALL;
 
     fn matrix(
         random: &mut Random,

@@ -244,7 +244,7 @@ impl Stand {
         taken.push((Kernel::Embed, one.clone(), time));
         let first = set * self.sample.set;
         // Every model has this one.
-        let norm = OpKind::Norm(self.graph.layers[first].after_attention.norm);
+        let norm = OpKind::Rows(self.graph.layers[first].after_attention.norm);
         let time = self.run(&binding, norm, &[residual], &[input])?;
         taken.push((Kernel::Norm, one.clone(), time));
         for layer in first..first + self.sample.set {

@@ -47,6 +47,15 @@ impl WeightFormat {
         }
     }
 
+    /// Its name in `config.json` (`torch_dtype`).
+    pub const fn torch(self) -> &'static str {
+        match self {
+            Self::F32 => "float32",
+            Self::F16 => "float16",
+            Self::Bf16 => "bfloat16",
+        }
+    }
+
     /// Its name in files, messages and on the command line.
     pub const fn name(self) -> &'static str {
         match self {

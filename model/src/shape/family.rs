@@ -1,7 +1,6 @@
 //! The table of families: for each, its config and its tensors as `transformers` names them.
 
 use super::{Fill, Shape, Tensor};
-use galaxy_common::WeightFormat;
 use serde_json::{Map, Value, json};
 
 /// A width that a shape gives.
@@ -230,13 +229,8 @@ impl Shape {
         let mut config = (self.recipe().config)(self);
         let more: Map<String, Value> =
             serde_json::from_str(self.config).expect("an object, as a test proves");
-        let dtype = match self.format {
-            WeightFormat::F32 => "float32",
-            WeightFormat::F16 => "float16",
-            WeightFormat::Bf16 => "bfloat16",
-        };
         config["model_type"] = self.family.into();
-        config["torch_dtype"] = dtype.into();
+        config["torch_dtype"] = self.format.torch().into();
         for (name, value) in more {
             config[name] = value;
         }

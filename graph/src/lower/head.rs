@@ -152,6 +152,17 @@ fn numbered(wanted: &[(u32, Span<Row>)]) -> Vec<Numbered> {
     wanted.iter().map(number).collect()
 }
 
+/// The numbers of the wanted rows among `own`.
+fn numbers(wanted: &[(u32, Span<Row>)], own: Span<Row>) -> Span<Row> {
+    let before = |edge: u32| -> u32 {
+        wanted.iter().map(|(_, rows)| edge.clamp(rows.start(), rows.end()) - rows.start()).sum()
+    };
+    if own.is_empty() {
+        return Span::empty();
+    }
+    Span::new(before(own.start()), before(own.end()))
+}
+
 /// Copies the wanted rows among those of `own` that have the numbers of `piece`.
 fn select(b: &mut Builder, wanted: &[Numbered], own: Span<Row>, last: Value, piece: Value) {
     for &(_, batch, numbers) in wanted {
@@ -193,24 +204,14 @@ fn logits(
     let way = if has_all.contains(&true) { Exchange::Direct } else { exchange(plan) };
     let compact = numbered(&wanted);
     let counted = compact.last().map_or(0, |(.., numbers)| numbers.end());
-    let owned_compact = |at: usize| -> Span<Row> {
-        let own = owned[ring.rank(at).index()];
-        let before = |edge: u32| -> u32 {
-            wanted.iter().map(|(_, rows)| edge.clamp(rows.start(), rows.end()) - rows.start()).sum()
-        };
-        if own.is_empty() {
-            Span::empty()
-        } else {
-            Span::new(before(own.start()), before(own.end()))
-        }
-    };
     let vocabulary = |at: usize| plan.ring[ring.rank(at).index()].assignment(phase).vocabulary;
     let needs: Vec<bool> =
         (0..ring.len()).map(|at| !vocabulary(at).is_empty() && !has_all[at]).collect();
     let slice = vocabulary(me);
     let width = spec.hidden;
     let tiles = |at: usize| -> Vec<Span<Row>> {
-        owned_compact(at).cut(u32::from(plan.tiles)).filter(|t| !t.is_empty()).collect()
+        let own = numbers(&wanted, owned[ring.rank(at).index()]);
+        own.cut(u32::from(plan.tiles)).filter(|t| !t.is_empty()).collect()
     };
     let id = |owner: usize, tile: usize| {
         let (n, t) = (ring.len(), plan.tiles);

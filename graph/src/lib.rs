@@ -24,4 +24,4 @@ pub use simulate::{
     ByteCost, Cable, Costs, Counted, Deadlock, Disk, FRAME_OVERHEAD, LinkRate, Observed, Predicted,
     simulate,
 };
-pub use verify::{VerifyError, verify};
+pub use verify::{VerifyError, verify, verify_graph};

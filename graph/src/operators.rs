@@ -161,6 +161,11 @@ pub trait Operate {
         None
     }
 
+    /// Columns that a share reads first, and columns that it makes; none of an operator that is not cut.
+    fn share_columns(&self, _share: Span<Share>) -> Option<(u32, u32)> {
+        None
+    }
+
     /// The rows of a text that it reads to make rows `own` of it.
     fn rows(&self, own: Span<Row>, _text: Span<Row>) -> Span<Row> {
         own

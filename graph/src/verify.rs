@@ -13,6 +13,7 @@ mod order;
 use crate::{
     budget,
     operators::OperatorGraph,
+    pieces::{self, Piece},
     program::{LaneId, Memory, OpId, Output, OutputKind, Program, Reduce},
 };
 use galaxy_common::{BatchShape, Bytes, DeviceName, Plan, PlanError, Rank, Wanted, WeightFormat};
@@ -157,12 +158,8 @@ pub fn verify(
     programs: &[Program],
 ) -> Result<(), VerifyError> {
     plan.validate(spec.extent())?;
-    well_formed(plan, programs)?;
-    let order = order::order(programs)?;
-    for (rank, program) in programs.iter().enumerate() {
-        data::accesses(programs, rank, program, &order)?;
-    }
-    contents::check(spec, &OperatorGraph::of(spec), plan, shape, programs, &order)?;
+    let pieces = plan.ring.iter().map(|device| pieces::of_device(spec, device)).collect();
+    verify_graph(&OperatorGraph::of(spec), pieces, plan, shape, programs)?;
     results(spec, shape, programs)?;
     for (program, device) in programs.iter().zip(&plan.ring) {
         let stream = program.slot_bytes(Memory::Stream);
@@ -183,6 +180,27 @@ pub fn verify(
         }
     }
     Ok(())
+}
+
+/// Proves that `programs` compute what the graph says, whatever model that is: everything of [`verify`] but
+/// budgets, and whether results make up what was wanted. `pieces` are those of each device that reads its
+/// weights from disk.
+///
+/// # Errors
+/// The first thing that cannot be proved.
+pub fn verify_graph(
+    graph: &OperatorGraph,
+    pieces: Vec<Vec<Piece>>,
+    plan: &Plan,
+    shape: &BatchShape,
+    programs: &[Program],
+) -> Result<(), VerifyError> {
+    well_formed(plan, programs)?;
+    let order = order::order(programs)?;
+    for (rank, program) in programs.iter().enumerate() {
+        data::accesses(programs, rank, program, &order)?;
+    }
+    contents::check(graph, pieces, plan, shape, programs, &order)
 }
 
 pub(crate) fn site(program: &Program, op: OpId) -> Site {

@@ -61,6 +61,10 @@ impl Operate for Attention {
     fn cut(&self) -> Option<Cut> {
         Some(Cut { axis: Axis::Heads, side: Side::Outputs, count: self.heads })
     }
+    fn share_columns(&self, share: Span<Share>) -> Option<(u32, u32)> {
+        let columns = share.len() * self.width;
+        Some((columns, columns))
+    }
     fn rows(&self, own: Span<Row>, text: Span<Row>) -> Span<Row> {
         let end = if self.causal { own.end().min(text.end()) } else { text.end() };
         Span::new(text.start(), end)

@@ -160,6 +160,18 @@ impl Operate for Product {
     fn cut(&self) -> Option<Cut> {
         self.cut
     }
+    fn share_columns(&self, share: Span<Share>) -> Option<(u32, u32)> {
+        let ((inputs, outputs), cut) = (self.shape, self.cut?);
+        let (outputs, count) = (outputs / self.gates(), cut.count.max(1));
+        Some(match (cut.side, &self.heads) {
+            (Side::Inputs, _) => (inputs / count * share.len(), outputs),
+            (Side::Outputs, None) => (inputs, outputs / count * share.len()),
+            (Side::Outputs, Some(heads)) => {
+                let kv_heads = heads.kv_heads(share.of()).len();
+                (inputs, (share.len() + 2 * kv_heads) * heads.width)
+            }
+        })
+    }
     fn content(
         &self,
         id: OperatorId,

@@ -7,11 +7,10 @@
 use super::{VerifyError, order::Order, site};
 use crate::{
     operators::{Attention, Content, Operator, OperatorGraph, OperatorId, Unlike},
-    pieces::{self, Piece},
+    pieces::Piece,
     program::{Block, OpId, OpKind, Operation, OutputKind, Program},
 };
 use galaxy_common::{BatchShape, DevicePlan, Plan, Row, Segment, Share, Span, plan::Phase};
-use galaxy_model::ModelSpec;
 use std::collections::BTreeMap;
 
 /// What is known while programs are followed in an order in which they may run.
@@ -34,8 +33,8 @@ struct Contents<'a> {
 }
 
 pub(super) fn check(
-    spec: &ModelSpec,
     graph: &OperatorGraph,
+    pieces: Vec<Vec<Piece>>,
     plan: &Plan,
     shape: &BatchShape,
     programs: &[Program],
@@ -48,7 +47,7 @@ pub(super) fn check(
         shape,
         programs,
         order,
-        pieces: plan.ring.iter().map(|device| pieces::of_device(spec, device)).collect(),
+        pieces,
         words: words.fold(0, |all, (rank, _)| all | bit(rank.index())),
         held: programs.iter().map(|p| vec![None; p.tensors.len()]).collect(),
         kept: BTreeMap::new(),
@@ -210,6 +209,15 @@ impl<'a> Contents<'a> {
             let device = self.plan.ring[at.rank].assignment(Phase::Prefill);
             if share.is_empty() || !cut.held(device, at.op.layer).contains(share) {
                 return Err(Unlike::new(0, "a share that the device holds"));
+            }
+        }
+        if let Some((inputs, outputs)) = operate.share_columns(share) {
+            let program = &self.programs[at.rank];
+            let reads = at.op.reads.first().map(|region| region.columns.len());
+            let makes = at.op.writes.first().map(|region| program.tensor(region.tensor).width);
+            if (reads, makes) != (Some(inputs), Some(outputs)) {
+                let want = format!("{inputs} columns, of which its share makes {outputs}");
+                return Err(Unlike::new(0, want));
             }
         }
         let read: Vec<_> = (0..count).map(|index| self.read(at, index).cloned()).collect();

@@ -2,6 +2,7 @@
 //! purpose it finds.
 #![allow(clippy::unwrap_used)]
 
+mod graphs;
 mod operators;
 mod schedule;
 

@@ -158,7 +158,7 @@ pub enum OpKind {
     /// Embeds rows: tokens or patches + positions + types, then the embedding norm if the model has one.
     /// Reads nothing; writes `Residual rows`.
     Embed(OperatorId),
-    /// An operator that makes each row of one row: a norm. Reads [rows]; writes as many.
+    /// An operator that makes each row of one row: a norm. Reads rows; writes as many.
     Rows(OperatorId),
     /// A product with the device's share of the matrices of an operator. Reads [rows x in], then
     /// [rows x out] to be added, if any, then the `Weights` that make these columns, if they are not held;

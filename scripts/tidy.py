@@ -27,7 +27,6 @@ STRANGERS = ("galaxy-worker", "galaxy-coord")
 OUTSIDE = {
     # The testbed plays coordinator and client.
     "tonic": {"galaxy-proto", "galaxy-worker", "galaxy-coord", "galaxy-client", "galaxy-testbed"},
-    "gemm": {"galaxy-engine"},
     "rten": {"galaxy-engine"},
     "burn": {"galaxy-engine"},
     "quinn": {"galaxy-worker"},
@@ -39,7 +38,7 @@ NOT_PURE_CRATES = ["tokio", "burn"]
 # What -> (pattern, where it may stand, what to do).
 PLACES = {
     "a crate for kernels": (
-        r"\b(gemm|rten_simd|rten_vecmath|burn)::",
+        r"\b(rten_simd|rten_vecmath|burn)::",
         ("engine/src/compute",),
         "kernels live behind the Engine trait, under engine/src/compute",
     ),

@@ -216,6 +216,50 @@ fn bounds_are_those_of_transformers() {
     }
 }
 
+/// What is told of each token, to the bit, does not depend on how many rows a prompt is cut into, nor on whether
+/// the row before it came with the prompt or as a token that was made.
+#[test]
+fn rows_are_the_same_to_the_bit_whatever_stands_beside_them() {
+    let plans = [
+        (Strategy::Local, 1, Exchange::Ring),
+        (Strategy::Galaxy, 2, Exchange::Ring),
+        (Strategy::Galaxy, 2, Exchange::Direct),
+        (Strategy::Galaxy, 3, Exchange::Direct),
+        (Strategy::Galaxy, 4, Exchange::Direct),
+        (Strategy::Megatron, 2, Exchange::Ring),
+        (Strategy::Sequence, 3, Exchange::Direct),
+        (Strategy::Pipeline, 3, Exchange::Ring),
+    ];
+    let bits = |told: &[Told]| -> Vec<Vec<u32>> {
+        told.iter().map(|told| told.iter().map(|value| value.to_bits()).collect()).collect()
+    };
+    for name in ["llama", "gpt2", "gptj", "qwen3", "llama-tied-bf16"] {
+        let model = Arc::new(ModelDir::open(&folder(name)).unwrap());
+        for values in [WireType::F32, WireType::F16] {
+            for (strategy, devices, exchange) in plans {
+                let plan = Plan { exchange, ..plan(&model, strategy, devices, 2, values) };
+                let cluster = LocalCluster::open(model.clone(), plan).unwrap();
+                let sampling = Sampling { logprobs: MOST_LOGPROBS, ..Sampling::greedy() };
+                let run = |prompt: &[u32], count, chunk| {
+                    let text = text(prompt, count, sampling.clone());
+                    generate(&cluster, &text, count, chunk, &[]).unwrap()
+                };
+                let what = format!("{name} {strategy} {devices} {exchange:?} {values}");
+                let want = run(&PROMPT, 12, 64);
+                for chunk in [1, 2, 4, 7] {
+                    let got = run(&PROMPT, 12, chunk);
+                    assert_eq!(bits(&got), bits(&want), "{what}, chunks of {chunk}");
+                }
+                for made in [1, 5, 11] {
+                    let all = [&PROMPT[..], &tokens(&want)[..made]].concat();
+                    let got = run(&all, 1, 64);
+                    assert_eq!(bits(&got), bits(&want[made..=made]), "{what}, {made} read");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn halves_in_the_cache_change_little() {
     let (whole, halves) = (

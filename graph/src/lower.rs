@@ -31,7 +31,7 @@ use ring::Ring;
 use std::{collections::BTreeSet, sync::Arc};
 
 /// Changes whenever the same plan and shape lower to another program.
-pub const LOWERING: u32 = 9;
+pub const LOWERING: u32 = 10;
 
 /// A plan and a shape that give no programs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

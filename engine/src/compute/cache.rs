@@ -1,8 +1,11 @@
 //! Keys and values of texts that go on, in blocks of [`Cache::BLOCK`] rows.
 //!
-//! A block has keys and values of its rows in every layer of the device: layer after layer, row after row,
-//! keys | values of the device's heads. Blocks are taken when a text begins, for as many rows as it may have,
-//! and given back when it ends; nothing is taken while a token is made.
+//! A block has keys and values of its rows in every layer of the device: layer after layer, keys and then
+//! values of the device's heads. Values are `[rows, columns]`. Keys are `[groups, columns, GROUP]`: of
+//! [`GROUP`] neighbouring rows each column stands together, so that the scores of a query with all of them
+//! are sums of vectors, column after column, whatever the number of queries. Blocks are taken when a text
+//! begins, for as many rows as it may have, and given back when it ends; nothing is taken while a token is
+//! made.
 
 use super::{
     call::Misfit,
@@ -12,10 +15,14 @@ use super::{
     },
 };
 use galaxy_common::{Bytes, Cache, Head, Span, WireType};
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Range};
 
 /// Rows of a block.
 const ROWS: usize = Cache::BLOCK as usize;
+/// Rows whose keys stand together, column after column.
+pub(crate) const GROUP: usize = 16;
+
+const _: () = assert!(ROWS.is_multiple_of(GROUP));
 
 /// The cache of one device.
 pub(crate) struct KvCache {
@@ -28,6 +35,8 @@ pub(crate) struct KvCache {
     limit: usize,
     taken: usize,
     texts: BTreeMap<u32, Vec<Block>>,
+    /// One row in 16 bits, on its way into a block.
+    narrow: Vec<u16>,
 }
 
 /// Some rows of a text, in all layers.
@@ -50,9 +59,16 @@ impl KvCache {
             block += width * ROWS;
             (begin, width)
         };
-        let layers = kv_heads.map(layer).collect();
-        let limit = cache.rows as usize / ROWS;
-        Self { layers, block, values: cache.values, limit, taken: 0, texts: BTreeMap::new() }
+        let layers: Vec<_> = kv_heads.map(layer).collect();
+        let widest = layers.iter().map(|(_, width)| *width).max().unwrap_or(0);
+        let (limit, texts) = (cache.rows as usize / ROWS, BTreeMap::new());
+        let narrow = vec![0; if cache.values == WireType::F16 { widest } else { 0 }];
+        Self { layers, block, values: cache.values, limit, taken: 0, texts, narrow }
+    }
+
+    /// Whether keys and values are kept with fewer bits than they are made with.
+    pub(crate) fn rounds(&self) -> bool {
+        self.values != WireType::F32
     }
 
     /// Takes room for a text of `rows` rows, more than it has or none.
@@ -104,13 +120,12 @@ impl KvCache {
         for row in 0..rows.rows() {
             let at = first as usize + row;
             let Some(block) = text.get_mut(at / ROWS) else { return Err(no_room) };
-            let place = begin + at % ROWS * width;
             match block {
-                Block::F32(values) => {
-                    values[place..place + width].copy_from_slice(rows.row(row));
-                }
+                Block::F32(values) => put(&mut values[begin..], at % ROWS, rows.row(row)),
                 Block::F16(bits) => {
-                    vector::narrow_f16(rows.row(row), &mut bits[place..place + width]);
+                    let narrow = &mut self.narrow[..width];
+                    vector::narrow_f16(rows.row(row), narrow);
+                    put(&mut bits[begin..], at % ROWS, narrow);
                 }
             }
         }
@@ -125,7 +140,7 @@ impl KvCache {
         if blocks.len() * ROWS < rows {
             return Err(Misfit::Why("the rows before it are not kept"));
         }
-        Ok(Past { blocks, begin, width, rows })
+        Ok(Past { blocks, begin, columns: width / 2, rows })
     }
 }
 
@@ -145,72 +160,110 @@ fn zeros<T: Clone + Default>(len: usize) -> Result<Vec<T>, std::collections::Try
     Ok(values)
 }
 
+/// Puts keys | values of a row where they belong in a layer of a block.
+fn put<T: Copy>(layer: &mut [T], row: usize, from: &[T]) {
+    let columns = from.len() / 2;
+    let (keys, values) = from.split_at(columns);
+    let group = &mut layer[row / GROUP * GROUP * columns..][..GROUP * columns];
+    for (place, key) in group[row % GROUP..].iter_mut().step_by(GROUP).zip(keys) {
+        *place = *key;
+    }
+    layer[columns * (ROWS + row)..][..columns].copy_from_slice(values);
+}
+
 /// Rows of a text that earlier programs kept, in one layer.
 #[derive(Clone, Copy)]
 pub(crate) struct Past<'a> {
     blocks: &'a [Block],
     begin: usize,
-    width: usize,
+    /// Columns of the keys of a row, and of its values.
+    columns: usize,
     rows: usize,
 }
 
-/// Rows of the past that lie together: some columns of them.
+/// Values of a block as it has them.
 #[derive(Clone, Copy)]
-pub(crate) enum Piece<'a> {
-    /// As they are.
-    F32(Area<'a>),
-    /// 16 bits each, row after row.
-    F16 {
-        /// From the first of these columns of the first row on.
-        bits: &'a [u16],
-        /// From row to row.
-        stride: usize,
-    },
+pub(crate) enum Stored<'a> {
+    /// 32 bits each.
+    F32(&'a [f32]),
+    /// 16 bits each.
+    F16(&'a [u16]),
 }
 
 impl<'a> Past<'a> {
     /// No rows.
-    pub(crate) const NONE: Self = Self { blocks: &[], begin: 0, width: 0, rows: 0 };
+    pub(crate) const NONE: Self = Self { blocks: &[], begin: 0, columns: 0, rows: 0 };
 
     pub(crate) fn rows(&self) -> usize {
         self.rows
     }
 
-    /// All rows, widened and copied together: `[rows, width]`.
+    /// All rows, widened and copied together: `[rows, keys | values]`.
     #[cfg(feature = "burn")]
     pub(crate) fn values(&self) -> Vec<f32> {
-        let mut values = vec![0.0; self.rows * self.width];
-        for (row, out) in values.chunks_exact_mut(self.width.max(1)).enumerate() {
-            match self.piece(row, 1, 0, self.width) {
-                Piece::F32(area) => out.copy_from_slice(area.row(0)),
-                Piece::F16 { bits, .. } => vector::widen_f16(&bits[..self.width], out),
+        let columns = self.columns;
+        let mut values = vec![0.0; self.rows * 2 * columns];
+        let mut group = vec![0.0; GROUP * columns];
+        for (row, out) in values.chunks_exact_mut((2 * columns).max(1)).enumerate() {
+            let (keys, values) = out.split_at_mut(columns);
+            if row % GROUP == 0 {
+                self.keys(row / GROUP, 0, columns).widen(&mut group);
             }
+            let of_row = group[row % GROUP..].iter().step_by(GROUP);
+            keys.iter_mut().zip(of_row).for_each(|(key, from)| *key = *from);
+            self.value(row, 0, columns).widen(values);
         }
         values
     }
 
-    /// Up to `most` rows from `first` on, as many as lie together.
-    #[inline]
-    pub(crate) fn together(&self, first: usize, most: usize) -> usize {
-        most.min(ROWS - first % ROWS).min(self.rows - first)
+    /// Some columns of the keys of the rows from `group * GROUP` on: `[columns, GROUP]`. Those of rows that
+    /// were not kept are any.
+    #[inline(always)]
+    pub(crate) fn keys(&self, group: usize, column: usize, columns: usize) -> Stored<'a> {
+        let (block, group) = (group * GROUP / ROWS, group % (ROWS / GROUP));
+        let start = self.begin + (group * self.columns + column) * GROUP;
+        self.blocks[block].some(start, columns * GROUP)
     }
 
-    /// `count` rows from `first` on that lie [`together`](Past::together).
-    #[inline]
-    pub(crate) fn piece(
+    /// Some columns of the values of a row.
+    #[inline(always)]
+    pub(crate) fn value(&self, row: usize, column: usize, columns: usize) -> Stored<'a> {
+        let start = self.begin + self.columns * (ROWS + row % ROWS) + column;
+        self.blocks[row / ROWS].some(start, columns)
+    }
+
+    /// Some columns of the values of rows of one block, where they stand in 32 bits.
+    #[inline(always)]
+    pub(crate) fn area(
         &self,
-        first: usize,
-        count: usize,
+        rows: Range<usize>,
         column: usize,
         columns: usize,
-    ) -> Piece<'a> {
-        let start = self.begin + first % ROWS * self.width + column;
-        match &self.blocks[first / ROWS] {
-            Block::F32(values) => {
-                let extent = Extent { start, rows: count, columns, stride: self.width };
-                Piece::F32(Area::new(values, extent).expect("rows of a block"))
-            }
-            Block::F16(bits) => Piece::F16 { bits: &bits[start..], stride: self.width },
+    ) -> Option<Area<'a>> {
+        let Block::F32(values) = &self.blocks[rows.start / ROWS] else { return None };
+        let start = self.begin + self.columns * (ROWS + rows.start % ROWS) + column;
+        let extent = Extent { start, rows: rows.len(), columns, stride: self.columns };
+        Some(Area::new(values, extent).expect("rows of a block"))
+    }
+}
+
+impl Block {
+    #[inline(always)]
+    fn some(&self, start: usize, count: usize) -> Stored<'_> {
+        match self {
+            Self::F32(values) => Stored::F32(&values[start..start + count]),
+            Self::F16(bits) => Stored::F16(&bits[start..start + count]),
+        }
+    }
+}
+
+impl Stored<'_> {
+    /// Copies them in 32 bits.
+    #[inline(always)]
+    pub(crate) fn widen(self, out: &mut [f32]) {
+        match self {
+            Self::F32(values) => out.copy_from_slice(values),
+            Self::F16(bits) => vector::widen_f16(bits, out),
         }
     }
 }
@@ -237,21 +290,13 @@ mod tests {
             assert!(cache.keep(7, 0, 0, whole(&rows, 20, 6)).is_err(), "another width");
             assert!(cache.keep(8, 2, 0, whole(&rows, 20, 6)).is_err(), "no such text");
             let past = cache.past(7, 2, 205).ok().expect("kept");
-            assert_eq!(past.together(185, 64), 7);
-            assert_eq!(past.together(192, 64), 13);
-            for (first, count) in [(185, 7), (192, 13)] {
-                for row in 0..count {
-                    let want = &rows[(first - 185 + row) * 6 + 3..][..3];
-                    let got = match past.piece(first, count, 3, 3) {
-                        Piece::F32(area) => area.row(row).to_vec(),
-                        Piece::F16 { bits, stride } => {
-                            let mut wide = [0.0; 3];
-                            vector::widen_f16(&bits[row * stride..][..3], &mut wide);
-                            wide.to_vec()
-                        }
-                    };
-                    assert_eq!(got, want);
-                }
+            for row in 185..205 {
+                let want = &rows[(row - 185) * 6..][..6];
+                let (mut group, mut values) = ([0.0; 3 * GROUP], [0.0; 3]);
+                past.keys(row / GROUP, 0, 3).widen(&mut group);
+                past.value(row, 0, 3).widen(&mut values);
+                let keys = [0, 1, 2].map(|column| group[column * GROUP + row % GROUP]);
+                assert_eq!((&keys[..], &values[..]), want.split_at(3), "{row}");
             }
             assert!(cache.past(7, 2, 385).is_err());
             cache.release(7);

@@ -7,14 +7,13 @@
 //! This module alone has unsafe code: in `instructions` (calling what was compiled for a processor
 //! that has been looked at), in `micro` (loads without a bounds check, after one check for all), in
 //! `area` (columns of one rectangle for several threads), in `threads` (work that other threads
-//! borrow for a moment), in `lines` (advice about pages) and in `general` (calls of the `gemm` crate).
+//! borrow for a moment) and in `lines` (advice about pages).
 
 pub(crate) mod area;
 pub(crate) mod attention;
 pub(crate) mod ceiling;
 pub(crate) mod curve;
 pub(crate) mod dense;
-pub(crate) mod general;
 pub mod instructions;
 pub(crate) mod lines;
 pub(crate) mod micro;

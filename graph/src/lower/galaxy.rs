@@ -22,7 +22,7 @@ use super::{
 use crate::operators::OperatorGraph;
 use crate::program::{Block, OpKind, Region, Role};
 use galaxy_common::{
-    BatchShape, BlockAssignment, Exchange, Mode, Plan, Rank, Row, Span, plan::Phase,
+    BatchShape, BlockAssignment, Exchange, Mode, Plan, Rank, Row, Span, WireType, plan::Phase,
 };
 use galaxy_model::{ModelSpec, NormPlace};
 use std::sync::Arc;
@@ -427,7 +427,7 @@ impl Device<'_> {
         let whole =
             (!inside.is_empty() && !self.overlaps()).then(|| self.partial(here, inside, self.all));
         let joined = carried.map(|_| self.joined());
-        let direct = exchange(self.plan) == Exchange::Direct;
+        let direct = self.is_direct();
         let mut early: Vec<Vec<Value>> = Vec::new();
         for owner in self.ring.departures(self.me) {
             let mine = owner == self.me;
@@ -469,6 +469,7 @@ impl Device<'_> {
                         Some(sums) => std::mem::take(sums),
                         None => self.sums(here, &contributes, index),
                     };
+                    let (partial, sums) = self.in_order(&contributes, rows, partial, sums);
                     let (partial, added) = self.add(rows, partial, sums);
                     self.join(here, carried, joined, rows, partial, added);
                     self.advance(next, joined, index, ahead);
@@ -478,8 +479,8 @@ impl Device<'_> {
         joined
     }
 
-    /// Takes in the sums of an own tile: one along the ring, or one of each who contributes, in ring
-    /// order.
+    /// Takes in the sums of an own tile: one along the ring, or one of each who contributes, in order of
+    /// ranks.
     fn sums(&mut self, here: Next, contributes: &[bool], tile: usize) -> Vec<Value> {
         let from: Vec<usize> = match exchange(self.plan) {
             Exchange::Ring => {
@@ -487,8 +488,7 @@ impl Device<'_> {
                 hop.receive.then(|| self.ring.previous(self.me)).into_iter().collect()
             }
             Exchange::Direct => {
-                let others = (1..self.ring.len()).map(|step| (self.me + step) % self.ring.len());
-                others.filter(|&at| contributes[at]).collect()
+                (0..self.ring.len()).filter(|&at| at != self.me && contributes[at]).collect()
             }
         };
         let (rows, hidden) = (self.tiles[self.me][tile], self.hidden());
@@ -496,6 +496,31 @@ impl Device<'_> {
         let receive =
             |at| self.b.receive(self.ring.rank(at), id, tile as u16, Role::SumTile, rows, hidden);
         from.into_iter().map(receive).collect()
+    }
+
+    /// Puts the device's own sum among those that came straight from the others, so that they are added in
+    /// order of ranks whoever owns the row, and each as it is on the wire. Of two sums either may come first.
+    fn in_order(
+        &mut self,
+        contributes: &[bool],
+        rows: Span<Row>,
+        partial: Option<Region>,
+        mut sums: Vec<Value>,
+    ) -> (Option<Region>, Vec<Value>) {
+        let before = contributes[..self.me].iter().filter(|contributes| **contributes).count();
+        let exact = self.plan.wire == WireType::F32;
+        match partial {
+            Some(own) if !sums.is_empty() && (before > 1 || !exact) && self.is_direct() => {
+                let own = self.export(own, rows, None);
+                sums.insert(before, own);
+                (None, sums)
+            }
+            partial => (partial, sums),
+        }
+    }
+
+    fn is_direct(&self) -> bool {
+        exchange(self.plan) == Exchange::Direct
     }
 
     /// Adds sums to the device's own one, in their order, up to the last, which joins with them.

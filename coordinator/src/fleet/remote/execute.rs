@@ -55,6 +55,9 @@ enum Failure {
     Fault(Fault),
 }
 
+/// How long to wait where a limit is beyond what a clock can hold: a century.
+const NEVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
 /// Runs one program on every device. The caller holds the turn.
 pub(super) async fn execute(
     shared: &Arc<Shared>,
@@ -62,7 +65,7 @@ pub(super) async fn execute(
     limit: Duration,
 ) -> Result<Run, RequestError> {
     let begun = Instant::now();
-    let until = begun + limit;
+    let until = begun.checked_add(limit).unwrap_or_else(|| begun + NEVER);
     // While this is held the plan stays.
     let Ok(_running) = tokio::time::timeout_at(until, shared.gate.read()).await else {
         let reason = "the cluster moves to another plan".to_owned();

@@ -99,13 +99,6 @@ impl<'a> AreaMut<'a> {
     pub(crate) fn columns(&self) -> usize {
         self.columns
     }
-    pub(crate) fn stride(&self) -> usize {
-        self.stride
-    }
-    /// Its first value, for kernels that take a pointer and a stride.
-    pub(crate) fn pointer(&mut self) -> *mut f32 {
-        self.start.as_ptr()
-    }
     pub(crate) fn row(&mut self, row: usize) -> &mut [f32] {
         assert!(row < self.rows);
         // SAFETY: row `row` of the rectangle lies inside the buffer that it was made from, which is

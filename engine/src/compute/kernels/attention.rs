@@ -3,8 +3,13 @@
 //! Scores never fill a matrix: keys are taken by blocks, and what was summed up so far is scaled
 //! down whenever a block has a larger score (the online softmax of Milakov and Gimelshein, as in
 //! FlashAttention). Query rows of heads that share keys and values are worked on together, each a
-//! *lane*. There are two kernels: many lanes stand side by side in vectors ([`many`]), a few have
-//! the vectors along the width of a head ([`few`]).
+//! *lane*. There are two kernels: many lanes stand side by side in vectors ([`many`]); of a few the
+//! keys do ([`few`]).
+//!
+//! Both add up in one order, so that a row's context is the same to the bit whatever the number of rows
+//! beside it, and wherever the keys that it sees lie: a score over the columns of a head, one after the
+//! other; weights of a block in four sums, of the keys whose numbers are equal modulo four; a context over
+//! keys. Blocks of keys begin at multiples of [`block`], counted from the first key of the text.
 // Hot path: no allocation once the scratch has grown; the only lock is a thread's own.
 
 mod distances;
@@ -12,7 +17,7 @@ mod few;
 mod many;
 
 use super::{
-    super::cache::{KvCache, Past, Piece},
+    super::cache::{GROUP, KvCache, Past, Stored},
     area::{Area, AreaMut, Cut, Extent, grow},
     instructions::Instructions,
     threads::Threads,
@@ -20,7 +25,7 @@ use super::{
 };
 pub(crate) use distances::DistanceTable;
 use distances::Distances;
-use galaxy_common::{BatchShape, Row, Segment, Span};
+use galaxy_common::{BatchShape, Cache, Row, Segment, Span};
 use rten_simd::{Isa, SimdOp, ops::BitOps};
 use std::{
     ops::Range,
@@ -80,8 +85,10 @@ struct Part {
     seen: Span<Row>,
     /// The slot where earlier rows of the text are,
     slot: u32,
-    /// and how many there are.
+    /// how many there are,
     past: u32,
+    /// and whether those of the batch are there, too.
+    kept: bool,
 }
 
 /// What a thread works in: 250 KiB for heads of 64 columns, 490 KiB for those of 1024, which is the
@@ -205,8 +212,8 @@ fn attend_by(
     let segments = shape.placed().filter(|(segment, _)| segment.overlaps(rows));
     let seen = seen(shape, rows, sources.causal).zip(segments);
     let part = |((rows, seen), (_, segment)): (_, (_, &Segment))| {
-        let (slot, past) = if segment.kept { (segment.slot, segment.past) } else { (0, 0) };
-        Part { rows, seen, slot, past }
+        let (kept, slot) = (segment.kept, segment.slot);
+        Part { rows, seen, slot, past: if kept { segment.past } else { 0 }, kept }
     };
     parts.extend(seen.map(part));
     let seen = |part: &Part| part.past as usize + part.seen.len() as usize;
@@ -309,14 +316,11 @@ impl Job<'_> {
                 let columns = heads.len() * layout.width;
                 let (row, height) = (own.start() - rows.start(), own.len() as usize);
                 let column = heads.start * layout.width - first_column;
-                let past = match (self.sources.cache, part.past) {
-                    (Some(cache), 1..) => cache.past(part.slot, self.sources.layer, part.past),
-                    _ => Ok(Past::NONE),
-                };
-                let past = past.unwrap_or(Past::NONE);
+                let (past, rounded) = self.past(part);
                 let lanes = Lanes {
                     past,
-                    columns: (layout.key(kv_head), layout.value(kv_head)),
+                    rounded,
+                    column: layout.key(kv_head),
                     queries: self.sources.query(own, layout.query(heads.start), columns),
                     keys: self.sources.key(seen, layout.key(kv_head)),
                     values: self.sources.key(seen, layout.value(kv_head)),
@@ -324,7 +328,7 @@ impl Job<'_> {
                     width: layout.width,
                     scale: self.sources.scale,
                     sees: causal
-                        .then(|| past.rows() + (own.start() + 1 - part.seen.start()) as usize),
+                        .then(|| (part.past + own.start() + 1 - part.seen.start()) as usize),
                     distances: distances.map(|table| {
                         let row = (own.start() - part.seen.start()) as usize;
                         table.of(layout.first_head + heads.start, row)
@@ -337,6 +341,18 @@ impl Job<'_> {
     }
 }
 
+impl<'a> Job<'a> {
+    /// The rows of a text that were kept before this batch, and whether those of the batch, too, are kept with
+    /// fewer bits than they have.
+    fn past(&self, part: Part) -> (Past<'a>, bool) {
+        let Some(cache) = self.sources.cache.filter(|_| part.kept) else {
+            return (Past::NONE, false);
+        };
+        let past = cache.past(part.slot, self.sources.layer, part.past);
+        (past.unwrap_or(Past::NONE), cache.rounds())
+    }
+}
+
 /// Query rows of the heads that share a key-value head, and what they see.
 ///
 /// Lane `l` of it is head `l % group` of row `l / group`.
@@ -346,8 +362,11 @@ struct Lanes<'a> {
     queries: Area<'a>,
     /// What was kept of earlier rows,
     past: Past<'a>,
-    /// and the columns of it in which keys and values begin.
-    columns: (usize, usize),
+    /// whether rows of the batch are to be read as they will be kept, so that a row sees the same whether it comes
+    /// with those before it or after them,
+    rounded: bool,
+    /// and the column of its keys, and of its values, with which those of the head begin.
+    column: usize,
     /// Of the batch: `[seen, width]`
     keys: Area<'a>,
     /// `[seen, width]`
@@ -388,43 +407,112 @@ impl<'a> Lanes<'a> {
         self.sees.map_or(all, |first| first + lane / self.group)
     }
 
-    /// How many keys from `first` on lie together, `most` at most.
+    /// The keys of a block and those that stand in groups with them: `[columns, GROUP]` of each group.
+    /// Where a group is not stored like that it is put together in `room`.
     #[inline(always)]
-    fn together(&self, first: usize, most: usize) -> usize {
-        match first < self.past.rows() {
-            true => self.past.together(first, most),
-            false => most,
-        }
-    }
-
-    /// Keys and values that lie together, `most` at most at any time: where they are, if that is possible and `apart` does not want
-    /// them copied, else in these rooms, values `padded` apart.
-    #[inline(always)]
-    fn block<'r, I: Isa>(
-        &self,
-        isa: I,
-        (which, most): (Range<usize>, usize),
-        apart: (bool, bool),
-        (keys_room, values_room): (&'r mut Vec<f32>, &'r mut Vec<f32>),
-        padded: usize,
-    ) -> (Area<'r>, Area<'r>)
+    fn group<'r>(&self, group: usize, room: &'r mut [f32]) -> &'r [f32]
     where
         'a: 'r,
     {
-        let (width, count) = (self.width, which.len());
-        let (keys, values) = match which.start < self.past.rows() {
-            true => {
-                let piece = |column| self.past.piece(which.start, count, column, width);
-                (piece(self.columns.0), piece(self.columns.1))
+        let (past, width) = (self.past.rows(), self.width);
+        let (first, end) = (group * GROUP, (group + 1) * GROUP);
+        if first < past {
+            match self.past.keys(group, self.column, width) {
+                Stored::F32(keys) if end <= past => return keys,
+                stored => stored.widen(&mut room[..width * GROUP]),
             }
-            false => {
-                let first = which.start - self.past.rows();
-                let part = |area: Area<'a>| Piece::F32(area.part(first, count, 0, width));
-                (part(self.keys), part(self.values))
+        }
+        for key in first.max(past)..end.min(past + self.keys.rows()) {
+            let places = room[key - first..].iter_mut().step_by(GROUP);
+            for (place, key) in places.zip(self.keys.row(key - past)) {
+                *place = if self.rounded { half::f16::from_f32(*key).to_f32() } else { *key };
             }
+        }
+        &room[..width * GROUP]
+    }
+
+    /// Keys of a block, row after row: where they are, if they are not to be `copied`, else in `room`, which has
+    /// room for `most` of them and a group.
+    #[inline(always)]
+    fn keys<'r, I: Isa>(
+        &self,
+        isa: I,
+        which: Range<usize>,
+        (copied, most): (bool, usize),
+        room: &'r mut Vec<f32>,
+    ) -> Area<'r>
+    where
+        'a: 'r,
+    {
+        let (past, width) = (self.past.rows(), self.width);
+        let own = which.start.max(past) - past..which.end.max(past) - past;
+        let own = self.keys.part(own.start, own.len(), 0, width);
+        if !copied && !self.rounded && which.start >= past {
+            return own;
+        }
+        grow(room, (most + GROUP) * width);
+        let (rows, wide) = room.split_at_mut(most * width);
+        for group in which.start / GROUP..which.end.min(past).div_ceil(GROUP) {
+            self.past.keys(group, self.column, width).widen(&mut wide[..width * GROUP]);
+            let first = group * GROUP - which.start;
+            let rows = rows[first * width..].chunks_exact_mut(width);
+            for (at, row) in rows.take(which.end.min(past) - group * GROUP).take(GROUP).enumerate()
+            {
+                let keys = wide[at..].iter().step_by(GROUP);
+                row.iter_mut().zip(keys).for_each(|(place, key)| *place = *key);
+            }
+        }
+        let kept = which.len() - own.rows();
+        copy(isa, own, &mut rows[kept * width..], width);
+        if self.rounded {
+            vector::round_f16(&mut rows[kept * width..which.len() * width]);
+        }
+        rows_of(rows, which.len(), width)
+    }
+
+    /// Values of a block, row after row: where they are, if they are there together and not to be `copied`, else
+    /// in `room`, `padded` apart.
+    #[inline(always)]
+    fn values<'r, I: Isa>(
+        &self,
+        isa: I,
+        which: Range<usize>,
+        (copied, most): (bool, usize),
+        room: &'r mut Vec<f32>,
+        padded: usize,
+    ) -> Area<'r>
+    where
+        'a: 'r,
+    {
+        let (past, width) = (self.past.rows(), self.width);
+        let own = which.start.max(past) - past..which.end.max(past) - past;
+        let own = self.values.part(own.start, own.len(), 0, width);
+        let kept = which.len() - own.rows();
+        let area = match kept {
+            0 => Some(own),
+            _ => self.past.area(which.start..which.start + kept, self.column, width),
         };
-        let keys = place(isa, keys, (count, most), apart.0, keys_room, (width, width));
-        (keys, place(isa, values, (count, most), apart.1, values_room, (width, padded)))
+        let together = own.rows() * kept == 0 && !self.rounded;
+        if let (true, Some(area)) = (together && !copied, area) {
+            return area;
+        }
+        grow(room, most * padded);
+        let rows = &mut room[..];
+        match area {
+            Some(area) if kept > 0 => copy(isa, area, rows, padded),
+            _ => {
+                for (at, row) in rows.chunks_exact_mut(padded).take(kept).enumerate() {
+                    let (to, rest) = row.split_at_mut(width);
+                    self.past.value(which.start + at, self.column, width).widen(to);
+                    rest.fill(0.0);
+                }
+            }
+        }
+        copy(isa, own, &mut rows[kept * padded..], padded);
+        if self.rounded {
+            vector::round_f16(&mut rows[kept * padded..which.len() * padded]);
+        }
+        rows_of(rows, which.len(), padded)
     }
 
     /// What queries are multiplied by, for weights that are powers of 2 and not of e.
@@ -448,19 +536,20 @@ impl SimdOp for Task<'_, '_> {
     fn eval<I: Isa>(self, isa: I) {
         match isa.f32().len() {
             // 32 registers of 16 lanes: 2 x 8 sums.
-            16 => self.run::<I, 2, 8>(isa),
+            16 => self.run::<I, 2, 8, 1>(isa),
             // 16 registers of 8 lanes: 2 x 6 sums.
-            8 => self.run::<I, 2, 6>(isa),
+            8 => self.run::<I, 2, 6, 2>(isa),
             // 32 registers of 4 lanes: 4 x 6 sums.
-            _ => self.run::<I, 4, 6>(isa),
+            _ => self.run::<I, 4, 6, 4>(isa),
         }
     }
 }
 
 impl Task<'_, '_> {
-    /// All lanes, up to `MOST` vectors of them at a time, in tiles of `ROWS` x `MOST` sums.
+    /// All lanes, up to `MOST` vectors of them at a time, in tiles of `ROWS` x `MOST` sums. A group of keys is as
+    /// many as `PARTS` vectors have.
     #[inline(always)]
-    fn run<I: Isa, const MOST: usize, const ROWS: usize>(mut self, isa: I) {
+    fn run<I: Isa, const MOST: usize, const ROWS: usize, const PARTS: usize>(mut self, isa: I) {
         let len = isa.f32().len();
         let Self { lanes, room, context } = &mut self;
         let rest = match lanes.count() % len {
@@ -474,54 +563,23 @@ impl Task<'_, '_> {
             many::attend::<I, MOST, ROWS>(isa, lanes, whole, context, room);
         }
         if rest > 0 {
-            few::attend::<I, MOST>(isa, lanes, whole, context, room);
+            few::attend::<I, MOST, PARTS>(isa, lanes, whole, context, room);
         }
     }
 }
 
-/// Rows as they are, or copied together and widened.
+/// The first rows of a room that are `stride` apart.
 #[inline(always)]
-fn place<'r, I: Isa>(
-    isa: I,
-    piece: Piece<'r>,
-    (count, most): (usize, usize),
-    copied: bool,
-    room: &'r mut Vec<f32>,
-    (width, padded): (usize, usize),
-) -> Area<'r> {
-    match piece {
-        Piece::F32(area) if !copied => area,
-        Piece::F32(area) => {
-            grow(room, most * padded);
-            copy(isa, area, 0..count, room, padded)
-        }
-        Piece::F16 { bits, stride } => {
-            grow(room, most * padded);
-            let room = &mut room[..count * padded];
-            for (row, to) in room.chunks_exact_mut(padded.max(1)).enumerate() {
-                let (to, rest) = to.split_at_mut(width);
-                vector::widen_f16(&bits[row * stride..][..width], to);
-                rest.fill(0.0);
-            }
-            let extent = Extent { start: 0, rows: count, columns: padded, stride: padded };
-            Area::new(room, extent).expect("rows that follow each other")
-        }
-    }
+fn rows_of(room: &[f32], rows: usize, stride: usize) -> Area<'_> {
+    let extent = Extent { start: 0, rows, columns: stride, stride };
+    Area::new(room, extent).expect("rows that follow each other")
 }
 
-/// Copies rows of an area together, `stride` apart, with zeros between them.
+/// Copies rows together, `stride` apart, with zeros between them.
 #[inline(always)]
-fn copy<'a, I: Isa>(
-    isa: I,
-    from: Area<'_>,
-    rows: Range<usize>,
-    room: &'a mut [f32],
-    stride: usize,
-) -> Area<'a> {
+fn copy<I: Isa>(isa: I, from: Area<'_>, room: &mut [f32], stride: usize) {
     let ops = isa.f32();
-    let height = rows.len();
-    let room = &mut room[..height * stride];
-    for (row, to) in rows.zip(room.chunks_exact_mut(stride)) {
+    for (row, to) in (0..from.rows()).zip(room.chunks_exact_mut(stride)) {
         fetch(isa, from, row + COPY_AHEAD);
         let (to, rest) = to.split_at_mut(from.columns());
         let mut to = to.chunks_exact_mut(ops.len());
@@ -532,15 +590,22 @@ fn copy<'a, I: Isa>(
         to.into_remainder().copy_from_slice(from.remainder());
         rest.fill(0.0);
     }
-    let extent = Extent { start: 0, rows: height, columns: stride, stride };
-    Area::new(room, extent).expect("rows that follow each other")
 }
+
+/// Keys of a block, for heads of `width` columns: multiples of [`GROUP`] by which the blocks of the cache can
+/// be divided.
+fn block(width: usize) -> usize {
+    match width {
+        0..=128 => 96,
+        129..=256 => 48,
+        _ => GROUP,
+    }
+}
+
+const _: () = assert!(Cache::BLOCK.is_multiple_of(96) && 96 % GROUP == 0 && 48 % GROUP == 0);
 
 /// How many rows ahead of copying they are fetched, at least to a second-level cache.
 const COPY_AHEAD: usize = 12;
-
-/// How many rows ahead they are fetched where they [`collide`]; elsewhere twice as many.
-const FEW_AHEAD: usize = 4;
 
 /// Whether rows are multiples of 4 KiB apart, of which a first-level cache has eight at a time.
 fn collide(area: Area<'_>) -> bool {
@@ -654,6 +719,70 @@ mod tests {
                         let worst = out.iter().zip(&want).map(error).fold(0.0, f64::max);
                         let most = if values == WireType::F32 { 1e-5 } else { 2e-3 };
                         assert!(worst < most, "{instructions} {layout:?} {past} {values}: {worst}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_is_the_same_to_the_bit_whatever_stands_beside_it() {
+        use galaxy_common::{Cache, WireType};
+        const ROWS: u32 = 230;
+        let runs = [(0, 230), (0, 100), (3, 1), (90, 20), (185, 20), (191, 2), (192, 33), (229, 1)];
+        for (layout, values) in [
+            (part(0, 4, 2, 16), WireType::F32),
+            (part(1, 3, 3, 20), WireType::F16),
+            (part(0, 2, 1, 64), WireType::F32),
+            (part(0, 8, 8, 64), WireType::F16),
+            (part(0, 3, 1, 200), WireType::F32),
+        ] {
+            let queries = layout.heads * layout.width;
+            let columns = queries + 2 * layout.kv_heads * layout.width;
+            let qkv = Random::default().values(ROWS as usize * columns);
+            let all = whole(&qkv, ROWS as usize, columns);
+            let kv_heads = [Span::first(layout.kv_heads as u32)];
+            let limit = Cache { rows: 2 * Cache::BLOCK, values };
+            let mut cache = KvCache::new(limit, kv_heads.into_iter(), layout.width as u32);
+            assert!(cache.reserve(1, ROWS).is_ok());
+            let keys = all.part(0, ROWS as usize, queries, columns - queries);
+            assert!(cache.keep(1, 0, 0, keys).is_ok());
+            for instructions in Instructions::all() {
+                let run = |past: u32, rows: u32, beside: u32, count: u16| {
+                    let text = Segment { slot: 1, past, kept: true, rows, wanted: Wanted::Hidden };
+                    let other = Segment { slot: 2, past: 0, kept: false, ..text };
+                    let other = (beside > 0).then_some(Segment { rows: beside, ..other });
+                    let segments = [text].into_iter().chain(other).collect();
+                    let shape = BatchShape::new(segments).expect("a batch");
+                    let height = (rows + beside) as usize;
+                    let here = all.part(past as usize, height, 0, columns);
+                    let threads = Threads::new(count);
+                    let sources = Sources {
+                        queries: here.part(0, height, 0, queries),
+                        keys: here.part(0, height, queries, columns - queries),
+                        cache: Some(&cache),
+                        ..sources(&qkv, 0, layout, true)
+                    };
+                    let mut out = vec![f32::NAN; height * queries];
+                    let context = whole_mut(&mut out, height, queries);
+                    let own = Span::first(rows + beside);
+                    let mut scratch = Scratch::new(&threads);
+                    attend_by(instructions, &threads, &mut scratch, sources, &shape, own, context);
+                    out.truncate(rows as usize * queries);
+                    out
+                };
+                let want = run(0, ROWS, 0, 1);
+                for (past, rows) in runs {
+                    for (beside, count) in [(0, 1), (0, 2), (1, 1), (17, 2)] {
+                        if beside > 0 && past + rows + beside > ROWS {
+                            continue;
+                        }
+                        let got = run(past, rows, beside, count);
+                        let want = &want[past as usize * queries..][..got.len()];
+                        let equal = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits();
+                        let unlike = got.iter().zip(want).position(|pair| !equal(pair));
+                        let what = format!("{instructions} {layout:?} {past}+{rows}|{beside}");
+                        assert_eq!(unlike, None, "{what} x{count}");
                     }
                 }
             }

@@ -105,10 +105,7 @@ impl Common<'_> {
         let mut own = own.lock().unwrap_or_else(PoisonError::into_inner);
         let (gated, epilogue) = (self.gated, self.epilogue);
         let block = Block { left, matrix, gated, pairs, out, epilogue, scratch: &mut own };
-        match self.instructions {
-            Instructions::Portable => block.general(),
-            instructions => instructions.run(block),
-        }
+        self.instructions.run(block);
     }
 }
 
@@ -163,6 +160,53 @@ mod tests {
             out.extend(row);
         }
         out
+    }
+
+    #[test]
+    fn a_row_is_the_same_to_the_bit_whatever_stands_beside_it() {
+        each(|random, instructions| {
+            for (inputs, outputs, gated) in
+                [(7, 5, false), (513, 257, false), (2050, 100, false), (1100, 90, true)]
+            {
+                for format in FORMATS {
+                    let matrix = matrix(random, inputs, outputs, gated, format);
+                    let columns = AnyMatrix::from(&matrix).columns();
+                    let x = random.values(200 * inputs);
+                    let run = |first: usize, rows: usize, count: u16| {
+                        let threads = Threads::new(count);
+                        let scratch = Scratch::new(&threads);
+                        let mut out = vec![f32::NAN; rows * columns];
+                        let area = whole_mut(&mut out, rows, columns);
+                        let left = whole(&x[first * inputs..][..rows * inputs], rows, inputs);
+                        let epilogue = Epilogue { bias: None, curve: Some(Curve::Silu) };
+                        on(
+                            instructions,
+                            &threads,
+                            &scratch,
+                            left,
+                            (&matrix).into(),
+                            area,
+                            epilogue,
+                        );
+                        out
+                    };
+                    let want = run(0, 200, 1);
+                    for (first, rows) in
+                        [(0, 1), (3, 1), (199, 1), (4, 2), (9, 6), (90, 15), (40, 160)]
+                    {
+                        for count in [1, 2] {
+                            let got = run(first, rows, count);
+                            let want = &want[first * columns..][..rows * columns];
+                            let equal = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits();
+                            let what = format!(
+                                "{instructions} {inputs}x{outputs} {format} {first}+{rows}"
+                            );
+                            assert!(got.iter().zip(want).all(equal), "{what} x{count}");
+                        }
+                    }
+                }
+            }
+        });
     }
 
     /// Ragged shapes, and some that cross the blocks of every kernel.

@@ -19,7 +19,7 @@ use std::{
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Instructions {
-    /// No vectors that a kernel is written for; products go to the `gemm` crate.
+    /// No vectors that kernels are written for: arrays of four values, of which the compiler makes what it can.
     Portable,
     /// Arm's, which every 64-bit Arm processor has.
     Neon,

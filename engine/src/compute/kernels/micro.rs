@@ -2,7 +2,8 @@
 //!
 //! `sums[i][v] += left[i] * right[v]` for one input after another, where `right[v]` is a vector of
 //! neighbouring columns. Left values are taken one by one from wherever they lie; right ones are
-//! 32 or 16 bits wide, and widened in registers.
+//! 32 or 16 bits wide, and widened in registers. Every sum adds its inputs one after the other, whatever
+//! the number of rows.
 //!
 //! There are no closures in what is inlined here: they would be compiled without the instructions
 //! of the function that they end up in.
@@ -188,55 +189,65 @@ const LINE: usize = 64;
 /// How far ahead the right-hand side is fetched to the first-level cache, in bytes of a panel.
 const AHEAD: usize = 512;
 
-/// Inputs of one row whose sums do not wait for each other.
-const APART: usize = 4;
+/// Inputs of one row that are loaded together.
+const AT_ONCE: usize = 4;
 
-/// One row times one panel of neighbouring inputs: `left x right` over all inputs. It is bound by
-/// memory, and panels that lie behind each other are read as one stream; hardware fetches that ahead
-/// better than any hint (on Zen 4: 31 GB/s, with hints 26 to 30).
+/// As [`accumulate_panels`] for one row, whose inputs are neighbours, as are those of each right-hand side.
+/// It is bound by memory: each panel is read as one stream, which hardware fetches ahead better than any hint
+/// (on Zen 4: 31 GB/s, with hints 26 to 30). Sums wait for the input before, those of the panels not for each
+/// other.
 ///
 /// `ALL` is four times `VECTORS`.
 ///
 /// # Shapes
-/// left `[inputs]`, right `[inputs, VECTORS * lanes]`.
+/// sums `[PANELS, VECTORS * lanes]`, left `[inputs]`, right `[inputs, VECTORS * lanes]`.
 ///
 /// # Panics
 /// When right has too few values.
 #[inline(always)]
-pub(crate) fn stream<I: Isa, F: Format, const VECTORS: usize, const ALL: usize>(
+pub(crate) fn stream<
+    I: Isa,
+    F: Format,
+    const PANELS: usize,
+    const VECTORS: usize,
+    const ALL: usize,
+>(
     isa: I,
+    mut sums: [[I::F32; VECTORS]; PANELS],
     left: &[f32],
     right: &[F::Element],
-) -> [I::F32; VECTORS] {
-    const { assert!(ALL == APART * VECTORS) };
+    apart: usize,
+) -> [[I::F32; VECTORS]; PANELS] {
+    const { assert!(ALL == AT_ONCE * VECTORS) };
     let ops = isa.f32();
     let width = VECTORS * ops.len();
-    assert!(left.len().saturating_mul(width) <= right.len());
-    let mut sums = [ops.zero(); ALL];
+    let last = (PANELS - 1).saturating_mul(apart);
+    assert!(last.saturating_add(left.len().saturating_mul(width)) <= right.len());
     let mut from = right.as_ptr();
-    let (fours, rest) = left.as_chunks::<APART>();
+    let (fours, rest) = left.as_chunks::<AT_ONCE>();
     for four in fours {
-        // SAFETY: four inputs of `width` values each; all of them end within the slice by the
-        // assertion.
-        let columns = unsafe { F::load::<I, ALL>(isa, from) };
-        for (at, (sum, column)) in sums.iter_mut().zip(columns).enumerate() {
-            *sum = ops.mul_add(ops.splat(four[at / VECTORS]), column, *sum);
+        for (panel, sums) in sums.iter_mut().enumerate() {
+            // SAFETY: four inputs of `width` values each; those of the last panel end within the slice by
+            // the assertion.
+            let columns = unsafe { F::load::<I, ALL>(isa, from.wrapping_add(panel * apart)) };
+            for (at, column) in columns.into_iter().enumerate() {
+                let sum = &mut sums[at % VECTORS];
+                *sum = ops.mul_add(ops.splat(four[at / VECTORS]), column, *sum);
+            }
         }
-        from = from.wrapping_add(APART * width);
-    }
-    let mut all = [ops.zero(); VECTORS];
-    for (at, sum) in sums.into_iter().enumerate() {
-        all[at % VECTORS] = ops.add(all[at % VECTORS], sum);
+        from = from.wrapping_add(AT_ONCE * width);
     }
     for value in rest {
-        // SAFETY: as above, one input.
-        let columns = unsafe { F::load::<I, VECTORS>(isa, from) };
-        for (sum, column) in all.iter_mut().zip(columns) {
-            *sum = ops.mul_add(ops.splat(*value), column, *sum);
+        for (panel, sums) in sums.iter_mut().enumerate() {
+            // SAFETY: as above, one input.
+            let columns = unsafe { F::load::<I, VECTORS>(isa, from.wrapping_add(panel * apart)) };
+            for (sum, column) in sums.iter_mut().zip(columns) {
+                *sum = ops.mul_add(ops.splat(*value), column, *sum);
+            }
         }
         from = from.wrapping_add(width);
     }
-    all
+    sums
 }
 
 /// `sums + left x right` over `inputs` inputs.

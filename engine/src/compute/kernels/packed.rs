@@ -8,16 +8,14 @@
 // Hot path: no locks, no logging, no allocation once the scratch has grown.
 
 use super::{
-    area::{Area, AreaMut, Extent},
+    area::{Area, AreaMut},
     curve::Curve,
-    general,
     lines::Lines,
     micro::{self, Format, Left, Next, Right},
 };
 use crate::weights::{PANEL, Panels};
 use rten_simd::{
     Isa, SimdOp,
-    isa::GenericIsa,
     ops::{BitOps, NumOps},
 };
 use std::ops::Range;
@@ -264,40 +262,6 @@ impl<F: Format> Block<'_, '_, F> {
         let width = columns.min(self.out.columns() - column);
         Target { column, width, gated, curve, bias }
     }
-
-    /// As [`Block::eval`], by the `gemm` crate: for processors that no micro-kernel is written for.
-    pub(crate) fn general(mut self) {
-        let (rows, inputs, isa) = (self.out.rows(), self.matrix.inputs, GenericIsa::new());
-        let whole = |rows, columns, stride| Extent { start: 0, rows, columns, stride };
-        let chunks = rows.div_ceil(MOST_ROWS);
-        for chunk in 0..chunks {
-            let rows = share(rows, chunks, chunk);
-            for pair in self.pairs.clone() {
-                let mut bias = [0.0; PAIR];
-                let target = self.target(pair, &mut bias);
-                let Scratch { rows: wide, sums } = &mut *self.scratch;
-                let sums = sums.grow(rows.len() * PAIR);
-                for panel in 0..(self.matrix.count - 2 * pair).min(2) {
-                    let blocks = inputs.div_ceil(MOST_INPUTS);
-                    for block in 0..blocks {
-                        let inputs = share(inputs, blocks, block);
-                        let values = self.matrix.from(2 * pair + panel, inputs.start);
-                        let wide = wide.grow(inputs.len() * PANEL);
-                        F::widen(&values[..wide.len()], wide);
-                        let right = Area::new(wide, whole(inputs.len(), PANEL, PANEL));
-                        let right = right.expect("it has grown to that");
-                        let left =
-                            self.left.part(rows.start, rows.len(), inputs.start, inputs.len());
-                        let all = AreaMut::new(sums, whole(rows.len(), PAIR, PAIR));
-                        let mut all = all.expect("it has grown to that");
-                        let mut sums = all.part(0, rows.len(), panel * PANEL, PANEL);
-                        general::multiply(left, right, &mut sums, block > 0);
-                    }
-                }
-                finish(isa, sums, rows.start, &target, &mut self.out);
-            }
-        }
-    }
 }
 
 fn copy(from: &[f32], at: usize, out: &mut [f32]) {
@@ -356,9 +320,12 @@ impl<F: Format> Tile<'_, F> {
         }
         let both = self.panels == 2 && (wide::<I>() || self.rows <= FEW_ROWS);
         match (self.rows, vectors::<I>(), both) {
-            (1, 1, _) => self.single::<I, 1, 4>(isa, sums),
-            (1, 2, _) => self.single::<I, 2, 8>(isa, sums),
-            (1, ..) => self.single::<I, 4, 16>(isa, sums),
+            (1, 1, true) => self.single::<I, 2, 1, 4>(isa, sums),
+            (1, 1, false) => self.single::<I, 1, 1, 4>(isa, sums),
+            (1, 2, true) => self.single::<I, 2, 2, 8>(isa, sums),
+            (1, 2, false) => self.single::<I, 1, 2, 8>(isa, sums),
+            (1, _, true) => self.single::<I, 2, 4, 16>(isa, sums),
+            (1, _, false) => self.single::<I, 1, 4, 16>(isa, sums),
             (_, 1, true) => rows!(0, 2 x 1, 2 3 4 5 6 7 8 9 10 11 12 13 14),
             (_, 1, false) => rows!(0, 1 x 1, 2 3 4 5 6 7 8 9 10 11 12 13 14),
             (_, 2, true) => rows!(0, 2 x 2, 2),
@@ -376,18 +343,27 @@ impl<F: Format> Tile<'_, F> {
         }
     }
 
-    /// One row: a panel after the other.
+    /// One row and all panels.
     #[inline(always)]
-    fn single<I: Isa, const VECTORS: usize, const ALL: usize>(&self, isa: I, sums: &mut [f32]) {
+    fn single<I: Isa, const PANELS: usize, const VECTORS: usize, const ALL: usize>(
+        &self,
+        isa: I,
+        sums: &mut [f32],
+    ) {
         let ops = isa.f32();
-        for panel in 0..self.panels {
-            let (left, right) = (&self.left[..self.inputs], &self.right[panel * self.apart..]);
-            let row = micro::stream::<I, F, VECTORS, ALL>(isa, left, right);
-            for (v, sum) in row.iter().enumerate() {
-                let sums = &mut sums[panel * PANEL + v * ops.len()..];
-                let sum = if self.add { ops.add(*sum, ops.load(sums)) } else { *sum };
-                ops.store(sum, sums);
+        let mut tile = [[ops.zero(); VECTORS]; PANELS];
+        if self.add {
+            let places = sums.chunks_exact(ops.len());
+            for (sum, place) in tile.as_flattened_mut().iter_mut().zip(places) {
+                *sum = ops.load(place);
             }
+        }
+        let left = &self.left[..self.inputs];
+        let tile =
+            micro::stream::<I, F, PANELS, VECTORS, ALL>(isa, tile, left, self.right, self.apart);
+        let places = sums.chunks_exact_mut(ops.len());
+        for (sum, place) in tile.as_flattened().iter().zip(places) {
+            ops.store(*sum, place);
         }
     }
 

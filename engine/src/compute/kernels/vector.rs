@@ -108,6 +108,16 @@ pub(crate) fn narrow_f16(values: &[f32], out: &mut [u16]) {
     out.reinterpret_cast_mut::<half::f16>().convert_from_f32_slice(values);
 }
 
+/// Rounds to what half precision holds.
+pub(crate) fn round_f16(values: &mut [f32]) {
+    let mut bits = [0; 256];
+    for values in values.chunks_mut(bits.len()) {
+        let bits = &mut bits[..values.len()];
+        narrow_f16(values, bits);
+        widen_f16(bits, values);
+    }
+}
+
 /// Sum, and sum of squares, of the values less `by`.
 struct Moments<'a> {
     row: &'a [f32],

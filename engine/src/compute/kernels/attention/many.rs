@@ -21,12 +21,6 @@ use std::ops::Range;
 
 /// Values of the queries of lanes that are worked on together, and of their context: each 80 KiB.
 const TOGETHER: usize = 20 << 10;
-/// Values of a block of keys: 36 KiB, as much as its scores for the lanes of a few vectors take.
-const BLOCK: usize = 9 << 10;
-/// Keys of a block at most, so that the scores of 32 lanes take half of a first-level cache.
-const MOST_KEYS: usize = 144;
-/// Blocks are of multiples of so many keys where there are as many: all tiles of them are whole.
-const TILES: usize = 24;
 
 /// Context of the lanes before `end`, up to `MOST` vectors of them at a time, in tiles of `ROWS` x
 /// `MOST` sums.
@@ -58,8 +52,7 @@ fn together<I: Isa, const MOST: usize, const ROWS: usize>(
     let (step, width, count) = (MOST * len, lanes.width, which.len());
     let padded = width.next_multiple_of(len);
     let seen = lanes.seen(which.end - 1);
-    let block = (BLOCK / width).clamp(TILES, MOST_KEYS) / TILES * TILES;
-    let block = seen.div_ceil(seen.div_ceil(block)).next_multiple_of(TILES);
+    let block = super::block(width);
     // Copying would not be worth it for one pass.
     let copied = count > step || padded > width;
     let places = count.next_multiple_of(step);
@@ -85,12 +78,11 @@ fn together<I: Isa, const MOST: usize, const ROWS: usize>(
 
     let mut next = 0;
     while next < seen {
-        let keys = next..next + lanes.together(next, block.min(seen - next));
+        let keys = next..next + block.min(seen - next);
         let first_key = keys.start;
         next = keys.end;
-        let rooms = (&mut *keys_room, &mut *values_room);
-        let (keys_here, values_here) =
-            lanes.block(isa, (keys.clone(), block), (copied, copied), rooms, padded);
+        let keys_here = lanes.keys(isa, keys.clone(), (copied, block), keys_room);
+        let values_here = lanes.values(isa, keys.clone(), (copied, block), values_room, padded);
         for pass in passes.clone() {
             let some = which.start + pass.start..which.start + pass.end;
             let seen = lanes.seen(some.end - 1).min(keys.end);
@@ -247,13 +239,23 @@ impl Block<'_, '_> {
             ops.store(factor, &mut factors[v * len..]);
             sums[v] = ops.mul(ops.load(&self.sums[v * len..]), factor);
         }
-        for scores in self.scores[..count * step].chunks_exact_mut(step) {
-            for v in 0..VECTORS {
-                let score = ops.load(&scores[v * len..]);
-                let weight = exp2_falling(isa, ops.sub(score, most[v]));
-                sums[v] = ops.add(sums[v], weight);
-                ops.store(weight, &mut scores[v * len..]);
+        // Four sums, of keys that are equal modulo four: none waits for the one before it.
+        let mut four = [[ops.zero(); VECTORS]; 4];
+        let mut key = 0;
+        while key < count {
+            for (at, four) in four.iter_mut().enumerate() {
+                if key + at < count {
+                    let scores = &mut self.scores[(key + at) * step..][..step];
+                    // What a lane does not see is of no weight at all.
+                    let seen = (key + at >= seen_by_all).then_some(seen);
+                    weigh_key::<I, VECTORS>(isa, scores, most, (key + at, seen), four);
+                }
             }
+            key += 4;
+        }
+        for v in 0..VECTORS {
+            let [a, b, c, d] = [four[0][v], four[1][v], four[2][v], four[3][v]];
+            sums[v] = ops.add(sums[v], ops.add(ops.add(a, b), ops.add(c, d)));
         }
         for v in 0..VECTORS {
             ops.store(most[v], &mut self.most[v * len..]);
@@ -347,6 +349,28 @@ impl Block<'_, '_> {
                 column += len;
             }
         }
+    }
+}
+
+/// Turns the scores of a key into weights, and adds these to sums.
+#[inline(always)]
+fn weigh_key<I: Isa, const VECTORS: usize>(
+    isa: I,
+    scores: &mut [f32],
+    most: [I::F32; VECTORS],
+    (key, seen): (usize, Option<[I::F32; VECTORS]>),
+    sums: &mut [I::F32; VECTORS],
+) {
+    let ops = isa.f32();
+    for v in 0..VECTORS {
+        let score = ops.load(&scores[v * ops.len()..]);
+        let mut weight = exp2_falling(isa, ops.sub(score, most[v]));
+        if let Some(seen) = seen {
+            let sees = ops.gt(seen[v], ops.splat(key as f32));
+            weight = ops.select(weight, ops.zero(), sees);
+        }
+        sums[v] = ops.add(sums[v], weight);
+        ops.store(weight, &mut scores[v * ops.len()..]);
     }
 }
 

@@ -3,14 +3,14 @@
 use crate::{
     answer::{Classes, Embeddings, Output, Ranked, Ranking, Report, Tensor, Tensors, rows},
     error::ClientError,
-    generate::{self, GenerateOptions, Generating, Prompt},
+    generate::Generating,
     parts::parts,
     pieces::{Pieces, report},
     retry::{RetryPolicy, jitter},
     status::ClusterStatus,
     trace::Trace,
 };
-use galaxy_common::{DeviceName, RequestId};
+use galaxy_common::{DeviceName, GenerateOptions, Prompt, RequestId};
 use galaxy_proto::{
     MAX_MESSAGE_BYTES, channel, convert,
     identity::{Identity, Role},
@@ -463,7 +463,7 @@ impl Client {
         options: GenerateOptions,
     ) -> Result<Generating, ClientError> {
         let deadline = Instant::now() + self.timeout;
-        let request = generate::request(prompt.into(), options);
+        let request = convert::generate_request(prompt.into(), options);
         let patience = self.timeout;
         self.attempts(deadline, false, request, |mut stub, request| async move {
             let answer = timeout_at(deadline, stub.generate(request)).await;

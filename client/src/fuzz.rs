@@ -3,7 +3,7 @@
 use crate::{
     answer::{self, Report, Tensor},
     error::ClientError,
-    generate::{self, GenerateOptions, Generated, Prompt},
+    generate::{self, Generated},
     pieces::Pieces,
 };
 use galaxy_proto::v1::{self, generate_event, run_event::Event};
@@ -33,12 +33,7 @@ pub fn reports(parts: Vec<v1::RequestReport>) -> Report {
     report
 }
 
-/// What a coordinator is asked of a text that goes on.
-pub fn request(prompt: Prompt, options: GenerateOptions) -> v1::GenerateRequest {
-    generate::request(prompt, options)
-}
-
-/// What it says of one.
+/// What a coordinator says of a text that goes on.
 ///
 /// # Errors
 /// When it says it at the wrong time, or nothing.

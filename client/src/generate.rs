@@ -2,7 +2,7 @@
 
 use crate::{answer::Report, error::ClientError, pieces::report};
 use futures_util::{Stream, stream};
-use galaxy_common::{Fallback, RequestId, SamplingParams};
+use galaxy_common::{GeneratedToken, RequestId};
 use galaxy_proto::{
     WAITING,
     v1::{self, generate_event::Event},
@@ -10,80 +10,6 @@ use galaxy_proto::{
 use serde::Serialize;
 use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
-
-/// What goes on.
-#[derive(Clone, PartialEq, Debug)]
-pub enum Prompt {
-    /// A text.
-    Text(String),
-    /// Its tokens. For models without a tokenizer too.
-    Ids(Vec<u32>),
-}
-
-impl From<&str> for Prompt {
-    fn from(text: &str) -> Self {
-        Self::Text(text.to_owned())
-    }
-}
-impl From<Vec<u32>> for Prompt {
-    fn from(ids: Vec<u32>) -> Self {
-        Self::Ids(ids)
-    }
-}
-
-/// How it goes on.
-#[derive(Clone, PartialEq, Debug)]
-pub struct GenerateOptions {
-    /// Most tokens that are made; 0: as many as the defaults say, or as there is room for.
-    pub max_tokens: u32,
-    /// How tokens are chosen. The same seed gives the same text; without one it is another each time.
-    pub sampling: SamplingParams,
-    /// The text ends before any of these.
-    pub stop: Vec<String>,
-    /// Whether it goes on behind a token that ends texts.
-    pub ignore_end: bool,
-    /// What is left open is as the model's `generation_config.json` says, and as this where that says nothing.
-    /// Without it, the likeliest token is taken and nothing of that file holds but the tokens that end texts.
-    pub fallback: Option<Fallback>,
-}
-
-impl Default for GenerateOptions {
-    fn default() -> Self {
-        Self {
-            max_tokens: 0,
-            sampling: SamplingParams::default(),
-            stop: Vec::new(),
-            ignore_end: false,
-            fallback: Some(Fallback::default()),
-        }
-    }
-}
-
-impl GenerateOptions {
-    /// Leaves the model's `generation_config.json` aside: what is left open is as the fallback says.
-    pub fn without_model_defaults(mut self) -> Self {
-        if let Some(fallback) = self.fallback.take() {
-            self.sampling.temperature.get_or_insert(fallback.temperature);
-            if self.max_tokens == 0 {
-                self.max_tokens = fallback.max_tokens;
-            }
-        }
-        self
-    }
-}
-
-/// A token that was made.
-#[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct Token {
-    /// Its id.
-    pub token: u32,
-    /// Its log-probability, before anything is done to logits.
-    pub logprob: f32,
-    /// The likeliest tokens with theirs, as many as `logprobs` says.
-    pub top: Vec<(u32, f32)>,
-    /// What it adds to the text, as far as that is sure.
-    pub text: String,
-}
 
 /// The end of a text.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -100,7 +26,7 @@ pub struct Done {
 #[derive(Clone, PartialEq, Debug)]
 pub enum Generated {
     /// A token.
-    Token(Token),
+    Token(GeneratedToken),
     /// The last thing.
     Done(Done),
 }
@@ -173,10 +99,7 @@ impl Generating {
 /// What comes of what is said behind the beginning.
 pub(crate) fn generated(event: Option<Event>) -> Result<Generated, ClientError> {
     match event {
-        Some(Event::Token(v1::GeneratedToken { token, logprob, top, text })) => {
-            let top = top.iter().map(|likely| (likely.token, likely.logprob)).collect();
-            Ok(Generated::Token(Token { token, logprob, top, text }))
-        }
+        Some(Event::Token(token)) => Ok(Generated::Token(token.into())),
         Some(Event::Done(v1::GenerateDone { finish, text, report: cost })) => {
             Ok(Generated::Done(Done { finish, text, report: report(cost)? }))
         }
@@ -195,30 +118,4 @@ async fn message(
 ) -> Result<Option<Event>, ClientError> {
     let event = timeout_at(until, events.message()).await;
     Ok(event.map_err(|_| ClientError::Timeout { timeout })??.and_then(|event| event.event))
-}
-
-/// What a coordinator is asked.
-pub(crate) fn request(prompt: Prompt, options: GenerateOptions) -> v1::GenerateRequest {
-    let GenerateOptions { max_tokens, sampling, stop, ignore_end, fallback } = options;
-    let (prompt, ids) = match prompt {
-        Prompt::Text(text) => (text, Vec::new()),
-        Prompt::Ids(ids) => (String::new(), ids),
-    };
-    let bias = sampling.bias.iter().map(|&(token, bias)| v1::LogitBias { token, bias });
-    let sampling = v1::Sampling {
-        temperature: sampling.temperature,
-        top_k: sampling.top_k,
-        top_p: sampling.top_p,
-        min_p: sampling.min_p,
-        repetition_penalty: sampling.repetition,
-        presence_penalty: sampling.presence,
-        frequency_penalty: sampling.frequency,
-        logit_bias: bias.collect(),
-        seed: sampling.seed,
-        logprobs: sampling.logprobs,
-    };
-    let model_defaults = fallback
-        .map(|Fallback { temperature, max_tokens }| v1::ModelDefaults { temperature, max_tokens });
-    let sampling = Some(sampling);
-    v1::GenerateRequest { prompt, ids, max_tokens, sampling, stop, ignore_end, model_defaults }
 }

@@ -37,8 +37,11 @@ pub use answer::{
 };
 pub use client::{Builder, Client, DEFAULT_TIMEOUT, EmbedOptions, Input, Prefix, TooLong};
 pub use error::ClientError;
-pub use galaxy_common::{Fallback, LinkRate, RateError, Sampling, SamplingParams};
-pub use generate::{Done, GenerateOptions, Generated, Generating, Prompt, Token};
+pub use galaxy_common::{
+    Fallback, GenerateOptions, GeneratedToken as Token, LinkRate, Prompt, RateError, Sampling,
+    SamplingParams,
+};
+pub use generate::{Done, Generated, Generating};
 pub use members::{Invitation, Member};
 pub use parts::MAX_TEXTS_PER_PART;
 pub use retry::RetryPolicy;

@@ -6,6 +6,7 @@
 
 pub mod format;
 pub mod frame;
+pub mod generate;
 pub mod ids;
 pub mod plan;
 pub mod printable;
@@ -23,6 +24,7 @@ pub mod units;
 
 pub use format::{UnknownFormat, WeightFormat};
 pub use frame::{FrameError, FrameHeader, HEADER_BYTES, MAX_PAYLOAD_BYTES};
+pub use generate::{GenerateOptions, GeneratedToken, Prompt};
 pub use ids::{DeviceName, Epoch, NameError, Rank, RequestId, SequenceNumber};
 pub use plan::{
     Assignment, BlockAssignment, Cache, DevicePlan, Exchange, Layout, LinkType, Mode, Modes, Plan,

@@ -12,10 +12,10 @@ use crate::{
     placement,
     reception::{Reception, Update},
     registry::Registry,
-    session::{Ask, Embed, Input, Items, Prefix, Report, RunOutput, Said, Session, Tensors},
+    session::{Embed, Input, Items, Prefix, Report, RunOutput, Said, Session, Tensors},
     trace::DeviceSum,
 };
-use galaxy_common::{Fallback, SamplingParams, Wanted};
+use galaxy_common::Wanted;
 use galaxy_proto::{
     ALPN_JOIN, COMMIT, MAX_MESSAGE_BYTES, PROTOCOL, VERSION, convert,
     door::{Door, Peer, require},
@@ -314,11 +314,12 @@ impl Galaxy for Api {
     ) -> Result<Response<GenerateEvents>, Status> {
         let limit = allowed(request.metadata())?;
         let session = self.session.of(caller(&request));
-        let ask = ask(request.into_inner());
+        let (prompt, options) = convert::generate_options(request.into_inner())
+            .map_err(|e| RequestError::Invalid { why: e.to_string() })?;
         let (listener, said) = mpsc::channel(SAID);
         let mut replies = self.replies.lock().unwrap_or_else(PoisonError::into_inner);
         while replies.try_join_next().is_some() {}
-        replies.spawn(async move { session.generate(ask, limit, listener).await });
+        replies.spawn(async move { session.generate(prompt, options, limit, listener).await });
         let events = ReceiverStream::new(said).map(|said| Ok(generated(said?)));
         Ok(Response::new(Box::pin(events)))
     }
@@ -435,28 +436,6 @@ pub(crate) fn output(request: &v1::RunRequest) -> Result<RunOutput, Status> {
     Ok(RunOutput::Wanted(wanted))
 }
 
-/// What a client asks to be gone on with.
-pub(crate) fn ask(request: v1::GenerateRequest) -> Ask {
-    let v1::GenerateRequest { prompt, ids, max_tokens, sampling, stop, ignore_end, model_defaults } =
-        request;
-    let asked = sampling.unwrap_or_default();
-    let sampling = SamplingParams {
-        temperature: asked.temperature,
-        top_k: asked.top_k,
-        top_p: asked.top_p,
-        min_p: asked.min_p,
-        repetition: asked.repetition_penalty,
-        presence: asked.presence_penalty,
-        frequency: asked.frequency_penalty,
-        bias: asked.logit_bias.iter().map(|bias| (bias.token, bias.bias)).collect(),
-        seed: asked.seed,
-        logprobs: asked.logprobs,
-    };
-    let fallback = model_defaults
-        .map(|v1::ModelDefaults { temperature, max_tokens }| Fallback { temperature, max_tokens });
-    Ask { prompt, ids, max_tokens, sampling, stop, ignore_end, fallback }
-}
-
 pub(crate) fn generated(said: Said) -> v1::GenerateEvent {
     use generate_event::Event;
     let event = match said {
@@ -467,16 +446,7 @@ pub(crate) fn generated(said: Said) -> v1::GenerateEvent {
             seed,
             text,
         }),
-        Said::Token { told, text } => {
-            let top = told[4..].chunks_exact(2).take(told[3] as usize);
-            let likely = |pair: &[f32]| v1::Likely { token: pair[0] as u32, logprob: pair[1] };
-            Event::Token(v1::GeneratedToken {
-                token: told[0] as u32,
-                logprob: told[1],
-                top: top.map(likely).collect(),
-                text,
-            })
-        }
+        Said::Token(token) => Event::Token(token.into()),
         Said::Done { finish, text, report: cost } => Event::Done(v1::GenerateDone {
             finish: finish.to_string(),
             text,

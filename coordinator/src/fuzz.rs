@@ -5,10 +5,11 @@ use crate::{
     error::RequestError,
     fleet::{Timeline, remote::execute},
     profile::links,
-    session::{Ask, Said},
+    session::Said,
     trace::{Trace, TracedProgram},
 };
 use galaxy_common::{DeviceName, LinkProfile, LinkType, RequestId};
+use galaxy_engine::generate;
 use galaxy_model::ModelSpec;
 use galaxy_proto::v1;
 use std::time::Duration;
@@ -62,16 +63,11 @@ pub fn trace(
     Trace::new(spec, RequestId(1), measured, 0)
 }
 
-/// How a client asks a text to go on.
-pub fn ask(request: v1::GenerateRequest) -> Ask {
-    api::ask(request)
-}
-
 /// What a client is told of a token, by what a device says of it; the vocabulary has so many.
 ///
 /// # Errors
 /// As the program that made it.
 pub fn told(token: &[u8], vocabulary: u32) -> Result<v1::GenerateEvent, Status> {
     let told = execute::told(token, vocabulary, 1, &mut Vec::new())?;
-    Ok(api::generated(Said::Token { told: Box::new(told), text: String::new() }))
+    Ok(api::generated(Said::Token(generate::token(&told, String::new()))))
 }

@@ -13,7 +13,7 @@ use crate::{
     fleet::{DeviceCost, DeviceView, Fleet, Outlook, Readiness, blocking},
     trace::{Trace, TraceLog},
 };
-pub use generate::{Ask, Finish, Said};
+pub use generate::{Finish, Listener, Said};
 pub use texts::{Classes, Embed, Embeddings, Items, Prefix, Scores};
 
 use answer::{Answer, Outcome, Vectors};

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use galaxy_common::{
-    Bytes, Cache, DeviceName, Epoch, SequenceNumber, Wanted,
+    Bytes, Cache, DeviceName, Epoch, GenerateOptions, SequenceNumber, Wanted,
     plan::{Plan, Strategy, WireType},
 };
 use galaxy_coord::{
@@ -11,7 +11,7 @@ use galaxy_coord::{
     audit::Audit,
     client_memory::DEFAULT_CLIENT_MEMORY,
     fleet::{BoxFuture, DeviceView, Outlook, Readiness, Run, Task, Timeline},
-    session::{Ask, Said},
+    session::{Listener, Said},
 };
 use galaxy_graph::share::{self, Member, Terms};
 use galaxy_model::ModelDir;
@@ -452,9 +452,15 @@ fn short_of_room() -> Session {
     Session::new(model, fleet, LIMITS)
 }
 
-fn ask(max_tokens: u32) -> Ask {
-    let ids = vec![5, 6, 7];
-    Ask { ids, max_tokens, ignore_end: true, ..Ask::default() }
+/// Goes on with a text for 60 tokens.
+async fn generate(session: &Session, listener: Listener) {
+    let options = GenerateOptions {
+        max_tokens: 60,
+        ignore_end: true,
+        fallback: None,
+        ..GenerateOptions::default()
+    };
+    session.generate(vec![5, 6, 7].into(), options, None, listener).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -463,10 +469,10 @@ async fn a_text_that_waits_for_room_is_told_so() {
     // The first has the room, and is not read any more: that is borne for a while.
     let (listener, mut unread) = mpsc::channel(1);
     let first = session.clone();
-    tokio::spawn(async move { first.generate(ask(60), None, listener).await });
+    tokio::spawn(async move { generate(&first, listener).await });
     assert!(matches!(unread.recv().await, Some(Ok(Said::Begun { .. }))));
     let (listener, mut said) = mpsc::channel(1000);
-    session.generate(ask(60), None, listener).await;
+    generate(&session, listener).await;
     let mut waits = 0;
     let first = loop {
         match said.recv().await.unwrap().unwrap() {
@@ -484,15 +490,15 @@ async fn a_client_that_stops_reading_is_given_up() {
     let session = short_of_room();
     let (listener, mut said) = mpsc::channel(1);
     let begun = tokio::time::Instant::now();
-    session.generate(ask(60), None, listener).await;
+    generate(&session, listener).await;
     let took = begun.elapsed();
     assert!((Duration::from_secs(25)..Duration::from_secs(70)).contains(&took), "{took:?}");
     assert!(matches!(said.recv().await, Some(Ok(Said::Begun { .. }))));
     let (listener, mut said) = mpsc::channel(100);
-    session.generate(ask(60), None, listener).await;
+    generate(&session, listener).await;
     let mut tokens = 0;
     while let Some(said) = said.recv().await {
-        tokens += usize::from(matches!(said.unwrap(), Said::Token { .. }));
+        tokens += usize::from(matches!(said.unwrap(), Said::Token(_)));
     }
     assert_eq!(tokens, 60);
 }

@@ -8,12 +8,19 @@ use crate::{
     compute::{Binding, Inputs},
     executor::{Executor, Job, RunError, RunReport, Step},
 };
-use galaxy_common::{BatchShape, Breadth, Epoch, Segment, SequenceNumber, Wanted};
+use galaxy_common::{BatchShape, Breadth, Epoch, GeneratedToken, Segment, SequenceNumber, Wanted};
 use galaxy_graph::{Program, program::TOKEN_VALUES};
 use std::{sync::Arc, time::Instant};
 
 /// What is told of a token: [`TOKEN_VALUES`].
 pub type Told = [f32; TOKEN_VALUES as usize];
+
+/// A token by what is told of it, with what it adds to the text.
+pub fn token(told: &Told, text: String) -> GeneratedToken {
+    let [token, logprob, _, count, likely @ ..] = told;
+    let top = likely.chunks_exact(2).take(*count as usize).map(|pair| (pair[0] as u32, pair[1]));
+    GeneratedToken { token: *token as u32, logprob: *logprob, top: top.collect(), text }
+}
 
 /// Tokens that are made at a time, before anybody may say that they are enough: on a device that makes a token
 /// in 50 ms, four fifths of a second.

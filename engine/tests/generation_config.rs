@@ -3,11 +3,12 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use galaxy_common::{
-    Bytes, Cache, DeviceName, Fallback, Strategy, WireType, sampling::SamplingParams,
+    Bytes, Cache, DeviceName, Fallback, GenerateOptions, Strategy, WireType,
+    sampling::SamplingParams,
 };
 use galaxy_engine::{choose::Text, generate::Told, local::LocalCluster};
 use galaxy_graph::share::{self, Member, Terms};
-use galaxy_model::{ModelDir, generation::Settings};
+use galaxy_model::ModelDir;
 use serde_json::Value;
 use std::{
     fs,
@@ -71,9 +72,9 @@ fn a_silent_request_is_answered_as_transformers_answers_it() {
         let model = model(name, config, dir.path());
         let generation = model.generation().unwrap();
         let vocabulary = model.spec().vocabulary;
-        let settled =
-            generation.settle(Settings::default(), fallback, prompt.len() as u32, vocabulary);
-        let Settings { sampling, max_tokens, .. } = match settled {
+        let asked = GenerateOptions { fallback: Some(fallback), ..GenerateOptions::default() };
+        let settled = generation.settle(asked, prompt.len() as u32, vocabulary);
+        let GenerateOptions { sampling, max_tokens, .. } = match settled {
             Ok(settled) => settled,
             Err(error) => {
                 let named =

@@ -1,12 +1,9 @@
 //! Texts that go on: what is asked and said of them, and what model directories say of their ends and chats.
 
 use super::{Input, good, messages::messages, models::directory, said};
-use galaxy_client::{Fallback, GenerateOptions, Generated, Prompt, Sampling};
-use galaxy_common::sampling::MOST_LOGPROBS;
-use galaxy_model::{
-    chat::ChatFiles,
-    generation::{Ending, Settings},
-};
+use galaxy_client::Generated;
+use galaxy_common::{Fallback, GenerateOptions, Sampling, sampling::MOST_LOGPROBS};
+use galaxy_model::{chat::ChatFiles, generation::Ending};
 use galaxy_proto::{convert, v1};
 use prost::Message;
 use std::fs;
@@ -28,9 +25,9 @@ pub(crate) fn text(bytes: &[u8]) {
         3 => ending(&mut input),
         4 => {
             let Some(generation) = good(galaxy_model::fuzz::generation(input.0)) else { return };
-            let fallback = Fallback { temperature: 1.0, max_tokens: 16 };
-            let settled = generation.settle(Settings::default(), fallback, 7, VOCABULARY);
-            if let Some(settled) = good(settled) {
+            let fallback = Some(Fallback { temperature: 1.0, max_tokens: 16 });
+            let silent = GenerateOptions { fallback, ..GenerateOptions::default() };
+            if let Some(settled) = good(generation.settle(silent, 7, VOCABULARY)) {
                 let sampling = settled.sampling.complete(1).checked(VOCABULARY);
                 good(sampling);
                 assert!(settled.max_tokens > 0);
@@ -56,33 +53,20 @@ pub(crate) fn text(bytes: &[u8]) {
 /// What a client asks is what a device hears, and what our own client would say for it.
 fn ask(bytes: &[u8]) {
     let Some(request) = good(v1::GenerateRequest::decode(bytes)) else { return };
-    let asked = galaxy_coord::fuzz::ask(request);
+    let Some((prompt, options)) = good(convert::generate_options(request)) else { return };
     // What is no number is refused with the settings that it becomes part of, and is not the same twice.
-    if asked.fallback.is_some_and(|fallback| fallback.temperature.is_nan()) {
+    if options.fallback.is_some_and(|fallback| fallback.temperature.is_nan()) {
         return;
     }
-    let whole = asked.sampling.clone().complete(1);
+    let whole = options.sampling.clone().complete(1);
     let Some(sampling) = good(whole.checked(VOCABULARY)) else { return };
     assert!(sampling.temperature.is_finite() && sampling.logprobs <= MOST_LOGPROBS);
     let bytes = postcard::to_stdvec(&sampling).expect("a sampling has a binary form");
     let again: Sampling = postcard::from_bytes(&bytes).expect("its own");
     assert_eq!(again.checked(VOCABULARY).as_ref(), Ok(&sampling));
 
-    let (prompt, ids) = (asked.prompt.clone(), asked.ids.clone());
-    let prompt = if ids.is_empty() { Prompt::Text(prompt) } else { Prompt::Ids(ids) };
-    let options = GenerateOptions {
-        max_tokens: asked.max_tokens,
-        sampling: asked.sampling.clone(),
-        stop: asked.stop.clone(),
-        ignore_end: asked.ignore_end,
-        fallback: asked.fallback,
-    };
-    let again = galaxy_coord::fuzz::ask(galaxy_client::fuzz::request(prompt, options));
-    // It sends a text or its tokens, and not both.
-    let either = again.prompt.is_empty() || again.ids.is_empty();
-    assert!(
-        either && galaxy_coord::session::Ask { prompt: asked.prompt.clone(), ..again } == asked
-    );
+    let again = convert::generate_request(prompt.clone(), options.clone());
+    assert_eq!(convert::generate_options(again), Ok((prompt, options)));
 }
 
 /// What a device says of a token, as a client gets it.

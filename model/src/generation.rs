@@ -13,7 +13,7 @@ use crate::{
     store::{MAX_JSON_BYTES, read_bounded},
 };
 use galaxy_common::{
-    Fallback, SamplingParams,
+    GenerateOptions, SamplingParams,
     sampling::{MOST_BIASES, SamplingError},
 };
 use serde_json::Value;
@@ -135,17 +135,6 @@ pub struct Generation {
     not_done: Vec<String>,
 }
 
-/// What a request says of its text, and what defaults add.
-#[derive(Clone, PartialEq, Debug, Default)]
-pub struct Settings {
-    /// How tokens are chosen.
-    pub sampling: SamplingParams,
-    /// Most tokens that are generated; 0: as many as there is room for.
-    pub max_tokens: u32,
-    /// Strings that end the text.
-    pub stop: Vec<String>,
-}
-
 /// Why the defaults of a model do not hold for a request.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SettingsError {
@@ -170,18 +159,18 @@ pub enum SettingsError {
 }
 
 impl Generation {
-    /// What is asked, with the author's settings where the request says nothing, and `fallback` where they
-    /// say nothing either. The prompt has so many tokens.
+    /// What is asked, with the author's settings where the request says nothing, and its fallback where they
+    /// say nothing either; without a fallback, as it is asked. The prompt has so many tokens.
     ///
     /// # Errors
     /// When the author's settings are not carried out, or leave no room for a text.
     pub fn settle(
         &self,
-        asked: Settings,
-        fallback: Fallback,
+        asked: GenerateOptions,
         prompt: u32,
         vocabulary: u32,
-    ) -> Result<Settings, SettingsError> {
+    ) -> Result<GenerateOptions, SettingsError> {
+        let Some(fallback) = asked.fallback else { return Ok(asked) };
         let path = self.path.clone();
         if !self.not_done.is_empty() {
             return Err(SettingsError::NotDone { path, what: self.not_done.clone() });
@@ -199,7 +188,8 @@ impl Generation {
         defaults.bias.retain(|(token, _)| *token < vocabulary);
         defaults.temperature = defaults.temperature.or(Some(fallback.temperature));
         let stop = if asked.stop.is_empty() { self.stop.clone() } else { asked.stop };
-        Ok(Settings { sampling: asked.sampling.or(&defaults), max_tokens, stop })
+        let sampling = asked.sampling.or(&defaults);
+        Ok(GenerateOptions { sampling, max_tokens, stop, ..asked })
     }
 }
 
@@ -353,6 +343,13 @@ fn json(path: &Path, text: &[u8]) -> Result<Value, ModelError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use galaxy_common::Fallback;
+
+    /// A request that says nothing.
+    fn silent() -> GenerateOptions {
+        let fallback = Some(Fallback { temperature: 1.0, max_tokens: 16 });
+        GenerateOptions { fallback, ..GenerateOptions::default() }
+    }
 
     /// A directory of a decoder with this `generation_config.json`, if any, and these fields of `config.json`.
     fn model(generation: Option<&str>, config: &[(&str, Value)]) -> (tempfile::TempDir, ModelDir) {
@@ -398,8 +395,7 @@ mod tests {
             "repetition_penalty": 1.05, "max_new_tokens": 40, "max_length": 9, "stop_strings": "END",
             "suppress_tokens": [3, 500000], "num_beams": 1, "typical_p": 1.0, "bad_words_ids": null}"#;
         let generation = read(text).expect("settings");
-        let fallback = Fallback { temperature: 1.0, max_tokens: 16 };
-        let silent = generation.settle(Settings::default(), fallback, 4, 97).expect("settled");
+        let settled = generation.settle(silent(), 4, 97).expect("settled");
         let sampling = SamplingParams {
             temperature: Some(0.6),
             top_k: Some(20),
@@ -409,29 +405,31 @@ mod tests {
             bias: vec![(3, SUPPRESSED)],
             ..SamplingParams::default()
         };
-        let want = Settings { sampling, max_tokens: 40, stop: vec!["END".to_owned()] };
-        assert_eq!(silent, want);
+        let stop = vec!["END".to_owned()];
+        let want = GenerateOptions { sampling, max_tokens: 40, stop, ..silent() };
+        assert_eq!(settled, want);
         let sampling = SamplingParams {
             temperature: Some(0.0),
             top_k: Some(0),
             bias: vec![(3, 1.0)],
             ..want.sampling.clone()
         };
-        let said = Settings { sampling, max_tokens: 5, stop: vec!["x".to_owned()] };
-        assert_eq!(generation.settle(said.clone(), fallback, 4, 97), Ok(said));
+        let stop = vec!["x".to_owned()];
+        let said = GenerateOptions { sampling, max_tokens: 5, stop, ..silent() };
+        assert_eq!(generation.settle(said.clone(), 4, 97), Ok(said));
+        let aside = GenerateOptions { fallback: None, ..silent() };
+        assert_eq!(generation.settle(aside.clone(), 4, 97), Ok(aside), "the file is not asked");
     }
 
     #[test]
     fn whether_it_samples_is_for_the_author_to_say() {
-        let fallback = Fallback { temperature: 1.0, max_tokens: 16 };
         for (text, temperature, most) in [
             ("{}", 1.0, 16),
             (r#"{"do_sample": false, "temperature": 0.6, "max_length": 20}"#, 0.0, 16),
             (r#"{"do_sample": true, "max_length": 30}"#, 1.0, 26),
             (r#"{"do_sample": null, "temperature": 0.6}"#, 0.6, 16),
         ] {
-            let settled = read(text).expect(text).settle(Settings::default(), fallback, 4, 97);
-            let settled = settled.expect(text);
+            let settled = read(text).expect(text).settle(silent(), 4, 97).expect(text);
             assert_eq!(settled.sampling.temperature, Some(temperature), "{text}");
             assert_eq!(settled.max_tokens, most, "{text}");
         }
@@ -460,12 +458,12 @@ mod tests {
             let said = model.warnings().iter().map(ToString::to_string).collect::<String>();
             assert!(said.contains(&format!("{field} = {value}")), "{said}");
             let generation = model.generation().expect("settings");
-            let error = generation.settle(Settings::default(), Fallback::default(), 4, 97);
+            let error = generation.settle(silent(), 4, 97);
             let error = error.expect_err("refused").to_string();
             assert!(error.contains(field) && error.contains("--generation-config none"), "{error}");
         }
         let long = read(r#"{"max_length": 4}"#).expect("settings");
-        let error = long.settle(Settings::default(), Fallback::default(), 4, 97);
+        let error = long.settle(silent(), 4, 97);
         assert!(error.expect_err("no room").to_string().contains("max_length = 4"));
     }
 

@@ -1,5 +1,9 @@
 //! Wire types to domain types and back. Wire types stop at the handlers.
 
+mod generate;
+
+pub use generate::{generate_options, generate_request};
+
 use crate::v1;
 use galaxy_common::{BatchShape, Breadth, Pooling, Segment, ShapeError, Wanted, shape::MAX_ROWS};
 
@@ -15,6 +19,9 @@ pub enum ConvertError {
     /// No output named.
     #[error("the request does not say which output it wants")]
     Unspecified,
+    /// A text that goes on, and its tokens.
+    #[error("the request has a prompt and ids: send one of them")]
+    Prompt,
     /// Segments that make no batch.
     #[error(transparent)]
     Shape(#[from] ShapeError),

@@ -2,13 +2,15 @@
 //! from inside the testbed's network.
 
 use anyhow::{Context, Result, bail};
-use galaxy_common::{BatchShape, Bytes, DeviceName, Epoch, Plan, plan::Phase};
+use galaxy_common::{
+    BatchShape, Bytes, DeviceName, Epoch, GenerateOptions, Plan, Prompt, plan::Phase,
+};
 use galaxy_coord::{
     Cluster, Fleet, Limits, RemoteFleet, RequestError, Session,
     client_memory::DEFAULT_CLIENT_MEMORY,
     fleet::{Notice, Readiness, Run, Task, Timeline},
     placement::PlacementError,
-    session::{Ask, Report, Said},
+    session::{Report, Said},
 };
 use galaxy_graph::{Program, lower};
 use galaxy_model::ModelDir;
@@ -221,20 +223,26 @@ impl Placed<'_> {
     /// # Errors
     /// When it fails, with what failed.
     pub fn generate(&self, prompt: &[u32], count: u32) -> Result<Text> {
-        let ids = prompt.to_vec();
-        let ask = Ask { ids, max_tokens: count, ignore_end: true, ..Ask::default() };
+        let prompt = Prompt::Ids(prompt.to_vec());
+        let options = GenerateOptions {
+            max_tokens: count,
+            ignore_end: true,
+            fallback: None,
+            ..GenerateOptions::default()
+        };
         let session = self.session.clone();
         let made = self.stage.inside(async move {
             let (listener, mut said) = mpsc::channel(1024);
             let begun = Instant::now();
-            let making = async move { session.generate(ask, Some(MAKING), listener).await };
-            let making = tokio::spawn(making);
+            let making = tokio::spawn(async move {
+                session.generate(prompt, options, Some(MAKING), listener).await;
+            });
             let (mut tokens, mut at, mut report) = (Vec::new(), Vec::new(), None);
             while let Some(said) = said.recv().await {
                 match said? {
                     Said::Waiting | Said::Begun { .. } => {}
-                    Said::Token { told, .. } => {
-                        tokens.push(told[0] as u32);
+                    Said::Token(token) => {
+                        tokens.push(token.token);
                         at.push(begun.elapsed());
                     }
                     Said::Done { report: cost, .. } => report = Some(cost),

@@ -13,10 +13,13 @@ use super::{
 use clap::Args;
 use galaxy_client::{GenerateOptions, Generated, Prompt, Token};
 use galaxy_common::{Cache, Fallback, Sampling, SamplingParams, WireType};
-use galaxy_engine::{choose::Text, generate::Told};
+use galaxy_engine::{
+    choose::Text,
+    generate::{Told, token},
+};
 use galaxy_model::{
     ModelDir,
-    generation::{Ending, Settings},
+    generation::Ending,
     tokenizer::{TextStream, Tokenizer},
 };
 use serde::Serialize;
@@ -362,18 +365,14 @@ fn load(args: &GenerateArgs, path: &Path) -> Result<Loaded, Failure> {
         let what = format!("the prompt fills all {} rows of {}", tokens.len(), spec.limited_by());
         return Err(Failure::new(what).todo("shorten it"));
     }
-    let GenerateOptions { max_tokens, sampling, stop, ignore_end, fallback } = args.options()?;
-    if stop.iter().any(String::is_empty) {
+    let options = args.options()?;
+    if options.stop.iter().any(String::is_empty) {
         return Err(Failure::usage("an empty string would end every text").at("--stop"));
     }
     let generation = model.generation().map_err(in_process::model_failure)?;
-    let mut settings = Settings { sampling, max_tokens, stop };
-    if let Some(fallback) = fallback {
-        let prompt = tokens.len() as u32;
-        let settled = generation.settle(settings, fallback, prompt, spec.vocabulary);
-        settings = settled.map_err(|error| Failure::new(error.to_string()))?;
-    }
-    let Settings { sampling, max_tokens, stop } = settings;
+    let settled = generation.settle(options, tokens.len() as u32, spec.vocabulary);
+    let GenerateOptions { max_tokens, sampling, stop, ignore_end, .. } =
+        settled.map_err(|error| Failure::new(error.to_string()))?;
     let (count, sampling) = (max_tokens.min(left), whole(sampling, spec.vocabulary)?);
     if !stop.is_empty() && tokenizer.is_none() {
         let what = "strings that end the text need the model's tokenizer.json";
@@ -432,10 +431,7 @@ fn one_token(
         Some(stream) => stream.push(told[0] as u32).map_err(in_process::model_failure)?,
         None => String::new(),
     };
-    let top = told[4..].chunks_exact(2).take(told[3] as usize);
-    let top = top.map(|pair| (pair[0] as u32, pair[1])).collect();
-    let text = ending.add(&piece).to_owned();
-    show.token(Token { token: told[0] as u32, logprob: told[1], top, text })
+    show.token(token(told, ending.add(&piece).to_owned()))
 }
 
 #[cfg(test)]

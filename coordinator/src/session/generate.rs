@@ -7,16 +7,16 @@ use crate::{
     fleet::{Going, Task, blocking},
 };
 use galaxy_common::{
-    BatchShape, Breadth, Cache, Epoch, Fallback, RequestId, Sampling, SamplingParams, Segment,
-    Wanted, plan::Phase,
+    BatchShape, Breadth, Cache, Epoch, GenerateOptions, GeneratedToken, Prompt, RequestId,
+    Sampling, Segment, Wanted, plan::Phase,
 };
 use galaxy_engine::{
     choose::Text,
-    generate::{STINT, Told},
+    generate::{STINT, Told, token},
 };
 use galaxy_model::{
     HeadSpec,
-    generation::{Ending, Settings, SettingsError},
+    generation::{Ending, SettingsError},
     tokenizer::TextStream,
 };
 use galaxy_proto::WAITING;
@@ -39,26 +39,6 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Stops that a request may have, and bytes of one.
 const STOPS: usize = 16;
 const STOP_BYTES: usize = 256;
-
-/// What is to be gone on with, and how.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct Ask {
-    /// A text,
-    pub prompt: String,
-    /// or its tokens.
-    pub ids: Vec<u32>,
-    /// Most tokens that are made; 0: as many as the defaults say, or as there is room for.
-    pub max_tokens: u32,
-    /// How they are chosen.
-    pub sampling: SamplingParams,
-    /// The text ends before any of these.
-    pub stop: Vec<String>,
-    /// Whether it goes on behind a token that ends texts.
-    pub ignore_end: bool,
-    /// What is left open is as the model's files say, and as this where they say nothing. Without it the
-    /// files are not asked.
-    pub fallback: Option<Fallback>,
-}
 
 /// Why a text ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,12 +75,7 @@ pub enum Said {
         text: bool,
     },
     /// A token.
-    Token {
-        /// What is told of it.
-        told: Box<Told>,
-        /// What it adds to the text, as far as that is sure.
-        text: String,
-    },
+    Token(GeneratedToken),
     /// Last.
     Done {
         /// Why.
@@ -206,8 +181,14 @@ impl Session {
     ///
     /// # Cancel safety
     /// Not to be dropped before it is done: room is given back in its end.
-    pub async fn generate(&self, ask: Ask, timeout: Option<Duration>, listener: Listener) {
-        let result = self.go_on(ask, timeout, &listener).await;
+    pub async fn generate(
+        &self,
+        prompt: Prompt,
+        options: GenerateOptions,
+        timeout: Option<Duration>,
+        listener: Listener,
+    ) {
+        let result = self.go_on(prompt, options, timeout, &listener).await;
         let count = if result.is_ok() { &self.inner.served } else { &self.inner.failed };
         count.fetch_add(1, Ordering::Relaxed);
         if let Err(error) = result {
@@ -217,7 +198,8 @@ impl Session {
 
     async fn go_on(
         &self,
-        ask: Ask,
+        prompt: Prompt,
+        options: GenerateOptions,
         timeout: Option<Duration>,
         listener: &Listener,
     ) -> Result<(), RequestError> {
@@ -227,7 +209,7 @@ impl Session {
         let late = RequestError::Deadline { allowed, ours: false };
         self.generates()?;
         let mut answer = self.begin()?;
-        let (mut way, stop, tokenized) = self.way(ask).await?;
+        let (mut way, stop, tokenized) = self.way(prompt, options).await?;
         answer.tokenized(tokenized);
         let rows = Cache::taken(way.rows);
         let room = self.inner.room.take(self.caller.who(), rows);
@@ -393,54 +375,56 @@ impl Session {
         limits.into_iter().min_by_key(|(limit, _)| *limit).expect("the array has two elements")
     }
 
-    /// Checks what is asked. Gives the strings that end the text, too, and how long tokenising took.
-    async fn way(&self, ask: Ask) -> Result<(Way, Vec<String>, Duration), RequestError> {
-        let invalid = |why: String| RequestError::Invalid { why };
-        let Ask { prompt, ids, max_tokens, sampling, stop, ignore_end, fallback } = ask;
-        let model = |why: &String| RequestError::Model { why: why.clone() };
-        if !prompt.is_empty() && !ids.is_empty() {
-            return Err(invalid("the request has a prompt and ids: send one of them".to_owned()));
-        }
-        let mut asked = Settings { sampling, max_tokens, stop };
-        // What is wrong with the request is said before anything is made of it.
-        asked.sampling.clone().complete(0).checked(u32::MAX).map_err(|e| invalid(e.to_string()))?;
-        let spec = self.spec();
-        let text = ids.is_empty();
+    /// The tokens of a prompt, and how long that took. Those that are given are checked with all others.
+    async fn prompt(&self, prompt: Prompt) -> Result<(Vec<u32>, Duration), RequestError> {
+        let text = match prompt {
+            Prompt::Ids(ids) => return Ok((ids, Duration::ZERO)),
+            Prompt::Text(text) => text,
+        };
         let session = self.clone();
-        let (tokens, took) = blocking(move || {
+        blocking(move || {
             let begun = Instant::now();
-            if !ids.is_empty() {
-                return Ok((ids, begun.elapsed()));
-            }
-            let tokenizer = session.inner.tokenizer.as_ref().map_err(model)?;
+            let tokenizer = session.tokenizer()?;
             let limit = session.going_limit();
-            let _tokenizing = session.tokenizing(&prompt, limit, || "the prompt".to_owned())?;
-            let tokens = tokenizer.encode(&prompt, None);
+            let _tokenizing = session.tokenizing(&text, limit, || "the prompt".to_owned())?;
+            let tokens = tokenizer.encode(&text, None);
             let tokens =
                 tokens.map_err(|e| RequestError::Invalid { why: format!("prompt: {e}") })?;
-            Ok::<_, RequestError>((tokens, begun.elapsed()))
+            Ok((tokens, begun.elapsed()))
         })
-        .await??;
-        let mut ends = Vec::new();
-        if fallback.is_some() || !ignore_end {
+        .await?
+    }
+
+    /// Checks what is asked. Gives the strings that end the text, too, and how long tokenising took.
+    async fn way(
+        &self,
+        prompt: Prompt,
+        options: GenerateOptions,
+    ) -> Result<(Way, Vec<String>, Duration), RequestError> {
+        let invalid = |why: String| RequestError::Invalid { why };
+        // What is wrong with the request is said before anything is made of it.
+        let whole = options.sampling.clone().complete(0);
+        whole.checked(u32::MAX).map_err(|e| invalid(e.to_string()))?;
+        let spec = self.spec();
+        let text = matches!(prompt, Prompt::Text(_));
+        let (tokens, took) = self.prompt(prompt).await?;
+        let (mut settled, mut ends) = (options, Vec::new());
+        if settled.fallback.is_some() || !settled.ignore_end {
+            let model = |why: &String| RequestError::Model { why: why.clone() };
             let generation = self.inner.generation.as_ref().map_err(model)?;
-            if let Some(fallback) = fallback {
-                let prompt = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
-                asked = generation.settle(asked, fallback, prompt, spec.vocabulary).map_err(
-                    |e| match e {
-                        SettingsError::NotDone { .. } => RequestError::Model { why: e.to_string() },
-                        SettingsError::NoRoom { .. } => invalid(e.to_string()),
-                    },
-                )?;
-            }
-            if !ignore_end {
+            if !settled.ignore_end {
                 ends.clone_from(&generation.ends);
             }
+            let prompt = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
+            settled = generation.settle(settled, prompt, spec.vocabulary).map_err(|e| match e {
+                SettingsError::NotDone { .. } => RequestError::Model { why: e.to_string() },
+                SettingsError::NoRoom { .. } => invalid(e.to_string()),
+            })?;
         }
-        let Settings { sampling, max_tokens, stop } = asked;
+        let GenerateOptions { sampling, max_tokens, stop, .. } = settled;
         check_stop(&stop)?;
         if !stop.is_empty() {
-            self.inner.tokenizer.as_ref().map_err(model)?;
+            self.tokenizer()?;
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let sampling = sampling.complete(now.map_or(0, |now| now.as_nanos() as u64));
@@ -487,13 +471,13 @@ impl Telling<'_> {
         if self.finish.is_some() {
             return;
         }
-        let token = told[0] as u32;
-        way.tokens.push(token);
+        let id = told[0] as u32;
+        way.tokens.push(id);
         let mut text = String::new();
-        if way.ends.contains(&token) {
+        if way.ends.contains(&id) {
             self.finish = Some(Ok(Finish::Stop));
         } else if let Some(stream) = &mut self.stream {
-            match stream.push(token) {
+            match stream.push(id) {
                 Ok(piece) => text.push_str(self.ending.add(&piece)),
                 Err(error) => {
                     self.finish = Some(Err(RequestError::Model { why: error.to_string() }));
@@ -504,7 +488,7 @@ impl Telling<'_> {
                 self.finish = Some(Ok(Finish::Stop));
             }
         }
-        self.queue.push_back(Said::Token { told: Box::new(told), text });
+        self.queue.push_back(Said::Token(token(&told, text)));
         while let Some(said) = self.queue.pop_front() {
             use mpsc::error::TrySendError::{Closed, Full};
             match self.listener.try_send(Ok(said)) {

@@ -1,0 +1,79 @@
+//! Texts that go on: what is asked of one, and the tokens that come of it. These types are all that there is of a text
+//! between two wires: whoever passes it on passes them on.
+
+use crate::sampling::{Fallback, SamplingParams};
+use serde::Serialize;
+
+/// What goes on.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Prompt {
+    /// A text.
+    Text(String),
+    /// Its tokens. For models without a tokenizer too.
+    Ids(Vec<u32>),
+}
+
+impl From<&str> for Prompt {
+    fn from(text: &str) -> Self {
+        Self::Text(text.to_owned())
+    }
+}
+impl From<Vec<u32>> for Prompt {
+    fn from(ids: Vec<u32>) -> Self {
+        Self::Ids(ids)
+    }
+}
+
+/// How it goes on.
+#[derive(Clone, PartialEq, Debug)]
+pub struct GenerateOptions {
+    /// Most tokens that are made; 0: as many as the defaults say, or as there is room for.
+    pub max_tokens: u32,
+    /// How tokens are chosen. The same seed gives the same text; without one it is another each time.
+    pub sampling: SamplingParams,
+    /// The text ends before any of these.
+    pub stop: Vec<String>,
+    /// Whether it goes on behind a token that ends texts.
+    pub ignore_end: bool,
+    /// What is left open is as the model's `generation_config.json` says, and as this where that says nothing.
+    /// Without it, the likeliest token is taken and nothing of that file holds but the tokens that end texts.
+    pub fallback: Option<Fallback>,
+}
+
+impl Default for GenerateOptions {
+    fn default() -> Self {
+        Self {
+            max_tokens: 0,
+            sampling: SamplingParams::default(),
+            stop: Vec::new(),
+            ignore_end: false,
+            fallback: Some(Fallback::default()),
+        }
+    }
+}
+
+impl GenerateOptions {
+    /// Leaves the model's `generation_config.json` aside: what is left open is as the fallback says.
+    pub fn without_model_defaults(mut self) -> Self {
+        if let Some(fallback) = self.fallback.take() {
+            self.sampling.temperature.get_or_insert(fallback.temperature);
+            if self.max_tokens == 0 {
+                self.max_tokens = fallback.max_tokens;
+            }
+        }
+        self
+    }
+}
+
+/// A token that was made.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct GeneratedToken {
+    /// Its id.
+    pub token: u32,
+    /// Its log-probability, before anything is done to logits.
+    pub logprob: f32,
+    /// The likeliest tokens with theirs, as many as `logprobs` says.
+    pub top: Vec<(u32, f32)>,
+    /// What it adds to the text, as far as that is sure.
+    pub text: String,
+}

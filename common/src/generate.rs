@@ -1,8 +1,12 @@
-//! Texts that go on: what is asked of one, and the tokens that come of it. These types are all that there is of a text
-//! between two wires: whoever passes it on passes them on.
+//! Texts that go on: what is asked of one, what devices are told of it, and the tokens that come of it. These types
+//! are all that there is of a text between two wires: whoever passes it on passes them on.
 
-use crate::sampling::{Fallback, SamplingParams};
+use crate::{
+    plan::Phase,
+    sampling::{Fallback, Sampling, SamplingParams},
+};
 use serde::Serialize;
+use std::sync::Arc;
 
 /// What goes on.
 #[derive(Clone, PartialEq, Debug)]
@@ -76,4 +80,30 @@ pub struct GeneratedToken {
     pub top: Vec<(u32, f32)>,
     /// What it adds to the text, as far as that is sure.
     pub text: String,
+}
+
+/// A text that goes on in its slot, as every device is told of it.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Text {
+    /// Where its keys and values are kept.
+    pub slot: u32,
+    /// Rows that it may have in the end.
+    pub rows: u32,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// Its tokens so far, if any of that looks back.
+    pub tokens: Vec<u32>,
+    /// How many of them were asked with; the others were chosen.
+    pub prompt: usize,
+}
+
+/// Tokens that are made of a text at a time.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Stint {
+    /// By the programs that are lowered for many rows, or for one.
+    pub phase: Phase,
+    /// How many; more than one only from a single row.
+    pub count: u32,
+    /// None is made behind one of these.
+    pub stop: Arc<[u32]>,
 }

@@ -24,7 +24,7 @@ pub mod units;
 
 pub use format::{UnknownFormat, WeightFormat};
 pub use frame::{FrameError, FrameHeader, HEADER_BYTES, MAX_PAYLOAD_BYTES};
-pub use generate::{GenerateOptions, GeneratedToken, Prompt};
+pub use generate::{GenerateOptions, GeneratedToken, Prompt, Stint, Text};
 pub use ids::{DeviceName, Epoch, NameError, Rank, RequestId, SequenceNumber};
 pub use plan::{
     Assignment, BlockAssignment, Cache, DevicePlan, Exchange, Layout, LinkType, Mode, Modes, Plan,

@@ -7,10 +7,10 @@ pub use local::LocalFleet;
 pub use remote::{Loading, Notice, Planning, ProfileSource, RemoteFleet};
 
 use galaxy_common::{
-    BatchShape, Breadth, Bytes, Cache, DeviceName, Epoch, Row, SequenceNumber, Span,
+    BatchShape, Breadth, Bytes, Cache, DeviceName, Epoch, Row, SequenceNumber, Span, Stint, Text,
     plan::{DevicePlan, Phase, Plan, Strategy},
 };
-use galaxy_engine::{choose::Text, compute::Inputs, generate::Told};
+use galaxy_engine::{compute::Inputs, generate::Told};
 use galaxy_graph::{Lowered, Program, digest, program::Output};
 use galaxy_model::ModelSpec;
 use std::{
@@ -61,21 +61,23 @@ impl Task {
     pub fn new(shape: BatchShape, inputs: impl Into<Inputs>) -> Self {
         Self { shape, inputs: inputs.into(), going: None }
     }
+
+    /// What its programs are lowered for.
+    pub fn phase(&self) -> Phase {
+        let stint = self.going.as_ref().and_then(|going| going.stint.as_ref());
+        stint.map_or(Phase::Prefill, |stint| stint.phase)
+    }
 }
 
 /// A text that goes on.
 #[derive(Debug, Clone)]
 pub struct Going {
     /// How it begins,
-    pub begins: Option<Text>,
+    pub begins: Option<Arc<Text>>,
     /// or the epoch in which it is kept.
     pub epoch: Epoch,
-    /// Lowered for many rows, or for one.
-    pub phase: Phase,
-    /// Tokens to make; none of a chunk of a prompt.
-    pub count: u32,
-    /// None is made behind one of these.
-    pub stop: Vec<u32>,
+    /// What is made of it; nothing of a chunk of a prompt.
+    pub stint: Option<Stint>,
     /// Is told of each token as it is made.
     pub tell: mpsc::UnboundedSender<Told>,
 }

@@ -10,6 +10,8 @@
 //! trick). Noise is a function of seed, position and token, so that the draw is the same however the vocabulary
 //! is split.
 
+pub use galaxy_common::Text;
+
 use crate::compute::kernels::vector::log_sum_exp;
 use galaxy_common::{Breadth, Sampling, sampling::MOST_LOGPROBS};
 use galaxy_graph::program::TOKEN_VALUES;
@@ -19,21 +21,6 @@ use std::cmp::Ordering;
 const HEAD: usize = 16;
 /// Bytes of a candidate.
 const EACH: usize = 12;
-
-/// A text that tokens are chosen for.
-#[derive(Clone, Debug)]
-pub struct Text {
-    /// Where its keys and values are kept.
-    pub slot: u32,
-    /// Rows that it may have in the end.
-    pub rows: u32,
-    /// How tokens are chosen.
-    pub sampling: Sampling,
-    /// Its tokens so far, if any of that looks back.
-    pub tokens: Vec<u32>,
-    /// How many of them were asked with; the others were chosen.
-    pub prompt: usize,
-}
 
 /// A token with its logit, before penalties and after, divided by the temperature.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]

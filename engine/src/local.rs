@@ -11,7 +11,7 @@ use crate::{
     weights::{Shard, WeightError},
 };
 use galaxy_common::{
-    BatchShape, Breadth, Epoch, Plan, Segment, SequenceNumber, Wanted, plan::Phase,
+    BatchShape, Breadth, Epoch, Plan, Segment, SequenceNumber, Stint, Wanted, plan::Phase,
 };
 use galaxy_graph::{LowerError, Lowered, Program, links};
 use galaxy_model::ModelDir;
@@ -40,20 +40,6 @@ pub enum LocalError {
     /// Results that do not fit.
     #[error(transparent)]
     Merge(#[from] MergeError),
-}
-
-/// Tokens to make from the rows that come first: those of a prompt, or of the last token.
-pub struct Making<'a> {
-    /// One text.
-    pub shape: BatchShape,
-    /// Its rows.
-    pub tokens: &'a [u32],
-    /// How many to make; more than one only from a single row.
-    pub count: u32,
-    /// None is made behind one of these.
-    pub stop: &'a [u32],
-    /// When to give up.
-    pub deadline: Option<Instant>,
 }
 
 /// Tokens that were made.
@@ -285,13 +271,19 @@ impl LocalCluster {
         self.executors.iter().for_each(|executor| executor.end(Some(slot)));
     }
 
-    /// Makes tokens of a text that has begun: what is told of each, what the last took of candidates, and the
-    /// programs and reports by rank.
+    /// Makes tokens of a text that has begun, from the rows that come first: those of its prompt, or of its last
+    /// token.
     ///
     /// # Errors
     /// As [`LocalCluster::execute`].
-    pub fn make(&self, phase: Phase, making: &Making<'_>) -> Result<Made, LocalError> {
-        self.steps(&mut self.lock(), phase, making)
+    pub fn make(
+        &self,
+        shape: &BatchShape,
+        tokens: &[u32],
+        stint: &Stint,
+        deadline: Option<Instant>,
+    ) -> Result<Made, LocalError> {
+        self.steps(&mut self.lock(), shape, tokens, stint, deadline)
     }
 
     fn go_on(
@@ -314,6 +306,7 @@ impl LocalCluster {
             over |= made >= count || stop.contains(&last);
             (made, last, over)
         };
+        let mut stint = Stint { phase: Phase::Prefill, count: 1, stop: stop.into() };
         let mut chunks = text.tokens.chunks(chunk.max(1) as usize).peekable();
         let mut now = (0, 0, true);
         let mut breadth = Breadth::Few;
@@ -322,8 +315,7 @@ impl LocalCluster {
             if chunks.peek().is_none() {
                 let shape = segment(past, rows, Wanted::Token(breadth))?;
                 let told;
-                let making = Making { shape, tokens: chunk, count: 1, stop, deadline: None };
-                Made { told, breadth, .. } = self.steps(state, Phase::Prefill, &making)?;
+                Made { told, breadth, .. } = self.steps(state, &shape, chunk, &stint, None)?;
                 told.iter().for_each(|told| now = tell(told));
             } else {
                 let shape = segment(past, rows, Wanted::Nothing)?;
@@ -338,13 +330,13 @@ impl LocalCluster {
             }
             past += rows;
         }
+        stint.phase = Phase::Decode;
         while !now.2 {
             let (made, last, _) = now;
             let shape = segment(past + made - 1, 1, Wanted::Token(breadth))?;
-            let some = STINT.min(count - made);
+            stint.count = STINT.min(count - made);
             let told;
-            let making = Making { shape, tokens: &[last], count: some, stop, deadline: None };
-            Made { told, breadth, .. } = self.steps(state, Phase::Decode, &making)?;
+            Made { told, breadth, .. } = self.steps(state, &shape, &[last], &stint, None)?;
             for told in &told {
                 if !now.2 {
                     now = tell(told);
@@ -358,15 +350,17 @@ impl LocalCluster {
     fn steps(
         &self,
         state: &mut State,
-        phase: Phase,
-        Making { shape, tokens, count, stop, deadline }: &Making<'_>,
+        shape: &BatchShape,
+        tokens: &[u32],
+        stint: &Stint,
+        deadline: Option<Instant>,
     ) -> Result<Made, LocalError> {
         let mut by_breadth = Vec::new();
         for breadth in [Breadth::Few, Breadth::Many, Breadth::All] {
             let segments = shape.segments().iter();
             let segments = segments.map(|s| Segment { wanted: Wanted::Token(breadth), ..*s });
             let wider = BatchShape::new(segments.collect()).map_err(LowerError::from)?;
-            let programs = self.lowered(state, phase, &wider)?;
+            let programs = self.lowered(state, stint.phase, &wider)?;
             by_breadth.push((breadth, programs));
         }
         state.sequence = state.sequence.next();
@@ -377,9 +371,9 @@ impl LocalCluster {
                 sequence,
                 shape: shape.clone(),
                 tokens: tokens.to_vec(),
-                count: *count,
-                stop: stop.to_vec(),
-                deadline: *deadline,
+                count: stint.count,
+                stop: stint.stop.to_vec(),
+                deadline,
             };
             let program = |shape: &BatchShape| {
                 let wanted = shape.segments().first().map(|segment| segment.wanted);

@@ -22,6 +22,11 @@ pub enum ConvertError {
     /// A text that goes on, and its tokens.
     #[error("the request has a prompt and ids: send one of them")]
     Prompt,
+    /// A [`Sampling`](galaxy_common::Sampling) that has no binary form, or is none.
+    #[error(
+        "how tokens are chosen cannot be read: do coordinator and worker have the same version?"
+    )]
+    Sampling,
     /// Segments that make no batch.
     #[error(transparent)]
     Shape(#[from] ShapeError),

@@ -3,14 +3,13 @@
 use crate::{
     core::{Active, Core},
     error::WorkerError,
-    making::{Making, text},
+    making::{Making, checked},
     state::Turn,
     tasks::{blocking, lock},
 };
 use bytes::Bytes;
-use galaxy_common::{BatchShape, Epoch, SequenceNumber, plan::Phase};
+use galaxy_common::{BatchShape, Epoch, SequenceNumber, Text, plan::Phase};
 use galaxy_engine::{
-    choose::Text,
     compute::{Binding, Inputs},
     executor::{Job, RunError, RunReport},
 };
@@ -116,31 +115,35 @@ pub(crate) struct Asked {
     sequence: SequenceNumber,
     digest: Vec<u8>,
     pub(crate) shape: BatchShape,
-    pub(crate) tokens: Vec<u32>,
-    /// A type for each token; none where all are 0.
-    types: Vec<u8>,
-    /// Squares of pixels, from this row on.
-    squares: (Vec<u8>, u32),
-    pub(crate) begins: Option<v1::GoingText>,
+    pub(crate) begins: Option<Text>,
     making: Option<Making>,
     pub(crate) left: Duration,
 }
 
+/// What a request gives for the rows of its batch.
+pub(crate) struct Rows {
+    pub(crate) tokens: Vec<u32>,
+    /// A type for each token; none where all are 0.
+    types: Vec<u8>,
+    /// Squares of pixels,
+    squares: Vec<u8>,
+    /// from this row on.
+    first: u32,
+}
+
 impl Asked {
-    pub(crate) fn read(request: v1::ExecuteRequest) -> Result<Self, WorkerError> {
-        let v1::ExecuteRequest {
-            epoch, sequence, digest, segments, tokens, types, timeout_ms, ..
-        } = request;
-        let squares = (request.patches, request.first_row);
-        let begins = request.begins;
-        let left = match timeout_ms {
+    pub(crate) fn read(request: v1::ExecuteRequest) -> Result<(Self, Rows), WorkerError> {
+        let v1::ExecuteRequest { digest, tokens, types, patches, first_row, .. } = request;
+        let left = match request.timeout_ms {
             0 => LONGEST,
             ms => Duration::from_millis(ms).min(LONGEST),
         };
-        let shape = convert::shape(segments, tokens.len())?;
+        let shape = convert::shape(request.segments, tokens.len())?;
         let making = request.making.map(|making| Making::read(making, &shape)).transpose()?;
-        let (epoch, sequence) = (Epoch(epoch), SequenceNumber(sequence));
-        Ok(Self { epoch, sequence, digest, shape, tokens, types, squares, begins, making, left })
+        let begins = request.begins.map(Text::try_from).transpose()?;
+        let (epoch, sequence) = (Epoch(request.epoch), SequenceNumber(request.sequence));
+        let rows = Rows { tokens, types, squares: patches, first: first_row };
+        Ok((Self { epoch, sequence, digest, shape, begins, making, left }, rows))
     }
 }
 
@@ -148,11 +151,8 @@ impl Asked {
 pub(crate) struct Execution {
     place: Place,
     active: Arc<Active>,
-    digest: Vec<u8>,
-    shape: BatchShape,
+    asked: Asked,
     inputs: Inputs,
-    begins: Option<Text>,
-    making: Option<Making>,
     deadline: Instant,
 }
 
@@ -171,23 +171,23 @@ impl Execution {
         core: &Arc<Core>,
         request: v1::ExecuteRequest,
     ) -> Result<Self, WorkerError> {
-        let Asked { epoch, sequence, digest, shape, tokens, types, squares, begins, making, left } =
-            Asked::read(request)?;
-        let deadline = Instant::now() + left;
-        let place = Place::take(core, epoch, sequence)?;
+        let (mut asked, rows) = Asked::read(request)?;
+        let deadline = Instant::now() + asked.left;
+        let epoch = asked.epoch;
+        let place = Place::take(core, epoch, asked.sequence)?;
         let active = core
             .active()
             .filter(|active| active.epoch == epoch)
             .ok_or(WorkerError::Refused(crate::state::Refusal::NotPlaced { epoch }))?;
         let spec = active.model.spec();
-        let begins = begins.map(|begins| text(begins, spec.vocabulary)).transpose()?;
-        let inputs = inputs(spec, &shape, (tokens, types), squares)?;
-        Ok(Self { place, active, digest, shape, inputs, begins, making, deadline })
+        asked.begins = asked.begins.map(|text| checked(text, spec.vocabulary)).transpose()?;
+        let inputs = inputs(spec, &asked.shape, rows)?;
+        Ok(Self { place, active, asked, inputs, deadline })
     }
 
     /// How many tokens may be told of, one by one.
     pub(crate) fn tokens(&self) -> usize {
-        self.making.as_ref().map_or(0, |making| making.count as usize)
+        self.asked.making.as_ref().map_or(0, |making| making.stint.count as usize)
     }
 
     /// Runs it and reports into `events`. Once it runs, it runs to its end or to a Cancel: the other
@@ -224,8 +224,9 @@ impl Execution {
     }
 
     async fn finish(self, events: Events) -> Result<(Ran, Arc<Active>), WorkerError> {
-        let Self { place, active, digest, shape, inputs, begins, making, deadline } = self;
-        let phase = making.as_ref().map_or(Phase::Prefill, |making| making.phase);
+        let Self { place, active, asked, inputs, deadline } = self;
+        let Asked { digest, shape, begins, making, .. } = asked;
+        let phase = making.as_ref().map_or(Phase::Prefill, |making| making.stint.phase);
         let (lowering, wanted) = (active.clone(), shape.clone());
         let (ours, program) = blocking(move || lowering.lower(phase, &wanted)).await??;
         if digest != ours {
@@ -293,8 +294,7 @@ async fn alone(events: &Events) {
 fn inputs(
     spec: &ModelSpec,
     shape: &BatchShape,
-    (tokens, types): (Vec<u32>, Vec<u8>),
-    (squares, first_row): (Vec<u8>, u32),
+    Rows { tokens, types, squares, first }: Rows,
 ) -> Result<Inputs, WorkerError> {
     let Some(of) = spec.patches else {
         if shape.rows() as usize != tokens.len() {
@@ -308,11 +308,11 @@ fn inputs(
     };
     let values = convert::floats(&squares);
     let rows = (values.len() / of.values() as usize) as u32;
-    let end = first_row.saturating_add(rows);
+    let end = first.saturating_add(rows);
     if values.len() != rows as usize * of.values() as usize || end > shape.rows() {
         return Err(WorkerError::Squares { rows: shape.rows() });
     }
-    Ok(Inputs::Patches { first: first_row, values: values.into() })
+    Ok(Inputs::Patches { first, values: values.into() })
 }
 
 /// Tokens of a type each, if the model has these types.

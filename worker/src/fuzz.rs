@@ -24,11 +24,10 @@ pub fn execute(
     request: v1::ExecuteRequest,
 ) -> Result<(BatchShape, Vec<u32>, Duration), Status> {
     let read = |request| {
-        let asked = Asked::read(request)?;
+        let (asked, rows) = Asked::read(request)?;
         // What else a text says of itself, of a vocabulary that is small.
-        asked.begins.clone().map(|text| making::text(text, 97)).transpose()?;
-        Ok::<Asked, WorkerError>(asked)
+        asked.begins.map(|text| making::checked(text, 97)).transpose()?;
+        Ok::<_, WorkerError>((asked.shape, rows.tokens, asked.left))
     };
-    let read = read(request);
-    read.map(|a| (a.shape, a.tokens, a.left)).map_err(|error| error.into_status(own))
+    read(request).map_err(|error| error.into_status(own))
 }

@@ -2,9 +2,8 @@
 
 use crate::{core::Active, error::WorkerError, execute::Events};
 use bytes::Bytes;
-use galaxy_common::{BatchShape, Sampling, Wanted, plan::Phase};
+use galaxy_common::{BatchShape, Stint, Text, Wanted};
 use galaxy_engine::{
-    choose::Text,
     compute::Inputs,
     executor::{Executor, Job},
     generate::{Generated, Generation, Told},
@@ -14,11 +13,9 @@ use galaxy_proto::v1;
 /// Tokens that one execution may make.
 const MOST: u32 = 64;
 
-/// Tokens to make.
+/// Tokens to make, and whether each is told of.
 pub(crate) struct Making {
-    pub(crate) count: u32,
-    stop: Vec<u32>,
-    pub(crate) phase: Phase,
+    pub(crate) stint: Stint,
     tell: bool,
 }
 
@@ -26,42 +23,37 @@ fn wrong(why: &str) -> WorkerError {
     WorkerError::Making { why: why.to_owned() }
 }
 
-/// A text that begins, of a vocabulary of so many tokens.
-pub(crate) fn text(text: v1::GoingText, vocabulary: u32) -> Result<Text, WorkerError> {
-    let v1::GoingText { slot, rows, sampling, tokens, prompt } = text;
-    let sampling: Sampling = postcard::from_bytes(&sampling).map_err(|_| {
-        wrong("how tokens are chosen cannot be read: do coordinator and worker have the same version?")
-    })?;
-    let sampling = sampling.checked(vocabulary);
+/// Checks a text that begins, of a vocabulary of so many tokens.
+pub(crate) fn checked(text: Text, vocabulary: u32) -> Result<Text, WorkerError> {
+    let sampling = text.sampling.checked(vocabulary);
     let sampling = sampling.map_err(|error| WorkerError::Making { why: error.to_string() })?;
-    if tokens.len() > rows as usize {
+    if text.tokens.len() > text.rows as usize {
         return Err(wrong("a text has more tokens than room is taken for"));
     }
-    Ok(Text { slot, rows, sampling, tokens, prompt: prompt as usize })
+    Ok(Text { sampling, ..text })
 }
 
 impl Making {
     /// Checks what is to be made from a batch.
     pub(crate) fn read(making: v1::Making, shape: &BatchShape) -> Result<Self, WorkerError> {
-        let v1::Making { count, stop, decode, tell } = making;
+        let (tell, stint) = (making.tell, Stint::from(making));
         let [segment] = shape.segments() else {
             return Err(wrong("tokens of one text are made at a time"));
         };
         if !matches!(segment.wanted, Wanted::Token(_)) {
             return Err(wrong("tokens are to be made, and none is wanted of the batch"));
         }
-        match count {
+        match stint.count {
             0 => return Err(wrong("no tokens are to be made")),
             1 => {}
             2..=MOST if segment.rows == 1 => {}
             2..=MOST => return Err(wrong("more than one token is made from a single row only")),
-            _ => {
+            count => {
                 let why = format!("{count} tokens are to be made, and {MOST} may be at a time");
                 return Err(WorkerError::Making { why });
             }
         }
-        let phase = if decode { Phase::Decode } else { Phase::Prefill };
-        Ok(Self { count, stop, phase, tell })
+        Ok(Self { stint, tell })
     }
 
     /// Makes them from what `job` begins with: what came of it, and the tokens.
@@ -72,7 +64,7 @@ impl Making {
         active: &Active,
         events: &Events,
     ) -> Result<(Generated, Vec<u32>), WorkerError> {
-        let Self { count, stop, phase, tell } = self;
+        let Self { stint: Stint { phase, count, stop }, tell } = self;
         let mut made = Vec::with_capacity(count as usize);
         let tokens = match job.binding.inputs {
             Inputs::Tokens(tokens) => tokens.to_vec(),
@@ -85,7 +77,7 @@ impl Making {
             shape: job.binding.shape,
             tokens,
             count,
-            stop,
+            stop: stop.to_vec(),
             deadline: job.deadline,
         };
         let program = |shape: &BatchShape| active.lower(phase, shape).map(|(_, program)| program);
@@ -109,7 +101,7 @@ fn event(told: &Told) -> v1::ExecuteEvent {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use galaxy_common::{Breadth, Segment};
+    use galaxy_common::{Breadth, Sampling, Segment};
 
     fn shape(rows: u32, wanted: Wanted) -> BatchShape {
         BatchShape::new(vec![Segment { slot: 1, past: 0, kept: true, rows, wanted }]).unwrap()
@@ -120,7 +112,9 @@ mod tests {
         let token = Wanted::Token(Breadth::Few);
         let read = |count, rows, wanted| {
             let making = v1::Making { count, stop: vec![], decode: true, tell: true };
-            Making::read(making, &shape(rows, wanted)).map(|m| m.count).map_err(|e| e.to_string())
+            Making::read(making, &shape(rows, wanted))
+                .map(|m| m.stint.count)
+                .map_err(|e| e.to_string())
         };
         assert_eq!(read(64, 1, token), Ok(64));
         assert_eq!(read(1, 9, token), Ok(1));
@@ -134,17 +128,18 @@ mod tests {
             let error = read(count, rows, wanted).unwrap_err();
             assert!(error.contains(says), "{error}");
         }
-        let begins = |text: v1::GoingText| super::text(text, 10).unwrap_err().to_string();
+        let begins = |text: v1::GoingText| checked(text.try_into()?, 10);
+        let refused = |text: v1::GoingText| begins(text).unwrap_err().to_string();
         let sampling = |s: &Sampling| postcard::to_stdvec(s).unwrap();
         let good = v1::GoingText {
             rows: 4,
             sampling: sampling(&Sampling::greedy()),
             ..v1::GoingText::default()
         };
-        assert!(super::text(good.clone(), 10).is_ok());
-        assert!(begins(v1::GoingText { sampling: vec![1], ..good.clone() }).contains("version"));
+        assert!(begins(good.clone()).is_ok());
+        assert!(refused(v1::GoingText { sampling: vec![1], ..good.clone() }).contains("version"));
         let hot = sampling(&Sampling { temperature: f32::NAN, ..Sampling::greedy() });
-        assert!(begins(v1::GoingText { sampling: hot, ..good.clone() }).contains("temperature"));
-        assert!(begins(v1::GoingText { tokens: vec![1; 5], ..good }).contains("room"));
+        assert!(refused(v1::GoingText { sampling: hot, ..good.clone() }).contains("temperature"));
+        assert!(refused(v1::GoingText { tokens: vec![1; 5], ..good }).contains("room"));
     }
 }

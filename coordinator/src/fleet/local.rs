@@ -1,15 +1,15 @@
 //! A fleet in this process: the engine on threads of our own, over links in memory.
 
 use super::{
-    BoxFuture, DeviceCost, DeviceRun, DeviceView, Fleet, Outlook, Readiness, Run, Task, Timeline,
-    blocking,
+    BoxFuture, DeviceCost, DeviceRun, DeviceView, Fleet, Going, Outlook, Readiness, Run, Task,
+    Timeline, blocking,
 };
 use crate::error::RequestError;
 use galaxy_common::{Breadth, Bytes, Epoch, SequenceNumber, plan::Plan};
 use galaxy_engine::{
     compute::{Inputs, kernels::instructions::Instructions},
     executor::{RunError, RunReport},
-    local::{LocalCluster, LocalError, Made, Making},
+    local::{LocalCluster, LocalError, Made},
 };
 use galaxy_graph::{Program, budget, program::Lane};
 use galaxy_model::ModelDir;
@@ -92,16 +92,12 @@ fn cost(report: &RunReport) -> DeviceCost {
 type Ran = (Vec<Arc<Program>>, Vec<RunReport>, Option<Breadth>);
 
 /// Runs a program on all devices. Blocks.
-fn run(
-    cluster: &LocalCluster,
-    Task { shape, inputs, going }: Task,
-    deadline: Option<Instant>,
-) -> Result<Ran, LocalError> {
-    let begins = going.as_ref().and_then(|going| going.begins.as_ref()).map(|begins| begins.slot);
-    let ran = begin_and_run(cluster, Task { shape, inputs, going }, deadline);
-    if let (Err(_), Some(slot)) = (&ran, begins) {
+fn run(cluster: &LocalCluster, task: Task, deadline: Option<Instant>) -> Result<Ran, LocalError> {
+    let begins = task.going.as_ref().and_then(|going| going.begins.clone());
+    let ran = begin_and_run(cluster, task, deadline);
+    if let (Err(_), Some(text)) = (&ran, begins) {
         // Nobody knows of a text that did not begin.
-        cluster.end(slot);
+        cluster.end(text.slot);
     }
     ran
 }
@@ -111,22 +107,19 @@ fn begin_and_run(
     Task { shape, inputs, going }: Task,
     deadline: Option<Instant>,
 ) -> Result<Ran, LocalError> {
-    if let Some(begins) = going.as_ref().and_then(|going| going.begins.as_ref()) {
-        cluster.begin(begins)?;
+    if let Some(text) = going.as_ref().and_then(|going| going.begins.as_ref()) {
+        cluster.begin(text)?;
     }
-    let (going, tokens) = match (going.filter(|going| going.count > 0), inputs) {
-        (Some(going), Inputs::Tokens(tokens)) => (going, tokens),
-        (_, inputs) => {
-            let (programs, reports) = cluster.execute(&shape, inputs, deadline)?;
-            return Ok((programs, reports, None));
-        }
-    };
-    let (count, stop) = (going.count, &going.stop[..]);
-    let making = Making { shape, tokens: &tokens, count, stop, deadline };
-    let Made { told, breadth, programs, reports } = cluster.make(going.phase, &making)?;
-    // Whoever does not listen any more misses nothing.
-    told.into_iter().for_each(|told| going.tell.send(told).unwrap_or_default());
-    Ok((programs, reports, Some(breadth)))
+    if let (Some(Going { stint: Some(stint), tell, .. }), Inputs::Tokens(tokens)) = (going, &inputs)
+    {
+        let Made { told, breadth, programs, reports } =
+            cluster.make(&shape, tokens, &stint, deadline)?;
+        // Whoever does not listen any more misses nothing.
+        told.into_iter().for_each(|told| tell.send(told).unwrap_or_default());
+        return Ok((programs, reports, Some(breadth)));
+    }
+    let (programs, reports) = cluster.execute(&shape, inputs, deadline)?;
+    Ok((programs, reports, None))
 }
 
 impl Fleet for LocalFleet {

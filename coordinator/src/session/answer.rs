@@ -10,7 +10,7 @@ use crate::{
     fleet::{DeviceCost, DeviceRun, Readiness, Run, Task, blocking},
     trace::TracedProgram,
 };
-use galaxy_common::{BatchShape, RequestId, Segment, Wanted, plan::Phase};
+use galaxy_common::{BatchShape, RequestId, Segment, Wanted};
 use galaxy_engine::merge::{Merged, merge};
 use galaxy_graph::program::Output;
 use galaxy_model::sentence::{SentenceConfig, VectorForm};
@@ -121,8 +121,7 @@ impl<'a> Answer<'a> {
     /// Runs one program in its turn.
     pub(super) async fn run_in(&mut self, turn: Turn, task: Task) -> Result<Run, RequestError> {
         let session = self.session.clone();
-        let shape = task.shape.clone();
-        let phase = task.going.as_ref().map_or(Phase::Prefill, |going| going.phase);
+        let (shape, phase) = (task.shape.clone(), task.phase());
         // Longer if the caller gives more, and not shorter: what overruns it ends the epoch for all. It is over
         // before the caller's time is: who has no result is named.
         let left = self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));

@@ -7,13 +7,10 @@ use crate::{
     fleet::{Going, Task, blocking},
 };
 use galaxy_common::{
-    BatchShape, Breadth, Cache, Epoch, GenerateOptions, GeneratedToken, Prompt, RequestId,
-    Sampling, Segment, Wanted, plan::Phase,
+    BatchShape, Breadth, Cache, Epoch, GenerateOptions, GeneratedToken, Prompt, RequestId, Segment,
+    Stint, Text, Wanted, plan::Phase,
 };
-use galaxy_engine::{
-    choose::Text,
-    generate::{STINT, Told, token},
-};
+use galaxy_engine::generate::{STINT, Told, token};
 use galaxy_model::{
     HeadSpec,
     generation::{Ending, SettingsError},
@@ -22,7 +19,7 @@ use galaxy_model::{
 use galaxy_proto::WAITING;
 use std::{
     collections::VecDeque,
-    sync::atomic::Ordering,
+    sync::{Arc, atomic::Ordering},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 use tokio::{
@@ -92,19 +89,12 @@ pub type Listener = mpsc::Sender<Result<Said, RequestError>>;
 
 /// A text on its way.
 struct Way {
-    slot: u32,
-    /// Its prompt, and what was made.
-    tokens: Vec<u32>,
-    prompt: usize,
-    /// Whether the prompt was a text.
-    text: bool,
-    sampling: Sampling,
-    /// Rows that room is taken for.
-    rows: u32,
+    /// With its prompt, and what was made.
+    text: Arc<Text>,
+    /// Whether the prompt was written, and not given as tokens.
+    written: bool,
     /// Tokens that end it.
-    ends: Vec<u32>,
-    /// How many are made.
-    most: u32,
+    ends: Arc<[u32]>,
     /// Rows that are kept, and in which epoch.
     kept: Option<(Epoch, u32)>,
     breadth: Breadth,
@@ -113,37 +103,35 @@ struct Way {
 impl Way {
     /// The tokens behind which those that are made are to be read.
     fn behind(&self) -> &[u32] {
-        if self.text { &self.tokens[..self.prompt] } else { &[] }
+        if self.written { &self.text.tokens[..self.text.prompt] } else { &[] }
     }
 
     fn made(&self) -> u32 {
-        (self.tokens.len() - self.prompt) as u32
+        (self.text.tokens.len() - self.text.prompt) as u32
+    }
+
+    /// How many there is room for still.
+    fn left(&self) -> u32 {
+        self.text.rows - self.text.tokens.len() as u32
     }
 
     /// The rows that go through next: at most so many. Tells of what is made.
     fn next(&self, chunk: u32, tell: mpsc::UnboundedSender<Told>) -> Result<Task, RequestError> {
         let (epoch, past) = self.kept.unwrap_or_default();
-        let left = self.tokens.len() as u32 - past;
+        let left = self.text.tokens.len() as u32 - past;
         let rows = left.min(chunk.max(1));
-        let decode = left == 1 && past > 0;
-        let (wanted, count) = match (left == rows, decode) {
-            (false, _) => (Wanted::Nothing, 0),
-            (true, false) => (Wanted::Token(self.breadth), 1),
-            (true, true) => (Wanted::Token(self.breadth), STINT.min(self.most - self.made())),
+        let (phase, count) = match left == 1 && past > 0 {
+            true => (Phase::Decode, STINT.min(self.left())),
+            false => (Phase::Prefill, 1),
         };
-        let segment = Segment { slot: self.slot, past, kept: true, rows, wanted };
-        let internal = |why: String| RequestError::Internal { why };
-        let shape = BatchShape::new(vec![segment]).map_err(|e| internal(e.to_string()))?;
-        let some = &self.tokens[past as usize..(past + rows) as usize];
-        let begins = self.kept.is_none().then(|| Text {
-            slot: self.slot,
-            rows: self.rows,
-            sampling: self.sampling.clone(),
-            tokens: self.tokens.clone(),
-            prompt: self.prompt,
-        });
-        let phase = if decode { Phase::Decode } else { Phase::Prefill };
-        let going = Going { begins, epoch, phase, count, stop: self.ends.clone(), tell };
+        let stint = (left == rows).then(|| Stint { phase, count, stop: self.ends.clone() });
+        let wanted = stint.as_ref().map_or(Wanted::Nothing, |_| Wanted::Token(self.breadth));
+        let segment = Segment { slot: self.text.slot, past, kept: true, rows, wanted };
+        let shape = BatchShape::new(vec![segment])
+            .map_err(|e| RequestError::Internal { why: e.to_string() })?;
+        let some = &self.text.tokens[past as usize..(past + rows) as usize];
+        let begins = self.kept.is_none().then(|| self.text.clone());
+        let going = Going { begins, epoch, stint, tell };
         Ok(Task { going: Some(going), ..Task::new(shape, some) })
     }
 }
@@ -211,7 +199,7 @@ impl Session {
         let mut answer = self.begin()?;
         let (mut way, stop, tokenized) = self.way(prompt, options).await?;
         answer.tokenized(tokenized);
-        let rows = Cache::taken(way.rows);
+        let rows = Cache::taken(way.text.rows);
         let room = self.inner.room.take(self.caller.who(), rows);
         let waits = async {
             let mut ticks = interval(WAITING);
@@ -243,8 +231,8 @@ impl Session {
         let mut telling = Telling { stream, ending, queue, finish: None, listener, room };
         let said = Said::Begun {
             request: answer.request(),
-            prompt: way.prompt as u32,
-            seed: way.sampling.seed,
+            prompt: way.text.prompt as u32,
+            seed: way.text.sampling.seed,
             text: telling.stream.is_some(),
         };
         let result = match telling.say(said).await {
@@ -252,9 +240,9 @@ impl Session {
             false => Ok(None),
         };
         if let Some((epoch, _)) = way.kept {
-            self.inner.fleet.forget(epoch, way.slot).await;
+            self.inner.fleet.forget(epoch, way.text.slot).await;
         }
-        answer.count(way.tokens.len() as u64);
+        answer.count(way.text.tokens.len() as u64);
         let report = answer.end();
         if let Some(finish) = result? {
             let text = telling.rest()?;
@@ -273,7 +261,7 @@ impl Session {
     ) -> Result<Option<Finish>, RequestError> {
         let mut patience = None;
         loop {
-            if way.made() >= way.most {
+            if way.left() == 0 {
                 return Ok(Some(Finish::Length));
             }
             if telling.listener.is_closed() {
@@ -406,7 +394,7 @@ impl Session {
         let whole = options.sampling.clone().complete(0);
         whole.checked(u32::MAX).map_err(|e| invalid(e.to_string()))?;
         let spec = self.spec();
-        let text = matches!(prompt, Prompt::Text(_));
+        let written = matches!(prompt, Prompt::Text(_));
         let (tokens, took) = self.prompt(prompt).await?;
         let (mut settled, mut ends) = (options, Vec::new());
         if settled.fallback.is_some() || !settled.ignore_end {
@@ -446,8 +434,9 @@ impl Session {
         let (prompt, room) = (tokens.len(), limit - tokens.len() as u32);
         let most = if max_tokens == 0 { room } else { max_tokens.min(room) };
         let slot = self.inner.slots.fetch_add(1, Ordering::Relaxed);
-        let (kept, breadth, rows) = (None, Breadth::Few, prompt as u32 + most);
-        let way = Way { slot, tokens, prompt, text, sampling, rows, ends, most, kept, breadth };
+        let text = Text { slot, rows: prompt as u32 + most, sampling, tokens, prompt };
+        let (text, ends) = (Arc::new(text), ends.into());
+        let way = Way { text, written, ends, kept: None, breadth: Breadth::Few };
         Ok((way, stop, took))
     }
 }
@@ -472,7 +461,7 @@ impl Telling<'_> {
             return;
         }
         let id = told[0] as u32;
-        way.tokens.push(id);
+        Arc::make_mut(&mut way.text).tokens.push(id);
         let mut text = String::new();
         if way.ends.contains(&id) {
             self.finish = Some(Ok(Finish::Stop));

@@ -2,7 +2,9 @@
 
 use super::ConvertError;
 use crate::v1;
-use galaxy_common::{Fallback, GenerateOptions, GeneratedToken, Prompt, SamplingParams};
+use galaxy_common::{
+    Fallback, GenerateOptions, GeneratedToken, Prompt, SamplingParams, Stint, Text, plan::Phase,
+};
 
 /// What a coordinator is asked of a text that goes on.
 pub fn generate_request(prompt: Prompt, options: GenerateOptions) -> v1::GenerateRequest {
@@ -86,9 +88,43 @@ impl From<v1::GeneratedToken> for GeneratedToken {
     }
 }
 
+impl TryFrom<&Text> for v1::GoingText {
+    type Error = ConvertError;
+    fn try_from(text: &Text) -> Result<Self, ConvertError> {
+        let Text { slot, rows, sampling, tokens, prompt } = text;
+        let tokens = if sampling.looks_back() { tokens.clone() } else { Vec::new() };
+        let sampling = postcard::to_stdvec(sampling).map_err(|_| ConvertError::Sampling)?;
+        Ok(Self { slot: *slot, rows: *rows, sampling, tokens, prompt: *prompt as u32 })
+    }
+}
+
+impl TryFrom<v1::GoingText> for Text {
+    type Error = ConvertError;
+    fn try_from(text: v1::GoingText) -> Result<Self, ConvertError> {
+        let v1::GoingText { slot, rows, sampling, tokens, prompt } = text;
+        let sampling = postcard::from_bytes(&sampling).map_err(|_| ConvertError::Sampling)?;
+        Ok(Self { slot, rows, sampling, tokens, prompt: prompt as usize })
+    }
+}
+
+impl From<&Stint> for v1::Making {
+    fn from(Stint { phase, count, stop }: &Stint) -> Self {
+        let decode = *phase == Phase::Decode;
+        Self { count: *count, stop: stop.to_vec(), decode, tell: false }
+    }
+}
+
+impl From<v1::Making> for Stint {
+    fn from(v1::Making { count, stop, decode, .. }: v1::Making) -> Self {
+        let phase = if decode { Phase::Decode } else { Phase::Prefill };
+        Self { phase, count, stop: stop.into() }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use galaxy_common::Sampling;
 
     fn sampling() -> SamplingParams {
         SamplingParams {
@@ -131,5 +167,27 @@ mod tests {
         let top = vec![(17, -0.5), (3, -1.5)];
         let token = GeneratedToken { token: 17, logprob: -0.5, top, text: " is".into() };
         assert_eq!(GeneratedToken::from(v1::GeneratedToken::from(token.clone())), token);
+    }
+
+    #[test]
+    fn texts_and_stints_survive() {
+        let mut text = Text {
+            slot: 3,
+            rows: 9,
+            sampling: sampling().complete(1),
+            tokens: vec![5, 6],
+            prompt: 1,
+        };
+        let survives = |text: &Text| Text::try_from(v1::GoingText::try_from(text)?);
+        assert_eq!(survives(&text).as_ref(), Ok(&text));
+        text.sampling = Sampling::greedy();
+        let without = Text { tokens: Vec::new(), ..text.clone() };
+        assert_eq!(survives(&text), Ok(without), "nothing looks back at its tokens");
+        let unread = v1::GoingText { sampling: vec![1], ..Default::default() };
+        assert_eq!(Text::try_from(unread), Err(ConvertError::Sampling));
+        for phase in [Phase::Prefill, Phase::Decode] {
+            let stint = Stint { phase, count: 16, stop: [2, 7].into() };
+            assert_eq!(Stint::from(v1::Making::from(&stint)), stint);
+        }
     }
 }

@@ -6,18 +6,18 @@ use crate::cli::{
 };
 use clap::Args;
 use galaxy_common::{
-    BatchShape, Breadth, Bytes, Cache, Sampling, Segment, Spread, Wanted, WireType, plan::Phase,
+    BatchShape, Breadth, Bytes, Cache, Sampling, Segment, Spread, Stint, Text, Wanted, WireType,
+    plan::Phase,
 };
 use galaxy_engine::{
-    choose::Text,
     compute::kernels::instructions::Instructions,
     generate::STINT,
-    local::{LocalError, Made, Making},
+    local::{LocalError, Made},
     measure,
 };
 use galaxy_graph::{budget, program::Lane};
 use serde::Serialize;
-use std::{fmt::Write as _, path::PathBuf};
+use std::{fmt::Write as _, path::PathBuf, sync::Arc};
 
 pub const MEANING: &str = "\
 What the figures mean:
@@ -94,8 +94,8 @@ pub fn measured(args: &DecodeArgs) -> Result<Findings, Failure> {
         let (rows, wanted) = (tokens.len() as u32, Wanted::Token(breadth));
         let segment = Segment { slot: 0, past, kept: true, rows, wanted };
         let shape = BatchShape::new(vec![segment]).map_err(|e| Failure::new(e.to_string()))?;
-        let making = Making { shape, tokens, count, stop: &[], deadline: None };
-        let made = cluster.make(phase, &making).map_err(failed)?;
+        let stint = Stint { phase, count, stop: Arc::default() };
+        let made = cluster.make(&shape, tokens, &stint, None).map_err(failed)?;
         breadth = made.breadth;
         Ok::<Made, Failure>(made)
     };

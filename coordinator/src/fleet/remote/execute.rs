@@ -8,15 +8,12 @@ use crate::{
     connection::Connection,
     drift::{Sample, disk_of, kernels_of},
     error::RequestError,
-    fleet::{DeviceCost, DeviceRun, Dispatch, Going, Readiness, Run, Task, blocking},
+    fleet::{DeviceCost, DeviceRun, Dispatch, Readiness, Run, Task, blocking},
     membership::{Event, Index},
     placement::{self, Busy},
 };
-use galaxy_common::{
-    BatchShape, Breadth, ClusterProfile, DeviceName, Epoch, Plan, SequenceNumber, Wanted,
-    plan::Phase,
-};
-use galaxy_engine::{choose::Text, compute::Inputs, generate::Told};
+use galaxy_common::{Breadth, ClusterProfile, DeviceName, Epoch, Plan, SequenceNumber, Wanted};
+use galaxy_engine::{compute::Inputs, generate::Told};
 use galaxy_proto::{
     convert::{self, bytes, segments},
     fault::{Fault, from_status},
@@ -61,7 +58,7 @@ const NEVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 /// Runs one program on every device. The caller holds the turn.
 pub(super) async fn execute(
     shared: &Arc<Shared>,
-    Task { shape, inputs, going }: Task,
+    task: Task,
     limit: Duration,
 ) -> Result<Run, RequestError> {
     let begun = Instant::now();
@@ -73,7 +70,7 @@ pub(super) async fn execute(
     };
     let mut readiness = shared.readiness.subscribe();
     let epoch = ready(&mut readiness, until).await?;
-    match &going {
+    match &task.going {
         Some(going) if going.begins.is_none() && going.epoch != epoch => {
             return Err(RequestError::TextLost { epoch: going.epoch });
         }
@@ -87,20 +84,24 @@ pub(super) async fn execute(
         why: "the cluster is ready without a plan".to_owned(),
     })?;
     let (plan, ring) = (placement.plan.clone(), placement.ring.clone());
-    let dispatch = dispatch(shared, &plan, profile, &shape, going.as_ref()).await?;
+    let dispatch = dispatch(shared, &plan, profile, &task).await?;
     let sequence = SequenceNumber(shared.sequence.fetch_add(1, Ordering::SeqCst) + 1);
-    let request = ExecuteRequest {
+    let mut request = ExecuteRequest {
         epoch: epoch.0,
         sequence: sequence.0,
         digest: dispatch.digest.to_vec(),
-        segments: segments(&shape),
+        segments: segments(&task.shape),
         timeout_ms: u64::try_from(limit.saturating_add(LONGER).as_millis()).unwrap_or(u64::MAX),
-        begins: going.as_ref().and_then(|going| going.begins.as_ref()).map(begins).transpose()?,
-        making: going.as_ref().and_then(making),
         ..ExecuteRequest::default()
     };
+    if let Some(going) = &task.going {
+        let begins = going.begins.as_deref().map(GoingText::try_from).transpose();
+        request.begins =
+            begins.map_err(|error| RequestError::Internal { why: error.to_string() })?;
+        request.making = going.stint.as_ref().map(Making::from);
+    }
     let mut program = Program { shared, epoch, ring: &ring, dispatch: &dispatch, readiness };
-    let calls = program.call(&request, &inputs, going.as_ref())?;
+    let calls = program.call(&request, &task)?;
     let (devices, made, breadth) = program.results(calls, limit, until).await?;
     // Weights from disk are read anew for each token.
     program.observe(&devices, made.len().max(1) as f64);
@@ -133,13 +134,11 @@ async fn dispatch(
     shared: &Arc<Shared>,
     plan: &Arc<Plan>,
     profile: Option<Arc<ClusterProfile>>,
-    shape: &BatchShape,
-    going: Option<&Going>,
+    task: &Task,
 ) -> Result<Arc<Dispatch>, RequestError> {
     // How long a program takes that keeps what it made is not told by profiles yet.
-    let phase = going.map_or(Phase::Prefill, |going| going.phase);
-    let plain = going.is_none();
-    let (shared, plan, shape) = (shared.clone(), plan.clone(), shape.clone());
+    let (phase, plain) = (task.phase(), task.going.is_none());
+    let (shared, plan, shape) = (shared.clone(), plan.clone(), task.shape.clone());
     blocking(move || {
         shared.lowered.dispatch(&plan, phase, &shape, |programs| {
             let profile = profile.as_ref()?;
@@ -171,12 +170,7 @@ type Calls = JoinSet<(usize, u64, Answer)>;
 
 impl Program<'_> {
     /// Calls every device, each with what its rows are made of.
-    fn call(
-        &self,
-        request: &ExecuteRequest,
-        inputs: &Inputs,
-        going: Option<&Going>,
-    ) -> Result<Calls, RequestError> {
+    fn call(&self, request: &ExecuteRequest, task: &Task) -> Result<Calls, RequestError> {
         let connections: Vec<_> = {
             let board = self.shared.board();
             let entries = self.ring.iter().map(|device| (*device, &board.entries[*device]));
@@ -192,12 +186,13 @@ impl Program<'_> {
                 rows as usize * width as usize
             });
             // One of them tells, the others say in the end what they have made.
-            let tell = going.filter(|_| rank == 0).map(|going| going.tell.clone());
+            let going = task.going.as_ref().filter(|_| rank == 0);
+            let tell = going.map(|going| going.tell.clone());
             let (sizes, shared) = (sizes.collect(), self.shared.clone());
             // Pixels go to the rows' owners.
             let making = request.making.clone().map(|m| Making { tell: tell.is_some(), ..m });
             let request = ExecuteRequest { making, ..request.clone() };
-            let request = match inputs.part(spec, self.dispatch.embedded[rank]) {
+            let request = match task.inputs.part(spec, self.dispatch.embedded[rank]) {
                 Inputs::Tokens(tokens) => ExecuteRequest { tokens: tokens.to_vec(), ..request },
                 Inputs::Typed { tokens, types } => {
                     let (tokens, types) = (tokens.to_vec(), types.to_vec());
@@ -296,23 +291,6 @@ impl Program<'_> {
         let device = self.shared.device(device).name.clone();
         RequestError::DeviceFailed { device, reason, retryable: true }
     }
-}
-
-/// How a text begins, for devices.
-fn begins(text: &Text) -> Result<GoingText, RequestError> {
-    let Text { slot, rows, sampling, tokens, prompt } = text;
-    let looks_back = sampling.looks_back();
-    let sampling = postcard::to_stdvec(sampling)
-        .map_err(|error| RequestError::Internal { why: error.to_string() })?;
-    let tokens = if looks_back { tokens.clone() } else { Vec::new() };
-    Ok(GoingText { slot: *slot, rows: *rows, sampling, tokens, prompt: *prompt as u32 })
-}
-
-/// What devices are to make.
-fn making(going: &Going) -> Option<Making> {
-    let Going { phase, count, stop, .. } = going;
-    let decode = *phase == Phase::Decode;
-    (*count > 0).then(|| Making { count: *count, stop: stop.clone(), decode, tell: false })
 }
 
 fn breadth_of(done: &ExecuteDone) -> Option<Breadth> {

@@ -7,7 +7,7 @@ use super::{
 use crate::{
     admission::{Ticket, Turn},
     error::RequestError,
-    fleet::{DeviceCost, DeviceRun, Readiness, Run, Task, blocking},
+    fleet::{Readiness, Run, Task, blocking},
     trace::TracedProgram,
 };
 use galaxy_common::{BatchShape, RequestId, Segment, Wanted};
@@ -98,7 +98,7 @@ impl<'a> Answer<'a> {
     /// Dropping the future leaves the queue.
     pub(super) async fn turn(&mut self) -> Result<Turn, RequestError> {
         let waiting = Instant::now();
-        let ran = || self.session.inner.programs.load(Ordering::Relaxed);
+        let ran = || self.session.inner.counts.programs.load(Ordering::Relaxed);
         let (mut until, mut before) = (waiting + READY_WAIT, ran());
         let turn = loop {
             self.session.ready(until).await?;
@@ -131,30 +131,14 @@ impl<'a> Answer<'a> {
         let task = tokio::spawn(async move {
             let run = session.inner.fleet.execute(task, limit).await;
             if run.is_ok() {
-                session.inner.programs.fetch_add(1, Ordering::Relaxed);
+                session.inner.counts.programs.fetch_add(1, Ordering::Relaxed);
             }
             drop(turn);
             run
         });
         let broke = |e| RequestError::Internal { why: format!("a task broke off: {e}") };
         let run = task.await.map_err(broke)??;
-        self.report.execute += run.took;
-        self.report.programs += 1;
-        self.report.epoch = run.epoch;
-        // The plan may have changed since the last one.
-        for DeviceRun { name, cost, .. } in &run.devices {
-            let known = self.report.devices.iter().position(|(of, _)| of == name);
-            let at = known.unwrap_or_else(|| {
-                self.report.devices.push((name.clone(), DeviceCost::default()));
-                self.report.devices.len() - 1
-            });
-            let sum = &mut self.report.devices[at].1;
-            sum.total_ns += cost.total_ns;
-            sum.compute_busy_ns += cost.compute_busy_ns;
-            sum.awaiting_receive_ns += cost.awaiting_receive_ns;
-            sum.bytes_sent += cost.bytes_sent;
-            sum.bytes_received += cost.bytes_received;
-        }
+        self.report.add(&run);
         self.programs.push(TracedProgram {
             epoch: run.epoch,
             sequence: run.sequence,

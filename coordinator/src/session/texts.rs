@@ -1,20 +1,19 @@
 //! Vectors, classes and ranks of texts: what they are asked with, and how they become sequences.
 
 use super::{
-    Gone, Input, Report, Session,
+    Input, Report, Session,
     answer::{Outcome, Vectors},
     batch::Sequence,
-    check_count,
+    limits::check_count,
 };
 use crate::{client_memory::Briefly, error::RequestError, fleet::blocking};
 use galaxy_common::Wanted;
 use galaxy_model::{
     ClassHead, HeadSpec, ModelError, Problem,
-    sentence::{CrossEncoder, SentenceConfig, VectorForm},
-    tokenizer::{Encoded, Tokenizer},
+    sentence::{SentenceConfig, VectorForm},
+    tokenizer::Encoded,
 };
 use std::{num::NonZeroU32, time::Duration};
-use tokio::time::Instant;
 
 /// Bytes of a text for each token that is allowed: more than tokens have, but for runs of one letter.
 const TOKEN_BYTES: usize = 64;
@@ -105,9 +104,9 @@ impl Session {
         timeout: Option<Duration>,
     ) -> Result<Embeddings, RequestError> {
         let work = async {
-            let sentence = self.sentence()?.clone();
+            let sentence = self.inner.files.sentence()?.clone();
             let form = self.form(&sentence, embed.dimensions, embed.normalise)?;
-            let limit = self.text_limit(self.token_limit(sentence.max_tokens));
+            let limit = self.text_limit(self.inner.files.token_limit(sentence.max_tokens));
             let mut answer = self.begin()?.within(timeout);
             let (sequences, skipped, wanted) = if embed.ids.is_empty() {
                 let prompt = prompt(&sentence, embed.prefix)?;
@@ -117,7 +116,7 @@ impl Session {
                 };
                 let texts = Texts { prompt, truncate: embed.truncate, limit };
                 let skips = !sentence.pools_prompts();
-                let (sequences, skipped, took) = self.tokenize(embed.texts, texts, skips).await?;
+                let ((sequences, skipped), took) = self.tokenize(embed.texts, texts, skips).await?;
                 answer.tokenized(took);
                 (sequences, skipped, wanted)
             } else {
@@ -149,9 +148,9 @@ impl Session {
             let mut answer = self.begin()?.within(timeout);
             let (sequences, took) = match items {
                 Items::Texts(texts, truncate) => {
-                    let limit = self.text_limit(self.token_limit(None));
+                    let limit = self.text_limit(self.inner.files.token_limit(None));
                     let how = Texts { prompt: String::new(), truncate, limit };
-                    let (sequences, _, took) = self.tokenize(texts, how, false).await?;
+                    let ((sequences, _), took) = self.tokenize(texts, how, false).await?;
                     (sequences, took)
                 }
                 Items::Images(images) => {
@@ -192,8 +191,8 @@ impl Session {
         timeout: Option<Duration>,
     ) -> Result<Scores, RequestError> {
         let work = async {
-            let cross = self.cross_encoder()?.clone();
-            let limit = self.text_limit(self.token_limit(cross.max_tokens));
+            let cross = self.inner.files.cross_encoder()?.clone();
+            let limit = self.text_limit(self.inner.files.token_limit(cross.max_tokens));
             let mut answer = self.begin()?.within(timeout);
             let query = Texts { prompt: cross.prompt + &query, truncate, limit };
             let (sequences, took) = self.pair(query, texts).await?;
@@ -251,16 +250,13 @@ impl Session {
         texts: Vec<String>,
         how: Texts,
         skips: bool,
-    ) -> Result<(Vec<Sequence>, Vec<u32>, Duration), RequestError> {
+    ) -> Result<((Vec<Sequence>, Vec<u32>), Duration), RequestError> {
         self.check_texts(&texts)?;
         for (index, text) in texts.iter().enumerate() {
             check_bytes(how.prompt.len() + text.len(), how.limit, || of(index))?;
         }
-        let session = self.clone();
-        let (_wanted, gone) = Gone::pair();
-        blocking(move || {
-            let begun = Instant::now();
-            let tokenizer = session.tokenizer()?;
+        self.read(move |session, gone| {
+            let tokenizer = session.inner.files.tokenizer()?;
             let mut sequences = Vec::with_capacity(texts.len());
             for (index, mut text) in texts.into_iter().enumerate() {
                 gone.check()?;
@@ -276,9 +272,9 @@ impl Session {
                 }
                 false => Vec::new(),
             };
-            Ok((sequences, skipped, begun.elapsed()))
+            Ok((sequences, skipped))
         })
-        .await?
+        .await
     }
 
     /// Pairs of a query and each text to tokens, where blocking is allowed.
@@ -291,11 +287,8 @@ impl Session {
         if query.prompt.trim().is_empty() {
             return Err(RequestError::Nothing { what: "query" });
         }
-        let session = self.clone();
-        let (_wanted, gone) = Gone::pair();
-        blocking(move || {
-            let begun = Instant::now();
-            let tokenizer = session.tokenizer()?;
+        self.read(move |session, gone| {
+            let tokenizer = session.inner.files.tokenizer()?;
             let types = session.spec().token_types;
             let _tokenizing =
                 session.tokenizing(&query.prompt, query.limit, || "the query".to_owned())?;
@@ -314,10 +307,9 @@ impl Session {
                 }
                 session.fitting(index, encoded, query.limit)
             };
-            let sequences = texts.iter().enumerate().map(pair).collect::<Result<_, _>>()?;
-            Ok((sequences, begun.elapsed()))
+            texts.iter().enumerate().map(pair).collect()
         })
-        .await?
+        .await
     }
 
     /// Takes the memory that tokenising a text takes, unless it has more bytes than its tokens could have.
@@ -358,37 +350,8 @@ impl Session {
             let tokens = ids.len();
             return Err(RequestError::TextTooLong { index, tokens, limit, limited_by });
         }
-        let vocabulary = self.spec().vocabulary;
-        if let Some(&token) = ids.iter().find(|&&id| id >= vocabulary) {
-            return Err(RequestError::UnknownToken { index, token, vocabulary });
-        }
+        self.check_known(index, &ids)?;
         Ok(Sequence::typed(ids, types))
-    }
-
-    pub(super) fn tokenizer(&self) -> Result<&Tokenizer, RequestError> {
-        let wrong = |why: &String| RequestError::Model { why: why.clone() };
-        self.inner.tokenizer.as_ref().map_err(wrong)
-    }
-
-    fn cross_encoder(&self) -> Result<&CrossEncoder, RequestError> {
-        self.inner.cross_encoder.as_ref().map_err(|error| match error {
-            (true, why) => RequestError::UnsupportedOutput {
-                model: self.inner.model.name().to_owned(),
-                wanted: "score of a pair of texts".to_owned(),
-                why: why.clone(),
-            },
-            (false, why) => RequestError::Model { why: why.clone() },
-        })
-    }
-
-    /// How many tokens a text may have by the model's files: of sentence-transformers, or else of the
-    /// tokenizer.
-    fn token_limit(&self, of_sentence: Option<u32>) -> Option<(u32, &'static str)> {
-        let of_tokenizer = || self.inner.tokenizer.as_ref().ok()?.max_tokens();
-        match of_sentence {
-            Some(limit) => Some((limit, "the model's sentence configuration")),
-            None => of_tokenizer().map(|limit| (limit, "model_max_length of its tokenizer")),
-        }
     }
 }
 

@@ -1,0 +1,86 @@
+//! What requests may have.
+
+use super::Session;
+use crate::error::{self, RequestError};
+use galaxy_common::Bytes;
+use std::time::Duration;
+
+/// Texts that one request may have; the SDK sends more in parts.
+pub const MAX_TEXTS: usize = 1024;
+/// Bytes of results that one request may ask for.
+pub const MAX_RESULT_BYTES: u64 = 512 << 20;
+
+/// What a session grants.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Requests that wait while one runs.
+    pub queue: usize,
+    /// How long a request may take that does not say.
+    pub timeout: Duration,
+    /// What one client may hold of this process's memory.
+    pub client_memory: Bytes,
+}
+
+impl Session {
+    /// Most tokens of a text, and what limits them; `by_files` may be what the model's files say.
+    pub(super) fn text_limit(&self, by_files: Option<(u32, &'static str)>) -> (u32, &'static str) {
+        let limits = [
+            (self.spec().position_limit(), self.spec().limited_by()),
+            (self.outlook().max_rows, error::MAX_ROWS),
+            by_files.unwrap_or((u32::MAX, "nothing")),
+        ];
+        limits.into_iter().min_by_key(|(limit, _)| *limit).expect("the array has three elements")
+    }
+
+    /// Checks token ids that a caller gave.
+    pub(super) fn check_ids(
+        &self,
+        index: usize,
+        ids: &[u32],
+        (limit, limited_by): (u32, &'static str),
+    ) -> Result<(), RequestError> {
+        if self.spec().patches.is_some() {
+            let why = format!("sequence {index} has ids, and this model reads images");
+            return Err(RequestError::Invalid { why });
+        }
+        if ids.is_empty() {
+            return Err(RequestError::Invalid { why: format!("sequence {index} has no ids") });
+        }
+        if ids.len() > limit as usize {
+            let (what, tokens) = (format!("sequence {index}"), ids.len());
+            return Err(RequestError::TooLong { what, tokens, limit, limited_by });
+        }
+        self.check_known(index, ids)
+    }
+
+    /// Checks that the vocabulary has all of a text's tokens.
+    pub(super) fn check_known(&self, index: usize, ids: &[u32]) -> Result<(), RequestError> {
+        let vocabulary = self.spec().vocabulary;
+        match ids.iter().find(|&&id| id >= vocabulary) {
+            Some(&token) => Err(RequestError::UnknownToken { index, token, vocabulary }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Checks how many there are of what a request has.
+pub(super) fn check_count(count: usize, what: &'static str) -> Result<(), RequestError> {
+    match count {
+        0 => Err(RequestError::Nothing { what }),
+        1..=MAX_TEXTS => Ok(()),
+        _ => Err(RequestError::TooManyTexts { texts: count, limit: MAX_TEXTS }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_have_limits() {
+        assert_eq!(check_count(0, "texts"), Err(RequestError::Nothing { what: "texts" }));
+        assert!(check_count(1024, "texts").is_ok());
+        let error = check_count(10_000, "texts").expect_err("too many").to_string();
+        assert!(error.contains("10000") && error.contains("1024") && error.contains("parts"));
+    }
+}

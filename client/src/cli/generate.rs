@@ -12,11 +12,8 @@ use super::{
 };
 use clap::Args;
 use galaxy_client::{GenerateOptions, Generated, Prompt, Token};
-use galaxy_common::{Cache, Fallback, Sampling, SamplingParams, WireType};
-use galaxy_engine::{
-    choose::Text,
-    generate::{Told, token},
-};
+use galaxy_common::{Cache, Fallback, Sampling, SamplingParams, Text, WireType};
+use galaxy_engine::generate::{Told, token};
 use galaxy_model::{
     ModelDir,
     generation::Ending,

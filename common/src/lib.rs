@@ -4,6 +4,7 @@
 //! Nothing here opens a socket, reads a clock or touches a tensor. Every type
 //! that comes from outside is parsed once into a form that cannot be invalid.
 
+pub mod blocks;
 pub mod format;
 pub mod frame;
 pub mod generate;
@@ -22,6 +23,7 @@ pub mod spread;
 pub mod streaming;
 pub mod units;
 
+pub use blocks::BlockTables;
 pub use format::{UnknownFormat, WeightFormat};
 pub use frame::{FrameError, FrameHeader, HEADER_BYTES, MAX_PAYLOAD_BYTES};
 pub use generate::{GenerateOptions, GeneratedToken, Prompt, Stint, Text};

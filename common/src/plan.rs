@@ -154,6 +154,11 @@ impl Cache {
     /// No cache.
     pub const NONE: Self = Self { rows: 0, values: WireType::F32 };
 
+    /// Whole blocks that it has.
+    pub fn blocks(self) -> u32 {
+        self.rows / Self::BLOCK
+    }
+
     /// Rows that are taken for a text of `rows`.
     pub fn taken(rows: u32) -> u32 {
         rows.div_ceil(Self::BLOCK).saturating_mul(Self::BLOCK)

@@ -167,6 +167,10 @@ pub enum ComputeError {
 /// The executor calls it from one thread, the compute thread. An engine that works asynchronously
 /// returns from [`Engine::run`] when the operation is complete; one with a copy lane of its own may
 /// overlap inside.
+///
+/// *The row contract:* a row's result is the same to the bit whatever the number of rows beside it in the batch,
+/// and whether the rows that it sees are in the batch or were kept (ADR 0036). The cpu engine keeps it; the burn
+/// engine, whose sums are the backend's matter, does not.
 pub trait Engine: Send {
     /// Makes room for the device slots of a program; staging is the executor's. Room is kept and
     /// reused: after the largest program nothing is allocated any more.
@@ -187,12 +191,14 @@ pub trait Engine: Send {
         staged: Staged<'_>,
     ) -> Result<(), ComputeError>;
 
-    /// Takes room for the keys and values of a text, and remembers how its tokens are chosen; a text of
-    /// the same slot goes on with as many rows as it has, or more. After this nothing is allocated for it.
+    /// Takes room for the keys and values of a text in these blocks of the cache, one behind another, and
+    /// remembers how its tokens are chosen; a text of the same slot goes on with the blocks that it has, and
+    /// more. Which blocks they are changes no result, and texts may share some
+    /// ([`galaxy_common::BlockTables`]). After this nothing is allocated for it.
     ///
     /// # Errors
-    /// When the cache has no room.
-    fn begin(&mut self, text: &Text) -> Result<(), ComputeError> {
+    /// When they are too few for its rows, or the cache does not have them.
+    fn begin(&mut self, text: &Text, _blocks: &Arc<[u32]>) -> Result<(), ComputeError> {
         Err(ComputeError::Text { slot: text.slot, why: "this engine keeps nothing" })
     }
 

@@ -305,9 +305,9 @@ impl Executor {
     ///
     /// # Errors
     /// When there is no room for it.
-    pub fn begin(&self, text: Text) -> Result<(), RunError> {
+    pub fn begin(&self, text: Text, blocks: Arc<[u32]>) -> Result<(), RunError> {
         let (answer, answered) = sync_channel(1);
-        lock(&self.compute).give(Work::Begin(Box::new(text), answer))?;
+        lock(&self.compute).give(Work::Begin(Box::new((text, blocks)), answer))?;
         Ok(answered.recv().map_err(|_| RunError::Stopped)??)
     }
 

@@ -11,7 +11,8 @@ use crate::{
     weights::{Shard, WeightError},
 };
 use galaxy_common::{
-    BatchShape, Breadth, Epoch, Plan, Segment, SequenceNumber, Stint, Wanted, plan::Phase,
+    BatchShape, BlockTables, Breadth, Cache, Epoch, Plan, Segment, SequenceNumber, Stint, Wanted,
+    plan::Phase,
 };
 use galaxy_graph::{LowerError, Lowered, Program, links};
 use galaxy_model::ModelDir;
@@ -64,6 +65,8 @@ pub struct LocalCluster {
     executors: Vec<Executor>,
     streams: Vec<Option<Arc<Stream>>>,
     state: Mutex<State>,
+    /// Who has which blocks of the cache.
+    tables: Mutex<BlockTables>,
 }
 
 struct State {
@@ -100,8 +103,9 @@ impl LocalCluster {
             sequence: SequenceNumber::default(),
             programs: Lowered::new(KEPT),
         };
+        let tables = Mutex::new(BlockTables::new(plan.cache));
         let (plan, state) = (Arc::new(plan), Mutex::new(state));
-        let cluster = Self { dir, plan, executors, streams, state };
+        let cluster = Self { dir, plan, executors, streams, state, tables };
         cluster.connect(&mut cluster.lock());
         Ok(cluster)
     }
@@ -263,12 +267,23 @@ impl LocalCluster {
     /// # Errors
     /// When one has none.
     pub fn begin(&self, text: &Text) -> Result<(), LocalError> {
-        Ok(self.executors.iter().try_for_each(|executor| executor.begin(text.clone()))?)
+        let rows = text.rows;
+        let blocks = self.tables().take(text.slot, rows).ok_or_else(|| {
+            let (rows, limit) = (Cache::taken(rows), self.plan.cache.rows);
+            LowerError::Cache { rows, limit }
+        })?;
+        let begin = |executor: &Executor| executor.begin(text.clone(), blocks.clone());
+        Ok(self.executors.iter().try_for_each(begin)?)
     }
 
     /// Forgets a text.
     pub fn end(&self, slot: u32) {
         self.executors.iter().for_each(|executor| executor.end(Some(slot)));
+        self.tables().give(slot);
+    }
+
+    fn tables(&self) -> std::sync::MutexGuard<'_, BlockTables> {
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes tokens of a text that has begun, from the rows that come first: those of its prompt, or of its last

@@ -73,7 +73,8 @@ fn allocated(strategy: Strategy, devices: usize, sampling: &Sampling) -> usize {
         // Over the edge between two blocks.
         let (rows, tokens) = (300, PROMPT.to_vec());
         let text = Text { slot: 0, rows, sampling: sampling.clone(), tokens, prompt: PROMPT.len() };
-        executor.begin(text).unwrap();
+        let blocks = (0..rows.div_ceil(Cache::BLOCK)).collect();
+        executor.begin(text, blocks).unwrap();
         executor
     };
     let executors: Vec<Executor> = plan.ring.iter().zip(ends).map(make).collect();

@@ -115,7 +115,8 @@ pub(crate) struct Asked {
     sequence: SequenceNumber,
     digest: Vec<u8>,
     pub(crate) shape: BatchShape,
-    pub(crate) begins: Option<Text>,
+    /// A text that begins, and the blocks of the cache that it takes.
+    pub(crate) begins: Option<(Text, Arc<[u32]>)>,
     making: Option<Making>,
     pub(crate) left: Duration,
 }
@@ -140,7 +141,8 @@ impl Asked {
         };
         let shape = convert::shape(request.segments, tokens.len())?;
         let making = request.making.map(|making| Making::read(making, &shape)).transpose()?;
-        let begins = request.begins.map(Text::try_from).transpose()?;
+        let blocks: Arc<[u32]> = request.blocks.into();
+        let begins = request.begins.map(Text::try_from).transpose()?.map(|text| (text, blocks));
         let (epoch, sequence) = (Epoch(request.epoch), SequenceNumber(request.sequence));
         let rows = Rows { tokens, types, squares: patches, first: first_row };
         Ok((Self { epoch, sequence, digest, shape, begins, making, left }, rows))
@@ -180,7 +182,9 @@ impl Execution {
             .filter(|active| active.epoch == epoch)
             .ok_or(WorkerError::Refused(crate::state::Refusal::NotPlaced { epoch }))?;
         let spec = active.model.spec();
-        asked.begins = asked.begins.map(|text| checked(text, spec.vocabulary)).transpose()?;
+        let begins = asked.begins.take();
+        let begins = begins.map(|(text, blocks)| Ok((checked(text, spec.vocabulary)?, blocks)));
+        asked.begins = begins.transpose().map_err(|error: WorkerError| error)?;
         let inputs = inputs(spec, &asked.shape, rows)?;
         Ok(Self { place, active, asked, inputs, deadline })
     }
@@ -253,7 +257,7 @@ impl Execution {
         let lowering = active.clone();
         let result = place.core.running.programs.run(move || {
             let run = || {
-                begins.map_or(Ok(()), |text| executor.begin(text))?;
+                begins.map_or(Ok(()), |(text, blocks)| executor.begin(text, blocks))?;
                 match making {
                     None => {
                         let report = executor.run(job)?;

@@ -26,7 +26,7 @@ pub fn execute(
     let read = |request| {
         let (asked, rows) = Asked::read(request)?;
         // What else a text says of itself, of a vocabulary that is small.
-        asked.begins.map(|text| making::checked(text, 97)).transpose()?;
+        asked.begins.map(|(text, _)| making::checked(text, 97)).transpose()?;
         Ok::<_, WorkerError>((asked.shape, rows.tokens, asked.left))
     };
     read(request).map_err(|error| error.into_status(own))

@@ -106,8 +106,8 @@ impl Engine for BurnEngine {
         result.map_err(|misfit| misfit.of(operation))
     }
 
-    fn begin(&mut self, text: &Text) -> Result<(), ComputeError> {
-        self.runner.texts.begin(text)
+    fn begin(&mut self, text: &Text, blocks: &Arc<[u32]>) -> Result<(), ComputeError> {
+        self.runner.texts.begin(text, blocks)
     }
 
     fn end(&mut self, slot: u32) {

@@ -3,9 +3,11 @@
 //! A block has keys and values of its rows in every layer of the device: layer after layer, keys and then
 //! values of the device's heads. Values are `[rows, columns]`. Keys are `[groups, columns, GROUP]`: of
 //! [`GROUP`] neighbouring rows each column stands together, so that the scores of a query with all of them
-//! are sums of vectors, column after column, whatever the number of queries. Blocks are taken when a text
-//! begins, for as many rows as it may have, and given back when it ends; nothing is taken while a token is
-//! made.
+//! are sums of vectors, column after column, whatever the number of queries.
+//!
+//! Which blocks a text has, and in which order, is said when it begins ([`galaxy_common::BlockTables`]), for as
+//! many rows as it may have: texts may share blocks. A block takes memory from the first text that has it to
+//! the last; nothing is taken while a token is made.
 
 use super::{
     call::Misfit,
@@ -15,7 +17,7 @@ use super::{
     },
 };
 use galaxy_common::{Bytes, Cache, Head, Span, WireType};
-use std::{collections::BTreeMap, ops::Range};
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 /// Rows of a block.
 const ROWS: usize = Cache::BLOCK as usize;
@@ -31,16 +33,23 @@ pub(crate) struct KvCache {
     /// Values of a block.
     block: usize,
     values: WireType,
-    /// Most blocks.
-    limit: usize,
-    taken: usize,
-    texts: BTreeMap<u32, Vec<Block>>,
+    /// By their numbers.
+    blocks: Vec<Block>,
+    tables: BTreeMap<u32, Arc<[u32]>>,
     /// One row in 16 bits, on its way into a block.
     narrow: Vec<u16>,
 }
 
 /// Some rows of a text, in all layers.
-enum Block {
+struct Block {
+    /// None where no text has it.
+    stored: Option<Values>,
+    /// Texts that have it.
+    users: u32,
+}
+
+/// Keys and values.
+enum Values {
     F32(Vec<f32>),
     F16(Vec<u16>),
 }
@@ -61,9 +70,9 @@ impl KvCache {
         };
         let layers: Vec<_> = kv_heads.map(layer).collect();
         let widest = layers.iter().map(|(_, width)| *width).max().unwrap_or(0);
-        let (limit, texts) = (cache.rows as usize / ROWS, BTreeMap::new());
+        let blocks = (0..cache.blocks()).map(|_| Block { stored: None, users: 0 }).collect();
         let narrow = vec![0; if cache.values == WireType::F16 { widest } else { 0 }];
-        Self { layers, block, values: cache.values, limit, taken: 0, texts, narrow }
+        Self { layers, block, values: cache.values, blocks, tables: BTreeMap::new(), narrow }
     }
 
     /// Whether keys and values are kept with fewer bits than they are made with.
@@ -71,37 +80,61 @@ impl KvCache {
         self.values != WireType::F32
     }
 
-    /// Takes room for a text of `rows` rows, more than it has or none.
-    pub(crate) fn reserve(&mut self, slot: u32, rows: u32) -> Result<(), Misfit> {
-        let wanted = rows.div_ceil(Cache::BLOCK) as usize;
-        let text = self.texts.entry(slot).or_default();
-        let more = wanted.saturating_sub(text.len());
-        if self.taken + more > self.limit {
+    /// Takes room for a text of `rows` rows in the blocks of its table, in place of the table that it has.
+    pub(crate) fn bind(&mut self, slot: u32, rows: u32, table: &Arc<[u32]>) -> Result<(), Misfit> {
+        if table.len() < rows.div_ceil(Cache::BLOCK) as usize {
+            return Err(Misfit::Why("its table has fewer blocks than its rows need"));
+        }
+        let limit = self.blocks.len();
+        if table.iter().any(|block| *block as usize >= limit) {
             return Err(Misfit::Why("the cache has no room for its rows"));
         }
-        let no_memory = |_| Misfit::Why("there is no memory for its keys and values");
-        text.try_reserve_exact(more).map_err(no_memory)?;
-        for _ in 0..more {
-            text.push(Block::new(self.values, self.block).map_err(no_memory)?);
-            self.taken += 1;
+        // The new ones first: what it has stays.
+        for (at, block) in table.iter().enumerate() {
+            let block = &mut self.blocks[*block as usize];
+            if block.stored.is_none() {
+                let Ok(values) = Values::new(self.values, self.block) else {
+                    self.unbind(&table[..at]);
+                    return Err(Misfit::Why("there is no memory for its keys and values"));
+                };
+                block.stored = Some(values);
+            }
+            block.users += 1;
+        }
+        if let Some(before) = self.tables.insert(slot, table.clone()) {
+            self.unbind(&before);
         }
         Ok(())
     }
 
+    fn unbind(&mut self, table: &[u32]) {
+        for block in table {
+            let block = &mut self.blocks[*block as usize];
+            block.users -= 1;
+            if block.users == 0 {
+                block.stored = None;
+            }
+        }
+    }
+
     /// Gives back what a text has.
     pub(crate) fn release(&mut self, slot: u32) {
-        self.taken -= self.texts.remove(&slot).map_or(0, |text| text.len());
+        if let Some(table) = self.tables.remove(&slot) {
+            self.unbind(&table);
+        }
     }
 
     /// Gives back what all texts have.
     pub(crate) fn clear(&mut self) {
-        self.texts.clear();
-        self.taken = 0;
+        while let Some((_, table)) = self.tables.pop_first() {
+            self.unbind(&table);
+        }
     }
 
     /// What all texts have.
     pub(crate) fn held(&self) -> Bytes {
-        Bytes(self.taken as u64 * self.block as u64 * u64::from(self.values.width()))
+        let taken = self.blocks.iter().filter(|block| block.stored.is_some()).count();
+        Bytes(taken as u64 * self.block as u64 * u64::from(self.values.width()))
     }
 
     /// Writes keys | values of rows of a text, from row `first` of it on.
@@ -115,18 +148,19 @@ impl KvCache {
         let no_room = Misfit::Why("there is no room for the keys and values of its rows");
         let &(begin, width) =
             self.layers.get(layer as usize).ok_or(Misfit::Why("the model has no such layer"))?;
-        let text = self.texts.get_mut(&slot);
-        let (Some(text), true) = (text, width == rows.columns()) else { return Err(no_room) };
+        let table = self.tables.get(&slot);
+        let (Some(table), true) = (table, width == rows.columns()) else { return Err(no_room) };
         for row in 0..rows.rows() {
             let at = first as usize + row;
-            let Some(block) = text.get_mut(at / ROWS) else { return Err(no_room) };
-            match block {
-                Block::F32(values) => put(&mut values[begin..], at % ROWS, rows.row(row)),
-                Block::F16(bits) => {
+            let block = table.get(at / ROWS).and_then(|block| self.blocks.get_mut(*block as usize));
+            match block.and_then(|block| block.stored.as_mut()) {
+                Some(Values::F32(values)) => put(&mut values[begin..], at % ROWS, rows.row(row)),
+                Some(Values::F16(bits)) => {
                     let narrow = &mut self.narrow[..width];
                     vector::narrow_f16(rows.row(row), narrow);
                     put(&mut bits[begin..], at % ROWS, narrow);
                 }
+                None => return Err(no_room),
             }
         }
         Ok(())
@@ -135,16 +169,16 @@ impl KvCache {
     /// The first `rows` rows of a text.
     pub(crate) fn past(&self, slot: u32, layer: u32, rows: u32) -> Result<Past<'_>, Misfit> {
         let (begin, width) = self.layers.get(layer as usize).copied().unwrap_or_default();
-        let blocks = self.texts.get(&slot).map_or(&[][..], Vec::as_slice);
+        let table = self.tables.get(&slot).map_or(&[][..], |table| table);
         let rows = rows as usize;
-        if blocks.len() * ROWS < rows {
+        if table.len() * ROWS < rows {
             return Err(Misfit::Why("the rows before it are not kept"));
         }
-        Ok(Past { blocks, begin, columns: width / 2, rows })
+        Ok(Past { blocks: &self.blocks, table, begin, columns: width / 2, rows })
     }
 }
 
-impl Block {
+impl Values {
     fn new(values: WireType, len: usize) -> Result<Self, std::collections::TryReserveError> {
         Ok(match values {
             WireType::F32 => Self::F32(zeros(len)?),
@@ -175,6 +209,8 @@ fn put<T: Copy>(layer: &mut [T], row: usize, from: &[T]) {
 #[derive(Clone, Copy)]
 pub(crate) struct Past<'a> {
     blocks: &'a [Block],
+    /// Those of the text, in order.
+    table: &'a [u32],
     begin: usize,
     /// Columns of the keys of a row, and of its values.
     columns: usize,
@@ -192,7 +228,7 @@ pub(crate) enum Stored<'a> {
 
 impl<'a> Past<'a> {
     /// No rows.
-    pub(crate) const NONE: Self = Self { blocks: &[], begin: 0, columns: 0, rows: 0 };
+    pub(crate) const NONE: Self = Self { blocks: &[], table: &[], begin: 0, columns: 0, rows: 0 };
 
     pub(crate) fn rows(&self) -> usize {
         self.rows
@@ -216,20 +252,27 @@ impl<'a> Past<'a> {
         values
     }
 
+    /// The block of a row.
+    #[inline(always)]
+    fn of(&self, row: usize) -> &'a Values {
+        let block = &self.blocks[self.table[row / ROWS] as usize];
+        block.stored.as_ref().expect("a block that a text has")
+    }
+
     /// Some columns of the keys of the rows from `group * GROUP` on: `[columns, GROUP]`. Those of rows that
     /// were not kept are any.
     #[inline(always)]
     pub(crate) fn keys(&self, group: usize, column: usize, columns: usize) -> Stored<'a> {
-        let (block, group) = (group * GROUP / ROWS, group % (ROWS / GROUP));
-        let start = self.begin + (group * self.columns + column) * GROUP;
-        self.blocks[block].some(start, columns * GROUP)
+        let in_block = group % (ROWS / GROUP);
+        let start = self.begin + (in_block * self.columns + column) * GROUP;
+        self.of(group * GROUP).some(start, columns * GROUP)
     }
 
     /// Some columns of the values of a row.
     #[inline(always)]
     pub(crate) fn value(&self, row: usize, column: usize, columns: usize) -> Stored<'a> {
         let start = self.begin + self.columns * (ROWS + row % ROWS) + column;
-        self.blocks[row / ROWS].some(start, columns)
+        self.of(row).some(start, columns)
     }
 
     /// Some columns of the values of rows of one block, where they stand in 32 bits.
@@ -240,14 +283,14 @@ impl<'a> Past<'a> {
         column: usize,
         columns: usize,
     ) -> Option<Area<'a>> {
-        let Block::F32(values) = &self.blocks[rows.start / ROWS] else { return None };
+        let Values::F32(values) = self.of(rows.start) else { return None };
         let start = self.begin + self.columns * (ROWS + rows.start % ROWS) + column;
         let extent = Extent { start, rows: rows.len(), columns, stride: self.columns };
         Some(Area::new(values, extent).expect("rows of a block"))
     }
 }
 
-impl Block {
+impl Values {
     #[inline(always)]
     fn some(&self, start: usize, count: usize) -> Stored<'_> {
         match self {
@@ -279,9 +322,11 @@ mod tests {
         for values in [WireType::F32, WireType::F16] {
             let mut cache = KvCache::new(Cache { rows: 4 * 192 + 5, values }, heads.into_iter(), 3);
             assert_eq!(cache.held(), Bytes(0));
-            assert!(cache.reserve(7, 200).is_ok());
-            assert!(cache.reserve(9, 3 * 192).is_err(), "one block more than there are");
-            assert!(cache.reserve(9, 1).is_ok());
+            let table = |blocks: &[u32]| Arc::<[u32]>::from(blocks);
+            assert!(cache.bind(7, 200, &table(&[3, 0])).is_ok());
+            assert!(cache.bind(9, 200, &table(&[1])).is_err(), "fewer blocks than rows need");
+            assert!(cache.bind(9, 1, &table(&[4])).is_err(), "no such block");
+            assert!(cache.bind(9, 1, &table(&[2])).is_ok());
             let per_row = u64::from(values.width()) * (2 * 2 + 2) * 3;
             assert_eq!(cache.held(), Bytes(3 * 192 * per_row));
             let rows: Vec<f32> = (0..20 * 6).map(|value| value as f32 / 4.0).collect();
@@ -299,8 +344,17 @@ mod tests {
                 assert_eq!((&keys[..], &values[..]), want.split_at(3), "{row}");
             }
             assert!(cache.past(7, 2, 385).is_err());
+            // Another text has the first block, too, and keeps it.
+            assert!(cache.bind(5, 190, &table(&[3])).is_ok());
+            assert!(cache.bind(7, 400, &table(&[3, 0, 1])).is_ok());
+            assert_eq!(cache.held(), Bytes(4 * 192 * per_row));
             cache.release(7);
             cache.release(7);
+            assert_eq!(cache.held(), Bytes(2 * 192 * per_row));
+            let mut values = [0.0; 3];
+            cache.past(5, 2, 190).ok().expect("kept").value(185, 0, 3).widen(&mut values);
+            assert_eq!(values, rows[3..6]);
+            cache.release(5);
             assert_eq!(cache.held(), Bytes(192 * per_row));
             assert!(cache.past(7, 2, 1).is_err());
             cache.clear();

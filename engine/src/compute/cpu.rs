@@ -99,14 +99,14 @@ impl Engine for CpuEngine {
         result.map_err(|misfit| misfit.of(operation))
     }
 
-    fn begin(&mut self, text: &Text) -> Result<(), ComputeError> {
+    fn begin(&mut self, text: &Text, blocks: &Arc<[u32]>) -> Result<(), ComputeError> {
         if let Some(heads) = self.shard.graph.heads() {
             if let Some(rotary) = &heads.rotary {
                 self.rotary.reach(rotary, text.rows);
             }
             self.attention.expect_few(heads.width as usize);
         }
-        self.texts.begin(text)
+        self.texts.begin(text, blocks)
     }
 
     fn end(&mut self, slot: u32) {

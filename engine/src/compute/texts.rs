@@ -12,7 +12,7 @@ use crate::{
 };
 use galaxy_common::{Bytes, Cache, Row, Segment, Span};
 use galaxy_graph::program::Region;
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 /// The texts of one device.
 pub(crate) struct Texts {
@@ -37,10 +37,10 @@ impl Texts {
         Self { cache, choosers: BTreeMap::new(), asked: BTreeMap::new(), slice }
     }
 
-    /// Takes room for a text, more or any.
-    pub(crate) fn begin(&mut self, text: &Text) -> Result<(), ComputeError> {
+    /// Takes room for a text, more or any, in these blocks.
+    pub(crate) fn begin(&mut self, text: &Text, blocks: &Arc<[u32]>) -> Result<(), ComputeError> {
         let slot = text.slot;
-        self.cache.reserve(slot, text.rows).map_err(|misfit| match misfit {
+        self.cache.bind(slot, text.rows, blocks).map_err(|misfit| match misfit {
             Misfit::Why(why) => ComputeError::Text { slot, why },
             _ => ComputeError::Text { slot, why: "it cannot be kept" },
         })?;

@@ -88,7 +88,7 @@ pub(super) enum Work {
     /// To run its operations, and those of all other lanes where it is given the ends of their links.
     Run(Arc<Run>, Option<Arc<Ends>>),
     /// To take room for a text, and to say whether there was any.
-    Begin(Box<Text>, SyncSender<Result<(), ComputeError>>),
+    Begin(Box<(Text, Arc<[u32]>)>, SyncSender<Result<(), ComputeError>>),
 }
 
 /// Texts that go on no more: the compute lane gives back their room before it does anything else.
@@ -116,9 +116,9 @@ pub(super) fn compute(
         slots.into_iter().for_each(|slot| engine.end(slot));
         let (run, ends) = match work {
             Work::Run(run, ends) => (run, ends),
-            Work::Begin(text, answer) => {
+            Work::Begin(begins, answer) => {
                 // Whoever asked may have gone.
-                drop(answer.send(engine.begin(&text)));
+                drop(answer.send(engine.begin(&begins.0, &begins.1)));
                 continue;
             }
         };

@@ -160,7 +160,7 @@ fn makes_tokens(choice: EngineChoice) {
         let executor = Executor::start("alone", engine).unwrap();
         let (slot, sampling) = (1, Sampling::greedy());
         let text = Text { slot, rows: 32, sampling, tokens: prompt.clone(), prompt: prompt.len() };
-        executor.begin(text).unwrap();
+        executor.begin(text, [0].into()).unwrap();
         let make = |phase, past, tokens: &[u32], count| {
             let rows = tokens.len() as u32;
             let wanted = Wanted::Token(Breadth::Few);

@@ -2,6 +2,7 @@
 
 use super::{
     Message, Shared,
+    blocks::Taken,
     calls::{broke_off, gone},
 };
 use crate::{
@@ -94,7 +95,13 @@ pub(super) async fn execute(
         timeout_ms: u64::try_from(limit.saturating_add(LONGER).as_millis()).unwrap_or(u64::MAX),
         ..ExecuteRequest::default()
     };
+    let mut taken = None;
     if let Some(going) = &task.going {
+        if let Some(text) = &going.begins {
+            let blocks = Taken::take(&shared.tables, epoch, &plan, text)?;
+            request.blocks = blocks.table().to_vec();
+            taken = Some(blocks);
+        }
         let begins = going.begins.as_deref().map(GoingText::try_from).transpose();
         request.begins =
             begins.map_err(|error| RequestError::Internal { why: error.to_string() })?;
@@ -103,6 +110,9 @@ pub(super) async fn execute(
     let mut program = Program { shared, epoch, ring: &ring, dispatch: &dispatch, readiness };
     let calls = program.call(&request, &task)?;
     let (devices, made, breadth) = program.results(calls, limit, until).await?;
+    if let Some(taken) = &mut taken {
+        taken.keep();
+    }
     // Weights from disk are read anew for each token.
     program.observe(&devices, made.len().max(1) as f64);
     Ok(Run { epoch, sequence, plan, devices, took: begun.elapsed(), breadth })
@@ -324,6 +334,7 @@ pub(super) async fn forget(shared: &Shared, epoch: Epoch, slot: u32) {
         told = told => told,
         () = left(&mut readiness, epoch) => return,
     };
+    shared.tables.give(epoch, slot);
     if let Some(device) = told.into_iter().flatten().next() {
         // One that is gone ends the epoch by itself.
         drop(tokio::time::timeout(VERDICT, left(&mut readiness, epoch)).await);

@@ -675,7 +675,7 @@ mod tests {
                 let mut cache = KvCache::new(limit, heads.into_iter(), layout.width as u32);
                 let all = whole(&qkv, (past + rows) as usize, columns);
                 let kept = all.part(0, past as usize, keys, columns - keys);
-                assert!(cache.reserve(5, past + rows).is_ok());
+                assert!(cache.bind(5, past + rows, &[3, 1, 2, 0].into()).is_ok());
                 assert!(cache.keep(5, 1, 0, kept).is_ok());
                 let here = all.part(past as usize, rows as usize, 0, columns);
                 for instructions in Instructions::all() {
@@ -744,7 +744,7 @@ mod tests {
             let kv_heads = [Span::first(layout.kv_heads as u32)];
             let limit = Cache { rows: 2 * Cache::BLOCK, values };
             let mut cache = KvCache::new(limit, kv_heads.into_iter(), layout.width as u32);
-            assert!(cache.reserve(1, ROWS).is_ok());
+            assert!(cache.bind(1, ROWS, &[1, 0].into()).is_ok());
             let keys = all.part(0, ROWS as usize, queries, columns - queries);
             assert!(cache.keep(1, 0, 0, keys).is_ok());
             for instructions in Instructions::all() {

@@ -1,0 +1,73 @@
+//! Block tables: which blocks of the key-value cache hold the rows of a sequence.
+//!
+//! Whoever runs sequences on a cluster hands out blocks, the same on all devices, and tells the devices with
+//! each sequence that begins. What a device does with a block it is told of does not depend on which it is, so
+//! that sequences may share blocks, and a table may name them in any order.
+
+use crate::Cache;
+use std::{collections::BTreeMap, sync::Arc};
+
+/// The blocks of a key-value cache that are free, and the tables of the sequences that have the others.
+#[derive(Debug)]
+pub struct BlockTables {
+    /// The next to be handed out stands last.
+    free: Vec<u32>,
+    /// By the slot of the sequence.
+    tables: BTreeMap<u32, Arc<[u32]>>,
+}
+
+impl BlockTables {
+    /// All blocks of a cache, none of them taken.
+    pub fn new(cache: Cache) -> Self {
+        Self { free: (0..cache.blocks()).rev().collect(), tables: BTreeMap::new() }
+    }
+
+    /// A table for a sequence of so many rows: the blocks that it has, and as many more as it needs. None where
+    /// there are not so many; then it keeps what it has.
+    pub fn take(&mut self, slot: u32, rows: u32) -> Option<Arc<[u32]>> {
+        let wanted = rows.div_ceil(Cache::BLOCK) as usize;
+        let table = self.tables.get(&slot).cloned().unwrap_or_default();
+        if wanted > table.len() {
+            let rest = self.free.len().checked_sub(wanted - table.len())?;
+            let more = self.free.drain(rest..).rev();
+            self.tables.insert(slot, table.iter().copied().chain(more).collect());
+        }
+        Some(self.tables.get(&slot).cloned().unwrap_or(table))
+    }
+
+    /// Takes back the blocks of a sequence.
+    pub fn give(&mut self, slot: u32) {
+        let table = self.tables.remove(&slot).unwrap_or_default();
+        self.free.extend(table.iter().rev());
+    }
+
+    /// Blocks that no sequence has.
+    pub fn free(&self) -> usize {
+        self.free.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::WireType;
+
+    #[test]
+    fn blocks_are_taken_once_and_come_back() {
+        let mut tables =
+            BlockTables::new(Cache { rows: 5 * Cache::BLOCK + 7, values: WireType::F32 });
+        assert_eq!(tables.take(3, 1).as_deref(), Some(&[0][..]));
+        assert_eq!(tables.take(8, 2 * Cache::BLOCK).as_deref(), Some(&[1, 2][..]));
+        // The first has its block still, and another behind it.
+        assert_eq!(tables.take(3, Cache::BLOCK + 1).as_deref(), Some(&[0, 3][..]));
+        assert_eq!(tables.take(3, 7).as_deref(), Some(&[0, 3][..]));
+        assert_eq!(tables.take(9, 2 * Cache::BLOCK), None);
+        assert_eq!(tables.free(), 1);
+        tables.give(8);
+        tables.give(8);
+        assert_eq!(tables.free(), 3);
+        assert_eq!(tables.take(9, 3 * Cache::BLOCK).as_deref(), Some(&[1, 2, 4][..]));
+        assert_eq!(tables.take(10, 0).as_deref(), Some(&[][..]));
+        assert_eq!(tables.take(11, 1), None);
+    }
+}

@@ -194,6 +194,14 @@ impl BatchShape {
     pub fn segments(&self) -> &[Segment] {
         &self.segments
     }
+    /// The segments of which a token is wanted, in row order: the number of each among all, and how many
+    /// candidates it is chosen from.
+    pub fn choices(&self) -> impl Iterator<Item = (usize, &Segment, Breadth)> {
+        self.segments.iter().enumerate().filter_map(|(index, segment)| match segment.wanted {
+            Wanted::Token(breadth) => Some((index, segment, breadth)),
+            _ => None,
+        })
+    }
     /// Rows of the whole batch.
     pub fn rows(&self) -> u32 {
         self.segments.iter().map(|s| s.rows).sum()

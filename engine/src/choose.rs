@@ -10,7 +10,10 @@
 //! trick). Noise is a function of seed, position and token, so that the draw is the same however the vocabulary
 //! is split.
 
+mod mask;
+
 pub use galaxy_common::Text;
+pub use mask::TokenMask;
 
 use crate::compute::kernels::vector::log_sum_exp;
 use galaxy_common::{Breadth, Sampling, sampling::MOST_LOGPROBS};
@@ -31,6 +34,13 @@ struct Candidate {
 }
 
 impl Candidate {
+    /// Reads one of a tile.
+    fn read(bytes: &[u8; EACH]) -> Self {
+        let [token, logit, score] = [0, 4, 8]
+            .map(|at| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]));
+        Self { token, logit: f32::from_bits(logit), score: f32::from_bits(score) }
+    }
+
     /// The likelier first; of equals the first.
     fn order(&self, other: &Self) -> Ordering {
         other.score.total_cmp(&self.score).then(self.token.cmp(&other.token))
@@ -60,6 +70,9 @@ pub(crate) struct Chooser {
     floor: f32,
     /// Over all devices, of logits and of scores.
     sums: [f64; 2],
+    /// The last choice and its position. It counts once a later position is asked for: a step that runs
+    /// again, because candidates did not prove the choice for another sequence, makes the same one.
+    last: Option<(u32, u32)>,
 }
 
 /// A choice.
@@ -86,6 +99,7 @@ impl Chooser {
             candidates: Vec::new(),
             floor: f32::NEG_INFINITY,
             sums: [f64::NEG_INFINITY; 2],
+            last: None,
         };
         if looks_back {
             for (at, token) in text.tokens.iter().enumerate() {
@@ -102,29 +116,35 @@ impl Chooser {
         }
     }
 
-    /// Names candidates among `logits`, those of the tokens from `first` on, for the token at `position` of
-    /// its text.
+    /// Names candidates among `logits`, those of the tokens from `first` on and of these only what `mask`
+    /// allows, for the token at `position` of its text. Gives the bytes of the tile that they take.
     ///
     /// # Panics
     /// When `tile` is shorter than [`candidates_bytes`](galaxy_graph::program::candidates_bytes) of the breadth.
     pub(crate) fn shortlist(
         &mut self,
-        logits: &[f32],
-        first: u32,
+        (logits, first): (&[f32], u32),
         position: u32,
         breadth: Breadth,
+        mask: Option<&TokenMask>,
         tile: &mut [u8],
-    ) {
+    ) -> usize {
+        if let Some((_, token)) = self.last.take_if(|(at, _)| *at < position) {
+            self.count(token, true);
+        }
         let most = breadth.of(logits.len() as u32) as usize;
         let by = match self.sampling.temperature {
             0.0 => 1.0,
             temperature => 1.0 / temperature,
         };
         let mut scores = std::mem::take(&mut self.scores);
-        let adjusted = adjusts(&self.sampling);
+        let adjusted = mask.is_some() || adjusts(&self.sampling);
         if adjusted {
             scores.clear();
             scores.extend_from_slice(logits);
+            if let Some(mask) = mask {
+                mask.apply(&mut scores, first);
+            }
             self.adjust(&mut scores, first);
         }
         let adjusted = if adjusted { &scores[..] } else { logits };
@@ -162,6 +182,7 @@ impl Chooser {
         let sums = sums.map(|sum| if sum.is_nan() { f32::NEG_INFINITY } else { sum.min(f32::MAX) });
         write(tile, &self.best, if complete { f32::NEG_INFINITY } else { floor }, sums);
         self.scores = scores;
+        HEAD + EACH * self.best.len()
     }
 
     /// Applies penalties and biases to logits of the tokens from `first` on.
@@ -191,15 +212,24 @@ impl Chooser {
         self.sums = [f64::NEG_INFINITY; 2];
     }
 
-    /// Adds those of a device. False where the tile is none.
-    pub(crate) fn collect(&mut self, tile: &[u8]) -> bool {
-        let Some((floor, sums, candidates)) = read(tile) else { return false };
+    /// Adds those of a device, which the tile begins with, and gives what follows them. None where the tile
+    /// is none.
+    pub(crate) fn collect<'t>(&mut self, tile: &'t [u8]) -> Option<&'t [u8]> {
+        let Part { floor, sums, candidates, rest } = read(tile)?;
         self.floor = self.floor.max(floor);
         for (all, sum) in self.sums.iter_mut().zip(sums) {
             *all = log_add(*all, f64::from(sum));
         }
-        self.candidates.extend(candidates);
-        true
+        let (candidates, _) = candidates.as_chunks::<EACH>();
+        let candidates = candidates.iter().map(Candidate::read);
+        self.candidates.extend(candidates.filter(|candidate| !candidate.score.is_nan()));
+        Some(rest)
+    }
+
+    /// The score of the likeliest of all that were collected. None where no logit is a number; minus
+    /// infinity where every token is left out.
+    pub(crate) fn best(&self) -> Option<f32> {
+        self.candidates.iter().map(|candidate| candidate.score).reduce(f32::max)
     }
 
     /// Chooses the token at `position` from what was collected, and tells of it: [`TOKEN_VALUES`]. None
@@ -208,7 +238,7 @@ impl Chooser {
         self.candidates.sort_unstable_by(Candidate::order);
         let (chosen, proved) = self.take(position)?;
         if proved && self.sampling.looks_back() {
-            self.count(chosen.token, true);
+            self.last = Some((position, chosen.token));
         }
         let told = told.get_mut(..TOKEN_VALUES as usize)?;
         // What is left out has no probability, also where everything is.
@@ -385,28 +415,28 @@ fn write(tile: &mut [u8], candidates: &[Candidate], floor: f32, sums: [f32; 2]) 
     }
 }
 
-/// The floor, the sums and the candidates of a tile; none where it has fewer than it says, or sums that are no
-/// numbers.
-fn read(tile: &[u8]) -> Option<(f32, [f32; 2], impl Iterator<Item = Candidate>)> {
+/// What a device says of the choice for one sequence.
+struct Part<'t> {
+    floor: f32,
+    sums: [f32; 2],
+    candidates: &'t [u8],
+    /// What follows it in the tile.
+    rest: &'t [u8],
+}
+
+/// What a tile begins with; none where it has fewer candidates than it says, or sums that are no numbers.
+fn read(tile: &[u8]) -> Option<Part<'_>> {
     let (head, each) = tile.split_at_checked(HEAD)?;
-    let word = |bytes: &[u8], at: usize| {
-        let word = bytes.get(4 * at..4 * at + 4)?;
-        Some(u32::from_le_bytes(word.try_into().ok()?))
-    };
-    let value = |at| Some(f32::from_bits(word(head, at)?));
-    let count = word(head, 0)? as usize;
-    let each = each.get(..count.checked_mul(EACH)?)?;
+    let (words, _) = head.as_chunks();
+    let word = |at: usize| words.get(at).map(|word| u32::from_le_bytes(*word));
+    let value = |at| word(at).map(f32::from_bits);
+    let count = word(0)? as usize;
+    let (candidates, rest) = each.split_at_checked(count.checked_mul(EACH)?)?;
     let (floor, sums) = (value(1)?, [value(2)?, value(3)?]);
     if floor.is_nan() || sums.iter().any(|sum| sum.is_nan()) {
         return None;
     }
-    let (each, _) = each.as_chunks::<EACH>();
-    let candidate = |bytes: &[u8; EACH]| {
-        let [a, b, c] = [0, 4, 8]
-            .map(|at| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]));
-        Candidate { token: a, logit: f32::from_bits(b), score: f32::from_bits(c) }
-    };
-    Some((floor, sums, each.iter().map(candidate).filter(|c| !c.score.is_nan())))
+    Some(Part { floor, sums, candidates, rest })
 }
 
 /// The noise of one position of a text.

@@ -1,7 +1,7 @@
 //! The seam between programs and what multiplies: one trait, opaque buffers, completion by signal.
 
 use crate::{
-    choose::Text,
+    choose::{Text, TokenMask},
     stream::Stream,
     weights::{Shard, WeightError},
 };
@@ -109,6 +109,21 @@ pub struct Binding {
     pub shape: BatchShape,
     /// What their rows are made of: all of them, or those that the device embeds.
     pub inputs: Inputs,
+    /// For each choice of the batch ([`BatchShape::choices`]), which tokens may be chosen: all without a
+    /// mask. May be shorter than the choices.
+    pub masks: Vec<Option<TokenMask>>,
+}
+
+impl Binding {
+    /// Segments and their rows; every token may be chosen.
+    pub fn new(shape: BatchShape, inputs: impl Into<Inputs>) -> Self {
+        Self { shape, inputs: inputs.into(), masks: Vec::new() }
+    }
+
+    /// Which tokens may be chosen for a choice of the batch; all without a mask.
+    pub(crate) fn mask(&self, choice: usize) -> Option<&TokenMask> {
+        self.masks.get(choice)?.as_ref()
+    }
 }
 
 /// Host memory in wire format that an operation reads or writes, handed over by the executor.
@@ -152,6 +167,14 @@ pub enum ComputeError {
         /// Why.
         why: &'static str,
     },
+    /// A mask that leaves no token to choose.
+    #[error(
+        "no token may be chosen for the sequence in slot {slot}: its mask allows none that the model has"
+    )]
+    NoToken {
+        /// Where the sequence is kept.
+        slot: u32,
+    },
     /// An operation that this engine does not know, or regions that do not fit together.
     #[error("operation {operation} does not fit this device's shard: {why}")]
     Operation {
@@ -173,7 +196,8 @@ pub enum ComputeError {
 /// engine, whose sums are the backend's matter, does not.
 pub trait Engine: Send {
     /// Makes room for the device slots of a program; staging is the executor's. Room is kept and
-    /// reused: after the largest program nothing is allocated any more.
+    /// reused: after the largest program nothing is allocated any more. Called before a run of another
+    /// program, and before any that follows a run that failed: nothing of that one is left then.
     ///
     /// # Errors
     /// When the memory is not there.

@@ -13,7 +13,7 @@ mod lanes;
 mod run;
 
 use crate::{
-    choose::Text,
+    choose::{Text, TokenMask},
     compute::{Binding, ComputeError, Engine},
     link::{LinkError, Links},
     staging::Staging,
@@ -51,12 +51,15 @@ pub struct Job {
     pub deadline: Option<Instant>,
 }
 
+/// What is told of the choice of a token: [`TOKEN_VALUES`].
+pub type Choice = [f32; TOKEN_VALUES as usize];
+
 /// What follows a step of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
     /// Nothing.
     Done,
-    /// The next one, with the token that was chosen.
+    /// The next one, with the tokens that were chosen.
     Next,
 }
 
@@ -326,19 +329,21 @@ impl Executor {
     /// # Errors
     /// See [`RunError`]. After a failed link or an abort the epoch's links are of no further use.
     pub fn run(&self, job: Job) -> Result<RunReport, RunError> {
-        self.run_steps(job, &mut |_| Step::Done)
+        self.run_steps(job, &mut |_, _| Step::Done)
     }
 
-    /// Runs a program of which a token is wanted again and again, each time with the token that it chose, as
-    /// `next` says: it is called with what was chosen ([`TOKEN_VALUES`]), on this thread, which drives the
-    /// lanes. Between steps nothing is allocated.
+    /// Runs a program of which tokens are wanted again and again, each time with the tokens that it chose, as
+    /// `next` says: it is called with each choice of the batch, and with the mask that holds for the next one
+    /// of each, to be replaced where another does; on this thread, which drives the lanes. Between steps
+    /// nothing is allocated.
     ///
     /// # Errors
-    /// As [`Executor::run`].
+    /// As [`Executor::run`]; when a step is to follow a batch that has other rows than those of one token for
+    /// each choice.
     pub fn run_steps(
         &self,
         job: Job,
-        next: &mut dyn FnMut(&[f32; TOKEN_VALUES as usize]) -> Step,
+        next: &mut dyn FnMut(&[Choice], &mut [Option<TokenMask>]) -> Step,
     ) -> Result<RunReport, RunError> {
         let mut turn = lock(&self.turn);
         let program = job.program.clone();
@@ -349,9 +354,13 @@ impl Executor {
                 Arc::new(Staging::new(&program, former))
             }
         };
+        let choices = job.binding.shape.choices().count();
+        let mut masks = job.binding.masks.clone();
+        masks.resize(choices, None);
+        let mut told = vec![[0.0; TOKEN_VALUES as usize]; choices];
         let run = Arc::new(Run::new(job, staging.clone(), self.started));
         let started = self.clock();
-        let (mut steps, mut told) = (0, [0.0; TOKEN_VALUES as usize]);
+        let mut steps = 0;
         let mut lanes = no_use(&program);
         let alone = self.alone(&run);
         let result = loop {
@@ -361,9 +370,13 @@ impl Executor {
             }
             run.add_use(&mut lanes);
             run.chosen(&mut told);
-            match next(&told) {
+            match next(&told, &mut masks) {
                 Step::Done => break Ok(self.report(&run, started, steps, lanes)),
-                Step::Next => run.advance(told[0] as u32),
+                Step::Next if run.may_go_on() => run.advance(&told, &masks),
+                Step::Next => {
+                    let why = "a step follows single rows only, each with its token".to_owned();
+                    break Err(RunError::Program(why));
+                }
             }
         };
         lock(&self.connected).current = None;

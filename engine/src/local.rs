@@ -4,7 +4,7 @@ use crate::{
     choose::Text,
     compute::{Binding, Inputs, cpu::CpuEngine},
     executor::{Executor, Job, RunError, RunReport},
-    generate::{Generation, STINT, Told},
+    generate::{Generation, Goal, STINT, Told},
     link::{Links, memory},
     merge::{MergeError, Merged, merge},
     stream::Stream,
@@ -44,11 +44,12 @@ pub enum LocalError {
 }
 
 /// Tokens that were made.
+#[derive(Debug)]
 pub struct Made {
-    /// What is told of each.
-    pub told: Vec<Told>,
-    /// What the last took of candidates.
-    pub breadth: Breadth,
+    /// What is told of each token of each sequence: of all as many.
+    pub told: Vec<Vec<Told>>,
+    /// What the last token of each sequence took of candidates.
+    pub breadths: Vec<Breadth>,
     /// The programs that ran last, by rank,
     pub programs: Vec<Arc<Program>>,
     /// and what they took.
@@ -64,15 +65,16 @@ pub struct LocalCluster {
     plan: Arc<Plan>,
     executors: Vec<Executor>,
     streams: Vec<Option<Arc<Stream>>>,
+    programs: Mutex<Lowered<Vec<Arc<Program>>>>,
     state: Mutex<State>,
     /// Who has which blocks of the cache.
     tables: Mutex<BlockTables>,
 }
 
+#[derive(Default)]
 struct State {
     epoch: Epoch,
     sequence: SequenceNumber,
-    programs: Lowered<Vec<Arc<Program>>>,
 }
 
 impl LocalCluster {
@@ -98,14 +100,10 @@ impl LocalCluster {
             let engine = Box::new(CpuEngine::new(shard, device.threads).with_cache(plan.cache));
             executors.push(Executor::start(device.name.as_str(), engine)?);
         }
-        let state = State {
-            epoch: Epoch::default(),
-            sequence: SequenceNumber::default(),
-            programs: Lowered::new(KEPT),
-        };
         let tables = Mutex::new(BlockTables::new(plan.cache));
-        let (plan, state) = (Arc::new(plan), Mutex::new(state));
-        let cluster = Self { dir, plan, executors, streams, state, tables };
+        let (plan, state) = (Arc::new(plan), Mutex::default());
+        let programs = Mutex::new(Lowered::new(KEPT));
+        let cluster = Self { dir, plan, executors, streams, programs, state, tables };
         cluster.connect(&mut cluster.lock());
         Ok(cluster)
     }
@@ -158,17 +156,13 @@ impl LocalCluster {
     /// # Errors
     /// When it cannot be lowered.
     pub fn programs(&self, shape: &BatchShape) -> Result<Vec<Arc<Program>>, LocalError> {
-        self.lowered(&mut self.lock(), Phase::Prefill, shape)
+        self.lowered(Phase::Prefill, shape)
     }
 
-    fn lowered(
-        &self,
-        state: &mut State,
-        phase: Phase,
-        shape: &BatchShape,
-    ) -> Result<Vec<Arc<Program>>, LocalError> {
+    fn lowered(&self, phase: Phase, shape: &BatchShape) -> Result<Vec<Arc<Program>>, LocalError> {
         let shared = |programs: Vec<Program>| programs.into_iter().map(Arc::new).collect();
-        Ok(state.programs.get(self.dir.spec(), &self.plan, phase, shape, shared)?)
+        let mut programs = self.programs.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(programs.get(self.dir.spec(), &self.plan, phase, shape, shared)?)
     }
 
     /// Runs one batch on all devices: programs and reports in ring order.
@@ -185,9 +179,9 @@ impl LocalCluster {
         deadline: Option<Instant>,
     ) -> Result<(Vec<Arc<Program>>, Vec<RunReport>), LocalError> {
         let mut state = self.lock();
-        let programs = self.lowered(&mut state, Phase::Prefill, shape)?;
+        let programs = self.lowered(Phase::Prefill, shape)?;
         state.sequence = state.sequence.next();
-        let binding = Binding { shape: shape.clone(), inputs: inputs.into() };
+        let binding = Binding::new(shape.clone(), inputs);
         let (epoch, sequence) = (state.epoch, state.sequence);
         let reports = self.on_each(&mut state, |rank, executor| {
             let (program, binding) = (programs[rank].clone(), binding.clone());
@@ -286,19 +280,20 @@ impl LocalCluster {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes tokens of a text that has begun, from the rows that come first: those of its prompt, or of its last
-    /// token.
+    /// Makes tokens of sequences that have begun, from the rows that come first (those of a prompt, or of the
+    /// last token of each sequence), until one of them has what is wanted of it.
     ///
     /// # Errors
     /// As [`LocalCluster::execute`].
     pub fn make(
         &self,
+        phase: Phase,
         shape: &BatchShape,
         tokens: &[u32],
-        stint: &Stint,
+        goals: &[Goal],
         deadline: Option<Instant>,
     ) -> Result<Made, LocalError> {
-        self.steps(&mut self.lock(), shape, tokens, stint, deadline)
+        self.steps(&mut self.lock(), phase, shape, tokens, goals, deadline)
     }
 
     fn go_on(
@@ -321,23 +316,26 @@ impl LocalCluster {
             over |= made >= count || stop.contains(&last);
             (made, last, over)
         };
-        let mut stint = Stint { phase: Phase::Prefill, count: 1, stop: stop.into() };
+        let stop: Arc<[u32]> = stop.into();
         let mut chunks = text.tokens.chunks(chunk.max(1) as usize).peekable();
         let mut now = (0, 0, true);
-        let mut breadth = Breadth::Few;
+        let mut breadths = vec![Breadth::Few];
+        let goal = |count| Goal { count, stop: stop.clone(), mask: None };
         while let Some(chunk) = chunks.next() {
             let rows = chunk.len() as u32;
             if chunks.peek().is_none() {
-                let shape = segment(past, rows, Wanted::Token(breadth))?;
+                let shape = segment(past, rows, Wanted::Token(breadths[0]))?;
                 let told;
-                Made { told, breadth, .. } = self.steps(state, &shape, chunk, &stint, None)?;
-                told.iter().for_each(|told| now = tell(told));
+                let goals = [goal(1)];
+                Made { told, breadths, .. } =
+                    self.steps(state, Phase::Prefill, &shape, chunk, &goals, None)?;
+                told[0].iter().for_each(|told| now = tell(told));
             } else {
                 let shape = segment(past, rows, Wanted::Nothing)?;
-                let programs = self.lowered(state, Phase::Prefill, &shape)?;
+                let programs = self.lowered(Phase::Prefill, &shape)?;
                 state.sequence = state.sequence.next();
                 let (epoch, sequence) = (state.epoch, state.sequence);
-                let binding = Binding { shape, inputs: chunk.into() };
+                let binding = Binding::new(shape, chunk);
                 self.on_each(state, |rank, executor| {
                     let (program, binding) = (programs[rank].clone(), binding.clone());
                     executor.run(Job { epoch, sequence, program, binding, deadline: None })
@@ -345,14 +343,14 @@ impl LocalCluster {
             }
             past += rows;
         }
-        stint.phase = Phase::Decode;
         while !now.2 {
             let (made, last, _) = now;
-            let shape = segment(past + made - 1, 1, Wanted::Token(breadth))?;
-            stint.count = STINT.min(count - made);
+            let shape = segment(past + made - 1, 1, Wanted::Token(breadths[0]))?;
+            let goals = [goal(STINT.min(count - made))];
             let told;
-            Made { told, breadth, .. } = self.steps(state, &shape, &[last], &stint, None)?;
-            for told in &told {
+            Made { told, breadths, .. } =
+                self.steps(state, Phase::Decode, &shape, &[last], &goals, None)?;
+            for told in &told[0] {
                 if !now.2 {
                     now = tell(told);
                 }
@@ -365,50 +363,49 @@ impl LocalCluster {
     fn steps(
         &self,
         state: &mut State,
+        phase: Phase,
         shape: &BatchShape,
         tokens: &[u32],
-        stint: &Stint,
+        goals: &[Goal],
         deadline: Option<Instant>,
     ) -> Result<Made, LocalError> {
-        let mut by_breadth = Vec::new();
-        for breadth in [Breadth::Few, Breadth::Many, Breadth::All] {
-            let segments = shape.segments().iter();
-            let segments = segments.map(|s| Segment { wanted: Wanted::Token(breadth), ..*s });
-            let wider = BatchShape::new(segments.collect()).map_err(LowerError::from)?;
-            let programs = self.lowered(state, stint.phase, &wider)?;
-            by_breadth.push((breadth, programs));
-        }
+        // Whatever is wrong with the shape is said before a device begins.
+        self.lowered(phase, shape)?;
         state.sequence = state.sequence.next();
         let (epoch, sequence) = (state.epoch, state.sequence);
-        let mut all = self.on_each(state, |rank, executor| {
+        let all = self.on_each(state, |rank, executor| {
             let generation = Generation {
                 epoch,
                 sequence,
                 shape: shape.clone(),
                 tokens: tokens.to_vec(),
-                count: stint.count,
-                stop: stint.stop.to_vec(),
+                goals: goals.to_vec(),
                 deadline,
             };
+            let mut last = None;
             let program = |shape: &BatchShape| {
-                let wanted = shape.segments().first().map(|segment| segment.wanted);
-                let found = by_breadth.iter().find(|(b, _)| wanted == Some(Wanted::Token(*b)));
-                let programs = found.map(|(_, programs)| programs[rank].clone());
-                programs.ok_or_else(|| RunError::Program("no token is wanted".to_owned()))
+                let programs = self.lowered(phase, shape);
+                let programs = programs.map_err(|error| RunError::Program(error.to_string()))?;
+                last = Some(programs.clone());
+                Ok::<_, RunError>(programs[rank].clone())
             };
-            let mut told = Vec::new();
-            let generated = generation.run(executor, program, |one| told.push(*one))?;
-            Ok((told, generated.breadth, generated.report))
+            let mut told = vec![Vec::new(); goals.len()];
+            let tell = |at: usize, one: &Told| {
+                told[at].push(*one);
+                None
+            };
+            let generated = generation.run(executor, program, tell)?;
+            Ok((told, generated, last.unwrap_or_default()))
         })?;
-        if let Some(other) = all.iter().position(|(told, _, _)| *told != all[0].0) {
+        if let Some(other) = all.iter().position(|(told, ..)| *told != all[0].0) {
             let why = format!("rank {other} has chosen other tokens than rank 0");
             return Err(RunError::Program(why).into());
         }
-        let breadth = all[0].1;
-        let told = std::mem::take(&mut all[0].0);
-        let reports = all.into_iter().map(|(_, _, report)| report).collect();
-        let programs = by_breadth.into_iter().find(|(b, _)| *b == breadth);
-        Ok(Made { told, breadth, programs: programs.map(|(_, p)| p).unwrap_or_default(), reports })
+        let mut all = all.into_iter();
+        let (told, first, programs) = all.next().ok_or(RunError::Stopped)?;
+        let others = all.map(|(_, generated, _)| generated.report);
+        let reports = [first.report].into_iter().chain(others).collect();
+        Ok(Made { told, breadths: first.breadths, programs, reports })
     }
 
     /// Runs one batch and puts the results together: one for each segment.

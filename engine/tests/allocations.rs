@@ -6,10 +6,10 @@ use galaxy_common::{
     SequenceNumber, Strategy, Wanted, WireType, plan::Phase,
 };
 use galaxy_engine::{
-    choose::Text,
+    choose::{Text, TokenMask},
     compute::cpu::CpuEngine,
     executor::{Executor, RunError},
-    generate::Generation,
+    generate::{Generation, Goal},
     link::{Links, memory},
     weights::Shard,
 };
@@ -34,11 +34,13 @@ const PROMPT: [u32; 5] = [3, 14, 15, 92, 65];
 /// After so many tokens all that grows has grown.
 const WARM: usize = 120;
 
-/// Tokens of all devices of a plan, and what was allocated between the tokens that are warm.
-fn allocated(strategy: Strategy, devices: usize, sampling: &Sampling) -> usize {
+/// What was allocated between the tokens that are warm, of sequences that are chosen so in the same steps
+/// on all devices of a plan. Of the last one a mask leaves out a token.
+fn allocated(strategy: Strategy, devices: usize, samplings: &[Sampling]) -> usize {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/golden/llama");
     let model = Arc::new(ModelDir::open(&path).unwrap());
-    let cache = Cache { rows: 2 * Cache::BLOCK, values: WireType::F16 };
+    let sequences = samplings.len() as u32;
+    let cache = Cache { rows: 2 * sequences * Cache::BLOCK, values: WireType::F16 };
     let terms = Terms {
         model: model.name(),
         fingerprint: model.fingerprint(),
@@ -71,40 +73,43 @@ fn allocated(strategy: Strategy, devices: usize, sampling: &Sampling) -> usize {
         let executor = Executor::start(device.name.as_str(), Box::new(engine)).unwrap();
         executor.connect(Epoch(1), ends);
         // Over the edge between two blocks.
-        let (rows, tokens) = (300, PROMPT.to_vec());
-        let text = Text { slot: 0, rows, sampling: sampling.clone(), tokens, prompt: PROMPT.len() };
-        let blocks = (0..rows.div_ceil(Cache::BLOCK)).collect();
-        executor.begin(text, blocks).unwrap();
+        for ((slot, sampling), block) in (0..).zip(samplings).zip((0..).step_by(2)) {
+            let (rows, tokens, sampling) = (300, PROMPT.to_vec(), sampling.clone());
+            let text = Text { slot, rows, sampling, tokens, prompt: PROMPT.len() };
+            executor.begin(text, [block, block + 1].into()).unwrap();
+        }
         executor
     };
     let executors: Vec<Executor> = plan.ring.iter().zip(ends).map(make).collect();
+    let mask = TokenMask::of(&(0..96).collect::<Vec<u32>>());
     let stage = |phase, past, tokens: &[u32], count: u32, sequence| -> (Vec<u32>, usize) {
         let on = |rank: usize| {
             let wanted = Wanted::Token(Breadth::Few);
-            let rows = tokens.len() as u32;
-            let segment = Segment { slot: 0, past, kept: true, rows, wanted };
+            let rows = tokens.len() as u32 / sequences;
+            let segment = |slot| Segment { slot, past, kept: true, rows, wanted };
             let generation = Generation {
                 epoch: Epoch(1),
                 sequence: SequenceNumber(sequence),
-                shape: BatchShape::new(vec![segment]).unwrap(),
+                shape: BatchShape::new((0..sequences).map(segment).collect()).unwrap(),
                 tokens: tokens.to_vec(),
-                count,
-                stop: vec![],
+                goals: vec![Goal { count, ..Goal::default() }; samplings.len()],
                 deadline: None,
             };
             let program = |shape: &BatchShape| -> Result<Arc<Program>, RunError> {
                 Ok(Arc::new(lower(model.spec(), &plan, phase, shape).unwrap().remove(rank)))
             };
-            let (mut made, mut warm, mut last) = (Vec::with_capacity(512), 0, 0);
-            let tell = |told: &galaxy_engine::generate::Told| {
+            let (mut made, mut warm, mut last) = (Vec::with_capacity(1024), 0, 0);
+            let tell = |at, told: &galaxy_engine::generate::Told| {
                 made.push(told[0] as u32);
+                let each = made.len() / samplings.len();
                 // Another device may be through with the last one, and write its report.
-                if made.len() < count as usize {
+                if each < count as usize {
                     last = allocations();
                 }
-                if made.len() == WARM {
+                if each == WARM {
                     warm = last;
                 }
+                (samplings.len() > 1 && at + 1 == samplings.len()).then(|| mask.clone())
             };
             generation.run(&executors[rank], program, tell).unwrap();
             (made, last.saturating_sub(warm))
@@ -119,9 +124,10 @@ fn allocated(strategy: Strategy, devices: usize, sampling: &Sampling) -> usize {
             first
         })
     };
-    let (first, _) = stage(Phase::Prefill, 0, &PROMPT, 1, 1);
+    let prompts = PROMPT.repeat(samplings.len());
+    let (first, _) = stage(Phase::Prefill, 0, &prompts, 1, 1);
     let (made, allocated) = stage(Phase::Decode, PROMPT.len() as u32, &first, 280, 2);
-    assert_eq!(made.len(), 280);
+    assert_eq!(made.len(), 280 * samplings.len());
     allocated
 }
 
@@ -138,7 +144,9 @@ fn nothing_is_allocated_for_a_token() {
         logprobs: 5,
         ..Sampling::default()
     };
-    for sampling in [Sampling::greedy(), sampled] {
+    let (greedy, sampled) = (vec![Sampling::greedy()], vec![sampled]);
+    let together = [&greedy[..], &sampled, &greedy].concat();
+    for samplings in [greedy, sampled, together] {
         for (strategy, devices) in [
             (Strategy::Local, 1),
             (Strategy::Galaxy, 2),
@@ -146,8 +154,8 @@ fn nothing_is_allocated_for_a_token() {
             (Strategy::Sequence, 2),
         ] {
             // A channel takes memory once, when a thread sleeps on it for the first time, which may be late.
-            let counts = [0; 3].map(|_| allocated(strategy, devices, &sampling));
-            assert!(counts.contains(&0), "{counts:?}: {strategy} on {devices}, {sampling:?}");
+            let counts = [0; 3].map(|_| allocated(strategy, devices, &samplings));
+            assert!(counts.contains(&0), "{counts:?}: {strategy} on {devices}, {samplings:?}");
         }
     }
 }

@@ -82,7 +82,7 @@ fn run(
             vec![f32::NAN; rows as usize * width as usize]
         })
         .collect();
-    let binding = Binding { shape: shape.clone(), inputs: inputs.into() };
+    let binding = Binding::new(shape.clone(), inputs);
     engine.prepare(&program.slots).unwrap();
     for operation in &program.operations {
         let emitted = match operation.kind {
@@ -355,7 +355,7 @@ fn what_does_not_fit_the_shard_is_an_error() {
     let shape = BatchShape::single(5, Wanted::AllLogits).unwrap();
     let program = lower(dir.spec(), &plan, Phase::Prefill, &shape).unwrap().remove(0);
     let failing = |engine: &mut CpuEngine, tokens: &[u32], slots: bool| {
-        let binding = Binding { shape: shape.clone(), inputs: tokens.into() };
+        let binding = Binding::new(shape.clone(), tokens);
         if slots {
             engine.prepare(&program.slots).unwrap();
         }

@@ -106,7 +106,7 @@ fn an_engine_is_prepared_anew_after_trouble() {
             epoch: Epoch(1),
             sequence: SequenceNumber(1),
             program: program.clone(),
-            binding: Binding { shape, inputs: vec![0].into() },
+            binding: Binding::new(shape, vec![0]),
             deadline: None,
         })
     };
@@ -189,7 +189,7 @@ fn a_run_whose_epoch_has_just_ended_is_aborted() {
             epoch,
             sequence: SequenceNumber(1),
             program: program.clone(),
-            binding: Binding { shape: shape.clone(), inputs: vec![1, 2, 3].into() },
+            binding: Binding::new(shape.clone(), vec![1, 2, 3]),
             deadline: None,
         })
     };

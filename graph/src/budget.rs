@@ -185,10 +185,8 @@ fn most(
     let mut shapes: Vec<(Phase, BatchShape)> =
         widest(spec, plan)?.into_iter().map(|shape| (Phase::Prefill, shape)).collect();
     if plan.cache.rows > 0 {
-        let wanted = Wanted::Token(Breadth::All);
-        let row = Segment { slot: 0, past: 0, kept: true, rows: 1, wanted };
-        let row = BatchShape::new(vec![row]).map_err(LowerError::from)?;
-        shapes.extend([Phase::Prefill, Phase::Decode].map(|phase| (phase, row.clone())));
+        let step = widest_step(plan)?;
+        shapes.extend([Phase::Prefill, Phase::Decode].map(|phase| (phase, step.clone())));
     }
     for (phase, shape) in shapes {
         let mut these = Vec::with_capacity(ranks.len());
@@ -304,6 +302,18 @@ pub fn widest(spec: &ModelSpec, plan: &Plan) -> Result<Vec<BatchShape>, LowerErr
     let parts = [vec![all], vec![all / 2, all - all / 2], vec![all / 4, all - all / 4]];
     let parts = parts.into_iter().chain([vec![all - all / 4, all / 4], tiles.collect()]);
     parts.map(shape).collect()
+}
+
+/// The decode step that takes most: as many texts as the cache may keep, all of them asked for many
+/// candidates and one for all. No more are asked for all at a time, since that is of the size of the
+/// vocabulary.
+fn widest_step(plan: &Plan) -> Result<BatchShape, LowerError> {
+    let texts = (plan.cache.rows / Cache::BLOCK).clamp(1, plan.max_rows.max(1));
+    let segment = |slot| {
+        let wanted = Wanted::Token(if slot == 0 { Breadth::All } else { Breadth::Many });
+        Segment { slot, past: 0, kept: true, rows: 1, wanted }
+    };
+    Ok(BatchShape::new((0..texts).map(segment).collect())?)
 }
 
 /// What `device` keeps of texts that go on, at most: keys and values of its heads in whole blocks, angles

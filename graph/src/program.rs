@@ -5,7 +5,7 @@
 
 use crate::operators::OperatorId;
 use galaxy_common::{
-    Breadth, Bytes, Column, Head, Kernel, Rank, Row, Share, Span, Token, WireType,
+    BatchShape, Bytes, Column, Head, Kernel, Rank, Row, Share, Span, Token, WireType,
     sampling::MOST_LOGPROBS,
 };
 use serde::{Deserialize, Serialize};
@@ -96,8 +96,8 @@ pub enum Role {
     SumTile,
     /// A tile of keys and values in wire format.
     KeysValuesTile,
-    /// A device's candidates for the next token of a segment: bytes, whose columns count as values in
-    /// wire format do.
+    /// A device's candidates for the next tokens of a batch: bytes, whose columns count as values in wire
+    /// format do.
     Candidates,
     /// A piece of the shard: bytes, each a column.
     Weights,
@@ -239,28 +239,17 @@ pub enum OpKind {
         /// Tile of its collective, for traces.
         tile: u16,
     },
-    /// Names the likeliest next tokens of a segment from the device's slice of the vocabulary, after
-    /// penalties. Reads `Logits row`; writes a tile of candidates.
-    Shortlist {
-        /// Of which segment.
-        segment: u32,
-        /// How many.
-        breadth: Breadth,
-    },
-    /// Adds the candidates of a device, in rank order, to what is known of a segment's next token.
-    /// Reads a tile of candidates; writes nothing here.
-    Collect {
-        /// Of which segment.
-        segment: u32,
-        /// How many.
-        breadth: Breadth,
-    },
-    /// Chooses the next token of a segment, as every other device does, from all candidates. Reads and
-    /// writes nothing here.
-    Choose {
-        /// Of which segment.
-        segment: u32,
-    },
+    /// Names the likeliest next tokens of all segments of which a token is wanted
+    /// ([`BatchShape::choices`]), from the device's slice of the vocabulary and after penalties. Reads a
+    /// row of logits for each of them, in their order; writes one tile of candidates
+    /// ([`candidates_tile_bytes`]).
+    Shortlist,
+    /// Adds the candidates of a device, in rank order, to what is known of the next token of these
+    /// segments. Reads a tile of candidates; writes nothing here.
+    Collect,
+    /// Chooses the next token of each of these segments, as every other device does, from all candidates.
+    /// Reads and writes nothing here.
+    Choose,
     /// Hands rows to the coordinator. Of a token it reads nothing. Reads `rows`; the result is `outputs[output]`.
     Emit {
         /// Index into [`Program::outputs`].
@@ -310,10 +299,18 @@ pub enum OutputKind {
 /// are small enough for f32.
 pub const TOKEN_VALUES: u32 = 4 + 2 * MOST_LOGPROBS;
 
-/// Bytes of a tile of `count` candidates: how many there are, two log-sum-exps of the whole slice, and of
-/// each candidate the token and its logit before and after penalties and temperature.
+/// Bytes of `count` candidates for one token: how many there are, the least score that is sure, two
+/// log-sum-exps of the whole slice, and of each candidate the token and its logit before and after
+/// penalties and temperature.
 pub fn candidates_bytes(count: u32) -> u64 {
     16 + 12 * u64::from(count)
+}
+
+/// Bytes of the tile of candidates for a batch, from a device with so many tokens of the vocabulary. The
+/// candidates for each choice of the batch follow one another, each as long as its own number of
+/// candidates says ([`candidates_bytes`]); what is left of the tile then is of no meaning.
+pub fn candidates_tile_bytes(shape: &BatchShape, tokens: u32) -> u64 {
+    shape.choices().map(|(_, _, breadth)| candidates_bytes(breadth.of(tokens))).sum()
 }
 
 impl Output {

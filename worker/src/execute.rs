@@ -8,7 +8,7 @@ use crate::{
     tasks::{blocking, lock},
 };
 use bytes::Bytes;
-use galaxy_common::{BatchShape, Epoch, SequenceNumber, Text, plan::Phase};
+use galaxy_common::{BatchShape, Epoch, SequenceNumber, Text, Wanted, plan::Phase};
 use galaxy_engine::{
     compute::{Binding, Inputs},
     executor::{Job, RunError, RunReport},
@@ -250,7 +250,7 @@ impl Execution {
             epoch: place.epoch,
             sequence: place.sequence,
             program,
-            binding: Binding { shape, inputs },
+            binding: Binding::new(shape, inputs),
             deadline: Some(deadline.into_std()),
         };
         let executor = active.executor.upgrade().ok_or_else(WorkerError::aborted)?;
@@ -265,7 +265,8 @@ impl Execution {
                     }
                     Some(making) => {
                         let (told, made) = making.run(&executor, job, &lowering, &events)?;
-                        let wanted = galaxy_common::Wanted::Token(told.breadth).into();
+                        let breadth = told.breadths.first().copied().map(Wanted::Token);
+                        let wanted = breadth.map_or(v1::Wanted::Unspecified, Into::into);
                         Ok(Ran { report: told.report, made, wanted })
                     }
                 }

@@ -6,7 +6,7 @@ use galaxy_common::{BatchShape, Stint, Text, Wanted};
 use galaxy_engine::{
     compute::Inputs,
     executor::{Executor, Job},
-    generate::{Generated, Generation, Told},
+    generate::{Generated, Generation, Goal, Told},
 };
 use galaxy_proto::v1;
 
@@ -76,17 +76,17 @@ impl Making {
             sequence: job.sequence,
             shape: job.binding.shape,
             tokens,
-            count,
-            stop: stop.to_vec(),
+            goals: vec![Goal { count, stop, mask: None }],
             deadline: job.deadline,
         };
         let program = |shape: &BatchShape| active.lower(phase, shape).map(|(_, program)| program);
-        let generated = generation.run(executor, program, |told| {
+        let generated = generation.run(executor, program, |_, told| {
             made.push(told[0] as u32);
             if tell {
                 // There is room for all of them; whoever hung up misses nothing.
                 drop(events.try_send(Ok(event(told))));
             }
+            None
         })?;
         Ok((generated, made))
     }

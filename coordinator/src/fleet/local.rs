@@ -9,6 +9,7 @@ use galaxy_common::{Breadth, Bytes, Epoch, SequenceNumber, plan::Plan};
 use galaxy_engine::{
     compute::{Inputs, kernels::instructions::Instructions},
     executor::{RunError, RunReport},
+    generate::Goal,
     local::{LocalCluster, LocalError, Made},
 };
 use galaxy_graph::{Program, budget, program::Lane};
@@ -112,11 +113,12 @@ fn begin_and_run(
     }
     if let (Some(Going { stint: Some(stint), tell, .. }), Inputs::Tokens(tokens)) = (going, &inputs)
     {
-        let Made { told, breadth, programs, reports } =
-            cluster.make(&shape, tokens, &stint, deadline)?;
+        let goals = [Goal::from(&stint)];
+        let Made { told, breadths, programs, reports } =
+            cluster.make(stint.phase, &shape, tokens, &goals, deadline)?;
         // Whoever does not listen any more misses nothing.
-        told.into_iter().for_each(|told| tell.send(told).unwrap_or_default());
-        return Ok((programs, reports, Some(breadth)));
+        told.into_iter().flatten().for_each(|told| tell.send(told).unwrap_or_default());
+        return Ok((programs, reports, breadths.first().copied()));
     }
     let (programs, reports) = cluster.execute(&shape, inputs, deadline)?;
     Ok((programs, reports, None))

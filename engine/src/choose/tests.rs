@@ -22,6 +22,17 @@ fn choose(
     breadth: Breadth,
     position: u32,
 ) -> (Chosen, Vec<f32>) {
+    choose_of(text, logits, cuts, (breadth, None), position)
+}
+
+/// The same among the tokens of a mask.
+fn choose_of(
+    text: &Text,
+    logits: &[f32],
+    cuts: &[usize],
+    (breadth, mask): (Breadth, Option<&TokenMask>),
+    position: u32,
+) -> (Chosen, Vec<f32>) {
     let ends = cuts.iter().copied().chain([logits.len()]);
     let starts = [0].into_iter().chain(cuts.iter().copied());
     let mut tiles = Vec::new();
@@ -30,12 +41,12 @@ fn choose(
         let bytes = candidates_bytes(breadth.of(slice.len() as u32));
         let mut tile = vec![0xff; bytes as usize];
         let mut chooser = Chooser::new(text, slice.len() as u32);
-        chooser.shortlist(slice, start as u32, position, breadth, &mut tile);
+        chooser.shortlist((slice, start as u32), position, breadth, mask, &mut tile);
         tiles.push(tile);
     }
     let mut chooser = Chooser::new(text, 0);
     chooser.begin();
-    assert!(tiles.iter().all(|tile| chooser.collect(tile)));
+    assert!(tiles.iter().all(|tile| chooser.collect(tile).is_some()));
     let mut told = vec![f32::NAN; TOKEN_VALUES as usize];
     (chooser.choose(position, &mut told).expect("numbers"), told)
 }
@@ -151,9 +162,10 @@ fn tiles_of_others_are_checked() {
     let mut chooser = Chooser::new(&text(Sampling::greedy(), &[], 0), 0);
     chooser.begin();
     for tile in [&[][..], &[0; 15], &[1; 16], &[0xff; 64]] {
-        assert!(!chooser.collect(tile), "{tile:?}");
+        assert_eq!(chooser.collect(tile), None, "{tile:?}");
     }
-    assert!(chooser.collect(&[0; 16]));
+    // What follows belongs to the next choice.
+    assert_eq!(chooser.collect(&[0; 19]), Some(&[0; 3][..]));
     let mut told = vec![0.0; TOKEN_VALUES as usize];
     assert_eq!(chooser.choose(0, &mut told), None, "nobody named any");
     let (chosen, told) = choose(
@@ -174,6 +186,67 @@ fn where_every_token_is_left_out_none_has_a_probability() {
         choose(&text(sampling, &[], 0), &[f32::NEG_INFINITY; 3], &[1], Breadth::Few, 0);
     assert_eq!(chosen, Chosen { token: 0, proved: true });
     assert_eq!((told[1], told[4], told[5]), (f32::NEG_INFINITY, 0.0, f32::NEG_INFINITY));
+}
+
+/// A mask is as if the others had no logit, but for the log-probabilities that are told.
+#[test]
+fn only_tokens_of_the_mask_are_chosen() {
+    let base = Sampling { temperature: 1.1, seed: 3, logprobs: 4, ..Sampling::default() };
+    let cases = [
+        Sampling { logprobs: 4, ..Sampling::greedy() },
+        base.clone(),
+        Sampling { top_k: 3, ..base.clone() },
+        Sampling { top_p: 0.8, repetition: 1.4, bias: vec![(4, 100.0), (640, 3.0)], ..base },
+    ];
+    let allowed: Vec<u32> = (0..1000).filter(|token| token % 37 == 11).chain([640]).collect();
+    let mask = TokenMask::of(&allowed);
+    assert!((0..2000).all(|token| mask.allows(token) == allowed.contains(&token)));
+    for sampling in cases {
+        let text = text(sampling, &[640, 11, 11, 4], 2);
+        for position in 0..30 {
+            let logits = logits(position.into(), 1000, 9.0);
+            let left_out = |(token, logit): (usize, &f32)| {
+                if mask.allows(token as u32) { *logit } else { f32::NEG_INFINITY }
+            };
+            let masked: Vec<f32> = logits.iter().enumerate().map(left_out).collect();
+            let want = choose(&text, &masked, &[], Breadth::All, position).0;
+            let all = choose(&text, &logits, &[], Breadth::All, position).1;
+            for (cuts, breadth) in
+                [(&[][..], Breadth::Few), (&[500], Breadth::Few), (&[3, 641], Breadth::Many)]
+            {
+                let with = (breadth, Some(&mask));
+                let (chosen, told) = choose_of(&text, &logits, cuts, with, position);
+                assert_eq!(chosen, want, "{breadth:?} {cuts:?} at {position}");
+                let sum = log_sum_exp(&logits, 1.0);
+                let logprob = logits[chosen.token as usize] - sum;
+                assert!((told[1] - logprob).abs() < 1e-4, "of all logits");
+                assert_eq!(told[4..].len(), all[4..].len());
+                assert!(told[4..].iter().zip(&all[4..]).all(|(a, b)| (a - b).abs() < 1e-4));
+            }
+        }
+    }
+}
+
+/// A step that runs again makes the same choice again, which counts once.
+#[test]
+fn a_choice_that_is_made_again_counts_once() {
+    let sampling = Sampling { presence: 1.0, frequency: 1.0, ..Sampling::greedy() };
+    let text = text(sampling, &[0], 1);
+    let choices = |again: usize| -> Vec<u32> {
+        let mut chooser = Chooser::new(&text, 3);
+        let mut told = vec![0.0; TOKEN_VALUES as usize];
+        let mut tile = vec![0; candidates_bytes(3) as usize];
+        let mut at = |position| {
+            chooser.shortlist((&[4.0, 3.5, 0.0], 0), position, Breadth::Few, None, &mut tile);
+            chooser.begin();
+            assert!(chooser.collect(&tile).is_some());
+            chooser.choose(position, &mut told).expect("numbers").token
+        };
+        let mut many = |position| (0..again).map(|_| at(position)).last().expect("some");
+        (1..9).map(&mut many).collect()
+    };
+    assert_eq!(choices(3), choices(1));
+    assert!(choices(1).contains(&1), "penalties are of weight");
 }
 
 #[test]

@@ -87,6 +87,7 @@ impl BurnEngine {
 
 impl Engine for BurnEngine {
     fn prepare(&mut self, slots: &[Slot]) -> Result<(), ComputeError> {
+        self.runner.texts.forget_candidates();
         self.runner.slots.prepare(slots)
     }
 
@@ -197,15 +198,18 @@ impl Runner {
                 let area = area.ok_or(Misfit::Why("burn gave too few values"))?;
                 self.texts.keep(call, attention.layer, call.reads(0)?, area)
             }
-            OpKind::Shortlist { segment, breadth } => {
+            OpKind::Shortlist => {
                 let slice = self.shard.vocabulary();
-                let logits = alike(self.read(call, 0)?, [1, slice.len() as usize])?;
-                let named = rows::values(logits)?;
-                let named = (named.as_slice(), slice.start());
-                self.texts.shortlist(call, (segment, breadth), named, staged.output)
+                let columns = slice.len() as usize;
+                let logits = (0..call.operation.reads.len())
+                    .map(|at| rows::values(alike(self.read(call, at)?, [1, columns])?));
+                let logits: Vec<_> = logits.collect::<Result<_, _>>()?;
+                let logits =
+                    |at: usize| logits.get(at).ok_or(Misfit::Why("it reads too few regions"));
+                self.texts.shortlist(call, slice.start(), logits, staged.output)
             }
-            OpKind::Collect { segment, .. } => self.texts.collect(call, segment, staged.input),
-            OpKind::Choose { segment } => self.texts.choose(call, segment, staged.emitted),
+            OpKind::Collect => self.texts.collect(call, staged.input),
+            OpKind::Choose => self.texts.choose(call, staged.emitted),
             OpKind::Join { add, norm, post, partial, staged: adds } => {
                 let add = self.shard.graph.add(add).ok_or(NO_OPERATOR)?;
                 let mut residual = self.read(call, 0)?;

@@ -20,6 +20,8 @@ use galaxy_model::Patches;
 pub(crate) enum Misfit {
     /// The program does not fit the shard or itself.
     Why(&'static str),
+    /// The mask of the sequence in this slot leaves no token to choose.
+    NoToken(u32),
     /// A row of a table cannot be read.
     Weights(WeightError),
     /// The device failed, and says this.
@@ -35,6 +37,7 @@ impl Misfit {
                 operation: format!("{:?}", operation.kind),
                 why: why.to_owned(),
             },
+            Self::NoToken(slot) => ComputeError::NoToken { slot },
             Self::Weights(error) => error.into(),
             #[cfg(feature = "burn")]
             Self::Device(why) => ComputeError::Device { why },

@@ -82,6 +82,7 @@ impl CpuEngine {
 
 impl Engine for CpuEngine {
     fn prepare(&mut self, slots: &[Slot]) -> Result<(), ComputeError> {
+        self.texts.forget_candidates();
         self.slots.prepare(slots)
     }
 
@@ -197,15 +198,17 @@ impl CpuEngine {
                 let keys = call.source(&self.slots, 0)?;
                 self.texts.keep(call, attention.layer, call.reads(0)?, keys)
             }
-            OpKind::Shortlist { segment, breadth } => {
-                let logits = call.source(&self.slots, 0)?;
+            OpKind::Shortlist => {
                 let slice = self.shard.vocabulary();
-                alike(1, slice.len() as usize, logits)?;
-                let named = (logits.row(0), slice.start());
-                self.texts.shortlist(call, (segment, breadth), named, staged.output)
+                let logits = |at| {
+                    let logits = call.source(&self.slots, at)?;
+                    alike(1, slice.len() as usize, logits)?;
+                    Ok(logits.row(0))
+                };
+                self.texts.shortlist(call, slice.start(), logits, staged.output)
             }
-            OpKind::Collect { segment, .. } => self.texts.collect(call, segment, staged.input),
-            OpKind::Choose { segment } => self.texts.choose(call, segment, staged.emitted),
+            OpKind::Collect => self.texts.collect(call, staged.input),
+            OpKind::Choose => self.texts.choose(call, staged.emitted),
             OpKind::Join { add, norm, post, partial, staged: adds } => {
                 let of = between::Join { add, norm, post, partial, adds };
                 self.join(call, of, staged.input, written)

@@ -10,9 +10,12 @@ use crate::{
     compute::ComputeError,
     weights::Shard,
 };
-use galaxy_common::{Bytes, Cache, Row, Segment, Span};
-use galaxy_graph::program::Region;
+use galaxy_common::{Bytes, Cache, Segment};
+use galaxy_graph::program::{Region, TOKEN_VALUES, candidates_bytes};
 use std::{collections::BTreeMap, sync::Arc};
+
+const NO_NUMBER: Misfit = Misfit::Why("no logit is a number: the model's weights are broken");
+const NO_TILE: Misfit = Misfit::Why("the tile of candidates is not there");
 
 /// The texts of one device.
 pub(crate) struct Texts {
@@ -63,6 +66,11 @@ impl Texts {
         self.asked.clear();
     }
 
+    /// Forgets candidates of a run that ended before it chose.
+    pub(crate) fn forget_candidates(&mut self) {
+        self.choosers.values_mut().for_each(Chooser::begin);
+    }
+
     /// How many rows the text of a slot was asked with.
     pub(crate) fn asked(&self, slot: u32) -> u32 {
         self.asked.get(&slot).copied().unwrap_or(0)
@@ -99,62 +107,67 @@ impl Texts {
         Ok(())
     }
 
-    /// The text of a segment, and the position of its next token.
-    fn of(&mut self, call: &Call<'_>, segment: u32) -> Result<(&mut Chooser, u32), Misfit> {
-        let found: Option<(Span<Row>, &Segment)> =
-            call.binding.shape.placed().nth(segment as usize);
-        let (_, segment) = found.ok_or(Misfit::Why("the batch has no such text"))?;
+    /// What is known of the next token of a segment, and the position of that.
+    fn of(&mut self, segment: &Segment) -> Result<(&mut Chooser, u32), Misfit> {
         let position = segment.past.saturating_add(segment.rows);
         let chooser = self.choosers.get_mut(&segment.slot);
         Ok((chooser.ok_or(Misfit::Why("nobody has said how its tokens are chosen"))?, position))
     }
 
-    /// Writes the device's candidates for the next token of a segment.
-    pub(crate) fn shortlist(
+    /// Writes the device's candidates for the next token of each choice of the batch. `logits` gives its
+    /// row of each, of the tokens from `first` on.
+    pub(crate) fn shortlist<L: AsRef<[f32]>>(
         &mut self,
         call: &Call<'_>,
-        (segment, breadth): (u32, galaxy_common::Breadth),
-        (logits, first): (&[f32], u32),
+        first: u32,
+        logits: impl Fn(usize) -> Result<L, Misfit>,
         tile: Option<&mut [u8]>,
     ) -> Result<(), Misfit> {
-        let room =
-            galaxy_graph::program::candidates_bytes(breadth.of(logits.len() as u32)) as usize;
-        let tile = tile.and_then(|tile| tile.get_mut(..room));
-        let tile = tile.ok_or(Misfit::Why("the tile of candidates has too little room"))?;
-        let (chooser, position) = self.of(call, segment)?;
-        chooser.shortlist(logits, first, position, breadth, tile);
+        let mut left = tile.ok_or(NO_TILE)?;
+        for (at, (_, segment, breadth)) in call.binding.shape.choices().enumerate() {
+            let logits = logits(at)?;
+            let logits = logits.as_ref();
+            let room = candidates_bytes(breadth.of(logits.len() as u32)) as usize;
+            if left.len() < room {
+                return Err(Misfit::Why("the tile of candidates has too little room"));
+            }
+            let (chooser, position) = self.of(segment)?;
+            let mask = call.binding.mask(at);
+            let used = chooser.shortlist((logits, first), position, breadth, mask, left);
+            left = &mut left[used..];
+        }
         Ok(())
     }
 
     /// Adds a device's candidates.
-    pub(crate) fn collect(
-        &mut self,
-        call: &Call<'_>,
-        segment: u32,
-        tile: Option<&[u8]>,
-    ) -> Result<(), Misfit> {
-        let tile = tile.ok_or(Misfit::Why("the tile of candidates is not there"))?;
-        let (chooser, _) = self.of(call, segment)?;
-        match chooser.collect(tile) {
-            true => Ok(()),
-            false => Err(Misfit::Why("a tile of candidates is none")),
+    pub(crate) fn collect(&mut self, call: &Call<'_>, tile: Option<&[u8]>) -> Result<(), Misfit> {
+        let mut left = tile.ok_or(NO_TILE)?;
+        for (_, segment, _) in call.binding.shape.choices() {
+            let (chooser, _) = self.of(segment)?;
+            left = chooser.collect(left).ok_or(Misfit::Why("a tile of candidates is none"))?;
         }
+        Ok(())
     }
 
-    /// Chooses, and forgets the candidates.
+    /// Chooses for all, tells of each one behind another, and forgets the candidates.
     pub(crate) fn choose(
         &mut self,
         call: &Call<'_>,
-        segment: u32,
         told: Option<&mut [f32]>,
     ) -> Result<(), Misfit> {
-        let told = told.ok_or(Misfit::Why("the result has no room"))?;
-        let (chooser, position) = self.of(call, segment)?;
-        let chosen = chooser.choose(position, told);
-        chooser.begin();
-        match chosen {
-            Some(_) => Ok(()),
-            None => Err(Misfit::Why("no logit is a number: the model's weights are broken")),
+        let mut told = told.unwrap_or_default().chunks_exact_mut(TOKEN_VALUES as usize);
+        let mut result = Ok(());
+        for (at, (_, segment, _)) in call.binding.shape.choices().enumerate() {
+            let told = told.next().ok_or(Misfit::Why("the result has no room"))?;
+            let (chooser, position) = self.of(segment)?;
+            let masked = call.binding.mask(at).is_some();
+            let chosen = match chooser.best() {
+                Some(f32::NEG_INFINITY) if masked => Err(Misfit::NoToken(segment.slot)),
+                _ => chooser.choose(position, told).ok_or(NO_NUMBER).map(|_| ()),
+            };
+            chooser.begin();
+            result = result.and(chosen);
         }
+        result
     }
 }

@@ -142,6 +142,9 @@ pub(super) fn compute(
                 lane => ends.transfer(lane, run, op),
             }),
         }
+        if run.has_failed() {
+            prepared = None;
+        }
     }
     engine
 }
@@ -174,7 +177,10 @@ fn kernel(
             let (rows, width) = output.extent(region.columns.len(), engine.labels());
             Some((Told::Output(index), rows as usize * width as usize))
         }
-        OpKind::Choose { segment } => Some((Told::Choice(segment as usize), TOKEN_VALUES as usize)),
+        OpKind::Choose => {
+            let choices = run.binding().shape.choices().count();
+            Some((Told::Choices, choices * TOKEN_VALUES as usize))
+        }
         _ => None,
     };
     let mut emitted = told.map(|(what, values)| run.take(what, values));

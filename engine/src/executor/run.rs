@@ -1,11 +1,12 @@
 //! One run: what its lanes share.
 
-use super::{Job, RunError};
+use super::{Choice, Job, RunError};
 use crate::{
+    choose::TokenMask,
     compute::{Binding, Inputs},
     staging::Staging,
 };
-use galaxy_common::{Epoch, Segment, SequenceNumber, Wanted};
+use galaxy_common::{Epoch, SequenceNumber};
 use galaxy_graph::{
     Program,
     program::{Lane, OpId, TOKEN_VALUES},
@@ -54,8 +55,8 @@ struct State {
 pub(super) struct Outcome {
     pub timeline: Vec<Times>,
     pub outputs: Vec<Vec<f32>>,
-    /// What was chosen for each segment that a token is wanted of.
-    pub told: Vec<Vec<f32>>,
+    /// What was chosen, for each choice of the batch one behind another.
+    pub told: Vec<f32>,
 }
 
 /// What a lane fills.
@@ -63,15 +64,15 @@ pub(super) struct Outcome {
 pub(super) enum Told {
     /// An output of the program.
     Output(usize),
-    /// The choice for a segment.
-    Choice(usize),
+    /// All choices of the batch.
+    Choices,
 }
 
 impl Outcome {
     fn place(&mut self, what: Told) -> &mut Vec<f32> {
         match what {
             Told::Output(output) => &mut self.outputs[output],
-            Told::Choice(segment) => &mut self.told[segment],
+            Told::Choices => &mut self.told,
         }
     }
 }
@@ -81,11 +82,7 @@ pub(super) struct Stop;
 
 impl Run {
     pub fn new(job: Job, staging: Arc<Staging>, clock: Instant) -> Self {
-        let segments = job.binding.shape.segments();
-        let told = |segment: &Segment| match segment.wanted {
-            Wanted::Token(_) => vec![0.0; TOKEN_VALUES as usize],
-            _ => Vec::new(),
-        };
+        let choices = job.binding.shape.choices().count();
         let state = State {
             done: vec![0; job.program.lanes.len()],
             asleep: vec![None; job.program.lanes.len()],
@@ -94,7 +91,7 @@ impl Run {
             outcome: Outcome {
                 timeline: vec![(0, 0); job.program.operations.len()],
                 outputs: vec![Vec::new(); job.program.outputs.len()],
-                told: segments.iter().map(told).collect(),
+                told: vec![0.0; choices * TOKEN_VALUES as usize],
             },
         };
         let ready = job.program.lanes.iter().map(|_| Condvar::new()).collect();
@@ -127,9 +124,10 @@ impl Run {
         transfer ^ (self.step.load(Ordering::Relaxed) << 22)
     }
 
-    /// Makes ready for the next step, after one that went well: the rows of this one become past, and
-    /// `token` is the next. Nothing is allocated, if the batch's tokens are nobody else's.
-    pub fn advance(&self, token: u32) {
+    /// Makes ready for the next step, after one that went well: the rows of this one become past, and what
+    /// was chosen are the next, behind which `masks` hold. Nothing is allocated, if the batch's tokens are
+    /// nobody else's.
+    pub fn advance(&self, told: &[Choice], masks: &[Option<TokenMask>]) {
         self.step.fetch_add(1, Ordering::Relaxed);
         let mut state = self.lock();
         state.done.fill(0);
@@ -137,11 +135,13 @@ impl Run {
         drop(state);
         let mut binding = self.binding.write().unwrap_or_else(PoisonError::into_inner);
         binding.shape.advance();
+        masks.clone_into(&mut binding.masks);
         if let Inputs::Tokens(tokens) = &mut binding.inputs {
+            let chosen = told.iter().map(|told| told[0] as u32);
             match Arc::get_mut(tokens) {
-                Some(tokens) => tokens.fill(token),
+                Some(tokens) => tokens.iter_mut().zip(chosen).for_each(|(own, next)| *own = next),
                 // Somebody else looks at them.
-                None => *tokens = vec![token; tokens.len()].into(),
+                None => *tokens = chosen.collect(),
             }
         }
     }
@@ -162,21 +162,30 @@ impl Run {
 
     /// Hands the choice for a segment out.
     pub fn tell(&self, output: usize, segment: usize) {
-        let outcome = &mut self.lock().outcome;
-        let Outcome { outputs, told, .. } = outcome;
-        if let (Some(output), Some(told)) = (outputs.get_mut(output), told.get(segment)) {
+        let binding = self.binding();
+        let Some(at) = binding.shape.choices().position(|(index, ..)| index == segment) else {
+            return;
+        };
+        let Outcome { outputs, told, .. } = &mut self.lock().outcome;
+        let told = told.chunks_exact(TOKEN_VALUES as usize).nth(at);
+        if let (Some(output), Some(told)) = (outputs.get_mut(output), told) {
             output.clear();
             output.extend_from_slice(told);
         }
     }
 
-    /// What was chosen for the first segment in the step that ended.
-    pub fn chosen(&self, told: &mut [f32; TOKEN_VALUES as usize]) {
-        if let Some(values) = self.lock().outcome.told.first()
-            && values.len() == told.len()
-        {
-            told.copy_from_slice(values);
-        }
+    /// What was chosen in the step that ended, for each choice of the batch.
+    pub fn chosen(&self, told: &mut [Choice]) {
+        let outcome = &self.lock().outcome;
+        let (all, _) = outcome.told.as_chunks();
+        told.iter_mut().zip(all).for_each(|(told, values)| *told = *values);
+    }
+
+    /// Whether each segment is one row of which a token is wanted, so that another step may follow.
+    pub fn may_go_on(&self) -> bool {
+        let binding = self.binding();
+        let rows = binding.shape.rows() as usize;
+        rows == binding.shape.segments().len() && rows == binding.shape.choices().count()
     }
 
     /// Adds how the lanes spent their time in the step that ended.
@@ -219,7 +228,7 @@ impl Run {
 
     /// Sleeps until other lanes are as far as `op` of `lane` needs them.
     pub fn reach(&self, lane: usize, op: OpId) -> Result<(), Stop> {
-        if self.failed.load(Ordering::Acquire) {
+        if self.has_failed() {
             return Err(Stop);
         }
         if self.program.operation(op).waits.is_empty() {
@@ -313,6 +322,11 @@ impl Run {
                 _ => self.over.wait(state).unwrap_or_else(PoisonError::into_inner),
             };
         }
+    }
+
+    /// Whether it has failed so far.
+    pub fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
     }
 
     /// Whether all lanes went through.

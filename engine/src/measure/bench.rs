@@ -260,7 +260,7 @@ impl Bench {
         let graph = OperatorGraph::of(spec);
         let describe = Describe { graph: &graph, format: self.dir.format(), rows };
         let mut batch = Batch {
-            binding: Binding { shape, inputs: Inputs::any(spec, rows, 0) },
+            binding: Binding::new(shape, Inputs::any(spec, rows, 0)),
             first: Vec::new(),
             layers: (0..self.layers).map(|_| Vec::new()).collect(),
             head: Vec::new(),

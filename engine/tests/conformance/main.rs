@@ -23,7 +23,7 @@ use galaxy_engine::{
         Binding, ComputeError, Engine, Inputs, Staged, choice::EngineChoice, cpu::CpuEngine,
     },
     executor::{Executor, RunError},
-    generate::Generation,
+    generate::{Generation, Goal, Told},
     weights::{Shard, WeightError},
 };
 use galaxy_graph::{
@@ -68,7 +68,7 @@ fn load(dir: &Arc<ModelDir>, device: &DevicePlan) -> Shard {
 }
 
 fn binding(spec: &ModelSpec, shape: &BatchShape) -> Binding {
-    Binding { shape: shape.clone(), inputs: Inputs::any(spec, shape.rows(), 7) }
+    Binding::new(shape.clone(), Inputs::any(spec, shape.rows(), 7))
 }
 
 /// Runs the programs of a case; gives the largest error, as a share of what passes.
@@ -170,15 +170,18 @@ fn makes_tokens(choice: EngineChoice) {
                 sequence: SequenceNumber::default(),
                 shape: BatchShape::new(vec![segment]).unwrap(),
                 tokens: tokens.to_vec(),
-                count,
-                stop: vec![],
+                goals: vec![Goal { count, ..Goal::default() }],
                 deadline: None,
             };
             let program = |shape: &BatchShape| -> Result<Arc<Program>, RunError> {
                 Ok(Arc::new(lower(dir.spec(), &plan, phase, shape).unwrap().remove(0)))
             };
             let mut made = Vec::new();
-            generation.run(&executor, program, |told| made.push(told[0] as u32)).unwrap();
+            let tell = |_, told: &Told| {
+                made.push(told[0] as u32);
+                None
+            };
+            generation.run(&executor, program, tell).unwrap();
             made
         };
         let mut got = make(Phase::Prefill, 0, &prompt, 1);
@@ -197,7 +200,7 @@ fn misfits(choice: EngineChoice) {
     let shape = BatchShape::single(5, Wanted::AllLogits).unwrap();
     let program = lower(dir.spec(), whole, Phase::Prefill, &shape).unwrap().remove(0);
     let failing = |engine: &mut dyn Engine, program: &Program, tokens: &[u32], slots: bool| {
-        let binding = Binding { shape: shape.clone(), inputs: tokens.into() };
+        let binding = Binding::new(shape.clone(), tokens);
         if slots {
             engine.prepare(&program.slots).unwrap();
         }

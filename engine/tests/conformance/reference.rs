@@ -209,10 +209,9 @@ impl Reference {
                 }
                 written.push(made);
             }
-            OpKind::Keep { .. }
-            | OpKind::Shortlist { .. }
-            | OpKind::Collect { .. }
-            | OpKind::Choose { .. } => panic!("no text of these programs goes on"),
+            OpKind::Keep { .. } | OpKind::Shortlist | OpKind::Collect | OpKind::Choose => {
+                panic!("no text of these programs goes on")
+            }
             OpKind::Attend { heads, kv_heads, .. } => {
                 let layer = operation.layer;
                 let part = self.device.prefill.block(layer);

@@ -7,10 +7,10 @@ use super::{
     ring::Ring,
     wanted_rows,
 };
-use crate::program::{Block, OpKind, Output, OutputKind, Reduce, Region, Role, candidates_bytes};
-use galaxy_common::{
-    BatchShape, Breadth, Exchange, Plan, Pooling, Rank, Row, Span, Wanted, plan::Phase,
+use crate::program::{
+    Block, OpKind, Output, OutputKind, Reduce, Region, Role, candidates_tile_bytes,
 };
+use galaxy_common::{BatchShape, Exchange, Plan, Pooling, Rank, Row, Span, Wanted, plan::Phase};
 use galaxy_model::{ClassRow, HeadSpec, ModelSpec};
 
 /// Emits the results of the rows that this device owns by `owned` (a span for each rank), reading
@@ -40,35 +40,31 @@ pub(super) fn lower(
         }
     }
     let made = logits(b, spec, plan, phase, shape, owned, has_all, last);
-    for (index, segment) in shape.segments().iter().enumerate() {
-        if let Wanted::Token(breadth) = segment.wanted {
-            let index = index as u32;
-            let row = made.iter().find(|(of, _)| *of == index).map(|(_, row)| *row);
-            choose(b, spec, plan, phase, index, breadth, row);
-        }
+    if shape.choices().next().is_some() {
+        choose(b, spec, plan, phase, shape, &made);
     }
 }
 
-/// Candidates for the next token of a segment go from whoever holds words to all, and all choose.
+/// Candidates for the next tokens of a batch go in one tile from whoever holds words to all, and all
+/// choose. `logits` are the rows that tokens are chosen from, if this device has any.
 fn choose(
     b: &mut Builder,
     spec: &ModelSpec,
     plan: &Plan,
     phase: Phase,
-    segment: u32,
-    breadth: Breadth,
-    logits: Option<Region>,
+    shape: &BatchShape,
+    logits: &[Region],
 ) {
     let me = b.rank();
     let slice = |rank: Rank| plan.ring[rank.index()].assignment(phase).vocabulary;
+    let bytes = |rank: Rank| candidates_tile_bytes(shape, slice(rank).len());
     // Behind those of all tiles that have names.
     let first = 4 * (spec.layers + 1) * plan.ring.len() as u32 * u32::from(plan.tiles);
-    let id = |from: Rank| first + segment * plan.ring.len() as u32 + u32::from(from.0);
+    let id = |from: Rank| first + u32::from(from.0);
     let mut own = None;
-    if let Some(row) = logits {
-        let bytes = candidates_bytes(breadth.of(slice(me).len()));
-        let tile = b.bytes_tile(Role::Candidates, bytes);
-        b.compute(OpKind::Shortlist { segment, breadth }, &[row], &[tile.all()]);
+    if !logits.is_empty() {
+        let tile = b.bytes_tile(Role::Candidates, bytes(me));
+        b.compute(OpKind::Shortlist, logits, &[tile.all()]);
         for (to, _) in plan.ranked().filter(|(to, _)| *to != me) {
             b.send(to, id(me), 0, tile);
         }
@@ -77,16 +73,15 @@ fn choose(
     for (from, _) in plan.ranked().filter(|(rank, _)| !slice(*rank).is_empty()) {
         let tile = match own.filter(|_| from == me) {
             Some(own) => own,
-            None => {
-                let bytes = candidates_bytes(breadth.of(slice(from).len()));
-                b.receive_bytes(from, id(from), Role::Candidates, bytes)
-            }
+            None => b.receive_bytes(from, id(from), Role::Candidates, bytes(from)),
         };
-        b.compute(OpKind::Collect { segment, breadth }, &[tile.all()], &[]);
+        b.compute(OpKind::Collect, &[tile.all()], &[]);
     }
-    b.compute(OpKind::Choose { segment }, &[], &[]);
+    b.compute(OpKind::Choose, &[], &[]);
     if me == Rank(0) {
-        b.tell(Output { segment, kind: OutputKind::Token });
+        for (index, ..) in shape.choices() {
+            b.tell(Output { segment: index as u32, kind: OutputKind::Token });
+        }
     }
 }
 
@@ -182,7 +177,7 @@ fn select(b: &mut Builder, wanted: &[Numbered], own: Span<Row>, last: Value, pie
     }
 }
 
-/// Returns where the logits are of which a token is chosen, by segment.
+/// Returns the rows of logits that tokens are chosen from, in the order of their segments.
 #[expect(clippy::too_many_arguments, reason = "as above")]
 fn logits(
     b: &mut Builder,
@@ -193,7 +188,7 @@ fn logits(
     owned: &[Span<Row>],
     has_all: impl Fn(Rank) -> bool,
     last: Option<Value>,
-) -> Vec<(u32, Region)> {
+) -> Vec<Region> {
     let wanted = wanted_rows(shape);
     let ring = Ring::head(plan, phase);
     let Some(me) = ring.position(b.rank()) else { return Vec::new() };
@@ -266,7 +261,7 @@ fn logits(
         for &(segment, batch, numbers) in &compact {
             let (rows, of) = shape.placed().nth(segment as usize).expect("numbered by the shape");
             if matches!(of.wanted, Wanted::Token(_)) {
-                made.push((segment, out.rows(numbers)));
+                made.push(out.rows(numbers));
                 continue;
             }
             let within = Span::new(batch.start() - rows.start(), batch.end() - rows.start());

@@ -48,8 +48,8 @@ pub enum Content {
     Value(ValueId),
     /// A sum that may lack terms.
     Sums(Sums),
-    /// Candidates for the next token of a segment, of devices.
-    Candidates(u32, u128),
+    /// Candidates for the next tokens of a batch, of devices.
+    Candidates(u128),
     /// A piece of the device's shard.
     Weights(u32),
 }
@@ -66,9 +66,7 @@ impl fmt::Display for Content {
                 }
                 Ok(())
             }
-            Self::Candidates(segment, who) => {
-                write!(f, "candidates of text {segment} from devices {who:b}")
-            }
+            Self::Candidates(who) => write!(f, "candidates from devices {who:b}"),
             Self::Weights(piece) => write!(f, "piece {piece} of the shard"),
         }
     }

@@ -8,7 +8,7 @@ use super::{VerifyError, order::Order, site};
 use crate::{
     operators::{Attention, Content, Operator, OperatorGraph, OperatorId, Unlike},
     pieces::Piece,
-    program::{Block, OpId, OpKind, Operation, OutputKind, Program},
+    program::{Block, OpId, OpKind, Operation, OutputKind, Program, candidates_tile_bytes},
 };
 use galaxy_common::{BatchShape, DevicePlan, Plan, Row, Segment, Share, Span, plan::Phase};
 use std::collections::BTreeMap;
@@ -28,8 +28,10 @@ struct Contents<'a> {
     held: Vec<Vec<Option<Content>>>,
     /// Rows that a device keeps of an attention.
     kept: BTreeMap<(usize, OperatorId), u64>,
-    /// Devices whose candidates a device has, of each segment.
-    collected: BTreeMap<(usize, u32), u128>,
+    /// Devices whose candidates each device has, as bits.
+    collected: Vec<u128>,
+    /// Devices that have chosen, as bits.
+    chosen: u128,
 }
 
 pub(super) fn check(
@@ -51,7 +53,8 @@ pub(super) fn check(
         words: words.fold(0, |all, (rank, _)| all | bit(rank.index())),
         held: programs.iter().map(|p| vec![None; p.tensors.len()]).collect(),
         kept: BTreeMap::new(),
-        collected: BTreeMap::new(),
+        collected: vec![0; programs.len()],
+        chosen: 0,
     };
     for &(rank, id) in &order.sequence {
         let at = At { rank, id, op: programs[rank].operation(id) };
@@ -107,32 +110,28 @@ impl<'a> Contents<'a> {
                 self.operator(at, operator, heads.of(), 2)
             }
             OpKind::Keep { operator, .. } => self.keep(at, operator),
-            OpKind::Shortlist { segment, .. } => {
-                let logits = self.graph.language.and_then(|id| self.graph.product(id));
-                let logits = logits.ok_or_else(|| Unlike::new(0, "logits: there is no head"))?;
-                self.want(at, 0, Content::Value(logits.output))?;
-                Ok(vec![Content::Candidates(segment, own)])
+            OpKind::Shortlist => {
+                self.shortlists(at)?;
+                Ok(vec![Content::Candidates(own)])
             }
-            OpKind::Collect { segment, .. } => {
-                let known = self.collected.get(&(at.rank, segment)).copied().unwrap_or(0);
+            OpKind::Collect => {
+                let known = self.collected[at.rank];
                 match self.read(at, 0) {
-                    Some(Content::Candidates(of, who)) if *of == segment && known & who == 0 => {
-                        let all = known | who;
-                        self.collected.insert((at.rank, segment), all);
+                    Some(Content::Candidates(who)) if known & who == 0 => {
+                        self.collected[at.rank] = known | who;
                         Ok(vec![])
                     }
-                    _ => Err(Unlike::new(0, "candidates of this text, each device once")),
+                    _ => Err(Unlike::new(0, "candidates, of each device once")),
                 }
             }
-            OpKind::Choose { segment } => {
-                let known = self.collected.get(&(at.rank, segment)).copied().unwrap_or(0);
-                match known == self.words {
-                    true => Ok(vec![]),
-                    false => Err(Unlike::new(
-                        0,
-                        format!("{}, not {known:b}", Content::Candidates(segment, self.words)),
-                    )),
+            OpKind::Choose => {
+                let known = self.collected[at.rank];
+                if known != self.words {
+                    let want = format!("{}, not {known:b}", Content::Candidates(self.words));
+                    return Err(Unlike::new(0, want));
                 }
+                self.chosen |= own;
+                Ok(vec![])
             }
             OpKind::Export { staged: true } | OpKind::Add => {
                 let all = match (self.read(at, 0), self.read(at, 1)) {
@@ -177,6 +176,27 @@ impl<'a> Contents<'a> {
             OpKind::Emit { output } => self.emit(at, output),
             OpKind::Send { .. } => Ok(vec![]),
         }
+    }
+
+    /// Whether candidates are named from a row of logits for each choice, and their tile has room for them.
+    fn shortlists(&self, at: At<'_>) -> Result<(), Unlike> {
+        let logits = self.graph.language.and_then(|id| self.graph.product(id));
+        let logits = logits.ok_or_else(|| Unlike::new(0, "logits: there is no head"))?;
+        let rows = &at.op.reads;
+        (0..rows.len())
+            .try_for_each(|index| self.want(at, index, Content::Value(logits.output)))?;
+        let single = rows.iter().all(|region| region.rows.len() == 1);
+        let ordered = rows.windows(2).all(|pair| pair[0].rows.end() <= pair[1].rows.start());
+        if !single || !ordered || rows.len() != self.shape.choices().count() {
+            return Err(Unlike::new(0, "a row of logits for each text that a token is chosen for"));
+        }
+        let slice = self.plan.ring[at.rank].assignment(Phase::Prefill).vocabulary;
+        let tile = at.op.writes.first().map(|tile| self.programs[at.rank].region_bytes(tile));
+        let bytes = candidates_tile_bytes(self.shape, slice.len());
+        if tile.is_none_or(|tile| tile < bytes) {
+            return Err(Unlike::new(0, format!("room for {bytes} bytes of candidates")));
+        }
+        Ok(())
     }
 
     fn want(&self, at: At<'_>, index: usize, content: Content) -> Result<(), Unlike> {
@@ -276,7 +296,9 @@ impl<'a> Contents<'a> {
     fn emit(&self, at: At<'_>, output: u32) -> Result<Vec<Content>, Unlike> {
         let output = &self.programs[at.rank].outputs[output as usize];
         if output.kind == OutputKind::Token {
-            return match self.collected.contains_key(&(at.rank, output.segment)) {
+            let mut choices = self.shape.choices();
+            let wanted = choices.any(|(index, ..)| index == output.segment as usize);
+            return match wanted && self.chosen & bit(at.rank) != 0 {
                 true => Ok(vec![]),
                 false => Err(Unlike::new(0, "a choice of this text")),
             };

@@ -2,6 +2,7 @@
 //! purpose it finds.
 #![allow(clippy::unwrap_used)]
 
+mod choices;
 mod graphs;
 mod operators;
 mod schedule;
@@ -347,6 +348,9 @@ proptest! {
         for (phase, shape) in [(Phase::Prefill, &many), (Phase::Prefill, &one), (Phase::Decode, &one), (Phase::Decode, &many)] {
             let programs = lower(&spec, &plan, phase, shape).unwrap();
             prop_assert_eq!(verify(&spec, WeightFormat::F32, &plan, shape, &programs), Ok(()));
+            if shape.choices().next().is_some() {
+                choices::go_once(&plan, phase, &programs);
+            }
             for window in [0, 500, u64::MAX] {
                 prop_assert!(simulate(&programs, &Random(seed, window)).is_ok());
             }

@@ -11,7 +11,7 @@ use galaxy_common::{
 };
 use galaxy_engine::{
     compute::kernels::instructions::Instructions,
-    generate::STINT,
+    generate::{Goal, STINT},
     local::{LocalError, Made},
     measure,
 };
@@ -94,12 +94,12 @@ pub fn measured(args: &DecodeArgs) -> Result<Findings, Failure> {
         let (rows, wanted) = (tokens.len() as u32, Wanted::Token(breadth));
         let segment = Segment { slot: 0, past, kept: true, rows, wanted };
         let shape = BatchShape::new(vec![segment]).map_err(|e| Failure::new(e.to_string()))?;
-        let stint = Stint { phase, count, stop: Arc::default() };
-        let made = cluster.make(&shape, tokens, &stint, None).map_err(failed)?;
-        breadth = made.breadth;
+        let goals = [Goal { count, ..Goal::default() }];
+        let made = cluster.make(phase, &shape, tokens, &goals, None).map_err(failed)?;
+        breadth = made.breadths[0];
         Ok::<Made, Failure>(made)
     };
-    let last = |made: &Made| made.told.last().map_or(0, |told| told[0] as u32);
+    let last = |made: &Made| made.told[0].last().map_or(0, |told| told[0] as u32);
     let mut past = args.past;
     let mut token = last(&make(Phase::Prefill, 0, &prompt, 1)?);
     let instructions = Instructions::current();

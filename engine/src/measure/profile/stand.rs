@@ -219,7 +219,7 @@ impl Stand {
         let shape = BatchShape::single(rows, Wanted::Hidden)?;
         let first = self.token;
         self.token = self.token.wrapping_add(rows);
-        Ok(Binding { shape, inputs: Inputs::any(&self.spec, rows, first) })
+        Ok(Binding::new(shape, Inputs::any(&self.spec, rows, first)))
     }
 
     /// Every operation of a layer over the first `rows` rows, for each width of one set of the

@@ -65,7 +65,7 @@ pub(super) fn wake(engine: Box<dyn Engine>) -> Result<f64, MeasureError> {
         closers: vec![closer],
     };
     executor.connect(Epoch(1), links);
-    let binding = Binding { shape: BatchShape::single(1, Wanted::Hidden)?, inputs: vec![0].into() };
+    let binding = Binding::new(BatchShape::single(1, Wanted::Hidden)?, vec![0]);
     let program = Arc::new(round_trips());
     let report = executor.run(Job {
         epoch: Epoch(1),

@@ -1,0 +1,309 @@
+//! Several sequences in a step: each gets the tokens that it gets alone, and only those that its mask allows.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+use galaxy_common::{
+    BatchShape, Breadth, Bytes, Cache, DeviceName, Sampling, Segment, Strategy, Wanted, WireType,
+    plan::Phase,
+};
+use galaxy_engine::{
+    choose::{Text, TokenMask},
+    compute::ComputeError,
+    executor::RunError,
+    generate::{Goal, Told},
+    local::{LocalCluster, LocalError, Made, Making},
+};
+use galaxy_graph::{
+    program::{OpKind, Role},
+    share::{self, Member, Terms},
+};
+use galaxy_model::ModelDir;
+use std::{ops::ControlFlow, path::Path, sync::Arc};
+
+fn open(model: &str, strategy: Strategy, devices: usize) -> LocalCluster {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(model);
+    let model = Arc::new(ModelDir::open(&path).unwrap());
+    let terms = Terms {
+        model: model.name(),
+        fingerprint: model.fingerprint(),
+        strategy,
+        wire: WireType::F32,
+        tiles: 2,
+        max_rows: 64,
+        cache: Cache { rows: 6 * Cache::BLOCK, values: WireType::F32 },
+    };
+    let member = |at: usize| Member {
+        name: DeviceName::new(format!("d{at}")).unwrap(),
+        budget: Bytes(1 << 30),
+        threads: 1,
+        share: 1.0 + at as f64 / 2.0,
+    };
+    let members: Vec<Member> = (0..devices).map(member).collect();
+    let plan = share::plan(model.spec(), &terms, &members).unwrap();
+    LocalCluster::open(model, plan).unwrap()
+}
+
+const LLAMA: &str = "testdata/golden/llama";
+const TINY: &str = "models/tiny-galaxy";
+const RINGS: [(Strategy, usize); 5] = [
+    (Strategy::Local, 1),
+    (Strategy::Galaxy, 2),
+    (Strategy::Pipeline, 2),
+    (Strategy::Galaxy, 3),
+    (Strategy::Sequence, 3),
+];
+
+/// What is asked for a sequence.
+#[derive(Clone)]
+struct Ask {
+    prompt: Vec<u32>,
+    sampling: Sampling,
+    goal: Goal,
+}
+
+fn ask(prompt: &[u32], sampling: Sampling, count: u32) -> Ask {
+    let goal = Goal { count, ..Goal::default() };
+    Ask { prompt: prompt.to_vec(), sampling, goal }
+}
+
+/// Different prompts, chosen in different ways, of different lengths.
+fn asks() -> Vec<Ask> {
+    let seeded = Sampling { temperature: 1.0, seed: 5, ..Sampling::default() };
+    let penalties = Sampling { repetition: 1.3, presence: 0.4, frequency: 0.6, ..seeded.clone() };
+    // Of a random model it needs many candidates.
+    let flat = Sampling { temperature: 8.0, top_p: 0.97, seed: 11, ..Sampling::default() };
+    vec![
+        ask(&[3, 14, 15, 92, 65, 35, 89, 79, 14], Sampling::greedy(), 24),
+        ask(&[7, 2], penalties, 30),
+        ask(&[60, 61, 62, 63, 1], flat, 17),
+        ask(&[9], Sampling { presence: 1.5, ..Sampling::greedy() }, 21),
+        ask(&[44, 4, 44, 4], Sampling { top_k: 5, top_p: 0.8, ..seeded }, 9),
+    ]
+}
+
+fn text(slot: u32, ask: &Ask) -> Text {
+    let (tokens, sampling) = (ask.prompt.clone(), ask.sampling.clone());
+    let prompt = tokens.len();
+    Text { slot, rows: prompt as u32 + ask.goal.count, sampling, tokens, prompt }
+}
+
+fn tokens(told: &[Told]) -> Vec<u32> {
+    told.iter().map(|told| told[0] as u32).collect()
+}
+
+fn alone(cluster: &LocalCluster, ask: &Ask) -> Vec<u32> {
+    let mut all = Vec::new();
+    let mut tell = |told: &Told| {
+        all.push(*told);
+        ControlFlow::Continue(())
+    };
+    let Goal { count, stop, .. } = &ask.goal;
+    cluster.generate(&text(0, ask), *count, 64, stop, &mut tell).unwrap();
+    tokens(&all)
+}
+
+/// A sequence that has begun.
+struct Running<'a> {
+    slot: u32,
+    ask: &'a Ask,
+    made: Vec<u32>,
+    breadth: Breadth,
+    mask: Option<TokenMask>,
+}
+
+impl Running<'_> {
+    fn left(&self) -> Goal {
+        let count = self.ask.goal.count - self.made.len() as u32;
+        Goal { count, stop: self.ask.goal.stop.clone(), mask: self.mask.clone() }
+    }
+    fn is_over(&self) -> bool {
+        let stopped = self.made.last().is_some_and(|last| self.ask.goal.stop.contains(last));
+        stopped || self.left().count == 0
+    }
+}
+
+/// Runs the prompts of sequences that begin, all in one batch.
+fn begin<'a>(
+    cluster: &LocalCluster,
+    asks: &[(u32, &'a Ask)],
+) -> Result<Vec<Running<'a>>, LocalError> {
+    let mut segments = Vec::new();
+    for (slot, ask) in asks {
+        cluster.begin(&text(*slot, ask))?;
+        let (rows, wanted) = (ask.prompt.len() as u32, Wanted::Token(Breadth::Few));
+        segments.push(Segment { slot: *slot, past: 0, kept: true, rows, wanted });
+    }
+    let prompts: Vec<u32> = asks.iter().flat_map(|(_, ask)| ask.prompt.clone()).collect();
+    let goal = |(_, ask): &(u32, &Ask)| Goal { count: 1, ..ask.goal.clone() };
+    let goals: Vec<Goal> = asks.iter().map(goal).collect();
+    let shape = BatchShape::new(segments).unwrap();
+    let making = Making { shape, tokens: &prompts, goals: &goals, deadline: None };
+    let Made { told, breadths, .. } = cluster.make(Phase::Prefill, &making)?;
+    let running = |((told, breadth), (slot, ask)): ((Vec<Told>, Breadth), &(u32, &'a Ask))| {
+        assert_eq!(told.len(), 1);
+        Running { slot: *slot, ask, made: tokens(&told), breadth, mask: ask.goal.mask.clone() }
+    };
+    Ok(told.into_iter().zip(breadths).zip(asks).map(running).collect())
+}
+
+/// Steps of all sequences until one is over, but no more than so many.
+fn steps(
+    cluster: &LocalCluster,
+    running: &mut [Running<'_>],
+    most: u32,
+) -> Result<Made, LocalError> {
+    let segment = |of: &Running<'_>| {
+        let past = (of.ask.prompt.len() + of.made.len()) as u32 - 1;
+        let wanted = Wanted::Token(of.breadth);
+        Segment { slot: of.slot, past, kept: true, rows: 1, wanted }
+    };
+    let goal = |of: &Running<'_>| Goal { count: of.left().count.min(most), ..of.left() };
+    let last: Vec<u32> = running.iter().map(|of| *of.made.last().unwrap()).collect();
+    let goals: Vec<Goal> = running.iter().map(goal).collect();
+    let shape = BatchShape::new(running.iter().map(segment).collect()).unwrap();
+    let making = Making { shape, tokens: &last, goals: &goals, deadline: None };
+    let made = cluster.make(Phase::Decode, &making)?;
+    for ((of, told), breadth) in running.iter_mut().zip(&made.told).zip(&made.breadths) {
+        of.made.extend(tokens(told));
+        of.breadth = *breadth;
+    }
+    Ok(made)
+}
+
+/// The tokens of all: some begin at once, and one more joins whenever a run ends.
+fn together(cluster: &LocalCluster, asks: &[Ask], at_once: usize) -> Vec<Vec<u32>> {
+    let mut waiting = (3..).zip(asks).collect::<Vec<_>>();
+    let mut running = begin(cluster, &waiting.drain(..at_once).collect::<Vec<_>>()).unwrap();
+    let mut over: Vec<Running<'_>> = Vec::new();
+    while !running.is_empty() || !waiting.is_empty() {
+        if !waiting.is_empty() {
+            running.extend(begin(cluster, &[waiting.remove(0)]).unwrap());
+        }
+        let before: Vec<usize> = running.iter().map(|of| of.made.len()).collect();
+        let Made { told, .. } = steps(cluster, &mut running, 16).unwrap();
+        let steps = told[0].len();
+        assert!(told.iter().all(|told| told.len() == steps), "all are as far");
+        assert!(running.iter().zip(before).all(|(of, before)| of.made.len() == before + steps));
+        let (done, left) = running.into_iter().partition(Running::is_over);
+        running = left;
+        let done: Vec<Running<'_>> = done;
+        assert!(!done.is_empty() || steps == 16, "a run ends when a sequence is over");
+        done.iter().for_each(|of| cluster.end(of.slot));
+        over.extend(done);
+    }
+    over.sort_by_key(|of| of.slot);
+    over.into_iter().map(|of| of.made).collect()
+}
+
+#[test]
+fn sequences_of_a_step_get_the_tokens_that_they_get_alone() {
+    for model in [LLAMA, TINY] {
+        let single = open(model, Strategy::Local, 1);
+        let mut asks = asks();
+        // One ends early, by a token that it makes.
+        let stop = alone(&single, &asks[3])[6];
+        asks[3].goal.stop = vec![stop];
+        let want: Vec<_> = asks.iter().map(|ask| alone(&single, ask)).collect();
+        assert!(want[3].len() < 8 && want[1].len() == 30);
+        for (strategy, devices) in RINGS {
+            let cluster = open(model, strategy, devices);
+            for at_once in [1, 3, 5] {
+                let got = together(&cluster, &asks, at_once);
+                assert_eq!(got, want, "{model}, {strategy} on {devices}, {at_once} at once");
+            }
+        }
+    }
+}
+
+/// The sequences that need no more candidates are not moved on by a step that runs again for another one.
+#[test]
+fn wider_candidates_are_for_one_sequence() {
+    for (strategy, devices) in [(Strategy::Local, 1), (Strategy::Galaxy, 2), (Strategy::Galaxy, 3)]
+    {
+        let cluster = open(TINY, strategy, devices);
+        let asks = &asks()[1..4];
+        let want: Vec<_> = asks.iter().map(|ask| alone(&cluster, ask)).collect();
+        let all: Vec<_> = (0..).zip(asks).collect();
+        let mut running = begin(&cluster, &all).unwrap();
+        running.iter_mut().for_each(|of| of.breadth = Breadth::Few);
+        let made = steps(&cluster, &mut running, 16).unwrap();
+        assert_eq!(made.breadths, [Breadth::Few, Breadth::Many, Breadth::Few]);
+        for (of, want) in running.iter().zip(&want) {
+            assert_eq!(of.made, want[..17], "{strategy} on {devices}");
+        }
+        // One tile for all goes to each other device.
+        for (rank, program) in made.programs.iter().enumerate() {
+            let role = |region: &galaxy_graph::program::Region| program.tensor(region.tensor).role;
+            let sent = program.operations.iter().filter(|op| {
+                matches!(op.kind, OpKind::Send { .. }) && role(&op.reads[0]) == Role::Candidates
+            });
+            assert_eq!(sent.count(), devices - 1, "rank {rank}");
+        }
+    }
+}
+
+#[test]
+fn only_what_a_mask_allows_is_chosen() {
+    let allowed: Vec<u32> = (0..97).filter(|token| token % 5 == 2).collect();
+    let mut asks = asks();
+    let single = open(LLAMA, Strategy::Local, 1);
+    let free: Vec<_> = asks.iter().map(|ask| alone(&single, ask)).collect();
+    for masked in [0, 1, 2] {
+        asks[masked].goal.mask = Some(TokenMask::of(&allowed));
+    }
+    let mut first = None;
+    for (strategy, devices) in RINGS {
+        let cluster = open(LLAMA, strategy, devices);
+        let got = together(&cluster, &asks, 5);
+        assert_eq!(got[3..], free[3..], "{strategy} on {devices}: others are as without masks");
+        for (got, free) in got.iter().zip(&free).take(3) {
+            assert!(got.iter().all(|token| allowed.contains(token)), "{got:?}");
+            assert_ne!(got, free);
+        }
+        assert_eq!(first.get_or_insert(got.clone()), &got, "{strategy} on {devices}");
+    }
+}
+
+/// A mask is bound for a step: here each token has another, as a grammar would give it.
+#[test]
+fn masks_change_with_each_token() {
+    let halves = [0, 1].map(|odd| (0..97).filter(|token| token % 2 == odd).collect::<Vec<_>>());
+    let halves = halves.map(|tokens| TokenMask::of(&tokens));
+    let asks = asks();
+    let cluster = open(LLAMA, Strategy::Galaxy, 3);
+    let mut masked = asks[1].clone();
+    masked.goal.mask = Some(halves[0].clone());
+    let free = alone(&cluster, &asks[0]);
+    let mut running = begin(&cluster, &[(0, &asks[0]), (1, &masked)]).unwrap();
+    for step in 1..12 {
+        running[1].mask = Some(halves[step % 2].clone());
+        steps(&cluster, &mut running, 1).unwrap();
+    }
+    let made = &running[1].made;
+    assert!(made.iter().enumerate().all(|(at, token)| *token as usize % 2 == at % 2), "{made:?}");
+    assert_eq!(running[0].made, free[..12]);
+}
+
+#[test]
+fn a_mask_that_leaves_no_token_is_refused_by_name() {
+    for (strategy, devices) in RINGS {
+        let cluster = open(LLAMA, strategy, devices);
+        let asks = &asks()[..2];
+        let want: Vec<_> = asks.iter().map(|ask| alone(&cluster, ask)).collect();
+        // No token at all, or none that the model has.
+        for mask in [TokenMask::of(&[]), TokenMask::of(&[97, 5000])] {
+            let mut running = begin(&cluster, &[(2, &asks[0]), (4, &asks[1])]).unwrap();
+            running[1].mask = Some(mask);
+            let error = steps(&cluster, &mut running, 16).unwrap_err();
+            let named = ComputeError::NoToken { slot: 4 }.to_string();
+            assert!(matches!(error, LocalError::Run(RunError::Compute(_))), "{error}");
+            assert_eq!(error.to_string(), named, "{strategy} on {devices}");
+            // The sequences themselves are as they were.
+            running[1].mask = None;
+            steps(&cluster, &mut running, 16).unwrap();
+            for (of, want) in running.iter().zip(&want) {
+                assert_eq!(of.made, want[..of.made.len()]);
+                cluster.end(of.slot);
+            }
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! Tokens that are chosen for several sequences of a batch: one tile of candidates between each two devices.
+
+use super::{language, plan, spec};
+use galaxy_common::{
+    BatchShape, Breadth, Cache, Plan, Segment, Span, Strategy, Wanted, WeightFormat, WireType,
+    plan::Phase,
+};
+use galaxy_graph::{
+    Program, VerifyError, lower,
+    program::{OpKind, Operation, Role, candidates_bytes},
+    verify,
+};
+use galaxy_model::ModelSpec;
+
+fn candidates(program: &Program, op: &Operation) -> bool {
+    let mut regions = op.reads.iter().chain(&op.writes);
+    regions.any(|region| program.tensor(region.tensor).role == Role::Candidates)
+}
+
+fn count(program: &Program, kind: impl Fn(&Operation) -> bool) -> usize {
+    program.operations.iter().filter(|op| kind(op)).count()
+}
+
+/// Makes sure that candidates go once from whoever has a slice of the vocabulary to each other device,
+/// however many sequences there are.
+pub(super) fn go_once(plan: &Plan, phase: Phase, programs: &[Program]) {
+    let slices = plan.ring.iter().map(|device| device.assignment(phase).vocabulary);
+    let having = slices.clone().filter(|slice| !slice.is_empty()).count();
+    for (program, slice) in programs.iter().zip(slices) {
+        let sent =
+            |op: &Operation| matches!(op.kind, OpKind::Send { .. }) && candidates(program, op);
+        let others = if slice.is_empty() { 0 } else { plan.ring.len() - 1 };
+        assert_eq!(count(program, sent), others);
+        assert_eq!(count(program, |op| op.kind == OpKind::Collect), having);
+        assert_eq!(count(program, |op| op.kind == OpKind::Choose), 1);
+    }
+}
+
+fn case() -> (ModelSpec, Plan) {
+    let spec = ModelSpec { vocabulary: 5000, ..spec(12, true, true, 3, language()) };
+    let plan = plan(Strategy::Galaxy, 2, &spec, &[[2, 2, 1, 1], [1, 1, 1, 1], [1, 1, 1, 0]]);
+    (spec, Plan { cache: Cache { rows: 1 << 20, values: WireType::F16 }, ..plan })
+}
+
+/// One row for each sequence, with its number of candidates.
+fn step(breadths: &[Breadth]) -> BatchShape {
+    let segment = |(slot, breadth): (u32, &Breadth)| {
+        let wanted = Wanted::Token(*breadth);
+        Segment { slot, past: 0, kept: true, rows: 1, wanted }
+    };
+    BatchShape::new((0..).zip(breadths).map(segment).collect()).unwrap()
+}
+
+#[test]
+fn a_step_of_many_sequences_has_the_operations_of_one() {
+    use Breadth::{All, Few, Many};
+    let (spec, plan) = case();
+    let breadths = [Few, Many, Few, All, Few];
+    for phase in [Phase::Prefill, Phase::Decode] {
+        let lowered = |shape: &BatchShape| lower(&spec, &plan, phase, shape).unwrap();
+        let (one, many) = (lowered(&step(&[Few])), lowered(&step(&breadths)));
+        for (rank, (one, many)) in one.iter().zip(&many).enumerate() {
+            let chosen = |op: &Operation| {
+                matches!(op.kind, OpKind::Shortlist | OpKind::Collect | OpKind::Choose)
+                    || candidates(one, op)
+            };
+            let of_many = |op: &Operation| {
+                matches!(op.kind, OpKind::Shortlist | OpKind::Collect | OpKind::Choose)
+                    || candidates(many, op)
+            };
+            assert_eq!(count(one, chosen), count(many, of_many));
+            let results = if rank == 0 { [1, 5] } else { [0, 0] };
+            assert_eq!([one.outputs.len(), many.outputs.len()], results);
+        }
+        go_once(&plan, phase, &many);
+        let written = |program: &Program| {
+            let op = program.operations.iter().find(|op| op.kind == OpKind::Shortlist).unwrap();
+            program.region_bytes(&op.writes[0])
+        };
+        let slice = plan.ring[0].assignment(phase).vocabulary.len();
+        assert_eq!(written(&one[0]), candidates_bytes(64));
+        let each = breadths.map(|breadth| candidates_bytes(breadth.of(slice)));
+        assert_eq!(written(&many[0]), each.iter().sum::<u64>());
+    }
+}
+
+/// A prompt of which more rows follow, one that ends, sequences that go on, and logits for somebody else.
+#[test]
+fn sequences_that_go_on_stand_beside_others() {
+    let (spec, plan) = case();
+    let token = Wanted::Token(Breadth::Few);
+    let segments =
+        [(7, Wanted::Nothing), (1, token), (5, token), (3, Wanted::AllLogits), (1, token)];
+    let segment = |(slot, (rows, wanted))| Segment { slot, past: 0, kept: true, rows, wanted };
+    let shape = BatchShape::new((0..).zip(segments).map(segment).collect()).unwrap();
+    assert_eq!(shape.choices().map(|(index, ..)| index).collect::<Vec<_>>(), [1, 2, 4]);
+    for phase in [Phase::Prefill, Phase::Decode] {
+        let programs = lower(&spec, &plan, phase, &shape).unwrap();
+        assert_eq!(verify(&spec, WeightFormat::F32, &plan, &shape, &programs), Ok(()));
+        go_once(&plan, phase, &programs);
+    }
+}
+
+#[test]
+fn broken_choices_are_found() {
+    let (spec, plan) = case();
+    let shape = step(&[Breadth::Few; 3]);
+    let good = lower(&spec, &plan, Phase::Decode, &shape).unwrap();
+    let find = |program: &Program, kind: OpKind| {
+        program.operations.iter().position(|op| op.kind == kind).unwrap()
+    };
+    let found = |breaks: &dyn Fn(&mut [Program])| {
+        let mut programs = good.clone();
+        breaks(&mut programs);
+        verify(&spec, WeightFormat::F32, &plan, &shape, &programs)
+    };
+    assert_eq!(found(&|_| {}), Ok(()));
+    let at = find(&good[1], OpKind::Shortlist);
+    let collects = find(&good[1], OpKind::Collect);
+    let breaks: [&dyn Fn(&mut [Program]); 5] = [
+        // A sequence is left out,
+        &|programs| programs[1].operations[at].reads.truncate(2),
+        // two are mixed up,
+        &|programs| programs[1].operations[at].reads.swap(0, 1),
+        // one stands for two,
+        &|programs| {
+            let rows = programs[1].operations[at].reads[1].rows;
+            programs[1].operations[at].reads[1].rows = Span::new(rows.start() - 1, rows.end());
+        },
+        // it is chosen before all candidates are there,
+        &|programs| programs[1].operations[collects].kind = OpKind::Choose,
+        // or what is told was never chosen.
+        &|programs| {
+            let last = programs[0].outputs.len() - 1;
+            programs[0].outputs[last].segment = 0;
+        },
+    ];
+    for (number, broken) in breaks.iter().enumerate() {
+        let found = found(broken).unwrap_err();
+        let right = matches!(found, VerifyError::Content { .. } | VerifyError::Results { .. });
+        assert!(right, "{number}: {found}");
+    }
+}

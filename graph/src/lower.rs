@@ -4,8 +4,11 @@ mod block;
 mod build;
 mod cuts;
 mod decode;
+mod free;
 mod galaxy;
 mod head;
+#[cfg(test)]
+mod images;
 mod megatron;
 mod order;
 mod pipeline;

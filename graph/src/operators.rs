@@ -5,24 +5,35 @@
 //! Each kind of operator is one file: what it reads and makes, by what devices may share it, what its result
 //! is made of, and what it takes.
 
+mod activate;
 mod add;
 mod attention;
+mod axes;
 mod build;
 mod content;
 mod embed;
+mod input;
 mod norm;
+mod pool;
 mod product;
 
+pub use activate::Activate;
 pub use add::Add;
 pub use attention::Attention;
+pub use axes::{Axes, Reach, Window};
 pub use content::{Content, Sums, Unlike};
 pub use embed::Embed;
+pub use input::Input;
 pub use norm::Norm;
+pub use pool::{Pool, Pooling};
 pub(crate) use product::shared;
 pub use product::{HeadNorms, Heads, Product, Rotary};
 
-use crate::{holdings::Held, program::OpKind};
-use galaxy_common::{Assignment, Row, Share, Span};
+use crate::{
+    holdings::Held,
+    program::{Element, OpKind, Operation, Region, Tensor, TensorId},
+};
+use galaxy_common::{Assignment, Share, Span};
 use galaxy_model::{ClassActivation, Matrix, Vector};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -32,7 +43,17 @@ macro_rules! id {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
         #[derive(
-            Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize,
+            Clone,
+            Copy,
+            PartialEq,
+            Eq,
+            PartialOrd,
+            Ord,
+            Hash,
+            Debug,
+            Default,
+            Serialize,
+            Deserialize,
         )]
         pub struct $name(pub u32);
     };
@@ -50,15 +71,22 @@ id!(
     WeightId
 );
 
-/// A value of the graph: for each row of the batch so many columns.
+/// A value of the graph.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Value {
     /// What it is, for messages.
     pub name: &'static str,
     /// Of which layer; the number of layers for what follows them.
     pub layer: u32,
-    /// Its columns, where one device has all of it.
-    pub columns: u32,
+    /// Its axes, where one device has all of it.
+    pub axes: Axes,
+}
+
+impl Value {
+    /// Columns of a row, where one device has all of it.
+    pub fn columns(&self) -> u32 {
+        self.axes.columns()
+    }
 }
 
 /// A weight of the graph, by its name in the model.
@@ -125,6 +153,16 @@ pub struct Sizes {
     pub pairs: f64,
 }
 
+impl Sizes {
+    /// Those of an operation, but for pairs.
+    pub(crate) fn of(op: &Operation) -> Self {
+        let columns = |region: Option<&Region>| region.map_or(0, |region| region.columns.len());
+        let rows = op.writes.first().map_or(0, |region| region.rows.len());
+        let (inputs, outputs) = (columns(op.reads.first()), columns(op.writes.first()));
+        Self { rows, inputs, outputs, pairs: 0.0 }
+    }
+}
+
 /// What an operation takes, however it is done.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Work {
@@ -136,7 +174,10 @@ pub struct Work {
 
 /// What is asked of every operator.
 pub trait Operate {
-    /// The values that it reads.
+    /// What it is, with those of its attributes that an engine may not have: for messages.
+    fn name(&self) -> String;
+
+    /// The values that it reads. What an operation reads beside them counts as what it makes.
     fn reads(&self) -> SmallVec<[ValueId; 2]>;
 
     /// The value that it makes.
@@ -145,13 +186,13 @@ pub trait Operate {
     /// The weights that it reads.
     fn weights(&self) -> SmallVec<[WeightId; 8]>;
 
-    /// Columns of what it makes, from those of what it reads.
+    /// The axes of what it makes, from those of what it reads.
     ///
     /// # Errors
     /// In words: why they do not fit.
-    fn columns(&self, read: &[u32]) -> Result<u32, String>;
+    fn shape(&self, read: &[Axes]) -> Result<Axes, String>;
 
-    /// Whether it makes each row of one row, and each device has it whole.
+    /// Whether devices share it by rows alone: each has it whole.
     fn is_by_rows(&self) -> bool {
         false
     }
@@ -166,9 +207,29 @@ pub trait Operate {
         None
     }
 
-    /// The rows of a text that it reads to make rows `own` of it.
-    fn rows(&self, own: Span<Row>, _text: Span<Row>) -> Span<Row> {
-        own
+    /// Which rows of a text or image it reads at `at` to make some rows.
+    fn reach(&self, _at: usize) -> Reach {
+        Reach::Same
+    }
+
+    /// Which pixels of a row of an image it reads at `at` to make some pixels.
+    fn reach_in_row(&self, _at: usize) -> Reach {
+        Reach::All
+    }
+
+    /// Which of what it reads it may overwrite with what it makes, element by element.
+    fn in_place(&self) -> Option<usize> {
+        None
+    }
+
+    /// Bytes that an operation of these sizes works in, besides what it reads and makes.
+    fn workspace(&self, _sizes: Sizes) -> u64 {
+        0
+    }
+
+    /// What each element is of what it reads, and of what it makes.
+    fn elements(&self) -> (Element, Element) {
+        (Element::F32, Element::F32)
     }
 
     /// What a share of it makes of what is read.
@@ -193,6 +254,8 @@ pub trait Operate {
 pub enum Operator {
     /// Rows of the residual stream, out of what came in.
     Embed(Embed),
+    /// What came in, as it is.
+    Input(Input),
     /// A norm of whole rows.
     Norm(Norm),
     /// A matrix product with what follows it on each row.
@@ -201,6 +264,10 @@ pub enum Operator {
     Attention(Attention),
     /// The residual addition.
     Add(Add),
+    /// Pooling of an image.
+    Pool(Pool),
+    /// An activation on its own.
+    Activate(Activate),
 }
 
 impl Operator {
@@ -208,10 +275,13 @@ impl Operator {
     pub fn operate(&self) -> &dyn Operate {
         match self {
             Self::Embed(operator) => operator,
+            Self::Input(operator) => operator,
             Self::Norm(operator) => operator,
             Self::Product(operator) => operator,
             Self::Attention(operator) => operator,
             Self::Add(operator) => operator,
+            Self::Pool(operator) => operator,
+            Self::Activate(operator) => operator,
         }
     }
 }
@@ -258,7 +328,7 @@ pub struct ClassOperators {
 }
 
 /// A model as values, operators and weights.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Default)]
 pub struct OperatorGraph {
     /// The values.
     pub values: Vec<Value>,
@@ -343,6 +413,20 @@ impl OperatorGraph {
             self.attention(layer.attention).map(|attention| (layer.attention, attention))
         })
     }
+    /// What an operation reads that it may overwrite, as one element it makes takes the place of one that it
+    /// has read: (the tensor that is read, the one that is written).
+    pub(crate) fn in_place(&self, op: &Operation, of: &[Tensor]) -> Option<(TensorId, TensorId)> {
+        let at = self.get(op.kind.operator()?)?.operate().in_place()?;
+        let (read, made) = (op.reads.get(at)?, op.writes.first()?);
+        let place = |tensor: TensorId| {
+            let Tensor { rows, width, memory, element, .. } = *of.get(tensor.0 as usize)?;
+            Some((rows, width, memory, element))
+        };
+        let alike = (read.rows, read.columns) == (made.rows, made.columns)
+            && place(read.tensor) == place(made.tensor);
+        let once = op.reads.iter().filter(|region| region.tensor == read.tensor).count() == 1;
+        (alike && once).then_some((read.tensor, made.tensor))
+    }
     /// The products whose matrices devices share.
     pub fn shared(&self) -> impl Iterator<Item = (OperatorId, &Product, Held)> {
         let all = (0..).map(OperatorId).zip(&self.operators);
@@ -376,12 +460,12 @@ impl OperatorGraph {
         for (at, operator) in self.operators.iter().enumerate() {
             let wrong = |why: String| Err(format!("operator {at} ({operator:?}): {why}"));
             let operate = operator.operate();
-            let mut columns = SmallVec::<[u32; 2]>::new();
+            let mut read = SmallVec::<[Axes; 2]>::new();
             for value in operate.reads() {
                 if !made.get(value.0 as usize).copied().unwrap_or(false) {
                     return wrong(format!("value {} is not made before", value.0));
                 }
-                columns.push(self.values[value.0 as usize].columns);
+                read.push(self.values[value.0 as usize].axes);
             }
             if operate.weights().iter().any(|id| id.0 as usize >= self.weights.len()) {
                 return wrong("it names a weight that is not there".to_owned());
@@ -390,11 +474,9 @@ impl OperatorGraph {
             let Some(value) = self.values.get(out.0 as usize) else {
                 return wrong("it makes a value that is not there".to_owned());
             };
-            match operate.columns(&columns) {
-                Ok(columns) if columns == value.columns => {}
-                Ok(columns) => {
-                    return wrong(format!("it makes {columns} columns of {}", value.columns));
-                }
+            match operate.shape(&read) {
+                Ok(made) if made == value.axes => {}
+                Ok(made) => return wrong(format!("it makes {made:?} of {:?}", value.axes)),
                 Err(why) => return wrong(why),
             }
             made[out.0 as usize] = true;

@@ -42,12 +42,45 @@ pub struct LaneId(pub u8);
 /// Where a tensor or slot lives.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum Memory {
-    /// Memory of the engine, f32; only the compute and copy lanes touch it.
+    /// Memory of the engine; only the compute and copy lanes touch it.
     Device,
     /// Host memory in wire format; every lane may touch it.
     Staging,
     /// The buffer that weights from disk pass through; loaders write it, the compute lane reads it.
     Stream,
+}
+
+impl Memory {
+    /// What lies there, unless a tensor says something else.
+    pub fn element(self, wire: WireType) -> Element {
+        match (self, wire) {
+            (Self::Device, _) | (Self::Staging, WireType::F32) => Element::F32,
+            (Self::Staging, WireType::F16) => Element::F16,
+            (Self::Stream, _) => Element::Byte,
+        }
+    }
+}
+
+/// The type of each element of a tensor.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub enum Element {
+    /// 32-bit float.
+    F32,
+    /// IEEE 16-bit float.
+    F16,
+    /// A byte that is no number, as of weights in the format of their piece.
+    Byte,
+}
+
+impl Element {
+    /// Bytes of one.
+    pub const fn bytes(self) -> u64 {
+        match self {
+            Self::F32 => 4,
+            Self::F16 => 2,
+            Self::Byte => 1,
+        }
+    }
 }
 
 /// A value of the program: rows x columns, each element written exactly once.
@@ -61,8 +94,17 @@ pub struct Tensor {
     pub width: u32,
     /// Where it lives.
     pub memory: Memory,
+    /// What each of its elements is.
+    pub element: Element,
     /// Its bytes are the first of this slot.
     pub slot: SlotId,
+}
+
+impl Tensor {
+    /// Bytes of all of it.
+    pub fn bytes(&self) -> u64 {
+        u64::from(self.rows.len()) * u64::from(self.width) * self.element.bytes()
+    }
 }
 
 /// What a tensor holds; for people, for costs, and for the verifier's rules on partial sums.
@@ -101,6 +143,8 @@ pub enum Role {
     Candidates,
     /// A piece of the shard: bytes, each a column.
     Weights,
+    /// What an operation works in: it is written, and nobody reads it afterwards.
+    Workspace,
 }
 
 /// A piece of memory that tensors take in turns.
@@ -155,10 +199,11 @@ pub enum Reduce {
 /// there is to know of an operator stands in the graph ([`crate::operators::OperatorGraph`]).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub enum OpKind {
-    /// Embeds rows: tokens or patches + positions + types, then the embedding norm if the model has one.
-    /// Reads nothing; writes `Residual rows`.
+    /// Embeds rows: tokens or patches + positions + types, then the embedding norm if the model has one; or
+    /// takes those of an input. Reads nothing; writes `Residual rows`.
     Embed(OperatorId),
-    /// An operator that makes each row of one row: a norm. Reads rows; writes as many.
+    /// An operator that is shared by rows alone: a norm, a window. Reads the rows that those it makes need;
+    /// writes rows, then `Workspace` if it needs any.
     Rows(OperatorId),
     /// A product with the device's share of the matrices of an operator. Reads [rows x in], then
     /// [rows x out] to be added, if any, then the `Weights` that make these columns, if they are not held;
@@ -255,6 +300,21 @@ pub enum OpKind {
         /// Index into [`Program::outputs`].
         output: u32,
     },
+}
+
+impl OpKind {
+    /// The operator that it is of; none of what only moves or chooses.
+    pub fn operator(&self) -> Option<OperatorId> {
+        match *self {
+            Self::Embed(operator)
+            | Self::Rows(operator)
+            | Self::Product { operator, .. }
+            | Self::Attend { operator, .. }
+            | Self::Keep { operator, .. }
+            | Self::Join { add: operator, .. } => Some(operator),
+            _ => None,
+        }
+    }
 }
 
 /// One result of a device, on its way to the coordinator.
@@ -397,14 +457,10 @@ impl Program {
     pub fn tensor(&self, id: TensorId) -> &Tensor {
         &self.tensors[id.0 as usize]
     }
-    /// Bytes of a region: f32 on the device, wire format in staging.
+    /// Bytes of a region.
     pub fn region_bytes(&self, region: &Region) -> u64 {
-        let value = match self.tensor(region.tensor).memory {
-            Memory::Device => 4,
-            Memory::Staging => u64::from(self.wire.width()),
-            Memory::Stream => 1,
-        };
-        u64::from(region.rows.len()) * u64::from(region.columns.len()) * value
+        let element = self.tensor(region.tensor).element;
+        u64::from(region.rows.len()) * u64::from(region.columns.len()) * element.bytes()
     }
     /// Bytes of all slots: what the program takes besides weights that stay.
     pub fn slot_bytes(&self, memory: Memory) -> Bytes {

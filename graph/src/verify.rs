@@ -8,13 +8,14 @@
 
 mod contents;
 mod data;
+mod operands;
 mod order;
 
 use crate::{
     budget,
     operators::OperatorGraph,
     pieces::{self, Piece},
-    program::{LaneId, Memory, OpId, Output, OutputKind, Program, Reduce},
+    program::{Element, LaneId, Memory, OpId, Output, OutputKind, Program, Reduce},
 };
 use galaxy_common::{BatchShape, Bytes, DeviceName, Plan, PlanError, Rank, Wanted, WeightFormat};
 use galaxy_model::ModelSpec;
@@ -103,6 +104,38 @@ pub enum VerifyError {
         slot: u32,
         /// The former user.
         former: Site,
+    },
+    /// Fewer rows or columns are read than what is made needs, or others.
+    #[error("{site} reads too little at {at}: it needs {needed}")]
+    Reach {
+        /// The reader.
+        site: Site,
+        /// Which of what it reads.
+        at: usize,
+        /// What it needs.
+        needed: String,
+    },
+    /// A tensor that is read or written as another type than it is of.
+    #[error("{site} takes tensor {tensor} for {want:?}, and it is {have:?}")]
+    Element {
+        /// The reader or writer.
+        site: Site,
+        /// Which tensor.
+        tensor: u32,
+        /// What the tensor says.
+        have: Element,
+        /// What the operation takes it for.
+        want: Element,
+    },
+    /// An operation that has too little to work in.
+    #[error("{site} works in {needs} bytes, and has {has}")]
+    Workspace {
+        /// Which.
+        site: Site,
+        /// What it has.
+        has: u64,
+        /// What it needs.
+        needs: u64,
     },
     /// A tensor larger than its slot.
     #[error("rank {rank}: tensor {tensor} does not fit slot {slot}")]
@@ -198,7 +231,8 @@ pub fn verify_graph(
     well_formed(plan, programs)?;
     let order = order::order(programs)?;
     for (rank, program) in programs.iter().enumerate() {
-        data::accesses(programs, rank, program, &order)?;
+        data::accesses(graph, programs, rank, &order)?;
+        operands::check(graph, shape, program)?;
     }
     contents::check(graph, pieces, plan, shape, programs, &order)
 }
@@ -250,12 +284,7 @@ fn well_formed(plan: &Plan, programs: &[Program]) -> Result<(), VerifyError> {
             }
         }
         for (number, tensor) in program.tensors.iter().enumerate() {
-            let width = match tensor.memory {
-                Memory::Device => 4,
-                Memory::Staging => program.wire.width(),
-                Memory::Stream => 1,
-            };
-            let bytes = u64::from(tensor.rows.len()) * u64::from(tensor.width) * u64::from(width);
+            let bytes = tensor.bytes();
             let slot = program.slots.get(tensor.slot.0 as usize);
             if slot.is_none_or(|s| s.memory != tensor.memory || s.bytes < bytes) {
                 return Err(VerifyError::Slot {

@@ -498,7 +498,7 @@ impl Runner {
         let output = output.ok_or(Misfit::Why("the program has no such output"))?;
         let out = emitted.ok_or(Misfit::Why("the result has no room"))?;
         let graph = &self.shard.graph;
-        let hidden = graph.values.get(graph.last.0 as usize).map_or(0, |value| value.columns);
+        let hidden = graph.values.get(graph.last.0 as usize).map_or(0, |value| value.columns());
         let (rows, width) = output.extent(hidden, self.labels());
         let shape = [rows as usize, width as usize];
         let out = out

@@ -428,7 +428,7 @@ impl CpuEngine {
     /// Width of the rows after the last norm.
     fn hidden(&self) -> u32 {
         let graph = &self.shard.graph;
-        graph.values.get(graph.last.0 as usize).map_or(0, |value| value.columns)
+        graph.values.get(graph.last.0 as usize).map_or(0, |value| value.columns())
     }
 
     fn emit(

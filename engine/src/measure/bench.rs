@@ -6,7 +6,7 @@ use crate::{
     weights::{Shard, WeightError},
 };
 use galaxy_common::{
-    BatchShape, BlockAssignment, Bytes, Cache, DeviceName, Kernel, Plan, ShapeError, Span,
+    BatchShape, BlockAssignment, Bytes, Cache, DeviceName, Kernel, Plan, Row, ShapeError, Span,
     Strategy, Wanted, WeightFormat, WireType, plan::Phase,
 };
 use galaxy_graph::{
@@ -397,10 +397,11 @@ impl Describe<'_> {
         };
         let operator = self.graph.get(id)?;
         let (rows, outputs) = (to.rows.len(), to.columns.len());
-        let text = Span::first(self.rows);
+        let text = Span::<Row>::first(self.rows);
         let pairs = match operator {
             Operator::Attention(attention) => {
-                let seen = |row| attention.rows(Span::new(row, row + 1), text).len();
+                let reach = attention.reach(1);
+                let seen = |row| reach.of(Span::new(row, row + 1), text, text).len();
                 to.rows.iter().map(|row| f64::from(seen(row))).sum()
             }
             _ => 0.0,

@@ -1,21 +1,17 @@
 //! Builds one device's program: collects operations, then gives tensors their slots and
 //! operations their waits.
 
-use super::LowerError;
-use crate::operators::{LayerOperators, OperatorGraph, OperatorId};
+use super::{LowerError, free::Free};
+use crate::operators::{LayerOperators, Operator, OperatorGraph, OperatorId, Sizes};
 use crate::program::{
-    Block, Lane, LaneId, Memory, OpId, OpKind, Operation, Output, Program, Region, Role, Slot,
-    SlotId, Tensor, TensorId, Wait,
+    Block, Element, Lane, LaneId, Memory, OpId, OpKind, Operation, Output, Program, Region, Role,
+    Slot, SlotId, Tensor, TensorId, Wait,
 };
 use galaxy_common::{
     Assignment, Bytes, Column, MAX_PAYLOAD_BYTES, Plan, Rank, Row, Span, WireType, plan::Phase,
 };
 use smallvec::SmallVec;
-use std::{
-    collections::{BTreeMap, VecDeque},
-    ops::RangeInclusive,
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 pub(crate) struct Builder {
     /// What the operators are that operations name.
@@ -101,7 +97,8 @@ impl Builder {
             _ => Memory::Device,
         };
         let id = TensorId(self.tensors.len() as u32);
-        self.tensors.push(Tensor { role, rows, width, memory, slot: SlotId(0) });
+        let element = memory.element(self.wire);
+        self.tensors.push(Tensor { role, rows, width, memory, element, slot: SlotId(0) });
         Value { id, rows, width }
     }
 
@@ -124,6 +121,16 @@ impl Builder {
 
     pub fn compute(&mut self, kind: OpKind, reads: &[Region], writes: &[Region]) {
         self.push(Lane::Compute, kind, reads, writes);
+        let operation = self.operations.last_mut().expect("it was pushed");
+        let operator = kind.operator().and_then(|id| self.graph.get(id));
+        let needs = |operator: &Operator| operator.operate().workspace(Sizes::of(operation));
+        let bytes = operator.map_or(0, needs);
+        if bytes > 0 {
+            let width = u32::try_from(bytes.div_ceil(Element::F32.bytes())).unwrap_or(u32::MAX);
+            let workspace = self.tensor(Role::Workspace, Span::first(1), width).all();
+            let operation = self.operations.last_mut().expect("it was pushed");
+            operation.writes.push(workspace);
+        }
     }
 
     pub fn send(&mut self, to: Rank, transfer: u32, tile: u16, staged: Value) {
@@ -264,15 +271,6 @@ impl Builder {
         Ok((program, Precedence { place, before }))
     }
 
-    fn bytes(&self, tensor: &Tensor) -> u64 {
-        let width = match tensor.memory {
-            Memory::Device => 4,
-            Memory::Staging => self.wire.width(),
-            Memory::Stream => 1,
-        };
-        u64::from(tensor.rows.len()) * u64::from(tensor.width) * u64::from(width)
-    }
-
     /// Gives each tensor a slot in the order in which operations were collected. Returns the slots,
     /// and for each tensor how far each lane must be before it may be written. Into `standings`
     /// goes how slots stand when each layer begins.
@@ -282,7 +280,7 @@ impl Builder {
         place: &[u32],
         mut standings: Option<&mut Vec<Standing>>,
     ) -> Result<(Vec<Slot>, Before), LowerError> {
-        let bytes: Vec<u64> = self.tensors.iter().map(|t| self.bytes(t)).collect();
+        let bytes: Vec<u64> = self.tensors.iter().map(Tensor::bytes).collect();
         let staged = self.tensors.iter().zip(&bytes).filter(|(t, _)| t.memory == Memory::Staging);
         let tile = staged.map(|(_, &bytes)| bytes).max().unwrap_or(0);
         if tile > u64::from(MAX_PAYLOAD_BYTES) {
@@ -302,6 +300,10 @@ impl Builder {
         let mut before = Before { of: vec![(0, 0); self.tensors.len()], lanes: Vec::new() };
         let mut begins = self.begins.iter().peekable();
         for (index, (op, &at)) in self.operations.iter_mut().zip(place).enumerate() {
+            // Nobody reads it any more, and what takes its place is written by nobody before.
+            let replaced = self.graph.in_place(op, &self.tensors).filter(|(former, next)| {
+                last[former.0 as usize] == index && !seen[next.0 as usize]
+            });
             while let Some((_, made)) = begins.next_if(|(begin, _)| *begin == index) {
                 if let Some(standings) = standings.as_deref_mut() {
                     let held = |slot: SlotId| slots[slot.0 as usize].bytes;
@@ -332,6 +334,13 @@ impl Builder {
                     before.set(tensor, &row);
                     self.tensors[tensor].slot = SlotId(slots.len() as u32 - 1);
                     op.takes.0 += bytes;
+                    continue;
+                }
+                if let Some((former, _)) = replaced.filter(|(_, next)| *next == region.tensor) {
+                    let slot = self.tensors[former.0 as usize].slot;
+                    before.set(tensor, &used[slot.0 as usize * lanes..][..lanes]);
+                    self.tensors[tensor].slot = slot;
+                    last[former.0 as usize] = usize::MAX;
                     continue;
                 }
                 let size = if memory == Memory::Staging { tile } else { bytes[tensor] };
@@ -478,47 +487,6 @@ impl Before {
     fn of(&self, tensor: TensorId) -> &[(LaneId, u32)] {
         let (from, to) = self.of[tensor.0 as usize];
         &self.lanes[from as usize..to as usize]
-    }
-}
-
-/// Slots that nobody uses, in the order in which they were left.
-#[derive(Default)]
-struct Free {
-    /// By their bytes.
-    device: BTreeMap<u64, Vec<SlotId>>,
-    staging: VecDeque<SlotId>,
-    /// Staging slots that there are, free or not.
-    staged: usize,
-}
-
-impl Free {
-    fn leave(&mut self, slots: &[Slot], slot: SlotId) {
-        let Slot { memory, bytes, .. } = slots[slot.0 as usize];
-        match memory {
-            // What lies over it comes later.
-            Memory::Stream => {}
-            Memory::Staging => self.staging.push_back(slot),
-            Memory::Device => self.device.entry(bytes).or_default().push(slot),
-        }
-    }
-
-    /// Device slots: the tightest that was left last, still warm in a cache. Staging slots, which
-    /// are all of one size: the one that was left first, and only when `depth` of them exist, so that
-    /// lanes rarely wait for it.
-    fn take(&mut self, memory: Memory, fits: RangeInclusive<u64>, depth: usize) -> Option<SlotId> {
-        if memory == Memory::Staging {
-            return if self.staged >= depth { self.staging.pop_front() } else { None };
-        }
-        self.device.range_mut(fits).find_map(|(_, left)| left.pop())
-    }
-
-    /// The largest of the device slots that are too small, made as large as it has to be: that takes less
-    /// than one more, as of tensors each of which is larger than the one before.
-    fn grown(&mut self, memory: Memory, size: u64, slots: &mut [Slot]) -> Option<SlotId> {
-        let smaller = (memory == Memory::Device).then(|| self.device.range_mut(..size))?;
-        let slot = smaller.rev().find_map(|(_, left)| left.pop())?;
-        slots[slot.0 as usize].bytes = size;
-        Some(slot)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Residual additions.
 
-use super::{Content, Operate, OperatorId, Unlike, ValueId, WeightId};
+use super::{Axes, Content, Operate, OperatorId, Unlike, ValueId, WeightId};
 use galaxy_common::{Share, Span};
 use smallvec::SmallVec;
 
@@ -23,6 +23,9 @@ pub struct Add {
 }
 
 impl Operate for Add {
+    fn name(&self) -> String {
+        "residual addition".to_owned()
+    }
     fn reads(&self) -> SmallVec<[ValueId; 2]> {
         std::iter::once(self.residual).chain(self.terms.iter().copied()).collect()
     }
@@ -32,10 +35,11 @@ impl Operate for Add {
     fn weights(&self) -> SmallVec<[WeightId; 8]> {
         self.biases.iter().copied().collect()
     }
-    fn columns(&self, read: &[u32]) -> Result<u32, String> {
-        match read.iter().all(|columns| *columns == self.width) {
-            true => Ok(self.width),
-            false => Err(format!("{read:?} columns are added, and rows have {}", self.width)),
+    fn shape(&self, read: &[Axes]) -> Result<Axes, String> {
+        let own = Axes::Text { columns: self.width };
+        match read.iter().all(|axes| *axes == own) {
+            true => Ok(own),
+            false => Err(format!("{read:?} are added, and rows have {} columns", self.width)),
         }
     }
     fn content(

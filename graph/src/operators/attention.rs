@@ -1,10 +1,10 @@
 //! Attention: rows see others of their text.
 
 use super::{
-    Axis, Content, Cut, Operate, OperatorId, Side, Sizes, Unlike, ValueId, WeightId, Work,
-    product::shared,
+    Axes, Axis, Content, Cut, Operate, OperatorId, Reach, Side, Sizes, Unlike, ValueId, WeightId,
+    Work, product::shared,
 };
-use galaxy_common::{Head, Row, Share, Span};
+use galaxy_common::{Head, Share, Span};
 use galaxy_model::Distances;
 use smallvec::SmallVec;
 
@@ -41,8 +41,16 @@ impl Attention {
 }
 
 impl Operate for Attention {
+    fn name(&self) -> String {
+        match (self.causal, self.distances) {
+            (_, Some((distances, _))) => format!("attention (with {distances:?})"),
+            (true, None) => "attention (causal)".to_owned(),
+            (false, None) => "attention".to_owned(),
+        }
+    }
     fn reads(&self) -> SmallVec<[ValueId; 2]> {
-        SmallVec::from_slice(&[self.input])
+        // Queries, then keys and values.
+        SmallVec::from_slice(&[self.input; 2])
     }
     fn makes(&self) -> ValueId {
         self.output
@@ -50,12 +58,13 @@ impl Operate for Attention {
     fn weights(&self) -> SmallVec<[WeightId; 8]> {
         self.distances.iter().map(|(_, table)| *table).collect()
     }
-    fn columns(&self, read: &[u32]) -> Result<u32, String> {
+    fn shape(&self, read: &[Axes]) -> Result<Axes, String> {
         let queries = self.heads * self.width;
         let keys = 2 * self.kv_heads(Span::first(self.heads)).len() * self.width;
-        match read {
-            [columns] if *columns == queries + keys => Ok(queries),
-            _ => Err(format!("{queries} columns of queries and {keys} of keys, not {read:?}")),
+        let all = Axes::Text { columns: queries + keys };
+        match read.iter().all(|axes| *axes == all) {
+            true => Ok(Axes::Text { columns: queries }),
+            false => Err(format!("{queries} columns of queries and {keys} of keys, not {read:?}")),
         }
     }
     fn cut(&self) -> Option<Cut> {
@@ -65,9 +74,12 @@ impl Operate for Attention {
         let columns = share.len() * self.width;
         Some((columns, columns))
     }
-    fn rows(&self, own: Span<Row>, text: Span<Row>) -> Span<Row> {
-        let end = if self.causal { own.end().min(text.end()) } else { text.end() };
-        Span::new(text.start(), end)
+    fn reach(&self, at: usize) -> Reach {
+        match (at, self.causal) {
+            (0, _) => Reach::Same,
+            (_, true) => Reach::Before,
+            (_, false) => Reach::All,
+        }
     }
     fn content(
         &self,
@@ -75,7 +87,6 @@ impl Operate for Attention {
         _share: Span<Share>,
         read: &[Option<Content>],
     ) -> Result<Content, Unlike> {
-        // Queries, then keys and values.
         Unlike::unless(read, 0, self.input)?;
         Unlike::unless(read, 1, self.input)?;
         Ok(Content::Value(self.output))

@@ -1,8 +1,9 @@
 //! The operator graph of a transformer, from its description.
 
 use super::{
-    Add, Attention, Axis, ClassOperators, Cut, Embed, HeadNorms, Heads, Join, LayerOperators, Norm,
-    Operator, OperatorGraph, OperatorId, Product, Rotary, Side, Value, ValueId, Weight, WeightId,
+    Add, Attention, Axes, Axis, ClassOperators, Cut, Embed, HeadNorms, Heads, Join, LayerOperators,
+    Norm, Operator, OperatorGraph, OperatorId, Product, Rotary, Side, Value, ValueId, Weight,
+    WeightId,
 };
 use crate::holdings::Held;
 use galaxy_common::Kernel;
@@ -51,7 +52,8 @@ impl<'a> Build<'a> {
     }
 
     fn value(&mut self, name: &'static str, columns: u32) -> ValueId {
-        self.values.push(Value { name, layer: self.layer, columns });
+        let axes = Axes::Text { columns };
+        self.values.push(Value { name, layer: self.layer, axes });
         ValueId(self.values.len() as u32 - 1)
     }
 
@@ -314,7 +316,7 @@ impl<'a> Build<'a> {
     ) -> OperatorId {
         let spec = self.spec;
         let output = self.value("sums", spec.hidden);
-        let inputs = self.values[input.0 as usize].columns;
+        let inputs = self.values[input.0 as usize].columns();
         let product = Product {
             input,
             output,
@@ -371,7 +373,7 @@ impl<'a> Build<'a> {
         outputs: u32,
         biases: SmallVec<[WeightId; 3]>,
     ) -> OperatorId {
-        let inputs = self.values[input.0 as usize].columns;
+        let inputs = self.values[input.0 as usize].columns();
         let output = self.value("rows", outputs);
         let product = Product {
             input,

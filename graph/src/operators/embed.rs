@@ -1,6 +1,6 @@
 //! Embedding: tokens or squares of pixels become rows.
 
-use super::{Content, Norm, Operate, OperatorId, Unlike, ValueId, WeightId};
+use super::{Axes, Content, Norm, Operate, OperatorId, Unlike, ValueId, WeightId};
 use galaxy_common::{Share, Span};
 use galaxy_model::Patches;
 use smallvec::SmallVec;
@@ -27,6 +27,12 @@ pub struct Embed {
 }
 
 impl Operate for Embed {
+    fn name(&self) -> String {
+        match self.patches {
+            Some(_) => "embedding of squares of pixels".to_owned(),
+            None => "embedding of tokens".to_owned(),
+        }
+    }
     fn reads(&self) -> SmallVec<[ValueId; 2]> {
         self.projected.into_iter().collect()
     }
@@ -39,10 +45,11 @@ impl Operate for Embed {
         let norm = self.norm.iter().flat_map(Operate::weights);
         class.into_iter().chain(types).chain(norm).collect()
     }
-    fn columns(&self, read: &[u32]) -> Result<u32, String> {
-        match read.iter().all(|columns| *columns == self.width) {
-            true => Ok(self.width),
-            false => Err(format!("squares become {read:?} columns of {}", self.width)),
+    fn shape(&self, read: &[Axes]) -> Result<Axes, String> {
+        let own = Axes::Text { columns: self.width };
+        match read.iter().all(|axes| *axes == own) {
+            true => Ok(own),
+            false => Err(format!("squares become {read:?} of {} columns", self.width)),
         }
     }
     fn content(

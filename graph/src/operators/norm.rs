@@ -1,6 +1,6 @@
 //! Norms of whole rows.
 
-use super::{Content, Operate, OperatorId, Unlike, ValueId, WeightId};
+use super::{Axes, Content, Operate, OperatorId, Unlike, ValueId, WeightId};
 use galaxy_common::{Share, Span};
 use galaxy_model::NormKind;
 use smallvec::SmallVec;
@@ -25,6 +25,9 @@ pub struct Norm {
 }
 
 impl Operate for Norm {
+    fn name(&self) -> String {
+        format!("norm ({:?})", self.kind)
+    }
     fn reads(&self) -> SmallVec<[ValueId; 2]> {
         SmallVec::from_slice(&[self.input])
     }
@@ -34,9 +37,9 @@ impl Operate for Norm {
     fn weights(&self) -> SmallVec<[WeightId; 8]> {
         std::iter::once(self.weight).chain(self.bias).collect()
     }
-    fn columns(&self, read: &[u32]) -> Result<u32, String> {
+    fn shape(&self, read: &[Axes]) -> Result<Axes, String> {
         match read {
-            [columns] if *columns == self.width => Ok(self.width),
+            [axes @ Axes::Text { columns }] if *columns == self.width => Ok(*axes),
             _ => Err(format!("a norm of {} columns reads {read:?}", self.width)),
         }
     }

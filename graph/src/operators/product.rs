@@ -1,7 +1,7 @@
 //! Products of rows with a matrix, and what follows them on each row.
 
 use super::{
-    Content, Cut, Operate, OperatorId, Side, Sizes, Sums, Unlike, ValueId, WeightId, Work,
+    Axes, Content, Cut, Operate, OperatorId, Side, Sizes, Sums, Unlike, ValueId, WeightId, Work,
 };
 use crate::holdings::Held;
 use galaxy_common::{Head, Kernel, Share, Span};
@@ -139,6 +139,12 @@ impl Product {
 }
 
 impl Operate for Product {
+    fn name(&self) -> String {
+        match self.activation {
+            Some(activation) => format!("product (with {activation:?} behind it)"),
+            None => "product".to_owned(),
+        }
+    }
     fn reads(&self) -> SmallVec<[ValueId; 2]> {
         SmallVec::from_slice(&[self.input])
     }
@@ -150,10 +156,12 @@ impl Operate for Product {
         let norms = norms.into_iter().flat_map(|norms| [norms.query, norms.key]);
         self.matrices.iter().chain(&self.biases).copied().chain(norms).collect()
     }
-    fn columns(&self, read: &[u32]) -> Result<u32, String> {
+    fn shape(&self, read: &[Axes]) -> Result<Axes, String> {
         let (inputs, outputs) = self.shape;
-        match read {
-            [columns] if *columns == inputs => Ok(outputs / self.gates()),
+        match *read {
+            [Axes::Text { columns }] if columns == inputs => {
+                Ok(Axes::Text { columns: outputs / self.gates() })
+            }
             _ => Err(format!("a matrix of {inputs} inputs is multiplied by {read:?}")),
         }
     }

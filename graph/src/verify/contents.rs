@@ -8,9 +8,12 @@ use super::{VerifyError, order::Order, site};
 use crate::{
     operators::{Attention, Content, Operator, OperatorGraph, OperatorId, Unlike},
     pieces::Piece,
-    program::{Block, OpId, OpKind, Operation, OutputKind, Program, candidates_tile_bytes},
+    program::{
+        Block, OpId, OpKind, Operation, OutputKind, Program, Region, Role, candidates_tile_bytes,
+    },
 };
 use galaxy_common::{BatchShape, DevicePlan, Plan, Row, Segment, Share, Span, plan::Phase};
+use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
 /// What is known while programs are followed in an order in which they may run.
@@ -103,12 +106,7 @@ impl<'a> Contents<'a> {
                 let operands = self.programs[at.rank].operands(at.op);
                 self.operator(at, operator, share, operands)
             }
-            OpKind::Attend { operator, heads, .. } => {
-                if !self.sees_all(self.attention(operator)?, at.op) {
-                    return Err(Unlike::new(1, "keys and values of all rows that the queries see"));
-                }
-                self.operator(at, operator, heads.of(), 2)
-            }
+            OpKind::Attend { operator, heads, .. } => self.operator(at, operator, heads.of(), 2),
             OpKind::Keep { operator, .. } => self.keep(at, operator),
             OpKind::Shortlist => {
                 self.shortlists(at)?;
@@ -215,7 +213,7 @@ impl<'a> Contents<'a> {
         count: usize,
     ) -> Result<Vec<Content>, Unlike> {
         let kind = |operator: &Operator| match at.op.kind {
-            OpKind::Embed(_) => matches!(operator, Operator::Embed(_)),
+            OpKind::Embed(_) => matches!(operator, Operator::Embed(_) | Operator::Input(_)),
             OpKind::Rows(_) => operator.operate().is_by_rows(),
             OpKind::Product { .. } => matches!(operator, Operator::Product(_)),
             OpKind::Attend { .. } => matches!(operator, Operator::Attention(_)),
@@ -274,14 +272,6 @@ impl<'a> Contents<'a> {
         }
     }
 
-    /// Whether attention reads all rows that its queries see.
-    fn sees_all(&self, attention: &Attention, op: &Operation) -> bool {
-        use crate::operators::Operate;
-        let [queries, keys] = &op.reads[..] else { return false };
-        let texts = self.shape.placed().filter(|(text, _)| text.overlaps(queries.rows));
-        texts.into_iter().all(|(text, _)| keys.rows.contains(attention.rows(queries.rows, text)))
-    }
-
     fn keep(&mut self, at: At<'_>, id: OperatorId) -> Result<Vec<Content>, Unlike> {
         let input = self.attention(id)?.input;
         self.want(at, 0, Content::Value(input))?;
@@ -313,11 +303,15 @@ impl<'a> Contents<'a> {
 
     fn store(&mut self, at: At<'_>, made: Vec<Content>) -> Result<(), VerifyError> {
         let site = || site(&self.programs[at.rank], at.id);
-        if made.len() != at.op.writes.len() {
+        // Nobody reads what somebody worked in.
+        let program = &self.programs[at.rank];
+        let kept = |region: &&Region| program.tensor(region.tensor).role != Role::Workspace;
+        let writes: SmallVec<[&Region; 2]> = at.op.writes.iter().filter(kept).collect();
+        if made.len() != writes.len() {
             let why = format!("{} writes {} regions", site(), at.op.writes.len());
             return Err(VerifyError::Malformed(why));
         }
-        for (region, content) in at.op.writes.iter().zip(made) {
+        for (region, content) in writes.into_iter().zip(made) {
             let place = &mut self.held[at.rank][region.tensor.0 as usize];
             if let Some(former) = place.as_ref().filter(|former| **former != content) {
                 let (have, want) = (content.to_string(), former.to_string());

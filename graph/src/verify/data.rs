@@ -1,16 +1,20 @@
 //! Data: what is written and read, and when.
 
 use super::{VerifyError, order::Order, site};
-use crate::program::{Memory, OpId, Program, Region, TensorId};
+use crate::{
+    operators::OperatorGraph,
+    program::{Memory, OpId, Program, Region, TensorId},
+};
 use std::collections::BTreeMap;
 
 /// Writes once, reads covered, slots handed on in order.
 pub(super) fn accesses(
+    graph: &OperatorGraph,
     programs: &[Program],
     rank: usize,
-    program: &Program,
     order: &Order,
 ) -> Result<(), VerifyError> {
+    let program = &programs[rank];
     let mut writes: Vec<Vec<(Region, OpId)>> = vec![Vec::new(); program.tensors.len()];
     // For each tensor, its last access on each lane; and its first access, which orders a slot.
     let mut last: Vec<BTreeMap<u8, OpId>> = vec![BTreeMap::new(); program.tensors.len()];
@@ -57,7 +61,10 @@ pub(super) fn accesses(
     }
     let handed_on = |former: TensorId, next: TensorId| {
         for (_, writer) in &writes[next.0 as usize] {
-            for user in last[former.0 as usize].values() {
+            let in_place = graph.in_place(program.operation(*writer), &program.tensors);
+            // Whoever puts what it makes in the place of what it has read is done with it.
+            let itself = in_place == Some((former, next));
+            for user in last[former.0 as usize].values().filter(|user| !itself || *user != writer) {
                 if !order.before(programs, rank, *user, *writer) {
                     return Err(VerifyError::Reuse {
                         site: site(program, *writer),

@@ -8,8 +8,8 @@ use galaxy_common::{
 use galaxy_graph::{
     Program, VerifyError,
     operators::{
-        Add, Axis, Cut, Norm, Operator, OperatorGraph, OperatorId, Product, Side, Value, ValueId,
-        Weight, WeightId,
+        Add, Axes, Axis, Cut, Norm, Operator, OperatorGraph, OperatorId, Product, Side, Value,
+        ValueId, Weight, WeightId,
     },
     program::{
         Block, Lane, LaneId, Memory, OpId, OpKind, Operation, Region, Role, Slot, SlotId, Tensor,
@@ -43,7 +43,7 @@ struct Building {
 
 impl Building {
     fn value(&mut self, columns: u32) -> ValueId {
-        self.graph.values.push(Value { name: "a value", layer: 0, columns });
+        self.graph.values.push(Value { name: "a value", layer: 0, axes: Axes::Text { columns } });
         ValueId(self.graph.values.len() as u32 - 1)
     }
     fn operator(&mut self, operator: Operator) -> OperatorId {
@@ -58,7 +58,7 @@ impl Building {
     }
     fn product(&mut self, input: ValueId, columns: u32, side: Side) -> (OperatorId, ValueId) {
         let output = self.value(columns);
-        let inputs = self.graph.values[input.0 as usize].columns;
+        let inputs = self.graph.values[input.0 as usize].columns();
         let cut = Some(Cut { axis: Axis::Columns, side, count: self.inner });
         let product = Product {
             input,
@@ -161,7 +161,8 @@ impl<'a> Making<'a> {
         let slot = SlotId(self.program.slots.len() as u32);
         let bytes = 4 * u64::from(ROWS) * u64::from(width);
         self.program.slots.push(Slot { memory, start: 0, bytes });
-        self.program.tensors.push(Tensor { role, rows, width, memory, slot });
+        let element = memory.element(WireType::F32);
+        self.program.tensors.push(Tensor { role, rows, width, memory, element, slot });
         let columns = Span::<Column>::first(width);
         Region { tensor: TensorId(self.program.tensors.len() as u32 - 1), rows, columns }
     }

@@ -4,7 +4,7 @@ use super::{Case, case, classes, language, spec};
 use galaxy_common::{Kernel, Span};
 use galaxy_graph::{
     VerifyError,
-    operators::{Operator, OperatorGraph, Side, Weight},
+    operators::{Axes, Operator, OperatorGraph, Side, Weight},
     program::{OpKind, Operation},
 };
 use galaxy_model::{Distances, HeadSpec, Matrix, ModelSpec, Pairs, Patches, Positions, Vector};
@@ -59,7 +59,8 @@ fn a_graph_fits_together_and_names_every_weight() {
 fn a_graph_that_does_not_fit_together_is_told() {
     let whole = OperatorGraph::of(&spec(12, true, true, 3, language()));
     let mut wide = whole.clone();
-    wide.values[0].columns += 1;
+    let columns = wide.values[0].columns() + 1;
+    wide.values[0].axes = Axes::Text { columns };
     assert!(wide.check().unwrap_err().contains("13"), "{:?}", wide.check());
     let mut turned = whole.clone();
     turned.operators.reverse();

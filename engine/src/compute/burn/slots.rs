@@ -3,7 +3,7 @@
 use crate::compute::{ComputeError, call::Misfit};
 use burn::{Device, Tensor};
 use galaxy_common::Bytes;
-use galaxy_graph::program::{Memory, Program, Region, Slot, TensorId};
+use galaxy_graph::program::{Element, Memory, Program, Region, Slot, TensorId};
 
 /// What each device slot holds: the last tensor of the program that was written to it.
 #[derive(Default)]
@@ -107,6 +107,7 @@ impl Place {
         let tensor = program.tensors.get(region.tensor.0 as usize);
         let tensor = tensor.filter(|tensor| {
             tensor.memory == Memory::Device
+                && tensor.element == Element::F32
                 && tensor.rows.contains(region.rows)
                 && region.columns.end() <= tensor.width
                 && !region.rows.is_empty()

@@ -5,7 +5,7 @@ use crate::compute::{
     kernels::area::{Area, Extent},
 };
 use galaxy_common::Bytes;
-use galaxy_graph::program::{Memory, Program, Region, Slot};
+use galaxy_graph::program::{Element, Memory, Program, Region, Slot};
 
 /// Buffers of the device slots, kept from program to program.
 #[derive(Default)]
@@ -55,7 +55,7 @@ impl Slots {
     /// What a region of a device tensor holds; nothing where it does not fit or is being written.
     pub(crate) fn area(&self, program: &Program, region: &Region) -> Option<Area<'_>> {
         let tensor = program.tensors.get(region.tensor.0 as usize)?;
-        if tensor.memory != Memory::Device {
+        if (tensor.memory, tensor.element) != (Memory::Device, Element::F32) {
             return None;
         }
         Area::new(self.buffers.get(tensor.slot.0 as usize)?, extent(program, region)?)
@@ -90,7 +90,7 @@ impl Slots {
 
     fn buffer(&mut self, program: &Program, region: &Region) -> Option<&mut Vec<f32>> {
         let tensor = program.tensors.get(region.tensor.0 as usize)?;
-        if tensor.memory != Memory::Device {
+        if (tensor.memory, tensor.element) != (Memory::Device, Element::F32) {
             return None;
         }
         self.buffers.get_mut(tensor.slot.0 as usize)

@@ -82,7 +82,8 @@ impl Stand {
             let bytes = u64::from(sample.rows) * u64::from(width) * 4;
             let held = &mut slots[slot as usize].bytes;
             *held = bytes.max(*held);
-            tensors.push(Tensor { role, rows, width, memory, slot: SlotId(slot) });
+            let element = memory.element(WireType::F32);
+            tensors.push(Tensor { role, rows, width, memory, element, slot: SlotId(slot) });
             TensorId(tensors.len() as u32 - 1)
         };
         let hidden = spec.hidden;

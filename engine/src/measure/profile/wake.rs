@@ -85,8 +85,10 @@ pub(super) fn wake(engine: Box<dyn Engine>) -> Result<f64, MeasureError> {
 /// Export, send, receive and import, again and again; each waits for the one before.
 fn round_trips() -> Program {
     let rows = Span::<Row>::first(1);
-    let tensor =
-        |role, memory, slot| Tensor { role, rows, width: WIDTH, memory, slot: SlotId(slot) };
+    let tensor = |role, memory: Memory, slot| {
+        let element = memory.element(WireType::F32);
+        Tensor { role, rows, width: WIDTH, memory, element, slot: SlotId(slot) }
+    };
     let region =
         |tensor| Region { tensor: TensorId(tensor), rows, columns: Span::<Column>::first(WIDTH) };
     let slot = |memory| Slot { memory, start: 0, bytes: u64::from(WIDTH) * 4 };

@@ -1,0 +1,60 @@
+//! Activations that stand on their own.
+
+use super::{Axes, Content, Operate, OperatorId, Reach, Sizes, Unlike, ValueId, WeightId, Work};
+use galaxy_common::{Share, Span};
+use galaxy_model::Activation;
+use smallvec::SmallVec;
+
+/// An activation of each element. The result may take the place of what is read.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Activate {
+    /// What it reads.
+    pub input: ValueId,
+    /// What it makes.
+    pub output: ValueId,
+    /// Which.
+    pub activation: Activation,
+}
+
+impl Operate for Activate {
+    fn name(&self) -> String {
+        format!("activation ({:?})", self.activation)
+    }
+    fn reads(&self) -> SmallVec<[ValueId; 2]> {
+        SmallVec::from_slice(&[self.input])
+    }
+    fn makes(&self) -> ValueId {
+        self.output
+    }
+    fn weights(&self) -> SmallVec<[WeightId; 8]> {
+        SmallVec::new()
+    }
+    fn shape(&self, read: &[Axes]) -> Result<Axes, String> {
+        match read {
+            [axes] => Ok(*axes),
+            _ => Err(format!("one value is read, not {read:?}")),
+        }
+    }
+    fn is_by_rows(&self) -> bool {
+        true
+    }
+    fn reach_in_row(&self, _at: usize) -> Reach {
+        Reach::Same
+    }
+    fn in_place(&self) -> Option<usize> {
+        Some(0)
+    }
+    fn content(
+        &self,
+        _id: OperatorId,
+        _share: Span<Share>,
+        read: &[Option<Content>],
+    ) -> Result<Content, Unlike> {
+        Unlike::unless(read, 0, self.input)?;
+        Ok(Content::Value(self.output))
+    }
+    fn work(&self, sizes: Sizes) -> Work {
+        let operations = f64::from(sizes.rows) * f64::from(sizes.outputs);
+        Work { operations, ..Work::default() }
+    }
+}

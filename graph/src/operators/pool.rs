@@ -1,0 +1,110 @@
+//! Pooling: each pixel of the neighbours around one.
+
+use super::{
+    Axes, Content, Operate, OperatorId, Reach, Sizes, Unlike, ValueId, WeightId, Window, Work,
+};
+use galaxy_common::{Share, Span};
+use smallvec::SmallVec;
+use std::fmt;
+
+/// What becomes of the neighbours that a window sees.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Pooling {
+    /// The largest.
+    Max,
+    /// Their mean,
+    Average {
+        /// where padding counts as zeros or not at all.
+        padded: bool,
+    },
+}
+
+impl fmt::Display for Pooling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Max => "maximum",
+            Self::Average { padded: false } => "average",
+            Self::Average { padded: true } => "average with its padding",
+        })
+    }
+}
+
+/// Windows of an image, channel by channel. Each row is pooled along its pixels first, into workspace.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Pool {
+    /// What it reads.
+    pub input: ValueId,
+    /// What it makes.
+    pub output: ValueId,
+    /// What of a window it makes.
+    pub pooling: Pooling,
+    /// Windows along the height,
+    pub rows: Window,
+    /// and along the width.
+    pub pixels: Window,
+}
+
+impl Pool {
+    /// Rows that so many rows are made of, where no edge is near.
+    fn rows_read(&self, rows: u32) -> u64 {
+        match rows.checked_sub(1) {
+            Some(steps) => {
+                u64::from(steps) * u64::from(self.rows.stride) + u64::from(self.rows.extent())
+            }
+            None => 0,
+        }
+    }
+}
+
+impl Operate for Pool {
+    fn name(&self) -> String {
+        let (rows, pixels) = (self.rows.kernel, self.pixels.kernel);
+        format!("pooling ({} of windows of {rows} x {pixels})", self.pooling)
+    }
+    fn reads(&self) -> SmallVec<[ValueId; 2]> {
+        SmallVec::from_slice(&[self.input])
+    }
+    fn makes(&self) -> ValueId {
+        self.output
+    }
+    fn weights(&self) -> SmallVec<[WeightId; 8]> {
+        SmallVec::new()
+    }
+    fn shape(&self, read: &[Axes]) -> Result<Axes, String> {
+        match *read {
+            [Axes::Image { height, width, channels }] => Ok(Axes::Image {
+                height: self.rows.results(height)?,
+                width: self.pixels.results(width)?,
+                channels,
+            }),
+            _ => Err(format!("an image is pooled, not {read:?}")),
+        }
+    }
+    fn is_by_rows(&self) -> bool {
+        true
+    }
+    fn reach(&self, _at: usize) -> Reach {
+        Reach::Window(self.rows)
+    }
+    fn reach_in_row(&self, _at: usize) -> Reach {
+        Reach::Window(self.pixels)
+    }
+    fn workspace(&self, sizes: Sizes) -> u64 {
+        self.rows_read(sizes.rows) * u64::from(sizes.outputs) * 4
+    }
+    fn content(
+        &self,
+        _id: OperatorId,
+        _share: Span<Share>,
+        read: &[Option<Content>],
+    ) -> Result<Content, Unlike> {
+        Unlike::unless(read, 0, self.input)?;
+        Ok(Content::Value(self.output))
+    }
+    fn work(&self, sizes: Sizes) -> Work {
+        let read = self.rows_read(sizes.rows) as f64;
+        let each = read * f64::from(self.pixels.kernel)
+            + f64::from(sizes.rows) * f64::from(self.rows.kernel);
+        Work { operations: f64::from(sizes.outputs) * each, ..Work::default() }
+    }
+}

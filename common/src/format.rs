@@ -35,6 +35,21 @@ impl WeightFormat {
         self.bytes(inputs, Self::filled(outputs))
     }
 
+    /// Bit planes of a matrix that is stored plane by plane, the most significant first: the first `k` of them
+    /// are its values in `k` bits.
+    pub const fn planes(self) -> u32 {
+        match self {
+            Self::F32 => 32,
+            Self::F16 | Self::Bf16 => 16,
+        }
+    }
+
+    /// Bytes of the first so many planes of a matrix `[inputs, outputs]` as a device holds it: a bit for each
+    /// value of each plane.
+    pub const fn held_planes(self, inputs: u64, outputs: u64, planes: u32) -> u64 {
+        inputs * Self::filled(outputs) / 8 * planes as u64
+    }
+
     /// Outputs with those that fill up the last panel.
     pub const fn filled(outputs: u64) -> u64 {
         outputs.next_multiple_of(Self::PANEL as u64)
@@ -109,5 +124,15 @@ mod tests {
         let format = WeightFormat::Bf16;
         assert_eq!((format.bytes(10, 17), format.held(10, 17)), (340, 640));
         assert_eq!(format.held(10, 32), format.bytes(10, 32));
+    }
+
+    #[test]
+    fn all_planes_of_a_matrix_are_the_matrix() {
+        for format in WeightFormat::ALL {
+            let held = format.held(3, 17);
+            assert_eq!(format.held_planes(3, 17, format.planes()), held);
+            assert_eq!(format.held_planes(3, 17, 1) * u64::from(format.planes()), held);
+        }
+        assert_eq!(WeightFormat::F16.held_planes(3, 17, 6), 3 * 32 * 6 / 8);
     }
 }

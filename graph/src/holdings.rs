@@ -163,14 +163,24 @@ impl Held {
 
     /// Bytes of these parts as held, without their biases.
     pub(crate) fn bytes(self, spec: &ModelSpec, format: WeightFormat, parts: &[Part]) -> u64 {
+        self.bytes_by(spec, parts, |inputs, outputs| format.held(inputs, outputs))
+    }
+
+    /// The same of matrices that take so many bytes for (inputs, outputs).
+    pub(crate) fn bytes_by(
+        self,
+        spec: &ModelSpec,
+        parts: &[Part],
+        held: impl Fn(u64, u64) -> u64,
+    ) -> u64 {
         let inputs = parts.first().map_or(0, |part| part.inputs.len() as u64);
         let outputs = |parts: &[Part]| parts.iter().map(|part| part.outputs.len() as u64).sum();
         match self {
             // Panels of gate and up columns alternate.
             Self::Up(_) if spec.gated => {
-                parts.chunks(1).map(|one| format.held(inputs, outputs(one))).sum()
+                parts.chunks(1).map(|one| held(inputs, outputs(one))).sum()
             }
-            _ => format.held(inputs, outputs(parts)),
+            _ => held(inputs, outputs(parts)),
         }
     }
 }

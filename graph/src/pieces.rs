@@ -30,6 +30,14 @@ impl Piece {
     pub fn stored(&self) -> u64 {
         (self.bytes + CHECKSUM).next_multiple_of(PIECE_ALIGNMENT)
     }
+
+    /// Its first so many bit planes, where it is stored plane by plane, the most significant first: as many
+    /// of its first bytes, and all that a request holds that selects no more of them.
+    pub fn first_planes(&self, spec: &ModelSpec, format: WeightFormat, planes: u32) -> Self {
+        let planes = planes.min(format.planes());
+        let held = |inputs, outputs| format.held_planes(inputs, outputs, planes);
+        Self { bytes: self.held.bytes_by(spec, &self.parts, held), ..self.clone() }
+    }
 }
 
 /// The pieces of the shard of an assignment, in the order in which a program needs them first, in this format;

@@ -5,6 +5,7 @@
 mod choices;
 mod graphs;
 mod operators;
+mod planes;
 mod schedule;
 
 use galaxy_common::{

@@ -2,7 +2,11 @@
 
 use crate::{
     choose::Text,
-    compute::{Binding, Inputs, cpu::CpuEngine},
+    compute::{
+        Binding, Inputs,
+        choice::{EngineChoice, EngineError},
+        cpu::CpuEngine,
+    },
     executor::{Executor, Job, RunError, RunReport},
     generate::{Generation, Goal, STINT, Told},
     link::{Links, memory},
@@ -14,7 +18,7 @@ use galaxy_common::{
     BatchShape, BlockTables, Breadth, Cache, Epoch, Plan, Segment, SequenceNumber, Stint, Wanted,
     plan::Phase,
 };
-use galaxy_graph::{LowerError, Lowered, Program, links};
+use galaxy_graph::{LowerError, Lowered, Program, links, operators::OperatorGraph};
 use galaxy_model::ModelDir;
 use std::{
     ops::ControlFlow,
@@ -29,6 +33,9 @@ pub enum LocalError {
     /// The plan or shape gives no program.
     #[error(transparent)]
     Lower(#[from] LowerError),
+    /// The model has an operator that the engine does not have.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
     /// A shard could not be loaded.
     #[error(transparent)]
     Weights(#[from] WeightError),
@@ -92,6 +99,7 @@ impl LocalCluster {
     /// When a shard cannot be loaded.
     pub fn open_with(dir: Arc<ModelDir>, plan: Plan, shards: &Path) -> Result<Self, LocalError> {
         plan.validate(dir.spec().extent()).map_err(LowerError::from)?;
+        EngineChoice::Cpu.check(&OperatorGraph::of(dir.spec()))?;
         let (mut executors, mut streams) = (Vec::new(), Vec::new());
         for device in &plan.ring {
             let mut quiet = |_, _| ControlFlow::Continue(());

@@ -23,7 +23,7 @@ use galaxy_engine::{
     link::Links,
     weights::{Shard, WeightError},
 };
-use galaxy_graph::{Lowered, budget, holdings::transition};
+use galaxy_graph::{Lowered, budget, holdings::transition, operators::OperatorGraph};
 use galaxy_model::ModelDir;
 use galaxy_proto::v1;
 use std::{
@@ -306,6 +306,7 @@ async fn check(core: &Core, request: &Request, model: Arc<ModelDir>) -> Result<B
     let (plan, rank, engine) = (request.plan.clone(), request.rank, core.grant.engine);
     let needed = blocking(move || {
         plan.validate(model.spec().extent())?;
+        engine.check(&OperatorGraph::of(model.spec()))?;
         let format = engine.holds(model.format());
         Ok::<_, WorkerError>(budget::needs(model.spec(), format, &plan, rank)?.total())
     });

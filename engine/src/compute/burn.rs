@@ -129,6 +129,18 @@ impl Engine for BurnEngine {
     }
 }
 
+/// Whether the burn engine has an operator.
+pub(super) fn has(operator: &Operator) -> bool {
+    match operator {
+        Operator::Embed(_)
+        | Operator::Norm(_)
+        | Operator::Product(_)
+        | Operator::Attention(_)
+        | Operator::Add(_) => true,
+        Operator::Input(_) | Operator::Pool(_) | Operator::Activate(_) => false,
+    }
+}
+
 struct Runner {
     /// What is left of the shard: the model's directory, the spec, the slice of the vocabulary.
     shard: Shard,

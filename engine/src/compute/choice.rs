@@ -1,8 +1,12 @@
 //! Which engine runs a device's programs: chosen by name, out of what this build has.
 
-use super::{Engine, cpu::CpuEngine};
+use super::{
+    Engine,
+    cpu::{self, CpuEngine},
+};
 use crate::weights::Shard;
 use galaxy_common::{Cache, WeightFormat};
+use galaxy_graph::operators::{Operator, OperatorGraph};
 use std::{fmt, str::FromStr};
 
 /// An engine by its name.
@@ -53,6 +57,26 @@ pub enum EngineError {
         /// Which.
         engine: EngineChoice,
     },
+    /// A model with an operator that it does not have.
+    #[error(
+        "engine {engine} has no {operator}, by which the model makes {makes:?} of layer {layer}: {}",
+        match instead {
+            Some(other) => format!("start the worker with --engine {other}"),
+            None => "no engine of this build has it, so take another model".to_owned(),
+        }
+    )]
+    Lacks {
+        /// Which.
+        engine: EngineChoice,
+        /// The operator, with its attributes.
+        operator: String,
+        /// The value that it makes,
+        makes: &'static str,
+        /// and the layer of that.
+        layer: u32,
+        /// An engine that has all of the model's operators.
+        instead: Option<EngineChoice>,
+    },
     /// A device that is not there or does not work.
     #[error("engine {engine} has no device to compute on: {why}")]
     Device {
@@ -78,6 +102,37 @@ impl EngineChoice {
         if built { Ok(self) } else { Err(EngineError::NotBuilt { engine: self, feature }) }
     }
 
+    /// Whether it has an operator: what it does not have it would refuse to run.
+    fn has(self, operator: &Operator) -> bool {
+        match self {
+            Self::Cpu => cpu::has(operator),
+            #[cfg(feature = "burn")]
+            Self::Burn(_) => super::burn::has(operator),
+            #[cfg(not(feature = "burn"))]
+            Self::Burn(_) => false,
+        }
+    }
+
+    /// Whether it has all operators of a model: to be asked before anything is loaded.
+    ///
+    /// # Errors
+    /// The first one that it does not have, and which engine has.
+    pub fn check(self, graph: &OperatorGraph) -> Result<(), EngineError> {
+        let lacks = |engine: Self| graph.operators.iter().find(move |of| !engine.has(of));
+        let Some(operator) = lacks(self) else { return Ok(()) };
+        let others = [Self::Cpu, Self::Burn(BurnDevice::Flex)].into_iter();
+        let mut others = others.filter(|other| *other != self && other.built().is_ok());
+        let operate = operator.operate();
+        let made = graph.values.get(operate.makes().0 as usize);
+        Err(EngineError::Lacks {
+            engine: self,
+            operator: operate.name(),
+            makes: made.map_or("a value", |value| value.name),
+            layer: made.map_or(0, |value| value.layer),
+            instead: others.find(|other| lacks(*other).is_none()),
+        })
+    }
+
     /// In which format it holds weights that the checkpoint stores in `stored`: for budgets.
     pub fn holds(self, stored: WeightFormat) -> WeightFormat {
         match self {
@@ -91,7 +146,7 @@ impl EngineChoice {
     /// processor, and such a cache.
     ///
     /// # Errors
-    /// When this build does not have it, or its device cannot be used.
+    /// When this build does not have it, it lacks an operator of the model, or its device cannot be used.
     pub fn start(
         self,
         shard: Shard,
@@ -101,7 +156,8 @@ impl EngineChoice {
         if self != Self::Cpu && shard.streams().is_some() {
             return Err(EngineError::Streams { engine: self });
         }
-        match self.built()? {
+        self.built()?.check(&shard.graph)?;
+        match self {
             Self::Cpu => Ok(Box::new(CpuEngine::new(shard, threads).with_cache(cache))),
             #[cfg(feature = "burn")]
             Self::Burn(device) => {
@@ -148,6 +204,46 @@ impl fmt::Display for EngineChoice {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use galaxy_graph::operators::{Axes, Input, Pool, Pooling, Value, ValueId, Window};
+
+    /// A model of one operator.
+    fn only(operator: Operator) -> OperatorGraph {
+        let axes = Axes::Image { height: 4, width: 4, channels: 1 };
+        let value = |name| Value { name, layer: 3, axes };
+        let mut graph = OperatorGraph::default();
+        graph.values.extend([value("pixels"), value("pooled pixels")]);
+        graph.operators.push(operator);
+        graph
+    }
+
+    #[test]
+    fn an_operator_that_an_engine_does_not_have_is_refused_by_name() {
+        let (input, output) = (ValueId(0), ValueId(1));
+        let window = Window { kernel: 3, dilation: 1, stride: 2, before: 1, after: 1 };
+        let pooling = Pooling::Max;
+        let pool = Operator::Pool(Pool { input, output, pooling, rows: window, pixels: window });
+        let axes = Axes::Image { height: 4, width: 4, channels: 1 };
+        let image = Operator::Input(Input { output: input, axes });
+        let mut engines = vec![EngineChoice::Cpu];
+        if cfg!(feature = "burn") {
+            engines.push(EngineChoice::Burn(BurnDevice::Flex));
+        }
+        for engine in engines {
+            assert_eq!(engine.check(&OperatorGraph::default()), Ok(()));
+            let error = engine.check(&only(pool.clone())).expect_err("no engine pools").to_string();
+            let wanted = format!(
+                "engine {engine} has no pooling (maximum of windows of 3 x 3), by which the model \
+                 makes \"pooled pixels\" of layer 3: no engine of this build has it"
+            );
+            assert!(error.starts_with(&wanted), "{error}");
+            assert!(engine.check(&only(image.clone())).is_err());
+        }
+        let instead = Some(EngineChoice::Cpu);
+        let engine = EngineChoice::Burn(BurnDevice::Cuda(0));
+        let operator = "attention".to_owned();
+        let lacks = EngineError::Lacks { engine, operator, makes: "context", layer: 0, instead };
+        assert!(lacks.to_string().ends_with("start the worker with --engine cpu"), "{lacks}");
+    }
 
     #[test]
     fn names_are_read_and_what_is_not_built_names_its_feature() {

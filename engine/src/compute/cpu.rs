@@ -156,6 +156,18 @@ fn alike(rows: usize, columns: usize, area: Area<'_>) -> Result<(), Misfit> {
     }
 }
 
+/// Whether the cpu engine has an operator.
+pub(super) fn has(operator: &Operator) -> bool {
+    match operator {
+        Operator::Embed(_)
+        | Operator::Norm(_)
+        | Operator::Product(_)
+        | Operator::Attention(_)
+        | Operator::Add(_) => true,
+        Operator::Input(_) | Operator::Pool(_) | Operator::Activate(_) => false,
+    }
+}
+
 impl CpuEngine {
     fn compute(
         &mut self,

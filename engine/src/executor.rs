@@ -63,6 +63,10 @@ pub enum Step {
     Next,
 }
 
+/// What is asked between steps: it gets each choice of the batch, and the mask that holds for the next one of
+/// each, to be replaced where another does.
+pub type Next<'a> = dyn FnMut(&[Choice], &mut [Option<TokenMask>]) -> Step + 'a;
+
 /// What a run gave.
 #[derive(Debug)]
 pub struct RunReport {
@@ -333,18 +337,12 @@ impl Executor {
     }
 
     /// Runs a program of which tokens are wanted again and again, each time with the tokens that it chose, as
-    /// `next` says: it is called with each choice of the batch, and with the mask that holds for the next one
-    /// of each, to be replaced where another does; on this thread, which drives the lanes. Between steps
-    /// nothing is allocated.
+    /// `next` says: it is called on this thread, which drives the lanes. Between steps nothing is allocated.
     ///
     /// # Errors
     /// As [`Executor::run`]; when a step is to follow a batch that has other rows than those of one token for
     /// each choice.
-    pub fn run_steps(
-        &self,
-        job: Job,
-        next: &mut dyn FnMut(&[Choice], &mut [Option<TokenMask>]) -> Step,
-    ) -> Result<RunReport, RunError> {
+    pub fn run_steps(&self, job: Job, next: &mut Next<'_>) -> Result<RunReport, RunError> {
         let mut turn = lock(&self.turn);
         let program = job.program.clone();
         let staging = match turn.take() {

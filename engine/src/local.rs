@@ -15,7 +15,7 @@ use crate::{
     weights::{Shard, WeightError},
 };
 use galaxy_common::{
-    BatchShape, BlockTables, Breadth, Cache, Epoch, Plan, Segment, SequenceNumber, Stint, Wanted,
+    BatchShape, BlockTables, Breadth, Cache, Epoch, Plan, Segment, SequenceNumber, Wanted,
     plan::Phase,
 };
 use galaxy_graph::{LowerError, Lowered, Program, links, operators::OperatorGraph};

@@ -10,7 +10,7 @@ use galaxy_engine::{
     compute::ComputeError,
     executor::RunError,
     generate::{Goal, Told},
-    local::{LocalCluster, LocalError, Made, Making},
+    local::{LocalCluster, LocalError, Made},
 };
 use galaxy_graph::{
     program::{OpKind, Role},
@@ -136,8 +136,8 @@ fn begin<'a>(
     let goal = |(_, ask): &(u32, &Ask)| Goal { count: 1, ..ask.goal.clone() };
     let goals: Vec<Goal> = asks.iter().map(goal).collect();
     let shape = BatchShape::new(segments).unwrap();
-    let making = Making { shape, tokens: &prompts, goals: &goals, deadline: None };
-    let Made { told, breadths, .. } = cluster.make(Phase::Prefill, &making)?;
+    let Made { told, breadths, .. } =
+        cluster.make(Phase::Prefill, &shape, &prompts, &goals, None)?;
     let running = |((told, breadth), (slot, ask)): ((Vec<Told>, Breadth), &(u32, &'a Ask))| {
         assert_eq!(told.len(), 1);
         Running { slot: *slot, ask, made: tokens(&told), breadth, mask: ask.goal.mask.clone() }
@@ -160,8 +160,7 @@ fn steps(
     let last: Vec<u32> = running.iter().map(|of| *of.made.last().unwrap()).collect();
     let goals: Vec<Goal> = running.iter().map(goal).collect();
     let shape = BatchShape::new(running.iter().map(segment).collect()).unwrap();
-    let making = Making { shape, tokens: &last, goals: &goals, deadline: None };
-    let made = cluster.make(Phase::Decode, &making)?;
+    let made = cluster.make(Phase::Decode, &shape, &last, &goals, None)?;
     for ((of, told), breadth) in running.iter_mut().zip(&made.told).zip(&made.breadths) {
         of.made.extend(tokens(told));
         of.breadth = *breadth;
@@ -201,7 +200,7 @@ fn sequences_of_a_step_get_the_tokens_that_they_get_alone() {
         let mut asks = asks();
         // One ends early, by a token that it makes.
         let stop = alone(&single, &asks[3])[6];
-        asks[3].goal.stop = vec![stop];
+        asks[3].goal.stop = [stop].into();
         let want: Vec<_> = asks.iter().map(|ask| alone(&single, ask)).collect();
         assert!(want[3].len() < 8 && want[1].len() == 30);
         for (strategy, devices) in RINGS {

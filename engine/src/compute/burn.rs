@@ -34,6 +34,7 @@ use galaxy_graph::{
 use galaxy_model::{NormKind, Table};
 use rows::Norm;
 use slots::Slots;
+use std::sync::Arc;
 use weights::Weights;
 
 /// Runs the operations of one shard on a device of burn.

@@ -101,6 +101,8 @@ fn sequences_that_go_on_stand_beside_others() {
     }
 }
 
+type Break<'a> = dyn Fn(&mut [Program]) + 'a;
+
 #[test]
 fn broken_choices_are_found() {
     let (spec, plan) = case();
@@ -109,7 +111,7 @@ fn broken_choices_are_found() {
     let find = |program: &Program, kind: OpKind| {
         program.operations.iter().position(|op| op.kind == kind).unwrap()
     };
-    let found = |breaks: &dyn Fn(&mut [Program])| {
+    let found = |breaks: &Break<'_>| {
         let mut programs = good.clone();
         breaks(&mut programs);
         verify(&spec, WeightFormat::F32, &plan, &shape, &programs)
@@ -117,7 +119,7 @@ fn broken_choices_are_found() {
     assert_eq!(found(&|_| {}), Ok(()));
     let at = find(&good[1], OpKind::Shortlist);
     let collects = find(&good[1], OpKind::Collect);
-    let breaks: [&dyn Fn(&mut [Program]); 5] = [
+    let breaks: [&Break<'_>; 5] = [
         // A sequence is left out,
         &|programs| programs[1].operations[at].reads.truncate(2),
         // two are mixed up,

@@ -6,7 +6,7 @@ use crate::cli::{
 };
 use clap::Args;
 use galaxy_common::{
-    BatchShape, Breadth, Bytes, Cache, Sampling, Segment, Spread, Stint, Text, Wanted, WireType,
+    BatchShape, Breadth, Bytes, Cache, Sampling, Segment, Spread, Text, Wanted, WireType,
     plan::Phase,
 };
 use galaxy_engine::{
@@ -17,7 +17,7 @@ use galaxy_engine::{
 };
 use galaxy_graph::{budget, program::Lane};
 use serde::Serialize;
-use std::{fmt::Write as _, path::PathBuf, sync::Arc};
+use std::{fmt::Write as _, path::PathBuf};
 
 pub const MEANING: &str = "\
 What the figures mean:

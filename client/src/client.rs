@@ -614,16 +614,4 @@ fn in_part(error: ClientError, part: &Range<usize>, total: usize) -> ClientError
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_a_part_of_several_is_named() {
-        let error = || ClientError::Malformed { what: String::new() };
-        assert!(matches!(in_part(error(), &(0..5), 5), ClientError::Malformed { .. }));
-        assert!(matches!(
-            in_part(error(), &(1024..1500), 1500),
-            ClientError::Part { first: 1024, count: 476, .. }
-        ));
-    }
-}
+mod tests;

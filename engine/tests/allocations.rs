@@ -101,7 +101,7 @@ fn allocated(strategy: Strategy, devices: usize, samplings: &[Sampling]) -> usiz
             let (mut made, mut warm, mut last) = (Vec::with_capacity(1024), 0, 0);
             let tell = |at, told: &galaxy_engine::generate::Told| {
                 made.push(told[0] as u32);
-                let each = made.len() / samplings.len();
+                let each = made.len().div_ceil(samplings.len());
                 // Another device may be through with the last one, and write its report.
                 if each < count as usize {
                     last = allocations();

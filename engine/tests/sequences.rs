@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use galaxy_common::{
-    BatchShape, Breadth, Bytes, Cache, DeviceName, Sampling, Segment, Strategy, Wanted, WireType,
-    plan::Phase,
+    BatchShape, Breadth, Bytes, Cache, DeviceName, Exchange, Sampling, Segment, Strategy, Wanted,
+    WireType, plan::Phase,
 };
 use galaxy_engine::{
     choose::{Text, TokenMask},
@@ -20,6 +20,10 @@ use galaxy_model::ModelDir;
 use std::{ops::ControlFlow, path::Path, sync::Arc};
 
 fn open(model: &str, strategy: Strategy, devices: usize) -> LocalCluster {
+    open_by(model, strategy, devices, Exchange::Ring)
+}
+
+fn open_by(model: &str, strategy: Strategy, devices: usize, exchange: Exchange) -> LocalCluster {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(model);
     let model = Arc::new(ModelDir::open(&path).unwrap());
     let terms = Terms {
@@ -38,7 +42,8 @@ fn open(model: &str, strategy: Strategy, devices: usize) -> LocalCluster {
         share: 1.0 + at as f64 / 2.0,
     };
     let members: Vec<Member> = (0..devices).map(member).collect();
-    let plan = share::plan(model.spec(), &terms, &members).unwrap();
+    let mut plan = share::plan(model.spec(), &terms, &members).unwrap();
+    plan.exchange = exchange;
     LocalCluster::open(model, plan).unwrap()
 }
 
@@ -214,6 +219,35 @@ fn sequences_of_a_step_get_the_tokens_that_they_get_alone() {
 }
 
 /// The sequences that need no more candidates are not moved on by a step that runs again for another one.
+/// What is told of each token (its log-probability and those of the likeliest, too) is the same to the bit whoever
+/// shares the steps.
+#[test]
+fn what_is_told_does_not_depend_on_who_shares_the_steps() {
+    let told_bits = |told: &[Told]| -> Vec<u32> {
+        told.iter().flatten().map(|value| value.to_bits()).collect()
+    };
+    let mut asks = asks();
+    asks.iter_mut().for_each(|ask| (ask.sampling.logprobs, ask.goal.count) = (20, 9));
+    for (strategy, devices) in [(Strategy::Local, 1), (Strategy::Galaxy, 2), (Strategy::Galaxy, 3)]
+    {
+        let cluster = open_by(LLAMA, strategy, devices, Exchange::Direct);
+        let run = |asks: &[Ask]| {
+            let all: Vec<_> = (0..).zip(asks).collect();
+            let mut running = begin(&cluster, &all).unwrap();
+            running.iter_mut().for_each(|of| of.breadth = Breadth::Many);
+            let told = steps(&cluster, &mut running, 8).unwrap().told;
+            (0..asks.len() as u32).for_each(|slot| cluster.end(slot));
+            told
+        };
+        let together = run(&asks);
+        for (ask, together) in asks.iter().zip(&together) {
+            let alone = run(std::slice::from_ref(ask));
+            assert_eq!(together.len(), 8);
+            assert_eq!(told_bits(&alone[0]), told_bits(together), "{strategy} on {devices}");
+        }
+    }
+}
+
 #[test]
 fn wider_candidates_are_for_one_sequence() {
     for (strategy, devices) in [(Strategy::Local, 1), (Strategy::Galaxy, 2), (Strategy::Galaxy, 3)]

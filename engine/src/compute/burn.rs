@@ -211,16 +211,7 @@ impl Runner {
                 let area = area.ok_or(Misfit::Why("burn gave too few values"))?;
                 self.texts.keep(call, attention.layer, call.reads(0)?, area)
             }
-            OpKind::Shortlist => {
-                let slice = self.shard.vocabulary();
-                let columns = slice.len() as usize;
-                let logits = (0..call.operation.reads.len())
-                    .map(|at| rows::values(alike(self.read(call, at)?, [1, columns])?));
-                let logits: Vec<_> = logits.collect::<Result<_, _>>()?;
-                let logits =
-                    |at: usize| logits.get(at).ok_or(Misfit::Why("it reads too few regions"));
-                self.texts.shortlist(call, slice.start(), logits, staged.output)
-            }
+            OpKind::Shortlist => self.shortlist(call, staged.output),
             OpKind::Collect => self.texts.collect(call, staged.input),
             OpKind::Choose => self.texts.choose(call, staged.emitted),
             OpKind::Join { add, norm, post, partial, staged: adds } => {
@@ -269,6 +260,16 @@ impl Runner {
                 Err(Misfit::Why("it belongs to a lane of its own, not to the compute lane"))
             }
         }
+    }
+
+    fn shortlist(&mut self, call: &Call<'_>, tile: Option<&mut [u8]>) -> Result<(), Misfit> {
+        let slice = self.shard.vocabulary();
+        let columns = slice.len() as usize;
+        let logits = (0..call.operation.reads.len())
+            .map(|at| rows::values(alike(self.read(call, at)?, [1, columns])?));
+        let logits: Vec<_> = logits.collect::<Result<_, _>>()?;
+        let logits = |at: usize| logits.get(at).ok_or(Misfit::Why("it reads too few regions"));
+        self.texts.shortlist(call, slice.start(), logits, tile)
     }
 
     fn read(&self, call: &Call<'_>, at: usize) -> Result<Tensor<2>, Misfit> {

@@ -1,0 +1,11 @@
+use super::*;
+
+#[test]
+fn only_a_part_of_several_is_named() {
+    let error = || ClientError::Malformed { what: String::new() };
+    assert!(matches!(in_part(error(), &(0..5), 5), ClientError::Malformed { .. }));
+    assert!(matches!(
+        in_part(error(), &(1024..1500), 1500),
+        ClientError::Part { first: 1024, count: 476, .. }
+    ));
+}

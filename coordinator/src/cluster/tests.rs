@@ -1,0 +1,163 @@
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+
+const GOOD: &str = r#"
+[cluster]
+name = "home"
+model = "models/m"
+identity = "keys/coordinator"
+strategy = "galaxy"
+wire = "f32"
+tiles = 4
+
+[[device]]
+name = "pi-1"
+address = "192.168.1.20:7100"
+memory = "1.5GB"
+threads = 2
+share = 2.0
+
+[[device]]
+name = "pi-2"
+address = "192.168.1.21:7100"
+memory = "1GB"
+"#;
+
+fn with(from: &str, to: &str) -> Result<Cluster, ClusterError> {
+    assert!(GOOD.contains(from), "{from}");
+    Cluster::parse(&GOOD.replacen(from, to, 1), Path::new("/etc/galaxy"))
+}
+
+#[test]
+fn a_good_file_is_read() {
+    let cluster = with("tiles = 4", "tiles = 4\ntimeout = \"2s\"\nqueue = 7").unwrap();
+    assert_eq!(cluster.model, Path::new("/etc/galaxy/models/m"));
+    assert_eq!(cluster.identity, Path::new("/etc/galaxy/keys/coordinator"));
+    assert_eq!((cluster.queue, cluster.timeout), (7, Duration::from_secs(2)));
+    assert_eq!(cluster.devices[0].memory, Bytes(1_500_000_000));
+    assert_eq!(cluster.devices[0].threads, Some(2));
+    assert_eq!(cluster.devices[1].share, None);
+    assert!(cluster.by_hand());
+    assert_eq!(cluster.listen, DEFAULT_LISTEN);
+}
+
+#[test]
+fn without_shares_profiles_decide_and_auto_is_the_strategy() {
+    let text = GOOD.replace("share = 2.0\n", "");
+    let parse = |text: &str| Cluster::parse(text, Path::new("/etc/galaxy"));
+    let cluster = parse(&text.replace("strategy = \"galaxy\"\n", "")).unwrap();
+    assert!(!cluster.by_hand());
+    assert_eq!((cluster.strategy, cluster.lengths.clone()), (Strategy::Auto, vec![128]));
+    assert_eq!(cluster.texts, 1);
+    assert_eq!(cluster.profiles, Path::new("/etc/galaxy/profiles"));
+    assert_eq!(cluster.wires(), [WireType::F32]);
+    assert_eq!(cluster.links(), [LinkType::Tls]);
+    let more =
+        "tiles = 8\nlengths = [64, 284]\ntexts = 32\nlossy = true\nplain = true\nprofiles = \"/p\"";
+    let text = text.replace("wire = \"f32\"\ntiles = 4", more);
+    let cluster = parse(&text).unwrap();
+    assert_eq!((cluster.tiles, cluster.lengths.clone()), (Some(8), vec![64, 284]));
+    assert_eq!(cluster.texts, 32);
+    assert_eq!(cluster.profiles, Path::new("/p"));
+    assert_eq!(cluster.wires(), [WireType::F32, WireType::F16]);
+    assert_eq!(cluster.links(), [LinkType::Tls, LinkType::Plain]);
+}
+
+#[test]
+fn links_are_of_one_type_or_of_the_better_one() {
+    use LinkType::{Plain, Quic, Tls};
+    let links = |more: &str| with("tiles = 4", more).unwrap().links();
+    assert_eq!(links("link = \"tls\""), [Tls]);
+    assert_eq!(links("link = \"quic\""), [Quic]);
+    assert_eq!(links("link = \"plain\""), [Plain]);
+    assert_eq!(links("link = \"auto\""), [Tls, Quic]);
+    assert_eq!(links("link = \"quic\"\nplain = true"), [Quic, Plain]);
+    assert_eq!(links("link = \"auto\"\nplain = true"), [Tls, Quic, Plain]);
+}
+
+#[test]
+fn each_error_names_key_and_line() {
+    let cases = [
+        ("tiles = 4", "tile = 4", "line 8: cluster.tile is not a key: did you mean \"tiles\"?"),
+        ("share = 2.0", "shares = 2.0", "device 1.shares is not a key: did you mean \"share\"?"),
+        ("[cluster]", "[clusters]", "did you mean \"cluster\"?"),
+        ("model = \"models/m\"\n", "", "line 2: [cluster] has no \"model\""),
+        ("identity = \"keys/coordinator\"\n", "", "[cluster] has no \"identity\""),
+        ("address = \"192.168.1.20:7100\"\n", "", "[device 1] has no \"address\""),
+        ("memory = \"1GB\"\n", "", "[device 2] has no \"memory\""),
+        ("name = \"pi-2\"\n", "", "[device 2] has no \"name\""),
+        ("\"1.5GB\"", "\"1.5XB\"", "line 13: device 1.memory: \"1.5XB\" is not a size"),
+        ("\"1.5GB\"", "1500", "device 1.memory must be a text in quotes"),
+        ("\"1.5GB\"", "\"0GB\"", "grants nothing"),
+        ("tiles = 4", "tiles = 0", "line 8: cluster.tiles = 0 is out of range: 1 to 64"),
+        ("tiles = 4", "tiles = 65", "out of range: 1 to 64"),
+        ("tiles = 4", "tiles = \"4\"", "cluster.tiles must be a whole number"),
+        ("threads = 2", "threads = 0", "device 1.threads = 0 is out of range"),
+        ("share = 2.0", "share = 0", "device 1.share = 0 is no weight"),
+        ("share = 2.0", "share = -1.5", "is no weight"),
+        ("share = 2.0", "share = nan", "is no weight"),
+        ("share = 2.0", "share = inf", "is no weight"),
+        ("\"galaxy\"", "\"ring\"", "known are auto local megatron galaxy sequence pipeline"),
+        ("\"f32\"", "\"f8\"", "known are f32 f16"),
+        ("pi-2", "pi-1", "line 18: device 2.name: the name pi-1 is used twice (first on line 11)"),
+        ("pi-2", "Pi 2", "is not a name"),
+        ("192.168.1.21:7100", "192.168.1.20:07100", "is used twice: pi-1 has it too"),
+        (
+            "192.168.1.20:7100",
+            "127.0.0.1:7100",
+            "line 12: device 1.address: device pi-1 is at 127.0.0.1:7100, which pi-2 cannot",
+        ),
+        ("192.168.1.21:7100", "[::1]:7100", "which pi-1 cannot reach: give its address on"),
+        ("192.168.1.21:7100", "192.168.1.21", "is not an address: write host:port"),
+        ("tiles = 4", "timeout = \"60\"", "is not a duration"),
+        ("tiles = 4", "tiles = ", "line 8"),
+        ("tiles = 4", "link = \"udp\"", "\"udp\" is not a link: known are tls plain quic"),
+        ("tiles = 4", "plain = \"yes\"", "cluster.plain must be true or false"),
+        (
+            "strategy = \"galaxy\"",
+            "strategy = \"auto\"",
+            "line 15: device 1.share: strategy auto splits by profiles, and shares split by hand: leave the shares out",
+        ),
+        ("strategy = \"galaxy\"\n", "", "line 14: device 1.share: strategy auto"),
+        (
+            "strategy = \"galaxy\"",
+            "strategy = \"pipeline\"",
+            "strategy pipeline splits by profiles",
+        ),
+        ("tiles = 4", "lengths = [0]", "line 8: cluster.lengths = 0 is out of range: 1 to 512"),
+        ("tiles = 4", "lengths = [513]", "cluster.lengths = 513 is out of range: 1 to 512"),
+        ("tiles = 4", "lengths = []", "cluster.lengths must be a list of 1 to 16 whole numbers"),
+        ("tiles = 4", "lengths = 128", "cluster.lengths must be a list of 1 to 16 whole numbers"),
+        ("tiles = 4", "texts = 0", "line 8: cluster.texts = 0 is out of range: 1 to 65536"),
+        ("tiles = 4", "lengths = [\"1\"]", "cluster.lengths must be a list of 1 to 16 whole"),
+        ("tiles = 4", "lossy = 1", "cluster.lossy must be true or false"),
+        ("tiles = 4", "weights = \"disk\"", "line 8: cluster.weights: \"disk\" is no way to read"),
+        ("tiles = 4", "drift = 0", "line 8: cluster.drift: 0 is no margin"),
+        ("tiles = 4", "drift = nan", "NaN is no margin"),
+        ("tiles = 4", "patience = \"0s\"", "\"0s\" is not a duration"),
+    ];
+    for (from, to, want) in cases {
+        let error = with(from, to).expect_err(to).to_string();
+        assert!(error.contains(want), "{to}: {error}");
+    }
+}
+
+#[test]
+fn a_cluster_on_one_machine_may_use_loopback() {
+    let text = GOOD.replace("192.168.1.20:7100", "localhost:7100");
+    let text = text.replace("192.168.1.21:7100", "127.0.0.1:7101");
+    assert!(Cluster::parse(&text, Path::new(".")).is_ok());
+}
+
+#[test]
+fn no_devices_is_no_cluster() {
+    let error = Cluster::parse("[cluster]\nmodel = \"m\"\nidentity = \"k\"\n", Path::new("."))
+        .expect_err("none");
+    assert_eq!(error, ClusterError::Devices { devices: 0 });
+    let text = "[cluster]\nmodel = \"m\"\nidentity = \"k\"\nauthority = \"a\"\n";
+    assert!(Cluster::parse(text, Path::new(".")).is_ok(), "they can join");
+    let many = format!("device = [{}]", "{},".repeat(1000));
+    let error = Cluster::parse(&many, Path::new(".")).expect_err("too many");
+    assert_eq!(error, ClusterError::Devices { devices: 1000 });
+}

@@ -185,7 +185,7 @@ fn most(
     let mut shapes: Vec<(Phase, BatchShape)> =
         widest(spec, plan)?.into_iter().map(|shape| (Phase::Prefill, shape)).collect();
     if plan.cache.rows > 0 {
-        let step = widest_step(plan)?;
+        let step = widest_step()?;
         shapes.extend([Phase::Prefill, Phase::Decode].map(|phase| (phase, step.clone())));
     }
     for (phase, shape) in shapes {
@@ -304,16 +304,17 @@ pub fn widest(spec: &ModelSpec, plan: &Plan) -> Result<Vec<BatchShape>, LowerErr
     parts.map(shape).collect()
 }
 
-/// The decode step that takes most: as many texts as the cache may keep, all of them asked for many
-/// candidates and one for all. No more are asked for all at a time, since that is of the size of the
-/// vocabulary.
-fn widest_step(plan: &Plan) -> Result<BatchShape, LowerError> {
-    let texts = (plan.cache.rows / Cache::BLOCK).clamp(1, plan.max_rows.max(1));
+/// Sequences of a decode step that devices are asked for: until a scheduler asks for more, one.
+const SEQUENCES: u32 = 1;
+
+/// The decode step that takes most: all its sequences are asked for many candidates, and one for all. No more
+/// are asked for all at a time, since that is of the size of the vocabulary.
+fn widest_step() -> Result<BatchShape, LowerError> {
     let segment = |slot| {
         let wanted = Wanted::Token(if slot == 0 { Breadth::All } else { Breadth::Many });
         Segment { slot, past: 0, kept: true, rows: 1, wanted }
     };
-    Ok(BatchShape::new((0..texts).map(segment).collect())?)
+    Ok(BatchShape::new((0..SEQUENCES).map(segment).collect())?)
 }
 
 /// What `device` keeps of texts that go on, at most: keys and values of its heads in whole blocks, angles
@@ -325,13 +326,13 @@ pub fn cache(spec: &ModelSpec, cache: Cache, device: &DevicePlan) -> Bytes {
     let heads = |layer| u64::from(kv_span(spec, device.prefill.block(layer).heads).len());
     let row: u64 =
         (0..spec.layers).map(|layer| 2 * heads(layer) * u64::from(spec.head_width)).sum();
-    let rows = u64::from(cache.rows / Cache::BLOCK * Cache::BLOCK);
+    let rows = u64::from(cache.blocks() * Cache::BLOCK);
     let positions = match &spec.positions {
         Positions::Rotary { limit, .. } => angle_bytes(spec) * u64::from(cache.rows.min(*limit)),
         Positions::Learned { .. } => 0,
     };
     // The least that a text takes is a block.
-    let texts = u64::from(cache.rows / Cache::BLOCK);
+    let texts = u64::from(cache.blocks());
     let choosing = texts * (4 * u64::from(device.prefill.vocabulary.len()) + CHOOSING);
     Bytes(rows * row * u64::from(cache.values.width()) + positions + choosing)
 }

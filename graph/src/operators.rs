@@ -184,7 +184,9 @@ pub trait Operate {
     fn makes(&self) -> ValueId;
 
     /// The weights that it reads.
-    fn weights(&self) -> SmallVec<[WeightId; 8]>;
+    fn weights(&self) -> SmallVec<[WeightId; 8]> {
+        SmallVec::new()
+    }
 
     /// The axes of what it makes, from those of what it reads.
     ///
@@ -232,16 +234,21 @@ pub trait Operate {
         (Element::F32, Element::F32)
     }
 
-    /// What a share of it makes of what is read.
+    /// What a share of it makes of what is read: unless it says something else, the value that it makes, of
+    /// the whole values that it reads.
     ///
     /// # Errors
     /// What should have been read.
     fn content(
         &self,
-        id: OperatorId,
-        share: Span<Share>,
+        _id: OperatorId,
+        _share: Span<Share>,
         read: &[Option<Content>],
-    ) -> Result<Content, Unlike>;
+    ) -> Result<Content, Unlike> {
+        let mut values = self.reads().into_iter().enumerate();
+        values.try_for_each(|(at, value)| Unlike::unless(read, at, value))?;
+        Ok(Content::Value(self.makes()))
+    }
 
     /// What an operation of these sizes takes.
     fn work(&self, _sizes: Sizes) -> Work {

@@ -182,9 +182,9 @@ impl Execution {
             .filter(|active| active.epoch == epoch)
             .ok_or(WorkerError::Refused(crate::state::Refusal::NotPlaced { epoch }))?;
         let spec = active.model.spec();
-        let begins = asked.begins.take();
-        let begins = begins.map(|(text, blocks)| Ok((checked(text, spec.vocabulary)?, blocks)));
-        asked.begins = begins.transpose().map_err(|error: WorkerError| error)?;
+        if let Some((text, blocks)) = asked.begins.take() {
+            asked.begins = Some((checked(text, spec.vocabulary)?, blocks));
+        }
         let inputs = inputs(spec, &asked.shape, rows)?;
         Ok(Self { place, active, asked, inputs, deadline })
     }

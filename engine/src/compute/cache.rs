@@ -86,7 +86,7 @@ impl KvCache {
             return Err(Misfit::Why("its table has fewer blocks than its rows need"));
         }
         let limit = self.blocks.len();
-        if table.iter().any(|block| *block as usize >= limit) {
+        if table.len() > limit || table.iter().any(|block| *block as usize >= limit) {
             return Err(Misfit::Why("the cache has no room for its rows"));
         }
         // The new ones first: what it has stays.
@@ -326,6 +326,7 @@ mod tests {
             assert!(cache.bind(7, 200, &table(&[3, 0])).is_ok());
             assert!(cache.bind(9, 200, &table(&[1])).is_err(), "fewer blocks than rows need");
             assert!(cache.bind(9, 1, &table(&[4])).is_err(), "no such block");
+            assert!(cache.bind(9, 1, &table(&[1; 5])).is_err(), "more blocks than there are");
             assert!(cache.bind(9, 1, &table(&[2])).is_ok());
             let per_row = u64::from(values.width()) * (2 * 2 + 2) * 3;
             assert_eq!(cache.held(), Bytes(3 * 192 * per_row));

@@ -1,7 +1,6 @@
 //! Activations that stand on their own.
 
-use super::{Axes, Content, Operate, OperatorId, Reach, Sizes, Unlike, ValueId, WeightId, Work};
-use galaxy_common::{Share, Span};
+use super::{Axes, Operate, Reach, Sizes, ValueId, Work};
 use galaxy_model::Activation;
 use smallvec::SmallVec;
 
@@ -26,9 +25,6 @@ impl Operate for Activate {
     fn makes(&self) -> ValueId {
         self.output
     }
-    fn weights(&self) -> SmallVec<[WeightId; 8]> {
-        SmallVec::new()
-    }
     fn shape(&self, read: &[Axes]) -> Result<Axes, String> {
         match read {
             [axes] => Ok(*axes),
@@ -43,15 +39,6 @@ impl Operate for Activate {
     }
     fn in_place(&self) -> Option<usize> {
         Some(0)
-    }
-    fn content(
-        &self,
-        _id: OperatorId,
-        _share: Span<Share>,
-        read: &[Option<Content>],
-    ) -> Result<Content, Unlike> {
-        Unlike::unless(read, 0, self.input)?;
-        Ok(Content::Value(self.output))
     }
     fn work(&self, sizes: Sizes) -> Work {
         let operations = f64::from(sizes.rows) * f64::from(sizes.outputs);

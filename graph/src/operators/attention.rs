@@ -1,8 +1,8 @@
 //! Attention: rows see others of their text.
 
 use super::{
-    Axes, Axis, Content, Cut, Operate, OperatorId, Reach, Side, Sizes, Unlike, ValueId, WeightId,
-    Work, product::shared,
+    Axes, Axis, Cut, Operate, OperatorId, Reach, Side, Sizes, ValueId, WeightId, Work,
+    product::shared,
 };
 use galaxy_common::{Head, Share, Span};
 use galaxy_model::Distances;
@@ -80,16 +80,6 @@ impl Operate for Attention {
             (_, true) => Reach::Before,
             (_, false) => Reach::All,
         }
-    }
-    fn content(
-        &self,
-        _id: OperatorId,
-        _share: Span<Share>,
-        read: &[Option<Content>],
-    ) -> Result<Content, Unlike> {
-        Unlike::unless(read, 0, self.input)?;
-        Unlike::unless(read, 1, self.input)?;
-        Ok(Content::Value(self.output))
     }
     fn work(&self, sizes: Sizes) -> Work {
         // Queries times keys, and their weights times values.

@@ -1,7 +1,6 @@
 //! Inputs: values that come in with a request, as they are.
 
-use super::{Axes, Content, Operate, OperatorId, Unlike, ValueId, WeightId};
-use galaxy_common::{Share, Span};
+use super::{Axes, Operate, ValueId};
 use smallvec::SmallVec;
 
 /// Rows of an input.
@@ -23,18 +22,7 @@ impl Operate for Input {
     fn makes(&self) -> ValueId {
         self.output
     }
-    fn weights(&self) -> SmallVec<[WeightId; 8]> {
-        SmallVec::new()
-    }
     fn shape(&self, _read: &[Axes]) -> Result<Axes, String> {
         Ok(self.axes)
-    }
-    fn content(
-        &self,
-        _id: OperatorId,
-        _share: Span<Share>,
-        _read: &[Option<Content>],
-    ) -> Result<Content, Unlike> {
-        Ok(Content::Value(self.output))
     }
 }

@@ -1,7 +1,6 @@
 //! Norms of whole rows.
 
-use super::{Axes, Content, Operate, OperatorId, Unlike, ValueId, WeightId};
-use galaxy_common::{Share, Span};
+use super::{Axes, Operate, ValueId, WeightId};
 use galaxy_model::NormKind;
 use smallvec::SmallVec;
 
@@ -45,14 +44,5 @@ impl Operate for Norm {
     }
     fn is_by_rows(&self) -> bool {
         true
-    }
-    fn content(
-        &self,
-        _id: OperatorId,
-        _share: Span<Share>,
-        read: &[Option<Content>],
-    ) -> Result<Content, Unlike> {
-        Unlike::unless(read, 0, self.input)?;
-        Ok(Content::Value(self.output))
     }
 }

@@ -1,9 +1,6 @@
 //! Pooling: each pixel of the neighbours around one.
 
-use super::{
-    Axes, Content, Operate, OperatorId, Reach, Sizes, Unlike, ValueId, WeightId, Window, Work,
-};
-use galaxy_common::{Share, Span};
+use super::{Axes, Operate, Reach, Sizes, ValueId, Window, Work};
 use smallvec::SmallVec;
 use std::fmt;
 
@@ -67,9 +64,6 @@ impl Operate for Pool {
     fn makes(&self) -> ValueId {
         self.output
     }
-    fn weights(&self) -> SmallVec<[WeightId; 8]> {
-        SmallVec::new()
-    }
     fn shape(&self, read: &[Axes]) -> Result<Axes, String> {
         match *read {
             [Axes::Image { height, width, channels }] => Ok(Axes::Image {
@@ -91,15 +85,6 @@ impl Operate for Pool {
     }
     fn workspace(&self, sizes: Sizes) -> u64 {
         self.rows_read(sizes.rows) * u64::from(sizes.outputs) * 4
-    }
-    fn content(
-        &self,
-        _id: OperatorId,
-        _share: Span<Share>,
-        read: &[Option<Content>],
-    ) -> Result<Content, Unlike> {
-        Unlike::unless(read, 0, self.input)?;
-        Ok(Content::Value(self.output))
     }
     fn work(&self, sizes: Sizes) -> Work {
         let read = self.rows_read(sizes.rows) as f64;

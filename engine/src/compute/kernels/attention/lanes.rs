@@ -38,8 +38,8 @@ pub(super) struct Lanes<'a> {
     pub(super) width: usize,
     /// What scores are multiplied by.
     pub(super) scale: f32,
-    /// How many keys, those of the past included, the first row sees, where each row sees one more than the row before it. None
-    /// where all rows see all keys.
+    /// How many keys, those of the past included, the first row sees, where each row sees one more than the row
+    /// before it. None where all rows see all keys.
     pub(super) sees: Option<usize>,
     /// What is added to the scores, of the one head that there is then.
     pub(super) distances: Option<Distances<'a>>,
@@ -70,8 +70,8 @@ impl<'a> Lanes<'a> {
         self.sees.map_or(all, |first| first + lane / self.group)
     }
 
-    /// The keys of a block and those that stand in groups with them: `[columns, GROUP]` of each group.
-    /// Where a group is not stored like that it is put together in `room`.
+    /// The keys from `group * GROUP` on: `[columns, GROUP]`, where they are stored, or put together in `room`.
+    /// Those that nobody sees are any.
     #[inline(always)]
     pub(super) fn group<'r>(&self, group: usize, room: &'r mut [f32]) -> &'r [f32]
     where

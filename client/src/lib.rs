@@ -23,6 +23,7 @@ pub mod fuzz;
 mod generate;
 #[doc(hidden)]
 pub mod hub;
+mod input;
 mod members;
 #[doc(hidden)]
 pub mod openai;
@@ -35,13 +36,14 @@ mod trace;
 pub use answer::{
     Classes, DeviceReport, Embeddings, Output, Ranked, Ranking, Report, Tensor, Tensors,
 };
-pub use client::{Builder, Client, DEFAULT_TIMEOUT, EmbedOptions, Input, Prefix, TooLong};
+pub use client::{Builder, Client, DEFAULT_TIMEOUT};
 pub use error::ClientError;
 pub use galaxy_common::{
     Fallback, GenerateOptions, GeneratedToken as Token, LinkRate, Prompt, RateError, Sampling,
     SamplingParams,
 };
 pub use generate::{Done, Generated, Generating};
+pub use input::{EmbedOptions, Input, Prefix, TooLong};
 pub use members::{Invitation, Member};
 pub use parts::MAX_TEXTS_PER_PART;
 pub use retry::RetryPolicy;

@@ -4,6 +4,7 @@
 //! Nothing here opens a socket, reads a clock or touches a tensor. Every type
 //! that comes from outside is parsed once into a form that cannot be invalid.
 
+pub mod assignment;
 pub mod blocks;
 pub mod format;
 pub mod frame;
@@ -23,14 +24,14 @@ pub mod spread;
 pub mod streaming;
 pub mod units;
 
+pub use assignment::{Assignment, BlockAssignment, DevicePlan};
 pub use blocks::BlockTables;
 pub use format::{UnknownFormat, WeightFormat};
 pub use frame::{FrameError, FrameHeader, HEADER_BYTES, MAX_PAYLOAD_BYTES};
 pub use generate::{GenerateOptions, GeneratedToken, Prompt, Stint, Text};
 pub use ids::{DeviceName, Epoch, NameError, Rank, RequestId, SequenceNumber};
 pub use plan::{
-    Assignment, BlockAssignment, Cache, DevicePlan, Exchange, Layout, LinkType, Mode, Modes, Plan,
-    PlanError, Strategy, WireType, apportion,
+    Cache, Exchange, Layout, LinkType, Mode, Modes, Plan, PlanError, Strategy, WireType, apportion,
 };
 pub use profile::{
     ClusterProfile, DeviceProfile, Kernel, LinkProfile, PROFILE_VERSION, ProfileError, Table,

@@ -109,6 +109,14 @@ impl<U: Unit> Span<U> {
         let (start, end) = (self.start.max(other.start), self.end.min(other.end));
         if start < end { Self::new(start, end) } else { Self::empty() }
     }
+    /// From the first element of either to the last; an empty span adds nothing.
+    pub fn hull(self, other: Self) -> Self {
+        match (self.is_empty(), other.is_empty()) {
+            (_, true) => self,
+            (true, false) => other,
+            (false, false) => Self::new(self.start.min(other.start), self.end.max(other.end)),
+        }
+    }
     /// Whether some element lies in both.
     pub fn overlaps(self, other: Self) -> bool {
         self.start.max(other.start) < self.end.min(other.end)

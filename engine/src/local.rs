@@ -18,7 +18,9 @@ use galaxy_common::{
     BatchShape, BlockTables, Breadth, Cache, Epoch, Plan, Segment, SequenceNumber, Wanted,
     plan::Phase,
 };
-use galaxy_graph::{LowerError, Lowered, Program, links, operators::OperatorGraph};
+use galaxy_graph::{
+    LowerError, Lowered, Program, Selected, Selection, links, operators::OperatorGraph,
+};
 use galaxy_model::ModelDir;
 use std::{
     ops::ControlFlow,
@@ -73,6 +75,8 @@ pub struct LocalCluster {
     executors: Vec<Executor>,
     streams: Vec<Option<Arc<Stream>>>,
     programs: Mutex<Lowered<Vec<Arc<Program>>>>,
+    /// The part of the model that batches compute with; none: all of it.
+    selected: Mutex<Option<Arc<Selected>>>,
     state: Mutex<State>,
     /// Who has which blocks of the cache.
     tables: Mutex<BlockTables>,
@@ -111,7 +115,8 @@ impl LocalCluster {
         let tables = Mutex::new(BlockTables::new(plan.cache));
         let (plan, state) = (Arc::new(plan), Mutex::default());
         let programs = Mutex::new(Lowered::new(KEPT));
-        let cluster = Self { dir, plan, executors, streams, programs, state, tables };
+        let selected = Mutex::default();
+        let cluster = Self { dir, plan, executors, streams, programs, selected, state, tables };
         cluster.connect(&mut cluster.lock());
         Ok(cluster)
     }
@@ -170,7 +175,26 @@ impl LocalCluster {
     fn lowered(&self, phase: Phase, shape: &BatchShape) -> Result<Vec<Arc<Program>>, LocalError> {
         let shared = |programs: Vec<Program>| programs.into_iter().map(Arc::new).collect();
         let mut programs = self.programs.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(programs.get(self.dir.spec(), &self.plan, phase, shape, shared)?)
+        let selected = self.selected.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        Ok(match selected {
+            Some(selected) => programs.get_selected(&selected, phase, shape, shared)?,
+            None => programs.get(self.dir.spec(), &self.plan, phase, shape, shared)?,
+        })
+    }
+
+    /// From now on batches compute with this part of the model; devices hold what they held. A text that goes on
+    /// must have begun with as many layers.
+    ///
+    /// # Errors
+    /// When the model has no such part, or the plan cannot compute it.
+    pub fn select(&self, selection: Selection) -> Result<(), LocalError> {
+        let spec = self.dir.spec();
+        let part = match selection == Selection::all(spec) {
+            true => None,
+            false => Some(Arc::new(Selected::new(spec, &self.plan, selection)?)),
+        };
+        *self.selected.lock().unwrap_or_else(PoisonError::into_inner) = part;
+        Ok(())
     }
 
     /// Runs one batch on all devices: programs and reports in ring order.

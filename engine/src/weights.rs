@@ -14,11 +14,11 @@ pub(crate) use streamed::Streamed;
 
 use crate::stream::StreamError;
 use galaxy_common::{
-    Assignment, BlockAssignment, Bytes, DevicePlan, Head, Layer, Share, Span, Token, WeightFormat,
+    Assignment, BlockAssignment, Bytes, DevicePlan, Head, Share, Span, Token, WeightFormat,
 };
 use galaxy_graph::{
     holdings::transition,
-    operators::{Attention, OperatorGraph, OperatorId, WeightId},
+    operators::{Attention, Axis, OperatorGraph, OperatorId, Side, WeightId},
 };
 use galaxy_model::{ModelDir, ModelError, ModelSpec};
 use load::Loader;
@@ -56,12 +56,12 @@ pub enum WeightError {
     Stream(Box<StreamError>),
     /// A plan that this build cannot hold.
     #[error(
-        "the plan gives the device other {what} for decode than for prefill in layer {layer}: give both phases the same"
+        "the plan gives the device other {what} for decode than for prefill in layer {layer}, and it cannot compute with a part of what it holds of them: give both phases the same"
     )]
     Phases {
         /// Of what.
         what: &'static str,
-        /// Where; 0 for what no layer has.
+        /// Where; the number of layers for what follows them.
         layer: u32,
     },
 }
@@ -117,11 +117,13 @@ impl Shard {
         device: &DevicePlan,
         progress: Progress<'_>,
     ) -> Result<Self, WeightError> {
-        same_phases(dir.spec(), device)?;
-        let transition = transition(dir.spec(), dir.format(), None, &device.prefill);
+        let graph = Arc::new(OperatorGraph::of(dir.spec()));
+        phases_fit(&graph, device)?;
+        let holds = device.holds();
+        let transition = transition(&graph, dir.format(), None, &holds);
         let mut loader = Loader::new(&dir, transition.read, progress);
-        let mut shard = loader.common(dir.clone(), dir.spec(), &|layer| layer)?;
-        loader.change(&mut shard, &device.prefill)?;
+        let mut shard = loader.common(dir.clone(), graph, &|layer| layer)?;
+        loader.change(&mut shard, &holds)?;
         loader.end()?;
         Ok(shard)
     }
@@ -142,7 +144,8 @@ impl Shard {
         let mut loader = Loader::new(&dir, Bytes(0), progress);
         let spec = ModelSpec { layers: blocks.len() as u32, ..dir.spec().clone() };
         let layer = |at: u32| blocks[at as usize].0;
-        let mut shard = loader.common(dir.clone(), &spec, &layer)?;
+        let graph = Arc::new(OperatorGraph::of(&spec));
+        let mut shard = loader.common(dir.clone(), graph, &layer)?;
         loader.sample(&mut shard, blocks, vocabulary)?;
         loader.end()?;
         Ok(shard)
@@ -160,11 +163,11 @@ impl Shard {
         device: &DevicePlan,
         progress: Progress<'_>,
     ) -> Result<(Self, Bytes), WeightError> {
-        same_phases(dir.spec(), device)?;
-        let (format, new) = (dir.format(), &device.prefill);
+        phases_fit(&self.graph, device)?;
+        let (format, new) = (dir.format(), &*device.holds());
         // What came from disk is read anew.
         self.streamed = None;
-        let transition = transition(dir.spec(), format, Some(&self.assignment), new);
+        let transition = transition(&self.graph, format, Some(&self.assignment), new);
         let mut loader = Loader::new(&dir, transition.read, progress);
         loader.change(&mut self, new)?;
         let read = loader.end()?;
@@ -206,10 +209,8 @@ impl Shard {
 
     /// Notes the shares of an assignment.
     fn take_shares(&mut self, assignment: &Assignment) {
-        for (id, product, held) in self.graph.shared() {
-            if let Some(cut) = product.cut {
-                self.products[id.0 as usize].share = cut.held(assignment, held.layer());
-            }
+        for (id, product) in self.graph.shared() {
+            self.products[id.0 as usize].share = self.graph.share(product, assignment);
         }
         self.assignment = assignment.clone();
     }
@@ -219,20 +220,26 @@ fn floats(values: &[f32]) -> u64 {
     size_of_val(values) as u64
 }
 
-/// Products name a matrix, not a part of one, so a device cannot hold more than a phase computes.
-fn same_phases(spec: &ModelSpec, device: &DevicePlan) -> Result<(), WeightError> {
-    let layers = Span::<Layer>::first(spec.layers);
-    for layer in layers.iter() {
-        let (prefill, decode) = (device.prefill.block(layer), device.decode.block(layer));
-        if prefill.heads != decode.heads {
-            return Err(WeightError::Phases { what: "heads", layer });
+/// Whether what the device computes in each phase is a part of what it holds that kernels can read: keys and
+/// values are kept for one run of heads, columns begin with a panel, and pieces on disk are read whole.
+fn phases_fit(graph: &OperatorGraph, device: &DevicePlan) -> Result<(), WeightError> {
+    let holds = device.holds();
+    for (_, product) in graph.shared() {
+        let share = |assignment| graph.share(product, assignment);
+        let held = share(&holds);
+        for own in [share(&device.prefill), share(&device.decode)] {
+            if held == own || own.is_empty() && product.heads.is_none() {
+                continue;
+            }
+            let panels = (own.start() - held.start()).is_multiple_of(WeightFormat::PANEL);
+            let cut = product
+                .cut
+                .filter(|cut| cut.axis != Axis::Heads && (cut.side == Side::Inputs || panels));
+            if cut.is_none() || device.streaming.is_some() {
+                let what = product.cut.map_or("columns", |cut| cut.axis.plural());
+                return Err(WeightError::Phases { what, layer: graph.layer(product) });
+            }
         }
-        if prefill.columns != decode.columns {
-            return Err(WeightError::Phases { what: "columns", layer });
-        }
-    }
-    if device.prefill.vocabulary != device.decode.vocabulary {
-        return Err(WeightError::Phases { what: "tokens", layer: 0 });
     }
     Ok(())
 }

@@ -13,6 +13,7 @@ use galaxy_graph::{
     budget,
     holdings::transition,
     lower,
+    operators::OperatorGraph,
     program::OpKind,
     share::{self, Member, Terms},
 };
@@ -122,8 +123,9 @@ fn check(name: &str, threads: u16) {
         ControlFlow::Continue(())
     });
     let shard = shard.unwrap();
-    let total = budget::weights(dir.spec(), dir.format(), &plan.ring[0]);
-    let read = transition(dir.spec(), dir.format(), None, &plan.ring[0].prefill).read;
+    let graph = OperatorGraph::of(dir.spec());
+    let total = budget::weights(&graph, dir.format(), &plan.ring[0]);
+    let read = transition(&graph, dir.format(), None, &plan.ring[0].prefill).read;
     assert_eq!(progress.last(), Some(&(read.0, read.0)));
     assert!(progress.is_sorted() && shard.bytes() <= total, "{} of {total}", shard.bytes());
     assert!(shard.bytes().0 * 10 > total.0 * 9, "{} of {total}", shard.bytes());
@@ -260,7 +262,10 @@ fn shards_of_any_split_hold_what_the_budget_says() {
             }
             device.decode = device.prefill.clone();
             let shard = load(&dir, &device).unwrap();
-            let (held, said) = (shard.bytes().0, budget::weights(spec, dir.format(), &device).0);
+            let (held, said) = (
+                shard.bytes().0,
+                budget::weights(&OperatorGraph::of(spec), dir.format(), &device).0,
+            );
             assert_eq!(held, said, "{name} {heads:?}");
         }
     }

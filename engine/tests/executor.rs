@@ -76,6 +76,7 @@ impl Engine for Scripted {
 fn program() -> Arc<Program> {
     Arc::new(Program {
         rank: Rank(0),
+        phase: Phase::Prefill,
         wire: WireType::F32,
         tensors: vec![],
         slots: vec![],

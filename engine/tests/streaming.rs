@@ -8,6 +8,7 @@ use galaxy_common::{
 };
 use galaxy_engine::{choose::Text, local::LocalCluster, stream::Stream};
 use galaxy_graph::{
+    operators::OperatorGraph,
     pieces,
     program::Lane,
     share::{self, Member, Terms},
@@ -61,7 +62,7 @@ fn streamed(model: &ModelDir, plan: &Plan, room: Room, agents: u16, spare: u64, 
             resident: Vec::new(),
         };
         device.streaming = Some(streaming.clone());
-        let pieces = pieces::of_device(model.spec(), device);
+        let pieces = pieces::of_device(&OperatorGraph::of(model.spec()), device);
         let largest = pieces.iter().map(|piece| piece.stored()).max().unwrap_or(4096);
         let parts = if let Room::Parts(parts) = room { u64::from(parts) } else { 1 };
         streaming.buffer = Bytes(largest * parts + spare * 4096);
@@ -255,7 +256,7 @@ fn a_half_written_file_is_gone_on_with() {
     assert!(!done && told == 4);
     let [part] = &files(at.path())[..] else { panic!("one file") };
     assert_eq!(part.extension().unwrap(), "part");
-    let all = pieces::of_device(model.spec(), device).len();
+    let all = pieces::of_device(&OperatorGraph::of(model.spec()), device).len();
     // The third is not as it was written; the fourth and what follows are not there.
     flip(part, fs::metadata(part).unwrap().len() - 4);
     let (done, told) = write(usize::MAX);

@@ -7,7 +7,7 @@ use galaxy_common::{
     Assignment, BlockAssignment, Bytes, DeviceName, DevicePlan, Span, WeightFormat,
 };
 use galaxy_engine::weights::Shard;
-use galaxy_graph::{budget, holdings::transition};
+use galaxy_graph::{budget, holdings::transition, operators::OperatorGraph};
 use galaxy_model::{
     ModelDir,
     shape::{SHARD_BYTES, catalogue},
@@ -49,6 +49,7 @@ fn the_peak_of_a_transition_is_what_was_said() {
     (shape.hidden, shape.heads, shape.inner, shape.layers) = (512, 8, 2048, 6);
     shape.write(directory.path(), SHARD_BYTES, &mut |_| ()).unwrap();
     let dir = Arc::new(ModelDir::open(directory.path()).unwrap());
+    let graph = OperatorGraph::of(dir.spec());
     let go_on = |_, _| ControlFlow::Continue(());
     let (whole, heads, columns) = ((0, 6), (0, 8), (0, 2048));
     let pairs = [
@@ -67,8 +68,7 @@ fn the_peak_of_a_transition_is_what_was_said() {
         std::fs::write("/proc/self/clear_refs", "5").unwrap();
         let (shard, _) = shard.reshape(dir.clone(), &new, &mut { go_on }).unwrap();
         let measured = status("VmHWM:").saturating_sub(before);
-        let said =
-            transition(dir.spec(), WeightFormat::F32, Some(&old.prefill), &new.prefill).peak.0;
+        let said = transition(&graph, WeightFormat::F32, Some(&old.prefill), &new.prefill).peak.0;
         let said = said - budget::PROCESS.0;
         println!("{measured} of {said}, {} held then", shard.bytes());
         // What it is read through is bounded by 2 MiB.

@@ -3,6 +3,7 @@
 use crate::{
     holdings::{self, READ_BUFFERS},
     lower::{LowerError, cuts_move, farthest, fits, kv_span, sketches},
+    operators::OperatorGraph,
     pieces,
     program::{Memory, Program, Role},
     short,
@@ -156,8 +157,9 @@ fn needs_of(
         }
         layers *= 2;
     };
+    let graph = OperatorGraph::of(spec);
     let with_weights = |(rank, needs): (&Rank, Needs)| Needs {
-        weights: weights(spec, format, &plan.ring[rank.index()]),
+        weights: weights(&graph, format, &plan.ring[rank.index()]),
         cache: cache(spec, plan.cache, &plan.ring[rank.index()]),
         ..needs
     };
@@ -333,7 +335,7 @@ pub fn cache(spec: &ModelSpec, cache: Cache, device: &DevicePlan) -> Bytes {
     };
     // The least that a text takes is a block.
     let texts = u64::from(cache.blocks());
-    let choosing = texts * (4 * u64::from(device.prefill.vocabulary.len()) + CHOOSING);
+    let choosing = texts * (4 * u64::from(device.holds().vocabulary.len()) + CHOOSING);
     Bytes(rows * row * u64::from(cache.values.width()) + positions + choosing)
 }
 
@@ -344,7 +346,8 @@ pub fn of_program(
     device: &DevicePlan,
     program: &Program,
 ) -> Needs {
-    Needs { weights: weights(spec, format, device), ..of_running(spec, device, program) }
+    let graph = OperatorGraph::of(spec);
+    Needs { weights: weights(&graph, format, device), ..of_running(spec, device, program) }
 }
 
 /// The same without its shard.
@@ -406,15 +409,15 @@ pub fn of_thread(spec: &ModelSpec, rows: u64) -> u64 {
 }
 
 /// Bytes of the shard that `device` holds in memory.
-pub fn weights(spec: &ModelSpec, format: WeightFormat, device: &DevicePlan) -> Bytes {
-    let all = all_weights(spec, format, device);
+pub fn weights(graph: &OperatorGraph, format: WeightFormat, device: &DevicePlan) -> Bytes {
+    let all = all_weights(graph, format, device);
     let Some(streaming) = &device.streaming else { return all };
-    let pieces = (0..).zip(pieces::of_device(spec, device));
+    let pieces = (0..).zip(pieces::of_device(graph, device));
     let read = pieces.filter(|(number, _)| !streaming.keeps(*number)).map(|(_, piece)| piece.bytes);
     Bytes(all.0 - read.sum::<u64>().min(all.0))
 }
 
 /// Bytes of the shard that `device` holds, in memory and on disk.
-pub fn all_weights(spec: &ModelSpec, format: WeightFormat, device: &DevicePlan) -> Bytes {
-    Bytes(holdings::bytes(spec, format, &device.prefill))
+pub fn all_weights(graph: &OperatorGraph, format: WeightFormat, device: &DevicePlan) -> Bytes {
+    Bytes(holdings::bytes(graph, format, &device.holds()))
 }

@@ -1,32 +1,20 @@
 //! What a device holds of a model, matrix by matrix, and what a change of it takes: which matrices
 //! are made anew, in which order, what of them is read from files, and how much memory that needs.
 
-use crate::{budget, lower::kv_span};
+use crate::{
+    budget,
+    operators::{Operator, OperatorGraph, OperatorId, Product, Weight, WeightId},
+};
 use galaxy_common::{Assignment, Bytes, Span, WeightFormat};
-use galaxy_model::{HeadSpec, Matrix, ModelSpec, Vector};
+use galaxy_model::Matrix;
 use std::ops::Range;
 
 /// What files are read through, and values spread from, while a shard is made.
 pub const READ_BUFFERS: u64 = 2 << 20;
 
-/// A matrix of a shard: parts of the model's matrices that have the same inputs, side by side.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Held {
-    /// Queries, keys and values of some heads of a layer.
-    Qkv(u32),
-    /// Context of these heads -> hidden.
-    AttentionOutput(u32),
-    /// Inner columns of a layer; gated: gate columns, then up columns.
-    Up(u32),
-    /// These columns -> hidden.
-    Down(u32),
-    /// Logits of a slice of the vocabulary.
-    Language,
-}
-
 /// A rectangle of a matrix of the model.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Part {
+pub struct WeightSlice {
     /// Of which.
     pub matrix: Matrix,
     /// Its inputs.
@@ -35,7 +23,7 @@ pub struct Part {
     pub outputs: Range<u32>,
 }
 
-impl Part {
+impl WeightSlice {
     /// Values in it.
     pub fn values(&self) -> u64 {
         self.inputs.len() as u64 * self.outputs.len() as u64
@@ -68,119 +56,47 @@ impl Part {
     }
 }
 
-impl Held {
-    /// Those of a layer.
-    pub fn of_layer(l: u32) -> [Self; 4] {
-        [Self::Qkv(l), Self::AttentionOutput(l), Self::Up(l), Self::Down(l)]
+impl OperatorGraph {
+    /// What a device of this assignment holds of a product: a slice of each of its matrices, which stand side
+    /// by side; nothing where it has no values.
+    pub fn slices(&self, product: &Product, assignment: &Assignment) -> Vec<WeightSlice> {
+        let share = self.share(product, assignment);
+        let slice =
+            |(id, inputs, outputs): (WeightId, _, _)| match self.weights.get(id.0 as usize)? {
+                Weight::Matrix(matrix) => Some(WeightSlice { matrix: *matrix, inputs, outputs }),
+                Weight::Vector(_) => None,
+            };
+        let slices: Vec<_> = product.slices(share).into_iter().filter_map(slice).collect();
+        if slices.iter().any(|slice| slice.values() > 0) { slices } else { Vec::new() }
     }
 
-    /// Its layer; 0 of what no layer has.
-    pub fn layer(self) -> u32 {
-        match self {
-            Self::Qkv(l) | Self::AttentionOutput(l) | Self::Up(l) | Self::Down(l) => l,
-            Self::Language => 0,
-        }
+    /// Bytes of all that a device of this assignment holds of a product: its slices and their biases.
+    fn held(&self, product: &Product, format: WeightFormat, assignment: &Assignment) -> u64 {
+        let slices = self.slices(product, assignment);
+        product.bytes(format, &slices) + 4 * product.bias_values(&slices)
+    }
+}
+
+impl Product {
+    /// Values of the biases of these slices. Those of products that are cut by their inputs are no part of a
+    /// slice: they join whole at the owner of a row.
+    fn bias_values(&self, slices: &[WeightSlice]) -> u64 {
+        self.biases.iter().zip(slices).map(|(_, slice)| slice.outputs.len() as u64).sum()
     }
 
-    /// All that a shard may have.
-    fn all(layers: u32) -> impl Iterator<Item = Self> {
-        (0..layers).flat_map(Self::of_layer).chain([Self::Language])
-    }
-
-    /// The same in the order in which programs need them.
-    pub(crate) fn in_order(spec: &ModelSpec) -> impl Iterator<Item = Self> {
-        let parallel = spec.parallel;
-        let of = move |l| {
-            let [qkv, output] = [Self::Qkv(l), Self::AttentionOutput(l)];
-            // Where both blocks stand beside each other, their first products come first.
-            match parallel {
-                true => [qkv, Self::Up(l), output, Self::Down(l)],
-                false => [qkv, output, Self::Up(l), Self::Down(l)],
-            }
-        };
-        (0..spec.layers).flat_map(of).chain([Self::Language])
-    }
-
-    /// What a device of this assignment has in it; nothing where it has no values.
-    pub fn parts(self, spec: &ModelSpec, assignment: &Assignment) -> Vec<Part> {
-        let hidden = || 0..spec.hidden;
-        let part = |matrix, inputs, outputs| Part { matrix, inputs, outputs };
-        let width = spec.head_width;
-        let heads = |layer| {
-            let heads = assignment.block(layer).heads;
-            heads.start() * width..heads.end() * width
-        };
-        let keys = |layer| {
-            let heads = kv_span(spec, assignment.block(layer).heads);
-            heads.start() * width..heads.end() * width
-        };
-        let columns = |layer| assignment.block(layer).columns.iter();
-        let parts = match self {
-            Self::Qkv(layer) => vec![
-                part(Matrix::Query(layer), hidden(), heads(layer)),
-                part(Matrix::Key(layer), hidden(), keys(layer)),
-                part(Matrix::Value(layer), hidden(), keys(layer)),
-            ],
-            Self::AttentionOutput(layer) => {
-                vec![part(Matrix::AttentionOutput(layer), heads(layer), hidden())]
-            }
-            Self::Up(layer) if spec.gated => vec![
-                part(Matrix::Gate(layer), hidden(), columns(layer)),
-                part(Matrix::Up(layer), hidden(), columns(layer)),
-            ],
-            Self::Up(layer) => vec![part(Matrix::Up(layer), hidden(), columns(layer))],
-            Self::Down(layer) => vec![part(Matrix::Down(layer), columns(layer), hidden())],
-            Self::Language => {
-                vec![part(Matrix::LanguageHead, hidden(), assignment.vocabulary.iter())]
-            }
-        };
-        if parts.iter().any(|part| part.values() > 0) { parts } else { Vec::new() }
-    }
-
-    /// The biases of its outputs, one for each part, where the model has them. Those of row-split
-    /// matrices are no part of a slice: they join whole at the owner of a row.
-    pub fn biases(self, spec: &ModelSpec) -> Vec<Vector> {
-        match self {
-            Self::Qkv(l) if spec.qkv_bias => {
-                vec![Vector::QueryBias(l), Vector::KeyBias(l), Vector::ValueBias(l)]
-            }
-            Self::Up(l) if spec.mlp_bias && spec.gated => {
-                vec![Vector::GateBias(l), Vector::UpBias(l)]
-            }
-            Self::Up(l) if spec.mlp_bias => vec![Vector::UpBias(l)],
-            Self::Language if matches!(spec.head, HeadSpec::Language { bias: true, .. }) => {
-                vec![Vector::LanguageBias]
-            }
-            _ => Vec::new(),
-        }
-    }
-
-    /// Values of the biases of these parts.
-    pub(crate) fn bias_values(self, spec: &ModelSpec, parts: &[Part]) -> u64 {
-        let each = self.biases(spec).into_iter().zip(parts);
-        each.map(|(_, part)| part.outputs.len() as u64).sum()
-    }
-
-    /// Bytes of these parts as held, without their biases.
-    pub(crate) fn bytes(self, spec: &ModelSpec, format: WeightFormat, parts: &[Part]) -> u64 {
-        self.bytes_by(spec, parts, |inputs, outputs| format.held(inputs, outputs))
+    /// Bytes of these slices as held, without their biases.
+    pub(crate) fn bytes(&self, format: WeightFormat, slices: &[WeightSlice]) -> u64 {
+        self.bytes_by(slices, |inputs, outputs| format.held(inputs, outputs))
     }
 
     /// The same of matrices that take so many bytes for (inputs, outputs).
-    pub(crate) fn bytes_by(
-        self,
-        spec: &ModelSpec,
-        parts: &[Part],
-        held: impl Fn(u64, u64) -> u64,
-    ) -> u64 {
-        let inputs = parts.first().map_or(0, |part| part.inputs.len() as u64);
-        let outputs = |parts: &[Part]| parts.iter().map(|part| part.outputs.len() as u64).sum();
-        match self {
+    pub(crate) fn bytes_by(&self, slices: &[WeightSlice], held: impl Fn(u64, u64) -> u64) -> u64 {
+        let inputs = slices.first().map_or(0, |slice| slice.inputs.len() as u64);
+        let outputs = |slices: &[WeightSlice]| slices.iter().map(|s| s.outputs.len() as u64).sum();
+        match self.gated {
             // Panels of gate and up columns alternate.
-            Self::Up(_) if spec.gated => {
-                parts.chunks(1).map(|one| held(inputs, outputs(one))).sum()
-            }
-            _ => held(inputs, outputs(parts)),
+            true => slices.chunks(1).map(|one| held(inputs, outputs(one))).sum(),
+            false => held(inputs, outputs(slices)),
         }
     }
 }
@@ -190,21 +106,21 @@ pub fn nothing() -> Assignment {
     Assignment { blocks: Vec::new(), row_weight: 0, vocabulary: Span::empty() }
 }
 
-/// One matrix that a change of assignment makes anew.
+/// The matrices of a product, which a change of assignment makes anew.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Step {
     /// Which.
-    pub held: Held,
-    /// What is there of it,
-    pub old: Vec<Part>,
+    pub operator: OperatorId,
+    /// What is there of them,
+    pub old: Vec<WeightSlice>,
     /// and what will be.
-    pub new: Vec<Part>,
+    pub new: Vec<WeightSlice>,
 }
 
 impl Step {
     /// The parts that are there and stay, by the places of the new ones.
-    pub fn kept(&self) -> impl Iterator<Item = Option<Part>> {
-        // Parts of a matrix always come in the same order.
+    pub fn kept(&self) -> impl Iterator<Item = Option<WeightSlice>> {
+        // Slices of a product always come in the same order.
         let old = self.old.iter().map(Some).chain(std::iter::repeat(None));
         self.new.iter().zip(old).map(|(new, old)| new.common(old?))
     }
@@ -212,11 +128,14 @@ impl Step {
 
 /// The matrices that change from one assignment to another: those that go first, then
 /// those that shrink, so that their memory is free for those that grow.
-pub fn steps(spec: &ModelSpec, old: &Assignment, new: &Assignment) -> Vec<Step> {
-    let values = |parts: &[Part]| parts.iter().map(Part::values).sum::<u64>();
-    let step = |held: Held| Step { held, old: held.parts(spec, old), new: held.parts(spec, new) };
+pub fn steps(graph: &OperatorGraph, old: &Assignment, new: &Assignment) -> Vec<Step> {
+    let values = |slices: &[WeightSlice]| slices.iter().map(WeightSlice::values).sum::<u64>();
+    let step = |(operator, product): (OperatorId, &Product)| {
+        let [old, new] = [old, new].map(|assignment| graph.slices(product, assignment));
+        Step { operator, old, new }
+    };
     let mut steps: Vec<Step> =
-        Held::all(spec.layers).map(step).filter(|step| step.old != step.new).collect();
+        graph.shared().map(step).filter(|step| step.old != step.new).collect();
     // Stable, so that files are read from front to back.
     steps.sort_by_key(|step| match (values(&step.old), values(&step.new)) {
         (_, 0) => 0,
@@ -238,48 +157,40 @@ pub struct Transition {
     pub peak: Bytes,
 }
 
-/// What it takes to turn a shard of `old` into one of `new`, matrix by matrix in the order of
+/// What it takes to turn a shard of `old` into one of `new`, product by product in the order of
 /// [`steps`]: the new matrix is made beside the old one, which then goes. Without `old`, to load it.
 ///
 /// `format` is that of the model's matrices.
 pub fn transition(
-    spec: &ModelSpec,
+    graph: &OperatorGraph,
     format: WeightFormat,
     old: Option<&Assignment>,
     new: &Assignment,
 ) -> Transition {
-    let all = Common::of(spec);
-    let mut read = if old.is_some() { 0 } else { all.stored(format) };
+    let mut read = if old.is_some() { 0 } else { Common::of(graph).stored(format) };
     let nothing = nothing();
     let old = old.unwrap_or(&nothing);
-    let bytes = |held: Held, parts: &[Part]| {
-        held.bytes(spec, format, parts) + 4 * held.bias_values(spec, parts)
-    };
-    let mut held = bytes_of(spec, format, &all, old);
+    let mut held = bytes(graph, format, old);
     let mut peak = held;
-    for step in steps(spec, old, new) {
-        held += bytes(step.held, &step.new);
+    for step in steps(graph, old, new) {
+        let Some(product) = graph.product(step.operator) else { continue };
+        let bytes = |slices: &[WeightSlice]| {
+            product.bytes(format, slices) + 4 * product.bias_values(slices)
+        };
+        held += bytes(&step.new);
         peak = peak.max(held);
-        held -= bytes(step.held, &step.old);
+        held -= bytes(&step.old);
         let kept = step.kept().flatten().map(|part| part.values()).sum::<u64>();
-        let wanted = step.new.iter().map(Part::values).sum::<u64>();
-        let biases = step.held.bias_values(spec, &step.new);
-        read += format.bytes(1, wanted - kept + biases);
+        let wanted = step.new.iter().map(WeightSlice::values).sum::<u64>();
+        read += format.bytes(1, wanted - kept + product.bias_values(&step.new));
     }
     Transition { read: Bytes(read), peak: Bytes(peak + READ_BUFFERS) + budget::PROCESS }
 }
 
 /// Bytes of a shard of this assignment, in memory and on disk: its slices in panels, and vectors in f32.
-pub fn bytes(spec: &ModelSpec, format: WeightFormat, assignment: &Assignment) -> u64 {
-    bytes_of(spec, format, &Common::of(spec), assignment)
-}
-
-fn bytes_of(spec: &ModelSpec, format: WeightFormat, all: &Common, assignment: &Assignment) -> u64 {
-    let sliced = Held::all(spec.layers).map(|held| {
-        let parts = held.parts(spec, assignment);
-        held.bytes(spec, format, &parts) + 4 * held.bias_values(spec, &parts)
-    });
-    4 * all.vectors + all.held(format) + sliced.sum::<u64>()
+pub fn bytes(graph: &OperatorGraph, format: WeightFormat, assignment: &Assignment) -> u64 {
+    let sliced = graph.shared().map(|(_, product)| graph.held(product, format, assignment));
+    Common::of(graph).held(format) + sliced.sum::<u64>()
 }
 
 /// What every device holds, whatever its assignment.
@@ -291,21 +202,14 @@ struct Common {
 }
 
 impl Common {
-    fn of(spec: &ModelSpec) -> Self {
-        let sliced = |vector: &Vector| {
-            use Vector::*;
-            let of_layers = matches!(
-                vector,
-                QueryBias(_) | KeyBias(_) | ValueBias(_) | GateBias(_) | UpBias(_)
-            );
-            of_layers || *vector == LanguageBias
-        };
-        let vectors = Vector::all(spec).filter(|vector| !sliced(vector));
-        let whole = [Matrix::Patch, Matrix::ClassDense, Matrix::ClassOutput];
-        let shapes = whole.iter().filter_map(|matrix| matrix.shape(spec));
+    fn of(graph: &OperatorGraph) -> Self {
+        let whole = graph.operators.iter().filter_map(|operator| match operator {
+            Operator::Product(product) if product.cut.is_none() => Some(product.shape),
+            _ => None,
+        });
         Self {
-            vectors: vectors.filter_map(|vector| vector.width(spec)).map(u64::from).sum(),
-            matrices: shapes.map(|(inputs, outputs)| (inputs.into(), outputs.into())).collect(),
+            vectors: graph.vectors().map(|(id, _)| u64::from(graph.widths[id.0 as usize])).sum(),
+            matrices: whole.map(|(inputs, outputs)| (inputs.into(), outputs.into())).collect(),
         }
     }
 
@@ -315,8 +219,9 @@ impl Common {
         format.bytes(1, self.vectors) + matrices.sum::<u64>()
     }
 
-    /// Bytes of the matrices as devices hold them.
+    /// Bytes of them as devices hold them.
     fn held(&self, format: WeightFormat) -> u64 {
-        self.matrices.iter().map(|&(inputs, outputs)| format.held(inputs, outputs)).sum()
+        let matrices = self.matrices.iter().map(|&(inputs, outputs)| format.held(inputs, outputs));
+        4 * self.vectors + matrices.sum::<u64>()
     }
 }

@@ -11,6 +11,7 @@ mod lowered;
 pub mod operators;
 pub mod pieces;
 pub mod program;
+pub mod select;
 pub mod share;
 pub mod short;
 pub mod simulate;
@@ -20,6 +21,7 @@ pub mod verify;
 pub use lower::{LowerError, digest, links, lower, takes};
 pub use lowered::Lowered;
 pub use program::Program;
+pub use select::{Selected, Selection};
 pub use simulate::{
     ByteCost, Cable, Costs, Counted, Deadlock, Disk, FRAME_OVERHEAD, LinkRate, Observed, Predicted,
     simulate,

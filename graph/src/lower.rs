@@ -19,6 +19,7 @@ mod stream;
 
 use crate::{
     operators::{OperatorGraph, shared},
+    pieces::{self, Piece},
     program::Program,
 };
 use build::{Builder, Sketch};
@@ -34,7 +35,7 @@ use ring::Ring;
 use std::{collections::BTreeSet, sync::Arc};
 
 /// Changes whenever the same plan and shape lower to another program.
-pub const LOWERING: u32 = 10;
+pub const LOWERING: u32 = 11;
 
 /// A plan and a shape that give no programs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -121,6 +122,12 @@ pub enum LowerError {
         /// What it may take.
         room: u64,
     },
+    /// A part of a model that there is not.
+    #[error("this part of the model cannot be computed: {why}")]
+    Selection {
+        /// Why.
+        why: &'static str,
+    },
     /// A tile that no frame can carry.
     #[error(
         "a tile of {bytes} bytes is above a frame's limit of {MAX_PAYLOAD_BYTES}: use more tiles or a smaller max_rows"
@@ -141,14 +148,30 @@ pub fn lower(
     phase: Phase,
     shape: &BatchShape,
 ) -> Result<Vec<Program>, LowerError> {
+    let graph = Arc::new(OperatorGraph::of(spec));
+    let pieces = |rank: Rank| pieces::of_device(&graph, &plan.ring[rank.index()]);
+    of_graph(&graph, spec, plan, phase, shape, &pieces)
+}
+
+/// The same of a graph that is there. `pieces` are those of a device that reads its weights from disk.
+pub(crate) fn of_graph(
+    graph: &Arc<OperatorGraph>,
+    spec: &ModelSpec,
+    plan: &Plan,
+    phase: Phase,
+    shape: &BatchShape,
+    pieces: &dyn Fn(Rank) -> Vec<Piece>,
+) -> Result<Vec<Program>, LowerError> {
     fits(spec, plan)?;
     takes(spec, plan, shape)?;
-    let graph = Arc::new(OperatorGraph::of(spec));
     let order = Order::default();
     let ranks = plan.ranked().map(|(rank, _)| rank);
     let program = |rank: Rank| {
-        let operations = operations(&graph, spec, plan, phase, shape, rank, &order);
-        stream::weave(operations, spec, &plan.ring[rank.index()])?.finish()
+        let operations = operations(graph, spec, plan, phase, shape, rank, &order);
+        match &plan.ring[rank.index()].streaming {
+            Some(streaming) => stream::weave(operations, streaming, &pieces(rank))?.finish(),
+            None => operations.finish(),
+        }
     };
     ranks.map(program).collect()
 }

@@ -1,6 +1,6 @@
 //! What was made of programs, kept by the plan and the shape that they were lowered from.
 
-use crate::{LowerError, Program, lower, takes};
+use crate::{LowerError, Program, Selected, lower, takes};
 use galaxy_common::{BatchShape, Plan, plan::Phase};
 use galaxy_model::ModelSpec;
 use std::{collections::VecDeque, sync::Arc};
@@ -42,6 +42,33 @@ impl<T: Clone> Lowered<T> {
         shape: &BatchShape,
         make: impl FnOnce(Vec<Program>) -> T,
     ) -> Result<T, LowerError> {
+        let lower = |shape: &BatchShape| lower(spec, plan, phase, shape);
+        self.get_by(spec, plan, phase, shape, |shape| lower(shape).map(make))
+    }
+
+    /// The same of a part of a model, under the plan of that part.
+    ///
+    /// # Errors
+    /// As [`Lowered::get`].
+    pub fn get_selected(
+        &mut self,
+        selected: &Selected,
+        phase: Phase,
+        shape: &BatchShape,
+        make: impl FnOnce(Vec<Program>) -> T,
+    ) -> Result<T, LowerError> {
+        let Selected { spec, plan, .. } = selected;
+        self.get_by(spec, plan, phase, shape, |shape| selected.lower(phase, shape).map(make))
+    }
+
+    fn get_by(
+        &mut self,
+        spec: &ModelSpec,
+        plan: &Arc<Plan>,
+        phase: Phase,
+        shape: &BatchShape,
+        make: impl FnOnce(&BatchShape) -> Result<T, LowerError>,
+    ) -> Result<T, LowerError> {
         takes(spec, plan, shape)?;
         let shape = shape.unbound();
         let same = |entry: &Entry<T>| {
@@ -51,7 +78,7 @@ impl<T: Clone> Lowered<T> {
         let entry = match kept {
             Some(entry) => entry,
             None => {
-                let made = make(lower(spec, plan, phase, &shape)?);
+                let made = make(&shape)?;
                 Entry { plan: plan.clone(), phase, shape, made }
             }
         };

@@ -27,17 +27,14 @@ pub use input::Input;
 pub use norm::Norm;
 pub use pool::{Pool, Pooling};
 pub(crate) use product::shared;
-pub use product::{HeadNorms, Heads, Product, Rotary};
+pub use product::{HeadNorms, Heads, Product, Rotary, Slices, Within};
 
-use crate::{
-    holdings::Held,
-    program::{Element, OpKind, Operation, Region, Tensor, TensorId},
-};
+use crate::program::{Element, OpKind, Operation, Region, Tensor, TensorId};
 use galaxy_common::{Assignment, Share, Span};
 use galaxy_model::{ClassActivation, Matrix, Vector};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident) => {
@@ -107,6 +104,17 @@ pub enum Axis {
     Columns,
     /// Tokens of the vocabulary.
     Tokens,
+}
+
+impl Axis {
+    /// What is counted, for messages.
+    pub fn plural(self) -> &'static str {
+        match self {
+            Self::Heads => "heads",
+            Self::Columns => "columns",
+            Self::Tokens => "tokens",
+        }
+    }
 }
 
 /// On which side of an operator the axis is.
@@ -345,6 +353,8 @@ pub struct OperatorGraph {
     pub operators: Vec<Operator>,
     /// The weights.
     pub weights: Vec<Weight>,
+    /// Values of each of them that is a vector.
+    pub widths: Vec<u32>,
     /// The operators of each layer.
     pub layers: Vec<LayerOperators>,
     /// What makes the first rows,
@@ -434,24 +444,39 @@ impl OperatorGraph {
         let once = op.reads.iter().filter(|region| region.tensor == read.tensor).count() == 1;
         (alike && once).then_some((read.tensor, made.tensor))
     }
-    /// The products whose matrices devices share.
-    pub fn shared(&self) -> impl Iterator<Item = (OperatorId, &Product, Held)> {
+    /// The products whose matrices devices share, in the order in which they are needed.
+    pub fn shared(&self) -> impl Iterator<Item = (OperatorId, &Product)> {
         let all = (0..).map(OperatorId).zip(&self.operators);
         all.filter_map(|(id, operator)| match operator {
-            Operator::Product(product) => product.held.map(|held| (id, product, held)),
+            Operator::Product(product) if product.cut.is_some() => Some((id, product)),
             _ => None,
         })
     }
-    /// The product of a matrix that devices share.
-    pub fn of_held(&self, held: Held) -> Option<OperatorId> {
-        let layer = |layer: u32| self.layers.get(layer as usize);
-        Some(match held {
-            Held::Qkv(l) => layer(l)?.qkv,
-            Held::AttentionOutput(l) => layer(l)?.output,
-            Held::Up(l) => layer(l)?.up,
-            Held::Down(l) => layer(l)?.down,
-            Held::Language => self.language?,
+    /// The vectors that each device holds: all but the biases of shared products.
+    pub fn vectors(&self) -> impl Iterator<Item = (WeightId, Vector)> {
+        let shared: HashSet<WeightId> =
+            self.shared().flat_map(|(_, product)| product.biases.iter().copied()).collect();
+        let all = (0..).map(WeightId).zip(&self.weights);
+        all.filter_map(move |(id, weight)| match weight {
+            Weight::Vector(vector) if !shared.contains(&id) => Some((id, *vector)),
+            _ => None,
         })
+    }
+    /// The shares of a product that a device of this assignment has.
+    pub fn share(&self, product: &Product, assignment: &Assignment) -> Span<Share> {
+        let layer = self.layer(product);
+        product.cut.map_or(Span::empty(), |cut| cut.held(assignment, layer))
+    }
+    /// The biases of a product, one for each of its matrices where it has any.
+    pub fn biases(&self, product: &Product) -> impl Iterator<Item = Vector> {
+        product.biases.iter().filter_map(|id| match self.weights.get(id.0 as usize)? {
+            Weight::Vector(vector) => Some(*vector),
+            Weight::Matrix(_) => None,
+        })
+    }
+    /// The layer of a product; the number of layers for what follows them.
+    pub fn layer(&self, product: &Product) -> u32 {
+        self.values.get(product.output.0 as usize).map_or(0, |value| value.layer)
     }
 
     /// Whether values, operators and weights fit together: each reads what others made before, and has as

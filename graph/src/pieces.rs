@@ -1,10 +1,12 @@
 //! The pieces in which a shard is read from disk: its matrices, or columns of them.
 
-use crate::holdings::{Held, Part};
+use crate::{
+    holdings::WeightSlice,
+    operators::{OperatorGraph, OperatorId},
+};
 use galaxy_common::{
     Assignment, Bytes, Column, DevicePlan, PIECE_ALIGNMENT, Span, Streaming, WeightFormat,
 };
-use galaxy_model::ModelSpec;
 
 /// Pieces are cut between so many columns: what a kernel takes at a time.
 const CUT: u32 = 2 * WeightFormat::PANEL;
@@ -14,12 +16,12 @@ const CHECKSUM: u64 = 4;
 /// One of them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Piece {
-    /// Of which matrix.
-    pub held: Held,
+    /// Of which product.
+    pub operator: OperatorId,
     /// The columns of the product that it makes.
     pub columns: Span<Column>,
     /// What of the model's matrices is in it.
-    pub parts: Vec<Part>,
+    pub slices: Vec<WeightSlice>,
     /// Bytes of its values, packed as kernels read them.
     pub bytes: u64,
 }
@@ -33,10 +35,12 @@ impl Piece {
 
     /// Its first so many bit planes, where it is stored plane by plane, the most significant first: as many
     /// of its first bytes, and all that a request holds that selects no more of them.
-    pub fn first_planes(&self, spec: &ModelSpec, format: WeightFormat, planes: u32) -> Self {
+    pub fn first_planes(&self, graph: &OperatorGraph, format: WeightFormat, planes: u32) -> Self {
         let planes = planes.min(format.planes());
         let held = |inputs, outputs| format.held_planes(inputs, outputs, planes);
-        Self { bytes: self.held.bytes_by(spec, &self.parts, held), ..self.clone() }
+        let product = graph.product(self.operator);
+        let bytes = product.map_or(0, |product| product.bytes_by(&self.slices, held));
+        Self { bytes, ..self.clone() }
     }
 }
 
@@ -45,22 +49,22 @@ impl Piece {
 ///
 /// Queries, keys and values stay together: what follows their product goes over whole heads.
 pub fn pieces(
-    spec: &ModelSpec,
+    graph: &OperatorGraph,
     assignment: &Assignment,
     format: WeightFormat,
     most: Bytes,
 ) -> Vec<Piece> {
     let mut pieces = Vec::new();
-    for held in Held::in_order(spec) {
-        let parts = held.parts(spec, assignment);
-        let Some(first) = parts.first() else { continue };
+    for (operator, product) in graph.shared() {
+        let slices = graph.slices(product, assignment);
+        let Some(first) = slices.first() else { continue };
         let rows = first.inputs.clone();
-        let bytes = |parts: &[Part]| held.bytes(spec, format, parts);
-        let all = bytes(&parts);
-        if matches!(held, Held::Qkv(_)) {
-            let columns: usize = parts.iter().map(|part| part.outputs.len()).sum();
+        let bytes = |slices: &[WeightSlice]| product.bytes(format, slices);
+        let all = bytes(&slices);
+        if product.heads.is_some() {
+            let columns: usize = slices.iter().map(|slice| slice.outputs.len()).sum();
             let columns = Span::first(columns as u32);
-            pieces.push(Piece { held, columns, parts, bytes: all });
+            pieces.push(Piece { operator, columns, slices, bytes: all });
             continue;
         }
         // Gate and up columns of a pair stand in one piece.
@@ -72,22 +76,22 @@ pub fn pieces(
         let step = columns.div_ceil(count).next_multiple_of(CUT);
         for from in (0..columns).step_by(step as usize) {
             let columns = Span::new(from, columns.min(from + step));
-            let cut = |part: &Part| {
-                let start = part.outputs.start;
+            let cut = |slice: &WeightSlice| {
+                let start = slice.outputs.start;
                 let outputs = start + columns.start()..start + columns.end();
-                Part { matrix: part.matrix, inputs: rows.clone(), outputs }
+                WeightSlice { matrix: slice.matrix, inputs: rows.clone(), outputs }
             };
-            let parts: Vec<Part> = parts.iter().map(cut).collect();
-            pieces.push(Piece { held, columns, bytes: bytes(&parts), parts });
+            let slices: Vec<_> = slices.iter().map(cut).collect();
+            pieces.push(Piece { operator, columns, bytes: bytes(&slices), slices });
         }
     }
     pieces
 }
 
 /// The pieces of a device that reads its weights from disk; none of one that does not.
-pub fn of_device(spec: &ModelSpec, device: &DevicePlan) -> Vec<Piece> {
+pub fn of_device(graph: &OperatorGraph, device: &DevicePlan) -> Vec<Piece> {
     let streaming = device.streaming.as_ref();
-    let pieces = |s: &Streaming| pieces(spec, &device.prefill, s.format, s.piece);
+    let pieces = |s: &Streaming| pieces(graph, &device.holds(), s.format, s.piece);
     streaming.map_or_else(Vec::new, pieces)
 }
 
@@ -101,9 +105,9 @@ pub fn identity(fingerprint: &str, format: &str, pieces: &[Piece]) -> [u8; 32] {
     };
     tell(fingerprint);
     tell(format);
-    for Piece { held, columns, parts, bytes } in pieces {
+    for Piece { operator, columns, slices, bytes } in pieces {
         // Other words only make a file foreign, and then it is written again.
-        tell(&format!("{held:?} {columns:?} {parts:?} {bytes}"));
+        tell(&format!("{operator:?} {columns:?} {slices:?} {bytes}"));
     }
     *hasher.finalize().as_bytes()
 }

@@ -5,7 +5,7 @@
 
 use crate::operators::OperatorId;
 use galaxy_common::{
-    BatchShape, Bytes, Column, Head, Kernel, Rank, Row, Share, Span, Token, WireType,
+    BatchShape, Bytes, Column, Head, Kernel, Rank, Row, Share, Span, Token, WireType, plan::Phase,
     sampling::MOST_LOGPROBS,
 };
 use serde::{Deserialize, Serialize};
@@ -288,7 +288,10 @@ pub enum OpKind {
     /// ([`BatchShape::choices`]), from the device's slice of the vocabulary and after penalties. Reads a
     /// row of logits for each of them, in their order; writes one tile of candidates
     /// ([`candidates_tile_bytes`]).
-    Shortlist,
+    Shortlist {
+        /// That slice.
+        tokens: Span<Token>,
+    },
     /// Adds the candidates of a device, in rank order, to what is known of the next token of these
     /// segments. Reads a tile of candidates; writes nothing here.
     Collect,
@@ -426,6 +429,8 @@ pub struct Operation {
 pub struct Program {
     /// Whose.
     pub rank: Rank,
+    /// Of which phase: what devices have of the model in it.
+    pub phase: Phase,
     /// How tiles are written.
     pub wire: WireType,
     /// Its values.
@@ -449,9 +454,7 @@ impl Program {
     pub fn embedded(&self) -> Span<Row> {
         let embeds = self.operations.iter().filter(|op| matches!(op.kind, OpKind::Embed(_)));
         let rows = embeds.flat_map(|op| &op.writes).map(|region| region.rows);
-        let both =
-            |a: Span<Row>, b: Span<Row>| Span::new(a.start().min(b.start()), a.end().max(b.end()));
-        rows.filter(|rows| !rows.is_empty()).reduce(both).unwrap_or_else(Span::empty)
+        rows.fold(Span::empty(), Span::hull)
     }
     /// A tensor.
     pub fn tensor(&self, id: TensorId) -> &Tensor {

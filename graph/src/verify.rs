@@ -191,8 +191,9 @@ pub fn verify(
     programs: &[Program],
 ) -> Result<(), VerifyError> {
     plan.validate(spec.extent())?;
-    let pieces = plan.ring.iter().map(|device| pieces::of_device(spec, device)).collect();
-    verify_graph(&OperatorGraph::of(spec), pieces, plan, shape, programs)?;
+    let graph = OperatorGraph::of(spec);
+    let pieces = plan.ring.iter().map(|device| pieces::of_device(&graph, device)).collect();
+    verify_graph(&graph, pieces, plan, shape, programs)?;
     results(spec, shape, programs)?;
     for (program, device) in programs.iter().zip(&plan.ring) {
         let stream = program.slot_bytes(Memory::Stream);

@@ -95,6 +95,21 @@ pub enum Table {
 }
 
 impl Matrix {
+    /// The same of another layer, where it is one of a layer.
+    #[must_use]
+    pub fn at(self, layer: impl Fn(u32) -> u32) -> Self {
+        match self {
+            Self::Query(l) => Self::Query(layer(l)),
+            Self::Key(l) => Self::Key(layer(l)),
+            Self::Value(l) => Self::Value(layer(l)),
+            Self::AttentionOutput(l) => Self::AttentionOutput(layer(l)),
+            Self::Gate(l) => Self::Gate(layer(l)),
+            Self::Up(l) => Self::Up(layer(l)),
+            Self::Down(l) => Self::Down(layer(l)),
+            of_no_layer => of_no_layer,
+        }
+    }
+
     /// Inputs and outputs, or `None` where a model of this spec has no such matrix.
     pub fn shape(self, spec: &ModelSpec) -> Option<(u32, u32)> {
         let attention = spec.heads * spec.head_width;

@@ -235,6 +235,22 @@ fn curve(count: usize, at: impl Fn(f64) -> f64) -> Vec<f64> {
     values
 }
 
+/// What logits of so many units of words take.
+fn of_words(
+    request: &Request<'_>,
+    device: &DeviceProfile,
+    units: Units,
+    loads: &[Load],
+) -> Vec<f64> {
+    let (vocabulary, wanted) = (request.spec.extent().vocabulary, request.workload.wanted);
+    curve(count(vocabulary, units.words), |units_of| {
+        let words = (units_of * f64::from(units.words)).min(f64::from(vocabulary));
+        let of = |load: Load| device.nanos(Kernel::Language, &[load.wanted(wanted), words]);
+        // Where nobody asks for logits the split is only even.
+        mean(loads, &of).max(words * 1e-6)
+    })
+}
+
 impl Tables {
     pub fn new(
         request: &Request<'_>,
@@ -277,21 +293,19 @@ impl Tables {
         let mlp = |rows: f64, columns: f64| {
             nanos(Kernel::Up, &[rows, columns]) + nanos(Kernel::Down, &[rows, columns])
         };
-        let heads = curve(count(spec.heads, units.heads), |units_of| {
-            let heads = (units_of * f64::from(units.heads)).min(all_heads);
-            if heads == 0.0 {
-                return 0.0;
-            }
+        let by = |all: u32, unit: u32, of: &dyn Fn(f64) -> f64| {
+            curve(count(all, unit), |units_of| {
+                let size = (units_of * f64::from(unit)).min(f64::from(all));
+                if size == 0.0 { 0.0 } else { of(size) }
+            })
+        };
+        let heads = by(spec.heads, units.heads, &|heads| {
             mean(&|load| {
                 let rows = load.rows();
                 cut(rows, &|run| attention(run, heads) + attend(load, run, heads)) + moved(rows)
             })
         });
-        let columns = curve(count(spec.inner, units.columns), |units_of| {
-            let columns = (units_of * f64::from(units.columns)).min(inner);
-            if columns == 0.0 {
-                return 0.0;
-            }
+        let columns = by(spec.inner, units.columns, &|columns| {
             // What stands beside attention reads the rows that it reads.
             let moved = |rows| if spec.parallel { 0.0 } else { moved(rows) };
             mean(&|load| {
@@ -299,14 +313,7 @@ impl Tables {
                 cut(rows, &|run| mlp(run, columns)) + moved(rows)
             })
         });
-        let vocabulary = spec.extent().vocabulary;
-        let words = curve(count(vocabulary, units.words), |units_of| {
-            let words = (units_of * f64::from(units.words)).min(f64::from(vocabulary));
-            let wanted = request.workload.wanted;
-            let head = mean(&|load| nanos(Kernel::Language, &[load.wanted(wanted), words]));
-            // Where nobody asks for logits the split is only even.
-            head.max(words * 1e-6)
-        });
+        let words = of_words(request, device, units, loads);
         let of_rows = |of: &dyn Fn(Load, f64) -> f64| {
             curve(units.rows as usize, |unit| {
                 if unit == 0.0 {

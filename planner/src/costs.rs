@@ -129,7 +129,7 @@ impl Costs for ProfileCosts<'_> {
             OpKind::Select => rows(Kernel::Export, write),
             OpKind::Keep { .. } | OpKind::Emit { .. } => rows(Kernel::Export, read),
             // A pass over the logits, and one over the candidates.
-            OpKind::Shortlist => rows(Kernel::Norm, (op.reads.len() as f64, read.1)),
+            OpKind::Shortlist { .. } => rows(Kernel::Norm, (op.reads.len() as f64, read.1)),
             OpKind::Collect => rows(Kernel::Import, read),
             OpKind::Choose => 0.0,
             OpKind::Send { .. } | OpKind::Receive { .. } | OpKind::Load { .. } => 0.0,

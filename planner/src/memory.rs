@@ -11,7 +11,7 @@ use crate::{
 use galaxy_common::{
     Assignment, BlockAssignment, Bytes, DeviceName, DevicePlan, Span, WeightFormat,
 };
-use galaxy_graph::{budget, lower::farthest};
+use galaxy_graph::{budget, lower::farthest, operators::OperatorGraph};
 use galaxy_model::{HeadSpec, ModelSpec, NormPlace, Positions};
 
 /// Weights of one layer and of what stands around them.
@@ -68,7 +68,7 @@ fn weights(
         decode: part,
         streaming: None,
     };
-    budget::weights(spec, format, &device).0
+    budget::weights(&OperatorGraph::of(spec), format, &device).0
 }
 
 impl Memory {

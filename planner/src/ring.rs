@@ -11,7 +11,10 @@ use crate::{
     split::{Missing, Problem, Split},
 };
 use galaxy_common::{DeviceProfile, Plan, ProfileError, Strategy, WireType};
-use galaxy_graph::budget::{self, Needs};
+use galaxy_graph::{
+    budget::{self, Needs},
+    operators::OperatorGraph,
+};
 use std::{collections::BTreeMap, rc::Rc};
 
 /// Lengths of the workload that the closed form tells apart.
@@ -71,6 +74,7 @@ impl By {
 /// What is known of the request, worked out once.
 pub(crate) struct Rings<'a> {
     pub request: &'a Request<'a>,
+    graph: OperatorGraph,
     pub memory: Memory,
     pub loads: Vec<Load>,
     /// The fewest texts of any of them.
@@ -103,6 +107,7 @@ impl<'a> Rings<'a> {
         let loads = closed::loads(request, LENGTHS);
         Ok(Self {
             request,
+            graph: OperatorGraph::of(request.spec),
             memory: Memory::new(request),
             texts: loads.iter().map(|load| load.texts).min().unwrap_or(1),
             loads,
@@ -331,11 +336,9 @@ impl<'a> Rings<'a> {
     /// Whether no tiles make this ring fit, because its weights alone do not.
     pub fn hopeless(&mut self, ring: Ring<'_>, strategy: Strategy, by: By) -> bool {
         let Ok(reach) = self.reaches(ring) else { return true };
-        let above = |plan: &Plan| {
-            let weights = |d| budget::weights(self.request.spec, self.request.format, d);
-            plan.ring.iter().any(|device| weights(device) > device.budget)
-        };
-        self.draft(ring, &reach, &[], strategy, by).is_ok_and(|(_, _, plan)| above(&plan))
+        let Ok((_, _, plan)) = self.draft(ring, &reach, &[], strategy, by) else { return false };
+        let weights = |device| budget::weights(&self.graph, self.request.format, device);
+        plan.ring.iter().any(|device| weights(device) > device.budget)
     }
 
     /// The plan of the split that `by` finds.

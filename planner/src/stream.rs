@@ -17,7 +17,7 @@ use galaxy_common::{
 };
 use galaxy_graph::{
     budget::Needs,
-    holdings::Held,
+    operators::OperatorGraph,
     pieces,
     share::{self, Member, Terms},
 };
@@ -78,12 +78,12 @@ pub fn fitted(
     needs: &[Needs],
     way: Way,
 ) -> Result<Plan, PlanningError> {
-    let mut plan = plan.clone();
+    let (mut plan, graph) = (plan.clone(), OperatorGraph::of(spec));
     for (device, needs) in plan.ring.iter_mut().zip(needs) {
         if needs.total() <= device.budget {
             continue;
         }
-        let streaming = streaming(spec, format, device, needs, way);
+        let streaming = streaming(&graph, format, device, needs, way);
         device.streaming = Some(streaming.map_err(|missing| PlanningError::Memory {
             strategy: plan.strategy,
             device: Some(device.name.clone()),
@@ -100,13 +100,13 @@ pub fn fitted(
 
 /// How a device reads what it cannot hold; else the bytes that are missing even for that.
 fn streaming(
-    spec: &ModelSpec,
+    graph: &OperatorGraph,
     format: WeightFormat,
     device: &DevicePlan,
     needs: &Needs,
     way: Way,
 ) -> Result<Streaming, u64> {
-    let all = pieces::pieces(spec, &device.prefill, format, Streaming::PIECE);
+    let all = pieces::pieces(graph, &device.holds(), format, Streaming::PIECE);
     let bytes: u64 = all.iter().map(|piece| piece.bytes).sum();
     let largest = all.iter().map(|piece| piece.stored()).max().unwrap_or(PIECE_ALIGNMENT);
     let rest = needs.total().0.saturating_sub(bytes);
@@ -114,10 +114,10 @@ fn streaming(
     if room < largest {
         return Err(rest + largest - device.budget.0);
     }
-    let language = |piece: &&pieces::Piece| piece.held == Held::Language;
+    let language = |piece: &&pieces::Piece| Some(piece.operator) == graph.language;
     let head: u64 = all.iter().filter(language).map(pieces::Piece::stored).sum();
     let stored: u64 = all.iter().map(pieces::Piece::stored).sum();
-    let layer = (stored - head).div_ceil(u64::from(spec.layers.max(1))).max(largest);
+    let layer = (stored - head).div_ceil((graph.layers.len() as u64).max(1)).max(largest);
     let unit = if way.layers { layer } else { largest };
     // Parts are of the largest piece each: as many as there is room for.
     let parts = if let Room::Parts(parts) = way.room { u64::from(parts) } else { 1 };
@@ -232,7 +232,8 @@ pub(crate) fn or_faster(request: &Request<'_>, found: Planned) -> Planned {
         row_weight: 1,
         vocabulary: Span::first(request.spec.extent().vocabulary),
     };
-    let all = pieces::pieces(request.spec, &whole, request.format, Streaming::PIECE);
+    let all =
+        pieces::pieces(&OperatorGraph::of(request.spec), &whole, request.format, Streaming::PIECE);
     let all: u64 = all.iter().map(|piece| piece.bytes).sum();
     // Whoever could hold all with what it works in besides is not bent.
     let besides = found.needs.iter().map(|n| n.total().0 - n.weights.0).max().unwrap_or(0);
@@ -393,7 +394,7 @@ impl Looking<'_> {
 pub fn read_and_kept(spec: &ModelSpec, device: &DevicePlan) -> (Bytes, Bytes) {
     let Some(streaming) = &device.streaming else { return (Bytes(0), Bytes(0)) };
     let (mut read, mut kept) = (0, 0);
-    for (at, piece) in (0..).zip(pieces::of_device(spec, device)) {
+    for (at, piece) in (0..).zip(pieces::of_device(&OperatorGraph::of(spec), device)) {
         match streaming.keeps(at) {
             true => kept += piece.bytes,
             false => read += piece.stored(),

@@ -4,7 +4,7 @@
 use galaxy_common::{
     BatchShape, Bytes, Cache, Reading, Room, Strategy, Wanted, WeightFormat, plan::Phase,
 };
-use galaxy_graph::{budget, lower, pieces, program::Memory, verify};
+use galaxy_graph::{budget, lower, operators::OperatorGraph, pieces, program::Memory, verify};
 #[allow(
     unused_imports,
     reason = "testing.rs, which is taken in below, names them by this path"
@@ -103,10 +103,10 @@ fn a_slow_disk_is_busy_all_the_time() {
 /// Who has the faster disk, or memory to spare, gets more.
 #[test]
 fn fast_disks_and_memory_get_more() {
+    let graph = OperatorGraph::of(&testing::bert(12, 768));
     let columns = |planned: &Planned| -> Vec<u64> {
-        let held = |at: usize| {
-            budget::all_weights(&testing::bert(12, 768), WeightFormat::F32, &planned.plan.ring[at])
-        };
+        let held =
+            |at: usize| budget::all_weights(&graph, WeightFormat::F32, &planned.plan.ring[at]);
         (0..planned.plan.ring.len()).map(|at| held(at).0).collect()
     };
     let disks = question(&[100_000_000, 100_000_000], &[2e7, 2e8]);
@@ -149,7 +149,7 @@ fn tokens_are_made_with_weights_from_disk() {
     let shape = BatchShape::single(64, Wanted::LastLogits).unwrap();
     let programs = lower(spec, plan, Phase::Prefill, &shape).unwrap();
     assert_eq!(verify(spec, WeightFormat::F32, plan, &shape, &programs), Ok(()));
-    let all = pieces::of_device(spec, &plan.ring[0]);
+    let all = pieces::of_device(&OperatorGraph::of(spec), &plan.ring[0]);
     let most = plan.ring[0].streaming.as_ref().unwrap().buffer;
     assert!(programs[0].slot_bytes(Memory::Stream) <= most && all.len() > 8);
 }
@@ -169,7 +169,7 @@ fn a_named_way_is_taken() {
         let found = planned(&question);
         let streaming = found.plan.ring[0].streaming.as_ref().unwrap();
         assert_eq!((streaming.room, streaming.agents), (room, agents), "{reading}");
-        let largest = pieces::of_device(&question.spec, &found.plan.ring[0]);
+        let largest = pieces::of_device(&OperatorGraph::of(&question.spec), &found.plan.ring[0]);
         let largest = largest.iter().map(|piece| piece.stored()).max().unwrap();
         let least = if let Room::Parts(parts) = room { u64::from(parts) } else { 2 };
         assert!(streaming.buffer.0 >= least * largest, "{reading}: {}", streaming.buffer);

@@ -17,7 +17,10 @@ use crate::error::WorkerError;
 use crate::tasks::blocking;
 use data::{Data, State};
 use galaxy_common::{Assignment, Bytes, private::PrivateError};
-use galaxy_graph::holdings::{self, steps};
+use galaxy_graph::{
+    holdings::{self, steps},
+    operators::OperatorGraph,
+};
 use galaxy_model::{Matrix, ModelDir, ModelError, Vector, pieces::Pieces};
 use links::Supply;
 use std::{
@@ -252,7 +255,7 @@ pub(crate) fn order(
     };
     let rank = rank as u64 % devices;
     tables.iter().for_each(|table| add(share(table, rank)));
-    for step in steps(spec, &holdings::nothing(), assignment) {
+    for step in steps(&OperatorGraph::of(spec), &holdings::nothing(), assignment) {
         for part in step.new {
             add(model.matrix_pieces(pieces, part.matrix, part.inputs, part.outputs)?);
         }

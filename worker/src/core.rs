@@ -94,8 +94,7 @@ pub(crate) struct Held {
 #[derive(Clone, PartialEq)]
 pub(crate) struct HeldKey {
     pub(crate) fingerprint: String,
-    pub(crate) prefill: Assignment,
-    pub(crate) decode: Assignment,
+    pub(crate) holds: Assignment,
     pub(crate) threads: u16,
     pub(crate) kept: galaxy_common::Cache,
     pub(crate) streaming: Option<Streaming>,

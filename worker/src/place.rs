@@ -1,23 +1,27 @@
 //! Place: check the plan, hold the shard, form the links. And prepare: as much of that as can be
 //! done while another epoch runs.
 
+mod request;
+
+pub(crate) use request::Request;
+
 use crate::{
     content::{
         self, Arriving, Room,
         data::Data,
         fetch::{self, Meter, Sources},
-        links::{Neighbour, Supply},
+        links::Supply,
         own,
         share::Shared,
     },
     core::{Active, Core, Held, HeldKey},
     error::WorkerError,
     execute::LOWERED,
-    ring::{Formation, PeerAddress},
+    ring::Formation,
     state::{Refusal, State},
     tasks::{blocking, lock, on_thread},
 };
-use galaxy_common::{Bytes, DeviceName, DevicePlan, Epoch, LinkType, Plan, Rank};
+use galaxy_common::{Bytes, Epoch};
 use galaxy_engine::{
     executor::Executor,
     link::Links,
@@ -40,27 +44,13 @@ use tokio::{
 };
 use tonic::Status;
 
-/// A plan for the largest cluster has some ten KB.
-const MAX_PLAN_BYTES: usize = 4 << 20;
 /// Progress is for people.
 const PROGRESS_EVERY: Duration = Duration::from_millis(100);
-/// Devices that are asked for pieces of the model, those that follow in the ring first.
-const NEIGHBOURS: usize = 8;
-/// The same while programs run.
+/// Devices that are asked for pieces of the model while programs run.
 const BESIDE: usize = 2;
 
 /// Where events of a placement go. When it closes, the coordinator hung up.
 pub(crate) type Events = mpsc::Sender<Result<v1::PlaceEvent, Status>>;
-
-/// A request that was checked as far as that goes without files.
-pub(crate) struct Request {
-    epoch: Epoch,
-    pub(crate) rank: Rank,
-    pub(crate) plan: Arc<Plan>,
-    digest: [u8; 32],
-    peers: Vec<PeerAddress>,
-    limit: Option<Bytes>,
-}
 
 /// What a placement took.
 #[derive(Clone, Copy)]
@@ -225,63 +215,6 @@ async fn until_ready(
     placed
 }
 
-impl Request {
-    /// Reads it, on the device of this name, which may take plain links or not.
-    pub(crate) fn read(
-        own: &DeviceName,
-        takes_plain: bool,
-        request: v1::PlaceRequest,
-    ) -> Result<Self, WorkerError> {
-        let v1::PlaceRequest { epoch, plan: bytes, rank, peers, memory_bytes } = request;
-        let unreadable = WorkerError::PlanBytes { bytes: bytes.len() };
-        if bytes.len() > MAX_PLAN_BYTES {
-            return Err(unreadable);
-        }
-        let plan: Plan = postcard::from_bytes(&bytes).map_err(|_| unreadable)?;
-        let rank = Rank(u16::try_from(rank).unwrap_or(u16::MAX));
-        let device = plan.ring.get(rank.index());
-        if device.is_none_or(|device| device.name != *own) {
-            let found = device.map_or("nobody".to_owned(), |device| device.name.to_string());
-            return Err(WorkerError::NotMine { rank, found, own: own.clone() });
-        }
-        let same = peers.len() == plan.ring.len()
-            && peers.iter().zip(&plan.ring).all(|(peer, device)| peer.name == device.name.as_str());
-        if !same {
-            return Err(WorkerError::Peers);
-        }
-        if plan.link == LinkType::Plain && !takes_plain {
-            return Err(WorkerError::NoPlain);
-        }
-        let address = |peer: v1::Peer| {
-            let plain_port = u16::try_from(peer.plain_port).unwrap_or(0);
-            PeerAddress { address: peer.address, plain_port }
-        };
-        Ok(Self {
-            epoch: Epoch(epoch),
-            rank,
-            digest: *blake3::hash(&bytes).as_bytes(),
-            plan: Arc::new(plan),
-            peers: peers.into_iter().map(address).collect(),
-            limit: (memory_bytes > 0).then_some(Bytes(memory_bytes)),
-        })
-    }
-
-    fn device(&self) -> &DevicePlan {
-        &self.plan.ring[self.rank.index()]
-    }
-
-    /// The other devices of the ring, from the next one on.
-    fn neighbours(&self) -> Vec<Neighbour> {
-        let all = self.plan.ring.iter().zip(&self.peers).map(|(device, peer)| Neighbour {
-            name: device.name.clone(),
-            address: peer.address.clone(),
-        });
-        let mut all: Vec<_> = all.collect();
-        all.rotate_left(self.rank.index());
-        all.into_iter().skip(1).take(NEIGHBOURS).collect()
-    }
-}
-
 /// Opens the model and checks the plan and the budget against it: nothing is loaded yet. Gives the
 /// budget, too. Nothing, if the model has to come.
 async fn open(
@@ -401,7 +334,7 @@ async fn call(
     let granted = check(core, request, arriving.model.clone()).await?;
     let device = request.device();
     let place = (request.rank.index(), request.plan.ring.len());
-    let list = content::order(&arriving.model, &arriving.data.pieces, &device.prefill, place)?;
+    let list = content::order(&arriving.model, &arriving.data.pieces, &device.holds(), place)?;
     let Some(Arriving { model, data, supply }) = content::room(core, arriving, &list, room).await?
     else {
         return Ok(None);
@@ -554,8 +487,7 @@ async fn hold(
     let threads = device.threads.clamp(1, core.grant.threads);
     let key = HeldKey {
         fingerprint: model.fingerprint().to_owned(),
-        prefill: device.prefill.clone(),
-        decode: device.decode.clone(),
+        holds: device.holds().into_owned(),
         threads,
         kept,
         streaming: device.streaming.clone(),
@@ -581,9 +513,9 @@ async fn hold(
                 true => ControlFlow::Break(()),
             }
         };
-        let (spec, width) = (model.spec(), model.format());
+        let (graph, width) = (OperatorGraph::of(model.spec()), model.format());
         let fits = |old: &Held| {
-            let way = transition(spec, width, Some(&old.key.prefill), &device.prefill);
+            let way = transition(&graph, width, Some(&old.key.holds), &device.holds());
             // What comes from disk is read anew.
             let held = old.key.streaming.is_none() && key.streaming.is_none();
             held && old.key.fingerprint == key.fingerprint && way.peak <= granted
@@ -599,7 +531,7 @@ async fn hold(
                 shard.map(|shard| (shard.bytes(), shard)).map(|(read, shard)| (shard, read))
             }
             None => {
-                let read = transition(spec, width, None, &device.prefill).read;
+                let read = transition(&graph, width, None, &device.holds()).read;
                 let shard = Shard::load(model.clone(), &device, &mut progress);
                 shard.map(|shard| (shard, read))
             }

@@ -11,6 +11,7 @@ use galaxy_engine::{compute::choice::EngineChoice, local::LocalCluster, merge::m
 use galaxy_graph::{
     budget::needs_all,
     holdings::transition,
+    operators::OperatorGraph,
     share::{self, Member, Terms},
 };
 use galaxy_model::ModelDir;
@@ -293,11 +294,12 @@ async fn a_new_plan_reads_only_what_is_not_held() {
     let cluster = Cluster::of("llama", 3).await;
     let tokens: Vec<u32> = (0..29).map(|i| i * 3 % 97).collect();
     let (spec, width) = (cluster.model.spec(), cluster.model.format());
+    let graph = OperatorGraph::of(spec);
     let first = cluster.plan(Strategy::Galaxy);
     let second = cluster.plan_of(Strategy::Galaxy, |i| 1.4 + 0.6 * i as f64);
     let read = |old: Option<&Plan>, new: &Plan, rank: usize| {
         let old = old.map(|old| &old.ring[rank].prefill);
-        transition(spec, width, old, &new.ring[rank].prefill).read.0
+        transition(&graph, width, old, &new.ring[rank].prefill).read.0
     };
     let ready = cluster.place_all(&first, 1).await;
     let have: Vec<u64> = ready.iter().map(|ready| ready.read_bytes).collect();
@@ -313,7 +315,7 @@ async fn a_new_plan_reads_only_what_is_not_held() {
     // Back, where the budget has no room for both a matrix and the one that it is made of.
     let mut tight = first.clone();
     for (device, needs) in tight.ring.iter_mut().zip(needs_all(spec, width, &first).unwrap()) {
-        let load = transition(spec, width, None, &device.prefill);
+        let load = transition(&graph, width, None, &device.prefill);
         device.budget = needs.total().max(load.peak);
     }
     let ready = cluster.place_all(&tight, 3).await;

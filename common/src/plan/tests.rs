@@ -1,4 +1,5 @@
 use super::*;
+use crate::units::Bytes;
 
 #[test]
 fn apportion_is_exact_and_proportional() {

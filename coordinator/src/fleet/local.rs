@@ -12,7 +12,7 @@ use galaxy_engine::{
     generate::Goal,
     local::{LocalCluster, LocalError, Made},
 };
-use galaxy_graph::{Program, budget, program::Lane};
+use galaxy_graph::{Program, budget, operators::OperatorGraph, program::Lane};
 use galaxy_model::ModelDir;
 use std::{
     collections::VecDeque,
@@ -47,7 +47,7 @@ impl LocalFleet {
     /// # Errors
     /// When a shard cannot be loaded.
     pub fn open(model: Arc<ModelDir>, plan: Plan) -> Result<Self, LocalError> {
-        let width = model.format();
+        let (graph, width) = (OperatorGraph::of(model.spec()), model.format());
         let needs = budget::needs_all(model.spec(), width, &plan).unwrap_or_default();
         let devices = plan
             .ranked()
@@ -57,7 +57,7 @@ impl LocalFleet {
                 state: "ready",
                 detail: String::new(),
                 part: Some(device.clone()),
-                weight_bytes: budget::weights(model.spec(), width, device),
+                weight_bytes: budget::weights(&graph, width, device),
                 budget: device.budget,
                 needed: needs.get(rank.index()).map_or(Bytes(0), |n| n.total()),
                 threads: device.threads,

@@ -131,7 +131,7 @@ fn name(operation: &Operation) -> String {
         },
         OpKind::Attend { .. } => "attend".to_owned(),
         OpKind::Keep { .. } => "keep".to_owned(),
-        OpKind::Shortlist => "shortlist".to_owned(),
+        OpKind::Shortlist { .. } => "shortlist".to_owned(),
         OpKind::Collect => "collect".to_owned(),
         OpKind::Choose => "choose".to_owned(),
         OpKind::Join { .. } => "join".to_owned(),

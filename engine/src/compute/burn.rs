@@ -13,7 +13,7 @@ mod weights;
 
 use super::{
     Binding, ComputeError, Engine, Staged,
-    call::{Attended, Call, Misfit, NO_MATRIX, NO_OPERATOR, NOT_ITS_HEADS},
+    call::{Attended, Call, Misfit, NO_MATRIX, NO_OPERATOR, NOT_ITS_HEADS, NOT_ITS_TOKENS},
     choice::{BurnDevice, EngineChoice, EngineError},
     kernels::{
         area::{Area, AreaMut, Extent},
@@ -26,7 +26,7 @@ use super::{
 use crate::{choose::Text, weights::Shard};
 use ::burn::{Device, Int, Tensor, TensorData};
 use attention::Sources;
-use galaxy_common::{Bytes, Cache, Head, Share, Span};
+use galaxy_common::{Bytes, Cache, Head, Share, Span, Token};
 use galaxy_graph::{
     operators::{self, HeadNorms, Heads, Operator, OperatorId},
     program::{OpKind, Operation, OutputKind, Program, Reduce, Slot},
@@ -35,7 +35,7 @@ use galaxy_model::{NormKind, Table};
 use rows::Norm;
 use slots::Slots;
 use std::sync::Arc;
-use weights::Weights;
+use weights::{Product, Weights};
 
 /// Runs the operations of one shard on a device of burn.
 pub struct BurnEngine {
@@ -190,11 +190,7 @@ impl Runner {
                 self.write(call, 0, rows)
             }
             OpKind::Attend { operator, heads, kv_heads } => {
-                let attention = self.shard.graph.attention(operator).ok_or(NO_OPERATOR)?;
-                let own = self.shard.heads(attention);
-                if (own, attention.kv_heads(own)) != (heads, kv_heads) {
-                    return Err(NOT_ITS_HEADS);
-                }
+                call.attends(&self.shard, operator, (heads, kv_heads))?;
                 let context = self.attend(call, operator, heads)?;
                 self.write(call, 0, context)
             }
@@ -211,7 +207,7 @@ impl Runner {
                 let area = area.ok_or(Misfit::Why("burn gave too few values"))?;
                 self.texts.keep(call, attention.layer, call.reads(0)?, area)
             }
-            OpKind::Shortlist => self.shortlist(call, staged.output),
+            OpKind::Shortlist { tokens } => self.shortlist(call, tokens, staged.output),
             OpKind::Collect => self.texts.collect(call, staged.input),
             OpKind::Choose => self.texts.choose(call, staged.emitted),
             OpKind::Join { add, norm, post, partial, staged: adds } => {
@@ -262,14 +258,21 @@ impl Runner {
         }
     }
 
-    fn shortlist(&mut self, call: &Call<'_>, tile: Option<&mut [u8]>) -> Result<(), Misfit> {
-        let slice = self.shard.vocabulary();
-        let columns = slice.len() as usize;
+    fn shortlist(
+        &mut self,
+        call: &Call<'_>,
+        tokens: Span<Token>,
+        tile: Option<&mut [u8]>,
+    ) -> Result<(), Misfit> {
+        if !self.shard.vocabulary().contains(tokens) {
+            return Err(NOT_ITS_TOKENS);
+        }
+        let columns = tokens.len() as usize;
         let logits = (0..call.operation.reads.len())
             .map(|at| rows::values(alike(self.read(call, at)?, [1, columns])?));
         let logits: Vec<_> = logits.collect::<Result<_, _>>()?;
         let logits = |at: usize| logits.get(at).ok_or(Misfit::Why("it reads too few regions"));
-        self.texts.shortlist(call, slice.start(), logits, tile)
+        self.texts.shortlist(call, tokens.start(), logits, tile)
     }
 
     fn read(&self, call: &Call<'_>, at: usize) -> Result<Tensor<2>, Misfit> {
@@ -375,11 +378,15 @@ impl Runner {
         let out = call.writes(0)?;
         let graph = self.shard.graph.clone();
         let of = graph.product(operator).ok_or(NO_OPERATOR)?;
-        if self.shard.product(operator).is_none_or(|held| held.share != share) {
-            return Err(Misfit::Why("the share of the matrix is not that of the shard"));
-        }
+        let shares = self.shard.product(operator).ok_or(NO_OPERATOR)?.share;
+        let within = of.within(shares, share).ok_or(Misfit::Why("the shard has not this share"))?;
         let held = self.weights.product(operator).ok_or(NO_OPERATOR)?;
         let matrix = held.matrix.clone().ok_or(NO_MATRIX)?;
+        let held = match shares == share {
+            true => Product { matrix: Some(matrix), bias: held.bias.clone() },
+            false => held.part(&within),
+        };
+        let matrix = held.matrix.ok_or(NO_MATRIX)?;
         let [inputs, outputs] = matrix.dims();
         let width = if of.gated { outputs / 2 } else { outputs };
         let (columns, whole) = (out.columns.range(), out.columns.range() == (0..width));
@@ -391,8 +398,7 @@ impl Runner {
             true => left.matmul(matrix),
             false => left.matmul(matrix.slice([0..inputs, columns.clone()])),
         };
-        if let Some(bias) = &held.bias {
-            let bias = bias.clone();
+        if let Some(bias) = held.bias {
             rows = rows + if whole { bias } else { bias.slice([0..1, columns]) };
         }
         if call.operation.reads.len() > 1 {
@@ -523,8 +529,10 @@ impl Runner {
         }
         let from = self.read(call, 0)?;
         let rows = match output.kind {
-            OutputKind::Logits { vocabulary, .. } if vocabulary != self.shard.vocabulary() => {
-                return Err(Misfit::Why("the slice of the vocabulary is not that of the shard"));
+            OutputKind::Logits { vocabulary, .. }
+                if !self.shard.vocabulary().contains(vocabulary) =>
+            {
+                return Err(NOT_ITS_TOKENS);
             }
             OutputKind::Hidden { .. } | OutputKind::Logits { .. } => from,
             OutputKind::Pooled { reduce: Reduce::Row, .. } => from,

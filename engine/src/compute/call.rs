@@ -8,10 +8,10 @@ use super::{
         wire::Tile,
     },
 };
-use crate::weights::WeightError;
+use crate::weights::{Shard, WeightError};
 use galaxy_common::{Head, Row, Span};
 use galaxy_graph::{
-    operators::{Attention, Heads, Rotary},
+    operators::{Attention, Heads, OperatorId, Rotary},
     program::{Operation, Program, Region},
 };
 use galaxy_model::Patches;
@@ -51,6 +51,9 @@ pub(crate) const NO_OPERATOR: Misfit = Misfit::Why("the model has no such operat
 pub(crate) const NO_MATRIX: Misfit = Misfit::Why("the shard has no such matrix");
 /// or heads of others.
 pub(crate) const NOT_ITS_HEADS: Misfit = Misfit::Why("the heads are not those of the shard");
+/// or tokens.
+pub(crate) const NOT_ITS_TOKENS: Misfit =
+    Misfit::Why("the slice of the vocabulary is not that of the shard");
 
 /// One operation and all that it refers to.
 pub(crate) struct Call<'a> {
@@ -60,6 +63,24 @@ pub(crate) struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
+    /// Whether these are the first heads of a shard in an attention; and all of them where keys and values
+    /// were kept, which stand there side by side.
+    pub(crate) fn attends(
+        &self,
+        shard: &Shard,
+        operator: OperatorId,
+        (heads, kv_heads): (Span<Head>, Span<Head>),
+    ) -> Result<(), Misfit> {
+        let attention = shard.graph.attention(operator).ok_or(NO_OPERATOR)?;
+        let own = shard.heads(attention);
+        let kept = self.binding.shape.segments().iter().any(|segment| segment.past > 0);
+        let first = own.contains(heads) && own.start() == heads.start() && !kept;
+        match (own == heads || first) && attention.kv_heads(heads) == kv_heads {
+            true => Ok(()),
+            false => Err(NOT_ITS_HEADS),
+        }
+    }
+
     pub(crate) fn reads(&self, at: usize) -> Result<&'a Region, Misfit> {
         self.operation.reads.get(at).ok_or(Misfit::Why("it reads too few regions"))
     }

@@ -5,7 +5,7 @@ mod slots;
 
 use super::{
     Binding, ComputeError, Engine, Staged,
-    call::{Attended, Call, Misfit, NO_MATRIX, NO_OPERATOR, NOT_ITS_HEADS},
+    call::{Attended, Call, Misfit, NO_MATRIX, NO_OPERATOR, NOT_ITS_HEADS, NOT_ITS_TOKENS},
     kernels::{
         area::{Area, AreaMut, Extent, grow},
         attention::{self, DistanceTable, Layout, Sources},
@@ -195,11 +195,7 @@ impl CpuEngine {
                 self.product(call, (operator, share), staged.weights, first)
             }
             OpKind::Attend { operator, heads, kv_heads } => {
-                let attention = self.shard.graph.attention(operator).ok_or(NO_OPERATOR)?;
-                let own = self.shard.heads(attention);
-                if (own, attention.kv_heads(own)) != (heads, kv_heads) {
-                    return Err(NOT_ITS_HEADS);
-                }
+                call.attends(&self.shard, operator, (heads, kv_heads))?;
                 self.attend(call, (operator, heads), first)
             }
             OpKind::Keep { operator, kv_heads } => {
@@ -210,14 +206,16 @@ impl CpuEngine {
                 let keys = call.source(&self.slots, 0)?;
                 self.texts.keep(call, attention.layer, call.reads(0)?, keys)
             }
-            OpKind::Shortlist => {
-                let slice = self.shard.vocabulary();
+            OpKind::Shortlist { tokens } => {
+                if !self.shard.vocabulary().contains(tokens) {
+                    return Err(NOT_ITS_TOKENS);
+                }
                 let logits = |at| {
                     let logits = call.source(&self.slots, at)?;
-                    alike(1, slice.len() as usize, logits)?;
+                    alike(1, tokens.len() as usize, logits)?;
                     Ok(logits.row(0))
                 };
-                self.texts.shortlist(call, slice.start(), logits, staged.output)
+                self.texts.shortlist(call, tokens.start(), logits, staged.output)
             }
             OpKind::Collect => self.texts.collect(call, staged.input),
             OpKind::Choose => self.texts.choose(call, staged.emitted),
@@ -286,7 +284,7 @@ impl CpuEngine {
                 let extent = Extent { start: 0, rows: count, columns: width, stride: width };
                 let squares = Area::new(call.patches(patches, rows)?, extent);
                 let squares = squares.ok_or(Misfit::Why("squares of pixels have another width"))?;
-                let epilogue = Epilogue { bias: bias.as_deref(), curve: None };
+                let epilogue = Epilogue::of(bias.as_deref(), false, None);
                 let (threads, scratch) = (&self.threads, &self.products);
                 dense::product(threads, scratch, squares, matrix, out.again(), epilogue);
                 let first = |place: &Place| place.position == 0;
@@ -350,19 +348,30 @@ impl CpuEngine {
         let mut out = call.target(written, 0)?;
         let left = call.source(&self.slots, 0)?;
         let of = self.shard.graph.product(operator).ok_or(NO_OPERATOR)?;
-        if self.held(operator)?.share != share {
-            return Err(Misfit::Why("the share of the matrix is not that of the shard"));
-        }
+        let held = self.held(operator)?.share;
+        let within = of.within(held, share).ok_or(Misfit::Why("the shard has not this share"))?;
         let columns = call.writes(0)?.columns.range();
-        let (matrix, bias) = matrix(&self.shard, (operator, of), columns, loaded)?;
-        if (left.columns(), out.columns()) != (matrix.layout.inputs, matrix.columns())
-            || left.rows() != out.rows()
-        {
-            return Err(Misfit::Why("rows, matrix and product do not fit together"));
-        }
         let (threads, scratch) = (&self.threads, &self.products);
-        let epilogue = Epilogue { bias, curve: of.activation.map(curve) };
-        dense::product(threads, scratch, left, matrix, out.again(), epilogue);
+        // Queries, keys and values of some heads of the shard lie apart.
+        let apart = held != share && of.heads.is_some();
+        let mut at = 0;
+        for run in &within.columns[..if apart { within.columns.len() } else { 1 }] {
+            let end = if apart { at + run.len() } else { columns.end };
+            let own = at.max(columns.start)..end.min(columns.end);
+            let from = run.start as usize + own.start - at;
+            at = end;
+            if own.is_empty() {
+                continue;
+            }
+            let of_run = (&within.inputs, from..from + own.len());
+            let (matrix, epilogue) = matrix(&self.shard, (operator, of), of_run, loaded)?;
+            let shape = (left.columns(), left.rows(), own.len());
+            if shape != (matrix.layout.inputs, out.rows(), matrix.columns()) {
+                return Err(Misfit::Why("rows, matrix and product do not fit together"));
+            }
+            let out = out.part(0, left.rows(), own.start - columns.start, own.len());
+            dense::product(threads, scratch, left, matrix, out, epilogue);
+        }
         if call.program.operands(call.operation) > 1 {
             let more = call.source(&self.slots, 1)?;
             alike(out.rows(), out.columns(), more)?;
@@ -458,9 +467,9 @@ impl CpuEngine {
         let values = rows as usize * width as usize;
         let out = out.get_mut(..values).ok_or(Misfit::Why("the result has too little room"))?;
         if let OutputKind::Logits { vocabulary, .. } = output.kind
-            && vocabulary != self.shard.vocabulary()
+            && !self.shard.vocabulary().contains(vocabulary)
         {
-            return Err(Misfit::Why("the slice of the vocabulary is not that of the shard"));
+            return Err(NOT_ITS_TOKENS);
         }
         match output.kind {
             OutputKind::Hidden { .. } | OutputKind::Logits { .. } => {
@@ -521,22 +530,26 @@ fn norm_of<'a>(shard: &'a Shard, norm: &operators::Norm) -> Result<Norm<'a>, Mis
     Ok(Norm { kind: norm.kind, epsilon: norm.epsilon, weight, bias })
 }
 
-/// What makes these columns of a product, and their bias.
+/// What makes these columns of what a device holds of a product out of these inputs, and what follows.
 fn matrix<'a>(
     shard: &'a Shard,
     (operator, of): (OperatorId, &operators::Product),
-    columns: Range<usize>,
+    (inputs, columns): (&Range<u32>, Range<usize>),
     loaded: Option<&'a [u8]>,
-) -> Result<(AnyMatrix<'a>, Option<&'a [f32]>), Misfit> {
-    if let (Some(streamed), Some(held)) = (&shard.streamed, of.held) {
-        return streamed.matrix((held, columns.start as u32), loaded).ok_or(NO_MATRIX);
+) -> Result<(AnyMatrix<'a>, Epilogue<'a>), Misfit> {
+    let curve = of.activation.map(curve);
+    if let (Some(streamed), Some(_)) = (&shard.streamed, of.cut) {
+        let piece = streamed.matrix((operator, columns.start as u32), loaded);
+        let (matrix, bias) = piece.ok_or(NO_MATRIX)?;
+        return Ok((matrix, Epilogue::of(bias, of.gated, curve)));
     }
     let HeldProduct { matrix, bias, .. } = shard.product(operator).ok_or(NO_OPERATOR)?;
     let whole = AnyMatrix::from(matrix.as_ref().ok_or(NO_MATRIX)?);
-    let cut = columns != (0..whole.columns());
-    let part = whole.part(columns.clone());
+    let part = whole.inputs(inputs.start as usize..inputs.end as usize);
+    let part = part.and_then(|part| part.part(columns.clone()));
     let part = part.ok_or(Misfit::Why("rows, matrix and product do not fit together"))?;
-    Ok((part, bias.as_deref().map(|bias| if cut { &bias[columns] } else { bias })))
+    let follows = Epilogue::of(bias.as_deref(), of.gated, curve);
+    Ok((part, if columns == (0..whole.columns()) { follows } else { follows.part(columns) }))
 }
 
 fn classify(
@@ -568,7 +581,7 @@ fn classify(
             None => None,
         };
         let Some(area) = AreaMut::new(few, single(dense.outputs)) else { return Err(room) };
-        dense::product(threads, scratch, row, dense, area, Epilogue { bias, curve });
+        dense::product(threads, scratch, row, dense, area, Epilogue::of(bias, false, curve));
         row = Area::single(&few[..dense.outputs]);
     }
     let (output, bias) = of(classes.output)?;
@@ -576,6 +589,6 @@ fn classify(
         return Err(room);
     }
     let Some(area) = AreaMut::new(out, single(output.outputs)) else { return Err(room) };
-    dense::product(threads, scratch, row, output, area, Epilogue { bias, curve: None });
+    dense::product(threads, scratch, row, output, area, Epilogue::of(bias, false, None));
     Ok(())
 }

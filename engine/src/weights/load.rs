@@ -11,12 +11,11 @@ use crate::compute::kernels::{
 };
 use galaxy_common::{Assignment, BlockAssignment, Bytes, Span, Token, WeightFormat};
 use galaxy_graph::{
-    holdings::{self, Held, Part, Step},
-    operators::{Operator, OperatorGraph, Product, Weight, WeightId},
+    holdings::{self, Step, WeightSlice},
+    operators::{Operator, OperatorGraph, Product, Weight},
 };
-use galaxy_model::{MatrixSource, ModelDir, ModelError, ModelSpec, Vector};
+use galaxy_model::{Matrix, MatrixSource, ModelDir, ModelError, Vector};
 use std::{
-    collections::HashSet,
     ops::{ControlFlow, Range},
     sync::Arc,
 };
@@ -38,7 +37,7 @@ const SPREAD: usize = 1 << 18;
 /// a panel of it would be a small piece of every row.
 fn fill<T: bytemuck::Pod>(
     source: &MatrixSource<'_>,
-    part: &Part,
+    part: &WeightSlice,
     (input, column): (usize, usize),
     layout: Layout,
     values: &mut [T],
@@ -87,30 +86,22 @@ impl<'a> Loader<'a> {
         Self { dir, scratch: Vec::new(), read: 0, total: total.0, progress }
     }
 
-    /// A shard of what every device holds, and of nothing else, for the graph of `spec`. Its layer `n` is
+    /// A shard of what every device holds, and of nothing else, for `graph`. Its layer `n` is
     /// `layer(n)` of the model.
     pub(super) fn common(
         &mut self,
         dir: Arc<ModelDir>,
-        spec: &ModelSpec,
+        graph: Arc<OperatorGraph>,
         layer: &dyn Fn(u32) -> u32,
     ) -> Result<Shard, WeightError> {
-        let graph = Arc::new(OperatorGraph::of(spec));
-        let shared: HashSet<WeightId> =
-            graph.shared().flat_map(|(_, product, _)| product.biases.iter().copied()).collect();
-        let mut vectors = Vec::with_capacity(graph.weights.len());
-        for (id, weight) in (0..).map(WeightId).zip(&graph.weights) {
-            vectors.push(match weight {
-                Weight::Vector(vector) if !shared.contains(&id) => {
-                    Some(self.vector(vector.at(layer))?)
-                }
-                _ => None,
-            });
+        let mut vectors = vec![None; graph.weights.len()];
+        for (id, vector) in graph.vectors() {
+            vectors[id.0 as usize] = Some(self.vector(vector.at(layer))?);
         }
         let mut products = Vec::with_capacity(graph.operators.len());
         for operator in &graph.operators {
             products.push(match operator {
-                Operator::Product(product) if product.held.is_none() => {
+                Operator::Product(product) if product.cut.is_none() => {
                     self.whole(&graph, product, &mut vectors)?
                 }
                 _ => HeldProduct::default(),
@@ -127,8 +118,9 @@ impl<'a> Loader<'a> {
         shard: &mut Shard,
         new: &Assignment,
     ) -> Result<(), WeightError> {
-        for step in holdings::steps(self.dir.spec(), &shard.assignment, new) {
-            self.step(shard, step.held, &step)?;
+        self.has_head(&shard.graph, new.vocabulary)?;
+        for step in holdings::steps(&shard.graph, &shard.assignment, new) {
+            self.step(shard, &step, &|layer| layer)?;
         }
         shard.take_shares(new);
         Ok(())
@@ -141,39 +133,49 @@ impl<'a> Loader<'a> {
         blocks: &[(u32, BlockAssignment)],
         vocabulary: Span<Token>,
     ) -> Result<(), WeightError> {
-        let spec = self.dir.spec();
-        let whole = |held: Held, assignment: &Assignment| {
-            let new = held.parts(spec, assignment);
-            Step { held, old: Vec::new(), new }
+        self.has_head(&shard.graph, vocabulary)?;
+        let block = |(at, &(_, block)): (u32, &(u32, BlockAssignment))| BlockAssignment {
+            layers: Span::new(at, at + 1),
+            ..block
         };
-        let mut shares = Assignment { vocabulary, ..holdings::nothing() };
-        for (at, &(layer, block)) in (0..).zip(blocks) {
-            let held = BlockAssignment { layers: Span::new(layer, layer + 1), ..block };
-            let assignment = Assignment { blocks: vec![held], ..holdings::nothing() };
-            for (own, here) in Held::of_layer(layer).into_iter().zip(Held::of_layer(at)) {
-                self.step(shard, here, &whole(own, &assignment))?;
-            }
-            shares.blocks.push(BlockAssignment { layers: Span::new(at, at + 1), ..block });
+        let blocks_here = (0..).zip(blocks).map(block).collect();
+        let shares = Assignment { blocks: blocks_here, vocabulary, ..holdings::nothing() };
+        for step in holdings::steps(&shard.graph, &holdings::nothing(), &shares) {
+            self.step(shard, &step, &|at| blocks[at as usize].0)?;
         }
-        self.step(shard, Held::Language, &whole(Held::Language, &shares))?;
         shard.take_shares(&shares);
         Ok(())
     }
 
-    /// Makes one matrix, with its bias, where the shard has `held`.
-    fn step(&mut self, shard: &mut Shard, held: Held, step: &Step) -> Result<(), WeightError> {
-        let Some(id) = shard.graph.of_held(held) else {
-            // Who asks for it is told by the model's files that it is not there.
-            return self.sources(&step.new, 0).map(|_| ());
-        };
+    /// Who asks for tokens of a model without a head is told by its files that there is none.
+    fn has_head(&mut self, graph: &OperatorGraph, asked: Span<Token>) -> Result<(), WeightError> {
+        match asked.is_empty() || graph.language.is_some() {
+            true => Ok(()),
+            false => Ok(self.dir.matrix(Matrix::LanguageHead).map(|_| ())?),
+        }
+    }
+
+    /// Makes the matrix of a product, with its bias. What the shard has as a layer is `layer` of it in the
+    /// model.
+    fn step(
+        &mut self,
+        shard: &mut Shard,
+        step: &Step,
+        layer: &dyn Fn(u32) -> u32,
+    ) -> Result<(), WeightError> {
+        let (id, graph) = (step.operator, shard.graph.clone());
+        let Some(product) = graph.product(id) else { return Ok(()) };
         let at = id.0 as usize;
-        let gated = shard.graph.product(id).is_some_and(|product| product.gated);
+        let of_model =
+            |slice: &WeightSlice| WeightSlice { matrix: slice.matrix.at(layer), ..slice.clone() };
+        let new: Vec<_> = step.new.iter().map(of_model).collect();
         let old = shard.products[at].matrix.take();
         let bytes = || shard.bytes();
-        let made = self.make(&step.new, &step.old, old.as_ref(), gated, bytes)?;
+        let made = self.make(&new, &step.old, old.as_ref(), product.gated, bytes)?;
         shard.products[at].matrix = made;
         drop(old);
-        shard.products[at].bias = self.bias(step)?;
+        let biases = graph.biases(product).map(|bias| bias.at(layer));
+        shard.products[at].bias = self.bias(biases, &new)?;
         Ok(())
     }
 
@@ -199,8 +201,8 @@ impl<'a> Loader<'a> {
                 Weight::Matrix(matrix) => Some(matrix),
                 Weight::Vector(_) => None,
             });
-        let part = |matrix| Part { matrix, inputs: 0..inputs, outputs: 0..outputs };
-        let new: Vec<Part> = matrices.map(part).collect();
+        let part = |matrix| WeightSlice { matrix, inputs: 0..inputs, outputs: 0..outputs };
+        let new: Vec<WeightSlice> = matrices.map(part).collect();
         let matrix = self.make(&new, &[], None, product.gated, || Bytes(0))?;
         let bias = product.biases.first().and_then(|id| vectors[id.0 as usize].take());
         Ok(HeldProduct { share: Span::empty(), matrix, bias })
@@ -209,7 +211,7 @@ impl<'a> Loader<'a> {
     /// A piece of a shard, in its place: these parts side by side, in values of `format`, packed.
     pub(super) fn piece(
         &mut self,
-        parts: &[Part],
+        parts: &[WeightSlice],
         layout: Layout,
         format: WeightFormat,
         into: &mut [u8],
@@ -233,8 +235,8 @@ impl<'a> Loader<'a> {
     /// the parts `old`, which stand in the same order; `held` says what is there besides.
     fn make(
         &mut self,
-        new: &[Part],
-        old: &[Part],
+        new: &[WeightSlice],
+        old: &[WeightSlice],
         before: Option<&HeldMatrix>,
         gated: bool,
         held: impl FnOnce() -> Bytes,
@@ -275,7 +277,7 @@ impl<'a> Loader<'a> {
     /// Where parts of a matrix of so many columns are read from, and what their values are together.
     fn sources(
         &mut self,
-        parts: &[Part],
+        parts: &[WeightSlice],
         outputs: usize,
     ) -> Result<(Vec<MatrixSource<'a>>, WeightFormat), WeightError> {
         let mut sources = Vec::with_capacity(parts.len());
@@ -297,7 +299,7 @@ impl<'a> Loader<'a> {
     fn fill(
         &mut self,
         source: &MatrixSource<'_>,
-        part: &Part,
+        part: &WeightSlice,
         corner: (usize, usize),
         (layout, format): (Layout, WeightFormat),
         bytes: &mut [u8],
@@ -322,14 +324,18 @@ impl<'a> Loader<'a> {
     }
 
     /// The bias of the columns of a matrix, if it has one.
-    pub(super) fn bias(&mut self, step: &Step) -> Result<Option<Vec<f32>>, WeightError> {
-        let which = step.held.biases(self.dir.spec());
-        if which.is_empty() || step.new.is_empty() {
+    pub(super) fn bias(
+        &mut self,
+        which: impl Iterator<Item = Vector>,
+        slices: &[WeightSlice],
+    ) -> Result<Option<Vec<f32>>, WeightError> {
+        let mut which = which.peekable();
+        if which.peek().is_none() || slices.is_empty() {
             return Ok(None);
         }
-        let mut all = Vec::with_capacity(step.new.iter().map(|part| part.outputs.len()).sum());
-        for (which, part) in which.iter().zip(&step.new) {
-            let whole = self.dir.vector(*which)?;
+        let mut all = Vec::with_capacity(slices.iter().map(|part| part.outputs.len()).sum());
+        for (which, part) in which.zip(slices) {
+            let whole = self.dir.vector(which)?;
             let range = part.outputs.start as usize..part.outputs.end as usize;
             // A span beyond the model has failed already, when the matrix was read.
             all.extend_from_slice(whole.get(range).unwrap_or_default());
@@ -358,7 +364,7 @@ impl<'a> Loader<'a> {
 }
 
 /// Where in a matrix `inner` begins, if `part` begins at column `first` of it.
-fn corner(part: &Part, inner: &Part, first: usize) -> (usize, usize) {
+fn corner(part: &WeightSlice, inner: &WeightSlice, first: usize) -> (usize, usize) {
     let column = first + (inner.outputs.start - part.outputs.start) as usize;
     ((inner.inputs.start - part.inputs.start) as usize, column)
 }

@@ -103,14 +103,18 @@ impl Layout {
 #[derive(Clone, Copy)]
 pub(crate) struct Panels<'a, F: Format> {
     values: &'a [F::Element],
+    /// Inputs that are multiplied with,
     pub(crate) inputs: usize,
+    /// of so many that a panel has, from this one on.
+    pub(crate) apart: usize,
+    first: usize,
     pub(crate) count: usize,
 }
 
 impl<'a, F: Format> Panels<'a, F> {
     /// All from panel `panel` and its input `input` on.
     pub(crate) fn from(&self, panel: usize, input: usize) -> &'a [F::Element] {
-        &self.values[(panel * self.inputs + input) * PANEL..]
+        &self.values[(panel * self.apart + self.first + input) * PANEL..]
     }
 }
 
@@ -119,7 +123,9 @@ impl<'a, F: Format> Panels<'a, F> {
 pub(crate) struct AnyMatrix<'a> {
     pub(crate) layout: Layout,
     pub(crate) format: WeightFormat,
-    /// As many as the layout says, aligned to 4.
+    /// The first of the inputs that panels have, and how many these are.
+    within: (usize, usize),
+    /// As many as the layout says with all inputs of its panels, aligned to 4.
     bytes: &'a [u8],
 }
 
@@ -128,7 +134,7 @@ impl<'a> AnyMatrix<'a> {
     pub(crate) fn of_bytes(layout: Layout, format: WeightFormat, bytes: &'a [u8]) -> Option<Self> {
         let bytes = bytes.get(..layout.bytes(format))?;
         let aligned = bytes.is_empty() || bytes.as_ptr().align_offset(align_of::<f32>()) == 0;
-        aligned.then_some(Self { layout, format, bytes })
+        aligned.then_some(Self { layout, format, within: (0, layout.inputs), bytes })
     }
 
     /// Its panels.
@@ -137,7 +143,8 @@ impl<'a> AnyMatrix<'a> {
     /// When `F` is another format than its own.
     pub(crate) fn panels<F: Format>(&self) -> Panels<'a, F> {
         let (inputs, count) = (self.layout.inputs, self.layout.packed() / PANEL);
-        Panels { values: bytemuck::cast_slice(self.bytes), inputs, count }
+        let (first, apart) = self.within;
+        Panels { values: bytemuck::cast_slice(self.bytes), inputs, apart, first, count }
     }
 
     /// Columns of what it gives, after the gate.
@@ -145,27 +152,42 @@ impl<'a> AnyMatrix<'a> {
         if self.layout.gated { self.layout.outputs / 2 } else { self.layout.outputs }
     }
 
-    /// What gives these columns; none where they are cut otherwise than between panels.
+    /// What gives these columns; none where they do not begin with a panel.
     pub(crate) fn part(self, columns: Range<usize>) -> Option<Self> {
         let Layout { inputs, outputs, gated } = self.layout;
         if columns == (0..self.columns()) {
             return Some(self);
         }
-        let between = |column: usize| column.is_multiple_of(PANEL) || column == outputs;
-        let fits = columns.start < columns.end && columns.end <= outputs;
-        if gated || !fits || !between(columns.start) || !between(columns.end) {
+        let all = self.columns();
+        let fits = columns.start < columns.end && columns.end <= all;
+        if !fits || !columns.start.is_multiple_of(PANEL) {
             return None;
         }
-        let layout = Layout { inputs, outputs: columns.len(), gated };
-        let first = self.format.held(inputs as u64, columns.start as u64) as usize;
-        let bytes = self.bytes.get(first..first + layout.bytes(self.format))?;
+        // Panels of gate and up columns alternate.
+        let each = outputs / all.max(1);
+        let layout = Layout { inputs, outputs: each * columns.len(), gated };
+        let held = |columns| self.format.held(self.within.1 as u64, columns as u64) as usize;
+        let first = held(each * columns.start);
+        let bytes = self.bytes.get(first..first + held(layout.packed()))?;
         Some(Self { layout, bytes, ..self })
+    }
+
+    /// What reads these of its inputs; none where it has fewer.
+    pub(crate) fn inputs(self, inputs: Range<usize>) -> Option<Self> {
+        if inputs == (0..self.layout.inputs) {
+            return Some(self);
+        }
+        let fits = inputs.start < inputs.end && inputs.end <= self.layout.inputs;
+        let within = (self.within.0 + inputs.start, self.within.1);
+        let layout = Layout { inputs: inputs.len(), ..self.layout };
+        fits.then_some(Self { layout, within, ..self })
     }
 }
 
 impl<'a> From<&'a HeldMatrix> for AnyMatrix<'a> {
     fn from(held: &'a HeldMatrix) -> Self {
-        Self { layout: held.layout(), format: held.format, bytes: held.values.values() }
+        let within = (0, held.inputs);
+        Self { layout: held.layout(), format: held.format, within, bytes: held.values.values() }
     }
 }
 

@@ -4,12 +4,12 @@ use super::{
     AnyMatrix, HeldMatrix, Progress, Shard, WeightError,
     load::Loader,
     matrix::{Layout, NoRoom},
-    same_phases,
+    phases_fit,
 };
 use crate::stream::{Ask, Ring, Stream, StreamError};
 use galaxy_common::{Bytes, DeviceName, DevicePlan, Streaming, WeightFormat};
 use galaxy_graph::{
-    holdings::{Held, Step},
+    operators::{OperatorGraph, OperatorId},
     pieces::{self, Piece},
 };
 use galaxy_model::ModelDir;
@@ -20,7 +20,7 @@ use std::{collections::HashMap, ops::ControlFlow, path::Path, sync::Arc};
 pub(crate) struct Streamed {
     pieces: Vec<HeldPiece>,
     /// By matrix, and the first column of the product.
-    by_place: HashMap<(Held, u32), usize>,
+    by_place: HashMap<(OperatorId, u32), usize>,
     format: WeightFormat,
     pub(crate) stream: Arc<Stream>,
 }
@@ -40,10 +40,10 @@ impl Streamed {
     /// bytes that the program has loaded for it. None where there is no such piece, or it is not loaded.
     pub(crate) fn matrix<'a>(
         &'a self,
-        (held, column): (Held, u32),
+        (operator, column): (OperatorId, u32),
         read: Option<&'a [u8]>,
     ) -> Option<(AnyMatrix<'a>, Option<&'a [f32]>)> {
-        let piece = &self.pieces[*self.by_place.get(&(held, column))?];
+        let piece = &self.pieces[*self.by_place.get(&(operator, column))?];
         let matrix = match &piece.matrix {
             Some(held) => held.into(),
             None => AnyMatrix::of_bytes(piece.layout, self.format, read?)?,
@@ -72,11 +72,11 @@ impl Shard {
         directory: &Path,
         progress: Progress<'_>,
     ) -> Result<Self, WeightError> {
-        same_phases(dir.spec(), device)?;
         let Some(streaming) = &device.streaming else { return Self::load(dir, device, progress) };
-        let spec = dir.spec();
         let format = planned(&dir, streaming)?;
-        let pieces: Arc<[Piece]> = pieces::of_device(spec, device).into();
+        let graph = Arc::new(OperatorGraph::of(dir.spec()));
+        phases_fit(&graph, device)?;
+        let pieces: Arc<[Piece]> = pieces::of_device(&graph, device).into();
         let identity = pieces::identity(dir.fingerprint(), &format!("{format:?}"), &pieces);
         let first = u64::from_be_bytes(identity.first_chunk().copied().unwrap_or_default());
         let name = format!("{}-{first:016x}.shard", device.name);
@@ -88,25 +88,25 @@ impl Shard {
                 tracing::info!(%why, "the shard is written");
                 // Others of the device go first: there may not be room for two.
                 remove_others(directory, &device.name, &name);
-                write(&dir, format, &ask, progress)?;
+                write(&dir, (&graph, format), &ask, progress)?;
                 ask.open()?
             }
         };
         let buffer = streaming.buffer;
         let no_room = |held| move |NoRoom| WeightError::Memory { wanted: buffer, held };
-        let remake = remake(dir.clone(), format, pieces.clone());
+        let remake = remake(dir.clone(), (graph.clone(), format), pieces.clone());
         let ring = Ring::new(buffer.0).map_err(no_room(Bytes(0)))?;
         let stream = Arc::new(Stream::new(opened, ring, streaming.agents, Box::new(remake)));
         let mut quiet = |_, _| ControlFlow::Continue(());
         let mut loader = Loader::new(&dir, Bytes(0), &mut quiet);
-        let mut shard = loader.common(dir.clone(), spec, &|layer| layer)?;
+        let mut shard = loader.common(dir.clone(), graph.clone(), &|layer| layer)?;
         let stays = |at: usize| streaming.keeps(at as u32);
         let kept = (0..).zip(&*pieces).filter(|(at, _)| stays(*at)).map(|(_, p)| p.stored());
         let all: u64 = kept.sum();
         let mut held = Vec::with_capacity(pieces.len());
         let mut read = 0;
         for (at, piece) in pieces.iter().enumerate() {
-            let layout = layout(&dir, piece);
+            let layout = layout(&graph, piece);
             let matrix = match stays(at) {
                 false => None,
                 true => {
@@ -129,13 +129,13 @@ impl Shard {
                     Some(matrix.map_err(no_room(Bytes(read)))?)
                 }
             };
-            let step = Step { held: piece.held, old: Vec::new(), new: piece.parts.clone() };
-            held.push(HeldPiece { layout, matrix, bias: loader.bias(&step)? });
+            let biases = graph.product(piece.operator).into_iter().flat_map(|p| graph.biases(p));
+            held.push(HeldPiece { layout, matrix, bias: loader.bias(biases, &piece.slices)? });
         }
-        let places = pieces.iter().map(|piece| (piece.held, piece.columns.start()));
+        let places = pieces.iter().map(|piece| (piece.operator, piece.columns.start()));
         let by_place = places.zip(0..).collect();
         shard.streamed = Some(Streamed { pieces: held, by_place, format, stream });
-        shard.take_shares(&device.prefill);
+        shard.take_shares(&device.holds());
         Ok(shard)
     }
 
@@ -169,16 +169,17 @@ fn planned(dir: &ModelDir, streaming: &Streaming) -> Result<WeightFormat, Weight
     }
 }
 
-fn layout(dir: &ModelDir, piece: &Piece) -> Layout {
-    let inputs = piece.parts.first().map_or(0, |part| part.inputs.len());
-    let outputs = piece.parts.iter().map(|part| part.outputs.len()).sum();
-    Layout { inputs, outputs, gated: matches!(piece.held, Held::Up(_)) && dir.spec().gated }
+fn layout(graph: &OperatorGraph, piece: &Piece) -> Layout {
+    let inputs = piece.slices.first().map_or(0, |part| part.inputs.len());
+    let outputs = piece.slices.iter().map(|part| part.outputs.len()).sum();
+    let gated = graph.product(piece.operator).is_some_and(|product| product.gated);
+    Layout { inputs, outputs, gated }
 }
 
 /// Writes the file of a shard.
 fn write(
     dir: &ModelDir,
-    format: WeightFormat,
+    (graph, format): (&OperatorGraph, WeightFormat),
     ask: &Ask<'_>,
     progress: Progress<'_>,
 ) -> Result<(), WeightError> {
@@ -187,7 +188,7 @@ fn write(
     let mut loader = Loader::new(dir, Bytes(0), &mut quiet);
     ask.write(|at, values| {
         let piece = &ask.pieces[at];
-        made(&mut loader, format, layout(dir, piece), piece, values)?;
+        made(&mut loader, format, layout(graph, piece), piece, values)?;
         done += piece.stored();
         match progress(done, all) {
             ControlFlow::Continue(()) => Ok(()),
@@ -200,7 +201,7 @@ fn write(
 /// What makes a piece anew.
 fn remake(
     dir: Arc<ModelDir>,
-    format: WeightFormat,
+    (graph, format): (Arc<OperatorGraph>, WeightFormat),
     pieces: Arc<[Piece]>,
 ) -> impl Fn(usize, &mut [u8]) -> Result<(), StreamError> + Send + Sync {
     move |at, into| {
@@ -208,7 +209,7 @@ fn remake(
         let mut quiet = |_, _| ControlFlow::Continue(());
         let mut loader = Loader::new(&dir, Bytes(0), &mut quiet);
         let values = &mut into[..piece.bytes as usize];
-        Ok(made(&mut loader, format, layout(&dir, piece), piece, values)?)
+        Ok(made(&mut loader, format, layout(&graph, piece), piece, values)?)
     }
 }
 
@@ -220,5 +221,5 @@ fn made(
     piece: &Piece,
     values: &mut [u8],
 ) -> Result<(), WeightError> {
-    loader.piece(&piece.parts, layout, format, values)
+    loader.piece(&piece.slices, layout, format, values)
 }

@@ -109,6 +109,7 @@ fn a_shard_that_is_reshaped_is_the_one_that_is_loaded() {
     for name in FAMILIES {
         let dir = golden(name);
         let (spec, format) = (dir.spec(), dir.format());
+        let graph = OperatorGraph::of(spec);
         let test = |(old, new): ([[Numbers; 3]; 3], [[Numbers; 3]; 3])| {
             let old = device(assignment(spec, &old));
             let new = device(assignment(spec, &new));
@@ -118,7 +119,7 @@ fn a_shard_that_is_reshaped_is_the_one_that_is_loaded() {
                 ControlFlow::Continue(())
             };
             let (shard, read) = load(&dir, &old).reshape(dir.clone(), &new, &mut progress).unwrap();
-            let said = transition(spec, format, Some(&old.prefill), &new.prefill);
+            let said = transition(&graph, format, Some(&old.prefill), &new.prefill);
             assert_eq!(said.read, read);
             assert_eq!(read.0, missing(spec, format.bytes(1, 1), &old.prefill, &new.prefill));
             assert!(told.is_sorted() && told.last() == Some(&(read.0, read.0)), "{told:?}");

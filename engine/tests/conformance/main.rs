@@ -27,7 +27,7 @@ use galaxy_engine::{
     weights::{Shard, WeightError},
 };
 use galaxy_graph::{
-    lower,
+    Selected, Selection, lower,
     operators::OperatorGraph,
     program::{OpKind, Operation, OutputKind, Program, Slot},
 };
@@ -191,6 +191,41 @@ fn makes_tokens(choice: EngineChoice) {
     }
 }
 
+/// Programs that select some of what the devices hold.
+fn parts(choice: EngineChoice) {
+    let mut done = 0;
+    for family in ["bert", "llama", "gptj"] {
+        let dir = open(family);
+        let spec = dir.spec();
+        let all = Selection::all(spec);
+        let heads = if spec.head_width.is_multiple_of(16) { spec.group() } else { spec.heads };
+        let selections = [
+            Selection { layers: 1, ..all },
+            Selection { columns: spec.inner * 2 / 3, ..all },
+            Selection { layers: 1, heads, columns: 1 },
+        ];
+        let cases = cases(&dir);
+        let pairs = cases.iter().step_by(3).flat_map(|case| selections.map(|s| (case, s)));
+        for (case, selection) in pairs {
+            let plan = Arc::new(case.plan.clone());
+            let Ok(selected) = Selected::new(spec, &plan, selection) else { continue };
+            let pair = |(whole, part): (&DevicePlan, &DevicePlan)| Pair {
+                engine: choice.start(load(&dir, whole), 1, Cache::NONE).unwrap(),
+                reference: Reference::new(&dir, part),
+            };
+            let mut pairs: Vec<Pair> =
+                plan.ring.iter().zip(&selected.plan.ring).map(pair).collect();
+            for shape in &case.shapes {
+                let programs = selected.lower(Phase::Prefill, shape).unwrap();
+                let name = format!("{}, {selection:?}", case.name);
+                driver::run(&name, &programs, &mut pairs, &binding(spec, shape));
+            }
+            done += 1;
+        }
+    }
+    assert!(done > 10, "{done}");
+}
+
 /// A program of another plan, one without its slots, tokens that the model does not know, a tile
 /// that is not there: errors all, and the engine still works.
 fn misfits(choice: EngineChoice) {
@@ -282,6 +317,11 @@ macro_rules! engine {
             #[test]
             fn every_activation_is_right() {
                 activations($engine);
+            }
+
+            #[test]
+            fn parts_of_a_model_are_right() {
+                parts($engine);
             }
 
             #[test]

@@ -209,7 +209,7 @@ impl Reference {
                 }
                 written.push(made);
             }
-            OpKind::Keep { .. } | OpKind::Shortlist | OpKind::Collect | OpKind::Choose => {
+            OpKind::Keep { .. } | OpKind::Shortlist { .. } | OpKind::Collect | OpKind::Choose => {
                 panic!("no text of these programs goes on")
             }
             OpKind::Attend { heads, kv_heads, .. } => {

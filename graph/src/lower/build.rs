@@ -19,6 +19,7 @@ pub(crate) struct Builder {
     /// The device's shares of them.
     part: Assignment,
     rank: Rank,
+    phase: Phase,
     wire: WireType,
     tensors: Vec<Tensor>,
     operations: Vec<Operation>,
@@ -66,6 +67,7 @@ impl Builder {
             graph: graph.clone(),
             part: plan.ring[rank.index()].assignment(phase).clone(),
             rank,
+            phase,
             wire: plan.wire,
             tensors: Vec::new(),
             operations: Vec::new(),
@@ -261,6 +263,7 @@ impl Builder {
         let (slots, before) = self.assign_slots(lanes.len(), &place, standings)?;
         let program = Program {
             rank: self.rank,
+            phase: self.phase,
             wire: self.wire,
             tensors: self.tensors,
             slots,

@@ -64,7 +64,7 @@ fn choose(
     let mut own = None;
     if !logits.is_empty() {
         let tile = b.bytes_tile(Role::Candidates, bytes(me));
-        b.compute(OpKind::Shortlist, logits, &[tile.all()]);
+        b.compute(OpKind::Shortlist { tokens: slice(me) }, logits, &[tile.all()]);
         for (to, _) in plan.ranked().filter(|(to, _)| *to != me) {
             b.send(to, id(me), 0, tile);
         }

@@ -5,11 +5,10 @@ use super::{
     build::{Builder, Value},
 };
 use crate::{
-    pieces::{self, Piece},
+    pieces::Piece,
     program::{Lane, OpKind, Operation, Region, TensorId},
 };
-use galaxy_common::{DevicePlan, PIECE_ALIGNMENT, Room, Span, Streaming};
-use galaxy_model::ModelSpec;
+use galaxy_common::{PIECE_ALIGNMENT, Room, Span, Streaming};
 use std::ops::Range;
 
 /// What is in the buffer while a program is lowered.
@@ -29,11 +28,9 @@ struct Buffer<'a> {
 /// as those have been used, and no sooner, and the buffer never holds more than it has.
 pub(super) fn weave(
     b: Builder,
-    spec: &ModelSpec,
-    device: &DevicePlan,
+    streaming: &Streaming,
+    pieces: &[Piece],
 ) -> Result<Builder, LowerError> {
-    let Some(streaming) = &device.streaming else { return Ok(b) };
-    let pieces = pieces::of_device(spec, device);
     let mut buffer = Buffer { streaming, there: Vec::new(), last: Vec::new(), at: 0, part: 0 };
     let mut loads = vec![0; usize::from(streaming.agents)];
     b.replaced(|b, lane, op| {
@@ -41,11 +38,9 @@ pub(super) fn weave(
             b.push_again(lane, &op);
             return Ok(());
         };
-        let held = b.graph.product(operator).and_then(|product| product.held);
         // Pieces stand in the order of layers, and a layer's beside one another.
-        for (number, piece) in
-            pieces.iter().enumerate().filter(|(_, piece)| Some(piece.held) == held)
-        {
+        let of_product = |(_, piece): &(usize, &Piece)| piece.operator == operator;
+        for (number, piece) in pieces.iter().enumerate().filter(of_product) {
             let weights = match streaming.keeps(number as u32) {
                 true => None,
                 false => Some(buffer.load(b, number, piece, &mut loads)?),

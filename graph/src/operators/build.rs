@@ -5,7 +5,6 @@ use super::{
     Norm, Operator, OperatorGraph, OperatorId, Product, Rotary, Side, Value, ValueId, Weight,
     WeightId,
 };
-use crate::holdings::Held;
 use galaxy_common::Kernel;
 use galaxy_model::{HeadSpec, Matrix, ModelSpec, NormPlace, Positions, Vector};
 use smallvec::{SmallVec, smallvec};
@@ -23,6 +22,7 @@ struct Build<'a> {
     values: Vec<Value>,
     operators: Vec<Operator>,
     weights: Vec<Weight>,
+    widths: Vec<u32>,
     ids: HashMap<Weight, WeightId>,
     inputs: Vec<ValueId>,
     /// The layer that is built.
@@ -45,6 +45,7 @@ impl<'a> Build<'a> {
             values: Vec::new(),
             operators: Vec::new(),
             weights: Vec::new(),
+            widths: Vec::new(),
             ids: HashMap::new(),
             inputs: Vec::new(),
             layer: 0,
@@ -71,6 +72,10 @@ impl<'a> Build<'a> {
         let id = *self.ids.entry(weight).or_insert(next);
         if id == next {
             self.weights.push(weight);
+            self.widths.push(match weight {
+                Weight::Vector(vector) => vector.width(self.spec).unwrap_or(0),
+                Weight::Matrix(_) => 0,
+            });
         }
         id
     }
@@ -105,12 +110,13 @@ impl<'a> Build<'a> {
         self.layer = spec.layers;
         let last = carried.rows;
         let (language, classes) = self.head(last);
-        let Self { values, inputs, operators, weights, ids, .. } = self;
+        let Self { values, inputs, operators, weights, widths, ids, .. } = self;
         OperatorGraph {
             values,
             inputs,
             operators,
             weights,
+            widths,
             layers,
             embed,
             entry: Vec::new(),
@@ -179,7 +185,7 @@ impl<'a> Build<'a> {
         let output = self.sum(
             (context, Matrix::AttentionOutput(layer)),
             (Axis::Heads, spec.heads),
-            (Kernel::AttentionOutput, Held::AttentionOutput(layer)),
+            Kernel::AttentionOutput,
         );
         let bias = Vector::AttentionOutputBias(layer);
         let after_attention = match spec.parallel {
@@ -188,11 +194,8 @@ impl<'a> Build<'a> {
         };
         let rows_of_mlp = if spec.parallel { rows_of_mlp } else { carried.rows };
         let (up, inner) = self.up(layer, rows_of_mlp);
-        let down = self.sum(
-            (inner, Matrix::Down(layer)),
-            (Axis::Columns, spec.inner),
-            (Kernel::Down, Held::Down(layer)),
-        );
+        let down =
+            self.sum((inner, Matrix::Down(layer)), (Axis::Columns, spec.inner), Kernel::Down);
         let down_bias = (down, Vector::DownBias(layer));
         let after = self.norm_after_mlp(layer);
         let after_mlp = match spec.parallel {
@@ -253,7 +256,6 @@ impl<'a> Build<'a> {
             activation: None,
             heads: Some(heads),
             kernel: Kernel::Qkv,
-            held: Some(Held::Qkv(layer)),
         };
         (self.operator(Operator::Product(product)), output)
     }
@@ -302,7 +304,6 @@ impl<'a> Build<'a> {
             activation: Some(spec.activation),
             heads: None,
             kernel: Kernel::Up,
-            held: Some(Held::Up(layer)),
         };
         (self.operator(Operator::Product(product)), output)
     }
@@ -312,7 +313,7 @@ impl<'a> Build<'a> {
         &mut self,
         (input, matrix): (ValueId, Matrix),
         (axis, count): (Axis, u32),
-        (kernel, held): (Kernel, Held),
+        kernel: Kernel,
     ) -> OperatorId {
         let spec = self.spec;
         let output = self.value("sums", spec.hidden);
@@ -328,7 +329,6 @@ impl<'a> Build<'a> {
             activation: None,
             heads: None,
             kernel,
-            held: Some(held),
         };
         self.operator(Operator::Product(product))
     }
@@ -386,7 +386,6 @@ impl<'a> Build<'a> {
             activation: None,
             heads: None,
             kernel: Kernel::Language,
-            held: None,
         };
         self.operator(Operator::Product(product))
     }
@@ -409,7 +408,6 @@ impl<'a> Build<'a> {
                     activation: None,
                     heads: None,
                     kernel: Kernel::Language,
-                    held: Some(Held::Language),
                 };
                 (Some(self.operator(Operator::Product(product))), None)
             }

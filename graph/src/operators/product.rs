@@ -3,11 +3,10 @@
 use super::{
     Axes, Content, Cut, Operate, OperatorId, Side, Sizes, Sums, Unlike, ValueId, WeightId, Work,
 };
-use crate::holdings::Held;
 use galaxy_common::{Head, Kernel, Share, Span};
 use galaxy_model::{Activation, LongFrequencies, Pairs, Positions};
 use smallvec::SmallVec;
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 /// Rows times matrices that stand side by side.
 #[derive(Clone, PartialEq, Debug)]
@@ -33,8 +32,18 @@ pub struct Product {
     pub heads: Option<Heads>,
     /// What it is measured as.
     pub kernel: Kernel,
-    /// The matrix as devices hold it; none of one that each holds whole.
-    pub held: Option<Held>,
+}
+
+/// Slices of the matrices of a product: of each the matrix, and which of its inputs and outputs.
+pub type Slices = SmallVec<[(WeightId, Range<u32>, Range<u32>); 3]>;
+
+/// A part of the matrices of a product that stand side by side.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Within {
+    /// Their inputs.
+    pub inputs: Range<u32>,
+    /// Columns of each.
+    pub columns: SmallVec<[Range<u32>; 3]>,
 }
 
 /// Heads of queries, keys and values.
@@ -135,6 +144,46 @@ impl Product {
     /// Columns of the matrix for each column that is made.
     fn gates(&self) -> u32 {
         if self.gated { 2 } else { 1 }
+    }
+
+    /// Where `own` is in what a device holds that has `held`; none where it is not in there.
+    pub fn within(&self, held: Span<Share>, own: Span<Share>) -> Option<Within> {
+        if !held.contains(own) {
+            return None;
+        }
+        let (mut inputs, mut columns, mut first) = (0..self.shape.0, SmallVec::new(), 0);
+        for ((_, all, outputs), (_, read, made)) in
+            self.slices(held).into_iter().zip(self.slices(own))
+        {
+            inputs = read.start - all.start..read.end - all.start;
+            let start = first + made.start - outputs.start;
+            columns.push(start..start + made.len() as u32);
+            first += outputs.len() as u32;
+        }
+        Some(Within { inputs, columns })
+    }
+
+    /// What a share has of each of its matrices; all of a product that is not cut.
+    pub fn slices(&self, share: Span<Share>) -> Slices {
+        let (inputs, outputs) = self.shape;
+        let each = outputs / (self.matrices.len() as u32).max(1);
+        let of = |units: Span<Share>, width: u32| units.start() * width..units.end() * width;
+        let cut = |at: usize| match (self.cut, &self.heads) {
+            (None, _) => (0..inputs, 0..each),
+            (Some(Cut { side: Side::Inputs, count, .. }), _) => {
+                (of(share, inputs / count.max(1)), 0..each)
+            }
+            (Some(_), Some(heads)) if at > 0 => {
+                (0..inputs, of(heads.kv_heads(share.of()).of(), heads.width))
+            }
+            (Some(_), Some(heads)) => (0..inputs, of(share, heads.width)),
+            (Some(cut), None) => (0..inputs, of(share, each / cut.count.max(1))),
+        };
+        let slice = |(at, &matrix)| {
+            let (inputs, outputs) = cut(at);
+            (matrix, inputs, outputs)
+        };
+        self.matrices.iter().enumerate().map(slice).collect()
     }
 }
 

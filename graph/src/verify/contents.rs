@@ -12,7 +12,7 @@ use crate::{
         Block, OpId, OpKind, Operation, OutputKind, Program, Region, Role, candidates_tile_bytes,
     },
 };
-use galaxy_common::{BatchShape, DevicePlan, Plan, Row, Segment, Share, Span, plan::Phase};
+use galaxy_common::{BatchShape, DevicePlan, Plan, Row, Segment, Share, Span, Token, plan::Phase};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
@@ -20,6 +20,7 @@ use std::collections::BTreeMap;
 struct Contents<'a> {
     graph: &'a OperatorGraph,
     plan: &'a Plan,
+    phase: Phase,
     shape: &'a BatchShape,
     programs: &'a [Program],
     order: &'a Order,
@@ -45,10 +46,16 @@ pub(super) fn check(
     programs: &[Program],
     order: &Order,
 ) -> Result<(), VerifyError> {
-    let words = plan.ranked().filter(|(_, d)| !d.assignment(Phase::Prefill).vocabulary.is_empty());
+    let phase = programs.first().map_or(Phase::Prefill, |program| program.phase);
+    if let Some(other) = programs.iter().find(|program| program.phase != phase) {
+        let why = format!("rank {} has a program of another phase", other.rank.index());
+        return Err(VerifyError::Malformed(why));
+    }
+    let words = plan.ranked().filter(|(_, d)| !d.assignment(phase).vocabulary.is_empty());
     let mut contents = Contents {
         graph,
         plan,
+        phase,
         shape,
         programs,
         order,
@@ -108,8 +115,8 @@ impl<'a> Contents<'a> {
             }
             OpKind::Attend { operator, heads, .. } => self.operator(at, operator, heads.of(), 2),
             OpKind::Keep { operator, .. } => self.keep(at, operator),
-            OpKind::Shortlist => {
-                self.shortlists(at)?;
+            OpKind::Shortlist { tokens } => {
+                self.shortlists(at, tokens)?;
                 Ok(vec![Content::Candidates(own)])
             }
             OpKind::Collect => {
@@ -177,7 +184,7 @@ impl<'a> Contents<'a> {
     }
 
     /// Whether candidates are named from a row of logits for each choice, and their tile has room for them.
-    fn shortlists(&self, at: At<'_>) -> Result<(), Unlike> {
+    fn shortlists(&self, at: At<'_>, tokens: Span<Token>) -> Result<(), Unlike> {
         let logits = self.graph.language.and_then(|id| self.graph.product(id));
         let logits = logits.ok_or_else(|| Unlike::new(0, "logits: there is no head"))?;
         let rows = &at.op.reads;
@@ -188,7 +195,10 @@ impl<'a> Contents<'a> {
         if !single || !ordered || rows.len() != self.shape.choices().count() {
             return Err(Unlike::new(0, "a row of logits for each text that a token is chosen for"));
         }
-        let slice = self.plan.ring[at.rank].assignment(Phase::Prefill).vocabulary;
+        let slice = self.plan.ring[at.rank].assignment(self.phase).vocabulary;
+        if tokens != slice {
+            return Err(Unlike::new(0, format!("logits of {slice}")));
+        }
         let tile = at.op.writes.first().map(|tile| self.programs[at.rank].region_bytes(tile));
         let bytes = candidates_tile_bytes(self.shape, slice.len());
         if tile.is_none_or(|tile| tile < bytes) {
@@ -224,7 +234,7 @@ impl<'a> Contents<'a> {
         let operator = operator.ok_or_else(|| Unlike::new(0, "an operator of this kind"))?;
         let operate = operator.operate();
         if let Some(cut) = operate.cut() {
-            let device = self.plan.ring[at.rank].assignment(Phase::Prefill);
+            let device = self.plan.ring[at.rank].assignment(self.phase);
             if share.is_empty() || !cut.held(device, at.op.layer).contains(share) {
                 return Err(Unlike::new(0, "a share that the device holds"));
             }
@@ -262,9 +272,8 @@ impl<'a> Contents<'a> {
     fn weights_of(&self, rank: usize, operator: OperatorId, op: &Operation) -> Weights {
         let device: &DevicePlan = &self.plan.ring[rank];
         let Some(streaming) = &device.streaming else { return Weights::Held };
-        let held = self.graph.product(operator).and_then(|product| product.held);
         let columns = op.writes.first().map(|region| region.columns);
-        let is = |piece: &Piece| Some(piece.held) == held && Some(piece.columns) == columns;
+        let is = |piece: &Piece| piece.operator == operator && Some(piece.columns) == columns;
         match self.pieces[rank].iter().position(is) {
             Some(piece) if streaming.keeps(piece as u32) => Weights::Held,
             Some(piece) => Weights::Read(piece as u32),
@@ -336,7 +345,7 @@ impl<'a> Contents<'a> {
         for (id, attention) in self.graph.attentions() {
             let keeps = |rank: &usize| self.kept.contains_key(&(*rank, id));
             let heads = |rank: usize| {
-                self.plan.ring[rank].assignment(Phase::Prefill).block(attention.layer).heads
+                self.plan.ring[rank].assignment(self.phase).block(attention.layer).heads
             };
             let mut heads: Vec<_> = (0..self.programs.len()).filter(keeps).map(heads).collect();
             heads.sort_unstable();

@@ -61,11 +61,11 @@ fn a_step_of_many_sequences_has_the_operations_of_one() {
         let (one, many) = (lowered(&step(&[Few])), lowered(&step(&breadths)));
         for (rank, (one, many)) in one.iter().zip(&many).enumerate() {
             let chosen = |op: &Operation| {
-                matches!(op.kind, OpKind::Shortlist | OpKind::Collect | OpKind::Choose)
+                matches!(op.kind, OpKind::Shortlist { .. } | OpKind::Collect | OpKind::Choose)
                     || candidates(one, op)
             };
             let of_many = |op: &Operation| {
-                matches!(op.kind, OpKind::Shortlist | OpKind::Collect | OpKind::Choose)
+                matches!(op.kind, OpKind::Shortlist { .. } | OpKind::Collect | OpKind::Choose)
                     || candidates(many, op)
             };
             assert_eq!(count(one, chosen), count(many, of_many));
@@ -74,7 +74,11 @@ fn a_step_of_many_sequences_has_the_operations_of_one() {
         }
         go_once(&plan, phase, &many);
         let written = |program: &Program| {
-            let op = program.operations.iter().find(|op| op.kind == OpKind::Shortlist).unwrap();
+            let op = program
+                .operations
+                .iter()
+                .find(|op| matches!(op.kind, OpKind::Shortlist { .. }))
+                .unwrap();
             program.region_bytes(&op.writes[0])
         };
         let slice = plan.ring[0].assignment(phase).vocabulary.len();
@@ -117,9 +121,12 @@ fn broken_choices_are_found() {
         verify(&spec, WeightFormat::F32, &plan, &shape, &programs)
     };
     assert_eq!(found(&|_| {}), Ok(()));
-    let at = find(&good[1], OpKind::Shortlist);
+    let tokens = plan.ring[1].decode.vocabulary;
+    let at = find(&good[1], OpKind::Shortlist { tokens });
     let collects = find(&good[1], OpKind::Collect);
-    let breaks: [&Break<'_>; 5] = [
+    let breaks: [&Break<'_>; 6] = [
+        // Other tokens are named,
+        &|programs| programs[1].operations[at].kind = OpKind::Shortlist { tokens: Span::first(1) },
         // A sequence is left out,
         &|programs| programs[1].operations[at].reads.truncate(2),
         // two are mixed up,

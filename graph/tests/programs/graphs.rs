@@ -4,6 +4,7 @@
 use super::{Way, laid_out, spec};
 use galaxy_common::{
     BatchShape, Bytes, Column, Exchange, Kernel, Plan, Rank, Row, Span, Strategy, Wanted, WireType,
+    plan::Phase,
 };
 use galaxy_graph::{
     Program, VerifyError,
@@ -71,7 +72,6 @@ impl Building {
             activation: None,
             heads: None,
             kernel: if side == Side::Outputs { Kernel::Up } else { Kernel::Down },
-            held: None,
         };
         (self.operator(Operator::Product(product)), output)
     }
@@ -144,6 +144,7 @@ impl<'a> Making<'a> {
             .chain(others().map(Lane::Receive));
         let program = Program {
             rank: Rank(rank as u16),
+            phase: Phase::Prefill,
             wire: WireType::F32,
             tensors: vec![],
             slots: vec![],

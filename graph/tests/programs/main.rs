@@ -14,7 +14,9 @@ use galaxy_common::{
     Streaming, Wanted, WeightFormat, WireType, apportion, plan::Phase,
 };
 use galaxy_graph::{
-    Costs, LinkRate, Lowered, Program, VerifyError, budget, lower, pieces,
+    Costs, LinkRate, Lowered, Program, VerifyError, budget, lower,
+    operators::OperatorGraph,
+    pieces,
     program::{Lane, OpId, OpKind, Operation, Wait},
     simulate, verify,
 };
@@ -292,9 +294,10 @@ fn reading(
     (spare, parts, agents, resident): (u64, u16, u16, u64),
 ) -> Plan {
     let mut plan = plan.clone();
+    let graph = OperatorGraph::of(spec);
     for device in &mut plan.ring {
         let piece = Bytes(8 << 10);
-        let all = pieces::pieces(spec, &device.prefill, WeightFormat::F32, piece);
+        let all = pieces::pieces(&graph, &device.prefill, WeightFormat::F32, piece);
         let largest = all.iter().map(|piece| piece.stored()).max().unwrap_or(4096);
         let room = if parts == 0 { Room::Ring } else { Room::Parts(parts) };
         let buffer = largest * u64::from(parts.max(1)) + spare * 4096;
@@ -404,7 +407,7 @@ proptest! {
             let takes = budget::of_program(&spec, WeightFormat::F32, device, program);
             prop_assert_eq!(takes.stream, needs.stream, "held whole, whatever is read");
             let streaming = device.streaming.as_ref().unwrap();
-            let all = pieces::of_device(&spec, device);
+            let all = pieces::of_device(&OperatorGraph::of(&spec), device);
             let read = (0..).zip(&all).filter(|(at, _)| !streaming.keeps(*at));
             let read: u64 = read.map(|(_, piece)| piece.bytes).sum();
             prop_assert_eq!(needs.weights.0 + read, whole.weights.0);

@@ -42,7 +42,8 @@ fn planes_of(values: &[u16]) -> Vec<Vec<u8>> {
 fn the_first_planes_of_a_piece_are_its_first_bytes() {
     let (spec, plan) = streamed();
     let format = WeightFormat::F16;
-    let pieces = pieces::pieces(&spec, &plan.ring[1].prefill, format, galaxy_common::Bytes(2048));
+    let graph = OperatorGraph::of(&spec);
+    let pieces = pieces::pieces(&graph, &plan.ring[1].prefill, format, galaxy_common::Bytes(2048));
     assert!(pieces.len() > 8);
     let path = std::env::temp_dir().join(format!("galaxy-planes-{}", std::process::id()));
     let mut file = File::create_new(&path).unwrap();
@@ -60,7 +61,7 @@ fn the_first_planes_of_a_piece_are_its_first_bytes() {
     let mut file = File::open(&path).unwrap();
     for (number, (piece, start)) in pieces.iter().zip(starts).enumerate() {
         for planes in [1, 2, 6, 16, 99] {
-            let selected = piece.first_planes(&spec, format, planes);
+            let selected = piece.first_planes(&graph, format, planes);
             let planes = planes.min(16);
             let mut bytes = vec![0; selected.bytes as usize];
             file.seek(SeekFrom::Start(start)).unwrap();
@@ -106,8 +107,8 @@ fn a_program_loads_the_planes_that_are_selected_and_no_others() {
     let programs = lower(&spec, &plan, Phase::Prefill, &shape).unwrap();
     let graph = OperatorGraph::of(&spec);
     let selected = |planes: u32| -> Vec<Vec<Piece>> {
-        let of = |piece: Piece| piece.first_planes(&spec, WeightFormat::F32, planes);
-        let all = plan.ring.iter().map(|device| pieces::of_device(&spec, device));
+        let of = |piece: Piece| piece.first_planes(&graph, WeightFormat::F32, planes);
+        let all = plan.ring.iter().map(|device| pieces::of_device(&graph, device));
         all.map(|pieces| pieces.into_iter().map(of).collect()).collect()
     };
     let loads = |planes: u32| -> Vec<Program> {

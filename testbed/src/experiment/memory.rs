@@ -20,6 +20,7 @@ use galaxy_common::{
 };
 use galaxy_graph::{
     budget,
+    operators::OperatorGraph,
     pieces::{self, Piece},
     share::{self, Member, Terms},
 };
@@ -207,7 +208,8 @@ impl Case {
             share: 1.0,
         };
         let plan = share::plan(&spec, &terms, &[device])?;
-        let pieces = pieces::pieces(&spec, &plan.ring[0].prefill, format, Streaming::PIECE);
+        let graph = OperatorGraph::of(&spec);
+        let pieces = pieces::pieces(&graph, &plan.ring[0].prefill, format, Streaming::PIECE);
         let ask = if makes { Ask::Make(MADE.0, MADE.1) } else { Ask::Run(rows) };
         Ok(Self { name: name.to_owned(), path: path.to_owned(), plan, spec, format, pieces, ask })
     }
@@ -223,8 +225,8 @@ impl Case {
     /// Bytes of the largest layer.
     fn layer(&self) -> u64 {
         let layers = u64::from(self.spec.layers.max(1));
-        let language =
-            self.pieces.iter().filter(|p| p.held == galaxy_graph::holdings::Held::Language);
+        let head = OperatorGraph::of(&self.spec).language;
+        let language = self.pieces.iter().filter(|piece| Some(piece.operator) == head);
         let head: u64 = language.map(Piece::stored).sum();
         (self.stored() - head).div_ceil(layers).max(self.largest())
     }

@@ -15,7 +15,7 @@ use galaxy_engine::{
     local::{LocalError, Made},
     measure,
 };
-use galaxy_graph::{budget, program::Lane};
+use galaxy_graph::{budget, operators::OperatorGraph, program::Lane};
 use serde::Serialize;
 use std::{fmt::Write as _, path::PathBuf};
 
@@ -84,7 +84,8 @@ pub fn measured(args: &DecodeArgs) -> Result<Findings, Failure> {
     let settings = Settings { threads, ..Settings::single() };
     let alone = InProcess::start(model.clone(), &settings, args.past, cache)?;
     let cluster = alone.cluster();
-    let weights = budget::weights(spec, model.format(), &cluster.plan().ring[0]);
+    let weights =
+        budget::weights(&OperatorGraph::of(spec), model.format(), &cluster.plan().ring[0]);
     let failed = |error: LocalError| Failure::new(error.to_string());
     let prompt: Vec<u32> = (0..args.past).map(|at| at * 7919 % spec.vocabulary).collect();
     let text = Text { slot: 0, rows, sampling: Sampling::greedy(), tokens: Vec::new(), prompt: 0 };

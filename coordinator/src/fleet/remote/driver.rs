@@ -1,5 +1,7 @@
 //! The driver: performs what the membership and the drift say.
 
+mod report;
+
 use super::{
     Message, Shared,
     board::Notice,
@@ -10,10 +12,10 @@ use crate::{
     cluster::Device,
     drift::{self, Change, Drift},
     fleet::Readiness,
-    membership::{Action, Event, Index, Membership, Now, State, TICK},
+    membership::{Action, Event, Index, Membership, Now, TICK},
     placement::{self, Placement},
 };
-use galaxy_common::{Bytes, Epoch};
+use galaxy_common::Epoch;
 use galaxy_planner::Offer;
 use std::{
     collections::VecDeque,
@@ -483,125 +485,6 @@ impl Driver {
                     let plan = placement.plan.clone();
                     (shared.listener)(Notice::Ready { epoch, plan });
                 }
-            }
-        }
-    }
-
-    /// Brings the board and the readiness up to the membership.
-    fn show(&self) {
-        let mut board = self.shared.board();
-        for (device, entry) in board.entries.iter_mut().enumerate() {
-            let state = self.membership.state(device);
-            entry.state = state.word();
-            entry.look = self.membership.next_look(device);
-            entry.removed = self.membership.removed(device);
-            entry.out = self.membership.left_out(device).unwrap_or_default().to_owned();
-            match state {
-                State::Unreachable { reason, .. } | State::Connecting { reason, .. } => {
-                    entry.detail.clone_from(reason);
-                }
-                State::Ready { .. } => entry.detail.clear(),
-                State::Connected if self.membership.ready().is_some() => entry.detail.clear(),
-                State::Connected | State::Placing => {}
-            }
-        }
-        let readiness = match (self.membership.ready(), self.membership.obstacle()) {
-            (Some(epoch), _) => Readiness::Ready(epoch),
-            (None, _) if self.membership.taking_in() => {
-                let reason =
-                    "a device joined: what it can do is measured, and a plan is made with it";
-                Readiness::Moving { reason: reason.to_owned() }
-            }
-            (None, _) if self.membership.moving() => {
-                let what = board.placement.as_ref().map(|p| p.what.clone()).unwrap_or_default();
-                Readiness::Moving { reason: format!("the cluster moves to another plan: {what}") }
-            }
-            (None, Some((Some(device), reason))) => {
-                if !self.membership.state(device).connected() {
-                    // The entry already says why.
-                } else if board.entries[device].detail.is_empty() {
-                    board.entries[device].detail.clone_from(&reason);
-                }
-                let name = self.shared.device(device).name.clone();
-                let reason = format!("device {name} {reason}");
-                Readiness::Waiting { device: Some(name), reason }
-            }
-            (None, Some((None, reason))) => Readiness::Waiting { device: None, reason },
-            (None, None) => {
-                Readiness::Waiting { device: None, reason: "it is starting".to_owned() }
-            }
-        };
-        drop(board);
-        self.shared.readiness.send_if_modified(|now| {
-            let changed = *now != readiness;
-            *now = readiness;
-            changed
-        });
-    }
-
-    /// Tells the listener, once for each thing that is new.
-    fn speak(&mut self, event: &Event) {
-        let (device, text, notice) = match event {
-            Event::PlaceFailed { device, reason, .. } => {
-                self.shared.board().entries[*device].detail.clone_from(reason);
-                let name = self.shared.device(*device).name.clone();
-                (*device, reason.clone(), Notice::Refused { device: name, reason: reason.clone() })
-            }
-            Event::Connected { device, .. } => {
-                let about = {
-                    let board = self.shared.board();
-                    let Some(said) = &board.entries[*device].description else { return };
-                    let memory = own_limit(said.memory_bytes)
-                        .map(|limit: Bytes| format!(", grants {limit} at most"))
-                        .unwrap_or_default();
-                    format!(
-                        "version {}, {} threads, {}{memory}",
-                        said.version, said.threads, said.processor
-                    )
-                };
-                let name = self.shared.device(*device).name.clone();
-                (*device, about.clone(), Notice::Connected { device: name, about })
-            }
-            Event::Unmeasured { device, reason } => {
-                let name = self.shared.device(*device).name.clone();
-                let notice = Notice::LeftOut { device: name, reason: reason.clone() };
-                (*device, reason.clone(), notice)
-            }
-            Event::PlanFailed { reason, .. } => {
-                if self.unplanned != *reason {
-                    self.unplanned.clone_from(reason);
-                    let reason = match self.membership.without() {
-                        true => format!("for those that are left: {reason}"),
-                        false => reason.clone(),
-                    };
-                    (self.shared.listener)(Notice::Unplanned { reason });
-                }
-                return;
-            }
-            _ => return,
-        };
-        self.say(device, text, notice);
-    }
-
-    fn say(&mut self, device: Index, text: String, notice: Notice) {
-        if self.said[device] != text {
-            self.said[device] = text;
-            (self.shared.listener)(notice);
-        }
-    }
-
-    /// Tells the listener of devices that went away, or that are not to be reached.
-    fn report_absent(&mut self) {
-        for device in 0..self.there.len() {
-            let state = self.membership.state(device);
-            let was_there = std::mem::replace(&mut self.there[device], state.connected());
-            let State::Unreachable { reason, .. } = state else { continue };
-            let (text, at) = (reason.clone(), self.shared.device(device));
-            let (name, address, reason) = (at.name.clone(), at.address.clone(), reason.clone());
-            if was_there {
-                self.say(device, text, Notice::Lost { device: name, reason });
-            } else if !reason.is_empty() {
-                self.say(device, text, Notice::Unreachable { device: name, address, reason });
             }
         }
     }

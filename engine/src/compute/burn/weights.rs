@@ -3,8 +3,8 @@
 use crate::weights::{HeldMatrix, Shard};
 use burn::{Device, Int, Tensor, TensorData};
 use galaxy_common::{Head, Span};
-use galaxy_graph::operators::{Attention, Operator, OperatorId, WeightId};
-use std::collections::HashMap;
+use galaxy_graph::operators::{Attention, Operator, OperatorId, WeightId, Within};
+use std::{collections::HashMap, ops::Range};
 
 /// All weights of a shard.
 pub(super) struct Weights {
@@ -24,6 +24,20 @@ pub(super) struct Weights {
 pub(super) struct Product {
     pub(super) matrix: Option<Tensor<2>>,
     pub(super) bias: Option<Tensor<2>>,
+}
+
+impl Product {
+    /// A part of it.
+    pub(super) fn part(&self, within: &Within) -> Self {
+        let range = |range: &Range<u32>| range.start as usize..range.end as usize;
+        let columns = |of: &Tensor<2>, rows: Range<usize>| {
+            let runs = within.columns.iter();
+            let runs = runs.map(|run| of.clone().slice([rows.clone(), range(run)]));
+            Tensor::cat(runs.collect(), 1)
+        };
+        let matrix = self.matrix.as_ref().map(|matrix| columns(matrix, range(&within.inputs)));
+        Self { matrix, bias: self.bias.as_ref().map(|bias| columns(bias, 0..1)) }
+    }
 }
 
 impl Weights {

@@ -178,7 +178,7 @@ mod tests {
                         let mut out = vec![f32::NAN; rows * columns];
                         let area = whole_mut(&mut out, rows, columns);
                         let left = whole(&x[first * inputs..][..rows * inputs], rows, inputs);
-                        let epilogue = Epilogue { bias: None, curve: Some(Curve::Silu) };
+                        let epilogue = Epilogue::of(None, gated, Some(Curve::Silu));
                         on(
                             instructions,
                             &threads,
@@ -322,7 +322,7 @@ mod tests {
                     let x = random.values(rows * inputs);
                     let bias = random.values(parts * columns);
                     let mut out = vec![f32::NAN; rows * columns];
-                    let epilogue = Epilogue { bias: Some(&bias), curve };
+                    let epilogue = Epilogue::of(Some(&bias), gated, curve);
                     let area = whole_mut(&mut out, rows, columns);
                     let left = whole(&x, rows, inputs);
                     run(&threads, instructions, left, &matrix, area, epilogue);
@@ -359,7 +359,7 @@ mod tests {
             let mut out = vec![9.0; rows * stride];
             let left = Area::new(&x, Extent { start: 2, rows, columns: 5, stride });
             let area = AreaMut::new(&mut out, Extent { start: 3, rows, columns: 6, stride });
-            let epilogue = Epilogue { bias: None, curve: Some(Curve::Relu) };
+            let epilogue = Epilogue::of(None, false, Some(Curve::Relu));
             let (left, area) = (left.expect("fits"), area.expect("fits"));
             run(&Threads::new(1), instructions, left, &matrix, area, epilogue);
             let packed: Vec<f32> = x.chunks(stride).flat_map(|row| row[2..7].to_vec()).collect();

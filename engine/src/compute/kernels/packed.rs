@@ -62,10 +62,25 @@ impl Scratch {
 /// What follows a product.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Epilogue<'a> {
-    /// One for each output of the matrix.
-    pub(crate) bias: Option<&'a [f32]>,
+    /// One for each output of the matrix; of a gated one those of the gate, then those of what it gates.
+    pub(crate) bias: [&'a [f32]; 2],
     /// Every value goes through it; in a gated product the gate does.
     pub(crate) curve: Option<Curve>,
+}
+
+impl<'a> Epilogue<'a> {
+    /// The bias of a matrix, and of a gated one with its gate columns first; then this curve.
+    pub(crate) fn of(bias: Option<&'a [f32]>, gated: bool, curve: Option<Curve>) -> Self {
+        let bias = bias.unwrap_or_default();
+        let (gate, up) = bias.split_at(if gated { bias.len() / 2 } else { bias.len() });
+        Self { bias: [gate, up], curve }
+    }
+
+    /// What follows these columns of the product alone.
+    pub(crate) fn part(self, columns: Range<usize>) -> Self {
+        let part = |bias: &'a [f32]| bias.get(columns.clone()).unwrap_or_default();
+        Self { bias: self.bias.map(part), ..self }
+    }
 }
 
 /// Where the product of one pair of panels goes.
@@ -225,12 +240,12 @@ impl<F: Format> Block<'_, '_, F> {
                     inputs: some.len(),
                     left,
                     right,
-                    apart: matrix.inputs * PANEL,
+                    apart: matrix.apart * PANEL,
                     panels,
                     add: !begin || step > 0,
                     next: wide::<I>().then_some(following(
                         right,
-                        matrix.inputs,
+                        matrix.apart,
                         some.len(),
                         group,
                         groups,
@@ -249,14 +264,13 @@ impl<F: Format> Block<'_, '_, F> {
         let (gated, Epilogue { bias: all, curve }) = (self.gated, self.epilogue);
         let columns = pair_columns(gated);
         let first = pair * columns;
-        match all {
-            Some(all) if gated => {
-                let (gate, up) = all.split_at(all.len() / 2);
+        let [gate, up] = all;
+        match gated {
+            true => {
                 copy(gate, first, &mut bias[..PANEL]);
                 copy(up, first, &mut bias[PANEL..]);
             }
-            Some(all) => copy(all, first, bias),
-            None => {}
+            false => copy(gate, first, bias),
         }
         let column = (pair - self.pairs.start) * columns;
         let width = columns.min(self.out.columns() - column);

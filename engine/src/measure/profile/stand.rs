@@ -8,7 +8,7 @@ use crate::{
 };
 use galaxy_common::{
     Assignment, BatchShape, BlockAssignment, Bytes, Column, Head, Kernel, Rank, Row, Span, Wanted,
-    WireType,
+    WireType, plan::Phase,
 };
 use galaxy_graph::{
     Program,
@@ -116,6 +116,7 @@ impl Stand {
         let values = sample.rows as usize * hidden as usize;
         let program = Program {
             rank: Rank(0),
+            phase: Phase::Prefill,
             wire: WireType::F32,
             tensors,
             slots,

@@ -8,7 +8,7 @@ use crate::{
 };
 use galaxy_common::{
     BatchShape, Bytes, Column, Epoch, FrameHeader, Rank, Row, SequenceNumber, Span, Wanted,
-    WireType,
+    WireType, plan::Phase,
 };
 use galaxy_graph::{
     Program,
@@ -129,6 +129,7 @@ fn round_trips() -> Program {
     ];
     Program {
         rank: Rank(0),
+        phase: Phase::Prefill,
         wire: WireType::F32,
         tensors: vec![
             tensor(Role::Normed, Memory::Device, 0),

@@ -1,0 +1,139 @@
+//! What one device of a plan computes, and what it therefore holds.
+
+use crate::{
+    ids::DeviceName,
+    plan::Extent,
+    span::{Column, Head, Layer, Span, Token},
+    streaming::Streaming,
+    units::Bytes,
+};
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
+
+/// The part of each block of some layers that a device computes, and so the weights it holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct BlockAssignment {
+    /// For these layers,
+    pub layers: Span<Layer>,
+    /// these query heads (and the key-value heads that they use),
+    pub heads: Span<Head>,
+    /// and these columns of the inner width of the MLP.
+    pub columns: Span<Column>,
+}
+
+/// What a device computes in one phase.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Assignment {
+    /// Blocks by runs of layers, in order, together all layers.
+    pub blocks: Vec<BlockAssignment>,
+    /// Relative weight of rows in connective blocks; turned into rows for each request by [`apportion`].
+    pub row_weight: u32,
+    /// Slice of the vocabulary whose logits it computes. Empty where the model has no such head.
+    pub vocabulary: Span<Token>,
+}
+
+impl Assignment {
+    /// The part of layer `layer`; empty where no run covers it.
+    pub fn block(&self, layer: u32) -> BlockAssignment {
+        let at = self.blocks.partition_point(|b| b.layers.end() <= layer);
+        let found = self.blocks.get(at).copied().filter(|b| b.layers.has(layer));
+        found.unwrap_or(BlockAssignment {
+            layers: Span::new(layer, layer + 1),
+            heads: Span::empty(),
+            columns: Span::empty(),
+        })
+    }
+    /// Whether its runs follow one another, and are of what there is; else where not, and why. So they
+    /// are no more than there are layers, however many a peer sends.
+    pub(crate) fn fits(&self, extent: Extent) -> Result<(), (u32, &'static str)> {
+        let mut next = 0;
+        for BlockAssignment { layers, heads, columns } in &self.blocks {
+            if layers.is_empty() || layers.start() < next {
+                return Err((next, "its runs of layers do not follow one another"));
+            }
+            if layers.end() > extent.layers
+                || heads.end() > extent.heads
+                || columns.end() > extent.columns
+            {
+                return Err((layers.start(), "the model has fewer layers, heads or columns"));
+            }
+            next = layers.end();
+        }
+        Ok(())
+    }
+    /// Whether the device has a part in some attention block.
+    pub fn any_heads(&self) -> bool {
+        self.blocks.iter().any(|b| !b.heads.is_empty())
+    }
+    /// Whether the device has a part in some MLP block.
+    pub fn any_columns(&self) -> bool {
+        self.blocks.iter().any(|b| !b.columns.is_empty())
+    }
+    /// Whether the device has a part in the layers at all: rows, heads or columns.
+    pub fn in_layers(&self) -> bool {
+        self.row_weight > 0 || self.any_heads() || self.any_columns()
+    }
+}
+
+/// One device of a plan.
+///
+/// It holds what it computes in either phase ([`DevicePlan::holds`]).
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct DevicePlan {
+    /// Whose part this is.
+    pub name: DeviceName,
+    /// Bytes that the device grants to everything of ours.
+    pub budget: Bytes,
+    /// Threads for kernels.
+    pub threads: u16,
+    /// What it computes for many rows at once.
+    pub prefill: Assignment,
+    /// What it computes for one row at a time.
+    pub decode: Assignment,
+    /// How weights come from disk that do not stay in its memory; none where all stay.
+    pub streaming: Option<Streaming>,
+}
+
+/// Many rows at once, or one at a time.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub enum Phase {
+    /// Many rows.
+    Prefill,
+    /// One row of each sequence.
+    Decode,
+}
+
+impl DevicePlan {
+    /// The part in a phase.
+    pub fn assignment(&self, phase: Phase) -> &Assignment {
+        match phase {
+            Phase::Prefill => &self.prefill,
+            Phase::Decode => &self.decode,
+        }
+    }
+
+    /// What it holds: in each layer, and of the vocabulary, the run from the first to the last of what it
+    /// computes in either phase.
+    pub fn holds(&self) -> Cow<'_, Assignment> {
+        let (prefill, decode) = (&self.prefill, &self.decode);
+        let same = (&prefill.blocks, prefill.vocabulary) == (&decode.blocks, decode.vocabulary);
+        if same {
+            return Cow::Borrowed(prefill);
+        }
+        let all = || prefill.blocks.iter().chain(&decode.blocks);
+        let mut edges: Vec<u32> =
+            all().flat_map(|block| [block.layers.start(), block.layers.end()]).collect();
+        edges.sort_unstable();
+        edges.dedup();
+        let block = |layers: &[u32]| {
+            let (one, other) = (prefill.block(layers[0]), decode.block(layers[0]));
+            let (heads, columns) = (one.heads.hull(other.heads), one.columns.hull(other.columns));
+            BlockAssignment { layers: Span::new(layers[0], layers[1]), heads, columns }
+        };
+        Cow::Owned(Assignment {
+            blocks: edges.windows(2).map(block).collect(),
+            row_weight: prefill.row_weight,
+            vocabulary: prefill.vocabulary.hull(decode.vocabulary),
+        })
+    }
+}

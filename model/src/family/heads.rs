@@ -1,0 +1,102 @@
+//! What a `config.json` says of the head on top: a language model's, or one that tells classes apart.
+
+use crate::{
+    config::{Fields, short},
+    error::ModelError,
+    spec::{ClassActivation, ClassHead, ClassRow, HeadSpec, Problem},
+};
+
+const MAX_LABELS: u32 = 1 << 16;
+
+pub(super) fn language(
+    config: &Fields<'_>,
+    tied: bool,
+    bias: bool,
+) -> Result<HeadSpec, ModelError> {
+    Ok(HeadSpec::Language { tied: config.flag("tie_word_embeddings", tied)?, bias })
+}
+
+/// A class head of an encoder: of the first row, with a bias.
+pub(super) fn first_row(
+    config: &Fields<'_>,
+    dense: Option<ClassActivation>,
+) -> Result<HeadSpec, ModelError> {
+    let (names, problem) = (names(config)?, problem(config)?);
+    let labels = names.len() as u32;
+    let row = ClassRow::First;
+    Ok(HeadSpec::Classes(ClassHead {
+        row,
+        dense,
+        labels,
+        bias: true,
+        names,
+        problem,
+        padding: None,
+    }))
+}
+
+/// A class head of a decoder: of the last row that is not padding. `padding` is what the config means
+/// that does not say it.
+pub(super) fn last_row(config: &Fields<'_>, padding: Option<u32>) -> Result<HeadSpec, ModelError> {
+    let (names, problem) = (names(config)?, problem(config)?);
+    let labels = names.len() as u32;
+    let padding = match config.number_or_none(&["pad_token_id"])? {
+        // A number that is no token is none of a text.
+        Some(id) => (0.0..=f64::from(u32::MAX)).contains(&id).then_some(id as u32),
+        None => padding.filter(|_| !config.names("pad_token_id")),
+    };
+    let row = ClassRow::Last;
+    Ok(HeadSpec::Classes(ClassHead {
+        row,
+        dense: None,
+        labels,
+        bias: false,
+        names,
+        problem,
+        padding,
+    }))
+}
+
+/// What the logits of a class head mean.
+fn problem(config: &Fields<'_>) -> Result<Option<Problem>, ModelError> {
+    match config.text(&["problem_type"])? {
+        None => Ok(None),
+        Some("regression") => Ok(Some(Problem::Regression)),
+        Some("single_label_classification") => Ok(Some(Problem::SingleLabel)),
+        Some("multi_label_classification") => Ok(Some(Problem::MultiLabel)),
+        Some(other) => {
+            let known = "regression, single_label_classification, multi_label_classification";
+            Err(config.unknown("problem_type", other, known))
+        }
+    }
+}
+
+/// The names of the classes.
+fn names(config: &Fields<'_>) -> Result<Vec<String>, ModelError> {
+    Ok(match config.inner(&["id2label"])? {
+        None => {
+            // transformers leaves out what it would assume: two labels.
+            let labels = config.count_or_none(&["num_labels"], MAX_LABELS)?.unwrap_or(2);
+            (0..labels).map(|i| format!("LABEL_{i}")).collect()
+        }
+        Some(labels) => {
+            let mut names = std::collections::BTreeMap::new();
+            for (id, name) in labels.entries() {
+                let Ok(index) = id.parse::<u32>() else {
+                    return Err(config.wrong("id2label", format!("has the key {id:?}")));
+                };
+                let name = match name.as_str() {
+                    Some(text) => text.to_owned(),
+                    None => short(name),
+                };
+                names.insert(index, name);
+            }
+            let last = names.last_key_value().map(|(&index, _)| u64::from(index) + 1);
+            if last != Some(names.len() as u64) || names.len() > MAX_LABELS as usize {
+                let problem = format!("must number its labels 0 to n-1, at most {MAX_LABELS}");
+                return Err(config.wrong("id2label", problem));
+            }
+            names.into_values().collect::<Vec<_>>()
+        }
+    })
+}

@@ -1,5 +1,5 @@
 //! A part of a model that a request computes with: its first layers, and of each of them the first heads and
-//! columns (STI, §5: submodels by depth and width; DynaBERT). Devices hold their shards as before.
+//! columns (STI, §4.2: submodels of n layers and m slices of each). Devices hold their shards as before.
 
 use crate::{
     LowerError, Program, links, lower,

@@ -1,7 +1,7 @@
 //! How long planning takes: a Llama of 32 layers on 4, 8 and 64 unlike devices. Prints the median and
-//! the spread of 11 runs.
+//! the spread of 11 runs, or of as many as are asked for.
 //!
-//!     cargo run --release -p galaxy-planner --example speed
+//!     cargo run --release -p galaxy-planner --example speed [-- DEVICES [RUNS]]
 #![allow(clippy::unwrap_used)]
 
 use galaxy_common::{Bytes, LinkType, Strategy, Wanted, WeightFormat, WireType};
@@ -28,7 +28,9 @@ fn main() {
         cache: galaxy_common::Cache::NONE,
         reading: galaxy_common::Reading::Preload,
     };
-    let only: Option<usize> = std::env::args().nth(1).and_then(|n| n.parse().ok());
+    let number = |at| std::env::args().nth(at).and_then(|n| n.parse().ok());
+    let only: Option<usize> = number(1);
+    let runs = number(2).unwrap_or(RUNS).max(1);
     for (count, unlike) in [(4, false), (8, false), (8, true), (64, false)] {
         if only.is_some_and(|n| n != count) {
             continue;
@@ -61,7 +63,7 @@ fn main() {
             };
             let mut times = Vec::new();
             let mut planned = None;
-            for _ in 0..RUNS {
+            for _ in 0..runs {
                 let begin = Instant::now();
                 planned = Some(plan(&request));
                 times.push(begin.elapsed().as_secs_f64() * 1e3);
@@ -70,9 +72,9 @@ fn main() {
             let links = if unlike { "unlike links" } else { "equal links" };
             println!(
                 "{count} devices, {links}, {what}: {:.1} ms ({:.1} to {:.1})",
-                times[RUNS / 2],
+                times[runs / 2],
                 times[0],
-                times[RUNS - 1]
+                times[runs - 1]
             );
             match planned {
                 Some(Ok(p)) => println!(

@@ -72,8 +72,12 @@ impl OperatorGraph {
 
     /// Bytes of all that a device of this assignment holds of a product: its slices and their biases.
     fn held(&self, product: &Product, format: WeightFormat, assignment: &Assignment) -> u64 {
-        let slices = self.slices(product, assignment);
-        product.bytes(format, &slices) + 4 * product.bias_values(&slices)
+        let slices = product.slices(self.share(product, assignment));
+        let inputs = slices.first().map_or(0, |(_, inputs, _)| inputs.len() as u64);
+        let outputs = slices.iter().map(|(.., outputs)| outputs.len() as u64);
+        let held = |inputs, outputs| format.held(inputs, outputs);
+        let biases = outputs.clone().take(product.biases.len()).sum::<u64>();
+        product.bytes_by(inputs, outputs, held) + 4 * biases
     }
 }
 
@@ -86,17 +90,26 @@ impl Product {
 
     /// Bytes of these slices as held, without their biases.
     pub(crate) fn bytes(&self, format: WeightFormat, slices: &[WeightSlice]) -> u64 {
-        self.bytes_by(slices, |inputs, outputs| format.held(inputs, outputs))
+        self.bytes_of(slices, |inputs, outputs| format.held(inputs, outputs))
     }
 
     /// The same of matrices that take so many bytes for (inputs, outputs).
-    pub(crate) fn bytes_by(&self, slices: &[WeightSlice], held: impl Fn(u64, u64) -> u64) -> u64 {
+    pub(crate) fn bytes_of(&self, slices: &[WeightSlice], held: impl Fn(u64, u64) -> u64) -> u64 {
         let inputs = slices.first().map_or(0, |slice| slice.inputs.len() as u64);
-        let outputs = |slices: &[WeightSlice]| slices.iter().map(|s| s.outputs.len() as u64).sum();
+        self.bytes_by(inputs, slices.iter().map(|slice| slice.outputs.len() as u64), held)
+    }
+
+    /// The same of matrices of so many inputs, and of each so many outputs.
+    fn bytes_by(
+        &self,
+        inputs: u64,
+        outputs: impl Iterator<Item = u64>,
+        held: impl Fn(u64, u64) -> u64,
+    ) -> u64 {
         match self.gated {
             // Panels of gate and up columns alternate.
-            true => slices.chunks(1).map(|one| held(inputs, outputs(one))).sum(),
-            false => held(inputs, outputs(slices)),
+            true => outputs.map(|outputs| held(inputs, outputs)).sum(),
+            false => held(inputs, outputs.sum()),
         }
     }
 }
@@ -207,8 +220,11 @@ impl Common {
             Operator::Product(product) if product.cut.is_none() => Some(product.shape),
             _ => None,
         });
+        let widths = |all: &mut dyn Iterator<Item = &u32>| all.map(|n| u64::from(*n)).sum::<u64>();
+        let biases = graph.shared().flat_map(|(_, product)| &product.biases);
+        let of_slices = widths(&mut biases.map(|id| &graph.widths[id.0 as usize]));
         Self {
-            vectors: graph.vectors().map(|(id, _)| u64::from(graph.widths[id.0 as usize])).sum(),
+            vectors: widths(&mut graph.widths.iter()) - of_slices,
             matrices: whole.map(|(inputs, outputs)| (inputs.into(), outputs.into())).collect(),
         }
     }

@@ -39,7 +39,7 @@ impl Piece {
         let planes = planes.min(format.planes());
         let held = |inputs, outputs| format.held_planes(inputs, outputs, planes);
         let product = graph.product(self.operator);
-        let bytes = product.map_or(0, |product| product.bytes_by(&self.slices, held));
+        let bytes = product.map_or(0, |product| product.bytes_of(&self.slices, held));
         Self { bytes, ..self.clone() }
     }
 }

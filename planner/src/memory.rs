@@ -8,10 +8,8 @@ use crate::{
     closed::{ByRows, Means, Units, count},
     request::{Allowed, Request},
 };
-use galaxy_common::{
-    Assignment, BlockAssignment, Bytes, DeviceName, DevicePlan, Span, WeightFormat,
-};
-use galaxy_graph::{budget, lower::farthest, operators::OperatorGraph};
+use galaxy_common::{Assignment, BlockAssignment, Span, WeightFormat};
+use galaxy_graph::{budget, holdings, lower::farthest, operators::OperatorGraph};
 use galaxy_model::{HeadSpec, ModelSpec, NormPlace, Positions};
 
 /// Weights of one layer and of what stands around them.
@@ -25,6 +23,8 @@ pub(crate) struct Memory {
     attention: u64,
     /// and all columns.
     mlp: u64,
+    /// All words.
+    head: u64,
     format: WeightFormat,
     /// Keys and values of one head of a layer, for texts that go on.
     pub kept: u64,
@@ -43,39 +43,28 @@ fn sizes(all: u32, unit: u32) -> impl Iterator<Item = u32> {
     (0..=count(all, unit)).map(move |n| (n as u32).saturating_mul(unit).min(all))
 }
 
-/// The weights of a device that has so much of each layer.
+/// The weights of a device that has so much of the only layer of a model.
 fn weights(
-    spec: &ModelSpec,
+    graph: &OperatorGraph,
     format: WeightFormat,
     heads: Span<galaxy_common::Head>,
     columns: u32,
     words: u32,
 ) -> u64 {
+    let columns = Span::first(columns);
     let part = Assignment {
-        blocks: vec![BlockAssignment {
-            layers: Span::first(spec.layers),
-            heads,
-            columns: Span::first(columns),
-        }],
+        blocks: vec![BlockAssignment { layers: Span::first(1), heads, columns }],
         row_weight: 1,
         vocabulary: Span::first(words),
     };
-    let device = DevicePlan {
-        name: DeviceName::new("any").expect("a DNS label"),
-        budget: Bytes(0),
-        threads: 1,
-        prefill: part.clone(),
-        decode: part,
-        streaming: None,
-    };
-    budget::weights(&OperatorGraph::of(spec), format, &device).0
+    holdings::bytes(graph, format, &part)
 }
 
 impl Memory {
     pub fn new(request: &Request<'_>) -> Self {
         let (spec, format) = (request.spec, request.format);
-        let none = ModelSpec { layers: 0, ..spec.clone() };
-        let one = ModelSpec { layers: 1, ..spec.clone() };
+        let of = |layers| OperatorGraph::of(&ModelSpec { layers, ..spec.clone() });
+        let (none, one) = (of(0), of(1));
         let around = weights(&none, format, Span::empty(), 0, 0);
         let bare = weights(&one, format, Span::empty(), 0, 0);
         Self {
@@ -83,6 +72,7 @@ impl Memory {
             layer: bare - around,
             attention: weights(&one, format, Span::first(spec.heads), 0, 0) - bare,
             mlp: weights(&one, format, Span::empty(), spec.inner, 0) - bare,
+            head: weights(&none, format, Span::empty(), 0, spec.vocabulary) - around,
             format,
             kept: u64::from(request.allowed.cache.rows)
                 * u64::from(2 * spec.head_width * request.allowed.cache.values.width()),
@@ -104,7 +94,7 @@ impl Memory {
 
     /// Weights by units: of heads and of columns in one layer, and of words.
     pub fn weights_by(&self, spec: &ModelSpec, units: Units) -> Held {
-        let one = ModelSpec { layers: 1, ..spec.clone() };
+        let one = OperatorGraph::of(&ModelSpec { layers: 1, ..spec.clone() });
         let bare = self.around + self.layer;
         let of = |all: u32, unit: u32, bytes: &dyn Fn(u32) -> u64| -> Vec<u64> {
             sizes(all, unit).map(|size| if size == 0 { 0 } else { bytes(size) - bare }).collect()
@@ -241,8 +231,7 @@ impl Memory {
         fixed += rows * (5 * hidden + qkv + u64::from(spec.inner));
         if let (true, HeadSpec::Language { .. }) = (last, &spec.head) {
             let words = u64::from(spec.vocabulary);
-            let one = ModelSpec { layers: 0, ..spec.clone() };
-            fixed += weights(&one, self.format, Span::empty(), 0, spec.vocabulary) - self.around;
+            fixed += self.head;
             fixed += rows * (2 * words + hidden);
         }
         // In causal models each layer keeps its queries, keys and values from part to part.

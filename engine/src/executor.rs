@@ -38,6 +38,7 @@ use std::{
 };
 
 /// One program to run.
+#[derive(Clone)]
 pub struct Job {
     /// Epoch of the links it needs.
     pub epoch: Epoch,

@@ -7,14 +7,12 @@
 
 use crate::{
     choose::TokenMask,
-    compute::{Binding, Inputs},
+    compute::Inputs,
     executor::{Choice, Executor, Job, RunError, RunReport, Step},
 };
-use galaxy_common::{
-    BatchShape, Breadth, Epoch, GeneratedToken, Segment, SequenceNumber, Stint, Wanted,
-};
+use galaxy_common::{BatchShape, Breadth, GeneratedToken, Segment, Stint, Wanted};
 use galaxy_graph::Program;
-use std::{sync::Arc, time::Instant};
+use std::sync::Arc;
 
 /// What is told of a token.
 pub type Told = Choice;
@@ -49,18 +47,10 @@ impl From<&Stint> for Goal {
 
 /// Tokens to make for the sequences of a batch, until one of them has what is wanted of it.
 pub struct Generation {
-    /// Epoch of the links.
-    pub epoch: Epoch,
-    /// Its place in the epoch.
-    pub sequence: SequenceNumber,
-    /// The sequences, whose rows come first: those of a prompt, or of the last token of each.
-    pub shape: BatchShape,
-    /// These rows.
-    pub tokens: Vec<u32>,
-    /// For each choice of the batch ([`BatchShape::choices`]).
+    /// The first step: rows of a prompt, or of the last token of each sequence.
+    pub first: Job,
+    /// For each choice of its batch ([`BatchShape::choices`]).
     pub goals: Vec<Goal>,
-    /// When to give up.
-    pub deadline: Option<Instant>,
 }
 
 /// What came of it.
@@ -77,7 +67,7 @@ pub struct Generated {
 
 impl Generation {
     /// Makes tokens, and tells of each: `tell` gets the number of the sequence, and may give a mask that holds
-    /// for it from the next token on. `program` gives this device's program for a shape.
+    /// for it from the next token on. `program` gives this device's program for another shape than the first.
     ///
     /// # Errors
     /// When a program is not to be had, goals do not fit the batch, or a run fails.
@@ -87,7 +77,8 @@ impl Generation {
         mut program: impl FnMut(&BatchShape) -> Result<Arc<Program>, E>,
         mut tell: impl FnMut(usize, &Told) -> Option<TokenMask>,
     ) -> Result<Generated, E> {
-        let Self { epoch, sequence, mut shape, mut tokens, goals, deadline } = self;
+        let Self { first: mut job, goals } = self;
+        let shape = &job.binding.shape;
         if goals.is_empty() || goals.len() != shape.choices().count() {
             let why = "not as many goals as tokens that are wanted of the batch".to_owned();
             return Err(RunError::Program(why).into());
@@ -96,15 +87,12 @@ impl Generation {
             let why = "more than one token is made from single rows only".to_owned();
             return Err(RunError::Program(why).into());
         }
-        let mut masks: Vec<_> = goals.iter().map(|goal| goal.mask.clone()).collect();
+        job.binding.masks = goals.iter().map(|goal| goal.mask.clone()).collect();
         let (mut progress, mut before) = (Progress::new(goals), None::<RunReport>);
         loop {
-            let inputs = Inputs::from(tokens.as_slice());
-            let binding = Binding { shape: shape.clone(), inputs, masks: masks.clone() };
-            let program = program(&shape)?;
-            let job = Job { epoch, sequence, program, binding, deadline };
             progress.steps = 0;
-            let mut report = executor.run_steps(job, &mut |told, next| {
+            let (run, masks) = (job.clone(), &mut job.binding.masks);
+            let mut report = executor.run_steps(run, &mut |told, next| {
                 let step = progress.step(told, next, &mut tell);
                 masks.clone_from_slice(next);
                 step
@@ -112,14 +100,16 @@ impl Generation {
             if let Some(before) = &before {
                 report.follow(before);
             }
+            let shape = &job.binding.shape;
             if progress.over {
                 let breadths = shape.choices().map(|(.., breadth)| breadth).collect();
                 return Ok(Generated { report, count: progress.made, breadths });
             }
             before = Some(report);
-            shape = progress.again(&shape)?;
+            job.binding.shape = progress.again(shape)?;
+            job.program = program(&job.binding.shape)?;
             if progress.steps > 0 {
-                tokens.clone_from(&progress.last);
+                job.binding.inputs = Inputs::from(progress.last.as_slice());
             }
         }
     }

@@ -401,24 +401,20 @@ impl LocalCluster {
         goals: &[Goal],
         deadline: Option<Instant>,
     ) -> Result<Made, LocalError> {
-        // Whatever is wrong with the shape is said before a device begins.
-        self.lowered(phase, shape)?;
+        let first = self.lowered(phase, shape)?;
         state.sequence = state.sequence.next();
         let (epoch, sequence) = (state.epoch, state.sequence);
         let all = self.on_each(state, |rank, executor| {
+            let (program, binding) = (first[rank].clone(), Binding::new(shape.clone(), tokens));
             let generation = Generation {
-                epoch,
-                sequence,
-                shape: shape.clone(),
-                tokens: tokens.to_vec(),
+                first: Job { epoch, sequence, program, binding, deadline },
                 goals: goals.to_vec(),
-                deadline,
             };
-            let mut last = None;
+            let mut last = first.clone();
             let program = |shape: &BatchShape| {
                 let programs = self.lowered(phase, shape);
                 let programs = programs.map_err(|error| RunError::Program(error.to_string()))?;
-                last = Some(programs.clone());
+                last.clone_from(&programs);
                 Ok::<_, RunError>(programs[rank].clone())
             };
             let mut told = vec![Vec::new(); goals.len()];
@@ -427,7 +423,7 @@ impl LocalCluster {
                 None
             };
             let generated = generation.run(executor, program, tell)?;
-            Ok((told, generated, last.unwrap_or_default()))
+            Ok((told, generated, last))
         })?;
         if let Some(other) = all.iter().position(|(told, ..)| *told != all[0].0) {
             let why = format!("rank {other} has chosen other tokens than rank 0");

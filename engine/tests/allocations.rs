@@ -7,8 +7,8 @@ use galaxy_common::{
 };
 use galaxy_engine::{
     choose::{Text, TokenMask},
-    compute::cpu::CpuEngine,
-    executor::{Executor, RunError},
+    compute::{Binding, cpu::CpuEngine},
+    executor::{Executor, Job, RunError},
     generate::{Generation, Goal},
     link::{Links, memory},
     weights::Shard,
@@ -87,17 +87,19 @@ fn allocated(strategy: Strategy, devices: usize, samplings: &[Sampling]) -> usiz
             let wanted = Wanted::Token(Breadth::Few);
             let rows = tokens.len() as u32 / sequences;
             let segment = |slot| Segment { slot, past, kept: true, rows, wanted };
-            let generation = Generation {
-                epoch: Epoch(1),
-                sequence: SequenceNumber(sequence),
-                shape: BatchShape::new((0..sequences).map(segment).collect()).unwrap(),
-                tokens: tokens.to_vec(),
-                goals: vec![Goal { count, ..Goal::default() }; samplings.len()],
-                deadline: None,
-            };
             let program = |shape: &BatchShape| -> Result<Arc<Program>, RunError> {
                 Ok(Arc::new(lower(model.spec(), &plan, phase, shape).unwrap().remove(rank)))
             };
+            let shape = BatchShape::new((0..sequences).map(segment).collect()).unwrap();
+            let first = Job {
+                epoch: Epoch(1),
+                sequence: SequenceNumber(sequence),
+                program: program(&shape).unwrap(),
+                binding: Binding::new(shape, tokens),
+                deadline: None,
+            };
+            let goals = vec![Goal { count, ..Goal::default() }; samplings.len()];
+            let generation = Generation { first, goals };
             let (mut made, mut warm, mut last) = (Vec::with_capacity(1024), 0, 0);
             let tell = |at, told: &galaxy_engine::generate::Told| {
                 made.push(told[0] as u32);

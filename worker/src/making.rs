@@ -66,19 +66,12 @@ impl Making {
     ) -> Result<(Generated, Vec<u32>), WorkerError> {
         let Self { stint: Stint { phase, count, stop }, tell } = self;
         let mut made = Vec::with_capacity(count as usize);
-        let tokens = match job.binding.inputs {
-            Inputs::Tokens(tokens) => tokens.to_vec(),
+        match job.binding.inputs {
+            Inputs::Tokens(_) => {}
             Inputs::Typed { .. } => return Err(wrong("a pair of texts does not go on")),
             Inputs::Patches { .. } => return Err(wrong("a model of images makes no text")),
-        };
-        let generation = Generation {
-            epoch: job.epoch,
-            sequence: job.sequence,
-            shape: job.binding.shape,
-            tokens,
-            goals: vec![Goal { count, stop, mask: None }],
-            deadline: job.deadline,
-        };
+        }
+        let generation = Generation { first: job, goals: vec![Goal { count, stop, mask: None }] };
         let program = |shape: &BatchShape| active.lower(phase, shape).map(|(_, program)| program);
         let generated = generation.run(executor, program, |_, told| {
             made.push(told[0] as u32);

@@ -22,7 +22,7 @@ use galaxy_engine::{
     compute::{
         Binding, ComputeError, Engine, Inputs, Staged, choice::EngineChoice, cpu::CpuEngine,
     },
-    executor::{Executor, RunError},
+    executor::{Executor, Job, RunError},
     generate::{Generation, Goal, Told},
     weights::{Shard, WeightError},
 };
@@ -165,17 +165,19 @@ fn makes_tokens(choice: EngineChoice) {
             let rows = tokens.len() as u32;
             let wanted = Wanted::Token(Breadth::Few);
             let segment = Segment { slot, past, kept: true, rows, wanted };
-            let generation = Generation {
-                epoch: Epoch::default(),
-                sequence: SequenceNumber::default(),
-                shape: BatchShape::new(vec![segment]).unwrap(),
-                tokens: tokens.to_vec(),
-                goals: vec![Goal { count, ..Goal::default() }],
-                deadline: None,
-            };
             let program = |shape: &BatchShape| -> Result<Arc<Program>, RunError> {
                 Ok(Arc::new(lower(dir.spec(), &plan, phase, shape).unwrap().remove(0)))
             };
+            let shape = BatchShape::new(vec![segment]).unwrap();
+            let first = Job {
+                epoch: Epoch::default(),
+                sequence: SequenceNumber::default(),
+                program: program(&shape).unwrap(),
+                binding: Binding::new(shape, tokens),
+                deadline: None,
+            };
+            let goals = vec![Goal { count, ..Goal::default() }];
+            let generation = Generation { first, goals };
             let mut made = Vec::new();
             let tell = |_, told: &Told| {
                 made.push(told[0] as u32);

@@ -292,7 +292,7 @@ mod tests {
                 let mut all = vec![f32::NAN; rows * columns];
                 let area = whole_mut(&mut all, rows, columns);
                 run(&threads, instructions, left(), &matrix, area, Epilogue::default());
-                for range in [0..48, 48..106, 16..64, 0..106] {
+                for range in [0..48, 48..106, 16..64, 0..106, 0..40, 32..33] {
                     let part = AnyMatrix::from(&matrix).part(range.clone()).expect("whole panels");
                     let mut out = vec![f32::NAN; rows * range.len()];
                     let (area, scratch) =
@@ -301,8 +301,48 @@ mod tests {
                     let want = all.chunks(columns).flat_map(|row| &row[range.clone()]);
                     assert!(want.eq(&out), "{range:?} of {rows} x {inputs}");
                 }
-                for wrong in [8..48, 0..40, 96..112, 48..48] {
+                for wrong in [8..48, 96..112, 48..48] {
                     assert!(AnyMatrix::from(&matrix).part(wrong).is_none());
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn some_inputs_and_gated_columns_of_a_matrix_are_those_of_a_smaller_one() {
+        each(|random, instructions| {
+            let threads = Threads::new(2);
+            let (inputs, columns) = (70, 53);
+            for (rows, format) in [1, 29].into_iter().flat_map(|r| FORMATS.map(|f| (r, f))) {
+                let large = matrix(random, inputs, 2 * columns, true, format);
+                let (wide, bias) = (large.wide(), random.values(2 * columns));
+                let x = random.values(rows * inputs);
+                for (from, to, own) in [(0, 70, 0..53), (6, 41, 16..40), (69, 70, 32..53)] {
+                    let of = |column: usize| (from..to).map(move |i| i * 2 * columns + column);
+                    let sides = [own.clone(), columns + own.start..columns + own.end];
+                    let mut small = vec![0.0; (to - from) * 2 * own.len()];
+                    let mut small_bias = vec![0.0; 2 * own.len()];
+                    for (at, column) in sides.iter().cloned().flatten().enumerate() {
+                        small_bias[at] = bias[column];
+                        for (row, place) in of(column).enumerate() {
+                            small[row * 2 * own.len() + at] = wide[place];
+                        }
+                    }
+                    let small = HeldMatrix::pack(&small, to - from, 2 * own.len(), true, format);
+                    let make = |matrix: AnyMatrix<'_>, epilogue: Epilogue<'_>| {
+                        let mut out = vec![f32::NAN; rows * own.len()];
+                        let area = whole_mut(&mut out, rows, own.len());
+                        let left = whole(&x, rows, inputs).part(0, rows, from, to - from);
+                        let scratch = Scratch::new(&threads);
+                        on(instructions, &threads, &scratch, left, matrix, area, epilogue);
+                        out
+                    };
+                    let part = AnyMatrix::from(&large).inputs(from..to).expect("it has them");
+                    let part = part.part(own.clone()).expect("it begins with a panel");
+                    let curve = Some(Curve::Silu);
+                    let got = make(part, Epilogue::of(Some(&bias), true, curve).part(own.clone()));
+                    let want = make((&small).into(), Epilogue::of(Some(&small_bias), true, curve));
+                    assert_eq!(got, want, "{rows} rows, inputs {from}..{to}, {own:?}");
                 }
             }
         });

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """House rules that no compiler checks: layers, purity, file sizes, words, unsafe code, sleeps,
-that the tests which ARCHITECTURE.md and docs/security.md name exist, and that the locks agree.
+that the tests, files and items which the docs name exist, that their links lead somewhere, that the
+README is short, and that the locks agree.
 
     scripts/tidy.py          one line for each violation, and exit code 1 if there is any
 
@@ -9,6 +10,7 @@ A rule that is wrong is changed here, with a reason, never worked around.
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -60,6 +62,8 @@ PLACES = {
 }
 
 MAX_LINES = 700
+# A newcomer reads it in some minutes.
+MAX_README_LINES = 130
 UNSAFE_FILES = {
     f"engine/src/compute/kernels/{name}.rs" for name in ("area", "general", "instructions", "lines", "micro", "threads")
 } | {"engine/src/stream/ring.rs"}
@@ -229,6 +233,73 @@ def check_guards(path, text, functions):
                     problem(path, at, f"{file} has no test `{name}`", "name the one that guards it")
 
 
+def section(text, heading):
+    """The numbered lines below a heading, up to the next one of its level."""
+    found = False
+    for at, line in enumerate(text.splitlines(), 1):
+        if line.startswith("## "):
+            found = line == heading
+        elif found:
+            yield at, line
+
+
+def check_entry_points(path, text, items):
+    """ARCHITECTURE.md names where to start reading: `file.rs`: `item`, ..."""
+    rows = [(at, line) for at, line in section(text, "## Where to start reading") if line.startswith("| ")]
+    if not rows:
+        problem(path, 1, "no table \"Where to start reading\"", "newcomers begin there")
+    for at, line in rows:
+        file = None
+        for name in re.findall(r"`([^`]+)`", line.split(" | ", 1)[1]):
+            if name.endswith(".rs"):
+                file = name
+                if file not in items:
+                    problem(path, at, f"`{file}` is not there", "name the file that it is in now")
+            elif name not in items.get(file, ()):
+                problem(path, at, f"{file} has no `{name}`", "name the function or type that it is now")
+
+
+def check_glossary(path, text, known, files):
+    """docs/glossary.md says what terms are called in the code: there must be files and names like these."""
+    for at, line in enumerate(text.splitlines(), 1):
+        cells = line.split(" | ")
+        if not line.startswith("| ") or len(cells) != 3:
+            continue
+        for name in re.findall(r"`([^`]+)`", cells[2]):
+            if name not in files and name not in known:
+                problem(path, at, f"nothing in the code is called `{name}`", "name what it is called now")
+
+
+def check_links(path, text, files):
+    """Links of a page to files of the repository lead somewhere."""
+    folders = {str(parent) for file in files for parent in Path(file).parents}
+    for at, line in enumerate(text.splitlines(), 1):
+        for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`]*`", "", line)):
+            target = target.split("#")[0]
+            if not target or "://" in target:
+                continue
+            there = os.path.normpath(os.path.join(os.path.dirname(path), target))
+            if there not in files and there not in folders:
+                problem(path, at, f"a link to {target}, which is not there", "mend the link")
+
+
+def check_docs(texts, sources):
+    functions = {s.path: set(re.findall(r"\bfn (\w+)", "\n".join(s.code))) for s in sources}
+    named = r"\b(?:fn|struct|enum|trait|type|const|static|mod) (\w+)"
+    items = {s.path: set(re.findall(named, "\n".join(s.code))) for s in sources}
+    for path in ("ARCHITECTURE.md", "docs/security.md"):
+        check_guards(path, texts[path], functions)
+    check_entry_points("ARCHITECTURE.md", texts["ARCHITECTURE.md"], items)
+    words = set().union(*(re.findall(r"\w+", "\n".join(s.code)) for s in sources))
+    check_glossary("docs/glossary.md", texts["docs/glossary.md"], words, texts)
+    lines = len(texts["README.md"].splitlines())
+    if lines > MAX_README_LINES:
+        problem("README.md", lines, f"{lines} lines, above {MAX_README_LINES}", "move what is not for a newcomer to docs/")
+    for path, text in texts.items():
+        if path.endswith(".md") and not path.startswith(DATA):
+            check_links(path, text, texts)
+
+
 def check_locks(packages):
     """fuzz/ is a workspace of its own: its lock must know what our crates depend on, or nothing there
     builds."""
@@ -264,24 +335,21 @@ def check_text(path, text):
 
 def main():
     listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-    sources = []
+    sources, texts = [], {}
     for path in sorted(set(filter(None, listed.split("\0")))):
         file = ROOT / path
         if not file.is_file():
             continue  # removed, and the removal is not committed yet
         data = file.read_bytes()
-        if b"\0" in data[:8192]:
-            continue
-        text = data.decode("utf-8", "replace")
+        text = "" if b"\0" in data[:8192] else data.decode("utf-8", "replace")
+        texts[path] = text
         check_text(path, text)
         if path.endswith(".rs"):
             sources.append(Source(path, text))
     test_files = {s.module_file(name) for s in sources for name in s.test_modules}
     for source in sources:
         check_source(source, source.path in test_files)
-    functions = {s.path: set(re.findall(r"\bfn (\w+)", "\n".join(s.code))) for s in sources}
-    for path in ("ARCHITECTURE.md", "docs/security.md"):
-        check_guards(path, (ROOT / path).read_text(), functions)
+    check_docs(texts, sources)
     metadata = json.loads(run("cargo", "metadata", "--no-deps", "--format-version", "1", "--offline"))
     packages = {package["name"]: package for package in metadata["packages"]}
     check_layers(packages)

@@ -50,7 +50,7 @@ pub use retry::RetryPolicy;
 pub use status::{ClusterStatus, DeviceStatus};
 pub use trace::{DeviceTrace, LaneTrace, Trace, hidden_communication};
 
-/// The example of the README compiles.
+/// The example of docs/api.md compiles.
 #[cfg(doctest)]
-#[doc = include_str!("../../README.md")]
-struct Readme;
+#[doc = include_str!("../../docs/api.md")]
+struct ApiPage;

@@ -1,5 +1,6 @@
-//! `report`: one page of what was to be reached, what was, and what was not and why, from the records that are
-//! kept and a word by hand for each section. The same records and notes give the same bytes.
+//! `report`: what was to be reached, what was measured, and what was not reached and why: a page of summary, and a
+//! page for each section beside the records. They are made from the records and from notes by hand, and the same
+//! records and notes give the same bytes.
 
 mod cells;
 mod goal;
@@ -28,46 +29,74 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Where what is needed is, and where the page goes.
+/// Where the records and notes are, and where the pages go.
 #[derive(Clone, PartialEq, Eq, Debug, clap::Args)]
 pub struct Options {
-    /// Where records are kept, and pages and plots beside them
+    /// The directory of records; the page of each section goes there, too
     #[arg(long, value_name = "DIR", default_value = "docs/results")]
     pub results: PathBuf,
-    /// The words by hand
+    /// The notes
     #[arg(long, value_name = "FILE", default_value = "testbed/evaluation.toml")]
     pub notes: PathBuf,
-    /// Where the page goes
+    /// Where the summary goes
     #[arg(long, value_name = "FILE", default_value = "docs/evaluation.md")]
     pub output: PathBuf,
 }
 
-/// Writes the page.
+/// Writes the pages.
 ///
 /// # Errors
-/// When a record or the notes cannot be read, or the page cannot be written.
+/// When a record or the notes cannot be read, or a page cannot be written.
 pub fn run(options: &Options) -> Result<()> {
-    let page = page(options)?;
-    std::fs::write(&options.output, page).with_context(|| options.output.display().to_string())?;
-    println!("written: {}", options.output.display());
+    for (path, page) in pages(options)? {
+        std::fs::write(&path, page).with_context(|| path.display().to_string())?;
+        println!("written: {}", path.display());
+    }
     Ok(())
 }
 
-/// The page.
+/// The pages by their paths: the summary, and one for each section beside the records.
 ///
 /// # Errors
 /// When a record or the notes cannot be read.
-pub fn page(options: &Options) -> Result<String> {
+pub fn pages(options: &Options) -> Result<BTreeMap<PathBuf, String>> {
     let text = std::fs::read_to_string(&options.notes);
     let text = text.with_context(|| options.notes.display().to_string())?;
     let notes = notes(&text).with_context(|| options.notes.display().to_string())?;
-    let place = Place::of(&options.results, &options.output)?;
-    Ok(whole(&Records::read(&options.results)?, &notes, &place))
+    let records = Records::read(&options.results)?;
+    let files = files(&options.results)?;
+    let beside = options.output.parent().unwrap_or(Path::new(""));
+    let link = options.results.strip_prefix(beside).unwrap_or(&options.results);
+    let sections: Vec<(&Section, Shown)> =
+        SECTIONS.iter().map(|section| (section, (section.shown)(&records))).collect();
+    let mut pages = BTreeMap::new();
+    let mut drawn = Vec::new();
+    for (section, shown) in &sections {
+        let page = section_page(section, shown, &records, &notes, &files, &mut drawn);
+        pages.insert(options.results.join(section.page()), page);
+    }
+    let place = Place { link: format!("{}/", link.display()), files };
+    pages.insert(options.output.clone(), summary_page(&sections, &records, &notes, &place));
+    Ok(pages)
 }
 
-/// A part of the page.
+/// The names of all files of the results, in order.
+fn files(results: &Path) -> Result<Vec<String>> {
+    let read = || -> std::io::Result<Vec<String>> {
+        let name = |entry: std::fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
+        std::fs::read_dir(results)?.map(|entry| entry.map(name)).collect()
+    };
+    let mut files = read().with_context(|| results.display().to_string())?;
+    files.sort();
+    Ok(files)
+}
+
+/// The name of a section's page begins with this.
+pub const SECTION_PREFIX: &str = "evaluation-";
+
+/// A part of the evaluation: a page, and a line of the summary.
 struct Section {
-    /// Of its note.
+    /// The name of its note and of its page.
     name: &'static str,
     title: &'static str,
     /// What it is made from.
@@ -75,6 +104,13 @@ struct Section {
     /// What the issue and the papers let one expect.
     expected: &'static str,
     shown: fn(&Records) -> Shown,
+}
+
+impl Section {
+    /// The file of its page.
+    fn page(&self) -> String {
+        format!("{SECTION_PREFIX}{}.md", self.name)
+    }
 }
 
 /// What a section has to say.
@@ -92,42 +128,42 @@ struct Shown {
 const SECTIONS: &[Section] = &[
     Section {
         name: "homogeneous",
-        title: "Equal boards",
+        title: "Homogeneous devices",
         records: &[homogeneous::RECORD],
         expected: "`auto` over `megatron` at least 95% of what the bounds allow in every cell, and at least 1.5 times in one of B or C. The paper's `galaxy` over Megatron-LM: 1.26 to 1.46 times, over sequence parallelism 1.08 to 1.11 where that fits (Galaxy, Table IV).",
         shown: homogeneous::shown_of,
     },
     Section {
         name: "heterogeneous",
-        title: "Unlike devices",
+        title: "Heterogeneous devices",
         records: &[heterogeneous::RECORD],
         expected: "In D, E and F, `auto` at least 1.3 times faster than the better of `megatron` and `sequence` that fits in memory, and 2.5 times at best, as in the paper (Galaxy, Fig. 9: 1.3 to 2.5, where both are split in equal parts). G, H and I are ours.",
         shown: heterogeneous::shown_of,
     },
     Section {
         name: "scaling",
-        title: "More devices",
+        title: "Scaling",
         records: &[scaling::WEAK, scaling::STRONG],
         expected: "Four devices on links of 1000 Mbit/s: at least 86% of linear with 96 tokens for each, and 3.3 times one device with 384 tokens. The paper: 81% and 3.05 times for GPT2-L, 86% and 3.24 times for OPT-XL (Galaxy, Figs. 10 and 11), of one layer each; four layers here.",
         shown: scaling::shown_of,
     },
     Section {
         name: "bandwidth",
-        title: "Slow and fast links",
+        title: "Link bandwidth",
         records: &[rates::RECORD],
         expected: "On links of 10 to 40 Mbit/s and with memory to spare, `auto` at least 1.5 times faster than `galaxy`; on none more than 5% slower than the best single device. The paper's `galaxy` over both baselines: 1.04 to 1.45 times (Galaxy, Fig. 8).",
         shown: rates::shown_of,
     },
     Section {
         name: "peers",
-        title: "Beside PyTorch with Gloo",
+        title: "PyTorch with Gloo",
         records: &[peers::RECORD],
         expected: "Faster in every cell where both run, and at least 1.3 times faster than its Megatron-style run in A, B and C. The papers have no such figure.",
         shown: peers::shown_of,
     },
     Section {
         name: "embed",
-        title: "Batches of texts",
+        title: "Embedding throughput",
         records: &[texts::RECORD],
         expected: "Three devices together, 1 to 64 texts at once: at least 85% of the sum of the texts per second that each embeds alone. The papers have no such figure.",
         shown: texts::shown_of,
@@ -141,40 +177,40 @@ const SECTIONS: &[Section] = &[
     },
     Section {
         name: "overlap",
-        title: "Communication behind compute",
+        title: "Overlap of communication and compute",
         records: &[own_pages::OVERLAP],
         expected: "Tiles hide most of the communication (Galaxy, \u{a7}III-D; the paper has no figure).",
         shown: own_pages::overlap,
     },
     Section {
         name: "transport",
-        title: "Links",
+        title: "Transports",
         records: &[own_pages::TRANSPORT],
         expected: "At most 1 s of processor time for a GB with TLS and 2.5 s with QUIC, both ends, on a path that is not shaped; the planner chooses by what is measured. The papers have no such figures.",
         shown: own_pages::transport,
     },
     Section {
         name: "memory",
-        title: "Weights from disk",
+        title: "Weight streaming",
         records: &[own_pages::MEMORY],
         expected: "PIPELOAD with 2, 4 and 6 loaders over PipeSwitch: 1.93, 3.22, 4.24 times for BERT-Large with 27 to 55% of its memory, 1.73, 2.77, 3.64 times for ViT-Large with 10 to 25% (Hermes, Tables II and III; Fig. 7). Next to no delay with 88.4% less memory where computing takes longer than reading (Demand Layering, Table II and Fig. 13).",
         shown: own_pages::memory,
     },
     Section {
         name: "decode",
-        title: "Text",
+        title: "Decode",
         records: &[own_pages::DECODE],
         expected: "More tokens per second than the best single device and than llama.cpp over its RPC servers. The papers have no such figure.",
         shown: own_pages::decode,
     },
 ];
 
-/// Records by their names.
+/// The records by their names.
 #[derive(Clone, PartialEq, Debug, Default)]
 struct Records(BTreeMap<String, Record>);
 
 impl Records {
-    /// Those of a directory that the page is made from.
+    /// Those of a directory that the pages are made from.
     fn read(results: &Path) -> Result<Self> {
         let mut found = BTreeMap::new();
         for name in SECTIONS.iter().flat_map(|section| section.records) {
@@ -205,7 +241,7 @@ impl Records {
     }
 }
 
-/// What is said by hand of a section.
+/// A note of a section, written by hand.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Note {
@@ -214,7 +250,7 @@ struct Note {
 
 type Notes = BTreeMap<String, Note>;
 
-/// The note that stands below the summary.
+/// The note that stands below the table of the summary.
 const SUMMARY: &str = "summary";
 
 fn notes(text: &str) -> Result<Notes> {
@@ -228,48 +264,19 @@ fn notes(text: &str) -> Result<Notes> {
     Ok(notes)
 }
 
-/// The files beside the records, as the page links them.
+/// The files of the results, as a page links them.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 struct Place {
-    /// The directory, seen from the page's.
+    /// What stands before a file's name: the directory of the results, seen from the page's, and a slash; nothing for
+    /// a page that lies there.
     link: String,
     /// Names of all files, in order.
     files: Vec<String>,
 }
 
 impl Place {
-    fn of(results: &Path, output: &Path) -> Result<Self> {
-        let beside = output.parent().unwrap_or(Path::new(""));
-        let link = results.strip_prefix(beside).unwrap_or(results);
-        let read = || -> std::io::Result<Vec<String>> {
-            let name = |entry: std::fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
-            std::fs::read_dir(results)?.map(|entry| entry.map(name)).collect()
-        };
-        let mut files = read().with_context(|| results.display().to_string())?;
-        files.sort();
-        Ok(Self { link: link.display().to_string(), files })
-    }
-
     fn has(&self, file: &str) -> bool {
         self.files.iter().any(|known| known == file)
-    }
-
-    /// The plots of a record: SVG, or PNG where there is no SVG of that name.
-    fn plots(&self, record: &str) -> Vec<&str> {
-        let of = |file: &&String| {
-            let Some((stem, extension)) = file.rsplit_once('.') else { return false };
-            let rest = stem.strip_prefix(record);
-            let ours = rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'));
-            ours && match extension {
-                "svg" => true,
-                "png" => !self.has(&format!("{stem}.svg")),
-                _ => false,
-            }
-        };
-        let mut plots: Vec<&str> = self.files.iter().filter(of).map(String::as_str).collect();
-        // That of the record's own name is first; the others stay in order.
-        plots.sort_by_key(|plot| !plot.starts_with(&format!("{record}.")));
-        plots
     }
 
     /// Links to the page of a record and to its samples, as far as they are there.
@@ -278,49 +285,54 @@ impl Place {
         let samples = (samples, "every sample".to_owned());
         let known = [(format!("{record}.md"), record.to_owned()), samples].into_iter();
         let known = known.filter(|(file, _)| self.has(file));
-        known.map(|(file, what)| format!("[{what}]({}/{file})", self.link)).collect()
+        known.map(|(file, what)| format!("[{what}]({}{file})", self.link)).collect()
     }
 
     /// A link to the page of a record, or to its samples where it has none.
     fn page(&self, record: &str) -> String {
         let page = format!("{record}.md");
         let file = if self.has(&page) { page } else { format!("{record}.json") };
-        format!("[{record}]({}/{file})", self.link)
+        format!("[{record}]({}{file})", self.link)
     }
 }
 
-fn whole(records: &Records, notes: &Notes, place: &Place) -> String {
-    let sections: Vec<(&Section, Shown)> =
-        SECTIONS.iter().map(|section| (section, (section.shown)(records))).collect();
-    let mut page = String::new();
-    page.push_str(&head(records, place));
-    page.push_str(&summary(&sections, records, notes, place));
-    let mut drawn = Vec::new();
-    for (section, shown) in &sections {
-        let plots: Vec<&str> = section.records.iter().flat_map(|name| place.plots(name)).collect();
-        let plots: Vec<&str> = plots.into_iter().filter(|plot| !drawn.contains(plot)).collect();
-        drawn.extend(&plots);
-        let there = !records.of(section).is_empty();
-        page.push_str(&part(section, shown, there, &plots, place));
-        if let Some(note) = notes.get(section.name) {
-            page.push_str(&format!("{}\n\n", note.text.trim()));
+/// The plots of a record: SVG, or PNG where there is no SVG of that name.
+fn plots_of<'a>(files: &'a [String], record: &str) -> Vec<&'a str> {
+    let has = |file: String| files.contains(&file);
+    let of = |file: &&String| {
+        let Some((stem, extension)) = file.rsplit_once('.') else { return false };
+        let rest = stem.strip_prefix(record);
+        let ours = rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'));
+        ours && match extension {
+            "svg" => true,
+            "png" => !has(format!("{stem}.svg")),
+            _ => false,
         }
-        let pages = section.records.iter().map(|name| place.pages(name).join(", "));
-        let pages: Vec<String> = pages.filter(|pages| !pages.is_empty()).collect();
-        if !pages.is_empty() {
-            page.push_str(&format!("Whole pages: {}.\n\n", pages.join("; ")));
-        }
-    }
-    // Exactly one line end at the end.
-    format!("{}\n", page.trim_end())
+    };
+    let mut plots: Vec<&str> = files.iter().filter(of).map(String::as_str).collect();
+    // That of the record's own name is first; the others stay in order.
+    plots.sort_by_key(|plot| !plot.starts_with(&format!("{record}.")));
+    plots
 }
 
 const HEAD: &str = "\
 # Evaluation
 
-What was to be reached, what was measured, and what was not reached and why: ours beside the bound and
-beside the papers' figures. `galaxy-testbed report` makes this page from the records in RESULTS and
-from the notes in `testbed/evaluation.toml`; it is not written by hand. Each experiment again, and the page after it:
+What was to be reached, what was measured, and what was not reached and why, beside the bound and the papers' figures.
+This page is the summary; each section has a page of its own, with all tables and plots. `galaxy-testbed report` makes
+these pages from the records in RESULTS and from the notes in `testbed/evaluation.toml`; they are not written
+by hand. Only the latest record of each experiment is kept here; earlier runs stand in the history of `docs/results`.
+
+";
+
+const METHOD: &str = "\
+## How to read it, and how to measure again
+
+[testbed.md](testbed.md) says what the emulated devices and links are, what they do not keep of real ones, when a sample
+does not count, and what the *bound* is. *Of the bound* is the bound over what was measured, so 100% is the most that can
+be reached, but for the variance of the measured compute that the bound is made of. Figures are medians, with the smallest
+and the largest value in brackets. Ratios are those of medians, with the range of the pairs that were measured in turn.
+*Out of memory* and *refused* are results: such cells have no ratio and are not judged.
 
 ```sh
 cargo build --release --locked --workspace --bins
@@ -329,19 +341,57 @@ cp target/testbed-results/NAME/* docs/results/
 target/release/galaxy-testbed report
 ```
 
-[testbed.md](testbed.md) says what the emulated devices and links are, what they do not keep of real ones, when a sample
-does not count, and what the *bound* is. *Of the bound*: the bound over what was measured, so that 100% cannot be beaten
-but by what the measured compute that it is made of varies. Figures are medians, with the smallest and the largest value in
-brackets; ratios are those of medians, with the range of the pairs that were measured in turn. *Out of memory* and *refused*
-are results: such cells have no ratio and are not judged.
-
 ";
 
-fn head(records: &Records, place: &Place) -> String {
-    let mut table = Table::new(
-        "What the figures were taken from",
-        &["record", "measured", "machine", "commits", "what"],
-    );
+fn summary_page(
+    sections: &[(&Section, Shown)],
+    records: &Records,
+    notes: &Notes,
+    place: &Place,
+) -> String {
+    let directory = place.link.trim_end_matches('/');
+    let head = HEAD.replace("RESULTS", &format!("[{directory}]({directory})"));
+    let summary = summary(sections, records, notes, place);
+    ended(&format!("{head}{summary}{METHOD}{}", measured_records(records, place)))
+}
+
+/// The page of a section. `drawn` are the plots of the sections before it, which are not shown again.
+fn section_page<'a>(
+    section: &Section,
+    shown: &Shown,
+    records: &Records,
+    notes: &Notes,
+    files: &'a [String],
+    drawn: &mut Vec<&'a str>,
+) -> String {
+    let mut plots = Vec::new();
+    for plot in section.records.iter().flat_map(|name| plots_of(files, name)) {
+        if !drawn.contains(&plot) {
+            plots.push(plot);
+            drawn.push(plot);
+        }
+    }
+    let place = Place { link: String::new(), files: files.to_vec() };
+    let mut page = part(section, shown, !records.of(section).is_empty(), &plots);
+    if let Some(note) = notes.get(section.name) {
+        page.push_str(&format!("{}\n\n", note.text.trim()));
+    }
+    let pages = section.records.iter().map(|name| place.pages(name).join(", "));
+    let pages: Vec<String> = pages.filter(|pages| !pages.is_empty()).collect();
+    if !pages.is_empty() {
+        page.push_str(&format!("Records: {}.\n\n", pages.join("; ")));
+    }
+    ended(&page)
+}
+
+/// The text with exactly one line end at its end.
+fn ended(page: &str) -> String {
+    format!("{}\n", page.trim_end())
+}
+
+/// The table of the records that the pages are made from.
+fn measured_records(records: &Records, place: &Place) -> String {
+    let mut table = Table::new("", &["record", "measured", "machine", "commits", "what"]);
     let mut listed: Vec<&str> = Vec::new();
     for (name, record) in SECTIONS.iter().flat_map(|section| records.of(section)) {
         if listed.contains(&name) {
@@ -356,8 +406,7 @@ fn head(records: &Records, place: &Place) -> String {
             record.extent(),
         ]);
     }
-    let link = format!("[{0}]({0})", place.link);
-    format!("{}{table}\n", HEAD.replace("RESULTS", &link))
+    format!("## Records\n\n{table}\n")
 }
 
 /// From the first day to the last.
@@ -385,38 +434,36 @@ fn summary(
     let mut goals = Table::new("", &goal::COLUMNS);
     let mut lines = String::new();
     for (section, shown) in sections {
-        let link = format!("[{}](#{})", section.title, anchor(section.title));
+        let link = format!("[{}]({}{})", section.title, place.link, section.page());
         for goal in &shown.goals {
             goals.row(goal.row(&link));
         }
         if shown.goals.is_empty() {
-            let said = match shown.lines.is_empty() {
-                true => "not measured yet".to_owned(),
-                false => shown.lines.join("; "),
-            };
             let pages: Vec<String> =
                 records.of(section).iter().map(|(name, _)| place.page(name)).collect();
-            let pages = match pages.is_empty() {
-                true => String::new(),
-                false => format!(" ({})", pages.join(", ")),
-            };
             // Writing to a String cannot fail.
-            let _ = writeln!(lines, "- {link}: {said}{pages}");
+            let _ = match (pages.as_slice(), shown.lines.as_slice()) {
+                ([], _) | (_, []) => writeln!(lines, "- {link}: not measured yet"),
+                (pages, [line]) => writeln!(lines, "- {link}: {line} ({})", pages.join(", ")),
+                (pages, several) => {
+                    let several = several.iter().map(|line| format!("  - {line}\n"));
+                    write!(
+                        lines,
+                        "- {link} ({}):\n{}",
+                        pages.join(", "),
+                        several.collect::<String>()
+                    )
+                }
+            };
         }
     }
     let note = notes.get(SUMMARY).map_or(String::new(), |note| format!("{}\n\n", note.text.trim()));
-    format!("## Summary\n\n{goals}\n{note}What else was measured:\n\n{lines}\n")
+    format!("## Summary\n\n{goals}\n{note}## What else was measured\n\n{lines}\n")
 }
 
-/// As pages of Markdown name their headings.
-fn anchor(title: &str) -> String {
-    let kept = |c: &char| c.is_alphanumeric() || [' ', '-'].contains(c);
-    title.to_lowercase().chars().filter(kept).collect::<String>().replace(' ', "-")
-}
-
-/// A section without its note; `there`: whether it has records.
-fn part(section: &Section, shown: &Shown, there: bool, plots: &[&str], place: &Place) -> String {
-    let mut text = format!("## {}\n\n*Expected*: {}\n\n", section.title, section.expected);
+/// The page of a section without its note; `there`: whether it has records.
+fn part(section: &Section, shown: &Shown, there: bool, plots: &[&str]) -> String {
+    let mut text = format!("# {}\n\n*Expected*: {}\n\n", section.title, section.expected);
     let mut say = |what: std::fmt::Arguments<'_>| {
         // Writing to a String cannot fail.
         let _ = writeln!(text, "{what}");
@@ -442,7 +489,7 @@ fn part(section: &Section, shown: &Shown, there: bool, plots: &[&str], place: &P
     }
     for plot in plots {
         let name = plot.rsplit_once('.').map_or(*plot, |(name, _)| name);
-        say(format_args!("![{name}]({}/{plot})\n", place.link));
+        say(format_args!("![{name}]({plot})\n"));
     }
     text
 }
@@ -453,25 +500,44 @@ mod tests {
     use super::*;
     use made::{record, records};
 
+    fn names(files: &[&str]) -> Vec<String> {
+        files.iter().map(|&file| file.to_owned()).collect()
+    }
+
     fn place(files: &[&str]) -> Place {
-        let files = files.iter().map(|&file| file.to_owned()).collect();
-        Place { link: "results".to_owned(), files }
+        Place { link: "results/".to_owned(), files: names(files) }
+    }
+
+    fn shown(records: &Records) -> Vec<(&'static Section, Shown)> {
+        SECTIONS.iter().map(|section| (section, (section.shown)(records))).collect()
+    }
+
+    fn page_of(name: &str, records: &Records, notes: &Notes, files: &[&str]) -> String {
+        let shown = shown(records);
+        let (section, shown) = shown.iter().find(|(section, _)| section.name == name).unwrap();
+        section_page(section, shown, records, notes, &names(files), &mut Vec::new())
     }
 
     #[test]
     fn without_records_every_section_says_so() {
-        let page = whole(&Records::default(), &Notes::new(), &place(&[]));
-        assert_eq!(page.matches("Not measured yet: `galaxy-testbed run ").count(), SECTIONS.len());
+        let none = Records::default();
+        let summary = summary_page(&shown(&none), &none, &Notes::new(), &place(&[]));
         for section in SECTIONS {
-            assert!(page.contains(&format!("\n## {}\n", section.title)), "{}", section.title);
+            let link = format!("[{}](results/evaluation-{}.md)", section.title, section.name);
+            assert!(summary.contains(&link), "{link}\n{summary}");
+            let page = page_of(section.name, &none, &Notes::new(), &[]);
+            assert!(page.starts_with(&format!("# {}\n\n*Expected*: ", section.title)), "{page}");
+            assert!(page.contains("Not measured yet: `galaxy-testbed run "), "{page}");
+            assert!(!page.contains("NaN"), "{page}");
+            assert!(page.ends_with(".\n") && !page.ends_with("\n\n"));
         }
+        assert!(summary.contains("- [Decode](results/evaluation-decode.md): not measured yet\n"));
+        assert!(!summary.contains("NaN") && !summary.contains("RESULTS"), "{summary}");
         assert!(
-            page.contains(
+            page_of("scaling", &none, &Notes::new(), &[]).contains(
                 "Not measured yet: `galaxy-testbed run weak`, `galaxy-testbed run strong`."
             )
         );
-        assert!(!page.contains("NaN") && !page.contains("RESULTS"), "{page}");
-        assert!(page.ends_with(".\n") && !page.ends_with("\n\n"));
     }
 
     #[test]
@@ -485,20 +551,24 @@ mod tests {
         );
         let notes = notes("[homogeneous]\ntext = '''\nMissed by a little.\n'''\n").unwrap();
         let files = ["table4.json", "table4.md", "table4.png", "table4.svg", "table4-ratio.png"];
-        let page = whole(&found, &notes, &place(&files));
+        let summary = summary_page(&shown(&found), &found, &notes, &place(&files));
         for part in [
             "from the records in [results](results) and",
             "| [table4](results/table4.md) | 2026-01-02 to 2026-01-03 | AMD EPYC, 2 cores, ",
             "| aaaaaaa | 2 cells, 4 samples, 0 of them invalid |",
             "1.550 (B, bert-large)",
-            "- [Text](#text): not measured yet\n",
-            "[Equal boards](#equal-boards)",
+            "[Homogeneous devices](results/evaluation-homogeneous.md)",
+        ] {
+            assert!(summary.contains(part), "{part}\n{summary}");
+        }
+        let page = page_of("homogeneous", &found, &notes, &files);
+        for part in [
             "1.55 (1.50 to 1.60)",
             "<summary>Every cell of table4</summary>\n\n| cell ",
-            "![table4](results/table4.svg)",
-            "![table4-ratio](results/table4-ratio.png)",
+            "![table4](table4.svg)",
+            "![table4-ratio](table4-ratio.png)",
             "Missed by a little.",
-            "Whole pages: [table4](results/table4.md), [every sample](results/table4.json).",
+            "Records: [table4](table4.md), [every sample](table4.json).",
         ] {
             assert!(page.contains(part), "{part}\n{page}");
         }
@@ -531,16 +601,15 @@ mod tests {
 
     #[test]
     fn plots_of_a_record_are_those_of_its_name() {
-        let place =
-            place(&["slow.svg", "slower.svg", "slow-x.svg", "slow.json", "slow-y.png", "slow.png"]);
-        assert_eq!(place.plots("slow"), ["slow.svg", "slow-x.svg", "slow-y.png"]);
-        let place = self::place(&["slow-x.svg", "slow.svg"]);
-        assert_eq!(place.plots("slow"), ["slow.svg", "slow-x.svg"]);
-        assert_eq!(anchor("Beside PyTorch, with Gloo"), "beside-pytorch-with-gloo");
+        let files =
+            names(&["slow.svg", "slower.svg", "slow-x.svg", "slow.json", "slow-y.png", "slow.png"]);
+        assert_eq!(plots_of(&files, "slow"), ["slow.svg", "slow-x.svg", "slow-y.png"]);
+        let files = names(&["slow-x.svg", "slow.svg"]);
+        assert_eq!(plots_of(&files, "slow"), ["slow.svg", "slow-x.svg"]);
     }
 
     #[test]
-    fn a_page_is_written_beside_its_results() {
+    fn pages_are_written_beside_their_results() {
         let dir = tempfile::tempdir().unwrap();
         let options = Options {
             results: dir.path().join("results"),
@@ -554,8 +623,17 @@ mod tests {
             .save(&options.results.join("overlap.json"))
             .unwrap();
         run(&options).unwrap();
-        let page = std::fs::read_to_string(&options.output).unwrap();
-        assert_eq!(page, super::page(&options).unwrap());
-        assert!(page.contains("[overlap](results/overlap.json)"), "{page}");
+        // The pages of sections are no records: the next run makes the same.
+        let made = pages(&options).unwrap();
+        assert_eq!(made.len(), SECTIONS.len() + 1);
+        for (path, page) in &made {
+            assert_eq!(&std::fs::read_to_string(path).unwrap(), page);
+        }
+        let summary = &made[&options.output];
+        assert!(summary.contains("[overlap](results/overlap.json)"), "{summary}");
+        assert!(
+            made[&options.results.join("evaluation-overlap.md")].contains("](overlap.json)"),
+            "{made:?}"
+        );
     }
 }

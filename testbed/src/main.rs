@@ -37,7 +37,7 @@ enum Command {
     Exec(desk::Exec),
     /// Runs an experiment; without a name, lists them
     Run(experiment::Options),
-    /// Writes the page of the evaluation, from the records that are kept and a word by hand
+    /// Writes the pages of the evaluation, from the records and from notes by hand
     Report(evaluation::Options),
     /// Slows one device under load, and shows when the coordinator has moved work away from it
     Drift(drift::Options),

@@ -161,3 +161,52 @@ fn no_devices_is_no_cluster() {
     let error = Cluster::parse(&many, Path::new(".")).expect_err("too many");
     assert_eq!(error, ClusterError::Devices { devices: 1000 });
 }
+
+/// The keys of the page's tables under a heading, each with its default.
+fn documented(heading: &str) -> Vec<(&'static str, &'static str)> {
+    let page = include_str!("../../../docs/cluster-file.md");
+    let (_, section) = page.split_once(&format!("## {heading}\n")).unwrap();
+    let section = section.split("\n## ").next().unwrap();
+    let row = |line: &'static str| {
+        let (key, rest) = line.strip_prefix("| `")?.split_once("` | ")?;
+        Some((key, rest.split(" | ").next()?))
+    };
+    section.lines().filter_map(row).collect()
+}
+
+#[test]
+fn the_page_has_every_key_and_no_other() {
+    for (heading, known) in
+        [("Keys of `[cluster]`", CLUSTER_KEYS), ("Keys of `[[device]]`", devices::KEYS)]
+    {
+        let mut listed: Vec<&str> = documented(heading).iter().map(|(key, _)| *key).collect();
+        listed.sort_unstable();
+        let mut known = known.to_vec();
+        known.sort_unstable();
+        assert_eq!(listed, known, "docs/cluster-file.md, {heading}");
+    }
+}
+
+#[test]
+fn the_page_has_the_defaults() {
+    const DEVICE: &str = "[[device]]\nname = \"a\"\naddress = \"10.0.0.1:7\"\nmemory = \"1GB\"\n";
+    let parse = |more: &str, of_device: &str| {
+        let text =
+            format!("[cluster]\nmodel = \"m\"\nidentity = \"i\"\n{more}\n{DEVICE}{of_device}\n");
+        Cluster::parse(&text, Path::new("/etc/galaxy"))
+    };
+    let without = parse("", "").unwrap();
+    // A default that is a value of TOML; words like "none" stand for no value.
+    let value = |default: &'static str| default.strip_prefix('`')?.strip_suffix('`');
+    let mut compared = 0;
+    for (key, default) in documented("Keys of `[cluster]`") {
+        let Some(value) = value(default) else { continue };
+        assert_eq!(parse(&format!("{key} = {value}"), "").as_ref(), Ok(&without), "{key}");
+        compared += 1;
+    }
+    assert!(compared > 10, "{compared} defaults of the page are values");
+    for (key, default) in documented("Keys of `[[device]]`") {
+        let Some(value) = value(default) else { continue };
+        assert_eq!(parse("", &format!("{key} = {value}")).as_ref(), Ok(&without), "{key}");
+    }
+}

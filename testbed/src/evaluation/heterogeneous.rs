@@ -1,4 +1,4 @@
-//! `auto` beside `megatron` and `sequence` on unlike devices (Galaxy, Fig. 9).
+//! `auto` beside `megatron` and `sequence` on heterogeneous devices (Galaxy, Fig. 9).
 
 use super::{
     Records, Shown,
@@ -61,12 +61,12 @@ pub(super) fn shown_of(records: &Records) -> Shown {
         [goal(what, "1.3", Rule::Every(EVERYWHERE)), goal(at_best, "2.5", Rule::Any(AT_BEST))]
     };
     let mut planned_goals = goals(
-        "unlike devices, D to F: `auto` over the better of `megatron` and `sequence` that fits",
-        "the same, at best, unlike devices",
+        "heterogeneous devices, D to F: `auto` over the better of `megatron` and `sequence` that fits",
+        "the same, at best, heterogeneous devices",
     );
     let mut equal_goals = goals(
-        "unlike devices, D to F: `auto` over the better of both in equal parts, as in the paper",
-        "the same, at best, unlike devices in equal parts",
+        "heterogeneous devices, D to F: `auto` over the better of both in equal parts, as in the paper",
+        "the same, at best, heterogeneous devices in equal parts",
     );
     let mut table = Table::new(
         "`auto` beside the better of `megatron` and `sequence` that fits in memory",

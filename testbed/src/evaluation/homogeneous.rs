@@ -1,4 +1,4 @@
-//! `auto` beside `megatron` on equal boards (Galaxy, Table IV).
+//! `auto` beside `megatron` on homogeneous devices (Galaxy, Table IV).
 
 use super::{
     Records, Shown,
@@ -29,13 +29,13 @@ fn over_sequence(environment: &str, model: &str) -> f64 {
 pub(super) fn shown_of(records: &Records) -> Shown {
     let cells = records.cells(RECORD);
     let mut of_bounds = Goal::new(
-        "equal boards: `auto` over `megatron`, of what the bounds allow",
+        "homogeneous devices: `auto` over `megatron`, of what the bounds allow",
         "-",
         Rule::Every(OF_BOUND),
         Unit::Share,
     );
     let mut ratios = Goal::new(
-        "equal boards: `auto` over `megatron` in B or C",
+        "homogeneous devices: `auto` over `megatron` in B or C",
         "1.28 to 1.46",
         Rule::Any(RATIO),
         Unit::Times,

@@ -138,7 +138,7 @@ impl Files {
             Ok(text) => replaced(&text, &model, &listen),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => format!(
                 "# Made by `galaxy up`, which changes `model` and `listen`; the rest is yours. Devices that joined are in\n\
-                 # {DIRECTORY}/. The README says what else may stand here.\n\
+                 # {DIRECTORY}/. docs/cluster-file.md says what else may stand here.\n\
                  [cluster]\nname = \"home\"\n{model}\nidentity = \"keys/{COORDINATOR}\"\nauthority = \"keys\"\n{listen}\n"
             ),
             Err(error) => return Err(failed(error)),

@@ -76,6 +76,19 @@ pub(crate) fn checkpoint(bytes: &[u8]) {
     }
 }
 
+/// A GGUF file; zeros follow.
+pub(crate) fn gguf(bytes: &[u8]) {
+    let dir = directory();
+    let path = dir.path().join("m.gguf");
+    write(&path, bytes, 0);
+    let file = fs::OpenOptions::new().write(true).open(&path).expect("a file");
+    file.set_len(bytes.len() as u64 + DATA).expect("room for it");
+    match ModelDir::open(&path) {
+        Ok(model) => read(&model),
+        Err(error) => said(&error),
+    }
+}
+
 /// Writes a file; of a safetensors file the content is the header, and so many zeros follow.
 fn write(path: &Path, content: &[u8], data: u64) {
     let mut file = fs::File::create(path).expect("a file");

@@ -5,12 +5,13 @@ use crate::{
     error::ModelError,
     family::{self, Described, Family},
     fields::{self, Warning},
+    gguf::{self, Blocks, View},
     heads,
     manifest::Manifest,
     matrix::{MatrixSource, Storage, widen},
     recognise, sentence,
     spec::*,
-    store::{Arrivals, Listed, MAX_JSON_BYTES, Store, read_bounded},
+    store::{Arrivals, Listed, MAX_JSON_BYTES, Store, Tensor, read_bounded},
     tensor::{Matrix, Table, Vector},
 };
 use galaxy_common::WeightFormat;
@@ -38,6 +39,8 @@ pub struct ModelDir {
     fingerprint: String,
     format: WeightFormat,
     store: Store,
+    /// Keeps the small files of a model that has none of its own, at `path`.
+    view: Option<View>,
     warnings: Vec<Warning>,
     /// Where the tables of words and of positions lie, once rows of them were read.
     tables: [OnceLock<(String, u32, Run)>; 2],
@@ -53,6 +56,26 @@ pub(crate) struct Run {
     pub(crate) format: WeightFormat,
     offset: u64,
     pub(crate) count: u32,
+    blocks: Option<Blocks>,
+    paired: u64,
+}
+
+impl Run {
+    /// Bytes of so many values.
+    fn bytes(&self, values: u32) -> u64 {
+        let values = u64::from(values);
+        match self.blocks.map(Blocks::size) {
+            Some((of_block, bytes)) => values / of_block * bytes,
+            None => self.format.bytes(1, values),
+        }
+    }
+
+    fn widen(&self, bytes: &[u8], out: &mut [f32]) {
+        match self.blocks {
+            Some(blocks) => blocks.decode(bytes, out),
+            None => widen(self.format, bytes, out),
+        }
+    }
 }
 
 impl ModelDir {
@@ -63,6 +86,9 @@ impl ModelDir {
     /// When a file is missing or damaged, the config describes what this build does not know, or
     /// a tensor that the spec needs is missing, or has another shape or an unknown type.
     pub fn open(root: &Path) -> Result<Self, ModelError> {
+        if let Some(file) = gguf::meant(root) {
+            return Self::open_gguf(&file);
+        }
         let path = &sentence::model_place(root);
         let config_path = path.join("config.json");
         if !config_path.is_file() {
@@ -92,6 +118,53 @@ impl ModelDir {
         let mut model = model.checked()?;
         model.warnings.extend(model.unused()?);
         Ok(model)
+    }
+
+    /// Opens a GGUF file, with all its parts where it is one of several. Reads heads only.
+    ///
+    /// # Errors
+    /// As [`ModelDir::open`].
+    fn open_gguf(file: &Path) -> Result<Self, ModelError> {
+        let parts = gguf::parts(file)?;
+        let view = View::write(&parts[0].2, file)?;
+        let divisors = parts[0].2.rows(gguf::DIVISORS).is_some();
+        let store = Store::of_gguf(parts)?;
+        let bytes = read_bounded(&view.path().join("config.json"), MAX_JSON_BYTES)?;
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&(bytes.len() as u64).to_le_bytes());
+        hasher.update(&bytes);
+        store.digest(&mut hasher)?;
+        let fingerprint = hasher.finalize().to_hex().to_string();
+        // For messages: as if the config stood in the file.
+        let mut model = Self::assemble(file, base_name(file), fingerprint, &bytes, store)?;
+        if divisors {
+            model.divide_frequencies()?;
+        }
+        let mut model = model.checked()?;
+        model.warnings.extend(model.unused()?);
+        (model.path, model.root) = (view.path().to_owned(), view.path().to_owned());
+        model.view = Some(view);
+        model.warnings.extend(model.generation_warnings());
+        Ok(model)
+    }
+
+    /// Longer waves for long texts, as a tensor of the file says (Llama 3.1).
+    fn divide_frequencies(&mut self) -> Result<(), ModelError> {
+        let Positions::Rotary { inverse_frequencies, .. } = &mut self.spec.positions else {
+            return Ok(());
+        };
+        let want = [inverse_frequencies.len() as u64];
+        let (tensor, format) = self.store.tensor(gguf::DIVISORS, &want)?;
+        let mut bytes = vec![0; tensor.bytes as usize];
+        self.store.read_at(tensor.shard, &mut bytes, tensor.offset)?;
+        let mut divisors = vec![0.0; inverse_frequencies.len()];
+        widen(format, &bytes, &mut divisors);
+        if tensor.blocks.is_some() || divisors.iter().any(|by| !(1e-6..=1e6).contains(by)) {
+            let why = format!("{} divides by what no model has", gguf::DIVISORS);
+            return Err(ModelError::Gguf { path: self.path.clone(), why });
+        }
+        inverse_frequencies.iter_mut().zip(divisors).for_each(|(inverse, by)| *inverse /= by);
+        Ok(())
     }
 
     /// Opens a model whose `data` arrives in pieces. Nothing of it need be there: who reads waits
@@ -165,6 +238,7 @@ impl ModelDir {
             fingerprint,
             format,
             store,
+            view: None,
             warnings,
             tables,
         })
@@ -278,6 +352,8 @@ impl ModelDir {
                 bytes => bytes / format.bytes(1, 1),
             },
             first_output: u64::from(outputs) * part,
+            blocks: tensor.blocks,
+            paired: tensor.paired,
             inputs,
             outputs,
         })
@@ -290,9 +366,19 @@ impl ModelDir {
     pub fn vector(&self, which: Vector) -> Result<Vec<f32>, ModelError> {
         let run = self.run(which)?;
         let mut out = vec![0.0; run.count as usize];
-        let mut bytes = vec![0; run.format.bytes(1, run.count.into()) as usize];
+        let mut bytes = vec![0; run.bytes(run.count) as usize];
         self.store.read_at(run.shard, &mut bytes, run.offset)?;
-        widen(run.format, &bytes, &mut out);
+        run.widen(&bytes, &mut out);
+        if run.paired > 0 {
+            let width = (out.len() / run.paired as usize).max(1);
+            for head in out.chunks_exact_mut(width) {
+                let pairs = head.to_vec();
+                for (at, value) in head.iter_mut().enumerate() {
+                    let half = (width / 2).max(1);
+                    *value = pairs[at % half * 2 + at / half];
+                }
+            }
+        }
         Ok(out)
     }
 
@@ -326,7 +412,7 @@ impl ModelDir {
         if let Some(&id) = ids.iter().find(|&&id| id >= rows) {
             return Err(ModelError::Row { tensor: name(), id, rows });
         }
-        let row_bytes = run.format.bytes(1, hidden as u64) as usize;
+        let row_bytes = run.bytes(run.count) as usize;
         // One row at least, and otherwise the bound that matrices keep.
         let most = ((4 << 20) / row_bytes).max(1);
         let (mut few, mut many) = ([0; FEW_BYTES], Vec::new());
@@ -345,7 +431,7 @@ impl ModelDir {
             };
             let at = run.offset + u64::from(first) * row_bytes as u64;
             self.store.read_at(run.shard, bytes, at)?;
-            widen(run.format, bytes, &mut out[done * hidden..][..count * hidden]);
+            run.widen(bytes, &mut out[done * hidden..][..count * hidden]);
             done += count;
         }
         Ok(())
@@ -388,7 +474,11 @@ impl ModelDir {
         let bare = usize::from(!pattern.ends_with('!'));
         let (tensor, format) = self.store.tensor(&name, &shape[bare..])?;
         let (shard, offset) = (tensor.shard, tensor.offset);
-        Ok((name.clone(), rows, Run { name, shard, format, offset, count }))
+        Ok((
+            name.clone(),
+            rows,
+            Run { name, shard, format, offset, count, blocks: tensor.blocks, paired: 0 },
+        ))
     }
 
     fn run(&self, which: Vector) -> Result<Run, ModelError> {
@@ -449,7 +539,8 @@ impl ModelDir {
         let (tensor, format) = self.store.tensor(&name, &shape)?;
         let skip = format.bytes(part, count.into());
         let (shard, offset) = (tensor.shard, tensor.offset + skip);
-        Ok(Run { name, shard, format, offset, count })
+        let Tensor { blocks, paired, .. } = *tensor;
+        Ok(Run { name, shard, format, offset, count, blocks, paired })
     }
 
     fn full(&self, pattern: &str, layer: u32, ending: &str) -> String {

@@ -15,6 +15,20 @@ pub enum ModelError {
         /// Why.
         source: io::Error,
     },
+    /// A GGUF file of something that is not computed here.
+    #[error("{path}: {why}")]
+    Gguf {
+        /// Which file.
+        path: PathBuf,
+        /// What.
+        why: String,
+    },
+    /// Weights that are read where they are, and not sent.
+    #[error("{path} is not sent to other devices: give each of them the file")]
+    Unsent {
+        /// Which file.
+        path: PathBuf,
+    },
     /// Data of a model that is not there, and does not come.
     #[error("a part of the model in {path} is not there: {why}")]
     Absent {
@@ -277,6 +291,12 @@ impl ModelError {
 /// What is wrong with a safetensors header.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderProblem {
+    /// The head of a GGUF file.
+    #[error("its head is not valid: {text}")]
+    Gguf {
+        /// Why.
+        text: String,
+    },
     /// Fewer bytes than the length of a header has.
     #[error("it has {have} bytes, and the length of the header alone takes 8")]
     Short {

@@ -23,6 +23,7 @@ pub mod files;
 #[doc(hidden)]
 pub mod fuzz;
 pub mod generation;
+mod gguf;
 mod heads;
 #[cfg(feature = "image")]
 pub mod image;
@@ -47,6 +48,7 @@ mod unused;
 pub use directory::ModelDir;
 pub use error::{HeaderProblem, ModelError};
 pub use fields::Warning;
+pub use gguf::meant as gguf_file;
 pub use matrix::MatrixSource;
 pub use spec::*;
 pub use store::Arrivals;

@@ -1,7 +1,7 @@
 //! Part of a matrix, read from its file straight to where it is wanted.
 // Hot path of loading: no locks, no logging, no allocation but the caller's scratch.
 
-use crate::{error::ModelError, store::Store};
+use crate::{error::ModelError, gguf::Blocks, store::Store};
 use galaxy_common::WeightFormat;
 use half::{bf16, f16};
 use std::ops::Range;
@@ -72,6 +72,10 @@ pub struct MatrixSource<'a> {
     pub(crate) tile: u64,
     /// Where this matrix begins in a fused tensor, counted in outputs.
     pub(crate) first_output: u64,
+    /// How values stand in blocks, if they do.
+    pub(crate) blocks: Option<Blocks>,
+    /// Heads of which the two halves of rows take turns; 0: rows stand in order.
+    pub(crate) paired: u64,
     pub(crate) inputs: u32,
     pub(crate) outputs: u32,
 }
@@ -118,7 +122,12 @@ impl MatrixSource<'_> {
         scratch: &mut Vec<u8>,
     ) -> Result<(), ModelError> {
         let window = self.window(inputs, outputs, out.len(), stride, at)?;
-        each_value!(self.format, widen => self.read(window, out, scratch, widen))
+        match self.blocks {
+            Some(blocks) => self.read_blocks(blocks, window, out, scratch, |value| value),
+            None => {
+                each_value!(self.format, widen => self.read_paired(window, out, scratch, widen))
+            }
+        }
     }
 
     /// Reads `inputs` x `outputs` of the matrix as the file has them: `W` bytes a value. Otherwise as
@@ -139,7 +148,15 @@ impl MatrixSource<'_> {
             return Err(ModelError::Width { tensor: self.name.clone(), format: self.format });
         }
         let window = self.window(inputs, outputs, out.len(), stride, at)?;
-        self.read(window, out, scratch, |bytes: [u8; W]| bytes)
+        match self.blocks {
+            Some(blocks) => self.read_blocks(blocks, window, out, scratch, |value| {
+                // As wide as an f32, or it would have been refused.
+                let mut bytes = [0; W];
+                bytes.copy_from_slice(&value.to_le_bytes()[..W]);
+                bytes
+            }),
+            None => self.read_paired(window, out, scratch, |bytes: [u8; W]| bytes),
+        }
     }
 
     fn window(
@@ -181,6 +198,77 @@ impl MatrixSource<'_> {
             Storage::InputRows => (inputs, outputs),
         };
         Ok(Window { rows, columns, stride: stride as usize, at: at as usize })
+    }
+
+    /// Where a row stands of a matrix whose heads have the two halves of their rows in turns.
+    fn place(&self, row: u64) -> u64 {
+        if self.paired == 0 {
+            return row;
+        }
+        let width = (self.height / self.paired).max(1);
+        let (head, within) = (row / width, row % width);
+        let half = (width / 2).max(1);
+        head * width + within % half * 2 + within / half
+    }
+
+    /// Reads rows from where they stand.
+    fn read_paired<const W: usize, T>(
+        &self,
+        window: Window,
+        out: &mut [T],
+        scratch: &mut Vec<u8>,
+        convert: impl Fn([u8; W]) -> T + Copy,
+    ) -> Result<(), ModelError> {
+        if self.paired == 0 {
+            return self.read(window, out, scratch, convert);
+        }
+        for (at, row) in (window.at..).zip(window.rows.clone()) {
+            let place = self.place(row);
+            let one = Window { rows: place..place + 1, at, ..window.clone() };
+            self.read(one, out, scratch, convert)?;
+        }
+        Ok(())
+    }
+
+    /// Reads whole blocks of rows, and hands over those of their values that lie in the window.
+    fn read_blocks<T>(
+        &self,
+        blocks: Blocks,
+        window: Window,
+        out: &mut [T],
+        scratch: &mut Vec<u8>,
+        convert: impl Fn(f32) -> T,
+    ) -> Result<(), ModelError> {
+        let Window { rows, columns, stride, at } = window;
+        if rows.is_empty() || columns.is_empty() {
+            return Ok(());
+        }
+        let (values, size) = blocks.size();
+        let row_bytes = self.pitch / values * size;
+        // A part of a row at a time: no more than a buffer, with the values that it stands for.
+        let most = (SEGMENT_BYTES / 4 / values).max(1);
+        let (first, end) = (columns.start / values, columns.end.div_ceil(values));
+        let mut wide = vec![0.0; (most.min(end - first) * values) as usize];
+        for (place, row) in (at..).zip(rows) {
+            let start = self.offset + self.place(row) * row_bytes;
+            let mut block = first;
+            while block < end {
+                let count = most.min(end - block);
+                scratch.resize(scratch.len().max((count * size) as usize), 0);
+                let bytes = &mut scratch[..(count * size) as usize];
+                self.store.read_at(self.shard, bytes, start + block * size)?;
+                let wide = &mut wide[..(count * values) as usize];
+                blocks.decode(bytes, wide);
+                let from = (block * values).max(columns.start);
+                let to = ((block + count) * values).min(columns.end);
+                for column in from..to {
+                    let value = wide[(column - block * values) as usize];
+                    out[(column - columns.start) as usize * stride + place] = convert(value);
+                }
+                block += count;
+            }
+        }
+        Ok(())
     }
 
     /// Reads the window piece by piece and hands each over.
@@ -249,6 +337,7 @@ impl MatrixSource<'_> {
 }
 
 /// What is read, in stored rows and columns, and where it goes.
+#[derive(Clone)]
 struct Window {
     rows: Range<u64>,
     columns: Range<u64>,
@@ -354,6 +443,8 @@ mod tests {
             height: u64::from(rows),
             tile: u64::from(columns),
             first_output: u64::from(outputs * part),
+            blocks: None,
+            paired: 0,
             inputs,
             outputs,
         })

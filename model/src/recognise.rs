@@ -207,7 +207,7 @@ fn hub_id(path: &Path) -> Option<&str> {
     (plain(owner) && plain(name) && !Path::new(owner).exists()).then_some(text)
 }
 
-const GGUF: &str = "GGUF is not read yet: use the safetensors that it was made of";
+const GGUF: &str = "give one .gguf file by its name";
 
 /// Formats of weights by their first bytes, and what to do.
 fn format(start: &[u8]) -> Option<(&'static str, &'static str)> {
@@ -315,7 +315,7 @@ mod tests {
     #[test]
     fn other_formats_are_named() {
         for (start, want) in [
-            (&b"GGUF\x03\0\0\0aaaaaaaa"[..], "GGUF is not read yet"),
+            (&b"GGUF\x03\0\0\0aaaaaaaa"[..], "a file of GGUF"),
             (b"PK\x03\x04aaaaaaaaaa", "PyTorch"),
             (b"\x80\x02\x8a\x0aaaaaaaaaaaa", "a pickle"),
             (b"\x89HDF\r\n\x1a\naaaaaaa", "TensorFlow"),
@@ -336,7 +336,8 @@ mod tests {
             (&[("adapter_config.json", adapter)], &["LORA", "org/base", "merge_and_unload"]),
             (&[config, ("adapter_config.json", adapter)], &["adapter", "org/base"]),
             (&[("model_index.json", "{}")], &["diffusers"]),
-            (&[("m.Q4_K_M.gguf", "GGUF")], &["m.Q4_K_M.gguf", "GGUF is not read yet"]),
+            (&[("m.Q4_K_M.gguf", "GGUF")], &["m.Q4_K_M.gguf", "cut short"]),
+            (&[("m.Q4.gguf", ""), ("m.Q8.gguf", "")], &["m.Q4.gguf", "give one .gguf file"]),
             (&[config, ("pytorch_model.bin", "PK")], &["pytorch_model.bin", "save_pretrained"]),
             (&[config, ("tf_model.h5", "")], &["tf_model.h5", "TensorFlow"]),
             (&[config, ("flax_model.msgpack", "")], &["flax_model.msgpack", "Flax"]),
@@ -371,7 +372,7 @@ mod tests {
         let error = told(&copy.path().join("model.safetensors"));
         assert!(error.contains("give the directory"), "{error}");
         fs::write(copy.path().join("model.gguf"), "GGUF").expect("a file");
-        assert!(told(&copy.path().join("model.gguf")).contains("GGUF is not read yet"));
+        assert!(told(&copy.path().join("model.gguf")).contains("cut short"));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use crate::{
     config,
     error::{HeaderProblem, ModelError},
+    gguf::{Blocks, Gguf, Kind, renamed},
     pieces::Pieces,
     proof::Proof,
     recognise,
@@ -48,6 +49,10 @@ pub(crate) struct Tensor {
     pub(crate) bytes: u64,
     /// Bytes of a row in one tile, where tiles lie one after another; 0: row after row.
     pub(crate) tile: u64,
+    /// How values stand in blocks, if they do.
+    pub(crate) blocks: Option<Blocks>,
+    /// Heads of which the two halves of rows take turns; 0: rows stand in order.
+    pub(crate) paired: u64,
 }
 
 /// Whoever brings the data of a model that is not all there.
@@ -117,6 +122,71 @@ impl Store {
         Ok(store)
     }
 
+    /// The tensors of a GGUF file, or of all parts of one, by the names of checkpoints.
+    pub(crate) fn of_gguf(parts: Vec<(PathBuf, File, Gguf)>) -> Result<Self, ModelError> {
+        let mut store = Self {
+            directory: parts.first().map(|(path, ..)| path.clone()).unwrap_or_default(),
+            shards: Vec::new(),
+            tensors: HashMap::new(),
+            arrivals: None,
+            proof: OnceLock::new(),
+        };
+        let paired = parts.first().and_then(|(.., gguf)| gguf.paired_heads());
+        for (path, file, gguf) in parts {
+            let io = |source| ModelError::Io { path: path.clone(), source };
+            let bytes = file.metadata().map_err(io)?.len();
+            let shard = store.shards.len();
+            for listed in gguf.tensors {
+                let name = renamed(&listed.name);
+                let heads = |ending: &str| name.ends_with(ending);
+                let paired = match paired {
+                    Some((heads_of_queries, _))
+                        if heads(".q_proj.weight") || heads(".q_proj.bias") =>
+                    {
+                        heads_of_queries
+                    }
+                    Some((_, of_keys)) if heads(".k_proj.weight") || heads(".k_proj.bias") => {
+                        of_keys
+                    }
+                    _ => 0,
+                };
+                let rows = listed.shape.first().copied().unwrap_or(0);
+                if paired > 0 && !rows.is_multiple_of(paired.saturating_mul(2)) {
+                    let why =
+                        format!("{rows} rows of {} are no {paired} heads of pairs", listed.name);
+                    return Err(ModelError::Gguf { path, why });
+                }
+                let blocks = match listed.kind {
+                    Kind::Blocks(blocks) => Some(blocks),
+                    _ => None,
+                };
+                let tensor = Tensor {
+                    shard,
+                    dtype: listed.kind.name(),
+                    shape: listed.shape,
+                    offset: listed.offset,
+                    bytes: listed.bytes,
+                    tile: 0,
+                    blocks,
+                    paired,
+                };
+                if store.tensors.insert(name.clone(), tensor).is_some() {
+                    return Err(ModelError::Duplicate { path, tensor: name });
+                }
+            }
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            store.shards.push(Shard { path, name, file, bytes });
+        }
+        Ok(store)
+    }
+
+    /// The file that a GGUF model is read from, if it is one.
+    pub(crate) fn gguf(&self) -> Option<&Path> {
+        let blocks = |tensor: &Tensor| tensor.blocks.is_some() || tensor.paired > 0;
+        let path = || self.shards.first().map(|shard| shard.path.as_path());
+        if self.tensors.values().any(blocks) { path() } else { None }
+    }
+
     /// Tensors without their data; where they will lie, [`Store::lay`] says.
     pub(crate) fn outline(path: &Path, tensors: &[Listed]) -> Result<Self, ModelError> {
         let mut known = HashMap::with_capacity(tensors.len());
@@ -132,6 +202,8 @@ impl Store {
                 offset: 0,
                 bytes: bytes.ok_or_else(impossible)?,
                 tile: 0,
+                blocks: None,
+                paired: 0,
             };
             if known.insert(name.clone(), tensor).is_some() {
                 return Err(wrong(HeaderProblem::Twice { tensor: name.clone() }));
@@ -209,6 +281,8 @@ impl Store {
                 offset: start + entry.data_offsets.0,
                 bytes: entry.data_offsets.1 - entry.data_offsets.0,
                 tile: 0,
+                blocks: None,
+                paired: 0,
             };
             if self.tensors.contains_key(&name) {
                 return Err(ModelError::Duplicate { path, tensor: name });
@@ -251,6 +325,8 @@ impl Store {
             });
         }
         match tensor.dtype.parse() {
+            // Whoever reads it gets what the blocks stand for.
+            _ if tensor.blocks.is_some() => Ok((tensor, WeightFormat::F32)),
             Ok(format) => Ok((tensor, format)),
             Err(_) => Err(ModelError::TensorType {
                 path: path(),

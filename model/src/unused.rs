@@ -5,6 +5,7 @@ use crate::{
     error::ModelError,
     family,
     fields::{self, Warning},
+    gguf,
     tensor::{Matrix, Table, Vector},
 };
 use std::collections::HashSet;
@@ -20,7 +21,9 @@ impl ModelDir {
         for which in Vector::all(self.spec()) {
             used.insert(self.vector_name(which)?);
         }
-        let known = |name: &&str| used.contains(*name) || family::fields::needless(name);
+        let known = |name: &&str| {
+            used.contains(*name) || *name == gguf::DIVISORS || family::fields::needless(name)
+        };
         let unused = self.store().names().into_iter().filter(|name| !known(name));
         let unused: Vec<_> = unused.map(ToOwned::to_owned).collect();
         let (what, are) = match unused.len() {

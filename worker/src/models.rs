@@ -1,7 +1,7 @@
-//! The models that a device has: a directory of model directories.
+//! The models that a device has: a directory of model directories and GGUF files.
 
 use crate::error::WorkerError;
-use galaxy_model::ModelDir;
+use galaxy_model::{ModelDir, gguf_file};
 use std::{
     io,
     path::{Path, PathBuf},
@@ -14,31 +14,35 @@ pub struct Models {
 }
 
 impl Models {
-    /// Looks into `dir`: model directories, or itself one.
+    /// Looks into `dir`: model directories and GGUF files, or itself one.
     ///
     /// # Errors
-    /// When it is no directory that we can read.
+    /// When it is nothing that we can read.
     pub fn new(dir: &Path) -> io::Result<Self> {
         // An absolute path has a base name, where "." has none.
         let dir = dir.canonicalize()?;
-        std::fs::read_dir(&dir)?;
+        if gguf_file(&dir).is_none() {
+            std::fs::read_dir(&dir)?;
+        }
         Ok(Self { dir: Some(dir) })
     }
 
     /// Names and paths of what is there now.
     pub fn list(&self) -> Vec<(String, PathBuf)> {
         let named = |path: PathBuf| Some((path.file_name()?.to_str()?.to_owned(), path));
+        let model = |path: PathBuf| match path.join("config.json").is_file() {
+            true => named(path),
+            false => named(gguf_file(&path)?),
+        };
         let Some(dir) = &self.dir else { return Vec::new() };
-        if dir.join("config.json").is_file() {
-            return named(dir.clone()).into_iter().collect();
+        if dir.is_file() || dir.join("config.json").is_file() {
+            return model(dir.clone()).into_iter().collect();
         }
         let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
-        let mut found: Vec<_> = entries
-            .filter_map(|entry| Some(entry.ok()?.path()))
-            .filter(|path| path.join("config.json").is_file())
-            .filter_map(named)
-            .collect();
+        let entries = entries.filter_map(|entry| Some(entry.ok()?.path()));
+        let mut found: Vec<_> = entries.filter_map(model).collect();
         found.sort();
+        found.dedup();
         found
     }
 
@@ -93,6 +97,12 @@ mod tests {
         }
         let one = Models::new(&inside.join("a")).unwrap();
         assert_eq!(one.list()[0].0, "a");
+        let gguf = |name: &str| std::fs::write(inside.join(name), "GGUF").unwrap();
+        ["m.gguf", "empty/n.gguf", "s-00001-of-00002.gguf", "s-00002-of-00002.gguf"].map(gguf);
+        let names: Vec<_> = models.list().into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names, ["a", "b", "m.gguf", "n.gguf", "s-00001-of-00002.gguf"]);
+        let one = Models::new(&inside.join("m.gguf")).unwrap();
+        assert_eq!(one.list()[0].0, "m.gguf");
         assert!(Models::new(&dir.path().join("missing")).is_err());
     }
 }

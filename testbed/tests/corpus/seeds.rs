@@ -186,6 +186,11 @@ fn models(add: Add<'_>) {
             (4, &header(&shards.join("model-00002-of-00002.safetensors"))),
         ]),
     );
+    for name in ["tiny", "types"] {
+        let file = golden.with_file_name("gguf").join(format!("{name}.gguf"));
+        let file = fs::read(file).unwrap();
+        add("gguf", name, file[..file.len().min(8192)].to_vec());
+    }
     for model in ["vit", "llama-tied-bf16"] {
         let opened = ModelDir::open(&golden.join(model)).unwrap();
         let config = fs::read(golden.join(model).join("config.json")).unwrap();

@@ -1,0 +1,470 @@
+//! GGUF files: one file with weights, what the model is, and its tokenizer. Read from its head, and then by range.
+
+mod blocks;
+mod config;
+mod names;
+#[cfg(test)]
+mod tests;
+mod tokenizer;
+mod view;
+
+pub(crate) use blocks::Blocks;
+pub(crate) use names::renamed;
+pub(crate) use view::View;
+
+use crate::error::{HeaderProblem, ModelError};
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    fs::File,
+    io::{self, BufReader, Read},
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+};
+
+/// What a file begins with.
+const MAGIC: &[u8; 4] = b"GGUF";
+/// A head has the vocabulary: far above any that is real.
+const MAX_HEAD_BYTES: u64 = 256 << 20;
+/// The same of tensors and of fields.
+const MAX_TENSORS: u64 = 1 << 20;
+const MAX_FIELDS: u64 = 1 << 16;
+const MAX_SIDES: u32 = 4;
+/// Files of a model.
+const MAX_PARTS: u32 = 1024;
+/// Values of a list: a vocabulary, or its merges.
+const MAX_LIST: u64 = 1 << 22;
+/// Lists in lists.
+const MAX_DEPTH: u32 = 4;
+/// Where a file says nothing.
+const ALIGNMENT: u64 = 32;
+
+/// A value of the metadata.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) enum Value {
+    Whole(i128),
+    Float(f64),
+    Flag(bool),
+    Text(String),
+    List(Vec<Value>),
+}
+
+/// A tensor as the file lists it.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Listed {
+    pub(crate) name: String,
+    /// The slowest first, as elsewhere.
+    pub(crate) shape: Vec<u64>,
+    pub(crate) kind: Kind,
+    /// From the start of the file.
+    pub(crate) offset: u64,
+    pub(crate) bytes: u64,
+}
+
+/// What values a tensor has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    /// By the name of a format.
+    Plain(&'static str),
+    Blocks(Blocks),
+    /// By its number.
+    Unknown(u32),
+}
+
+impl Kind {
+    fn of(number: u32) -> Self {
+        match number {
+            0 => Self::Plain("F32"),
+            1 => Self::Plain("F16"),
+            30 => Self::Plain("BF16"),
+            number => Blocks::of(number).map_or(Self::Unknown(number), Self::Blocks),
+        }
+    }
+
+    /// Its name in messages.
+    pub(crate) fn name(self) -> String {
+        match self {
+            Self::Plain(name) => name.to_owned(),
+            Self::Blocks(blocks) => blocks.name().to_owned(),
+            Self::Unknown(number) => match KNOWN_ELSEWHERE.iter().find(|(n, _)| *n == number) {
+                Some((_, name)) => (*name).to_owned(),
+                None => format!("GGUF type {number}"),
+            },
+        }
+    }
+
+    /// Bytes of rows of so many values; none where no whole blocks fit, or nobody knows.
+    fn bytes(self, row: u64, rows: u64) -> Option<u64> {
+        let (values, bytes) = match self {
+            Self::Plain("F32") => (1, 4),
+            Self::Plain(_) => (1, 2),
+            Self::Blocks(blocks) => blocks.size(),
+            Self::Unknown(_) => return None,
+        };
+        if !row.is_multiple_of(values) {
+            return None;
+        }
+        (row / values).checked_mul(bytes)?.checked_mul(rows)
+    }
+}
+
+/// Types that are told by name when they are refused.
+const KNOWN_ELSEWHERE: [(u32, &str); 16] = [
+    (9, "Q8_1"),
+    (10, "Q2_K"),
+    (11, "Q3_K"),
+    (15, "Q8_K"),
+    (16, "IQ2_XXS"),
+    (17, "IQ2_XS"),
+    (18, "IQ3_XXS"),
+    (19, "IQ1_S"),
+    (21, "IQ3_S"),
+    (22, "IQ2_S"),
+    (24, "I8"),
+    (26, "I32"),
+    (28, "F64"),
+    (29, "IQ1_M"),
+    (34, "TQ1_0"),
+    (35, "TQ2_0"),
+];
+
+/// The head of a file.
+#[derive(Debug)]
+pub(crate) struct Gguf {
+    fields: BTreeMap<String, Value>,
+    pub(crate) tensors: Vec<Listed>,
+    /// Rows of all tensors, by their names in the file; of the first part, of all parts.
+    rows: HashMap<String, u64>,
+}
+
+impl Gguf {
+    /// Reads the head of a file.
+    ///
+    /// # Errors
+    /// When it is none, or says what cannot be.
+    pub(crate) fn read(path: &Path, file: &File) -> Result<Self, ModelError> {
+        let wrong = |text: String| ModelError::Header {
+            path: path.to_owned(),
+            problem: HeaderProblem::Gguf { text },
+        };
+        let io = |source| ModelError::Io { path: path.to_owned(), source };
+        let size = file.metadata().map_err(io)?.len();
+        let mut head = Head {
+            inner: BufReader::with_capacity(1 << 16, At { file, at: 0 }),
+            read: 0,
+            limit: size.min(MAX_HEAD_BYTES),
+        };
+        let gguf = head.gguf().map_err(|problem| match problem {
+            Problem::Io(source) => io(source),
+            Problem::Text(text) => wrong(text),
+        })?;
+        gguf.check(size).map_err(wrong)?;
+        Ok(gguf)
+    }
+
+    /// Whether all tensors have places of their own in a file of so many bytes.
+    fn check(&self, size: u64) -> Result<(), String> {
+        let mut names = HashSet::new();
+        if let Some(twice) = self.tensors.iter().find(|t| !names.insert(t.name.as_str())) {
+            return Err(format!("tensor {} stands twice", twice.name));
+        }
+        let mut places: Vec<&Listed> = self.tensors.iter().collect();
+        places.sort_by_key(|tensor| tensor.offset);
+        for pair in places.windows(2) {
+            if pair[0].offset + pair[0].bytes > pair[1].offset {
+                let (one, other) = (&pair[0].name, &pair[1].name);
+                return Err(format!("tensors {one} and {other} lie over one another"));
+            }
+        }
+        for tensor in places {
+            if tensor.offset.saturating_add(tensor.bytes) > size {
+                let (name, end) = (&tensor.name, tensor.offset.saturating_add(tensor.bytes));
+                return Err(format!(
+                    "tensor {name} would end at byte {end}, and the file has {size}: it was cut short"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// A text of the metadata.
+    pub(crate) fn text(&self, field: &str) -> Option<&str> {
+        match self.fields.get(field)? {
+            Value::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// A whole number of the metadata that is not negative.
+    pub(crate) fn whole(&self, field: &str) -> Option<u64> {
+        match self.fields.get(field)? {
+            Value::Whole(number) => u64::try_from(*number).ok(),
+            _ => None,
+        }
+    }
+
+    /// A number of the metadata.
+    pub(crate) fn number(&self, field: &str) -> Option<f64> {
+        match self.fields.get(field)? {
+            Value::Whole(number) => Some(*number as f64),
+            Value::Float(number) => Some(*number),
+            _ => None,
+        }
+    }
+
+    /// A flag of the metadata.
+    pub(crate) fn flag(&self, field: &str) -> Option<bool> {
+        match self.fields.get(field)? {
+            Value::Flag(flag) => Some(*flag),
+            _ => None,
+        }
+    }
+
+    /// A list of the metadata.
+    pub(crate) fn list(&self, field: &str) -> Option<&[Value]> {
+        match self.fields.get(field)? {
+            Value::List(list) => Some(list),
+            _ => None,
+        }
+    }
+}
+
+enum Problem {
+    Io(io::Error),
+    Text(String),
+}
+
+impl From<String> for Problem {
+    fn from(text: String) -> Self {
+        Self::Text(text)
+    }
+}
+
+/// A file, read from one place to the next.
+struct At<'a> {
+    file: &'a File,
+    at: u64,
+}
+
+impl Read for At<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let count = self.file.read_at(into, self.at)?;
+        self.at += count as u64;
+        Ok(count)
+    }
+}
+
+struct Head<'a> {
+    inner: BufReader<At<'a>>,
+    read: u64,
+    limit: u64,
+}
+
+impl Head<'_> {
+    fn gguf(&mut self) -> Result<Gguf, Problem> {
+        let magic: [u8; 4] = self.array()?;
+        if magic != *MAGIC {
+            return Err("it does not begin with GGUF".to_owned().into());
+        }
+        let version = self.u32()?;
+        if !(2..=3).contains(&version) {
+            let hint =
+                if version.swap_bytes() == 3 { " (it is of a big-endian machine)" } else { "" };
+            return Err(format!("version {version}{hint} is not known: 2 and 3 are").into());
+        }
+        let (tensors, pairs) = (self.u64()?, self.u64()?);
+        for (what, count, most) in
+            [("tensors", tensors, MAX_TENSORS), ("fields", pairs, MAX_FIELDS)]
+        {
+            if count > most {
+                return Err(
+                    format!("it says that it has {count} {what}, and {most} are read").into()
+                );
+            }
+        }
+        let mut fields = BTreeMap::new();
+        for _ in 0..pairs {
+            let name = self.string()?;
+            let kind = self.u32()?;
+            let value = self.value(kind, 0)?;
+            if fields.contains_key(&name) {
+                return Err(format!("field {name} stands twice").into());
+            }
+            fields.insert(name, value);
+        }
+        let mut listed = Vec::new();
+        for _ in 0..tensors {
+            listed.push(self.tensor()?);
+        }
+        let alignment = match fields.get("general.alignment") {
+            None => ALIGNMENT,
+            Some(Value::Whole(n @ 1..=0x10_0000)) if (*n as u64).is_power_of_two() => *n as u64,
+            Some(other) => return Err(format!("general.alignment is {other:?}").into()),
+        };
+        let data = self.read.next_multiple_of(alignment);
+        for tensor in &mut listed {
+            if !tensor.offset.is_multiple_of(alignment) {
+                return Err(format!("tensor {} begins at an odd place", tensor.name).into());
+            }
+            tensor.offset = data.saturating_add(tensor.offset);
+        }
+        let rows =
+            |tensor: &Listed| (tensor.name.clone(), tensor.shape.first().copied().unwrap_or(1));
+        let rows = listed.iter().map(rows).collect();
+        Ok(Gguf { fields, tensors: listed, rows })
+    }
+
+    fn tensor(&mut self) -> Result<Listed, Problem> {
+        let name = self.string()?;
+        let sides = self.u32()?;
+        if sides > MAX_SIDES {
+            return Err(format!("tensor {name} has {sides} sides").into());
+        }
+        let mut shape = Vec::new();
+        for _ in 0..sides {
+            shape.push(self.u64()?);
+        }
+        let (kind, offset) = (Kind::of(self.u32()?), self.u64()?);
+        let row = shape.first().copied().unwrap_or(1);
+        let rows = shape.iter().skip(1).try_fold(1u64, |n, &side| n.checked_mul(side));
+        let bytes = match (kind, rows.and_then(|rows| kind.bytes(row, rows))) {
+            (_, Some(bytes)) => bytes,
+            // Refused where it is needed.
+            (Kind::Unknown(_), None) => 0,
+            (kind, None) => {
+                let kind = kind.name();
+                return Err(format!("tensor {name} of {shape:?} values cannot be {kind}").into());
+            }
+        };
+        shape.reverse();
+        Ok(Listed { name, shape, kind, offset, bytes })
+    }
+
+    fn value(&mut self, kind: u32, depth: u32) -> Result<Value, Problem> {
+        Ok(match kind {
+            0 => Value::Whole(u8::from_le_bytes(self.array()?).into()),
+            1 => Value::Whole(i8::from_le_bytes(self.array()?).into()),
+            2 => Value::Whole(u16::from_le_bytes(self.array()?).into()),
+            3 => Value::Whole(i16::from_le_bytes(self.array()?).into()),
+            4 => Value::Whole(self.u32()?.into()),
+            5 => Value::Whole(i32::from_le_bytes(self.array()?).into()),
+            6 => Value::Float(f32::from_le_bytes(self.array()?).into()),
+            7 => Value::Flag(u8::from_le_bytes(self.array()?) != 0),
+            8 => Value::Text(self.string()?),
+            9 if depth < MAX_DEPTH => {
+                let (kind, count) = (self.u32()?, self.u64()?);
+                // Each has a byte at least.
+                if count > (self.limit - self.read).min(MAX_LIST) {
+                    return Err(format!("a list of {count} values is not read").into());
+                }
+                let mut list = Vec::new();
+                for _ in 0..count {
+                    list.push(self.value(kind, depth + 1)?);
+                }
+                Value::List(list)
+            }
+            10 => Value::Whole(self.u64()?.into()),
+            11 => Value::Whole(i64::from_le_bytes(self.array()?).into()),
+            12 => Value::Float(f64::from_le_bytes(self.array()?)),
+            _ => return Err(format!("a field has type {kind}, which is not known").into()),
+        })
+    }
+
+    fn string(&mut self) -> Result<String, Problem> {
+        let length = self.u64()?;
+        if length > self.limit - self.read {
+            return Err(format!("a text of {length} bytes is longer than the file").into());
+        }
+        let mut bytes = vec![0; length as usize];
+        self.fill(&mut bytes)?;
+        // Tokens may be parts of characters; what is wrong then is told where they are used.
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    fn u32(&mut self) -> Result<u32, Problem> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Result<u64, Problem> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], Problem> {
+        let mut bytes = [0; N];
+        self.fill(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn fill(&mut self, bytes: &mut [u8]) -> Result<(), Problem> {
+        let after = self.read + bytes.len() as u64;
+        if after > self.limit {
+            return Err("its head ends too early: the file was cut short".to_owned().into());
+        }
+        self.inner.read_exact(bytes).map_err(Problem::Io)?;
+        self.read = after;
+        Ok(())
+    }
+}
+
+/// What divides the inverse frequencies of positions.
+pub(crate) const DIVISORS: &str = "rope_freqs.weight";
+
+/// The GGUF file that a path means, if it means one: itself, or the only one of a directory that is no
+/// checkpoint; of a model in several files the first.
+pub fn meant(path: &Path) -> Option<PathBuf> {
+    let ends = |path: &Path| path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"));
+    if path.is_file() {
+        let first = |(name, _, count)| format!("{name}-00001-of-{count:05}.gguf");
+        return ends(path).then(|| match numbered(path).map(first) {
+            Some(first) => path.with_file_name(first),
+            None => path.to_owned(),
+        });
+    }
+    if path.join("config.json").exists() {
+        return None;
+    }
+    let files = std::fs::read_dir(path).ok()?.flatten().map(|entry| entry.path());
+    let mut files: Vec<PathBuf> = files.filter(|file| ends(file) && file.is_file()).collect();
+    files.sort();
+    let first = files.first()?.clone();
+    let (count, of_first) = (files.len(), numbered(&first).map_or(1, |(.., count)| count));
+    (count == of_first as usize).then_some(first)
+}
+
+/// Of a part of a model in several files: what its name begins with, its number and how many there are.
+fn numbered(path: &Path) -> Option<(String, u32, u32)> {
+    let stem = path.file_stem()?.to_str()?;
+    let (rest, count) = stem.rsplit_once("-of-")?;
+    let (name, number) = rest.rsplit_once('-')?;
+    let digits = |text: &str| if text.len() == 5 { text.parse().ok() } else { None };
+    Some((name.to_owned(), digits(number)?, digits(count)?))
+}
+
+/// A file and its head, with those of its other parts.
+///
+/// # Errors
+/// When one cannot be read, or is not there.
+pub(crate) fn parts(path: &Path) -> Result<Vec<(PathBuf, File, Gguf)>, ModelError> {
+    let open = |path: PathBuf| {
+        let file = File::open(&path);
+        let file = file.map_err(|source| ModelError::Io { path: path.clone(), source })?;
+        let gguf = Gguf::read(&path, &file)?;
+        Ok::<_, ModelError>((path, file, gguf))
+    };
+    let (name, count) = match numbered(path) {
+        Some((name, _, count)) if (1..=MAX_PARTS).contains(&count) => (name, count),
+        _ => return Ok(vec![open(path.to_owned())?]),
+    };
+    let mut parts = Vec::new();
+    for number in 1..=count {
+        let part = path.with_file_name(format!("{name}-{number:05}-of-{count:05}.gguf"));
+        if !part.is_file() {
+            let wanted = part.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let path = path.parent().unwrap_or(path).to_owned();
+            return Err(ModelError::NotThere { path, wanted });
+        }
+        parts.push(open(part)?);
+    }
+    let rows: Vec<_> = parts.iter().flat_map(|(.., gguf)| gguf.rows.clone()).collect();
+    parts[0].2.rows.extend(rows);
+    Ok(parts)
+}

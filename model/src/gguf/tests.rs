@@ -1,0 +1,289 @@
+use super::*;
+use crate::{ModelDir, testing::golden};
+use std::os::unix::fs::FileExt;
+
+fn types() -> (File, Gguf, Vec<f32>) {
+    let folder = golden("").parent().expect("a folder").join("gguf");
+    let path = folder.join("types.gguf");
+    let file = File::open(&path).expect("a file");
+    let gguf = Gguf::read(&path, &file).expect("a head");
+    let values = std::fs::read(folder.join("types.f32")).expect("values");
+    let values = values.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+    (file, gguf, values.collect())
+}
+
+#[test]
+fn values_are_those_of_the_reference_to_the_bit() {
+    let (file, gguf, mut values) = types();
+    let mut kinds = Vec::new();
+    for tensor in &gguf.tensors {
+        assert_eq!(tensor.shape, [3, 512], "{}", tensor.name);
+        let mut bytes = vec![0; tensor.bytes as usize];
+        file.read_exact_at(&mut bytes, tensor.offset).expect("its bytes");
+        let rest = values.split_off(3 * 512);
+        let want = std::mem::replace(&mut values, rest);
+        let Kind::Blocks(blocks) = tensor.kind else {
+            assert!(["F32", "F16"].contains(&tensor.name.as_str()));
+            continue;
+        };
+        kinds.push(blocks.name());
+        assert_eq!(blocks.name(), tensor.name);
+        let mut out = vec![f32::NAN; 3 * 512];
+        blocks.decode(&bytes, &mut out);
+        let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+        assert!(bits(&out) == bits(&want), "{}", tensor.name);
+    }
+    assert_eq!(kinds.len(), 11);
+}
+
+/// A file of these fields and tensors, in the words of the format.
+fn written(fields: &[(&str, Value)], tensors: &[(&str, &[u64], u32, u64)], data: usize) -> Vec<u8> {
+    fn text(out: &mut Vec<u8>, text: &str) {
+        out.extend((text.len() as u64).to_le_bytes());
+        out.extend(text.as_bytes());
+    }
+    fn value(out: &mut Vec<u8>, value: &Value, typed: bool) {
+        let kind: u32 = match value {
+            Value::Whole(_) => 10,
+            Value::Float(_) => 12,
+            Value::Flag(_) => 7,
+            Value::Text(_) => 8,
+            Value::List(_) => 9,
+        };
+        if typed {
+            out.extend(kind.to_le_bytes());
+        }
+        match value {
+            Value::Whole(n) => out.extend((*n as u64).to_le_bytes()),
+            Value::Float(x) => out.extend(x.to_le_bytes()),
+            Value::Flag(flag) => out.push((*flag).into()),
+            Value::Text(of) => text(out, of),
+            Value::List(list) => {
+                let mut first = Vec::new();
+                list.iter().take(1).for_each(|of| value_kind(&mut first, of));
+                out.extend(if first.is_empty() { 8u32.to_le_bytes().to_vec() } else { first });
+                out.extend((list.len() as u64).to_le_bytes());
+                list.iter().for_each(|of| value_of(out, of));
+            }
+        }
+    }
+    fn value_kind(out: &mut Vec<u8>, of: &Value) {
+        let mut whole = Vec::new();
+        value(&mut whole, of, true);
+        out.extend(&whole[..4]);
+    }
+    fn value_of(out: &mut Vec<u8>, of: &Value) {
+        value(out, of, false);
+    }
+    let mut out = MAGIC.to_vec();
+    out.extend(3u32.to_le_bytes());
+    out.extend((tensors.len() as u64).to_le_bytes());
+    out.extend((fields.len() as u64).to_le_bytes());
+    for (name, of) in fields {
+        text(&mut out, name);
+        value(&mut out, of, true);
+    }
+    for (name, shape, kind, offset) in tensors {
+        text(&mut out, name);
+        out.extend((shape.len() as u32).to_le_bytes());
+        shape.iter().for_each(|side| out.extend(side.to_le_bytes()));
+        out.extend(kind.to_le_bytes());
+        out.extend(offset.to_le_bytes());
+    }
+    out.resize(out.len().next_multiple_of(32) + data, 0);
+    out
+}
+
+fn read(bytes: &[u8]) -> Result<Gguf, String> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("m.gguf");
+    std::fs::write(&path, bytes).expect("a file");
+    let file = File::open(&path).expect("a file");
+    Gguf::read(&path, &file).map_err(|error| error.to_string())
+}
+
+#[test]
+fn damaged_heads_are_named() {
+    let good = written(&[("a", Value::Flag(true))], &[("t", &[32, 2], 2, 0)], 36);
+    assert_eq!(read(&good).expect("a head").tensors[0].bytes, 36);
+    let refused = |bytes: &[u8], why: &str| {
+        let error = read(bytes).expect_err("refused");
+        assert!(error.contains(why), "{error}: lacks {why}");
+    };
+    for end in 4..good.len() - 36 {
+        refused(&good[..end], "cut short");
+    }
+    refused(&good[..good.len() - 1], "cut short");
+    refused(b"GGML", "GGUF");
+    let mut version = good.clone();
+    version[4] = 1;
+    refused(&version, "version 1");
+    let mut many = good.clone();
+    many[8..16].copy_from_slice(&u64::MAX.to_le_bytes());
+    refused(&many, "tensors");
+    refused(&written(&[], &[("t", &[33, 2], 2, 0)], 64), "cannot be Q4_0");
+    refused(&written(&[], &[("t", &[u64::MAX / 2, 5], 0, 0)], 64), "cannot be F32");
+    refused(&written(&[], &[("t", &[32], 2, 0), ("t", &[32], 2, 32)], 64), "twice");
+    refused(&written(&[], &[("t", &[64], 2, 0), ("u", &[32], 2, 32)], 64), "over one another");
+    refused(&written(&[], &[("t", &[32], 2, 8)], 64), "odd place");
+    refused(&written(&[("general.alignment", Value::Whole(3))], &[], 64), "alignment");
+    refused(&written(&[("a", Value::Flag(true)), ("a", Value::Flag(true))], &[], 0), "twice");
+    // Unknown types are refused where they are needed.
+    assert_eq!(
+        read(&written(&[], &[("t", &[256], 10, 0)], 0)).expect("a head").tensors[0].kind.name(),
+        "Q2_K"
+    );
+}
+
+/// A small model in f32 whose rows of queries stand in pairs.
+fn model(change: impl Fn(&mut Vec<(&'static str, Value)>)) -> Result<ModelDir, String> {
+    let number = |n: u64| Value::Whole(n.into());
+    let texts =
+        |all: &[&str]| Value::List(all.iter().map(|t| Value::Text((*t).to_owned())).collect());
+    let mut fields = vec![
+        ("general.architecture", Value::Text("llama".to_owned())),
+        ("llama.block_count", number(1)),
+        ("llama.context_length", number(64)),
+        ("llama.embedding_length", number(32)),
+        ("llama.feed_forward_length", number(32)),
+        ("llama.attention.head_count", number(2)),
+        ("llama.attention.head_count_kv", number(1)),
+        ("llama.attention.layer_norm_rms_epsilon", Value::Float(1e-5)),
+        ("tokenizer.ggml.model", Value::Text("gpt2".to_owned())),
+        ("tokenizer.ggml.pre", Value::Text("smollm".to_owned())),
+        ("tokenizer.ggml.tokens", texts(&["<s>", "a", "b", "ab"])),
+        ("tokenizer.ggml.token_type", Value::List([3, 1, 1, 1].map(|n| number(n)).to_vec())),
+        ("tokenizer.ggml.merges", texts(&["a b"])),
+        ("tokenizer.ggml.bos_token_id", number(0)),
+        ("tokenizer.ggml.eos_token_id", number(0)),
+    ];
+    change(&mut fields);
+    let tensors: [(&str, &[u64]); 11] = [
+        ("token_embd.weight", &[32, 4]),
+        ("output_norm.weight", &[32]),
+        ("blk.0.attn_q.weight", &[32, 32]),
+        ("blk.0.attn_k.weight", &[32, 16]),
+        ("blk.0.attn_v.weight", &[32, 16]),
+        ("blk.0.attn_output.weight", &[32, 32]),
+        ("blk.0.attn_norm.weight", &[32]),
+        ("blk.0.ffn_norm.weight", &[32]),
+        ("blk.0.ffn_gate.weight", &[32, 32]),
+        ("blk.0.ffn_up.weight", &[32, 32]),
+        ("blk.0.ffn_down.weight", &[32, 32]),
+    ];
+    let mut at = 0;
+    let listed = tensors.map(|(name, shape)| {
+        let offset = at;
+        at += 4 * shape.iter().product::<u64>();
+        (name, shape, 0, offset)
+    });
+    let mut bytes = written(&fields, &listed, at as usize);
+    let start = bytes.len() - at as usize;
+    for (value, bytes) in (0u32..).zip(bytes[start..].as_chunks_mut().0) {
+        *bytes = (value as f32).to_le_bytes();
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("m.gguf");
+    std::fs::write(&path, bytes).expect("a file");
+    ModelDir::open(&path).map_err(|error| error.to_string())
+}
+
+#[test]
+fn rows_of_queries_are_put_in_order() {
+    let model = model(|_| ()).expect("a model");
+    assert_eq!(model.name(), "m.gguf");
+    assert_eq!((model.spec().heads, model.spec().head_width, model.spec().vocabulary), (2, 16, 4));
+    let source = model.matrix(crate::Matrix::Query(0)).expect("queries");
+    let (mut out, mut scratch) = (vec![0.0; 2 * 32], Vec::new());
+    source.read_f32(0..2, 0..32, &mut out, 32, 0, &mut scratch).expect("it is there");
+    let first = 32.0 * 4.0 + 32.0;
+    // Of a head of 16 rows row 2i stands for i, and row 2i + 1 for 8 + i.
+    let want = (0..32u32).map(|row| {
+        let (head, within) = (row / 16, row % 16);
+        first + 32.0 * (head * 16 + within % 8 * 2 + within / 8) as f32
+    });
+    assert!(want.eq(out[..32].iter().copied()), "{out:?}");
+    let values = model.matrix(crate::Matrix::Value(0)).expect("values");
+    values.read_f32(0..1, 0..16, &mut out, 16, 0, &mut scratch).expect("it is there");
+    assert!(out[..16].windows(2).all(|pair| pair[1] - pair[0] == 32.0));
+    assert!(model.pieces().is_err_and(|error| error.to_string().contains("give each of them")));
+}
+
+#[test]
+fn what_is_not_done_is_named() {
+    let refused = |field: &'static str, value: Option<Value>, why: &str| {
+        let change = |fields: &mut Vec<(&'static str, Value)>| {
+            fields.retain(|(name, _)| *name != field);
+            fields.extend(value.clone().map(|value| (field, value)));
+        };
+        let error = model(change).err().expect("refused");
+        assert!(error.contains(why), "{error}: lacks {why}");
+    };
+    let text = |text: &str| Some(Value::Text(text.to_owned()));
+    refused("general.architecture", text("mamba"), "\"mamba\" is not read");
+    refused("general.architecture", None, "general.architecture");
+    refused("llama.block_count", None, "llama.block_count");
+    refused("llama.expert_count", Some(Value::Whole(8)), "experts");
+    refused("tokenizer.ggml.pre", text("made-up"), "\"made-up\"");
+    refused("tokenizer.ggml.model", text("rwkv"), "\"rwkv\"");
+    refused("tokenizer.ggml.tokens", None, "no tokens");
+    refused("llama.rope.scaling.type", text("longrope"), "longrope");
+    let kv = Value::List(vec![Value::Whole(1)]);
+    refused("llama.attention.head_count_kv", Some(kv), "other numbers of heads");
+}
+
+/// Against the vocabularies and expected tokens of llama.cpp: `models/ggml-vocab-*` of the source package of
+/// llama-cpp-python, in the directory that `VOCABULARIES` names.
+#[cfg(feature = "tokenizer")]
+#[test]
+#[ignore = "needs files that are not kept here"]
+fn tokens_are_those_of_llama_cpp() {
+    let directory = std::env::var("VOCABULARIES").expect("a directory");
+    let mut seen = Vec::new();
+    for name in [
+        "gpt-2",
+        "llama-bpe",
+        "qwen2",
+        "llama-spm",
+        "phi-3",
+        "starcoder",
+        "refact",
+        "command-r",
+        "mpt",
+    ] {
+        let path = Path::new(&directory).join(format!("ggml-vocab-{name}.gguf"));
+        let gguf = Gguf::read(&path, &File::open(&path).expect("a file")).expect("a head");
+        let folder = tempfile::tempdir().expect("a folder");
+        let put = |name: &str, json: serde_json::Value| {
+            std::fs::write(folder.path().join(name), json.to_string()).expect("a file");
+        };
+        put("tokenizer.json", gguf.tokenizer().expect(name));
+        put("tokenizer_config.json", gguf.tokenizer_config());
+        let tokenizer = crate::tokenizer::Tokenizer::open(folder.path()).expect("a tokenizer");
+        let beside = |ending: &str| {
+            let path = format!("{}.{ending}", path.display());
+            String::from_utf8(std::fs::read(path).expect("beside it")).expect("text")
+        };
+        let (texts, tokens) = (beside("inp"), beside("out"));
+        let texts = texts.split("\n__ggml_vocab_test__\n");
+        let (mut right, mut wrong) = (0, Vec::new());
+        for (text, tokens) in texts.zip(tokens.lines()) {
+            let want: Vec<u32> =
+                tokens.split_whitespace().map(|t| t.parse().expect("ids")).collect();
+            let mut got = tokenizer.encode(text, None).expect("tokens");
+            if gguf.begins() && !got.is_empty() {
+                got.remove(0);
+            }
+            match got == want {
+                true => right += 1,
+                false => wrong.push((text.to_owned(), got, want)),
+            }
+        }
+        println!("{name}: {right} right, {} wrong", wrong.len());
+        for (text, got, want) in wrong.iter().take(4) {
+            println!("    {text:?}\n        {got:?}\n        {want:?}");
+        }
+        seen.push((name, wrong.len()));
+    }
+    assert!(seen.iter().all(|(_, wrong)| *wrong == 0), "{seen:?}");
+}

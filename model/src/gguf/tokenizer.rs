@@ -1,0 +1,273 @@
+//! The tokenizer of a GGUF file, as the files that a checkpoint would have.
+
+use super::{Gguf, Value};
+use serde_json::{Map, Value as Json, json};
+use std::collections::HashMap;
+
+/// How text is cut before it becomes tokens, by the name in `tokenizer.ggml.pre`.
+struct Cut {
+    names: &'static [&'static str],
+    /// Nothing: the cut of GPT-2.
+    pattern: Option<&'static str>,
+    /// Digits one by one, before.
+    digits: bool,
+    /// A word that is a token is never cut.
+    whole_words: bool,
+    /// Unicode normal form C, before.
+    composed: bool,
+}
+
+const PLAIN: Cut =
+    Cut { names: &[], pattern: None, digits: false, whole_words: false, composed: false };
+
+const CUTS: [Cut; 5] = [
+    Cut { names: &["gpt-2", "gpt2", "mpt", "olmo", "jais"], ..PLAIN },
+    Cut {
+        names: &["smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"],
+        digits: true,
+        ..PLAIN
+    },
+    Cut {
+        names: &["llama-bpe", "llama3", "llama-v3", "smaug-bpe"],
+        pattern: Some(
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ),
+        whole_words: true,
+        ..PLAIN
+    },
+    Cut {
+        names: &["qwen2", "deepseek-r1-qwen"],
+        pattern: Some(
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ),
+        composed: true,
+        ..PLAIN
+    },
+    Cut {
+        names: &["tekken"],
+        pattern: Some(
+            r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ),
+        whole_words: true,
+        ..PLAIN
+    },
+];
+
+/// Types of tokens.
+const UNKNOWN: i128 = 2;
+const CONTROL: i128 = 3;
+const USER_DEFINED: i128 = 4;
+
+/// What stands for a space in SentencePiece.
+const SPACE: &str = "\u{2581}";
+
+impl Gguf {
+    fn tokens(&self) -> Result<Vec<&str>, String> {
+        let list = self.list("tokenizer.ggml.tokens").ok_or("it has no tokens")?;
+        let text = |value| match value {
+            &Value::Text(ref text) => Ok(text.as_str()),
+            other => Err(format!("a token is {other:?}")),
+        };
+        list.iter().map(text).collect()
+    }
+
+    fn token(&self, field: &str) -> Option<(u64, &str)> {
+        let id = self.whole(&format!("tokenizer.ggml.{field}_token_id"))?;
+        match self.list("tokenizer.ggml.tokens")?.get(usize::try_from(id).ok()?)? {
+            Value::Text(text) => Some((id, text)),
+            _ => None,
+        }
+    }
+
+    /// Whether a token stands before each text, where the file says nothing about it.
+    pub(crate) fn begins(&self) -> bool {
+        let of_model = self.text("tokenizer.ggml.model") == Some("llama");
+        let of_cut = matches!(
+            self.text("tokenizer.ggml.pre"),
+            Some("llama-bpe" | "llama3" | "llama-v3" | "tekken")
+        );
+        self.flag("tokenizer.ggml.add_bos_token").unwrap_or(of_model || of_cut)
+    }
+
+    /// Its `tokenizer.json`.
+    ///
+    /// # Errors
+    /// In words: what the file lacks, or has that is not known.
+    pub(crate) fn tokenizer(&self) -> Result<Json, String> {
+        let tokens = self.tokens()?;
+        let mut vocabulary = Map::with_capacity(tokens.len());
+        for (id, token) in tokens.iter().enumerate() {
+            // Padding of a vocabulary may be called alike.
+            vocabulary.entry((*token).to_owned()).or_insert_with(|| json!(id));
+        }
+        let kinds = self.list("tokenizer.ggml.token_type").unwrap_or_default();
+        let mut added = Vec::new();
+        for (id, (kind, token)) in kinds.iter().zip(&tokens).enumerate() {
+            let special = match kind {
+                Value::Whole(UNKNOWN | CONTROL) => true,
+                Value::Whole(USER_DEFINED) => false,
+                _ => continue,
+            };
+            added.push(json!({
+                "id": id, "content": token, "single_word": false, "lstrip": false,
+                "rstrip": false, "normalized": false, "special": special,
+            }));
+        }
+        let kind = self.text("tokenizer.ggml.model").ok_or("it has no tokenizer.ggml.model")?;
+        let mut whole = match kind {
+            "gpt2" => self.byte_level(vocabulary)?,
+            "llama" => self.sentence_piece(&tokens, vocabulary)?,
+            other => {
+                return Err(format!(
+                    "its tokenizer is of kind {other:?}, which is not read from GGUF files: gpt2 and llama are"
+                ));
+            }
+        };
+        whole["version"] = json!("1.0");
+        whole["truncation"] = Json::Null;
+        whole["padding"] = Json::Null;
+        whole["added_tokens"] = Json::Array(added);
+        let byte_level = kind == "gpt2";
+        whole["post_processor"] = match self.token("bos").filter(|_| self.begins()) {
+            Some((id, text)) => first(id, text),
+            None if byte_level => {
+                json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true})
+            }
+            None => Json::Null,
+        };
+        Ok(whole)
+    }
+
+    /// BPE over bytes.
+    fn byte_level(&self, vocabulary: Map<String, Json>) -> Result<Json, String> {
+        let pre = self.text("tokenizer.ggml.pre").unwrap_or("default");
+        let cut = CUTS.iter().find(|cut| cut.names.contains(&pre)).ok_or_else(|| {
+            let known: Vec<_> = CUTS.iter().flat_map(|cut| cut.names).copied().collect();
+            format!(
+                "text is cut as {pre:?} says (tokenizer.ggml.pre), which is not known: {} are",
+                known.join(", ")
+            )
+        })?;
+        let merges = self.list("tokenizer.ggml.merges").ok_or("it has no merges")?;
+        let pair = |merge| match merge {
+            &Value::Text(ref text) => {
+                let pair = text.split_once(' ').map(|(left, right)| json!([left, right]));
+                pair.ok_or_else(|| format!("a merge is {text:?}"))
+            }
+            other => Err(format!("a merge is {other:?}")),
+        };
+        let merges = merges.iter().map(pair).collect::<Result<Vec<_>, _>>()?;
+        let bytes = |regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": regex});
+        let mut steps = Vec::new();
+        if cut.digits {
+            steps.push(json!({"type": "Digits", "individual_digits": true}));
+        }
+        if let Some(pattern) = cut.pattern {
+            let pattern = json!({"Regex": pattern});
+            steps.push(json!({"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": false}));
+        }
+        steps.push(bytes(cut.pattern.is_none()));
+        Ok(json!({
+            "normalizer": if cut.composed { json!({"type": "NFC"}) } else { Json::Null },
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
+            "decoder": bytes(true),
+            "model": {
+                "type": "BPE", "dropout": null, "unk_token": null,
+                "continuing_subword_prefix": null, "end_of_word_suffix": null, "fuse_unk": false,
+                "byte_fallback": false, "ignore_merges": cut.whole_words, "vocab": vocabulary,
+                "merges": merges,
+            },
+        }))
+    }
+
+    /// SentencePiece: BPE whose merges follow from scores, and bytes for what is in no token.
+    fn sentence_piece(
+        &self,
+        tokens: &[&str],
+        vocabulary: Map<String, Json>,
+    ) -> Result<Json, String> {
+        let scores = self.list("tokenizer.ggml.scores").ok_or("it has no scores")?;
+        let score = |id: usize| match scores.get(id) {
+            Some(Value::Float(score)) => *score,
+            _ => 0.0,
+        };
+        let ids: HashMap<&str, usize> = tokens.iter().copied().zip(0..).collect();
+        let mut merges: Vec<(f64, usize, usize)> = Vec::new();
+        for (id, token) in tokens.iter().enumerate() {
+            let cuts = token.char_indices().skip(1).filter_map(|(at, _)| {
+                let (left, right) = token.split_at(at);
+                Some((*ids.get(left)?, *ids.get(right)?))
+            });
+            let mut cuts: Vec<_> = cuts.collect();
+            cuts.sort_unstable();
+            merges.extend(cuts.into_iter().map(|(left, right)| (score(id), left, right)));
+        }
+        // Stable: of merges into the same token the first stays first.
+        merges.sort_by(|one, other| other.0.total_cmp(&one.0));
+        let merges: Vec<_> =
+            merges.iter().map(|&(_, left, right)| json!([tokens[left], tokens[right]])).collect();
+        let spaces = json!({"type": "Replace", "pattern": {"String": " "}, "content": SPACE});
+        let prefix = self.flag("tokenizer.ggml.add_space_prefix").unwrap_or(true);
+        let steps = match prefix {
+            true => json!([{"type": "Prepend", "prepend": SPACE}, spaces]),
+            false => json!([spaces]),
+        };
+        let mut back = vec![
+            json!({"type": "Replace", "pattern": {"String": SPACE}, "content": " "}),
+            json!({"type": "ByteFallback"}),
+            json!({"type": "Fuse"}),
+        ];
+        if prefix {
+            back.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
+        }
+        let unknown = self.token("unknown").map_or(Json::Null, |(_, text)| json!(text));
+        Ok(json!({
+            "normalizer": {"type": "Sequence", "normalizers": steps},
+            "pre_tokenizer": null,
+            "decoder": {"type": "Sequence", "decoders": back},
+            "model": {
+                "type": "BPE", "dropout": null, "unk_token": unknown,
+                "continuing_subword_prefix": null, "end_of_word_suffix": null, "fuse_unk": true,
+                "byte_fallback": true, "ignore_merges": false, "vocab": vocabulary,
+                "merges": merges,
+            },
+        }))
+    }
+
+    /// Its `tokenizer_config.json`.
+    pub(crate) fn tokenizer_config(&self) -> Json {
+        let mut config = json!({"tokenizer_class": "PreTrainedTokenizerFast"});
+        for (key, field) in [("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown")] {
+            if let Some((_, text)) = self.token(field) {
+                config[key] = json!(text);
+            }
+        }
+        if let Some(template) = self.text("tokenizer.chat_template") {
+            config["chat_template"] = json!(template);
+        }
+        config
+    }
+
+    /// Its `generation_config.json`: which tokens end a text.
+    pub(crate) fn generation_config(&self) -> Json {
+        let ends = ["eos", "eot", "eom"].iter().filter_map(|field| self.token(field));
+        let mut ends: Vec<u64> = ends.map(|(id, _)| id).collect();
+        ends.dedup();
+        match self.token("bos") {
+            Some((id, _)) => json!({"eos_token_id": ends, "bos_token_id": id}),
+            None => json!({"eos_token_id": ends}),
+        }
+    }
+}
+
+/// A token before each text.
+fn first(id: u64, text: &str) -> Json {
+    let special = json!({"SpecialToken": {"id": text, "type_id": 0}});
+    let sequence = |name: &str, type_id: u32| json!({"Sequence": {"id": name, "type_id": type_id}});
+    json!({
+        "type": "TemplateProcessing",
+        "single": [special, sequence("A", 0)],
+        "pair": [special, sequence("A", 0), special, sequence("B", 1)],
+        "special_tokens": {text: {"id": text, "ids": [id], "tokens": [text]}},
+    })
+}

@@ -1,0 +1,36 @@
+//! The small files that a checkpoint would have beside its weights, made of a GGUF file.
+
+use super::Gguf;
+use crate::error::ModelError;
+use serde_json::Value as Json;
+use std::path::Path;
+use tempfile::TempDir;
+
+/// A directory of its own with those files, which goes when this does.
+pub(crate) struct View(TempDir);
+
+impl View {
+    /// Writes them.
+    ///
+    /// # Errors
+    /// When the file says what is not done here, or the disk is full.
+    pub(crate) fn write(gguf: &Gguf, path: &Path) -> Result<Self, ModelError> {
+        let io = |source| ModelError::Io { path: std::env::temp_dir(), source };
+        let directory = tempfile::Builder::new().prefix("galaxy-gguf-").tempdir().map_err(io)?;
+        let wrong = |why| ModelError::Gguf { path: path.to_owned(), why };
+        let config = gguf.config().map_err(wrong)?;
+        let put = |name: &str, json: &Json| {
+            std::fs::write(directory.path().join(name), json.to_string()).map_err(io)
+        };
+        put("config.json", &config)?;
+        put("generation_config.json", &gguf.generation_config())?;
+        put("tokenizer_config.json", &gguf.tokenizer_config())?;
+        put("tokenizer.json", &gguf.tokenizer().map_err(wrong)?)?;
+        Ok(Self(directory))
+    }
+
+    /// Where they are.
+    pub(crate) fn path(&self) -> &Path {
+        self.0.path()
+    }
+}

@@ -354,7 +354,7 @@ impl Head<'_> {
                 let (kind, count) = (self.u32()?, self.u64()?);
                 // Each has a byte at least.
                 if count > (self.limit - self.read).min(MAX_LIST) {
-                    return Err(format!("a list of {count} values is not read").into());
+                    return Err(format!("a list of {count} values goes beyond the file: it was cut short, or is longer than any").into());
                 }
                 let mut list = Vec::new();
                 for _ in 0..count {
@@ -372,7 +372,9 @@ impl Head<'_> {
     fn string(&mut self) -> Result<String, Problem> {
         let length = self.u64()?;
         if length > self.limit - self.read {
-            return Err(format!("a text of {length} bytes is longer than the file").into());
+            return Err(
+                format!("a text of {length} bytes goes beyond the file: it was cut short").into()
+            );
         }
         let mut bytes = vec![0; length as usize];
         self.fill(&mut bytes)?;

@@ -284,7 +284,7 @@ impl Pulling<'_> {
         }
         if others.iter().any(|file| file.ends_with(".gguf")) {
             return self
-                .unusable(format!("{model} has its weights as GGUF, which is not read: {list}"))
+                .unusable(format!("{model} has its weights as GGUF files, which are not pulled: fetch one of them, and name it where a model is asked for: {list}"))
                 .todo("choose the model that it was made of: the page of this one names it");
         }
         if others.is_empty() {

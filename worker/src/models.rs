@@ -98,7 +98,9 @@ mod tests {
         let one = Models::new(&inside.join("a")).unwrap();
         assert_eq!(one.list()[0].0, "a");
         let gguf = |name: &str| std::fs::write(inside.join(name), "GGUF").unwrap();
-        ["m.gguf", "empty/n.gguf", "s-00001-of-00002.gguf", "s-00002-of-00002.gguf"].map(gguf);
+        for name in ["m.gguf", "empty/n.gguf", "s-00001-of-00002.gguf", "s-00002-of-00002.gguf"] {
+            gguf(name);
+        }
         let names: Vec<_> = models.list().into_iter().map(|(name, _)| name).collect();
         assert_eq!(names, ["a", "b", "m.gguf", "n.gguf", "s-00001-of-00002.gguf"]);
         let one = Models::new(&inside.join("m.gguf")).unwrap();

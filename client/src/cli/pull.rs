@@ -284,8 +284,8 @@ impl Pulling<'_> {
         }
         if others.iter().any(|file| file.ends_with(".gguf")) {
             return self
-                .unusable(format!("{model} has its weights as GGUF files, which are not pulled: fetch one of them, and name it where a model is asked for: {list}"))
-                .todo("choose the model that it was made of: the page of this one names it");
+                .unusable(format!("{model} has its weights as GGUF files, which are not pulled: {list}"))
+                .todo("fetch one of them by hand, and give it where a model is asked for; or choose the model that it was made of");
         }
         if others.is_empty() {
             return self.unusable(format!("{model} has no {config} with {weights}"));

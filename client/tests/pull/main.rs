@@ -157,7 +157,7 @@ fn what_is_no_model_is_refused_by_what_it_is() {
     for (names, want) in [
         (&[][..], "org/name has no config.json"),
         (&["config.json"], "org/name has no config.json with model.safetensors"),
-        (&["config.json", "x-Q4.gguf"], "GGUF, which is not read: x-Q4.gguf"),
+        (&["config.json", "x-Q4.gguf"], "GGUF files, which are not pulled: x-Q4.gguf"),
         (&["config.json", "pytorch_model.bin"], "not read: pytorch_model.bin"),
         (&["adapter_config.json", "adapter_model.safetensors"], "is an adapter"),
         (&["config.json", "model.safetensors", "2_Dense/config.json"], ""),

@@ -152,7 +152,7 @@ fn model(change: impl Fn(&mut Vec<(&'static str, Value)>)) -> Result<ModelDir, S
         ("tokenizer.ggml.model", Value::Text("gpt2".to_owned())),
         ("tokenizer.ggml.pre", Value::Text("smollm".to_owned())),
         ("tokenizer.ggml.tokens", texts(&["<s>", "a", "b", "ab"])),
-        ("tokenizer.ggml.token_type", Value::List([3, 1, 1, 1].map(|n| number(n)).to_vec())),
+        ("tokenizer.ggml.token_type", Value::List([3, 1, 1, 1].map(number).to_vec())),
         ("tokenizer.ggml.merges", texts(&["a b"])),
         ("tokenizer.ggml.bos_token_id", number(0)),
         ("tokenizer.ggml.eos_token_id", number(0)),
@@ -216,7 +216,7 @@ fn what_is_not_done_is_named() {
             fields.retain(|(name, _)| *name != field);
             fields.extend(value.clone().map(|value| (field, value)));
         };
-        let error = model(change).err().expect("refused");
+        let Err(error) = model(change) else { panic!("refused: {why}") };
         assert!(error.contains(why), "{error}: lacks {why}");
     };
     let text = |text: &str| Some(Value::Text(text.to_owned()));

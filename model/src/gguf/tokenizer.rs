@@ -64,11 +64,7 @@ const SPACE: &str = "\u{2581}";
 impl Gguf {
     fn tokens(&self) -> Result<Vec<&str>, String> {
         let list = self.list("tokenizer.ggml.tokens").ok_or("it has no tokens")?;
-        let text = |value| match value {
-            &Value::Text(ref text) => Ok(text.as_str()),
-            other => Err(format!("a token is {other:?}")),
-        };
-        list.iter().map(text).collect()
+        list.iter().map(|value| text(value, "token")).collect()
     }
 
     fn token(&self, field: &str) -> Option<(u64, &str)> {
@@ -149,12 +145,10 @@ impl Gguf {
             )
         })?;
         let merges = self.list("tokenizer.ggml.merges").ok_or("it has no merges")?;
-        let pair = |merge| match merge {
-            &Value::Text(ref text) => {
-                let pair = text.split_once(' ').map(|(left, right)| json!([left, right]));
-                pair.ok_or_else(|| format!("a merge is {text:?}"))
-            }
-            other => Err(format!("a merge is {other:?}")),
+        let pair = |merge| {
+            let text = text(merge, "merge")?;
+            let pair = text.split_once(' ').map(|(left, right)| json!([left, right]));
+            pair.ok_or_else(|| format!("a merge is {text:?}"))
         };
         let merges = merges.iter().map(pair).collect::<Result<Vec<_>, _>>()?;
         let bytes = |regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": regex});
@@ -257,6 +251,14 @@ impl Gguf {
             Some((id, _)) => json!({"eos_token_id": ends, "bos_token_id": id}),
             None => json!({"eos_token_id": ends}),
         }
+    }
+}
+
+/// A text of a list.
+fn text<'a>(value: &'a Value, what: &str) -> Result<&'a str, String> {
+    match value {
+        Value::Text(text) => Ok(text),
+        other => Err(format!("a {what} is {other:?}")),
     }
 }
 

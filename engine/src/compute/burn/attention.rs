@@ -106,7 +106,7 @@ impl Sources<'_> {
     /// Keys or values for each query head.
     fn shared(&self, of_kv_heads: Tensor<3>) -> Tensor<3> {
         match self.kv_of_heads {
-            Some(kv) => of_kv_heads.select(0, kv.clone().slice([0..self.heads.len() as usize])),
+            Some(kv) => of_kv_heads.select(0, kv.clone().narrow(0, 0, self.heads.len() as usize)),
             None => of_kv_heads,
         }
     }

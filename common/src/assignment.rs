@@ -26,7 +26,7 @@ pub struct BlockAssignment {
 pub struct Assignment {
     /// Blocks by runs of layers, in order, together all layers.
     pub blocks: Vec<BlockAssignment>,
-    /// Relative weight of rows in connective blocks; turned into rows for each request by [`apportion`].
+    /// Relative weight of rows in connective blocks; turned into rows for each request by [`crate::apportion`].
     pub row_weight: u32,
     /// Slice of the vocabulary whose logits it computes. Empty where the model has no such head.
     pub vocabulary: Span<Token>,

@@ -204,7 +204,7 @@ impl Selected {
     /// One program for each rank of the plan. Operations name shares of the whole model, by its ids.
     ///
     /// # Errors
-    /// As [`lower`]; when rows are to be kept of fewer heads than devices keep.
+    /// As [`lower()`]; when rows are to be kept of fewer heads than devices keep.
     pub fn lower(&self, phase: Phase, shape: &BatchShape) -> Result<Vec<Program>, LowerError> {
         let (graph, plan) = &self.whole;
         let heads = |graph: &OperatorGraph| graph.attentions().next().map(|(_, of)| of.heads);

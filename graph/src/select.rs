@@ -3,7 +3,7 @@
 
 use crate::{
     LowerError, Program, links, lower,
-    operators::{Axis, Join, Operator, OperatorGraph, OperatorId, Side},
+    operators::{Axes, Axis, Join, Operator, OperatorGraph, OperatorId, Side},
     pieces,
 };
 use galaxy_common::{BatchShape, Layout, Plan, Rank, Span, WeightFormat, plan::Phase};
@@ -109,14 +109,9 @@ impl OperatorGraph {
                     attention.heads = selection.heads;
                     (attention.output, selection.heads * attention.width)
                 }
-                Operator::Add(add) => {
-                    // Sums come after the products that they are of.
-                    add.sums.iter_mut().for_each(|(_, shares)| *shares = 0);
-                    continue;
-                }
                 _ => continue,
             };
-            graph.values[value.0 as usize].axes = crate::operators::Axes::Text { columns };
+            graph.values[value.0 as usize].axes = Axes::Text { columns };
         }
         for operator in &mut graph.operators {
             if let Operator::Add(add) = operator {

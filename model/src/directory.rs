@@ -8,7 +8,7 @@ use crate::{
     gguf::{self, Blocks, View},
     heads,
     manifest::Manifest,
-    matrix::{MatrixSource, Storage, widen},
+    matrix::{MatrixSource, Storage, in_pairs, widen},
     recognise, sentence,
     spec::*,
     store::{Arrivals, Listed, MAX_JSON_BYTES, Store, Tensor, read_bounded},
@@ -128,6 +128,7 @@ impl ModelDir {
         let parts = gguf::parts(file)?;
         let view = View::write(&parts[0].2, file)?;
         let divisors = parts[0].2.rows(gguf::DIVISORS).is_some();
+        let unknown = parts[0].2.unknown();
         let store = Store::of_gguf(parts)?;
         let bytes = read_bounded(&view.path().join("config.json"), MAX_JSON_BYTES)?;
         let mut hasher = blake3::Hasher::new();
@@ -142,6 +143,10 @@ impl ModelDir {
         }
         let mut model = model.checked()?;
         model.warnings.extend(model.unused()?);
+        if !unknown.is_empty() {
+            let text = format!("{} are not known here, and not done", fields::listed(&unknown));
+            model.warnings.push(Warning { path: file.to_owned(), text });
+        }
         (model.path, model.root) = (view.path().to_owned(), view.path().to_owned());
         model.view = Some(view);
         model.warnings.extend(model.generation_warnings());
@@ -274,6 +279,10 @@ impl ModelDir {
     pub fn root(&self) -> &Path {
         &self.root
     }
+    /// What was opened: the directory, or the GGUF file.
+    pub fn opened(&self) -> &Path {
+        self.view.as_ref().map_or(&self.root, |view| view.file())
+    }
     /// What the model is made of.
     pub fn spec(&self) -> &ModelSpec {
         &self.spec
@@ -373,9 +382,8 @@ impl ModelDir {
             let width = (out.len() / run.paired as usize).max(1);
             for head in out.chunks_exact_mut(width) {
                 let pairs = head.to_vec();
-                for (at, value) in head.iter_mut().enumerate() {
-                    let half = (width / 2).max(1);
-                    *value = pairs[at % half * 2 + at / half];
+                for (at, value) in (0..).zip(head) {
+                    *value = pairs[in_pairs(at, width as u64) as usize];
                 }
             }
         }
@@ -437,6 +445,10 @@ impl ModelDir {
         Ok(())
     }
 
+    /// Whether its weights are read where they are, and not sent.
+    pub(crate) fn stays(&self) -> bool {
+        self.view.is_some()
+    }
     pub(crate) fn store(&self) -> &Store {
         &self.store
     }

@@ -60,6 +60,13 @@ pub(crate) struct Listed {
     pub(crate) bytes: u64,
 }
 
+impl Listed {
+    /// Behind its last byte.
+    fn end(&self) -> u64 {
+        self.offset.saturating_add(self.bytes)
+    }
+}
+
 /// What values a tensor has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
@@ -170,14 +177,14 @@ impl Gguf {
         let mut places: Vec<&Listed> = self.tensors.iter().collect();
         places.sort_by_key(|tensor| tensor.offset);
         for pair in places.windows(2) {
-            if pair[0].offset + pair[0].bytes > pair[1].offset {
+            if pair[0].end() > pair[1].offset {
                 let (one, other) = (&pair[0].name, &pair[1].name);
                 return Err(format!("tensors {one} and {other} lie over one another"));
             }
         }
         for tensor in places {
-            if tensor.offset.saturating_add(tensor.bytes) > size {
-                let (name, end) = (&tensor.name, tensor.offset.saturating_add(tensor.bytes));
+            if tensor.end() > size {
+                let (name, end) = (&tensor.name, tensor.end());
                 return Err(format!(
                     "tensor {name} would end at byte {end}, and the file has {size}: it was cut short"
                 ));
@@ -378,8 +385,7 @@ impl Head<'_> {
         }
         let mut bytes = vec![0; length as usize];
         self.fill(&mut bytes)?;
-        // Tokens may be parts of characters; what is wrong then is told where they are used.
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
+        String::from_utf8(bytes).map_err(|_| "a text is not UTF-8".to_owned().into())
     }
 
     fn u32(&mut self) -> Result<u32, Problem> {
@@ -421,7 +427,7 @@ pub fn meant(path: &Path) -> Option<PathBuf> {
             None => path.to_owned(),
         });
     }
-    if path.join("config.json").exists() {
+    if ["config.json", "modules.json"].iter().any(|file| path.join(file).exists()) {
         return None;
     }
     let files = std::fs::read_dir(path).ok()?.flatten().map(|entry| entry.path());

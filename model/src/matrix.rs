@@ -206,9 +206,7 @@ impl MatrixSource<'_> {
             return row;
         }
         let width = (self.height / self.paired).max(1);
-        let (head, within) = (row / width, row % width);
-        let half = (width / 2).max(1);
-        head * width + within % half * 2 + within / half
+        row / width * width + in_pairs(row % width, width)
     }
 
     /// Reads rows from where they stand.
@@ -245,27 +243,24 @@ impl MatrixSource<'_> {
         }
         let (values, size) = blocks.size();
         let row_bytes = self.pitch / values * size;
-        // A part of a row at a time: no more than a buffer, with the values that it stands for.
-        let most = (SEGMENT_BYTES / 4 / values).max(1);
+        let most = (BUFFER_BYTES / size).max(1);
         let (first, end) = (columns.start / values, columns.end.div_ceil(values));
-        let mut wide = vec![0.0; (most.min(end - first) * values) as usize];
+        let mut wide = [0.0; Blocks::MOST];
         for (place, row) in (at..).zip(rows) {
             let start = self.offset + self.place(row) * row_bytes;
-            let mut block = first;
-            while block < end {
+            for block in (first..end).step_by(most as usize) {
                 let count = most.min(end - block);
                 scratch.resize(scratch.len().max((count * size) as usize), 0);
                 let bytes = &mut scratch[..(count * size) as usize];
                 self.store.read_at(self.shard, bytes, start + block * size)?;
-                let wide = &mut wide[..(count * values) as usize];
-                blocks.decode(bytes, wide);
-                let from = (block * values).max(columns.start);
-                let to = ((block + count) * values).min(columns.end);
-                for column in from..to {
-                    let value = wide[(column - block * values) as usize];
-                    out[(column - columns.start) as usize * stride + place] = convert(value);
+                for (block, bytes) in (block..).zip(bytes.chunks_exact(size as usize)) {
+                    blocks.decode(bytes, &mut wide[..values as usize]);
+                    let begin = block * values;
+                    for column in begin.max(columns.start)..(begin + values).min(columns.end) {
+                        let value = wide[(column - begin) as usize];
+                        out[(column - columns.start) as usize * stride + place] = convert(value);
+                    }
                 }
-                block += count;
             }
         }
         Ok(())
@@ -334,6 +329,12 @@ impl MatrixSource<'_> {
         }
         Ok(())
     }
+}
+
+/// Where value `at` of so many stands, if the two halves of them take turns.
+pub(crate) fn in_pairs(at: u64, width: u64) -> u64 {
+    let half = (width / 2).max(1);
+    at % half * 2 + at / half
 }
 
 /// What is read, in stored rows and columns, and where it goes.

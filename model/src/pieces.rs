@@ -196,8 +196,8 @@ impl ModelDir {
 
     /// [`ModelDir::pieces`], if they are no more than this.
     pub(crate) fn pieces_at_most(&self, pieces: u64) -> Result<Pieces, ModelError> {
-        if let Some(path) = self.store().gguf() {
-            return Err(ModelError::Unsent { path: path.to_owned() });
+        if self.stays() {
+            return Err(ModelError::Unsent { path: self.opened().to_owned() });
         }
         let mut pieces = Pieces::new(pieces.min(MOST_PIECES) + 1);
         let large = || ModelError::TooLarge { path: self.path().into(), bytes: u64::MAX, limit: 0 };

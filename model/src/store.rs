@@ -180,13 +180,6 @@ impl Store {
         Ok(store)
     }
 
-    /// The file that a GGUF model is read from, if it is one.
-    pub(crate) fn gguf(&self) -> Option<&Path> {
-        let blocks = |tensor: &Tensor| tensor.blocks.is_some() || tensor.paired > 0;
-        let path = || self.shards.first().map(|shard| shard.path.as_path());
-        if self.tensors.values().any(blocks) { path() } else { None }
-    }
-
     /// Tensors without their data; where they will lie, [`Store::lay`] says.
     pub(crate) fn outline(path: &Path, tensors: &[Listed]) -> Result<Self, ModelError> {
         let mut known = HashMap::with_capacity(tensors.len());

@@ -53,7 +53,8 @@ pub struct GenerateArgs {
     /// Its token ids instead: 5,17,9, or @FILE.json with a list of ids.
     #[arg(long, value_name = "IDS|@FILE")]
     ids: Option<Ids>,
-    /// Run this model directory in this process, without a cluster; then no coordinator is asked.
+    /// Run this model, a directory or a GGUF file, in this process, without a cluster; then no coordinator is
+    /// asked.
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
     /// Most tokens that are made; at most as many as the model has positions for. Default: as the model's

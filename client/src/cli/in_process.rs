@@ -101,7 +101,7 @@ impl InProcess {
         let plan = plan(model.spec(), &terms, &members)
             .map_err(|e| Failure::usage(e.to_string()).at("--devices, --share, --tiles"))?;
         let cluster = LocalCluster::open(model.clone(), plan)
-            .map_err(|e| Failure::new(e.to_string()).at(model.path().display()))?;
+            .map_err(|e| Failure::new(e.to_string()).at(model.opened().display()))?;
         Ok(Self { model, sentence: None, cluster })
     }
 

@@ -58,7 +58,8 @@ pub struct RunArgs {
     /// Print one JSON object even with -o. Without -o that is what is printed anyway.
     #[arg(long)]
     json: bool,
-    /// Run this model directory in this process, without a cluster; then no coordinator is asked.
+    /// Run this model, a directory or a GGUF file, in this process, without a cluster; then no coordinator is
+    /// asked.
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
     #[command(flatten)]

@@ -167,7 +167,7 @@ impl RemoteFleet {
             board: Mutex::new(board),
             cluster: RwLock::new(Arc::new(cluster)),
             planning,
-            supplier: Arc::new(Supplier::new(model.path())),
+            supplier: Arc::new(Supplier::new(model.opened())),
             model,
             identity,
             readiness: watch::Sender::new(waiting),

@@ -381,12 +381,8 @@ impl Runner {
         let shares = self.shard.product(operator).ok_or(NO_OPERATOR)?.share;
         let within = of.within(shares, share).ok_or(Misfit::Why("the shard has not this share"))?;
         let held = self.weights.product(operator).ok_or(NO_OPERATOR)?;
-        let matrix = held.matrix.clone().ok_or(NO_MATRIX)?;
-        let held = match shares == share {
-            true => Product { matrix: Some(matrix), bias: held.bias.clone() },
-            false => held.part(&within),
-        };
-        let matrix = held.matrix.ok_or(NO_MATRIX)?;
+        let part = if shares == share { held.clone() } else { held.part(&within) };
+        let Product { matrix: Some(matrix), bias } = part else { return Err(NO_MATRIX) };
         let [inputs, outputs] = matrix.dims();
         let width = if of.gated { outputs / 2 } else { outputs };
         let (columns, whole) = (out.columns.range(), out.columns.range() == (0..width));
@@ -398,7 +394,7 @@ impl Runner {
             true => left.matmul(matrix),
             false => left.matmul(matrix.slice([0..inputs, columns.clone()])),
         };
-        if let Some(bias) = held.bias {
+        if let Some(bias) = bias {
             rows = rows + if whole { bias } else { bias.slice([0..1, columns]) };
         }
         if call.operation.reads.len() > 1 {

@@ -349,21 +349,30 @@ impl CpuEngine {
         let left = call.source(&self.slots, 0)?;
         let of = self.shard.graph.product(operator).ok_or(NO_OPERATOR)?;
         let held = self.held(operator)?.share;
-        let within = of.within(held, share).ok_or(Misfit::Why("the shard has not this share"))?;
+        let within = match held == share {
+            true => None,
+            false => {
+                Some(of.within(held, share).ok_or(Misfit::Why("the shard has not this share"))?)
+            }
+        };
         let columns = call.writes(0)?.columns.range();
         let (threads, scratch) = (&self.threads, &self.products);
-        // Queries, keys and values of some heads of the shard lie apart.
-        let apart = held != share && of.heads.is_some();
+        // Queries, keys and values of some heads of the shard lie apart; of other products all is one run.
+        let apart = within.as_ref().filter(|_| of.heads.is_some());
+        let first = within.as_ref().and_then(|within| within.columns.first());
+        let one = [(first.map_or(0, |run| run.start), columns.end)];
+        let runs = apart.into_iter().flat_map(|within| &within.columns);
+        let runs = runs.map(|run| (run.start, run.len()));
         let mut at = 0;
-        for run in &within.columns[..if apart { within.columns.len() } else { 1 }] {
-            let end = if apart { at + run.len() } else { columns.end };
-            let own = at.max(columns.start)..end.min(columns.end);
-            let from = run.start as usize + own.start - at;
-            at = end;
+        for (start, length) in runs.chain(one.into_iter().filter(|_| apart.is_none())) {
+            let own = at.max(columns.start)..(at + length).min(columns.end);
+            let from = start as usize + own.start - at;
+            at += length;
             if own.is_empty() {
                 continue;
             }
-            let of_run = (&within.inputs, from..from + own.len());
+            let inputs = within.as_ref().map(|within| &within.inputs);
+            let of_run = (inputs, from..from + own.len());
             let (matrix, epilogue) = matrix(&self.shard, (operator, of), of_run, loaded)?;
             let shape = (left.columns(), left.rows(), own.len());
             if shape != (matrix.layout.inputs, out.rows(), matrix.columns()) {
@@ -530,11 +539,11 @@ fn norm_of<'a>(shard: &'a Shard, norm: &operators::Norm) -> Result<Norm<'a>, Mis
     Ok(Norm { kind: norm.kind, epsilon: norm.epsilon, weight, bias })
 }
 
-/// What makes these columns of what a device holds of a product out of these inputs, and what follows.
+/// What makes these columns of what a device holds of a product out of these inputs, or all, and what follows.
 fn matrix<'a>(
     shard: &'a Shard,
     (operator, of): (OperatorId, &operators::Product),
-    (inputs, columns): (&Range<u32>, Range<usize>),
+    (inputs, columns): (Option<&Range<u32>>, Range<usize>),
     loaded: Option<&'a [u8]>,
 ) -> Result<(AnyMatrix<'a>, Epilogue<'a>), Misfit> {
     let curve = of.activation.map(curve);
@@ -545,7 +554,10 @@ fn matrix<'a>(
     }
     let HeldProduct { matrix, bias, .. } = shard.product(operator).ok_or(NO_OPERATOR)?;
     let whole = AnyMatrix::from(matrix.as_ref().ok_or(NO_MATRIX)?);
-    let part = whole.inputs(inputs.start as usize..inputs.end as usize);
+    let part = match inputs {
+        Some(inputs) => whole.inputs(inputs.start as usize..inputs.end as usize),
+        None => Some(whole),
+    };
     let part = part.and_then(|part| part.part(columns.clone()));
     let part = part.ok_or(Misfit::Why("rows, matrix and product do not fit together"))?;
     let follows = Epilogue::of(bias.as_deref(), of.gated, curve);

@@ -37,10 +37,10 @@ const NOT_LINEAR: [i8; 16] =
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 /// Twice the values that 4 bits of MXFP4 stand for.
 const FLOATS: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
-/// Values of the large blocks.
-const MANY: usize = 256;
-
 impl Blocks {
+    /// Most values of a block.
+    pub(crate) const MOST: usize = 256;
+
     /// By their number in GGUF files.
     pub(crate) fn of(number: u32) -> Option<Self> {
         Some(match number {
@@ -195,7 +195,7 @@ fn k(block: &[u8], fifths: &[u8], quants: &[u8], out: &mut [f32]) {
 fn sixes(block: &[u8], out: &mut [f32]) {
     let (low, high, scales, d) =
         (&block[..128], &block[128..192], &block[192..208], half(block, 208));
-    for (at, value) in out.iter_mut().enumerate().take(MANY) {
+    for (at, value) in out.iter_mut().enumerate().take(Blocks::MOST) {
         let (part, within) = (at / 128, at % 128);
         let (quarter, l) = (within / 32, within % 32);
         let four = low[64 * part + l + 32 * (quarter % 2)] >> (4 * (quarter / 2)) & 15;

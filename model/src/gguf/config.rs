@@ -2,6 +2,7 @@
 
 use super::{Gguf, Value};
 use serde_json::{Map, Value as Json, json};
+use std::collections::BTreeMap;
 
 /// What is read, and the family that it is.
 const ARCHITECTURES: [(&str, &str, &str); 3] = [
@@ -10,7 +11,73 @@ const ARCHITECTURES: [(&str, &str, &str); 3] = [
     ("qwen3", "qwen3", "Qwen3ForCausalLM"),
 ];
 
+/// Fields of an architecture that change what a model gives, and are not carried out.
+const CHANGING: [&str; 17] = [
+    "attention.causal",
+    "attention.clamp_kqv",
+    "attention.max_alibi_bias",
+    "attention.scale",
+    "attn_logit_softcapping",
+    "embedding_scale",
+    "expert_shared_count",
+    "final_logit_softcapping",
+    "logit_scale",
+    "pooling_type",
+    "residual_scale",
+    "rope.scaling.attn_factor",
+    "rope.scaling.yarn_attn_factor",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
+    "rope.scaling.yarn_ext_factor",
+    "use_parallel_residual",
+];
+/// Those that are carried out, or change nothing.
+const KNOWN: [&str; 19] = [
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.layer_norm_rms_epsilon",
+    "attention.sliding_window",
+    "attention.value_length",
+    "block_count",
+    "context_length",
+    "embedding_length",
+    "expert_count",
+    "expert_used_count",
+    "feed_forward_length",
+    "rope.dimension_count",
+    "rope.freq_base",
+    "rope.scaling.factor",
+    "rope.scaling.finetuned",
+    "rope.scaling.original_context_length",
+    "rope.scaling.type",
+    "vocab_size",
+];
+
 impl Gguf {
+    /// Whether a field is there, and asks for something: neither none nor no.
+    fn asks(&self, field: &str) -> bool {
+        match self.fields.get(field) {
+            None | Some(Value::Whole(0)) => false,
+            // Causal models are read.
+            Some(Value::Flag(flag)) => *flag != field.ends_with(".causal"),
+            // Factors of 1 change nothing; what scores are multiplied by is another number.
+            Some(Value::Float(1.0)) => field.ends_with("attention.scale"),
+            Some(Value::Float(number)) => *number != 0.0,
+            Some(_) => true,
+        }
+    }
+
+    /// The fields of its architecture that nobody knows here.
+    pub(crate) fn unknown(&self) -> Vec<String> {
+        let begins = format!("{}.", self.text("general.architecture").unwrap_or_default());
+        let known = |name: &str| {
+            let field = name.strip_prefix(&begins);
+            field.is_none_or(|field| KNOWN.contains(&field) || CHANGING.contains(&field))
+        };
+        self.fields.keys().filter(|name| !known(name)).cloned().collect()
+    }
+
     /// Its `config.json`.
     ///
     /// # Errors
@@ -25,7 +92,14 @@ impl Gguf {
                 known.join(", ")
             ));
         };
+        if let Some(other) = self.text("general.type").filter(|kind| *kind != "model") {
+            return Err(format!("it is no model by its general.type, {other:?}"));
+        }
         let field = |field: &str| format!("{name}.{field}");
+        let asked = CHANGING.iter().find(|other| self.asks(&field(other)));
+        if let Some(other) = asked {
+            return Err(format!("it has {}, which is not done here", field(other)));
+        }
         let count = |of: &str| {
             self.whole(&field(of)).ok_or_else(|| format!("it has no number {}", field(of)))
         };
@@ -50,7 +124,8 @@ impl Gguf {
             }
         };
         let vocabulary = self.rows("token_embd.weight").ok_or("it has no token_embd.weight")?;
-        let mut config = Map::new();
+        // In order: the text is a part of what tells models apart, on each device.
+        let mut config = BTreeMap::new();
         let mut put = |key: &str, value: Json| drop(config.insert(key.to_owned(), value));
         put("architectures", json!([class]));
         put("model_type", json!(family));
@@ -86,7 +161,7 @@ impl Gguf {
                 put(key, json!(id));
             }
         }
-        Ok(Json::Object(config))
+        Ok(Json::Object(Map::from_iter(config)))
     }
 
     /// How positions are stretched.
@@ -97,13 +172,14 @@ impl Gguf {
         };
         match self.text(&field("rope.scaling.type")) {
             None | Some("none") => Ok(None),
-            Some("linear") => Ok(Some(json!({"rope_type": "linear", "factor": factor()?}))),
+            Some("linear") => Ok(Some(json!({"factor": factor()?, "rope_type": "linear"}))),
             Some("yarn") => {
-                let mut scaling = json!({"rope_type": "yarn", "factor": factor()?});
+                let mut scaling = json!({"factor": factor()?});
                 let original = field("rope.scaling.original_context_length");
                 if let Some(rows) = self.whole(&original) {
                     scaling["original_max_position_embeddings"] = json!(rows);
                 }
+                scaling["rope_type"] = json!("yarn");
                 Ok(Some(scaling))
             }
             Some(other) => Err(format!(

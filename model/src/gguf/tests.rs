@@ -126,6 +126,10 @@ fn damaged_heads_are_named() {
     refused(&written(&[], &[("t", &[32], 2, 0), ("t", &[32], 2, 32)], 64), "twice");
     refused(&written(&[], &[("t", &[64], 2, 0), ("u", &[32], 2, 32)], 64), "over one another");
     refused(&written(&[], &[("t", &[32], 2, 8)], 64), "odd place");
+    // The places of both are beyond all numbers.
+    let far = u64::MAX - 31;
+    refused(&written(&[], &[("t", &[32], 2, far), ("u", &[32], 2, far)], 64), "cut short");
+    refused(&written(&[], &[("t", &[32], 2, far)], 64), "cut short");
     refused(&written(&[("general.alignment", Value::Whole(3))], &[], 64), "alignment");
     refused(&written(&[("a", Value::Flag(true)), ("a", Value::Flag(true))], &[], 0), "twice");
     // Unknown types are refused where they are needed.
@@ -209,6 +213,23 @@ fn rows_of_queries_are_put_in_order() {
     assert!(model.pieces().is_err_and(|error| error.to_string().contains("give each of them")));
 }
 
+/// Programs whose JSON keeps its order, and those whose JSON sorts it, take it for the same model.
+#[test]
+fn the_config_is_in_order() {
+    fn ordered(json: &serde_json::Value) -> bool {
+        json.as_object().is_none_or(|map| map.keys().is_sorted() && map.values().all(ordered))
+    }
+    let yarn = |fields: &mut Vec<(&'static str, Value)>| {
+        fields.push(("llama.rope.scaling.type", Value::Text("yarn".to_owned())));
+        fields.push(("llama.rope.scaling.factor", Value::Float(4.0)));
+        fields.push(("llama.rope.scaling.original_context_length", Value::Whole(16)));
+    };
+    let model = model(yarn).expect("a model");
+    let text = std::fs::read(model.path().join("config.json")).expect("its config");
+    let config: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
+    assert!(config["rope_scaling"].is_object() && ordered(&config), "{config}");
+}
+
 #[test]
 fn what_is_not_done_is_named() {
     let refused = |field: &'static str, value: Option<Value>, why: &str| {
@@ -223,6 +244,11 @@ fn what_is_not_done_is_named() {
     refused("general.architecture", text("mamba"), "\"mamba\" is not read");
     refused("general.architecture", None, "general.architecture");
     refused("llama.block_count", None, "llama.block_count");
+    refused("llama.logit_scale", Some(Value::Float(0.5)), "llama.logit_scale");
+    refused("llama.attention.causal", Some(Value::Flag(false)), "attention.causal");
+    refused("general.type", text("adapter"), "adapter");
+    let yes = || Some(Value::Flag(true));
+    refused("tokenizer.ggml.add_eos_token", yes(), "add_eos_token");
     refused("llama.expert_count", Some(Value::Whole(8)), "experts");
     refused("tokenizer.ggml.pre", text("made-up"), "\"made-up\"");
     refused("tokenizer.ggml.model", text("rwkv"), "\"rwkv\"");

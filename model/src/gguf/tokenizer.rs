@@ -58,6 +58,8 @@ const UNKNOWN: i128 = 2;
 const CONTROL: i128 = 3;
 const USER_DEFINED: i128 = 4;
 
+/// A token of SentencePiece is no longer.
+const MAX_PIECE_BYTES: usize = 256;
 /// What stands for a space in SentencePiece.
 const SPACE: &str = "\u{2581}";
 
@@ -75,7 +77,7 @@ impl Gguf {
         }
     }
 
-    /// Whether a token stands before each text, where the file says nothing about it.
+    /// Whether a token stands before each text: as the file says, else as its kind has it.
     pub(crate) fn begins(&self) -> bool {
         let of_model = self.text("tokenizer.ggml.model") == Some("llama");
         let of_cut = matches!(
@@ -91,6 +93,14 @@ impl Gguf {
     /// In words: what the file lacks, or has that is not known.
     pub(crate) fn tokenizer(&self) -> Result<Json, String> {
         let tokens = self.tokens()?;
+        for field in ["tokenizer.ggml.add_eos_token", "tokenizer.ggml.remove_extra_whitespaces"] {
+            if self.flag(field) == Some(true) {
+                return Err(format!("it asks for {field}, which is not done here"));
+            }
+        }
+        if self.list("tokenizer.ggml.precompiled_charsmap").is_some_and(|map| !map.is_empty()) {
+            return Err("its tokenizer.ggml.precompiled_charsmap is not done here".to_owned());
+        }
         let mut vocabulary = Map::with_capacity(tokens.len());
         for (id, token) in tokens.iter().enumerate() {
             // Padding of a vocabulary may be called alike.
@@ -185,6 +195,10 @@ impl Gguf {
             Some(Value::Float(score)) => *score,
             _ => 0.0,
         };
+        // What is tried grows with the square of it; real ones have some ten bytes.
+        if let Some(token) = tokens.iter().find(|token| token.len() > MAX_PIECE_BYTES) {
+            return Err(format!("a token has {} bytes: at most {MAX_PIECE_BYTES}", token.len()));
+        }
         let ids: HashMap<&str, usize> = tokens.iter().copied().zip(0..).collect();
         let mut merges: Vec<(f64, usize, usize)> = Vec::new();
         for (id, token) in tokens.iter().enumerate() {

@@ -3,11 +3,14 @@
 use super::Gguf;
 use crate::error::ModelError;
 use serde_json::Value as Json;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
 /// A directory of its own with those files, which goes when this does.
-pub(crate) struct View(TempDir);
+pub(crate) struct View {
+    directory: TempDir,
+    file: PathBuf,
+}
 
 impl View {
     /// Writes them.
@@ -26,11 +29,16 @@ impl View {
         put("generation_config.json", &gguf.generation_config())?;
         put("tokenizer_config.json", &gguf.tokenizer_config())?;
         put("tokenizer.json", &gguf.tokenizer().map_err(wrong)?)?;
-        Ok(Self(directory))
+        Ok(Self { directory, file: path.to_owned() })
     }
 
     /// Where they are.
     pub(crate) fn path(&self) -> &Path {
-        self.0.path()
+        self.directory.path()
+    }
+
+    /// The GGUF file.
+    pub(crate) fn file(&self) -> &Path {
+        &self.file
     }
 }

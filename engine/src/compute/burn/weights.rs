@@ -20,7 +20,7 @@ pub(super) struct Weights {
 }
 
 /// What is held of a product. The matrix is `[inputs, outputs]`, the bias `[1, outputs]`.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Product {
     pub(super) matrix: Option<Tensor<2>>,
     pub(super) bias: Option<Tensor<2>>,

@@ -279,13 +279,33 @@ impl LocalCluster {
         stop: &[u32],
         tell: &mut (dyn FnMut(&Told) -> ControlFlow<()> + Send),
     ) -> Result<(), LocalError> {
+        let goal = Goal { count, stop: stop.into(), mask: None };
         let mut state = self.lock();
         let made = match self.begin(text) {
-            Ok(()) => self.go_on(&mut state, text, count, chunk, stop, tell),
+            Ok(()) => self.go_on(&mut state, text, 0, &goal, chunk, tell),
             Err(error) => Err(error),
         };
         self.end(text.slot);
         made
+    }
+
+    /// Goes on with a text, as [`LocalCluster::generate`] does, whose first `kept` tokens, fewer than it has, are
+    /// those of the text that its slot has: their rows go through no more. The slot keeps its room until
+    /// [`LocalCluster::end`].
+    ///
+    /// # Errors
+    /// As [`LocalCluster::generate`].
+    pub fn resume(
+        &self,
+        text: &Text,
+        kept: u32,
+        goal: &Goal,
+        chunk: u32,
+        tell: &mut (dyn FnMut(&Told) -> ControlFlow<()> + Send),
+    ) -> Result<(), LocalError> {
+        let mut state = self.lock();
+        self.begin(text)?;
+        self.go_on(&mut state, text, kept, goal, chunk, tell)
     }
 
     /// Takes room for a text on all devices.
@@ -332,24 +352,25 @@ impl LocalCluster {
         &self,
         state: &mut State,
         text: &Text,
-        count: u32,
+        kept: u32,
+        goal: &Goal,
         chunk: u32,
-        stop: &[u32],
         tell: &mut (dyn FnMut(&Told) -> ControlFlow<()> + Send),
     ) -> Result<(), LocalError> {
+        let Goal { count, stop, .. } = goal;
         let segment = |past: u32, rows: u32, wanted| {
             let segment = Segment { slot: text.slot, past, kept: true, rows, wanted };
             BatchShape::new(vec![segment]).map_err(LowerError::from)
         };
-        let (mut past, mut made, mut last, mut over) = (0, 0, 0, false);
+        let (mut past, mut made, mut last, mut over) = (kept, 0, 0, false);
         let mut tell = |told: &Told| {
             (made, last) = (made + 1, told[0] as u32);
             over = over || tell(told).is_break();
-            over |= made >= count || stop.contains(&last);
+            over |= made >= *count || stop.contains(&last);
             (made, last, over)
         };
-        let stop: Arc<[u32]> = stop.into();
-        let mut chunks = text.tokens.chunks(chunk.max(1) as usize).peekable();
+        let rest = text.tokens.get(kept as usize..).unwrap_or_default();
+        let mut chunks = rest.chunks(chunk.max(1) as usize).peekable();
         let mut now = (0, 0, true);
         let mut breadths = vec![Breadth::Few];
         let goal = |count| Goal { count, stop: stop.clone(), mask: None };
@@ -378,7 +399,7 @@ impl LocalCluster {
         while !now.2 {
             let (made, last, _) = now;
             let shape = segment(past + made - 1, 1, Wanted::Token(breadths[0]))?;
-            let goals = [goal(STINT.min(count - made))];
+            let goals = [goal(STINT.min(*count - made))];
             let told;
             Made { told, breadths, .. } =
                 self.steps(state, Phase::Decode, &shape, &[last], &goals, None)?;

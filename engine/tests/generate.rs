@@ -7,7 +7,7 @@ use galaxy_common::{
 };
 use galaxy_engine::{
     choose::Text,
-    generate::Told,
+    generate::{Goal, Told},
     local::{LocalCluster, LocalError},
 };
 use galaxy_graph::{
@@ -316,4 +316,53 @@ fn what_the_cache_cannot_keep_is_refused() {
             .unwrap();
     let error = generate(&bert, &text(&PROMPT, 3, Sampling::greedy()), 3, 64, &[]).unwrap_err();
     assert!(matches!(error, LocalError::Lower(LowerError::WholeTexts { .. })), "{error}");
+}
+
+/// A chat goes on behind what was said: its rows are kept, and the rest comes as if all were computed anew.
+#[test]
+fn a_text_that_is_resumed_goes_on_as_a_new_one_does() {
+    for (strategy, devices) in
+        [(Strategy::Local, 1), (Strategy::Galaxy, 3), (Strategy::Pipeline, 2)]
+    {
+        let model = Arc::new(ModelDir::open(&folder("llama")).unwrap());
+        let open = || {
+            let plan = plan(&model, strategy, devices, 3, WireType::F32);
+            LocalCluster::open(model.clone(), plan).unwrap()
+        };
+        let (cluster, fresh) = (open(), open());
+        let resume = |prompt: &[u32], kept, count| {
+            let (mut all, goal) = (Vec::new(), Goal { count, ..Goal::default() });
+            let mut tell = |told: &Told| {
+                all.push(*told);
+                ControlFlow::Continue(())
+            };
+            let text = text(prompt, count, Sampling::greedy());
+            cluster.resume(&text, kept, &goal, 5, &mut tell).unwrap();
+            all
+        };
+        let mut prompt = vec![3, 14, 15, 92, 65, 35, 89, 79, 14];
+        let mut kept = 0;
+        // The last of them fills a second block.
+        for count in [20, 1, 30, 120, 9] {
+            let told = resume(&prompt, kept, count);
+            let text = text(&prompt, count, Sampling::greedy());
+            let want = generate(&fresh, &text, count, 64, &[]).unwrap();
+            let ids = |told: &[Told]| told.iter().map(|told| told[0] as u32).collect::<Vec<_>>();
+            assert_eq!(ids(&told), ids(&want), "{strategy} {kept}");
+            if strategy == Strategy::Local {
+                assert_eq!(told, want, "a row adds up in one order");
+            }
+            prompt.extend(ids(&told));
+            // The last one has gone through no layer.
+            kept = prompt.len() as u32 - 1;
+            prompt.extend([7, 2]);
+        }
+        // Another one, which begins alike.
+        prompt.truncate(11);
+        prompt.push(1);
+        let want = generate(&fresh, &text(&prompt, 9, Sampling::greedy()), 9, 64, &[]).unwrap();
+        let told = resume(&prompt, 11, 9);
+        let alike = told.iter().zip(&want).filter(|(a, b)| a[0] == b[0]).count();
+        assert_eq!((told.len(), alike), (9, 9), "{strategy}");
+    }
 }

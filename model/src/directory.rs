@@ -11,7 +11,7 @@ use crate::{
     matrix::{MatrixSource, Storage, in_pairs, widen},
     recognise, sentence,
     spec::*,
-    store::{Arrivals, Listed, MAX_JSON_BYTES, Store, Tensor, read_bounded},
+    store::{Arrivals, Listed, MAX_JSON_BYTES, OF_GGUF, Store, Tensor, read_bounded},
     tensor::{Matrix, Table, Vector},
 };
 use galaxy_common::WeightFormat;
@@ -176,8 +176,8 @@ impl ModelDir {
     /// for it. `path` is for messages.
     ///
     /// # Errors
-    /// As [`ModelDir::open`], and [`ModelError::Manifest`] for a manifest that does not fit its own
-    /// config.
+    /// As [`ModelDir::open`], [`ModelError::Manifest`] for a manifest that does not fit its own config, and
+    /// [`ModelError::Unsent`] for that of a GGUF file.
     pub fn arriving(
         manifest: &Manifest,
         path: &Path,
@@ -195,6 +195,9 @@ impl ModelDir {
 
     /// What a manifest says of its model, without any data.
     pub(crate) fn outline(manifest: &Manifest, path: &Path) -> Result<Self, ModelError> {
+        if manifest.tensors().iter().any(|tensor| tensor.dtype.starts_with(OF_GGUF)) {
+            return Err(ModelError::Unsent { model: manifest.name().to_owned() });
+        }
         let store = Store::outline(path, manifest.tensors())?;
         let name = manifest.name().to_owned();
         let fingerprint = manifest.fingerprint().to_owned();
@@ -445,10 +448,6 @@ impl ModelDir {
         Ok(())
     }
 
-    /// Whether its weights are read where they are, and not sent.
-    pub(crate) fn stays(&self) -> bool {
-        self.view.is_some()
-    }
     pub(crate) fn store(&self) -> &Store {
         &self.store
     }
@@ -462,7 +461,11 @@ impl ModelDir {
     }
     /// A tensor as a manifest lists it.
     pub(crate) fn listed(&self, name: &str) -> Result<Listed, ModelError> {
-        self.store.listed(name).map(|(_, listed)| listed)
+        let (_, mut listed) = self.store.listed(name)?;
+        if self.view.is_some() {
+            listed.dtype.insert_str(0, OF_GGUF);
+        }
+        Ok(listed)
     }
 
     pub(crate) fn table(&self, table: Table) -> Result<(String, u32, Run), ModelError> {

@@ -24,10 +24,12 @@ pub enum ModelError {
         why: String,
     },
     /// Weights that are read where they are, and not sent.
-    #[error("{path} is not sent to other devices: give each of them the file")]
+    #[error(
+        "{model:?} is a GGUF file, which is not sent to devices: give each of them the file, with --models"
+    )]
     Unsent {
-        /// Which file.
-        path: PathBuf,
+        /// What the file is called.
+        model: String,
     },
     /// Data of a model that is not there, and does not come.
     #[error("a part of the model in {path} is not there: {why}")]

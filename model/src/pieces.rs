@@ -196,9 +196,6 @@ impl ModelDir {
 
     /// [`ModelDir::pieces`], if they are no more than this.
     pub(crate) fn pieces_at_most(&self, pieces: u64) -> Result<Pieces, ModelError> {
-        if self.stays() {
-            return Err(ModelError::Unsent { path: self.opened().to_owned() });
-        }
         let mut pieces = Pieces::new(pieces.min(MOST_PIECES) + 1);
         let large = || ModelError::TooLarge { path: self.path().into(), bytes: u64::MAX, limit: 0 };
         for which in Vector::all(self.spec()) {
@@ -208,14 +205,15 @@ impl ModelDir {
         }
         for which in Matrix::all(self.spec()) {
             let source = self.matrix(which)?;
-            let row_bytes = source.format.bytes(1, source.pitch);
+            // Whatever its values stand in.
+            let row_bytes = self.tensor_bytes(&source.name)? / source.height.max(1);
             let tiled = (source.storage == Storage::OutputRows) == (split(which) == Split::Inputs);
             let added = pieces.add(&source.name, source.height, row_bytes, tiled);
             added.then_some(()).ok_or_else(large)?;
         }
         for table in tables(self.spec()) {
-            let (name, rows, run) = self.table(table)?;
-            let row_bytes = run.format.bytes(1, run.count.into());
+            let (name, rows, _) = self.table(table)?;
+            let row_bytes = self.tensor_bytes(&name)? / u64::from(rows.max(1));
             let added = pieces.add(&name, rows.into(), row_bytes, false);
             added.then_some(()).ok_or_else(large)?;
         }

@@ -244,7 +244,7 @@ mod tests {
 
     fn manifest(path: &Path) -> Manifest {
         let model = ModelDir::open(path).unwrap();
-        let config = fs::read(path.join("config.json")).unwrap();
+        let config = fs::read(model.path().join("config.json")).unwrap();
         Manifest::of(&model, config, &mut |_, _| ControlFlow::Continue(())).unwrap().unwrap()
     }
 
@@ -325,6 +325,31 @@ mod tests {
         }
         let tiled = |name: &String| name.contains("output.dense.weight");
         assert!(!missed.iter().any(tiled), "the sample has all of {missed:?}");
+    }
+
+    /// One byte of any tensor is noticed, whatever blocks it lies in. The file itself is not sent.
+    #[test]
+    fn a_gguf_file_is_compared_and_not_sent() {
+        let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/gguf/tiny.gguf");
+        let manifest = manifest(&tiny);
+        let manifest = Manifest::from_bytes(&manifest.to_bytes().unwrap()).unwrap();
+        let model = proven(&tiny, &manifest, None);
+        read_all(&model).unwrap();
+        assert_eq!(model.proof().unwrap().found(), model.pieces().unwrap().count());
+        let refused = manifest.pieces(&tiny).unwrap_err().to_string();
+        assert!(refused.contains("\"tiny.gguf\" is a GGUF file, which is not sent"), "{refused}");
+
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("tiny.gguf");
+        for cut in model.pieces().unwrap().cuts() {
+            fs::copy(&tiny, &path).unwrap();
+            // Opened before it is changed: the sample of a small file is all of it.
+            let model = proven(&path, &manifest, None);
+            write_over(&path, &cut.name, cut.bytes - 1, &[0x5a]);
+            let error = read_all(&model).unwrap_err();
+            let named = matches!(&error, ModelError::Piece { tensor, .. } if *tensor == cut.name);
+            assert!(named, "{error}");
+        }
     }
 
     #[test]

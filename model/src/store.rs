@@ -444,6 +444,10 @@ pub(crate) struct Listed {
     pub(crate) shape: Vec<u64>,
 }
 
+/// What stands before the types of tensors of a GGUF file in a manifest: whoever has the file compares it with that,
+/// and pieces of it are of no use yet to whoever has not.
+pub(crate) const OF_GGUF: &str = "GGUF ";
+
 /// Bytes of one sample: a block that every disk reads at once.
 const SAMPLE_BYTES: u64 = 4096;
 

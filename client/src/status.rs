@@ -33,6 +33,8 @@ pub struct ClusterStatus {
     /// How long a typical text is predicted to take; none for a split by hand.
     #[serde(rename = "predicted_ms", serialize_with = "maybe_milliseconds")]
     pub predicted: Option<Duration>,
+    /// Most tokens of a prompt with what is generated behind it; 0: nothing is generated.
+    pub context: u32,
     /// How activations travel.
     pub wire: String,
     /// Tiles of a transfer.
@@ -110,6 +112,7 @@ impl From<v1::StatusReply> for ClusterStatus {
             link: words(&wire.link),
             exchange: words(&wire.exchange),
             predicted: (wire.predicted_ns > 0).then(|| Duration::from_nanos(wire.predicted_ns)),
+            context: wire.context,
             wire: words(&wire.wire),
             tiles: wire.tiles,
             state: words(&wire.state),

@@ -350,6 +350,7 @@ impl Galaxy for Api {
             exchange: plan.map(|p| p.exchange.to_string()).unwrap_or_default(),
             plan: outlook.what,
             predicted_ns: outlook.predicted.map_or(0, ns),
+            context: self.session.context(),
             state: self.state().to_owned(),
             epoch,
             devices: self.session.devices().into_iter().map(device).collect(),

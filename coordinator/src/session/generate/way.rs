@@ -92,7 +92,12 @@ impl Session {
         }
     }
 
-    /// Most tokens of a prompt with what is generated after it, and what limits them.
+    /// Most tokens of a prompt with what is generated after it; 0 where nothing is generated.
+    pub fn context(&self) -> u32 {
+        self.generates().map_or(0, |()| self.going_limit().0)
+    }
+
+    /// The same, and what limits them.
     fn going_limit(&self) -> (u32, &'static str) {
         let (spec, cache) = (self.spec(), self.outlook().cache);
         let limits = [(spec.position_limit(), spec.limited_by()), (cache.rows, error::CACHE_ROWS)];

@@ -1,7 +1,10 @@
 //! Arguments, and which command they mean.
 
 mod bench;
+mod chat;
+mod choice;
 mod connection;
+mod decoder;
 mod demo;
 mod devices;
 mod failure;
@@ -16,6 +19,7 @@ mod keys;
 mod loopback;
 #[cfg(test)]
 mod messages;
+mod pace;
 mod plan;
 mod profile;
 mod progress;
@@ -59,8 +63,10 @@ enum Command {
     Classify(texts::ClassifyArgs),
     /// Ranks texts by how well they answer a query.
     Rerank(texts::RerankArgs),
-    /// Goes on with a text, token by token, in this process.
+    /// Goes on with a text, token by token.
     Generate(generate::GenerateArgs),
+    /// A conversation with a model that has a chat template; a line is a message.
+    Chat(chat::ChatArgs),
     /// The raw door: token ids in, tensors out, on a cluster or in this process.
     Run(run::RunArgs),
     /// Says what the cluster is, who holds what, and how it fares.
@@ -143,6 +149,7 @@ fn execute(cli: Cli) -> Result<(), Failure> {
             Command::Classify(args) => texts::classify(args).await,
             Command::Rerank(args) => texts::rerank(args).await,
             Command::Generate(args) => generate::generate(args).await,
+            Command::Chat(args) => chat::chat(args).await,
             Command::Run(args) => run::run(args).await,
             Command::Status(args) => status::status(args).await,
             Command::Keys(args) => keys::keys(&args),
@@ -239,6 +246,9 @@ mod tests {
             "galaxy embed --prompt query --dimensions 256 --normalize hello",
             "galaxy rerank hello world there --json",
             "galaxy classify fine --coordinator 10.0.0.1:7000 --identity keys/laptop",
+            "galaxy chat --system brief --max-tokens 9 --temperature 0.5 --json",
+            "galaxy chat --model m.gguf --devices 2 --cache f16",
+            "galaxy chat --cluster c.toml --template m --coordinator 10.0.0.1:7000",
             "galaxy run --ids 5,17,9 --output logits --all-rows -o out.safetensors",
             "galaxy run --ids @ids.json --model m --devices 3 --strategy galaxy --tiles 5 --wire f16 --share 2,1,1 --threads 1",
             "galaxy status --json --timeout 200ms",
@@ -281,6 +291,9 @@ mod tests {
             "galaxy run --ids 5 --devices 2",
             "galaxy run --ids 5 --output tokens",
             "galaxy run --ids 5 --model m --wire f64",
+            "galaxy chat --devices 2",
+            "galaxy chat --model m --cluster c.toml",
+            "galaxy chat hello",
             "galaxy keys issue pi-1 --role king",
             "galaxy invite --role coordinator",
             "galaxy invite --uses 0",

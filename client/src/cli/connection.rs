@@ -9,6 +9,7 @@ use galaxy_proto::{
     join::{Contact, home, identity_in},
 };
 use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -37,6 +38,9 @@ pub(super) struct Connection {
     /// Time that each call has, like 500ms, 60s or 5m.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     timeout: Duration,
+    /// Where a coordinator listens if the arguments do not say.
+    #[arg(skip)]
+    listens: Option<String>,
 }
 
 /// Whom to dial, and as whom.
@@ -48,6 +52,11 @@ struct Target {
 }
 
 impl Connection {
+    /// The same, which asks at this address unless the arguments name another.
+    pub(super) fn or_at(self, address: String) -> Self {
+        Self { listens: Some(address), ..self }
+    }
+
     /// Connects as a client.
     pub(super) async fn open(&self) -> Result<Client, Failure> {
         self.open_as(&[Role::Client, Role::Admin]).await
@@ -86,7 +95,8 @@ impl Connection {
         let identity = self.identity.clone().or_else(joined);
         let contact = identity.as_deref().map(Contact::load).transpose();
         let contact = contact.map_err(|error| Failure::new(error.to_string()))?.flatten();
-        let given = self.coordinator.clone().map(|address| vec![address]);
+        let given = self.coordinator.clone().or_else(|| self.listens.clone());
+        let given = given.map(|address| vec![address]);
         let (known, name) = contact.map(|contact| (contact.addresses, contact.name)).unzip();
         Ok(Target {
             addresses: given.or(known).unwrap_or_else(|| vec![DEFAULT_COORDINATOR.to_owned()]),
@@ -98,6 +108,17 @@ impl Connection {
             identity,
         })
     }
+}
+
+/// Where this machine reaches who listens at an address of it: at its loopback, if at all addresses.
+pub(super) fn reachable(listen: &str) -> String {
+    let Ok(mut address) = listen.parse::<SocketAddr>() else { return listen.to_owned() };
+    match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => address.set_ip(Ipv4Addr::LOCALHOST.into()),
+        IpAddr::V6(ip) if ip.is_unspecified() => address.set_ip(Ipv6Addr::LOCALHOST.into()),
+        _ => {}
+    }
+    address.to_string()
 }
 
 #[cfg(test)]
@@ -112,6 +133,19 @@ mod tests {
             identity: identity.map(PathBuf::from),
             coordinator_name: None,
             timeout: Duration::from_secs(1),
+            listens: None,
+        }
+    }
+
+    #[test]
+    fn who_listens_everywhere_is_reached_here() {
+        for (listen, reached) in [
+            ("0.0.0.0:7000", "127.0.0.1:7000"),
+            ("[::]:7000", "[::1]:7000"),
+            ("192.168.1.10:7000", "192.168.1.10:7000"),
+            ("nuc.local:7000", "nuc.local:7000"),
+        ] {
+            assert_eq!(reachable(listen), reached);
         }
     }
 
@@ -140,8 +174,11 @@ mod tests {
         let other = target(connection(Some("10.0.0.1:7000"), None));
         assert_eq!(
             (other.addresses, other.identity),
-            (vec!["10.0.0.1:7000".to_owned()], Some(client))
+            (vec!["10.0.0.1:7000".to_owned()], Some(client.clone()))
         );
+        let named = target(connection(None, None).or_at("127.0.0.1:7001".to_owned()));
+        assert_eq!(named.addresses, ["127.0.0.1:7001"]);
+        assert_eq!(named.identity, Some(client), "an identity, as its cluster file asks for one");
         let own = target(connection(None, Some("keys/laptop")));
         assert_eq!((own.addresses, own.identity), (default.addresses, Some("keys/laptop".into())));
     }

@@ -40,6 +40,11 @@ impl Failure {
         self.todo = Some(todo.into());
         self
     }
+    /// It in words, as a part of another line.
+    pub fn words(&self) -> String {
+        let parts = [&self.place, &self.todo].into_iter().flatten();
+        parts.fold(self.what.clone(), |words, part| words + "; " + part)
+    }
     /// What the process exits with: 2 for bad usage, else 1.
     pub fn exit_code(&self) -> u8 {
         if self.usage { 2 } else { 1 }
@@ -48,11 +53,7 @@ impl Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "error: {}", self.what)?;
-        for part in [&self.place, &self.todo].into_iter().flatten() {
-            write!(f, "; {part}")?;
-        }
-        Ok(())
+        write!(f, "error: {}", self.words())
     }
 }
 

@@ -13,11 +13,12 @@ fn commands(file: &str) -> Vec<&'static str> {
     match file {
         // The ways in which a coordinator cannot be asked, or refuses.
         "failure" => {
-            ["embed", "classify", "generate", "run", "status", "trace", "demo", "serve", "drain"]
-                .into()
+            let all = "embed classify generate chat run status trace demo serve drain";
+            all.split(' ').collect()
         }
         "texts" => ["embed", "classify"].into(),
-        "in_process" => ["generate", "run"].into(),
+        "in_process" => ["generate", "chat", "run"].into(),
+        "choice" | "decoder" => ["generate", "chat"].into(),
         "ids" => ["generate", "run"].into(),
         "images" => ["classify", "run"].into(),
         "trace" => ["trace"].into(),

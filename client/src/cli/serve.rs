@@ -6,8 +6,8 @@ mod key;
 mod limits;
 
 use super::{
-    Connection, failure::Failure, generation_config::GenerationConfig, in_process::model_failure,
-    print, progress, tell,
+    Connection, chat::other_model, failure::Failure, generation_config::GenerationConfig,
+    in_process::model_failure, print, progress, tell,
 };
 use api::Api;
 use clap::Args;
@@ -61,7 +61,7 @@ pub struct ServeArgs {
     #[command(flatten)]
     key: KeyArgs,
     /// The model's directory, for chats: its chat template (chat_template.jinja, tokenizer_config.json or
-    /// chat_template.json) and tokenizer.json are read.
+    /// chat_template.json) and tokenizer.json are read. Or its GGUF file, which has both.
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
     /// Where settings come from that requests leave open.
@@ -86,16 +86,9 @@ pub async fn serve(args: ServeArgs) -> Result<(), Failure> {
     let client = args.connection.open().await?;
     let asking = args.connection.open().await?;
     let status = progress::watch("asking the coordinator", asking.status()).await?;
-    if let Some(directory) = &args.model
-        && directory.file_name().is_some_and(|name| *name != *status.model)
-    {
-        // It may be the same model under another name.
-        tell(&format!(
-            "warning: the cluster serves {}, and chats are written for {}; if these are not one model, \
-             name the directory of the cluster's with --model",
-            status.model,
-            directory.display()
-        ));
+    let other = args.model.as_ref().and_then(|model| other_model(model, &status.model, "--model"));
+    if let Some(warning) = other {
+        tell(&format!("warning: {warning}"));
     }
     let listener = TcpListener::bind(args.listen).await.map_err(|error| {
         Failure::new(format!("cannot listen: {error}"))

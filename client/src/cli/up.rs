@@ -32,7 +32,7 @@ const LINE_LASTS: Duration = Duration::from_secs(15 * 60);
 /// Arguments of `galaxy up`.
 #[derive(Args, Debug)]
 pub struct UpArgs {
-    /// The model's directory.
+    /// The model's directory, or its GGUF file.
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
     /// Name of this machine in the cluster [default: its host name].

@@ -14,8 +14,9 @@ pub use template::Template;
 
 use super::error::ApiError;
 use galaxy_model::{
-    ModelError,
+    ModelDir, ModelError,
     chat::{ChatFiles, ChatTemplate},
+    gguf_file,
     tokenizer::Tokenizer,
 };
 use message::{Form, Rendering};
@@ -32,11 +33,18 @@ pub struct Chat {
 }
 
 impl Chat {
-    /// Opens what a model directory has for chats.
+    /// Opens what a model directory, or a GGUF file, has for chats.
     ///
     /// # Errors
     /// When there is no tokenizer, or a file cannot be read.
-    pub fn open(directory: &Path) -> Result<Self, ModelError> {
+    pub fn open(path: &Path) -> Result<Self, ModelError> {
+        match gguf_file(path) {
+            Some(file) => Self::read(ModelDir::open(&file)?.path()),
+            None => Self::read(path),
+        }
+    }
+
+    fn read(directory: &Path) -> Result<Self, ModelError> {
         let tokenizer = Tokenizer::open(directory)?;
         let ChatFiles { mut templates, tokens } = ChatFiles::open(directory)?;
         let names = templates.keys().cloned().collect();
@@ -69,9 +77,9 @@ impl Chat {
         let for_tools = self.tool_use.as_ref().filter(|_| arguments.has_tools());
         match for_tools.or(self.default.as_ref()) {
             Some(template) => template.text(messages, arguments),
-            None if self.names.is_empty() => {
-                Err(ApiError::bad("the model has no chat template; use /v1/completions"))
-            }
+            None if self.names.is_empty() => Err(ApiError::bad(
+                "the model has no chat template: ask it to go on with a text (/v1/completions, galaxy generate)",
+            )),
             None => Err(ApiError::bad(format!(
                 "of the model's chat templates, {}, none is called default; put the one that you mean into \
                  chat_template.jinja of the model's directory",

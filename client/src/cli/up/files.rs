@@ -2,7 +2,7 @@
 //! what the coordinator keeps; beside it are the identities of this machine.
 
 use super::{UpArgs, children::Children};
-use crate::cli::{failure::Failure, join::name_of_machine};
+use crate::cli::{connection::reachable, failure::Failure, join::name_of_machine};
 use galaxy_common::{Bytes, DeviceName};
 use galaxy_coord::{
     Cluster,
@@ -16,7 +16,7 @@ use galaxy_proto::{
 };
 use std::{
     fs,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
 };
 
@@ -111,12 +111,7 @@ impl Files {
 
     /// Where this machine reaches the coordinator.
     pub(super) fn reachable(&self, listen: SocketAddr) -> String {
-        let ip = match listen.ip() {
-            IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
-            IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
-            ip => ip,
-        };
-        SocketAddr::new(ip, listen.port()).to_string()
+        reachable(&listen.to_string())
     }
 
     fn cluster_file(&self) -> PathBuf {

@@ -128,6 +128,11 @@ impl TemplateArguments {
 }
 
 impl Message {
+    /// A message of text.
+    pub fn new(role: &str, content: &str) -> Self {
+        Self(Dict::value(vec![("role".into(), role.into()), ("content".into(), content.into())]))
+    }
+
     pub(super) fn has_parts(&self) -> bool {
         entries(&self.0)
             .iter()

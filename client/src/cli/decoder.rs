@@ -1,0 +1,245 @@
+//! A decoder in this process: what `galaxy generate --model` and `galaxy chat --model` make text with.
+
+use super::{
+    choice::whole,
+    failure::Failure,
+    in_process::{self, InProcess},
+    run::Local,
+};
+use clap::Args;
+use galaxy_client::{GenerateOptions, Token};
+use galaxy_common::{Cache, Sampling, Text, WireType};
+use galaxy_engine::generate::{Goal, Told, token};
+use galaxy_model::{
+    HeadSpec, ModelDir,
+    generation::{Ending, Generation},
+    tokenizer::{TextStream, Tokenizer},
+};
+use std::{ops::ControlFlow, path::Path, sync::Arc};
+
+/// Rows of a prompt that go through at a time.
+const CHUNK: u32 = 256;
+
+/// How a decoder runs in this process.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "With --model")]
+pub struct DecoderArgs {
+    /// Most rows of the prompt that go through at a time. Default: 256; a cluster's are its max_rows.
+    #[arg(long, value_name = "ROWS", requires = "model", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    chunk: Option<u32>,
+    /// How keys and values are kept: f32, or f16 (half the bytes, and lossy). Default: f32; a
+    /// cluster's are kept as its file says.
+    #[arg(long, value_name = "W", requires = "model")]
+    cache: Option<WireType>,
+    #[command(flatten)]
+    local: Local,
+}
+
+/// A decoder whose files were read, and no weights.
+pub struct Decoder {
+    model: Arc<ModelDir>,
+    tokenizer: Result<Tokenizer, Failure>,
+    generation: Generation,
+}
+
+/// What is asked of a decoder, with all that was left open.
+pub struct Task {
+    /// The prompt.
+    pub tokens: Vec<u32>,
+    /// Whether the text is read behind the prompt, and not as one of its own.
+    pub behind: bool,
+    /// How its tokens are chosen.
+    pub sampling: Sampling,
+    /// Most tokens that are made.
+    count: u32,
+    /// Tokens that end the text, and strings.
+    ends: Vec<u32>,
+    stop: Vec<String>,
+}
+
+/// How a text ended.
+pub struct Ended {
+    /// `stop` or `length`, as clusters say it.
+    pub finish: &'static str,
+    /// What was held back of the text.
+    pub text: String,
+}
+
+/// A decoder with its weights, which makes one text after another.
+pub struct TextMaker {
+    decoder: Decoder,
+    cluster: InProcess,
+    chunk: u32,
+    /// Tokens whose keys and values are in the cache.
+    kept: Vec<u32>,
+}
+
+impl Task {
+    /// Rows that it may take.
+    pub fn rows(&self) -> u32 {
+        self.tokens.len() as u32 + self.count
+    }
+}
+
+impl Decoder {
+    /// Opens a model directory or a GGUF file.
+    ///
+    /// # Errors
+    /// When it cannot be read, or makes no text.
+    pub fn open(path: &Path) -> Result<Self, Failure> {
+        let model = in_process::open_model(path)?;
+        let (spec, place) = (model.spec(), model.opened().display().to_string());
+        if !spec.causal || !matches!(spec.head, HeadSpec::Language { .. }) {
+            let what = format!("this model ({}) makes no text", spec.family);
+            return Err(Failure::new(what).at(place).todo("take a decoder, as gpt2 or llama"));
+        }
+        let tokenizer = Tokenizer::open(model.path()).map_err(in_process::model_failure);
+        let generation = model.generation().map_err(in_process::model_failure)?;
+        Ok(Self { model, tokenizer, generation })
+    }
+
+    /// The tokenizer.
+    ///
+    /// # Errors
+    /// When the model has none.
+    pub fn tokenizer(&self) -> Result<&Tokenizer, Failure> {
+        self.tokenizer.as_ref().map_err(Clone::clone)
+    }
+
+    /// Whether its tokens can be read.
+    pub fn is_readable(&self) -> bool {
+        self.tokenizer.is_ok()
+    }
+
+    /// What the model is called.
+    pub fn name(&self) -> &str {
+        self.model.name()
+    }
+
+    /// Most tokens of a prompt with what is generated behind it.
+    pub fn context(&self) -> u32 {
+        self.model.spec().position_limit()
+    }
+
+    /// Settles what is asked, with the settings of the model's author where it leaves something open.
+    ///
+    /// # Errors
+    /// When it cannot be done.
+    pub fn settle(
+        &self,
+        tokens: Vec<u32>,
+        behind: bool,
+        options: GenerateOptions,
+    ) -> Result<Task, Failure> {
+        in_process::check(&self.model, 0, &tokens)?;
+        let spec = self.model.spec();
+        let left = spec.position_limit() - tokens.len() as u32;
+        if left == 0 {
+            let what =
+                format!("the prompt fills all {} rows of {}", tokens.len(), spec.limited_by());
+            return Err(Failure::new(what).todo("shorten it"));
+        }
+        if options.stop.iter().any(String::is_empty) {
+            return Err(Failure::usage("an empty string would end every text").at("--stop"));
+        }
+        let settled = self.generation.settle(options, tokens.len() as u32, spec.vocabulary);
+        let GenerateOptions { max_tokens, sampling, stop, ignore_end, .. } =
+            settled.map_err(|error| Failure::new(error.to_string()))?;
+        let sampling = whole(sampling, spec.vocabulary)?;
+        if !stop.is_empty() && !self.is_readable() {
+            let what = "strings that end the text need the model's tokenizer.json";
+            return Err(Failure::usage(what).at("--stop"));
+        }
+        let count = if max_tokens == 0 { left } else { max_tokens.min(left) };
+        let ends = if ignore_end { Vec::new() } else { self.generation.ends.clone() };
+        Ok(Task { tokens, behind, sampling, count, ends, stop })
+    }
+
+    /// Loads the weights, for texts of at most so many rows.
+    ///
+    /// # Errors
+    /// When they cannot be loaded, or the arguments do not go together.
+    pub fn start(self, args: &DecoderArgs, rows: u32) -> Result<TextMaker, Failure> {
+        let values = args.cache.unwrap_or(WireType::F32);
+        let cache = Cache { rows: Cache::taken(rows), values };
+        let chunk = args.chunk.unwrap_or(CHUNK).min(rows).max(1);
+        let settings = args.local.settings()?;
+        let cluster = InProcess::start(self.model.clone(), &settings, chunk, cache)?;
+        Ok(TextMaker { decoder: self, cluster, chunk, kept: Vec::new() })
+    }
+}
+
+impl TextMaker {
+    /// The decoder.
+    pub fn decoder(&self) -> &Decoder {
+        &self.decoder
+    }
+
+    /// Makes a text, and tells of each of its tokens until `tell` breaks off. What its prompt begins with as
+    /// the text before did is not computed again.
+    ///
+    /// # Errors
+    /// When a device fails.
+    pub fn make(
+        &mut self,
+        task: Task,
+        tell: &mut (dyn FnMut(Token) -> ControlFlow<()> + Send),
+    ) -> Result<Ended, Failure> {
+        let Task { tokens, behind, sampling, count, ends, stop } = task;
+        let (prompt, rows) = (tokens.len(), tokens.len() as u32 + count);
+        let alike = self.kept.iter().zip(&tokens).take_while(|(a, b)| a == b).count();
+        // The last row is computed in any case: the first token is chosen by it.
+        let kept = alike.min(prompt - 1);
+        let text = Text { slot: 0, rows, sampling, tokens, prompt };
+        let tokenizer = self.decoder.tokenizer.as_ref().ok();
+        let read_behind = if behind { &text.tokens[..] } else { &[] };
+        let mut stream = tokenizer.map(|tokenizer| tokenizer.stream(read_behind));
+        let (mut ending, mut made) = (Ending::new(stop), Vec::new());
+        let (mut failed, mut ended) = (None, false);
+        let mut on_token = |told: &Told| {
+            let id = told[0] as u32;
+            made.push(id);
+            ended = ends.contains(&id);
+            let piece = match stream.as_mut().filter(|_| !ended) {
+                Some(stream) => read(stream, id),
+                None => Ok(String::new()),
+            };
+            match piece {
+                Ok(piece) if tell(token(told, ending.add(&piece).to_owned())).is_continue() => {
+                    if ending.stopped() {
+                        ControlFlow::Break(())
+                    } else {
+                        ControlFlow::Continue(())
+                    }
+                }
+                Ok(_) => ControlFlow::Break(()),
+                Err(failure) => {
+                    failed = Some(failure);
+                    ControlFlow::Break(())
+                }
+            }
+        };
+        let goal = Goal { count, stop: ends.as_slice().into(), mask: None };
+        self.kept.clear();
+        let cluster = self.cluster.cluster();
+        let result = cluster.resume(&text, kept as u32, &goal, self.chunk, &mut on_token);
+        result.map_err(|error| Failure::new(error.to_string()))?;
+        failed.map_or(Ok(()), Err)?;
+        let mut rest = String::new();
+        if let Some(stream) = stream.filter(|_| !ending.stopped()) {
+            let left = stream.finish().map_err(in_process::model_failure)?;
+            rest.push_str(ending.add(&left));
+        }
+        rest.push_str(ending.rest());
+        let finish = if ended || ending.stopped() { "stop" } else { "length" };
+        // The last token has gone through no layer.
+        made.pop();
+        self.kept = text.tokens;
+        self.kept.extend(made);
+        Ok(Ended { finish, text: rest })
+    }
+}
+
+fn read(stream: &mut TextStream<'_>, id: u32) -> Result<String, Failure> {
+    stream.push(id).map_err(in_process::model_failure)
+}

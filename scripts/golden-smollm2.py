@@ -74,16 +74,13 @@ def case(model, tokenizer, messages: list[dict]) -> dict:
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     prompt = tokenizer.encode(text, add_special_tokens=False)
     generated, margins, seconds = [], [], []
-    inputs, past = torch.tensor([prompt]), None
     with torch.no_grad():
         for _ in range(COUNT):
-            out = model(inputs, past_key_values=past, use_cache=True)
-            logits, past = out.logits[0, -1], out.past_key_values
+            logits = model(torch.tensor([prompt + generated]), use_cache=False).logits[0, -1]
             (best, second), (token, other) = (x.tolist() for x in logits.topk(2))
             generated.append(token)
             seconds.append(other)
             margins.append(float(f"{(best - second) / logits.abs().max().item():.3g}"))
-            inputs = torch.tensor([[token]])
     return {"messages": messages, "prompt": prompt, "generated": generated, "seconds": seconds, "margins": margins}
 
 

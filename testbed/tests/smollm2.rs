@@ -1,0 +1,132 @@
+//! A real model in a GGUF file: chats with SmolLM2-135M-Instruct against what transformers makes of the values that
+//! the reference implementation of GGUF reads (`scripts/golden-smollm2.py`).
+#![allow(clippy::unwrap_used)]
+
+use galaxy_client::openai::chat::{Chat, Message, TemplateArguments};
+use galaxy_common::{Bytes, Cache, DeviceName, Sampling, Strategy, Text, WireType};
+use galaxy_engine::{generate::Told, local::LocalCluster};
+use galaxy_graph::share::{self, Member, Terms};
+use galaxy_model::ModelDir;
+use galaxy_testbed::{golden::TOLERANCE, processes::root};
+use serde::Deserialize;
+use std::{ops::ControlFlow, path::PathBuf, sync::Arc};
+
+const FILE: &str = "models/SmolLM2-135M-Instruct/SmolLM2-135M-Instruct.Q4_1.gguf";
+
+#[derive(Deserialize)]
+struct Golden {
+    cases: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    messages: Vec<Message>,
+    /// The tokens of the chat, and those that were chosen behind it.
+    prompt: Vec<u32>,
+    generated: Vec<u32>,
+    /// Of each of these how far the second best was behind, over the largest logit, and which it is.
+    margins: Vec<f32>,
+    seconds: Vec<u32>,
+}
+
+/// The file, where it was brought.
+fn brought() -> Option<PathBuf> {
+    let path = root().join(FILE);
+    if !path.exists() {
+        eprintln!("skipped: {FILE} is not there; scripts/setup brings it");
+        return None;
+    }
+    Some(path)
+}
+
+fn golden() -> Vec<Case> {
+    let text = std::fs::read_to_string(root().join("testdata/cases/smollm2.json")).unwrap();
+    let Golden { cases } = serde_json::from_str(&text).unwrap();
+    assert_eq!(cases.len(), 3);
+    for case in &cases {
+        let counts = [case.generated.len(), case.margins.len(), case.seconds.len()];
+        assert_eq!(counts, [64; 3]);
+    }
+    cases
+}
+
+/// Devices of these shares in this process.
+fn cluster(path: &std::path::Path, strategy: Strategy, shares: &[f64]) -> LocalCluster {
+    let model = Arc::new(ModelDir::open(path).unwrap());
+    let terms = Terms {
+        model: model.name(),
+        fingerprint: model.fingerprint(),
+        strategy,
+        wire: WireType::F32,
+        tiles: 4,
+        max_rows: 128,
+        cache: Cache { rows: 2 * Cache::BLOCK, values: WireType::F32 },
+    };
+    let member = |(at, share): (usize, &f64)| Member {
+        name: DeviceName::new(format!("d{at}")).unwrap(),
+        budget: Bytes(1 << 31),
+        threads: 1,
+        share: *share,
+    };
+    let members: Vec<Member> = shares.iter().enumerate().map(member).collect();
+    let plan = share::plan(model.spec(), &terms, &members).unwrap();
+    LocalCluster::open(model, plan).unwrap()
+}
+
+/// So many tokens behind others, the likeliest each time, even behind one that ends texts.
+fn greedy(cluster: &LocalCluster, tokens: &[u32], count: u32) -> Vec<u32> {
+    let (prompt, rows) = (tokens.len(), tokens.len() as u32 + count);
+    let (tokens, sampling) = (tokens.to_vec(), Sampling::greedy());
+    let text = Text { slot: 0, rows, sampling, tokens, prompt };
+    let mut made = Vec::new();
+    let mut tell = |told: &Told| {
+        made.push(told[0] as u32);
+        ControlFlow::Continue(())
+    };
+    cluster.generate(&text, count, 128, &[], &mut tell).unwrap();
+    made
+}
+
+/// Tokens are those of the reference; where two logits are nearer to each other there than law 1 allows, either may
+/// be chosen, and the chat goes on behind the one that the reference has.
+fn assert_agrees(cluster: &LocalCluster, case: &Case) {
+    let mut at = 0;
+    while at < case.generated.len() {
+        let tokens = [&case.prompt[..], &case.generated[..at]].concat();
+        let made = greedy(cluster, &tokens, (case.generated.len() - at) as u32);
+        let Some(other) = made.iter().zip(&case.generated[at..]).position(|(a, b)| a != b) else {
+            return;
+        };
+        at += other;
+        let (have, want, margin) = (made[other], case.generated[at], case.margins[at]);
+        assert!(
+            margin <= TOLERANCE && have == case.seconds[at],
+            "token {at} is {have} instead of {want}, which is ahead by {margin:e} of the largest logit"
+        );
+        at += 1;
+    }
+}
+
+#[test]
+fn chats_have_the_tokens_of_the_reference() {
+    let Some(path) = brought() else { return };
+    let chat = Chat::open(&path).unwrap();
+    for case in golden() {
+        let tokens = chat.tokens(&case.messages, &TemplateArguments::default());
+        assert_eq!(tokens.map_err(|error| error.message), Ok(case.prompt));
+    }
+}
+
+#[test]
+fn one_device_answers_as_the_reference_does() {
+    let Some(path) = brought() else { return };
+    let cluster = cluster(&path, Strategy::Local, &[1.0]);
+    golden().iter().for_each(|case| assert_agrees(&cluster, case));
+}
+
+#[test]
+fn three_devices_answer_as_the_reference_does() {
+    let Some(path) = brought() else { return };
+    let cluster = cluster(&path, Strategy::Galaxy, &[3.0, 2.0, 1.0]);
+    golden().iter().for_each(|case| assert_agrees(&cluster, case));
+}

@@ -4,8 +4,10 @@ use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
 /// How the values of a weight matrix are stored, in a file or in memory.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+///
+/// Those of few bits stand in blocks of neighbouring inputs of one output, as GGUF files have them.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum WeightFormat {
     /// 32-bit float.
     F32,
@@ -13,35 +15,156 @@ pub enum WeightFormat {
     F16,
     /// The upper half of a 32-bit float.
     Bf16,
+    /// 32 values of 8 bits and a scale.
+    #[serde(rename = "q8_0")]
+    Q8_0,
+    /// 32 values of 4 bits and a scale.
+    #[serde(rename = "q4_0")]
+    Q4_0,
+    /// 32 values of 4 bits, a scale and a minimum.
+    #[serde(rename = "q4_1")]
+    Q4_1,
+    /// 32 values of 5 bits and a scale.
+    #[serde(rename = "q5_0")]
+    Q5_0,
+    /// 32 values of 5 bits, a scale and a minimum.
+    #[serde(rename = "q5_1")]
+    Q5_1,
+    /// 256 values of 4 bits; scales and minima of 32 have 6 bits.
+    #[serde(rename = "q4_k")]
+    Q4K,
+    /// 256 values of 5 bits; scales and minima of 32 have 6 bits.
+    #[serde(rename = "q5_k")]
+    Q5K,
+    /// 256 values of 6 bits; scales of 16 have 8 bits.
+    #[serde(rename = "q6_k")]
+    Q6K,
+    /// 32 values out of 16 that are not evenly apart, and a scale.
+    Iq4Nl,
+    /// 256 values out of 16 that are not evenly apart; scales of 32 have 6 bits.
+    Iq4Xs,
+    /// 32 floats of 4 bits, and an exponent.
+    Mxfp4,
+}
+
+/// How the values of a matrix stand in blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Block {
+    /// Neighbouring inputs of one output in a block.
+    pub values: u32,
+    /// Bytes of a block in a file.
+    pub bytes: u32,
+    /// Bits of a value, without what it shares with others.
+    pub bits: u32,
+    /// Bytes of the scales and minima of a block as devices hold it.
+    pub scales: u32,
+}
+
+impl Block {
+    /// Inputs that kernels take at a time, and between two of which a matrix may be cut.
+    pub const GROUP: u32 = 32;
+
+    /// Groups of so many inputs.
+    pub const fn groups(inputs: u64) -> u64 {
+        inputs.div_ceil(Self::GROUP as u64)
+    }
+
+    /// Blocks in which so many neighbouring inputs can lie, wherever they begin.
+    pub const fn most(self, inputs: u64) -> u64 {
+        let groups = (self.values / Self::GROUP) as u64;
+        match Self::groups(inputs) {
+            0 => 0,
+            count => (count + groups - 1).div_ceil(groups),
+        }
+    }
 }
 
 impl WeightFormat {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::F32, Self::F16, Self::Bf16];
+    pub const ALL: [Self; 14] = [
+        Self::F32,
+        Self::F16,
+        Self::Bf16,
+        Self::Q8_0,
+        Self::Q4_0,
+        Self::Q4_1,
+        Self::Q5_0,
+        Self::Q5_1,
+        Self::Q4K,
+        Self::Q5K,
+        Self::Q6K,
+        Self::Iq4Nl,
+        Self::Iq4Xs,
+        Self::Mxfp4,
+    ];
+    /// Those whose values stand by themselves.
+    pub const FLOATS: [Self; 3] = [Self::F32, Self::F16, Self::Bf16];
     /// Outputs of a panel. Devices hold a matrix in panels, and fill up the last one.
     pub const PANEL: u32 = 16;
 
-    /// Bytes of a matrix `[inputs, outputs]` as a file has it.
-    pub const fn bytes(self, inputs: u64, outputs: u64) -> u64 {
-        let value = match self {
-            Self::F32 => 4,
-            Self::F16 | Self::Bf16 => 2,
+    /// How its values stand in blocks; none where each stands by itself.
+    pub const fn block(self) -> Option<Block> {
+        let (values, bytes, bits, scales) = match self {
+            Self::F32 | Self::F16 | Self::Bf16 => return None,
+            Self::Q8_0 => (32, 34, 8, 2),
+            Self::Q4_0 | Self::Iq4Nl => (32, 18, 4, 2),
+            Self::Q4_1 => (32, 20, 4, 4),
+            Self::Q5_0 => (32, 22, 5, 2),
+            Self::Q5_1 => (32, 24, 5, 4),
+            Self::Q4K => (256, 144, 4, 16),
+            Self::Q5K => (256, 176, 5, 16),
+            Self::Q6K => (256, 210, 6, 18),
+            Self::Iq4Xs => (256, 136, 4, 10),
+            Self::Mxfp4 => (32, 17, 4, 1),
         };
-        inputs * outputs * value
+        Some(Block { values, bytes, bits, scales })
     }
 
-    /// Bytes of a matrix `[inputs, outputs]` as a device holds it: in panels, the last one filled up.
+    /// Bits of a value that stands by itself, or in a block without what it shares with others.
+    const fn bits(self) -> u32 {
+        match self {
+            Self::F32 => 32,
+            Self::F16 | Self::Bf16 => 16,
+            _ => match self.block() {
+                Some(block) => block.bits,
+                None => 0,
+            },
+        }
+    }
+
+    /// Bytes of a matrix `[inputs, outputs]` as a file has it. Of a part of a block: its share of it.
+    pub const fn bytes(self, inputs: u64, outputs: u64) -> u64 {
+        let values = inputs * outputs;
+        match self.block() {
+            None => values * self.bits() as u64 / 8,
+            Some(block) => (values * block.bytes as u64).div_ceil(block.values as u64),
+        }
+    }
+
+    /// Bytes of a matrix `[inputs, outputs]` as a device holds it: in panels, the last one filled up. Of one in
+    /// blocks, first the values of whole groups of inputs, then the scales of all blocks in which they can lie.
     pub const fn held(self, inputs: u64, outputs: u64) -> u64 {
-        self.bytes(inputs, Self::filled(outputs))
+        let outputs = Self::filled(outputs);
+        match self.block() {
+            None => self.bytes(inputs, outputs),
+            Some(block) => {
+                outputs * (self.held_values(inputs) + block.most(inputs) * block.scales as u64)
+            }
+        }
+    }
+
+    /// Bytes of the values of one output as a device holds it, without scales.
+    pub const fn held_values(self, inputs: u64) -> u64 {
+        match self.block() {
+            None => self.bytes(inputs, 1),
+            Some(block) => Block::groups(inputs) * (Block::GROUP * block.bits / 8) as u64,
+        }
     }
 
     /// Bit planes of a matrix that is stored plane by plane, the most significant first: the first `k` of them
     /// are its values in `k` bits.
     pub const fn planes(self) -> u32 {
-        match self {
-            Self::F32 => 32,
-            Self::F16 | Self::Bf16 => 16,
-        }
+        self.bits()
     }
 
     /// Bytes of the first so many planes of a matrix `[inputs, outputs]` as a device holds it: a bit for each
@@ -57,17 +180,18 @@ impl WeightFormat {
 
     /// Inputs between two of which it may be cut: multiples of this.
     pub const fn cut(self) -> u32 {
-        match self {
-            Self::F32 | Self::F16 | Self::Bf16 => 1,
+        match self.block() {
+            None => 1,
+            Some(_) => Block::GROUP,
         }
     }
 
-    /// Its name in `config.json` (`torch_dtype`).
+    /// Its name in `config.json` (`torch_dtype`); that of what its values become, where torch has no such type.
     pub const fn torch(self) -> &'static str {
         match self {
-            Self::F32 => "float32",
             Self::F16 => "float16",
             Self::Bf16 => "bfloat16",
+            _ => "float32",
         }
     }
 
@@ -77,6 +201,17 @@ impl WeightFormat {
             Self::F32 => "f32",
             Self::F16 => "f16",
             Self::Bf16 => "bf16",
+            Self::Q8_0 => "q8_0",
+            Self::Q4_0 => "q4_0",
+            Self::Q4_1 => "q4_1",
+            Self::Q5_0 => "q5_0",
+            Self::Q5_1 => "q5_1",
+            Self::Q4K => "q4_k",
+            Self::Q5K => "q5_k",
+            Self::Q6K => "q6_k",
+            Self::Iq4Nl => "iq4_nl",
+            Self::Iq4Xs => "iq4_xs",
+            Self::Mxfp4 => "mxfp4",
         }
     }
 }
@@ -89,8 +224,13 @@ impl fmt::Display for WeightFormat {
 
 /// A format that nobody knows.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no format of weights that is known: f32, f16 and bf16 are")]
+#[error("{0:?} is no format of weights that is known: {known} are", known = known())]
 pub struct UnknownFormat(String);
+
+/// The names of all formats.
+fn known() -> String {
+    WeightFormat::ALL.map(WeightFormat::name).join(", ")
+}
 
 impl FromStr for WeightFormat {
     type Err = UnknownFormat;
@@ -112,11 +252,9 @@ mod tests {
             assert_eq!(format.name().parse(), Ok(format));
             assert_eq!(format.name().to_uppercase().parse(), Ok(format));
         }
-        let unknown = "q4".parse::<WeightFormat>().map_err(|error| error.to_string());
-        assert_eq!(
-            unknown,
-            Err("\"q4\" is no format of weights that is known: f32, f16 and bf16 are".to_owned())
-        );
+        let unknown = "q3".parse::<WeightFormat>().map_err(|error| error.to_string());
+        let unknown = unknown.expect_err("there is no such format");
+        assert!(unknown.starts_with("\"q3\" is no format of weights that is known: f32, f16,"));
     }
 
     #[test]
@@ -127,8 +265,21 @@ mod tests {
     }
 
     #[test]
-    fn all_planes_of_a_matrix_are_the_matrix() {
+    fn blocks_are_held_in_hardly_more_bytes_than_files_have() {
         for format in WeightFormat::ALL {
+            let (stored, held) = (format.bytes(2048, 512), format.held(2048, 512));
+            // Ten inputs begin a group, and a part of a block has all its scales.
+            assert!(stored <= held && held * 100 <= stored * 103, "{format}: {held} of {stored}");
+            assert!(format.held(32, 16) >= format.bytes(32, 16), "{format}");
+        }
+        assert_eq!(WeightFormat::Q4_0.held(40, 1), 16 * (2 * 16 + 2 * 2));
+        assert_eq!(WeightFormat::Q6K.held(64, 16), 16 * (2 * 24 + 2 * 18));
+        assert_eq!(WeightFormat::Q4K.bytes(32, 8), 144);
+    }
+
+    #[test]
+    fn all_planes_of_a_matrix_are_the_matrix() {
+        for format in WeightFormat::FLOATS {
             let held = format.held(3, 17);
             assert_eq!(format.held_planes(3, 17, format.planes()), held);
             assert_eq!(format.held_planes(3, 17, 1) * u64::from(format.planes()), held);

@@ -173,7 +173,7 @@ fn splits(options: &Options, record: &mut Record) -> Result<()> {
 fn formats(options: &Options, record: &mut Record) -> Result<()> {
     let known = if options.smoke { Known::Small } else { Known::Llama };
     let mut turns = Vec::new();
-    for held in WeightFormat::ALL {
+    for held in WeightFormat::FLOATS {
         let turn = Turn::new(options, &Wanted::whole(known, held, 1), 0, 1)?;
         turns.push((held.name(), turn));
     }

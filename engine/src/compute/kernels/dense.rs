@@ -136,7 +136,7 @@ mod tests {
     use crate::weights::HeldMatrix;
     use galaxy_common::WeightFormat;
 
-    const FORMATS: [WeightFormat; WeightFormat::ALL.len()] = WeightFormat::ALL;
+    const FORMATS: [WeightFormat; WeightFormat::FLOATS.len()] = WeightFormat::FLOATS;
 
     fn matrix(
         random: &mut Random,

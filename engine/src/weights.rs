@@ -10,6 +10,8 @@ mod streamed;
 
 pub use matrix::HeldMatrix;
 pub(crate) use matrix::{AnyMatrix, PANEL, Panels};
+#[cfg(test)]
+pub(crate) use matrix::{Layout, Window};
 pub(crate) use streamed::Streamed;
 
 use crate::stream::StreamError;

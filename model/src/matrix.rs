@@ -32,6 +32,7 @@ macro_rules! each_value {
                 let $widen = |bytes: [u8; 2]| bf16::from_le_bytes(bytes).to_f32();
                 $body
             }
+            other => unreachable!("{other} stands in blocks"),
         }
     };
 }

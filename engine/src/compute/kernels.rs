@@ -11,6 +11,7 @@
 
 pub(crate) mod area;
 pub(crate) mod attention;
+pub(crate) mod blocks;
 pub(crate) mod ceiling;
 pub(crate) mod curve;
 pub(crate) mod dense;

@@ -244,7 +244,8 @@ impl<'a> Loader<'a> {
         let Some(inputs) = new.first().map(|part| part.inputs.len()) else { return Ok(None) };
         let outputs: usize = new.iter().map(|part| part.outputs.len()).sum();
         let (sources, format) = self.sources(new, outputs)?;
-        let layout = Layout { inputs, outputs, gated };
+        let first = new.first().map_or(0, |part| part.inputs.start as usize);
+        let layout = Layout { inputs, outputs, gated, first };
         let size = layout.bytes(format);
         let no_memory = |NoMemory| WeightError::Memory { wanted: Bytes(size as u64), held: held() };
         let mut values = Lines::<u8>::zeroed(size).map_err(no_memory)?;

@@ -2,6 +2,7 @@
 
 pub(super) use crate::compute::kernels::lines::NoMemory as NoRoom;
 use crate::compute::kernels::{
+    blocks::{BlockPanels, GROUP, place::BlockLayout},
     lines::{Lines, NoMemory},
     micro::{Format, each_format},
 };
@@ -15,7 +16,8 @@ pub(crate) const PANEL: usize = WeightFormat::PANEL as usize;
 ///
 /// # Shapes
 /// `[inputs, outputs]`, whatever the checkpoint's order, in panels: the first 16 columns
-/// row-major, then the next. Zeros fill the last one.
+/// row-major, then the next. Zeros fill the last one. Values in blocks of few bits stand in panels as
+/// [`BlockLayout`] says.
 ///
 /// A gated matrix is gate | up columns. A panel of gate columns is followed by the panel of the up
 /// columns that they gate, so that a tile of the product has both.
@@ -25,6 +27,8 @@ pub struct HeldMatrix {
     /// Width of the product, gate and up columns together.
     pub outputs: usize,
     gated: bool,
+    /// Its first input in the whole matrix.
+    first: usize,
     format: WeightFormat,
     /// Bytes of the values, with those that fill up.
     values: Lines<u8>,
@@ -62,9 +66,21 @@ pub(crate) struct Layout {
     pub(crate) inputs: usize,
     pub(crate) outputs: usize,
     pub(crate) gated: bool,
+    /// Its first input in the whole matrix, which says where in a block it stands.
+    pub(crate) first: usize,
 }
 
 impl Layout {
+    /// Where values in blocks are; none where they stand by themselves.
+    pub(crate) fn blocks(&self, format: WeightFormat) -> Option<BlockLayout> {
+        BlockLayout::new(format, (self.inputs, self.first), self.packed())
+    }
+
+    /// The panel and the column in it of a strip.
+    pub(crate) fn lane(&self, strip: &Strip) -> (usize, usize) {
+        (strip.panel / (PANEL * self.inputs.max(1)), strip.at)
+    }
+
     /// Columns with those that fill up.
     pub(crate) fn packed(&self) -> usize {
         match self.gated {
@@ -125,8 +141,10 @@ pub(crate) struct AnyMatrix<'a> {
     pub(crate) format: WeightFormat,
     /// The first of the inputs that panels have, and how many these are.
     within: (usize, usize),
-    /// As many as the layout says with all inputs of its panels, aligned to 4.
+    /// As many as the layout says with all inputs of its panels, aligned to 4. Of values in blocks the codes,
     bytes: &'a [u8],
+    /// and these are the headers.
+    headers: &'a [u8],
 }
 
 impl<'a> AnyMatrix<'a> {
@@ -134,7 +152,32 @@ impl<'a> AnyMatrix<'a> {
     pub(crate) fn of_bytes(layout: Layout, format: WeightFormat, bytes: &'a [u8]) -> Option<Self> {
         let bytes = bytes.get(..layout.bytes(format))?;
         let aligned = bytes.is_empty() || bytes.as_ptr().align_offset(align_of::<f32>()) == 0;
-        aligned.then_some(Self { layout, format, within: (0, layout.inputs), bytes })
+        aligned.then(|| Self::whole(layout, format, bytes))
+    }
+
+    /// All of these packed values.
+    fn whole(layout: Layout, format: WeightFormat, bytes: &'a [u8]) -> Self {
+        let codes = layout.blocks(format).map_or(bytes.len(), |blocks| blocks.codes());
+        let (bytes, headers) = bytes.split_at(codes);
+        Self { layout, format, within: (0, layout.inputs), bytes, headers }
+    }
+
+    /// Its panels, where values stand in blocks.
+    pub(crate) fn blocks(&self) -> Option<BlockPanels<'a>> {
+        let (first, all) = self.within;
+        // Of all inputs of the panels, whose first is that many before its own.
+        let whole = Layout { inputs: all, first: self.layout.first - first, ..self.layout };
+        Some(BlockPanels {
+            codes: self.bytes,
+            headers: self.headers,
+            format: self.format,
+            block: self.format.block()?,
+            inputs: self.layout.inputs,
+            first: first / GROUP,
+            apart: all / GROUP,
+            phase: whole.blocks(self.format)?.phase(),
+            count: self.layout.packed() / PANEL,
+        })
     }
 
     /// Its panels.
@@ -154,7 +197,7 @@ impl<'a> AnyMatrix<'a> {
 
     /// What gives these columns; none where they do not begin with a panel.
     pub(crate) fn part(self, columns: Range<usize>) -> Option<Self> {
-        let Layout { inputs, outputs, gated } = self.layout;
+        let Layout { outputs, gated, .. } = self.layout;
         if columns == (0..self.columns()) {
             return Some(self);
         }
@@ -165,11 +208,17 @@ impl<'a> AnyMatrix<'a> {
         }
         // Panels of gate and up columns alternate.
         let each = outputs / all.max(1);
-        let layout = Layout { inputs, outputs: each * columns.len(), gated };
-        let held = |columns| self.format.held(self.within.1 as u64, columns as u64) as usize;
-        let first = held(each * columns.start);
-        let bytes = self.bytes.get(first..first + held(layout.packed()))?;
-        Some(Self { layout, bytes, ..self })
+        let layout = Layout { outputs: each * columns.len(), gated, ..self.layout };
+        let panels =
+            each * columns.start / PANEL..each * columns.start / PANEL + layout.packed() / PANEL;
+        let all = Layout { inputs: self.within.1, ..self.layout };
+        let (bytes, headers) = match all.blocks(self.format) {
+            Some(blocks) => blocks.panel(),
+            None => (self.format.held(all.inputs as u64, PANEL as u64) as usize, 0),
+        };
+        let of = |bytes: &'a [u8], each: usize| bytes.get(each * panels.start..each * panels.end);
+        let (bytes, headers) = (of(self.bytes, bytes)?, of(self.headers, headers)?);
+        Some(Self { layout, bytes, headers, ..self })
     }
 
     /// What reads these of its inputs; none where it has fewer.
@@ -177,30 +226,32 @@ impl<'a> AnyMatrix<'a> {
         if inputs == (0..self.layout.inputs) {
             return Some(self);
         }
-        let fits = inputs.start < inputs.end && inputs.end <= self.layout.inputs;
+        let cut = self.format.cut() as usize;
+        let whole = inputs.start.is_multiple_of(cut) && inputs.end.is_multiple_of(cut);
+        let fits = whole && inputs.start < inputs.end && inputs.end <= self.layout.inputs;
         let within = (self.within.0 + inputs.start, self.within.1);
-        let layout = Layout { inputs: inputs.len(), ..self.layout };
+        let first = self.layout.first + inputs.start;
+        let layout = Layout { inputs: inputs.len(), first, ..self.layout };
         fits.then_some(Self { layout, within, ..self })
     }
 }
 
 impl<'a> From<&'a HeldMatrix> for AnyMatrix<'a> {
     fn from(held: &'a HeldMatrix) -> Self {
-        let within = (0, held.inputs);
-        Self { layout: held.layout(), format: held.format, within, bytes: held.values.values() }
+        Self::whole(held.layout(), held.format, held.values.values())
     }
 }
 
 impl HeldMatrix {
     /// A matrix of these packed values: [`Layout::bytes`] of them.
     pub(crate) fn new(layout: Layout, format: WeightFormat, values: Lines<u8>) -> Self {
-        let Layout { inputs, outputs, gated } = layout;
-        Self { inputs, outputs, gated, format, values }
+        let Layout { inputs, outputs, gated, first } = layout;
+        Self { inputs, outputs, gated, first, format, values }
     }
 
     /// A matrix of one value: for measuring, where what comes out does not matter.
     pub(crate) fn even(inputs: usize, outputs: usize, value: f32) -> Self {
-        let layout = Layout { inputs, outputs, gated: false };
+        let layout = Layout { inputs, outputs, gated: false, first: 0 };
         let mut lines = Lines::default();
         let bytes = lines.grow(layout.bytes(WeightFormat::F32));
         bytemuck::cast_slice_mut(bytes).fill(value);
@@ -231,7 +282,7 @@ impl HeldMatrix {
                 }
             }
         }
-        let layout = Layout { inputs, outputs, gated };
+        let layout = Layout { inputs, outputs, gated, first: 0 };
         let mut lines = Lines::default();
         let packed = lines.grow(layout.bytes(format));
         each_format!(format, F => fill::<F>(wide, layout, packed));
@@ -259,6 +310,9 @@ impl HeldMatrix {
         values: &mut [u8],
     ) {
         let (own, from) = (self.layout(), self.values.values());
+        if let (Some(blocks), Some(to)) = (own.blocks(self.format), layout.blocks(self.format)) {
+            return self.copy_blocks(&blocks, window, (input, column), (layout, to), values);
+        }
         // Bytes of so many values.
         let bytes = |values: usize| self.format.bytes(1, values as u64) as usize;
         for target in layout.strips(column..column + window.columns) {
@@ -280,8 +334,31 @@ impl HeldMatrix {
         }
     }
 
+    /// [`HeldMatrix::copy`] of values in blocks, column by column.
+    fn copy_blocks(
+        &self,
+        own: &BlockLayout,
+        window: Window,
+        (input, column): (usize, usize),
+        (layout, to): (Layout, BlockLayout),
+        values: &mut [u8],
+    ) {
+        let groups = window.input / GROUP..(window.input + window.inputs) / GROUP;
+        let from = self.values.values();
+        let lanes = |layout: Layout, first: usize| {
+            layout.strips(first..first + window.columns).flat_map(move |strip| {
+                let (panel, lane) = layout.lane(&strip);
+                (lane..lane + strip.width).map(move |lane| (panel, lane))
+            })
+        };
+        for (source, target) in lanes(self.layout(), window.column).zip(lanes(layout, column)) {
+            to.copy((own, from), groups.clone(), source, (input / GROUP, target), values);
+        }
+    }
+
     pub(crate) fn layout(&self) -> Layout {
-        Layout { inputs: self.inputs, outputs: self.outputs, gated: self.gated }
+        let Self { inputs, outputs, gated, first, .. } = *self;
+        Layout { inputs, outputs, gated, first }
     }
 
     /// Whether it is gate | up columns.
@@ -298,6 +375,10 @@ impl HeldMatrix {
     /// their own, and for references.
     pub fn wide(&self) -> Vec<f32> {
         let mut wide = vec![0.0; self.inputs * self.outputs];
+        if let Some(blocks) = self.layout().blocks(self.format) {
+            self.widen_blocks(&blocks, &mut wide);
+            return wide;
+        }
         for strip in self.layout().strips(0..self.outputs) {
             for input in 0..self.inputs {
                 let out = &mut wide[input * self.outputs + strip.column..][..strip.width];
@@ -309,6 +390,20 @@ impl HeldMatrix {
             }
         }
         wide
+    }
+
+    fn widen_blocks(&self, blocks: &BlockLayout, wide: &mut [f32]) {
+        let layout = self.layout();
+        for strip in layout.strips(0..self.outputs) {
+            let (panel, lane) = layout.lane(&strip);
+            for group in 0..self.inputs / GROUP {
+                let values = blocks.widen(self.values.values(), panel, group);
+                for (input, values) in (group * GROUP..).zip(values) {
+                    let out = &mut wide[input * self.outputs + strip.column..][..strip.width];
+                    out.copy_from_slice(&values[lane..lane + strip.width]);
+                }
+            }
+        }
     }
 
     /// Bytes of its values, with those that fill up.
@@ -348,7 +443,7 @@ mod tests {
     fn strips_cover_every_column_once_and_lie_in_their_panels() {
         for gated in [false, true] {
             for outputs in (1..140).filter(|n| !gated || n % 2 == 0) {
-                let layout = Layout { inputs: 3, outputs, gated };
+                let layout = Layout { inputs: 3, outputs, gated, first: 0 };
                 let mut places = vec![None; layout.packed()];
                 let mut next = 0;
                 for strip in layout.strips(0..outputs) {

@@ -170,10 +170,10 @@ fn planned(dir: &ModelDir, streaming: &Streaming) -> Result<WeightFormat, Weight
 }
 
 fn layout(graph: &OperatorGraph, piece: &Piece) -> Layout {
-    let inputs = piece.slices.first().map_or(0, |part| part.inputs.len());
+    let inputs = piece.slices.first().map_or(0..0, |part| part.inputs.clone());
     let outputs = piece.slices.iter().map(|part| part.outputs.len()).sum();
     let gated = graph.product(piece.operator).is_some_and(|product| product.gated);
-    Layout { inputs, outputs, gated }
+    Layout { inputs: inputs.len(), outputs, gated, first: inputs.start as usize }
 }
 
 /// Writes the file of a shard.

@@ -4,11 +4,11 @@
 use super::{
     area::{Area, AreaMut, Cut},
     instructions::Instructions,
-    micro::{Format, each_format},
-    packed::{self, Block, pair_columns},
+    micro::each_format,
+    packed::{self, Block, Operand, pair_columns},
     threads::Threads,
 };
-use crate::weights::{AnyMatrix, Panels};
+use crate::weights::AnyMatrix;
 use std::{
     ops::Range,
     sync::{Mutex, PoisonError},
@@ -26,6 +26,13 @@ pub(crate) struct Scratch(Vec<Mutex<packed::Scratch>>);
 impl Scratch {
     pub(crate) fn new(threads: &Threads) -> Self {
         Self((0..threads.count()).map(|_| Mutex::default()).collect())
+    }
+
+    /// Bytes of the one that has most.
+    #[cfg(test)]
+    pub(super) fn bytes(&self) -> u64 {
+        let bytes = |own: &Mutex<packed::Scratch>| own.lock().map_or(0, |own| own.bytes());
+        self.0.iter().map(bytes).max().unwrap_or(0)
     }
 }
 
@@ -46,7 +53,7 @@ pub(crate) fn product<'m>(
 }
 
 /// [`product`] with these instructions.
-fn on(
+pub(super) fn on(
     instructions: Instructions,
     threads: &Threads,
     scratch: &Scratch,
@@ -59,7 +66,10 @@ fn on(
     assert_eq!(left.rows(), out.rows());
     let gated = matrix.layout.gated;
     let common = Common { instructions, threads, scratch, gated, epilogue };
-    each_format!(matrix.format, F => common.divide::<F>(left, matrix.panels(), out));
+    match matrix.blocks() {
+        Some(panels) => common.divide(left, panels.by(instructions), out),
+        None => each_format!(matrix.format, F => common.divide(left, matrix.panels::<F>(), out)),
+    }
 }
 
 /// What the parts of a product have in common.
@@ -73,11 +83,11 @@ struct Common<'a> {
 
 impl Common<'_> {
     /// Divides a product among the threads.
-    fn divide<F: Format>(&self, left: Area<'_>, matrix: Panels<'_, F>, out: AreaMut<'_>) {
+    fn divide<M: Operand>(&self, left: Area<'_>, matrix: M, out: AreaMut<'_>) {
         let threads = self.threads;
         // As much work as so many values that are only touched.
-        let values = (matrix.inputs * out.columns()).saturating_mul(out.rows().div_ceil(16));
-        let (rows, pairs) = (out.rows(), matrix.count.div_ceil(2));
+        let values = (matrix.inputs() * out.columns()).saturating_mul(out.rows().div_ceil(16));
+        let (rows, pairs) = (out.rows(), matrix.count().div_ceil(2));
         let count = threads.count();
         if rows >= ROWS_EACH * count || pairs < count.min(rows) {
             let grain = rows.div_ceil(count);
@@ -94,13 +104,7 @@ impl Common<'_> {
     }
 
     /// One thread's part.
-    fn block<F: Format>(
-        &self,
-        left: Area<'_>,
-        matrix: Panels<'_, F>,
-        pairs: Range<usize>,
-        out: AreaMut<'_>,
-    ) {
+    fn block<M: Operand>(&self, left: Area<'_>, matrix: M, pairs: Range<usize>, out: AreaMut<'_>) {
         let own = &self.scratch.0[self.threads.index()];
         let mut own = own.lock().unwrap_or_else(PoisonError::into_inner);
         let (gated, epilogue) = (self.gated, self.epilogue);

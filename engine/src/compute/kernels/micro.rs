@@ -39,7 +39,8 @@ pub(crate) trait Format: Copy + Send + Sync {
     fn narrow(value: f32) -> Self::Element;
 }
 
-/// Evaluates `$body` with `$name` the [`Format`] of a [`galaxy_common::WeightFormat`].
+/// Evaluates `$body` with `$name` the [`Format`] of a [`galaxy_common::WeightFormat`] whose values stand by
+/// themselves.
 macro_rules! each_format {
     ($format:expr, $name:ident => $body:expr) => {
         match $format {
@@ -55,6 +56,7 @@ macro_rules! each_format {
                 type $name = $crate::compute::kernels::micro::Bf16;
                 $body
             }
+            other => unreachable!("{other} stands in blocks"),
         }
     };
 }

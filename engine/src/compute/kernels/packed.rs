@@ -21,7 +21,7 @@ use rten_simd::{
 use std::ops::Range;
 
 /// Columns of a tile: a pair of panels.
-const PAIR: usize = 2 * PANEL;
+pub(crate) const PAIR: usize = 2 * PANEL;
 /// Rows of a tile. AVX-512 has registers for so many with both panels,
 const WIDE_ROWS: usize = 14;
 /// AVX2 and NEON have registers for so many with one panel,
@@ -95,13 +95,36 @@ struct Target<'a> {
     bias: &'a [f32; PAIR],
 }
 
+/// The right-hand side of a product, as kernels read it: panels of a matrix.
+pub(crate) trait Operand: Copy + Send + Sync {
+    /// Inputs are divided between multiples of this.
+    const STEP: usize;
+
+    /// Inputs of all panels.
+    fn inputs(&self) -> usize;
+    /// Panels.
+    fn count(&self) -> usize;
+    /// Packs the part of the left-hand side as products with the panels read it.
+    fn pack<I: Isa>(&self, isa: I, left: Area<'_>, part: &Part, to: &mut Lines<f32>);
+    /// All rows of the part times one pair of panels. `sums`, [`PAIR`] for each row, are those of the inputs before.
+    fn pair<I: Isa>(
+        &self,
+        isa: I,
+        part: &Part,
+        pair: usize,
+        packed: &[f32],
+        sums: &mut [f32],
+        finish: Finish<'_, '_>,
+    );
+}
+
 /// `out = epilogue(left x pairs of panels)`.
 ///
 /// # Shapes
 /// left `[rows, inputs]`, out `[rows, columns of the pairs]`.
-pub(crate) struct Block<'a, 'o, F: Format> {
+pub(crate) struct Block<'a, 'o, M> {
     pub(crate) left: Area<'a>,
-    pub(crate) matrix: Panels<'a, F>,
+    pub(crate) matrix: M,
     pub(crate) gated: bool,
     pub(crate) pairs: Range<usize>,
     pub(crate) out: AreaMut<'o>,
@@ -116,23 +139,20 @@ pub(crate) fn pair_columns(gated: bool) -> usize {
 
 /// A chunk of rows, and the block of inputs that is worked on.
 #[derive(Clone)]
-struct Part {
-    rows: Range<usize>,
-    /// Groups of rows, each as high as a tile.
-    groups: usize,
-    inputs: Range<usize>,
+pub(crate) struct Part {
+    pub(crate) rows: Range<usize>,
+    pub(crate) inputs: Range<usize>,
     /// Whether these are the first inputs,
-    begin: bool,
+    pub(crate) begin: bool,
     /// and the last.
-    end: bool,
+    pub(crate) end: bool,
 }
 
-impl<F: Format> SimdOp for Block<'_, '_, F> {
+impl<M: Operand> SimdOp for Block<'_, '_, M> {
     type Output = ();
     #[inline(always)]
     fn eval<I: Isa>(mut self, isa: I) {
-        let most = if wide::<I>() { WIDE_ROWS } else { NARROW_ROWS };
-        let (rows, inputs) = (self.out.rows(), self.matrix.inputs);
+        let (rows, inputs) = (self.out.rows(), self.matrix.inputs());
         let chunks = rows.div_ceil(MOST_ROWS);
         // Few rows have room for all inputs, and then panels are read from end to end.
         let all = rows * inputs <= MOST_ROWS * MOST_INPUTS;
@@ -140,7 +160,6 @@ impl<F: Format> SimdOp for Block<'_, '_, F> {
         let together = if blocks > 1 { WAITING_PAIRS } else { usize::MAX };
         for chunk in 0..chunks {
             let rows = share(rows, chunks, chunk);
-            let groups = rows.len().div_ceil(most);
             let mut first = self.pairs.start;
             while first < self.pairs.end {
                 let pairs = first..self.pairs.end.min(first.saturating_add(together));
@@ -149,9 +168,10 @@ impl<F: Format> SimdOp for Block<'_, '_, F> {
                 self.scratch.sums.grow(waiting * rows.len() * PAIR);
                 for block in 0..blocks {
                     let (begin, end) = (block == 0, block + 1 == blocks);
-                    let inputs = share(inputs, blocks, block);
-                    let part = Part { rows: rows.clone(), groups, inputs, begin, end };
-                    self.pack(&part);
+                    let steps = share(inputs / M::STEP, blocks, block);
+                    let inputs = steps.start * M::STEP..steps.end * M::STEP;
+                    let part = Part { rows: rows.clone(), inputs, begin, end };
+                    self.matrix.pack(isa, self.left, &part, &mut self.scratch.rows);
                     for pair in pairs.clone() {
                         // Sums wait only if other inputs follow.
                         let waiting = if blocks > 1 { pair - first } else { 0 };
@@ -181,82 +201,17 @@ const fn wide<I: Isa>() -> bool {
     vectors::<I>() == 1
 }
 
-impl<F: Format> Block<'_, '_, F> {
-    /// Packs rows: those of a group stand next to each other, input after input.
-    #[inline(always)]
-    fn pack(&mut self, part: &Part) {
-        /// Inputs at a time, so that what is written stays in the first-level cache.
-        const PIECE: usize = 64;
-        let Part { rows, groups, inputs, .. } = part;
-        let packed = self.scratch.rows.grow(rows.len() * inputs.len());
-        for group in 0..*groups {
-            let own = share(rows.len(), *groups, group);
-            let height = own.len();
-            let packed = &mut packed[own.start * inputs.len()..own.end * inputs.len()];
-            for (piece, packed) in packed.chunks_mut(PIECE * height).enumerate() {
-                let start = inputs.start + piece * PIECE;
-                for at in 0..height {
-                    let row = self.left.row(rows.start + own.start + at);
-                    let row = &row[start..start + packed.len() / height];
-                    for (value, packed) in row.iter().zip(packed.chunks_exact_mut(height)) {
-                        packed[at] = *value;
-                    }
-                }
-            }
-        }
-    }
-
+impl<M: Operand> Block<'_, '_, M> {
     /// All rows of the part times one pair of panels.
     #[inline(always)]
     fn pair<I: Isa>(&mut self, isa: I, part: &Part, pair: usize, waiting: usize) {
         let mut bias = [0.0; PAIR];
         let target = self.target(pair, &mut bias);
-        let Part { rows, groups, inputs, begin, end } = part.clone();
-        let panels = (self.matrix.count - 2 * pair).min(2);
-        let depth = if wide::<I>() || groups == 1 { inputs.len() } else { NARROW_INPUTS };
-        let steps = inputs.len().div_ceil(depth);
-        let matrix = self.matrix;
+        let finish = Finish { first: part.rows.start, target, out: self.out.again() };
         let Scratch { rows: packed, sums } = &mut *self.scratch;
-        let (packed, size) = (packed.values(), rows.len() * PAIR);
-        let mut own = [0.0; WIDE_ROWS * PAIR];
-        let mut kept = match begin && end && steps == 1 {
-            true => None,
-            false => Some(&mut sums.values_mut()[waiting * size..][..size]),
-        };
-        for step in 0..steps {
-            let some = share(inputs.len(), steps, step);
-            for group in 0..groups {
-                let place = share(rows.len(), groups, group);
-                let height = place.len();
-                let sums = match &mut kept {
-                    Some(sums) => &mut sums[place.start * PAIR..place.end * PAIR],
-                    None => &mut own[..height * PAIR],
-                };
-                let left = &packed[place.start * inputs.len()..place.end * inputs.len()];
-                let left = &left[some.start * height..some.end * height];
-                let right = matrix.from(2 * pair, inputs.start + some.start);
-                let tile: Tile<'_, F> = Tile {
-                    rows: height,
-                    inputs: some.len(),
-                    left,
-                    right,
-                    apart: matrix.apart * PANEL,
-                    panels,
-                    add: !begin || step > 0,
-                    next: wide::<I>().then_some(following(
-                        right,
-                        matrix.apart,
-                        some.len(),
-                        group,
-                        groups,
-                    )),
-                };
-                tile.sum(isa, sums);
-                if end && step + 1 == steps {
-                    finish(isa, sums, rows.start + place.start, &target, &mut self.out);
-                }
-            }
-        }
+        let size = part.rows.len() * PAIR;
+        let sums = &mut sums.values_mut()[waiting * size..][..size];
+        self.matrix.pair(isa, part, pair, packed.values(), sums, finish);
     }
 
     /// Where the product of a pair goes, and its bias.
@@ -282,6 +237,98 @@ fn copy(from: &[f32], at: usize, out: &mut [f32]) {
     let from = &from[at.min(from.len())..];
     let len = from.len().min(out.len());
     out[..len].copy_from_slice(&from[..len]);
+}
+
+/// Groups of so many rows, each as high as a tile.
+#[inline(always)]
+fn groups<I: Isa>(rows: usize) -> usize {
+    rows.div_ceil(if wide::<I>() { WIDE_ROWS } else { NARROW_ROWS })
+}
+
+impl<F: Format> Operand for Panels<'_, F> {
+    const STEP: usize = 1;
+
+    fn inputs(&self) -> usize {
+        self.inputs
+    }
+
+    fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Rows of a group stand next to each other, input after input.
+    #[inline(always)]
+    fn pack<I: Isa>(&self, _: I, left: Area<'_>, part: &Part, to: &mut Lines<f32>) {
+        /// Inputs at a time, so that what is written stays in the first-level cache.
+        const PIECE: usize = 64;
+        let Part { rows, inputs, .. } = part;
+        let groups = groups::<I>(rows.len());
+        let packed = to.grow(rows.len() * inputs.len());
+        for group in 0..groups {
+            let own = share(rows.len(), groups, group);
+            let height = own.len();
+            let packed = &mut packed[own.start * inputs.len()..own.end * inputs.len()];
+            for (piece, packed) in packed.chunks_mut(PIECE * height).enumerate() {
+                let start = inputs.start + piece * PIECE;
+                for at in 0..height {
+                    let row = left.row(rows.start + own.start + at);
+                    let row = &row[start..start + packed.len() / height];
+                    for (value, packed) in row.iter().zip(packed.chunks_exact_mut(height)) {
+                        packed[at] = *value;
+                    }
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn pair<I: Isa>(
+        &self,
+        isa: I,
+        part: &Part,
+        pair: usize,
+        packed: &[f32],
+        sums: &mut [f32],
+        mut finish: Finish<'_, '_>,
+    ) {
+        let Part { rows, inputs, begin, end } = part.clone();
+        let groups = groups::<I>(rows.len());
+        let panels = (self.count - 2 * pair).min(2);
+        let depth = if wide::<I>() || groups == 1 { inputs.len() } else { NARROW_INPUTS };
+        let steps = inputs.len().div_ceil(depth);
+        let mut own = [0.0; WIDE_ROWS * PAIR];
+        // Sums of one step of all inputs stay in the first-level cache.
+        let waits = !(begin && end && steps == 1);
+        for step in 0..steps {
+            let some = share(inputs.len(), steps, step);
+            for group in 0..groups {
+                let place = share(rows.len(), groups, group);
+                let height = place.len();
+                let sums = match waits {
+                    true => &mut sums[place.start * PAIR..place.end * PAIR],
+                    false => &mut own[..height * PAIR],
+                };
+                let left = &packed[place.start * inputs.len()..place.end * inputs.len()];
+                let left = &left[some.start * height..some.end * height];
+                let right = self.from(2 * pair, inputs.start + some.start);
+                let next = following(right, self.apart, some.len(), group, groups);
+                let tile: Tile<'_, F> = Tile {
+                    rows: height,
+                    inputs: some.len(),
+                    left,
+                    right,
+                    apart: self.apart * PANEL,
+                    panels,
+                    add: !begin || step > 0,
+                    next: wide::<I>().then_some(next),
+                };
+                tile.sum(isa, sums);
+                if end && step + 1 == steps {
+                    finish.rows(isa, sums, place.start);
+                }
+            }
+        }
+    }
 }
 
 /// One group of rows times one pair of panels.
@@ -423,24 +470,34 @@ impl<F: Format> Tile<'_, F> {
     }
 }
 
-/// Bias, curve and gate of a tile, and its way to the result.
-#[inline(always)]
-fn finish<I: Isa>(isa: I, sums: &[f32], row: usize, target: &Target<'_>, out: &mut AreaMut<'_>) {
-    let ops = isa.f32();
-    let Target { column, width, gated, .. } = *target;
-    let columns = pair_columns(gated);
-    for (at, sums) in sums.chunks_exact(PAIR).enumerate() {
-        let out = &mut out.row(row + at)[column..column + width];
-        if width == columns {
-            for place in (0..columns).step_by(ops.len()) {
-                ops.store(target.value(isa, sums, place), &mut out[place..]);
+/// What becomes of the sums of a pair of panels: bias, curve and gate, and their way to the result.
+pub(crate) struct Finish<'a, 'o> {
+    /// The first row of the part.
+    first: usize,
+    target: Target<'a>,
+    out: AreaMut<'o>,
+}
+
+impl Finish<'_, '_> {
+    /// Finishes the rows from `row` of the part on: [`PAIR`] sums each.
+    #[inline(always)]
+    pub(crate) fn rows<I: Isa>(&mut self, isa: I, sums: &[f32], row: usize) {
+        let ops = isa.f32();
+        let Target { column, width, gated, .. } = self.target;
+        let columns = pair_columns(gated);
+        for (at, sums) in sums.chunks_exact(PAIR).enumerate() {
+            let out = &mut self.out.row(self.first + row + at)[column..column + width];
+            if width == columns {
+                for place in (0..columns).step_by(ops.len()) {
+                    ops.store(self.target.value(isa, sums, place), &mut out[place..]);
+                }
+            } else {
+                let mut whole = [0.0; PAIR];
+                for place in (0..columns).step_by(ops.len()) {
+                    ops.store(self.target.value(isa, sums, place), &mut whole[place..]);
+                }
+                out.copy_from_slice(&whole[..width]);
             }
-        } else {
-            let mut whole = [0.0; PAIR];
-            for place in (0..columns).step_by(ops.len()) {
-                ops.store(target.value(isa, sums, place), &mut whole[place..]);
-            }
-            out.copy_from_slice(&whole[..width]);
         }
     }
 }

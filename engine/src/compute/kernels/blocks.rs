@@ -1,0 +1,514 @@
+//! Products of rows with a matrix whose values stand in blocks of few bits, on one thread.
+//!
+//! Rows are rounded to whole numbers, 32 inputs at a time, each with a scale of its own: to 16 bits (an error of
+//! 1/65278 of the largest of the 32), or to 8 where that is asked for. Products of codes with them are summed as
+//! whole numbers, exactly, and what 32 inputs give is added in f32, group after group: the same for every number
+//! of rows.
+// Hot path: no locks, no logging, no allocation once the scratch has grown.
+#![allow(unsafe_code)]
+
+pub(crate) mod coding;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+pub(crate) mod place;
+#[cfg(test)]
+mod tests;
+mod vectors;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+use super::{
+    area::Area,
+    instructions::Instructions,
+    lines::Lines,
+    packed::{Finish, Operand, PAIR, Part},
+};
+use crate::weights::PANEL;
+use coding::{Coding, each_coding};
+use galaxy_common::{Block, WeightFormat};
+use rten_simd::Isa;
+use std::ops::Range;
+use vectors::{Arrays, Vectors};
+
+/// Inputs that share a scale of activations.
+pub(crate) const GROUP: usize = Block::GROUP as usize;
+/// Bytes behind packed activations of a group: their scale, and the sums of both halves.
+const TAIL: usize = 16;
+/// Bytes of a line of codes: four of each column.
+const LINE: usize = 4 * PANEL;
+
+/// The panels of a matrix in blocks, to be multiplied with.
+#[derive(Clone, Copy)]
+pub(crate) struct BlockPanels<'a> {
+    /// The values of all panels, and the headers of all.
+    pub(crate) codes: &'a [u8],
+    pub(crate) headers: &'a [u8],
+    pub(crate) format: WeightFormat,
+    pub(crate) block: Block,
+    /// Inputs that are multiplied with,
+    pub(crate) inputs: usize,
+    /// the first group of them, of so many that a panel has,
+    pub(crate) first: usize,
+    pub(crate) apart: usize,
+    /// and where in its block the first group of a panel stands.
+    pub(crate) phase: usize,
+    pub(crate) count: usize,
+}
+
+impl<'a> BlockPanels<'a> {
+    /// The same, for a product by these instructions.
+    pub(crate) fn by(self, instructions: Instructions) -> BlockOperand<'a> {
+        BlockOperand { panels: self, kernel: Kernel::of(instructions, self.format) }
+    }
+}
+
+/// The panels of a matrix in blocks with what multiplies with them.
+#[derive(Clone, Copy)]
+pub(crate) struct BlockOperand<'a> {
+    panels: BlockPanels<'a>,
+    kernel: Kernel,
+}
+
+/// What multiplies with a matrix of some format.
+#[derive(Clone, Copy)]
+struct Kernel {
+    // SAFETY: declarations; what both ask stands at `sum` and `round` below.
+    sum: unsafe fn(Tile),
+    round: unsafe fn(&[f32], *mut u8, usize),
+    /// Bytes of a group of a row, rounded.
+    record: usize,
+}
+
+/// Some rows times some groups of inputs of a panel.
+#[derive(Clone, Copy)]
+struct Tile {
+    /// The values of the first of these groups,
+    codes: *const u8,
+    /// and the headers of the panel.
+    headers: *const u8,
+    /// Where the first group stands, counted from the first block of the panel,
+    first: usize,
+    /// and how many there are.
+    groups: usize,
+    /// The rows, rounded: all of a group, then all of the next.
+    rows: *const u8,
+    count: usize,
+    /// The sums of the first row; those of the next are [`PAIR`] behind.
+    sums: *mut f32,
+    /// Whether they are added to.
+    add: bool,
+}
+
+/// Adds to sums.
+///
+/// # Safety
+/// The processor has the instructions of `v`. All that the tile points to is there: of codes and headers what its
+/// groups have in format `C`, records of `V` for all rows and groups, and a panel of sums for each row.
+// SAFETY: callers promise what is asked above.
+#[inline(always)]
+unsafe fn sum<V: Vectors, C: Coding>(v: V, tile: Tile) {
+    for column in (0..PANEL).step_by(V::LANES) {
+        // SAFETY: as this function's.
+        unsafe {
+            match tile.count {
+                1 => few::<V, C, 1>(v, tile, column),
+                2 => few::<V, C, 2>(v, tile, column),
+                3 => few::<V, C, 3>(v, tile, column),
+                4 => few::<V, C, 4>(v, tile, column),
+                _ => many::<V, C>(v, tile, column),
+            }
+        }
+    }
+}
+
+/// The codes of a group, and its scales and minima.
+struct Group<V: Vectors> {
+    codes: [V::Codes; 8],
+    scales: [(V::Floats, V::Floats); 2],
+}
+
+impl<V: Vectors> Group<V> {
+    /// Group `at` of a tile.
+    ///
+    /// # Safety
+    /// As [`sum`].
+    // SAFETY: callers promise what is asked above.
+    #[inline(always)]
+    unsafe fn read<C: Coding>(v: V, tile: &Tile, at: usize, column: usize) -> Self {
+        let place = tile.first + at;
+        // SAFETY: a group has so many lines by the format, and its block a header.
+        unsafe {
+            let codes = tile.codes.add(at * C::BITS * LINE);
+            let header = tile.headers.add(place / C::GROUPS * PANEL * C::HEADER);
+            Self::new::<C>(v, codes, header, place % C::GROUPS, column)
+        }
+    }
+
+    /// Group `group` of a block, of the columns from `column` on.
+    ///
+    /// # Safety
+    /// The processor has the instructions; `codes` begins the lines of the group, `header` the block's header.
+    // SAFETY: callers promise what is asked above.
+    #[inline(always)]
+    unsafe fn new<C: Coding>(
+        v: V,
+        codes: *const u8,
+        header: *const u8,
+        group: usize,
+        column: usize,
+    ) -> Self {
+        // SAFETY: all lines are there, and the header is.
+        unsafe {
+            let line = |line: usize| codes.wrapping_add(line * LINE + 4 * column);
+            let mut codes = [v.load(line(0)); 8];
+            if C::BITS == 8 {
+                for (at, codes) in codes.iter_mut().enumerate() {
+                    *codes = v.load(line(at));
+                }
+            } else {
+                for at in 0..4 {
+                    let both = v.load(line(at));
+                    codes[at] = v.low(both);
+                    codes[at + 4] = v.high(both);
+                }
+            }
+            if C::BITS == 5 {
+                let bits = v.load(line(4));
+                for (at, codes) in codes.iter_mut().enumerate() {
+                    *codes = v.fifth(*codes, bits, at);
+                }
+            }
+            if C::BITS == 6 {
+                for half in 0..2 {
+                    let bits = v.load(line(4 + half));
+                    for at in 0..4 {
+                        codes[4 * half + at] = v.sixth(codes[4 * half + at], bits, at);
+                    }
+                }
+            }
+            if let Some(table) = &C::TABLE {
+                for codes in &mut codes {
+                    *codes = v.lookup(table, *codes);
+                }
+            }
+            if Self::signed::<C>() {
+                for codes in &mut codes {
+                    *codes = v.signed_codes(*codes);
+                }
+            }
+            let first = C::scales(v, header, group, 0, column);
+            let second = if C::HALVES { C::scales(v, header, group, 1, column) } else { first };
+            Self { codes, scales: [first, second] }
+        }
+    }
+
+    /// Whether codes are read as signed bytes, where the instructions have no others.
+    const fn signed<C: Coding>() -> bool {
+        V::BIAS != 0 && (C::BITS == 8 || C::TABLE.is_some())
+    }
+
+    /// The sum of a row with what the group adds.
+    ///
+    /// # Safety
+    /// The processor has the instructions, and `record` begins a record.
+    // SAFETY: callers promise what is asked above.
+    #[inline(always)]
+    unsafe fn add<C: Coding>(&self, v: V, record: *const u8, sum: V::Floats) -> V::Floats {
+        // SAFETY: a record has packed values, a scale and two sums.
+        unsafe {
+            let tail = record.add(V::PACKED);
+            let by = tail.cast::<f32>().read_unaligned();
+            let [low, high] = tail.add(4).cast::<[i32; 2]>().read_unaligned();
+            let [(scale, minimum), (other, _)] = self.scales;
+            let offset = if Self::signed::<C>() { V::BIAS - C::OFFSET } else { -C::OFFSET };
+            if C::HALVES {
+                let (mut one, mut two) = (v.start(offset * low), v.start(offset * high));
+                for line in 0..4 {
+                    one = v.dot(one, self.codes[line], record, line);
+                    two = v.dot(two, self.codes[4 + line], record, 4 + line);
+                }
+                let by = v.splat(by);
+                let sum = v.mul_add(v.mul(v.end(one), scale), by, sum);
+                return v.mul_add(v.mul(v.end(two), other), by, sum);
+            }
+            let mut dot = v.start(offset * (low + high));
+            for (line, codes) in self.codes.iter().enumerate() {
+                dot = v.dot(dot, *codes, record, line);
+            }
+            let sum = v.mul_add(v.mul(v.end(dot), scale), v.splat(by), sum);
+            if C::MINIMA { v.mul_add(minimum, v.splat(by * (low + high) as f32), sum) } else { sum }
+        }
+    }
+}
+
+/// [`sum`] of so few rows that their sums stay in registers.
+///
+/// # Safety
+/// As there.
+// SAFETY: callers promise what is asked above.
+#[inline(always)]
+unsafe fn few<V: Vectors, C: Coding, const ROWS: usize>(v: V, tile: Tile, column: usize) {
+    let record = V::PACKED + TAIL;
+    // SAFETY: as this function's.
+    unsafe {
+        let mut sums = [v.zero(); ROWS];
+        if tile.add {
+            for (row, sum) in sums.iter_mut().enumerate() {
+                *sum = v.floats(tile.sums.add(row * PAIR + column));
+            }
+        }
+        for at in 0..tile.groups {
+            let group = Group::read::<C>(v, &tile, at, column);
+            for (row, sum) in sums.iter_mut().enumerate() {
+                let from = tile.rows.add((at * ROWS + row) * record);
+                *sum = group.add::<C>(v, from, *sum);
+            }
+        }
+        for (row, sum) in sums.into_iter().enumerate() {
+            v.store(tile.sums.add(row * PAIR + column), sum);
+        }
+    }
+}
+
+/// [`sum`] of any number of rows.
+///
+/// # Safety
+/// As there.
+// SAFETY: callers promise what is asked above.
+#[inline(always)]
+unsafe fn many<V: Vectors, C: Coding>(v: V, tile: Tile, column: usize) {
+    let record = V::PACKED + TAIL;
+    // SAFETY: as this function's.
+    unsafe {
+        for at in 0..tile.groups {
+            let group = Group::read::<C>(v, &tile, at, column);
+            for row in 0..tile.count {
+                let place = tile.sums.add(row * PAIR + column);
+                let begin = at == 0 && !tile.add;
+                let sum = if begin { v.zero() } else { v.floats(place) };
+                let from = tile.rows.add((at * tile.count + row) * record);
+                v.store(place, group.add::<C>(v, from, sum));
+            }
+        }
+    }
+}
+
+/// Rounds the inputs of a row, group by group, to records `apart` bytes from one another. What is not finite makes
+/// the scale of its group something that is not a number, and so the whole product of the row.
+///
+/// # Safety
+/// `out` has room for a record of `V` for each whole group of `row`.
+// SAFETY: callers promise what is asked above.
+#[inline(always)]
+unsafe fn round<V: Vectors>(row: &[f32], out: *mut u8, apart: usize) {
+    let most = f32::from(V::MOST);
+    for (at, group) in row.as_chunks::<GROUP>().0.iter().enumerate() {
+        // Eight of each, so that none waits for the one before it.
+        let (mut largest, mut poison) = ([0.0f32; 8], [0.0f32; 8]);
+        for eight in group.as_chunks::<8>().0 {
+            for ((largest, poison), value) in largest.iter_mut().zip(&mut poison).zip(eight) {
+                let size = value.abs();
+                *largest = if size > *largest { size } else { *largest };
+                *poison += value * 0.0;
+            }
+        }
+        let largest = largest.into_iter().fold(0.0f32, f32::max);
+        let poison: f32 = poison.into_iter().sum();
+        // Smaller numbers have no inverse.
+        let by = if largest < 1e-30 { 0.0 } else { most / largest };
+        let mut whole = [0i16; GROUP];
+        for (whole, value) in whole.iter_mut().zip(group) {
+            *whole = (value * by).round_ties_even() as i16;
+        }
+        let (low, high) = whole.split_at(GROUP / 2);
+        let sum = |half: &[i16]| half.iter().map(|value| i32::from(*value)).sum::<i32>();
+        let scale = if by > 0.0 { largest / most } else { 0.0 } + poison;
+        // SAFETY: by the promise; a record is the packed values and a tail.
+        let record =
+            unsafe { std::slice::from_raw_parts_mut(out.add(at * apart), V::PACKED + TAIL) };
+        let (packed, tail) = record.split_at_mut(V::PACKED);
+        V::pack(&whole, packed);
+        tail[..4].copy_from_slice(&scale.to_ne_bytes());
+        tail[4..8].copy_from_slice(&sum(low).to_ne_bytes());
+        tail[8..12].copy_from_slice(&sum(high).to_ne_bytes());
+    }
+}
+
+/// Kernels of vectors that need these features of the processor.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+macro_rules! kernels {
+    ($($name:ident: $features:literal, $v:expr, $type:ty;)+) => { $(
+        mod $name {
+            use super::*;
+            // SAFETY: to be called only where the processor has these; otherwise as `super::sum`.
+            #[target_feature(enable = $features)]
+            pub(super) unsafe fn sum<C: Coding>(tile: Tile) {
+                // SAFETY: as above.
+                unsafe { super::sum::<$type, C>($v, tile) }
+            }
+            // SAFETY: to be called only where the processor has these; otherwise as `super::round`.
+            #[target_feature(enable = $features)]
+            pub(super) unsafe fn round(row: &[f32], out: *mut u8, apart: usize) {
+                // SAFETY: as above.
+                unsafe { super::round::<$type>(row, out, apart) }
+            }
+            pub(super) fn kernel<C: Coding>() -> Kernel {
+                Kernel { sum: sum::<C>, round, record: <$type as Vectors>::PACKED + TAIL }
+            }
+        }
+    )+ };
+}
+#[cfg(target_arch = "aarch64")]
+kernels! {
+    neon_dot: "neon,dotprod", neon::NeonDot::<2>, neon::NeonDot<2>;
+    neon_plain: "neon", neon::Neon::<2>, neon::Neon<2>;
+}
+#[cfg(target_arch = "x86_64")]
+kernels! {
+    avx512: "avx512f,avx512vl,avx512bw,avx512dq,avx512vnni,f16c", x86::Avx512::<2>, x86::Avx512<2>;
+    avx_vnni: "avx,avx2,fma,f16c,avxvnni", x86::AvxVnni::<2>, x86::AvxVnni<2>;
+    avx2: "avx,avx2,fma,f16c", x86::Avx2::<2>, x86::Avx2<2>;
+}
+
+/// The number that the largest activation becomes where they have 16 bits: both halves of it are signed bytes.
+const WIDE: i16 = 127 * 256 + 127;
+
+/// The same where activations are in so many planes of 8 bits.
+#[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), expect(dead_code))]
+const fn most(planes: usize) -> i16 {
+    if planes == 2 { WIDE } else { 127 }
+}
+
+/// Low bytes of activations, then, of two planes, high bytes: `value = 256 * high + low`, both signed.
+#[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), expect(dead_code))]
+fn pack_planes(planes: usize, group: &[i16; GROUP], out: &mut [u8]) {
+    let (low, high) = out.split_at_mut(GROUP);
+    for (low, value) in low.iter_mut().zip(group) {
+        *low = *value as u8;
+    }
+    if planes == 2 {
+        for (high, value) in high.iter_mut().zip(group) {
+            *high = ((i32::from(*value) + 128) >> 8) as u8;
+        }
+    }
+}
+
+impl Kernel {
+    fn of(instructions: Instructions, format: WeightFormat) -> Self {
+        each_coding!(format, C => Self::by::<C>(instructions), unreachable!("{format} has no blocks"))
+    }
+
+    fn by<C: Coding>(instructions: Instructions) -> Self {
+        #[cfg(target_arch = "x86_64")]
+        match instructions {
+            Instructions::Avx512 if std::is_x86_feature_detected!("avx512vnni") => {
+                return avx512::kernel::<C>();
+            }
+            Instructions::Avx512 | Instructions::Avx2 => {
+                return match std::is_x86_feature_detected!("avxvnni") {
+                    true => avx_vnni::kernel::<C>(),
+                    false => avx2::kernel::<C>(),
+                };
+            }
+            _ => {}
+        }
+        #[cfg(target_arch = "aarch64")]
+        if instructions == Instructions::Neon {
+            return match std::arch::is_aarch64_feature_detected!("dotprod") {
+                true => neon_dot::kernel::<C>(),
+                false => neon_plain::kernel::<C>(),
+            };
+        }
+        let _ = instructions;
+        // SAFETY: any processor has arrays; otherwise as `sum`.
+        unsafe fn sum_arrays<C: Coding>(tile: Tile) {
+            // SAFETY: as above.
+            unsafe { sum::<_, C>(Arrays::<WIDE>, tile) }
+        }
+        let record = Arrays::<WIDE>::PACKED + TAIL;
+        Self { sum: sum_arrays::<C>, round: round::<Arrays<WIDE>>, record }
+    }
+}
+
+impl Operand for BlockOperand<'_> {
+    const STEP: usize = GROUP;
+
+    fn inputs(&self) -> usize {
+        self.panels.inputs
+    }
+
+    fn count(&self) -> usize {
+        self.panels.count
+    }
+
+    #[inline(always)]
+    fn pack<I: Isa>(&self, _: I, left: Area<'_>, part: &Part, to: &mut Lines<f32>) {
+        let (rows, inputs) = (part.rows.clone(), part.inputs.clone());
+        let record = self.kernel.record;
+        let size = rows.len() * (inputs.len() / GROUP) * record;
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(to.grow(size.div_ceil(size_of::<f32>())));
+        for (at, row) in rows.clone().enumerate() {
+            let row = &left.row(row)[inputs.clone()];
+            let out = bytes[at * record..].as_mut_ptr();
+            // SAFETY: the kernel is one of this processor; there is room for all groups of all rows, those of
+            // a row as far apart as there are rows, and this is row `at`.
+            unsafe { (self.kernel.round)(row, out, rows.len() * record) };
+        }
+    }
+
+    #[inline(always)]
+    fn pair<I: Isa>(
+        &self,
+        isa: I,
+        part: &Part,
+        pair: usize,
+        packed: &[f32],
+        sums: &mut [f32],
+        mut finish: Finish<'_, '_>,
+    ) {
+        let rows = part.rows.len();
+        let groups = part.inputs.len() / GROUP;
+        let first = self.panels.first + part.inputs.start / GROUP;
+        let size = rows * groups * self.kernel.record;
+        assert!(size <= size_of_val(packed) && rows * PAIR <= sums.len());
+        for panel in 0..(self.panels.count - 2 * pair).min(2) {
+            let (codes, headers) = self.panels.of(2 * pair + panel, first..first + groups);
+            let tile = Tile {
+                codes: codes.as_ptr(),
+                headers: headers.as_ptr(),
+                first: self.panels.phase + first,
+                groups,
+                rows: packed.as_ptr().cast(),
+                count: rows,
+                sums: sums[panel * PANEL..].as_mut_ptr(),
+                add: !part.begin,
+            };
+            // SAFETY: the kernel is one of this processor and of the panels' format; `of` gave the codes of these
+            // groups and all headers of the panel, and by the assertion there are records and sums for all rows:
+            // those of the last row begin at `PAIR * (rows - 1) + PANEL` at most, and are a panel.
+            unsafe { (self.kernel.sum)(tile) };
+        }
+        if part.end {
+            finish.rows(isa, &sums[..rows * PAIR], 0);
+        }
+    }
+}
+
+impl<'a> BlockPanels<'a> {
+    /// The codes of these groups of a panel, and its headers.
+    ///
+    /// # Panics
+    /// When it has fewer.
+    fn of(&self, panel: usize, groups: Range<usize>) -> (&'a [u8], &'a [u8]) {
+        let unit = PANEL * GROUP * self.block.bits as usize / 8;
+        let codes = &self.codes[panel * self.apart * unit..][..self.apart * unit];
+        let inputs = (self.apart * GROUP) as u64;
+        let headers = PANEL * self.block.scales as usize * self.block.most(inputs) as usize;
+        let in_block = self.block.values as usize / GROUP;
+        assert!(self.phase < in_block && groups.end <= self.apart);
+        (
+            &codes[groups.start * unit..groups.end * unit],
+            &self.headers[panel * headers..][..headers],
+        )
+    }
+}

@@ -6,10 +6,13 @@ use std::{fmt, str::FromStr};
 /// How the values of a weight matrix are stored, in a file or in memory.
 ///
 /// Those of few bits stand in blocks of neighbouring inputs of one output, as GGUF files have them.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum WeightFormat {
     /// 32-bit float.
+    #[default]
     F32,
     /// IEEE 16-bit float.
     F16,

@@ -5,13 +5,14 @@ use crate::{
     error::ModelError,
     family::{self, Described, Family},
     fields::{self, Warning},
-    gguf::{self, Blocks, View},
+    formats::Formats,
+    gguf::{self, View},
     heads,
     manifest::Manifest,
     matrix::{MatrixSource, Storage, in_pairs, widen},
     recognise, sentence,
     spec::*,
-    store::{Arrivals, Listed, MAX_JSON_BYTES, OF_GGUF, Store, Tensor, read_bounded},
+    store::{Arrivals, Listed, MAX_JSON_BYTES, OF_GGUF, Store, read_bounded},
     tensor::{Matrix, Table, Vector},
 };
 use galaxy_common::WeightFormat;
@@ -37,7 +38,7 @@ pub struct ModelDir {
     /// What the table of words is called: of a tied head, the head's name where only that is there.
     words: &'static str,
     fingerprint: String,
-    format: WeightFormat,
+    formats: Formats,
     store: Store,
     /// Keeps the small files of a model that has none of its own, at `path`.
     view: Option<View>,
@@ -56,25 +57,17 @@ pub(crate) struct Run {
     pub(crate) format: WeightFormat,
     offset: u64,
     pub(crate) count: u32,
-    blocks: Option<Blocks>,
     paired: u64,
 }
 
 impl Run {
     /// Bytes of so many values.
     fn bytes(&self, values: u32) -> u64 {
-        let values = u64::from(values);
-        match self.blocks.map(Blocks::size) {
-            Some((of_block, bytes)) => values / of_block * bytes,
-            None => self.format.bytes(1, values),
-        }
+        self.format.bytes(1, values.into())
     }
 
     fn widen(&self, bytes: &[u8], out: &mut [f32]) {
-        match self.blocks {
-            Some(blocks) => blocks.decode(bytes, out),
-            None => widen(self.format, bytes, out),
-        }
+        widen(self.format, bytes, out);
     }
 }
 
@@ -164,7 +157,7 @@ impl ModelDir {
         self.store.read_at(tensor.shard, &mut bytes, tensor.offset)?;
         let mut divisors = vec![0.0; inverse_frequencies.len()];
         widen(format, &bytes, &mut divisors);
-        if tensor.blocks.is_some() || divisors.iter().any(|by| !(1e-6..=1e6).contains(by)) {
+        if format.block().is_some() || divisors.iter().any(|by| !(1e-6..=1e6).contains(by)) {
             let why = format!("{} divides by what no model has", gguf::DIVISORS);
             return Err(ModelError::Gguf { path: self.path.clone(), why });
         }
@@ -233,7 +226,6 @@ impl ModelDir {
         let top = heads::settle(&store, family, prefix, &mut spec)?;
         warnings.extend(top.warning.map(|text| Warning { path: config_path.clone(), text }));
         let (path, root) = (path.to_owned(), path.to_owned());
-        let format = WeightFormat::F32;
         let tables = [OnceLock::new(), OnceLock::new()];
         Ok(Self {
             path,
@@ -244,7 +236,7 @@ impl ModelDir {
             prefix,
             words: top.words,
             fingerprint,
-            format,
+            formats: Formats::default(),
             store,
             view: None,
             warnings,
@@ -260,14 +252,24 @@ impl ModelDir {
         if matches!(self.spec.positions, Positions::Learned { .. }) {
             self.table(Table::Position)?;
         }
+        let (mut matrices, mut vectors) = (Vec::new(), None);
         for which in Matrix::all(&self.spec) {
-            self.matrix(which)?;
+            let source = self.matrix(which)?;
+            let values = u64::from(source.rows()) * u64::from(source.columns());
+            matrices.push((which, source.format(), values));
         }
         for which in Vector::all(&self.spec) {
-            self.run(which)?;
+            vectors = vectors.or(Some(self.run(which)?.format));
         }
-        let format = self.matrix(Matrix::Query(0))?.format();
-        Ok(Self { format, ..self })
+        let values = |format: &WeightFormat| {
+            let alike = matrices.iter().filter(|(_, of, _)| of == format);
+            alike.map(|(.., values)| values).sum::<u64>()
+        };
+        let most = WeightFormat::ALL.into_iter().max_by_key(values).unwrap_or_default();
+        let all = Formats::all(most).with_vectors(vectors.unwrap_or(most));
+        let formats =
+            matrices.iter().fold(all, |all, (which, format, _)| all.with(*which, *format));
+        Ok(Self { formats, ..self })
     }
 
     /// Base name of the directory.
@@ -299,9 +301,13 @@ impl ModelDir {
     pub fn warnings(&self) -> &[Warning] {
         &self.warnings
     }
-    /// How the layers' matrices are stored: the first one's type, where they are mixed.
+    /// How each of its matrices is stored.
+    pub fn formats(&self) -> &Formats {
+        &self.formats
+    }
+    /// How most of it is stored: for names and messages.
     pub fn format(&self) -> WeightFormat {
-        self.format
+        self.formats.most()
     }
 
     /// A matrix, to read parts of.
@@ -364,7 +370,6 @@ impl ModelDir {
                 bytes => bytes / format.bytes(1, 1),
             },
             first_output: u64::from(outputs) * part,
-            blocks: tensor.blocks,
             paired: tensor.paired,
             inputs,
             outputs,
@@ -489,11 +494,7 @@ impl ModelDir {
         let bare = usize::from(!pattern.ends_with('!'));
         let (tensor, format) = self.store.tensor(&name, &shape[bare..])?;
         let (shard, offset) = (tensor.shard, tensor.offset);
-        Ok((
-            name.clone(),
-            rows,
-            Run { name, shard, format, offset, count, blocks: tensor.blocks, paired: 0 },
-        ))
+        Ok((name.clone(), rows, Run { name, shard, format, offset, count, paired: 0 }))
     }
 
     fn run(&self, which: Vector) -> Result<Run, ModelError> {
@@ -554,8 +555,7 @@ impl ModelDir {
         let (tensor, format) = self.store.tensor(&name, &shape)?;
         let skip = format.bytes(part, count.into());
         let (shard, offset) = (tensor.shard, tensor.offset + skip);
-        let Tensor { blocks, paired, .. } = *tensor;
-        Ok(Run { name, shard, format, offset, count, blocks, paired })
+        Ok(Run { name, shard, format, offset, count, paired: tensor.paired })
     }
 
     fn full(&self, pattern: &str, layer: u32, ending: &str) -> String {

@@ -8,11 +8,12 @@ mod tests;
 mod tokenizer;
 mod view;
 
-pub(crate) use blocks::Blocks;
+pub(crate) use blocks::{MOST_VALUES, decode};
 pub(crate) use names::renamed;
 pub(crate) use view::View;
 
 use crate::error::{HeaderProblem, ModelError};
+use galaxy_common::WeightFormat;
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     fs::File,
@@ -70,28 +71,21 @@ impl Listed {
 /// What values a tensor has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
-    /// By the name of a format.
-    Plain(&'static str),
-    Blocks(Blocks),
+    Known(WeightFormat),
     /// By its number.
     Unknown(u32),
 }
 
 impl Kind {
     fn of(number: u32) -> Self {
-        match number {
-            0 => Self::Plain("F32"),
-            1 => Self::Plain("F16"),
-            30 => Self::Plain("BF16"),
-            number => Blocks::of(number).map_or(Self::Unknown(number), Self::Blocks),
-        }
+        let known = FORMATS.iter().find(|(n, _)| *n == number);
+        known.map_or(Self::Unknown(number), |(_, format)| Self::Known(*format))
     }
 
     /// Its name in messages.
     pub(crate) fn name(self) -> String {
         match self {
-            Self::Plain(name) => name.to_owned(),
-            Self::Blocks(blocks) => blocks.name().to_owned(),
+            Self::Known(format) => format.name().to_uppercase(),
             Self::Unknown(number) => match KNOWN_ELSEWHERE.iter().find(|(n, _)| *n == number) {
                 Some((_, name)) => (*name).to_owned(),
                 None => format!("GGUF type {number}"),
@@ -101,11 +95,10 @@ impl Kind {
 
     /// Bytes of rows of so many values; none where no whole blocks fit, or nobody knows.
     fn bytes(self, row: u64, rows: u64) -> Option<u64> {
-        let (values, bytes) = match self {
-            Self::Plain("F32") => (1, 4),
-            Self::Plain(_) => (1, 2),
-            Self::Blocks(blocks) => blocks.size(),
-            Self::Unknown(_) => return None,
+        let Self::Known(format) = self else { return None };
+        let (values, bytes) = match format.block() {
+            Some(block) => (block.values.into(), block.bytes.into()),
+            None => (1, format.bytes(1, 1)),
         };
         if !row.is_multiple_of(values) {
             return None;
@@ -113,6 +106,24 @@ impl Kind {
         (row / values).checked_mul(bytes)?.checked_mul(rows)
     }
 }
+
+/// The formats by their numbers in files.
+const FORMATS: [(u32, WeightFormat); 14] = [
+    (0, WeightFormat::F32),
+    (1, WeightFormat::F16),
+    (2, WeightFormat::Q4_0),
+    (3, WeightFormat::Q4_1),
+    (6, WeightFormat::Q5_0),
+    (7, WeightFormat::Q5_1),
+    (8, WeightFormat::Q8_0),
+    (12, WeightFormat::Q4K),
+    (13, WeightFormat::Q5K),
+    (14, WeightFormat::Q6K),
+    (20, WeightFormat::Iq4Nl),
+    (23, WeightFormat::Iq4Xs),
+    (30, WeightFormat::Bf16),
+    (39, WeightFormat::Mxfp4),
+];
 
 /// Types that are told by name when they are refused.
 const KNOWN_ELSEWHERE: [(u32, &str); 16] = [

@@ -20,6 +20,7 @@ mod error;
 mod family;
 mod fields;
 pub mod files;
+mod formats;
 #[doc(hidden)]
 pub mod fuzz;
 pub mod generation;
@@ -48,6 +49,7 @@ mod unused;
 pub use directory::ModelDir;
 pub use error::{HeaderProblem, ModelError};
 pub use fields::Warning;
+pub use formats::Formats;
 pub use gguf::meant as gguf_file;
 pub use matrix::MatrixSource;
 pub use spec::*;

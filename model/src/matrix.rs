@@ -1,8 +1,12 @@
 //! Part of a matrix, read from its file straight to where it is wanted.
 // Hot path of loading: no locks, no logging, no allocation but the caller's scratch.
 
-use crate::{error::ModelError, gguf::Blocks, store::Store};
-use galaxy_common::WeightFormat;
+use crate::{
+    error::ModelError,
+    gguf::{self, decode},
+    store::Store,
+};
+use galaxy_common::{Block, WeightFormat};
 use half::{bf16, f16};
 use std::ops::Range;
 
@@ -16,9 +20,10 @@ const GAP_BYTES: u64 = 16 << 10;
 /// Stored rows that are transposed together: 16 f32 are one cache line.
 const BLOCK: usize = 16;
 
-/// Evaluates `$body` with `$widen` a function from the bytes of a value of a format to f32.
+/// Evaluates `$body` with `$widen` a function from the bytes of a value of a format to f32; `$blocks` where
+/// values stand in blocks.
 macro_rules! each_value {
-    ($format:expr, $widen:ident => $body:expr) => {
+    ($format:expr, $widen:ident => $body:expr, $blocks:expr) => {
         match $format {
             WeightFormat::F32 => {
                 let $widen = f32::from_le_bytes;
@@ -32,7 +37,7 @@ macro_rules! each_value {
                 let $widen = |bytes: [u8; 2]| bf16::from_le_bytes(bytes).to_f32();
                 $body
             }
-            other => unreachable!("{other} stands in blocks"),
+            _ => $blocks,
         }
     };
 }
@@ -43,7 +48,7 @@ pub(crate) fn widen(format: WeightFormat, bytes: &[u8], out: &mut [f32]) {
         for (value, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
             *value = widen(*bytes);
         }
-    });
+    }, decode(format, bytes, out));
 }
 
 /// Which way a checkpoint stores a matrix.
@@ -73,8 +78,6 @@ pub struct MatrixSource<'a> {
     pub(crate) tile: u64,
     /// Where this matrix begins in a fused tensor, counted in outputs.
     pub(crate) first_output: u64,
-    /// How values stand in blocks, if they do.
-    pub(crate) blocks: Option<Blocks>,
     /// Heads of which the two halves of rows take turns; 0: rows stand in order.
     pub(crate) paired: u64,
     pub(crate) inputs: u32,
@@ -123,19 +126,18 @@ impl MatrixSource<'_> {
         scratch: &mut Vec<u8>,
     ) -> Result<(), ModelError> {
         let window = self.window(inputs, outputs, out.len(), stride, at)?;
-        match self.blocks {
-            Some(blocks) => self.read_blocks(blocks, window, out, scratch, |value| value),
-            None => {
-                each_value!(self.format, widen => self.read_paired(window, out, scratch, widen))
-            }
-        }
+        each_value!(
+            self.format,
+            widen => self.read_paired(window, out, scratch, widen),
+            self.read_blocks(window, out, scratch)
+        )
     }
 
     /// Reads `inputs` x `outputs` of the matrix as the file has them: `W` bytes a value. Otherwise as
     /// [`MatrixSource::read_f32`].
     ///
     /// # Errors
-    /// As there, and [`ModelError::Width`] when a value has other than `W` bytes.
+    /// As there, and [`ModelError::Width`] when a value has other than `W` bytes, or stands in a block.
     pub fn read_raw<const W: usize>(
         &self,
         inputs: Range<u32>,
@@ -145,30 +147,79 @@ impl MatrixSource<'_> {
         at: usize,
         scratch: &mut Vec<u8>,
     ) -> Result<(), ModelError> {
-        if self.format.bytes(1, 1) != W as u64 {
+        if self.format.block().is_some() || self.format.bytes(1, 1) != W as u64 {
             return Err(ModelError::Width { tensor: self.name.clone(), format: self.format });
         }
         let window = self.window(inputs, outputs, out.len(), stride, at)?;
-        match self.blocks {
-            Some(blocks) => self.read_blocks(blocks, window, out, scratch, |value| {
-                // As wide as an f32, or it would have been refused.
-                let mut bytes = [0; W];
-                bytes.copy_from_slice(&value.to_le_bytes()[..W]);
-                bytes
-            }),
-            None => self.read_paired(window, out, scratch, |bytes: [u8; W]| bytes),
-        }
+        self.read_paired(window, out, scratch, |bytes: [u8; W]| bytes)
     }
 
-    fn window(
+    /// Reads the blocks of one output as the file has them: all in which some of `inputs` lie, which may begin
+    /// before them and end behind.
+    ///
+    /// # Errors
+    /// When a range does not fit, `out` has other than so many bytes, its values do not stand in blocks, or
+    /// the file cannot be read.
+    pub fn read_raw_blocks(
+        &self,
+        inputs: Range<u32>,
+        output: u32,
+        out: &mut [u8],
+    ) -> Result<(), ModelError> {
+        let part = self.part(inputs, output..output.saturating_add(1))?;
+        let (need, have) = (part.bytes, out.len() as u64);
+        if need != have {
+            return Err(ModelError::Area { tensor: self.name.clone(), need, have });
+        }
+        self.store.read_at(self.shard, out, part.start + self.place(part.rows.start) * part.pitch)
+    }
+
+    /// Reads the blocks of some outputs, as [`MatrixSource::read_raw_blocks`] those of one, one output after
+    /// another; those that stand side by side in the file in one go. `out` has as many bytes then.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read_raw_rows(
         &self,
         inputs: Range<u32>,
         outputs: Range<u32>,
-        area: usize,
-        stride: usize,
-        at: usize,
-    ) -> Result<Window, ModelError> {
-        let sides = [("inputs", &inputs, self.inputs), ("outputs", &outputs, self.outputs)];
+        out: &mut Vec<u8>,
+    ) -> Result<(), ModelError> {
+        let part = self.part(inputs, outputs)?;
+        let rows = part.rows.end - part.rows.start;
+        out.resize((rows * part.bytes) as usize, 0);
+        if out.is_empty() {
+            return Ok(());
+        }
+        if self.paired == 0 && part.bytes == part.pitch {
+            return self.store.read_at(self.shard, out, part.start + part.rows.start * part.pitch);
+        }
+        for (row, out) in part.rows.zip(out.chunks_exact_mut(part.bytes as usize)) {
+            self.store.read_at(self.shard, out, part.start + self.place(row) * part.pitch)?;
+        }
+        Ok(())
+    }
+
+    /// Where the blocks of some outputs lie in which some inputs do.
+    fn part(&self, inputs: Range<u32>, outputs: Range<u32>) -> Result<Part, ModelError> {
+        let Some(block) = self.format.block() else {
+            return Err(ModelError::Width { tensor: self.name.clone(), format: self.format });
+        };
+        self.check(&inputs, &outputs)?;
+        let first = u64::from(inputs.start / block.values);
+        let end = u64::from(inputs.end.div_ceil(block.values)).max(first);
+        let (of_output, bytes) = (self.first_output, u64::from(block.bytes));
+        Ok(Part {
+            start: self.offset + first * bytes,
+            bytes: if inputs.is_empty() { 0 } else { (end - first) * bytes },
+            pitch: self.format.bytes(self.pitch, 1),
+            rows: of_output + u64::from(outputs.start)..of_output + u64::from(outputs.end),
+        })
+    }
+
+    /// Whether there are such inputs and outputs.
+    fn check(&self, inputs: &Range<u32>, outputs: &Range<u32>) -> Result<(), ModelError> {
+        let sides = [("inputs", inputs, self.inputs), ("outputs", outputs, self.outputs)];
         for (what, range, have) in sides {
             if range.start > range.end || range.end > have {
                 return Err(ModelError::Range {
@@ -180,6 +231,18 @@ impl MatrixSource<'_> {
                 });
             }
         }
+        Ok(())
+    }
+
+    fn window(
+        &self,
+        inputs: Range<u32>,
+        outputs: Range<u32>,
+        area: usize,
+        stride: usize,
+        at: usize,
+    ) -> Result<Window, ModelError> {
+        self.check(&inputs, &outputs)?;
         let (rows, columns) = (inputs.len() as u64, outputs.len() as u64);
         let (stride, at) = (stride as u64, at as u64);
         if rows > 0 && columns > 0 {
@@ -229,24 +292,23 @@ impl MatrixSource<'_> {
         Ok(())
     }
 
-    /// Reads whole blocks of rows, and hands over those of their values that lie in the window.
-    fn read_blocks<T>(
+    /// Reads whole blocks of rows, and widens those of their values that lie in the window.
+    fn read_blocks(
         &self,
-        blocks: Blocks,
         window: Window,
-        out: &mut [T],
+        out: &mut [f32],
         scratch: &mut Vec<u8>,
-        convert: impl Fn(f32) -> T,
     ) -> Result<(), ModelError> {
+        let Some(Block { values, bytes, .. }) = self.format.block() else { return Ok(()) };
+        let (values, size) = (u64::from(values), u64::from(bytes));
         let Window { rows, columns, stride, at } = window;
         if rows.is_empty() || columns.is_empty() {
             return Ok(());
         }
-        let (values, size) = blocks.size();
         let row_bytes = self.pitch / values * size;
         let most = (BUFFER_BYTES / size).max(1);
         let (first, end) = (columns.start / values, columns.end.div_ceil(values));
-        let mut wide = [0.0; Blocks::MOST];
+        let mut wide = [0.0; gguf::MOST_VALUES];
         for (place, row) in (at..).zip(rows) {
             let start = self.offset + self.place(row) * row_bytes;
             for block in (first..end).step_by(most as usize) {
@@ -255,11 +317,11 @@ impl MatrixSource<'_> {
                 let bytes = &mut scratch[..(count * size) as usize];
                 self.store.read_at(self.shard, bytes, start + block * size)?;
                 for (block, bytes) in (block..).zip(bytes.chunks_exact(size as usize)) {
-                    blocks.decode(bytes, &mut wide[..values as usize]);
+                    decode(self.format, bytes, &mut wide[..values as usize]);
                     let begin = block * values;
                     for column in begin.max(columns.start)..(begin + values).min(columns.end) {
                         let value = wide[(column - begin) as usize];
-                        out[(column - columns.start) as usize * stride + place] = convert(value);
+                        out[(column - columns.start) as usize * stride + place] = value;
                     }
                 }
             }
@@ -336,6 +398,17 @@ impl MatrixSource<'_> {
 pub(crate) fn in_pairs(at: u64, width: u64) -> u64 {
     let half = (width / 2).max(1);
     at % half * 2 + at / half
+}
+
+/// Blocks of some stored rows.
+struct Part {
+    /// Where those of the first row of all lie in the file.
+    start: u64,
+    /// Bytes of those of one row.
+    bytes: u64,
+    /// Bytes of a whole row.
+    pitch: u64,
+    rows: Range<u64>,
 }
 
 /// What is read, in stored rows and columns, and where it goes.
@@ -445,7 +518,6 @@ mod tests {
             height: u64::from(rows),
             tile: u64::from(columns),
             first_output: u64::from(outputs * part),
-            blocks: None,
             paired: 0,
             inputs,
             outputs,
@@ -535,6 +607,69 @@ mod tests {
         });
     }
 
+    /// Six outputs of 128 inputs in four blocks each, whose bytes count up.
+    fn with_blocks<R>(test: impl FnOnce(MatrixSource<'_>) -> R) -> R {
+        let (format, row) = (WeightFormat::Q8_0, 4 * 34);
+        let bytes = (0..6 * row).map(|at| (at % 251) as u8).collect();
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let text = file(&[("w", "U8", vec![6, row], bytes)]);
+        std::fs::write(directory.path().join("model.safetensors"), text).expect("a file");
+        let store = Store::open(directory.path()).expect("valid");
+        let (tensor, _) = store.listed("w").expect("there");
+        test(MatrixSource {
+            store: &store,
+            name: "w".to_owned(),
+            shard: tensor.shard,
+            format,
+            storage: Storage::OutputRows,
+            offset: tensor.offset,
+            pitch: 128,
+            height: 6,
+            tile: 128,
+            first_output: 0,
+            paired: 0,
+            inputs: 128,
+            outputs: 6,
+        })
+    }
+
+    #[test]
+    fn blocks_are_read_as_they_are_stored() {
+        let of = |outputs: &[usize], blocks: Range<usize>| -> Vec<u8> {
+            let row = |output: &usize| {
+                4 * 34 * output + 34 * blocks.start..4 * 34 * output + 34 * blocks.end
+            };
+            outputs.iter().flat_map(row).map(|at| (at % 251) as u8).collect()
+        };
+        with_blocks(|mut m| {
+            let mut out = Vec::new();
+            let mut rows = |m: &MatrixSource<'_>, inputs, outputs| {
+                m.read_raw_rows(inputs, outputs, &mut out).expect("in range");
+                out.clone()
+            };
+            assert_eq!(rows(&m, 0..128, 1..4), of(&[1, 2, 3], 0..4));
+            // Parts of blocks are whole ones.
+            assert_eq!(rows(&m, 40..65, 2..5), of(&[2, 3, 4], 1..3));
+            assert_eq!(rows(&m, 31..32, 5..6), of(&[5], 0..1));
+            assert!(rows(&m, 32..32, 0..6).is_empty());
+            assert!(rows(&m, 0..128, 3..3).is_empty());
+            let mut one = vec![0; 2 * 34];
+            m.read_raw_blocks(40..65, 3, &mut one).expect("in range");
+            assert_eq!(one, of(&[3], 1..3));
+            let wrong = m.read_raw_blocks(40..66, 3, &mut one[1..]);
+            assert!(matches!(wrong, Err(ModelError::Area { need: 68, have: 67, .. })));
+            let beyond = m.read_raw_blocks(40..65, 6, &mut one);
+            assert!(matches!(beyond, Err(ModelError::Range { what: "outputs", .. })));
+            let raw = m.read_raw(0..1, 0..1, &mut [[0; 2]], 1, 0, &mut Vec::new());
+            assert!(matches!(raw, Err(ModelError::Width { .. })));
+            m.paired = 1;
+            assert_eq!(rows(&m, 0..128, 1..5), of(&[2, 4, 1, 3], 0..4));
+            m.format = WeightFormat::F16;
+            let raw = m.read_raw_rows(0..128, 0..1, &mut Vec::new());
+            assert!(matches!(raw, Err(ModelError::Width { .. })));
+        });
+    }
+
     #[test]
     fn a_file_that_shrinks_later_is_an_error() {
         with(4, 6, (1, 0), Storage::OutputRows, WeightFormat::F32, |mut m| {
@@ -552,7 +687,7 @@ mod tests {
             (outputs, o) in (1u32..60).prop_flat_map(|n| (Just(n), (0..=n, 0..=n))),
             part in (1u32..4).prop_flat_map(|n| (Just(n), 0..n)),
             by_output in any::<bool>(),
-            format in prop_oneof![Just(WeightFormat::F32), Just(WeightFormat::F16), Just(WeightFormat::Bf16)],
+            format in prop::sample::select(&WeightFormat::FLOATS[..]),
         ) {
             let storage = if by_output { Storage::OutputRows } else { Storage::InputRows };
             let i = i.0.min(i.1)..i.0.max(i.1);
@@ -563,7 +698,7 @@ mod tests {
                 check_f32(&m, i.clone(), o.clone(), &|i, o| match format {
                     WeightFormat::F32 => value(i, o + shift),
                     WeightFormat::F16 => f16::from_bits(bits(i, o + shift)).to_f32(),
-                    WeightFormat::Bf16 => bf16::from_bits(bits(i, o + shift)).to_f32(),
+                    _ => bf16::from_bits(bits(i, o + shift)).to_f32(),
                 });
                 if format != WeightFormat::F32 {
                     let mut out = vec![[0; 2]; i.len() * o.len()];

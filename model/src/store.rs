@@ -3,7 +3,7 @@
 use crate::{
     config,
     error::{HeaderProblem, ModelError},
-    gguf::{Blocks, Gguf, Kind, renamed},
+    gguf::{Gguf, Kind, renamed},
     pieces::Pieces,
     proof::Proof,
     recognise,
@@ -49,8 +49,8 @@ pub(crate) struct Tensor {
     pub(crate) bytes: u64,
     /// Bytes of a row in one tile, where tiles lie one after another; 0: row after row.
     pub(crate) tile: u64,
-    /// How values stand in blocks, if they do.
-    pub(crate) blocks: Option<Blocks>,
+    /// How values are stored, if that is known.
+    format: Option<WeightFormat>,
     /// Heads of which the two halves of rows take turns; 0: rows stand in order.
     pub(crate) paired: u64,
 }
@@ -156,9 +156,9 @@ impl Store {
                         format!("{rows} rows of {} are no {paired} heads of pairs", listed.name);
                     return Err(ModelError::Gguf { path, why });
                 }
-                let blocks = match listed.kind {
-                    Kind::Blocks(blocks) => Some(blocks),
-                    _ => None,
+                let format = match listed.kind {
+                    Kind::Known(format) => Some(format),
+                    Kind::Unknown(_) => None,
                 };
                 let tensor = Tensor {
                     shard,
@@ -167,7 +167,7 @@ impl Store {
                     offset: listed.offset,
                     bytes: listed.bytes,
                     tile: 0,
-                    blocks,
+                    format,
                     paired,
                 };
                 if store.tensors.insert(name.clone(), tensor).is_some() {
@@ -195,7 +195,7 @@ impl Store {
                 offset: 0,
                 bytes: bytes.ok_or_else(impossible)?,
                 tile: 0,
-                blocks: None,
+                format: format(dtype),
                 paired: 0,
             };
             if known.insert(name.clone(), tensor).is_some() {
@@ -269,12 +269,12 @@ impl Store {
             }
             let tensor = Tensor {
                 shard,
+                format: format(&entry.dtype),
                 dtype: entry.dtype,
                 shape: entry.shape,
                 offset: start + entry.data_offsets.0,
                 bytes: entry.data_offsets.1 - entry.data_offsets.0,
                 tile: 0,
-                blocks: None,
                 paired: 0,
             };
             if self.tensors.contains_key(&name) {
@@ -317,16 +317,12 @@ impl Store {
                 have: tensor.shape.clone(),
             });
         }
-        match tensor.dtype.parse() {
-            // Whoever reads it gets what the blocks stand for.
-            _ if tensor.blocks.is_some() => Ok((tensor, WeightFormat::F32)),
-            Ok(format) => Ok((tensor, format)),
-            Err(_) => Err(ModelError::TensorType {
-                path: path(),
-                tensor: name.to_owned(),
-                dtype: tensor.dtype.clone(),
-            }),
-        }
+        let unknown = || ModelError::TensorType {
+            path: path(),
+            tensor: name.to_owned(),
+            dtype: tensor.dtype.clone(),
+        };
+        Ok((tensor, tensor.format.ok_or_else(unknown)?))
     }
 
     /// Fills `out` from byte `at` of a shard.
@@ -503,6 +499,11 @@ fn bits(dtype: &str) -> Option<u64> {
         "I64" | "U64" | "F64" | "C64" => 64,
         _ => return None,
     })
+}
+
+/// The format of a type of safetensors files, of which the size was checked.
+fn format(dtype: &str) -> Option<WeightFormat> {
+    bits(dtype).and_then(|_| dtype.parse().ok())
 }
 
 /// The tensors of a header, in the order of their bytes, which follow one another without a gap.

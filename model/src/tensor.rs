@@ -3,7 +3,7 @@
 use crate::spec::*;
 
 /// A matrix of a model, by layer. Mathematically `[inputs, outputs]` whatever its storage.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Matrix {
     /// `[hidden, heads * head_width]`.
     Query(u32),

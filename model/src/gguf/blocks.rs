@@ -1,151 +1,75 @@
-//! Values in blocks of few bits, as GGUF files have them: what a block takes, and what its values are.
+//! Values in blocks of few bits, as GGUF files have them.
 //!
 //! Values are those of the reference (`gguf.quants` of PyPI `gguf`) to the bit: the same products and sums in
 //! f32, in the same order.
 
+use galaxy_common::WeightFormat;
 use half::f16;
 
-/// How the values of a tensor stand in blocks.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) enum Blocks {
-    /// 32 values of 4 bits and a scale.
-    Q4_0,
-    /// The same with a minimum.
-    Q4_1,
-    /// 32 values of 5 bits and a scale.
-    Q5_0,
-    /// The same with a minimum.
-    Q5_1,
-    /// 32 values of 8 bits and a scale.
-    Q8_0,
-    /// 256 values of 4 bits; scales and minima of 32 have 6 bits.
-    Q4K,
-    /// The same with values of 5 bits.
-    Q5K,
-    /// 256 values of 6 bits; scales of 16 have 8 bits.
-    Q6K,
-    /// 32 values of 16 that are not evenly apart, and a scale.
-    Iq4Nl,
-    /// 256 of them; scales of 32 have 6 bits.
-    Iq4Xs,
-    /// 32 floats of 4 bits, and an exponent.
-    Mxfp4,
-}
+/// Most values of a block.
+pub(crate) const MOST_VALUES: usize = 256;
 
 /// The values that 4 bits of IQ4 stand for.
 const NOT_LINEAR: [i8; 16] =
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 /// Twice the values that 4 bits of MXFP4 stand for.
 const FLOATS: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
-impl Blocks {
-    /// Most values of a block.
-    pub(crate) const MOST: usize = 256;
 
-    /// By their number in GGUF files.
-    pub(crate) fn of(number: u32) -> Option<Self> {
-        Some(match number {
-            2 => Self::Q4_0,
-            3 => Self::Q4_1,
-            6 => Self::Q5_0,
-            7 => Self::Q5_1,
-            8 => Self::Q8_0,
-            12 => Self::Q4K,
-            13 => Self::Q5K,
-            14 => Self::Q6K,
-            20 => Self::Iq4Nl,
-            23 => Self::Iq4Xs,
-            39 => Self::Mxfp4,
-            _ => return None,
-        })
-    }
-
-    /// The name that people know.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Q4_0 => "Q4_0",
-            Self::Q4_1 => "Q4_1",
-            Self::Q5_0 => "Q5_0",
-            Self::Q5_1 => "Q5_1",
-            Self::Q8_0 => "Q8_0",
-            Self::Q4K => "Q4_K",
-            Self::Q5K => "Q5_K",
-            Self::Q6K => "Q6_K",
-            Self::Iq4Nl => "IQ4_NL",
-            Self::Iq4Xs => "IQ4_XS",
-            Self::Mxfp4 => "MXFP4",
-        }
-    }
-
-    /// Values of a block, and its bytes.
-    pub(crate) const fn size(self) -> (u64, u64) {
-        match self {
-            Self::Q4_0 | Self::Iq4Nl => (32, 18),
-            Self::Q4_1 => (32, 20),
-            Self::Q5_0 => (32, 22),
-            Self::Q5_1 => (32, 24),
-            Self::Q8_0 => (32, 34),
-            Self::Mxfp4 => (32, 17),
-            Self::Q4K => (256, 144),
-            Self::Q5K => (256, 176),
-            Self::Q6K => (256, 210),
-            Self::Iq4Xs => (256, 136),
-        }
-    }
-
-    /// The values of whole blocks. Bytes that make no whole block are left out.
-    pub(crate) fn decode(self, bytes: &[u8], out: &mut [f32]) {
-        let (values, size) = self.size();
-        let blocks = bytes.chunks_exact(size as usize).zip(out.chunks_exact_mut(values as usize));
-        for (block, out) in blocks {
-            match self {
-                Self::Q4_0 => {
-                    let d = half(block, 0);
-                    nibbles(&block[2..18], out, |q| d * (f32::from(q) - 8.0));
+/// The values of whole blocks. Bytes that make no whole block are left out; of a format without blocks, all.
+pub(crate) fn decode(format: WeightFormat, bytes: &[u8], out: &mut [f32]) {
+    let Some(block) = format.block() else { return };
+    let (values, size) = (block.values as usize, block.bytes as usize);
+    let blocks = bytes.chunks_exact(size).zip(out.chunks_exact_mut(values));
+    for (block, out) in blocks {
+        match format {
+            WeightFormat::Q4_0 => {
+                let d = half(block, 0);
+                nibbles(&block[2..18], out, |q| d * (f32::from(q) - 8.0));
+            }
+            WeightFormat::Q4_1 => {
+                let (d, m) = (half(block, 0), half(block, 2));
+                nibbles(&block[4..20], out, |q| d * f32::from(q) + m);
+            }
+            WeightFormat::Q5_0 => {
+                let d = half(block, 0);
+                let fifths = u32::from_le_bytes([block[2], block[3], block[4], block[5]]);
+                fives(&block[6..22], fifths, out, |q| d * (f32::from(q) - 16.0));
+            }
+            WeightFormat::Q5_1 => {
+                let (d, m) = (half(block, 0), half(block, 2));
+                let fifths = u32::from_le_bytes([block[4], block[5], block[6], block[7]]);
+                fives(&block[8..24], fifths, out, |q| d * f32::from(q) + m);
+            }
+            WeightFormat::Q8_0 => {
+                let d = half(block, 0);
+                for (value, q) in out.iter_mut().zip(&block[2..34]) {
+                    *value = f32::from(*q as i8) * d;
                 }
-                Self::Q4_1 => {
-                    let (d, m) = (half(block, 0), half(block, 2));
-                    nibbles(&block[4..20], out, |q| d * f32::from(q) + m);
-                }
-                Self::Q5_0 => {
-                    let d = half(block, 0);
-                    let fifths = u32::from_le_bytes([block[2], block[3], block[4], block[5]]);
-                    fives(&block[6..22], fifths, out, |q| d * (f32::from(q) - 16.0));
-                }
-                Self::Q5_1 => {
-                    let (d, m) = (half(block, 0), half(block, 2));
-                    let fifths = u32::from_le_bytes([block[4], block[5], block[6], block[7]]);
-                    fives(&block[8..24], fifths, out, |q| d * f32::from(q) + m);
-                }
-                Self::Q8_0 => {
-                    let d = half(block, 0);
-                    for (value, q) in out.iter_mut().zip(&block[2..34]) {
-                        *value = f32::from(*q as i8) * d;
-                    }
-                }
-                Self::Iq4Nl => {
-                    let d = half(block, 0);
-                    nibbles(&block[2..18], out, |q| d * f32::from(NOT_LINEAR[usize::from(q)]));
-                }
-                Self::Mxfp4 => {
-                    // 2^(e - 128), and half of the smallest normal number below that.
-                    let d = match block[0] {
-                        e @ 0..=1 => f32::from_bits(0x0020_0000 << e),
-                        e => f32::from_bits((u32::from(e) - 1) << 23),
-                    };
-                    nibbles(&block[1..17], out, |q| d * f32::from(FLOATS[usize::from(q)]));
-                }
-                Self::Q4K => k(block, &[], &block[16..144], out),
-                Self::Q5K => k(block, &block[16..48], &block[48..176], out),
-                Self::Q6K => sixes(block, out),
-                Self::Iq4Xs => {
-                    let (d, high) = (half(block, 0), u16::from_le_bytes([block[2], block[3]]));
-                    for (sub, out) in out.chunks_exact_mut(32).enumerate() {
-                        let low = block[4 + sub / 2] >> (4 * (sub % 2)) & 15;
-                        let scale = u16::from(low) | (high >> (2 * sub) & 3) << 4;
-                        let d = d * (f32::from(scale) - 32.0);
-                        let quants = &block[8 + 16 * sub..][..16];
-                        nibbles(quants, out, |q| d * f32::from(NOT_LINEAR[usize::from(q)]));
-                    }
+            }
+            WeightFormat::Iq4Nl => {
+                let d = half(block, 0);
+                nibbles(&block[2..18], out, |q| d * f32::from(NOT_LINEAR[usize::from(q)]));
+            }
+            WeightFormat::Mxfp4 => {
+                // 2^(e - 128), and half of the smallest normal number below that.
+                let d = match block[0] {
+                    e @ 0..=1 => f32::from_bits(0x0020_0000 << e),
+                    e => f32::from_bits((u32::from(e) - 1) << 23),
+                };
+                nibbles(&block[1..17], out, |q| d * f32::from(FLOATS[usize::from(q)]));
+            }
+            WeightFormat::F32 | WeightFormat::F16 | WeightFormat::Bf16 => {}
+            WeightFormat::Q4K => k(block, &[], &block[16..144], out),
+            WeightFormat::Q5K => k(block, &block[16..48], &block[48..176], out),
+            WeightFormat::Q6K => sixes(block, out),
+            WeightFormat::Iq4Xs => {
+                let (d, high) = (half(block, 0), u16::from_le_bytes([block[2], block[3]]));
+                for (sub, out) in out.chunks_exact_mut(32).enumerate() {
+                    let low = block[4 + sub / 2] >> (4 * (sub % 2)) & 15;
+                    let scale = u16::from(low) | (high >> (2 * sub) & 3) << 4;
+                    let d = d * (f32::from(scale) - 32.0);
+                    let quants = &block[8 + 16 * sub..][..16];
+                    nibbles(quants, out, |q| d * f32::from(NOT_LINEAR[usize::from(q)]));
                 }
             }
         }
@@ -195,7 +119,7 @@ fn k(block: &[u8], fifths: &[u8], quants: &[u8], out: &mut [f32]) {
 fn sixes(block: &[u8], out: &mut [f32]) {
     let (low, high, scales, d) =
         (&block[..128], &block[128..192], &block[192..208], half(block, 208));
-    for (at, value) in out.iter_mut().enumerate().take(Blocks::MOST) {
+    for (at, value) in out.iter_mut().enumerate().take(MOST_VALUES) {
         let (part, within) = (at / 128, at % 128);
         let (quarter, l) = (within / 32, within % 32);
         let four = low[64 * part + l + 32 * (quarter % 2)] >> (4 * (quarter / 2)) & 15;

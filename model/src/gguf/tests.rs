@@ -1,5 +1,5 @@
 use super::*;
-use crate::{ModelDir, testing::golden};
+use crate::{Formats, Matrix, ModelDir, testing::golden};
 use std::os::unix::fs::FileExt;
 
 fn types() -> (File, Gguf, Vec<f32>) {
@@ -22,18 +22,16 @@ fn values_are_those_of_the_reference_to_the_bit() {
         file.read_exact_at(&mut bytes, tensor.offset).expect("its bytes");
         let rest = values.split_off(3 * 512);
         let want = std::mem::replace(&mut values, rest);
-        let Kind::Blocks(blocks) = tensor.kind else {
-            assert!(["F32", "F16"].contains(&tensor.name.as_str()));
-            continue;
-        };
-        kinds.push(blocks.name());
-        assert_eq!(blocks.name(), tensor.name);
+        assert_eq!(tensor.kind.name(), tensor.name);
+        let Kind::Known(format) = tensor.kind else { panic!("{} is known", tensor.name) };
+        kinds.push(format);
         let mut out = vec![f32::NAN; 3 * 512];
-        blocks.decode(&bytes, &mut out);
+        crate::matrix::widen(format, &bytes, &mut out);
         let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
         assert!(bits(&out) == bits(&want), "{}", tensor.name);
     }
-    assert_eq!(kinds.len(), 11);
+    // Those in blocks, and two of the others.
+    assert_eq!(kinds.len(), 13);
 }
 
 /// A file of these fields and tensors, in the words of the format.
@@ -141,6 +139,14 @@ fn damaged_heads_are_named() {
 
 /// A small model in f32 whose rows of queries stand in pairs.
 fn model(change: impl Fn(&mut Vec<(&'static str, Value)>)) -> Result<ModelDir, String> {
+    model_in(change, |_| 0)
+}
+
+/// The same with tensors of these types.
+fn model_in(
+    change: impl Fn(&mut Vec<(&'static str, Value)>),
+    kind: impl Fn(&str) -> u32,
+) -> Result<ModelDir, String> {
     let number = |n: u64| Value::Whole(n.into());
     let texts =
         |all: &[&str]| Value::List(all.iter().map(|t| Value::Text((*t).to_owned())).collect());
@@ -177,9 +183,10 @@ fn model(change: impl Fn(&mut Vec<(&'static str, Value)>)) -> Result<ModelDir, S
     ];
     let mut at = 0;
     let listed = tensors.map(|(name, shape)| {
-        let offset = at;
-        at += 4 * shape.iter().product::<u64>();
-        (name, shape, 0, offset)
+        let (offset, kind) = (at, kind(name));
+        at += Kind::of(kind).bytes(shape[0], shape[1..].iter().product()).expect("a known type");
+        at = at.next_multiple_of(ALIGNMENT);
+        (name, shape, kind, offset)
     });
     let mut bytes = written(&fields, &listed, at as usize);
     let start = bytes.len() - at as usize;
@@ -210,6 +217,38 @@ fn rows_of_queries_are_put_in_order() {
     let values = model.matrix(crate::Matrix::Value(0)).expect("values");
     values.read_f32(0..1, 0..16, &mut out, 16, 0, &mut scratch).expect("it is there");
     assert!(out[..16].windows(2).all(|pair| pair[1] - pair[0] == 32.0));
+}
+
+#[test]
+fn each_matrix_has_the_format_of_its_tensor() {
+    let formats = |name| {
+        let path = golden("").parent().expect("a folder").join("gguf").join(name);
+        ModelDir::open(&path).expect("a model").formats().clone()
+    };
+    let (four, eight) = (WeightFormat::Q4_0, WeightFormat::Q8_0);
+    assert_eq!(formats("tiny.gguf"), Formats::all(four).with_vectors(WeightFormat::F32));
+    let kind = |name: &str| match name {
+        "blk.0.attn_v.weight" | "blk.0.attn_q.weight" => 8,
+        name if name.contains("norm") => 0,
+        _ => 2,
+    };
+    let model = model_in(|_| (), kind).expect("a model");
+    let mixed = Formats::all(four).with_vectors(WeightFormat::F32);
+    let mixed = mixed.with(Matrix::Value(0), eight).with(Matrix::Query(0), eight);
+    assert_eq!((model.formats(), model.format()), (&mixed, four));
+    // Rows of queries are put in order, whether they are widened or not.
+    let source = model.matrix(Matrix::Query(0)).expect("queries");
+    assert_eq!(source.format(), eight);
+    let (mut wide, mut raw) = (vec![0.0; 32 * 32], Vec::new());
+    source.read_f32(0..32, 0..32, &mut wide, 32, 0, &mut Vec::new()).expect("it is there");
+    source.read_raw_rows(0..32, 0..32, &mut raw).expect("it is there");
+    let mut own = [0.0; 32];
+    for (output, bytes) in raw.chunks_exact(34).enumerate() {
+        decode(eight, bytes, &mut own);
+        let same =
+            |(input, value): (usize, &f32)| value.to_bits() == wide[32 * input + output].to_bits();
+        assert!(own.iter().enumerate().all(same), "output {output}");
+    }
 }
 
 /// Programs whose JSON keeps its order, and those whose JSON sorts it, take it for the same model.

@@ -20,10 +20,11 @@ const LARGEST: u64 = 1 << 48;
 /// leave when they are used.
 ///
 /// Pieces are the matrices that a device holds, or columns of them; they have numbers
-/// (`galaxy_graph::holdings::pieces`).
+/// (`galaxy_graph::pieces::pieces`).
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Streaming {
-    /// Of the matrices, as they stand in the file and in the buffer.
+    /// Of most of the matrices, as they stand in the file and in the buffer: each in its own format, or f32 where
+    /// all are widened.
     pub format: WeightFormat,
     /// Most bytes of a piece of a matrix that can be cut.
     pub piece: Bytes,

@@ -10,9 +10,12 @@ use galaxy_common::{
     BatchShape, Breadth, Bytes, Cache, DeviceName, Epoch, Row, SequenceNumber, Span, Stint, Text,
     plan::{DevicePlan, Phase, Plan, Strategy},
 };
-use galaxy_engine::{compute::Inputs, generate::Told};
+use galaxy_engine::{
+    compute::{Inputs, choice::EngineChoice},
+    generate::Told,
+};
 use galaxy_graph::{Lowered, Program, digest, program::Output};
-use galaxy_model::ModelSpec;
+use galaxy_model::{Formats, ModelDir, ModelSpec};
 use std::{
     future::Future,
     pin::Pin,
@@ -225,12 +228,17 @@ pub(crate) struct Dispatch {
 /// Dispatches by shape. The programs themselves are the workers' matter.
 pub(crate) struct Dispatches {
     spec: ModelSpec,
+    formats: Formats,
     kept: Mutex<Lowered<Arc<Dispatch>>>,
 }
 
 impl Dispatches {
-    pub(crate) fn new(spec: ModelSpec) -> Self {
-        Self { spec, kept: Mutex::new(Lowered::new(LOWERED)) }
+    pub(crate) fn new(model: &ModelDir) -> Self {
+        Self {
+            spec: model.spec().clone(),
+            formats: EngineChoice::Cpu.holds(model.formats()),
+            kept: Mutex::new(Lowered::new(LOWERED)),
+        }
     }
 
     /// The dispatch of a shape; `busy` predicts its programs. Blocks: not for an async task.
@@ -250,7 +258,7 @@ impl Dispatches {
             })
         };
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = kept.get(&self.spec, plan, phase, shape, dispatch);
+        let found = kept.get(&self.spec, &self.formats, plan, phase, shape, dispatch);
         found.map_err(|e| RequestError::Internal { why: e.to_string() })
     }
 }

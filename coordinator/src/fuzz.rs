@@ -10,7 +10,7 @@ use crate::{
 };
 use galaxy_common::{DeviceName, LinkProfile, LinkType, RequestId};
 use galaxy_engine::generate;
-use galaxy_model::ModelSpec;
+use galaxy_model::{Formats, ModelSpec};
 use galaxy_proto::v1;
 use std::time::Duration;
 use tonic::{Status, metadata::MetadataMap};
@@ -60,7 +60,7 @@ pub fn trace(
     spec: &ModelSpec,
     measured: Vec<(TracedProgram, Vec<Timeline>)>,
 ) -> Result<Trace, RequestError> {
-    Trace::new(spec, RequestId(1), measured, 0)
+    Trace::new((spec, &Formats::default()), RequestId(1), measured, 0)
 }
 
 /// What a client is told of a token, by what a device says of it; the vocabulary has so many.

@@ -10,6 +10,7 @@ use galaxy_common::{
     BatchShape, Bytes, Cache, ClusterProfile, DeviceName, ProfileError, Reading, Wanted,
     plan::{BlockAssignment, DevicePlan, Layout, LinkType, Mode, Modes, Plan, Strategy, WireType},
 };
+use galaxy_engine::compute::choice::EngineChoice;
 use galaxy_graph::{
     Costs, LowerError, Program,
     budget::{self, Needs},
@@ -198,9 +199,11 @@ pub fn by_shares(
             share: device.and_then(|d| d.share).unwrap_or(1.0),
         }
     });
+    let formats = &EngineChoice::Cpu.holds(model.formats());
     let terms = Terms {
         model: model.name(),
         fingerprint: model.fingerprint(),
+        formats,
         strategy: cluster.strategy,
         wire: cluster.wires()[0],
         tiles: cluster.tiles.unwrap_or(DEFAULT_TILES),
@@ -210,14 +213,14 @@ pub fn by_shares(
     let mut plan = share::plan(model.spec(), &terms, &members.collect::<Vec<_>>())?;
     // By hand nothing is measured: what was allowed is meant.
     plan.link = if cluster.plain { LinkType::Plain } else { cluster.links()[0] };
-    let (spec, width) = (model.spec(), model.format());
-    let mut needs = budget::needs_all(spec, width, &plan)?;
+    let spec = model.spec();
+    let mut needs = budget::needs_all(spec, formats, &plan)?;
     // What no memory holds comes from disk.
     let way = stream::Way::named(cluster.weights);
     let may = cluster.weights != Reading::Preload;
-    if let Some(Ok(fitted)) = may.then(|| stream::fitted(spec, width, &plan, &needs, way)) {
+    if let Some(Ok(fitted)) = may.then(|| stream::fitted(spec, formats, &plan, &needs, way)) {
         plan = fitted;
-        needs = budget::needs_all(spec, width, &plan)?;
+        needs = budget::needs_all(spec, formats, &plan)?;
     }
     for (device, needs) in plan.ring.iter().zip(&needs) {
         if needs.total() > device.budget {
@@ -296,7 +299,7 @@ pub fn ask<T>(
 ) -> T {
     question(&Request {
         spec: model.spec(),
-        format: model.format(),
+        formats: &EngineChoice::Cpu.holds(model.formats()),
         model: model.name(),
         fingerprint: model.fingerprint(),
         shape: &model.shape_key(),

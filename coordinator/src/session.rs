@@ -27,6 +27,7 @@ use crate::{
 use answer::Answer;
 use files::Files;
 use galaxy_common::RequestId;
+use galaxy_engine::compute::choice::EngineChoice;
 use galaxy_model::{ModelDir, ModelSpec};
 use std::{
     future::Future,
@@ -168,8 +169,12 @@ impl Session {
         if let (true, Some(error)) = (timelines.is_empty(), last) {
             return Err(error);
         }
-        let spec = self.spec().clone();
-        blocking(move || Trace::new(&spec, entry.request, timelines, missing)).await?
+        let model = self.inner.model.clone();
+        let trace = move || {
+            let formats = EngineChoice::Cpu.holds(model.formats());
+            Trace::new((model.spec(), &formats), entry.request, timelines, missing)
+        };
+        blocking(trace).await?
     }
 
     /// Takes no more requests, and waits until those that were taken are answered.

@@ -12,7 +12,7 @@ use galaxy_graph::{
     program::Lane,
     timeline::{Times, lane_use, span, traffic},
 };
-use galaxy_model::ModelSpec;
+use galaxy_model::{Formats, ModelSpec};
 use std::{collections::VecDeque, sync::Arc};
 
 /// Requests that are kept. Workers keep as many programs.
@@ -105,7 +105,7 @@ impl Trace {
     /// Joins measured times with what the programs say; of `missing` programs there are none any
     /// more. Blocks: it lowers the programs again.
     pub(crate) fn new(
-        spec: &ModelSpec,
+        (spec, formats): (&ModelSpec, &Formats),
         request: RequestId,
         measured: Vec<(TracedProgram, Vec<Timeline>)>,
         missing: usize,
@@ -113,8 +113,9 @@ impl Trace {
         let mut devices: Vec<DeviceSum> = Vec::new();
         let mut writer = chrome::Writer::new(request);
         for (traced, timelines) in measured {
-            let programs = lower(spec, &traced.plan, traced.phase, &traced.shape.unbound())
-                .map_err(|e| RequestError::Internal { why: e.to_string() })?;
+            let programs =
+                lower(spec, formats, &traced.plan, traced.phase, &traced.shape.unbound())
+                    .map_err(|e| RequestError::Internal { why: e.to_string() })?;
             for ((rank, part), (program, timeline)) in
                 traced.plan.ranked().zip(programs.iter().zip(&timelines))
             {

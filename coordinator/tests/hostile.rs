@@ -64,6 +64,7 @@ impl World {
         let terms = Terms {
             model: model.name(),
             fingerprint: model.fingerprint(),
+            formats: model.formats(),
             strategy: Strategy::Local,
             wire: WireType::F32,
             tiles: 1,

@@ -6,7 +6,7 @@
 mod standin;
 
 use galaxy_common::{
-    Bytes, Cache, ClusterProfile, DeviceName, Epoch, Rank, Strategy, Wanted, WeightFormat, WireType,
+    Bytes, Cache, ClusterProfile, DeviceName, Epoch, Rank, Strategy, Wanted, WireType,
 };
 use galaxy_coord::{
     Cluster, Fleet, Input, Limits, Notice, Planning, ProfileSource, RemoteFleet, RequestError,
@@ -326,6 +326,7 @@ fn too_little() -> String {
     let terms = Terms {
         model: model.name(),
         fingerprint: model.fingerprint(),
+        formats: model.formats(),
         strategy: Strategy::Local,
         wire: WireType::F32,
         tiles: 1,
@@ -335,7 +336,7 @@ fn too_little() -> String {
     let name = DeviceName::new("fast").unwrap();
     let member = Member { name, budget: Bytes(1 << 40), threads: 1, share: 1.0 };
     let plan = share::plan(model.spec(), &terms, &[member]).unwrap();
-    let needs = budget::needs_all(model.spec(), WeightFormat::F32, &plan).unwrap()[0];
+    let needs = budget::needs_all(model.spec(), model.formats(), &plan).unwrap()[0];
     format!("{}B", needs.total().0 - 30_000)
 }
 

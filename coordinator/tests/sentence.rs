@@ -60,6 +60,7 @@ fn session(name: &str) -> Session {
     let terms = Terms {
         model: model.name(),
         fingerprint: model.fingerprint(),
+        formats: model.formats(),
         strategy: Strategy::Galaxy,
         wire: WireType::F32,
         tiles: 2,

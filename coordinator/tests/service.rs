@@ -69,6 +69,7 @@ fn plan_with(model: &ModelDir, shares: &[f64], strategy: Strategy, cache: Cache)
     let terms = Terms {
         model: model.name(),
         fingerprint: model.fingerprint(),
+        formats: model.formats(),
         strategy,
         wire: WireType::F32,
         tiles: 2,

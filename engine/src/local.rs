@@ -21,7 +21,7 @@ use galaxy_common::{
 use galaxy_graph::{
     LowerError, Lowered, Program, Selected, Selection, links, operators::OperatorGraph,
 };
-use galaxy_model::ModelDir;
+use galaxy_model::{Formats, ModelDir};
 use std::{
     ops::ControlFlow,
     path::Path,
@@ -71,6 +71,8 @@ const KEPT: usize = 8;
 /// All devices of a plan in this process.
 pub struct LocalCluster {
     dir: Arc<ModelDir>,
+    /// The formats of its matrices in programs.
+    formats: Formats,
     plan: Arc<Plan>,
     executors: Vec<Executor>,
     streams: Vec<Option<Arc<Stream>>>,
@@ -116,7 +118,9 @@ impl LocalCluster {
         let (plan, state) = (Arc::new(plan), Mutex::default());
         let programs = Mutex::new(Lowered::new(KEPT));
         let selected = Mutex::default();
-        let cluster = Self { dir, plan, executors, streams, programs, selected, state, tables };
+        let formats = EngineChoice::Cpu.holds(dir.formats());
+        let cluster =
+            Self { dir, formats, plan, executors, streams, programs, selected, state, tables };
         cluster.connect(&mut cluster.lock());
         Ok(cluster)
     }
@@ -178,7 +182,9 @@ impl LocalCluster {
         let selected = self.selected.lock().unwrap_or_else(PoisonError::into_inner).clone();
         Ok(match selected {
             Some(selected) => programs.get_selected(&selected, phase, shape, shared)?,
-            None => programs.get(self.dir.spec(), &self.plan, phase, shape, shared)?,
+            None => {
+                programs.get(self.dir.spec(), &self.formats, &self.plan, phase, shape, shared)?
+            }
         })
     }
 
@@ -191,7 +197,7 @@ impl LocalCluster {
         let spec = self.dir.spec();
         let part = match selection == Selection::all(spec) {
             true => None,
-            false => Some(Arc::new(Selected::new(spec, &self.plan, selection)?)),
+            false => Some(Arc::new(Selected::new(spec, &self.formats, &self.plan, selection)?)),
         };
         *self.selected.lock().unwrap_or_else(PoisonError::into_inner) = part;
         Ok(())

@@ -44,6 +44,7 @@ fn allocated(strategy: Strategy, devices: usize, samplings: &[Sampling]) -> usiz
     let terms = Terms {
         model: model.name(),
         fingerprint: model.fingerprint(),
+        formats: model.formats(),
         strategy,
         wire: WireType::F32,
         tiles: 2,
@@ -88,7 +89,9 @@ fn allocated(strategy: Strategy, devices: usize, samplings: &[Sampling]) -> usiz
             let rows = tokens.len() as u32 / sequences;
             let segment = |slot| Segment { slot, past, kept: true, rows, wanted };
             let program = |shape: &BatchShape| -> Result<Arc<Program>, RunError> {
-                Ok(Arc::new(lower(model.spec(), &plan, phase, shape).unwrap().remove(rank)))
+                Ok(Arc::new(
+                    lower(model.spec(), model.formats(), &plan, phase, shape).unwrap().remove(rank),
+                ))
             };
             let shape = BatchShape::new((0..sequences).map(segment).collect()).unwrap();
             let first = Job {

@@ -73,7 +73,7 @@ fn run(
     shape: &BatchShape,
     inputs: impl Into<Inputs>,
 ) -> Vec<Vec<f32>> {
-    let program = &lower(dir.spec(), plan, Phase::Prefill, shape).unwrap()[0];
+    let program = &lower(dir.spec(), dir.formats(), plan, Phase::Prefill, shape).unwrap()[0];
     let labels = dir.spec().head.labels();
     let mut outputs: Vec<Vec<f32>> = program
         .outputs
@@ -124,8 +124,8 @@ fn check(name: &str, threads: u16) {
     });
     let shard = shard.unwrap();
     let graph = OperatorGraph::of(dir.spec());
-    let total = budget::weights(&graph, dir.format(), &plan.ring[0]);
-    let read = transition(&graph, dir.format(), None, &plan.ring[0].prefill).read;
+    let total = budget::weights(&graph, dir.formats(), &plan.ring[0]);
+    let read = transition(&graph, dir.formats(), None, &plan.ring[0].prefill).read;
     assert_eq!(progress.last(), Some(&(read.0, read.0)));
     assert!(progress.is_sorted() && shard.bytes() <= total, "{} of {total}", shard.bytes());
     assert!(shard.bytes().0 * 10 > total.0 * 9, "{} of {total}", shard.bytes());
@@ -264,7 +264,7 @@ fn shards_of_any_split_hold_what_the_budget_says() {
             let shard = load(&dir, &device).unwrap();
             let (held, said) = (
                 shard.bytes().0,
-                budget::weights(&OperatorGraph::of(spec), dir.format(), &device).0,
+                budget::weights(&OperatorGraph::of(spec), dir.formats(), &device).0,
             );
             assert_eq!(held, said, "{name} {heads:?}");
         }
@@ -291,6 +291,7 @@ fn rows_and_stages_hold_no_more_than_the_budget_says() {
             let terms = Terms {
                 model: name,
                 fingerprint: "",
+                formats: dir.formats(),
                 strategy,
                 wire: WireType::F32,
                 tiles,
@@ -298,7 +299,7 @@ fn rows_and_stages_hold_no_more_than_the_budget_says() {
                 cache: Cache::NONE,
             };
             let plan = share::plan(spec, &terms, &members).unwrap();
-            let needs = budget::needs_all(spec, dir.format(), &plan).unwrap();
+            let needs = budget::needs_all(spec, dir.formats(), &plan).unwrap();
             for (rank, device) in plan.ranked() {
                 let shard = load(&dir, device).unwrap();
                 let (held, said) = (shard.bytes(), needs[rank.index()].weights);
@@ -317,7 +318,8 @@ fn rows_and_stages_hold_no_more_than_the_budget_says() {
                         wanted: Wanted::Hidden,
                     };
                     let shape = BatchShape::new((0..).zip(texts).map(segment).collect()).unwrap();
-                    let programs = lower(spec, &plan, Phase::Prefill, &shape).unwrap();
+                    let programs =
+                        lower(spec, dir.formats(), &plan, Phase::Prefill, &shape).unwrap();
                     engine.prepare(&programs[rank.index()].slots).unwrap();
                     let (_, slots) = engine.held();
                     // Gaps between slots of unlike parts, as in the graph's test of budgets.
@@ -358,7 +360,8 @@ fn what_does_not_fit_the_shard_is_an_error() {
     half.prefill.blocks[0].heads = Span::new(0, 3);
     half.decode = half.prefill.clone();
     let shape = BatchShape::single(5, Wanted::AllLogits).unwrap();
-    let program = lower(dir.spec(), &plan, Phase::Prefill, &shape).unwrap().remove(0);
+    let program =
+        lower(dir.spec(), dir.formats(), &plan, Phase::Prefill, &shape).unwrap().remove(0);
     let failing = |engine: &mut CpuEngine, tokens: &[u32], slots: bool| {
         let binding = Binding::new(shape.clone(), tokens);
         if slots {

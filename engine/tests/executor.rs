@@ -162,6 +162,7 @@ fn plan(model: &ModelDir) -> galaxy_common::Plan {
     let terms = Terms {
         model: model.name(),
         fingerprint: model.fingerprint(),
+        formats: model.formats(),
         strategy: Strategy::Galaxy,
         wire: WireType::F32,
         tiles: 2,
@@ -182,7 +183,8 @@ fn plan(model: &ModelDir) -> galaxy_common::Plan {
 fn a_run_whose_epoch_has_just_ended_is_aborted() {
     let model = bert();
     let shape = BatchShape::single(3, Wanted::Hidden).unwrap();
-    let programs = lower(model.spec(), &plan(&model), Phase::Prefill, &shape).unwrap();
+    let programs =
+        lower(model.spec(), model.formats(), &plan(&model), Phase::Prefill, &shape).unwrap();
     let program = Arc::new(programs[0].clone());
     let executor = Executor::start("a", Box::new(Scripted(Arc::default()))).unwrap();
     let run = |epoch| {

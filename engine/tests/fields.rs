@@ -79,6 +79,7 @@ impl Golden {
         let terms = Terms {
             model: model.name(),
             fingerprint: model.fingerprint(),
+            formats: model.formats(),
             strategy: Strategy::Local,
             wire: WireType::F32,
             tiles: 1,

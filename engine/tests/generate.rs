@@ -48,6 +48,7 @@ fn plan(
     let terms = Terms {
         model: model.name(),
         fingerprint: model.fingerprint(),
+        formats: model.formats(),
         strategy,
         wire: WireType::F32,
         tiles,

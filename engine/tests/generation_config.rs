@@ -43,6 +43,7 @@ fn cluster(model: &Arc<ModelDir>) -> LocalCluster {
     let terms = Terms {
         model: model.name(),
         fingerprint: model.fingerprint(),
+        formats: model.formats(),
         strategy: Strategy::Galaxy,
         wire: WireType::F32,
         tiles: 2,

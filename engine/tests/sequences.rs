@@ -29,6 +29,7 @@ fn open_by(model: &str, strategy: Strategy, devices: usize, exchange: Exchange) 
     let terms = Terms {
         model: model.name(),
         fingerprint: model.fingerprint(),
+        formats: model.formats(),
         strategy,
         wire: WireType::F32,
         tiles: 2,

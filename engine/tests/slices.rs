@@ -47,6 +47,7 @@ fn plan(model: &ModelDir, strategy: Strategy, devices: usize) -> Plan {
     let terms = Terms {
         model: model.name(),
         fingerprint: model.fingerprint(),
+        formats: model.formats(),
         strategy,
         wire: WireType::F32,
         tiles: 2,
@@ -148,13 +149,13 @@ fn a_device_may_compute_other_slices_in_decode() {
         let step = step.unwrap();
         let spec = model.spec();
         for phase in [Phase::Prefill, Phase::Decode] {
-            let programs = galaxy_graph::lower(spec, &plan, phase, &step).unwrap();
-            assert_eq!(verify(spec, model.format(), &plan, &step, &programs), Ok(()));
+            let programs = galaxy_graph::lower(spec, model.formats(), &plan, phase, &step).unwrap();
+            assert_eq!(verify(spec, model.formats(), &plan, &step, &programs), Ok(()));
             // A program of the one phase is none of the other.
             let mut wrong = programs;
             let swapped = if phase == Phase::Prefill { Phase::Decode } else { Phase::Prefill };
             wrong.iter_mut().for_each(|program| program.phase = swapped);
-            assert!(verify(spec, model.format(), &plan, &step, &wrong).is_err());
+            assert!(verify(spec, model.formats(), &plan, &step, &wrong).is_err());
         }
         let cluster = LocalCluster::open(model.clone(), plan).unwrap();
         assert_eq!(tokens(&cluster), expected, "{columns} {words}");
@@ -260,21 +261,26 @@ fn programs_of_a_part_are_proved_by_the_same_rules() {
     let shape = BatchShape::single(9, Wanted::AllLogits).unwrap();
     for (layers, heads, columns) in [(2, 8, 192), (4, 4, 64), (1, 2, 16)] {
         let selection = Selection { layers, heads, columns };
-        let selected = Selected::new(spec, &plan, selection).unwrap();
+        let selected = Selected::new(spec, model.formats(), &plan, selection).unwrap();
         assert_eq!(selected.graph.check(), Ok(()));
         let programs = selected.lower(Phase::Prefill, &shape).unwrap();
         let check = |graph: &OperatorGraph, plan: &Plan| {
-            let pieces = plan.ring.iter().map(|device| pieces::of_device(graph, device)).collect();
+            let pieces = plan
+                .ring
+                .iter()
+                .map(|device| pieces::of_device(graph, model.formats(), device))
+                .collect();
             verify_graph(graph, pieces, plan, &shape, &programs)
         };
         assert_eq!(check(&selected.graph, &selected.plan), Ok(()));
         // They do not cover the whole model.
         assert!(check(&OperatorGraph::of(spec), &plan).is_err());
     }
-    let refused = |selection: Selection| match Selected::new(spec, &plan, selection) {
-        Err(LowerError::Selection { why }) => why,
-        other => panic!("{other:?}"),
-    };
+    let refused =
+        |selection: Selection| match Selected::new(spec, model.formats(), &plan, selection) {
+            Err(LowerError::Selection { why }) => why,
+            other => panic!("{other:?}"),
+        };
     let all = Selection::all(spec);
     assert!(refused(Selection { layers: 0, ..all }).contains("no layers"));
     assert!(refused(Selection { layers: 5, ..all }).contains("fewer layers"));

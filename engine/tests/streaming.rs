@@ -32,6 +32,7 @@ fn plan(model: &ModelDir, strategy: Strategy, devices: usize, cache: Cache) -> P
     let terms = Terms {
         model: model.name(),
         fingerprint: model.fingerprint(),
+        formats: model.formats(),
         strategy,
         wire: WireType::F32,
         tiles: 1 + devices as u16 % 3,
@@ -62,7 +63,7 @@ fn streamed(model: &ModelDir, plan: &Plan, room: Room, agents: u16, spare: u64, 
             resident: Vec::new(),
         };
         device.streaming = Some(streaming.clone());
-        let pieces = pieces::of_device(&OperatorGraph::of(model.spec()), device);
+        let pieces = pieces::of_device(&OperatorGraph::of(model.spec()), model.formats(), device);
         let largest = pieces.iter().map(|piece| piece.stored()).max().unwrap_or(4096);
         let parts = if let Room::Parts(parts) = room { u64::from(parts) } else { 1 };
         streaming.buffer = Bytes(largest * parts + spare * 4096);
@@ -126,8 +127,7 @@ fn results_are_those_of_weights_that_stay() {
                     LocalCluster::open_with(model.clone(), plan.clone(), files.path()).unwrap();
                 let programs = cluster.programs(&shape).unwrap();
                 let programs: Vec<_> = programs.iter().map(|p| (**p).clone()).collect();
-                let width = model.format();
-                verify(model.spec(), width, &plan, &shape, &programs).unwrap();
+                verify(model.spec(), model.formats(), &plan, &shape, &programs).unwrap();
                 let lanes = programs.iter().flat_map(|program| &program.lanes);
                 assert!(lanes.into_iter().any(|(lane, _)| matches!(lane, Lane::Load(_))), "{say}");
                 // Twice: the buffer has something of the run before.
@@ -256,7 +256,7 @@ fn a_half_written_file_is_gone_on_with() {
     assert!(!done && told == 4);
     let [part] = &files(at.path())[..] else { panic!("one file") };
     assert_eq!(part.extension().unwrap(), "part");
-    let all = pieces::of_device(&OperatorGraph::of(model.spec()), device).len();
+    let all = pieces::of_device(&OperatorGraph::of(model.spec()), model.formats(), device).len();
     // The third is not as it was written; the fourth and what follows are not there.
     flip(part, fs::metadata(part).unwrap().len() - 4);
     let (done, told) = write(usize::MAX);

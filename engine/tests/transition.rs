@@ -3,9 +3,7 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)]
 
-use galaxy_common::{
-    Assignment, BlockAssignment, Bytes, DeviceName, DevicePlan, Span, WeightFormat,
-};
+use galaxy_common::{Assignment, BlockAssignment, Bytes, DeviceName, DevicePlan, Span};
 use galaxy_engine::weights::Shard;
 use galaxy_graph::{budget, holdings::transition, operators::OperatorGraph};
 use galaxy_model::{
@@ -68,7 +66,7 @@ fn the_peak_of_a_transition_is_what_was_said() {
         std::fs::write("/proc/self/clear_refs", "5").unwrap();
         let (shard, _) = shard.reshape(dir.clone(), &new, &mut { go_on }).unwrap();
         let measured = status("VmHWM:").saturating_sub(before);
-        let said = transition(&graph, WeightFormat::F32, Some(&old.prefill), &new.prefill).peak.0;
+        let said = transition(&graph, dir.formats(), Some(&old.prefill), &new.prefill).peak.0;
         let said = said - budget::PROCESS.0;
         println!("{measured} of {said}, {} held then", shard.bytes());
         // What it is read through is bounded by 2 MiB.

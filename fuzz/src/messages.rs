@@ -8,6 +8,7 @@ use galaxy_common::{
     WireType, plan::Phase,
 };
 use galaxy_coord::{fleet::Timeline, trace::TracedProgram};
+use galaxy_model::Formats;
 use galaxy_proto::v1;
 use prost::Message;
 use std::{sync::Arc, time::Duration};
@@ -174,8 +175,8 @@ fn trace(input: &mut Input<'_>) {
     let spec = galaxy_model::shape::Shape::bert(1, 32, 2).spec().expect("a BERT");
     let plan = Arc::new(two_devices());
     let shape = BatchShape::single(2, Wanted::Hidden).expect("two rows");
-    let programs =
-        galaxy_graph::lower(&spec, &plan, Phase::Prefill, &shape).expect("a plan that was checked");
+    let programs = galaxy_graph::lower(&spec, &Formats::default(), &plan, Phase::Prefill, &shape)
+        .expect("a plan that was checked");
     let mut timelines = Vec::new();
     for program in &programs {
         let offset_ns = input.long() as i64;

@@ -12,7 +12,7 @@ use galaxy_graph::{
     Costs, LinkRate, Program, budget, digest, links, program::Operation, simulate, verify,
 };
 use galaxy_model::{
-    Activation, ClassHead, ClassRow, HeadSpec, ModelSpec, NormKind, NormPlace, Positions,
+    Activation, ClassHead, ClassRow, Formats, HeadSpec, ModelSpec, NormKind, NormPlace, Positions,
     ScoreScale,
 };
 
@@ -100,7 +100,7 @@ fn all_holds(spec: &ModelSpec, plan: &Plan, shape: &BatchShape) {
     plan.ring.iter_mut().for_each(|device| device.budget = Bytes(u64::MAX));
     let plan = &plan;
     let ways = links(plan);
-    let needs = match budget::needs_all(spec, WeightFormat::F32, plan) {
+    let needs = match budget::needs_all(spec, &Formats::default(), plan) {
         Ok(needs) => needs,
         // Blocks that stand beside each other are cut alike.
         Err(error) => return said(&error),
@@ -111,16 +111,17 @@ fn all_holds(spec: &ModelSpec, plan: &Plan, shape: &BatchShape) {
     let both = agree && plan.cache.rows > 0;
     let phases = if both { &[Phase::Prefill, Phase::Decode][..] } else { &[Phase::Prefill] };
     for &phase in phases {
-        let programs = match galaxy_graph::lower(spec, plan, phase, shape) {
+        let programs = match galaxy_graph::lower(spec, &Formats::default(), plan, phase, shape) {
             Ok(programs) => programs,
             Err(error) => {
                 said(&error);
                 continue;
             }
         };
-        let again = galaxy_graph::lower(spec, plan, phase, shape).expect("as before");
+        let again =
+            galaxy_graph::lower(spec, &Formats::default(), plan, phase, shape).expect("as before");
         assert_eq!(digest(&programs), digest(&again), "each device lowers by itself");
-        if let Err(error) = verify(spec, WeightFormat::F32, plan, shape, &programs) {
+        if let Err(error) = verify(spec, &Formats::default(), plan, shape, &programs) {
             panic!("{phase:?} of {plan:?}, {shape:?}: {error}");
         }
         for program in &programs {
@@ -129,7 +130,7 @@ fn all_holds(spec: &ModelSpec, plan: &Plan, shape: &BatchShape) {
             assert!(from.iter().all(|peer| ways.contains(&(*peer, program.rank))));
             if phase == Phase::Prefill {
                 let device = &plan.ring[program.rank.index()];
-                let takes = budget::of_program(spec, WeightFormat::F32, device, program);
+                let takes = budget::of_program(spec, &Formats::default(), device, program);
                 let planned = needs[program.rank.index()];
                 let fits = takes.total() <= planned.total();
                 assert!(

@@ -2,9 +2,9 @@
 
 use super::{Input, good};
 use galaxy_common::{
-    Bytes, ClusterProfile, DeviceProfile, LinkProfile, LinkType, Strategy, Wanted, WeightFormat,
-    WireType,
+    Bytes, ClusterProfile, DeviceProfile, LinkProfile, LinkType, Strategy, Wanted, WireType,
 };
+use galaxy_model::Formats;
 use galaxy_planner::{Allowed, Offer, Request, Workload};
 use serde::{Serialize, de::DeserializeOwned};
 use std::fmt::Debug;
@@ -94,7 +94,7 @@ fn cluster(profile: ClusterProfile) {
     };
     let request = Request {
         spec: &spec,
-        format: WeightFormat::F32,
+        formats: &Formats::default(),
         model: "m",
         fingerprint: "f",
         shape: SHAPE,

@@ -12,7 +12,7 @@ use galaxy_common::{
     BatchShape, Breadth, Bytes, Cache, DevicePlan, Layout, Plan, Rank, Row, Segment, Span, Wanted,
     WeightFormat, plan::Phase,
 };
-use galaxy_model::{HeadSpec, ModelSpec, Positions};
+use galaxy_model::{Formats, HeadSpec, ModelSpec, Positions};
 
 /// What the process takes before the first weight: code, stacks, connections, allocator slack.
 pub const PROCESS: Bytes = Bytes(32_000_000);
@@ -110,7 +110,7 @@ impl Needs {
 
 /// What the plan asks of the device of `rank`, for programs of up to `plan.max_rows` rows.
 ///
-/// `format` is that of the model's matrices as devices hold them.
+/// `formats` are those of the model's matrices as devices hold them.
 ///
 /// # Errors
 /// When the plan cannot be lowered.
@@ -119,11 +119,11 @@ impl Needs {
 /// When the plan has no such rank.
 pub fn needs(
     spec: &ModelSpec,
-    format: WeightFormat,
+    formats: &Formats,
     plan: &Plan,
     rank: Rank,
 ) -> Result<Needs, LowerError> {
-    Ok(needs_of(spec, format, plan, &[rank])?[0])
+    Ok(needs_of(spec, formats, plan, &[rank])?[0])
 }
 
 /// [`needs`] of every device, in ring order.
@@ -132,11 +132,11 @@ pub fn needs(
 /// When the plan cannot be lowered.
 pub fn needs_all(
     spec: &ModelSpec,
-    format: WeightFormat,
+    formats: &Formats,
     plan: &Plan,
 ) -> Result<Vec<Needs>, LowerError> {
     let ranks: Vec<Rank> = plan.ranked().map(|(rank, _)| rank).collect();
-    needs_of(spec, format, plan, &ranks)
+    needs_of(spec, formats, plan, &ranks)
 }
 
 /// Layers of a run of equal ones that are lowered at first.
@@ -144,7 +144,7 @@ const LAYERS: u32 = 4;
 
 fn needs_of(
     spec: &ModelSpec,
-    format: WeightFormat,
+    formats: &Formats,
     plan: &Plan,
     ranks: &[Rank],
 ) -> Result<Vec<Needs>, LowerError> {
@@ -159,7 +159,7 @@ fn needs_of(
     };
     let graph = OperatorGraph::of(spec);
     let with_weights = |(rank, needs): (&Rank, Needs)| Needs {
-        weights: weights(&graph, format, &plan.ring[rank.index()]),
+        weights: weights(&graph, formats, &plan.ring[rank.index()]),
         cache: cache(spec, plan.cache, &plan.ring[rank.index()]),
         ..needs
     };
@@ -342,12 +342,12 @@ pub fn cache(spec: &ModelSpec, cache: Cache, device: &DevicePlan) -> Bytes {
 /// What `device` needs to hold its shard and run `program`.
 pub fn of_program(
     spec: &ModelSpec,
-    format: WeightFormat,
+    formats: &Formats,
     device: &DevicePlan,
     program: &Program,
 ) -> Needs {
     let graph = OperatorGraph::of(spec);
-    Needs { weights: weights(&graph, format, device), ..of_running(spec, device, program) }
+    Needs { weights: weights(&graph, formats, device), ..of_running(spec, device, program) }
 }
 
 /// The same without its shard.
@@ -409,15 +409,15 @@ pub fn of_thread(spec: &ModelSpec, rows: u64) -> u64 {
 }
 
 /// Bytes of the shard that `device` holds in memory.
-pub fn weights(graph: &OperatorGraph, format: WeightFormat, device: &DevicePlan) -> Bytes {
-    let all = all_weights(graph, format, device);
-    let Some(streaming) = &device.streaming else { return all };
-    let pieces = (0..).zip(pieces::of_device(graph, device));
-    let read = pieces.filter(|(number, _)| !streaming.keeps(*number)).map(|(_, piece)| piece.bytes);
-    Bytes(all.0 - read.sum::<u64>().min(all.0))
+pub fn weights(graph: &OperatorGraph, formats: &Formats, device: &DevicePlan) -> Bytes {
+    let Some(streaming) = &device.streaming else { return all_weights(graph, formats, device) };
+    let all = all_weights(graph, &pieces::on_disk(streaming, formats), device);
+    let pieces = (0..).zip(pieces::of_device(graph, formats, device));
+    let read = pieces.filter(|(number, _)| !streaming.keeps(*number));
+    Bytes(all.0.saturating_sub(read.map(|(_, piece)| piece.held()).sum()))
 }
 
 /// Bytes of the shard that `device` holds, in memory and on disk.
-pub fn all_weights(graph: &OperatorGraph, format: WeightFormat, device: &DevicePlan) -> Bytes {
-    Bytes(holdings::bytes(graph, format, &device.holds()))
+pub fn all_weights(graph: &OperatorGraph, formats: &Formats, device: &DevicePlan) -> Bytes {
+    Bytes(holdings::bytes(graph, formats, &device.holds()))
 }

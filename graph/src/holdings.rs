@@ -6,7 +6,8 @@ use crate::{
     operators::{Operator, OperatorGraph, OperatorId, Product, Weight, WeightId},
 };
 use galaxy_common::{Assignment, Bytes, Span, WeightFormat};
-use galaxy_model::Matrix;
+use galaxy_model::{Formats, Matrix, ModelSpec};
+use smallvec::SmallVec;
 use std::ops::Range;
 
 /// What files are read through, and values spread from, while a shard is made.
@@ -56,6 +57,37 @@ impl WeightSlice {
     }
 }
 
+/// Neighbouring slices of a product that a device holds in one format, as one matrix in panels of its own.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Run {
+    /// How their values are held.
+    pub format: WeightFormat,
+    /// Their places among all slices of the product.
+    pub slices: Range<usize>,
+    /// Their inputs,
+    pub inputs: u32,
+    /// and the outputs of all of them together.
+    pub outputs: u32,
+    /// Whether there are two of them whose panels alternate.
+    pub gated: bool,
+}
+
+impl Run {
+    /// Bytes of its values as held.
+    pub fn bytes(&self) -> u64 {
+        self.bytes_by(|inputs, outputs| self.format.held(inputs, outputs))
+    }
+
+    /// The same of matrices that take so many bytes for (inputs, outputs).
+    pub(crate) fn bytes_by(&self, held: impl Fn(u64, u64) -> u64) -> u64 {
+        let (inputs, outputs) = (u64::from(self.inputs), u64::from(self.outputs));
+        match self.gated {
+            true => 2 * held(inputs, outputs / 2),
+            false => held(inputs, outputs),
+        }
+    }
+}
+
 impl OperatorGraph {
     /// What a device of this assignment holds of a product: a slice of each of its matrices, which stand side
     /// by side; nothing where it has no values.
@@ -71,13 +103,8 @@ impl OperatorGraph {
     }
 
     /// Bytes of all that a device of this assignment holds of a product: its slices and their biases.
-    fn held(&self, product: &Product, format: WeightFormat, assignment: &Assignment) -> u64 {
-        let slices = product.slices(self.share(product, assignment));
-        let inputs = slices.first().map_or(0, |(_, inputs, _)| inputs.len() as u64);
-        let outputs = slices.iter().map(|(.., outputs)| outputs.len() as u64);
-        let held = |inputs, outputs| format.held(inputs, outputs);
-        let biases = outputs.clone().take(product.biases.len()).sum::<u64>();
-        product.bytes_by(inputs, outputs, held) + 4 * biases
+    fn held(&self, product: &Product, formats: &Formats, assignment: &Assignment) -> u64 {
+        product.bytes(formats, &self.slices(product, assignment))
     }
 }
 
@@ -88,29 +115,73 @@ impl Product {
         self.biases.iter().zip(slices).map(|(_, slice)| slice.outputs.len() as u64).sum()
     }
 
-    /// Bytes of these slices as held, without their biases.
-    pub(crate) fn bytes(&self, format: WeightFormat, slices: &[WeightSlice]) -> u64 {
-        self.bytes_of(slices, |inputs, outputs| format.held(inputs, outputs))
+    /// Bytes of these slices as held, with their biases.
+    fn bytes(&self, formats: &Formats, slices: &[WeightSlice]) -> u64 {
+        let runs = self.runs(formats, slices);
+        runs.iter().map(Run::bytes).sum::<u64>() + 4 * self.bias_values(slices)
     }
 
-    /// The same of matrices that take so many bytes for (inputs, outputs).
-    pub(crate) fn bytes_of(&self, slices: &[WeightSlice], held: impl Fn(u64, u64) -> u64) -> u64 {
-        let inputs = slices.first().map_or(0, |slice| slice.inputs.len() as u64);
-        self.bytes_by(inputs, slices.iter().map(|slice| slice.outputs.len() as u64), held)
-    }
-
-    /// The same of matrices of so many inputs, and of each so many outputs.
-    fn bytes_by(
+    /// How a device holds each of these slices, of matrices in these formats: as the matrix is, or widened to
+    /// f32 where the slice cuts what that format keeps together, or gates one of another format.
+    pub fn held_in(
         &self,
-        inputs: u64,
-        outputs: impl Iterator<Item = u64>,
-        held: impl Fn(u64, u64) -> u64,
-    ) -> u64 {
-        match self.gated {
-            // Panels of gate and up columns alternate.
-            true => outputs.map(|outputs| held(inputs, outputs)).sum(),
-            false => held(inputs, outputs.sum()),
+        formats: &Formats,
+        slices: &[WeightSlice],
+    ) -> SmallVec<[WeightFormat; 3]> {
+        let held = |slice: &WeightSlice| {
+            let (format, inputs) = (formats.of(slice.matrix), &slice.inputs);
+            let between = |at: u32| at.is_multiple_of(format.cut());
+            let whole =
+                between(inputs.start) && (inputs.end == self.shape.0 || between(inputs.end));
+            if whole { format } else { WeightFormat::F32 }
+        };
+        let mut held: SmallVec<[WeightFormat; 3]> = slices.iter().map(held).collect();
+        if self.gated && held.windows(2).any(|pair| pair[0] != pair[1]) {
+            held.fill(WeightFormat::F32);
         }
+        held
+    }
+
+    /// The matrices in which a device holds these slices, which stand side by side.
+    pub fn runs(&self, formats: &Formats, slices: &[WeightSlice]) -> SmallVec<[Run; 3]> {
+        let mut runs = SmallVec::<[Run; 3]>::new();
+        for (at, (format, slice)) in
+            self.held_in(formats, slices).into_iter().zip(slices).enumerate()
+        {
+            let (inputs, outputs) = (slice.inputs.len() as u32, slice.outputs.len() as u32);
+            match runs.last_mut().filter(|run| run.format == format) {
+                Some(run) => {
+                    run.slices.end = at + 1;
+                    run.outputs += outputs;
+                }
+                None => {
+                    let (slices, gated) = (at..at + 1, self.gated);
+                    runs.push(Run { format, slices, inputs, outputs, gated });
+                }
+            }
+        }
+        runs
+    }
+}
+
+/// Between multiples of so much a model may be cut, and devices hold its matrices in the formats that they have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Cuts {
+    /// Query heads,
+    pub heads: u32,
+    /// and inner columns.
+    pub columns: u32,
+}
+
+impl Cuts {
+    /// Those of a model in these formats.
+    pub fn of(spec: &ModelSpec, formats: &Formats) -> Self {
+        let inputs = |matrix: fn(u32) -> Matrix| {
+            (0..spec.layers).map(|layer| formats.of(matrix(layer)).cut()).max().unwrap_or(1)
+        };
+        let (of_heads, columns) = (inputs(Matrix::AttentionOutput), inputs(Matrix::Down));
+        let whole = |heads: &u32| (heads * spec.head_width).is_multiple_of(of_heads);
+        Self { heads: (1..=of_heads).find(whole).unwrap_or(of_heads), columns }
     }
 }
 
@@ -131,11 +202,28 @@ pub struct Step {
 }
 
 impl Step {
-    /// The parts that are there and stay, by the places of the new ones.
-    pub fn kept(&self) -> impl Iterator<Item = Option<WeightSlice>> {
+    /// The parts that are there and stay, by the places of the new ones: what is held as it was.
+    pub fn kept(
+        &self,
+        product: &Product,
+        formats: &Formats,
+    ) -> impl Iterator<Item = Option<WeightSlice>> {
         // Slices of a product always come in the same order.
-        let old = self.old.iter().map(Some).chain(std::iter::repeat(None));
-        self.new.iter().zip(old).map(|(new, old)| new.common(old?))
+        let [old, new] = [&self.old, &self.new]
+            .map(|slices| slices.iter().zip(product.held_in(formats, slices)));
+        let old = old.map(Some).chain(std::iter::repeat(None));
+        new.zip(old).map(|((new, as_new), old)| {
+            let (old, as_old) = old?;
+            new.common(old).filter(|_| as_new == as_old)
+        })
+    }
+
+    /// Bytes that files have of the new parts that are not there yet.
+    fn read(&self, product: &Product, formats: &Formats) -> u64 {
+        let kept = self.kept(product, formats);
+        let missing = self.new.iter().zip(kept).flat_map(|(new, kept)| new.without(kept.as_ref()));
+        let bytes = |part: WeightSlice| formats.of(part.matrix).bytes(1, part.values());
+        missing.map(bytes).sum()
     }
 }
 
@@ -173,71 +261,61 @@ pub struct Transition {
 /// What it takes to turn a shard of `old` into one of `new`, product by product in the order of
 /// [`steps`]: the new matrix is made beside the old one, which then goes. Without `old`, to load it.
 ///
-/// `format` is that of the model's matrices.
+/// `formats` are those of the model's matrices.
 pub fn transition(
     graph: &OperatorGraph,
-    format: WeightFormat,
+    formats: &Formats,
     old: Option<&Assignment>,
     new: &Assignment,
 ) -> Transition {
-    let mut read = if old.is_some() { 0 } else { Common::of(graph).stored(format) };
+    let mut read = if old.is_some() { 0 } else { Common::of(graph, formats).stored };
     let nothing = nothing();
     let old = old.unwrap_or(&nothing);
-    let mut held = bytes(graph, format, old);
+    let mut held = bytes(graph, formats, old);
     let mut peak = held;
     for step in steps(graph, old, new) {
         let Some(product) = graph.product(step.operator) else { continue };
-        let bytes = |slices: &[WeightSlice]| {
-            product.bytes(format, slices) + 4 * product.bias_values(slices)
-        };
-        held += bytes(&step.new);
+        held += product.bytes(formats, &step.new);
         peak = peak.max(held);
-        held -= bytes(&step.old);
-        let kept = step.kept().flatten().map(|part| part.values()).sum::<u64>();
-        let wanted = step.new.iter().map(WeightSlice::values).sum::<u64>();
-        read += format.bytes(1, wanted - kept + product.bias_values(&step.new));
+        held -= product.bytes(formats, &step.old);
+        read += step.read(product, formats);
+        read += formats.vectors().bytes(1, product.bias_values(&step.new));
     }
     Transition { read: Bytes(read), peak: Bytes(peak + READ_BUFFERS) + budget::PROCESS }
 }
 
 /// Bytes of a shard of this assignment, in memory and on disk: its slices in panels, and vectors in f32.
-pub fn bytes(graph: &OperatorGraph, format: WeightFormat, assignment: &Assignment) -> u64 {
-    let sliced = graph.shared().map(|(_, product)| graph.held(product, format, assignment));
-    Common::of(graph).held(format) + sliced.sum::<u64>()
+pub fn bytes(graph: &OperatorGraph, formats: &Formats, assignment: &Assignment) -> u64 {
+    let sliced = graph.shared().map(|(_, product)| graph.held(product, formats, assignment));
+    Common::of(graph, formats).held + sliced.sum::<u64>()
 }
 
-/// What every device holds, whatever its assignment.
+/// Bytes of what every device holds, whatever its assignment.
 struct Common {
-    /// Values of vectors,
-    vectors: u64,
-    /// and matrices, as (inputs, outputs).
-    matrices: Vec<(u64, u64)>,
+    /// In files,
+    stored: u64,
+    /// and as devices hold it.
+    held: u64,
 }
 
 impl Common {
-    fn of(graph: &OperatorGraph) -> Self {
-        let whole = graph.operators.iter().filter_map(|operator| match operator {
-            Operator::Product(product) if product.cut.is_none() => Some(product.shape),
-            _ => None,
-        });
+    fn of(graph: &OperatorGraph, formats: &Formats) -> Self {
         let widths = |all: &mut dyn Iterator<Item = &u32>| all.map(|n| u64::from(*n)).sum::<u64>();
         let biases = graph.shared().flat_map(|(_, product)| &product.biases);
         let of_slices = widths(&mut biases.map(|id| &graph.widths[id.0 as usize]));
-        Self {
-            vectors: widths(&mut graph.widths.iter()) - of_slices,
-            matrices: whole.map(|(inputs, outputs)| (inputs.into(), outputs.into())).collect(),
+        let vectors = widths(&mut graph.widths.iter()) - of_slices;
+        let mut common = Self { stored: formats.vectors().bytes(1, vectors), held: 4 * vectors };
+        for operator in &graph.operators {
+            let Operator::Product(product) = operator else { continue };
+            if product.cut.is_some() {
+                continue;
+            }
+            // Its biases are among the vectors.
+            let slices = graph.slices(product, &nothing());
+            common.held += product.runs(formats, &slices).iter().map(Run::bytes).sum::<u64>();
+            let stored = |slice: &WeightSlice| formats.of(slice.matrix).bytes(1, slice.values());
+            common.stored += slices.iter().map(stored).sum::<u64>();
         }
-    }
-
-    /// Bytes of them in files.
-    fn stored(&self, format: WeightFormat) -> u64 {
-        let matrices = self.matrices.iter().map(|&(inputs, outputs)| format.bytes(inputs, outputs));
-        format.bytes(1, self.vectors) + matrices.sum::<u64>()
-    }
-
-    /// Bytes of them as devices hold them.
-    fn held(&self, format: WeightFormat) -> u64 {
-        let matrices = self.matrices.iter().map(|&(inputs, outputs)| format.held(inputs, outputs));
-        4 * self.vectors + matrices.sum::<u64>()
+        common
     }
 }

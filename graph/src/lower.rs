@@ -29,7 +29,7 @@ use galaxy_common::{
     Assignment, BatchShape, Cache, Exchange, Head, Layout, MAX_PAYLOAD_BYTES, Mode, Plan,
     PlanError, Rank, Row, ShapeError, Span, Wanted, plan::Phase,
 };
-use galaxy_model::{HeadSpec, ModelSpec};
+use galaxy_model::{Formats, HeadSpec, ModelSpec};
 use order::Order;
 use ring::Ring;
 use std::{collections::BTreeSet, sync::Arc};
@@ -138,18 +138,20 @@ pub enum LowerError {
     },
 }
 
-/// One program for each rank of the plan.
+/// One program for each rank of the plan. `formats` are those of the model's matrices: what comes from disk
+/// follows from them.
 ///
 /// # Errors
 /// When the plan, the shape and the model do not fit together.
 pub fn lower(
     spec: &ModelSpec,
+    formats: &Formats,
     plan: &Plan,
     phase: Phase,
     shape: &BatchShape,
 ) -> Result<Vec<Program>, LowerError> {
     let graph = Arc::new(OperatorGraph::of(spec));
-    let pieces = |rank: Rank| pieces::of_device(&graph, &plan.ring[rank.index()]);
+    let pieces = |rank: Rank| pieces::of_device(&graph, formats, &plan.ring[rank.index()]);
     of_graph(&graph, spec, plan, phase, shape, &pieces)
 }
 

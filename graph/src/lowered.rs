@@ -2,7 +2,7 @@
 
 use crate::{LowerError, Program, Selected, lower, takes};
 use galaxy_common::{BatchShape, Plan, plan::Phase};
-use galaxy_model::ModelSpec;
+use galaxy_model::{Formats, ModelSpec};
 use std::{collections::VecDeque, sync::Arc};
 
 /// What was made of the programs of some shapes: of those that were asked for last. Requests come in a few
@@ -37,12 +37,13 @@ impl<T: Clone> Lowered<T> {
     pub fn get(
         &mut self,
         spec: &ModelSpec,
+        formats: &Formats,
         plan: &Arc<Plan>,
         phase: Phase,
         shape: &BatchShape,
         make: impl FnOnce(Vec<Program>) -> T,
     ) -> Result<T, LowerError> {
-        let lower = |shape: &BatchShape| lower(spec, plan, phase, shape);
+        let lower = |shape: &BatchShape| lower(spec, formats, plan, phase, shape);
         self.get_by(spec, plan, phase, shape, |shape| lower(shape).map(make))
     }
 

@@ -2,12 +2,14 @@
 //! columns (STI, §4.2: submodels of n layers and m slices of each). Devices hold their shards as before.
 
 use crate::{
-    LowerError, Program, links, lower,
+    LowerError, Program,
+    holdings::Cuts,
+    links, lower,
     operators::{Axes, Axis, Join, Operator, OperatorGraph, OperatorId, Side},
     pieces,
 };
 use galaxy_common::{BatchShape, Layout, Plan, Rank, Span, WeightFormat, plan::Phase};
-use galaxy_model::{ModelSpec, NormPlace};
+use galaxy_model::{Formats, ModelSpec, NormPlace};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -55,10 +57,12 @@ impl Selection {
     }
 
     /// Why a model and a plan have no such part; none where they have.
-    fn wrong(self, spec: &ModelSpec, plan: &Plan) -> Option<&'static str> {
+    fn wrong(self, spec: &ModelSpec, formats: &Formats, plan: &Plan) -> Option<&'static str> {
         let Self { layers, heads, columns } = self;
         let all = Self::all(spec);
         let wide = heads != all.heads || columns != all.columns;
+        let cuts = Cuts::of(spec, formats);
+        let whole = |own: u32, all: u32, cut| own == all || own.is_multiple_of(cut);
         let streams = plan.ring.iter().any(|device| device.streaming.is_some());
         Some(if layers == 0 || heads == 0 || columns == 0 {
             "it has no layers, heads or columns"
@@ -68,6 +72,9 @@ impl Selection {
             "heads that share keys and values go together"
         } else if heads != all.heads && !spec.head_width.is_multiple_of(WeightFormat::PANEL) {
             "heads of this width are computed all or none: select layers or columns"
+        } else if !whole(heads, all.heads, cuts.heads) || !whole(columns, all.columns, cuts.columns)
+        {
+            "weights in blocks are cut between them alone: select a multiple of 32 columns"
         } else if wide && streams {
             "pieces of weights on disk are read whole: select layers alone"
         } else if layers != all.layers && plan.layout == Layout::Stages {
@@ -165,20 +172,21 @@ pub struct Selected {
     /// Its operators, by the ids of the whole model's.
     pub graph: Arc<OperatorGraph>,
     /// All that devices hold.
-    whole: (Arc<OperatorGraph>, Arc<Plan>),
+    whole: (Arc<OperatorGraph>, Formats, Arc<Plan>),
 }
 
 impl Selected {
-    /// A part of a model under a plan of all of it.
+    /// A part of a model in these formats, under a plan of all of it.
     ///
     /// # Errors
     /// When there is no such part, or devices would exchange rows that are not linked under the plan.
     pub fn new(
         spec: &ModelSpec,
+        formats: &Formats,
         plan: &Arc<Plan>,
         selection: Selection,
     ) -> Result<Self, LowerError> {
-        if let Some(why) = selection.wrong(spec, plan) {
+        if let Some(why) = selection.wrong(spec, formats, plan) {
             return Err(LowerError::Selection { why });
         }
         let whole = Arc::new(OperatorGraph::of(spec));
@@ -192,7 +200,7 @@ impl Selected {
             spec: selection.model(spec),
             plan: part,
             graph: Arc::new(whole.select(spec, selection)),
-            whole: (whole, plan.clone()),
+            whole: (whole, formats.clone(), plan.clone()),
         })
     }
 
@@ -201,14 +209,14 @@ impl Selected {
     /// # Errors
     /// As [`lower()`]; when rows are to be kept of fewer heads than devices keep.
     pub fn lower(&self, phase: Phase, shape: &BatchShape) -> Result<Vec<Program>, LowerError> {
-        let (graph, plan) = &self.whole;
+        let (graph, formats, plan) = &self.whole;
         let heads = |graph: &OperatorGraph| graph.attentions().next().map(|(_, of)| of.heads);
         let kept = shape.segments().iter().any(|segment| segment.kept);
         if kept && heads(graph) != heads(&self.graph) {
             let why = "devices keep keys and values of all their heads: select all heads";
             return Err(LowerError::Selection { why });
         }
-        let pieces = |rank: Rank| pieces::of_device(graph, &plan.ring[rank.index()]);
+        let pieces = |rank: Rank| pieces::of_device(graph, formats, &plan.ring[rank.index()]);
         lower::of_graph(&self.graph, &self.spec, &self.plan, phase, shape, &pieces)
     }
 }

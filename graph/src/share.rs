@@ -1,10 +1,11 @@
 //! Plans by relative shares: what `cluster.toml` says, turned into an exact split.
 
+use crate::holdings::Cuts;
 use galaxy_common::{
     Assignment, BlockAssignment, Bytes, Cache, DeviceName, DevicePlan, Exchange, Layer, LinkType,
-    Mode, Modes, Plan, PlanError, Span, Strategy, WireType, apportion,
+    Mode, Modes, Plan, PlanError, Span, Strategy, Unit, WireType, apportion,
 };
-use galaxy_model::ModelSpec;
+use galaxy_model::{Formats, ModelSpec};
 
 /// A device that may take part.
 #[derive(Clone, Debug)]
@@ -47,6 +48,8 @@ pub struct Terms<'a> {
     pub model: &'a str,
     /// The model's fingerprint.
     pub fingerprint: &'a str,
+    /// The formats of its matrices as devices hold them.
+    pub formats: &'a Formats,
     /// How work is cut.
     pub strategy: Strategy,
     /// How activations travel.
@@ -87,8 +90,9 @@ pub fn plan(spec: &ModelSpec, terms: &Terms<'_>, members: &[Member]) -> Result<P
     let weights: Vec<u32> =
         members.iter().map(|m| ((m.share / largest * 1e6).round() as u32).max(1)).collect();
     let extent = spec.extent();
-    let heads = apportion(extent.heads, &weights);
-    let columns = apportion(extent.columns, &weights);
+    let cuts = Cuts::of(spec, terms.formats);
+    let heads = apportioned(extent.heads, cuts.heads, &weights);
+    let columns = apportioned(extent.columns, cuts.columns, &weights);
     let vocabulary = apportion(extent.vocabulary, &weights);
     let stages = stages(extent.layers, &weights);
     let last = stages.iter().rposition(|layers| !layers.is_empty());
@@ -134,6 +138,13 @@ pub fn plan(spec: &ModelSpec, terms: &Terms<'_>, members: &[Member]) -> Result<P
     Ok(plan)
 }
 
+/// Runs by weight that are cut between multiples of `unit`.
+fn apportioned<U: Unit>(total: u32, unit: u32, weights: &[u32]) -> Vec<Span<U>> {
+    let place = |units: u32| units.saturating_mul(unit).min(total);
+    let spans = apportion::<U>(total.div_ceil(unit), weights);
+    spans.into_iter().map(|span| Span::new(place(span.start()), place(span.end()))).collect()
+}
+
 /// Whole layers by weight, one at least for each as long as there are enough.
 fn stages(layers: u32, weights: &[u32]) -> Vec<Span<Layer>> {
     let spans = apportion::<Layer>(layers, weights);
@@ -155,6 +166,14 @@ fn stages(layers: u32, weights: &[u32]) -> Vec<Span<Layer>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn runs_are_cut_between_units() {
+        let spans: Vec<Span<galaxy_common::Head>> = apportioned(5, 2, &[1, 1, 1]);
+        assert_eq!(spans, [Span::new(0, 2), Span::new(2, 4), Span::new(4, 5)]);
+        let all = apportioned::<galaxy_common::Head>(5, 1, &[2, 3]);
+        assert_eq!(all, apportion(5, &[2, 3]));
+    }
 
     #[test]
     fn every_stage_has_a_layer_while_there_are_enough() {

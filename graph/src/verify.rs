@@ -17,8 +17,8 @@ use crate::{
     pieces::{self, Piece},
     program::{Element, LaneId, Memory, OpId, Output, OutputKind, Program, Reduce},
 };
-use galaxy_common::{BatchShape, Bytes, DeviceName, Plan, PlanError, Rank, Wanted, WeightFormat};
-use galaxy_model::ModelSpec;
+use galaxy_common::{BatchShape, Bytes, DeviceName, Plan, PlanError, Rank, Wanted};
+use galaxy_model::{Formats, ModelSpec};
 use std::fmt;
 
 /// One operation of one device, for messages.
@@ -179,20 +179,21 @@ pub enum VerifyError {
 
 /// Proves `programs` right for `plan` and `shape`; see the module.
 ///
-/// `format` is the bytes of one value of the model's matrices, for budgets.
+/// `formats` are those of the model's matrices as devices hold them, for budgets and what comes from disk.
 ///
 /// # Errors
 /// The first thing that cannot be proved.
 pub fn verify(
     spec: &ModelSpec,
-    format: WeightFormat,
+    formats: &Formats,
     plan: &Plan,
     shape: &BatchShape,
     programs: &[Program],
 ) -> Result<(), VerifyError> {
     plan.validate(spec.extent())?;
     let graph = OperatorGraph::of(spec);
-    let pieces = plan.ring.iter().map(|device| pieces::of_device(&graph, device)).collect();
+    let pieces =
+        plan.ring.iter().map(|device| pieces::of_device(&graph, formats, device)).collect();
     verify_graph(&graph, pieces, plan, shape, programs)?;
     results(spec, shape, programs)?;
     for (program, device) in programs.iter().zip(&plan.ring) {
@@ -203,7 +204,7 @@ pub fn verify(
             return Err(VerifyError::Malformed(why));
         }
         let cache = budget::cache(spec, plan.cache, device);
-        let needs = budget::of_program(spec, format, device, program);
+        let needs = budget::of_program(spec, formats, device, program);
         let needs = budget::Needs { cache, ..needs }.total();
         if needs > device.budget {
             return Err(VerifyError::Budget {

@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used)]
 
 use galaxy_common::{Bytes, LinkType, Strategy, Wanted, WeightFormat, WireType};
+use galaxy_model::Formats;
 use galaxy_planner::{Allowed, Offer, Request, Workload, plan, split, synthetic};
 use std::time::Instant;
 
@@ -52,7 +53,7 @@ fn main() {
                 .collect();
             let request = Request {
                 spec: &spec,
-                format: WeightFormat::F16,
+                formats: &Formats::all(WeightFormat::F16),
                 model: "m",
                 fingerprint: "f",
                 shape: "s",

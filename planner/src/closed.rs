@@ -38,6 +38,7 @@ use crate::{
     split::{Curve, Missing, Problem, Side},
 };
 use galaxy_common::{DeviceProfile, Exchange, Kernel, LinkType, ProfileError, Wanted, WireType};
+use galaxy_graph::holdings::Cuts;
 use galaxy_model::{ModelSpec, NormPlace};
 
 /// Most points of a table; between them it is linear, as profiles are.
@@ -72,17 +73,23 @@ impl Units {
     }
 
     /// The units, with rows in so many texts; in one, where cuts stand anywhere.
-    pub fn new(spec: &ModelSpec, devices: usize, texts: u32) -> Self {
+    pub fn new(spec: &ModelSpec, cuts: Cuts, devices: usize, texts: u32) -> Self {
         let devices = devices as u32;
         // Heads that share keys and values stay together where there are enough of them.
         let group = spec.group();
         let heads = if group > 1 && spec.kv_heads >= 2 * devices { group } else { 1 };
+        let heads = (1..=cuts.heads).map(|n| n * heads).find(|n| n.is_multiple_of(cuts.heads));
         // Kernels multiply groups of 16 columns; no more than 256 groups are worth telling apart.
         let groups = |all: u32| {
             if all >= 256 { 16 * all.div_ceil(16 * 256) } else { (all / 16).max(1) }
         };
         let rows = Self::of_texts(texts, devices);
-        Self { heads, columns: groups(spec.inner), words: groups(spec.vocabulary), rows }
+        Self {
+            heads: heads.unwrap_or(cuts.heads),
+            columns: groups(spec.inner).next_multiple_of(cuts.columns),
+            words: groups(spec.vocabulary),
+            rows,
+        }
     }
 }
 

@@ -147,7 +147,7 @@ fn finish(
 /// # Errors
 /// When the plan cannot be lowered.
 pub(crate) fn needs(request: &Request<'_>, plan: &Plan) -> Result<Vec<Needs>, LowerError> {
-    budget::needs_all(request.spec, request.format, plan)
+    budget::needs_all(request.spec, request.formats, plan)
 }
 
 /// By how much devices of a plan are above what they grant: (place, bytes).

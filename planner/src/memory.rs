@@ -8,16 +8,16 @@ use crate::{
     closed::{ByRows, Means, Units, count},
     request::{Allowed, Request},
 };
-use galaxy_common::{Assignment, BlockAssignment, Span, WeightFormat};
+use galaxy_common::{Assignment, BlockAssignment, Head, Span};
 use galaxy_graph::{budget, holdings, lower::farthest, operators::OperatorGraph};
-use galaxy_model::{HeadSpec, ModelSpec, NormPlace, Positions};
+use galaxy_model::{Formats, HeadSpec, ModelSpec, NormPlace, Positions};
 
 /// Weights of one layer and of what stands around them.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Memory {
     /// What every device holds.
     around: u64,
-    /// What every device holds of each layer.
+    /// What every device holds of a layer, in the mean of all.
     layer: u64,
     /// All heads of a layer,
     attention: u64,
@@ -25,7 +25,7 @@ pub(crate) struct Memory {
     mlp: u64,
     /// All words.
     head: u64,
-    format: WeightFormat,
+    layers: Layers,
     /// Keys and values of one head of a layer, for texts that go on.
     pub kept: u64,
 }
@@ -43,37 +43,58 @@ fn sizes(all: u32, unit: u32) -> impl Iterator<Item = u32> {
     (0..=count(all, unit)).map(move |n| (n as u32).saturating_mul(unit).min(all))
 }
 
-/// The weights of a device that has so much of the only layer of a model.
-fn weights(
-    graph: &OperatorGraph,
-    format: WeightFormat,
-    heads: Span<galaxy_common::Head>,
-    columns: u32,
-    words: u32,
-) -> u64 {
-    let columns = Span::first(columns);
-    let part = Assignment {
-        blocks: vec![BlockAssignment { layers: Span::first(1), heads, columns }],
-        row_weight: 1,
-        vocabulary: Span::first(words),
-    };
-    holdings::bytes(graph, format, &part)
+/// The layers of a model by their formats, which may differ from layer to layer.
+#[derive(Clone, PartialEq, Debug)]
+struct Layers {
+    /// The formats of a model of one of them, and how many are like it.
+    kinds: Vec<(Formats, u64)>,
+}
+
+impl Layers {
+    fn new(layers: u32, formats: &Formats) -> Self {
+        let mut kinds: Vec<(Formats, u64)> = Vec::new();
+        for layer in 0..layers.max(1) {
+            let one = formats.of_layers([layer]);
+            match kinds.iter_mut().find(|(known, _)| *known == one) {
+                Some((_, count)) => *count += 1,
+                None => kinds.push((one, 1)),
+            }
+        }
+        Self { kinds }
+    }
+
+    /// The weights of a device that has so much of the only layer of a model, in the mean of all layers.
+    fn weights(&self, graph: &OperatorGraph, heads: Span<Head>, columns: u32, words: u32) -> u64 {
+        let columns = Span::first(columns);
+        let part = Assignment {
+            blocks: vec![BlockAssignment { layers: Span::first(1), heads, columns }],
+            row_weight: 1,
+            vocabulary: Span::first(words),
+        };
+        let bytes = |(formats, count): &(Formats, u64)| {
+            (holdings::bytes(graph, formats, &part) * count, *count)
+        };
+        let each = self.kinds.iter().map(bytes);
+        let (bytes, count) = each.fold((0, 0), |all, kind| (all.0 + kind.0, all.1 + kind.1));
+        bytes.div_ceil(count)
+    }
 }
 
 impl Memory {
     pub fn new(request: &Request<'_>) -> Self {
-        let (spec, format) = (request.spec, request.format);
+        let spec = request.spec;
+        let layers = Layers::new(spec.layers, request.formats);
         let of = |layers| OperatorGraph::of(&ModelSpec { layers, ..spec.clone() });
         let (none, one) = (of(0), of(1));
-        let around = weights(&none, format, Span::empty(), 0, 0);
-        let bare = weights(&one, format, Span::empty(), 0, 0);
+        let around = layers.weights(&none, Span::empty(), 0, 0);
+        let bare = layers.weights(&one, Span::empty(), 0, 0);
         Self {
             around,
             layer: bare - around,
-            attention: weights(&one, format, Span::first(spec.heads), 0, 0) - bare,
-            mlp: weights(&one, format, Span::empty(), spec.inner, 0) - bare,
-            head: weights(&none, format, Span::empty(), 0, spec.vocabulary) - around,
-            format,
+            attention: layers.weights(&one, Span::first(spec.heads), 0, 0) - bare,
+            mlp: layers.weights(&one, Span::empty(), spec.inner, 0) - bare,
+            head: layers.weights(&none, Span::empty(), 0, spec.vocabulary) - around,
+            layers,
             kept: u64::from(request.allowed.cache.rows)
                 * u64::from(2 * spec.head_width * request.allowed.cache.values.width()),
         }
@@ -104,13 +125,14 @@ impl Memory {
             // The run that uses the most key-value heads starts at the end of a group.
             let inside = kv > heads.div_ceil(spec.group());
             let start = if inside { (spec.group() - 1).min(spec.heads - heads) } else { 0 };
-            weights(&one, self.format, Span::new(start, start + heads), 0, 0)
+            let start = start / units.heads * units.heads;
+            self.layers.weights(&one, Span::new(start, start + heads), 0, 0)
         });
         let columns = of(spec.inner, units.columns, &|columns| {
-            weights(&one, self.format, Span::empty(), columns, 0)
+            self.layers.weights(&one, Span::empty(), columns, 0)
         });
         let words = of(spec.extent().vocabulary, units.words, &|words| {
-            weights(&one, self.format, Span::empty(), 0, words)
+            self.layers.weights(&one, Span::empty(), 0, words)
         });
         Held { heads, columns, words }
     }

@@ -1,7 +1,7 @@
 //! The strategies that are given: each gives one plan, or says why it has none.
 
 use crate::{
-    closed::{ByRows, Means},
+    closed::{ByRows, Means, Units},
     draft,
     request::{PlanningError, Request},
     ring::{By, Candidate, Ring, Rings, equal_parts},
@@ -10,6 +10,7 @@ use crate::{
     stages,
 };
 use galaxy_common::{Exchange, Layout, Strategy};
+use galaxy_graph::holdings::Cuts;
 
 /// What plans may cost by the closed form: those that cost more are not looked at.
 #[derive(Clone, Copy, Debug)]
@@ -145,16 +146,17 @@ fn megatron(rings: &mut Rings<'_>, limit: f64) -> Result<Candidate, PlanningErro
     }
     let extent = request.spec.extent();
     let equal = |total: u32| equal_parts(total as usize, n);
+    let Cuts { heads, columns } = rings.cuts;
     let split = Split {
-        heads: equal(extent.heads),
-        columns: equal(extent.columns),
+        heads: equal(extent.heads.div_ceil(heads)),
+        columns: equal(extent.columns.div_ceil(columns)),
         vocabulary: equal(extent.vocabulary),
         rows: vec![1; n],
         cost: 0.0,
     };
-    let one = crate::closed::Units { heads: 1, columns: 1, words: 1, rows: n as u32 };
+    let least = Units { heads, columns, words: 1, rows: n as u32 };
     let strategy = Strategy::Megatron;
-    let plan = draft::ring(request, strategy, &members, one, means, ByRows::default(), &split);
+    let plan = draft::ring(request, strategy, &members, least, means, ByRows::default(), &split);
     let needs = draft::needs(request, &plan)?;
     if !draft::above(&plan, &needs).is_empty() {
         return Err(draft::too_large(strategy, &plan, &needs));

@@ -128,7 +128,7 @@ fn simulated(
     phase: Phase,
     shape: &BatchShape,
 ) -> Result<(Run, Vec<Run>), PlanningError> {
-    let programs = lower(spec, plan, phase, &shape.unbound())?;
+    let programs = lower(spec, request.formats, plan, phase, &shape.unbound())?;
     let costs = ProfileCosts::new(spec, plan, shape, request.profile)?;
     let run = simulate(&programs, &costs);
     let run = run.map_err(|e| PlanningError::Nothing { why: e.to_string() })?;

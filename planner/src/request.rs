@@ -3,10 +3,10 @@
 use galaxy_common::ClusterProfile;
 use galaxy_common::{
     Bytes, Cache, DeviceName, Exchange, LinkType, Plan, ProfileError, Reading, Strategy, Wanted,
-    WeightFormat, WireType,
+    WireType,
 };
 use galaxy_graph::{LowerError, budget::Needs};
-use galaxy_model::ModelSpec;
+use galaxy_model::{Formats, ModelSpec};
 
 /// A device that may take part.
 #[derive(Clone, PartialEq, Debug)]
@@ -59,8 +59,8 @@ pub struct Allowed {
 pub struct Request<'a> {
     /// The model.
     pub spec: &'a ModelSpec,
-    /// Of its matrices, as devices hold them.
-    pub format: WeightFormat,
+    /// The formats of its matrices, as devices hold them.
+    pub formats: &'a Formats,
     /// Its name,
     pub model: &'a str,
     /// its fingerprint,

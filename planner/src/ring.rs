@@ -13,6 +13,7 @@ use crate::{
 use galaxy_common::{DeviceProfile, Plan, ProfileError, Strategy, WireType};
 use galaxy_graph::{
     budget::{self, Needs},
+    holdings::Cuts,
     operators::OperatorGraph,
 };
 use std::{collections::BTreeMap, rc::Rc};
@@ -75,6 +76,8 @@ impl By {
 pub(crate) struct Rings<'a> {
     pub request: &'a Request<'a>,
     graph: OperatorGraph,
+    /// Between what heads and columns are cut.
+    pub cuts: Cuts,
     pub memory: Memory,
     pub loads: Vec<Load>,
     /// The fewest texts of any of them.
@@ -108,6 +111,7 @@ impl<'a> Rings<'a> {
         Ok(Self {
             request,
             graph: OperatorGraph::of(request.spec),
+            cuts: Cuts::of(request.spec, request.formats),
             memory: Memory::new(request),
             texts: loads.iter().map(|load| load.texts).min().unwrap_or(1),
             loads,
@@ -162,7 +166,8 @@ impl<'a> Rings<'a> {
 
     /// The units of a ring of so many devices.
     fn units(&self, devices: usize, by_rows: ByRows) -> Units {
-        Units::new(self.request.spec, devices, if by_rows.whole { self.texts } else { 1 })
+        let texts = if by_rows.whole { self.texts } else { 1 };
+        Units::new(self.request.spec, self.cuts, devices, texts)
     }
 
     /// The problem of a ring whose devices reach one another as `reach` says.
@@ -337,7 +342,7 @@ impl<'a> Rings<'a> {
     pub fn hopeless(&mut self, ring: Ring<'_>, strategy: Strategy, by: By) -> bool {
         let Ok(reach) = self.reaches(ring) else { return true };
         let Ok((_, _, plan)) = self.draft(ring, &reach, &[], strategy, by) else { return false };
-        let weights = |device| budget::weights(&self.graph, self.request.format, device);
+        let weights = |device| budget::weights(&self.graph, self.request.formats, device);
         plan.ring.iter().any(|device| weights(device) > device.budget)
     }
 

@@ -13,7 +13,7 @@ use crate::{
 };
 use galaxy_common::{
     Assignment, BlockAssignment, Bytes, DeviceName, DevicePlan, Exchange, MAX_AGENTS,
-    PIECE_ALIGNMENT, Piece, Plan, Reading, Room, Span, Strategy, Streaming, WeightFormat,
+    PIECE_ALIGNMENT, Piece, Plan, Reading, Room, Span, Strategy, Streaming,
 };
 use galaxy_graph::{
     budget::Needs,
@@ -21,7 +21,7 @@ use galaxy_graph::{
     pieces,
     share::{self, Member, Terms},
 };
-use galaxy_model::ModelSpec;
+use galaxy_model::{Formats, ModelSpec};
 
 /// Buffers that are tried: room for so many of the largest pieces.
 const BUFFERS: [u64; 4] = [2, 1, 4, 8];
@@ -73,7 +73,7 @@ impl Way {
 /// When a device has no room for a single piece.
 pub fn fitted(
     spec: &ModelSpec,
-    format: WeightFormat,
+    formats: &Formats,
     plan: &Plan,
     needs: &[Needs],
     way: Way,
@@ -83,7 +83,7 @@ pub fn fitted(
         if needs.total() <= device.budget {
             continue;
         }
-        let streaming = streaming(&graph, format, device, needs, way);
+        let streaming = streaming(&graph, formats, device, needs, way);
         device.streaming = Some(streaming.map_err(|missing| PlanningError::Memory {
             strategy: plan.strategy,
             device: Some(device.name.clone()),
@@ -101,13 +101,13 @@ pub fn fitted(
 /// How a device reads what it cannot hold; else the bytes that are missing even for that.
 fn streaming(
     graph: &OperatorGraph,
-    format: WeightFormat,
+    formats: &Formats,
     device: &DevicePlan,
     needs: &Needs,
     way: Way,
 ) -> Result<Streaming, u64> {
-    let all = pieces::pieces(graph, &device.holds(), format, Streaming::PIECE);
-    let bytes: u64 = all.iter().map(|piece| piece.bytes).sum();
+    let all = pieces::pieces(graph, &device.holds(), formats, Streaming::PIECE);
+    let bytes: u64 = all.iter().map(pieces::Piece::held).sum();
     let largest = all.iter().map(|piece| piece.stored()).max().unwrap_or(PIECE_ALIGNMENT);
     let rest = needs.total().0.saturating_sub(bytes);
     let room = device.budget.0.saturating_sub(rest);
@@ -144,7 +144,7 @@ fn streaming(
         }
     }
     let streaming = Streaming {
-        format,
+        format: formats.most(),
         piece: Streaming::PIECE,
         buffer: Bytes(buffer),
         room: way.room,
@@ -233,7 +233,7 @@ pub(crate) fn or_faster(request: &Request<'_>, found: Planned) -> Planned {
         vocabulary: Span::first(request.spec.extent().vocabulary),
     };
     let all =
-        pieces::pieces(&OperatorGraph::of(request.spec), &whole, request.format, Streaming::PIECE);
+        pieces::pieces(&OperatorGraph::of(request.spec), &whole, request.formats, Streaming::PIECE);
     let all: u64 = all.iter().map(|piece| piece.bytes).sum();
     // Whoever could hold all with what it works in besides is not bent.
     let besides = found.needs.iter().map(|n| n.total().0 - n.weights.0).max().unwrap_or(0);
@@ -298,7 +298,7 @@ impl Looking<'_> {
     }
 
     fn shared(&self, strategy: Strategy, shares: &[f64]) -> Result<Plan, PlanningError> {
-        let Request { allowed, spec, model, fingerprint, .. } = *self.request;
+        let Request { allowed, spec, model, fingerprint, formats, .. } = *self.request;
         let member = |(offer, share): (&Offer, &f64)| Member {
             name: offer.name.clone(),
             budget: offer.budget,
@@ -309,6 +309,7 @@ impl Looking<'_> {
         let terms = Terms {
             model,
             fingerprint,
+            formats,
             strategy,
             wire: allowed.wires[0],
             // What is loaded is used for all rows at once, or would be loaded again.
@@ -359,7 +360,7 @@ impl Looking<'_> {
     fn look(&mut self, plan: &Plan, needs: &[Needs], way: Way) -> Option<f64> {
         let request = self.request;
         let fitting = || -> Result<Found, PlanningError> {
-            let plan = fitted(request.spec, request.format, plan, needs, way)?;
+            let plan = fitted(request.spec, request.formats, plan, needs, way)?;
             let needs = draft::needs(request, &plan)?;
             if !draft::above(&plan, &needs).is_empty() {
                 return Err(draft::too_large(plan.strategy, &plan, &needs));
@@ -391,10 +392,11 @@ impl Looking<'_> {
 }
 
 /// Bytes that a device reads from disk for each program, and those of its matrices that stay.
-pub fn read_and_kept(spec: &ModelSpec, device: &DevicePlan) -> (Bytes, Bytes) {
+pub fn read_and_kept(spec: &ModelSpec, formats: &Formats, device: &DevicePlan) -> (Bytes, Bytes) {
     let Some(streaming) = &device.streaming else { return (Bytes(0), Bytes(0)) };
     let (mut read, mut kept) = (0, 0);
-    for (at, piece) in (0..).zip(pieces::of_device(&OperatorGraph::of(spec), device)) {
+    let pieces = pieces::of_device(&OperatorGraph::of(spec), formats, device);
+    for (at, piece) in (0..).zip(pieces) {
         match streaming.keeps(at) {
             true => kept += piece.bytes,
             false => read += piece.stored(),

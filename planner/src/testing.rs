@@ -10,7 +10,7 @@ use galaxy_common::{
     Bytes, ClusterProfile, DeviceName, LinkType, Strategy, Wanted, WeightFormat, WireType,
 };
 use galaxy_model::{
-    Activation, HeadSpec, ModelSpec, NormKind, NormPlace, Pairs, Positions, ScoreScale,
+    Activation, Formats, HeadSpec, ModelSpec, NormKind, NormPlace, Pairs, Positions, ScoreScale,
 };
 
 /// A BERT of this many layers and this width.
@@ -179,6 +179,7 @@ impl Dice {
 /// A request with all that it refers to.
 pub struct Question {
     pub spec: ModelSpec,
+    pub formats: Formats,
     pub offers: Vec<Offer>,
     pub profile: ClusterProfile,
     pub workload: Workload,
@@ -197,6 +198,7 @@ impl Question {
             offers: devices.iter().map(offer).collect(),
             profile: profile(spec, "shape", WeightFormat::F32, &devices),
             spec: spec.clone(),
+            formats: Formats::default(),
             workload: Workload {
                 made: 0,
                 texts: 1,
@@ -219,7 +221,7 @@ impl Question {
     pub fn request(&self) -> Request<'_> {
         Request {
             spec: &self.spec,
-            format: WeightFormat::F32,
+            formats: &self.formats,
             model: "model",
             fingerprint: "fingerprint",
             shape: "shape",

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use galaxy_common::{Bytes, Cache, DeviceName, Wanted, WeightFormat, WireType};
+use galaxy_model::Formats;
 use galaxy_planner::{Allowed, Offer, Request, Workload, plan, split, synthetic};
 use synthetic::SyntheticDevice;
 
@@ -52,7 +53,8 @@ fn fast_machines_and_laptops(laptops: usize, made: u32) -> f64 {
     if made > 0 {
         question.allowed.cache = Cache { rows: Cache::taken(284 + made), values: WireType::F32 };
     }
-    let planned = plan(&Request { format: WeightFormat::F16, ..question.request() }).unwrap();
+    let planned =
+        plan(&Request { formats: &Formats::all(WeightFormat::F16), ..question.request() }).unwrap();
     planned.prediction.latency * 1e-9
 }
 

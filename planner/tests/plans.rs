@@ -5,8 +5,8 @@ use galaxy_common::{
     BatchShape, Bytes, DeviceName, LinkType, ProfileError, Strategy, Wanted, WeightFormat,
     WireType, plan::Phase,
 };
-use galaxy_graph::{budget, lower, verify};
-use galaxy_model::NormPlace;
+use galaxy_graph::{budget, lower, operators::OperatorGraph, verify};
+use galaxy_model::{Formats, Matrix, NormPlace};
 use galaxy_planner::{
     Allowed, Offer, PlanningError, Request, Workload, plan, predict, split, synthetic,
 };
@@ -53,6 +53,37 @@ fn question(seed: u64) -> Question {
     question
 }
 
+/// A model in blocks is cut between them, so that nothing is widened, and takes the memory of its formats.
+#[test]
+fn what_is_in_blocks_is_cut_between_blocks() {
+    let spec = testing::llama(4, 640, 8, 8);
+    let (four, six) = (WeightFormat::Q4K, WeightFormat::Q6K);
+    let mut formats = Formats::all(four).with_vectors(WeightFormat::F32);
+    for layer in [0, 3] {
+        formats = formats.with(Matrix::Down(layer), six).with(Matrix::Value(layer), six);
+    }
+    let graph = OperatorGraph::of(&spec);
+    for devices in 1..5 {
+        let mut question = Question::new(&spec, testing::devices(devices, 50.0, 1e9));
+        question.formats = formats.clone();
+        for strategy in [Strategy::Galaxy, Strategy::Megatron, Strategy::Pipeline, Strategy::Auto] {
+            question.allowed.strategy = strategy;
+            let planned = plan(&question.request()).unwrap();
+            for (device, needs) in planned.plan.ring.iter().zip(&planned.needs) {
+                let part = device.prefill.block(0);
+                assert!((part.heads.start() * 80).is_multiple_of(32), "{strategy} {devices}");
+                assert!(part.columns.start().is_multiple_of(32), "{strategy} {devices}");
+                for (_, product) in graph.shared() {
+                    let slices = graph.slices(product, &device.prefill);
+                    let runs = product.runs(&formats, &slices);
+                    assert!(runs.iter().all(|run| run.format != WeightFormat::F32));
+                }
+                assert_eq!(needs.weights, budget::weights(&graph, &formats, device));
+            }
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
@@ -65,14 +96,14 @@ proptest! {
             Ok(planned) => {
                 let (spec, plan) = (&question.spec, &planned.plan);
                 prop_assert_eq!(plan.validate(spec.extent()), Ok(()));
-                let needs = budget::needs_all(spec, WeightFormat::F32, plan).unwrap();
+                let needs = budget::needs_all(spec, &Formats::default(), plan).unwrap();
                 for (need, device) in needs.iter().zip(&plan.ring) {
                     prop_assert!(need.total() <= device.budget, "{}: {need:?}", device.name);
                 }
                 prop_assert_eq!(needs, planned.needs.clone());
                 let shape = BatchShape::single(question.allowed.max_rows, request.workload.wanted).unwrap();
-                let programs = lower(spec, plan, Phase::Prefill, &shape).unwrap();
-                prop_assert_eq!(verify(spec, WeightFormat::F32, plan, &shape, &programs), Ok(()));
+                let programs = lower(spec, &Formats::default(), plan, Phase::Prefill, &shape).unwrap();
+                prop_assert_eq!(verify(spec, &Formats::default(), plan, &shape, &programs), Ok(()));
                 prop_assert!(planned.prediction.latency > 0.0);
                 let in_plan = plan.ring.len() + planned.left_out.len();
                 prop_assert_eq!(in_plan, question.offers.len());

@@ -1,10 +1,9 @@
 //! Plans for memory that does not add up: weights come from disk.
 #![allow(clippy::unwrap_used, missing_docs)]
 
-use galaxy_common::{
-    BatchShape, Bytes, Cache, Reading, Room, Strategy, Wanted, WeightFormat, plan::Phase,
-};
+use galaxy_common::{BatchShape, Bytes, Cache, Reading, Room, Strategy, Wanted, plan::Phase};
 use galaxy_graph::{budget, lower, operators::OperatorGraph, pieces, program::Memory, verify};
+use galaxy_model::Formats;
 #[allow(
     unused_imports,
     reason = "testing.rs, which is taken in below, names them by this path"
@@ -40,7 +39,8 @@ fn planned(question: &Question) -> Planned {
 /// Bytes that each device of a plan reads.
 fn read(question: &Question, planned: &Planned) -> Vec<u64> {
     let each = planned.plan.ring.iter();
-    each.map(|d| galaxy_planner::stream::read_and_kept(&question.spec, d).0.0).collect()
+    each.map(|d| galaxy_planner::stream::read_and_kept(&question.spec, &Formats::default(), d).0.0)
+        .collect()
 }
 
 #[test]
@@ -65,13 +65,13 @@ fn plans_hold_what_they_promise() {
             };
             let (spec, plan) = (&question.spec, &found.plan);
             assert_eq!(plan.validate(spec.extent()), Ok(()));
-            let needs = budget::needs_all(spec, WeightFormat::F32, plan).unwrap();
+            let needs = budget::needs_all(spec, &Formats::default(), plan).unwrap();
             for (need, device) in needs.iter().zip(&plan.ring) {
                 assert!(need.total() <= device.budget, "{}: {need:?}", device.name);
             }
             let shape = BatchShape::single(128, Wanted::Hidden).unwrap();
-            let programs = lower(spec, plan, Phase::Prefill, &shape).unwrap();
-            assert_eq!(verify(spec, WeightFormat::F32, plan, &shape, &programs), Ok(()));
+            let programs = lower(spec, &Formats::default(), plan, Phase::Prefill, &shape).unwrap();
+            assert_eq!(verify(spec, &Formats::default(), plan, &shape, &programs), Ok(()));
             assert_eq!(plan.ring.len() + found.left_out.len(), count);
             let (best, other) = (auto.prediction.latency, found.prediction.latency);
             assert!(best <= other, "{strategy}: {other}, auto {}: {best}", auto.what);
@@ -106,7 +106,7 @@ fn fast_disks_and_memory_get_more() {
     let graph = OperatorGraph::of(&testing::bert(12, 768));
     let columns = |planned: &Planned| -> Vec<u64> {
         let held =
-            |at: usize| budget::all_weights(&graph, WeightFormat::F32, &planned.plan.ring[at]);
+            |at: usize| budget::all_weights(&graph, &Formats::default(), &planned.plan.ring[at]);
         (0..planned.plan.ring.len()).map(|at| held(at).0).collect()
     };
     let disks = question(&[100_000_000, 100_000_000], &[2e7, 2e8]);
@@ -147,9 +147,9 @@ fn tokens_are_made_with_weights_from_disk() {
     let token = found.prediction.token;
     assert!((token / (read as f64 / 1e8 * 1e9) - 1.0).abs() < 0.1, "{token} for {read} bytes");
     let shape = BatchShape::single(64, Wanted::LastLogits).unwrap();
-    let programs = lower(spec, plan, Phase::Prefill, &shape).unwrap();
-    assert_eq!(verify(spec, WeightFormat::F32, plan, &shape, &programs), Ok(()));
-    let all = pieces::of_device(&OperatorGraph::of(spec), &plan.ring[0]);
+    let programs = lower(spec, &Formats::default(), plan, Phase::Prefill, &shape).unwrap();
+    assert_eq!(verify(spec, &Formats::default(), plan, &shape, &programs), Ok(()));
+    let all = pieces::of_device(&OperatorGraph::of(spec), &Formats::default(), &plan.ring[0]);
     let most = plan.ring[0].streaming.as_ref().unwrap().buffer;
     assert!(programs[0].slot_bytes(Memory::Stream) <= most && all.len() > 8);
 }
@@ -169,7 +169,11 @@ fn a_named_way_is_taken() {
         let found = planned(&question);
         let streaming = found.plan.ring[0].streaming.as_ref().unwrap();
         assert_eq!((streaming.room, streaming.agents), (room, agents), "{reading}");
-        let largest = pieces::of_device(&OperatorGraph::of(&question.spec), &found.plan.ring[0]);
+        let largest = pieces::of_device(
+            &OperatorGraph::of(&question.spec),
+            &Formats::default(),
+            &found.plan.ring[0],
+        );
         let largest = largest.iter().map(|piece| piece.stored()).max().unwrap();
         let least = if let Room::Parts(parts) = room { u64::from(parts) } else { 2 };
         assert!(streaming.buffer.0 >= least * largest, "{reading}: {}", streaming.buffer);

@@ -435,8 +435,8 @@ pub fn run_over(
             wanted,
         });
         let shape = BatchShape::new(segments.collect())?;
-        let programs = lower(dir.spec(), &plan, Phase::Prefill, &shape)?;
-        verify(dir.spec(), dir.format(), &plan, &shape, &programs)?;
+        let programs = lower(dir.spec(), dir.formats(), &plan, Phase::Prefill, &shape)?;
+        verify(dir.spec(), dir.formats(), &plan, &shape, &programs)?;
         let inputs = match dir.spec().patches {
             Some(patches) => {
                 let squares = patches.cut(expected.pixels()?);

@@ -41,8 +41,8 @@ fn staggered_tiles_give_what_one_device_gives() {
             mix: MIXES[0],
         };
         let plan = Plan { max_rows: shape.rows(), ..plan(&dir, &case, WireType::F32).unwrap() };
-        let programs = lower(dir.spec(), &plan, Phase::Prefill, &shape).unwrap();
-        verify(dir.spec(), dir.format(), &plan, &shape, &programs).unwrap();
+        let programs = lower(dir.spec(), dir.formats(), &plan, Phase::Prefill, &shape).unwrap();
+        verify(dir.spec(), dir.formats(), &plan, &shape, &programs).unwrap();
         let cluster = LocalCluster::open(dir.clone(), plan).unwrap();
         cluster.run(&shape, tokens.clone()).unwrap()
     };

@@ -342,7 +342,7 @@ impl Active {
             (digest, Arc::new(programs.swap_remove(self.rank.index())))
         };
         let spec = self.model.spec();
-        Ok(lock(&self.lowered).get(spec, &self.plan, phase, shape, ours)?)
+        Ok(lock(&self.lowered).get(spec, &self.formats, &self.plan, phase, shape, ours)?)
     }
 
     fn lane(&self, lane: Lane) -> String {

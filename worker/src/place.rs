@@ -23,6 +23,7 @@ use crate::{
 };
 use galaxy_common::{Bytes, Epoch};
 use galaxy_engine::{
+    compute::choice::EngineChoice,
     executor::Executor,
     link::Links,
     weights::{Shard, WeightError},
@@ -240,8 +241,8 @@ async fn check(core: &Core, request: &Request, model: Arc<ModelDir>) -> Result<B
     let needed = blocking(move || {
         plan.validate(model.spec().extent())?;
         engine.check(&OperatorGraph::of(model.spec()))?;
-        let format = engine.holds(model.format());
-        Ok::<_, WorkerError>(budget::needs(model.spec(), format, &plan, rank)?.total())
+        let formats = engine.holds(model.formats());
+        Ok::<_, WorkerError>(budget::needs(model.spec(), &formats, &plan, rank)?.total())
     });
     let needed = needed.await??;
     let (mut granted, mut granter) = (request.device().budget, "its budget in the plan");
@@ -456,6 +457,7 @@ impl Core {
             epoch,
             rank: request.rank,
             plan: request.plan,
+            formats: EngineChoice::Cpu.holds(model.formats()),
             model,
             executor: Arc::downgrade(&held.executor),
             lowered: Mutex::new(Lowered::new(LOWERED)),
@@ -513,9 +515,11 @@ async fn hold(
                 true => ControlFlow::Break(()),
             }
         };
-        let (graph, width) = (OperatorGraph::of(model.spec()), model.format());
+        // Whatever engine takes it then, a shard is made for the cpu engine's kernels.
+        let formats = EngineChoice::Cpu.holds(model.formats());
+        let graph = OperatorGraph::of(model.spec());
         let fits = |old: &Held| {
-            let way = transition(&graph, width, Some(&old.key.holds), &device.holds());
+            let way = transition(&graph, &formats, Some(&old.key.holds), &device.holds());
             // What comes from disk is read anew.
             let held = old.key.streaming.is_none() && key.streaming.is_none();
             held && old.key.fingerprint == key.fingerprint && way.peak <= granted
@@ -531,7 +535,7 @@ async fn hold(
                 shard.map(|shard| (shard.bytes(), shard)).map(|(read, shard)| (shard, read))
             }
             None => {
-                let read = transition(&graph, width, None, &device.holds()).read;
+                let read = transition(&graph, &formats, None, &device.holds()).read;
                 let shard = Shard::load(model.clone(), &device, &mut progress);
                 shard.map(|shard| (shard, read))
             }

@@ -93,6 +93,7 @@ impl Cluster {
         let terms = Terms {
             model: self.model.name(),
             fingerprint: self.model.fingerprint(),
+            formats: self.model.formats(),
             strategy,
             wire: WireType::F32,
             tiles: 2,
@@ -138,8 +139,14 @@ impl Cluster {
         tokens: &[u32],
     ) -> v1::ExecuteRequest {
         let shape = BatchShape::single(tokens.len() as u32, Wanted::Hidden).unwrap();
-        let programs =
-            galaxy_graph::lower(self.model.spec(), plan, Phase::Prefill, &shape).unwrap();
+        let programs = galaxy_graph::lower(
+            self.model.spec(),
+            self.model.formats(),
+            plan,
+            Phase::Prefill,
+            &shape,
+        )
+        .unwrap();
         v1::ExecuteRequest {
             epoch,
             sequence,
@@ -162,8 +169,14 @@ impl Cluster {
         let mut results = running.join_all().await;
         results.sort_by_key(|(rank, _)| *rank);
         let shape = BatchShape::single(tokens.len() as u32, Wanted::Hidden).unwrap();
-        let programs =
-            galaxy_graph::lower(self.model.spec(), plan, Phase::Prefill, &shape).unwrap();
+        let programs = galaxy_graph::lower(
+            self.model.spec(),
+            self.model.formats(),
+            plan,
+            Phase::Prefill,
+            &shape,
+        )
+        .unwrap();
         let parts: Vec<_> = programs
             .iter()
             .zip(&results)
@@ -293,13 +306,13 @@ async fn workers_compute_what_one_device_computes() {
 async fn a_new_plan_reads_only_what_is_not_held() {
     let cluster = Cluster::of("llama", 3).await;
     let tokens: Vec<u32> = (0..29).map(|i| i * 3 % 97).collect();
-    let (spec, width) = (cluster.model.spec(), cluster.model.format());
+    let (spec, formats) = (cluster.model.spec(), cluster.model.formats());
     let graph = OperatorGraph::of(spec);
     let first = cluster.plan(Strategy::Galaxy);
     let second = cluster.plan_of(Strategy::Galaxy, |i| 1.4 + 0.6 * i as f64);
     let read = |old: Option<&Plan>, new: &Plan, rank: usize| {
         let old = old.map(|old| &old.ring[rank].prefill);
-        transition(&graph, width, old, &new.ring[rank].prefill).read.0
+        transition(&graph, formats, old, &new.ring[rank].prefill).read.0
     };
     let ready = cluster.place_all(&first, 1).await;
     let have: Vec<u64> = ready.iter().map(|ready| ready.read_bytes).collect();
@@ -314,8 +327,8 @@ async fn a_new_plan_reads_only_what_is_not_held() {
 
     // Back, where the budget has no room for both a matrix and the one that it is made of.
     let mut tight = first.clone();
-    for (device, needs) in tight.ring.iter_mut().zip(needs_all(spec, width, &first).unwrap()) {
-        let load = transition(&graph, width, None, &device.prefill);
+    for (device, needs) in tight.ring.iter_mut().zip(needs_all(spec, formats, &first).unwrap()) {
+        let load = transition(&graph, formats, None, &device.prefill);
         device.budget = needs.total().max(load.peak);
     }
     let ready = cluster.place_all(&tight, 3).await;

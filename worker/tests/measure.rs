@@ -95,6 +95,7 @@ impl Pair {
         let terms = Terms {
             model: self.model.name(),
             fingerprint: self.model.fingerprint(),
+            formats: self.model.formats(),
             strategy: Strategy::Local,
             wire: WireType::F32,
             tiles: 1,

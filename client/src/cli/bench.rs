@@ -12,7 +12,7 @@ use super::{
 use clap::{Args, Subcommand, builder::PossibleValuesParser};
 use galaxy_common::{Bytes, Kernel, Spread, WeightFormat};
 use galaxy_engine::{
-    compute::kernels::instructions::Instructions,
+    compute::{choice::EngineChoice, kernels::instructions::Instructions},
     measure::{self, Bench, Cut, Part, Timed, Work},
 };
 use galaxy_model::{
@@ -169,7 +169,10 @@ fn kernels(args: &KernelsArgs) -> Result<Findings, Failure> {
     let (dir, layers, _made) = match &args.model {
         Some(path) => {
             let dir = open_model(path)?;
-            let layers = measure::copies(layer_bytes(dir.spec(), dir.format()));
+            let layers = measure::copies(layer_bytes(
+                dir.spec(),
+                EngineChoice::Cpu.holds(dir.formats()).most(),
+            ));
             (dir, layers, None)
         }
         None => {
@@ -210,7 +213,8 @@ fn made_up(args: &KernelsArgs) -> Result<(Arc<ModelDir>, u32, tempfile::TempDir)
     let model = model.ok_or_else(|| Failure::usage(format!("no shape {:?}", args.shape)))?;
     let format = match args.format {
         None => model.shape.format,
-        Some(format) => format,
+        Some(format) if format.block().is_none() => format,
+        Some(_) => return Err(Failure::usage("made-up weights are f32, f16 or bf16")),
     };
     let vocabulary = model.shape.vocabulary.min(MOST_TOKENS);
     let one = Shape { layers: 1, vocabulary, format, ..model.shape };

@@ -5,14 +5,15 @@ mod show;
 
 use super::{failure::Failure, json, print};
 use clap::Args;
-use galaxy_common::{Bytes, ClusterProfile, DeviceName, Strategy, WeightFormat};
+use galaxy_common::{Bytes, ClusterProfile, DeviceName, Strategy};
 use galaxy_coord::{
     Cluster, ClusterError,
     cluster::DEFAULT_FILE,
     placement::{allowed, workload},
     profile::Store,
 };
-use galaxy_model::{ModelDir, ModelSpec};
+use galaxy_engine::compute::choice::EngineChoice;
+use galaxy_model::{Formats, ModelDir, ModelSpec};
 use galaxy_planner::{Allowed, Offer, Planned, PlanningError, Request, Workload, whatif::WhatIf};
 use std::{
     collections::HashSet,
@@ -44,7 +45,7 @@ pub struct PlanArgs {
 /// Everything that a plan depends on.
 struct Case {
     spec: ModelSpec,
-    format: WeightFormat,
+    formats: Formats,
     model: String,
     fingerprint: String,
     shape: String,
@@ -78,7 +79,7 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     print(&if args.json {
         json(&show::planned_json(&planned, &case.unlinked()))?
     } else {
-        show::planned(&planned, &case.spec, &case.workload, &case.unlinked())
+        show::planned(&planned, (&case.spec, &case.formats), &case.workload, &case.unlinked())
             + &show::shared(&planned, &case.profile.links)
     })
 }
@@ -108,7 +109,7 @@ impl Case {
         Ok(Self {
             offers: cluster.devices.iter().filter_map(offer).collect(),
             spec: model.spec().clone(),
-            format: model.format(),
+            formats: EngineChoice::Cpu.holds(model.formats()),
             model: model.name().to_owned(),
             fingerprint: model.fingerprint().to_owned(),
             shape: model.shape_key(),
@@ -122,7 +123,7 @@ impl Case {
         let allowed = Allowed { strategy, ..self.allowed.clone() };
         galaxy_planner::plan(&Request {
             spec: &self.spec,
-            format: self.format,
+            formats: &self.formats,
             model: &self.model,
             fingerprint: &self.fingerprint,
             shape: &self.shape,

@@ -163,7 +163,7 @@ impl RemoteFleet {
         let (messages, inbox) = mpsc::channel(MESSAGES);
         let waiting = Readiness::Waiting { device: None, reason: "it is starting".to_owned() };
         let shared = Arc::new(Shared {
-            lowered: Dispatches::new(model.spec().clone()),
+            lowered: Dispatches::new(&model),
             board: Mutex::new(board),
             cluster: RwLock::new(Arc::new(cluster)),
             planning,

@@ -7,6 +7,7 @@ use super::{
 use crate::weights::Shard;
 use galaxy_common::{Cache, WeightFormat};
 use galaxy_graph::operators::{Operator, OperatorGraph};
+use galaxy_model::Formats;
 use std::{fmt, str::FromStr};
 
 /// An engine by its name.
@@ -133,12 +134,13 @@ impl EngineChoice {
         })
     }
 
-    /// In which format it holds weights that the checkpoint stores in `stored`: for budgets.
-    pub fn holds(self, stored: WeightFormat) -> WeightFormat {
+    /// In which formats it holds the matrices that the model's files have in `stored`: for budgets.
+    pub fn holds(self, stored: &Formats) -> Formats {
         match self {
-            Self::Cpu => stored,
+            // Its kernels have no blocks yet.
+            Self::Cpu => stored.map(|f| if f.block().is_some() { WeightFormat::F32 } else { f }),
             // burn multiplies tensors of one type only.
-            Self::Burn(_) => WeightFormat::F32,
+            Self::Burn(_) => stored.map(|_| WeightFormat::F32),
         }
     }
 
@@ -260,7 +262,7 @@ mod tests {
         ] {
             let engine = EngineChoice::Burn(device);
             assert_eq!(engine.to_string(), name);
-            assert_eq!(engine.holds(WeightFormat::F16), WeightFormat::F32);
+            assert_eq!(engine.holds(&Formats::all(WeightFormat::F16)), Formats::default());
             match name.parse::<EngineChoice>() {
                 Ok(read) => assert!(built && read == engine),
                 Err(error) => {

@@ -1,7 +1,11 @@
 //! The operations of a program on one thread's clock.
 
 use crate::{
-    compute::{Binding, ComputeError, Engine, Inputs, Staged, choice::EngineError, cpu::CpuEngine},
+    compute::{
+        Binding, ComputeError, Engine, Inputs, Staged,
+        choice::{EngineChoice, EngineError},
+        cpu::CpuEngine,
+    },
     executor::RunError,
     weights::{Shard, WeightError},
 };
@@ -11,11 +15,11 @@ use galaxy_common::{
 };
 use galaxy_graph::{
     LowerError, Program, lower,
-    operators::{Operate, Operator, OperatorGraph, Sizes},
+    operators::{Operate, Operator, OperatorGraph, Sizes, Weight},
     program::{OpKind, Operation},
     share::{Member, ShareError, Terms, plan},
 };
-use galaxy_model::{HeadSpec, ModelDir};
+use galaxy_model::{Formats, HeadSpec, ModelDir};
 use std::{
     fmt,
     ops::ControlFlow,
@@ -181,6 +185,8 @@ pub struct Batch {
 pub struct Bench {
     engine: CpuEngine,
     dir: Arc<ModelDir>,
+    /// As they are held.
+    formats: Formats,
     plan: Plan,
     part: usize,
     layers: u32,
@@ -192,7 +198,7 @@ impl Bench {
     /// # Errors
     /// When the cut is none, or its weights cannot be loaded.
     pub fn open(dir: Arc<ModelDir>, cut: &Cut) -> Result<Self, MeasureError> {
-        let spec = dir.spec();
+        let (spec, formats) = (dir.spec(), EngineChoice::Cpu.holds(dir.formats()));
         let parts = cut.shares.len();
         let members = cut.shares.iter().enumerate().map(|(at, &share)| Member {
             name: DeviceName::new(format!("part-{at}")).expect("letters, a dash and digits"),
@@ -203,6 +209,7 @@ impl Bench {
         let terms = Terms {
             model: dir.name(),
             fingerprint: dir.fingerprint(),
+            formats: &formats,
             strategy: if parts == 1 { Strategy::Local } else { Strategy::Megatron },
             wire: WireType::F32,
             tiles: 1,
@@ -220,7 +227,7 @@ impl Bench {
         held.decode.blocks = vec![block];
         let shard = Shard::load(dir.clone(), &held, &mut |_, _| ControlFlow::Continue(()))?;
         let engine = CpuEngine::new(shard, cut.threads);
-        Ok(Self { engine, dir, plan, part: cut.part, layers })
+        Ok(Self { engine, dir, formats, plan, part: cut.part, layers })
     }
 
     /// Layers that are held.
@@ -254,11 +261,11 @@ impl Bench {
             HeadSpec::None | HeadSpec::Classes(_) => Wanted::Hidden,
         };
         let shape = BatchShape::single(rows, wanted)?;
-        let programs = lower(spec, &self.plan, Phase::Prefill, &shape)?;
+        let programs = lower(spec, &self.formats, &self.plan, Phase::Prefill, &shape)?;
         let lost = MeasureError::Part { part: self.part, parts: self.plan.ring.len() };
         let program = programs.into_iter().nth(self.part).ok_or(lost)?;
         let graph = OperatorGraph::of(spec);
-        let describe = Describe { graph: &graph, format: self.dir.format(), rows };
+        let describe = Describe { graph: &graph, formats: &self.formats, rows };
         let mut batch = Batch {
             binding: Binding::new(shape, Inputs::any(spec, rows, 0)),
             first: Vec::new(),
@@ -377,12 +384,22 @@ fn tiled(operation: &Operation, tiles: u32) -> Vec<Operation> {
 struct Describe<'a> {
     graph: &'a OperatorGraph,
     /// Of the weights.
-    format: WeightFormat,
+    formats: &'a Formats,
     /// Rows of the batch.
     rows: u32,
 }
 
 impl Describe<'_> {
+    /// The format of the first matrix of an operator.
+    fn format(&self, operator: &Operator) -> WeightFormat {
+        let first =
+            operator.operate().weights().first().map(|id| self.graph.weights[id.0 as usize]);
+        match first {
+            Some(Weight::Matrix(matrix)) => self.formats.of(matrix),
+            _ => WeightFormat::F32,
+        }
+    }
+
     fn operation(&self, operation: &Operation) -> Option<(Part, Work)> {
         let (from, to) = (operation.reads.first()?, operation.writes.first()?);
         let (id, part) = match operation.kind {
@@ -410,7 +427,7 @@ impl Describe<'_> {
         let work = operator.operate().work(Sizes { rows, inputs, outputs, pairs });
         // A matrix has columns of gate and up both.
         let outputs = if work.weights.1 > 0 { work.weights.1 as u32 } else { outputs };
-        let weights = self.format.bytes(work.weights.0, work.weights.1) as f64;
+        let weights = self.format(operator).bytes(work.weights.0, work.weights.1) as f64;
         Some((part, Work { rows, inputs, outputs, operations: work.operations, weights }))
     }
 }

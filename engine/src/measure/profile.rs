@@ -111,7 +111,7 @@ pub fn measure(
         memory: Bytes(memory.0.saturating_sub(held.0)),
         cache: last_level_cache(),
         load: Bytes(if disk > 0.0 { (disk * LOAD) as u64 } else { u64::MAX }),
-        format: setting.engine.holds(dir.format()),
+        format: setting.engine.holds(dir.formats()).widest(),
         threads: setting.threads,
     };
     let sample = Sample::choose(spec, setting.max_rows, room)

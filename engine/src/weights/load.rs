@@ -5,16 +5,19 @@ use super::{
     HeldMatrix, HeldProduct, PANEL, Progress, Shard, WeightError,
     matrix::{Layout, Window},
 };
-use crate::compute::kernels::{
-    lines::{Lines, NoMemory},
-    micro::{Format, each_format},
+use crate::compute::{
+    choice::EngineChoice,
+    kernels::{
+        lines::{Lines, NoMemory},
+        micro::{Format, each_format},
+    },
 };
 use galaxy_common::{Assignment, BlockAssignment, Bytes, Span, Token, WeightFormat};
 use galaxy_graph::{
     holdings::{self, Step, WeightSlice},
     operators::{Operator, OperatorGraph, Product, Weight},
 };
-use galaxy_model::{Matrix, MatrixSource, ModelDir, ModelError, Vector};
+use galaxy_model::{Formats, Matrix, MatrixSource, ModelDir, ModelError, Vector};
 use std::{
     ops::{ControlFlow, Range},
     sync::Arc,
@@ -74,6 +77,8 @@ fn fill<T: bytemuck::Pod>(
 /// Makes matrices and vectors, and counts what it reads for them.
 pub(super) struct Loader<'a> {
     dir: &'a ModelDir,
+    /// In which it holds the matrices of the model.
+    formats: Formats,
     /// What file bytes pass through; it grows to the read limit of `galaxy_model` and no further.
     scratch: Vec<u8>,
     read: u64,
@@ -83,7 +88,8 @@ pub(super) struct Loader<'a> {
 
 impl<'a> Loader<'a> {
     pub(super) fn new(dir: &'a ModelDir, total: Bytes, progress: Progress<'a>) -> Self {
-        Self { dir, scratch: Vec::new(), read: 0, total: total.0, progress }
+        let formats = EngineChoice::Cpu.holds(dir.formats());
+        Self { dir, formats, scratch: Vec::new(), read: 0, total: total.0, progress }
     }
 
     /// A shard of what every device holds, and of nothing else, for `graph`. Its layer `n` is
@@ -291,8 +297,9 @@ impl<'a> Loader<'a> {
             }
             sources.push(source);
         }
-        let format = sources.first().map_or(WeightFormat::F32, MatrixSource::format);
-        let mixed = sources.iter().any(|source| source.format() != format);
+        let mut formats = parts.iter().map(|part| self.formats.of(part.matrix));
+        let format = formats.next().unwrap_or_default();
+        let mixed = formats.any(|other| other != format);
         Ok((sources, if mixed { WeightFormat::F32 } else { format }))
     }
 
@@ -306,7 +313,7 @@ impl<'a> Loader<'a> {
         bytes: &mut [u8],
     ) -> Result<(), ModelError> {
         let scratch = &mut self.scratch;
-        self.read += source.format().bytes(1, part.values());
+        self.read += self.formats.of(part.matrix).bytes(1, part.values());
         if format != source.format() {
             let values: &mut [f32] = bytemuck::cast_slice_mut(bytes);
             return fill(source, part, corner, layout, values, |rows, columns, place| {
@@ -352,7 +359,7 @@ impl<'a> Loader<'a> {
     }
 
     fn count(&mut self, values: &[f32]) -> Result<(), WeightError> {
-        self.read += self.dir.format().bytes(1, values.len() as u64);
+        self.read += self.formats.vectors().bytes(1, values.len() as u64);
         self.tell()
     }
 

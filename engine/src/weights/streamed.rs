@@ -6,7 +6,10 @@ use super::{
     matrix::{Layout, NoRoom},
     phases_fit,
 };
-use crate::stream::{Ask, Ring, Stream, StreamError};
+use crate::{
+    compute::choice::EngineChoice,
+    stream::{Ask, Ring, Stream, StreamError},
+};
 use galaxy_common::{Bytes, DeviceName, DevicePlan, Streaming, WeightFormat};
 use galaxy_graph::{
     operators::{OperatorGraph, OperatorId},
@@ -76,8 +79,9 @@ impl Shard {
         let format = planned(&dir, streaming)?;
         let graph = Arc::new(OperatorGraph::of(dir.spec()));
         phases_fit(&graph, device)?;
-        let pieces: Arc<[Piece]> = pieces::of_device(&graph, device).into();
-        let identity = pieces::identity(dir.fingerprint(), &format!("{format:?}"), &pieces);
+        let formats = EngineChoice::Cpu.holds(dir.formats());
+        let pieces: Arc<[Piece]> = pieces::of_device(&graph, &formats, device).into();
+        let identity = pieces::identity(dir.fingerprint(), &pieces);
         let first = u64::from_be_bytes(identity.first_chunk().copied().unwrap_or_default());
         let name = format!("{}-{first:016x}.shard", device.name);
         let path = directory.join(&name);
@@ -162,7 +166,7 @@ fn remove_others(directory: &Path, device: &DeviceName, kept: &str) {
 
 /// How values stand in the file: widened to f32, or as the model has them.
 fn planned(dir: &ModelDir, streaming: &Streaming) -> Result<WeightFormat, WeightError> {
-    let (planned, stored) = (streaming.format, dir.format());
+    let (planned, stored) = (streaming.format, EngineChoice::Cpu.holds(dir.formats()).most());
     match planned == WeightFormat::F32 || planned == stored {
         true => Ok(planned),
         false => Err(WeightError::Format { planned, stored }),

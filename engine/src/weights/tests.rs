@@ -108,7 +108,8 @@ fn a_shard_that_is_reshaped_is_the_one_that_is_loaded() {
     let numbers = || any::<[[Numbers; 3]; 3]>();
     for name in FAMILIES {
         let dir = golden(name);
-        let (spec, format) = (dir.spec(), dir.format());
+        let (spec, formats) = (dir.spec(), dir.formats());
+        let format = dir.format();
         let graph = OperatorGraph::of(spec);
         let test = |(old, new): ([[Numbers; 3]; 3], [[Numbers; 3]; 3])| {
             let old = device(assignment(spec, &old));
@@ -119,7 +120,7 @@ fn a_shard_that_is_reshaped_is_the_one_that_is_loaded() {
                 ControlFlow::Continue(())
             };
             let (shard, read) = load(&dir, &old).reshape(dir.clone(), &new, &mut progress).unwrap();
-            let said = transition(&graph, format, Some(&old.prefill), &new.prefill);
+            let said = transition(&graph, formats, Some(&old.prefill), &new.prefill);
             assert_eq!(said.read, read);
             assert_eq!(read.0, missing(spec, format.bytes(1, 1), &old.prefill, &new.prefill));
             assert!(told.is_sorted() && told.last() == Some(&(read.0, read.0)), "{told:?}");

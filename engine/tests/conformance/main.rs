@@ -80,7 +80,7 @@ fn conforms(dir: &Arc<ModelDir>, case: &Case, make: impl Fn(Shard) -> Box<dyn En
     let mut pairs: Vec<Pair> = case.plan.ring.iter().map(pair).collect();
     let mut worst = 0.0_f64;
     for shape in &case.shapes {
-        let programs = lower(dir.spec(), &case.plan, Phase::Prefill, shape).unwrap();
+        let programs = lower(dir.spec(), dir.formats(), &case.plan, Phase::Prefill, shape).unwrap();
         let rows: Vec<u32> = shape.segments().iter().map(|s| s.rows).collect();
         let name = format!("{}, rows {rows:?}", case.name);
         let binding = binding(dir.spec(), shape);
@@ -166,7 +166,9 @@ fn makes_tokens(choice: EngineChoice) {
             let wanted = Wanted::Token(Breadth::Few);
             let segment = Segment { slot, past, kept: true, rows, wanted };
             let program = |shape: &BatchShape| -> Result<Arc<Program>, RunError> {
-                Ok(Arc::new(lower(dir.spec(), &plan, phase, shape).unwrap().remove(0)))
+                Ok(Arc::new(
+                    lower(dir.spec(), dir.formats(), &plan, phase, shape).unwrap().remove(0),
+                ))
             };
             let shape = BatchShape::new(vec![segment]).unwrap();
             let first = Job {
@@ -210,7 +212,9 @@ fn parts(choice: EngineChoice) {
         let pairs = cases.iter().step_by(3).flat_map(|case| selections.map(|s| (case, s)));
         for (case, selection) in pairs {
             let plan = Arc::new(case.plan.clone());
-            let Ok(selected) = Selected::new(spec, &plan, selection) else { continue };
+            let Ok(selected) = Selected::new(spec, dir.formats(), &plan, selection) else {
+                continue;
+            };
             let pair = |(whole, part): (&DevicePlan, &DevicePlan)| Pair {
                 engine: choice.start(load(&dir, whole), 1, Cache::NONE).unwrap(),
                 reference: Reference::new(&dir, part),
@@ -235,7 +239,8 @@ fn misfits(choice: EngineChoice) {
     let cases = cases(&dir);
     let whole = &cases[0].plan;
     let shape = BatchShape::single(5, Wanted::AllLogits).unwrap();
-    let program = lower(dir.spec(), whole, Phase::Prefill, &shape).unwrap().remove(0);
+    let program =
+        lower(dir.spec(), dir.formats(), whole, Phase::Prefill, &shape).unwrap().remove(0);
     let failing = |engine: &mut dyn Engine, program: &Program, tokens: &[u32], slots: bool| {
         let binding = Binding::new(shape.clone(), tokens);
         if slots {
@@ -262,7 +267,8 @@ fn misfits(choice: EngineChoice) {
     assert!(matches!(error, Some(ComputeError::Weights(WeightError::Model(_)))), "{error:?}");
     is_misfit(failing(engine.as_mut(), &program, &tokens[..4], true));
     let spread = cases.iter().find(|case| case.plan.ring.len() == 2).unwrap();
-    let of_two = lower(dir.spec(), &spread.plan, Phase::Prefill, &shape).unwrap().remove(0);
+    let of_two =
+        lower(dir.spec(), dir.formats(), &spread.plan, Phase::Prefill, &shape).unwrap().remove(0);
     is_misfit(failing(engine.as_mut(), &of_two, &tokens, true));
     let mut broken = program.clone();
     broken.operations.iter_mut().for_each(|o| o.reads.clear());
@@ -378,7 +384,9 @@ fn every_operation_is_among_the_cases() {
         let graph = OperatorGraph::of(dir.spec());
         for case in cases(&dir) {
             for shape in &case.shapes {
-                for program in lower(dir.spec(), &case.plan, Phase::Prefill, shape).unwrap() {
+                for program in
+                    lower(dir.spec(), dir.formats(), &case.plan, Phase::Prefill, shape).unwrap()
+                {
                     let kinds_of = program.operations.iter().map(|o| kind(&graph, &program, o));
                     kinds.extend(kinds_of);
                 }

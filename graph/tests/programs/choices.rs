@@ -2,15 +2,14 @@
 
 use super::{language, plan, spec};
 use galaxy_common::{
-    BatchShape, Breadth, Cache, Plan, Segment, Span, Strategy, Wanted, WeightFormat, WireType,
-    plan::Phase,
+    BatchShape, Breadth, Cache, Plan, Segment, Span, Strategy, Wanted, WireType, plan::Phase,
 };
 use galaxy_graph::{
     Program, VerifyError, lower,
     program::{OpKind, Operation, Role, candidates_bytes},
     verify,
 };
-use galaxy_model::ModelSpec;
+use galaxy_model::{Formats, ModelSpec};
 
 fn candidates(program: &Program, op: &Operation) -> bool {
     let mut regions = op.reads.iter().chain(&op.writes);
@@ -57,7 +56,8 @@ fn a_step_of_many_sequences_has_the_operations_of_one() {
     let (spec, plan) = case();
     let breadths = [Few, Many, Few, All, Few];
     for phase in [Phase::Prefill, Phase::Decode] {
-        let lowered = |shape: &BatchShape| lower(&spec, &plan, phase, shape).unwrap();
+        let lowered =
+            |shape: &BatchShape| lower(&spec, &Formats::default(), &plan, phase, shape).unwrap();
         let (one, many) = (lowered(&step(&[Few])), lowered(&step(&breadths)));
         for (rank, (one, many)) in one.iter().zip(&many).enumerate() {
             let chosen = |op: &Operation| {
@@ -99,8 +99,8 @@ fn sequences_that_go_on_stand_beside_others() {
     let shape = BatchShape::new((0..).zip(segments).map(segment).collect()).unwrap();
     assert_eq!(shape.choices().map(|(index, ..)| index).collect::<Vec<_>>(), [1, 2, 4]);
     for phase in [Phase::Prefill, Phase::Decode] {
-        let programs = lower(&spec, &plan, phase, &shape).unwrap();
-        assert_eq!(verify(&spec, WeightFormat::F32, &plan, &shape, &programs), Ok(()));
+        let programs = lower(&spec, &Formats::default(), &plan, phase, &shape).unwrap();
+        assert_eq!(verify(&spec, &Formats::default(), &plan, &shape, &programs), Ok(()));
         go_once(&plan, phase, &programs);
     }
 }
@@ -111,14 +111,14 @@ type Break<'a> = dyn Fn(&mut [Program]) + 'a;
 fn broken_choices_are_found() {
     let (spec, plan) = case();
     let shape = step(&[Breadth::Few; 3]);
-    let good = lower(&spec, &plan, Phase::Decode, &shape).unwrap();
+    let good = lower(&spec, &Formats::default(), &plan, Phase::Decode, &shape).unwrap();
     let find = |program: &Program, kind: OpKind| {
         program.operations.iter().position(|op| op.kind == kind).unwrap()
     };
     let found = |breaks: &Break<'_>| {
         let mut programs = good.clone();
         breaks(&mut programs);
-        verify(&spec, WeightFormat::F32, &plan, &shape, &programs)
+        verify(&spec, &Formats::default(), &plan, &shape, &programs)
     };
     assert_eq!(found(&|_| {}), Ok(()));
     let tokens = plan.ring[1].decode.vocabulary;

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod choices;
+mod formats;
 mod graphs;
 mod operators;
 mod planes;
@@ -21,8 +22,8 @@ use galaxy_graph::{
     simulate, verify,
 };
 use galaxy_model::{
-    Activation, ClassActivation, ClassHead, ClassRow, HeadSpec, ModelSpec, NormKind, NormPlace,
-    Positions, ScoreScale,
+    Activation, ClassActivation, ClassHead, ClassRow, Formats, HeadSpec, ModelSpec, NormKind,
+    NormPlace, Positions, ScoreScale,
 };
 use proptest::prelude::{Strategy as Arbitrary, *};
 use std::sync::Arc;
@@ -297,7 +298,7 @@ fn reading(
     let graph = OperatorGraph::of(spec);
     for device in &mut plan.ring {
         let piece = Bytes(8 << 10);
-        let all = pieces::pieces(&graph, &device.prefill, WeightFormat::F32, piece);
+        let all = pieces::pieces(&graph, &device.prefill, &Formats::default(), piece);
         let largest = all.iter().map(|piece| piece.stored()).max().unwrap_or(4096);
         let room = if parts == 0 { Room::Ring } else { Room::Parts(parts) };
         let buffer = largest * u64::from(parts.max(1)) + spare * 4096;
@@ -319,12 +320,12 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
     #[test]
     fn lowered_programs_verify_and_never_deadlock((spec, plan, shape) in any_plan(), seed: u64) {
-        let programs = lower(&spec, &plan, Phase::Prefill, &shape).unwrap();
-        prop_assert_eq!(verify(&spec, WeightFormat::F32, &plan, &shape, &programs), Ok(()));
+        let programs = lower(&spec, &Formats::default(), &plan, Phase::Prefill, &shape).unwrap();
+        prop_assert_eq!(verify(&spec, &Formats::default(), &plan, &shape, &programs), Ok(()));
         for window in [0, 500, u64::MAX] {
             prop_assert!(simulate(&programs, &Random(seed, window)).is_ok());
         }
-        let again = lower(&spec, &plan, Phase::Prefill, &shape).unwrap();
+        let again = lower(&spec, &Formats::default(), &plan, Phase::Prefill, &shape).unwrap();
         prop_assert_eq!(galaxy_graph::digest(&programs), galaxy_graph::digest(&again));
         let links = galaxy_graph::links(&plan);
         for program in &programs {
@@ -350,8 +351,8 @@ proptest! {
         let one = BatchShape::new(segments.iter().map(|s| Segment { rows: 1, ..*s }).collect()).unwrap();
         let links = galaxy_graph::links(&plan);
         for (phase, shape) in [(Phase::Prefill, &many), (Phase::Prefill, &one), (Phase::Decode, &one), (Phase::Decode, &many)] {
-            let programs = lower(&spec, &plan, phase, shape).unwrap();
-            prop_assert_eq!(verify(&spec, WeightFormat::F32, &plan, shape, &programs), Ok(()));
+            let programs = lower(&spec, &Formats::default(), &plan, phase, shape).unwrap();
+            prop_assert_eq!(verify(&spec, &Formats::default(), &plan, shape, &programs), Ok(()));
             if shape.choices().next().is_some() {
                 choices::go_once(&plan, phase, &programs);
             }
@@ -365,7 +366,7 @@ proptest! {
             }
             let mut later: Vec<Segment> = shape.segments().to_vec();
             later.iter_mut().filter(|s| s.kept).for_each(|s| { s.past = 7; s.slot += 9 });
-            let later = lower(&spec, &plan, phase, &BatchShape::new(later).unwrap()).unwrap();
+            let later = lower(&spec, &Formats::default(), &plan, phase, &BatchShape::new(later).unwrap()).unwrap();
             prop_assert_eq!(galaxy_graph::digest(&programs), galaxy_graph::digest(&later));
         }
     }
@@ -375,10 +376,10 @@ proptest! {
     fn no_batch_takes_more_than_the_budget((spec, mut plan, shape) in any_plan()) {
         prop_assume!(plan.any_sequence() || plan.strategy == Strategy::Pipeline);
         plan.max_rows = shape.rows();
-        let programs = lower(&spec, &plan, Phase::Prefill, &shape).unwrap();
-        let needs = budget::needs_all(&spec, WeightFormat::F32, &plan).unwrap();
+        let programs = lower(&spec, &Formats::default(), &plan, Phase::Prefill, &shape).unwrap();
+        let needs = budget::needs_all(&spec, &Formats::default(), &plan).unwrap();
         for ((program, device), most) in programs.iter().zip(&plan.ring).zip(needs) {
-            let takes = budget::of_program(&spec, WeightFormat::F32, device, program);
+            let takes = budget::of_program(&spec, &Formats::default(), device, program);
             // Unlike results of one batch leave gaps between slots: a few rows of the head.
             let gaps = most.activations.0 / 8 + 8 * 4 * u64::from(spec.hidden) + 1024;
             prop_assert!(takes.activations.0 <= most.activations.0 + gaps, "{takes:?} of {most:?}");
@@ -394,20 +395,20 @@ proptest! {
         seed: u64,
     ) {
         let streams = reading(&spec, &plan, way);
-        let programs = lower(&spec, &streams, Phase::Prefill, &shape).unwrap();
-        prop_assert_eq!(verify(&spec, WeightFormat::F32, &streams, &shape, &programs), Ok(()));
+        let programs = lower(&spec, &Formats::default(), &streams, Phase::Prefill, &shape).unwrap();
+        prop_assert_eq!(verify(&spec, &Formats::default(), &streams, &shape, &programs), Ok(()));
         for window in [0, u64::MAX] {
             prop_assert!(simulate(&programs, &Random(seed, window)).is_ok());
         }
-        let needs = budget::needs_all(&spec, WeightFormat::F32, &streams).unwrap();
-        let whole = budget::needs_all(&spec, WeightFormat::F32, &plan).unwrap();
+        let needs = budget::needs_all(&spec, &Formats::default(), &streams).unwrap();
+        let whole = budget::needs_all(&spec, &Formats::default(), &plan).unwrap();
         for (((program, device), needs), whole) in
             programs.iter().zip(&streams.ring).zip(needs).zip(whole)
         {
-            let takes = budget::of_program(&spec, WeightFormat::F32, device, program);
+            let takes = budget::of_program(&spec, &Formats::default(), device, program);
             prop_assert_eq!(takes.stream, needs.stream, "held whole, whatever is read");
             let streaming = device.streaming.as_ref().unwrap();
-            let all = pieces::of_device(&OperatorGraph::of(&spec), device);
+            let all = pieces::of_device(&OperatorGraph::of(&spec), &Formats::default(), device);
             let read = (0..).zip(&all).filter(|(at, _)| !streaming.keeps(*at));
             let read: u64 = read.map(|(_, piece)| piece.bytes).sum();
             prop_assert_eq!(needs.weights.0 + read, whole.weights.0);
@@ -422,7 +423,7 @@ proptest! {
                     op.waits.clear();
                 }
             }
-            let found = verify(&spec, WeightFormat::F32, &streams, &shape, &broken);
+            let found = verify(&spec, &Formats::default(), &streams, &shape, &broken);
             let right = matches!(found, Err(VerifyError::Reuse { .. })) || !waited && found.is_ok();
             prop_assert!(right, "{found:?}");
         }
@@ -441,14 +442,14 @@ proptest! {
         plan.max_rows = shape.rows();
         let mut all = vec![[Bytes(0); 4]; plan.ring.len()];
         for shape in budget::widest(&spec, &plan).unwrap() {
-            let programs = lower(&spec, &plan, Phase::Prefill, &shape).unwrap();
+            let programs = lower(&spec, &Formats::default(), &plan, Phase::Prefill, &shape).unwrap();
             for ((all, device), program) in all.iter_mut().zip(&plan.ring).zip(&programs) {
-                let takes = budget::of_program(&spec, WeightFormat::F32, device, program);
+                let takes = budget::of_program(&spec, &Formats::default(), device, program);
                 let takes = parts(&budget::rounded(&spec, &plan, program, takes));
                 all.iter_mut().zip(takes).for_each(|(most, takes)| *most = takes.max(*most));
             }
         }
-        let needs = budget::needs_all(&spec, WeightFormat::F32, &plan).unwrap();
+        let needs = budget::needs_all(&spec, &Formats::default(), &plan).unwrap();
         for (mut have, all) in needs.iter().map(parts).zip(all) {
             // Another request, for hidden states, may hand over more.
             prop_assert!(have[2] >= all[2], "{have:?} for {all:?}");
@@ -460,7 +461,7 @@ proptest! {
     /// Whatever is broken at random: either the verifier finds it, or it runs to the end.
     #[test]
     fn broken_programs_are_found_or_run((spec, plan, shape) in any_plan(), seed: u64, at: prop::sample::Index, how in 0..4) {
-        let mut programs = lower(&spec, &plan, Phase::Prefill, &shape).unwrap();
+        let mut programs = lower(&spec, &Formats::default(), &plan, Phase::Prefill, &shape).unwrap();
         let total: usize = programs.iter().map(|p| p.operations.len()).sum();
         let mut index = at.index(total);
         let rank = programs.iter().position(|p| {
@@ -478,7 +479,7 @@ proptest! {
             2 => { program.operations[index].writes.pop(); }
             _ => { program.operations[index].reads.pop(); }
         }
-        if verify(&spec, WeightFormat::F32, &plan, &shape, &programs).is_ok() {
+        if verify(&spec, &Formats::default(), &plan, &shape, &programs).is_ok() {
             prop_assert!(simulate(&programs, &Random(seed, 0)).is_ok());
         }
     }
@@ -495,13 +496,13 @@ fn case() -> Case {
     let spec = spec(12, true, true, 3, language());
     let plan = plan(Strategy::Galaxy, 2, &spec, &[[2, 2, 1, 1], [1, 1, 1, 1], [1, 1, 1, 0]]);
     let shape = BatchShape::single(24, Wanted::LastLogits).unwrap();
-    let programs = lower(&spec, &plan, Phase::Prefill, &shape).unwrap();
+    let programs = lower(&spec, &Formats::default(), &plan, Phase::Prefill, &shape).unwrap();
     Case { spec, plan, shape, programs }
 }
 
 impl Case {
     fn verify(&self) -> Result<(), VerifyError> {
-        verify(&self.spec, WeightFormat::F32, &self.plan, &self.shape, &self.programs)
+        verify(&self.spec, &Formats::default(), &self.plan, &self.shape, &self.programs)
     }
     fn find(&self, rank: usize, kind: impl Fn(&OpKind) -> bool) -> OpId {
         let at = self.programs[rank].operations.iter().position(|op| kind(&op.kind));
@@ -540,7 +541,7 @@ fn programs_of_the_shapes_that_were_asked_for_last_are_kept() {
             made += 1;
             (made, programs.len())
         };
-        lowered.get(&spec, plan, Phase::Prefill, &shape, programs).unwrap()
+        lowered.get(&spec, &Formats::default(), plan, Phase::Prefill, &shape, programs).unwrap()
     };
     let all = [(&plan, 4), (&plan, 5), (&plan, 4), (&plan, 6), (&plan, 4), (&plan, 5), (&other, 5)];
     let numbers = all.map(|(plan, rows)| get(plan, rows));
@@ -552,7 +553,8 @@ fn programs_of_the_shapes_that_were_asked_for_last_are_kept() {
         let wanted = Wanted::Hidden;
         BatchShape::new(vec![Segment { slot: 0, past, kept: true, rows: 1, wanted }]).unwrap()
     };
-    let mut get = |past| lowered.get(&spec, &plan, Phase::Prefill, &shape(past), |_| ());
+    let mut get =
+        |past| lowered.get(&spec, &Formats::default(), &plan, Phase::Prefill, &shape(past), |_| ());
     let (fits, too_long) = (get(0), get(300));
     assert!(too_long.is_err() && (fits.is_ok() || plan.cache.rows == 0), "{fits:?}");
 }
@@ -631,8 +633,8 @@ fn keys_sent(weights: &[u32], texts: &[u32]) -> Vec<usize> {
     let wanted = Wanted::Pooled(Pooling::Mean);
     let segment = |(slot, &rows): (u32, &u32)| Segment { slot, past: 0, kept: false, rows, wanted };
     let shape = BatchShape::new((0..).zip(texts).map(segment).collect()).unwrap();
-    let programs = lower(&spec, &plan, Phase::Prefill, &shape).unwrap();
-    assert_eq!(verify(&spec, WeightFormat::F32, &plan, &shape, &programs), Ok(()));
+    let programs = lower(&spec, &Formats::default(), &plan, Phase::Prefill, &shape).unwrap();
+    assert_eq!(verify(&spec, &Formats::default(), &plan, &shape, &programs), Ok(()));
     let sends = |program: &Program| {
         program.operations.iter().filter(|op| matches!(op.kind, OpKind::Send { .. })).count()
     };
@@ -664,27 +666,30 @@ fn a_budget_overflow_is_found_with_both_numbers() {
 #[test]
 fn needs_of_all_devices_are_those_of_each_and_bounded() {
     let case = case();
-    let all = budget::needs_all(&case.spec, WeightFormat::F32, &case.plan).unwrap();
+    let all = budget::needs_all(&case.spec, &Formats::default(), &case.plan).unwrap();
     assert_eq!(all.len(), case.plan.ring.len());
     for (rank, device) in case.plan.ranked() {
-        let needs = budget::needs(&case.spec, WeightFormat::F32, &case.plan, rank).unwrap();
+        let needs = budget::needs(&case.spec, &Formats::default(), &case.plan, rank).unwrap();
         assert_eq!(needs, all[rank.index()]);
         // A smaller program never needs more than was granted for the widest.
         let program = &case.programs[rank.index()];
         assert!(
-            budget::of_program(&case.spec, WeightFormat::F32, device, program).total()
+            budget::of_program(&case.spec, &Formats::default(), device, program).total()
                 <= needs.total()
         );
     }
     // All rows of a head-less model, once: what the devices hand over together.
     let spec = spec(12, false, false, 6, HeadSpec::None);
     let mut plan = plan(Strategy::Galaxy, 2, &spec, &[[1; 4], [2; 4]]);
-    let results =
-        budget::needs_all(&spec, WeightFormat::F32, &plan).unwrap().iter().map(|n| n.results).sum();
+    let results = budget::needs_all(&spec, &Formats::default(), &plan)
+        .unwrap()
+        .iter()
+        .map(|n| n.results)
+        .sum();
     assert_eq!(Bytes(u64::from(plan.max_rows * spec.hidden) * 4), results);
     for rows in [0, u32::MAX] {
         plan.max_rows = rows;
-        assert!(budget::needs_all(&spec, WeightFormat::F32, &plan).is_err());
+        assert!(budget::needs_all(&spec, &Formats::default(), &plan).is_err());
     }
 }
 
@@ -743,9 +748,9 @@ fn a_head_of_many_tiles_has_room_to_send_them() {
     let shape = BatchShape::single(16, Wanted::AllLogits).unwrap();
     for tiles in [8, 16, 64] {
         let plan = plan(Strategy::Megatron, tiles, &spec, &[[1, 1, 1, 1], [0, 1, 0, 1]]);
-        let programs = lower(&spec, &plan, Phase::Prefill, &shape).unwrap();
+        let programs = lower(&spec, &Formats::default(), &plan, Phase::Prefill, &shape).unwrap();
         assert_eq!(
-            verify(&spec, WeightFormat::F32, &plan, &shape, &programs),
+            verify(&spec, &Formats::default(), &plan, &shape, &programs),
             Ok(()),
             "{tiles} tiles"
         );

@@ -10,7 +10,7 @@ use galaxy_graph::{
     program::{OpKind, Role},
     verify_graph,
 };
-use galaxy_model::ModelSpec;
+use galaxy_model::{Formats, ModelSpec};
 use std::{
     fs::File,
     io::{Read, Seek, SeekFrom, Write},
@@ -41,9 +41,10 @@ fn planes_of(values: &[u16]) -> Vec<Vec<u8>> {
 #[test]
 fn the_first_planes_of_a_piece_are_its_first_bytes() {
     let (spec, plan) = streamed();
-    let format = WeightFormat::F16;
+    let formats = Formats::all(WeightFormat::F16);
     let graph = OperatorGraph::of(&spec);
-    let pieces = pieces::pieces(&graph, &plan.ring[1].prefill, format, galaxy_common::Bytes(2048));
+    let pieces =
+        pieces::pieces(&graph, &plan.ring[1].prefill, &formats, galaxy_common::Bytes(2048));
     assert!(pieces.len() > 8);
     let path = std::env::temp_dir().join(format!("galaxy-planes-{}", std::process::id()));
     let mut file = File::create_new(&path).unwrap();
@@ -61,7 +62,7 @@ fn the_first_planes_of_a_piece_are_its_first_bytes() {
     let mut file = File::open(&path).unwrap();
     for (number, (piece, start)) in pieces.iter().zip(starts).enumerate() {
         for planes in [1, 2, 6, 16, 99] {
-            let selected = piece.first_planes(&graph, format, planes);
+            let selected = piece.first_planes(planes);
             let planes = planes.min(16);
             let mut bytes = vec![0; selected.bytes as usize];
             file.seek(SeekFrom::Start(start)).unwrap();
@@ -104,11 +105,12 @@ fn loading(program: &Program, pieces: &[Piece]) -> Program {
 fn a_program_loads_the_planes_that_are_selected_and_no_others() {
     let (spec, plan) = streamed();
     let shape = BatchShape::single(5, Wanted::AllLogits).unwrap();
-    let programs = lower(&spec, &plan, Phase::Prefill, &shape).unwrap();
+    let programs = lower(&spec, &Formats::default(), &plan, Phase::Prefill, &shape).unwrap();
     let graph = OperatorGraph::of(&spec);
     let selected = |planes: u32| -> Vec<Vec<Piece>> {
-        let of = |piece: Piece| piece.first_planes(&graph, WeightFormat::F32, planes);
-        let all = plan.ring.iter().map(|device| pieces::of_device(&graph, device));
+        let of = |piece: Piece| piece.first_planes(planes);
+        let all =
+            plan.ring.iter().map(|device| pieces::of_device(&graph, &Formats::default(), device));
         all.map(|pieces| pieces.into_iter().map(of).collect()).collect()
     };
     let loads = |planes: u32| -> Vec<Program> {

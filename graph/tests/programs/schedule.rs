@@ -59,7 +59,7 @@ fn keys_and_values_travel_while_rows_are_computed() {
         let (strategy, exchange) = (Strategy::Auto, Exchange::Ring);
         let spec = well_known(1024, 24);
         let plan = laid_out(&Way { strategy, modes, exchange, tiles }, &spec, &[[1; 4]; 4]);
-        let programs = lower(&spec, &plan, Phase::Prefill, &shape).unwrap();
+        let programs = lower(&spec, &Formats::default(), &plan, Phase::Prefill, &shape).unwrap();
         let (total, floor) = (simulate(&programs, &Ideal).unwrap().total as f64, floor(&programs));
         assert!(total < bound * floor, "{modes:?}, {tiles} tiles: {total} against {floor}");
     }
@@ -75,7 +75,7 @@ fn staggered_tiles_come_near_what_compute_and_links_allow() {
         (well_known(768, 6), 8, 1.03),
     ] {
         let plan = plan(Strategy::Galaxy, tiles, &spec, &[[1; 4]; 4]);
-        let programs = lower(&spec, &plan, Phase::Prefill, &shape).unwrap();
+        let programs = lower(&spec, &Formats::default(), &plan, Phase::Prefill, &shape).unwrap();
         let floor = floor(&programs);
         let total = simulate(&programs, &Ideal).unwrap().total as f64;
         assert!(total < bound * floor, "{tiles} tiles: {total} against {floor}");
@@ -89,7 +89,7 @@ fn queries_are_made_when_keys_and_values_are_on_their_way() {
         let way = Way { strategy: Strategy::Auto, modes: [(true, true); 2], exchange, tiles };
         let spec = well_known(256, 4);
         let plan = laid_out(&way, &spec, &[[2; 4], [1; 4], [1; 4]]);
-        for program in lower(&spec, &plan, Phase::Prefill, &shape).unwrap() {
+        for program in lower(&spec, &Formats::default(), &plan, Phase::Prefill, &shape).unwrap() {
             let compute = program.lanes[0].1.iter().map(|&id| program.operation(id));
             let of_layer: Vec<&Operation> =
                 compute.filter(|op| op.layer == 1 && op.block == Block::Attention).collect();
@@ -117,7 +117,7 @@ fn tiles_wait_for_the_keys_of_their_own_texts_only() {
     let spec = well_known(256, 4);
     let way = Way { strategy, modes: [(true, true); 2], exchange, tiles: 2 };
     let plan = laid_out(&way, &spec, &[[4; 4], [1; 4]]);
-    let programs = lower(&spec, &plan, Phase::Prefill, &shape).unwrap();
+    let programs = lower(&spec, &Formats::default(), &plan, Phase::Prefill, &shape).unwrap();
     let compute = programs[0].lanes[0].1.iter().map(|&id| programs[0].operation(id));
     let of_layer = compute.filter(|op| op.layer == 1 && op.block == Block::Attention);
     let mut came = Vec::new();
@@ -162,7 +162,7 @@ fn tiles_are_staggered_where_there_are_enough_of_a_size() {
     {
         let spec = spec(hidden, true, true, 3, HeadSpec::None);
         let plan = plan(Strategy::Galaxy, tiles, &spec, &[[2, 2, 1, 1], [1; 4], [1, 1, 1, 0]]);
-        for program in lower(&spec, &plan, Phase::Prefill, &shape).unwrap() {
+        for program in lower(&spec, &Formats::default(), &plan, Phase::Prefill, &shape).unwrap() {
             assert_eq!(staggers(&program, &plan), expected, "{hidden} wide, {tiles} tiles");
         }
     }

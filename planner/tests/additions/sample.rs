@@ -4,7 +4,7 @@
 
 use crate::testing::{Dice, Question, bert, llama};
 use galaxy_common::{Bytes, Cache, DeviceName, Wanted, WeightFormat, WireType};
-use galaxy_model::ModelSpec;
+use galaxy_model::{Formats, ModelSpec};
 use galaxy_planner::{Offer, Request, synthetic, synthetic::SyntheticDevice};
 
 /// A kind of device: figures of one that is in the middle of its kind.
@@ -55,7 +55,7 @@ impl Addition {
 
     /// The question with so many of the devices.
     pub fn request<'a>(&'a self, offers: &'a [Offer]) -> Request<'a> {
-        Request { format: WeightFormat::F16, offers, ..self.after.request() }
+        Request { offers, ..self.after.request() }
     }
 }
 
@@ -129,6 +129,7 @@ pub fn addition(seed: u64, low: u64, high: u64) -> Addition {
     let (name, spec) = model(&mut dice, 0.8 * others);
     let mut after = Question::new(&spec, devices.clone());
     after.profile = synthetic::profile(&spec, "shape", WeightFormat::F16, &devices);
+    after.formats = Formats::all(WeightFormat::F16);
     after.profile.links.retain(|link| link.link == after.allowed.links[0]);
     // On some networks each pair has its own rate.
     if dice.whole(0, 2) == 0 {

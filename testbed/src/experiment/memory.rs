@@ -15,16 +15,15 @@ use crate::{
 };
 use anyhow::{Context, Result, ensure};
 use device::{Device, forget};
-use galaxy_common::{
-    Bytes, Cache, DeviceName, Plan, Room, Span, Strategy, Streaming, WeightFormat, WireType,
-};
+use galaxy_common::{Bytes, Cache, DeviceName, Plan, Room, Span, Strategy, Streaming, WireType};
+use galaxy_engine::compute::choice::EngineChoice;
 use galaxy_graph::{
     budget,
     operators::OperatorGraph,
     pieces::{self, Piece},
     share::{self, Member, Terms},
 };
-use galaxy_model::{HeadSpec, ModelDir, ModelSpec};
+use galaxy_model::{Formats, HeadSpec, ModelDir, ModelSpec};
 use galaxy_planner::stream::{self, Way};
 use serde_json::json;
 use std::{
@@ -175,7 +174,7 @@ struct Case {
     path: PathBuf,
     plan: Plan,
     spec: ModelSpec,
-    format: WeightFormat,
+    formats: Formats,
     pieces: Vec<Piece>,
     ask: Ask,
 }
@@ -184,7 +183,7 @@ impl Case {
     fn open(name: &str, path: &Path, rows: u32) -> Result<Self> {
         let model = ModelDir::open(path)?;
         let spec = model.spec().clone();
-        let format = model.format();
+        let formats = EngineChoice::Cpu.holds(model.formats());
         let makes = matches!(spec.head, HeadSpec::Language { .. });
         let rows = match (spec.patches, makes) {
             (Some(patches), _) => patches.rows(),
@@ -195,6 +194,7 @@ impl Case {
         let terms = Terms {
             model: model.name(),
             fingerprint: model.fingerprint(),
+            formats: &formats,
             strategy: Strategy::Local,
             wire: WireType::F32,
             tiles: 1,
@@ -209,9 +209,9 @@ impl Case {
         };
         let plan = share::plan(&spec, &terms, &[device])?;
         let graph = OperatorGraph::of(&spec);
-        let pieces = pieces::pieces(&graph, &plan.ring[0].prefill, format, Streaming::PIECE);
+        let pieces = pieces::pieces(&graph, &plan.ring[0].prefill, &formats, Streaming::PIECE);
         let ask = if makes { Ask::Make(MADE.0, MADE.1) } else { Ask::Run(rows) };
-        Ok(Self { name: name.to_owned(), path: path.to_owned(), plan, spec, format, pieces, ask })
+        Ok(Self { name: name.to_owned(), path: path.to_owned(), plan, spec, formats, pieces, ask })
     }
 
     fn stored(&self) -> u64 {
@@ -262,10 +262,10 @@ impl Case {
     fn planned(&self, policy: Policy, choice: (u64, u16)) -> Result<Plan> {
         if let Policy::Keep(percent) = policy {
             let mut plan = self.plan.clone();
-            let needs = budget::needs_all(&self.spec, self.format, &plan)?;
+            let needs = budget::needs_all(&self.spec, &self.formats, &plan)?;
             let less = self.stored() * (100 - percent) / 100;
             plan.ring[0].budget = Bytes(needs[0].total().0.saturating_sub(less));
-            return Ok(stream::fitted(&self.spec, self.format, &plan, &needs, Way::PLAIN)?);
+            return Ok(stream::fitted(&self.spec, &self.formats, &plan, &needs, Way::PLAIN)?);
         }
         let (largest, all) = (self.largest(), self.pieces.len() as u32);
         let (buffer, room, agents) = match policy {
@@ -283,7 +283,7 @@ impl Case {
         let stays = policy == Policy::Preload;
         let mut plan = self.plan.clone();
         let streaming = Streaming {
-            format: self.format,
+            format: self.formats.most(),
             piece: Streaming::PIECE,
             buffer: Bytes(buffer.next_multiple_of(4096).min(self.stored())),
             room,
@@ -479,9 +479,9 @@ impl Bench<'_> {
 
     /// What a plan says of its memory.
     fn facts(&self, plan: &Plan) -> Result<[(&'static str, f64); 6]> {
-        let needs = budget::needs_all(&self.case.spec, self.case.format, plan)?[0];
+        let needs = budget::needs_all(&self.case.spec, &self.case.formats, plan)?[0];
         let streaming = plan.ring[0].streaming.as_ref();
-        let (_, kept) = stream::read_and_kept(&self.case.spec, &plan.ring[0]);
+        let (_, kept) = stream::read_and_kept(&self.case.spec, &self.case.formats, &plan.ring[0]);
         let held = streaming.map_or(self.case.stored(), |_| needs.stream.0 + kept.0);
         Ok([
             ("limit_mb", needs.total().0 as f64 * 1e-6),
@@ -516,7 +516,7 @@ impl Bench<'_> {
         (throttled, limit): (Option<f64>, Option<f64>),
         ask: Ask,
     ) -> Result<(BTreeMap<String, f64>, Verdict, Vec<u32>)> {
-        let needs = budget::needs_all(&self.case.spec, self.case.format, plan)?[0].total();
+        let needs = budget::needs_all(&self.case.spec, &self.case.formats, plan)?[0].total();
         std::fs::create_dir_all(self.shards())?;
         let work = tempfile::tempdir()?;
         let file = work.path().join("plan.json");

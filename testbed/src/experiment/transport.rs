@@ -18,6 +18,7 @@ use galaxy_common::{
     Bytes, ClusterProfile, DeviceName, LinkProfile, LinkType, PROFILE_VERSION, Pooling, Spread,
     Strategy, Wanted, WeightFormat, WireType,
 };
+use galaxy_model::Formats;
 use galaxy_planner::{Allowed, Offer, Request, Workload, synthetic};
 use galaxy_proto::{
     channel::connect,
@@ -420,7 +421,7 @@ fn predict(conditions: &[Condition], options: &Options, record: &mut Record) -> 
             };
             let planned = galaxy_planner::plan(&Request {
                 spec: &spec,
-                format: WeightFormat::F32,
+                formats: &Formats::default(),
                 model: MODEL,
                 fingerprint: MODEL,
                 shape: MODEL,

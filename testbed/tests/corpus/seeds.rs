@@ -6,7 +6,7 @@ use galaxy_common::{
     SequenceNumber, Span, Strategy, Wanted, WeightFormat, WireType,
 };
 use galaxy_graph::share::{Member, Terms};
-use galaxy_model::{ModelDir, manifest::Manifest, shape::Shape};
+use galaxy_model::{Formats, ModelDir, manifest::Manifest, shape::Shape};
 use galaxy_planner::synthetic::{self, SyntheticDevice};
 use galaxy_proto::{
     convert,
@@ -303,6 +303,7 @@ fn plans(add: Add<'_>) {
         let terms = Terms {
             model: "m",
             fingerprint: "f",
+            formats: &Formats::default(),
             strategy,
             wire: WireType::F32,
             tiles: 2,

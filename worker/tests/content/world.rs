@@ -68,6 +68,7 @@ impl Model {
         let terms = Terms {
             model: self.dir.name(),
             fingerprint: self.dir.fingerprint(),
+            formats: self.dir.formats(),
             strategy,
             wire: WireType::F32,
             tiles: 1,

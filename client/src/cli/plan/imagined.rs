@@ -3,7 +3,7 @@
 use super::{Case, bytes};
 use crate::cli::{duration, failure::Failure};
 use galaxy_common::{
-    DeviceName, LinkRate, RateError, Reading, Strategy, WeightFormat, WireType,
+    DeviceName, LinkRate, RateError, Reading, Strategy, WireType,
     plan::{LinkType, MAX_DEVICES, MAX_TILES},
     shape::MAX_ROWS,
 };
@@ -11,7 +11,8 @@ use galaxy_coord::{
     cluster::{DEFAULT_LENGTH, DEFAULT_MAX_ROWS, MAX_TEXTS},
     placement::wanted,
 };
-use galaxy_model::{ModelDir, ModelSpec, shape};
+use galaxy_engine::compute::choice::EngineChoice;
+use galaxy_model::{Formats, ModelDir, ModelSpec, shape};
 use galaxy_planner::{
     Allowed, Offer, Workload,
     synthetic::{self, SyntheticDevice},
@@ -67,7 +68,7 @@ pub(super) fn read(file: &Path) -> Result<Case, Failure> {
 }
 
 fn case(file: File, base: &Path) -> Result<Case, String> {
-    let (spec, format, model) = model(&file, base)?;
+    let (spec, formats, model) = model(&file, base)?;
     let max_rows = file.max_rows.unwrap_or(DEFAULT_MAX_ROWS);
     if !(1..=MAX_ROWS).contains(&max_rows) {
         return Err(format!("max_rows = {max_rows} is out of range: 1 to {MAX_ROWS}"));
@@ -106,7 +107,7 @@ fn case(file: File, base: &Path) -> Result<Case, String> {
     let shape = "imagined".to_owned();
     Ok(Case {
         offers: devices.iter().map(offer).collect(),
-        profile: synthetic::profile(&spec, &shape, format, &devices),
+        profile: synthetic::profile(&spec, &shape, formats.most(), &devices),
         workload: Workload {
             made: file.generate.unwrap_or(0),
             texts,
@@ -129,17 +130,18 @@ fn case(file: File, base: &Path) -> Result<Case, String> {
         },
         fingerprint: model.clone(),
         spec,
-        format,
+        formats,
         model,
         shape,
     })
 }
 
-fn model(file: &File, base: &Path) -> Result<(ModelSpec, WeightFormat, String), String> {
+fn model(file: &File, base: &Path) -> Result<(ModelSpec, Formats, String), String> {
     match (&file.model, &file.shape) {
         (Some(dir), None) => {
             let model = ModelDir::open(&base.join(dir)).map_err(|e| e.to_string())?;
-            Ok((model.spec().clone(), model.format(), model.name().to_owned()))
+            let formats = EngineChoice::Cpu.holds(model.formats());
+            Ok((model.spec().clone(), formats, model.name().to_owned()))
         }
         (None, Some(name)) => {
             let found = shape::catalogue().iter().find(|model| model.name == name);
@@ -148,7 +150,7 @@ fn model(file: &File, base: &Path) -> Result<(ModelSpec, WeightFormat, String), 
                 format!("no shape {name:?}: known are {}", known.join(" "))
             })?;
             let spec = found.shape.spec().map_err(|e| e.to_string())?;
-            Ok((spec, found.shape.format, name.clone()))
+            Ok((spec, Formats::all(found.shape.format), name.clone()))
         }
         _ => Err("give model, a directory, or shape, a well-known one".to_owned()),
     }

@@ -6,7 +6,7 @@ use crate::cli::{
 };
 use galaxy_common::{Bytes, DeviceName, Layout, LinkProfile, Span, Strategy, Unit};
 use galaxy_coord::placement::modes;
-use galaxy_model::ModelSpec;
+use galaxy_model::{Formats, ModelSpec};
 use galaxy_planner::{Planned, PlanningError, Workload};
 use serde_json::{Value, json};
 use std::{fmt::Write as _, time::Duration};
@@ -40,7 +40,7 @@ type Pair<'a> = (&'a DeviceName, &'a DeviceName);
 /// A plan with its reasons, for people.
 pub fn planned(
     planned: &Planned,
-    spec: &ModelSpec,
+    (spec, formats): (&ModelSpec, &Formats),
     workload: &Workload,
     unlinked: &[Pair<'_>],
 ) -> String {
@@ -70,7 +70,7 @@ pub fn planned(
         out.push('\n');
     }
     let _ = write!(out, "\n{}\n{}\n", parts(planned), times(planned));
-    if let Some(table) = reading(planned, spec) {
+    if let Some(table) = reading(planned, (spec, formats)) {
         let _ = writeln!(out, "{table}");
     }
     for (why, names) in grouped(&planned.left_out) {
@@ -204,12 +204,12 @@ fn times(planned: &Planned) -> String {
 }
 
 /// What devices read from disk, if any does.
-fn reading(planned: &Planned, spec: &ModelSpec) -> Option<String> {
+fn reading(planned: &Planned, (spec, formats): (&ModelSpec, &Formats)) -> Option<String> {
     let head = ["device", "weights that stay", "buffer", "read each time", "loaders", "stalls"];
     let mut rows = vec![row(head)];
     for (device, share) in planned.plan.ring.iter().zip(&planned.prediction.devices) {
         let Some(streaming) = &device.streaming else { continue };
-        let (read, kept) = galaxy_planner::stream::read_and_kept(spec, device);
+        let (read, kept) = galaxy_planner::stream::read_and_kept(spec, formats, device);
         rows.push(vec![
             device.name.to_string(),
             kept.to_string(),

@@ -35,7 +35,7 @@ pub(super) struct Room {
     /// The largest cache, and bytes of weights that loading may take.
     pub(super) cache: Bytes,
     pub(super) load: Bytes,
-    /// Bytes of a weight in the engine's memory.
+    /// In which its weights take most of the engine's memory.
     pub(super) format: WeightFormat,
     /// Kernel threads.
     pub(super) threads: u16,

@@ -184,7 +184,7 @@ pub(super) fn together(
     up.hold(plan.ring.iter().map(|device| device.name.as_str()))?;
     let mut values = BTreeMap::from([("placing_s".to_owned(), placing)]);
     for device in &plan.ring {
-        let (read, kept) = galaxy_planner::stream::read_and_kept(&case.spec, device);
+        let (read, kept) = galaxy_planner::stream::read_and_kept(&case.spec, &case.formats, device);
         for (what, bytes) in [("read", read), ("kept", kept)] {
             values.insert(format!("{}_{what}_mb", device.name), bytes.0 as f64 * 1e-6);
         }

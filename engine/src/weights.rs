@@ -82,8 +82,9 @@ impl From<StreamError> for WeightError {
 pub(crate) struct HeldProduct {
     /// Its share.
     pub(crate) share: Span<Share>,
-    /// The matrices of the share, side by side; none where there are no values, or they come from disk.
-    pub(crate) matrix: Option<HeldMatrix>,
+    /// The matrices of the share, side by side, one for each run of the same format; none where there are no
+    /// values, or they come from disk.
+    pub(crate) matrices: Vec<HeldMatrix>,
     /// The bias of their columns.
     pub(crate) bias: Option<Vec<f32>>,
 }
@@ -180,8 +181,8 @@ impl Shard {
     /// Bytes of all matrices and vectors that it holds. Never more than `graph::budget` says.
     pub fn bytes(&self) -> Bytes {
         let product = |product: &HeldProduct| {
-            let matrix = product.matrix.as_ref().map_or(0, |matrix| matrix.bytes().0);
-            matrix + product.bias.as_deref().map_or(0, floats)
+            let matrices = product.matrices.iter().map(|matrix| matrix.bytes().0);
+            matrices.sum::<u64>() + product.bias.as_deref().map_or(0, floats)
         };
         let streamed = self.streamed.as_ref().map_or(0, Streamed::bytes);
         let vectors = self.vectors.iter().flatten().map(|vector| floats(vector));

@@ -137,8 +137,7 @@ impl EngineChoice {
     /// In which formats it holds the matrices that the model's files have in `stored`: for budgets.
     pub fn holds(self, stored: &Formats) -> Formats {
         match self {
-            // Its kernels have no blocks yet.
-            Self::Cpu => stored.map(|f| if f.block().is_some() { WeightFormat::F32 } else { f }),
+            Self::Cpu => stored.clone(),
             // burn multiplies tensors of one type only.
             Self::Burn(_) => stored.map(|_| WeightFormat::F32),
         }

@@ -276,9 +276,8 @@ impl CpuEngine {
         let whole = Misfit::Why("embeddings are whole rows");
         let area = match embed.patches {
             Some((patches, product, class)) => {
-                let HeldProduct { matrix: Some(matrix), bias, .. } = self.held(product)? else {
-                    return Err(NO_MATRIX);
-                };
+                let HeldProduct { matrices, bias, .. } = self.held(product)?;
+                let matrix = matrices.first().ok_or(NO_MATRIX)?;
                 let class = self.shard.vector(class).ok_or(NO_MATRIX)?;
                 let (count, width) = (out.rows(), patches.values() as usize);
                 let extent = Extent { start: 0, rows: count, columns: width, stride: width };
@@ -365,21 +364,24 @@ impl CpuEngine {
         let runs = runs.map(|run| (run.start, run.len()));
         let mut at = 0;
         for (start, length) in runs.chain(one.into_iter().filter(|_| apart.is_none())) {
-            let own = at.max(columns.start)..(at + length).min(columns.end);
-            let from = start as usize + own.start - at;
+            let mut own = at.max(columns.start)..(at + length).min(columns.end);
+            let mut from = start as usize + own.start - at;
             at += length;
-            if own.is_empty() {
-                continue;
+            // Matrices of several formats stand side by side.
+            while !own.is_empty() {
+                let inputs = within.as_ref().map(|within| &within.inputs);
+                let of_run = (inputs, from..from + own.len());
+                let (matrix, epilogue) = matrix(&self.shard, (operator, of), of_run, loaded)?;
+                let width = matrix.columns();
+                let fits = (left.columns(), left.rows()) == (matrix.layout.inputs, out.rows());
+                if !fits || width == 0 || width > own.len() {
+                    return Err(Misfit::Why("rows, matrix and product do not fit together"));
+                }
+                let out = out.part(0, left.rows(), own.start - columns.start, width);
+                dense::product(threads, scratch, left, matrix, out, epilogue);
+                own.start += width;
+                from += width;
             }
-            let inputs = within.as_ref().map(|within| &within.inputs);
-            let of_run = (inputs, from..from + own.len());
-            let (matrix, epilogue) = matrix(&self.shard, (operator, of), of_run, loaded)?;
-            let shape = (left.columns(), left.rows(), own.len());
-            if shape != (matrix.layout.inputs, out.rows(), matrix.columns()) {
-                return Err(Misfit::Why("rows, matrix and product do not fit together"));
-            }
-            let out = out.part(0, left.rows(), own.start - columns.start, own.len());
-            dense::product(threads, scratch, left, matrix, out, epilogue);
         }
         if call.program.operands(call.operation) > 1 {
             let more = call.source(&self.slots, 1)?;
@@ -539,7 +541,8 @@ fn norm_of<'a>(shard: &'a Shard, norm: &operators::Norm) -> Result<Norm<'a>, Mis
     Ok(Norm { kind: norm.kind, epsilon: norm.epsilon, weight, bias })
 }
 
-/// What makes these columns of what a device holds of a product out of these inputs, or all, and what follows.
+/// What makes the first of these columns of what a device holds of a product out of these inputs, or all, and what
+/// follows: as many columns as stand in one matrix.
 fn matrix<'a>(
     shard: &'a Shard,
     (operator, of): (OperatorId, &operators::Product),
@@ -552,16 +555,25 @@ fn matrix<'a>(
         let (matrix, bias) = piece.ok_or(NO_MATRIX)?;
         return Ok((matrix, Epilogue::of(bias, of.gated, curve)));
     }
-    let HeldProduct { matrix, bias, .. } = shard.product(operator).ok_or(NO_OPERATOR)?;
-    let whole = AnyMatrix::from(matrix.as_ref().ok_or(NO_MATRIX)?);
+    let HeldProduct { matrices, bias, .. } = shard.product(operator).ok_or(NO_OPERATOR)?;
+    let mut first = 0;
+    let found = matrices.iter().find(|matrix| {
+        let found = columns.start < first + matrix.columns();
+        first += if found { 0 } else { matrix.columns() };
+        found
+    });
+    let whole = AnyMatrix::from(found.ok_or(NO_MATRIX)?);
+    let columns = columns.start..columns.end.min(first + whole.columns());
+    let own = columns.start - first..columns.end - first;
     let part = match inputs {
         Some(inputs) => whole.inputs(inputs.start as usize..inputs.end as usize),
         None => Some(whole),
     };
-    let part = part.and_then(|part| part.part(columns.clone()));
+    let part = part.and_then(|part| part.part(own));
     let part = part.ok_or(Misfit::Why("rows, matrix and product do not fit together"))?;
     let follows = Epilogue::of(bias.as_deref(), of.gated, curve);
-    Ok((part, if columns == (0..whole.columns()) { follows } else { follows.part(columns) }))
+    let all = matrices.len() == 1 && columns == (0..whole.columns());
+    Ok((part, if all { follows } else { follows.part(columns) }))
 }
 
 fn classify(
@@ -576,7 +588,7 @@ fn classify(
     let classes = classes.ok_or(Misfit::Why("the model has no class head"))?;
     let of = |id| {
         let held = shard.product(id).ok_or(NO_OPERATOR)?;
-        Ok((held.matrix.as_ref().ok_or(NO_MATRIX)?, held.bias.as_deref()))
+        Ok((held.matrices.first().ok_or(NO_MATRIX)?, held.bias.as_deref()))
     };
     let single = |columns| Extent { start: 0, rows: 1, columns, stride: columns };
     let room = Misfit::Why("the class head does not fit the row");

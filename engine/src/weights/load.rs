@@ -8,14 +8,16 @@ use super::{
 use crate::compute::{
     choice::EngineChoice,
     kernels::{
+        blocks::{GROUP, place::BlockLayout},
         lines::{Lines, NoMemory},
         micro::{Format, each_format},
     },
 };
-use galaxy_common::{Assignment, BlockAssignment, Bytes, Span, Token, WeightFormat};
+use galaxy_common::{Assignment, Block, BlockAssignment, Bytes, Span, Token, WeightFormat};
 use galaxy_graph::{
-    holdings::{self, Step, WeightSlice},
+    holdings::{self, Run, Step, WeightSlice},
     operators::{Operator, OperatorGraph, Product, Weight},
+    pieces::Piece,
 };
 use galaxy_model::{Formats, Matrix, MatrixSource, ModelDir, ModelError, Vector};
 use std::{
@@ -72,6 +74,63 @@ fn fill<T: bytemuck::Pod>(
         }
     }
     Ok(())
+}
+
+/// [`fill`] with values in blocks: panel by panel, as the file has them.
+fn fill_blocks(
+    source: &MatrixSource<'_>,
+    part: &WeightSlice,
+    (input, column): (usize, usize),
+    (layout, blocks, block): (Layout, BlockLayout, Block),
+    values: &mut [u8],
+    scratch: &mut Vec<u8>,
+) -> Result<(), ModelError> {
+    let in_block = block.values as usize;
+    let skip = part.inputs.start as usize % in_block / GROUP;
+    let count =
+        (part.inputs.end as usize).div_ceil(in_block) - part.inputs.start as usize / in_block;
+    let to = input / GROUP..(input + part.inputs.len()) / GROUP;
+    for strip in layout.strips(column..column + part.outputs.len()) {
+        let first = part.outputs.start + (strip.column - column) as u32;
+        source.read_raw_rows(part.inputs.clone(), first..first + strip.width as u32, scratch)?;
+        let (panel, lane) = layout.lane(&strip);
+        for (lane, row) in (lane..).zip(scratch.chunks_exact(count * block.bytes as usize)) {
+            blocks.place(row, skip, to.clone(), (panel, lane), values);
+        }
+    }
+    Ok(())
+}
+
+/// What there is already of a product.
+struct Before<'a> {
+    parts: &'a [WeightSlice],
+    runs: &'a [Run],
+    matrices: &'a [HeldMatrix],
+}
+
+impl<'a> Before<'a> {
+    /// What stays of the new part `at`, which is held in `format`: the matrix that has it, where in it, and what
+    /// of the part it is.
+    fn keeps(
+        &self,
+        at: usize,
+        part: &WeightSlice,
+        format: WeightFormat,
+    ) -> Option<(&'a HeldMatrix, Window, WeightSlice)> {
+        let old = self.parts.get(at)?;
+        let mut runs = self.runs.iter().zip(self.matrices);
+        let (run, matrix) = runs.find(|(run, _)| run.slices.contains(&at))?;
+        let kept = part.common(old).filter(|_| run.format == format)?;
+        let before = &self.parts[run.slices.start..at];
+        let first: usize = before.iter().map(|part| part.outputs.len()).sum();
+        let window = Window {
+            input: (kept.inputs.start - old.inputs.start) as usize,
+            inputs: kept.inputs.len(),
+            column: first + (kept.outputs.start - old.outputs.start) as usize,
+            columns: kept.outputs.len(),
+        };
+        Some((matrix, window, kept))
+    }
 }
 
 /// Makes matrices and vectors, and counts what it reads for them.
@@ -175,10 +234,9 @@ impl<'a> Loader<'a> {
         let of_model =
             |slice: &WeightSlice| WeightSlice { matrix: slice.matrix.at(layer), ..slice.clone() };
         let new: Vec<_> = step.new.iter().map(of_model).collect();
-        let old = shard.products[at].matrix.take();
-        let bytes = || shard.bytes();
-        let made = self.make(&new, &step.old, old.as_ref(), product.gated, bytes)?;
-        shard.products[at].matrix = made;
+        let old = std::mem::take(&mut shard.products[at].matrices);
+        let made = self.make(product, &new, &step.old, &old, || shard.bytes())?;
+        shard.products[at].matrices = made;
         drop(old);
         let biases = graph.biases(product).map(|bias| bias.at(layer));
         shard.products[at].bias = self.bias(biases, &new)?;
@@ -209,98 +267,94 @@ impl<'a> Loader<'a> {
             });
         let part = |matrix| WeightSlice { matrix, inputs: 0..inputs, outputs: 0..outputs };
         let new: Vec<WeightSlice> = matrices.map(part).collect();
-        let matrix = self.make(&new, &[], None, product.gated, || Bytes(0))?;
+        let matrices = self.make(product, &new, &[], &[], || Bytes(0))?;
         let bias = product.biases.first().and_then(|id| vectors[id.0 as usize].take());
-        Ok(HeldProduct { share: Span::empty(), matrix, bias })
+        Ok(HeldProduct { share: Span::empty(), matrices, bias })
     }
 
-    /// A piece of a shard, in its place: these parts side by side, in values of `format`, packed.
-    pub(super) fn piece(
-        &mut self,
-        parts: &[WeightSlice],
-        layout: Layout,
-        format: WeightFormat,
-        into: &mut [u8],
-    ) -> Result<(), WeightError> {
-        let (sources, stored) = self.sources(parts, layout.outputs)?;
-        let size = layout.bytes(format);
-        if (format != WeightFormat::F32 && stored != format) || into.len() != size {
-            return Err(WeightError::Format { planned: format, stored });
-        }
-        // Groups of columns are filled up with zeros.
+    /// The matrices of a piece of a shard, in their places.
+    pub(super) fn piece(&mut self, piece: &Piece, into: &mut [u8]) -> Result<(), WeightError> {
+        // Groups of columns are filled up with zeros, and so is what lies between matrices.
         into.fill(0);
-        let mut first = 0;
-        for (source, part) in sources.iter().zip(parts) {
-            self.fill(source, part, (0, first), (layout, format), into)?;
-            first += part.outputs.len();
+        for (run, place) in piece.places() {
+            let slices = &piece.slices[run.slices.clone()];
+            let layout = Layout::of(run, slices);
+            let into = &mut into[place.start as usize..place.end as usize];
+            let mut first = 0;
+            for part in slices {
+                let source = self.source(part, layout.outputs)?;
+                self.fill(&source, part, (0, first), (layout, run.format), into)?;
+                first += part.outputs.len();
+            }
         }
         self.tell()
     }
 
-    /// A matrix of the parts `new`, side by side; nothing where there are none. `before` is one of
-    /// the parts `old`, which stand in the same order; `held` says what is there besides.
+    /// The matrices of the parts `new` of a product, side by side; nothing where there are none. `before` are those
+    /// of the parts `old`, which stand in the same order; `held` says what is there besides.
     fn make(
         &mut self,
+        product: &Product,
         new: &[WeightSlice],
         old: &[WeightSlice],
-        before: Option<&HeldMatrix>,
-        gated: bool,
-        held: impl FnOnce() -> Bytes,
-    ) -> Result<Option<HeldMatrix>, WeightError> {
-        let Some(inputs) = new.first().map(|part| part.inputs.len()) else { return Ok(None) };
-        let outputs: usize = new.iter().map(|part| part.outputs.len()).sum();
-        let (sources, format) = self.sources(new, outputs)?;
-        let first = new.first().map_or(0, |part| part.inputs.start as usize);
-        let layout = Layout { inputs, outputs, gated, first };
-        let size = layout.bytes(format);
+        before: &[HeldMatrix],
+        held: impl Fn() -> Bytes,
+    ) -> Result<Vec<HeldMatrix>, WeightError> {
+        let formats = self.formats.clone();
+        let before = Before { parts: old, runs: &product.runs(&formats, old), matrices: before };
+        let mut made = Vec::new();
+        for run in product.runs(&formats, new) {
+            made.push(self.run(&run, new, &before, &held)?);
+        }
+        self.tell()?;
+        Ok(made)
+    }
+
+    /// One of the matrices of [`Loader::make`].
+    fn run(
+        &mut self,
+        run: &Run,
+        new: &[WeightSlice],
+        before: &Before<'_>,
+        held: &impl Fn() -> Bytes,
+    ) -> Result<HeldMatrix, WeightError> {
+        let layout = Layout::of(run, &new[run.slices.clone()]);
+        let sources = run.slices.clone().map(|at| self.source(&new[at], layout.outputs));
+        let sources = sources.collect::<Result<Vec<_>, _>>()?;
+        let size = layout.bytes(run.format);
         let no_memory = |NoMemory| WeightError::Memory { wanted: Bytes(size as u64), held: held() };
         let mut values = Lines::<u8>::zeroed(size).map_err(no_memory)?;
-        let (mut first, mut old_first) = (0, 0);
-        for (at, (source, part)) in sources.iter().zip(new).enumerate() {
-            let there = old.get(at).zip(before);
-            let kept = there.and_then(|(old, _)| part.common(old));
-            if let (Some((old, before)), Some(kept)) = (there, &kept) {
-                let window = Window {
-                    input: (kept.inputs.start - old.inputs.start) as usize,
-                    inputs: kept.inputs.len(),
-                    column: old_first + (kept.outputs.start - old.outputs.start) as usize,
-                    columns: kept.outputs.len(),
-                };
+        let mut first = 0;
+        for (at, source) in run.slices.clone().zip(&sources) {
+            let part = &new[at];
+            let kept = before.keeps(at, part, run.format);
+            if let Some((matrix, window, kept)) = &kept {
                 let corner = corner(part, kept, first);
-                before.copy(window, corner, layout, values.values_mut());
+                matrix.copy(*window, corner, layout, values.values_mut());
             }
-            for missing in part.without(kept.as_ref()) {
+            for missing in part.without(kept.as_ref().map(|(_, _, kept)| kept)) {
                 let corner = corner(part, &missing, first);
-                let format = (layout, format);
+                let format = (layout, run.format);
                 self.fill(source, &missing, corner, format, values.values_mut())?;
             }
             first += part.outputs.len();
-            old_first += old.get(at).map_or(0, |old| old.outputs.len());
         }
-        self.tell()?;
-        Ok(Some(HeldMatrix::new(layout, format, values)))
+        Ok(HeldMatrix::new(layout, run.format, values))
     }
 
-    /// Where parts of a matrix of so many columns are read from, and what their values are together.
-    fn sources(
+    /// Where a part of a matrix is read from; it stands in one of so many columns.
+    fn source(
         &mut self,
-        parts: &[WeightSlice],
+        part: &WeightSlice,
         outputs: usize,
-    ) -> Result<(Vec<MatrixSource<'a>>, WeightFormat), WeightError> {
-        let mut sources = Vec::with_capacity(parts.len());
-        for part in parts {
-            let source = self.dir.matrix(part.matrix)?;
-            if part.inputs.end > source.rows() || part.outputs.end > source.columns() {
-                // Refused before there is memory for it; the error is the reader's own.
-                let (rows, columns) = (part.inputs.clone(), part.outputs.clone());
-                source.read_f32(rows, columns, &mut [], outputs, 0, &mut self.scratch)?;
-            }
-            sources.push(source);
+    ) -> Result<MatrixSource<'a>, WeightError> {
+        let source = self.dir.matrix(part.matrix)?;
+        if part.inputs.end > source.rows() || part.outputs.end > source.columns() {
+            // Refused before there is memory for it; the error is the reader's own.
+            let (rows, columns) = (part.inputs.clone(), part.outputs.clone());
+            source.read_f32(rows, columns, &mut [], outputs, 0, &mut self.scratch)?;
         }
-        let mut formats = parts.iter().map(|part| self.formats.of(part.matrix));
-        let format = formats.next().unwrap_or_default();
-        let mixed = formats.any(|other| other != format);
-        Ok((sources, if mixed { WeightFormat::F32 } else { format }))
+        Ok(source)
     }
 
     /// Reads a part to its place: as the file has it, or widened to f32.
@@ -311,15 +365,22 @@ impl<'a> Loader<'a> {
         corner: (usize, usize),
         (layout, format): (Layout, WeightFormat),
         bytes: &mut [u8],
-    ) -> Result<(), ModelError> {
+    ) -> Result<(), WeightError> {
         let scratch = &mut self.scratch;
-        self.read += self.formats.of(part.matrix).bytes(1, part.values());
-        if format != source.format() {
+        let stored = source.format();
+        self.read += stored.bytes(1, part.values());
+        if format != WeightFormat::F32 && format != stored {
+            return Err(WeightError::Format { planned: format, stored });
+        }
+        if format != stored {
             let values: &mut [f32] = bytemuck::cast_slice_mut(bytes);
-            return fill(source, part, corner, layout, values, |rows, columns, place| {
+            return Ok(fill(source, part, corner, layout, values, |rows, columns, place| {
                 let Place { out, stride, at } = place;
                 source.read_f32(rows, columns, out, stride, at, scratch)
-            });
+            })?);
+        }
+        if let (Some(blocks), Some(block)) = (layout.blocks(format), format.block()) {
+            return Ok(fill_blocks(source, part, corner, (layout, blocks, block), bytes, scratch)?);
         }
         each_format!(format, F => {
             const WIDTH: usize = size_of::<<F as Format>::Element>();
@@ -328,7 +389,8 @@ impl<'a> Loader<'a> {
                 let Place { out, stride, at } = place;
                 source.read_raw(rows, columns, out, stride, at, scratch)
             })
-        })
+        })?;
+        Ok(())
     }
 
     /// The bias of the columns of a matrix, if it has one.

@@ -7,6 +7,7 @@ use crate::compute::kernels::{
     micro::{Format, each_format},
 };
 use galaxy_common::{Bytes, WeightFormat};
+use galaxy_graph::holdings::{Run, WeightSlice};
 use std::ops::Range;
 
 /// Columns of a panel: in f32 a vector of AVX-512, and a line of cache.
@@ -71,6 +72,13 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
+    /// Of a run of these slices, which stand side by side.
+    pub(crate) fn of(run: &Run, slices: &[WeightSlice]) -> Self {
+        let first = slices.first().map_or(0, |slice| slice.inputs.start as usize);
+        let (inputs, outputs) = (run.inputs as usize, run.outputs as usize);
+        Self { inputs, outputs, gated: run.gated, first }
+    }
+
     /// Where values in blocks are; none where they stand by themselves.
     pub(crate) fn blocks(&self, format: WeightFormat) -> Option<BlockLayout> {
         BlockLayout::new(format, (self.inputs, self.first), self.packed())

@@ -16,23 +16,30 @@ use galaxy_graph::{
     pieces::{self, Piece},
 };
 use galaxy_model::ModelDir;
-use std::{collections::HashMap, ops::ControlFlow, path::Path, sync::Arc};
+use std::{
+    collections::HashMap,
+    ops::{ControlFlow, Range},
+    path::Path,
+    sync::Arc,
+};
 
 /// What a device has of its matrices.
 #[derive(Debug)]
 pub(crate) struct Streamed {
-    pieces: Vec<HeldPiece>,
+    runs: Vec<HeldRun>,
     /// By matrix, and the first column of the product.
     by_place: HashMap<(OperatorId, u32), usize>,
-    format: WeightFormat,
     pub(crate) stream: Arc<Stream>,
 }
 
-/// A piece, whether it stays or not.
+/// A matrix of a piece, whether it stays or not.
 #[derive(Debug)]
-struct HeldPiece {
+struct HeldRun {
     layout: Layout,
-    /// Its values, if it stays.
+    format: WeightFormat,
+    /// Its bytes of the piece.
+    place: Range<usize>,
+    /// Its values, if they stay.
     matrix: Option<HeldMatrix>,
     /// The bias of its columns.
     bias: Option<Vec<f32>>,
@@ -40,25 +47,50 @@ struct HeldPiece {
 
 impl Streamed {
     /// The matrix of a product whose first column is `column`, with the bias of its columns. `read` are the
-    /// bytes that the program has loaded for it. None where there is no such piece, or it is not loaded.
+    /// bytes that the program has loaded for it. None where no matrix of a piece begins there, or it is not loaded.
     pub(crate) fn matrix<'a>(
         &'a self,
         (operator, column): (OperatorId, u32),
         read: Option<&'a [u8]>,
     ) -> Option<(AnyMatrix<'a>, Option<&'a [f32]>)> {
-        let piece = &self.pieces[*self.by_place.get(&(operator, column))?];
-        let matrix = match &piece.matrix {
+        let run = &self.runs[*self.by_place.get(&(operator, column))?];
+        let matrix = match &run.matrix {
             Some(held) => held.into(),
-            None => AnyMatrix::of_bytes(piece.layout, self.format, read?)?,
+            None => AnyMatrix::of_bytes(run.layout, run.format, read?.get(run.place.clone())?)?,
         };
-        Some((matrix, piece.bias.as_deref()))
+        Some((matrix, run.bias.as_deref()))
     }
 
     /// Bytes that stay, without the buffer.
     pub(crate) fn bytes(&self) -> u64 {
-        let bias = |piece: &HeldPiece| piece.bias.as_ref().map_or(0, |bias| 4 * bias.len() as u64);
-        let matrix = |piece: &HeldPiece| piece.matrix.as_ref().map_or(0, |m| m.bytes().0);
-        self.pieces.iter().map(|piece| bias(piece) + matrix(piece)).sum()
+        let bias = |run: &HeldRun| run.bias.as_ref().map_or(0, |bias| 4 * bias.len() as u64);
+        let matrix = |run: &HeldRun| run.matrix.as_ref().map_or(0, |m| m.bytes().0);
+        self.runs.iter().map(|run| bias(run) + matrix(run)).sum()
+    }
+
+    /// Adds the matrices of a piece, of which `values` are there if they stay.
+    fn add(
+        &mut self,
+        piece: &Piece,
+        values: Option<&[u8]>,
+        bias: Option<&[f32]>,
+    ) -> Result<(), NoRoom> {
+        let (mut column, mut biases) = (piece.columns.start(), 0);
+        for (run, place) in piece.places() {
+            let layout = Layout::of(run, &piece.slices[run.slices.clone()]);
+            let place = place.start as usize..place.end as usize;
+            let held =
+                |values: &[u8]| HeldMatrix::of_raw(layout, run.format, &values[place.clone()]);
+            let matrix = values.map(held).transpose()?;
+            // Of a product that has some, each column has one.
+            let own = biases..biases + layout.outputs;
+            let bias = bias.and_then(|bias| bias.get(own.clone())).map(<[f32]>::to_vec);
+            biases = own.end;
+            self.by_place.insert((piece.operator, column), self.runs.len());
+            column += (if layout.gated { layout.outputs / 2 } else { layout.outputs }) as u32;
+            self.runs.push(HeldRun { layout, format: run.format, place, matrix, bias });
+        }
+        Ok(())
     }
 }
 
@@ -76,7 +108,7 @@ impl Shard {
         progress: Progress<'_>,
     ) -> Result<Self, WeightError> {
         let Some(streaming) = &device.streaming else { return Self::load(dir, device, progress) };
-        let format = planned(&dir, streaming)?;
+        planned(&dir, streaming)?;
         let graph = Arc::new(OperatorGraph::of(dir.spec()));
         phases_fit(&graph, device)?;
         let formats = EngineChoice::Cpu.holds(dir.formats());
@@ -92,13 +124,13 @@ impl Shard {
                 tracing::info!(%why, "the shard is written");
                 // Others of the device go first: there may not be room for two.
                 remove_others(directory, &device.name, &name);
-                write(&dir, (&graph, format), &ask, progress)?;
+                write(&dir, &ask, progress)?;
                 ask.open()?
             }
         };
         let buffer = streaming.buffer;
         let no_room = |held| move |NoRoom| WeightError::Memory { wanted: buffer, held };
-        let remake = remake(dir.clone(), (graph.clone(), format), pieces.clone());
+        let remake = remake(dir.clone(), pieces.clone());
         let ring = Ring::new(buffer.0).map_err(no_room(Bytes(0)))?;
         let stream = Arc::new(Stream::new(opened, ring, streaming.agents, Box::new(remake)));
         let mut quiet = |_, _| ControlFlow::Continue(());
@@ -107,38 +139,35 @@ impl Shard {
         let stays = |at: usize| streaming.keeps(at as u32);
         let kept = (0..).zip(&*pieces).filter(|(at, _)| stays(*at)).map(|(_, p)| p.stored());
         let all: u64 = kept.sum();
-        let mut held = Vec::with_capacity(pieces.len());
+        let mut held =
+            Streamed { runs: Vec::new(), by_place: HashMap::new(), stream: stream.clone() };
         let mut read = 0;
         for (at, piece) in pieces.iter().enumerate() {
-            let layout = layout(&graph, piece);
-            let matrix = match stays(at) {
-                false => None,
-                true => {
-                    // Through the buffer, which has nothing to do yet.
-                    let place = 0..piece.stored();
-                    let matrix = if place.end <= stream.bytes() {
-                        stream.load(at, place.clone())?;
-                        let bytes = stream.piece(place).map_err(StreamError::from)?;
-                        HeldMatrix::of_raw(layout, format, &bytes)
-                    } else {
-                        let mut room = Ring::new(place.end).map_err(no_room(Bytes(read)))?;
-                        let room = &mut room.all()[..place.end as usize];
-                        stream.read(at, room)?;
-                        HeldMatrix::of_raw(layout, format, room)
-                    };
-                    read += piece.stored();
-                    if progress(read, all).is_break() {
-                        return Err(WeightError::Stopped);
-                    }
-                    Some(matrix.map_err(no_room(Bytes(read)))?)
-                }
-            };
             let biases = graph.product(piece.operator).into_iter().flat_map(|p| graph.biases(p));
-            held.push(HeldPiece { layout, matrix, bias: loader.bias(biases, &piece.slices)? });
+            let bias = loader.bias(biases, &piece.slices)?;
+            if !stays(at) {
+                held.add(piece, None, bias.as_deref()).map_err(no_room(Bytes(read)))?;
+                continue;
+            }
+            // Through the buffer, which has nothing to do yet.
+            let place = 0..piece.stored();
+            let added = if place.end <= stream.bytes() {
+                stream.load(at, place.clone())?;
+                let bytes = stream.piece(place).map_err(StreamError::from)?;
+                held.add(piece, Some(&bytes), bias.as_deref())
+            } else {
+                let mut room = Ring::new(place.end).map_err(no_room(Bytes(read)))?;
+                let room = &mut room.all()[..place.end as usize];
+                stream.read(at, room)?;
+                held.add(piece, Some(room), bias.as_deref())
+            };
+            read += piece.stored();
+            if progress(read, all).is_break() {
+                return Err(WeightError::Stopped);
+            }
+            added.map_err(no_room(Bytes(read)))?;
         }
-        let places = pieces.iter().map(|piece| (piece.operator, piece.columns.start()));
-        let by_place = places.zip(0..).collect();
-        shard.streamed = Some(Streamed { pieces: held, by_place, format, stream });
+        shard.streamed = Some(held);
         shard.take_shares(&device.holds());
         Ok(shard)
     }
@@ -164,35 +193,23 @@ fn remove_others(directory: &Path, device: &DeviceName, kept: &str) {
     }
 }
 
-/// How values stand in the file: widened to f32, or as the model has them.
-fn planned(dir: &ModelDir, streaming: &Streaming) -> Result<WeightFormat, WeightError> {
+/// Whether values can stand in the file as planned: widened to f32, or as the model has them.
+fn planned(dir: &ModelDir, streaming: &Streaming) -> Result<(), WeightError> {
     let (planned, stored) = (streaming.format, EngineChoice::Cpu.holds(dir.formats()).most());
     match planned == WeightFormat::F32 || planned == stored {
-        true => Ok(planned),
+        true => Ok(()),
         false => Err(WeightError::Format { planned, stored }),
     }
 }
 
-fn layout(graph: &OperatorGraph, piece: &Piece) -> Layout {
-    let inputs = piece.slices.first().map_or(0..0, |part| part.inputs.clone());
-    let outputs = piece.slices.iter().map(|part| part.outputs.len()).sum();
-    let gated = graph.product(piece.operator).is_some_and(|product| product.gated);
-    Layout { inputs: inputs.len(), outputs, gated, first: inputs.start as usize }
-}
-
 /// Writes the file of a shard.
-fn write(
-    dir: &ModelDir,
-    (graph, format): (&OperatorGraph, WeightFormat),
-    ask: &Ask<'_>,
-    progress: Progress<'_>,
-) -> Result<(), WeightError> {
+fn write(dir: &ModelDir, ask: &Ask<'_>, progress: Progress<'_>) -> Result<(), WeightError> {
     let (mut done, all) = (0, ask.bytes());
     let mut quiet = |_, _| ControlFlow::Continue(());
     let mut loader = Loader::new(dir, Bytes(0), &mut quiet);
     ask.write(|at, values| {
         let piece = &ask.pieces[at];
-        made(&mut loader, format, layout(graph, piece), piece, values)?;
+        loader.piece(piece, values)?;
         done += piece.stored();
         match progress(done, all) {
             ControlFlow::Continue(()) => Ok(()),
@@ -205,7 +222,6 @@ fn write(
 /// What makes a piece anew.
 fn remake(
     dir: Arc<ModelDir>,
-    (graph, format): (Arc<OperatorGraph>, WeightFormat),
     pieces: Arc<[Piece]>,
 ) -> impl Fn(usize, &mut [u8]) -> Result<(), StreamError> + Send + Sync {
     move |at, into| {
@@ -213,17 +229,6 @@ fn remake(
         let mut quiet = |_, _| ControlFlow::Continue(());
         let mut loader = Loader::new(&dir, Bytes(0), &mut quiet);
         let values = &mut into[..piece.bytes as usize];
-        Ok(made(&mut loader, format, layout(&graph, piece), piece, values)?)
+        Ok(loader.piece(piece, values)?)
     }
-}
-
-/// The values of a piece, from the model's files.
-fn made(
-    loader: &mut Loader<'_>,
-    format: WeightFormat,
-    layout: Layout,
-    piece: &Piece,
-    values: &mut [u8],
-) -> Result<(), WeightError> {
-    loader.piece(&piece.slices, layout, format, values)
 }

@@ -59,16 +59,16 @@ fn assignment(spec: &ModelSpec, numbers: &[[Numbers; 3]]) -> Assignment {
     Assignment { blocks: (0..spec.layers).map(block).collect(), row_weight: 1, vocabulary }
 }
 
+fn alike(a: &[HeldMatrix], b: &[HeldMatrix]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.same(b))
+}
+
 fn same(a: &Shard, b: &Shard) {
-    let both = |a: &Option<HeldMatrix>, b: &Option<HeldMatrix>| match (a, b) {
-        (Some(a), Some(b)) => a.same(b),
-        (a, b) => a.is_none() && b.is_none(),
-    };
     assert_eq!((&a.assignment, a.bytes()), (&b.assignment, b.bytes()));
     assert_eq!((&a.graph, &a.vectors), (&b.graph, &b.vectors));
     for (a, b) in a.products.iter().zip(&b.products) {
         assert_eq!((a.share, &a.bias), (b.share, &b.bias));
-        assert!(both(&a.matrix, &b.matrix), "{a:?} is not {b:?}");
+        assert!(alike(&a.matrices, &b.matrices), "{a:?} is not {b:?}");
     }
 }
 
@@ -211,11 +211,7 @@ fn a_sample_has_parts_of_several_widths() {
             let of_model = products(loaded.graph.layers[*layer as usize]);
             for (own, whole) in products(*sampled).into_iter().zip(of_model) {
                 let both = (sample.product(own).unwrap(), loaded.product(whole).unwrap());
-                let same = match (&both.0.matrix, &both.1.matrix) {
-                    (Some(a), Some(b)) => a.same(b),
-                    (a, b) => a.is_none() && b.is_none(),
-                };
-                assert!(same, "{name}: {both:?}");
+                assert!(alike(&both.0.matrices, &both.1.matrices), "{name}: {both:?}");
                 assert_eq!((both.0.share, &both.0.bias), (both.1.share, &both.1.bias));
             }
             let attention = sample.graph.attention(sampled.attention).unwrap();

@@ -47,7 +47,7 @@ impl Weights {
         let mut mover = Mover { device, bytes: 0 };
         let mut products = Vec::with_capacity(shard.products.len());
         for held in &mut shard.products {
-            let matrix = held.matrix.take().map(|matrix| mover.matrix(matrix));
+            let matrix = mover.matrix(std::mem::take(&mut held.matrices));
             let bias = held.bias.take().map(|bias| mover.table(bias, 1));
             products.push(Product { matrix, bias });
         }
@@ -99,10 +99,15 @@ impl Mover<'_> {
         Tensor::from_data(TensorData::new(values, shape), self.device)
     }
 
-    fn matrix(&mut self, matrix: HeldMatrix) -> Tensor<2> {
-        let (values, shape) = (matrix.wide(), [matrix.inputs, matrix.outputs]);
-        drop(matrix);
-        self.tensor(values, shape)
+    /// One of matrices that stand side by side; none where there are none.
+    fn matrix(&mut self, matrices: Vec<HeldMatrix>) -> Option<Tensor<2>> {
+        let one = |matrix: HeldMatrix| {
+            let (values, shape) = (matrix.wide(), [matrix.inputs, matrix.outputs]);
+            drop(matrix);
+            self.tensor(values, shape)
+        };
+        let mut all: Vec<_> = matrices.into_iter().map(one).collect();
+        if all.len() > 1 { Some(Tensor::cat(all, 1)) } else { all.pop() }
     }
 
     fn table(&mut self, values: Vec<f32>, rows: usize) -> Tensor<2> {

@@ -99,6 +99,24 @@ struct Tile {
     add: bool,
 }
 
+/// How far ahead codes are fetched, where few rows leave their arithmetic waiting for memory, in bytes. On Zen 4
+/// with 4 KB 28 GB/s are read, without 24, and with more or with several panels at a time 12 to 25.
+const AHEAD: usize = 4096;
+
+impl Tile {
+    /// Fetches what comes [`AHEAD`] of group `at`: the codes of as many bytes as it has, and its header.
+    #[inline(always)]
+    fn fetch<V: Vectors, C: Coding>(&self, v: V, at: usize) {
+        let unit = C::BITS * LINE;
+        let codes = self.codes.wrapping_add(at * unit + AHEAD);
+        for line in 0..C::BITS {
+            v.fetch(codes.wrapping_add(line * LINE));
+        }
+        let block = (self.first + at + AHEAD / unit) / C::GROUPS;
+        v.fetch(self.headers.wrapping_add(block * PANEL * C::HEADER));
+    }
+}
+
 /// Adds to sums.
 ///
 /// # Safety
@@ -258,6 +276,9 @@ unsafe fn few<V: Vectors, C: Coding, const ROWS: usize>(v: V, tile: Tile, column
             }
         }
         for at in 0..tile.groups {
+            if column == 0 {
+                tile.fetch::<V, C>(v, at);
+            }
             let group = Group::read::<C>(v, &tile, at, column);
             for (row, sum) in sums.iter_mut().enumerate() {
                 let from = tile.rows.add((at * ROWS + row) * record);

@@ -29,6 +29,8 @@ pub(crate) trait Vectors: Copy {
     /// Packs 32 activations.
     fn pack(group: &[i16; 32], out: &mut [u8]);
 
+    /// Fetches a line to the first-level cache, if there are instructions for it: a hint, which may point anywhere.
+    fn fetch(self, _line: *const u8) {}
     unsafe fn load(self, from: *const u8) -> Self::Codes;
     /// The low halves of bytes.
     unsafe fn low(self, codes: Self::Codes) -> Self::Codes;

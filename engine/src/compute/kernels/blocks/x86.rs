@@ -5,6 +5,12 @@
 use super::vectors::{Vectors, vectors};
 use std::arch::x86_64::*;
 
+#[inline(always)]
+fn fetch(line: *const u8) {
+    // SAFETY: a hint, which reads nothing; all of 64 bits have it.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
+}
+
 /// AVX-512 with VNNI: a whole panel. Activations are in so many planes of 8 bits.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512<const PLANES: usize>;
@@ -17,6 +23,10 @@ impl<const PLANES: usize> Vectors for Avx512<PLANES> {
     type Sum = [__m512i; PLANES];
     type Floats = __m512;
 
+    #[inline(always)]
+    fn fetch(self, line: *const u8) {
+        fetch(line);
+    }
     fn pack(group: &[i16; 32], out: &mut [u8]) {
         super::pack_planes(PLANES, group, out);
     }
@@ -202,6 +212,10 @@ impl<const PLANES: usize> Vectors for Avx2<PLANES> {
     type Sum = __m256i;
     type Floats = __m256;
 
+    #[inline(always)]
+    fn fetch(self, line: *const u8) {
+        fetch(line);
+    }
     /// Of each four the even ones, then the odd ones.
     fn pack(group: &[i16; 32], out: &mut [u8]) {
         for (out, four) in out.as_chunks_mut::<8>().0.iter_mut().zip(group.as_chunks::<4>().0) {
@@ -234,6 +248,10 @@ impl<const PLANES: usize> Vectors for AvxVnni<PLANES> {
     type Sum = [__m256i; PLANES];
     type Floats = __m256;
 
+    #[inline(always)]
+    fn fetch(self, line: *const u8) {
+        fetch(line);
+    }
     fn pack(group: &[i16; 32], out: &mut [u8]) {
         super::pack_planes(PLANES, group, out);
     }

@@ -20,11 +20,14 @@ use galaxy_common::{
 };
 use galaxy_graph::{
     holdings::transition,
-    operators::{Attention, Axis, OperatorGraph, OperatorId, Side, WeightId},
+    operators::{Attention, Axis, OperatorGraph, OperatorId, Product, Side, Weight, WeightId},
 };
-use galaxy_model::{ModelDir, ModelError, ModelSpec};
+use galaxy_model::{Formats, ModelDir, ModelError, ModelSpec};
 use load::Loader;
-use std::{ops::ControlFlow, sync::Arc};
+use std::{
+    ops::{ControlFlow, Range},
+    sync::Arc,
+};
 
 /// Why a shard could not be loaded, or a row of a table not be read.
 #[derive(Debug, thiserror::Error)]
@@ -121,7 +124,7 @@ impl Shard {
         progress: Progress<'_>,
     ) -> Result<Self, WeightError> {
         let graph = Arc::new(OperatorGraph::of(dir.spec()));
-        phases_fit(&graph, device)?;
+        phases_fit(&graph, dir.formats(), device)?;
         let holds = device.holds();
         let transition = transition(&graph, &EngineChoice::Cpu.holds(dir.formats()), None, &holds);
         let mut loader = Loader::new(&dir, transition.read, progress);
@@ -166,7 +169,7 @@ impl Shard {
         device: &DevicePlan,
         progress: Progress<'_>,
     ) -> Result<(Self, Bytes), WeightError> {
-        phases_fit(&self.graph, device)?;
+        phases_fit(&self.graph, dir.formats(), device)?;
         let (formats, new) = (EngineChoice::Cpu.holds(dir.formats()), &*device.holds());
         // What came from disk is read anew.
         self.streamed = None;
@@ -219,13 +222,33 @@ impl Shard {
     }
 }
 
+/// Whether these inputs of what is held of a product are cut between groups of its matrices' blocks.
+fn blocks_fit(
+    graph: &OperatorGraph,
+    formats: &Formats,
+    product: &Product,
+    inputs: &Range<u32>,
+) -> bool {
+    product.matrices.iter().all(|id| match graph.weights.get(id.0 as usize) {
+        Some(Weight::Matrix(matrix)) => {
+            let cut = formats.of(*matrix).cut();
+            inputs.start.is_multiple_of(cut) && inputs.end.is_multiple_of(cut)
+        }
+        _ => true,
+    })
+}
+
 fn floats(values: &[f32]) -> u64 {
     size_of_val(values) as u64
 }
 
 /// Whether what the device computes in each phase is a part of what it holds that kernels can read: keys and
 /// values are kept for one run of heads, columns begin with a panel, and pieces on disk are read whole.
-fn phases_fit(graph: &OperatorGraph, device: &DevicePlan) -> Result<(), WeightError> {
+fn phases_fit(
+    graph: &OperatorGraph,
+    formats: &Formats,
+    device: &DevicePlan,
+) -> Result<(), WeightError> {
     let holds = device.holds();
     for (_, product) in graph.shared() {
         let share = |assignment| graph.share(product, assignment);
@@ -235,9 +258,13 @@ fn phases_fit(graph: &OperatorGraph, device: &DevicePlan) -> Result<(), WeightEr
                 continue;
             }
             let panels = (own.start() - held.start()).is_multiple_of(WeightFormat::PANEL);
-            let cut = product
-                .cut
-                .filter(|cut| cut.axis != Axis::Heads && (cut.side == Side::Inputs || panels));
+            let between = match product.within(held, own) {
+                Some(within) => blocks_fit(graph, formats, product, &within.inputs),
+                None => false,
+            };
+            let cut = product.cut.filter(|cut| {
+                cut.axis != Axis::Heads && if cut.side == Side::Inputs { between } else { panels }
+            });
             if cut.is_none() || device.streaming.is_some() {
                 let what = product.cut.map_or("columns", |cut| cut.axis.plural());
                 return Err(WeightError::Phases { what, layer: graph.layer(product) });

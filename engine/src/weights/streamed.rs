@@ -110,7 +110,7 @@ impl Shard {
         let Some(streaming) = &device.streaming else { return Self::load(dir, device, progress) };
         planned(&dir, streaming)?;
         let graph = Arc::new(OperatorGraph::of(dir.spec()));
-        phases_fit(&graph, device)?;
+        phases_fit(&graph, dir.formats(), device)?;
         let formats = EngineChoice::Cpu.holds(dir.formats());
         let pieces: Arc<[Piece]> = pieces::of_device(&graph, &formats, device).into();
         let identity = pieces::identity(dir.fingerprint(), &pieces);

@@ -58,7 +58,6 @@ pub(crate) fn decode(format: WeightFormat, bytes: &[u8], out: &mut [f32]) {
                 };
                 nibbles(&block[1..17], out, |q| d * f32::from(FLOATS[usize::from(q)]));
             }
-            WeightFormat::F32 | WeightFormat::F16 | WeightFormat::Bf16 => {}
             WeightFormat::Q4K => k(block, &[], &block[16..144], out),
             WeightFormat::Q5K => k(block, &block[16..48], &block[48..176], out),
             WeightFormat::Q6K => sixes(block, out),
@@ -72,6 +71,7 @@ pub(crate) fn decode(format: WeightFormat, bytes: &[u8], out: &mut [f32]) {
                     nibbles(quants, out, |q| d * f32::from(NOT_LINEAR[usize::from(q)]));
                 }
             }
+            _ => {}
         }
     }
 }

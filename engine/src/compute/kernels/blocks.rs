@@ -21,7 +21,7 @@ use super::{
     area::Area,
     instructions::Instructions,
     lines::Lines,
-    packed::{Finish, Operand, PAIR, Part},
+    packed::{Finish, MOST_PACKED, MOST_ROWS, Operand, PAIR, Part},
 };
 use crate::weights::PANEL;
 use coding::{Coding, each_coding};
@@ -32,8 +32,20 @@ use vectors::{Arrays, Vectors};
 
 /// Inputs that share a scale of activations.
 pub(crate) const GROUP: usize = Block::GROUP as usize;
-/// Bytes behind packed activations of a group: their scale, and the sums of both halves.
-const TAIL: usize = 16;
+/// Bytes of what stands behind packed activations of a group.
+const TAIL: usize = size_of::<Tail>();
+
+/// What stands behind packed activations of a group.
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+struct Tail {
+    /// Their scale.
+    by: f32,
+    /// Their sum, scaled.
+    all: f32,
+    /// The sums of both halves, not scaled.
+    sums: [i32; 2],
+}
 /// Bytes of a line of codes: four of each column.
 const LINE: usize = 4 * PANEL;
 
@@ -112,8 +124,11 @@ impl Tile {
         for line in 0..C::BITS {
             v.fetch(codes.wrapping_add(line * LINE));
         }
-        let block = (self.first + at + AHEAD / unit) / C::GROUPS;
-        v.fetch(self.headers.wrapping_add(block * PANEL * C::HEADER));
+        // A header has several lines: each of the groups of its block fetches a part.
+        let header = PANEL * C::HEADER;
+        let place = self.first + at + AHEAD / unit;
+        let part = place / C::GROUPS * header + place % C::GROUPS * (header / C::GROUPS);
+        v.fetch(self.headers.wrapping_add(part));
     }
 }
 
@@ -225,37 +240,47 @@ impl<V: Vectors> Group<V> {
         V::BIAS != 0 && (C::BITS == 8 || C::TABLE.is_some())
     }
 
-    /// The sum of a row with what the group adds.
+    /// The sums of some rows with what the group adds. Their products take turns, so that none waits for itself.
     ///
     /// # Safety
-    /// The processor has the instructions, and `record` begins a record.
+    /// The processor has the instructions, and each of `records` begins a record.
     // SAFETY: callers promise what is asked above.
     #[inline(always)]
-    unsafe fn add<C: Coding>(&self, v: V, record: *const u8, sum: V::Floats) -> V::Floats {
-        // SAFETY: a record has packed values, a scale and two sums.
+    unsafe fn add<C: Coding, const ROWS: usize>(
+        &self,
+        v: V,
+        records: [*const u8; ROWS],
+        mut sums: [V::Floats; ROWS],
+    ) -> [V::Floats; ROWS] {
+        let offset = if Self::signed::<C>() { V::BIAS - C::OFFSET } else { -C::OFFSET };
+        // SAFETY: a record has packed values and a tail.
         unsafe {
-            let tail = record.add(V::PACKED);
-            let by = tail.cast::<f32>().read_unaligned();
-            let [low, high] = tail.add(4).cast::<[i32; 2]>().read_unaligned();
-            let [(scale, minimum), (other, _)] = self.scales;
-            let offset = if Self::signed::<C>() { V::BIAS - C::OFFSET } else { -C::OFFSET };
-            if C::HALVES {
-                let (mut one, mut two) = (v.start(offset * low), v.start(offset * high));
-                for line in 0..4 {
-                    one = v.dot(one, self.codes[line], record, line);
-                    two = v.dot(two, self.codes[4 + line], record, 4 + line);
+            let tail = |record: *const u8| record.add(V::PACKED).cast::<Tail>().read_unaligned();
+            let mut dots = [[v.start(0); 2]; ROWS];
+            for (dots, record) in dots.iter_mut().zip(records) {
+                let [low, high] = tail(record).sums;
+                let first = if C::HALVES { low } else { low + high };
+                *dots = [v.start(offset * first), v.start(offset * high)];
+            }
+            for line in 0..8 {
+                let half = if C::HALVES { line / 4 } else { 0 };
+                for (dots, record) in dots.iter_mut().zip(records) {
+                    dots[half] = v.dot(dots[half], self.codes[line], record, line);
                 }
+            }
+            for ((sum, dots), record) in sums.iter_mut().zip(dots).zip(records) {
+                let Tail { by, all, .. } = tail(record);
                 let by = v.splat(by);
-                let sum = v.mul_add(v.mul(v.end(one), scale), by, sum);
-                return v.mul_add(v.mul(v.end(two), other), by, sum);
+                *sum = v.mul_add(v.mul(v.end(dots[0]), self.scales[0].0), by, *sum);
+                if C::HALVES {
+                    *sum = v.mul_add(v.mul(v.end(dots[1]), self.scales[1].0), by, *sum);
+                }
+                if C::MINIMA {
+                    *sum = v.mul_add(self.scales[0].1, v.splat(all), *sum);
+                }
             }
-            let mut dot = v.start(offset * (low + high));
-            for (line, codes) in self.codes.iter().enumerate() {
-                dot = v.dot(dot, *codes, record, line);
-            }
-            let sum = v.mul_add(v.mul(v.end(dot), scale), v.splat(by), sum);
-            if C::MINIMA { v.mul_add(minimum, v.splat(by * (low + high) as f32), sum) } else { sum }
         }
+        sums
     }
 }
 
@@ -280,10 +305,11 @@ unsafe fn few<V: Vectors, C: Coding, const ROWS: usize>(v: V, tile: Tile, column
                 tile.fetch::<V, C>(v, at);
             }
             let group = Group::read::<C>(v, &tile, at, column);
-            for (row, sum) in sums.iter_mut().enumerate() {
-                let from = tile.rows.add((at * ROWS + row) * record);
-                *sum = group.add::<C>(v, from, *sum);
+            let mut records = [tile.rows; ROWS];
+            for (row, from) in records.iter_mut().enumerate() {
+                *from = tile.rows.add((at * ROWS + row) * record);
             }
+            sums = group.add::<C, ROWS>(v, records, sums);
         }
         for (row, sum) in sums.into_iter().enumerate() {
             v.store(tile.sums.add(row * PAIR + column), sum);
@@ -298,19 +324,40 @@ unsafe fn few<V: Vectors, C: Coding, const ROWS: usize>(v: V, tile: Tile, column
 // SAFETY: callers promise what is asked above.
 #[inline(always)]
 unsafe fn many<V: Vectors, C: Coding>(v: V, tile: Tile, column: usize) {
-    let record = V::PACKED + TAIL;
     // SAFETY: as this function's.
     unsafe {
+        if !tile.add {
+            for row in 0..tile.count {
+                v.store(tile.sums.add(row * PAIR + column), v.zero());
+            }
+        }
         for at in 0..tile.groups {
             let group = Group::read::<C>(v, &tile, at, column);
             for row in 0..tile.count {
-                let place = tile.sums.add(row * PAIR + column);
-                let begin = at == 0 && !tile.add;
-                let sum = if begin { v.zero() } else { v.floats(place) };
-                let from = tile.rows.add((at * tile.count + row) * record);
-                v.store(place, group.add::<C>(v, from, sum));
+                one::<V, C>(v, &tile, &group, (at, row, column));
             }
         }
+    }
+}
+
+/// Adds what a group gives to the sums of a row.
+///
+/// # Safety
+/// As [`sum`].
+// SAFETY: callers promise what is asked above.
+#[inline(always)]
+unsafe fn one<V: Vectors, C: Coding>(
+    v: V,
+    tile: &Tile,
+    group: &Group<V>,
+    (at, row, column): (usize, usize, usize),
+) {
+    // SAFETY: as this function's.
+    unsafe {
+        let record = tile.rows.add((at * tile.count + row) * (V::PACKED + TAIL));
+        let place = tile.sums.add(row * PAIR + column);
+        let [sum] = group.add::<C, 1>(v, [record], [v.floats(place)]);
+        v.store(place, sum);
     }
 }
 
@@ -349,9 +396,9 @@ unsafe fn round<V: Vectors>(row: &[f32], out: *mut u8, apart: usize) {
             unsafe { std::slice::from_raw_parts_mut(out.add(at * apart), V::PACKED + TAIL) };
         let (packed, tail) = record.split_at_mut(V::PACKED);
         V::pack(&whole, packed);
-        tail[..4].copy_from_slice(&scale.to_ne_bytes());
-        tail[4..8].copy_from_slice(&sum(low).to_ne_bytes());
-        tail[8..12].copy_from_slice(&sum(high).to_ne_bytes());
+        let sums = [sum(low), sum(high)];
+        let all = scale * (sums[0] + sums[1]) as f32;
+        tail.copy_from_slice(bytemuck::bytes_of(&Tail { by: scale, all, sums }));
     }
 }
 
@@ -460,6 +507,14 @@ impl Operand for BlockOperand<'_> {
 
     fn count(&self) -> usize {
         self.panels.count
+    }
+
+    /// As many rows at a time as there is room for with all inputs: to read codes again costs less than to round
+    /// rows again.
+    fn parts(&self, rows: usize) -> (usize, usize) {
+        let row = self.panels.inputs / GROUP * self.kernel.record;
+        let most = (MOST_PACKED / row.max(1)).clamp(1, MOST_ROWS);
+        (rows.div_ceil(most), 1)
     }
 
     #[inline(always)]

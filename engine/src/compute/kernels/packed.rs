@@ -33,15 +33,17 @@ const FEW_ROWS: usize = 2;
 /// all rows are made with it; the registers of AVX-512 need less of a panel at a time.
 const NARROW_INPUTS: usize = 256;
 /// Rows that are packed at a time,
-const MOST_ROWS: usize = 154;
+pub(super) const MOST_ROWS: usize = 154;
 /// and inputs of them: 630 KB together.
 const MOST_INPUTS: usize = 1024;
+/// Bytes of packed rows.
+pub(super) const MOST_PACKED: usize = 4 * MOST_ROWS * MOST_INPUTS;
 /// Pairs of panels whose sums wait between two blocks of inputs: with the rows above 630 KB.
 const WAITING_PAIRS: usize = 32;
 
 // Attention has half a megabyte of what a thread is granted.
 const _: () = assert!(
-    4 * MOST_ROWS * (MOST_INPUTS + WAITING_PAIRS * PAIR) + (1 << 19)
+    MOST_PACKED + 4 * MOST_ROWS * WAITING_PAIRS * PAIR + (1 << 19)
         <= galaxy_graph::budget::THREAD_SCRATCH as usize
 );
 
@@ -104,6 +106,9 @@ pub(crate) trait Operand: Copy + Send + Sync {
     fn inputs(&self) -> usize;
     /// Panels.
     fn count(&self) -> usize;
+    /// In how many chunks so many rows are taken, and in how many blocks their inputs. Rows are packed again for every
+    /// [`WAITING_PAIRS`] if there is more than one block.
+    fn parts(&self, rows: usize) -> (usize, usize);
     /// Packs the part of the left-hand side as products with the panels read it.
     fn pack<I: Isa>(&self, isa: I, left: Area<'_>, part: &Part, to: &mut Lines<f32>);
     /// All rows of the part times one pair of panels. `sums`, [`PAIR`] for each row, are those of the inputs before.
@@ -153,10 +158,7 @@ impl<M: Operand> SimdOp for Block<'_, '_, M> {
     #[inline(always)]
     fn eval<I: Isa>(mut self, isa: I) {
         let (rows, inputs) = (self.out.rows(), self.matrix.inputs());
-        let chunks = rows.div_ceil(MOST_ROWS);
-        // Few rows have room for all inputs, and then panels are read from end to end.
-        let all = rows * inputs <= MOST_ROWS * MOST_INPUTS;
-        let blocks = if all { 1 } else { inputs.div_ceil(MOST_INPUTS) };
+        let (chunks, blocks) = self.matrix.parts(rows);
         let together = if blocks > 1 { WAITING_PAIRS } else { usize::MAX };
         for chunk in 0..chunks {
             let rows = share(rows, chunks, chunk);
@@ -254,6 +256,12 @@ impl<F: Format> Operand for Panels<'_, F> {
 
     fn count(&self) -> usize {
         self.count
+    }
+
+    /// Few rows have room for all inputs, and then panels are read from end to end.
+    fn parts(&self, rows: usize) -> (usize, usize) {
+        let all = rows * self.inputs <= MOST_ROWS * MOST_INPUTS;
+        (rows.div_ceil(MOST_ROWS), if all { 1 } else { self.inputs.div_ceil(MOST_INPUTS) })
     }
 
     /// Rows of a group stand next to each other, input after input.

@@ -204,9 +204,7 @@ macro_rules! each_coding {
                 type $name = $crate::compute::kernels::blocks::coding::$coding;
                 $body
             })+
-            galaxy_common::WeightFormat::F32
-            | galaxy_common::WeightFormat::F16
-            | galaxy_common::WeightFormat::Bf16 => $other,
+            _ => $other,
         }
     };
 }

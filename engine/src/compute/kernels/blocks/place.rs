@@ -7,6 +7,8 @@
 //! line, in which bit `l` of byte `b` is that of input `4 l + b`; codes of 6 bits have two, each with two bits of
 //! half of the inputs; those of 8 bits have eight lines, a code in a byte. The headers of a panel are those of its
 //! blocks, as [`super::coding`] reads them: a part of a block has a whole header.
+// Hot path of loading: no locks, no logging, no allocation.
+#![allow(unsafe_code)]
 
 use super::{GROUP, LINE, coding::Coding, each_coding, vectors::Arrays};
 use crate::weights::PANEL;
@@ -212,7 +214,6 @@ impl BlockLayout {
 }
 
 /// The values of a group: those of all columns of one input, then of the next.
-#[allow(unsafe_code)]
 fn widen<C: Coding>(codes: &[u8], header: &[u8], group: usize) -> [[f32; PANEL]; GROUP] {
     assert!(codes.len() == C::BITS * LINE && header.len() == C::HEADER * PANEL);
     let v = Arrays::<{ super::WIDE }>;
@@ -285,7 +286,7 @@ fn codes_of(format: WeightFormat, block: &[u8], group: usize) -> [u8; GROUP] {
                 *code = low >> (4 * (quarter / 2)) & 15 | (high >> (2 * quarter) & 3) << 4;
             }
         }
-        WeightFormat::F32 | WeightFormat::F16 | WeightFormat::Bf16 => {}
+        _ => {}
     }
     codes
 }
@@ -314,7 +315,7 @@ fn header_of(format: WeightFormat, block: &[u8]) -> [u8; MOST_HEADER] {
                 put(2 + group, &[scale.wrapping_sub(32)]);
             }
         }
-        WeightFormat::F32 | WeightFormat::F16 | WeightFormat::Bf16 => {}
+        _ => {}
     }
     header
 }

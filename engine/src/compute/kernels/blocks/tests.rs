@@ -35,7 +35,9 @@ fn blocks(random: &mut Random, format: WeightFormat, count: usize) -> Vec<u8> {
             WeightFormat::Q6K => half(208, scales[0] * 1e-3),
             _ => {
                 half(0, scales[0] * 1e-2);
-                if !matches!(format, WeightFormat::Q8_0 | WeightFormat::Q4_0) && size % 4 == 0 {
+                let minima =
+                    [WeightFormat::Q4_1, WeightFormat::Q5_1, WeightFormat::Q4K, WeightFormat::Q5K];
+                if minima.contains(&format) {
                     half(2, scales[1] * 1e-2);
                 }
             }

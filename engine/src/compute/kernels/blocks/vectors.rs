@@ -5,6 +5,15 @@
 use crate::weights::PANEL;
 use half::f16;
 
+/// Functions of [`Vectors`]; what their callers promise stands there.
+macro_rules! declared {
+    ($($(#[$doc:meta])* fn $name:ident($self:ident $(, $arg:ident: $type:ty)* $(,)?) $(-> $out:ty)?;)+) => { $(
+        $(#[$doc])*
+        // SAFETY: a declaration.
+        unsafe fn $name($self $(, $arg: $type)*) $(-> $out)?;
+    )+ };
+}
+
 /// Vectors of so many columns, by some instructions.
 ///
 /// # Safety
@@ -31,53 +40,55 @@ pub(crate) trait Vectors: Copy {
 
     /// Fetches a line to the first-level cache, if there are instructions for it: a hint, which may point anywhere.
     fn fetch(self, _line: *const u8) {}
-    unsafe fn load(self, from: *const u8) -> Self::Codes;
-    /// The low halves of bytes.
-    unsafe fn low(self, codes: Self::Codes) -> Self::Codes;
-    /// The high halves of bytes.
-    unsafe fn high(self, codes: Self::Codes) -> Self::Codes;
-    /// Codes with bit `line` of each byte of `bits` as their fifth bit.
-    unsafe fn fifth(self, codes: Self::Codes, bits: Self::Codes, line: usize) -> Self::Codes;
-    /// Codes with the two bits from `2 * line` on of each byte of `bits` as their fifth and sixth.
-    unsafe fn sixth(self, codes: Self::Codes, bits: Self::Codes, line: usize) -> Self::Codes;
-    /// What a table has for each code.
-    unsafe fn lookup(self, table: &[u8; 16], codes: Self::Codes) -> Self::Codes;
+    declared! {
+        fn load(self, from: *const u8) -> Self::Codes;
+        /// The low halves of bytes.
+        fn low(self, codes: Self::Codes) -> Self::Codes;
+        /// The high halves of bytes.
+        fn high(self, codes: Self::Codes) -> Self::Codes;
+        /// Codes with bit `line` of each byte of `bits` as their fifth bit.
+        fn fifth(self, codes: Self::Codes, bits: Self::Codes, line: usize) -> Self::Codes;
+        /// Codes with the two bits from `2 * line` on of each byte of `bits` as their fifth and sixth.
+        fn sixth(self, codes: Self::Codes, bits: Self::Codes, line: usize) -> Self::Codes;
+        /// What a table has for each code.
+        fn lookup(self, table: &[u8; 16], codes: Self::Codes) -> Self::Codes;
 
-    /// Codes of 8 bits as `dot` reads them: less [`Vectors::BIAS`]. Shorter ones are read as they are.
-    unsafe fn signed_codes(self, codes: Self::Codes) -> Self::Codes;
+        /// Codes of 8 bits as `dot` reads them: less [`Vectors::BIAS`]. Shorter ones are read as they are.
+        fn signed_codes(self, codes: Self::Codes) -> Self::Codes;
 
-    unsafe fn start(self, from: i32) -> Self::Sum;
-    /// Adds the products of the four codes of each column with activations `4 * line..` of those packed.
-    unsafe fn dot(
-        self,
-        sum: Self::Sum,
-        codes: Self::Codes,
-        packed: *const u8,
-        line: usize,
-    ) -> Self::Sum;
-    unsafe fn end(self, sum: Self::Sum) -> Self::Floats;
+        fn start(self, from: i32) -> Self::Sum;
+        /// Adds the products of the four codes of each column with activations `4 * line..` of those packed.
+        fn dot(
+            self,
+            sum: Self::Sum,
+            codes: Self::Codes,
+            packed: *const u8,
+            line: usize,
+        ) -> Self::Sum;
+        fn end(self, sum: Self::Sum) -> Self::Floats;
 
-    unsafe fn zero(self) -> Self::Floats;
-    unsafe fn splat(self, value: f32) -> Self::Floats;
-    unsafe fn floats(self, from: *const f32) -> Self::Floats;
-    unsafe fn store(self, to: *mut f32, values: Self::Floats);
-    unsafe fn mul(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
-    /// `a * b + c`.
-    unsafe fn mul_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
-    unsafe fn minus(self, a: Self::Floats) -> Self::Floats;
+        fn zero(self) -> Self::Floats;
+        fn splat(self, value: f32) -> Self::Floats;
+        fn floats(self, from: *const f32) -> Self::Floats;
+        fn store(self, to: *mut f32, values: Self::Floats);
+        fn mul(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+        /// `a * b + c`.
+        fn mul_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
+        fn minus(self, a: Self::Floats) -> Self::Floats;
 
-    /// Widens 16-bit floats.
-    unsafe fn halves(self, from: *const u8) -> Self::Floats;
-    /// Widens signed bytes.
-    unsafe fn signed(self, from: *const u8) -> Self::Floats;
-    /// 2^(byte - 128), as MXFP4 has its scales.
-    unsafe fn exponents(self, from: *const u8) -> Self::Floats;
-    /// The low six bits of bytes.
-    unsafe fn low_six(self, from: *const u8) -> Self::Floats;
-    /// The low four bits of bytes, and above them the two highest of others.
-    unsafe fn low_and_top(self, from: *const u8, top: *const u8) -> Self::Floats;
-    /// The high four bits of bytes, and above them the two highest of others.
-    unsafe fn high_and_top(self, from: *const u8, top: *const u8) -> Self::Floats;
+        /// Widens 16-bit floats.
+        fn halves(self, from: *const u8) -> Self::Floats;
+        /// Widens signed bytes.
+        fn signed(self, from: *const u8) -> Self::Floats;
+        /// 2^(byte - 128), as MXFP4 has its scales.
+        fn exponents(self, from: *const u8) -> Self::Floats;
+        /// The low six bits of bytes.
+        fn low_six(self, from: *const u8) -> Self::Floats;
+        /// The low four bits of bytes, and above them the two highest of others.
+        fn low_and_top(self, from: *const u8, top: *const u8) -> Self::Floats;
+        /// The high four bits of bytes, and above them the two highest of others.
+        fn high_and_top(self, from: *const u8, top: *const u8) -> Self::Floats;
+    }
 }
 
 /// Functions of [`Vectors`] that only call intrinsics.

@@ -59,6 +59,7 @@ fn cluster(path: &std::path::Path, strategy: Strategy, shares: &[f64]) -> LocalC
         strategy,
         wire: WireType::F32,
         tiles: 4,
+        formats: model.formats(),
         max_rows: 128,
         cache: Cache { rows: 2 * Cache::BLOCK, values: WireType::F32 },
     };

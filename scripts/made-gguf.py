@@ -62,13 +62,13 @@ def main():
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
-    tokens = byte_tokens()
+    tokens = [*byte_tokens(), "Ġt"]
     tokens += [f"<made {at}>" for at in range(len(tokens), config["vocab_size"])]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
-    writer.add_token_types([1] * 256 + [5] * (len(tokens) - 256))
-    writer.add_token_merges(["a b"])
+    writer.add_token_types([1] * 257 + [5] * (len(tokens) - 257))
+    writer.add_token_merges(["Ġ t"])
     writer.add_bos_token_id(config["bos_token_id"])
     writer.add_eos_token_id(config["eos_token_id"])
     file = directory / "model.safetensors"

@@ -2,10 +2,12 @@
 //!
 //! One set of instructions is chosen when a process starts ([`instructions`]); every kernel is
 //! written once, over vectors of whatever width, and compiled for each set. The one loop in which
-//! nearly all time passes is `micro`; products and attention are made of it.
+//! nearly all time passes is `micro`; products and attention are made of it. Products with weights in
+//! blocks of few bits have one of their own, in `blocks`.
 //!
 //! This module alone has unsafe code: in `instructions` (calling what was compiled for a processor
 //! that has been looked at), in `micro` (loads without a bounds check, after one check for all), in
+//! `blocks` (the same, and products of bytes, which only some processors have), in
 //! `area` (columns of one rectangle for several threads), in `threads` (work that other threads
 //! borrow for a moment) and in `lines` (advice about pages).
 

@@ -124,8 +124,15 @@ impl BlockLayout {
             let block =
                 &blocks[from / in_block * self.block.bytes as usize..][..self.block.bytes as usize];
             let (codes, header) = self.of(panel, group);
-            let own = codes_of(self.format, block, from % in_block);
-            self.write(&own, &mut held[codes + 4 * lane..]);
+            let lines = &mut held[codes + 4 * lane..];
+            match pairs_of(self.format, block, from % in_block) {
+                Some(pairs) => {
+                    for (line, four) in pairs.as_chunks::<4>().0.iter().enumerate() {
+                        lines[line * LINE..line * LINE + 4].copy_from_slice(four);
+                    }
+                }
+                None => self.write(&codes_of(self.format, block, from % in_block), lines),
+            }
             if group == first || self.begins(group) {
                 let own = header_of(self.format, block);
                 for (width, at, to) in self.fields() {
@@ -232,7 +239,18 @@ fn widen<C: Coding>(codes: &[u8], header: &[u8], group: usize) -> [[f32; PANEL];
     out
 }
 
-/// The codes of a group of a block.
+/// The codes of a group of a block where two of 4 bits stand in a byte as they do in lines.
+fn pairs_of(format: WeightFormat, block: &[u8], group: usize) -> Option<&[u8]> {
+    match format {
+        WeightFormat::Q4_0 | WeightFormat::Iq4Nl => Some(&block[2..18]),
+        WeightFormat::Q4_1 => Some(&block[4..20]),
+        WeightFormat::Mxfp4 => Some(&block[1..17]),
+        WeightFormat::Iq4Xs => Some(&block[8 + 16 * group..][..16]),
+        _ => None,
+    }
+}
+
+/// The codes of a group of a block; none of those that [`pairs_of`] has.
 fn codes_of(format: WeightFormat, block: &[u8], group: usize) -> [u8; GROUP] {
     let mut codes = [0; GROUP];
     let halves = |bytes: &[u8], codes: &mut [u8; GROUP]| {
@@ -253,10 +271,6 @@ fn codes_of(format: WeightFormat, block: &[u8], group: usize) -> [u8; GROUP] {
                 *code = byte ^ 0x80;
             }
         }
-        WeightFormat::Q4_0 | WeightFormat::Iq4Nl => halves(&block[2..18], &mut codes),
-        WeightFormat::Q4_1 => halves(&block[4..20], &mut codes),
-        WeightFormat::Mxfp4 => halves(&block[1..17], &mut codes),
-        WeightFormat::Iq4Xs => halves(&block[8 + 16 * group..][..16], &mut codes),
         WeightFormat::Q5_0 => {
             halves(&block[6..22], &mut codes);
             fifths(&block[2..6], &mut codes);

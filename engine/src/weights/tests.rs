@@ -138,6 +138,25 @@ fn a_shard_that_is_reshaped_is_the_one_that_is_loaded() {
     }
 }
 
+/// The same of matrices in many types, which parts of blocks make f32.
+#[test]
+fn a_shard_of_blocks_that_is_reshaped_is_the_one_that_is_loaded() {
+    let mut runner = TestRunner::new(ProptestConfig { cases: 60, ..Default::default() });
+    let numbers = || any::<[[Numbers; 3]; 3]>();
+    let dir = golden("../gguf/mixed.gguf");
+    let graph = OperatorGraph::of(dir.spec());
+    let test = |(old, new): ([[Numbers; 3]; 3], [[Numbers; 3]; 3])| {
+        let [old, new] = [old, new].map(|numbers| device(assignment(dir.spec(), &numbers)));
+        let mut quiet = |_, _| ControlFlow::Continue(());
+        let (shard, read) = load(&dir, &old).reshape(dir.clone(), &new, &mut quiet).unwrap();
+        let said = transition(&graph, dir.formats(), Some(&old.prefill), &new.prefill);
+        assert_eq!(said.read, read);
+        same(&shard, &load(&dir, &new));
+        Ok(())
+    };
+    runner.run(&(numbers(), numbers()), test).unwrap();
+}
+
 /// One more column, one head less: what is read is that column.
 #[test]
 fn little_is_read_for_a_little_change() {

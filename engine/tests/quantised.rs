@@ -1,0 +1,124 @@
+//! A model whose matrices are in many types of blocks (`scripts/golden-gguf.py`): the values that its bytes stand for
+//! decide what it gives, however devices share it and wherever its weights come from.
+#![allow(clippy::unwrap_used)]
+
+use galaxy_common::{
+    BatchShape, Bytes, Cache, DeviceName, Plan, Room, Span, Strategy, Streaming, Wanted, WireType,
+};
+use galaxy_engine::local::LocalCluster;
+use galaxy_graph::{
+    operators::OperatorGraph,
+    pieces,
+    share::{self, Member, Terms},
+};
+use galaxy_model::ModelDir;
+use std::{path::PathBuf, sync::Arc};
+
+/// Rows of the text.
+const ROWS: u32 = 19;
+/// What activations of 16 bits may move a logit by, of the largest.
+const TOLERANCE: f32 = 2e-4;
+
+fn data(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../testdata/gguf").join(name)
+}
+
+fn model() -> Arc<ModelDir> {
+    Arc::new(ModelDir::open(&data("mixed.gguf")).unwrap())
+}
+
+fn plan(model: &ModelDir, strategy: Strategy, shares: &[f64]) -> Plan {
+    let terms = Terms {
+        model: model.name(),
+        fingerprint: model.fingerprint(),
+        formats: model.formats(),
+        strategy,
+        wire: WireType::F32,
+        tiles: 3,
+        max_rows: 64,
+        cache: Cache::NONE,
+    };
+    let member = |(at, share): (usize, &f64)| Member {
+        name: DeviceName::new(format!("d{at}")).unwrap(),
+        budget: Bytes(1 << 30),
+        threads: 1 + (at % 2) as u16,
+        share: *share,
+    };
+    let members: Vec<Member> = shares.iter().enumerate().map(member).collect();
+    share::plan(model.spec(), &terms, &members).unwrap()
+}
+
+/// The logits after every row of the text.
+fn logits(cluster: &LocalCluster) -> Vec<f32> {
+    let shape = BatchShape::single(ROWS, Wanted::AllLogits).unwrap();
+    let tokens: Vec<u32> = (0..ROWS).map(|at| (3 + at * 7) % 90).collect();
+    cluster
+        .run(&shape, &tokens[..])
+        .unwrap()
+        .into_iter()
+        .flat_map(|merged| merged.values().to_vec())
+        .collect()
+}
+
+fn assert_near(what: &str, have: &[f32], want: &[f32]) {
+    assert_eq!(have.len(), want.len(), "{what}");
+    let largest = want.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+    let off = have.iter().zip(want).map(|(a, b)| (a - b).abs()).fold(0.0f32, f32::max);
+    assert!(off <= TOLERANCE * largest, "{what}: {:e} of the largest", off / largest);
+}
+
+#[test]
+fn logits_are_those_of_the_values() {
+    let model = model();
+    let bytes = std::fs::read(data("mixed.f32")).unwrap();
+    let want: Vec<f32> =
+        bytes.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value)).collect();
+    let cluster = LocalCluster::open(model.clone(), plan(&model, Strategy::Local, &[1.0])).unwrap();
+    assert_near("one device", &logits(&cluster), &want);
+}
+
+#[test]
+fn devices_that_share_blocks_give_what_one_gives() {
+    let model = model();
+    let one = plan(&model, Strategy::Local, &[1.0]);
+    let want = logits(&LocalCluster::open(model.clone(), one).unwrap());
+    for strategy in [Strategy::Galaxy, Strategy::Megatron, Strategy::Sequence, Strategy::Pipeline] {
+        for shares in [&[1.0, 1.0][..], &[3.0, 1.0], &[1.0, 2.0, 1.0], &[4.0, 1.0, 2.0, 1.0]] {
+            if strategy == Strategy::Pipeline && shares.len() > 2 {
+                continue;
+            }
+            let plan = plan(&model, strategy, shares);
+            let cluster = LocalCluster::open(model.clone(), plan).unwrap();
+            assert_near(&format!("{strategy} {shares:?}"), &logits(&cluster), &want);
+        }
+    }
+}
+
+#[test]
+fn blocks_from_disk_are_the_blocks_that_stay() {
+    let (model, files) = (model(), tempfile::tempdir().unwrap());
+    for (strategy, shares) in [(Strategy::Local, &[1.0][..]), (Strategy::Galaxy, &[2.0, 1.0, 1.0])]
+    {
+        let mut plan = plan(&model, strategy, shares);
+        let want = logits(&LocalCluster::open(model.clone(), plan.clone()).unwrap());
+        for device in &mut plan.ring {
+            let mut streaming = Streaming {
+                format: model.format(),
+                piece: Bytes(8 << 10),
+                buffer: Bytes(0),
+                room: Room::Ring,
+                agents: 1,
+                resident: vec![Span::new(1, 2)],
+            };
+            device.streaming = Some(streaming.clone());
+            let graph = OperatorGraph::of(model.spec());
+            let pieces = pieces::of_device(&graph, model.formats(), device);
+            assert!(pieces.iter().any(|piece| piece.runs.len() > 1), "several types in a piece");
+            let largest = pieces.iter().map(|piece| piece.stored()).max().unwrap();
+            streaming.buffer = Bytes(largest + 3 * 4096);
+            device.streaming = Some(streaming);
+        }
+        let cluster = LocalCluster::open_with(model.clone(), plan, files.path()).unwrap();
+        assert_eq!(logits(&cluster), want, "{strategy}");
+    }
+}

@@ -18,7 +18,7 @@ pub(crate) const PANEL: usize = WeightFormat::PANEL as usize;
 /// # Shapes
 /// `[inputs, outputs]`, whatever the checkpoint's order, in panels: the first 16 columns
 /// row-major, then the next. Zeros fill the last one. Values in blocks of few bits stand in panels as
-/// [`BlockLayout`] says.
+/// `BlockLayout` in `kernels/blocks/place.rs` says.
 ///
 /// A gated matrix is gate | up columns. A panel of gate columns is followed by the panel of the up
 /// columns that they gate, so that a tile of the product has both.

@@ -52,7 +52,7 @@ pub enum WeightFormat {
 
 /// How the values of a matrix stand in blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Block {
+pub struct WeightBlock {
     /// Neighbouring inputs of one output in a block.
     pub values: u32,
     /// Bytes of a block in a file.
@@ -63,7 +63,7 @@ pub struct Block {
     pub scales: u32,
 }
 
-impl Block {
+impl WeightBlock {
     /// Inputs that kernels take at a time, and between two of which a matrix may be cut.
     pub const GROUP: u32 = 32;
 
@@ -106,7 +106,7 @@ impl WeightFormat {
     pub const PANEL: u32 = 16;
 
     /// How its values stand in blocks; none where each stands by itself.
-    pub const fn block(self) -> Option<Block> {
+    pub const fn block(self) -> Option<WeightBlock> {
         let (values, bytes, bits, scales) = match self {
             Self::F32 | Self::F16 | Self::Bf16 => return None,
             Self::Q8_0 => (32, 34, 8, 2),
@@ -120,7 +120,7 @@ impl WeightFormat {
             Self::Iq4Xs => (256, 136, 4, 10),
             Self::Mxfp4 => (32, 17, 4, 1),
         };
-        Some(Block { values, bytes, bits, scales })
+        Some(WeightBlock { values, bytes, bits, scales })
     }
 
     /// Bits of a value that stands by itself, or in a block without what it shares with others.
@@ -160,7 +160,9 @@ impl WeightFormat {
     pub const fn held_values(self, inputs: u64) -> u64 {
         match self.block() {
             None => self.bytes(inputs, 1),
-            Some(block) => Block::groups(inputs) * (Block::GROUP * block.bits / 8) as u64,
+            Some(block) => {
+                WeightBlock::groups(inputs) * (WeightBlock::GROUP * block.bits / 8) as u64
+            }
         }
     }
 
@@ -185,7 +187,7 @@ impl WeightFormat {
     pub const fn cut(self) -> u32 {
         match self.block() {
             None => 1,
-            Some(_) => Block::GROUP,
+            Some(_) => WeightBlock::GROUP,
         }
     }
 

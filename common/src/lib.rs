@@ -26,7 +26,7 @@ pub mod units;
 
 pub use assignment::{Assignment, BlockAssignment, DevicePlan};
 pub use blocks::BlockTables;
-pub use format::{Block, UnknownFormat, WeightFormat};
+pub use format::{UnknownFormat, WeightBlock, WeightFormat};
 pub use frame::{FrameError, FrameHeader, HEADER_BYTES, MAX_PAYLOAD_BYTES};
 pub use generate::{GenerateOptions, GeneratedToken, Prompt, Stint, Text};
 pub use ids::{DeviceName, Epoch, NameError, Rank, RequestId, SequenceNumber};

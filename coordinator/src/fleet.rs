@@ -10,10 +10,7 @@ use galaxy_common::{
     BatchShape, Breadth, Bytes, Cache, DeviceName, Epoch, Row, SequenceNumber, Span, Stint, Text,
     plan::{DevicePlan, Phase, Plan, Strategy},
 };
-use galaxy_engine::{
-    compute::{Inputs, choice::EngineChoice},
-    generate::Told,
-};
+use galaxy_engine::{compute::Inputs, generate::Told};
 use galaxy_graph::{Lowered, Program, digest, program::Output};
 use galaxy_model::{Formats, ModelDir, ModelSpec};
 use std::{
@@ -236,7 +233,7 @@ impl Dispatches {
     pub(crate) fn new(model: &ModelDir) -> Self {
         Self {
             spec: model.spec().clone(),
-            formats: EngineChoice::Cpu.holds(model.formats()),
+            formats: model.formats().clone(),
             kept: Mutex::new(Lowered::new(LOWERED)),
         }
     }

@@ -17,10 +17,7 @@ use galaxy_coord::{
     reception::Update,
     registry::Registry,
 };
-use galaxy_engine::compute::{
-    choice::EngineChoice,
-    kernels::instructions::{self, Instructions},
-};
+use galaxy_engine::compute::kernels::instructions::{self, Instructions};
 use galaxy_graph::share::{self, Member, Terms};
 use galaxy_model::ModelDir;
 use galaxy_proto::identity::{Identity, Role};
@@ -255,7 +252,7 @@ fn alone(model: &ModelDir, threads: u16) -> Result<Plan> {
     let terms = Terms {
         model: model.name(),
         fingerprint: model.fingerprint(),
-        formats: &EngineChoice::Cpu.holds(model.formats()),
+        formats: model.formats(),
         strategy: Strategy::Local,
         wire: WireType::F32,
         tiles: 1,

@@ -10,7 +10,6 @@ use galaxy_common::{
     BatchShape, Bytes, Cache, ClusterProfile, DeviceName, ProfileError, Reading, Wanted,
     plan::{BlockAssignment, DevicePlan, Layout, LinkType, Mode, Modes, Plan, Strategy, WireType},
 };
-use galaxy_engine::compute::choice::EngineChoice;
 use galaxy_graph::{
     Costs, LowerError, Program,
     budget::{self, Needs},
@@ -199,7 +198,7 @@ pub fn by_shares(
             share: device.and_then(|d| d.share).unwrap_or(1.0),
         }
     });
-    let formats = &EngineChoice::Cpu.holds(model.formats());
+    let formats = model.formats();
     let terms = Terms {
         model: model.name(),
         fingerprint: model.fingerprint(),
@@ -299,7 +298,7 @@ pub fn ask<T>(
 ) -> T {
     question(&Request {
         spec: model.spec(),
-        formats: &EngineChoice::Cpu.holds(model.formats()),
+        formats: model.formats(),
         model: model.name(),
         fingerprint: model.fingerprint(),
         shape: &model.shape_key(),

@@ -27,7 +27,6 @@ use crate::{
 use answer::Answer;
 use files::Files;
 use galaxy_common::RequestId;
-use galaxy_engine::compute::choice::EngineChoice;
 use galaxy_model::{ModelDir, ModelSpec};
 use std::{
     future::Future,
@@ -171,8 +170,8 @@ impl Session {
         }
         let model = self.inner.model.clone();
         let trace = move || {
-            let formats = EngineChoice::Cpu.holds(model.formats());
-            Trace::new((model.spec(), &formats), entry.request, timelines, missing)
+            let formats = model.formats();
+            Trace::new((model.spec(), formats), entry.request, timelines, missing)
         };
         blocking(trace).await?
     }

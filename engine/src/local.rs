@@ -21,7 +21,7 @@ use galaxy_common::{
 use galaxy_graph::{
     LowerError, Lowered, Program, Selected, Selection, links, operators::OperatorGraph,
 };
-use galaxy_model::{Formats, ModelDir};
+use galaxy_model::ModelDir;
 use std::{
     ops::ControlFlow,
     path::Path,
@@ -71,8 +71,6 @@ const KEPT: usize = 8;
 /// All devices of a plan in this process.
 pub struct LocalCluster {
     dir: Arc<ModelDir>,
-    /// The formats of its matrices in programs.
-    formats: Formats,
     plan: Arc<Plan>,
     executors: Vec<Executor>,
     streams: Vec<Option<Arc<Stream>>>,
@@ -118,9 +116,7 @@ impl LocalCluster {
         let (plan, state) = (Arc::new(plan), Mutex::default());
         let programs = Mutex::new(Lowered::new(KEPT));
         let selected = Mutex::default();
-        let formats = EngineChoice::Cpu.holds(dir.formats());
-        let cluster =
-            Self { dir, formats, plan, executors, streams, programs, selected, state, tables };
+        let cluster = Self { dir, plan, executors, streams, programs, selected, state, tables };
         cluster.connect(&mut cluster.lock());
         Ok(cluster)
     }
@@ -183,7 +179,8 @@ impl LocalCluster {
         Ok(match selected {
             Some(selected) => programs.get_selected(&selected, phase, shape, shared)?,
             None => {
-                programs.get(self.dir.spec(), &self.formats, &self.plan, phase, shape, shared)?
+                let (spec, formats) = (self.dir.spec(), self.dir.formats());
+                programs.get(spec, formats, &self.plan, phase, shape, shared)?
             }
         })
     }
@@ -197,7 +194,10 @@ impl LocalCluster {
         let spec = self.dir.spec();
         let part = match selection == Selection::all(spec) {
             true => None,
-            false => Some(Arc::new(Selected::new(spec, &self.formats, &self.plan, selection)?)),
+            false => {
+                let selected = Selected::new(spec, self.dir.formats(), &self.plan, selection)?;
+                Some(Arc::new(selected))
+            }
         };
         *self.selected.lock().unwrap_or_else(PoisonError::into_inner) = part;
         Ok(())

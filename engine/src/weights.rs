@@ -14,7 +14,7 @@ pub(crate) use matrix::{AnyMatrix, PANEL, Panels};
 pub(crate) use matrix::{Layout, Window};
 pub(crate) use streamed::Streamed;
 
-use crate::{compute::choice::EngineChoice, stream::StreamError};
+use crate::stream::StreamError;
 use galaxy_common::{
     Assignment, BlockAssignment, Bytes, DevicePlan, Head, Share, Span, Token, WeightFormat,
 };
@@ -126,7 +126,7 @@ impl Shard {
         let graph = Arc::new(OperatorGraph::of(dir.spec()));
         phases_fit(&graph, dir.formats(), device)?;
         let holds = device.holds();
-        let transition = transition(&graph, &EngineChoice::Cpu.holds(dir.formats()), None, &holds);
+        let transition = transition(&graph, dir.formats(), None, &holds);
         let mut loader = Loader::new(&dir, transition.read, progress);
         let mut shard = loader.common(dir.clone(), graph, &|layer| layer)?;
         loader.change(&mut shard, &holds)?;
@@ -170,10 +170,10 @@ impl Shard {
         progress: Progress<'_>,
     ) -> Result<(Self, Bytes), WeightError> {
         phases_fit(&self.graph, dir.formats(), device)?;
-        let (formats, new) = (EngineChoice::Cpu.holds(dir.formats()), &*device.holds());
+        let new = &*device.holds();
         // What came from disk is read anew.
         self.streamed = None;
-        let transition = transition(&self.graph, &formats, Some(&self.assignment), new);
+        let transition = transition(&self.graph, dir.formats(), Some(&self.assignment), new);
         let mut loader = Loader::new(&dir, transition.read, progress);
         loader.change(&mut self, new)?;
         let read = loader.end()?;

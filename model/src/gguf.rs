@@ -1,6 +1,5 @@
 //! GGUF files: one file with weights, what the model is, and its tokenizer. Read from its head, and then by range.
 
-mod blocks;
 mod config;
 mod names;
 #[cfg(test)]
@@ -8,7 +7,6 @@ mod tests;
 mod tokenizer;
 mod view;
 
-pub(crate) use blocks::{MOST_VALUES, decode};
 pub(crate) use names::renamed;
 pub(crate) use view::View;
 

@@ -13,6 +13,7 @@
 //! Everything in a model directory is untrusted: lengths are bounded before they are allocated,
 //! and every defect is a [`ModelError`].
 
+pub mod blocks;
 pub mod chat;
 mod config;
 mod directory;

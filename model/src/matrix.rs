@@ -2,11 +2,11 @@
 // Hot path of loading: no locks, no logging, no allocation but the caller's scratch.
 
 use crate::{
+    blocks::{self, decode},
     error::ModelError,
-    gguf::{self, decode},
     store::Store,
 };
-use galaxy_common::{Block, WeightFormat};
+use galaxy_common::{WeightBlock, WeightFormat};
 use half::{bf16, f16};
 use std::ops::Range;
 
@@ -299,7 +299,7 @@ impl MatrixSource<'_> {
         out: &mut [f32],
         scratch: &mut Vec<u8>,
     ) -> Result<(), ModelError> {
-        let Some(Block { values, bytes, .. }) = self.format.block() else { return Ok(()) };
+        let Some(WeightBlock { values, bytes, .. }) = self.format.block() else { return Ok(()) };
         let (values, size) = (u64::from(values), u64::from(bytes));
         let Window { rows, columns, stride, at } = window;
         if rows.is_empty() || columns.is_empty() {
@@ -308,7 +308,7 @@ impl MatrixSource<'_> {
         let row_bytes = self.pitch / values * size;
         let most = (BUFFER_BYTES / size).max(1);
         let (first, end) = (columns.start / values, columns.end.div_ceil(values));
-        let mut wide = [0.0; gguf::MOST_VALUES];
+        let mut wide = [0.0; blocks::MOST_VALUES];
         for (place, row) in (at..).zip(rows) {
             let start = self.offset + self.place(row) * row_bytes;
             for block in (first..end).step_by(most as usize) {

@@ -18,7 +18,7 @@ use anyhow::{Context, Result, ensure};
 use galaxy_common::{
     BatchShape, Bytes, Cache, DeviceName, Pooling, Spread, Strategy, Wanted, WireType,
 };
-use galaxy_engine::{compute::choice::EngineChoice, local::LocalCluster};
+use galaxy_engine::local::LocalCluster;
 use galaxy_graph::share::{self, Member, Terms};
 use galaxy_model::{ModelDir, ModelSpec};
 use rustix::time::ClockId;
@@ -361,7 +361,7 @@ pub fn speed(model: &Path, window: Duration) -> Result<()> {
     let terms = Terms {
         model: dir.name(),
         fingerprint: dir.fingerprint(),
-        formats: &EngineChoice::Cpu.holds(dir.formats()),
+        formats: dir.formats(),
         strategy: Strategy::Local,
         wire: WireType::F32,
         tiles: 1,

@@ -12,7 +12,6 @@ use galaxy_coord::{
     placement::PlacementError,
     session::{Report, Said},
 };
-use galaxy_engine::compute::choice::EngineChoice;
 use galaxy_graph::{Program, lower};
 use galaxy_model::ModelDir;
 use galaxy_proto::identity::Identity;
@@ -277,10 +276,9 @@ impl Placed<'_> {
         let programs = match &self.programs {
             Some((of, programs)) if of == shape => programs.clone(),
             _ => {
-                let formats = EngineChoice::Cpu.holds(self.model.formats());
+                let formats = self.model.formats();
                 let spec = self.model.spec();
-                let programs =
-                    Arc::new(lower(spec, &formats, &self.plan(), Phase::Prefill, shape)?);
+                let programs = Arc::new(lower(spec, formats, &self.plan(), Phase::Prefill, shape)?);
                 self.programs = Some((shape.clone(), programs.clone()));
                 programs
             }

@@ -17,7 +17,7 @@ use crate::{
 use galaxy_common::{Assignment, Bytes, DeviceName, Epoch, Plan, Rank, Streaming};
 use galaxy_engine::{compute::choice::EngineChoice, executor::Executor};
 use galaxy_graph::Lowered;
-use galaxy_model::{Formats, ModelDir};
+use galaxy_model::ModelDir;
 use galaxy_proto::identity::Identity;
 use std::{
     path::PathBuf,
@@ -106,8 +106,6 @@ pub(crate) struct Active {
     pub(crate) rank: Rank,
     pub(crate) plan: Arc<Plan>,
     pub(crate) model: Arc<ModelDir>,
-    /// The formats of its matrices in programs.
-    pub(crate) formats: Formats,
     /// Weak: the shard inside goes when another is to be loaded, whoever still reports on a run.
     pub(crate) executor: Weak<Executor>,
     /// Programs by shape.

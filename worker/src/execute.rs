@@ -341,8 +341,8 @@ impl Active {
             let digest = galaxy_graph::digest(&programs);
             (digest, Arc::new(programs.swap_remove(self.rank.index())))
         };
-        let spec = self.model.spec();
-        Ok(lock(&self.lowered).get(spec, &self.formats, &self.plan, phase, shape, ours)?)
+        let (spec, formats) = (self.model.spec(), self.model.formats());
+        Ok(lock(&self.lowered).get(spec, formats, &self.plan, phase, shape, ours)?)
     }
 
     fn lane(&self, lane: Lane) -> String {

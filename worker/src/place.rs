@@ -23,7 +23,6 @@ use crate::{
 };
 use galaxy_common::{Bytes, Epoch};
 use galaxy_engine::{
-    compute::choice::EngineChoice,
     executor::Executor,
     link::Links,
     weights::{Shard, WeightError},
@@ -457,7 +456,6 @@ impl Core {
             epoch,
             rank: request.rank,
             plan: request.plan,
-            formats: EngineChoice::Cpu.holds(model.formats()),
             model,
             executor: Arc::downgrade(&held.executor),
             lowered: Mutex::new(Lowered::new(LOWERED)),
@@ -515,11 +513,11 @@ async fn hold(
                 true => ControlFlow::Break(()),
             }
         };
-        // Whatever engine takes it then, a shard is made for the cpu engine's kernels.
-        let formats = EngineChoice::Cpu.holds(model.formats());
+        // Whatever engine takes it then, a shard is made as the model has it.
+        let formats = model.formats();
         let graph = OperatorGraph::of(model.spec());
         let fits = |old: &Held| {
-            let way = transition(&graph, &formats, Some(&old.key.holds), &device.holds());
+            let way = transition(&graph, formats, Some(&old.key.holds), &device.holds());
             // What comes from disk is read anew.
             let held = old.key.streaming.is_none() && key.streaming.is_none();
             held && old.key.fingerprint == key.fingerprint && way.peak <= granted
@@ -535,7 +533,7 @@ async fn hold(
                 shard.map(|shard| (shard.bytes(), shard)).map(|(read, shard)| (shard, read))
             }
             None => {
-                let read = transition(&graph, &formats, None, &device.holds()).read;
+                let read = transition(&graph, formats, None, &device.holds()).read;
                 let shard = Shard::load(model.clone(), &device, &mut progress);
                 shard.map(|shard| (shard, read))
             }

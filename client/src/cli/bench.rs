@@ -12,7 +12,7 @@ use super::{
 use clap::{Args, Subcommand, builder::PossibleValuesParser};
 use galaxy_common::{Bytes, Kernel, Spread, WeightFormat};
 use galaxy_engine::{
-    compute::{choice::EngineChoice, kernels::instructions::Instructions},
+    compute::kernels::instructions::Instructions,
     measure::{self, Bench, Cut, Part, Timed, Work},
 };
 use galaxy_model::{
@@ -169,10 +169,7 @@ fn kernels(args: &KernelsArgs) -> Result<Findings, Failure> {
     let (dir, layers, _made) = match &args.model {
         Some(path) => {
             let dir = open_model(path)?;
-            let layers = measure::copies(layer_bytes(
-                dir.spec(),
-                EngineChoice::Cpu.holds(dir.formats()).most(),
-            ));
+            let layers = measure::copies(layer_bytes(dir.spec(), dir.formats().most()));
             (dir, layers, None)
         }
         None => {

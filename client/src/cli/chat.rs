@@ -10,14 +10,14 @@ use super::{
     Connection, choice::Choice, decoder::DecoderArgs, failure::Failure, json, pace::Pace, print,
     progress, tell,
 };
-use answer::{Answer, Partner, Piece};
+use answer::{Answer, Backend, Piece};
 use clap::Args;
 use galaxy_client::{
     GenerateOptions,
     openai::chat::{Chat, Message, TemplateArguments},
 };
 use galaxy_common::Fallback;
-use lines::{Interrupts, Lines, Said};
+use lines::{Input, Interrupts, Lines};
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -78,7 +78,7 @@ pub struct ChatArgs {
 
 /// What `--json` prints.
 #[derive(Serialize)]
-struct Told<'a> {
+struct AnswerJson<'a> {
     text: &'a str,
     finish: &'a str,
     prompt_tokens: u32,
@@ -102,27 +102,27 @@ pub async fn chat(args: ChatArgs) -> Result<(), Failure> {
     let system = args.system.as_deref().map(|text| Message::new("system", text));
     let mut lines = Lines::begin();
     let (system, json) = (Vec::from_iter(system), args.json);
-    let (chat, partner) = files::open(args).await?;
+    let (chat, backend) = files::open(args).await?;
     let messages = system.clone();
-    let mut talk = Talk { chat, partner, options, system, messages, json };
+    let mut conversation = Conversation { chat, backend, options, system, messages, json };
     if lines.is_terminal() {
-        let name = talk.partner.name();
+        let name = conversation.backend.name();
         tell(&format!("chat with {name}; /clear forgets what was said, /exit or Ctrl-D ends it"));
     }
     let mut interrupts = Interrupts::watch(lines.is_terminal())?;
     while let Some(line) = lines.next(&mut interrupts).await? {
-        let failed = match Said::of(&line) {
-            Said::Nothing => Ok(()),
-            Said::Exit => return Ok(()),
-            Said::Clear => {
-                talk.messages.clone_from(&talk.system);
+        let failed = match Input::of(&line) {
+            Input::Nothing => Ok(()),
+            Input::Exit => return Ok(()),
+            Input::Clear => {
+                conversation.messages.clone_from(&conversation.system);
                 Ok(())
             }
-            Said::Unknown(command) => {
+            Input::Unknown(command) => {
                 let what = format!("{command} is no command; there are /clear and /exit");
                 Err(Failure::new(what))
             }
-            Said::Message(text) => talk.turn(text, &mut interrupts).await,
+            Input::Message(text) => conversation.turn(text, &mut interrupts).await,
         };
         match failed {
             // A person goes on.
@@ -136,9 +136,9 @@ pub async fn chat(args: ChatArgs) -> Result<(), Failure> {
 }
 
 /// A chat so far.
-struct Talk {
+struct Conversation {
     chat: Chat,
-    partner: Partner,
+    backend: Backend,
     options: GenerateOptions,
     /// What each chat begins with,
     system: Vec<Message>,
@@ -147,7 +147,7 @@ struct Talk {
     json: bool,
 }
 
-impl Talk {
+impl Conversation {
     /// Has a message answered. Without an answer it is as if the message had not been said.
     async fn turn(&mut self, text: &str, interrupts: &mut Interrupts) -> Result<(), Failure> {
         let before = self.messages.len();
@@ -169,12 +169,12 @@ impl Talk {
         // The whole chat, as the template has it: what it begins with stays as it was sent before.
         let tokens = self.chat.tokens(&self.messages, &TemplateArguments::default());
         let tokens = tokens.map_err(|error| Failure::new(error.message))?;
-        let (prompt, context) = (tokens.len() as u32, self.partner.context());
+        let (prompt, context) = (tokens.len() as u32, self.backend.context());
         if context > 0 && prompt >= context {
             return Err(self.full(prompt));
         }
         let mut pace = Pace::begin();
-        let asking = self.partner.ask(tokens, self.options.clone());
+        let asking = self.backend.ask(tokens, self.options.clone());
         let mut answer = progress::watch("waiting", asking).await?;
         let mut text = String::new();
         let mut next =
@@ -194,7 +194,7 @@ impl Talk {
         };
         let used = prompt + pace.tokens();
         if self.json {
-            let told = Told {
+            let told = AnswerJson {
                 text: &text,
                 finish: &finish,
                 prompt_tokens: prompt,
@@ -240,11 +240,11 @@ impl Talk {
 
     /// A chat of so many tokens leaves no room for an answer.
     fn full(&self, tokens: u32) -> Failure {
-        let context = self.partner.context();
+        let context = self.backend.context();
         let what = format!("the context is full: the chat has {tokens} of {context} tokens");
-        let larger = match self.partner {
-            Partner::Cluster { .. } => "; a cluster has what cache_rows in its file says",
-            Partner::Here(_) => "",
+        let larger = match self.backend {
+            Backend::Cluster { .. } => "; a cluster has what cache_rows in its file says",
+            Backend::Here(_) => "",
         };
         Failure::new(what).todo(format!("/clear begins anew{larger}"))
     }

@@ -66,7 +66,7 @@ pub struct Ended {
 }
 
 /// A decoder with its weights, which makes one text after another.
-pub struct TextMaker {
+pub struct Generator {
     decoder: Decoder,
     cluster: InProcess,
     chunk: u32,
@@ -159,17 +159,17 @@ impl Decoder {
     ///
     /// # Errors
     /// When they cannot be loaded, or the arguments do not go together.
-    pub fn start(self, args: &DecoderArgs, rows: u32) -> Result<TextMaker, Failure> {
+    pub fn start(self, args: &DecoderArgs, rows: u32) -> Result<Generator, Failure> {
         let values = args.cache.unwrap_or(WireType::F32);
         let cache = Cache { rows: Cache::taken(rows), values };
         let chunk = args.chunk.unwrap_or(CHUNK).min(rows).max(1);
         let settings = args.local.settings()?;
         let cluster = InProcess::start(self.model.clone(), &settings, chunk, cache)?;
-        Ok(TextMaker { decoder: self, cluster, chunk, kept: Vec::new() })
+        Ok(Generator { decoder: self, cluster, chunk, kept: Vec::new() })
     }
 }
 
-impl TextMaker {
+impl Generator {
     /// The decoder.
     pub fn decoder(&self) -> &Decoder {
         &self.decoder
@@ -180,7 +180,7 @@ impl TextMaker {
     ///
     /// # Errors
     /// When a device fails.
-    pub fn make(
+    pub fn generate(
         &mut self,
         task: Task,
         tell: &mut (dyn FnMut(Token) -> ControlFlow<()> + Send),

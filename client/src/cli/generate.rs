@@ -3,7 +3,7 @@
 use super::{
     Connection,
     choice::Choice,
-    decoder::{Decoder, DecoderArgs, Task, TextMaker},
+    decoder::{Decoder, DecoderArgs, Generator, Task},
     failure::Failure,
     ids::Ids,
     in_process::model_failure,
@@ -188,8 +188,8 @@ pub async fn generate(args: GenerateArgs) -> Result<(), Failure> {
     let loading = move || load(&args, &path).map(|loaded| (args, loaded));
     let loading = tokio::task::spawn_blocking(loading);
     let loaded = progress::watch("loading the model", loading).await;
-    let (args, (maker, task)) = loaded.map_err(broke_off)??;
-    tokio::task::spawn_blocking(move || go_on(&args, maker, task)).await.map_err(broke_off)?
+    let (args, (generator, task)) = loaded.map_err(broke_off)??;
+    tokio::task::spawn_blocking(move || go_on(&args, generator, task)).await.map_err(broke_off)?
 }
 
 /// Asks a coordinator.
@@ -225,7 +225,7 @@ fn one(ids: &Ids) -> Result<Vec<u32>, Failure> {
 }
 
 /// A decoder with its weights, and what is asked of it.
-fn load(args: &GenerateArgs, path: &Path) -> Result<(TextMaker, Task), Failure> {
+fn load(args: &GenerateArgs, path: &Path) -> Result<(Generator, Task), Failure> {
     let decoder = Decoder::open(path)?;
     let tokens = match (&args.prompt, &args.ids) {
         (_, Some(ids)) => one(ids)?,
@@ -236,15 +236,15 @@ fn load(args: &GenerateArgs, path: &Path) -> Result<(TextMaker, Task), Failure> 
     };
     // Behind a prompt of ids the text is one of its own.
     let task = decoder.settle(tokens, args.ids.is_none(), args.options()?)?;
-    let maker = decoder.start(&args.decoder, task.rows())?;
-    Ok((maker, task))
+    let generator = decoder.start(&args.decoder, task.rows())?;
+    Ok((generator, task))
 }
 
-fn go_on(args: &GenerateArgs, mut maker: TextMaker, task: Task) -> Result<(), Failure> {
-    let readable = maker.decoder().is_readable();
+fn go_on(args: &GenerateArgs, mut generator: Generator, task: Task) -> Result<(), Failure> {
+    let readable = generator.decoder().is_readable();
     let mut show = Show::new(args, readable, task.tokens.len(), task.sampling.seed);
     let mut failed = None;
-    let ended = maker.make(task, &mut |token| match show.token(token) {
+    let ended = generator.generate(task, &mut |token| match show.token(token) {
         Ok(()) => ControlFlow::Continue(()),
         Err(failure) => {
             failed = Some(failure);

@@ -3,11 +3,7 @@
 use super::{failure::Failure, tell};
 use galaxy_client::{Input, Output, Tensor};
 use galaxy_common::{BatchShape, Bytes, Cache, DeviceName, Strategy, Wanted, WireType};
-use galaxy_engine::{
-    compute::{Inputs, choice::EngineChoice},
-    local::LocalCluster,
-    merge::Merged,
-};
+use galaxy_engine::{compute::Inputs, local::LocalCluster, merge::Merged};
 use galaxy_graph::share::{Member, Terms, plan};
 use galaxy_model::{
     HeadSpec, ModelDir, ModelError,
@@ -81,7 +77,7 @@ impl InProcess {
         let terms = Terms {
             model: model.name(),
             fingerprint: model.fingerprint(),
-            formats: &EngineChoice::Cpu.holds(model.formats()),
+            formats: model.formats(),
             strategy: settings.strategy,
             wire: settings.wire,
             tiles: settings.tiles,

@@ -12,7 +12,6 @@ use galaxy_coord::{
     placement::{allowed, workload},
     profile::Store,
 };
-use galaxy_engine::compute::choice::EngineChoice;
 use galaxy_model::{Formats, ModelDir, ModelSpec};
 use galaxy_planner::{Allowed, Offer, Planned, PlanningError, Request, Workload, whatif::WhatIf};
 use std::{
@@ -109,7 +108,7 @@ impl Case {
         Ok(Self {
             offers: cluster.devices.iter().filter_map(offer).collect(),
             spec: model.spec().clone(),
-            formats: EngineChoice::Cpu.holds(model.formats()),
+            formats: model.formats().clone(),
             model: model.name().to_owned(),
             fingerprint: model.fingerprint().to_owned(),
             shape: model.shape_key(),

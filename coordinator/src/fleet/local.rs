@@ -7,7 +7,7 @@ use super::{
 use crate::error::RequestError;
 use galaxy_common::{Breadth, Bytes, Epoch, SequenceNumber, plan::Plan};
 use galaxy_engine::{
-    compute::{Inputs, choice::EngineChoice, kernels::instructions::Instructions},
+    compute::{Inputs, kernels::instructions::Instructions},
     executor::{RunError, RunReport},
     generate::Goal,
     local::{LocalCluster, LocalError, Made},
@@ -47,9 +47,9 @@ impl LocalFleet {
     /// # Errors
     /// When a shard cannot be loaded.
     pub fn open(model: Arc<ModelDir>, plan: Plan) -> Result<Self, LocalError> {
-        let formats = EngineChoice::Cpu.holds(model.formats());
+        let formats = model.formats();
         let graph = OperatorGraph::of(model.spec());
-        let needs = budget::needs_all(model.spec(), &formats, &plan).unwrap_or_default();
+        let needs = budget::needs_all(model.spec(), formats, &plan).unwrap_or_default();
         let devices = plan
             .ranked()
             .map(|(rank, device)| DeviceView {
@@ -58,7 +58,7 @@ impl LocalFleet {
                 state: "ready",
                 detail: String::new(),
                 part: Some(device.clone()),
-                weight_bytes: budget::weights(&graph, &formats, device),
+                weight_bytes: budget::weights(&graph, formats, device),
                 budget: device.budget,
                 needed: needs.get(rank.index()).map_or(Bytes(0), |n| n.total()),
                 threads: device.threads,

@@ -556,13 +556,14 @@ fn matrix<'a>(
         return Ok((matrix, Epilogue::of(bias, of.gated, curve)));
     }
     let HeldProduct { matrices, bias, .. } = shard.product(operator).ok_or(NO_OPERATOR)?;
-    let mut first = 0;
-    let found = matrices.iter().find(|matrix| {
-        let found = columns.start < first + matrix.columns();
-        first += if found { 0 } else { matrix.columns() };
-        found
-    });
-    let whole = AnyMatrix::from(found.ok_or(NO_MATRIX)?);
+    let (mut first, mut rest) = (0, matrices.iter());
+    let whole = loop {
+        let matrix = rest.next().ok_or(NO_MATRIX)?;
+        if columns.start < first + matrix.columns() {
+            break AnyMatrix::from(matrix);
+        }
+        first += matrix.columns();
+    };
     let columns = columns.start..columns.end.min(first + whole.columns());
     let own = columns.start - first..columns.end - first;
     let part = match inputs {
@@ -571,9 +572,7 @@ fn matrix<'a>(
     };
     let part = part.and_then(|part| part.part(own));
     let part = part.ok_or(Misfit::Why("rows, matrix and product do not fit together"))?;
-    let follows = Epilogue::of(bias.as_deref(), of.gated, curve);
-    let all = matrices.len() == 1 && columns == (0..whole.columns());
-    Ok((part, if all { follows } else { follows.part(columns) }))
+    Ok((part, Epilogue::of(bias.as_deref(), of.gated, curve).part(columns)))
 }
 
 fn classify(

@@ -1,11 +1,7 @@
 //! The operations of a program on one thread's clock.
 
 use crate::{
-    compute::{
-        Binding, ComputeError, Engine, Inputs, Staged,
-        choice::{EngineChoice, EngineError},
-        cpu::CpuEngine,
-    },
+    compute::{Binding, ComputeError, Engine, Inputs, Staged, choice::EngineError, cpu::CpuEngine},
     executor::RunError,
     weights::{Shard, WeightError},
 };
@@ -185,8 +181,6 @@ pub struct Batch {
 pub struct Bench {
     engine: CpuEngine,
     dir: Arc<ModelDir>,
-    /// As they are held.
-    formats: Formats,
     plan: Plan,
     part: usize,
     layers: u32,
@@ -198,7 +192,7 @@ impl Bench {
     /// # Errors
     /// When the cut is none, or its weights cannot be loaded.
     pub fn open(dir: Arc<ModelDir>, cut: &Cut) -> Result<Self, MeasureError> {
-        let (spec, formats) = (dir.spec(), EngineChoice::Cpu.holds(dir.formats()));
+        let (spec, formats) = (dir.spec(), dir.formats());
         let parts = cut.shares.len();
         let members = cut.shares.iter().enumerate().map(|(at, &share)| Member {
             name: DeviceName::new(format!("part-{at}")).expect("letters, a dash and digits"),
@@ -209,7 +203,7 @@ impl Bench {
         let terms = Terms {
             model: dir.name(),
             fingerprint: dir.fingerprint(),
-            formats: &formats,
+            formats,
             strategy: if parts == 1 { Strategy::Local } else { Strategy::Megatron },
             wire: WireType::F32,
             tiles: 1,
@@ -227,7 +221,7 @@ impl Bench {
         held.decode.blocks = vec![block];
         let shard = Shard::load(dir.clone(), &held, &mut |_, _| ControlFlow::Continue(()))?;
         let engine = CpuEngine::new(shard, cut.threads);
-        Ok(Self { engine, dir, formats, plan, part: cut.part, layers })
+        Ok(Self { engine, dir, plan, part: cut.part, layers })
     }
 
     /// Layers that are held.
@@ -261,11 +255,11 @@ impl Bench {
             HeadSpec::None | HeadSpec::Classes(_) => Wanted::Hidden,
         };
         let shape = BatchShape::single(rows, wanted)?;
-        let programs = lower(spec, &self.formats, &self.plan, Phase::Prefill, &shape)?;
+        let programs = lower(spec, self.dir.formats(), &self.plan, Phase::Prefill, &shape)?;
         let lost = MeasureError::Part { part: self.part, parts: self.plan.ring.len() };
         let program = programs.into_iter().nth(self.part).ok_or(lost)?;
         let graph = OperatorGraph::of(spec);
-        let describe = Describe { graph: &graph, formats: &self.formats, rows };
+        let describe = Describe { graph: &graph, formats: self.dir.formats(), rows };
         let mut batch = Batch {
             binding: Binding::new(shape, Inputs::any(spec, rows, 0)),
             first: Vec::new(),

@@ -5,21 +5,18 @@ use super::{
     HeldMatrix, HeldProduct, PANEL, Progress, Shard, WeightError,
     matrix::{Layout, Window},
 };
-use crate::compute::{
-    choice::EngineChoice,
-    kernels::{
-        blocks::{GROUP, place::BlockLayout},
-        lines::{Lines, NoMemory},
-        micro::{Format, each_format},
-    },
+use crate::compute::kernels::{
+    blocks::{GROUP, place::BlockLayout},
+    lines::{Lines, NoMemory},
+    micro::{Format, each_format},
 };
-use galaxy_common::{Assignment, Block, BlockAssignment, Bytes, Span, Token, WeightFormat};
+use galaxy_common::{Assignment, BlockAssignment, Bytes, Span, Token, WeightBlock, WeightFormat};
 use galaxy_graph::{
     holdings::{self, Run, Step, WeightSlice},
     operators::{Operator, OperatorGraph, Product, Weight},
     pieces::Piece,
 };
-use galaxy_model::{Formats, Matrix, MatrixSource, ModelDir, ModelError, Vector};
+use galaxy_model::{Matrix, MatrixSource, ModelDir, ModelError, Vector};
 use std::{
     ops::{ControlFlow, Range},
     sync::Arc,
@@ -81,7 +78,7 @@ fn fill_blocks(
     source: &MatrixSource<'_>,
     part: &WeightSlice,
     (input, column): (usize, usize),
-    (layout, blocks, block): (Layout, BlockLayout, Block),
+    (layout, blocks, block): (Layout, BlockLayout, WeightBlock),
     values: &mut [u8],
     scratch: &mut Vec<u8>,
 ) -> Result<(), ModelError> {
@@ -102,25 +99,21 @@ fn fill_blocks(
 }
 
 /// What there is already of a product.
+#[derive(Default)]
 struct Before<'a> {
     parts: &'a [WeightSlice],
     runs: &'a [Run],
     matrices: &'a [HeldMatrix],
+    /// What stays of it, by the places of the new parts, which stand in the same order.
+    kept: &'a [Option<WeightSlice>],
 }
 
 impl<'a> Before<'a> {
-    /// What stays of the new part `at`, which is held in `format`: the matrix that has it, where in it, and what
-    /// of the part it is.
-    fn keeps(
-        &self,
-        at: usize,
-        part: &WeightSlice,
-        format: WeightFormat,
-    ) -> Option<(&'a HeldMatrix, Window, WeightSlice)> {
-        let old = self.parts.get(at)?;
+    /// What stays of the new part `at`: the matrix that has it, where in it, and what of the part it is.
+    fn keeps(&self, at: usize) -> Option<(&'a HeldMatrix, Window, &'a WeightSlice)> {
+        let (kept, old) = (self.kept.get(at)?.as_ref()?, self.parts.get(at)?);
         let mut runs = self.runs.iter().zip(self.matrices);
         let (run, matrix) = runs.find(|(run, _)| run.slices.contains(&at))?;
-        let kept = part.common(old).filter(|_| run.format == format)?;
         let before = &self.parts[run.slices.start..at];
         let first: usize = before.iter().map(|part| part.outputs.len()).sum();
         let window = Window {
@@ -136,8 +129,6 @@ impl<'a> Before<'a> {
 /// Makes matrices and vectors, and counts what it reads for them.
 pub(super) struct Loader<'a> {
     dir: &'a ModelDir,
-    /// In which it holds the matrices of the model.
-    formats: Formats,
     /// What file bytes pass through; it grows to the read limit of `galaxy_model` and no further.
     scratch: Vec<u8>,
     read: u64,
@@ -147,8 +138,7 @@ pub(super) struct Loader<'a> {
 
 impl<'a> Loader<'a> {
     pub(super) fn new(dir: &'a ModelDir, total: Bytes, progress: Progress<'a>) -> Self {
-        let formats = EngineChoice::Cpu.holds(dir.formats());
-        Self { dir, formats, scratch: Vec::new(), read: 0, total: total.0, progress }
+        Self { dir, scratch: Vec::new(), read: 0, total: total.0, progress }
     }
 
     /// A shard of what every device holds, and of nothing else, for `graph`. Its layer `n` is
@@ -235,7 +225,15 @@ impl<'a> Loader<'a> {
             |slice: &WeightSlice| WeightSlice { matrix: slice.matrix.at(layer), ..slice.clone() };
         let new: Vec<_> = step.new.iter().map(of_model).collect();
         let old = std::mem::take(&mut shard.products[at].matrices);
-        let made = self.make(product, &new, &step.old, &old, || shard.bytes())?;
+        let formats = self.dir.formats();
+        let kept: Vec<_> = step.kept(product, formats).collect();
+        let before = Before {
+            parts: &step.old,
+            runs: &product.runs(formats, &step.old),
+            matrices: &old,
+            kept: &kept,
+        };
+        let made = self.make(product, &new, &before, || shard.bytes())?;
         shard.products[at].matrices = made;
         drop(old);
         let biases = graph.biases(product).map(|bias| bias.at(layer));
@@ -267,7 +265,7 @@ impl<'a> Loader<'a> {
             });
         let part = |matrix| WeightSlice { matrix, inputs: 0..inputs, outputs: 0..outputs };
         let new: Vec<WeightSlice> = matrices.map(part).collect();
-        let matrices = self.make(product, &new, &[], &[], || Bytes(0))?;
+        let matrices = self.make(product, &new, &Before::default(), || Bytes(0))?;
         let bias = product.biases.first().and_then(|id| vectors[id.0 as usize].take());
         Ok(HeldProduct { share: Span::empty(), matrices, bias })
     }
@@ -290,21 +288,18 @@ impl<'a> Loader<'a> {
         self.tell()
     }
 
-    /// The matrices of the parts `new` of a product, side by side; nothing where there are none. `before` are those
-    /// of the parts `old`, which stand in the same order; `held` says what is there besides.
+    /// The matrices of the parts `new` of a product, side by side; nothing where there are none. `held` says what is
+    /// there besides.
     fn make(
         &mut self,
         product: &Product,
         new: &[WeightSlice],
-        old: &[WeightSlice],
-        before: &[HeldMatrix],
+        before: &Before<'_>,
         held: impl Fn() -> Bytes,
     ) -> Result<Vec<HeldMatrix>, WeightError> {
-        let formats = self.formats.clone();
-        let before = Before { parts: old, runs: &product.runs(&formats, old), matrices: before };
         let mut made = Vec::new();
-        for run in product.runs(&formats, new) {
-            made.push(self.run(&run, new, &before, &held)?);
+        for run in product.runs(self.dir.formats(), new) {
+            made.push(self.run(&run, new, before, &held)?);
         }
         self.tell()?;
         Ok(made)
@@ -327,12 +322,12 @@ impl<'a> Loader<'a> {
         let mut first = 0;
         for (at, source) in run.slices.clone().zip(&sources) {
             let part = &new[at];
-            let kept = before.keeps(at, part, run.format);
-            if let Some((matrix, window, kept)) = &kept {
+            let kept = before.keeps(at);
+            if let Some((matrix, window, kept)) = kept {
                 let corner = corner(part, kept, first);
-                matrix.copy(*window, corner, layout, values.values_mut());
+                matrix.copy(window, corner, layout, values.values_mut());
             }
-            for missing in part.without(kept.as_ref().map(|(_, _, kept)| kept)) {
+            for missing in part.without(kept.map(|(_, _, kept)| kept)) {
                 let corner = corner(part, &missing, first);
                 let format = (layout, run.format);
                 self.fill(source, &missing, corner, format, values.values_mut())?;
@@ -421,7 +416,7 @@ impl<'a> Loader<'a> {
     }
 
     fn count(&mut self, values: &[f32]) -> Result<(), WeightError> {
-        self.read += self.formats.vectors().bytes(1, values.len() as u64);
+        self.read += self.dir.formats().vectors().bytes(1, values.len() as u64);
         self.tell()
     }
 

@@ -6,10 +6,7 @@ use super::{
     matrix::{Layout, NoRoom},
     phases_fit,
 };
-use crate::{
-    compute::choice::EngineChoice,
-    stream::{Ask, Ring, Stream, StreamError},
-};
+use crate::stream::{Ask, Ring, Stream, StreamError};
 use galaxy_common::{Bytes, DeviceName, DevicePlan, Streaming, WeightFormat};
 use galaxy_graph::{
     operators::{OperatorGraph, OperatorId},
@@ -111,8 +108,7 @@ impl Shard {
         planned(&dir, streaming)?;
         let graph = Arc::new(OperatorGraph::of(dir.spec()));
         phases_fit(&graph, dir.formats(), device)?;
-        let formats = EngineChoice::Cpu.holds(dir.formats());
-        let pieces: Arc<[Piece]> = pieces::of_device(&graph, &formats, device).into();
+        let pieces: Arc<[Piece]> = pieces::of_device(&graph, dir.formats(), device).into();
         let identity = pieces::identity(dir.fingerprint(), &pieces);
         let first = u64::from_be_bytes(identity.first_chunk().copied().unwrap_or_default());
         let name = format!("{}-{first:016x}.shard", device.name);
@@ -195,7 +191,7 @@ fn remove_others(directory: &Path, device: &DeviceName, kept: &str) {
 
 /// Whether values can stand in the file as planned: widened to f32, or as the model has them.
 fn planned(dir: &ModelDir, streaming: &Streaming) -> Result<(), WeightError> {
-    let (planned, stored) = (streaming.format, EngineChoice::Cpu.holds(dir.formats()).most());
+    let (planned, stored) = (streaming.format, dir.format());
     match planned == WeightFormat::F32 || planned == stored {
         true => Ok(()),
         false => Err(WeightError::Format { planned, stored }),

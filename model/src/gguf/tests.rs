@@ -1,4 +1,5 @@
 use super::*;
+use crate::blocks::decode;
 use crate::{Formats, Matrix, ModelDir, testing::golden};
 use std::os::unix::fs::FileExt;
 
@@ -197,6 +198,17 @@ fn model_in(
     let path = folder.path().join("m.gguf");
     std::fs::write(&path, bytes).expect("a file");
     ModelDir::open(&path).map_err(|error| error.to_string())
+}
+
+#[test]
+fn a_file_that_has_no_tokenizer_is_a_model_of_token_ids() {
+    let model = model(|fields| {
+        fields.retain(|(name, _)| !name.starts_with("tokenizer."));
+        fields.push(("tokenizer.ggml.model", Value::Text("none".to_owned())));
+    });
+    let model = model.expect("a model");
+    assert_eq!(model.spec().vocabulary, 4);
+    assert!(!model.path().join("tokenizer.json").exists());
 }
 
 #[test]

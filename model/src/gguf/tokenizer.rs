@@ -87,6 +87,11 @@ impl Gguf {
         self.flag("tokenizer.ggml.add_bos_token").unwrap_or(of_model || of_cut)
     }
 
+    /// Whether it has a tokenizer. Those that say that they have none are given token ids.
+    pub(crate) fn has_tokenizer(&self) -> bool {
+        self.text("tokenizer.ggml.model") != Some("none")
+    }
+
     /// Its `tokenizer.json`.
     ///
     /// # Errors

@@ -28,7 +28,9 @@ impl View {
         put("config.json", &config)?;
         put("generation_config.json", &gguf.generation_config())?;
         put("tokenizer_config.json", &gguf.tokenizer_config())?;
-        put("tokenizer.json", &gguf.tokenizer().map_err(wrong)?)?;
+        if gguf.has_tokenizer() {
+            put("tokenizer.json", &gguf.tokenizer().map_err(wrong)?)?;
+        }
         Ok(Self { directory, file: path.to_owned() })
     }
 

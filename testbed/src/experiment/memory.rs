@@ -16,7 +16,6 @@ use crate::{
 use anyhow::{Context, Result, ensure};
 use device::{Device, forget};
 use galaxy_common::{Bytes, Cache, DeviceName, Plan, Room, Span, Strategy, Streaming, WireType};
-use galaxy_engine::compute::choice::EngineChoice;
 use galaxy_graph::{
     budget,
     operators::OperatorGraph,
@@ -183,7 +182,7 @@ impl Case {
     fn open(name: &str, path: &Path, rows: u32) -> Result<Self> {
         let model = ModelDir::open(path)?;
         let spec = model.spec().clone();
-        let formats = EngineChoice::Cpu.holds(model.formats());
+        let formats = model.formats();
         let makes = matches!(spec.head, HeadSpec::Language { .. });
         let rows = match (spec.patches, makes) {
             (Some(patches), _) => patches.rows(),
@@ -194,7 +193,7 @@ impl Case {
         let terms = Terms {
             model: model.name(),
             fingerprint: model.fingerprint(),
-            formats: &formats,
+            formats,
             strategy: Strategy::Local,
             wire: WireType::F32,
             tiles: 1,
@@ -209,9 +208,17 @@ impl Case {
         };
         let plan = share::plan(&spec, &terms, &[device])?;
         let graph = OperatorGraph::of(&spec);
-        let pieces = pieces::pieces(&graph, &plan.ring[0].prefill, &formats, Streaming::PIECE);
+        let pieces = pieces::pieces(&graph, &plan.ring[0].prefill, formats, Streaming::PIECE);
         let ask = if makes { Ask::Make(MADE.0, MADE.1) } else { Ask::Run(rows) };
-        Ok(Self { name: name.to_owned(), path: path.to_owned(), plan, spec, formats, pieces, ask })
+        Ok(Self {
+            name: name.to_owned(),
+            path: path.to_owned(),
+            plan,
+            spec,
+            formats: formats.clone(),
+            pieces,
+            ask,
+        })
     }
 
     fn stored(&self) -> u64 {

@@ -10,7 +10,7 @@ use galaxy_common::{
     plan::Phase,
 };
 use galaxy_engine::{
-    compute::{choice::EngineChoice, kernels::instructions::Instructions},
+    compute::kernels::instructions::Instructions,
     generate::{Goal, STINT},
     local::{LocalError, Made},
     measure,
@@ -84,8 +84,8 @@ pub fn measured(args: &DecodeArgs) -> Result<Findings, Failure> {
     let settings = Settings { threads, ..Settings::single() };
     let alone = InProcess::start(model.clone(), &settings, args.past, cache)?;
     let cluster = alone.cluster();
-    let formats = EngineChoice::Cpu.holds(model.formats());
-    let weights = budget::weights(&OperatorGraph::of(spec), &formats, &cluster.plan().ring[0]);
+    let formats = model.formats();
+    let weights = budget::weights(&OperatorGraph::of(spec), formats, &cluster.plan().ring[0]);
     let failed = |error: LocalError| Failure::new(error.to_string());
     let prompt: Vec<u32> = (0..args.past).map(|at| at * 7919 % spec.vocabulary).collect();
     let text = Text { slot: 0, rows, sampling: Sampling::greedy(), tokens: Vec::new(), prompt: 0 };

@@ -1,6 +1,6 @@
 //! Who answers: a cluster, or a decoder of this process.
 
-use crate::cli::{decoder::TextMaker, failure::Failure};
+use crate::cli::{decoder::Generator, failure::Failure};
 use galaxy_client::{Client, GenerateOptions, Generated, Generating, Prompt, Token};
 use std::{
     ops::ControlFlow,
@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 const AHEAD: usize = 64;
 
 /// Who answers.
-pub enum Partner {
+pub enum Backend {
     /// A cluster, which serves a model of this name,
     Cluster {
         client: Box<Client>,
@@ -28,7 +28,7 @@ pub enum Partner {
 pub struct Here {
     model: String,
     context: u32,
-    maker: Mutex<TextMaker>,
+    generator: Mutex<Generator>,
 }
 
 /// What comes of an answer.
@@ -45,14 +45,15 @@ pub enum Answer {
     Here(mpsc::Receiver<Result<Piece, Failure>>),
 }
 
-impl From<TextMaker> for Partner {
-    fn from(maker: TextMaker) -> Self {
-        let (model, context) = (maker.decoder().name().to_owned(), maker.decoder().context());
-        Self::Here(Arc::new(Here { model, context, maker: Mutex::new(maker) }))
+impl From<Generator> for Backend {
+    fn from(generator: Generator) -> Self {
+        let (model, context) =
+            (generator.decoder().name().to_owned(), generator.decoder().context());
+        Self::Here(Arc::new(Here { model, context, generator: Mutex::new(generator) }))
     }
 }
 
-impl Partner {
+impl Backend {
     /// What the model is called.
     pub fn name(&self) -> &str {
         match self {
@@ -80,7 +81,7 @@ impl Partner {
                 let (pieces, coming) = mpsc::channel(AHEAD);
                 let here = here.clone();
                 tokio::task::spawn_blocking(move || {
-                    let done = here.make(tokens, options, &pieces);
+                    let done = here.generate(tokens, options, &pieces);
                     // Who asked may be gone.
                     drop(pieces.blocking_send(done));
                 });
@@ -92,20 +93,21 @@ impl Partner {
 
 impl Here {
     /// Makes an answer to its end, or until nobody takes it any more.
-    fn make(
+    fn generate(
         &self,
         tokens: Vec<u32>,
         options: GenerateOptions,
         pieces: &mpsc::Sender<Result<Piece, Failure>>,
     ) -> Result<Piece, Failure> {
         // The answer before may not have ended yet.
-        let mut maker = self.maker.lock().unwrap_or_else(PoisonError::into_inner);
-        let task = maker.decoder().settle(tokens, false, options)?;
-        let ended =
-            maker.make(task, &mut |token| match pieces.blocking_send(Ok(Piece::Token(token))) {
-                Ok(()) => ControlFlow::Continue(()),
-                Err(_) => ControlFlow::Break(()),
-            })?;
+        let mut generator = self.generator.lock().unwrap_or_else(PoisonError::into_inner);
+        let task = generator.decoder().settle(tokens, false, options)?;
+        let ended = generator.generate(task, &mut |token| match pieces
+            .blocking_send(Ok(Piece::Token(token)))
+        {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(_) => ControlFlow::Break(()),
+        })?;
         Ok(Piece::Done { finish: ended.finish.to_owned(), text: ended.text })
     }
 }

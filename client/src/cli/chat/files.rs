@@ -1,6 +1,6 @@
 //! Where a chat's template and tokenizer come from, and who answers it.
 
-use super::{ChatArgs, answer::Partner};
+use super::{ChatArgs, answer::Backend};
 use crate::cli::{
     connection::{Connection, reachable},
     decoder::Decoder,
@@ -15,7 +15,7 @@ use galaxy_proto::join::home;
 use std::path::{Path, PathBuf};
 
 /// Opens both.
-pub async fn open(args: ChatArgs) -> Result<(Chat, Partner), Failure> {
+pub async fn open(args: ChatArgs) -> Result<(Chat, Backend), Failure> {
     match args.model.clone() {
         Some(model) => here(args, model).await,
         None => on_cluster(args).await,
@@ -23,7 +23,7 @@ pub async fn open(args: ChatArgs) -> Result<(Chat, Partner), Failure> {
 }
 
 /// In this process.
-async fn here(args: ChatArgs, model: PathBuf) -> Result<(Chat, Partner), Failure> {
+async fn here(args: ChatArgs, model: PathBuf) -> Result<(Chat, Backend), Failure> {
     let loading = tokio::task::spawn_blocking(move || {
         let chat = Chat::open(&model).map_err(model_failure)?;
         let decoder = Decoder::open(&model)?;
@@ -35,7 +35,7 @@ async fn here(args: ChatArgs, model: PathBuf) -> Result<(Chat, Partner), Failure
 }
 
 /// By a coordinator.
-async fn on_cluster(args: ChatArgs) -> Result<(Chat, Partner), Failure> {
+async fn on_cluster(args: ChatArgs) -> Result<(Chat, Backend), Failure> {
     let Source { model, named, connection } = source(&args, home().as_deref())?;
     let client = connection.open().await?;
     let status = progress::watch("asking the coordinator", client.status()).await?;
@@ -47,7 +47,7 @@ async fn on_cluster(args: ChatArgs) -> Result<(Chat, Partner), Failure> {
     }
     let chat = Chat::open(&model).map_err(model_failure)?;
     let (client, model, context) = (Box::new(client), status.model, status.context);
-    Ok((chat, Partner::Cluster { client, model, context }))
+    Ok((chat, Backend::Cluster { client, model, context }))
 }
 
 /// What says how chats are written for a cluster's model.

@@ -17,7 +17,7 @@ const MARK: &str = "> ";
 
 /// What a line says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Said<'a> {
+pub enum Input<'a> {
     /// It is empty.
     Nothing,
     /// The chat begins anew,
@@ -30,7 +30,7 @@ pub enum Said<'a> {
     Message(&'a str),
 }
 
-impl<'a> Said<'a> {
+impl<'a> Input<'a> {
     /// Of a line.
     pub fn of(line: &'a str) -> Self {
         let line = line.trim();
@@ -143,16 +143,16 @@ mod tests {
     #[test]
     fn commands_are_told_from_messages() {
         for (line, said) in [
-            ("  \n", Said::Nothing),
-            ("/exit\n", Said::Exit),
-            (" /clear ", Said::Clear),
-            ("/help\n", Said::Unknown("/help")),
-            ("/etc/passwd is a file", Said::Message("/etc/passwd is a file")),
-            ("/exit now", Said::Message("/exit now")),
-            ("/", Said::Message("/")),
-            ("why?\r\n", Said::Message("why?")),
+            ("  \n", Input::Nothing),
+            ("/exit\n", Input::Exit),
+            (" /clear ", Input::Clear),
+            ("/help\n", Input::Unknown("/help")),
+            ("/etc/passwd is a file", Input::Message("/etc/passwd is a file")),
+            ("/exit now", Input::Message("/exit now")),
+            ("/", Input::Message("/")),
+            ("why?\r\n", Input::Message("why?")),
         ] {
-            assert_eq!(Said::of(line), said, "{line:?}");
+            assert_eq!(Input::of(line), said, "{line:?}");
         }
     }
 

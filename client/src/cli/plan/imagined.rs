@@ -11,7 +11,6 @@ use galaxy_coord::{
     cluster::{DEFAULT_LENGTH, DEFAULT_MAX_ROWS, MAX_TEXTS},
     placement::wanted,
 };
-use galaxy_engine::compute::choice::EngineChoice;
 use galaxy_model::{Formats, ModelDir, ModelSpec, shape};
 use galaxy_planner::{
     Allowed, Offer, Workload,
@@ -140,8 +139,8 @@ fn model(file: &File, base: &Path) -> Result<(ModelSpec, Formats, String), Strin
     match (&file.model, &file.shape) {
         (Some(dir), None) => {
             let model = ModelDir::open(&base.join(dir)).map_err(|e| e.to_string())?;
-            let formats = EngineChoice::Cpu.holds(model.formats());
-            Ok((model.spec().clone(), formats, model.name().to_owned()))
+            let formats = model.formats();
+            Ok((model.spec().clone(), formats.clone(), model.name().to_owned()))
         }
         (None, Some(name)) => {
             let found = shape::catalogue().iter().find(|model| model.name == name);

@@ -1,9 +1,8 @@
 //! Products of rows with a matrix whose values stand in blocks of few bits, on one thread.
 //!
 //! Rows are rounded to whole numbers, 32 inputs at a time, each with a scale of its own: to 16 bits (an error of
-//! 1/65278 of the largest of the 32), or to 8 where that is asked for. Products of codes with them are summed as
-//! whole numbers, exactly, and what 32 inputs give is added in f32, group after group: the same for every number
-//! of rows.
+//! 1/65278 of the largest of the 32). Products of codes with them are summed as whole numbers, exactly, and what 32
+//! inputs give is added in f32, group after group: the same for every number of rows.
 // Hot path: no locks, no logging, no allocation once the scratch has grown.
 #![allow(unsafe_code)]
 
@@ -25,15 +24,19 @@ use super::{
 };
 use crate::weights::PANEL;
 use coding::{Coding, each_coding};
-use galaxy_common::{Block, WeightFormat};
+use galaxy_common::{WeightBlock, WeightFormat};
 use rten_simd::Isa;
 use std::ops::Range;
 use vectors::{Arrays, Vectors};
 
 /// Inputs that share a scale of activations.
-pub(crate) const GROUP: usize = Block::GROUP as usize;
-/// Bytes of what stands behind packed activations of a group.
-const TAIL: usize = size_of::<Tail>();
+pub(crate) const GROUP: usize = WeightBlock::GROUP as usize;
+/// The number that the largest of a group of activations becomes: both halves of it are signed bytes.
+const MOST: i16 = 127 * 256 + 127;
+/// Bytes of a group of packed activations, as `dot` of [`Vectors`] reads them.
+const PACKED: usize = 2 * GROUP;
+/// Bytes of a group of a row, rounded: packed activations, and a tail behind them.
+const RECORD: usize = PACKED + size_of::<Tail>();
 
 /// What stands behind packed activations of a group.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -46,6 +49,7 @@ struct Tail {
     /// The sums of both halves, not scaled.
     sums: [i32; 2],
 }
+
 /// Bytes of a line of codes: four of each column.
 const LINE: usize = 4 * PANEL;
 
@@ -56,7 +60,7 @@ pub(crate) struct BlockPanels<'a> {
     pub(crate) codes: &'a [u8],
     pub(crate) headers: &'a [u8],
     pub(crate) format: WeightFormat,
-    pub(crate) block: Block,
+    pub(crate) block: WeightBlock,
     /// Inputs that are multiplied with,
     pub(crate) inputs: usize,
     /// the first group of them, of so many that a panel has,
@@ -87,8 +91,6 @@ struct Kernel {
     // SAFETY: declarations; what both ask stands at `sum` and `round` below.
     sum: unsafe fn(Tile),
     round: unsafe fn(&[f32], *mut u8, usize),
-    /// Bytes of a group of a row, rounded.
-    record: usize,
 }
 
 /// Some rows times some groups of inputs of a panel.
@@ -255,7 +257,7 @@ impl<V: Vectors> Group<V> {
         let offset = if Self::signed::<C>() { V::BIAS - C::OFFSET } else { -C::OFFSET };
         // SAFETY: a record has packed values and a tail.
         unsafe {
-            let tail = |record: *const u8| record.add(V::PACKED).cast::<Tail>().read_unaligned();
+            let tail = |record: *const u8| record.add(PACKED).cast::<Tail>().read_unaligned();
             let mut dots = [[v.start(0); 2]; ROWS];
             for (dots, record) in dots.iter_mut().zip(records) {
                 let [low, high] = tail(record).sums;
@@ -291,7 +293,6 @@ impl<V: Vectors> Group<V> {
 // SAFETY: callers promise what is asked above.
 #[inline(always)]
 unsafe fn few<V: Vectors, C: Coding, const ROWS: usize>(v: V, tile: Tile, column: usize) {
-    let record = V::PACKED + TAIL;
     // SAFETY: as this function's.
     unsafe {
         let mut sums = [v.zero(); ROWS];
@@ -307,7 +308,7 @@ unsafe fn few<V: Vectors, C: Coding, const ROWS: usize>(v: V, tile: Tile, column
             let group = Group::read::<C>(v, &tile, at, column);
             let mut records = [tile.rows; ROWS];
             for (row, from) in records.iter_mut().enumerate() {
-                *from = tile.rows.add((at * ROWS + row) * record);
+                *from = tile.rows.add((at * ROWS + row) * RECORD);
             }
             sums = group.add::<C, ROWS>(v, records, sums);
         }
@@ -354,7 +355,7 @@ unsafe fn one<V: Vectors, C: Coding>(
 ) {
     // SAFETY: as this function's.
     unsafe {
-        let record = tile.rows.add((at * tile.count + row) * (V::PACKED + TAIL));
+        let record = tile.rows.add((at * tile.count + row) * RECORD);
         let place = tile.sums.add(row * PAIR + column);
         let [sum] = group.add::<C, 1>(v, [record], [v.floats(place)]);
         v.store(place, sum);
@@ -369,7 +370,7 @@ unsafe fn one<V: Vectors, C: Coding>(
 // SAFETY: callers promise what is asked above.
 #[inline(always)]
 unsafe fn round<V: Vectors>(row: &[f32], out: *mut u8, apart: usize) {
-    let most = f32::from(V::MOST);
+    let most = f32::from(MOST);
     for (at, group) in row.as_chunks::<GROUP>().0.iter().enumerate() {
         // Eight of each, so that none waits for the one before it.
         let (mut largest, mut poison) = ([0.0f32; 8], [0.0f32; 8]);
@@ -392,9 +393,8 @@ unsafe fn round<V: Vectors>(row: &[f32], out: *mut u8, apart: usize) {
         let sum = |half: &[i16]| half.iter().map(|value| i32::from(*value)).sum::<i32>();
         let scale = if by > 0.0 { largest / most } else { 0.0 } + poison;
         // SAFETY: by the promise; a record is the packed values and a tail.
-        let record =
-            unsafe { std::slice::from_raw_parts_mut(out.add(at * apart), V::PACKED + TAIL) };
-        let (packed, tail) = record.split_at_mut(V::PACKED);
+        let record = unsafe { std::slice::from_raw_parts_mut(out.add(at * apart), RECORD) };
+        let (packed, tail) = record.split_at_mut(PACKED);
         V::pack(&whole, packed);
         let sums = [sum(low), sum(high)];
         let all = scale * (sums[0] + sums[1]) as f32;
@@ -405,59 +405,46 @@ unsafe fn round<V: Vectors>(row: &[f32], out: *mut u8, apart: usize) {
 /// Kernels of vectors that need these features of the processor.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! kernels {
-    ($($name:ident: $features:literal, $v:expr, $type:ty;)+) => { $(
+    ($($name:ident: $features:literal, $v:path;)+) => { $(
         mod $name {
             use super::*;
             // SAFETY: to be called only where the processor has these; otherwise as `super::sum`.
             #[target_feature(enable = $features)]
             pub(super) unsafe fn sum<C: Coding>(tile: Tile) {
                 // SAFETY: as above.
-                unsafe { super::sum::<$type, C>($v, tile) }
+                unsafe { super::sum::<_, C>($v, tile) }
             }
             // SAFETY: to be called only where the processor has these; otherwise as `super::round`.
             #[target_feature(enable = $features)]
             pub(super) unsafe fn round(row: &[f32], out: *mut u8, apart: usize) {
                 // SAFETY: as above.
-                unsafe { super::round::<$type>(row, out, apart) }
+                unsafe { super::round::<$v>(row, out, apart) }
             }
             pub(super) fn kernel<C: Coding>() -> Kernel {
-                Kernel { sum: sum::<C>, round, record: <$type as Vectors>::PACKED + TAIL }
+                Kernel { sum: sum::<C>, round }
             }
         }
     )+ };
 }
 #[cfg(target_arch = "aarch64")]
 kernels! {
-    neon_dot: "neon,dotprod", neon::NeonDot::<2>, neon::NeonDot<2>;
-    neon_plain: "neon", neon::Neon::<2>, neon::Neon<2>;
+    neon_dot: "neon,dotprod", neon::NeonDot;
+    neon_plain: "neon", neon::Neon;
 }
 #[cfg(target_arch = "x86_64")]
 kernels! {
-    avx512: "avx512f,avx512vl,avx512bw,avx512dq,avx512vnni,f16c", x86::Avx512::<2>, x86::Avx512<2>;
-    avx_vnni: "avx,avx2,fma,f16c,avxvnni", x86::AvxVnni::<2>, x86::AvxVnni<2>;
-    avx2: "avx,avx2,fma,f16c", x86::Avx2::<2>, x86::Avx2<2>;
+    avx512: "avx512f,avx512vl,avx512bw,avx512dq,avx512vnni,f16c", x86::Avx512;
+    avx_vnni: "avx,avx2,fma,f16c,avxvnni", x86::AvxVnni;
+    avx2: "avx,avx2,fma,f16c", x86::Avx2;
 }
 
-/// The number that the largest activation becomes where they have 16 bits: both halves of it are signed bytes.
-const WIDE: i16 = 127 * 256 + 127;
-
-/// The same where activations are in so many planes of 8 bits.
+/// Low bytes of activations, then high bytes: `value = 256 * high + low`, both signed.
 #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), expect(dead_code))]
-const fn most(planes: usize) -> i16 {
-    if planes == 2 { WIDE } else { 127 }
-}
-
-/// Low bytes of activations, then, of two planes, high bytes: `value = 256 * high + low`, both signed.
-#[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), expect(dead_code))]
-fn pack_planes(planes: usize, group: &[i16; GROUP], out: &mut [u8]) {
+fn pack_planes(group: &[i16; GROUP], out: &mut [u8]) {
     let (low, high) = out.split_at_mut(GROUP);
-    for (low, value) in low.iter_mut().zip(group) {
+    for ((low, high), value) in low.iter_mut().zip(high).zip(group) {
         *low = *value as u8;
-    }
-    if planes == 2 {
-        for (high, value) in high.iter_mut().zip(group) {
-            *high = ((i32::from(*value) + 128) >> 8) as u8;
-        }
+        *high = ((i32::from(*value) + 128) >> 8) as u8;
     }
 }
 
@@ -491,10 +478,9 @@ impl Kernel {
         // SAFETY: any processor has arrays; otherwise as `sum`.
         unsafe fn sum_arrays<C: Coding>(tile: Tile) {
             // SAFETY: as above.
-            unsafe { sum::<_, C>(Arrays::<WIDE>, tile) }
+            unsafe { sum::<_, C>(Arrays, tile) }
         }
-        let record = Arrays::<WIDE>::PACKED + TAIL;
-        Self { sum: sum_arrays::<C>, round: round::<Arrays<WIDE>>, record }
+        Self { sum: sum_arrays::<C>, round: round::<Arrays> }
     }
 }
 
@@ -512,7 +498,7 @@ impl Operand for BlockOperand<'_> {
     /// As many rows at a time as there is room for with all inputs: to read codes again costs less than to round
     /// rows again.
     fn parts(&self, rows: usize) -> (usize, usize) {
-        let row = self.panels.inputs / GROUP * self.kernel.record;
+        let row = self.panels.inputs / GROUP * RECORD;
         let most = (MOST_PACKED / row.max(1)).clamp(1, MOST_ROWS);
         (rows.div_ceil(most), 1)
     }
@@ -520,15 +506,14 @@ impl Operand for BlockOperand<'_> {
     #[inline(always)]
     fn pack<I: Isa>(&self, _: I, left: Area<'_>, part: &Part, to: &mut Lines<f32>) {
         let (rows, inputs) = (part.rows.clone(), part.inputs.clone());
-        let record = self.kernel.record;
-        let size = rows.len() * (inputs.len() / GROUP) * record;
+        let size = rows.len() * (inputs.len() / GROUP) * RECORD;
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(to.grow(size.div_ceil(size_of::<f32>())));
         for (at, row) in rows.clone().enumerate() {
             let row = &left.row(row)[inputs.clone()];
-            let out = bytes[at * record..].as_mut_ptr();
+            let out = bytes[at * RECORD..].as_mut_ptr();
             // SAFETY: the kernel is one of this processor; there is room for all groups of all rows, those of
             // a row as far apart as there are rows, and this is row `at`.
-            unsafe { (self.kernel.round)(row, out, rows.len() * record) };
+            unsafe { (self.kernel.round)(row, out, rows.len() * RECORD) };
         }
     }
 
@@ -545,7 +530,7 @@ impl Operand for BlockOperand<'_> {
         let rows = part.rows.len();
         let groups = part.inputs.len() / GROUP;
         let first = self.panels.first + part.inputs.start / GROUP;
-        let size = rows * groups * self.kernel.record;
+        let size = rows * groups * RECORD;
         assert!(size <= size_of_val(packed) && rows * PAIR <= sums.len());
         for panel in 0..(self.panels.count - 2 * pair).min(2) {
             let (codes, headers) = self.panels.of(2 * pair + panel, first..first + groups);

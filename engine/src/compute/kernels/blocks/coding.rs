@@ -4,6 +4,7 @@
 
 use super::vectors::Vectors;
 use crate::weights::PANEL;
+use galaxy_model::blocks::{FLOATS, NOT_LINEAR};
 
 /// A way of coding.
 ///
@@ -42,11 +43,16 @@ pub(crate) trait Coding: Copy {
     ) -> (V::Floats, V::Floats);
 }
 
-/// Twice the 16 values of MXFP4, and 12.
-const FLOATS: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
-/// The 16 values of IQ4, and 128.
-const NOT_LINEAR: [u8; 16] =
-    [1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241];
+/// What codes stand for, and so much more that none is below zero.
+const fn table(values: [i8; 16], offset: i16) -> Option<[u8; 16]> {
+    let mut codes = [0; 16];
+    let mut at = 0;
+    while at < 16 {
+        codes[at] = (values[at] as i16 + offset) as u8;
+        at += 1;
+    }
+    Some(codes)
+}
 
 macro_rules! codings {
     ($($(#[$doc:meta])* $name:ident {
@@ -151,12 +157,12 @@ codings! {
     }
     /// 32 values out of 16 that are not evenly apart, and a scale.
     Iq4Nl {
-        bits: 4, offset: 128, table: Some(NOT_LINEAR), halves: false, minima: false, groups: 1, header: 2,
+        bits: 4, offset: 128, table: table(NOT_LINEAR, 128), halves: false, minima: false, groups: 1, header: 2,
         scales: |v, at, group, half| (v.halves(at.word(0)), v.zero())
     }
     /// 256 values out of 16 that are not evenly apart; scales of 32 have 6 bits.
     Iq4Xs {
-        bits: 4, offset: 128, table: Some(NOT_LINEAR), halves: false, minima: false, groups: 8, header: 10,
+        bits: 4, offset: 128, table: table(NOT_LINEAR, 128), halves: false, minima: false, groups: 8, header: 10,
         scales: |v, at, group, half| {
             let scale = v.signed(at.byte(1, group));
             (v.mul(v.halves(at.word(0)), scale), v.zero())
@@ -164,7 +170,7 @@ codings! {
     }
     /// 32 floats of 4 bits, and an exponent.
     Mxfp4 {
-        bits: 4, offset: 12, table: Some(FLOATS), halves: false, minima: false, groups: 1, header: 1,
+        bits: 4, offset: 12, table: table(FLOATS, 12), halves: false, minima: false, groups: 1, header: 1,
         scales: |v, at, group, half| (v.exponents(at.byte(0, 0)), v.zero())
     }
 }
@@ -213,7 +219,7 @@ pub(crate) use each_coding;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use galaxy_common::{Block, WeightFormat};
+    use galaxy_common::{WeightBlock, WeightFormat};
 
     #[test]
     fn codings_are_of_their_formats() {
@@ -221,8 +227,8 @@ mod tests {
             let Some(block) = format.block() else { continue };
             let own = each_coding!(
                 format,
-                C => Block {
-                    values: Block::GROUP * C::GROUPS as u32,
+                C => WeightBlock {
+                    values: WeightBlock::GROUP * C::GROUPS as u32,
                     bits: C::BITS as u32,
                     scales: C::HEADER as u32,
                     ..block

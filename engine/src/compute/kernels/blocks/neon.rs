@@ -7,10 +7,10 @@ use std::arch::{aarch64::*, asm};
 
 /// NEON: a quarter of a panel. Activations are 16 bits wide.
 #[derive(Clone, Copy)]
-pub(crate) struct Neon<const PLANES: usize>;
-/// NEON with products of four bytes: a quarter of a panel. Activations are in so many planes of 8 bits.
+pub(crate) struct Neon;
+/// NEON with products of four bytes: a quarter of a panel. Activations are in two planes of 8 bits.
 #[derive(Clone, Copy)]
-pub(crate) struct NeonDot<const PLANES: usize>;
+pub(crate) struct NeonDot;
 
 /// What both have in common.
 macro_rules! quarter_panels {
@@ -94,10 +94,8 @@ unsafe fn widen_halves(halves: uint16x4_t) -> float32x4_t {
     wide
 }
 
-impl<const PLANES: usize> Vectors for Neon<PLANES> {
+impl Vectors for Neon {
     const LANES: usize = 4;
-    const PACKED: usize = 64;
-    const MOST: i16 = super::most(PLANES);
     type Codes = uint8x16_t;
     /// Of each column the sums of the first, second, third and fourth of its codes.
     type Sum = [int32x4_t; 4];
@@ -133,24 +131,22 @@ impl<const PLANES: usize> Vectors for Neon<PLANES> {
     }
 }
 
-impl<const PLANES: usize> Vectors for NeonDot<PLANES> {
+impl Vectors for NeonDot {
     const LANES: usize = 4;
-    const PACKED: usize = 32 * PLANES;
-    const MOST: i16 = super::most(PLANES);
     const BIAS: i32 = 128;
     type Codes = uint8x16_t;
-    type Sum = [int32x4_t; PLANES];
+    type Sum = [int32x4_t; 2];
     type Floats = float32x4_t;
 
     fn pack(group: &[i16; 32], out: &mut [u8]) {
-        super::pack_planes(PLANES, group, out);
+        super::pack_planes(group, out);
     }
 
     quarter_panels!();
     vectors! {
         fn signed_codes(self, codes: uint8x16_t) -> uint8x16_t { veorq_u8(codes, vdupq_n_u8(0x80)) }
         fn start(self, from: i32) -> Self::Sum {
-            let mut sum = [vdupq_n_s32(0); PLANES];
+            let mut sum = [vdupq_n_s32(0); 2];
             sum[0] = vdupq_n_s32(from);
             sum
         }
@@ -165,11 +161,8 @@ impl<const PLANES: usize> Vectors for NeonDot<PLANES> {
             sum
         }
         fn end(self, sum: Self::Sum) -> float32x4_t {
-            let sum = match sum.get(1) {
-                Some(high) => vaddq_s32(sum[0], vshlq_n_s32::<8>(*high)),
-                None => sum[0],
-            };
-            vcvtq_f32_s32(sum)
+            let [low, high] = sum;
+            vcvtq_f32_s32(vaddq_s32(low, vshlq_n_s32::<8>(high)))
         }
     }
 }

@@ -12,17 +12,15 @@
 
 use super::{GROUP, LINE, coding::Coding, each_coding, vectors::Arrays};
 use crate::weights::PANEL;
-use galaxy_common::{Block, WeightFormat};
+use galaxy_common::{WeightBlock, WeightFormat};
+use galaxy_model::blocks;
 use std::ops::Range;
-
-/// Most bytes of a header for a column.
-const MOST_HEADER: usize = 18;
 
 /// Where the parts of a matrix in blocks are.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockLayout {
     format: WeightFormat,
-    block: Block,
+    block: WeightBlock,
     /// Groups of inputs of a panel,
     groups: usize,
     /// where in its block the first one stands,
@@ -110,7 +108,7 @@ impl BlockLayout {
     /// When there are fewer blocks, or the groups do not stand in their blocks as those of the layout do.
     pub(crate) fn place(
         &self,
-        blocks: &[u8],
+        row: &[u8],
         skip: usize,
         to: Range<usize>,
         (panel, lane): (usize, usize),
@@ -122,19 +120,19 @@ impl BlockLayout {
         for group in to {
             let from = skip + group - first;
             let block =
-                &blocks[from / in_block * self.block.bytes as usize..][..self.block.bytes as usize];
+                &row[from / in_block * self.block.bytes as usize..][..self.block.bytes as usize];
             let (codes, header) = self.of(panel, group);
             let lines = &mut held[codes + 4 * lane..];
-            match pairs_of(self.format, block, from % in_block) {
+            match blocks::pairs(self.format, block, from % in_block) {
                 Some(pairs) => {
                     for (line, four) in pairs.as_chunks::<4>().0.iter().enumerate() {
                         lines[line * LINE..line * LINE + 4].copy_from_slice(four);
                     }
                 }
-                None => self.write(&codes_of(self.format, block, from % in_block), lines),
+                None => self.write(&blocks::codes(self.format, block, from % in_block), lines),
             }
             if group == first || self.begins(group) {
-                let own = header_of(self.format, block);
+                let own = blocks::header(self.format, block);
                 for (width, at, to) in self.fields() {
                     held[header + to + width * lane..][..width]
                         .copy_from_slice(&own[at..at + width]);
@@ -223,7 +221,7 @@ impl BlockLayout {
 /// The values of a group: those of all columns of one input, then of the next.
 fn widen<C: Coding>(codes: &[u8], header: &[u8], group: usize) -> [[f32; PANEL]; GROUP] {
     assert!(codes.len() == C::BITS * LINE && header.len() == C::HEADER * PANEL);
-    let v = Arrays::<{ super::WIDE }>;
+    let v = Arrays;
     // SAFETY: any processor has arrays, and by the assertion codes and header are whole.
     let group = unsafe { super::Group::new::<C>(v, codes.as_ptr(), header.as_ptr(), group, 0) };
     let mut out = [[0.0; PANEL]; GROUP];
@@ -237,99 +235,4 @@ fn widen<C: Coding>(codes: &[u8], header: &[u8], group: usize) -> [[f32; PANEL];
         }
     }
     out
-}
-
-/// The codes of a group of a block where two of 4 bits stand in a byte as they do in lines.
-fn pairs_of(format: WeightFormat, block: &[u8], group: usize) -> Option<&[u8]> {
-    match format {
-        WeightFormat::Q4_0 | WeightFormat::Iq4Nl => Some(&block[2..18]),
-        WeightFormat::Q4_1 => Some(&block[4..20]),
-        WeightFormat::Mxfp4 => Some(&block[1..17]),
-        WeightFormat::Iq4Xs => Some(&block[8 + 16 * group..][..16]),
-        _ => None,
-    }
-}
-
-/// The codes of a group of a block; none of those that [`pairs_of`] has.
-fn codes_of(format: WeightFormat, block: &[u8], group: usize) -> [u8; GROUP] {
-    let mut codes = [0; GROUP];
-    let halves = |bytes: &[u8], codes: &mut [u8; GROUP]| {
-        let (low, high) = codes.split_at_mut(GROUP / 2);
-        for ((low, high), byte) in low.iter_mut().zip(high).zip(bytes) {
-            (*low, *high) = (byte & 15, byte >> 4);
-        }
-    };
-    let fifths = |bytes: &[u8], codes: &mut [u8; GROUP]| {
-        let bits = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-        for (at, code) in codes.iter_mut().enumerate() {
-            *code |= ((bits >> at & 1) as u8) << 4;
-        }
-    };
-    match format {
-        WeightFormat::Q8_0 => {
-            for (code, byte) in codes.iter_mut().zip(&block[2..34]) {
-                *code = byte ^ 0x80;
-            }
-        }
-        WeightFormat::Q5_0 => {
-            halves(&block[6..22], &mut codes);
-            fifths(&block[2..6], &mut codes);
-        }
-        WeightFormat::Q5_1 => {
-            halves(&block[8..24], &mut codes);
-            fifths(&block[4..8], &mut codes);
-        }
-        WeightFormat::Q4K | WeightFormat::Q5K => {
-            let fives = format == WeightFormat::Q5K;
-            let first = if fives { 48 } else { 16 };
-            let bytes = &block[first + 32 * (group / 2)..][..32];
-            for (code, byte) in codes.iter_mut().zip(bytes) {
-                *code = byte >> (4 * (group % 2)) & 15;
-            }
-            if fives {
-                for (code, bits) in codes.iter_mut().zip(&block[16..48]) {
-                    *code |= (bits >> group & 1) << 4;
-                }
-            }
-        }
-        WeightFormat::Q6K => {
-            let (part, quarter) = (group / 4, group % 4);
-            let low = &block[64 * part + 32 * (quarter % 2)..][..32];
-            let high = &block[128 + 32 * part..][..32];
-            for ((code, low), high) in codes.iter_mut().zip(low).zip(high) {
-                *code = low >> (4 * (quarter / 2)) & 15 | (high >> (2 * quarter) & 3) << 4;
-            }
-        }
-        _ => {}
-    }
-    codes
-}
-
-/// The fields of the header of a block.
-fn header_of(format: WeightFormat, block: &[u8]) -> [u8; MOST_HEADER] {
-    let mut header = [0; MOST_HEADER];
-    let mut put = |at: usize, bytes: &[u8]| header[at..at + bytes.len()].copy_from_slice(bytes);
-    match format {
-        WeightFormat::Q8_0 | WeightFormat::Q4_0 | WeightFormat::Q5_0 | WeightFormat::Iq4Nl => {
-            put(0, &block[..2]);
-        }
-        WeightFormat::Q4_1 | WeightFormat::Q5_1 => put(0, &block[..4]),
-        WeightFormat::Q4K | WeightFormat::Q5K => put(0, &block[..16]),
-        WeightFormat::Mxfp4 => put(0, &block[..1]),
-        WeightFormat::Q6K => {
-            put(0, &block[208..210]);
-            put(2, &block[192..208]);
-        }
-        WeightFormat::Iq4Xs => {
-            put(0, &block[..2]);
-            let high = u16::from_le_bytes([block[2], block[3]]);
-            for group in 0..8 {
-                let low = block[4 + group / 2] >> (4 * (group % 2)) & 15;
-                let scale = low | ((high >> (2 * group) & 3) as u8) << 4;
-                put(2 + group, &[scale.wrapping_sub(32)]);
-            }
-        }
-        _ => {}
-    }
-    header
 }

@@ -14,9 +14,9 @@ use super::{
     place::BlockLayout,
 };
 use crate::weights::{AnyMatrix, HeldMatrix, Layout, Window};
-use galaxy_common::{Block, WeightFormat};
+use galaxy_common::{WeightBlock, WeightFormat};
 
-fn formats() -> impl Iterator<Item = (WeightFormat, Block)> {
+fn formats() -> impl Iterator<Item = (WeightFormat, WeightBlock)> {
     WeightFormat::ALL.into_iter().filter_map(|format| Some((format, format.block()?)))
 }
 

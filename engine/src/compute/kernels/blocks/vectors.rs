@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use crate::weights::PANEL;
+use galaxy_model::blocks::exponent;
 use half::f16;
 
 /// Functions of [`Vectors`]; what their callers promise stands there.
@@ -22,10 +23,6 @@ macro_rules! declared {
 pub(crate) trait Vectors: Copy {
     /// Columns of a vector: a divisor of [`PANEL`].
     const LANES: usize;
-    /// Bytes of 32 activations of a row, as `dot` reads them.
-    const PACKED: usize;
-    /// The number that the largest of 32 activations becomes.
-    const MOST: i16;
     /// What `signed_codes` takes from codes.
     const BIAS: i32 = 0;
     /// Four codes of each column.
@@ -109,15 +106,7 @@ pub(super) use vectors;
 
 /// Arrays, of which the compiler makes what it can: a whole panel.
 #[derive(Clone, Copy)]
-pub(crate) struct Arrays<const MOST: i16>;
-
-/// The scale of MXFP4: 2^(e - 128), and half of the smallest normal number below that.
-pub(crate) fn exponent(e: u8) -> f32 {
-    match e {
-        0..=1 => f32::from_bits(0x0020_0000 << e),
-        _ => f32::from_bits((u32::from(e) - 1) << 23),
-    }
-}
+pub(crate) struct Arrays;
 
 /// # Safety
 /// So many bytes are readable.
@@ -128,10 +117,8 @@ unsafe fn bytes<const N: usize>(from: *const u8) -> [u8; N] {
     unsafe { from.cast::<[u8; N]>().read_unaligned() }
 }
 
-impl<const MOST: i16> Vectors for Arrays<MOST> {
+impl Vectors for Arrays {
     const LANES: usize = PANEL;
-    const PACKED: usize = 64;
-    const MOST: i16 = MOST;
     type Codes = [u8; 4 * PANEL];
     type Sum = [i32; PANEL];
     type Floats = [f32; PANEL];

@@ -11,16 +11,14 @@ fn fetch(line: *const u8) {
     unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
 }
 
-/// AVX-512 with VNNI: a whole panel. Activations are in so many planes of 8 bits.
+/// AVX-512 with VNNI: a whole panel. Activations are in two planes of 8 bits.
 #[derive(Clone, Copy)]
-pub(crate) struct Avx512<const PLANES: usize>;
+pub(crate) struct Avx512;
 
-impl<const PLANES: usize> Vectors for Avx512<PLANES> {
+impl Vectors for Avx512 {
     const LANES: usize = 16;
-    const PACKED: usize = 32 * PLANES;
-    const MOST: i16 = super::most(PLANES);
     type Codes = __m512i;
-    type Sum = [__m512i; PLANES];
+    type Sum = [__m512i; 2];
     type Floats = __m512;
 
     #[inline(always)]
@@ -28,7 +26,7 @@ impl<const PLANES: usize> Vectors for Avx512<PLANES> {
         fetch(line);
     }
     fn pack(group: &[i16; 32], out: &mut [u8]) {
-        super::pack_planes(PLANES, group, out);
+        super::pack_planes(group, out);
     }
 
     vectors! {
@@ -60,7 +58,7 @@ impl<const PLANES: usize> Vectors for Avx512<PLANES> {
             _mm512_shuffle_epi8(table, codes)
         }
         fn start(self, from: i32) -> Self::Sum {
-            let mut sum = [_mm512_setzero_si512(); PLANES];
+            let mut sum = [_mm512_setzero_si512(); 2];
             sum[0] = _mm512_set1_epi32(from);
             sum
         }
@@ -73,11 +71,8 @@ impl<const PLANES: usize> Vectors for Avx512<PLANES> {
             sum
         }
         fn end(self, sum: Self::Sum) -> __m512 {
-            let sum = match sum.get(1) {
-                Some(high) => _mm512_add_epi32(sum[0], _mm512_slli_epi32::<8>(*high)),
-                None => sum[0],
-            };
-            _mm512_cvtepi32_ps(sum)
+            let [low, high] = sum;
+            _mm512_cvtepi32_ps(_mm512_add_epi32(low, _mm512_slli_epi32::<8>(high)))
         }
         fn zero(self) -> __m512 { _mm512_setzero_ps() }
         fn splat(self, value: f32) -> __m512 { _mm512_set1_ps(value) }
@@ -130,10 +125,10 @@ unsafe fn low_and_top(low: __m128i, top: __m128i) -> __m128i {
 
 /// AVX2: half a panel. Activations are 16 bits wide.
 #[derive(Clone, Copy)]
-pub(crate) struct Avx2<const PLANES: usize>;
-/// AVX2 with VNNI: half a panel. Activations are in so many planes of 8 bits.
+pub(crate) struct Avx2;
+/// AVX2 with VNNI: half a panel. Activations are in two planes of 8 bits.
 #[derive(Clone, Copy)]
-pub(crate) struct AvxVnni<const PLANES: usize>;
+pub(crate) struct AvxVnni;
 
 /// What both have in common.
 macro_rules! half_panels {
@@ -204,10 +199,8 @@ unsafe fn widen256(bytes: __m128i) -> __m256 {
     unsafe { _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)) }
 }
 
-impl<const PLANES: usize> Vectors for Avx2<PLANES> {
+impl Vectors for Avx2 {
     const LANES: usize = 8;
-    const PACKED: usize = 64;
-    const MOST: i16 = super::most(PLANES);
     type Codes = __m256i;
     type Sum = __m256i;
     type Floats = __m256;
@@ -240,12 +233,10 @@ impl<const PLANES: usize> Vectors for Avx2<PLANES> {
     }
 }
 
-impl<const PLANES: usize> Vectors for AvxVnni<PLANES> {
+impl Vectors for AvxVnni {
     const LANES: usize = 8;
-    const PACKED: usize = 32 * PLANES;
-    const MOST: i16 = super::most(PLANES);
     type Codes = __m256i;
-    type Sum = [__m256i; PLANES];
+    type Sum = [__m256i; 2];
     type Floats = __m256;
 
     #[inline(always)]
@@ -253,13 +244,13 @@ impl<const PLANES: usize> Vectors for AvxVnni<PLANES> {
         fetch(line);
     }
     fn pack(group: &[i16; 32], out: &mut [u8]) {
-        super::pack_planes(PLANES, group, out);
+        super::pack_planes(group, out);
     }
 
     half_panels!();
     vectors! {
         fn start(self, from: i32) -> Self::Sum {
-            let mut sum = [_mm256_setzero_si256(); PLANES];
+            let mut sum = [_mm256_setzero_si256(); 2];
             sum[0] = _mm256_set1_epi32(from);
             sum
         }
@@ -272,11 +263,8 @@ impl<const PLANES: usize> Vectors for AvxVnni<PLANES> {
             sum
         }
         fn end(self, sum: Self::Sum) -> __m256 {
-            let sum = match sum.get(1) {
-                Some(high) => _mm256_add_epi32(sum[0], _mm256_slli_epi32::<8>(*high)),
-                None => sum[0],
-            };
-            _mm256_cvtepi32_ps(sum)
+            let [low, high] = sum;
+            _mm256_cvtepi32_ps(_mm256_add_epi32(low, _mm256_slli_epi32::<8>(high)))
         }
     }
 }

@@ -29,7 +29,7 @@ import transformers
 from safetensors.torch import save_file
 
 LENGTHS = [1, 2, 7, 64, 129]
-FIRST_ID = {"roberta": 3, "mpnet": 3, "opt": 3, "opt-post": 3}
+FIRST_ID = {"modernbert": 3, "modernbert-biases": 3, "roberta": 3, "mpnet": 3, "opt": 3, "opt-post": 3}
 VOCABULARY = 97
 # An argmax that hangs on rounding would make decoding tests flaky.
 LEAST_GAP = 1e-2
@@ -196,6 +196,81 @@ CASES = {
         dict(vocab_size=VOCABULARY, hidden_size=24, word_embed_proj_dim=24, num_hidden_layers=2,
              num_attention_heads=3, ffn_dim=34, max_position_embeddings=160, pad_token_id=1,
              do_layer_norm_before=False, num_labels=3, bos_token_id=None, eos_token_id=None),
+        torch.float32, None,
+    ),
+    # All layers have a window.
+    "mistral-window": (
+        "MistralForCausalLM",
+        decoder(hidden=24, layers=3, heads=3, kv_heads=1, inner=34, rows=256,
+                tied=True, sliding_window=17,
+                rope=dict(rope_type="default", rope_theta=10000.0)),
+        torch.float32, None,
+    ),
+    # Some have, and rows see later ones, too.
+    "qwen2-window": (
+        "Qwen2ForCausalLM",
+        decoder(hidden=24, layers=3, heads=3, kv_heads=1, inner=34, rows=256,
+                tied=True, is_causal=False, use_sliding_window=True, sliding_window=11,
+                max_window_layers=1, rope=dict(rope_type="default", rope_theta=10000.0)),
+        torch.float32, None,
+    ),
+    "smollm3": (
+        "SmolLM3ForCausalLM",
+        decoder(hidden=40, layers=5, heads=5, kv_heads=1, inner=54, rows=256, tied=True,
+                no_rope_layer_interval=2, pad_token_id=None,
+                rope=dict(rope_type="default", rope_theta=10000.0)),
+        torch.float32, None,
+    ),
+    "phi3": (
+        "Phi3ForCausalLM",
+        decoder(hidden=48, layers=3, heads=6, kv_heads=2, inner=58, rows=256, tied=False,
+                original_max_position_embeddings=64, sliding_window=40, pad_token_id=None,
+                rope=dict(rope_type="longrope", rope_theta=10000.0, partial_rotary_factor=0.75,
+                          short_factor=[1.0, 1.1, 1.3], long_factor=[1.5, 2.0, 4.0])),
+        torch.bfloat16, None,
+    ),
+    "gemma2": (
+        "Gemma2ForCausalLM",
+        decoder(hidden=40, layers=3, heads=4, kv_heads=2, inner=58, rows=256, tied=True,
+                head_dim=14, query_pre_attn_scalar=21, sliding_window=23, pad_token_id=None,
+                attn_logit_softcapping=4.0, final_logit_softcapping=12.0,
+                rope=dict(rope_type="default", rope_theta=10000.0)),
+        torch.float32, None,
+    ),
+    "gemma3": (
+        "Gemma3ForCausalLM",
+        decoder(hidden=40, layers=4, heads=4, kv_heads=1, inner=58, rows=256, tied=True,
+                head_dim=14, query_pre_attn_scalar=21, sliding_window=23, pad_token_id=None,
+                sliding_window_pattern=3,
+                rope=dict(full_attention=dict(rope_type="linear", factor=2.0, rope_theta=5000.0),
+                          sliding_attention=dict(rope_type="default", rope_theta=300.0))),
+        torch.float32, None,
+    ),
+    # EmbeddingGemma: rows see later ones.
+    "gemma3-both-ways": (
+        "Gemma3TextForSequenceClassification",
+        decoder(hidden=24, layers=3, heads=3, kv_heads=1, inner=34, rows=256, tied=True,
+                head_dim=8, query_pre_attn_scalar=8, sliding_window=30, pad_token_id=None,
+                sliding_window_pattern=2, use_bidirectional_attention=True, num_labels=2,
+                rope=dict(full_attention=dict(rope_type="default", rope_theta=5000.0),
+                          sliding_attention=dict(rope_type="default", rope_theta=300.0))),
+        torch.float32, None,
+    ),
+    "modernbert": (
+        "ModernBertForSequenceClassification",
+        dict(vocab_size=VOCABULARY, hidden_size=42, num_hidden_layers=4, num_attention_heads=3,
+             intermediate_size=50, max_position_embeddings=160, num_labels=3, local_attention=20,
+             pad_token_id=0, bos_token_id=None, eos_token_id=None, cls_token_id=1, sep_token_id=2),
+        torch.float32, None,
+    ),
+    # With all biases, and other layers.
+    "modernbert-biases": (
+        "ModernBertForSequenceClassification",
+        dict(vocab_size=VOCABULARY, hidden_size=24, num_hidden_layers=3, num_attention_heads=3,
+             intermediate_size=34, max_position_embeddings=160, num_labels=2, local_attention=12,
+             global_attn_every_n_layers=2, attention_bias=True, mlp_bias=True, norm_bias=True,
+             classifier_bias=True,
+             pad_token_id=0, bos_token_id=None, eos_token_id=None, cls_token_id=1, sep_token_id=2),
         torch.float32, None,
     ),
     # A decoder whose rows see later ones.

@@ -22,7 +22,7 @@ use galaxy_graph::{
     holdings::transition,
     operators::{Attention, Axis, OperatorGraph, OperatorId, Product, Side, Weight, WeightId},
 };
-use galaxy_model::{Formats, ModelDir, ModelError, ModelSpec};
+use galaxy_model::{Formats, ModelDir, ModelError};
 use load::Loader;
 use std::{
     ops::{ControlFlow, Range},
@@ -148,7 +148,7 @@ impl Shard {
     ) -> Result<Self, WeightError> {
         // Nobody knows how much it will be, and nobody asks.
         let mut loader = Loader::new(&dir, Bytes(0), progress);
-        let spec = ModelSpec { layers: blocks.len() as u32, ..dir.spec().clone() };
+        let spec = dir.spec().sample(blocks.len() as u32);
         let layer = |at: u32| blocks[at as usize].0;
         let graph = Arc::new(OperatorGraph::of(&spec));
         let mut shard = loader.common(dir.clone(), graph, &layer)?;

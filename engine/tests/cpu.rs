@@ -193,6 +193,15 @@ families!(
     mistral_longrope: "mistral-longrope",
     opt_post: "opt-post",
     qwen2_both_ways: "qwen2-both-ways",
+    mistral_window: "mistral-window",
+    qwen2_window: "qwen2-window",
+    smollm3: "smollm3",
+    phi3: "phi3",
+    gemma2: "gemma2",
+    gemma3: "gemma3",
+    gemma3_both_ways: "gemma3-both-ways",
+    modernbert: "modernbert",
+    modernbert_biases: "modernbert-biases",
 );
 
 #[test]

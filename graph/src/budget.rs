@@ -175,7 +175,8 @@ fn most(
     layers: u32,
 ) -> Result<Option<Vec<Needs>>, LowerError> {
     // Slots may be taken in turns of two layers.
-    let keep = |all: u32| if all > layers { layers + (all - layers) % 2 } else { all };
+    let alike = spec.sees_alike(plan.max_rows);
+    let keep = |all: u32| if alike && all > layers { layers + (all - layers) % 2 } else { all };
     let (short_spec, short) = short::shortened(spec, plan, keep);
     let (mut at, mut cut) = (0, Vec::new());
     for run in short::runs(plan) {
@@ -389,14 +390,15 @@ fn scratch(spec: &ModelSpec, device: &DevicePlan, program: &Program) -> Bytes {
     Bytes(u64::from(device.threads) * each + SHARED_SCRATCH + positions + distances + pixels)
 }
 
-/// Cosines and sines of a position; of long texts, too, where these have others.
+/// Cosines and sines of a position; of long texts, too, where these have others, and of layers that do.
 pub fn angle_bytes(spec: &ModelSpec) -> u64 {
-    match &spec.positions {
+    let of = |positions: &Positions| match positions {
         Positions::Learned { .. } => 0,
         Positions::Rotary { inverse_frequencies, long, .. } => {
             8 * inverse_frequencies.len() as u64 * (1 + u64::from(long.is_some()))
         }
-    }
+    };
+    of(&spec.positions) + spec.local_positions.as_ref().map_or(0, of)
 }
 
 /// What each kernel thread works in for a model, whatever a device has of it.

@@ -35,7 +35,7 @@ use ring::Ring;
 use std::{collections::BTreeSet, sync::Arc};
 
 /// Changes whenever the same plan and shape lower to another program.
-pub const LOWERING: u32 = 11;
+pub const LOWERING: u32 = 12;
 
 /// A plan and a shape that give no programs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -300,15 +300,13 @@ fn exchanges_rows(plan: &Plan, from: &Assignment, to: &Assignment) -> bool {
     owns(from) && (computes(to) || keys && owns(to)) || computes(from) && owns(to)
 }
 
-/// The rows of a batch that `rows` of it see, from the first text among them to the last; none
+/// The rows of a batch that `rows` of it see in a layer, from the first text among them to the last; none
 /// where there are none.
-fn visible(spec: &ModelSpec, shape: &BatchShape, rows: Span<Row>) -> Span<Row> {
-    let mut seen: Option<(u32, u32)> = None;
-    for (segment, _) in shape.placed().filter(|(segment, _)| segment.overlaps(rows)) {
-        let end = if spec.causal { segment.end().min(rows.end()) } else { segment.end() };
-        seen = Some((seen.map_or(segment.start(), |(start, _)| start), end));
-    }
-    seen.map_or(rows, |(start, end)| Span::new(start, end))
+fn visible(graph: &OperatorGraph, layer: u32, shape: &BatchShape, rows: Span<Row>) -> Span<Row> {
+    let of = graph.layers.get(layer as usize).and_then(|of| graph.attention(of.attention));
+    let texts = shape.placed().filter(|(segment, _)| segment.overlaps(rows));
+    let seen = texts.filter_map(|(text, _)| of.map(|of| of.sees(rows, text)));
+    seen.reduce(|all, more| Span::new(all.start(), more.end())).unwrap_or(rows)
 }
 
 /// The key-value heads that these query heads use. Neighbours may share one.

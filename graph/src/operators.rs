@@ -34,7 +34,10 @@ use galaxy_common::{Assignment, Share, Span};
 use galaxy_model::{ClassActivation, Matrix, Vector};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident) => {
@@ -336,6 +339,8 @@ pub struct LayerOperators {
 pub struct ClassOperators {
     /// A dense layer, and what follows it,
     pub dense: Option<(OperatorId, Option<ClassActivation>)>,
+    /// the norm behind that,
+    pub norm: Option<Norm>,
     /// and the product that gives logits.
     pub output: OperatorId,
     /// Classes.
@@ -411,10 +416,22 @@ impl OperatorGraph {
             _ => None,
         }
     }
-    /// What follows the first layer's queries, keys and values; none without layers. All layers have the
-    /// same positions.
+    /// What follows the first layer's queries, keys and values; none without layers. All layers have heads of
+    /// the same width.
     pub fn heads(&self) -> Option<&Heads> {
         self.product(self.layers.first()?.qkv)?.heads.as_ref()
+    }
+    /// The rotary positions that its layers have, each once.
+    pub fn rotations(&self) -> Vec<Arc<Rotary>> {
+        let mut all: Vec<Arc<Rotary>> = Vec::new();
+        for layer in &self.layers {
+            let heads = self.product(layer.qkv).and_then(|product| product.heads.as_ref());
+            let Some(rotary) = heads.and_then(|heads| heads.rotary.as_ref()) else { continue };
+            if !all.iter().any(|known| Arc::ptr_eq(known, rotary)) {
+                all.push(rotary.clone());
+            }
+        }
+        all
     }
     /// Classes that its head tells apart; 0 without a class head.
     pub fn labels(&self) -> u32 {

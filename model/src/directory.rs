@@ -120,7 +120,9 @@ impl ModelDir {
     fn open_gguf(file: &Path) -> Result<Self, ModelError> {
         let parts = gguf::parts(file)?;
         let view = View::write(&parts[0].2, file)?;
-        let divisors = parts[0].2.rows(gguf::DIVISORS).is_some();
+        let has = |name: &&str| parts[0].2.rows(name).is_some();
+        let divisors = [gguf::DIVISORS].into_iter().find(has);
+        let stretches = gguf::STRETCHES.into_iter().filter(has).count() == 2;
         let unknown = parts[0].2.unknown();
         let store = Store::of_gguf(parts)?;
         let bytes = read_bounded(&view.path().join("config.json"), MAX_JSON_BYTES)?;
@@ -131,8 +133,15 @@ impl ModelDir {
         let fingerprint = hasher.finalize().to_hex().to_string();
         // For messages: as if the config stood in the file.
         let mut model = Self::assemble(file, base_name(file), fingerprint, &bytes, store)?;
-        if divisors {
-            model.divide_frequencies()?;
+        // Such files have the weights themselves.
+        model.spec.norms_from_one = false;
+        if let Some(divisors) = divisors {
+            // Longer waves for long texts (Llama 3.1).
+            model.divide_frequencies(divisors, false)?;
+        } else if stretches {
+            let [short, long] = gguf::STRETCHES;
+            model.divide_frequencies(short, false)?;
+            model.divide_frequencies(long, true)?;
         }
         let mut model = model.checked()?;
         model.warnings.extend(model.unused()?);
@@ -146,22 +155,26 @@ impl ModelDir {
         Ok(model)
     }
 
-    /// Longer waves for long texts, as a tensor of the file says (Llama 3.1).
-    fn divide_frequencies(&mut self) -> Result<(), ModelError> {
-        let Positions::Rotary { inverse_frequencies, .. } = &mut self.spec.positions else {
-            return Ok(());
+    /// Divides frequencies, or those of long texts, by what a tensor of the file says.
+    fn divide_frequencies(&mut self, by: &str, of_long: bool) -> Result<(), ModelError> {
+        let wrong = |why: String| ModelError::Gguf { path: self.path.clone(), why };
+        let frequencies = match &mut self.spec.positions {
+            Positions::Rotary { inverse_frequencies, .. } if !of_long => inverse_frequencies,
+            Positions::Rotary { long: Some(long), .. } if of_long => &mut long.inverse_frequencies,
+            _ => return Ok(()),
         };
-        let want = [inverse_frequencies.len() as u64];
-        let (tensor, format) = self.store.tensor(gguf::DIVISORS, &want)?;
+        let (tensor, format) = self.store.tensor(by, &[frequencies.len() as u64])?;
         let mut bytes = vec![0; tensor.bytes as usize];
         self.store.read_at(tensor.shard, &mut bytes, tensor.offset)?;
-        let mut divisors = vec![0.0; inverse_frequencies.len()];
-        widen(format, &bytes, &mut divisors);
-        if format.block().is_some() || divisors.iter().any(|by| !(1e-6..=1e6).contains(by)) {
-            let why = format!("{} divides by what no model has", gguf::DIVISORS);
-            return Err(ModelError::Gguf { path: self.path.clone(), why });
+        if format.block().is_some() {
+            return Err(wrong(format!("{by} is in {format}: F32 is wanted")));
         }
-        inverse_frequencies.iter_mut().zip(divisors).for_each(|(inverse, by)| *inverse /= by);
+        let mut divisors = vec![0.0; frequencies.len()];
+        widen(format, &bytes, &mut divisors);
+        if divisors.iter().any(|by| !(1e-6..=1e6).contains(by)) {
+            return Err(wrong(format!("{by} divides by what no model has")));
+        }
+        frequencies.iter_mut().zip(divisors).for_each(|(inverse, by)| *inverse /= by);
         Ok(())
     }
 
@@ -335,17 +348,8 @@ impl ModelDir {
         };
         let in_layer = pattern.contains("{}");
         let storage = if in_layer { self.family.storage } else { Storage::OutputRows };
-        let third = match which {
-            Matrix::Query(_) => Some(0),
-            Matrix::Key(_) => Some(1),
-            Matrix::Value(_) => Some(2),
-            _ => None,
-        };
-        let (parts, part) = match third.filter(|_| self.family.fused) {
-            Some(part) => (3, part),
-            None => (1, 0),
-        };
-        let (stored_inputs, stored_outputs) = (u64::from(inputs), u64::from(outputs) * parts);
+        let first_output = self.before(which);
+        let (stored_inputs, stored_outputs) = (u64::from(inputs), self.stored(which));
         let shape = match storage {
             Storage::OutputRows => [stored_outputs, stored_inputs],
             Storage::InputRows => [stored_inputs, stored_outputs],
@@ -369,11 +373,40 @@ impl ModelDir {
                 0 => shape[1],
                 bytes => bytes / format.bytes(1, 1),
             },
-            first_output: u64::from(outputs) * part,
+            first_output,
             paired: tensor.paired,
             inputs,
             outputs,
         })
+    }
+
+    /// The matrices that stand in one tensor with this one, in order: it alone where it has its own.
+    fn beside(&self, which: Matrix) -> Vec<Matrix> {
+        let names = &self.family.names;
+        match which {
+            Matrix::Query(l) | Matrix::Key(l) | Matrix::Value(l) if names.query == names.key => {
+                vec![Matrix::Query(l), Matrix::Key(l), Matrix::Value(l)]
+            }
+            Matrix::Gate(l) | Matrix::Up(l) if names.gate == names.up => {
+                vec![Matrix::Gate(l), Matrix::Up(l)]
+            }
+            which => vec![which],
+        }
+    }
+
+    /// Outputs of such a tensor.
+    fn stored(&self, which: Matrix) -> u64 {
+        self.beside(which).into_iter().map(|one| u64::from(self.outputs(one))).sum()
+    }
+
+    /// Outputs of it before those of this matrix.
+    fn before(&self, which: Matrix) -> u64 {
+        let all = self.beside(which).into_iter();
+        all.take_while(|one| *one != which).map(|one| u64::from(self.outputs(one))).sum()
+    }
+
+    fn outputs(&self, which: Matrix) -> u32 {
+        which.shape(&self.spec).map_or(0, |(_, outputs)| outputs)
     }
 
     /// A whole vector, widened to f32.
@@ -394,6 +427,9 @@ impl ModelDir {
                     *value = pairs[in_pairs(at, width as u64) as usize];
                 }
             }
+        }
+        if self.spec.norms_from_one && which.is_norm() {
+            out.iter_mut().for_each(|value| *value += 1.0);
         }
         Ok(out)
     }
@@ -517,6 +553,8 @@ impl ModelDir {
             AttentionNormBias(l) => (names.attention_norm, l, bias),
             MlpNorm(l) => (names.mlp_norm, l, weight),
             MlpNormBias(l) => (names.mlp_norm, l, bias),
+            AttentionSumNorm(l) => (names.attention_sum_norm, l, weight),
+            MlpSumNorm(l) => (names.mlp_sum_norm, l, weight),
             PatchBias => (names.patch, 0, bias),
             ClassRow => (names.class_row, 0, weight),
             EmbeddingNorm => (names.embedding_norm, 0, weight),
@@ -526,16 +564,20 @@ impl ModelDir {
             TokenTypes => (names.token_type, 0, weight),
             Distances => (names.distances, 0, weight),
             ClassDenseBias => (names.class_dense, 0, bias),
+            ClassNorm => (names.class_norm, 0, weight),
+            ClassNormBias => (names.class_norm, 0, bias),
             ClassOutputBias => (names.class_output, 0, bias),
             LanguageBias => (names.language_head, 0, bias),
         };
-        let third = match which {
-            QueryBias(_) => Some(0),
-            KeyBias(_) => Some(1),
-            ValueBias(_) => Some(2),
+        let of = match which {
+            QueryBias(l) => Some(Matrix::Query(l)),
+            KeyBias(l) => Some(Matrix::Key(l)),
+            ValueBias(l) => Some(Matrix::Value(l)),
+            GateBias(l) => Some(Matrix::Gate(l)),
+            UpBias(l) => Some(Matrix::Up(l)),
             _ => None,
         };
-        let (shape, part) = match (which, third.filter(|_| self.family.fused)) {
+        let (shape, before) = match (which, of) {
             (TokenTypes, _) => {
                 let types = self.spec.token_types;
                 (vec![types.into(), (count / types).into()], 0)
@@ -545,7 +587,7 @@ impl ModelDir {
                 let heads = self.spec.heads;
                 (vec![(count / heads).into(), heads.into()], 0)
             }
-            (_, Some(part)) => (vec![3 * u64::from(count)], part),
+            (_, Some(of)) => (vec![self.stored(of)], self.before(of)),
             (_, None) => (vec![count.into()], 0),
         };
         // Checkpoints that came from TensorFlow call a norm's weights gamma and beta.
@@ -553,7 +595,7 @@ impl ModelDir {
         let old = self.full(pattern, layer, endings[1]);
         let name = if !self.store.has(&modern) && self.store.has(&old) { old } else { modern };
         let (tensor, format) = self.store.tensor(&name, &shape)?;
-        let skip = format.bytes(part, count.into());
+        let skip = format.bytes(1, before);
         let (shard, offset) = (tensor.shard, tensor.offset + skip);
         Ok(Run { name, shard, format, offset, count, paired: tensor.paired })
     }

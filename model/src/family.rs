@@ -8,6 +8,7 @@
 mod config;
 pub(crate) mod fields;
 mod heads;
+mod kinds;
 mod rope;
 mod table;
 #[cfg(test)]
@@ -40,13 +41,12 @@ pub(crate) struct Family {
     pub(crate) prefixes: &'static [&'static str],
     /// Of the layers' products; heads are always `nn.Linear`.
     pub(crate) storage: Storage,
-    /// Whether query, key and value are thirds of one tensor.
-    pub(crate) fused: bool,
     pub(crate) names: Names,
 }
 
 /// Names of tensors without `.weight` and `.bias`, which those that end with `!` do not have; empty
-/// where a family has none.
+/// where a family has none. Where query, key and value have one name, they are one tensor, one below
+/// another; so are gate and up.
 pub(crate) struct Names {
     pub(crate) word: &'static str,
     pub(crate) patch: &'static str,
@@ -66,8 +66,11 @@ pub(crate) struct Names {
     pub(crate) up: &'static str,
     pub(crate) down: &'static str,
     pub(crate) mlp_norm: &'static str,
+    pub(crate) attention_sum_norm: &'static str,
+    pub(crate) mlp_sum_norm: &'static str,
     pub(crate) final_norm: &'static str,
     pub(crate) class_dense: &'static str,
+    pub(crate) class_norm: &'static str,
     pub(crate) class_output: &'static str,
     pub(crate) language_head: &'static str,
 }

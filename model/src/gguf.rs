@@ -7,6 +7,7 @@ mod tests;
 mod tokenizer;
 mod view;
 
+pub(crate) use config::STRETCHES;
 pub(crate) use names::renamed;
 pub(crate) use view::View;
 
@@ -424,6 +425,11 @@ impl Head<'_> {
 
 /// What divides the inverse frequencies of positions.
 pub(crate) const DIVISORS: &str = "rope_freqs.weight";
+
+/// Whether a tensor says how positions are stretched.
+pub(crate) fn is_of_positions(name: &str) -> bool {
+    name == DIVISORS || STRETCHES.contains(&name)
+}
 
 /// The GGUF file that a path means, if it means one: itself, or the only one of a directory that is no
 /// checkpoint; of a model in several files the first.

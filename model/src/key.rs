@@ -61,6 +61,8 @@ mod tests {
         let head = |name: &str| crate::ClassHead {
             row: crate::ClassRow::First,
             dense: None,
+            dense_bias: false,
+            norm: false,
             labels: 1,
             bias: true,
             names: vec![name.to_owned()],

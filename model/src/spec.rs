@@ -91,6 +91,36 @@ pub enum Positions {
     },
 }
 
+/// The neighbours of a row that it sees in a layer with a sliding window, besides itself.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct SlidingWindow {
+    /// So many rows before it,
+    pub before: u32,
+    /// and, where rows see later ones at all, so many after it.
+    pub after: u32,
+}
+
+/// By which positions queries and keys of a layer are rotated.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+pub enum Rotation {
+    /// Those of the model.
+    #[default]
+    Usual,
+    /// Those of its layers with windows ([`ModelSpec::local_positions`]).
+    Local,
+    /// None: such layers know nothing of positions (NoPE).
+    None,
+}
+
+/// What layers of one model may differ in.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+pub struct LayerKind {
+    /// What a row sees of its text; none for all that the model lets it see.
+    pub window: Option<SlidingWindow>,
+    /// By which positions it is rotated, in a model with rotary positions.
+    pub rotation: Rotation,
+}
+
 /// Other inverse frequencies, for all rows of a text that has become long.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct LongFrequencies {
@@ -199,8 +229,12 @@ impl Patches {
 pub struct ClassHead {
     /// Which row it reads.
     pub row: ClassRow,
-    /// A dense layer of hidden x hidden with bias before the output, and its activation.
+    /// A dense layer of hidden x hidden before the output, and its activation.
     pub dense: Option<ClassActivation>,
+    /// Whether that layer has a bias,
+    pub dense_bias: bool,
+    /// and whether a norm follows it.
+    pub norm: bool,
     /// Number of classes.
     pub labels: u32,
     /// Whether the output layer has a bias.
@@ -254,6 +288,8 @@ pub enum ClassActivation {
     Tanh,
     /// max(x, 0) (DistilBERT).
     Relu,
+    /// GELU by the error function (ModernBERT).
+    Gelu,
 }
 
 /// What stands on top of the layers.
@@ -283,10 +319,10 @@ impl HeadSpec {
 }
 
 /// What the scores of attention are multiplied by.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ScoreScale {
-    /// Whether by one over the square root of a head's width.
-    pub by_width: bool,
+    /// By one over the square root of this, which mostly is a head's width; none for no such factor.
+    pub over_root: Option<f32>,
     /// Whether by one over the number of the layer, counted from one (GPT-2).
     pub by_layer: bool,
 }
@@ -320,6 +356,14 @@ pub struct ModelSpec {
     pub norm_place: NormPlace,
     /// Added to the variance.
     pub norm_epsilon: f32,
+    /// Whether norms have a bias, where their kind has one.
+    pub norm_bias: bool,
+    /// Whether files store what the weights of norms exceed 1 by (Gemma).
+    pub norms_from_one: bool,
+    /// Whether rows are normed before the first layer, as before all others: only of [`NormPlace::Pre`].
+    pub first_norm: bool,
+    /// Whether what a block adds to the residual is normed before it is added (Gemma).
+    pub sum_norms: bool,
     /// Activation of the MLP.
     pub activation: Activation,
     /// Whether the MLP is gated: down(act(gate(x)) * up(x)).
@@ -329,15 +373,22 @@ pub struct ModelSpec {
     pub parallel: bool,
     /// Whether rows see earlier rows only.
     pub causal: bool,
-    /// Rows that a row sees at most, with itself, in the layers where it does not see all: longer
-    /// texts are not run.
-    pub window: Option<u32>,
+    /// What layers differ in, one for each; empty where all are of the default kind.
+    pub kinds: Vec<LayerKind>,
     /// What scores are multiplied by.
     pub scores: ScoreScale,
+    /// Scores s become c tanh(s / c) of this c, before distances and windows (Gemma 2).
+    pub score_cap: Option<f32>,
+    /// The same of a language head's logits.
+    pub logit_cap: Option<f32>,
+    /// What rows of the embedding table are multiplied by.
+    pub embedding_scale: f32,
     /// The token that takes no position of its own (RoBERTa's padding): texts with it are not run.
     pub unplaced: Option<u32>,
     /// Positions.
     pub positions: Positions,
+    /// Rotary positions of the layers that have others than the rest.
+    pub local_positions: Option<Positions>,
     /// What distances add to scores, besides.
     pub distances: Option<Distances>,
     /// Rows of the table of token types, of which one is added to each embedding; 0: there is none.
@@ -378,20 +429,51 @@ impl ModelSpec {
         self.heads / self.kv_heads
     }
 
+    /// A model of so many layers to measure with: in all of them rows see what they can, since the cost of less
+    /// is told by what is seen.
+    #[must_use]
+    pub fn sample(&self, layers: u32) -> Self {
+        Self { layers, kinds: Vec::new(), ..self.clone() }
+    }
+
+    /// What a layer has of its own.
+    pub fn kind(&self, layer: u32) -> LayerKind {
+        self.kinds.get(layer as usize).copied().unwrap_or_default()
+    }
+
+    /// The rotary positions of a layer; none where it has none.
+    pub fn rotary(&self, layer: u32) -> Option<&Positions> {
+        let positions = match self.kind(layer).rotation {
+            Rotation::Usual => Some(&self.positions),
+            Rotation::Local => self.local_positions.as_ref(),
+            Rotation::None => None,
+        };
+        positions.filter(|positions| matches!(positions, Positions::Rotary { .. }))
+    }
+
+    /// How many rows before itself, and how many after, a row sees in a layer; none for all.
+    pub fn sees(&self, layer: u32) -> (Option<u32>, Option<u32>) {
+        let window = self.kind(layer).window;
+        let ahead = if self.causal { Some(0) } else { window.map(|window| window.after) };
+        (window.map(|window| window.before), ahead)
+    }
+
+    /// Whether rows see the same in all layers, in texts of so many rows.
+    pub fn sees_alike(&self, rows: u32) -> bool {
+        let narrow = |window: Option<SlidingWindow>| {
+            window.filter(|of| of.before.min(if self.causal { u32::MAX } else { of.after }) < rows)
+        };
+        let mut windows = self.kinds.iter().map(|kind| narrow(kind.window));
+        windows.next().is_none_or(|first| windows.all(|window| window == first))
+    }
+
+    /// What [`ModelSpec::position_limit`] is the size of, for messages.
+    pub fn limited_by(&self) -> &'static str {
+        "the model's table of positions"
+    }
+
     /// The most rows that a text may have.
     pub fn position_limit(&self) -> u32 {
-        self.positions().min(self.window.unwrap_or(u32::MAX))
-    }
-
-    /// What [`ModelSpec::position_limit`] is the size of, for messages: "the window of its attention".
-    pub fn limited_by(&self) -> &'static str {
-        match self.window {
-            Some(window) if window < self.positions() => "the window of the model's attention",
-            _ => "the model's table of positions",
-        }
-    }
-
-    fn positions(&self) -> u32 {
         match &self.positions {
             Positions::Learned { rows, offset } => rows.saturating_sub(*offset),
             Positions::Rotary { limit, .. } => *limit,
@@ -424,7 +506,7 @@ impl ModelSpec {
 
     /// What the scores of a layer are multiplied by.
     pub fn score_scale(&self, layer: u32) -> f32 {
-        let width = if self.scores.by_width { f64::from(self.head_width).sqrt() } else { 1.0 };
+        let width = self.scores.over_root.map_or(1.0, |of| f64::from(of).sqrt());
         let layers = if self.scores.by_layer { f64::from(layer) + 1.0 } else { 1.0 };
         (1.0 / (width * layers)) as f32
     }

@@ -131,13 +131,16 @@ impl Store {
             arrivals: None,
             proof: OnceLock::new(),
         };
+        let architecture = parts.first().and_then(|(.., gguf)| gguf.architecture());
+        let architecture = architecture.unwrap_or_default().to_owned();
+        let architecture = architecture.as_str();
         let paired = parts.first().and_then(|(.., gguf)| gguf.paired_heads());
         for (path, file, gguf) in parts {
             let io = |source| ModelError::Io { path: path.clone(), source };
             let bytes = file.metadata().map_err(io)?.len();
             let shard = store.shards.len();
             for listed in gguf.tensors {
-                let name = renamed(&listed.name);
+                let name = renamed(architecture, &listed.name);
                 let heads = |ending: &str| name.ends_with(ending);
                 let paired = match paired {
                     Some((heads_of_queries, _))

@@ -61,6 +61,10 @@ pub enum Vector {
     MlpNorm(u32),
     /// Bias of the MLP's norm.
     MlpNormBias(u32),
+    /// Weight of the norm of what attention adds.
+    AttentionSumNorm(u32),
+    /// Weight of the norm of what the MLP adds.
+    MlpSumNorm(u32),
     /// Of the projection of squares of pixels.
     PatchBias,
     /// What the row of the class begins with, in a model of images.
@@ -79,6 +83,10 @@ pub enum Vector {
     Distances,
     /// Of the dense layer of a class head.
     ClassDenseBias,
+    /// Weight of the norm behind the dense layer of a class head.
+    ClassNorm,
+    /// Its bias.
+    ClassNormBias,
     /// Of the output of a class head.
     ClassOutputBias,
     /// Of the language head.
@@ -164,8 +172,26 @@ impl Vector {
             Self::AttentionNormBias(l) => Self::AttentionNormBias(layer(l)),
             Self::MlpNorm(l) => Self::MlpNorm(layer(l)),
             Self::MlpNormBias(l) => Self::MlpNormBias(layer(l)),
+            Self::AttentionSumNorm(l) => Self::AttentionSumNorm(layer(l)),
+            Self::MlpSumNorm(l) => Self::MlpSumNorm(layer(l)),
             of_no_layer => of_no_layer,
         }
+    }
+
+    /// Whether it is what a norm multiplies columns by.
+    pub fn is_norm(self) -> bool {
+        matches!(
+            self,
+            Self::QueryHeadNorm(_)
+                | Self::KeyHeadNorm(_)
+                | Self::AttentionNorm(_)
+                | Self::MlpNorm(_)
+                | Self::AttentionSumNorm(_)
+                | Self::MlpSumNorm(_)
+                | Self::EmbeddingNorm
+                | Self::FinalNorm
+                | Self::ClassNorm
+        )
     }
 
     /// How many values, or `None` where a model of this spec has no such vector.
@@ -177,9 +203,10 @@ impl Vector {
             _ => None,
         };
         let hidden = spec.hidden;
-        let norm_bias = spec.norm == NormKind::Layer;
+        let norm_bias = spec.norm == NormKind::Layer && spec.norm_bias;
         let last = spec.norm_place == NormPlace::Pre;
         let layer = |l: u32, there: bool, width| (l < spec.layers && there).then_some(width);
+        let normed = |l: u32| l > 0 || spec.first_norm || !last;
         match self {
             Self::QueryBias(l) => layer(l, spec.qkv_bias, attention),
             Self::KeyBias(l) | Self::ValueBias(l) => layer(l, spec.qkv_bias, kv),
@@ -190,9 +217,10 @@ impl Vector {
             Self::QueryHeadNorm(l) | Self::KeyHeadNorm(l) => {
                 layer(l, spec.head_norm, spec.head_width)
             }
-            Self::AttentionNorm(l) => layer(l, true, hidden),
+            Self::AttentionNorm(l) => layer(l, normed(l), hidden),
+            Self::AttentionSumNorm(l) | Self::MlpSumNorm(l) => layer(l, spec.sum_norms, hidden),
             Self::MlpNorm(l) => layer(l, !spec.parallel, hidden),
-            Self::AttentionNormBias(l) => layer(l, norm_bias, hidden),
+            Self::AttentionNormBias(l) => layer(l, norm_bias && normed(l), hidden),
             Self::MlpNormBias(l) => layer(l, norm_bias && !spec.parallel, hidden),
             Self::PatchBias | Self::ClassRow => spec.patches.map(|_| hidden),
             Self::EmbeddingNorm => spec.embedding_norm.then_some(hidden),
@@ -201,7 +229,11 @@ impl Vector {
             Self::FinalNormBias => (last && norm_bias).then_some(hidden),
             Self::TokenTypes => (spec.token_types > 0).then_some(spec.token_types * hidden),
             Self::Distances => spec.distances.map(|d| d.buckets * spec.heads),
-            Self::ClassDenseBias => class.and_then(|c| c.dense).map(|_| hidden),
+            Self::ClassDenseBias => {
+                class.filter(|c| c.dense_bias).and_then(|c| c.dense).map(|_| hidden)
+            }
+            Self::ClassNorm => class.filter(|c| c.norm).map(|_| hidden),
+            Self::ClassNormBias => class.filter(|c| c.norm && norm_bias).map(|_| hidden),
             Self::ClassOutputBias => class.filter(|c| c.bias).map(|c| c.labels),
             Self::LanguageBias => {
                 let bias = matches!(spec.head, HeadSpec::Language { bias: true, .. });
@@ -228,6 +260,8 @@ impl Vector {
                 AttentionNormBias(l),
                 MlpNorm(l),
                 MlpNormBias(l),
+                AttentionSumNorm(l),
+                MlpSumNorm(l),
             ]
         });
         layers
@@ -241,6 +275,8 @@ impl Vector {
                 TokenTypes,
                 Distances,
                 ClassDenseBias,
+                ClassNorm,
+                ClassNormBias,
                 ClassOutputBias,
                 LanguageBias,
             ])

@@ -22,7 +22,7 @@ impl ModelDir {
             used.insert(self.vector_name(which)?);
         }
         let known = |name: &&str| {
-            used.contains(*name) || *name == gguf::DIVISORS || family::fields::needless(name)
+            used.contains(*name) || gguf::is_of_positions(name) || family::fields::needless(name)
         };
         let unused = self.store().names().into_iter().filter(|name| !known(name));
         let unused: Vec<_> = unused.map(ToOwned::to_owned).collect();

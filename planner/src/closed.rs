@@ -32,6 +32,7 @@
 //! cuts stand between texts, attention by rows carries nothing; else it carries what is missing of one text.
 
 use crate::{
+    costs::seen_pairs,
     links::Links,
     memory::{Held, Memory},
     request::Request,
@@ -167,15 +168,23 @@ impl Load {
         f64::from(self.text)
     }
 
-    /// Rows that a row sees in the mean.
-    pub fn seen(self, causal: bool) -> f64 {
-        if causal { self.text().midpoint(1.0) } else { self.text() }
+    /// Rows that a row sees in a layer in the mean.
+    fn seen(self, spec: &ModelSpec, layer: u32) -> f64 {
+        let all = (0, self.text);
+        seen_pairs(all, all, spec.sees(layer)) / self.text()
     }
 
-    /// Nanoseconds of attention of a run of its rows, one text after another.
-    pub fn attend(self, device: &DeviceProfile, run: f64, causal: bool, heads: f64) -> f64 {
+    /// Nanoseconds of attention of a run of its rows, one text after another, in a layer in the mean.
+    pub fn attend(self, device: &DeviceProfile, run: f64, spec: &ModelSpec, heads: f64) -> f64 {
         let texts = (run / self.text()).max(1.0);
-        texts * device.nanos(Kernel::Attend, &[run / texts, self.seen(causal), heads])
+        let nanos = |layer| {
+            let seen = self.seen(spec, layer);
+            texts * device.nanos(Kernel::Attend, &[run / texts, seen, heads])
+        };
+        if spec.sees_alike(self.text) {
+            return nanos(0);
+        }
+        (0..spec.layers).map(nanos).sum::<f64>() / f64::from(spec.layers.max(1))
     }
 
     /// Rows that a language head multiplies.
@@ -270,7 +279,7 @@ impl Tables {
     ) -> Self {
         let spec = request.spec;
         let mean = |of: &dyn Fn(Load) -> f64| mean(loads, of);
-        let attend = |load: Load, run: f64, heads| load.attend(device, run, spec.causal, heads);
+        let attend = |load: Load, run: f64, heads| load.attend(device, run, spec, heads);
         let (d, tiles) = (devices as f64, f64::from(means.tiles));
         let others = (d - 1.0) / d;
         // Into how many runs the rows of a product are cut, and how many rows come from outside.

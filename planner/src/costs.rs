@@ -20,7 +20,8 @@ const DISK: f64 = 100e6;
 /// Costs for [`galaxy_graph::simulate()`].
 pub struct ProfileCosts<'a> {
     hidden: f64,
-    causal: bool,
+    /// What rows see in each layer, or once where all layers are alike.
+    sees: Vec<(Option<u32>, Option<u32>)>,
     shape: &'a BatchShape,
     devices: Vec<&'a DeviceProfile>,
     links: BTreeMap<(Rank, Rank), &'a LinkProfile>,
@@ -47,7 +48,9 @@ impl<'a> ProfileCosts<'a> {
         }
         let cables = plan.ranked().map(|(_, d)| cable(profile, &d.name, plan)).collect();
         let hidden = f64::from(spec.hidden);
-        Ok(Self { hidden, causal: spec.causal, shape, devices, links: between, cables })
+        let kinds = spec.layers.min(spec.kinds.len() as u32).max(1);
+        let sees = (0..kinds).map(|layer| spec.sees(layer)).collect();
+        Ok(Self { hidden, sees, shape, devices, links: between, cables })
     }
 
     /// Nanoseconds that the bytes of a send or receive cost the kernels of its device.
@@ -60,30 +63,55 @@ impl<'a> ProfileCosts<'a> {
         bytes as f64 * each
     }
 
-    /// Pairs of the `queries` with the `keys` that they see, for each text: (query rows, pairs).
-    fn pairs(&self, queries: Span<Row>, keys: Span<Row>) -> impl Iterator<Item = (f64, f64)> + '_ {
-        let causal = self.causal;
+    /// Pairs of the `queries` with the `keys` that they see in a layer, for each text: (query rows, pairs).
+    fn pairs(
+        &self,
+        layer: u32,
+        queries: Span<Row>,
+        keys: Span<Row>,
+    ) -> impl Iterator<Item = (f64, f64)> + '_ {
+        let sees = self.sees[(layer as usize).min(self.sees.len() - 1)];
         self.shape.placed().filter_map(move |(text, segment)| {
-            let (rows, seen) = (queries.intersect(text), keys.intersect(text));
-            let past = f64::from(rows.len()) * f64::from(segment.past);
-            let pairs = seen_pairs(rows, seen, causal) + past;
-            (pairs > 0.0).then(|| (f64::from(rows.len()), pairs))
+            let place = |rows: Span<Row>| {
+                let at = |row: u32| segment.past + row - text.start();
+                let rows = rows.intersect(text);
+                if rows.is_empty() { (0, 0) } else { (at(rows.start()), at(rows.end())) }
+            };
+            let queries = place(queries);
+            let pairs = seen_pairs(queries, (0, segment.past), sees)
+                + seen_pairs(queries, place(keys), sees);
+            (pairs > 0.0).then(|| (f64::from(queries.1 - queries.0), pairs))
         })
     }
 }
 
-/// Pairs of query rows and key rows of one text. A causal row sees itself and those before it.
-pub(crate) fn seen_pairs(queries: Span<Row>, keys: Span<Row>, causal: bool) -> f64 {
-    if !causal {
-        return f64::from(queries.len()) * f64::from(keys.len());
-    }
-    // Query row i sees the keys up to i: none before the first key, all after the last.
-    let first = queries.start().max(keys.start());
-    let last = queries.end().min(keys.end()).max(first);
-    let within = f64::from(last - first);
-    let least = f64::from(first - keys.start() + 1);
-    let after = f64::from(queries.end().saturating_sub(keys.end().max(queries.start())));
-    within * (2.0 * least + within - 1.0) / 2.0 + after * f64::from(keys.len())
+/// Pairs of query rows and key rows of one text, both by their places in it, where a row sees so many rows before
+/// itself and so many after; none for all.
+pub(crate) fn seen_pairs(
+    queries: (u32, u32),
+    keys: (u32, u32),
+    (behind, ahead): (Option<u32>, Option<u32>),
+) -> f64 {
+    let [from, to, low, high] = [queries.0, queries.1, keys.0, keys.1].map(i64::from);
+    let rows = (to - from) as f64;
+    let ends = ahead.map_or(rows * high as f64, |ahead| {
+        let by = i64::from(ahead) + 1;
+        clamped((from + by, to + by), (low, high))
+    });
+    let starts = behind.map_or(rows * low as f64, |behind| {
+        let by = i64::from(behind);
+        clamped((from - by, to - by), (low, high))
+    });
+    ends - starts
+}
+
+/// The sum of these numbers, each where it is between two others, else the nearer of those.
+fn clamped((from, to): (i64, i64), (low, high): (i64, i64)) -> f64 {
+    let below = (to.min(low) - from).max(0);
+    let above = (to - from.max(high)).max(0);
+    let (first, end) = (from.clamp(low, high), to.clamp(low, high));
+    let between = (first + end - 1) * (end - first) / 2;
+    (below * low + above * high + between) as f64
 }
 
 /// All links of a device go over one network interface, which carries what its fastest link was
@@ -118,7 +146,7 @@ impl Costs for ProfileCosts<'_> {
             OpKind::Attend { heads, .. } => {
                 let queries = op.writes.first().map_or(Span::empty(), |r| r.rows);
                 let keys = op.reads.get(1).map_or(Span::empty(), |r| r.rows);
-                let texts = self.pairs(queries, keys);
+                let texts = self.pairs(op.layer, queries, keys);
                 let heads = f64::from(heads.len());
                 texts.map(|(q, pairs)| device.nanos(Kernel::Attend, &[q, pairs / q, heads])).sum()
             }
@@ -174,15 +202,19 @@ mod tests {
 
     #[test]
     fn pairs_are_those_that_a_mask_leaves() {
-        let span = |a, b| Span::<Row>::new(a, b);
-        for causal in [false, true] {
+        let masks = [(None, None), (None, Some(0)), (Some(2), Some(0)), (Some(1), Some(3))];
+        for (behind, ahead) in masks {
             for (q, k) in [((0, 5), (0, 5)), ((3, 6), (0, 6)), ((0, 4), (2, 9)), ((5, 9), (1, 4))] {
+                let sees = |i: u32, j: u32| {
+                    behind.is_none_or(|rows| j + rows >= i)
+                        && ahead.is_none_or(|rows| j <= i + rows)
+                };
                 let count = (q.0..q.1)
                     .flat_map(|i| (k.0..k.1).map(move |j| (i, j)))
-                    .filter(|(i, j)| !causal || j <= i)
+                    .filter(|(i, j)| sees(*i, *j))
                     .count();
-                let got = seen_pairs(span(q.0, q.1), span(k.0, k.1), causal);
-                assert_eq!(got, count as f64, "{q:?} {k:?} {causal}");
+                let got = seen_pairs(q, k, (behind, ahead));
+                assert_eq!(got, count as f64, "{q:?} {k:?} {behind:?} {ahead:?}");
             }
         }
     }

@@ -181,7 +181,7 @@ fn stage(
     let layer = mean(loads, &|load| {
         let rows = load.rows() / parts;
         let part = device.nanos(Kernel::Qkv, &[rows, qkv])
-            + load.attend(device, rows, spec.causal, heads)
+            + load.attend(device, rows, spec, heads)
             + device.nanos(Kernel::AttentionOutput, &[rows, heads * width])
             + device.nanos(Kernel::Up, &[rows, inner])
             + device.nanos(Kernel::Down, &[rows, inner])

@@ -53,7 +53,7 @@ pub const SPLITS: [Split; 7] = [
     Split::HalfBlocks,
 ];
 /// Checkpoints under `testdata/golden`.
-pub const CHECKPOINTS: [&str; 20] = [
+pub const CHECKPOINTS: [&str; 29] = [
     "bert",
     "bert-f16",
     "distilbert",
@@ -74,6 +74,15 @@ pub const CHECKPOINTS: [&str; 20] = [
     "mistral-longrope",
     "opt-post",
     "qwen2-both-ways",
+    "mistral-window",
+    "qwen2-window",
+    "smollm3",
+    "phi3",
+    "gemma2",
+    "gemma3",
+    "gemma3-both-ways",
+    "modernbert",
+    "modernbert-biases",
 ];
 /// Strategies; of `auto`, plans that mix modes.
 pub const STRATEGIES: [Strategy; 6] = [

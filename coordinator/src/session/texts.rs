@@ -434,8 +434,9 @@ mod tests {
             let labels = logits.len() as u32;
             let names = (0..labels).map(|i| i.to_string()).collect();
             let (row, dense, bias) = (ClassRow::First, None, true);
-            let padding = None;
-            let head = ClassHead { row, dense, labels, bias, names, problem, padding };
+            let (padding, dense_bias, norm) = (None, false, false);
+            let head =
+                ClassHead { row, dense, dense_bias, norm, labels, bias, names, problem, padding };
             probabilities(&head, logits)
         };
         let far = [1000.0, 1000.0 + 3f32.ln()];

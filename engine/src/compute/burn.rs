@@ -215,9 +215,6 @@ impl Runner {
                 let mut residual = self.read(call, 0)?;
                 let shape = residual.dims();
                 let norm = self.norm(norm, &residual)?;
-                for bias in &add.biases {
-                    residual = residual + self.weights.vector(*bias).ok_or(NO_MATRIX)?.clone();
-                }
                 let mut sum = None;
                 if partial {
                     sum = Some(alike(self.read(call, 1)?, shape)?);
@@ -226,6 +223,15 @@ impl Runner {
                     let tile = call.tile(staged.input, 1 + usize::from(partial))?;
                     let tile = alike(self.import(tile)?, shape)?;
                     sum = Some(sum.map_or(tile.clone(), |sum| sum + tile));
+                }
+                for bias in &add.biases {
+                    let bias = self.weights.vector(*bias).ok_or(NO_MATRIX)?.clone();
+                    sum = Some(sum.map_or(bias.clone(), |sum| sum + bias));
+                }
+                if let (Some((weight, epsilon)), Some(rows)) = (add.norm, &sum) {
+                    let weight = self.weights.vector(weight).ok_or(NO_MATRIX)?;
+                    let norm = Norm { kind: NormKind::Rms, epsilon, weight, bias: None };
+                    sum = Some(norm.apply(rows.clone()));
                 }
                 if let Some(sum) = sum {
                     residual = residual + sum;
@@ -332,7 +338,7 @@ impl Runner {
                 let mask = Tensor::<2>::from_data(mask, &self.device);
                 made.clone() + mask * (class.clone() - made)
             }
-            None => self.table(Table::Word, call.tokens(region.rows)?, width)?,
+            None => self.table(Table::Word, call.tokens(region.rows)?, width)? * embed.scale,
         };
         if let Some(offset) = embed.positions {
             let id = |place: &Place| place.position.saturating_add(offset);
@@ -400,9 +406,10 @@ impl Runner {
         if call.operation.reads.len() > 1 {
             rows = rows.clone() + alike(self.read(call, 1)?, rows.dims())?;
         }
-        let activate = |rows| match of.activation {
-            Some(activation) => rows::activate(activation, rows),
-            None => rows,
+        let activate = |rows: Tensor<2>| match (of.cap, of.activation) {
+            (Some(most), _) => (rows / most).tanh() * most,
+            (None, Some(activation)) => rows::activate(activation, rows),
+            (None, None) => rows,
         };
         let rows = match of.gated {
             true => {
@@ -562,6 +569,9 @@ impl Runner {
         };
         if let Some((dense, activation)) = classes.dense {
             row = rows::activate_class(activation, product(row, dense)?);
+        }
+        if let Some(norm) = &classes.norm {
+            row = self.norm_of(norm)?.apply(row);
         }
         product(row, classes.output)
     }

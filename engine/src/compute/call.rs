@@ -113,7 +113,7 @@ impl<'a> Call<'a> {
         }
         let shape = &self.binding.shape;
         let mut covered = 0;
-        for (own, seen) in attention::seen(shape, queries.rows, attention.causal) {
+        for (own, seen) in attention::seen(shape, queries.rows, attention) {
             if !keys.rows.contains(seen) {
                 return Err(Misfit::Why("it does not read all rows that its queries see"));
             }

@@ -26,7 +26,7 @@ use crate::{
 use galaxy_common::{Bytes, Cache, Head, Share, Span};
 use galaxy_graph::{
     budget,
-    operators::{self, HeadNorms, Operator, OperatorId},
+    operators::{self, HeadNorms, Operator, OperatorId, Rotary},
     program::{OpKind, Operation, OutputKind, Program, Reduce, Slot},
 };
 use galaxy_model::{Activation, ClassActivation, NormKind, Table};
@@ -43,7 +43,8 @@ pub struct CpuEngine {
     slots: Slots,
     products: dense::Scratch,
     attention: attention::Scratch,
-    rotary: RotaryTable,
+    /// One for each of the rotary positions of the model.
+    rotary: Vec<(Arc<Rotary>, RotaryTable)>,
     distances: DistanceTable,
     places: Vec<Place>,
     texts: Texts,
@@ -58,6 +59,8 @@ impl CpuEngine {
         let threads = Threads::new(threads);
         let attention = attention::Scratch::new(&threads);
         let products = dense::Scratch::new(&threads);
+        let rotary = shard.graph.rotations().into_iter();
+        let rotary = rotary.map(|rotary| (rotary, RotaryTable::default())).collect();
         Self {
             texts: texts(&shard, Cache::NONE),
             shard,
@@ -65,7 +68,7 @@ impl CpuEngine {
             slots: Slots::default(),
             products,
             attention,
-            rotary: RotaryTable::default(),
+            rotary,
             distances: DistanceTable::default(),
             places: Vec::new(),
             few: Vec::new(),
@@ -101,10 +104,10 @@ impl Engine for CpuEngine {
     }
 
     fn begin(&mut self, text: &Text, blocks: &Arc<[u32]>) -> Result<(), ComputeError> {
+        for (rotary, table) in &mut self.rotary {
+            table.reach(rotary, text.rows);
+        }
         if let Some(heads) = self.shard.graph.heads() {
-            if let Some(rotary) = &heads.rotary {
-                self.rotary.reach(rotary, text.rows);
-            }
             self.attention.expect_few(heads.width as usize);
         }
         self.texts.begin(text, blocks)
@@ -295,6 +298,9 @@ impl CpuEngine {
             None => {
                 let area = out.contiguous().ok_or(whole)?;
                 read(Table::Word, call.tokens(rows)?, area)?;
+                if embed.scale != 1.0 {
+                    area.iter_mut().for_each(|value| *value *= embed.scale);
+                }
                 area
             }
         };
@@ -401,9 +407,12 @@ impl CpuEngine {
         if let Some(rotary) = &of_heads.rotary {
             let asked = |slot| self.texts.asked(slot);
             call.turned(of_heads, rotary, asked, &mut self.places)?;
-            self.rotary.reach_rows(rotary, &self.places);
+            let mut tables = self.rotary.iter_mut();
+            let table = tables.find(|(known, _)| Arc::ptr_eq(known, rotary));
+            let (_, table) = table.ok_or(NO_OPERATOR)?;
+            table.reach_rows(rotary, &self.places);
             let (heads, width) = (heads + kv_heads, of_heads.width as usize);
-            self.rotary.turn(threads, out, &self.places, rotary.pairs, heads, width);
+            table.turn(threads, out, &self.places, rotary.pairs, heads, width);
         }
         Ok(())
     }
@@ -446,8 +455,7 @@ impl CpuEngine {
             keys: area(&keys)?,
             first_key: keys.rows.start(),
             layout,
-            scale: attention.scale,
-            causal: attention.causal,
+            of: attention,
             cache: Some(&self.texts.cache),
             layer,
             distances,
@@ -549,7 +557,7 @@ fn matrix<'a>(
     (inputs, columns): (Option<&Range<u32>>, Range<usize>),
     loaded: Option<&'a [u8]>,
 ) -> Result<(AnyMatrix<'a>, Epilogue<'a>), Misfit> {
-    let curve = of.activation.map(curve);
+    let curve = of.cap.map(Curve::Cap).or(of.activation.map(curve));
     if let (Some(streamed), Some(_)) = (&shard.streamed, of.cut) {
         let piece = streamed.matrix((operator, columns.start as u32), loaded);
         let (matrix, bias) = piece.ok_or(NO_MATRIX)?;
@@ -601,10 +609,14 @@ fn classify(
         let curve = match activation {
             Some(ClassActivation::Tanh) => Some(Curve::Tanh),
             Some(ClassActivation::Relu) => Some(Curve::Relu),
+            Some(ClassActivation::Gelu) => Some(Curve::Gelu),
             None => None,
         };
         let Some(area) = AreaMut::new(few, single(dense.outputs)) else { return Err(room) };
         dense::product(threads, scratch, row, dense, area, Epilogue::of(bias, false, curve));
+        if let Some(norm) = &classes.norm {
+            norm_of(shard, norm)?.apply(&mut few[..dense.outputs]);
+        }
         row = Area::single(&few[..dense.outputs]);
     }
     let (output, bias) = of(classes.output)?;

@@ -4,6 +4,7 @@ use super::*;
 use galaxy_common::{BlockAssignment, DeviceName};
 use galaxy_graph::{budget, operators::LayerOperators};
 use galaxy_model::HeadSpec;
+use galaxy_model::ModelSpec;
 use proptest::{prelude::*, test_runner::TestRunner};
 use std::path::Path;
 

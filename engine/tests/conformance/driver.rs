@@ -13,6 +13,10 @@ use std::collections::{HashMap, VecDeque};
 const LIMIT: f64 = 2e-6;
 /// What half precision on the wire adds: half of its spacing at 1.
 const HALF: f64 = 4.9e-4;
+/// Half of the least number of 16 bits: what is smaller becomes that or nothing.
+const LEAST_HALF: f64 = 3e-8;
+/// What passes where nothing is rounded to 16 bits.
+const EXACT: (f64, f64) = (LIMIT, 0.0);
 
 /// The engine of one rank and what it is compared with.
 pub struct Pair {
@@ -144,12 +148,12 @@ impl Device<'_> {
         );
         ran.unwrap_or_else(|error| panic!("{what}: {error}"));
         let given = reference.run(program, operation, binding, input);
-        let compare = |got: &[f64], want: &[f64], limit: f64| -> f64 {
+        let compare = |got: &[f64], want: &[f64], (limit, step): (f64, f64)| -> f64 {
             assert_eq!(got.len(), want.len(), "{what}");
             let errors = got.iter().zip(want).map(|(g, w)| (g - w).abs());
             // Not a number is larger than anything here.
             let error = errors.fold(0.0_f64, |a, b| if a >= b { a } else { b });
-            let allowed = limit * given.scale;
+            let allowed = limit * given.scale + step;
             assert!(
                 error <= allowed,
                 "{what}: off by {error:e}, and {allowed:e} passes\n{:?}",
@@ -160,13 +164,13 @@ impl Device<'_> {
         let mut worst = 0.0_f64;
         if let Some(values) = emitted {
             let values: Vec<f64> = values.into_iter().map(f64::from).collect();
-            worst = worst.max(compare(&values, &given.values, LIMIT));
+            worst = worst.max(compare(&values, &given.values, EXACT));
         }
         if let Some((tile, region)) = output.zip(writes) {
             let got = decode(program.wire, tile.bytes(size(&region)));
             let limit = match program.wire {
-                WireType::F32 => LIMIT,
-                WireType::F16 => LIMIT + HALF,
+                WireType::F32 => EXACT,
+                WireType::F16 => (LIMIT + HALF, LEAST_HALF),
             };
             let error = compare(&got, &given.values, limit);
             if program.wire == WireType::F32 {
@@ -178,7 +182,7 @@ impl Device<'_> {
             if program.tensor(region.tensor).memory == Memory::Device && size(region) > 0 {
                 let got = read_back(engine.as_mut(), &self.exact, region, binding);
                 let want = reference.read(program, region);
-                worst = worst.max(compare(&got, &want.values, LIMIT));
+                worst = worst.max(compare(&got, &want.values, EXACT));
                 reference.write(program, region, got);
             }
         }

@@ -35,7 +35,7 @@ use galaxy_model::{ModelDir, ModelSpec};
 use reference::Reference;
 use std::{collections::BTreeSet, ops::ControlFlow, path::Path, sync::Arc};
 
-const FAMILIES: [&str; 20] = [
+const FAMILIES: [&str; 29] = [
     "bert",
     "bert-f16",
     "distilbert",
@@ -56,6 +56,15 @@ const FAMILIES: [&str; 20] = [
     "mistral-longrope",
     "opt-post",
     "qwen2-both-ways",
+    "mistral-window",
+    "qwen2-window",
+    "smollm3",
+    "phi3",
+    "gemma2",
+    "gemma3",
+    "gemma3-both-ways",
+    "modernbert",
+    "modernbert-biases",
 ];
 
 fn open(family: &str) -> Arc<ModelDir> {
@@ -310,6 +319,15 @@ macro_rules! engine {
             mistral_longrope: "mistral-longrope",
             opt_post: "opt-post",
             qwen2_both_ways: "qwen2-both-ways",
+            mistral_window: "mistral-window",
+            qwen2_window: "qwen2-window",
+            smollm3: "smollm3",
+            phi3: "phi3",
+            gemma2: "gemma2",
+            gemma3: "gemma3",
+            gemma3_both_ways: "gemma3-both-ways",
+            modernbert: "modernbert",
+            modernbert_biases: "modernbert-biases",
         );
     };
     ($name:ident, $engine:expr; $($test:ident: $family:literal),+ $(,)?) => {

@@ -221,11 +221,16 @@ impl Reference {
             OpKind::Join { add, norm, post, partial, staged: adds } => {
                 let layer = operation.layer;
                 let of = self.graph.layers[layer as usize];
-                let bias = match add == of.after_mlp.add {
-                    true => Vector::DownBias(layer),
-                    false => Vector::AttentionOutputBias(layer),
+                let (bias, sum_norm) = match add == of.after_mlp.add {
+                    true => (Vector::DownBias(layer), Vector::MlpSumNorm(layer)),
+                    false => (Vector::AttentionOutputBias(layer), Vector::AttentionSumNorm(layer)),
                 };
+                let residual = rows(self, 0);
+                let normed = self.spec().sum_norms;
                 let mut sum = rows(self, 0);
+                if normed {
+                    sum.values.fill(0.0);
+                }
                 let mut sizes: Vec<f64> = sum.values.iter().map(|v| v.abs()).collect();
                 let mut add = |sum: &mut Rows, values: &[f64]| {
                     assert_eq!(sum.values.len() % values.len(), 0);
@@ -243,6 +248,16 @@ impl Reference {
                 }
                 if adds {
                     add(&mut sum, &tile());
+                }
+                if normed {
+                    let none = Vector::AttentionNormBias(u32::MAX);
+                    sum.values = self.norm_by(sum_norm, none, &sum, &sizes);
+                    for ((sum, size), value) in
+                        sum.values.iter_mut().zip(&mut sizes).zip(&residual.values)
+                    {
+                        *size = sum.abs() + value.abs();
+                        *sum += value;
+                    }
                 }
                 self.scale = sizes.iter().copied().fold(0.0, f64::max);
                 let normed = self.norm(norm, &sum, &sizes);
@@ -315,7 +330,9 @@ impl Reference {
         for (row, position) in rows.iter().zip(positions(&binding.shape, rows)) {
             let mut terms = match &binding.inputs {
                 Inputs::Tokens(tokens) | Inputs::Typed { tokens, .. } => {
-                    vec![read(Table::Word, tokens[row as usize])]
+                    let by = f64::from(self.spec().embedding_scale);
+                    let words = read(Table::Word, tokens[row as usize]);
+                    vec![words.into_iter().map(|value| value * by).collect()]
                 }
                 Inputs::Patches { .. } if position == 0 => {
                     vec![self.vectors[&Vector::ClassRow].clone()]
@@ -450,7 +467,7 @@ impl Reference {
                 let of_queries = part.heads.len() as usize;
                 self.norm_heads(layer, of_queries, heads, rows.count(), &mut sized);
                 let written = operation.writes[0];
-                self.rotate(binding, written.rows, heads, &mut sized);
+                self.rotate(layer, binding, written.rows, heads, &mut sized);
                 // Queries alone, or what follows them.
                 let all = sized.len() / rows.count();
                 let made = |row: &[(f64, f64)]| row[written.columns.range()].to_vec();
@@ -478,7 +495,11 @@ impl Reference {
             Kernel::Language => {
                 let outputs = self.device.prefill.vocabulary.range();
                 let bias = Some(Vector::LanguageBias);
-                self.multiply(rows, Matrix::LanguageHead, hidden, outputs, bias)
+                let mut sized = self.multiply(rows, Matrix::LanguageHead, hidden, outputs, bias);
+                if let Some(most) = spec.logit_cap.map(f64::from) {
+                    sized.iter_mut().for_each(|(value, _)| *value = most * (*value / most).tanh());
+                }
+                sized
             }
             other => panic!("{other:?} is no product"),
         };
@@ -516,9 +537,16 @@ impl Reference {
         }
     }
 
-    fn rotate(&self, binding: &Binding, rows: Span<Row>, heads: usize, sized: &mut [(f64, f64)]) {
-        let Positions::Rotary { inverse_frequencies, long, scale, pairs, .. } =
-            &self.spec().positions
+    fn rotate(
+        &self,
+        layer: u32,
+        binding: &Binding,
+        rows: Span<Row>,
+        heads: usize,
+        sized: &mut [(f64, f64)],
+    ) {
+        let Some(Positions::Rotary { inverse_frequencies, long, scale, pairs, .. }) =
+            self.spec().rotary(layer)
         else {
             return;
         };
@@ -571,12 +599,14 @@ impl Reference {
         let (mut out, mut scale) = (Vec::new(), 0.0_f64);
         for row in operation.reads[0].rows.iter() {
             let (segment, _) = binding.shape.placed().find(|(own, _)| own.has(row)).unwrap();
-            let end = if spec.causal { row + 1 } else { segment.end() };
+            let (behind, ahead) = spec.sees(layer);
+            let end = ahead.map_or(segment.end(), |rows| segment.end().min(row + 1 + rows));
+            let first = behind.map_or(0, |rows| row.saturating_sub(rows)).max(segment.start());
             for head in 0..heads {
                 let kv_head =
                     (part.heads.start() as usize + head) / spec.group() as usize - kv.range().start;
                 let by = f64::from(spec.score_scale(layer));
-                let scores: Vec<(f64, f64)> = (segment.start()..end)
+                let scores: Vec<(f64, f64)> = (first..end)
                     .map(|other| {
                         let terms = (0..width).map(|i| {
                             (query(row, head * width + i), value(other, kv_head * width + i))
@@ -588,7 +618,11 @@ impl Reference {
                             let at = bucket as usize * spec.heads as usize + head;
                             self.vectors[&Vector::Distances][at]
                         });
-                        (sum * by + apart, size * by + apart.abs())
+                        let score = match spec.score_cap.map(f64::from) {
+                            Some(most) => most * (sum * by / most).tanh(),
+                            None => sum * by,
+                        };
+                        (score + apart, size * by + apart.abs())
                     })
                     .collect();
                 let most = scores.iter().map(|s| s.0).fold(f64::MIN, f64::max);
@@ -598,7 +632,7 @@ impl Reference {
                 let worst = scores.iter().map(|s| s.1).fold(1.0, f64::max);
                 for i in 0..width {
                     let column = (kv_heads + kv_head) * width + i;
-                    let values = (segment.start()..end).map(|other| value(other, column));
+                    let values = (first..end).map(|other| value(other, column));
                     let (value, size) = Self::dot(weights.iter().copied().zip(values));
                     out.push(value / sum);
                     scale = scale.max(size / sum * worst);
@@ -640,9 +674,15 @@ impl Reference {
                     let act = |(value, _): &(f64, f64)| match activation {
                         ClassActivation::Tanh => value.tanh(),
                         ClassActivation::Relu => value.max(0.0),
+                        ClassActivation::Gelu => activate(Activation::Gelu, *value),
                     };
                     rows.values = sized.iter().map(act).collect();
                     self.scale = sized.iter().map(|s| s.1).fold(self.scale, f64::max);
+                }
+                if head.norm {
+                    let (weight, bias) = (Vector::ClassNorm, Vector::ClassNormBias);
+                    let sizes: Vec<f64> = rows.values.iter().map(|v| v.abs()).collect();
+                    rows.values = self.norm_by(weight, bias, &rows, &sizes);
                 }
                 let (labels, bias) = (0..head.labels as usize, Some(Vector::ClassOutputBias));
                 let sized = self.multiply(&rows, Matrix::ClassOutput, hidden, labels, bias);

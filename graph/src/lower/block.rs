@@ -64,11 +64,14 @@ pub(super) fn embed(b: &mut Builder, residual: Region, normed: Region) {
     norm_first(b, 0, residual, normed);
 }
 
-/// Norms rows for the first block of a layer, where that reads normed ones.
+/// Norms rows for the first block of a layer, where that reads normed ones. Where it reads them as they are,
+/// apart from the residual, they are copied.
 pub(super) fn norm_first(b: &mut Builder, layer: u32, residual: Region, normed: Region) {
     let of = b.graph.layers.get(layer as usize);
     if let Some(norm) = of.and_then(|of| of.norm) {
         b.compute(OpKind::Rows(norm), &[residual], &[normed]);
+    } else if normed.tensor != residual.tensor {
+        b.compute(OpKind::Select, &[residual], &[normed]);
     }
 }
 
@@ -171,8 +174,10 @@ fn attend(
         keep(b, shape, layer, kv_heads, over.part(rows, columns));
     }
     let context = b.tensor(Role::Context, rows, queries);
-    let reads =
-        [from.part(rows, Span::first(queries)), over.part(visible(spec, shape, rows), columns)];
+    let reads = [
+        from.part(rows, Span::first(queries)),
+        over.part(visible(&b.graph, layer, shape, rows), columns),
+    ];
     let operator = b.operators(layer).attention;
     b.compute(OpKind::Attend { operator, heads, kv_heads }, &reads, &[context.all()]);
     context

@@ -76,6 +76,16 @@ pub(super) fn program(
             let own = rows[ring.rank(at).index()];
             own.cut(cut).filter(|t| !t.is_empty()).collect()
         };
+        let sees = |layer: u32| -> Vec<Span<Row>> {
+            let of = |at: usize| {
+                let device = &plan.ring[ring.rank(at).index()];
+                let seen = visible(graph, layer, shape, rows[ring.rank(at).index()]);
+                // Whoever owns rows of this batch or of those that follow keeps all of its texts.
+                let owns = device.prefill.row_weight > 0 || device.decode.row_weight > 0;
+                kept(shape).filter(|_| owns).map_or(seen, |kept| ends(seen, kept))
+            };
+            (0..ring.len()).map(of).collect()
+        };
         let mut device = Device {
             spec,
             plan,
@@ -85,15 +95,10 @@ pub(super) fn program(
             me,
             own: rows[rank.index()],
             tiles: (0..ring.len()).map(tiles).collect(),
-            sees: (0..ring.len())
-                .map(|at| {
-                    let device = &plan.ring[ring.rank(at).index()];
-                    let seen = visible(spec, shape, rows[ring.rank(at).index()]);
-                    // Whoever owns rows of this batch or of those that follow keeps all of its texts.
-                    let owns = device.prefill.row_weight > 0 || device.decode.row_weight > 0;
-                    kept(shape).filter(|_| owns).map_or(seen, |kept| ends(seen, kept))
-                })
-                .collect(),
+            sees: match spec.kinds.is_empty() {
+                true => vec![sees(0)],
+                false => (0..spec.layers.max(1)).map(sees).collect(),
+            },
             all: Span::first(shape.rows()),
             ring: ring.clone(),
             b: &mut builder,
@@ -180,8 +185,8 @@ pub(super) struct Device<'a> {
     pub own: Span<Row>,
     /// Tiles of each position of the ring.
     pub tiles: Vec<Vec<Span<Row>>>,
-    /// The rows that the own rows of each position see.
-    pub sees: Vec<Span<Row>>,
+    /// The rows that the own rows of each position see: of each layer, or once where layers are alike.
+    pub sees: Vec<Vec<Span<Row>>>,
     pub all: Span<Row>,
     pub ring: Ring,
     pub b: &'a mut Builder,
@@ -313,16 +318,16 @@ impl Device<'_> {
         self.b.at = (here.block, here.layer);
         for owner in self.ring.arrivals(self.me).skip(1) {
             let Some(&rows) = self.tiles[owner].get(tile) else { continue };
-            let (route, role, width, reads) = match self.mode(here) {
+            let (route, of, reads) = match self.mode(here) {
                 Mode::Tensor => {
                     let needs = self.active(here);
                     let way = exchange(self.plan);
                     let route = self.ring.gather_route(way, owner, self.me, &needs);
-                    (route, Role::RowTile, self.hidden(), needs[self.me])
+                    (route, (Role::RowTile, rows, self.hidden()), needs[self.me])
                 }
-                Mode::Sequence => self.keys_route(owner, rows),
+                Mode::Sequence => self.keys_route(here.layer, owner, rows),
             };
-            let got = self.pass_on(here, &route, owner, tile, (role, width));
+            let got = self.pass_on(here, &route, (owner, tile), of);
             staged.extend(got.filter(|_| reads));
         }
     }
@@ -332,12 +337,10 @@ impl Device<'_> {
         &mut self,
         here: Next,
         route: &Route,
-        owner: usize,
-        tile: usize,
-        (role, width): (Role, u32),
+        (owner, tile): (usize, usize),
+        (role, rows, width): (Role, Span<Row>, u32),
     ) -> Option<Value> {
         let from = self.ring.rank(route.from?);
-        let rows = self.tiles[owner][tile];
         let id = self.transfer(here, Collective::Gather, owner, tile);
         let got = self.b.receive(from, id, tile as u16, role, rows, width);
         for &to in &route.to {
@@ -400,8 +403,8 @@ impl Device<'_> {
         for owner in self.ring.arrivals(self.me).take(others).skip(1) {
             let route = self.ring.gather_route(exchange(self.plan), owner, self.me, &needs);
             for tile in 0..self.tiles[owner].len() {
-                let of = (Role::RowTile, self.hidden());
-                if let Some(staged) = self.pass_on(here, &route, owner, tile, of) {
+                let of = (Role::RowTile, self.tiles[owner][tile], self.hidden());
+                if let Some(staged) = self.pass_on(here, &route, (owner, tile), of) {
                     read(self, staged);
                 }
             }

@@ -19,19 +19,31 @@ use crate::program::{Block, OpKind, Role};
 use galaxy_common::{Row, Span, WeightFormat};
 
 impl Device<'_> {
-    /// Whether this device sees rows of others.
-    fn gathers_keys(&self) -> bool {
-        !self.own.contains(self.sees[self.me])
+    /// The rows that devices see in a layer.
+    fn sees(&self, layer: u32) -> &[Span<Row>] {
+        &self.sees[(layer as usize).min(self.sees.len() - 1)]
     }
 
-    /// The way of keys and values of rows of `owner`: only to devices that see some of them. With it
-    /// what they are, how wide, and whether this device is one of those.
-    pub(super) fn keys_route(&self, owner: usize, rows: Span<Row>) -> (Route, Role, u32, bool) {
-        let needs: Vec<bool> = self.sees.iter().map(|sees| sees.overlaps(rows)).collect();
+    /// Whether this device sees rows of others in a layer.
+    fn gathers_keys(&self, layer: u32) -> bool {
+        !self.own.contains(self.sees(layer)[self.me])
+    }
+
+    /// The way of keys and values of a tile of `owner`: only to devices that see some of them. With it
+    /// what they are, of which rows and how wide, and whether this device is one of those.
+    pub(super) fn keys_route(
+        &self,
+        layer: u32,
+        owner: usize,
+        rows: Span<Row>,
+    ) -> (Route, (Role, Span<Row>, u32), bool) {
+        let needs: Vec<bool> = self.sees(layer).iter().map(|sees| sees.overlaps(rows)).collect();
         let route = self.ring.gather_route(exchange(self.plan), owner, self.me, &needs);
+        let others = self.sees(layer).iter().enumerate().filter(|(at, _)| *at != owner);
+        let seen = others.map(|(_, sees)| sees.intersect(rows)).fold(Span::empty(), ends);
         // Also for who has no heads and only passes them on.
         let width = 2 * self.spec.kv_heads * self.spec.head_width;
-        (route, Role::KeysValuesTile, width, needs[self.me])
+        (route, (Role::KeysValuesTile, seen, width), needs[self.me])
     }
 
     /// Values in a row of queries, and in a row of keys and values.
@@ -58,7 +70,8 @@ impl Device<'_> {
             None => self.b.tensor(Role::Qkv, self.own, queries + keys),
         };
         ahead.qkv = Some(qkv);
-        let ((route, role, ..), gathers) = (self.keys_route(self.me, rows), self.gathers_keys());
+        let (route, (role, seen, _), _) = self.keys_route(next.layer, self.me, rows);
+        let gathers = self.gathers_keys(next.layer);
         let columns = Span::new(queries, queries + keys);
         let made = if !route.to.is_empty() && self.can_make_queries_late(queries) {
             match ahead.late.last_mut().filter(|last| last.end() == rows.start()) {
@@ -71,12 +84,19 @@ impl Device<'_> {
         };
         let kind = self.b.product(next.layer, self.b.operators(next.layer).qkv);
         self.b.compute(kind, &[normed.rows(rows)], &[qkv.part(rows, made)]);
-        if !route.to.is_empty() || gathers {
-            let out = self.b.tensor(role, rows, keys);
+        let id = self.transfer(next, Collective::Gather, self.me, tile);
+        // What others see stands between rows that nobody else does.
+        let (first, last) = (seen.start().max(rows.start()), seen.end().max(rows.start()));
+        for some in [(rows.start(), first), (first, last), (last, rows.end())] {
+            let some = Span::new(some.0, some.1);
+            let travels = some == seen && !route.to.is_empty();
+            if some.is_empty() || !(travels || gathers) {
+                continue;
+            }
+            let out = self.b.tensor(role, some, keys);
             let kind = OpKind::Export { staged: false };
-            self.b.compute(kind, &[qkv.part(rows, columns)], &[out.all()]);
-            let id = self.transfer(next, Collective::Gather, self.me, tile);
-            for to in route.to {
+            self.b.compute(kind, &[qkv.part(some, columns)], &[out.all()]);
+            for &to in route.to.iter().filter(|_| travels) {
                 self.b.send(self.ring.rank(to), id, tile as u16, out);
             }
             // In wire format as the others get them: all devices see the same values.
@@ -113,7 +133,7 @@ impl Device<'_> {
             for (tile, rows) in self.tiles[self.me].clone().into_iter().enumerate() {
                 self.b.at = (here.block, here.layer);
                 if let Some(keys) = keys {
-                    let seen = visible(self.spec, self.shape, rows);
+                    let seen = visible(&self.b.graph, here.layer, self.shape, rows);
                     self.import_keys(keys, &mut staged, seen);
                 }
                 let mut inside = Inside { qkv: Some((qkv, keys.unwrap_or(qkv))), inner: None };
@@ -136,7 +156,7 @@ impl Device<'_> {
 
     /// Room for keys and values of all rows that the own rows see; none where those are all own.
     fn keys(&mut self, here: Next, staged: &[Value]) -> Option<Value> {
-        if !self.gathers_keys() {
+        if !self.gathers_keys(here.layer) {
             return None;
         }
         // Tiles follow one another, and all that are seen are there.

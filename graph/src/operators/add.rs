@@ -5,7 +5,7 @@ use galaxy_common::{Share, Span};
 use smallvec::SmallVec;
 
 /// The residual, plus whole sums of products that are cut by what they read, plus their biases: these join
-/// here, once, at the owner of a row.
+/// here, once, at the owner of a row. Where the model says so, they are normed together before that.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Add {
     /// What the sums are added to.
@@ -20,6 +20,9 @@ pub struct Add {
     pub terms: SmallVec<[ValueId; 2]>,
     /// Biases of the products.
     pub biases: SmallVec<[WeightId; 2]>,
+    /// The norm of what is added, by its root mean square: what columns are scaled by, and what is added to the
+    /// mean square.
+    pub norm: Option<(WeightId, f32)>,
 }
 
 impl Operate for Add {
@@ -33,7 +36,7 @@ impl Operate for Add {
         self.output
     }
     fn weights(&self) -> SmallVec<[WeightId; 8]> {
-        self.biases.iter().copied().collect()
+        self.biases.iter().copied().chain(self.norm.map(|(weight, _)| weight)).collect()
     }
     fn shape(&self, read: &[Axes]) -> Result<Axes, String> {
         let own = Axes::Text { columns: self.width };

@@ -1,10 +1,10 @@
 //! Attention: rows see others of their text.
 
 use super::{
-    Axes, Axis, Cut, Operate, OperatorId, Reach, Side, Sizes, ValueId, WeightId, Work,
+    Axes, Axis, Cut, Operate, OperatorId, Reach, Side, Sizes, ValueId, WeightId, Window, Work,
     product::shared,
 };
-use galaxy_common::{Head, Share, Span};
+use galaxy_common::{Head, Row, Share, Span};
 use galaxy_model::Distances;
 use smallvec::SmallVec;
 
@@ -27,8 +27,12 @@ pub struct Attention {
     pub width: u32,
     /// What scores are multiplied by.
     pub scale: f32,
-    /// Whether rows see earlier rows only.
-    pub causal: bool,
+    /// Then, scores s become c tanh(s / c) of this c.
+    pub cap: Option<f32>,
+    /// How many rows before it a row sees; none for all.
+    pub behind: Option<u32>,
+    /// How many rows after it; none for all, 0 where rows see earlier rows only.
+    pub ahead: Option<u32>,
     /// What distances add to scores, and the table of it.
     pub distances: Option<(Distances, WeightId)>,
 }
@@ -38,14 +42,21 @@ impl Attention {
     pub fn kv_heads(&self, heads: Span<Head>) -> Span<Head> {
         shared(self.group, heads)
     }
+
+    /// The rows of a text that some of them see.
+    pub fn sees(&self, own: Span<Row>, text: Span<Row>) -> Span<Row> {
+        self.reach(1).of(own, text, text)
+    }
 }
 
 impl Operate for Attention {
     fn name(&self) -> String {
-        match (self.causal, self.distances) {
-            (_, Some((distances, _))) => format!("attention (with {distances:?})"),
-            (true, None) => "attention (causal)".to_owned(),
-            (false, None) => "attention".to_owned(),
+        match (self.behind, self.ahead, self.distances) {
+            (_, _, Some((distances, _))) => format!("attention (with {distances:?})"),
+            (Some(behind), ..) => format!("attention (of {behind} rows before)"),
+            (None, Some(0), None) => "attention (causal)".to_owned(),
+            (None, Some(ahead), None) => format!("attention (of {ahead} rows after)"),
+            (None, None, None) => "attention".to_owned(),
         }
     }
     fn reads(&self) -> SmallVec<[ValueId; 2]> {
@@ -75,10 +86,17 @@ impl Operate for Attention {
         Some((columns, columns))
     }
     fn reach(&self, at: usize) -> Reach {
-        match (at, self.causal) {
-            (0, _) => Reach::Same,
-            (_, true) => Reach::Before,
-            (_, false) => Reach::All,
+        // As far as any text goes.
+        let far = |rows: Option<u32>| rows.unwrap_or(u32::MAX / 4).min(u32::MAX / 4);
+        match (at, self.behind, self.ahead) {
+            (0, ..) => Reach::Same,
+            (_, None, Some(0)) => Reach::Before,
+            (_, None, None) => Reach::All,
+            (_, behind, ahead) => {
+                let (before, after) = (far(behind), far(ahead));
+                let kernel = before + 1 + after;
+                Reach::Window(Window { kernel, dilation: 1, stride: 1, before, after })
+            }
         }
     }
     fn work(&self, sizes: Sizes) -> Work {

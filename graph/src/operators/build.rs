@@ -6,7 +6,7 @@ use super::{
     WeightId,
 };
 use galaxy_common::Kernel;
-use galaxy_model::{HeadSpec, Matrix, ModelSpec, NormPlace, Positions, Vector};
+use galaxy_model::{HeadSpec, Matrix, ModelSpec, NormPlace, Positions, Rotation, Vector};
 use smallvec::{SmallVec, smallvec};
 use std::{collections::HashMap, sync::Arc};
 
@@ -94,18 +94,25 @@ impl<'a> Build<'a> {
         let embed = self.embed();
         let embedded = self.makes(embed);
         let mut carried = Carried { residual: embedded, rows: embedded, norm: None };
-        if spec.norm_place == NormPlace::Pre {
+        if spec.norm_place == NormPlace::Pre && (spec.first_norm || spec.layers == 0) {
             let vectors = match spec.layers {
                 0 => [Vector::FinalNorm, Vector::FinalNormBias],
                 _ => [Vector::AttentionNorm(0), Vector::AttentionNormBias(0)],
             };
             (carried.rows, carried.norm) = self.norm(embedded, vectors);
         }
-        let rotary = Rotary::of(&spec.positions).map(Arc::new);
+        let rotary = |positions: Option<&Positions>| positions.and_then(Rotary::of).map(Arc::new);
+        let usual = rotary(Some(&spec.positions));
+        let local = rotary(spec.local_positions.as_ref());
         let mut layers = Vec::with_capacity(spec.layers as usize);
         for layer in 0..spec.layers {
             self.layer = layer;
-            layers.push(self.transformer_layer(layer, &mut carried, rotary.as_ref()));
+            let rotary = match spec.kind(layer).rotation {
+                Rotation::Usual => usual.as_ref(),
+                Rotation::Local => local.as_ref(),
+                Rotation::None => None,
+            };
+            layers.push(self.transformer_layer(layer, &mut carried, rotary));
         }
         self.layer = spec.layers;
         let last = carried.rows;
@@ -148,7 +155,8 @@ impl<'a> Build<'a> {
         });
         let width = spec.hidden;
         let projected = patches.map(|(_, product, _)| self.makes(product));
-        let embed = Embed { projected, output, width, patches, positions, types, norm };
+        let scale = spec.embedding_scale;
+        let embed = Embed { projected, output, width, patches, scale, positions, types, norm };
         self.operator(Operator::Embed(embed))
     }
 
@@ -190,14 +198,17 @@ impl<'a> Build<'a> {
         let bias = Vector::AttentionOutputBias(layer);
         let after_attention = match spec.parallel {
             true => None,
-            false => Some(self.join(carried, &[(output, bias)], self.norm_after_attention(layer))),
+            false => {
+                let norms = (Vector::AttentionSumNorm(layer), self.norm_after_attention(layer));
+                Some(self.join(carried, &[(output, bias)], norms))
+            }
         };
         let rows_of_mlp = if spec.parallel { rows_of_mlp } else { carried.rows };
         let (up, inner) = self.up(layer, rows_of_mlp);
         let down =
             self.sum((inner, Matrix::Down(layer)), (Axis::Columns, spec.inner), Kernel::Down);
         let down_bias = (down, Vector::DownBias(layer));
-        let after = self.norm_after_mlp(layer);
+        let after = (Vector::MlpSumNorm(layer), self.norm_after_mlp(layer));
         let after_mlp = match spec.parallel {
             true => self.join(carried, &[(output, bias), down_bias], after),
             false => self.join(carried, &[down_bias], after),
@@ -254,6 +265,7 @@ impl<'a> Build<'a> {
             cut: Some(Cut { axis: Axis::Heads, side: Side::Outputs, count: spec.heads }),
             gated: false,
             activation: None,
+            cap: None,
             heads: Some(heads),
             kernel: Kernel::Qkv,
         };
@@ -269,6 +281,7 @@ impl<'a> Build<'a> {
         let spec = self.spec;
         let output = self.value("context", spec.heads * spec.head_width);
         let table = self.vector_if(Vector::Distances);
+        let (behind, ahead) = spec.sees(layer);
         let attention = Attention {
             input,
             output,
@@ -278,7 +291,9 @@ impl<'a> Build<'a> {
             group: spec.group(),
             width: spec.head_width,
             scale: spec.score_scale(layer),
-            causal: spec.causal,
+            cap: spec.score_cap,
+            behind,
+            ahead,
             distances: spec.distances.zip(table),
         };
         (self.operator(Operator::Attention(attention)), output)
@@ -302,6 +317,7 @@ impl<'a> Build<'a> {
             cut: Some(Cut { axis: Axis::Columns, side: Side::Outputs, count: spec.inner }),
             gated: spec.gated,
             activation: Some(spec.activation),
+            cap: None,
             heads: None,
             kernel: Kernel::Up,
         };
@@ -327,18 +343,19 @@ impl<'a> Build<'a> {
             cut: Some(Cut { axis, side: Side::Inputs, count }),
             gated: false,
             activation: None,
+            cap: None,
             heads: None,
             kernel,
         };
         self.operator(Operator::Product(product))
     }
 
-    /// The residual addition of sums, and the norm after it.
+    /// The residual addition of sums, with the norm of these where there is one, and the norm after it.
     fn join(
         &mut self,
         carried: &mut Carried,
         sums: &[(OperatorId, Vector)],
-        norm: [Vector; 2],
+        (sum_norm, norm): (Vector, [Vector; 2]),
     ) -> Join {
         let output = self.value("residual", self.spec.hidden);
         let product = |id: OperatorId| match &self.operators[id.0 as usize] {
@@ -354,6 +371,7 @@ impl<'a> Build<'a> {
             sums: made.iter().map(|(id, (_, cut))| (*id, shares(*cut))).collect(),
             terms: made.iter().map(|(_, (value, _))| *value).collect(),
             biases: sums.iter().filter_map(|(_, bias)| self.vector_if(*bias)).collect(),
+            norm: self.vector_if(sum_norm).map(|weight| (weight, self.spec.norm_epsilon)),
         };
         let add = self.operator(Operator::Add(add));
         let (rows, id) = self.norm(output, norm);
@@ -384,6 +402,7 @@ impl<'a> Build<'a> {
             cut: None,
             gated: false,
             activation: None,
+            cap: None,
             heads: None,
             kernel: Kernel::Language,
         };
@@ -406,6 +425,7 @@ impl<'a> Build<'a> {
                     cut: Some(Cut { axis, side: Side::Outputs, count: spec.vocabulary }),
                     gated: false,
                     activation: None,
+                    cap: spec.logit_cap,
                     heads: None,
                     kernel: Kernel::Language,
                 };
@@ -419,9 +439,12 @@ impl<'a> Build<'a> {
                     rows = self.makes(id);
                     (id, Some(activation))
                 });
+                let norm = head
+                    .norm
+                    .then(|| self.norm_of(rows, rows, [Vector::ClassNorm, Vector::ClassNormBias]));
                 let biases = self.vector_if(Vector::ClassOutputBias).into_iter().collect();
                 let output = self.whole(rows, Matrix::ClassOutput, head.labels, biases);
-                (None, Some(ClassOperators { dense, output, labels: head.labels }))
+                (None, Some(ClassOperators { dense, norm, output, labels: head.labels }))
             }
         }
     }

@@ -18,6 +18,8 @@ pub struct Embed {
     /// What squares of pixels are multiplied by, and what the row of the class begins with; none where rows
     /// are made of tokens.
     pub patches: Option<(Patches, OperatorId, WeightId)>,
+    /// What rows of the table of tokens are multiplied by.
+    pub scale: f32,
     /// What is added to a position to find its row in the table of positions; none without such a table.
     pub positions: Option<u32>,
     /// The table of types, and its rows; none without.

@@ -28,6 +28,8 @@ pub struct Product {
     pub gated: bool,
     /// What follows, on each value.
     pub activation: Option<Activation>,
+    /// What is made at last is c tanh(x / c) of this c.
+    pub cap: Option<f32>,
     /// What follows, on each head.
     pub heads: Option<Heads>,
     /// What it is measured as.

@@ -70,6 +70,7 @@ impl Building {
             cut,
             gated: false,
             activation: None,
+            cap: None,
             heads: None,
             kernel: if side == Side::Outputs { Kernel::Up } else { Kernel::Down },
         };
@@ -103,6 +104,7 @@ impl Building {
             sums: sums.into_iter().collect(),
             terms: terms.into_iter().collect(),
             biases: Default::default(),
+            norm: None,
         };
         let add = self.operator(Operator::Add(add));
         let (norm, normed) = self.norm(output);

@@ -8,6 +8,7 @@ mod graphs;
 mod operators;
 mod planes;
 mod schedule;
+mod windows;
 
 use galaxy_common::{
     Assignment, BatchShape, BlockAssignment, Breadth, Bytes, Cache, DeviceName, DevicePlan,
@@ -22,8 +23,8 @@ use galaxy_graph::{
     simulate, verify,
 };
 use galaxy_model::{
-    Activation, ClassActivation, ClassHead, ClassRow, Formats, HeadSpec, ModelSpec, NormKind,
-    NormPlace, Positions, ScoreScale,
+    Activation, ClassActivation, ClassHead, ClassRow, Formats, HeadSpec, LayerKind, ModelSpec,
+    NormKind, NormPlace, Positions, ScoreScale, SlidingWindow,
 };
 use proptest::prelude::{Strategy as Arbitrary, *};
 use std::sync::Arc;
@@ -42,14 +43,22 @@ fn spec(hidden: u32, pre: bool, causal: bool, kv: u32, head: HeadSpec) -> ModelS
         norm: NormKind::Layer,
         norm_place: if pre { NormPlace::Pre } else { NormPlace::Post },
         norm_epsilon: 1e-5,
+        norm_bias: true,
+        norms_from_one: false,
+        first_norm: true,
+        sum_norms: false,
         activation: Activation::Gelu,
         gated: false,
         parallel: false,
         causal,
-        window: None,
-        scores: ScoreScale { by_width: true, by_layer: false },
+        kinds: Vec::new(),
+        scores: ScoreScale { over_root: Some(8.0), by_layer: false },
+        score_cap: None,
+        logit_cap: None,
+        embedding_scale: 1.0,
         unplaced: None,
         positions: Positions::Learned { rows: 300, offset: 0 },
+        local_positions: None,
         distances: None,
         token_types: 0,
         embedding_norm: false,
@@ -72,6 +81,8 @@ fn classes() -> HeadSpec {
     HeadSpec::Classes(ClassHead {
         row: ClassRow::First,
         dense: Some(ClassActivation::Tanh),
+        dense_bias: false,
+        norm: false,
         labels: 3,
         bias: true,
         names: vec!["a".into(), "b".into(), "c".into()],
@@ -251,8 +262,12 @@ fn any_plan() -> impl Arbitrary<Value = (ModelSpec, Plan, BatchShape)> {
     let hidden = prop::sample::select(vec![12u32, WIDE]);
     // Norms after blocks, before them, or before both at once.
     let model = (0..3, any::<bool>(), kv, any::<bool>(), hidden);
-    (weights, segments, model, 1u32..5, any_way()).prop_map(
+    // Which layers have a window, and how wide it is.
+    let windows = prop_oneof![Just((0, 0, 0)), (0u8..16, 0u32..12, 0u32..12)];
+    let layers = (1u32..5, windows, any::<bool>());
+    (weights, segments, model, layers, any_way()).prop_map(
         |(mut weights, segments, (norms, causal, kv, lm, hidden), layers, way)| {
+            let (layers, (narrow, before, after), first_norm) = layers;
             for k in 0..4 {
                 if weights.iter().all(|w| w[k] == 0) {
                     weights[0][k] = 1;
@@ -262,6 +277,11 @@ fn any_plan() -> impl Arbitrary<Value = (ModelSpec, Plan, BatchShape)> {
             let mut spec = spec(hidden, norms > 0, causal, kv, head);
             spec.layers = layers;
             spec.parallel = norms == 2;
+            (spec.first_norm, spec.sum_norms) = (first_norm || norms != 1, !first_norm);
+            let window =
+                |layer| (narrow >> layer & 1 == 1).then_some(SlidingWindow { before, after });
+            let kind = |layer| LayerKind { window: window(layer), ..LayerKind::default() };
+            spec.kinds = (0..layers).map(kind).filter(|_| narrow > 0).collect();
             let wanted = |kind: usize| match (kind, lm) {
                 (0, _) => Wanted::Hidden,
                 (1, _) => Wanted::Pooled(Pooling::Mean),

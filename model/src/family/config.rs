@@ -2,8 +2,9 @@
 
 use super::{
     Top,
-    heads::{first_row, language, last_row},
-    rope::{neighbours, rotary},
+    heads::{dense_and_norm, first_row, language, last_row},
+    kinds,
+    rope::{Turns, neighbours, rotary},
 };
 use crate::{
     config::{Fields, short},
@@ -13,7 +14,7 @@ use crate::{
 
 pub(super) const MAX_WIDTH: u32 = 1 << 20;
 const MAX_INNER: u32 = 1 << 22;
-const MAX_LAYERS: u32 = 4096;
+pub(super) const MAX_LAYERS: u32 = 4096;
 const MAX_HEADS: u32 = 1 << 16;
 const MAX_VOCABULARY: u32 = 1 << 24;
 pub(super) const MAX_POSITIONS: u32 = 1 << 24;
@@ -127,8 +128,9 @@ pub(super) fn gpt2(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelErro
         Top::Classes => last_row(config, None)?,
         Top::Language => language(config, true, false)?,
     };
-    let scores = ScoreScale { by_width, by_layer };
-    Ok(ModelSpec { scores, head, ..gpt(config, 1024)? })
+    let spec = gpt(config, 1024)?;
+    let over_root = by_width.then_some(spec.head_width as f32);
+    Ok(ModelSpec { scores: ScoreScale { over_root, by_layer }, head, ..spec })
 }
 
 /// What GPT-2 and GPT-J have in common: `rows` positions where the config does not say how many.
@@ -216,89 +218,203 @@ pub(super) fn opt(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError
 pub(super) fn llama(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError> {
     let bias = config.flag("attention_bias", false)?;
     let mlp_bias = config.flag("mlp_bias", false)?;
-    let defaults = Defaults { head_width: None, kv_heads: None, rows: 2048 };
-    let spec = gated(config, top, defaults)?;
+    let spec = gated(config, top, Defaults::default())?;
     Ok(ModelSpec { qkv_bias: bias, attention_output_bias: bias, mlp_bias, ..spec })
 }
 
 pub(super) fn mistral(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError> {
-    let defaults = Defaults { head_width: None, kv_heads: Some(8), rows: 131_072 };
+    let defaults = Defaults { kv_heads: Some(8), rows: 131_072, ..Defaults::default() };
     let spec = gated(config, top, defaults)?;
-    let window = window(config)?.map(|window| spread(window, &spec));
-    Ok(ModelSpec { window, ..spec })
+    let window = window(config, Some(4096))?;
+    Ok(ModelSpec { kinds: kinds::windowed(&spec, window), ..spec })
 }
 
 pub(super) fn qwen2(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError> {
-    let defaults = Defaults { head_width: None, kv_heads: Some(32), rows: 32_768 };
+    let defaults = Defaults { kv_heads: Some(32), rows: 32_768, ..Defaults::default() };
     let spec = gated(config, top, defaults)?;
-    Ok(ModelSpec { qkv_bias: true, window: some_windows(config, &spec)?, ..spec })
+    Ok(ModelSpec { qkv_bias: true, kinds: some_windows(config, &spec)?, ..spec })
 }
 
 pub(super) fn qwen3(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError> {
     let bias = config.flag("attention_bias", false)?;
-    let defaults = Defaults { head_width: Some(128), kv_heads: Some(32), rows: 32_768 };
+    let head_width = Some(128);
+    let defaults = Defaults { head_width, kv_heads: Some(32), rows: 32_768, ..Defaults::default() };
     let spec = gated(config, top, defaults)?;
     Ok(ModelSpec {
         head_norm: true,
         qkv_bias: bias,
         attention_output_bias: bias,
-        window: some_windows(config, &spec)?,
+        kinds: some_windows(config, &spec)?,
         ..spec
     })
 }
 
-/// Rows before a row that it sees, with itself, in a layer with a window.
-fn window(config: &Fields<'_>) -> Result<Option<u32>, ModelError> {
-    match config.names("sliding_window") {
-        true => config.count_or_none(&["sliding_window"], MAX_POSITIONS),
-        false => Ok(Some(4096)),
-    }
-}
-
-/// Rows that a window shows of both sides together where rows see later ones, too: as the reference
-/// counts, one more.
-fn spread(window: u32, spec: &ModelSpec) -> u32 {
-    window + u32::from(!spec.causal)
-}
-
-/// The window of the layers that have one: those that `layer_types` names, or the last ones.
-fn some_windows(config: &Fields<'_>, spec: &ModelSpec) -> Result<Option<u32>, ModelError> {
+/// As Llama, but some layers know nothing of positions.
+pub(super) fn smollm3(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError> {
+    let bias = config.flag("attention_bias", false)?;
+    let mlp_bias = config.flag("mlp_bias", false)?;
+    let theta = 2_000_000.0;
+    let defaults =
+        Defaults { kv_heads: Some(4), rows: 32_768, theta, tied: true, ..Defaults::default() };
+    let spec = gated(config, top, defaults)?;
     let window = match config.flag("use_sliding_window", false)? {
-        true => window(config)?,
+        true => window(config, None)?,
         false => None,
     };
-    let sliding = match config.get(&["layer_types"]) {
-        None => {
-            let whole = config.number_or_none(&["max_window_layers"])?.unwrap_or(28.0);
-            window.is_some() && whole < f64::from(spec.layers)
-        }
-        Some((name, value)) => {
-            let list = value.as_array().filter(|list| list.len() == spec.layers as usize);
-            let list = list.ok_or_else(|| {
-                config.wrong(name, format!("must be a list of {} kinds of layers", spec.layers))
-            })?;
-            let mut sliding = false;
-            for kind in list {
-                match kind.as_str() {
-                    Some("full_attention") => {}
-                    Some("sliding_attention") => sliding = true,
-                    _ => {
-                        let known = "full_attention, sliding_attention";
-                        return Err(config.unknown("kind of layer", &short(kind), known));
-                    }
-                }
-            }
-            sliding
-        }
+    let turned = kinds::turned(config, spec.layers)?;
+    let slides = |layer: u32| window.is_some() && !turned[layer as usize];
+    let sliding = kinds::sliding(config, spec.layers, slides)?;
+    let kinds = kinds::list(&spec, &sliding, window, |layer| match turned[layer as usize] {
+        true => Rotation::Usual,
+        false => Rotation::None,
+    });
+    Ok(ModelSpec { qkv_bias: bias, attention_output_bias: bias, mlp_bias, kinds, ..spec })
+}
+
+/// As Llama, but queries, keys and values are one tensor, and so are gate and up.
+pub(super) fn phi3(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError> {
+    let defaults = Defaults { rows: 4096, epsilon: 1e-5, partly: true, ..Defaults::default() };
+    let spec = gated(config, top, defaults)?;
+    let window = window(config, None)?;
+    Ok(ModelSpec { kinds: kinds::windowed(&spec, window), ..spec })
+}
+
+pub(super) fn gemma2(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError> {
+    let spec = gemma(config, top, 8192)?;
+    let sliding = kinds::sliding(config, spec.layers, |layer| layer % 2 == 0)?;
+    let window = window(config, Some(4096))?;
+    let kinds = kinds::list(&spec, &sliding, window, |_| Rotation::Usual);
+    let positions = rotary(config, Turns::new(spec.head_width, 8192))?;
+    let score_cap = cap(config, "attn_logit_softcapping", Some(50.0))?;
+    let logit_cap = cap(config, "final_logit_softcapping", Some(30.0))?;
+    Ok(ModelSpec { kinds, positions, score_cap, logit_cap, ..spec })
+}
+
+/// As Gemma 2, but heads are normed instead of scores capped, and layers with windows have positions of
+/// their own.
+pub(super) fn gemma3(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError> {
+    let spec = gemma(config, top, 131_072)?;
+    let pattern = config.count_or_none(&["sliding_window_pattern"], MAX_LAYERS)?.unwrap_or(6);
+    let pattern =
+        config.count_or_none(&["_sliding_window_pattern"], MAX_LAYERS)?.unwrap_or(pattern);
+    let sliding = kinds::sliding(config, spec.layers, |layer| (layer + 1) % pattern != 0)?;
+    let window = window(config, Some(4096))?;
+    // The window of both sides together.
+    let window = window.map(|all| if spec.causal { all } else { all / 2 });
+    let [whole, local] = ["full_attention", "sliding_attention"];
+    let turns = Turns::new(spec.head_width, 131_072);
+    let theta = ("rope_theta", 1_000_000.0);
+    let positions = rotary(config, Turns { layers: Some(whole), theta, ..turns })?;
+    let theta = ("rope_local_base_freq", 10_000.0);
+    let local = rotary(config, Turns { layers: Some(local), theta, ..turns })?;
+    Ok(ModelSpec {
+        head_norm: true,
+        kinds: kinds::local(&spec, &sliding, window),
+        positions,
+        local_positions: Some(local),
+        logit_cap: cap(config, "final_logit_softcapping", None)?,
+        ..spec
+    })
+}
+
+/// What all Gemmas have: norms around blocks, whose weights are stored less by one, and scaled embeddings.
+fn gemma(config: &Fields<'_>, top: Top, rows: u32) -> Result<ModelSpec, ModelError> {
+    let bias = config.flag("attention_bias", false)?;
+    let causal = !config.flag("use_bidirectional_attention", false)? && causal(config)?;
+    let defaults = Defaults {
+        head_width: Some(256),
+        kv_heads: Some(4),
+        rows,
+        tied: true,
+        activation: (&["hidden_activation"], Activation::GeluTanh),
+        turned: false,
+        ..Defaults::default()
     };
-    match (sliding, window) {
-        (false, _) => Ok(None),
-        (true, Some(window)) => Ok(Some(spread(window, spec))),
-        (true, None) => {
-            let problem = "has sliding_attention, and use_sliding_window gives it no window";
-            Err(config.wrong("layer_types", problem))
-        }
+    let spec = gated(config, top, defaults)?;
+    let over_root = config.positive_or_none(&["query_pre_attn_scalar"])?.unwrap_or(256.0);
+    Ok(ModelSpec {
+        causal,
+        norms_from_one: true,
+        sum_norms: true,
+        scores: ScoreScale { over_root: Some(over_root as f32), by_layer: false },
+        embedding_scale: f64::from(spec.hidden).sqrt() as f32,
+        qkv_bias: bias,
+        attention_output_bias: bias,
+        ..spec
+    })
+}
+
+/// By what scores or logits are capped, if at all.
+fn cap(
+    config: &Fields<'_>,
+    name: &'static str,
+    default: Option<f32>,
+) -> Result<Option<f32>, ModelError> {
+    match config.names(name) {
+        true => Ok(config.positive_or_none(&[name])?.map(|cap| cap as f32)),
+        false => Ok(default),
     }
+}
+
+/// An encoder with a gated MLP, norms before blocks, and layers of which most have a window.
+pub(super) fn modernbert(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError> {
+    let sizes =
+        Sizes::read(config, &["hidden_size"], &["num_attention_heads"], &["num_hidden_layers"])?;
+    let head_width = sizes.head_width;
+    let bias = config.flag("attention_bias", false)?;
+    let every = config.count_or_none(&["global_attn_every_n_layers"], MAX_LAYERS)?.unwrap_or(3);
+    let sliding = kinds::sliding(config, sizes.layers, |layer| layer % every != 0)?;
+    let window = config.count_or_none(&["local_attention"], MAX_POSITIONS)?.unwrap_or(128) / 2;
+    let [whole, local] = ["full_attention", "sliding_attention"];
+    let turns = Turns::new(head_width, 8192);
+    let theta = ("global_rope_theta", 160_000.0);
+    let positions = rotary(config, Turns { layers: Some(whole), theta, ..turns })?;
+    let theta = ("local_rope_theta", 10_000.0);
+    let local = rotary(config, Turns { layers: Some(local), theta, ..turns })?;
+    let spec = ModelSpec {
+        inner: config.count(&["intermediate_size"], MAX_INNER)?,
+        norm_place: NormPlace::Pre,
+        norm_epsilon: epsilon(config, &["norm_eps"], 1e-5)?,
+        norm_bias: config.flag("norm_bias", false)?,
+        first_norm: false,
+        activation: activation(config, &["hidden_activation"], Activation::Gelu)?,
+        gated: true,
+        positions,
+        local_positions: Some(local),
+        qkv_bias: bias,
+        attention_output_bias: bias,
+        mlp_bias: config.flag("mlp_bias", false)?,
+        head: match top {
+            Top::Classes => dense_and_norm(config)?,
+            _ => HeadSpec::None,
+        },
+        ..encoder(sizes)
+    };
+    Ok(ModelSpec { kinds: kinds::local(&spec, &sliding, Some(window)), ..spec })
+}
+
+/// How many rows a window has, as a config says it.
+fn window(config: &Fields<'_>, default: Option<u32>) -> Result<Option<u32>, ModelError> {
+    match config.names("sliding_window") {
+        true => config.count_or_none(&["sliding_window"], MAX_POSITIONS),
+        false => Ok(default),
+    }
+}
+
+/// The layers of a model of which those have a window that `layer_types` names, or the last ones.
+fn some_windows(config: &Fields<'_>, spec: &ModelSpec) -> Result<Vec<LayerKind>, ModelError> {
+    let window = match config.flag("use_sliding_window", false)? {
+        true => window(config, Some(4096))?,
+        false => None,
+    };
+    let whole = config.number_or_none(&["max_window_layers"])?.unwrap_or(28.0);
+    let last = |layer: u32| window.is_some() && f64::from(layer) >= whole;
+    let sliding = kinds::sliding(config, spec.layers, last)?;
+    if window.is_none() && sliding.contains(&true) {
+        let problem = "has sliding_attention, and use_sliding_window gives it no window";
+        return Err(config.wrong("layer_types", problem));
+    }
+    Ok(kinds::list(spec, &sliding, window, |_| Rotation::Usual))
 }
 
 /// What a config means that does not say it.
@@ -308,6 +424,33 @@ struct Defaults {
     kv_heads: Option<u32>,
     /// Rows of a text.
     rows: u32,
+    /// The base of rotary frequencies.
+    theta: f64,
+    /// Whether the first columns of a head may be rotated alone.
+    partly: bool,
+    /// Whether positions are read as Llama's are.
+    turned: bool,
+    epsilon: f64,
+    /// Whether the language head is the embedding table.
+    tied: bool,
+    /// Its field, and what it is without.
+    activation: (&'static [&'static str], Activation),
+}
+
+impl Default for Defaults {
+    fn default() -> Self {
+        Self {
+            head_width: None,
+            kv_heads: None,
+            rows: 2048,
+            theta: 10_000.0,
+            partly: false,
+            turned: true,
+            epsilon: 1e-6,
+            tied: false,
+            activation: (&["hidden_act"], Activation::Silu),
+        }
+    }
 }
 
 /// What Llama has, without biases: a decoder with a gated MLP, norms by the root mean square and
@@ -336,16 +479,24 @@ fn gated(config: &Fields<'_>, top: Top, defaults: Defaults) -> Result<ModelSpec,
         layers: config.count(&["num_hidden_layers"], MAX_LAYERS)?,
         vocabulary: config.count(&["vocab_size"], MAX_VOCABULARY)?,
     };
+    let turns = Turns {
+        theta: ("rope_theta", defaults.theta),
+        partly: defaults.partly,
+        ..Turns::new(head_width, defaults.rows)
+    };
     Ok(ModelSpec {
         kv_heads,
         inner: config.count(&["intermediate_size"], MAX_INNER)?,
         norm: NormKind::Rms,
         norm_place: NormPlace::Pre,
-        norm_epsilon: epsilon(config, &["rms_norm_eps"], 1e-6)?,
-        activation: activation(config, &["hidden_act"], Activation::Silu)?,
+        norm_epsilon: epsilon(config, &["rms_norm_eps"], defaults.epsilon)?,
+        activation: activation(config, defaults.activation.0, defaults.activation.1)?,
         gated: true,
         causal: causal(config)?,
-        positions: rotary(config, head_width, defaults.rows)?,
+        positions: match defaults.turned {
+            true => rotary(config, turns)?,
+            false => Positions::Learned { rows: 0, offset: 0 },
+        },
         embedding_norm: false,
         qkv_bias: false,
         attention_output_bias: false,
@@ -353,7 +504,7 @@ fn gated(config: &Fields<'_>, top: Top, defaults: Defaults) -> Result<ModelSpec,
         head: match top {
             Top::Hidden => HeadSpec::None,
             Top::Classes => last_row(config, None)?,
-            Top::Language => language(config, false, false)?,
+            Top::Language => language(config, defaults.tied, false)?,
         },
         ..encoder(sizes)
     })
@@ -442,12 +593,20 @@ fn encoder(sizes: Sizes) -> ModelSpec {
         norm: NormKind::Layer,
         norm_place: NormPlace::Post,
         norm_epsilon: 1e-12,
+        norm_bias: true,
+        norms_from_one: false,
+        first_norm: true,
+        sum_norms: false,
         activation: Activation::Gelu,
         gated: false,
         parallel: false,
         causal: false,
-        window: None,
-        scores: ScoreScale { by_width: true, by_layer: false },
+        kinds: Vec::new(),
+        local_positions: None,
+        scores: ScoreScale { over_root: Some(head_width as f32), by_layer: false },
+        score_cap: None,
+        logit_cap: None,
+        embedding_scale: 1.0,
         unplaced: None,
         positions: Positions::Learned { rows: 0, offset: 0 },
         distances: None,

@@ -18,10 +18,15 @@ pub(super) fn tables(model_type: &str) -> &'static [Table] {
         "gpt2" => &[ALL, GENERATION, DECODER, GPT, GPT2],
         "gptj" => &[ALL, GENERATION, DECODER, GPT, GPTJ],
         "opt" => &[ALL, GENERATION, DECODER, OPT],
-        "llama" => &[ALL, GENERATION, DECODER, GATED, LLAMA],
-        "mistral" => &[ALL, GENERATION, DECODER, GATED, MISTRAL],
-        "qwen2" => &[ALL, GENERATION, DECODER, GATED, QWEN2],
-        "qwen3" => &[ALL, GENERATION, DECODER, GATED, QWEN2, QWEN3],
+        "llama" => &[ALL, GENERATION, DECODER, GATED, SILU, LLAMA],
+        "mistral" => &[ALL, GENERATION, DECODER, GATED, SILU, WINDOW],
+        "qwen2" => &[ALL, GENERATION, DECODER, GATED, SILU, LAYER_TYPES, WINDOW, QWEN2],
+        "qwen3" => &[ALL, GENERATION, DECODER, GATED, SILU, LAYER_TYPES, WINDOW, QWEN2, QWEN3],
+        "smollm3" => &[ALL, GENERATION, DECODER, GATED, SILU, LAYER_TYPES, WINDOW, SMOLLM3],
+        "phi3" => &[ALL, GENERATION, DECODER, GATED, SILU, WINDOW, PHI3],
+        "gemma2" => &[ALL, GENERATION, DECODER, GATED, LAYER_TYPES, WINDOW, GEMMA, GEMMA2],
+        "gemma3_text" => &[ALL, GENERATION, DECODER, GATED, LAYER_TYPES, WINDOW, GEMMA, GEMMA3],
+        "modernbert" => &[ALL, GENERATION, LAYER_TYPES, MODERNBERT],
         "vit" => &[ALL, GENERATION, ENCODER, VIT],
         _ => &[],
     }
@@ -275,7 +280,6 @@ const GATED: Table = &[
     ("num_key_value_heads", Read),
     ("head_dim", Read),
     ("intermediate_size", Read),
-    ("hidden_act", Read),
     ("rms_norm_eps", Read),
     ("max_position_embeddings", Read),
     ("original_max_position_embeddings", Read),
@@ -320,13 +324,99 @@ const LLAMA: Table = &[
     ("max_sequence_length", Needless),
 ];
 
-const MISTRAL: Table = &[("sliding_window", Read)];
+/// The activation of most of them.
+const SILU: Table = &[("hidden_act", Read)];
+
+/// Of families whose layers are of several kinds.
+const LAYER_TYPES: Table = &[("layer_types", Read)];
+
+const WINDOW: Table = &[("sliding_window", Read)];
+
+const SMOLLM3: Table = &[
+    ("attention_bias", Read),
+    ("mlp_bias", Read),
+    ("use_sliding_window", Read),
+    ("no_rope_layers", Read),
+    ("no_rope_layer_interval", Read),
+    ("max_window_layers", Needless),
+    ("pretraining_tp", Needless),
+];
+
+const PHI3: Table = &[
+    ("embd_pdrop", Needless),
+    ("resid_pdrop", Needless),
+    // No bias is there whatever this says.
+    ("attention_bias", Needless),
+    ("full_attn_mod", Only(&["1"], "only attention that is alike in all layers is run")),
+    ("interpolate_factor", Only(&["1"], "only positions as they are counted are run")),
+    ("lm_head_bias", Only(&["false"], "only language heads without a bias are run")),
+    ("mlp_bias", Only(&["false"], "only products without biases are run in this family")),
+];
+
+/// What Gemma 2 and 3 have.
+const GEMMA: Table = &[
+    ("hidden_activation", Read),
+    ("attention_bias", Read),
+    ("query_pre_attn_scalar", Read),
+    ("final_logit_softcapping", Read),
+    ("use_bidirectional_attention", Read),
+    // What counts is hidden_activation.
+    ("hidden_act", Needless),
+    ("cache_implementation", Needless),
+    ("sliding_window_size", Needless),
+];
+
+const GEMMA2: Table = &[("attn_logit_softcapping", Read)];
+
+const GEMMA3: Table = &[
+    ("attn_logit_softcapping", Only(&[], "Gemma 3 is run without caps of scores")),
+    ("sliding_window_pattern", Read),
+    ("_sliding_window_pattern", Read),
+    ("rope_local_base_freq", Read),
+];
+
+const MODERNBERT: Table = &[
+    ("vocab_size", Read),
+    ("hidden_size", Read),
+    ("intermediate_size", Read),
+    ("num_hidden_layers", Read),
+    ("num_attention_heads", Read),
+    ("hidden_activation", Read),
+    ("max_position_embeddings", Read),
+    ("norm_eps", Read),
+    ("norm_bias", Read),
+    ("attention_bias", Read),
+    ("mlp_bias", Read),
+    ("global_attn_every_n_layers", Read),
+    ("local_attention", Read),
+    ("global_rope_theta", Read),
+    ("local_rope_theta", Read),
+    ("rope_parameters", Inside(&[ROTARY, LAYERS])),
+    ("rope_scaling", Inside(&[ROTARY, LAYERS])),
+    ("original_max_position_embeddings", Read),
+    ("partial_rotary_factor", Read),
+    ("classifier_pooling", Read),
+    ("classifier_activation", Read),
+    ("classifier_bias", Read),
+    ("attention_dropout", Needless),
+    ("embedding_dropout", Needless),
+    ("mlp_dropout", Needless),
+    ("decoder_bias", Needless),
+    ("deterministic_flash_attn", Needless),
+    ("initializer_cutoff_factor", Needless),
+    ("layer_norm_eps", Needless),
+    ("position_embedding_type", Needless),
+    ("reference_compile", Needless),
+    ("repad_logits_with_grad", Needless),
+    ("sparse_prediction", Needless),
+    ("sparse_pred_ignore_index", Needless),
+    ("tie_word_embeddings", Needless),
+    ("is_causal", Needless),
+];
 
 const QWEN2: Table = &[
     ("use_sliding_window", Read),
-    ("sliding_window", Read),
     ("max_window_layers", Read),
-    ("layer_types", Read),
     ("use_mrope", Only(&["false"], "only positions of text are run")),
 ];
 
@@ -359,8 +449,17 @@ const NEEDLESS_ENDS: &[&str] = &[
 ];
 
 /// Beginnings of names of heads that are not needed where the architecture names none, or another.
-const NEEDLESS_STARTS: &[&str] =
-    &["cls.", "lm_head.", "vocab_transform.", "vocab_layer_norm.", "vocab_projector."];
+const NEEDLESS_STARTS: &[&str] = &[
+    "cls.",
+    "lm_head.",
+    "vocab_transform.",
+    "vocab_layer_norm.",
+    "vocab_projector.",
+    "head.dense.",
+    "head.norm.",
+    "decoder.bias",
+    "decoder.weight",
+];
 
 /// Whether a tensor that is not used is known to change nothing.
 pub(crate) fn needless(tensor: &str) -> bool {
@@ -387,6 +486,7 @@ mod tests {
     fn configs(family: &Family) -> Vec<Value> {
         let checkpoint = match family.model_type {
             "xlm-roberta" => "roberta",
+            "gemma3_text" => "gemma3",
             name => name,
         };
         let text = std::fs::read(golden(checkpoint).join("config.json")).expect("a config");

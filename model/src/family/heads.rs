@@ -27,12 +27,37 @@ pub(super) fn first_row(
     Ok(HeadSpec::Classes(ClassHead {
         row,
         dense,
+        dense_bias: true,
+        norm: false,
         labels,
         bias: true,
         names,
         problem,
         padding: None,
     }))
+}
+
+/// A class head of the first row, with a dense layer and a norm before its output (ModernBERT).
+pub(super) fn dense_and_norm(config: &Fields<'_>) -> Result<HeadSpec, ModelError> {
+    let unsupported = |field, value: &str, remedy| ModelError::Unsupported {
+        path: config.path.to_owned(),
+        field,
+        value: value.to_owned(),
+        remedy,
+    };
+    if let Some(other) = config.text(&["classifier_pooling"])?.filter(|name| *name != "cls") {
+        let remedy = "only classes that are told by the first row are run";
+        return Err(unsupported("classifier_pooling", other, remedy));
+    }
+    if let Some(other) = config.text(&["classifier_activation"])?.filter(|name| *name != "gelu") {
+        let remedy = "only gelu is run behind the dense layer of this family's classes";
+        return Err(unsupported("classifier_activation", other, remedy));
+    }
+    let dense_bias = config.flag("classifier_bias", false)?;
+    Ok(match first_row(config, Some(ClassActivation::Gelu))? {
+        HeadSpec::Classes(head) => HeadSpec::Classes(ClassHead { dense_bias, norm: true, ..head }),
+        other => other,
+    })
 }
 
 /// A class head of a decoder: of the last row that is not padding. `padding` is what the config means
@@ -49,6 +74,8 @@ pub(super) fn last_row(config: &Fields<'_>, padding: Option<u32>) -> Result<Head
     Ok(HeadSpec::Classes(ClassHead {
         row,
         dense: None,
+        dense_bias: false,
+        norm: false,
         labels,
         bias: false,
         names,

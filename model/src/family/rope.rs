@@ -8,38 +8,59 @@ use crate::{
 };
 use std::f64::consts::TAU;
 
+/// What rotary positions are made of, besides what the config says of them.
+#[derive(Clone, Copy)]
+pub(super) struct Turns {
+    /// Columns of a head.
+    pub head_width: u32,
+    /// Rows of a text where the config does not say how many.
+    pub limit: u32,
+    /// The kind of layers whose they are, where kinds have their own.
+    pub layers: Option<&'static str>,
+    /// The field of the base of frequencies, and what it is where there is none.
+    pub theta: (&'static str, f64),
+    /// Whether the first columns of a head may be rotated alone.
+    pub partly: bool,
+}
+
+impl Turns {
+    /// Those of all layers, as Llama has them.
+    pub(super) fn new(head_width: u32, limit: u32) -> Self {
+        let theta = ("rope_theta", 10_000.0);
+        Self { head_width, limit, layers: None, theta, partly: false }
+    }
+}
+
 const KINDS: &str = "default, linear, dynamic, llama3, yarn, longrope, proportional";
 /// Names of layers that parameters may stand under, each kind of layer with its own.
 const LAYERS: [&str; 2] = ["full_attention", "sliding_attention"];
 
-/// Rotary positions for heads of this width, in a family whose texts have `limit` rows where the config
-/// does not say how many.
-pub(super) fn rotary(
-    config: &Fields<'_>,
-    head_width: u32,
-    limit: u32,
-) -> Result<Positions, ModelError> {
+/// Rotary positions of a config.
+pub(super) fn rotary(config: &Fields<'_>, turns: Turns) -> Result<Positions, ModelError> {
+    let Turns { mut head_width, limit, .. } = turns;
     if head_width % 2 == 1 {
         let problem = format!("is {head_width}: rotary positions need an even width");
         return Err(config.wrong("head_dim", problem));
     }
     let limit = config.count_or_none(&["max_position_embeddings"], MAX_POSITIONS)?.unwrap_or(limit);
-    let parameters = parameters(config)?;
+    let parameters = parameters(config, turns.layers)?;
     let named = match parameters {
         Some(fields) => fields.positive_or_none(&["rope_theta"])?,
         None => None,
     };
+    let (field, usual) = turns.theta;
     let theta = match named {
         Some(theta) => theta,
-        None => config.positive_or_none(&["rope_theta"])?.unwrap_or(10_000.0),
+        None => config.positive_or_none(&[field])?.unwrap_or(usual),
     };
     let kind = match parameters {
         Some(fields) => fields.text(&["rope_type", "type"])?.unwrap_or("default"),
         None => "default",
     };
     if kind != "proportional" {
+        let whole = head_width;
         for fields in [Some(*config), parameters].into_iter().flatten() {
-            whole_heads(&fields)?;
+            head_width = head_width.min(rotated(&fields, turns.partly, whole)?);
         }
     }
     let rule = Rule { config, fields: parameters.unwrap_or(*config), theta, head_width, limit };
@@ -74,7 +95,10 @@ pub(super) fn rotary(
 
 /// The object that says how positions are rotated: `rope_parameters` of `transformers` 5, or
 /// `rope_scaling` from before, which counts where a config has both.
-fn parameters<'a>(config: &Fields<'a>) -> Result<Option<Fields<'a>>, ModelError> {
+fn parameters<'a>(
+    config: &Fields<'a>,
+    layers: Option<&'static str>,
+) -> Result<Option<Fields<'a>>, ModelError> {
     let scaling =
         config.inner(&["rope_scaling"])?.filter(|fields| fields.entries().next().is_some());
     let Some(fields) = (match scaling {
@@ -83,6 +107,9 @@ fn parameters<'a>(config: &Fields<'a>) -> Result<Option<Fields<'a>>, ModelError>
     }) else {
         return Ok(None);
     };
+    if let Some(layers) = layers {
+        return of_layers(config, fields, layers, scaling.is_some());
+    }
     let mut of_layers = Vec::new();
     for name in LAYERS {
         of_layers.extend(fields.get(&[name]).map(|(_, value)| value));
@@ -97,9 +124,40 @@ fn parameters<'a>(config: &Fields<'a>) -> Result<Option<Fields<'a>>, ModelError>
     }
 }
 
-fn whole_heads(fields: &Fields<'_>) -> Result<(), ModelError> {
+/// The parameters of one kind of layers, of a config that has them by kinds; in older files there is but one
+/// scaling, which is that of layers that see all.
+fn of_layers<'a>(
+    config: &Fields<'_>,
+    fields: Fields<'a>,
+    layers: &'static str,
+    scaling: bool,
+) -> Result<Option<Fields<'a>>, ModelError> {
+    let by_kinds = LAYERS.iter().any(|name| fields.get(&[name]).is_some());
+    match (by_kinds, scaling) {
+        (true, _) => fields.inner(&[layers]),
+        (false, true) => Ok((layers == LAYERS[0]).then_some(fields)),
+        (false, false) if fields.entries().next().is_none() => Ok(None),
+        (false, false) => Err(config.wrong(
+            "rope_parameters",
+            "must have the parameters of full_attention and of sliding_attention",
+        )),
+    }
+}
+
+/// Columns of a head that are rotated.
+fn rotated(fields: &Fields<'_>, partly: bool, width: u32) -> Result<u32, ModelError> {
     match fields.positive_or_none(&["partial_rotary_factor"])?.filter(|&part| part != 1.0) {
-        None => Ok(()),
+        None => Ok(width),
+        Some(part) if partly && part < 1.0 => {
+            let columns = (f64::from(width) * part) as u32;
+            match columns >= 2 && columns.is_multiple_of(2) {
+                true => Ok(columns),
+                false => {
+                    let problem = format!("is {part}: of heads of {width} that is no even number");
+                    Err(fields.wrong("partial_rotary_factor", problem))
+                }
+            }
+        }
         Some(part) => Err(ModelError::Unsupported {
             path: fields.path.to_owned(),
             field: "partial_rotary_factor",

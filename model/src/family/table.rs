@@ -22,8 +22,11 @@ const NONE: Names = Names {
     up: "",
     down: "",
     mlp_norm: "",
+    attention_sum_norm: "",
+    mlp_sum_norm: "",
     final_norm: "",
     class_dense: "",
+    class_norm: "",
     class_output: "",
     language_head: "",
 };
@@ -44,7 +47,6 @@ const BERT: Family = Family {
     read: config::bert,
     prefixes: &["", "bert."],
     storage: Storage::OutputRows,
-    fused: false,
     names: Names {
         word: "embeddings.word_embeddings",
         position: "embeddings.position_embeddings",
@@ -98,7 +100,6 @@ const GPT2: Family = Family {
     read: config::gpt2,
     prefixes: &["", "transformer."],
     storage: Storage::InputRows,
-    fused: true,
     names: Names {
         word: "wte",
         position: "wpe",
@@ -129,7 +130,6 @@ const LLAMA: Family = Family {
     read: config::llama,
     prefixes: &["", "model."],
     storage: Storage::OutputRows,
-    fused: false,
     names: Names {
         word: "embed_tokens",
         query: "layers.{}.self_attn.q_proj",
@@ -148,7 +148,14 @@ const LLAMA: Family = Family {
     },
 };
 
-pub(super) static FAMILIES: [Family; 13] = [
+const GEMMA2_NAMES: Names = Names {
+    attention_sum_norm: "layers.{}.post_attention_layernorm",
+    mlp_norm: "layers.{}.pre_feedforward_layernorm",
+    mlp_sum_norm: "layers.{}.post_feedforward_layernorm",
+    ..LLAMA.names
+};
+
+pub(super) static FAMILIES: [Family; 18] = [
     BERT,
     ROBERTA,
     Family {
@@ -226,7 +233,6 @@ pub(super) static FAMILIES: [Family; 13] = [
         ],
         read: config::gptj,
         storage: Storage::OutputRows,
-        fused: false,
         names: Names {
             position: "",
             query: "h.{}.attn.q_proj",
@@ -251,7 +257,6 @@ pub(super) static FAMILIES: [Family; 13] = [
         read: config::opt,
         prefixes: &["decoder.", "model.decoder."],
         storage: Storage::OutputRows,
-        fused: false,
         names: Names {
             word: "embed_tokens",
             position: "embed_positions",
@@ -310,6 +315,96 @@ pub(super) static FAMILIES: [Family; 13] = [
             ..LLAMA.names
         },
         ..LLAMA
+    },
+    Family {
+        model_type: "smollm3",
+        architectures: &[
+            ("SmolLM3Model", Top::Hidden),
+            ("SmolLM3ForCausalLM", Top::Language),
+            ("SmolLM3ForSequenceClassification", Top::Classes),
+            ("SmolLM3ForQuestionAnswering", Top::Hidden),
+            ("SmolLM3ForTokenClassification", Top::Hidden),
+        ],
+        read: config::smollm3,
+        ..LLAMA
+    },
+    Family {
+        model_type: "phi3",
+        architectures: &[
+            ("Phi3Model", Top::Hidden),
+            ("Phi3ForCausalLM", Top::Language),
+            ("Phi3ForSequenceClassification", Top::Classes),
+            ("Phi3ForTokenClassification", Top::Hidden),
+        ],
+        read: config::phi3,
+        names: Names {
+            query: "layers.{}.self_attn.qkv_proj",
+            key: "layers.{}.self_attn.qkv_proj",
+            value: "layers.{}.self_attn.qkv_proj",
+            gate: "layers.{}.mlp.gate_up_proj",
+            up: "layers.{}.mlp.gate_up_proj",
+            ..LLAMA.names
+        },
+        ..LLAMA
+    },
+    Family {
+        model_type: "gemma2",
+        architectures: &[
+            ("Gemma2Model", Top::Hidden),
+            ("Gemma2ForCausalLM", Top::Language),
+            ("Gemma2ForSequenceClassification", Top::Classes),
+            ("Gemma2ForTokenClassification", Top::Hidden),
+        ],
+        read: config::gemma2,
+        names: GEMMA2_NAMES,
+        ..LLAMA
+    },
+    Family {
+        model_type: "gemma3_text",
+        architectures: &[
+            ("Gemma3TextModel", Top::Hidden),
+            ("Gemma3ForCausalLM", Top::Language),
+            ("Gemma3TextForSequenceClassification", Top::Classes),
+        ],
+        read: config::gemma3,
+        names: Names {
+            query_norm: "layers.{}.self_attn.q_norm",
+            key_norm: "layers.{}.self_attn.k_norm",
+            ..GEMMA2_NAMES
+        },
+        ..LLAMA
+    },
+    Family {
+        model_type: "modernbert",
+        architectures: &[
+            ("ModernBertModel", Top::Hidden),
+            ("ModernBertForMaskedLM", Top::Hidden),
+            ("ModernBertForSequenceClassification", Top::Classes),
+            ("ModernBertForTokenClassification", Top::Hidden),
+            ("ModernBertForQuestionAnswering", Top::Hidden),
+            ("ModernBertForMultipleChoice", Top::Hidden),
+        ],
+        read: config::modernbert,
+        prefixes: &["", "model."],
+        storage: Storage::OutputRows,
+        names: Names {
+            word: "embeddings.tok_embeddings",
+            embedding_norm: "embeddings.norm",
+            query: "layers.{}.attn.Wqkv",
+            key: "layers.{}.attn.Wqkv",
+            value: "layers.{}.attn.Wqkv",
+            attention_output: "layers.{}.attn.Wo",
+            attention_norm: "layers.{}.attn_norm",
+            gate: "layers.{}.mlp.Wi",
+            up: "layers.{}.mlp.Wi",
+            down: "layers.{}.mlp.Wo",
+            mlp_norm: "layers.{}.mlp_norm",
+            final_norm: "final_norm",
+            class_dense: "/head.dense",
+            class_norm: "/head.norm",
+            class_output: "/classifier",
+            ..NONE
+        },
     },
     Family {
         model_type: "vit",

@@ -144,12 +144,6 @@ fn every_rule_of_rotary_positions_is_carried_out() {
             Positions::Learned { .. } => panic!("no rotation"),
         }
     };
-    let close = |have: &[f32], want: &[f32]| {
-        assert_eq!(have.len(), want.len());
-        for (have, want) in have.iter().zip(want) {
-            assert!((have / want - 1.0).abs() < 1e-6, "{have} {want}");
-        }
-    };
     let plain = [1.0, 0.1, 0.01, 0.001];
     let (dynamic, _, scale) = rotary(json!({ "rope_scaling": { "type": "dynamic", "factor": 2 } }));
     close(&dynamic, &plain);
@@ -201,26 +195,98 @@ fn every_rule_of_rotary_positions_is_carried_out() {
     close(&rotary(both).0, &plain.map(|f| f / 4.0));
 }
 
+/// Equal but for rounding.
+fn close(have: &[f32], want: &[f32]) {
+    assert_eq!(have.len(), want.len());
+    for (have, want) in have.iter().zip(want) {
+        assert!((have / want - 1.0).abs() < 1e-6, "{have} {want}");
+    }
+}
+
 #[test]
-fn windows_limit_texts_and_say_so() {
-    let window = |config: Value| read_spec(&config).expect("a spec").window;
+fn layers_have_the_windows_that_configs_name() {
+    let sees = |config: Value| -> Vec<_> {
+        let spec = read_spec(&config).expect("a spec");
+        assert_ne!(spec.position_limit(), 6);
+        (0..spec.layers).map(|layer| spec.sees(layer)).collect()
+    };
+    let whole = (None, Some(0));
     let mistral = |changes: Value| {
         over(small_llama(json!({ "model_type": "mistral", "num_key_value_heads": 2 })), changes)
     };
-    assert_eq!(window(mistral(json!({}))), Some(4096));
-    assert_eq!(window(mistral(json!({ "sliding_window": null }))), None);
-    let narrow = read_spec(&mistral(json!({ "sliding_window": 6 }))).expect("a spec");
-    assert_eq!((narrow.position_limit(), narrow.window), (6, Some(6)));
-    assert_eq!(narrow.limited_by(), "the window of the model's attention");
-    assert_eq!(window(mistral(json!({ "sliding_window": 6, "is_causal": false }))), Some(7));
+    assert_eq!(sees(mistral(json!({}))), [(Some(4095), Some(0)); 2]);
+    assert_eq!(sees(mistral(json!({ "sliding_window": null }))), [whole; 2]);
+    assert_eq!(sees(mistral(json!({ "sliding_window": 6 }))), [(Some(5), Some(0)); 2]);
+    // Of each side, and as the reference counts, one more.
+    let both = json!({ "sliding_window": 6, "is_causal": false });
+    assert_eq!(sees(mistral(both)), [(Some(6), Some(6)); 2]);
 
     let qwen = |changes: Value| small_qwen2(over(json!({ "sliding_window": 6 }), changes));
-    assert_eq!(window(qwen(json!({}))), None);
-    assert_eq!(window(qwen(json!({ "use_sliding_window": true }))), None);
+    assert_eq!(sees(qwen(json!({}))), [whole; 2]);
+    assert_eq!(sees(qwen(json!({ "use_sliding_window": true }))), [whole; 2]);
     let some = json!({ "use_sliding_window": true, "max_window_layers": 1 });
-    assert_eq!(window(qwen(some.clone())), Some(6));
-    let full = json!({ "layer_types": ["full_attention", "full_attention"] });
-    assert_eq!(window(qwen(over(some, full))), None);
+    assert_eq!(sees(qwen(some.clone())), [whole, (Some(5), Some(0))]);
+    let kinds = |kinds: [&str; 2]| over(some.clone(), json!({ "layer_types": kinds }));
+    assert_eq!(sees(qwen(kinds(["full_attention"; 2]))), [whole; 2]);
+    let first = kinds(["sliding_attention", "full_attention"]);
+    assert_eq!(sees(qwen(first)), [(Some(5), Some(0)), whole]);
+    let none = json!({ "layer_types": ["sliding_attention", "full_attention"] });
+    let error = read_spec(&qwen(none)).expect_err("no window").to_string();
+    assert!(error.contains("use_sliding_window gives it no window"), "{error}");
+    let unknown = kinds(["chunked_attention", "full_attention"]);
+    let error = read_spec(&qwen(unknown)).expect_err("unknown").to_string();
+    assert!(error.contains("chunked_attention"), "{error}");
+}
+
+#[test]
+fn layers_of_gemma_have_positions_by_their_kind() {
+    let gemma = |changes: Value| {
+        let base = json!({
+            "model_type": "gemma3_text", "num_key_value_heads": 2, "head_dim": 4,
+            "sliding_window": 6, "sliding_window_pattern": 2, "query_pre_attn_scalar": 16,
+        });
+        read_spec(&over(small_llama(base), changes))
+    };
+    let spec = gemma(json!({})).expect("a spec");
+    assert_eq!(spec.score_scale(0), 0.25);
+    assert!(spec.norms_from_one && spec.sum_norms && spec.head_norm);
+    assert!((spec.embedding_scale - (spec.hidden as f32).sqrt()).abs() < 1e-6);
+    let slow = |spec: &ModelSpec, layer: u32| match spec.rotary(layer) {
+        Some(Positions::Rotary { inverse_frequencies, .. }) => inverse_frequencies[1],
+        other => panic!("{other:?}"),
+    };
+    close(&[slow(&spec, 0), slow(&spec, 1)], &[0.01, 0.001]);
+    let kinds: Vec<_> = (0..2).map(|layer| spec.sees(layer)).collect();
+    assert_eq!(kinds, [(Some(5), Some(0)), (None, Some(0))]);
+    // Files of older versions: one scaling, which is that of layers that see all.
+    let old = json!({ "rope_theta": 100.0, "rope_local_base_freq": 400.0,
+        "rope_scaling": { "rope_type": "linear", "factor": 8.0 } });
+    let spec = gemma(old).expect("a spec");
+    close(&[slow(&spec, 0), slow(&spec, 1)], &[0.05, 0.1 / 8.0]);
+    let both_ways = gemma(json!({ "use_bidirectional_attention": true })).expect("a spec");
+    assert_eq!(both_ways.sees(0), (Some(3), Some(3)));
+    let error = gemma(json!({ "attn_logit_softcapping": 50.0 })).expect_err("a cap").to_string();
+    assert!(error.contains("attn_logit_softcapping"), "{error}");
+    let flat = json!({ "rope_parameters": { "rope_type": "linear", "factor": 2.0 } });
+    let error = gemma(flat).expect_err("one for all").to_string();
+    assert!(error.contains("full_attention and of sliding_attention"), "{error}");
+}
+
+#[test]
+fn some_layers_know_nothing_of_positions() {
+    let spec = |changes: Value| {
+        let base = json!({ "model_type": "smollm3", "num_key_value_heads": 2 });
+        read_spec(&over(small_llama(base), changes))
+    };
+    let turned = |changes: Value| {
+        let spec = spec(changes).expect("a spec");
+        [0, 1].map(|layer| spec.rotary(layer).is_some())
+    };
+    assert_eq!(turned(json!({})), [true, true]);
+    assert_eq!(turned(json!({ "no_rope_layer_interval": 2 })), [true, false]);
+    assert_eq!(turned(json!({ "no_rope_layers": [0, 1] })), [false, true]);
+    let error = spec(json!({ "no_rope_layers": [2, 1] })).expect_err("no flag").to_string();
+    assert!(error.contains("no_rope_layers"), "{error}");
 }
 
 #[test]

@@ -5,26 +5,33 @@ use serde_json::{Map, Value as Json, json};
 use std::collections::BTreeMap;
 
 /// What is read, and the family that it is.
-const ARCHITECTURES: [(&str, &str, &str); 3] = [
+const ARCHITECTURES: [(&str, &str, &str); 7] = [
+    ("gemma2", "gemma2", "Gemma2ForCausalLM"),
+    ("gemma3", "gemma3_text", "Gemma3ForCausalLM"),
     ("llama", "llama", "LlamaForCausalLM"),
     ("qwen2", "qwen2", "Qwen2ForCausalLM"),
     ("qwen3", "qwen3", "Qwen3ForCausalLM"),
+    ("phi3", "phi3", "Phi3ForCausalLM"),
+    ("smollm3", "smollm3", "SmolLM3ForCausalLM"),
 ];
 
+/// Those whose scores, logits and windows are as Gemma's; and from how many layers on scores are scaled by what
+/// a head's share of a row is, and not by its width.
+const GEMMAS: [(&str, u64); 2] = [("gemma2", 46), ("gemma3", 62)];
+/// Positions that are stretched by two tensors, those of short texts and those of long ones.
+pub(crate) const STRETCHES: [&str; 2] = ["rope_factors_short.weight", "rope_factors_long.weight"];
+
 /// Fields of an architecture that change what a model gives, and are not carried out.
-const CHANGING: [&str; 17] = [
+const CHANGING: [&str; 14] = [
     "attention.causal",
     "attention.clamp_kqv",
     "attention.max_alibi_bias",
     "attention.scale",
-    "attn_logit_softcapping",
     "embedding_scale",
     "expert_shared_count",
-    "final_logit_softcapping",
     "logit_scale",
     "pooling_type",
     "residual_scale",
-    "rope.scaling.attn_factor",
     "rope.scaling.yarn_attn_factor",
     "rope.scaling.yarn_beta_fast",
     "rope.scaling.yarn_beta_slow",
@@ -32,21 +39,26 @@ const CHANGING: [&str; 17] = [
     "use_parallel_residual",
 ];
 /// Those that are carried out, or change nothing.
-const KNOWN: [&str; 19] = [
+const KNOWN: [&str; 24] = [
     "attention.head_count",
     "attention.head_count_kv",
     "attention.key_length",
     "attention.layer_norm_rms_epsilon",
     "attention.sliding_window",
+    "attention.sliding_window_pattern",
     "attention.value_length",
+    "attn_logit_softcapping",
     "block_count",
     "context_length",
     "embedding_length",
     "expert_count",
     "expert_used_count",
     "feed_forward_length",
+    "final_logit_softcapping",
     "rope.dimension_count",
     "rope.freq_base",
+    "rope.freq_base_swa",
+    "rope.scaling.attn_factor",
     "rope.scaling.factor",
     "rope.scaling.finetuned",
     "rope.scaling.original_context_length",
@@ -54,7 +66,18 @@ const KNOWN: [&str; 19] = [
     "vocab_size",
 ];
 
+/// Architectures whose rows of queries and keys stand in pairs.
+const PAIRED: [&str; 2] = ["llama", "smollm3"];
+/// More than any model has.
+const MAX_LAYERS: u64 = 4096;
+const MAX_PAIRS: usize = 1 << 16;
+
 impl Gguf {
+    /// What it calls its kind of model.
+    pub(crate) fn architecture(&self) -> Option<&str> {
+        self.text("general.architecture")
+    }
+
     /// Whether a field is there, and asks for something: neither none nor no.
     fn asks(&self, field: &str) -> bool {
         match self.fields.get(field) {
@@ -135,7 +158,9 @@ impl Gguf {
         put("num_attention_heads", json!(heads));
         put("num_key_value_heads", json!(kv_heads));
         put("head_dim", json!(width));
-        put("hidden_act", json!("silu"));
+        let gemma = GEMMAS.iter().find(|(gemma, _)| gemma == &name);
+        let activation = if gemma.is_some() { "hidden_activation" } else { "hidden_act" };
+        put(activation, json!(if gemma.is_some() { "gelu_pytorch_tanh" } else { "silu" }));
         put("max_position_embeddings", json!(count("context_length")?));
         put("vocab_size", json!(vocabulary));
         put("tie_word_embeddings", json!(self.rows("output.weight").is_none()));
@@ -150,11 +175,38 @@ impl Gguf {
         if let Some(scaling) = self.scaling(&field)? {
             put("rope_scaling", scaling);
         }
-        if let Some(window) = self.whole(&field("attention.sliding_window")).filter(|n| *n > 0) {
-            put("sliding_window", json!(window));
+        match self.whole(&field("attention.sliding_window")).filter(|n| *n > 0) {
+            Some(window) => put("sliding_window", json!(window)),
+            None if *family == "gemma3_text" => put("sliding_window", Json::Null),
+            None => {}
         }
-        if *family == "llama" {
+        if ["llama", "smollm3"].contains(family) {
             put("attention_bias", json!(self.rows("blk.0.attn_q.bias").is_some()));
+        }
+        if let Some((_, layers)) = gemma {
+            let wide = count("block_count")? >= *layers && heads > 0;
+            let scalar = if wide { hidden / heads } else { width };
+            put("query_pre_attn_scalar", json!(scalar));
+        }
+        for cap in ["attn_logit_softcapping", "final_logit_softcapping"] {
+            match (self.number(&field(cap)).filter(|cap| *cap != 0.0), gemma) {
+                (Some(most), Some(_)) => put(cap, json!(most)),
+                (Some(_), None) => {
+                    return Err(format!("it has {}, which is not done here", field(cap)));
+                }
+                (None, _) => {}
+            }
+        }
+        if *family == "gemma3_text" {
+            let theta = self.number(&field("rope.freq_base_swa")).unwrap_or(10_000.0);
+            put("rope_local_base_freq", json!(theta));
+        }
+        if let Some(every) = self.fields.get(&field("attention.sliding_window_pattern")) {
+            let types = layer_types(every, count("block_count")?);
+            let types = types.ok_or_else(|| {
+                format!("{} is {every:?}", field("attention.sliding_window_pattern"))
+            })?;
+            put("layer_types", json!(types));
         }
         for (key, field) in [("bos_token_id", "bos_token_id"), ("eos_token_id", "eos_token_id")] {
             if let Some(id) = self.whole(&format!("tokenizer.ggml.{field}")) {
@@ -170,6 +222,24 @@ impl Gguf {
             let name = field("rope.scaling.factor");
             self.number(&name).ok_or_else(|| format!("it has no number {name}"))
         };
+        let name = field("rope.scaling.attn_factor");
+        let scale = self.number(&name);
+        if let Some(pairs) = self.rows(STRETCHES[0]).filter(|_| self.rows(STRETCHES[1]).is_some()) {
+            // What the tensors say follows when they are read.
+            let ones = vec![1.0; usize::try_from(pairs).unwrap_or(0).min(MAX_PAIRS)];
+            let mut scaling = json!({
+                "attention_factor": scale.unwrap_or(1.0), "long_factor": ones,
+                "rope_type": "longrope", "short_factor": ones,
+            });
+            let original = field("rope.scaling.original_context_length");
+            if let Some(rows) = self.whole(&original) {
+                scaling["original_max_position_embeddings"] = json!(rows);
+            }
+            return Ok(Some(scaling));
+        }
+        if scale.is_some_and(|scale| scale != 1.0 && scale != 0.0) {
+            return Err(format!("it has {name}, which is not done here"));
+        }
         match self.text(&field("rope.scaling.type")) {
             None | Some("none") => Ok(None),
             Some("linear") => Ok(Some(json!({"factor": factor()?, "rope_type": "linear"}))),
@@ -196,10 +266,26 @@ impl Gguf {
     /// Heads whose rows of queries and keys stand in pairs, as that architecture has them: of the first tensor,
     /// and of the second.
     pub(crate) fn paired_heads(&self) -> Option<(u64, u64)> {
-        if self.text("general.architecture") != Some("llama") {
-            return None;
+        let name = self.text("general.architecture").filter(|name| PAIRED.contains(name))?;
+        let heads = self.whole(&format!("{name}.attention.head_count"))?;
+        Some((heads, self.whole(&format!("{name}.attention.head_count_kv")).unwrap_or(heads)))
+    }
+}
+
+/// The kinds of so many layers: every so many-th sees all, or each as a list says whether it has a window.
+fn layer_types(pattern: &Value, layers: u64) -> Option<Vec<&'static str>> {
+    let kind = |slides: bool| if slides { "sliding_attention" } else { "full_attention" };
+    match pattern {
+        Value::Whole(every) if *every > 0 && layers <= MAX_LAYERS => {
+            Some((1..=layers).map(|layer| kind(i128::from(layer) % every != 0)).collect())
         }
-        let heads = self.whole("llama.attention.head_count")?;
-        Some((heads, self.whole("llama.attention.head_count_kv").unwrap_or(heads)))
+        Value::List(list) if list.len() as u64 == layers => list
+            .iter()
+            .map(|flag| match flag {
+                Value::Flag(slides) => Some(kind(*slides)),
+                _ => None,
+            })
+            .collect(),
+        _ => None,
     }
 }

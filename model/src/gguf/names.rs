@@ -1,6 +1,6 @@
-//! What tensors of GGUF files are called in the checkpoints that they were made of.
+//! What tensors of GGUF files are called in the checkpoints that they were made of, by their architecture.
 
-/// Of every architecture that is read: they are named like Llama's.
+/// Of every architecture that is read: most are named like Llama's.
 const WHOLE: [(&str, &str); 3] = [
     ("token_embd.weight", "model.embed_tokens.weight"),
     ("output_norm.weight", "model.norm.weight"),
@@ -20,15 +20,28 @@ const IN_LAYER: [(&str, &str); 11] = [
     ("ffn_down", "mlp.down_proj"),
 ];
 
+/// Where architectures differ from that.
+const OTHERWISE: [(&str, &[(&str, &str)]); 3] = [
+    ("gemma2", GEMMA),
+    ("gemma3", GEMMA),
+    ("phi3", &[("attn_qkv", "self_attn.qkv_proj"), ("ffn_up", "mlp.gate_up_proj")]),
+];
+const GEMMA: &[(&str, &str)] = &[
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("ffn_norm", "pre_feedforward_layernorm"),
+    ("post_ffw_norm", "post_feedforward_layernorm"),
+];
+
 /// The name of a tensor there; its own where it has none.
-pub(crate) fn renamed(name: &str) -> String {
+pub(crate) fn renamed(architecture: &str, name: &str) -> String {
     if let Some((_, there)) = WHOLE.iter().find(|(here, _)| *here == name) {
         return (*there).to_owned();
     }
+    let own = OTHERWISE.iter().find(|(of, _)| *of == architecture).map_or(&[][..], |(_, own)| own);
     let in_layer = || {
         let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
         let (part, ending) = rest.rsplit_once('.')?;
-        let (_, there) = IN_LAYER.iter().find(|(here, _)| *here == part)?;
+        let (_, there) = own.iter().chain(&IN_LAYER).find(|(here, _)| *here == part)?;
         Some(format!("model.layers.{layer}.{there}.{ending}"))
     };
     in_layer().unwrap_or_else(|| name.to_owned())

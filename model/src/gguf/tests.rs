@@ -363,3 +363,160 @@ fn tokens_are_those_of_llama_cpp() {
     }
     assert!(seen.iter().all(|(_, wrong)| *wrong == 0), "{seen:?}");
 }
+
+/// The golden checkpoint of a family as the file that it would be: fields of `architecture`, tensors by their names
+/// in it, and the weights of norms whole.
+fn converted(name: &str, architecture: &str, fields: Vec<(String, Value)>) -> (ModelDir, ModelDir) {
+    let there = ModelDir::open(&golden(name)).expect("a checkpoint");
+    let bytes = std::fs::read(golden(name).join("model.safetensors")).expect("its weights");
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).expect("tensors");
+    let parts = [
+        "attn_q",
+        "attn_k",
+        "attn_v",
+        "attn_qkv",
+        "attn_output",
+        "attn_q_norm",
+        "attn_k_norm",
+        "attn_norm",
+        "post_attention_norm",
+        "ffn_norm",
+        "post_ffw_norm",
+        "ffn_gate",
+        "ffn_up",
+        "ffn_down",
+    ];
+    let layers = (0..there.spec().layers)
+        .flat_map(|layer| parts.map(|part| format!("blk.{layer}.{part}.weight")));
+    let whole = ["token_embd.weight", "output_norm.weight", "output.weight"].map(str::to_owned);
+    let (mut listed, mut data) = (Vec::new(), Vec::new());
+    let mut put = |name: String, shape: Vec<u64>, values: Vec<f32>| {
+        listed.push((name, shape, data.len() as u64));
+        data.extend(values.into_iter().flat_map(f32::to_le_bytes));
+        data.resize(data.len().next_multiple_of(ALIGNMENT as usize), 0);
+    };
+    for name in whole.into_iter().chain(layers) {
+        let Ok(tensor) = tensors.tensor(&renamed(architecture, &name)) else { continue };
+        let values: Vec<f32> = match tensor.dtype() {
+            safetensors::Dtype::F32 => {
+                tensor.data().as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+            }
+            _ => {
+                let bits = tensor.data().as_chunks().0.iter().map(|b| u16::from_le_bytes(*b));
+                bits.map(|bits| f32::from_bits(u32::from(bits) << 16)).collect()
+            }
+        };
+        let more = there.spec().norms_from_one && name.contains("norm");
+        let values = values.into_iter().map(|value| if more { value + 1.0 } else { value });
+        put(name, tensor.shape().iter().rev().map(|n| *n as u64).collect(), values.collect());
+    }
+    if architecture == "phi3" {
+        put(STRETCHES[0].to_owned(), vec![3], vec![1.0, 1.1, 1.3]);
+        put(STRETCHES[1].to_owned(), vec![3], vec![1.5, 2.0, 4.0]);
+    }
+    let spec = there.spec();
+    let number = |n: u32| Value::Whole(n.into());
+    let mut all: Vec<(String, Value)> = [
+        ("block_count", number(spec.layers)),
+        ("context_length", number(spec.position_limit())),
+        ("embedding_length", number(spec.hidden)),
+        ("feed_forward_length", number(spec.inner)),
+        ("attention.head_count", number(spec.heads)),
+        ("attention.head_count_kv", number(spec.kv_heads)),
+        ("attention.key_length", number(spec.head_width)),
+        ("attention.layer_norm_rms_epsilon", Value::Float(spec.norm_epsilon.into())),
+    ]
+    .map(|(field, value)| (format!("{architecture}.{field}"), value))
+    .into();
+    all.push(("general.architecture".to_owned(), Value::Text(architecture.to_owned())));
+    all.push(("tokenizer.ggml.model".to_owned(), Value::Text("none".to_owned())));
+    all.extend(fields);
+    let fields: Vec<_> = all.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
+    let tensors: Vec<_> = listed.iter().map(|(n, s, at)| (n.as_str(), &s[..], 0, *at)).collect();
+    let mut bytes = written(&fields, &tensors, data.len());
+    let start = bytes.len() - data.len();
+    bytes[start..].copy_from_slice(&data);
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("m.gguf");
+    std::fs::write(&path, bytes).expect("a file");
+    let model = ModelDir::open(&path).expect("a model");
+    // Its parts are open, and its view has a folder of its own.
+    drop(folder);
+    (there, model)
+}
+
+#[test]
+fn files_of_all_families_are_read_as_the_checkpoints_that_they_were_made_of() {
+    let (number, float) = (|n: i128| Value::Whole(n), Value::Float);
+    for (name, architecture, fields) in [
+        (
+            "gemma2",
+            "gemma2",
+            vec![
+                ("attention.sliding_window", number(23)),
+                ("attn_logit_softcapping", float(4.0)),
+                ("final_logit_softcapping", float(12.0)),
+            ],
+        ),
+        (
+            "gemma3",
+            "gemma3",
+            vec![
+                ("attention.sliding_window", number(23)),
+                ("attention.sliding_window_pattern", number(3)),
+                ("rope.freq_base", float(5000.0)),
+                ("rope.freq_base_swa", float(300.0)),
+                ("rope.scaling.type", Value::Text("linear".to_owned())),
+                ("rope.scaling.factor", float(2.0)),
+            ],
+        ),
+        (
+            "phi3",
+            "phi3",
+            vec![
+                ("attention.sliding_window", number(40)),
+                ("rope.dimension_count", number(6)),
+                ("rope.scaling.original_context_length", number(64)),
+                ("rope.scaling.attn_factor", float((1.0 + 4f64.ln() / 64f64.ln()).sqrt())),
+            ],
+        ),
+    ] {
+        let fields = fields.into_iter().map(|(f, value)| (format!("{architecture}.{f}"), value));
+        let (there, here) = converted(name, architecture, fields.collect());
+        let mut want = there.spec().clone();
+        // Files have the weights themselves, and scale scores by a head's width.
+        want.norms_from_one = false;
+        want.scores.over_root = here.spec().scores.over_root;
+        // What divides frequencies is of 32 bits there.
+        let frequencies = |spec: &crate::ModelSpec| match &spec.positions {
+            crate::Positions::Rotary { inverse_frequencies, long, .. } => {
+                let long = long.iter().flat_map(|long| &long.inverse_frequencies);
+                inverse_frequencies.iter().chain(long).copied().collect()
+            }
+            crate::Positions::Learned { .. } => Vec::<f32>::new(),
+        };
+        let (one, other) = (frequencies(here.spec()), frequencies(&want));
+        assert!(one.iter().zip(&other).all(|(a, b)| (a / b - 1.0).abs() < 1e-6), "{name}");
+        want.positions = here.spec().positions.clone();
+        let (have, want) = (format!("{:#?}", here.spec()), format!("{want:#?}"));
+        let unlike = have.lines().zip(want.lines()).find(|(have, want)| have != want);
+        assert_eq!(unlike, None, "{name}");
+        for vector in crate::Vector::all(there.spec()) {
+            let (one, other) = (there.vector(vector), here.vector(vector));
+            assert_eq!(one.expect("there"), other.expect("here"), "{name} {vector:?}");
+        }
+        for matrix in Matrix::all(there.spec()) {
+            let read = |model: &ModelDir| {
+                let source = model.matrix(matrix).expect("a matrix");
+                let (inputs, outputs) = (source.rows(), source.columns());
+                let mut out = vec![0.0; (inputs * outputs) as usize];
+                let width = outputs as usize;
+                let mut scratch = Vec::new();
+                let read = source.read_f32(0..inputs, 0..outputs, &mut out, width, 0, &mut scratch);
+                read.expect("its values");
+                out
+            };
+            assert!(read(&there) == read(&here), "{name} {matrix:?}");
+        }
+    }
+}

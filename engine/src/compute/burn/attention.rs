@@ -44,7 +44,7 @@ impl Sources<'_> {
     pub(super) fn attend(&self, shape: &BatchShape, rows: Span<Row>) -> Tensor<2> {
         let mut context = Vec::new();
         let segments = shape.placed().filter(|(segment, _)| segment.overlaps(rows));
-        for ((own, segment), (_, text)) in seen(shape, rows, self.of.causal).zip(segments) {
+        for ((own, _), (segment, text)) in seen(shape, rows, self.of).zip(segments) {
             let past = self.cache.past(text.slot, self.of.layer, text.past);
             let past = past.ok().filter(|past| past.rows() > 0).map(|past| {
                 let values = past.values();
@@ -52,14 +52,18 @@ impl Sources<'_> {
                 Tensor::<2>::from_data(TensorData::new(values, shape), self.device)
             });
             for own in own.cut(own.len().div_ceil(STEP)) {
-                let end = if self.of.causal { own.end() } else { segment.end() };
-                context.push(self.step(own, Span::new(segment.start(), end), past.as_ref()));
+                context.push(self.step((own, self.of.sees(own, segment)), segment, past.as_ref()));
             }
         }
         Tensor::cat(context, 0)
     }
 
-    fn step(&self, own: Span<Row>, seen: Span<Row>, past: Option<&Tensor<2>>) -> Tensor<2> {
+    fn step(
+        &self,
+        (own, seen): (Span<Row>, Span<Row>),
+        text: Span<Row>,
+        past: Option<&Tensor<2>>,
+    ) -> Tensor<2> {
         let (heads, kv_heads) = (self.heads.len(), self.of.kv_heads(self.heads).len());
         let of_keys = |head| {
             let here = self.part(&self.keys, self.first_key, seen, head, kv_heads);
@@ -70,18 +74,16 @@ impl Sources<'_> {
         let queries = self.part(&self.queries, self.first_query, own, 0, heads);
         let (keys, values) = (self.shared(of_keys(0)), self.shared(of_keys(kv_heads)));
         let mut scores = queries.matmul(keys.swap_dims(1, 2)) * self.of.scale;
+        if let Some(most) = self.of.cap {
+            scores = (scores / most).tanh() * most;
+        }
         if let Some((distances, table)) = self.distances {
             scores = scores + self.apart(distances, table, own, seen);
         }
-        if self.of.causal && own.len() > 1 {
-            let hidden = self.hidden(own, seen);
-            scores = match past {
-                None => scores + hidden,
-                Some(past) => {
-                    let none = Tensor::zeros([1, own.len() as usize, past.dims()[0]], self.device);
-                    scores + Tensor::cat(vec![none, hidden], 2)
-                }
-            };
+        let masked = self.of.ahead.is_some() && own.len() > 1 || self.of.behind.is_some();
+        if masked {
+            let kept = past.map_or(0, |past| past.dims()[0]);
+            scores = scores + self.hidden((own, seen), text, kept);
         }
         let context = activation::softmax(scores, 2).matmul(values).swap_dims(0, 1);
         context.reshape([own.len() as usize, heads as usize * self.of.width as usize])
@@ -126,11 +128,23 @@ impl Sources<'_> {
         Tensor::from_data(TensorData::new(values, shape), self.device)
     }
 
-    /// What hides from each row the rows after it: `[1, own, seen]`.
-    fn hidden(&self, own: Span<Row>, seen: Span<Row>) -> Tensor<3> {
-        let row = |row: u32| seen.iter().map(move |key| if key > row { HIDDEN } else { 0.0 });
-        let values: Vec<f32> = own.iter().flat_map(row).collect();
-        let shape = [1, own.len() as usize, seen.len() as usize];
+    /// What hides from each row those that it does not see: `[1, own, kept + seen]`.
+    fn hidden(
+        &self,
+        (own, seen): (Span<Row>, Span<Row>),
+        text: Span<Row>,
+        kept: usize,
+    ) -> Tensor<3> {
+        // All are counted in their text.
+        let at = |row: u32| i64::from(row - text.start()) + kept as i64;
+        let keys: Vec<i64> = (0..kept as i64).chain(seen.iter().map(at)).collect();
+        let far = |rows: Option<u32>| rows.map_or(i64::MAX / 2, i64::from);
+        let (behind, ahead) = (far(self.of.behind), far(self.of.ahead));
+        let sees = |row: i64, key: i64| row - behind <= key && key <= row + ahead;
+        let of = |row: i64, key: i64| if sees(row, key) { 0.0 } else { HIDDEN };
+        let row = |row: i64| keys.iter().map(move |key| of(row, *key)).collect::<Vec<f32>>();
+        let values: Vec<f32> = own.iter().map(at).flat_map(row).collect();
+        let shape = [1, own.len() as usize, keys.len()];
         Tensor::from_data(TensorData::new(values, shape), self.device)
     }
 }

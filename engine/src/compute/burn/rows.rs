@@ -75,6 +75,7 @@ pub(super) fn activate_class(activation: Option<ClassActivation>, rows: Tensor<2
     match activation {
         Some(ClassActivation::Tanh) => rows.tanh(),
         Some(ClassActivation::Relu) => activation::relu(rows),
+        Some(ClassActivation::Gelu) => activation::gelu(rows),
         None => rows,
     }
 }

@@ -3,13 +3,14 @@
 use super::{CpuEngine, alike};
 use crate::compute::{
     Staged,
-    call::{Call, Misfit, NO_OPERATOR},
+    call::{Call, Misfit, NO_MATRIX, NO_OPERATOR},
     kernels::{
-        rows::{self, Joined},
+        rows::{self, Joined, Norm},
         wire::{self, Tile},
     },
 };
 use galaxy_graph::operators::OperatorId;
+use galaxy_model::NormKind;
 
 /// A residual addition with its norm, as an operation says it.
 #[derive(Clone, Copy)]
@@ -71,8 +72,15 @@ impl CpuEngine {
         let add = self.shard.graph.add(add).ok_or(NO_OPERATOR)?;
         let mut biases = add.biases.iter().map(|id| self.shard.vector(*id));
         let biases = [biases.next().flatten(), biases.next().flatten()];
+        let sum_norm = match add.norm {
+            Some((weight, epsilon)) => {
+                let weight = self.shard.vector(weight).ok_or(NO_MATRIX)?;
+                Some(Norm { kind: NormKind::Rms, epsilon, weight, bias: None })
+            }
+            None => None,
+        };
         let norm = self.norm(norm, columns)?;
-        let joined = Joined { residual: old, biases, partial: sum, staged, norm };
+        let joined = Joined { residual: old, biases, partial: sum, staged, sum_norm, norm };
         rows::join(&self.threads, joined, residual, normed);
         Ok(())
     }

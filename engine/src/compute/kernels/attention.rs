@@ -25,6 +25,7 @@ use super::{
 };
 pub(crate) use distances::DistanceTable;
 use galaxy_common::{BatchShape, Cache, Row, Segment, Span};
+use galaxy_graph::operators::Attention;
 use lanes::Lanes;
 use rten_simd::{Isa, SimdOp, ops::BitOps};
 use std::{
@@ -81,8 +82,8 @@ impl Layout {
 #[derive(Clone, Copy, Debug)]
 struct Part {
     rows: Span<Row>,
-    /// The rows of the batch that the last of them sees.
-    seen: Span<Row>,
+    /// All rows of the segment.
+    text: Span<Row>,
     /// The slot where earlier rows of the text are,
     slot: u32,
     /// how many there are,
@@ -146,9 +147,8 @@ pub(crate) struct Sources<'a> {
     /// Row of the batch that is row 0 of `keys`.
     pub(crate) first_key: u32,
     pub(crate) layout: Layout,
-    /// What scores are multiplied by.
-    pub(crate) scale: f32,
-    pub(crate) causal: bool,
+    /// How scores are made, and what rows see.
+    pub(crate) of: &'a Attention,
     /// What is added to scores, where each head has keys of its own.
     pub(crate) distances: Option<&'a DistanceTable>,
     /// Rows of texts that go on,
@@ -171,15 +171,14 @@ impl<'a> Sources<'a> {
 }
 
 /// The rows that `rows` of the batch see in it, for each segment among them: (own rows, seen rows).
-pub(crate) fn seen(
-    shape: &BatchShape,
+pub(crate) fn seen<'a>(
+    shape: &'a BatchShape,
     rows: Span<Row>,
-    causal: bool,
-) -> impl Iterator<Item = (Span<Row>, Span<Row>)> {
+    of: &'a Attention,
+) -> impl Iterator<Item = (Span<Row>, Span<Row>)> + 'a {
     shape.placed().filter(move |(segment, _)| segment.overlaps(rows)).map(move |(segment, _)| {
         let own = segment.intersect(rows);
-        let end = if causal { own.end() } else { segment.end() };
-        (own, Span::new(segment.start(), end))
+        (own, of.sees(own, segment))
     })
 }
 
@@ -210,13 +209,18 @@ fn attend_by(
     let Scratch { parts, rooms } = scratch;
     parts.clear();
     let segments = shape.placed().filter(|(segment, _)| segment.overlaps(rows));
-    let seen = seen(shape, rows, sources.causal).zip(segments);
-    let part = |((rows, seen), (_, segment)): (_, (_, &Segment))| {
+    let part = |(text, segment): (Span<Row>, &Segment)| {
         let (kept, slot) = (segment.kept, segment.slot);
-        Part { rows, seen, slot, past: if kept { segment.past } else { 0 }, kept }
+        let rows = text.intersect(rows);
+        Part { rows, text, slot, past: if kept { segment.past } else { 0 }, kept }
     };
-    parts.extend(seen.map(part));
-    let seen = |part: &Part| part.past as usize + part.seen.len() as usize;
+    parts.extend(segments.map(part));
+    let Attention { behind, ahead, .. } = *sources.of;
+    let seen = |part: &Part| {
+        let all = part.past as usize + part.text.len() as usize;
+        let window = behind.zip(ahead).map(|(behind, ahead)| behind as usize + 1 + ahead as usize);
+        window.map_or(all, |window| window.min(all))
+    };
     let longest = parts.iter().map(seen).max().unwrap_or(0);
     let job = Job { instructions, threads, rooms, parts, sources, longest };
     let kv_heads = 0..sources.layout.kv_heads;
@@ -303,14 +307,14 @@ impl Job<'_> {
     /// Does all of it on this thread.
     fn run(&self, share: Share<'_>) {
         let Share { kv_heads, rows, mut context } = share;
-        let Sources { layout, causal, distances, .. } = self.sources;
+        let Sources { layout, of, distances, .. } = self.sources;
         let room = &self.rooms[self.threads.index()];
         let mut room = room.lock().unwrap_or_else(PoisonError::into_inner);
         let first_column = layout.sharing(kv_heads.start).start * layout.width;
         for part in self.parts(rows) {
             let own = part.rows.intersect(rows);
-            let end = if causal { own.end() } else { part.seen.end() };
-            let seen = Span::new(part.seen.start(), end);
+            let seen = of.sees(own, part.text);
+            let first_key = (part.past + seen.start() - part.text.start()) as usize;
             for kv_head in kv_heads.clone() {
                 let heads = layout.sharing(kv_head);
                 let columns = heads.len() * layout.width;
@@ -326,11 +330,14 @@ impl Job<'_> {
                     values: self.sources.key(seen, layout.value(kv_head)),
                     group: heads.len(),
                     width: layout.width,
-                    scale: self.sources.scale,
-                    sees: causal
-                        .then(|| (part.past + own.start() + 1 - part.seen.start()) as usize),
+                    scale: of.scale,
+                    cap: of.cap,
+                    first_key,
+                    first_row: (part.past + own.start() - part.text.start()) as usize,
+                    behind: of.behind.map(|rows| rows as usize),
+                    ahead: of.ahead.map(|rows| rows as usize),
                     distances: distances.map(|table| {
-                        let row = (own.start() - part.seen.start()) as usize;
+                        let row = (own.start() - part.text.start()) as usize;
                         table.of(layout.first_head + heads.start, row)
                     }),
                 };

@@ -14,7 +14,7 @@ use rten_simd::{Simd, SimdOp};
 use rten_vecmath::Tanh;
 
 /// What an element goes through after a product.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Curve {
     Gelu,
     GeluTanh,
@@ -31,6 +31,8 @@ pub(crate) enum Curve {
     Laplace,
     Sigmoid,
     Linear,
+    /// c tanh(x / c).
+    Cap(f32),
 }
 
 impl Curve {
@@ -53,6 +55,7 @@ impl Curve {
             Self::Laplace => Laplace.eval(isa, x),
             Self::Sigmoid => Sigmoid.eval(isa, x),
             Self::Linear => Linear.eval(isa, x),
+            Self::Cap(most) => cap(isa, x, most),
         }
     }
 
@@ -76,7 +79,27 @@ impl Curve {
             Self::Laplace => run(Map(Laplace, row)),
             Self::Sigmoid => run(Map(Sigmoid, row)),
             Self::Linear => run(Map(Linear, row)),
+            Self::Cap(most) => run(Map(Cap(most), row)),
         }
+    }
+}
+
+/// `most` tanh(`x` / `most`).
+#[inline(always)]
+pub(crate) fn cap<I: Isa>(isa: I, x: I::F32, most: f32) -> I::F32 {
+    let ops = isa.f32();
+    ops.mul(Tanh {}.eval(isa, ops.mul(x, ops.splat(1.0 / most))), ops.splat(most))
+}
+
+/// The same as a curve of its own.
+#[cfg(test)]
+struct Cap(f32);
+
+#[cfg(test)]
+impl SimdUnaryOp<f32> for Cap {
+    #[inline(always)]
+    fn eval<I: Isa>(&self, isa: I, x: I::F32) -> I::F32 {
+        cap(isa, x, self.0)
     }
 }
 

@@ -82,10 +82,12 @@ pub(crate) struct Joined<'a> {
     pub(crate) biases: [Option<&'a [f32]>; 2],
     pub(crate) partial: Option<Area<'a>>,
     pub(crate) staged: Option<Tile<'a>>,
+    /// The norm of what is added, where there is one.
+    pub(crate) sum_norm: Option<Norm<'a>>,
     pub(crate) norm: Norm<'a>,
 }
 
-/// residual' = residual + biases + (partial + staged). With `normed` it takes the normed rows,
+/// residual' = residual + biases + (partial + staged), all but the residual normed where they are. With `normed` it takes the normed rows,
 /// without it the residual itself is normed.
 pub(crate) fn join(
     threads: &Threads,
@@ -93,7 +95,7 @@ pub(crate) fn join(
     residual: AreaMut<'_>,
     normed: Option<AreaMut<'_>>,
 ) {
-    let Joined { residual: old, biases: [bias, other], partial, staged, norm } = joined;
+    let Joined { residual: old, biases: [bias, other], partial, staged, sum_norm, norm } = joined;
     let values = 4 * residual.rows() * residual.columns();
     threads.each((residual, normed), 1, values, |first, (mut residual, mut normed)| {
         for at in 0..residual.rows() {
@@ -103,6 +105,10 @@ pub(crate) fn join(
             let partial = partial.map(|partial| partial.row(source));
             // One pass for what is no tile.
             match (bias, partial, staged) {
+                _ if sum_norm.is_some() => match partial {
+                    Some(partial) => row.copy_from_slice(partial),
+                    None => row.fill(0.0),
+                },
                 (Some(bias), Some(partial), None) => vector::sum_three(row, from, bias, partial),
                 (None, Some(partial), None) => vector::sum_two(row, from, partial),
                 (Some(bias), ..) => vector::sum_two(row, from, bias),
@@ -112,9 +118,17 @@ pub(crate) fn join(
                 vector::add(row, other);
             }
             match (partial, staged) {
+                (_, Some(tile)) if sum_norm.is_some() => wire::add_tile(row, tile, source),
                 (Some(partial), Some(tile)) => wire::add_sum(row, partial, tile, source),
                 (None, Some(tile)) => wire::add_tile(row, tile, source),
                 (_, None) => {}
+            }
+            if let Some(sum_norm) = sum_norm {
+                if let Some(bias) = bias {
+                    vector::add(row, bias);
+                }
+                sum_norm.apply(row);
+                vector::add(row, from);
             }
             match &mut normed {
                 Some(normed) => norm.apply_to(normed.row(at), row),
@@ -172,6 +186,7 @@ mod tests {
                     let mut residual = vec![f32::NAN; size];
                     let mut normed = vec![f32::NAN; size];
                     let joined = Joined {
+                        sum_norm: None,
                         residual: whole(&old, rows, columns),
                         biases: [Some(&bias), other.then_some(&weight[..])],
                         partial: partial.then(|| whole(&sum, rows, columns)),

@@ -127,8 +127,7 @@ impl Stand {
         let tiles = [vec![0.01; values], vec![0.0; values]];
         let spec = spec.clone();
         let clock = Clock::new(alone);
-        let graph =
-            OperatorGraph::of(&ModelSpec { layers: sample.blocks.len() as u32, ..spec.clone() });
+        let graph = OperatorGraph::of(&spec.sample(sample.blocks.len() as u32));
         let block = |(at, (_, block)): (u32, &(u32, BlockAssignment))| BlockAssignment {
             layers: Span::new(at, at + 1),
             ..*block

@@ -89,7 +89,9 @@ impl Sample {
             1 + (left - held.min(left)) / bytes,
         ];
         let copies = copies.into_iter().min().unwrap_or(1).max(1) as usize;
-        let layers = (0..spec.layers.max(1)).cycle();
+        // The first may lack a norm that the others have.
+        let first = u32::from(!spec.first_norm && spec.layers > 1);
+        let layers = (first..spec.layers.max(1)).cycle();
         let blocks = set.iter().copied().cycle().take(copies * set.len());
         let blocks = layers.zip(blocks).collect();
         Ok(Self { blocks, set: set.len(), vocabulary, rows })

@@ -7,6 +7,7 @@ use super::{
     super::{
         super::cache::GROUP,
         area::{Area, AreaMut, grow},
+        curve::cap,
         micro::{F32, Left, Right, accumulate},
         vector::exp2_falling,
     },
@@ -76,7 +77,7 @@ pub(super) fn attend<I: Isa, const MOST: usize, const PARTS: usize>(
     let copied = padded != width || collide(lanes.values);
 
     let seen = lanes.seen(lanes.count() - 1);
-    for start in (0..seen).step_by(block) {
+    for start in (lanes.from(first) / block * block..seen).step_by(block) {
         let keys = start..seen.min(start + block);
         let values = lanes.values(isa, keys.clone(), (copied, block), values_room, padded);
         let (queries, scores, context) = (&*queries, &mut scores[..], &mut context[..]);
@@ -185,11 +186,18 @@ impl Few<'_, '_> {
         let scores = &mut self.scores[lane * self.block..][..whole];
         let seen = self.lanes.seen(self.first + lane).min(self.keys.end);
         let seen = seen.saturating_sub(self.keys.start);
+        let from = self.lanes.from(self.first + lane).saturating_sub(self.keys.start).min(seen);
+        if let Some(most) = self.lanes.cap() {
+            for scores in scores.chunks_exact_mut(len) {
+                ops.store(cap(isa, ops.load(scores), most), scores);
+            }
+        }
         if let Some(distances) = &self.lanes.distances {
             for (key, score) in self.keys.clone().zip(scores.iter_mut()) {
                 *score += distances.from(self.first + lane, key)[0];
             }
         }
+        scores[..from].fill(HIDDEN);
         scores[seen..].fill(HIDDEN);
         let (before, sum) = *state;
         let mut most = ops.splat(before);
@@ -203,6 +211,7 @@ impl Few<'_, '_> {
             ops.store(weight, scores);
         }
         // What a lane does not see is of no weight at all.
+        scores[..from].fill(0.0);
         scores[seen..].fill(0.0);
         let mut four = [0.0; 4];
         for weights in scores.as_chunks::<4>().0 {

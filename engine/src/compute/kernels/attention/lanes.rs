@@ -36,11 +36,19 @@ pub(super) struct Lanes<'a> {
     pub(super) values: Area<'a>,
     pub(super) group: usize,
     pub(super) width: usize,
-    /// What scores are multiplied by.
+    /// What scores are multiplied by,
     pub(super) scale: f32,
-    /// How many keys, those of the past included, the first row sees, where each row sees one more than the row
-    /// before it. None where all rows see all keys.
-    pub(super) sees: Option<usize>,
+    /// and then capped by.
+    pub(super) cap: Option<f32>,
+    /// The number in the text of the first row of `keys`: where it does not follow the past, nobody sees those
+    /// between them.
+    pub(super) first_key: usize,
+    /// The number in the text of the first of the queries' rows.
+    pub(super) first_row: usize,
+    /// How many rows before itself a row sees; none for all,
+    pub(super) behind: Option<usize>,
+    /// and how many after.
+    pub(super) ahead: Option<usize>,
     /// What is added to the scores, of the one head that there is then.
     pub(super) distances: Option<Distances<'a>>,
 }
@@ -63,11 +71,27 @@ impl<'a> Lanes<'a> {
         &self.queries.row(row)[columns]
     }
 
-    /// How many keys a lane sees.
+    /// The first key that a lane sees.
+    #[inline(always)]
+    pub(super) fn from(&self, lane: usize) -> usize {
+        let row = self.first_row + lane / self.group;
+        self.behind.map_or(0, |rows| row.saturating_sub(rows))
+    }
+
+    /// The end of the keys that a lane sees.
     #[inline(always)]
     pub(super) fn seen(&self, lane: usize) -> usize {
-        let all = self.past.rows() + self.keys.rows();
-        self.sees.map_or(all, |first| first + lane / self.group)
+        let all = self.first_key + self.keys.rows();
+        let row = self.first_row + lane / self.group;
+        self.ahead.map_or(all, |rows| all.min(row + 1 + rows))
+    }
+
+    /// Those of these keys that are rows of the batch, counted there.
+    #[inline(always)]
+    fn own(&self, which: &Range<usize>) -> Range<usize> {
+        let (first, end) = (self.first_key, self.first_key + self.keys.rows());
+        let at = |key: usize| key.clamp(first, end) - first;
+        at(which.start)..at(which.end)
     }
 
     /// The keys from `group * GROUP` on: `[columns, GROUP]`, where they are stored, or put together in `room`.
@@ -77,7 +101,7 @@ impl<'a> Lanes<'a> {
     where
         'a: 'r,
     {
-        let (past, width) = (self.past.rows(), self.width);
+        let (past, width, own) = (self.past.rows(), self.width, self.first_key);
         let (first, end) = (group * GROUP, (group + 1) * GROUP);
         if first < past {
             match self.past.keys(group, self.column, width) {
@@ -85,9 +109,9 @@ impl<'a> Lanes<'a> {
                 stored => stored.widen(&mut room[..width * GROUP]),
             }
         }
-        for key in first.max(past)..end.min(past + self.keys.rows()) {
+        for key in first.max(own)..end.min(own + self.keys.rows()) {
             let places = room[key - first..].iter_mut().step_by(GROUP);
-            for (place, key) in places.zip(self.keys.row(key - past)) {
+            for (place, key) in places.zip(self.keys.row(key - own)) {
                 *place = if self.rounded { half::f16::from_f32(*key).to_f32() } else { *key };
             }
         }
@@ -108,9 +132,9 @@ impl<'a> Lanes<'a> {
         'a: 'r,
     {
         let (past, width) = (self.past.rows(), self.width);
-        let own = which.start.max(past) - past..which.end.max(past) - past;
+        let own = self.own(&which);
         let own = self.keys.part(own.start, own.len(), 0, width);
-        if !copied && !self.rounded && which.start >= past {
+        if !copied && !self.rounded && own.rows() == which.len() {
             return own;
         }
         grow(room, (most + GROUP) * width);
@@ -125,10 +149,11 @@ impl<'a> Lanes<'a> {
                 row.iter_mut().zip(keys).for_each(|(place, key)| *place = *key);
             }
         }
-        let kept = which.len() - own.rows();
-        copy(isa, own, &mut rows[kept * width..], width);
+        let (kept, before) = self.before(&which, own.rows());
+        rows[kept * width..before * width].fill(0.0);
+        copy(isa, own, &mut rows[before * width..], width);
         if self.rounded {
-            vector::round_f16(&mut rows[kept * width..which.len() * width]);
+            vector::round_f16(&mut rows[before * width..which.len() * width]);
         }
         rows_of(rows, which.len(), width)
     }
@@ -147,15 +172,15 @@ impl<'a> Lanes<'a> {
     where
         'a: 'r,
     {
-        let (past, width) = (self.past.rows(), self.width);
-        let own = which.start.max(past) - past..which.end.max(past) - past;
+        let width = self.width;
+        let own = self.own(&which);
         let own = self.values.part(own.start, own.len(), 0, width);
-        let kept = which.len() - own.rows();
+        let (kept, before) = self.before(&which, own.rows());
         let area = match kept {
             0 => Some(own),
             _ => self.past.area(which.start..which.start + kept, self.column, width),
         };
-        let together = own.rows() * kept == 0 && !self.rounded;
+        let together = [kept, own.rows()].contains(&which.len()) && !self.rounded;
         if let (true, Some(area)) = (together && !copied, area) {
             return area;
         }
@@ -171,11 +196,25 @@ impl<'a> Lanes<'a> {
                 }
             }
         }
-        copy(isa, own, &mut rows[kept * padded..], padded);
+        rows[kept * padded..before * padded].fill(0.0);
+        copy(isa, own, &mut rows[before * padded..], padded);
         if self.rounded {
-            vector::round_f16(&mut rows[kept * padded..which.len() * padded]);
+            vector::round_f16(&mut rows[before * padded..which.len() * padded]);
         }
         rows_of(rows, which.len(), padded)
+    }
+
+    /// How many of these keys were kept, and how many come before the first of `own` rows of the batch: those
+    /// between, which nobody sees, are no rows at all.
+    #[inline(always)]
+    fn before(&self, which: &Range<usize>, own: usize) -> (usize, usize) {
+        let kept = which.end.min(self.past.rows()).saturating_sub(which.start);
+        (kept, which.len() - own)
+    }
+
+    /// What scores are capped by, in those units.
+    pub(super) fn cap(&self) -> Option<f32> {
+        self.cap.map(|cap| std::f32::consts::LOG2_E * cap)
     }
 
     /// What queries are multiplied by, for weights that are powers of 2 and not of e.

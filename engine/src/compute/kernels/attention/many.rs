@@ -8,6 +8,7 @@
 use super::{
     super::{
         area::{Area, AreaMut, grow},
+        curve::cap,
         micro::{F32, Left, Right, accumulate},
         vector::exp2_falling,
     },
@@ -76,7 +77,8 @@ fn together<I: Isa, const MOST: usize, const ROWS: usize>(
         }
     }
 
-    let mut next = 0;
+    // Of what no lane sees nothing is read: blocks begin where they always do.
+    let mut next = lanes.from(which.start) / block * block;
     while next < seen {
         let keys = next..next + block.min(seen - next);
         let first_key = keys.start;
@@ -86,7 +88,7 @@ fn together<I: Isa, const MOST: usize, const ROWS: usize>(
         for pass in passes.clone() {
             let some = which.start + pass.start..which.start + pass.end;
             let seen = lanes.seen(some.end - 1).min(keys.end);
-            if seen <= keys.start {
+            if seen <= keys.start || lanes.from(some.start) >= keys.end {
                 continue;
             }
             let block = Block {
@@ -155,6 +157,9 @@ fn pack<I: Isa, const VECTORS: usize>(
     }
 }
 
+/// The first key of a block that each lane sees, and the end of those.
+type Seen<I, const VECTORS: usize> = [(<I as Isa>::F32, <I as Isa>::F32); VECTORS];
+
 /// The lanes of a pass, and a block of keys that they see.
 struct Block<'a, 'b> {
     lanes: &'b Lanes<'a>,
@@ -194,17 +199,19 @@ impl Block<'_, '_> {
         let len = ops.len();
         let step = VECTORS * len;
         let count = self.count;
-        // How many keys of the block each lane sees, where they do not see all.
-        let seen_by_all = self.lanes.seen(self.which.start).saturating_sub(self.first_key);
-        let mut seen = [ops.splat(count as f32); VECTORS];
-        if seen_by_all < count {
+        // Which keys of the block each lane sees, where they do not see all.
+        let seen_by_all = self.lanes.from(self.which.end - 1).saturating_sub(self.first_key)
+            ..self.lanes.seen(self.which.start).saturating_sub(self.first_key);
+        let mut seen = [(ops.zero(), ops.splat(count as f32)); VECTORS];
+        if seen_by_all.start > 0 || seen_by_all.end < count {
             for (v, seen) in seen.iter_mut().enumerate() {
-                let mut numbers = [0.0; 16];
-                for (at, number) in numbers[..len].iter_mut().enumerate() {
+                let (mut first, mut last) = ([0.0; 16], [0.0; 16]);
+                for (at, (from, end)) in first.iter_mut().zip(&mut last).enumerate().take(len) {
                     let lane = (self.which.start + v * len + at).min(self.which.end - 1);
-                    *number = self.lanes.seen(lane).saturating_sub(self.first_key) as f32;
+                    *from = self.lanes.from(lane).saturating_sub(self.first_key) as f32;
+                    *end = self.lanes.seen(lane).saturating_sub(self.first_key) as f32;
                 }
-                *seen = ops.load(&numbers);
+                *seen = (ops.load(&first), ops.load(&last));
             }
         }
         let mut before = [ops.zero(); VECTORS];
@@ -222,7 +229,8 @@ impl Block<'_, '_> {
                     fetch(isa, self.values, key);
                 }
             }
-            let seen = (key + height > seen_by_all).then_some(seen);
+            let all = key >= seen_by_all.start && key + height <= seen_by_all.end;
+            let seen = (!all).then_some(seen);
             most = match height {
                 1 => self.score::<I, VECTORS, 1>(isa, key, seen, most),
                 2 => self.score::<I, VECTORS, 2>(isa, key, seen, most),
@@ -247,7 +255,7 @@ impl Block<'_, '_> {
                 if key + at < count {
                     let scores = &mut self.scores[(key + at) * step..][..step];
                     // What a lane does not see is of no weight at all.
-                    let seen = (key + at >= seen_by_all).then_some(seen);
+                    let seen = (!seen_by_all.contains(&(key + at))).then_some(seen);
                     weigh_key::<I, VECTORS>(isa, scores, most, (key + at, seen), four);
                 }
             }
@@ -284,7 +292,7 @@ impl Block<'_, '_> {
         &mut self,
         isa: I,
         key: usize,
-        seen: Option<[I::F32; VECTORS]>,
+        seen: Option<Seen<I, VECTORS>>,
         mut most: [I::F32; VECTORS],
     ) -> [I::F32; VECTORS] {
         let ops = isa.f32();
@@ -294,6 +302,13 @@ impl Block<'_, '_> {
         let zero = [[ops.zero(); VECTORS]; KEYS];
         let width = self.lanes.width;
         let mut tile = accumulate::<I, F32, KEYS, VECTORS>(isa, zero, width, left, right);
+        if let Some(most) = self.lanes.cap() {
+            for tile in &mut tile {
+                for score in tile.iter_mut() {
+                    *score = cap(isa, *score, most);
+                }
+            }
+        }
         if let Some(distances) = &self.lanes.distances {
             for (i, tile) in tile.iter_mut().enumerate() {
                 let values = distances.from(self.which.start, self.first_key + key + i);
@@ -305,8 +320,9 @@ impl Block<'_, '_> {
         if let Some(seen) = seen {
             for (i, tile) in tile.iter_mut().enumerate() {
                 let key = ops.splat((key + i) as f32);
-                for (score, seen) in tile.iter_mut().zip(seen) {
-                    *score = ops.select(*score, ops.splat(HIDDEN), ops.gt(seen, key));
+                for (score, (from, end)) in tile.iter_mut().zip(seen) {
+                    let before = ops.select(*score, ops.splat(HIDDEN), ops.gt(end, key));
+                    *score = ops.select(ops.splat(HIDDEN), before, ops.gt(from, key));
                 }
             }
         }
@@ -358,7 +374,7 @@ fn weigh_key<I: Isa, const VECTORS: usize>(
     isa: I,
     scores: &mut [f32],
     most: [I::F32; VECTORS],
-    (key, seen): (usize, Option<[I::F32; VECTORS]>),
+    (key, seen): (usize, Option<Seen<I, VECTORS>>),
     sums: &mut [I::F32; VECTORS],
 ) {
     let ops = isa.f32();
@@ -366,8 +382,9 @@ fn weigh_key<I: Isa, const VECTORS: usize>(
         let score = ops.load(&scores[v * ops.len()..]);
         let mut weight = exp2_falling(isa, ops.sub(score, most[v]));
         if let Some(seen) = seen {
-            let sees = ops.gt(seen[v], ops.splat(key as f32));
-            weight = ops.select(weight, ops.zero(), sees);
+            let ((from, end), key) = (seen[v], ops.splat(key as f32));
+            weight = ops.select(weight, ops.zero(), ops.gt(end, key));
+            weight = ops.select(ops.zero(), weight, ops.gt(from, key));
         }
         sums[v] = ops.add(sums[v], weight);
         ops.store(weight, &mut scores[v * ops.len()..]);

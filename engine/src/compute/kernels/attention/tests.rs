@@ -1,8 +1,32 @@
 use super::{super::testing::*, *};
 use galaxy_common::{Segment, Wanted};
+use galaxy_graph::operators::{OperatorId, ValueId};
+
+/// Attention of these heads, whose rows see so many rows before themselves and so many after.
+fn of(layout: Layout, behind: Option<u32>, ahead: Option<u32>) -> Attention {
+    Attention {
+        input: ValueId(0),
+        output: ValueId(1),
+        projection: OperatorId(0),
+        layer: 0,
+        heads: layout.heads as u32,
+        group: layout.group as u32,
+        width: layout.width as u32,
+        scale: 1.0 / (layout.width as f32).sqrt(),
+        cap: None,
+        behind,
+        ahead,
+        distances: None,
+    }
+}
+
+/// The same of rows that see all rows, or all before them.
+fn wide(layout: Layout, causal: bool) -> Attention {
+    of(layout, None, causal.then_some(0))
+}
 
 /// Queries, keys and values of `qkv` from column `start` on.
-fn sources(qkv: &[f32], start: usize, layout: Layout, causal: bool) -> Sources<'_> {
+fn sources<'a>(qkv: &'a [f32], start: usize, layout: Layout, of: &'a Attention) -> Sources<'a> {
     let (queries, keys) = (layout.heads * layout.width, 2 * layout.kv_heads * layout.width);
     let stride = start + queries + keys;
     let rows = qkv.len() / stride;
@@ -13,8 +37,7 @@ fn sources(qkv: &[f32], start: usize, layout: Layout, causal: bool) -> Sources<'
         keys: area.part(0, rows, start + queries, keys),
         first_key: 0,
         layout,
-        scale: 1.0 / (layout.width as f32).sqrt(),
-        causal,
+        of,
         distances: None,
         cache: None,
         layer: 0,
@@ -38,51 +61,61 @@ fn the_past_counts() {
         let whole_text = batch(&[past + rows]);
         let qkv = Random::default().values((past + rows) as usize * columns);
         let own = Span::new(past, past + rows);
-        let want = reference(&qkv, 0, layout, true, &whole_text, own);
-        let segment = Segment { slot: 5, past, kept: true, rows, wanted: Wanted::Hidden };
-        let shape = BatchShape::new(vec![segment]).expect("a batch");
-        for values in [WireType::F32, WireType::F16] {
-            let limit = Cache { rows: 4 * Cache::BLOCK, values };
-            let heads = [Span::empty(), kv_heads(layout)];
-            let mut cache = KvCache::new(limit, heads.into_iter(), layout.width as u32);
-            let all = whole(&qkv, (past + rows) as usize, columns);
-            let kept = all.part(0, past as usize, keys, columns - keys);
-            assert!(cache.bind(5, past + rows, &[3, 1, 2, 0].into()).is_ok());
-            assert!(cache.keep(5, 1, 0, kept).is_ok());
-            let here = all.part(past as usize, rows as usize, 0, columns);
-            for instructions in Instructions::all() {
-                for count in [1, 2] {
-                    let threads = Threads::new(count);
-                    let mut scratch = Scratch::new(&threads);
-                    let (height, width) = (rows as usize, keys);
-                    let sources = Sources {
-                        queries: here.part(0, height, 0, width),
-                        first_query: 0,
-                        keys: here.part(0, height, width, columns - width),
-                        first_key: 0,
-                        layout,
-                        scale: 1.0 / (layout.width as f32).sqrt(),
-                        causal: true,
-                        distances: None,
-                        cache: Some(&cache),
-                        layer: 1,
-                    };
-                    let mut out = vec![f32::NAN; height * width];
-                    let context = whole_mut(&mut out, height, width);
-                    let own = Span::first(rows);
-                    attend_by(instructions, &threads, &mut scratch, sources, &shape, own, context);
-                    let (all, lanes) = (u64::from(past + rows), layout.group as u64);
-                    let width = layout.width as u64;
-                    let said = galaxy_graph::budget::attention_scratch(all, lanes, width);
-                    for room in &scratch.rooms {
-                        let held = room.lock().expect("nobody panicked").bytes();
-                        let said = said + 4 * 144 * (width + 15);
-                        assert!(held <= said, "{layout:?} {all}: {held}, {said} were said");
+        for behind in [None, Some(0), Some(40), Some(past)] {
+            let of = &Attention { cap: behind.map(|_| 1.5), ..of(layout, behind, Some(0)) };
+            let want = reference(&qkv, 0, layout, of, &whole_text, own);
+            let segment = Segment { slot: 5, past, kept: true, rows, wanted: Wanted::Hidden };
+            let shape = BatchShape::new(vec![segment]).expect("a batch");
+            for values in [WireType::F32, WireType::F16] {
+                let limit = Cache { rows: 4 * Cache::BLOCK, values };
+                let heads = [Span::empty(), kv_heads(layout)];
+                let mut cache = KvCache::new(limit, heads.into_iter(), layout.width as u32);
+                let all = whole(&qkv, (past + rows) as usize, columns);
+                let kept = all.part(0, past as usize, keys, columns - keys);
+                assert!(cache.bind(5, past + rows, &[3, 1, 2, 0].into()).is_ok());
+                assert!(cache.keep(5, 1, 0, kept).is_ok());
+                let here = all.part(past as usize, rows as usize, 0, columns);
+                for instructions in Instructions::all() {
+                    for count in [1, 2] {
+                        let threads = Threads::new(count);
+                        let mut scratch = Scratch::new(&threads);
+                        let (height, width) = (rows as usize, keys);
+                        let sources = Sources {
+                            queries: here.part(0, height, 0, width),
+                            first_query: 0,
+                            keys: here.part(0, height, width, columns - width),
+                            first_key: 0,
+                            layout,
+                            of,
+                            distances: None,
+                            cache: Some(&cache),
+                            layer: 1,
+                        };
+                        let mut out = vec![f32::NAN; height * width];
+                        let context = whole_mut(&mut out, height, width);
+                        let own = Span::first(rows);
+                        attend_by(
+                            instructions,
+                            &threads,
+                            &mut scratch,
+                            sources,
+                            &shape,
+                            own,
+                            context,
+                        );
+                        let (all, lanes) = (u64::from(past + rows), layout.group as u64);
+                        let width = layout.width as u64;
+                        let said = galaxy_graph::budget::attention_scratch(all, lanes, width);
+                        for room in &scratch.rooms {
+                            let held = room.lock().expect("nobody panicked").bytes();
+                            let said = said + 4 * 144 * (width + 15);
+                            assert!(held <= said, "{layout:?} {all}: {held}, {said} were said");
+                        }
+                        let error = |(got, want): (&f32, &f64)| (f64::from(*got) - want).abs();
+                        let worst = out.iter().zip(&want).map(error).fold(0.0, f64::max);
+                        let most = if values == WireType::F32 { 1e-5 } else { 2e-3 };
+                        assert!(worst < most, "{instructions} {layout:?} {past} {values}: {worst}");
                     }
-                    let error = |(got, want): (&f32, &f64)| (f64::from(*got) - want).abs();
-                    let worst = out.iter().zip(&want).map(error).fold(0.0, f64::max);
-                    let most = if values == WireType::F32 { 1e-5 } else { 2e-3 };
-                    assert!(worst < most, "{instructions} {layout:?} {past} {values}: {worst}");
                 }
             }
         }
@@ -94,13 +127,17 @@ fn a_row_is_the_same_to_the_bit_whatever_stands_beside_it() {
     use galaxy_common::{Cache, WireType};
     const ROWS: u32 = 230;
     let runs = [(0, 230), (0, 100), (3, 1), (90, 20), (185, 20), (191, 2), (192, 33), (229, 1)];
-    for (layout, values) in [
-        (part(0, 4, 2, 16), WireType::F32),
-        (part(1, 3, 3, 20), WireType::F16),
-        (part(0, 2, 1, 64), WireType::F32),
-        (part(0, 8, 8, 64), WireType::F16),
-        (part(0, 3, 1, 200), WireType::F32),
+    for (layout, values, behind) in [
+        (part(0, 4, 2, 16), WireType::F32, None),
+        (part(1, 3, 3, 20), WireType::F16, None),
+        (part(0, 2, 1, 64), WireType::F32, None),
+        (part(0, 8, 8, 64), WireType::F16, None),
+        (part(0, 3, 1, 200), WireType::F32, None),
+        (part(0, 4, 2, 16), WireType::F32, Some(30)),
+        (part(0, 8, 8, 64), WireType::F16, Some(100)),
+        (part(0, 2, 1, 64), WireType::F32, Some(0)),
     ] {
+        let of = &Attention { cap: behind.map(|_| 3.0), ..of(layout, behind, Some(0)) };
         let queries = layout.heads * layout.width;
         let columns = queries + 2 * layout.kv_heads * layout.width;
         let qkv = Random::default().values(ROWS as usize * columns);
@@ -125,7 +162,7 @@ fn a_row_is_the_same_to_the_bit_whatever_stands_beside_it() {
                     queries: here.part(0, height, 0, queries),
                     keys: here.part(0, height, queries, columns - queries),
                     cache: Some(&cache),
-                    ..sources(&qkv, 0, layout, true)
+                    ..sources(&qkv, 0, layout, of)
                 };
                 let mut out = vec![f32::NAN; height * queries];
                 let context = whole_mut(&mut out, height, queries);
@@ -157,7 +194,7 @@ fn reference(
     qkv: &[f32],
     start: usize,
     layout: Layout,
-    causal: bool,
+    of: &Attention,
     shape: &BatchShape,
     rows: Span<Row>,
 ) -> Vec<f64> {
@@ -166,7 +203,8 @@ fn reference(
     let mut out = Vec::new();
     for row in rows.iter() {
         let (segment, _) = shape.placed().find(|(s, _)| s.has(row)).expect("in the batch");
-        let end = if causal { row + 1 } else { segment.end() };
+        let end = of.ahead.map_or(segment.end(), |rows| segment.end().min(row + 1 + rows));
+        let from = of.behind.map_or(0, |rows| row.saturating_sub(rows)).max(segment.start());
         for head in 0..layout.heads {
             let kv = (layout.first_head + head) / layout.group - layout.first_kv_head;
             let key = start + (layout.heads + kv) * layout.width;
@@ -175,14 +213,15 @@ fn reference(
             let score = |other: u32| -> f64 {
                 let dot: f64 =
                     (0..layout.width).map(|i| at(row, query + i) * at(other, key + i)).sum();
-                dot / (layout.width as f64).sqrt()
+                let score = dot / (layout.width as f64).sqrt();
+                of.cap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
             };
-            let scores: Vec<f64> = (segment.start()..end).map(score).collect();
+            let scores: Vec<f64> = (from..end).map(score).collect();
             let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let scores: Vec<f64> = scores.iter().map(|score| (score - most).exp()).collect();
             let sum: f64 = scores.iter().sum();
             for i in 0..layout.width {
-                let seen = (segment.start()..end).zip(&scores);
+                let seen = (from..end).zip(&scores);
                 out.push(seen.map(|(o, s)| s / sum * at(o, value + i)).sum());
             }
         }
@@ -215,21 +254,23 @@ fn check_from(start: usize, layout: Layout, shape: &BatchShape, size: f32, some:
     let mut qkv = Random::default().values(shape.rows() as usize * columns);
     qkv.iter_mut().for_each(|value| *value *= size);
     let qkv = qkv.as_slice();
-    for (causal, &(first, end)) in
-        [false, true].into_iter().flat_map(|c| some.iter().map(move |s| (c, s)))
+    let masks = [(None, None), (None, Some(0)), (Some(37), Some(0)), (Some(9), Some(12))];
+    for ((behind, ahead), &(first, end)) in
+        masks.into_iter().flat_map(|mask| some.iter().map(move |some| (mask, some)))
     {
+        let of = of(layout, behind, ahead);
         let rows = Span::new(first, end);
-        let want = reference(qkv, start, layout, causal, shape, rows);
+        let want = reference(qkv, start, layout, &of, shape, rows);
         let sets = Instructions::all().flat_map(|set| [1, 2, 3].map(|count| (set, count)));
         for (instructions, count) in sets {
             let threads = Threads::new(count);
             let mut scratch = Scratch::new(&threads);
-            let sources = sources(qkv, start, layout, causal);
+            let sources = sources(qkv, start, layout, &of);
             let width = layout.heads * layout.width;
             let mut out = vec![f32::NAN; rows.len() as usize * width];
             let context = whole_mut(&mut out, rows.len() as usize, width);
             attend_by(instructions, &threads, &mut scratch, sources, shape, rows, context);
-            let what = format!("{instructions} {layout:?} causal {causal} {rows} x{count}");
+            let what = format!("{instructions} {layout:?} {behind:?} {ahead:?} {rows} x{count}");
             close(&what, &out, &want);
         }
     }
@@ -267,10 +308,17 @@ fn keys_may_lie_elsewhere_and_begin_with_another_row() {
     let (shape, layout) = (batch(&[9, 40, 3]), part(0, 4, 2, 8));
     let qkv = Random::default().values(52 * 64);
     let threads = Threads::new(2);
-    for (own, seen, causal) in [((20, 31), (9, 49), false), ((30, 52), (9, 52), true)] {
+    for (own, seen, (behind, ahead)) in [
+        ((20, 31), (9, 49), (None, None)),
+        ((30, 52), (9, 52), (None, Some(0))),
+        // Not from the first row of the text on, and to its end in neither.
+        ((30, 41), (25, 41), (Some(5), Some(0))),
+        ((20, 31), (17, 38), (Some(3), Some(7))),
+    ] {
+        let of = &of(layout, behind, ahead);
         let rows: Span<Row> = Span::new(own.0, own.1);
         let count = (seen.1 - seen.0) as usize;
-        let joint = sources(&qkv, 0, layout, causal);
+        let joint = sources(&qkv, 0, layout, of);
         let mut keys = Vec::new();
         for row in seen.0..seen.1 {
             keys.extend_from_slice(&qkv[row as usize * 64 + 32..][..32]);
@@ -285,7 +333,7 @@ fn keys_may_lie_elsewhere_and_begin_with_another_row() {
         let mut out = vec![f32::NAN; rows.len() as usize * 32];
         let context = whole_mut(&mut out, rows.len() as usize, 32);
         attend(&threads, &mut Scratch::new(&threads), apart, &shape, rows, context);
-        close("keys elsewhere", &out, &reference(&qkv, 0, layout, causal, &shape, rows));
+        close("keys elsewhere", &out, &reference(&qkv, 0, layout, of, &shape, rows));
     }
 }
 
@@ -310,7 +358,8 @@ fn a_row_that_sees_one_key_takes_its_value() {
     for instructions in Instructions::all() {
         let threads = Threads::new(1);
         let mut out = vec![f32::NAN; 40 * 4];
-        let sources = sources(&qkv, 0, layout, true);
+        let of = wide(layout, true);
+        let sources = sources(&qkv, 0, layout, &of);
         let context = whole_mut(&mut out, 40, 4);
         let mut scratch = Scratch::new(&threads);
         let (shape, rows) = (batch(&[40]), Span::new(0, 40));
@@ -331,7 +380,8 @@ fn what_is_not_a_number_is_not_hidden() {
             for (from, to) in [(0, 160), (7, 8)] {
                 let threads = Threads::new(1);
                 let mut out = vec![0.0; (to - from) * 16];
-                let sources = sources(&qkv, 0, layout, false);
+                let of = wide(layout, false);
+                let sources = sources(&qkv, 0, layout, &of);
                 let context = whole_mut(&mut out, to - from, 16);
                 let mut scratch = Scratch::new(&threads);
                 let shape = batch(&[rows as u32]);

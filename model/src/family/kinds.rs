@@ -1,0 +1,85 @@
+//! What a config says of single layers: which have a window, and which are rotated how.
+
+use super::config::{MAX_LAYERS, MAX_POSITIONS};
+use crate::{
+    config::{Fields, short},
+    error::ModelError,
+    spec::{LayerKind, ModelSpec, Rotation, SlidingWindow},
+};
+
+/// Which layers have a window: those of `layer_types`, or what the family means without it.
+pub(super) fn sliding(
+    config: &Fields<'_>,
+    layers: u32,
+    default: impl Fn(u32) -> bool,
+) -> Result<Vec<bool>, ModelError> {
+    let Some((name, value)) = config.get(&["layer_types"]) else {
+        return Ok((0..layers).map(default).collect());
+    };
+    let list = value.as_array().filter(|list| list.len() == layers as usize);
+    let list = list
+        .ok_or_else(|| config.wrong(name, format!("must be a list of {layers} kinds of layers")))?;
+    let kind = |kind: &serde_json::Value| match kind.as_str() {
+        Some("full_attention") => Ok(false),
+        Some("sliding_attention") => Ok(true),
+        _ => {
+            let known = "full_attention, sliding_attention";
+            Err(config.unknown("kind of layer", &short(kind), known))
+        }
+    };
+    list.iter().map(kind).collect()
+}
+
+/// Which layers are rotated by positions (SmolLM3): the others know nothing of these.
+pub(super) fn turned(config: &Fields<'_>, layers: u32) -> Result<Vec<bool>, ModelError> {
+    let every = config.count_or_none(&["no_rope_layer_interval"], MAX_LAYERS)?.unwrap_or(4);
+    let Some((name, value)) = config.get(&["no_rope_layers"]) else {
+        return Ok((0..layers).map(|layer| !(layer + 1).is_multiple_of(every)).collect());
+    };
+    let flag = |value: &serde_json::Value| value.as_u64().filter(|n| *n <= 1).map(|n| n == 1);
+    let flags: Option<Vec<bool>> =
+        value.as_array().and_then(|list| list.iter().map(flag).collect());
+    let flags = flags.filter(|flags| flags.len() >= layers as usize);
+    flags.ok_or_else(|| {
+        let problem = format!("is {}: {layers} zeros and ones are wanted", short(value));
+        config.wrong(name, problem)
+    })
+}
+
+/// The layers of a model, of which some have a window of so many rows: of those before a row and itself, or, where
+/// it sees later ones too, of each side.
+pub(super) fn list(
+    spec: &ModelSpec,
+    sliding: &[bool],
+    window: Option<u32>,
+    rotation: impl Fn(u32) -> Rotation,
+) -> Vec<LayerKind> {
+    let window = window.map(|rows| match spec.causal {
+        true => SlidingWindow { before: rows.saturating_sub(1), after: 0 },
+        false => SlidingWindow { before: rows, after: rows },
+    });
+    // As wide as any text: no window at all.
+    let window = window.filter(|of| of.before < MAX_POSITIONS);
+    let kind = |(layer, slides): (u32, &bool)| LayerKind {
+        window: window.filter(|_| *slides),
+        rotation: rotation(layer),
+    };
+    let kinds: Vec<LayerKind> = (0..).zip(sliding).map(kind).collect();
+    match kinds.iter().all(|kind| *kind == LayerKind::default()) {
+        true => Vec::new(),
+        false => kinds,
+    }
+}
+
+/// The layers of a model that all have a window, if there is one.
+pub(super) fn windowed(spec: &ModelSpec, window: Option<u32>) -> Vec<LayerKind> {
+    list(spec, &vec![window.is_some(); spec.layers as usize], window, |_| Rotation::Usual)
+}
+
+/// The layers of a model of which those with a window have positions of their own.
+pub(super) fn local(spec: &ModelSpec, sliding: &[bool], window: Option<u32>) -> Vec<LayerKind> {
+    list(spec, sliding, window, |layer| match sliding[layer as usize] {
+        true => Rotation::Local,
+        false => Rotation::Usual,
+    })
+}

@@ -13,6 +13,7 @@ use galaxy_common::{
     plan::{LinkType, MAX_DEVICES, MAX_TILES, Strategy, WireType},
     shape::MAX_ROWS,
 };
+use galaxy_model::{ModelDir, ModelError, Quantisation};
 use std::{
     fs::File,
     io::Read,
@@ -86,6 +87,7 @@ const CLUSTER_KEYS: &[&str] = &[
     "cache_rows",
     "generate",
     "weights",
+    "weights_format",
 ];
 const TOP_KEYS: &[&str] = &["cluster", "device"];
 
@@ -139,6 +141,8 @@ pub struct Cluster {
     pub generate: Option<u32>,
     /// How devices read weights that they cannot hold, if they may.
     pub weights: Reading,
+    /// To what the matrices of the model are rounded, if they are.
+    pub weights_format: Option<Quantisation>,
     /// How long a request may take that does not say.
     pub timeout: Duration,
     /// The devices; of a split by hand, in ring order.
@@ -149,6 +153,14 @@ impl Cluster {
     /// Whether the file itself says how work is split. Without, profiles do.
     pub fn by_hand(&self) -> bool {
         self.devices.iter().any(|device| device.share.is_some())
+    }
+
+    /// Opens the model, to be rounded as the file says.
+    ///
+    /// # Errors
+    /// When it cannot be read, or not be rounded.
+    pub fn open_model(&self) -> Result<ModelDir, ModelError> {
+        ModelDir::open(&self.model)?.quantised_to(self.weights_format)
     }
 
     /// The number types for the wire that a plan may use, the preferred one first.
@@ -445,6 +457,7 @@ impl Cluster {
             generate: cluster.whole("generate", 0, MAX_CACHE_ROWS)?,
             cache: cluster.parsed("cache")?.unwrap_or(WireType::F32),
             weights: cluster.parsed("weights")?.unwrap_or_default(),
+            weights_format: cluster.parsed("weights_format")?,
             timeout: cluster.duration("timeout")?.unwrap_or(DEFAULT_TIMEOUT),
             devices,
         })

@@ -19,7 +19,7 @@ use galaxy_coord::{
 };
 use galaxy_engine::compute::kernels::instructions::{self, Instructions};
 use galaxy_graph::share::{self, Member, Terms};
-use galaxy_model::ModelDir;
+use galaxy_model::{ModelDir, Quantisation};
 use galaxy_proto::identity::{Identity, Role};
 use std::{
     collections::HashMap,
@@ -50,11 +50,14 @@ const GOODBYE: Duration = Duration::from_secs(2);
 #[command(name = "galaxy-coord", disable_version_flag = true)]
 struct Flags {
     /// The cluster file (default: cluster.toml of the current directory, if it is there).
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "threads", "identity"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "threads", "identity", "weights_format"])]
     cluster: Option<PathBuf>,
     /// Without a cluster: the model's directory.
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
+    /// Without a cluster: round the model's matrices to q8, q6 or q4 as they are read, which is lossy.
+    #[arg(long, value_name = "BITS")]
+    weights_format: Option<Quantisation>,
     /// Without a cluster: threads for kernels (default: all cores).
     #[arg(long, value_name = "N")]
     threads: Option<u16>,
@@ -147,7 +150,7 @@ async fn cluster(file: &Path, flags: &Flags) -> Result<()> {
         _ => anyhow::Error::new(error).context(file.display().to_string()),
     })?;
     let identity = coordinator(&cluster.identity)?;
-    let model = open_model(&cluster.model)?;
+    let model = told(cluster.open_model()?);
     let listen = flags.listen.as_deref().unwrap_or(&cluster.listen).to_owned();
     let Cluster { queue, timeout, client_memory, .. } = cluster;
     let limits = Limits { queue, timeout, client_memory };
@@ -205,7 +208,7 @@ async fn embedded(path: &Path, flags: &Flags) -> Result<()> {
     let audit = audit(flags)?;
     let identity = flags.identity.as_deref().map(coordinator).transpose()?;
     let listen = flags.listen.as_deref().unwrap_or(DEFAULT_LISTEN);
-    let model = open_model(path)?;
+    let model = told(ModelDir::open(path)?.quantised_to(flags.weights_format)?);
     let listener = bind(listen).await?;
     if identity.is_none() && !listener.local_addr()?.ip().is_loopback() {
         bail!(
@@ -236,13 +239,12 @@ async fn embedded(path: &Path, flags: &Flags) -> Result<()> {
     serve(Api::new(session, "embedded").audited(audit), listener, identity.as_ref()).await
 }
 
-/// Opens a model directory, and says what in it may not do what its author meant.
-fn open_model(path: &Path) -> Result<Arc<ModelDir>> {
-    let model = ModelDir::open(path)?;
+/// Says what in a model may not do what its author meant.
+fn told(model: ModelDir) -> Arc<ModelDir> {
     for warning in model.warnings() {
         tracing::warn!("{warning}");
     }
-    Ok(Arc::new(model))
+    Arc::new(model)
 }
 
 /// The plan of a machine on its own.

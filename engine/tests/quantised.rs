@@ -3,7 +3,8 @@
 #![allow(clippy::unwrap_used)]
 
 use galaxy_common::{
-    BatchShape, Bytes, Cache, DeviceName, Plan, Room, Span, Strategy, Streaming, Wanted, WireType,
+    BatchShape, Bytes, Cache, DeviceName, Plan, Room, Span, Strategy, Streaming, Wanted,
+    WeightFormat, WireType,
 };
 use galaxy_engine::local::LocalCluster;
 use galaxy_graph::{
@@ -11,7 +12,7 @@ use galaxy_graph::{
     pieces,
     share::{self, Member, Terms},
 };
-use galaxy_model::ModelDir;
+use galaxy_model::{ModelDir, Quantisation, shape::Shape};
 use std::{path::PathBuf, sync::Arc};
 
 /// Rows of the text.
@@ -121,4 +122,40 @@ fn blocks_from_disk_are_the_blocks_that_stay() {
         let cluster = LocalCluster::open_with(model.clone(), plan, files.path()).unwrap();
         assert_eq!(logits(&cluster), want, "{strategy}");
     }
+}
+
+/// Models of several families, written for the test, rounded as they are read: tables and heads that are tied, rows for
+/// each input (GPT-2), and encoders.
+#[test]
+fn devices_that_share_a_rounded_model_give_what_one_gives() {
+    let (dir, shape) = (tempfile::tempdir().unwrap(), Shape::bert(2, 256, 4));
+    let llama = Shape { kv_heads: 2, format: WeightFormat::Bf16, ..shape };
+    for (family, shape) in [("bert", shape), ("gpt2", shape), ("llama", llama)] {
+        let path = dir.path().join(family);
+        std::fs::create_dir(&path).unwrap();
+        let shape = Shape { family, vocabulary: 300, inner: 512, ..shape };
+        shape.write(&path, u64::MAX, &mut |_| {}).unwrap();
+        let exact = hidden(&Arc::new(ModelDir::open(&path).unwrap()), Strategy::Local, &[1.0]);
+        let mut before = 0.0;
+        for bits in Quantisation::ALL {
+            let model = Arc::new(ModelDir::open(&path).unwrap().quantised(bits).unwrap());
+            let want = hidden(&model, Strategy::Local, &[1.0]);
+            let off = exact.iter().zip(&want).map(|(a, b)| (a - b).powi(2)).sum::<f32>();
+            assert!(off > before, "{family} {bits}: fewer bits, larger errors");
+            before = off;
+            for strategy in [Strategy::Galaxy, Strategy::Megatron, Strategy::Sequence] {
+                let have = hidden(&model, strategy, &[1.0, 2.0, 1.0]);
+                assert_near(&format!("{family} {bits} {strategy}"), &have, &want);
+            }
+        }
+    }
+}
+
+fn hidden(model: &Arc<ModelDir>, strategy: Strategy, shares: &[f64]) -> Vec<f32> {
+    let plan = plan(model, strategy, shares);
+    let cluster = LocalCluster::open(model.clone(), plan).unwrap();
+    let shape = BatchShape::single(ROWS, Wanted::Hidden).unwrap();
+    let tokens: Vec<u32> = (0..ROWS).map(|at| (3 + at * 7) % 90).collect();
+    let merged = cluster.run(&shape, &tokens[..]).unwrap();
+    merged.into_iter().flat_map(|merged| merged.values().to_vec()).collect()
 }

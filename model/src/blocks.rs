@@ -3,6 +3,10 @@
 //! A block has a code of a few bits for each value, and scales and minima that its values share. Values are those of
 //! the reference (`gguf.quants` of PyPI `gguf`) to the bit: the same products and sums in f32, in the same order.
 
+mod encode;
+
+pub(crate) use encode::{encode, encodes, round};
+
 use galaxy_common::{WeightBlock, WeightFormat};
 use half::f16;
 

@@ -1,6 +1,7 @@
 //! An opened model directory: its spec, and where each of its tensors lies.
 
 use crate::{
+    blocks::round,
     config::{self, Fields},
     error::ModelError,
     family::{self, Described, Family},
@@ -10,6 +11,7 @@ use crate::{
     heads,
     manifest::Manifest,
     matrix::{MatrixSource, Storage, in_pairs, widen},
+    quantise::{Quantisation, named_fingerprint, of_fingerprint},
     recognise, sentence,
     spec::*,
     store::{Arrivals, Listed, MAX_JSON_BYTES, OF_GGUF, Store, read_bounded},
@@ -39,6 +41,8 @@ pub struct ModelDir {
     words: &'static str,
     fingerprint: String,
     formats: Formats,
+    /// To what matrices are rounded as they are read.
+    quantisation: Option<Quantisation>,
     store: Store,
     /// Keeps the small files of a model that has none of its own, at `path`.
     view: Option<View>,
@@ -58,6 +62,8 @@ pub(crate) struct Run {
     offset: u64,
     pub(crate) count: u32,
     paired: u64,
+    /// What rows of a table are rounded to as they are read.
+    rounded: Option<WeightFormat>,
 }
 
 impl Run {
@@ -68,6 +74,9 @@ impl Run {
 
     fn widen(&self, bytes: &[u8], out: &mut [f32]) {
         widen(self.format, bytes, out);
+        if let Some(format) = self.rounded {
+            round(format, out);
+        }
     }
 }
 
@@ -117,7 +126,7 @@ impl ModelDir {
     ///
     /// # Errors
     /// As [`ModelDir::open`].
-    fn open_gguf(file: &Path) -> Result<Self, ModelError> {
+    pub(crate) fn open_gguf(file: &Path) -> Result<Self, ModelError> {
         let parts = gguf::parts(file)?;
         let view = View::write(&parts[0].2, file)?;
         let has = |name: &&str| parts[0].2.rows(name).is_some();
@@ -250,6 +259,7 @@ impl ModelDir {
             words: top.words,
             fingerprint,
             formats: Formats::default(),
+            quantisation: None,
             store,
             view: None,
             warnings,
@@ -258,7 +268,7 @@ impl ModelDir {
     }
 
     /// Looks whether everything that the spec needs is there, and finds out its type.
-    fn checked(self) -> Result<Self, ModelError> {
+    pub(crate) fn checked(self) -> Result<Self, ModelError> {
         if self.spec.patches.is_none() {
             self.table(Table::Word)?;
         }
@@ -310,6 +320,23 @@ impl ModelDir {
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint
     }
+    /// [`ModelDir::fingerprint`] of its files, whatever its matrices are rounded to.
+    pub fn files_fingerprint(&self) -> &str {
+        of_fingerprint(&self.fingerprint).0
+    }
+    /// To what its matrices are rounded as they are read.
+    pub fn quantisation(&self) -> Option<Quantisation> {
+        self.quantisation
+    }
+    /// Adds to what [`ModelDir::warnings`] says.
+    pub(crate) fn warn(&mut self, warning: Warning) {
+        self.warnings.push(warning);
+    }
+    /// Has matrices rounded from now on. Its formats are to be looked at again.
+    pub(crate) fn round_to(&mut self, to: Quantisation) {
+        self.fingerprint = named_fingerprint(&self.fingerprint, to);
+        (self.quantisation, self.tables) = (Some(to), [OnceLock::new(), OnceLock::new()]);
+    }
     /// What its files say that may not do here what their author meant.
     pub fn warnings(&self) -> &[Warning] {
         &self.warnings
@@ -359,19 +386,21 @@ impl ModelDir {
         let square = self.spec.patches.filter(|_| which == Matrix::Patch);
         let square = square.map(|p| [outputs, p.channels, p.size, p.size].map(u64::from));
         let stored = square.as_ref().map_or(&shape[..], |square| &square[..]);
-        let (tensor, format) = self.store.tensor(&name, stored)?;
+        let (tensor, stored) = self.store.tensor(&name, stored)?;
+        let rounded = self.quantisation.and_then(|to| to.format(which, inputs));
         Ok(MatrixSource {
             store: &self.store,
             shard: tensor.shard,
             offset: tensor.offset,
             name,
-            format,
+            format: rounded.unwrap_or(stored),
+            stored,
             storage,
             pitch: shape[1],
             height: shape[0],
             tile: match tensor.tile {
                 0 => shape[1],
-                bytes => bytes / format.bytes(1, 1),
+                bytes => bytes / stored.bytes(1, 1),
             },
             first_output,
             paired: tensor.paired,
@@ -530,7 +559,8 @@ impl ModelDir {
         let bare = usize::from(!pattern.ends_with('!'));
         let (tensor, format) = self.store.tensor(&name, &shape[bare..])?;
         let (shard, offset) = (tensor.shard, tensor.offset);
-        Ok((name.clone(), rows, Run { name, shard, format, offset, count, paired: 0 }))
+        let rounded = self.words_format().filter(|_| table == Table::Word);
+        Ok((name.clone(), rows, Run { name, shard, format, offset, count, paired: 0, rounded }))
     }
 
     fn run(&self, which: Vector) -> Result<Run, ModelError> {
@@ -597,7 +627,8 @@ impl ModelDir {
         let (tensor, format) = self.store.tensor(&name, &shape)?;
         let skip = format.bytes(1, before);
         let (shard, offset) = (tensor.shard, tensor.offset + skip);
-        Ok(Run { name, shard, format, offset, count, paired: tensor.paired })
+        let paired = tensor.paired;
+        Ok(Run { name, shard, format, offset, count, paired, rounded: None })
     }
 
     fn full(&self, pattern: &str, layer: u32, ending: &str) -> String {

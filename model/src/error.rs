@@ -1,5 +1,6 @@
 //! What can be wrong with a model directory, or with a question about it.
 
+use crate::quantise::Quantisation;
 use galaxy_common::WeightFormat;
 use std::{io, path::PathBuf};
 
@@ -30,6 +31,34 @@ pub enum ModelError {
     Unsent {
         /// What the file is called.
         model: String,
+    },
+    /// A model that no GGUF file is written of.
+    #[error("no GGUF file is written of {path}: {why}")]
+    Unwritten {
+        /// Which model.
+        path: PathBuf,
+        /// Why not, and what to do.
+        why: String,
+    },
+    /// Matrices that are to be rounded, and are in few bits already.
+    #[error(
+        "{path} has {have} already, and only matrices of 16 or 32 bits are rounded: run it as it is, without a format for its weights"
+    )]
+    FewBits {
+        /// Which model.
+        path: PathBuf,
+        /// What, and in which format.
+        have: String,
+    },
+    /// Matrices that are to be rounded, of which none has rows of whole blocks.
+    #[error(
+        "{path} cannot be rounded to {to}: no matrix of it has a number of inputs that is a multiple of 32"
+    )]
+    NoBlocks {
+        /// Which model.
+        path: PathBuf,
+        /// To what.
+        to: Quantisation,
     },
     /// Data of a model that is not there, and does not come.
     #[error("a part of the model in {path} is not there: {why}")]

@@ -86,7 +86,7 @@ impl Manifest {
         Ok(Some(Self {
             version: VERSION,
             name: model.name().to_owned(),
-            fingerprint: model.fingerprint().to_owned(),
+            fingerprint: model.files_fingerprint().to_owned(),
             config,
             tensors,
             digests,
@@ -129,7 +129,7 @@ impl Manifest {
     pub fn name(&self) -> &str {
         &self.name
     }
-    /// As [`ModelDir::fingerprint`].
+    /// As [`ModelDir::files_fingerprint`]: what is rounded as it is read has the same manifest.
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint
     }

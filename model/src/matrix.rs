@@ -1,6 +1,8 @@
 //! Part of a matrix, read from its file straight to where it is wanted.
 // Hot path of loading: no locks, no logging, no allocation but the caller's scratch.
 
+mod rounded;
+
 use crate::{
     blocks::{self, decode},
     error::ModelError,
@@ -66,6 +68,8 @@ pub struct MatrixSource<'a> {
     pub(crate) name: String,
     pub(crate) shard: usize,
     pub(crate) format: WeightFormat,
+    /// How the file has its values: as `format`, unless they are rounded as they are read.
+    pub(crate) stored: WeightFormat,
     pub(crate) storage: Storage,
     /// Of the first value of the tensor, from the start of its file.
     pub(crate) offset: u64,
@@ -98,7 +102,7 @@ impl MatrixSource<'_> {
     pub fn columns(&self) -> u32 {
         self.outputs
     }
-    /// How its values are stored.
+    /// How its values are stored, or what they are rounded to as they are read.
     pub fn format(&self) -> WeightFormat {
         self.format
     }
@@ -125,9 +129,35 @@ impl MatrixSource<'_> {
         at: usize,
         scratch: &mut Vec<u8>,
     ) -> Result<(), ModelError> {
+        let window = self.window(inputs.clone(), outputs.clone(), out.len(), stride, at)?;
+        match self.rounds() && !window.rows.is_empty() && !window.columns.is_empty() {
+            true => self.rounded_f32(inputs, outputs, out, stride, at, scratch),
+            false => self.read_window(window, out, scratch),
+        }
+    }
+
+    /// [`MatrixSource::read_f32`] of the values that the file has.
+    fn read_stored(
+        &self,
+        inputs: Range<u32>,
+        outputs: Range<u32>,
+        out: &mut [f32],
+        stride: usize,
+        at: usize,
+        scratch: &mut Vec<u8>,
+    ) -> Result<(), ModelError> {
         let window = self.window(inputs, outputs, out.len(), stride, at)?;
+        self.read_window(window, out, scratch)
+    }
+
+    fn read_window(
+        &self,
+        window: Window,
+        out: &mut [f32],
+        scratch: &mut Vec<u8>,
+    ) -> Result<(), ModelError> {
         each_value!(
-            self.format,
+            self.stored,
             widen => self.read_paired(window, out, scratch, widen),
             self.read_blocks(window, out, scratch)
         )
@@ -166,10 +196,13 @@ impl MatrixSource<'_> {
         output: u32,
         out: &mut [u8],
     ) -> Result<(), ModelError> {
-        let part = self.part(inputs, output..output.saturating_add(1))?;
+        let part = self.part(inputs.clone(), output..output.saturating_add(1))?;
         let (need, have) = (part.bytes, out.len() as u64);
         if need != have {
             return Err(ModelError::Area { tensor: self.name.clone(), need, have });
+        }
+        if self.rounds() {
+            return self.rounded_rows(inputs, output..output + 1, out);
         }
         self.store.read_at(self.shard, out, part.start + self.place(part.rows.start) * part.pitch)
     }
@@ -185,11 +218,14 @@ impl MatrixSource<'_> {
         outputs: Range<u32>,
         out: &mut Vec<u8>,
     ) -> Result<(), ModelError> {
-        let part = self.part(inputs, outputs)?;
+        let part = self.part(inputs.clone(), outputs.clone())?;
         let rows = part.rows.end - part.rows.start;
         out.resize((rows * part.bytes) as usize, 0);
         if out.is_empty() {
             return Ok(());
+        }
+        if self.rounds() {
+            return self.rounded_rows(inputs, outputs, out);
         }
         if self.paired == 0 && part.bytes == part.pitch {
             return self.store.read_at(self.shard, out, part.start + part.rows.start * part.pitch);
@@ -512,6 +548,7 @@ mod tests {
             name: "w".to_owned(),
             shard: tensor.shard,
             format,
+            stored: format,
             storage,
             offset: tensor.offset,
             pitch: u64::from(columns),
@@ -621,6 +658,7 @@ mod tests {
             name: "w".to_owned(),
             shard: tensor.shard,
             format,
+            stored: format,
             storage: Storage::OutputRows,
             offset: tensor.offset,
             pitch: 128,
@@ -664,7 +702,7 @@ mod tests {
             assert!(matches!(raw, Err(ModelError::Width { .. })));
             m.paired = 1;
             assert_eq!(rows(&m, 0..128, 1..5), of(&[2, 4, 1, 3], 0..4));
-            m.format = WeightFormat::F16;
+            (m.format, m.stored) = (WeightFormat::F16, WeightFormat::F16);
             let raw = m.read_raw_rows(0..128, 0..1, &mut Vec::new());
             assert!(matches!(raw, Err(ModelError::Width { .. })));
         });

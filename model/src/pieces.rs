@@ -236,6 +236,8 @@ impl ModelDir {
         let first = source.first_output;
         let wide =
             |range: Range<u32>, by: u64| by + u64::from(range.start)..by + u64::from(range.end);
+        // What is rounded is read in whole blocks.
+        let inputs = source.whole_blocks(inputs);
         let (rows, columns) = match source.storage {
             Storage::OutputRows => (wide(outputs, first), wide(inputs, 0)),
             Storage::InputRows => (wide(inputs, 0), wide(outputs, first)),
@@ -246,7 +248,7 @@ impl ModelDir {
         Ok(match cut.tile {
             0 => cut.run(rows.start * cut.row_bytes..rows.end * cut.row_bytes),
             tile => {
-                let of = |column: u64| cut.first + (source.format.bytes(1, column) / tile) as u32;
+                let of = |column: u64| cut.first + (source.stored.bytes(1, column) / tile) as u32;
                 of(columns.start)..of(columns.end - 1) + 1
             }
         })

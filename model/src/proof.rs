@@ -82,8 +82,8 @@ impl Proof {
         manifest: Manifest,
         kept: Option<&[u8]>,
     ) -> Result<Self, ModelError> {
-        if manifest.fingerprint() != model.fingerprint() {
-            let (have, want) = (manifest.fingerprint(), model.fingerprint());
+        if manifest.fingerprint() != model.files_fingerprint() {
+            let (have, want) = (manifest.fingerprint(), model.files_fingerprint());
             return Err(ModelError::Manifest { why: format!("it is of {have}, not of {want}") });
         }
         let pieces = manifest.cut(model)?;
@@ -106,7 +106,8 @@ impl Proof {
     /// Whether it is of these files, as they are now.
     pub fn is_of(&self, model: &ModelDir) -> bool {
         let now = model.store().shards().iter().map(Stamp::of).collect::<Result<Vec<_>, _>>();
-        model.fingerprint() == self.manifest.fingerprint() && now.is_ok_and(|now| now == self.files)
+        model.files_fingerprint() == self.manifest.fingerprint()
+            && now.is_ok_and(|now| now == self.files)
     }
 
     /// What it is compared with.

@@ -589,6 +589,7 @@ impl Testbed {
             plain: false,
             lossy: false,
             weights: Reading::Auto,
+            weights_format: None,
             lengths,
             texts: 1,
             profiles: self.directory.join(cluster::DEFAULT_PROFILES),

@@ -129,6 +129,7 @@ impl Bench {
             plain: false,
             lossy: false,
             weights: Reading::Auto,
+            weights_format: None,
             lengths: vec![DEFAULT_LENGTH],
             texts: 1,
             profiles: self.keys.join(DEFAULT_PROFILES),

@@ -253,6 +253,8 @@ pub struct Setup {
     pub max_rows: u32,
     /// Rows of texts that go on that are kept; none: what the model says.
     pub cache_rows: Option<u32>,
+    /// To what matrices are rounded; none: as the model has them.
+    pub weights_format: Option<&'static str>,
     /// A device for each, with its share.
     pub shares: Vec<f64>,
     /// What each device grants.
@@ -274,6 +276,7 @@ impl Setup {
             link: "tls",
             max_rows: 512,
             cache_rows: None,
+            weights_format: None,
             shares: vec![3.0, 2.0, 1.0],
             memory: "1GB",
             network: false,
@@ -292,6 +295,9 @@ impl Setup {
         );
         if let Some(rows) = self.cache_rows {
             let _ = writeln!(text, "cache_rows = {rows}");
+        }
+        if let Some(bits) = self.weights_format {
+            let _ = writeln!(text, "weights_format = \"{bits}\"");
         }
         for (i, (address, share)) in addresses.iter().zip(&self.shares).enumerate() {
             // Writing to a String cannot fail.

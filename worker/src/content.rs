@@ -21,7 +21,9 @@ use galaxy_graph::{
     holdings::{self, steps},
     operators::OperatorGraph,
 };
-use galaxy_model::{Matrix, ModelDir, ModelError, Vector, pieces::Pieces};
+use galaxy_model::{
+    Matrix, ModelDir, ModelError, Vector, pieces::Pieces, quantise::of_fingerprint,
+};
 use links::Supply;
 use std::{
     io,
@@ -152,7 +154,9 @@ pub(crate) async fn open(
     waiting: oneshot::Receiver<Supply>,
     fingerprint: &str,
 ) -> Result<Arriving, WorkerError> {
-    let (mut supply, content, length) = links::offered(waiting, fingerprint).await?;
+    // What comes is what the files have; it is rounded as it is read.
+    let (files, rounded) = of_fingerprint(fingerprint);
+    let (mut supply, content, length) = links::offered(waiting, files).await?;
     let shared = core.clone();
     let kept = blocking(move || {
         let cache = shared.content.cache.as_ref().ok_or(WorkerError::Bug)?;
@@ -171,7 +175,7 @@ pub(crate) async fn open(
         if let Some(bytes) = fresh {
             cache.keep_manifest(content, &bytes)?;
         }
-        Ok::<_, WorkerError>(cache.model(content, manifest)?)
+        Ok::<_, WorkerError>(cache.model(content, manifest, rounded)?)
     });
     let (model, data) = opened.await??;
     Ok(Arriving { model, data, supply })
@@ -209,8 +213,9 @@ pub(crate) async fn room(
             return Ok(None);
         }
         let (content, manifest) = (data.content, data.manifest.clone());
+        let rounded = model.quantisation();
         drop((model, data));
-        let (model, data) = cache.model(content, manifest)?;
+        let (model, data) = cache.model(content, manifest, rounded)?;
         Ok::<_, WorkerError>(Some(Arriving { model, data, supply }))
     });
     made.await?

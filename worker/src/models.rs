@@ -1,7 +1,7 @@
 //! The models that a device has: a directory of model directories and GGUF files.
 
 use crate::error::WorkerError;
-use galaxy_model::{ModelDir, gguf_file};
+use galaxy_model::{ModelDir, gguf_file, quantise::of_fingerprint};
 use std::{
     io,
     path::{Path, PathBuf},
@@ -61,7 +61,8 @@ impl Models {
                 known: if known.is_empty() { "none".to_owned() } else { known.join(", ") },
             });
         };
-        let model = ModelDir::open(path)?;
+        let (_, rounded) = of_fingerprint(fingerprint);
+        let model = ModelDir::open(path)?.quantised_to(rounded)?;
         if model.fingerprint() != fingerprint {
             return Err(WorkerError::Fingerprint {
                 name: name.to_owned(),

@@ -16,7 +16,7 @@ use galaxy_engine::{
     measure::{self, Bench, Cut, Part, Timed, Work},
 };
 use galaxy_model::{
-    ModelDir, ModelSpec,
+    ModelDir, ModelSpec, Quantisation,
     shape::{self, SHARD_BYTES, Shape},
 };
 use serde::Serialize;
@@ -95,6 +95,9 @@ struct KernelsArgs {
     /// How made-up weights are held: f32, f16 or bf16. Default: as the well-known model has them.
     #[arg(long, value_name = "FORMAT")]
     format: Option<WeightFormat>,
+    /// Round the matrices of --model to q8, q6 or q4 as they are read.
+    #[arg(long, value_name = "BITS", requires = "model")]
+    weights_format: Option<Quantisation>,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -168,7 +171,7 @@ fn kernels(args: &KernelsArgs) -> Result<Findings, Failure> {
     // The made-up model stays until nothing reads it any more.
     let (dir, layers, _made) = match &args.model {
         Some(path) => {
-            let dir = open_model(path)?;
+            let dir = open_model(path, args.weights_format)?;
             let layers = measure::copies(layer_bytes(dir.spec(), dir.formats().most()));
             (dir, layers, None)
         }
@@ -226,7 +229,7 @@ fn made_up(args: &KernelsArgs) -> Result<(Arc<ModelDir>, u32, tempfile::TempDir)
         let needs = shape.bytes();
         Failure::new(e.to_string()).todo(format!("made-up weights take {needs}; set TMPDIR"))
     })?;
-    Ok((open_model(place.path())?, layers, place))
+    Ok((open_model(place.path(), None)?, layers, place))
 }
 
 /// Bytes of the matrices of a layer.

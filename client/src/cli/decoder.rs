@@ -86,8 +86,8 @@ impl Decoder {
     ///
     /// # Errors
     /// When it cannot be read, or makes no text.
-    pub fn open(path: &Path) -> Result<Self, Failure> {
-        let model = in_process::open_model(path)?;
+    pub fn open(path: &Path, args: &DecoderArgs) -> Result<Self, Failure> {
+        let model = in_process::open_model(path, args.local.weights_format)?;
         let (spec, place) = (model.spec(), model.opened().display().to_string());
         if !spec.causal || !matches!(spec.head, HeadSpec::Language { .. }) {
             let what = format!("this model ({}) makes no text", spec.family);

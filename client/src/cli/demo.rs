@@ -175,7 +175,7 @@ fn on_this_machine(status: &ClusterStatus) -> bool {
 
 /// The sentences' vectors by one device of this process.
 fn reference(path: &Path) -> Result<Vec<Vec<f32>>, Failure> {
-    let model = in_process::open_model(path)?;
+    let model = in_process::open_model(path, None)?;
     let sentence = model.sentence().map_err(in_process::model_failure)?;
     let mut tokenizer = Tokenizer::open(model.path()).map_err(in_process::model_failure)?;
     if sentence.lower_case {

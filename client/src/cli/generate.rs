@@ -226,7 +226,7 @@ fn one(ids: &Ids) -> Result<Vec<u32>, Failure> {
 
 /// A decoder with its weights, and what is asked of it.
 fn load(args: &GenerateArgs, path: &Path) -> Result<(Generator, Task), Failure> {
-    let decoder = Decoder::open(path)?;
+    let decoder = Decoder::open(path, &args.decoder)?;
     let tokens = match (&args.prompt, &args.ids) {
         (_, Some(ids)) => one(ids)?,
         (text, None) => {

@@ -6,7 +6,7 @@ use galaxy_common::{BatchShape, Bytes, Cache, DeviceName, Strategy, Wanted, Wire
 use galaxy_engine::{compute::Inputs, local::LocalCluster, merge::Merged};
 use galaxy_graph::share::{Member, Terms, plan};
 use galaxy_model::{
-    HeadSpec, ModelDir, ModelError,
+    HeadSpec, ModelDir, ModelError, Quantisation,
     image::ImageProcessor,
     sentence::{SentenceConfig, VectorForm},
 };
@@ -25,6 +25,8 @@ pub struct Settings {
     pub shares: Vec<f64>,
     /// Kernel threads of each device.
     pub threads: u16,
+    /// To what matrices are rounded as they are read, where they are.
+    pub weights_format: Option<Quantisation>,
 }
 
 impl Settings {
@@ -36,6 +38,7 @@ impl Settings {
             wire: WireType::F32,
             shares: vec![1.0],
             threads: cores(),
+            weights_format: None,
         }
     }
 }
@@ -52,9 +55,13 @@ pub struct InProcess {
     cluster: LocalCluster,
 }
 
-/// Opens a model directory, and says what in it may not do what its author meant.
-pub fn open_model(path: &Path) -> Result<Arc<ModelDir>, Failure> {
-    let model = ModelDir::open(path).map_err(model_failure)?;
+/// Opens a model directory, to be rounded if that is asked, and says what in it may not do what its author meant.
+pub fn open_model(
+    path: &Path,
+    weights_format: Option<Quantisation>,
+) -> Result<Arc<ModelDir>, Failure> {
+    let opened = ModelDir::open(path).and_then(|model| model.quantised_to(weights_format));
+    let model = opened.map_err(model_failure)?;
     for warning in model.warnings() {
         tell(&format!("warning: {warning}"));
     }

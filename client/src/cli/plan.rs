@@ -47,6 +47,8 @@ struct Case {
     formats: Formats,
     model: String,
     fingerprint: String,
+    /// What is rounded as it is read, in words.
+    rounded: Option<String>,
     shape: String,
     offers: Vec<Offer>,
     profile: ClusterProfile,
@@ -78,7 +80,14 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     print(&if args.json {
         json(&show::planned_json(&planned, &case.unlinked()))?
     } else {
-        show::planned(&planned, (&case.spec, &case.formats), &case.workload, &case.unlinked())
+        let rounded = case.rounded.iter().map(|text| format!("{}: {text}\n", case.model));
+        rounded.collect::<String>()
+            + &show::planned(
+                &planned,
+                (&case.spec, &case.formats),
+                &case.workload,
+                &case.unlinked(),
+            )
             + &show::shared(&planned, &case.profile.links)
     })
 }
@@ -98,7 +107,7 @@ impl Case {
             let todo = "leave the shares out, and `galaxy plan` says what profiles make of it";
             return Err(Failure::new(why).at(file.display()).todo(todo));
         }
-        let model = ModelDir::open(&cluster.model).map_err(|e| Failure::new(e.to_string()))?;
+        let model = cluster.open_model().map_err(|e| Failure::new(e.to_string()))?;
         let profile = stored(&cluster, &model, file)?;
         let offer = |device: &galaxy_coord::cluster::Device| {
             let measured = profile.device(&device.name).ok()?;
@@ -111,6 +120,7 @@ impl Case {
             formats: model.formats().clone(),
             model: model.name().to_owned(),
             fingerprint: model.fingerprint().to_owned(),
+            rounded: model.rounding_in_words(),
             shape: model.shape_key(),
             workload: workload(&cluster, &model),
             allowed: allowed(&cluster, model.spec()),

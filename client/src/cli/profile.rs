@@ -62,7 +62,7 @@ pub async fn profile(args: ProfileArgs) -> Result<(), Failure> {
     let place = args.cluster.display();
     let failed = |what: String| Failure::new(what).at(&place);
     let cluster = Cluster::open(&args.cluster).map_err(|e| failed(e.to_string()))?;
-    let model = ModelDir::open(&cluster.model).map_err(|e| failed(e.to_string()))?;
+    let model = cluster.open_model().map_err(|e| failed(e.to_string()))?;
     let store = Store::new(&cluster.profiles);
     let profile = match args.command {
         Some(ProfileCommand::Show) => kept(&cluster, &model, &store)?,

@@ -12,6 +12,7 @@ use super::{
 use clap::Args;
 use galaxy_client::{Input, Output, Tensors};
 use galaxy_common::{Cache, Strategy, WireType, plan::MAX_DEVICES};
+use galaxy_model::Quantisation;
 use std::path::PathBuf;
 
 const SHAPES: &str = "\
@@ -92,6 +93,10 @@ pub(super) struct Local {
     /// How activations travel: f32, or f16 (half the bytes, and lossy). Default: f32.
     #[arg(long, value_name = "W", requires = "model")]
     wire: Option<WireType>,
+    /// Round the model's matrices to q8, q6 or q4 as they are read, which is lossy. Default: as its files have
+    /// them.
+    #[arg(long, value_name = "BITS", requires = "model")]
+    pub(super) weights_format: Option<Quantisation>,
     /// Relative share of work of each device, like 2,1,1. Default: equal.
     #[arg(long, value_name = "LIST", requires = "model", value_delimiter = ',')]
     share: Vec<f64>,
@@ -133,6 +138,7 @@ impl Local {
             wire: self.wire.unwrap_or(WireType::F32),
             shares,
             threads: self.threads.unwrap_or((in_process::cores() / devices).max(1)),
+            weights_format: self.weights_format,
         })
     }
 }
@@ -194,7 +200,7 @@ fn here(
     sequences: &[Input],
     output: Output,
 ) -> Result<Tensors, Failure> {
-    let model = in_process::open_model(path)?;
+    let model = in_process::open_model(path, settings.weights_format)?;
     // All of them before anything is loaded: a wrong id should not cost a minute first.
     let mut max_rows = 1;
     for (index, input) in (0..).zip(sequences) {

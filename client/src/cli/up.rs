@@ -9,6 +9,7 @@ use clap::Args;
 use files::Files;
 use galaxy_client::Client;
 use galaxy_common::{Bytes, DeviceName};
+use galaxy_model::Quantisation;
 use galaxy_proto::{
     identity::Role,
     join::{home, identity_in},
@@ -35,6 +36,10 @@ pub struct UpArgs {
     /// The model's directory, or its GGUF file.
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
+    /// Round the model's matrices to q8, q6 or q4 as devices read them, which is lossy [default: as the cluster file
+    /// says, which is as the model's files have them].
+    #[arg(long, value_name = "BITS")]
+    weights_format: Option<Quantisation>,
     /// Name of this machine in the cluster [default: its host name].
     #[arg(long, value_parser = |text: &str| DeviceName::new(text))]
     name: Option<DeviceName>,

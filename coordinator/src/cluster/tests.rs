@@ -40,6 +40,15 @@ fn a_good_file_is_read() {
     assert_eq!(cluster.devices[1].share, None);
     assert!(cluster.by_hand());
     assert_eq!(cluster.listen, DEFAULT_LISTEN);
+    assert_eq!(cluster.weights_format, None);
+}
+
+#[test]
+fn weights_are_rounded_where_the_file_says_so() {
+    let cluster = with("tiles = 4", "weights_format = \"q6\"").unwrap();
+    assert_eq!(cluster.weights_format, Some(Quantisation::Q6));
+    let refused = with("tiles = 4", "weights_format = \"q5\"").unwrap_err().to_string();
+    assert!(refused.contains("cluster.weights_format") && refused.contains("q8, q6 and q4"));
 }
 
 #[test]

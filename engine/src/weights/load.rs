@@ -31,6 +31,8 @@ struct Place<'a, T> {
 
 /// Values of a block of rows that wait to be spread over panels: 1 MB in f32.
 const SPREAD: usize = 1 << 18;
+/// Panels of rounded values that wait to be spread: half as much where rows are long.
+const PANELS: usize = 16;
 
 /// Fills the window of a matrix from `input` and `column` on with `part`.
 ///
@@ -87,12 +89,20 @@ fn fill_blocks(
     let count =
         (part.inputs.end as usize).div_ceil(in_block) - part.inputs.start as usize / in_block;
     let to = input / GROUP..(input + part.inputs.len()) / GROUP;
-    for strip in layout.strips(column..column + part.outputs.len()) {
-        let first = part.outputs.start + (strip.column - column) as u32;
-        source.read_raw_rows(part.inputs.clone(), first..first + strip.width as u32, scratch)?;
-        let (panel, lane) = layout.lane(&strip);
-        for (lane, row) in (lane..).zip(scratch.chunks_exact(count * block.bytes as usize)) {
-            blocks.place(row, skip, to.clone(), (panel, lane), values);
+    // As in `fill`: of a checkpoint with a row for each input, which is rounded, a panel would be a small piece.
+    let together = if source.stores_inputs_as_rows() { PANELS } else { 1 };
+    let strips: Vec<_> = layout.strips(column..column + part.outputs.len()).collect();
+    for strips in strips.chunks(together) {
+        let (Some(first), Some(last)) = (strips.first(), strips.last()) else { continue };
+        let output = |column_of: usize| part.outputs.start + (column_of - column) as u32;
+        let outputs = output(first.column)..output(last.column + last.width);
+        source.read_raw_rows(part.inputs.clone(), outputs, scratch)?;
+        let mut rows = scratch.chunks_exact(count * block.bytes as usize);
+        for strip in strips {
+            let (panel, lane) = layout.lane(strip);
+            for (lane, row) in (lane..lane + strip.width).zip(&mut rows) {
+                blocks.place(row, skip, to.clone(), (panel, lane), values);
+            }
         }
     }
     Ok(())

@@ -14,7 +14,6 @@ use galaxy_coord::{
     Cluster,
     profile::{Progress, Store, Wanted, collect},
 };
-use galaxy_model::ModelDir;
 use galaxy_proto::identity::{Identity, Role};
 use std::{
     path::Path,
@@ -101,7 +100,7 @@ fn measure(
     link: LinkType,
 ) -> Result<(ClusterProfile, [Duration; 2])> {
     let (cluster, identity) = (Cluster::open(file)?, Identity::load(identity)?);
-    let (model, store) = (ModelDir::open(&cluster.model)?, Store::new(&cluster.profiles));
+    let (model, store) = (cluster.open_model()?, Store::new(&cluster.profiles));
     // When links were begun, and when all rounds were over.
     let times = Mutex::new((None, None));
     let listener = |progress: Progress| {

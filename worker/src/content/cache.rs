@@ -15,7 +15,7 @@ use galaxy_common::{
     private::{Folder, PrivateError},
 };
 use galaxy_model::{
-    ModelDir,
+    ModelDir, Quantisation,
     manifest::{Digest, MAX_MANIFEST_BYTES, Manifest},
 };
 use std::{
@@ -167,6 +167,7 @@ impl Cache {
         &self,
         content: Digest,
         manifest: Manifest,
+        rounded: Option<Quantisation>,
     ) -> Result<(Arc<ModelDir>, Arc<Data>), ContentError> {
         let entry = self.take()?.folder(&content.to_string())?;
         let path = entry.path();
@@ -185,7 +186,7 @@ impl Cache {
         drop(entry.file(MANIFEST)?.set_modified(SystemTime::now()));
         let reader = data.reader().map_err(|source| ContentError::file(path, source))?;
         let model = ModelDir::arriving(&data.manifest, path, reader, data.clone())?;
-        Ok((Arc::new(model), data))
+        Ok((Arc::new(model.quantised_to(rounded)?), data))
     }
 
     /// Makes room for the pieces `missing` of `data`, of which `wanted` bytes are needed in all:

@@ -35,7 +35,7 @@ struct Known {
 
 impl Own {
     fn get(&self, model: &ModelDir) -> Option<Known> {
-        lock(&self.0).get(model.fingerprint()).cloned()
+        lock(&self.0).get(model.files_fingerprint()).cloned()
     }
 }
 
@@ -66,7 +66,7 @@ pub(crate) async fn prove(
     model: &Arc<ModelDir>,
     waiting: oneshot::Receiver<links::Supply>,
 ) -> Result<(), WorkerError> {
-    let (mut supply, content, length) = links::offered(waiting, model.fingerprint()).await?;
+    let (mut supply, content, length) = links::offered(waiting, model.files_fingerprint()).await?;
     let shared = core.clone();
     let kept = blocking(move || {
         let cache = usable(&shared)?;
@@ -98,7 +98,8 @@ fn begin(
     let kept = usable(core).and_then(|cache| cache.proof(content));
     let proof = Arc::new(Proof::new(model, manifest, kept.as_deref())?);
     model.prove(proof.clone());
-    lock(&core.content.own.0).insert(model.fingerprint().to_owned(), Known { content, proof });
+    let files = model.files_fingerprint().to_owned();
+    lock(&core.content.own.0).insert(files, Known { content, proof });
     Ok(())
 }
 

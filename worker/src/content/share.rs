@@ -53,7 +53,7 @@ impl Shared {
     fn is(&self, wants: &v1::Wants) -> bool {
         match self {
             Self::Cached(data) => data.content.0[..] == wants.content[..],
-            Self::Own(model, _) => model.fingerprint() == wants.fingerprint,
+            Self::Own(model, _) => model.files_fingerprint() == wants.fingerprint,
         }
     }
 

@@ -16,6 +16,7 @@ use galaxy_engine::{
     measure,
 };
 use galaxy_graph::{budget, operators::OperatorGraph, program::Lane};
+use galaxy_model::Quantisation;
 use serde::Serialize;
 use std::{fmt::Write as _, path::PathBuf};
 
@@ -38,6 +39,9 @@ pub struct DecodeArgs {
     /// The model's directory: a decoder.
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
+    /// Round the model's matrices to q8, q6 or q4 as they are read.
+    #[arg(long, value_name = "BITS")]
+    weights_format: Option<Quantisation>,
     /// Kernel threads. Default: the cores of this machine.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
@@ -70,7 +74,7 @@ pub struct Findings {
 
 /// Makes tokens, and reads memory between.
 pub fn measured(args: &DecodeArgs) -> Result<Findings, Failure> {
-    let model = in_process::open_model(&args.model)?;
+    let model = in_process::open_model(&args.model, args.weights_format)?;
     let spec = model.spec();
     let threads = args.threads.unwrap_or(in_process::cores());
     let made = args.stints.saturating_add(1) * STINT + 1;
@@ -166,7 +170,7 @@ mod tests {
 
     fn args(past: u32, stints: u32) -> DecodeArgs {
         let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tiny-galaxy").into();
-        DecodeArgs { model, threads: Some(1), past, stints, json: false }
+        DecodeArgs { model, threads: Some(1), weights_format: None, past, stints, json: false }
     }
 
     #[test]

@@ -26,7 +26,7 @@ pub async fn open(args: ChatArgs) -> Result<(Chat, Backend), Failure> {
 async fn here(args: ChatArgs, model: PathBuf) -> Result<(Chat, Backend), Failure> {
     let loading = tokio::task::spawn_blocking(move || {
         let chat = Chat::open(&model).map_err(model_failure)?;
-        let decoder = Decoder::open(&model)?;
+        let decoder = Decoder::open(&model, &args.decoder)?;
         let context = decoder.context();
         Ok((chat, decoder.start(&args.decoder, context)?.into()))
     });

@@ -105,6 +105,7 @@ fn case(file: File, base: &Path) -> Result<Case, String> {
     };
     let shape = "imagined".to_owned();
     Ok(Case {
+        rounded: None,
         offers: devices.iter().map(offer).collect(),
         profile: synthetic::profile(&spec, &shape, formats.most(), &devices),
         workload: Workload {

@@ -71,7 +71,7 @@ impl Files {
         }
         let name = args.name.clone().or_else(name_of_machine).filter(|name| *name != coordinator);
         let name = name.map_or_else(|| DeviceName::new(NAMELESS).map_err(|e| failed(&e)), Ok)?;
-        self.write_cluster_file(args.listen)?;
+        self.write_cluster_file(args)?;
         // A device that is there keeps the name that it has.
         if !identity_in(&self.home, Role::Device).exists() {
             self.write_device(&name, args).map_err(|e| failed(&e))?;
@@ -119,7 +119,7 @@ impl Files {
     }
 
     /// Makes the cluster file, or has it say which model it is for now.
-    fn write_cluster_file(&self, listen: SocketAddr) -> Result<(), Failure> {
+    fn write_cluster_file(&self, args: &UpArgs) -> Result<(), Failure> {
         let path = self.cluster_file();
         let failed = |e: std::io::Error| Failure::new(e.to_string()).at(path.display());
         let model = self.model.display().to_string();
@@ -128,16 +128,20 @@ impl Files {
             return Err(Failure::new(format!("the path {model:?} cannot stand in a cluster file"))
                 .todo("move the model to a directory without quotes in its name"));
         }
-        let (model, listen) = (format!("model = '{model}'"), format!("listen = \"{listen}\""));
         let text = match fs::read_to_string(&path) {
-            Ok(text) => replaced(&text, &model, &listen),
+            Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => format!(
-                "# Made by `galaxy up`, which changes `model` and `listen`; the rest is yours. Devices that joined are in\n\
-                 # {DIRECTORY}/. docs/cluster-file.md says what else may stand here.\n\
-                 [cluster]\nname = \"home\"\n{model}\nidentity = \"keys/{COORDINATOR}\"\nauthority = \"keys\"\n{listen}\n"
+                "# Made by `galaxy up`, which changes `model` and `listen`, and `weights_format` if it is told to; the rest is\n\
+                 # yours. Devices that joined are in {DIRECTORY}/. docs/cluster-file.md says what else may stand here.\n\
+                 [cluster]\nname = \"home\"\nidentity = \"keys/{COORDINATOR}\"\nauthority = \"keys\"\n"
             ),
             Err(error) => return Err(failed(error)),
         };
+        let mut text = with_line(&text, "model", &format!("'{model}'"));
+        text = with_line(&text, "listen", &format!("\"{}\"", args.listen));
+        if let Some(bits) = args.weights_format {
+            text = with_line(&text, "weights_format", &format!("\"{bits}\""));
+        }
         fs::write(&path, text).map_err(failed)
     }
 
@@ -186,27 +190,30 @@ fn short(name: &DeviceName) -> String {
     name.as_str().chars().take(40).collect::<String>().trim_end_matches('-').to_owned()
 }
 
-/// A cluster file with these two lines instead of its own.
-fn replaced(text: &str, model: &str, listen: &str) -> String {
-    let is = |line: &str, key: &str| {
+/// A cluster file with this value of a key of `[cluster]`: in its line, or one below the title.
+fn with_line(text: &str, key: &str, value: &str) -> String {
+    let is = |line: &&str| {
         line.trim_start().strip_prefix(key).is_some_and(|rest| rest.trim_start().starts_with('='))
     };
+    let (wanted, there) = (format!("{key} = {value}\n"), text.lines().any(|line| is(&line)));
     let line = |line: &str| match line {
-        _ if is(line, "model") => model.to_owned(),
-        _ if is(line, "listen") => listen.to_owned(),
-        _ => line.to_owned(),
+        _ if is(&line) => wanted.clone(),
+        _ if !there && line.trim() == "[cluster]" => format!("{line}\n{wanted}"),
+        _ => format!("{line}\n"),
     };
-    text.lines().map(|of| line(of) + "\n").collect()
+    text.lines().map(line).collect()
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use galaxy_model::Quantisation;
 
     fn args(model: &Path) -> UpArgs {
         UpArgs {
             model: model.to_owned(),
+            weights_format: None,
             name: Some(DeviceName::new("nuc").unwrap()),
             listen: "0.0.0.0:7000".parse().unwrap(),
             worker_port: 7100,
@@ -237,12 +244,20 @@ mod tests {
         assert_eq!(contact.addresses, ["127.0.0.1:7000"]);
 
         let key = fs::read(home.join("device/key.pem")).unwrap();
-        let later = UpArgs { listen: "0.0.0.0:7001".parse().unwrap(), ..args(&two) };
+        assert_eq!(cluster.weights_format, None);
+        let later = UpArgs {
+            listen: "0.0.0.0:7001".parse().unwrap(),
+            weights_format: Some(Quantisation::Q8),
+            ..args(&two)
+        };
         Files::prepare(&home, &later).unwrap();
         assert_eq!(
             (open().model, open().listen.as_str()),
             (two.canonicalize().unwrap(), "0.0.0.0:7001")
         );
+        assert_eq!(open().weights_format, Some(Quantisation::Q8));
+        Files::prepare(&home, &args(&two)).unwrap();
+        assert_eq!(open().weights_format, Some(Quantisation::Q8), "what the file says stays");
         assert_eq!(fs::read(home.join("device/key.pem")).unwrap(), key, "identities stay");
     }
 

@@ -24,6 +24,7 @@ mod plan;
 mod profile;
 mod progress;
 mod pull;
+mod quantise;
 mod run;
 mod serve;
 mod status;
@@ -83,6 +84,8 @@ enum Command {
     Profile(profile::ProfileArgs),
     /// Says how a cluster would split its model, how long that would take, and why.
     Plan(plan::PlanArgs),
+    /// Rounds a model to few bits: says what that does to its matrices, and writes a GGUF file.
+    Quantise(quantise::QuantiseArgs),
     /// Brings a model directory from the Hugging Face Hub.
     Pull(pull::PullArgs),
     /// Starts a cluster on this machine: authority, coordinator and a worker; others join it.
@@ -165,6 +168,7 @@ fn execute(cli: Cli) -> Result<(), Failure> {
             Command::Join(args) => join::join(args).await,
             Command::Devices(args) => devices::devices(args).await,
             Command::Pull(args) => pull::pull(args).await,
+            Command::Quantise(args) => quantise::quantise(args).await,
         }
     })
 }

@@ -17,20 +17,41 @@ pub const PUBLIC: u32 = 0o644;
 /// # Errors
 /// When it cannot be written, or its directory not be changed.
 pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+    replace_with(path, mode, |mut file, _| file.write_all(bytes))
+}
+
+/// Replaces a file by what `write` writes into a new one, of which it is told the path, too; with this mode, whole or not
+/// at all. It is on the disk when this returns.
+///
+/// # Errors
+/// What `write` fails with, and when the file cannot be made, or its directory not be changed. The file is as it was then,
+/// and what was written is gone.
+pub fn replace_with<T, E: From<io::Error>>(
+    path: &Path,
+    mode: u32,
+    write: impl FnOnce(&File, &Path) -> Result<T, E>,
+) -> Result<T, E> {
     let mut new = path.as_os_str().to_owned();
     new.push(".new");
     // One that was left behind, or laid there: it is not followed.
     match fs::remove_file(&new) {
-        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
         _ => {}
     }
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&new)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    fs::rename(&new, path)?;
+    let file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&new)?;
+    let written = write(&file, new.as_ref()).and_then(|written| {
+        file.sync_all()?;
+        fs::rename(&new, path)?;
+        Ok(written)
+    });
+    if written.is_err() {
+        drop(fs::remove_file(&new));
+    }
+    let written = written?;
     // The name, too.
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
+    File::open(directory.unwrap_or(Path::new(".")))?.sync_all()?;
+    Ok(written)
 }
 
 #[cfg(test)]
@@ -51,6 +72,12 @@ mod tests {
             assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, SECRET);
         }
         assert_eq!(fs::read_to_string(&other).unwrap(), "kept");
+        let failed: io::Result<()> = replace_with(&path, PUBLIC, |mut file, new| {
+            file.write_all(b"half")?;
+            assert!(new.exists());
+            Err(ErrorKind::StorageFull.into())
+        });
+        assert!(failed.is_err() && !dir.path().join("a.json.new").exists());
         fs::create_dir(dir.path().join("a.json.new")).unwrap();
         assert!(replace(&path, b"third", SECRET).is_err());
         assert_eq!(fs::read_to_string(&path).unwrap(), "second");

@@ -6,6 +6,7 @@ mod names;
 mod tests;
 mod tokenizer;
 mod view;
+mod write;
 
 pub(crate) use config::STRETCHES;
 pub(crate) use names::renamed;

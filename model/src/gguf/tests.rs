@@ -139,7 +139,7 @@ fn damaged_heads_are_named() {
 }
 
 /// A small model in f32 whose rows of queries stand in pairs.
-fn model(change: impl Fn(&mut Vec<(&'static str, Value)>)) -> Result<ModelDir, String> {
+pub(super) fn model(change: impl Fn(&mut Vec<(&'static str, Value)>)) -> Result<ModelDir, String> {
     model_in(change, |_| 0)
 }
 

@@ -2,19 +2,29 @@
 
 use super::{Gguf, Value};
 use serde_json::{Map, Value as Json, json};
-use std::collections::HashMap;
+use std::{borrow::Cow, collections::HashMap};
 
 /// How text is cut before it becomes tokens, by the name in `tokenizer.ggml.pre`.
-struct Cut {
+#[derive(Clone, Default)]
+pub(super) struct Cut {
     names: &'static [&'static str],
     /// Nothing: the cut of GPT-2.
-    pattern: Option<&'static str>,
+    pub(super) pattern: Option<Cow<'static, str>>,
     /// Digits one by one, before.
-    digits: bool,
+    pub(super) digits: bool,
     /// A word that is a token is never cut.
-    whole_words: bool,
+    pub(super) whole_words: bool,
     /// Unicode normal form C, before.
-    composed: bool,
+    pub(super) composed: bool,
+}
+
+impl Cut {
+    /// The first of the names of a cut.
+    pub(super) fn name_of(cut: &Self) -> Option<&'static str> {
+        let key = |cut: &Self| (cut.pattern.clone(), cut.digits, cut.whole_words, cut.composed);
+        let found = CUTS.iter().find(|known| key(known) == key(cut))?;
+        found.names.first().copied()
+    }
 }
 
 const PLAIN: Cut =
@@ -29,25 +39,25 @@ const CUTS: [Cut; 5] = [
     },
     Cut {
         names: &["llama-bpe", "llama3", "llama-v3", "smaug-bpe"],
-        pattern: Some(
+        pattern: Some(Cow::Borrowed(
             r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        ),
+        )),
         whole_words: true,
         ..PLAIN
     },
     Cut {
         names: &["qwen2", "deepseek-r1-qwen"],
-        pattern: Some(
+        pattern: Some(Cow::Borrowed(
             r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        ),
+        )),
         composed: true,
         ..PLAIN
     },
     Cut {
         names: &["tekken"],
-        pattern: Some(
+        pattern: Some(Cow::Borrowed(
             r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        ),
+        )),
         whole_words: true,
         ..PLAIN
     },
@@ -171,7 +181,7 @@ impl Gguf {
         if cut.digits {
             steps.push(json!({"type": "Digits", "individual_digits": true}));
         }
-        if let Some(pattern) = cut.pattern {
+        if let Some(pattern) = &cut.pattern {
             let pattern = json!({"Regex": pattern});
             steps.push(json!({"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": false}));
         }
@@ -204,21 +214,9 @@ impl Gguf {
         if let Some(token) = tokens.iter().find(|token| token.len() > MAX_PIECE_BYTES) {
             return Err(format!("a token has {} bytes: at most {MAX_PIECE_BYTES}", token.len()));
         }
-        let ids: HashMap<&str, usize> = tokens.iter().copied().zip(0..).collect();
-        let mut merges: Vec<(f64, usize, usize)> = Vec::new();
-        for (id, token) in tokens.iter().enumerate() {
-            let cuts = token.char_indices().skip(1).filter_map(|(at, _)| {
-                let (left, right) = token.split_at(at);
-                Some((*ids.get(left)?, *ids.get(right)?))
-            });
-            let mut cuts: Vec<_> = cuts.collect();
-            cuts.sort_unstable();
-            merges.extend(cuts.into_iter().map(|(left, right)| (score(id), left, right)));
-        }
-        // Stable: of merges into the same token the first stays first.
-        merges.sort_by(|one, other| other.0.total_cmp(&one.0));
+        let merges = merges_of(tokens, score);
         let merges: Vec<_> =
-            merges.iter().map(|&(_, left, right)| json!([tokens[left], tokens[right]])).collect();
+            merges.iter().map(|&(left, right)| json!([tokens[left], tokens[right]])).collect();
         let spaces = json!({"type": "Replace", "pattern": {"String": " "}, "content": SPACE});
         let prefix = self.flag("tokenizer.ggml.add_space_prefix").unwrap_or(true);
         let steps = match prefix {
@@ -271,6 +269,25 @@ impl Gguf {
             None => json!({"eos_token_id": ends}),
         }
     }
+}
+
+/// The merges of SentencePiece, by the ids of what is merged: of every two tokens that make a third, in the order of the
+/// thirds' scores.
+pub(super) fn merges_of(tokens: &[&str], score: impl Fn(usize) -> f64) -> Vec<(usize, usize)> {
+    let ids: HashMap<&str, usize> = tokens.iter().copied().zip(0..).collect();
+    let mut merges: Vec<(f64, usize, usize)> = Vec::new();
+    for (id, token) in tokens.iter().enumerate() {
+        let cuts = token.char_indices().skip(1).filter_map(|(at, _)| {
+            let (left, right) = token.split_at(at);
+            Some((*ids.get(left)?, *ids.get(right)?))
+        });
+        let mut cuts: Vec<_> = cuts.collect();
+        cuts.sort_unstable();
+        merges.extend(cuts.into_iter().map(|(left, right)| (score(id), left, right)));
+    }
+    // Stable: of merges into the same token the first stays first.
+    merges.sort_by(|one, other| other.0.total_cmp(&one.0));
+    merges.into_iter().map(|(_, left, right)| (left, right)).collect()
 }
 
 /// A text of a list.

@@ -1,0 +1,229 @@
+//! The fields of a GGUF file that is written: what its architecture is and has.
+
+use super::tokenizer;
+use crate::{
+    ModelDir, Positions,
+    error::ModelError,
+    store::{MAX_JSON_BYTES, read_bounded},
+};
+use galaxy_common::WeightFormat;
+use serde_json::Value as Json;
+
+/// The families of which files are written, and the architectures that they are there.
+const FAMILIES: [(&str, &str); 4] =
+    [("llama", "llama"), ("mistral", "llama"), ("qwen2", "qwen2"), ("qwen3", "qwen3")];
+/// What the numbers of `general.file_type` mean.
+const FILE_TYPES: [(WeightFormat, u32); 6] = [
+    (WeightFormat::F32, 0),
+    (WeightFormat::F16, 1),
+    (WeightFormat::Q4_0, 2),
+    (WeightFormat::Q8_0, 7),
+    (WeightFormat::Q6K, 18),
+    (WeightFormat::Bf16, 32),
+];
+
+/// A value of a field.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) enum Field {
+    Whole(u32),
+    Float(f32),
+    Flag(bool),
+    Text(String),
+    Wholes(Vec<i32>),
+    Floats(Vec<f32>),
+    Texts(Vec<String>),
+}
+
+impl Field {
+    fn kind(&self) -> u32 {
+        match self {
+            Self::Whole(_) => 4,
+            Self::Float(_) => 6,
+            Self::Flag(_) => 7,
+            Self::Text(_) => 8,
+            Self::Wholes(_) | Self::Floats(_) | Self::Texts(_) => 9,
+        }
+    }
+
+    fn write(&self, out: &mut Vec<u8>) {
+        let list = |kind: u32, count: usize, out: &mut Vec<u8>| {
+            out.extend(kind.to_le_bytes());
+            out.extend((count as u64).to_le_bytes());
+        };
+        match self {
+            Self::Whole(number) => out.extend(number.to_le_bytes()),
+            Self::Float(number) => out.extend(number.to_le_bytes()),
+            Self::Flag(flag) => out.push(u8::from(*flag)),
+            Self::Text(of) => text(of, out),
+            Self::Wholes(all) => {
+                list(5, all.len(), out);
+                all.iter().for_each(|number| out.extend(number.to_le_bytes()));
+            }
+            Self::Floats(all) => {
+                list(6, all.len(), out);
+                all.iter().for_each(|number| out.extend(number.to_le_bytes()));
+            }
+            Self::Texts(all) => {
+                list(8, all.len(), out);
+                all.iter().for_each(|of| text(of, out));
+            }
+        }
+    }
+}
+
+/// A text as files have it.
+pub(super) fn text(of: &str, out: &mut Vec<u8>) {
+    out.extend((of.len() as u64).to_le_bytes());
+    out.extend(of.as_bytes());
+}
+
+/// What a file begins with: all but the list of its tensors.
+pub(super) fn head(fields: &[(String, Field)], tensors: usize, out: &mut Vec<u8>) {
+    out.extend(super::super::MAGIC);
+    out.extend(3u32.to_le_bytes());
+    out.extend((tensors as u64).to_le_bytes());
+    out.extend((fields.len() as u64).to_le_bytes());
+    for (name, field) in fields {
+        text(name, out);
+        out.extend(field.kind().to_le_bytes());
+        field.write(out);
+    }
+}
+
+/// What a model is in GGUF files.
+pub(super) struct Architecture {
+    name: &'static str,
+    /// Whether the halves of heads' rows take turns.
+    pub(super) in_pairs: bool,
+    /// The model's `config.json`.
+    config: Json,
+}
+
+impl Architecture {
+    /// That of a model.
+    ///
+    /// # Errors
+    /// When it has none that is written here.
+    pub(super) fn of(model: &ModelDir) -> Result<Self, ModelError> {
+        let family = &model.spec().family;
+        let found = FAMILIES.iter().find(|(known, _)| known == family);
+        let Some((_, name)) = found else {
+            let known = FAMILIES.map(|(family, _)| family).join(", ");
+            let why = format!(
+                "GGUF files are written of {known}, and it is {family:?}: set weights_format in the cluster file, \
+                 or --weights-format, and it is rounded when it is placed"
+            );
+            return Err(refused(model, why));
+        };
+        let path = model.path().join("config.json");
+        let text = read_bounded(&path, MAX_JSON_BYTES)?;
+        let config = serde_json::from_slice(&text)
+            .map_err(|error| refused(model, format!("its config.json: {error}")))?;
+        Ok(Self { name, in_pairs: *name == "llama", config })
+    }
+
+    /// All fields of the file.
+    ///
+    /// # Errors
+    /// When the model has what no field says.
+    pub(super) fn fields(&self, model: &ModelDir) -> Result<Vec<(String, Field)>, ModelError> {
+        let spec = model.spec();
+        let Positions::Rotary { limit, inverse_frequencies, .. } = &spec.positions else {
+            return Err(refused(model, "its positions are not rotary".to_owned()));
+        };
+        let most = model.formats().most();
+        let file_type = FILE_TYPES.iter().find(|(format, _)| *format == most);
+        let mut fields = vec![
+            ("general.architecture".to_owned(), Field::Text(self.name.to_owned())),
+            ("general.type".to_owned(), Field::Text("model".to_owned())),
+            ("general.name".to_owned(), Field::Text(model.name().to_owned())),
+            ("general.quantization_version".to_owned(), Field::Whole(2)),
+        ];
+        if let Some((_, number)) = file_type {
+            fields.push(("general.file_type".to_owned(), Field::Whole(*number)));
+        }
+        let mut put = |name: &str, field| fields.push((format!("{}.{name}", self.name), field));
+        put("vocab_size", Field::Whole(spec.vocabulary));
+        put("context_length", Field::Whole(*limit));
+        put("embedding_length", Field::Whole(spec.hidden));
+        put("block_count", Field::Whole(spec.layers));
+        put("feed_forward_length", Field::Whole(spec.inner));
+        put("attention.head_count", Field::Whole(spec.heads));
+        put("attention.head_count_kv", Field::Whole(spec.kv_heads));
+        put("attention.key_length", Field::Whole(spec.head_width));
+        put("attention.value_length", Field::Whole(spec.head_width));
+        put("attention.layer_norm_rms_epsilon", Field::Float(spec.norm_epsilon));
+        put("rope.dimension_count", Field::Whole(2 * inverse_frequencies.len() as u32));
+        put("rope.freq_base", Field::Float(self.theta() as f32));
+        match self.stretched() {
+            Some(("linear", by)) => {
+                put("rope.scaling.type", Field::Text("linear".to_owned()));
+                put("rope.scaling.factor", Field::Float(number(by, "factor") as f32));
+            }
+            Some(("yarn", by)) => {
+                put("rope.scaling.type", Field::Text("yarn".to_owned()));
+                put("rope.scaling.factor", Field::Float(number(by, "factor") as f32));
+                let original = by["original_max_position_embeddings"].as_u64();
+                let original = original.and_then(|rows| u32::try_from(rows).ok()).unwrap_or(*limit);
+                put("rope.scaling.original_context_length", Field::Whole(original));
+            }
+            Some(("llama3" | "default", _)) | None => {}
+            Some((other, _)) => {
+                let why = format!("its positions are stretched by {other:?}, which no field says");
+                return Err(refused(model, why));
+            }
+        }
+        fields.extend(tokenizer::fields(model).map_err(|why| refused(model, why))?);
+        Ok(fields)
+    }
+
+    /// What frequencies are divided by besides what fields say; nothing where that is nothing.
+    ///
+    /// # Errors
+    /// When they are, and no reader of this architecture does it.
+    pub(super) fn divisors(&self, model: &ModelDir) -> Result<Option<Vec<f32>>, ModelError> {
+        let Positions::Rotary { inverse_frequencies, .. } = &model.spec().positions else {
+            return Ok(None);
+        };
+        if self.stretched().is_some_and(|(kind, _)| matches!(kind, "linear" | "yarn")) {
+            return Ok(None);
+        }
+        let (theta, columns) = (self.theta(), 2.0 * inverse_frequencies.len() as f64);
+        let divisor = |(at, inverse): (usize, &f32)| {
+            (theta.powf(-2.0 * at as f64 / columns) / f64::from(*inverse)) as f32
+        };
+        let divisors: Vec<f32> = inverse_frequencies.iter().enumerate().map(divisor).collect();
+        if divisors.iter().all(|divisor| (divisor - 1.0).abs() < 1e-5) {
+            return Ok(None);
+        }
+        match self.in_pairs {
+            true => Ok(Some(divisors)),
+            false => {
+                let why = format!("files of {} do not divide frequencies of positions", self.name);
+                Err(refused(model, why))
+            }
+        }
+    }
+
+    /// The base of the frequencies of positions.
+    fn theta(&self) -> f64 {
+        let inside = &self.config["rope_parameters"]["rope_theta"];
+        inside.as_f64().or_else(|| self.config["rope_theta"].as_f64()).unwrap_or(10_000.0)
+    }
+
+    /// How positions are stretched, and the object that says it.
+    fn stretched(&self) -> Option<(&str, &Json)> {
+        let all = ["rope_scaling", "rope_parameters"].map(|name| &self.config[name]);
+        let found = all.into_iter().find(|by| by.as_object().is_some_and(|by| !by.is_empty()))?;
+        let kind = found["rope_type"].as_str().or_else(|| found["type"].as_str());
+        Some((kind.unwrap_or("default"), found))
+    }
+}
+
+fn number(of: &Json, name: &str) -> f64 {
+    of[name].as_f64().unwrap_or(1.0)
+}
+
+fn refused(model: &ModelDir, why: String) -> ModelError {
+    ModelError::Unwritten { path: model.opened().to_owned(), why }
+}

@@ -1,0 +1,186 @@
+use super::*;
+use crate::{
+    Quantisation,
+    gguf::{Value, tests::model},
+    shape::Shape,
+    testing::golden,
+};
+use std::{fs, path::PathBuf};
+
+/// Writes a model that is rounded, and opens what was written.
+fn again(model: ModelDir, to: Quantisation, path: &Path) -> (ModelDir, ModelDir, Vec<Rounded>) {
+    let model = model.quantised(to).expect("it can be rounded");
+    let mut told = Vec::new();
+    let rounded = model.write_gguf(path, &mut |done, of| told.push((done, of)));
+    let rounded = rounded.expect("it can be written");
+    assert!(told.windows(2).all(|pair| pair[0].0 < pair[1].0), "{told:?}");
+    assert_eq!(told.last().map(|(done, of)| done.next_multiple_of(32) == *of), Some(true));
+    let written = ModelDir::open(path).expect("it can be read");
+    assert!(!path.with_extension("gguf.new").exists());
+    (model, written, rounded)
+}
+
+fn values(model: &ModelDir, which: Matrix) -> Vec<f32> {
+    let source = model.matrix(which).expect("a matrix");
+    let (inputs, outputs) = (source.rows(), source.columns());
+    let mut out = vec![0.0; (inputs * outputs) as usize];
+    let scratch = &mut Vec::new();
+    source.read_f32(0..inputs, 0..outputs, &mut out, outputs as usize, 0, scratch).expect("values");
+    out
+}
+
+fn assert_same(model: &ModelDir, written: &ModelDir) {
+    assert_eq!(model.formats().with_vectors_of(written), *written.formats());
+    for which in Matrix::all(model.spec()) {
+        assert!(values(model, which) == values(written, which), "{which:?}");
+    }
+    for which in Vector::all(model.spec()) {
+        let vector = |of: &ModelDir| of.vector(which).expect("a vector");
+        assert_eq!(vector(model), vector(written), "{which:?}");
+    }
+}
+
+impl crate::Formats {
+    /// The same with vectors as another model has them.
+    fn with_vectors_of(&self, other: &ModelDir) -> Self {
+        self.clone().with_vectors(other.formats().vectors())
+    }
+}
+
+fn shaped(family: &'static str, config: &'static str) -> Shape {
+    let format = WeightFormat::Bf16;
+    let bert = Shape::bert(2, 256, 4);
+    Shape { family, kv_heads: 2, vocabulary: 300, inner: 512, format, config, ..bert }
+}
+
+#[test]
+fn what_is_written_is_read_as_the_same_model() {
+    const LLAMA3: &str = r#"{"rope_theta": 500000.0, "rope_scaling": { "factor": 32.0, "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0, "original_max_position_embeddings": 8192, "rope_type": "llama3" }}"#;
+    const YARN: &str = r#"{"rope_scaling": { "factor": 4.0, "original_max_position_embeddings": 128, "rope_type": "yarn" }}"#;
+    const LINEAR: &str = r#"{"rope_scaling": { "factor": 2.0, "type": "linear" }}"#;
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    for (at, config) in ["{}", LLAMA3, YARN, LINEAR].into_iter().enumerate() {
+        let from = dir.path().join(at.to_string());
+        fs::create_dir(&from).expect("a directory");
+        shaped("llama", config).write(&from, u64::MAX, &mut |_| {}).expect("a model");
+        for to in Quantisation::ALL {
+            let path = dir.path().join(format!("{at}-{to}.gguf"));
+            let open = ModelDir::open(&from).expect("a model");
+            let (model, written, rounded) = again(open, to, &path);
+            assert_same(&model, &written);
+            // The table is the head, and each matrix is told of.
+            assert_eq!(rounded.len(), 2 * 7 + 1, "{to}");
+            let told = model.rounding(&mut |_, _| {}).expect("errors");
+            for one in &rounded {
+                let other = told.iter().find(|other| other.matrix == one.matrix).expect("it too");
+                assert_eq!((one.format, one.stored), (other.format, other.stored));
+                assert!((one.error - other.error).abs() < 1e-9 && one.error > 0.0);
+            }
+            let mut rows = [0.0; 512];
+            written.embedding_rows(Table::Word, &[299, 5], &mut rows).expect("rows");
+            let mut want = [0.0; 512];
+            model.embedding_rows(Table::Word, &[299, 5], &mut want).expect("rows");
+            assert_eq!(rows, want);
+        }
+    }
+}
+
+/// Small checkpoints of transformers, of which rows are no multiples of 32: what cannot be rounded stays as it is.
+#[test]
+fn families_are_read_again() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    for name in ["llama", "qwen2", "qwen3"] {
+        let model = ModelDir::open(&golden(name)).expect("a model");
+        let path = dir.path().join(format!("{name}.gguf"));
+        let rounded = model.write_gguf(&path, &mut |_, _| {}).expect("it can be written");
+        assert!(rounded.iter().all(|one| one.error == 0.0), "as it is");
+        let written = ModelDir::open(&path).expect("it can be read");
+        assert_same(&model, &written);
+        let ends = |model: &ModelDir| model.generation().expect("settings").ends;
+        assert_eq!(ends(&written), ends(&model), "{name}");
+    }
+}
+
+#[test]
+fn tokenizers_are_read_as_they_were() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let texts = |all: &[&str]| Value::List(all.iter().map(|t| Value::Text((*t).into())).collect());
+    let wholes = |all: &[i128]| Value::List(all.iter().map(|n| Value::Whole(*n)).collect());
+    let cuts = ["gpt-2", "smollm", "llama-bpe", "qwen2", "tekken", "llama", "none"];
+    for (at, kind) in cuts.into_iter().enumerate() {
+        let read = model(|fields| {
+            let mut set = |name: &'static str, value: Value| {
+                fields.retain(|(field, _)| *field != name);
+                fields.push((name, value));
+            };
+            set("tokenizer.chat_template", Value::Text("{{ messages }}".to_owned()));
+            set("tokenizer.ggml.eot_token_id", Value::Whole(2));
+            match kind {
+                "llama" => {
+                    set("tokenizer.ggml.model", Value::Text(kind.to_owned()));
+                    set("tokenizer.ggml.tokens", texts(&["<unk>", "a", "b", "ab"]));
+                    set("tokenizer.ggml.token_type", wholes(&[2, 1, 1, 1]));
+                    let scores = [0.0, -7.0, -8.0, -1.5].map(Value::Float).to_vec();
+                    set("tokenizer.ggml.scores", Value::List(scores));
+                    set("tokenizer.ggml.unknown_token_id", Value::Whole(0));
+                }
+                "none" => {
+                    fields.retain(|(field, _)| !field.starts_with("tokenizer.ggml."));
+                    fields.push(("tokenizer.ggml.model", Value::Text(kind.to_owned())));
+                }
+                pre => set("tokenizer.ggml.pre", Value::Text(pre.to_owned())),
+            }
+        });
+        let path = dir.path().join(format!("{at}.gguf"));
+        let (model, written, _) = again(read.expect("a model"), Quantisation::Q8, &path);
+        assert_same(&model, &written);
+        for file in if kind == "none" { &[][..] } else { &FILES } {
+            let text = |model: &ModelDir| fs::read_to_string(model.path().join(file)).expect(file);
+            assert_eq!(text(&written), text(&model), "{kind}: {file}");
+        }
+        assert_eq!(written.path().join("tokenizer.json").exists(), kind != "none");
+    }
+}
+
+const FILES: [&str; 3] = ["tokenizer.json", "tokenizer_config.json", "generation_config.json"];
+
+#[test]
+fn what_no_file_says_is_refused_by_name() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let path: PathBuf = dir.path().join("x.gguf");
+    let refused = |model: ModelDir, why: &str| {
+        let error = model.write_gguf(&path, &mut |_, _| {}).expect_err(why);
+        assert!(matches!(error, ModelError::Unwritten { .. }), "{error}");
+        assert!(error.to_string().contains(why), "{error}: lacks {why}");
+        assert_eq!(fs::read_dir(dir.path()).expect("a directory").count(), 0, "nothing is left");
+    };
+    refused(ModelDir::open(&golden("bert")).expect("a model"), "weights_format");
+    refused(ModelDir::open(&golden("gpt2")).expect("a model"), "llama, mistral, qwen2, qwen3");
+    refused(ModelDir::open(&golden("llama-tied-bf16")).expect("a model"), "mlp_bias is true");
+    let bpe = |change: Change<'_>| {
+        let from = tempfile::tempdir().expect("a temporary directory");
+        shaped("llama", "{}").write(from.path(), u64::MAX, &mut |_| {}).expect("a model");
+        let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tiny-galaxy");
+        let text = fs::read_to_string(tiny.join("tokenizer.json")).expect("a tokenizer");
+        let mut json = serde_json::from_str(&text).expect("a tokenizer");
+        change(&mut json);
+        fs::write(from.path().join("tokenizer.json"), json.to_string()).expect("a file");
+        (ModelDir::open(from.path()).expect("a model"), from)
+    };
+    let merge = serde_json::json!([["\u{100}", "\u{101}"]]);
+    let cases: [(Change<'_>, &str); 5] = [
+        (&|json| json["model"]["type"] = "Unigram".into(), "Unigram"),
+        (&|json| json["model"]["merges"] = merge.clone(), "does not cut texts"),
+        (&|json| json["added_tokens"][0]["lstrip"] = true.into(), "lstrip"),
+        (&|json| json["added_tokens"][0]["id"] = 300.into(), "300 rows"),
+        (&|json| json["post_processor"]["type"] = "BertProcessing".into(), "BertProcessing"),
+    ];
+    for (change, why) in cases {
+        let (model, _from) = bpe(change);
+        refused(model, why);
+    }
+}
+
+/// Changes a tokenizer.
+type Change<'a> = &'a dyn Fn(&mut serde_json::Value);

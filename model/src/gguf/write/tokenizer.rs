@@ -1,0 +1,333 @@
+//! The tokenizer of a model as fields of a GGUF file: its `tokenizer.json` the other way round.
+
+use super::fields::Field;
+use crate::{
+    ModelDir,
+    chat::ChatFiles,
+    gguf::tokenizer::{Cut, merges_of},
+    store::read_bounded,
+};
+use serde_json::Value as Json;
+use std::collections::HashMap;
+
+/// A tokenizer has some ten megabytes.
+const MAX_BYTES: u64 = 256 << 20;
+
+/// Types of tokens, by their numbers.
+const NORMAL: i32 = 1;
+const UNKNOWN: i32 = 2;
+const CONTROL: i32 = 3;
+const USER_DEFINED: i32 = 4;
+const UNUSED: i32 = 5;
+const BYTE: i32 = 6;
+
+/// The fields of a model's tokenizer, and its chat template. A model without one has token ids alone.
+///
+/// # Errors
+/// In words: what it does that no field says.
+pub(super) fn fields(model: &ModelDir) -> Result<Vec<(String, Field)>, String> {
+    let path = model.path().join("tokenizer.json");
+    let mut fields = Vec::new();
+    let mut put = |name: &str, field| fields.push((format!("tokenizer.ggml.{name}"), field));
+    let whole: Option<Json> = match path.is_file() {
+        true => {
+            let text = read_bounded(&path, MAX_BYTES).map_err(|error| error.to_string())?;
+            Some(serde_json::from_slice(&text).map_err(|e| format!("its tokenizer.json: {e}"))?)
+        }
+        false => None,
+    };
+    let files = ChatFiles::open(model.path()).map_err(|error| error.to_string())?;
+    let ends = model.generation().map_err(|error| error.to_string())?.ends;
+    let Some(whole) = whole else {
+        put("model", Field::Text("none".to_owned()));
+        ends_in(&ends, None, &mut put);
+        return Ok(fields);
+    };
+    let tokens = Tokens::of(&whole, model.spec().vocabulary)?;
+    match is_byte_level(&whole) {
+        true => byte_level(&whole, &mut put)?,
+        false => sentence_piece(&whole, &tokens, &mut put)?,
+    }
+    let special = |name: &str| files.tokens.get(name).and_then(|text| tokens.id(text));
+    let first = begins(&whole)?.map(|text| tokens.id(&text).ok_or(text)).transpose();
+    let first = first.map_err(|text| format!("its tokens have no {text:?}, which begins texts"))?;
+    put("add_bos_token", Field::Flag(first.is_some()));
+    for (name, id) in [
+        ("bos_token_id", first.or_else(|| special("bos_token"))),
+        ("unknown_token_id", special("unk_token")),
+        ("padding_token_id", special("pad_token")),
+    ] {
+        if let Some(id) = id {
+            put(name, Field::Whole(id));
+        }
+    }
+    ends_in(&ends, special("eos_token"), &mut put);
+    put("tokens", Field::Texts(tokens.texts));
+    put("token_type", Field::Wholes(tokens.kinds));
+    if let Some(template) = files.templates.get("default") {
+        fields.push(("tokenizer.chat_template".to_owned(), Field::Text(template.text.clone())));
+    }
+    Ok(fields)
+}
+
+/// Says which tokens end texts: as many as there are fields for.
+fn ends_in(ends: &[u32], eos: Option<u32>, put: &mut impl FnMut(&str, Field)) {
+    // The tokenizer's own first, if it is one of them.
+    let mut all: Vec<u32> =
+        eos.into_iter().filter(|id| ends.is_empty() || ends.contains(id)).collect();
+    all.extend(
+        ends.iter().filter(|id| Some(**id) != all.first().copied()).copied().collect::<Vec<_>>(),
+    );
+    for (name, id) in ["eos_token_id", "eot_token_id", "eom_token_id"].iter().zip(all) {
+        put(name, Field::Whole(id));
+    }
+}
+
+/// The tokens of a vocabulary, by their ids.
+struct Tokens {
+    texts: Vec<String>,
+    kinds: Vec<i32>,
+    ids: HashMap<String, u32>,
+}
+
+impl Tokens {
+    fn id(&self, text: &str) -> Option<u32> {
+        self.ids.get(text).copied()
+    }
+
+    /// As many as the model has rows for.
+    fn of(whole: &Json, rows: u32) -> Result<Self, String> {
+        let model = &whole["model"];
+        if model["type"].as_str() != Some("BPE") {
+            let kind = &model["type"];
+            return Err(format!("its tokenizer is of type {kind}, and BPE is written"));
+        }
+        let vocabulary = model["vocab"].as_object().ok_or("its tokenizer.json has no vocab")?;
+        let unknown = model["unk_token"].as_str();
+        let bytes = model["byte_fallback"].as_bool() == Some(true);
+        let mut known: HashMap<u64, (String, i32)> = HashMap::new();
+        for (text, id) in vocabulary {
+            let id = id.as_u64().ok_or_else(|| format!("token {text:?} has no id"))?;
+            let kind = match text {
+                text if Some(&**text) == unknown => UNKNOWN,
+                text if bytes && is_byte(text) => BYTE,
+                _ => NORMAL,
+            };
+            known.insert(id, (text.clone(), kind));
+        }
+        for added in whole["added_tokens"].as_array().into_iter().flatten() {
+            let (Some(id), Some(text)) = (added["id"].as_u64(), added["content"].as_str()) else {
+                return Err(format!("an added token is {added}"));
+            };
+            for field in ["lstrip", "rstrip", "single_word"] {
+                if added[field].as_bool() == Some(true) {
+                    return Err(format!("its token {text:?} has {field}, which no field says"));
+                }
+            }
+            let kind = match added["special"].as_bool() == Some(true) {
+                _ if Some(text) == unknown => UNKNOWN,
+                true => CONTROL,
+                false => USER_DEFINED,
+            };
+            known.insert(id, (text.to_owned(), kind));
+        }
+        if let Some((id, (text, _))) = known.iter().find(|(id, _)| **id >= u64::from(rows)) {
+            return Err(format!("its token {text:?} has id {id}, and the model has {rows} rows"));
+        }
+        let ids = known.iter().map(|(id, (text, _))| (text.clone(), *id as u32)).collect();
+        let mut token = |id| known.remove(&id).unwrap_or_else(|| (format!("[PAD{id}]"), UNUSED));
+        let (texts, kinds) = (0..u64::from(rows)).map(&mut token).unzip();
+        Ok(Self { texts, kinds, ids })
+    }
+}
+
+/// Whether a token stands for a byte, like `<0x0A>`.
+fn is_byte(text: &str) -> bool {
+    let digits = text.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
+    digits.is_some_and(|digits| digits.len() == 2 && u8::from_str_radix(digits, 16).is_ok())
+}
+
+/// The steps of a part of a tokenizer, which may be one or a sequence of them.
+fn steps<'a>(part: &'a Json, all: &str) -> Vec<&'a Json> {
+    match part["type"].as_str() {
+        None => Vec::new(),
+        Some("Sequence") => part[all].as_array().into_iter().flatten().collect(),
+        Some(_) => vec![part],
+    }
+}
+
+fn is_byte_level(whole: &Json) -> bool {
+    let steps = steps(&whole["pre_tokenizer"], "pretokenizers");
+    steps.iter().any(|step| step["type"] == "ByteLevel")
+}
+
+/// The merges of a tokenizer, left and right.
+fn merges(whole: &Json) -> Result<Vec<(String, String)>, String> {
+    let pair = |merge: &Json| {
+        let both = match merge {
+            Json::String(text) => text.split_once(' ').map(|(a, b)| (a.to_owned(), b.to_owned())),
+            _ => Some((
+                merge[0].as_str().unwrap_or("").into(),
+                merge[1].as_str().unwrap_or("").into(),
+            )),
+        };
+        both.filter(|(a, b)| !a.is_empty() && !b.is_empty())
+            .ok_or_else(|| format!("a merge is {merge}"))
+    };
+    whole["model"]["merges"].as_array().into_iter().flatten().map(pair).collect()
+}
+
+/// BPE over bytes, and how text is cut before.
+fn byte_level(whole: &Json, put: &mut impl FnMut(&str, Field)) -> Result<(), String> {
+    let merges = merges(whole)?;
+    let cut = match merges.is_empty() {
+        // Each byte is a token, wherever text is cut.
+        true => "gpt-2",
+        false => Cut::name_of(&cut(whole)?).ok_or(
+            "its tokenizer cuts text in a way that has no name in GGUF files that is known here",
+        )?,
+    };
+    put("model", Field::Text("gpt2".to_owned()));
+    put("pre", Field::Text(cut.to_owned()));
+    put("merges", Field::Texts(merges.iter().map(|(a, b)| format!("{a} {b}")).collect()));
+    Ok(())
+}
+
+/// How a tokenizer over bytes cuts text.
+fn cut(whole: &Json) -> Result<Cut, String> {
+    let mut cut = Cut::default();
+    cut.whole_words = whole["model"]["ignore_merges"] == true;
+    for step in steps(&whole["normalizer"], "normalizers") {
+        match step["type"].as_str() {
+            Some("NFC") => cut.composed = true,
+            other => {
+                return Err(format!(
+                    "its tokenizer changes texts by {other:?}, which no field says"
+                ));
+            }
+        }
+    }
+    for step in steps(&whole["pre_tokenizer"], "pretokenizers") {
+        match step["type"].as_str() {
+            Some("Digits") if step["individual_digits"] == true => cut.digits = true,
+            Some("Split") if step["behavior"] == "Isolated" && step["invert"] != true => {
+                let pattern = step["pattern"]["Regex"].as_str();
+                cut.pattern =
+                    Some(pattern.ok_or("its tokenizer cuts at a text")?.to_owned().into());
+            }
+            Some("ByteLevel") if step["add_prefix_space"] != true => {
+                if step["use_regex"] != false && cut.pattern.is_some() {
+                    return Err("its tokenizer cuts texts twice, which no field says".to_owned());
+                }
+                if step["use_regex"] == false && cut.pattern.is_none() {
+                    return Err("its tokenizer does not cut texts, which no field says".to_owned());
+                }
+            }
+            other => {
+                return Err(format!("its tokenizer cuts texts by {other:?}, which no field says"));
+            }
+        }
+    }
+    Ok(cut)
+}
+
+/// SentencePiece: BPE whose merges follow from scores.
+fn sentence_piece(
+    whole: &Json,
+    tokens: &Tokens,
+    put: &mut impl FnMut(&str, Field),
+) -> Result<(), String> {
+    if whole["model"]["byte_fallback"] != true {
+        return Err("its tokenizer is neither over bytes nor falls back on them".to_owned());
+    }
+    let merges = merges(whole)?;
+    let mut ranks: HashMap<String, usize> = HashMap::new();
+    for (rank, (left, right)) in merges.iter().enumerate() {
+        ranks.entry(format!("{left}{right}")).or_insert(rank);
+    }
+    let score = |text: &String| match ranks.get(text) {
+        Some(rank) => -(*rank as f32),
+        // Nothing is merged into it.
+        None => -(merges.len() as f32),
+    };
+    let scores: Vec<f32> = tokens.texts.iter().map(score).collect();
+    let texts: Vec<&str> = tokens.texts.iter().map(String::as_str).collect();
+    let again = merges_of(&texts, |id| f64::from(scores[id]));
+    let same = again.len() == merges.len()
+        && again
+            .iter()
+            .zip(&merges)
+            .all(|(&(a, b), (left, right))| texts[a] == left && texts[b] == right);
+    if !same {
+        return Err(
+            "the merges of its tokenizer do not follow from scores of its tokens".to_owned()
+        );
+    }
+    put("model", Field::Text("llama".to_owned()));
+    put("pre", Field::Text("default".to_owned()));
+    put("scores", Field::Floats(scores));
+    put("add_space_prefix", Field::Flag(space_before(whole)?));
+    Ok(())
+}
+
+/// Whether a space stands before each text. Spaces must be made what SentencePiece has for them.
+fn space_before(whole: &Json) -> Result<bool, String> {
+    const SPACE: &str = "\u{2581}";
+    let (mut before, mut spaces) = (false, false);
+    for step in steps(&whole["normalizer"], "normalizers") {
+        match step["type"].as_str() {
+            Some("Prepend") if step["prepend"] == SPACE => before = true,
+            Some("Replace") if step["pattern"]["String"] == " " && step["content"] == SPACE => {
+                spaces = true;
+            }
+            other => {
+                return Err(format!(
+                    "its tokenizer changes texts by {other:?}, which no field says"
+                ));
+            }
+        }
+    }
+    for step in steps(&whole["pre_tokenizer"], "pretokenizers") {
+        match step["type"].as_str() {
+            Some("Metaspace") if step["replacement"] == SPACE && step["split"] == false => {
+                spaces = true;
+                before = match step["prepend_scheme"].as_str() {
+                    Some("never") => false,
+                    Some("first" | "always") => true,
+                    _ => step["add_prefix_space"] != false,
+                };
+            }
+            other => {
+                return Err(format!("its tokenizer cuts texts by {other:?}, which no field says"));
+            }
+        }
+    }
+    spaces
+        .then_some(before)
+        .ok_or_else(|| "its tokenizer keeps spaces, which no field says".to_owned())
+}
+
+/// The token before each text, if there is one.
+fn begins(whole: &Json) -> Result<Option<String>, String> {
+    let mut found = None;
+    for step in steps(&whole["post_processor"], "processors") {
+        match step["type"].as_str() {
+            Some("ByteLevel") => {}
+            Some("TemplateProcessing") => {
+                let single: Vec<&Json> = step["single"].as_array().into_iter().flatten().collect();
+                let token = |part: &Json| part["SpecialToken"]["id"].as_str().map(str::to_owned);
+                found = match single[..] {
+                    [sequence] if sequence.get("Sequence").is_some() => None,
+                    [first, sequence] if sequence.get("Sequence").is_some() => token(first),
+                    _ => {
+                        return Err(
+                            "its tokenizer adds tokens behind texts, which is not written".into()
+                        );
+                    }
+                };
+            }
+            other => return Err(format!("its tokenizer ends with {other:?}, which no field says")),
+        }
+    }
+    Ok(found)
+}

@@ -1,6 +1,7 @@
 //! `galaxy bench`: what this device can do, and what the kernels make of it.
 
 mod decode;
+mod quality;
 
 use super::{
     Kernels,
@@ -73,6 +74,9 @@ enum What {
     /// Times tokens that one device makes, and says how far that is from how fast it reads memory.
     #[command(after_long_help = decode::MEANING)]
     Decode(decode::DecodeArgs),
+    /// Says what a model loses when its matrices are rounded to few bits.
+    #[command(after_long_help = quality::MEANING)]
+    Quality(quality::QualityArgs),
 }
 
 /// Arguments of `galaxy bench kernels`.
@@ -157,6 +161,13 @@ pub async fn bench(args: BenchArgs) -> Result<(), Failure> {
             Box::new(move || {
                 let findings = decode::measured(&args)?;
                 if args.json { json(&findings) } else { Ok(decode::text(&findings)) }
+            }),
+        ),
+        What::Quality(args) => (
+            "comparing formats",
+            Box::new(move || {
+                let findings = quality::measured(&args)?;
+                if args.json { json(&findings) } else { Ok(quality::text(&findings)) }
             }),
         ),
     };

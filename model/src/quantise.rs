@@ -77,7 +77,7 @@ impl FromStr for Quantisation {
 }
 
 /// How many matrices are named that are not as asked.
-const NAMED: usize = 8;
+const NAMED: usize = 3;
 /// Stands between the digest of a fingerprint and the name of what matrices are rounded to.
 const ROUNDED: char = '-';
 

@@ -50,12 +50,12 @@ impl BlockTables {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::WireType;
+    use crate::CacheType;
 
     #[test]
     fn blocks_are_taken_once_and_come_back() {
         let mut tables =
-            BlockTables::new(Cache { rows: 5 * Cache::BLOCK + 7, values: WireType::F32 });
+            BlockTables::new(Cache { rows: 5 * Cache::BLOCK + 7, values: CacheType::F32 });
         assert_eq!(tables.take(3, 1).as_deref(), Some(&[0][..]));
         assert_eq!(tables.take(8, 2 * Cache::BLOCK).as_deref(), Some(&[1, 2][..]));
         // The first has its block still, and another behind it.

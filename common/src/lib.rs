@@ -31,7 +31,8 @@ pub use frame::{FrameError, FrameHeader, HEADER_BYTES, MAX_PAYLOAD_BYTES};
 pub use generate::{GenerateOptions, GeneratedToken, Prompt, Stint, Text};
 pub use ids::{DeviceName, Epoch, NameError, Rank, RequestId, SequenceNumber};
 pub use plan::{
-    Cache, Exchange, Layout, LinkType, Mode, Modes, Plan, PlanError, Strategy, WireType, apportion,
+    Activations, Cache, CacheType, Exchange, Layout, LinkType, Mode, Modes, Plan, PlanError,
+    Strategy, WireType, apportion,
 };
 pub use profile::{
     ClusterProfile, DeviceProfile, Kernel, LinkProfile, PROFILE_VERSION, ProfileError, Table,

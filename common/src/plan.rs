@@ -139,20 +139,68 @@ impl WireType {
     }
 }
 
+/// To what devices round the rows that they multiply with weights in blocks of few bits, 32 values at a time.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Activations {
+    /// 16 bits.
+    #[default]
+    A16,
+    /// 8 bits: half as many products, and an error that is 257 times as large.
+    A8,
+    /// They stay f32, exact: weights in blocks are held as f32 too.
+    F32,
+}
+
+/// How keys and values are kept.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CacheType {
+    /// 32 bits, exact.
+    F32,
+    /// 16 bits: half the bytes, and lossy.
+    F16,
+    /// 8 bits, and a scale in f32 for each 32 columns of a head: hardly more than a quarter, and lossy.
+    Q8,
+}
+
+impl CacheType {
+    /// Columns of a head that share a scale, where there are some. The last ones may be fewer.
+    pub const GROUP: u32 = 32;
+
+    /// Scales of so many columns of a head in a row.
+    pub const fn scales(self, columns: u32) -> u32 {
+        match self {
+            Self::F32 | Self::F16 => 0,
+            Self::Q8 => columns.div_ceil(Self::GROUP),
+        }
+    }
+
+    /// Bytes of so many columns of a head in a row.
+    pub const fn bytes(self, columns: u32) -> u64 {
+        let each = match self {
+            Self::F32 => 4,
+            Self::F16 => 2,
+            Self::Q8 => 1,
+        };
+        each * columns as u64 + 4 * self.scales(columns) as u64
+    }
+}
+
 /// Keys and values that devices keep between programs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Cache {
     /// Rows of all texts together; 0: nothing is kept.
     pub rows: u32,
     /// How values are held.
-    pub values: WireType,
+    pub values: CacheType,
 }
 
 impl Cache {
     /// Rows that a cache hands out together. Kernels take as many, or a part of them.
     pub const BLOCK: u32 = 192;
     /// No cache.
-    pub const NONE: Self = Self { rows: 0, values: WireType::F32 };
+    pub const NONE: Self = Self { rows: 0, values: CacheType::F32 };
 
     /// Whole blocks that it has.
     pub fn blocks(self) -> u32 {
@@ -189,6 +237,8 @@ named!(Layout, "layout", "ring" => Layout::Ring, "replicated" => Layout::Replica
 named!(Mode, "mode", "tensor" => Mode::Tensor, "sequence" => Mode::Sequence);
 named!(Exchange, "exchange", "ring" => Exchange::Ring, "direct" => Exchange::Direct);
 named!(LinkType, "link", "tls" => LinkType::Tls, "plain" => LinkType::Plain, "quic" => LinkType::Quic);
+named!(Activations, "type of activations", "a16" => Activations::A16, "a8" => Activations::A8, "f32" => Activations::F32);
+named!(CacheType, "type of a cache", "f32" => CacheType::F32, "f16" => CacheType::F16, "q8" => CacheType::Q8);
 named!(WireType, "wire type", "f32" => WireType::F32, "f16" => WireType::F16);
 
 /// A plan: made once for a model, a cluster and a workload; small, serialisable, deterministic.
@@ -211,6 +261,8 @@ pub struct Plan {
     pub link: LinkType,
     /// How activations travel.
     pub wire: WireType,
+    /// To what rows are rounded that are multiplied with weights in blocks.
+    pub activations: Activations,
     /// Into how many tiles each device's rows are cut, 1 to [`MAX_TILES`]. 1 means that
     /// communication does not overlap with compute.
     pub tiles: u16,

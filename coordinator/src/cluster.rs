@@ -9,7 +9,7 @@ pub use table::Place;
 use crate::client_memory::DEFAULT_CLIENT_MEMORY;
 use devices::{devices, is_address};
 use galaxy_common::{
-    Bytes, DeviceName, Reading,
+    Activations, Bytes, CacheType, DeviceName, Reading,
     plan::{LinkType, MAX_DEVICES, MAX_TILES, Strategy, WireType},
     shape::MAX_ROWS,
 };
@@ -69,6 +69,7 @@ const CLUSTER_KEYS: &[&str] = &[
     "authority",
     "strategy",
     "wire",
+    "activations",
     "tiles",
     "listen",
     "max_rows",
@@ -106,6 +107,8 @@ pub struct Cluster {
     pub strategy: Strategy,
     /// How activations travel, if that is given.
     pub wire: Option<WireType>,
+    /// To what rows are rounded that are multiplied with weights of few bits.
+    pub activations: Activations,
     /// Into how many tiles, if that is given.
     pub tiles: Option<u16>,
     /// Where the API listens.
@@ -136,7 +139,7 @@ pub struct Cluster {
     /// the model says.
     pub cache_rows: Option<u32>,
     /// How they are kept.
-    pub cache: WireType,
+    pub cache: CacheType,
     /// Tokens that are made for a typical text, if that is given.
     pub generate: Option<u32>,
     /// How devices read weights that they cannot hold, if they may.
@@ -155,12 +158,13 @@ impl Cluster {
         self.devices.iter().any(|device| device.share.is_some())
     }
 
-    /// Opens the model, to be rounded as the file says.
+    /// Opens the model, to be rounded as the file says, for devices that compute with its activations.
     ///
     /// # Errors
-    /// When it cannot be read, or not be rounded.
+    /// When it cannot be read, or not be rounded, or the activations do not go with it.
     pub fn open_model(&self) -> Result<ModelDir, ModelError> {
-        ModelDir::open(&self.model)?.quantised_to(self.weights_format)
+        let model = ModelDir::open(&self.model)?.quantised_to(self.weights_format)?;
+        model.with_activations(self.activations)
     }
 
     /// The number types for the wire that a plan may use, the preferred one first.
@@ -437,6 +441,7 @@ impl Cluster {
             authority: cluster.text("authority")?.map(|path| base.join(path)),
             strategy,
             wire: cluster.parsed("wire")?,
+            activations: cluster.parsed("activations")?.unwrap_or_default(),
             tiles: cluster.whole("tiles", 1, u32::from(MAX_TILES))?.map(|t| t as u16),
             listen,
             max_rows,
@@ -455,7 +460,7 @@ impl Cluster {
             patience: cluster.duration("patience")?.unwrap_or(DEFAULT_PATIENCE),
             cache_rows: cluster.whole("cache_rows", 0, MAX_CACHE_ROWS)?,
             generate: cluster.whole("generate", 0, MAX_CACHE_ROWS)?,
-            cache: cluster.parsed("cache")?.unwrap_or(WireType::F32),
+            cache: cluster.parsed("cache")?.unwrap_or(CacheType::F32),
             weights: cluster.parsed("weights")?.unwrap_or_default(),
             weights_format: cluster.parsed("weights_format")?,
             timeout: cluster.duration("timeout")?.unwrap_or(DEFAULT_TIMEOUT),

@@ -4,7 +4,7 @@ use anyhow::{Context, Result, bail};
 use clap::Parser;
 use galaxy_common::{
     Bytes, DeviceName, Epoch,
-    plan::{Plan, Strategy, WireType},
+    plan::{CacheType, Plan, Strategy, WireType},
     printable::lines,
 };
 use galaxy_coord::{
@@ -259,7 +259,7 @@ fn alone(model: &ModelDir, threads: u16) -> Result<Plan> {
         wire: WireType::F32,
         tiles: 1,
         max_rows: model.spec().position_limit().clamp(DEFAULT_MAX_ROWS, EMBEDDED_ROWS),
-        cache: galaxy_coord::placement::cache_for(model.spec(), None, WireType::F32),
+        cache: galaxy_coord::placement::cache_for(model.spec(), None, CacheType::F32),
     };
     Ok(share::plan(model.spec(), &terms, &[member])?)
 }

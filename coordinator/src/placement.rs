@@ -8,7 +8,7 @@ use crate::cluster::{Cluster, DEFAULT_CACHE_ROWS, DEFAULT_GENERATE, DEFAULT_TILE
 use crate::drift;
 use galaxy_common::{
     BatchShape, Bytes, Cache, ClusterProfile, DeviceName, ProfileError, Reading, Wanted,
-    plan::{BlockAssignment, DevicePlan, Layout, LinkType, Mode, Modes, Plan, Strategy, WireType},
+    plan::{BlockAssignment, CacheType, DevicePlan, Layout, LinkType, Mode, Modes, Plan, Strategy},
 };
 use galaxy_graph::{
     Costs, LowerError, Program,
@@ -266,7 +266,7 @@ pub fn cache(cluster: &Cluster, spec: &ModelSpec) -> Cache {
 }
 
 /// [`cache`] for so many rows, if that is given, kept so.
-pub fn cache_for(spec: &ModelSpec, rows: Option<u32>, values: WireType) -> Cache {
+pub fn cache_for(spec: &ModelSpec, rows: Option<u32>, values: CacheType) -> Cache {
     if !(spec.causal && matches!(spec.head, HeadSpec::Language { .. })) {
         return Cache::NONE;
     }

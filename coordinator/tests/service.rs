@@ -447,7 +447,7 @@ async fn deadlines_end_waits() {
 /// A decoder with room for one text.
 fn short_of_room() -> Session {
     let model = Arc::new(ModelDir::open(&checkpoint("llama")).unwrap());
-    let cache = Cache { rows: Cache::BLOCK, values: WireType::F32 };
+    let cache = Cache { rows: Cache::BLOCK, values: galaxy_common::CacheType::F32 };
     let plan = plan_with(&model, &[1.0, 1.0], Strategy::Galaxy, cache);
     let fleet = Arc::new(LocalFleet::open(model.clone(), plan).unwrap());
     Session::new(model, fleet, LIMITS)

@@ -231,7 +231,7 @@ fn blocks_fit(
 ) -> bool {
     product.matrices.iter().all(|id| match graph.weights.get(id.0 as usize) {
         Some(Weight::Matrix(matrix)) => {
-            let cut = formats.of(*matrix).cut();
+            let cut = formats.held(*matrix).cut();
             inputs.start.is_multiple_of(cut) && inputs.end.is_multiple_of(cut)
         }
         _ => true,

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use galaxy_common::{
-    BatchShape, Breadth, Bytes, Cache, DeviceName, Epoch, Exchange, Sampling, Segment,
+    BatchShape, Breadth, Bytes, Cache, CacheType, DeviceName, Epoch, Exchange, Sampling, Segment,
     SequenceNumber, Strategy, Wanted, WireType, plan::Phase,
 };
 use galaxy_engine::{
@@ -36,11 +36,16 @@ const WARM: usize = 120;
 
 /// What was allocated between the tokens that are warm, of sequences that are chosen so in the same steps
 /// on all devices of a plan. Of the last one a mask leaves out a token.
-fn allocated(strategy: Strategy, devices: usize, samplings: &[Sampling]) -> usize {
+fn allocated(
+    strategy: Strategy,
+    devices: usize,
+    samplings: &[Sampling],
+    values: CacheType,
+) -> usize {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/golden/llama");
     let model = Arc::new(ModelDir::open(&path).unwrap());
     let sequences = samplings.len() as u32;
-    let cache = Cache { rows: 2 * sequences * Cache::BLOCK, values: WireType::F16 };
+    let cache = Cache { rows: 2 * sequences * Cache::BLOCK, values };
     let terms = Terms {
         model: model.name(),
         fingerprint: model.fingerprint(),
@@ -159,8 +164,11 @@ fn nothing_is_allocated_for_a_token() {
             (Strategy::Sequence, 2),
         ] {
             // A channel takes memory once, when a thread sleeps on it for the first time, which may be late.
-            let counts = [0; 3].map(|_| allocated(strategy, devices, &samplings));
-            assert!(counts.contains(&0), "{counts:?}: {strategy} on {devices}, {samplings:?}");
+            for values in [CacheType::F16, CacheType::Q8] {
+                let counts = [0; 3].map(|_| allocated(strategy, devices, &samplings, values));
+                let what = format!("{strategy} on {devices}, {values}, {samplings:?}");
+                assert!(counts.contains(&0), "{counts:?}: {what}");
+            }
         }
     }
 }

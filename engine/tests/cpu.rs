@@ -51,6 +51,7 @@ fn local(dir: &ModelDir, threads: u16, max_rows: u32) -> Plan {
         exchange: Exchange::Ring,
         link: LinkType::Tls,
         wire: WireType::F32,
+        activations: galaxy_common::Activations::default(),
         tiles: 1,
         cache: Cache::NONE,
         max_rows,

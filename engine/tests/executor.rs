@@ -78,6 +78,7 @@ fn program() -> Arc<Program> {
         rank: Rank(0),
         phase: Phase::Prefill,
         wire: WireType::F32,
+        activations: galaxy_common::Activations::default(),
         tensors: vec![],
         slots: vec![],
         operations: vec![Operation {

@@ -3,15 +3,18 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use galaxy_common::{
-    Bytes, Cache, DeviceName, Exchange, Plan, Sampling, Strategy, WireType, sampling::MOST_LOGPROBS,
+    Bytes, Cache, CacheType, DeviceName, Exchange, Plan, Sampling, Strategy, WireType,
+    sampling::MOST_LOGPROBS,
 };
 use galaxy_engine::{
     choose::Text,
+    compute::{Engine, cpu::CpuEngine},
     generate::{Goal, Told},
     local::{LocalCluster, LocalError},
+    weights::Shard,
 };
 use galaxy_graph::{
-    LowerError,
+    LowerError, budget,
     share::{self, Member, Terms},
 };
 use galaxy_model::ModelDir;
@@ -43,7 +46,7 @@ fn plan(
     strategy: Strategy,
     devices: usize,
     tiles: u16,
-    values: WireType,
+    values: CacheType,
 ) -> Plan {
     let terms = Terms {
         model: model.name(),
@@ -104,7 +107,7 @@ fn greedy_tokens_are_those_of_transformers() {
                     continue;
                 }
                 let tiles = [1, 3][(at + devices) % 2];
-                let mut plan = plan(&model, strategy, devices, tiles, WireType::F32);
+                let mut plan = plan(&model, strategy, devices, tiles, CacheType::F32);
                 if devices % 2 == 0 && strategy == Strategy::Galaxy {
                     plan.exchange = Exchange::Direct;
                 }
@@ -122,7 +125,7 @@ fn greedy_tokens_are_those_of_transformers() {
     }
 }
 
-fn open(name: &str, strategy: Strategy, devices: usize, values: WireType) -> LocalCluster {
+fn open(name: &str, strategy: Strategy, devices: usize, values: CacheType) -> LocalCluster {
     let model = Arc::new(ModelDir::open(&folder(name)).unwrap());
     let plan = plan(&model, strategy, devices, 2, values);
     LocalCluster::open(model, plan).unwrap()
@@ -152,8 +155,8 @@ fn sampled_tokens_do_not_depend_on_the_split() {
         (Strategy::Megatron, 4),
     ] {
         let (alone, shared) = (
-            open("llama", Strategy::Local, 1, WireType::F32),
-            open("llama", strategy, devices, WireType::F32),
+            open("llama", Strategy::Local, 1, CacheType::F32),
+            open("llama", strategy, devices, CacheType::F32),
         );
         for sampling in &cases {
             let text = text(&PROMPT, 40, sampling.clone());
@@ -178,7 +181,7 @@ fn bounds_are_those_of_transformers() {
     let golden = std::fs::read_to_string(folder("gpt2").join("processed.json")).unwrap();
     let golden: Value = serde_json::from_str(&golden).unwrap();
     let prompt = ids(&golden["prompt"]);
-    let cluster = open("gpt2", Strategy::Galaxy, 2, WireType::F32);
+    let cluster = open("gpt2", Strategy::Galaxy, 2, CacheType::F32);
     let logits: Vec<f64> =
         golden["logits"].as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect();
     let sum = logits.iter().map(|l| l.exp()).sum::<f64>().ln();
@@ -234,7 +237,7 @@ fn rows_are_the_same_to_the_bit_whatever_stands_beside_them() {
     };
     for name in ["llama", "gpt2", "gptj", "qwen3", "llama-tied-bf16"] {
         let model = Arc::new(ModelDir::open(&folder(name)).unwrap());
-        for values in [WireType::F32, WireType::F16] {
+        for values in [CacheType::F32, CacheType::F16, CacheType::Q8] {
             for (strategy, devices, exchange) in plans {
                 let plan = Plan { exchange, ..plan(&model, strategy, devices, 2, values) };
                 let cluster = LocalCluster::open(model.clone(), plan).unwrap();
@@ -260,22 +263,23 @@ fn rows_are_the_same_to_the_bit_whatever_stands_beside_them() {
 }
 
 #[test]
-fn halves_in_the_cache_change_little() {
-    let (whole, halves) = (
-        open("qwen2", Strategy::Galaxy, 2, WireType::F32),
-        open("qwen2", Strategy::Galaxy, 2, WireType::F16),
-    );
-    let text = text(&PROMPT, 12, Sampling { logprobs: 1, ..Sampling::default() });
-    let want = generate(&whole, &text, 12, 4, &[]).unwrap();
-    let got = generate(&halves, &text, 12, 4, &[]).unwrap();
-    assert_eq!(tokens(&got)[0], tokens(&want)[0]);
-    let error = (got[0][1] - want[0][1]).abs();
-    assert!(error > 0.0 && error < 1e-2, "{error}");
+fn fewer_bits_in_the_cache_change_little() {
+    let of = |values| {
+        let text = text(&PROMPT, 12, Sampling { logprobs: 1, ..Sampling::default() });
+        generate(&open("qwen2", Strategy::Galaxy, 2, values), &text, 12, 4, &[]).unwrap()
+    };
+    let want = of(CacheType::F32);
+    for (values, most) in [(CacheType::F16, 1e-2), (CacheType::Q8, 3e-2)] {
+        let got = of(values);
+        assert_eq!(tokens(&got)[0], tokens(&want)[0]);
+        let error = (got[0][1] - want[0][1]).abs();
+        assert!(error > 0.0 && error < most, "{values}: {error}");
+    }
 }
 
 #[test]
 fn a_stop_ends_a_text_on_all_devices() {
-    let cluster = open("llama", Strategy::Galaxy, 3, WireType::F32);
+    let cluster = open("llama", Strategy::Galaxy, 3, CacheType::F32);
     let all = generate(&cluster, &text(&PROMPT, 30, Sampling::greedy()), 30, 64, &[]).unwrap();
     let stop = tokens(&all)[9];
     let first = tokens(&all).iter().position(|token| *token == stop).unwrap();
@@ -285,7 +289,7 @@ fn a_stop_ends_a_text_on_all_devices() {
 
 #[test]
 fn whoever_listens_may_break_off() {
-    let cluster = open("llama", Strategy::Galaxy, 2, WireType::F32);
+    let cluster = open("llama", Strategy::Galaxy, 2, CacheType::F32);
     let text = text(&PROMPT, 60, Sampling::greedy());
     let all = generate(&cluster, &text, 60, 64, &[]).unwrap();
     let mut some = Vec::new();
@@ -298,14 +302,35 @@ fn whoever_listens_may_break_off() {
 }
 
 #[test]
+fn what_is_kept_takes_the_bytes_that_budgets_say() {
+    let model = Arc::new(ModelDir::open(&folder("llama")).unwrap());
+    let of = |values| {
+        let plan = plan(&model, Strategy::Local, 1, 1, values);
+        let device = &plan.ring[0];
+        let mut quiet = |_, _| ControlFlow::Continue(());
+        let shard = Shard::load(model.clone(), device, &mut quiet).unwrap();
+        let mut engine = CpuEngine::new(shard, 1).with_cache(plan.cache);
+        let text = text(&PROMPT, 300, Sampling::greedy());
+        engine.begin(&text, &Arc::from([0, 1])).unwrap();
+        (engine.held().1.0, budget::cache(model.spec(), plan.cache, device).0)
+    };
+    let exact = of(CacheType::F32);
+    for values in [CacheType::F16, CacheType::Q8] {
+        let (held, said) = of(values);
+        assert_eq!(exact.0 - held, exact.1 - said, "{values}");
+        assert!(held <= said && held < exact.0, "{values}");
+    }
+}
+
+#[test]
 fn what_the_cache_cannot_keep_is_refused() {
-    let cluster = open("llama", Strategy::Galaxy, 2, WireType::F32);
+    let cluster = open("llama", Strategy::Galaxy, 2, CacheType::F32);
     // Two blocks of 192 rows.
     let long = text(&PROMPT, 380, Sampling::greedy());
     let error = generate(&cluster, &long, 380, 64, &[]).unwrap_err();
     assert!(matches!(error, LocalError::Lower(LowerError::Cache { rows: 576, .. })), "{error}");
     let model = Arc::new(ModelDir::open(&folder("llama")).unwrap());
-    let none = Plan { cache: Cache::NONE, ..plan(&model, Strategy::Local, 1, 1, WireType::F32) };
+    let none = Plan { cache: Cache::NONE, ..plan(&model, Strategy::Local, 1, 1, CacheType::F32) };
     let none = LocalCluster::open(model, none).unwrap();
     let error = generate(&none, &text(&PROMPT, 3, Sampling::greedy()), 3, 64, &[]).unwrap_err();
     assert!(error.to_string().contains("has a cache of 0"), "{error}");
@@ -313,7 +338,7 @@ fn what_the_cache_cannot_keep_is_refused() {
     assert_eq!(fine.len(), 3);
     let model = Arc::new(ModelDir::open(&folder("bert")).unwrap());
     let bert =
-        LocalCluster::open(model.clone(), plan(&model, Strategy::Local, 1, 1, WireType::F32))
+        LocalCluster::open(model.clone(), plan(&model, Strategy::Local, 1, 1, CacheType::F32))
             .unwrap();
     let error = generate(&bert, &text(&PROMPT, 3, Sampling::greedy()), 3, 64, &[]).unwrap_err();
     assert!(matches!(error, LocalError::Lower(LowerError::WholeTexts { .. })), "{error}");
@@ -327,7 +352,7 @@ fn a_text_that_is_resumed_goes_on_as_a_new_one_does() {
     {
         let model = Arc::new(ModelDir::open(&folder("llama")).unwrap());
         let open = || {
-            let plan = plan(&model, strategy, devices, 3, WireType::F32);
+            let plan = plan(&model, strategy, devices, 3, CacheType::F32);
             LocalCluster::open(model.clone(), plan).unwrap()
         };
         let (cluster, fresh) = (open(), open());

@@ -48,7 +48,7 @@ fn cluster(model: &Arc<ModelDir>) -> LocalCluster {
         wire: WireType::F32,
         tiles: 2,
         max_rows: 64,
-        cache: Cache { rows: Cache::BLOCK, values: WireType::F32 },
+        cache: Cache { rows: Cache::BLOCK, values: galaxy_common::CacheType::F32 },
     };
     let member = |name: &str| Member {
         name: DeviceName::new(name).unwrap(),

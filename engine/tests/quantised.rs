@@ -3,29 +3,40 @@
 #![allow(clippy::unwrap_used)]
 
 use galaxy_common::{
-    BatchShape, Bytes, Cache, DeviceName, Plan, Room, Span, Strategy, Streaming, Wanted,
-    WeightFormat, WireType,
+    Activations, BatchShape, Bytes, Cache, DeviceName, Plan, Room, Span, Strategy, Streaming,
+    Wanted, WeightFormat, WireType, plan::Phase,
 };
-use galaxy_engine::local::LocalCluster;
+use galaxy_engine::{local::LocalCluster, weights::Shard};
 use galaxy_graph::{
+    budget, digest, lower,
     operators::OperatorGraph,
     pieces,
     share::{self, Member, Terms},
 };
 use galaxy_model::{ModelDir, Quantisation, shape::Shape};
-use std::{path::PathBuf, sync::Arc};
+use std::{ops::ControlFlow, path::PathBuf, sync::Arc};
 
 /// Rows of the text.
 const ROWS: u32 = 19;
-/// What activations of 16 bits may move a logit by, of the largest.
+/// What activations may move a logit by, of the largest: of 16 bits,
 const TOLERANCE: f32 = 2e-4;
+/// of 8,
+const TOLERANCE_8: f32 = 0.06;
+/// and in f32.
+const EXACT: f32 = 2e-6;
 
 fn data(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../testdata/gguf").join(name)
 }
 
 fn model() -> Arc<ModelDir> {
-    Arc::new(ModelDir::open(&data("mixed.gguf")).unwrap())
+    by(Activations::default())
+}
+
+/// The model, for devices that compute with such activations.
+fn by(activations: Activations) -> Arc<ModelDir> {
+    let model = ModelDir::open(&data("mixed.gguf")).unwrap();
+    Arc::new(model.with_activations(activations).unwrap())
 }
 
 fn plan(model: &ModelDir, strategy: Strategy, shares: &[f64]) -> Plan {
@@ -62,18 +73,27 @@ fn logits(cluster: &LocalCluster) -> Vec<f32> {
 }
 
 fn assert_near(what: &str, have: &[f32], want: &[f32]) {
+    assert_within(TOLERANCE, what, have, want);
+}
+
+fn assert_within(tolerance: f32, what: &str, have: &[f32], want: &[f32]) {
     assert_eq!(have.len(), want.len(), "{what}");
     let largest = want.iter().fold(0.0f32, |most, value| most.max(value.abs()));
-    let off = have.iter().zip(want).map(|(a, b)| (a - b).abs()).fold(0.0f32, f32::max);
-    assert!(off <= TOLERANCE * largest, "{what}: {:e} of the largest", off / largest);
+    let off = have.iter().zip(want).map(|(a, b)| (a - b).abs()).fold(0.0f32, f32::max) / largest;
+    println!("{what}: {off:e} of the largest");
+    assert!(off <= tolerance, "{what}: {off:e} of the largest");
+}
+
+/// The logits of the values, without any rounding.
+fn reference() -> Vec<f32> {
+    let bytes = std::fs::read(data("mixed.f32")).unwrap();
+    bytes.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value)).collect()
 }
 
 #[test]
 fn logits_are_those_of_the_values() {
     let model = model();
-    let bytes = std::fs::read(data("mixed.f32")).unwrap();
-    let want: Vec<f32> =
-        bytes.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value)).collect();
+    let want = reference();
     let cluster = LocalCluster::open(model.clone(), plan(&model, Strategy::Local, &[1.0])).unwrap();
     assert_near("one device", &logits(&cluster), &want);
 }
@@ -122,6 +142,64 @@ fn blocks_from_disk_are_the_blocks_that_stay() {
         let cluster = LocalCluster::open_with(model.clone(), plan, files.path()).unwrap();
         assert_eq!(logits(&cluster), want, "{strategy}");
     }
+}
+
+#[test]
+fn activations_are_rounded_as_far_as_they_are_said_to_be() {
+    let want = reference();
+    for (activations, tolerance) in [(Activations::F32, EXACT), (Activations::A8, TOLERANCE_8)] {
+        let model = by(activations);
+        for (strategy, shares) in [
+            (Strategy::Local, &[1.0][..]),
+            (Strategy::Galaxy, &[1.0, 2.0, 1.0]),
+            (Strategy::Sequence, &[1.0, 1.0]),
+            (Strategy::Pipeline, &[3.0, 1.0]),
+        ] {
+            let plan = plan(&model, strategy, shares);
+            assert_eq!(plan.activations, activations);
+            let cluster = LocalCluster::open(model.clone(), plan).unwrap();
+            let what = format!("{activations}, {strategy} {shares:?}");
+            assert_within(tolerance, &what, &logits(&cluster), &want);
+        }
+    }
+}
+
+#[test]
+fn bytes_are_those_of_the_weights_as_they_are_held() {
+    let graph = OperatorGraph::of(model().spec());
+    let bytes = [Activations::A16, Activations::A8, Activations::F32].map(|activations| {
+        let model = by(activations);
+        let plan = plan(&model, Strategy::Galaxy, &[1.0, 2.0]);
+        let held = |device| {
+            let said = budget::weights(&graph, model.formats(), device);
+            let mut quiet = |_, _| ControlFlow::Continue(());
+            let shard = Shard::load(model.clone(), device, &mut quiet).unwrap();
+            assert_eq!(shard.bytes(), said, "{activations}");
+            said.0
+        };
+        plan.ring.iter().map(held).sum::<u64>()
+    });
+    assert_eq!(bytes[0], bytes[1]);
+    assert!(bytes[2] > 3 * bytes[0], "{bytes:?}");
+}
+
+#[test]
+fn programs_say_which_activations_they_are_of() {
+    let shape = BatchShape::single(ROWS, Wanted::AllLogits).unwrap();
+    let of = |activations| {
+        let model = by(activations);
+        let plan = plan(&model, Strategy::Galaxy, &[1.0, 1.0]);
+        lower(model.spec(), model.formats(), &plan, Phase::Prefill, &shape).unwrap()
+    };
+    let (a16, a8) = (of(Activations::A16), of(Activations::A8));
+    assert_ne!(digest(&a16), digest(&a8));
+    // A device that holds blocks does not compute as if it did not.
+    let model = model();
+    let mut plan = plan(&model, Strategy::Local, &[1.0]);
+    plan.activations = Activations::F32;
+    let error = LocalCluster::open(model, plan).unwrap().run(&shape, &[3; ROWS as usize][..]);
+    let error = error.expect_err("it is refused").to_string();
+    assert!(error.contains("its rows are not to be rounded"), "{error}");
 }
 
 /// Models of several families, written for the test, rounded as they are read: tables and heads that are tied, rows for

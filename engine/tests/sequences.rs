@@ -34,7 +34,7 @@ fn open_by(model: &str, strategy: Strategy, devices: usize, exchange: Exchange) 
         wire: WireType::F32,
         tiles: 2,
         max_rows: 64,
-        cache: Cache { rows: 6 * Cache::BLOCK, values: WireType::F32 },
+        cache: Cache { rows: 6 * Cache::BLOCK, values: galaxy_common::CacheType::F32 },
     };
     let member = |at: usize| Member {
         name: DeviceName::new(format!("d{at}")).unwrap(),

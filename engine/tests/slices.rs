@@ -53,7 +53,7 @@ fn plan(model: &ModelDir, strategy: Strategy, devices: usize) -> Plan {
         tiles: 2,
         max_rows: 64,
         cache: match model.spec().causal {
-            true => Cache { rows: 2 * Cache::BLOCK, values: WireType::F32 },
+            true => Cache { rows: 2 * Cache::BLOCK, values: galaxy_common::CacheType::F32 },
             false => Cache::NONE,
         },
     };

@@ -143,7 +143,7 @@ fn results_are_those_of_weights_that_stay() {
 #[test]
 fn texts_are_those_of_weights_that_stay() {
     let files = tempfile::tempdir().unwrap();
-    let cache = Cache { rows: Cache::BLOCK, values: WireType::F32 };
+    let cache = Cache { rows: Cache::BLOCK, values: galaxy_common::CacheType::F32 };
     for name in ["gpt2", "llama-tied-bf16", "gptj"] {
         let model = open(name);
         for (strategy, devices) in

@@ -225,6 +225,7 @@ fn two_devices() -> Plan {
         exchange: Exchange::Ring,
         link: LinkType::Tls,
         wire: WireType::F32,
+        activations: galaxy_common::Activations::default(),
         tiles: 1,
         max_rows: 8,
         cache: Cache::NONE,

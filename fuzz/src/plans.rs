@@ -2,9 +2,9 @@
 
 use super::{Input, said};
 use galaxy_common::{
-    Assignment, BatchShape, BlockAssignment, Breadth, Bytes, Cache, DeviceName, DevicePlan,
-    Exchange, Layout, LinkType, Mode, Modes, Plan, Pooling, Rank, Room, Segment, Span, Strategy,
-    Streaming, Wanted, WeightFormat, WireType,
+    Assignment, BatchShape, BlockAssignment, Breadth, Bytes, Cache, CacheType, DeviceName,
+    DevicePlan, Exchange, Layout, LinkType, Mode, Modes, Plan, Pooling, Rank, Room, Segment, Span,
+    Strategy, Streaming, Wanted, WeightFormat, WireType,
     plan::{Extent, Phase, own_rows},
     span::Unit,
 };
@@ -273,11 +273,15 @@ fn planned(input: &mut Input<'_>, spec: &ModelSpec) -> Plan {
         exchange: input.pick(&[Exchange::Ring, Exchange::Direct]),
         link: LinkType::Tls,
         wire: input.pick(&[WireType::F32, WireType::F16]),
+        activations: galaxy_common::Activations::default(),
         tiles: input.within(1, 4) as u16,
         max_rows: input.within(1, 24),
         // Behind all else: what was found before means the same.
         cache: match spec.causal && matches!(spec.head, HeadSpec::Language { .. }) && input.flag() {
-            true => Cache { rows: 1 << 20, values: input.pick(&[WireType::F32, WireType::F16]) },
+            true => Cache {
+                rows: 1 << 20,
+                values: input.pick(&[CacheType::F32, CacheType::F16, CacheType::Q8]),
+            },
             false => Cache::NONE,
         },
     };

@@ -327,8 +327,8 @@ pub fn cache(spec: &ModelSpec, cache: Cache, device: &DevicePlan) -> Bytes {
         return Bytes(0);
     }
     let heads = |layer| u64::from(kv_span(spec, device.prefill.block(layer).heads).len());
-    let row: u64 =
-        (0..spec.layers).map(|layer| 2 * heads(layer) * u64::from(spec.head_width)).sum();
+    let head = cache.values.bytes(spec.head_width);
+    let row: u64 = (0..spec.layers).map(|layer| 2 * heads(layer) * head).sum();
     let rows = u64::from(cache.blocks() * Cache::BLOCK);
     let positions = match &spec.positions {
         Positions::Rotary { limit, .. } => angle_bytes(spec) * u64::from(cache.rows.min(*limit)),
@@ -337,7 +337,7 @@ pub fn cache(spec: &ModelSpec, cache: Cache, device: &DevicePlan) -> Bytes {
     // The least that a text takes is a block.
     let texts = u64::from(cache.blocks());
     let choosing = texts * (4 * u64::from(device.holds().vocabulary.len()) + CHOOSING);
-    Bytes(rows * row * u64::from(cache.values.width()) + positions + choosing)
+    Bytes(rows * row + positions + choosing)
 }
 
 /// What `device` needs to hold its shard and run `program`.

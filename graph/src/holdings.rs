@@ -121,7 +121,7 @@ impl Product {
         runs.iter().map(Run::bytes).sum::<u64>() + 4 * self.bias_values(slices)
     }
 
-    /// How a device holds each of these slices, of matrices in these formats: as the matrix is, or widened to
+    /// How a device holds each of these slices, of matrices in these formats: as they say, or widened to
     /// f32 where the slice cuts what that format keeps together, or gates one of another format.
     pub fn held_in(
         &self,
@@ -129,7 +129,7 @@ impl Product {
         slices: &[WeightSlice],
     ) -> SmallVec<[WeightFormat; 3]> {
         let held = |slice: &WeightSlice| {
-            let (format, inputs) = (formats.of(slice.matrix), &slice.inputs);
+            let (format, inputs) = (formats.held(slice.matrix), &slice.inputs);
             let between = |at: u32| at.is_multiple_of(format.cut());
             let whole =
                 between(inputs.start) && (inputs.end == self.shape.0 || between(inputs.end));
@@ -177,7 +177,7 @@ impl Cuts {
     /// Those of a model in these formats.
     pub fn of(spec: &ModelSpec, formats: &Formats) -> Self {
         let inputs = |matrix: fn(u32) -> Matrix| {
-            (0..spec.layers).map(|layer| formats.of(matrix(layer)).cut()).max().unwrap_or(1)
+            (0..spec.layers).map(|layer| formats.held(matrix(layer)).cut()).max().unwrap_or(1)
         };
         let (of_heads, columns) = (inputs(Matrix::AttentionOutput), inputs(Matrix::Down));
         let whole = |heads: &u32| (heads * spec.head_width).is_multiple_of(of_heads);

@@ -5,8 +5,8 @@
 
 use crate::operators::OperatorId;
 use galaxy_common::{
-    BatchShape, Bytes, Column, Head, Kernel, Rank, Row, Share, Span, Token, WireType, plan::Phase,
-    sampling::MOST_LOGPROBS,
+    Activations, BatchShape, Bytes, Column, Head, Kernel, Rank, Row, Share, Span, Token, WireType,
+    plan::Phase, sampling::MOST_LOGPROBS,
 };
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -433,6 +433,8 @@ pub struct Program {
     pub phase: Phase,
     /// How tiles are written.
     pub wire: WireType,
+    /// To what rows are rounded that are multiplied with weights in blocks.
+    pub activations: Activations,
     /// Its values.
     pub tensors: Vec<Tensor>,
     /// Their memory.

@@ -129,6 +129,7 @@ pub fn plan(spec: &ModelSpec, terms: &Terms<'_>, members: &[Member]) -> Result<P
         exchange: Exchange::Ring,
         link: LinkType::Tls,
         wire: terms.wire,
+        activations: terms.formats.activations(),
         tiles: terms.tiles,
         max_rows: terms.max_rows,
         cache: terms.cache,

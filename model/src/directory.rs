@@ -17,7 +17,7 @@ use crate::{
     store::{Arrivals, Listed, MAX_JSON_BYTES, OF_GGUF, Store, read_bounded},
     tensor::{Matrix, Table, Vector},
 };
-use galaxy_common::WeightFormat;
+use galaxy_common::{Activations, WeightFormat};
 use std::{
     fs::File,
     path::{Path, PathBuf},
@@ -293,6 +293,18 @@ impl ModelDir {
         let formats =
             matrices.iter().fold(all, |all, (which, format, _)| all.with(*which, *format));
         Ok(Self { formats, ..self })
+    }
+
+    /// The same model, for devices that compute with such activations.
+    ///
+    /// # Errors
+    /// When they are to be rounded to 8 bits, and no matrix is such that this would do anything.
+    pub fn with_activations(mut self, activations: Activations) -> Result<Self, ModelError> {
+        if activations == Activations::A8 && !self.formats.has_blocks() {
+            return Err(ModelError::NoBlocks { name: self.name });
+        }
+        self.formats = self.formats.with_activations(activations);
+        Ok(self)
     }
 
     /// Base name of the directory.

@@ -16,6 +16,14 @@ pub enum ModelError {
         /// Why.
         source: io::Error,
     },
+    /// Activations of 8 bits, where no weights are multiplied with such.
+    #[error(
+        "activations = \"a8\" would change nothing: {name} has no weights in blocks of few bits; leave it out, or take a model that has some, as a GGUF file of Q8_0 or Q4_K"
+    )]
+    NoBlocks {
+        /// The model.
+        name: String,
+    },
     /// A GGUF file of something that is not computed here.
     #[error("{path}: {why}")]
     Gguf {
@@ -54,7 +62,7 @@ pub enum ModelError {
     #[error(
         "{path} cannot be rounded to {to}: no matrix of it has a number of inputs that is a multiple of 32"
     )]
-    NoBlocks {
+    NoneFit {
         /// Which model.
         path: PathBuf,
         /// To what.

@@ -1,14 +1,15 @@
 //! In which format each matrix of a model is.
 
 use crate::Matrix;
-use galaxy_common::WeightFormat;
+use galaxy_common::{Activations, WeightFormat};
 use std::{collections::BTreeMap, sync::Arc};
 
-/// The format of each matrix of a model, in its files or as devices hold them. Cheap to clone.
+/// The format of each matrix of a model, in its files and as devices hold it. Cheap to clone.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Formats {
     most: WeightFormat,
     vectors: WeightFormat,
+    activations: Activations,
     /// Of the matrices that are in another format than most.
     others: Arc<BTreeMap<Matrix, WeightFormat>>,
 }
@@ -27,7 +28,7 @@ const IN_LAYER: [fn(u32) -> Matrix; 7] = [
 impl Formats {
     /// One format for all matrices and vectors.
     pub fn all(format: WeightFormat) -> Self {
-        Self { most: format, vectors: format, others: Arc::default() }
+        Self { most: format, vectors: format, ..Self::default() }
     }
 
     /// The same with another format for a matrix.
@@ -47,7 +48,35 @@ impl Formats {
         Self { vectors: format, ..self }
     }
 
-    /// The format of a matrix.
+    /// The same, of devices that compute with such activations.
+    #[must_use]
+    pub fn with_activations(self, activations: Activations) -> Self {
+        Self { activations, ..self }
+    }
+
+    /// The activations that devices compute with.
+    pub fn activations(&self) -> Activations {
+        self.activations
+    }
+
+    /// Whether any matrix stands in blocks of few bits.
+    pub fn has_blocks(&self) -> bool {
+        self.others.values().chain([&self.most]).any(|format| format.block().is_some())
+    }
+
+    /// The format in which devices hold a matrix, where nothing else speaks against it.
+    pub fn held(&self, matrix: Matrix) -> WeightFormat {
+        self.as_held(self.of(matrix))
+    }
+
+    fn as_held(&self, format: WeightFormat) -> WeightFormat {
+        match self.activations {
+            Activations::F32 if format.block().is_some() => WeightFormat::F32,
+            _ => format,
+        }
+    }
+
+    /// The format of a matrix in the model's files.
     pub fn of(&self, matrix: Matrix) -> WeightFormat {
         if self.others.is_empty() {
             return self.most;
@@ -60,9 +89,9 @@ impl Formats {
         self.most
     }
 
-    /// The one of them of which a value takes most.
+    /// The one of those that devices hold of which a value takes most.
     pub fn widest(&self) -> WeightFormat {
-        let all = self.others.values().copied().chain([self.most]);
+        let all = self.others.values().chain([&self.most]).map(|format| self.as_held(*format));
         all.max_by_key(|format| format.bytes(1 << 8, 1)).unwrap_or(self.most)
     }
 
@@ -74,8 +103,12 @@ impl Formats {
     /// The same with another format in the place of each.
     #[must_use]
     pub fn map(&self, format: impl Fn(WeightFormat) -> WeightFormat) -> Self {
-        let all =
-            Self { most: format(self.most), vectors: format(self.vectors), ..Self::default() };
+        let all = Self {
+            most: format(self.most),
+            vectors: format(self.vectors),
+            others: Arc::default(),
+            ..*self
+        };
         self.others.iter().fold(all, |all, (matrix, of)| all.with(*matrix, format(*of)))
     }
 
@@ -101,6 +134,7 @@ impl Formats {
 mod tests {
     use super::*;
 
+    const F32: WeightFormat = WeightFormat::F32;
     const MIXED: [WeightFormat; 2] = [WeightFormat::Q4K, WeightFormat::Q6K];
 
     #[test]
@@ -111,6 +145,11 @@ mod tests {
         assert_eq!((formats.of(Matrix::Value(0)), formats.of(Matrix::Value(1))), (most, other));
         assert_eq!((formats.most(), formats.vectors()), (most, WeightFormat::F32));
         assert_eq!(formats.clone().with(Matrix::Value(1), most).of(Matrix::Value(1)), most);
+        assert!(formats.has_blocks() && !formats.map(|_| WeightFormat::F16).has_blocks());
+        let exact = formats.clone().with_activations(Activations::F32);
+        assert_eq!(exact.of(Matrix::LanguageHead), other);
+        assert_eq!((exact.held(Matrix::LanguageHead), exact.widest()), (F32, F32));
+        assert_eq!(formats.held(Matrix::LanguageHead), other);
         // Of equal formats there is one form.
         let widened = formats.map(|_| WeightFormat::F32);
         assert_eq!(widened, Formats::default());

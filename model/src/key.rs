@@ -1,9 +1,10 @@
 //! The name of a model's shape: what profiles of devices are kept by.
 
 use crate::{HeadSpec, ModelDir, ModelSpec};
+use galaxy_common::Activations;
 
 impl ModelDir {
-    /// Names sizes and number type: equal for models whose operations cost the same.
+    /// Names sizes and number types: equal for models whose operations cost the same.
     ///
     /// Readable first, as "bert-l24-h1024x16-i4096-f32", then eight digits of a digest of the
     /// whole description, because not everything that costs time is in the readable part.
@@ -11,7 +12,14 @@ impl ModelDir {
         let spec = self.spec();
         let ModelSpec { family, layers, hidden, heads, inner, .. } = spec;
         let format = self.format();
-        format!("{family}-l{layers}-h{hidden}x{heads}-i{inner}-{format}-{}", digits(spec))
+        let activations = match self.formats().activations() {
+            other if other != Activations::default() && self.formats().has_blocks() => {
+                format!("-{other}")
+            }
+            _ => String::new(),
+        };
+        let digits = digits(spec);
+        format!("{family}-l{layers}-h{hidden}x{heads}-i{inner}-{format}{activations}-{digits}")
     }
 }
 

@@ -156,7 +156,7 @@ impl ModelDir {
             any |= to.format(which, source.rows()).is_some();
         }
         if !any {
-            return Err(ModelError::NoBlocks { path: self.opened().to_owned(), to });
+            return Err(ModelError::NoneFit { path: self.opened().to_owned(), to });
         }
         self.round_to(to);
         let mut model = self.checked()?;

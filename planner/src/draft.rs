@@ -135,6 +135,7 @@ fn finish(
         exchange: if alone { Exchange::Ring } else { means.exchange },
         link: means.link,
         wire: means.wire,
+        activations: request.formats.activations(),
         tiles: if alone { 1 } else { means.tiles },
         max_rows: request.allowed.max_rows,
         cache: request.allowed.cache,

@@ -96,7 +96,8 @@ impl Memory {
             head: layers.weights(&none, Span::empty(), 0, spec.vocabulary) - around,
             layers,
             kept: u64::from(request.allowed.cache.rows)
-                * u64::from(2 * spec.head_width * request.allowed.cache.values.width()),
+                * 2
+                * request.allowed.cache.values.bytes(spec.head_width),
         }
     }
 

@@ -1,7 +1,7 @@
 //! One device more never makes a plan of many devices worse.
 #![allow(clippy::unwrap_used)]
 
-use galaxy_common::{Bytes, Cache, DeviceName, Wanted, WeightFormat, WireType};
+use galaxy_common::{Bytes, Cache, DeviceName, Wanted, WeightFormat};
 use galaxy_model::Formats;
 use galaxy_planner::{Allowed, Offer, Request, Workload, plan, split, synthetic};
 use synthetic::SyntheticDevice;
@@ -51,7 +51,8 @@ fn fast_machines_and_laptops(laptops: usize, made: u32) -> f64 {
     question.allowed.max_rows = 512;
     question.workload.made = made;
     if made > 0 {
-        question.allowed.cache = Cache { rows: Cache::taken(284 + made), values: WireType::F32 };
+        question.allowed.cache =
+            Cache { rows: Cache::taken(284 + made), values: galaxy_common::CacheType::F32 };
     }
     let planned =
         plan(&Request { formats: &Formats::all(WeightFormat::F16), ..question.request() }).unwrap();

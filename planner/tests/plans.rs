@@ -245,7 +245,8 @@ fn making(devices: usize, rate: f64) -> Question {
     let mut question = Question::new(&spec, testing::devices(devices, 40.0, rate));
     question.workload.wanted = Wanted::LastLogits;
     question.workload.made = 100;
-    question.allowed.cache = galaxy_common::Cache { rows: 384, values: WireType::F32 };
+    question.allowed.cache =
+        galaxy_common::Cache { rows: 384, values: galaxy_common::CacheType::F32 };
     question
 }
 

@@ -137,7 +137,7 @@ fn tokens_are_made_with_weights_from_disk() {
     devices[0].memory = Bytes(220_000_000);
     let mut question = Question::new(&spec, devices);
     question.allowed.reading = Reading::Auto;
-    question.allowed.cache = Cache { rows: Cache::BLOCK, values: galaxy_common::WireType::F32 };
+    question.allowed.cache = Cache { rows: Cache::BLOCK, values: galaxy_common::CacheType::F32 };
     question.workload.made = 20;
     question.workload.wanted = Wanted::LastLogits;
     question.profile.devices[0].disk = 1e8;

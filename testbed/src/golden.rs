@@ -310,6 +310,7 @@ pub fn plan(dir: &ModelDir, case: &Case, wire: WireType) -> Result<Plan> {
         exchange: case.exchange,
         link: LinkType::Tls,
         wire,
+        activations: galaxy_common::Activations::default(),
         tiles: case.tiles,
         max_rows: LENGTHS.iter().sum(),
         cache: Cache::NONE,

@@ -113,13 +113,14 @@ impl Bench {
         let cluster = Cluster {
             cache_rows: Some(0),
             generate: None,
-            cache: WireType::F32,
+            cache: galaxy_common::CacheType::F32,
             name: "lean".into(),
             model: model.path().to_owned(),
             identity: self.keys.join("coordinator"),
             authority: None,
             strategy: Strategy::Galaxy,
             wire: Some(WireType::F32),
+            activations: galaxy_common::Activations::default(),
             tiles: Some(4),
             listen: "127.0.0.1:0".into(),
             max_rows,
@@ -189,6 +190,7 @@ async fn profiled(options: &Options, granted: Bytes) -> Result<()> {
         threads: 0,
         max_rows: 512,
         memory_bytes: granted.0,
+        activations: "a16".to_owned(),
     };
     let before = status(worker.id(), "VmHWM")?;
     let asked = WorkerClient::new(channel).profile(request).await;

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use galaxy_client::{Client, GenerateOptions, Generated, Output};
-use galaxy_common::{Bytes, Cache, DeviceName, Sampling, Strategy, Text, WireType};
+use galaxy_common::{Bytes, Cache, CacheType, DeviceName, Sampling, Strategy, Text, WireType};
 use galaxy_engine::{generate::Told, local::LocalCluster};
 use galaxy_graph::share::{self, Member, Terms};
 use galaxy_model::{ModelDir, Quantisation};
@@ -35,7 +35,7 @@ fn alone(bits: Option<Quantisation>, prompt: &[u32]) -> Vec<u32> {
         tiles: 1,
         formats: model.formats(),
         max_rows: 128,
-        cache: Cache { rows: 8 * Cache::BLOCK, values: WireType::F32 },
+        cache: Cache { rows: 8 * Cache::BLOCK, values: CacheType::F32 },
     };
     let name = DeviceName::new("d0").unwrap();
     let member = Member { name, budget: Bytes(1 << 30), threads: 1, share: 1.0 };

@@ -61,7 +61,7 @@ fn cluster(path: &std::path::Path, strategy: Strategy, shares: &[f64]) -> LocalC
         tiles: 4,
         formats: model.formats(),
         max_rows: 128,
-        cache: Cache { rows: 2 * Cache::BLOCK, values: WireType::F32 },
+        cache: Cache { rows: 2 * Cache::BLOCK, values: galaxy_common::CacheType::F32 },
     };
     let member = |(at, share): (usize, &f64)| Member {
         name: DeviceName::new(format!("d{at}")).unwrap(),

@@ -14,7 +14,7 @@ use crate::{
     state::State,
     tasks::{Programs, Tasks, blocking, lock},
 };
-use galaxy_common::{Assignment, Bytes, DeviceName, Epoch, Plan, Rank, Streaming};
+use galaxy_common::{Activations, Assignment, Bytes, DeviceName, Epoch, Plan, Rank, Streaming};
 use galaxy_engine::{compute::choice::EngineChoice, executor::Executor};
 use galaxy_graph::Lowered;
 use galaxy_model::ModelDir;
@@ -94,6 +94,8 @@ pub(crate) struct Held {
 #[derive(Clone, PartialEq)]
 pub(crate) struct HeldKey {
     pub(crate) fingerprint: String,
+    /// How weights of few bits are held.
+    pub(crate) activations: Activations,
     pub(crate) holds: Assignment,
     pub(crate) threads: u16,
     pub(crate) kept: galaxy_common::Cache,

@@ -192,9 +192,9 @@ pub enum WorkerError {
         /// What happened.
         why: String,
     },
-    /// A type of link that is none.
+    /// A name that is none of those of a setting.
     #[error("{why}")]
-    Link {
+    Setting {
         /// What was asked for, and what there is.
         why: String,
     },
@@ -317,7 +317,9 @@ impl WorkerError {
             }
             Self::Measure(_) => (Code::FailedPrecondition, "measure_failed", false),
             Self::Probe { .. } => (Code::Unavailable, "no_link", true),
-            Self::NoPeer | Self::Link { .. } => (Code::InvalidArgument, "invalid_argument", false),
+            Self::NoPeer | Self::Setting { .. } => {
+                (Code::InvalidArgument, "invalid_argument", false)
+            }
             Self::Thread(_) => (Code::ResourceExhausted, "no_threads", true),
             Self::Bug => (Code::Internal, "internal", false),
         }

@@ -21,7 +21,7 @@ use crate::{
     state::{Refusal, State},
     tasks::{blocking, lock, on_thread},
 };
-use galaxy_common::{Bytes, Epoch};
+use galaxy_common::{Activations, Bytes, Epoch};
 use galaxy_engine::{
     executor::Executor,
     link::Links,
@@ -222,7 +222,10 @@ async fn open(
     request: &Request,
 ) -> Result<Option<(Arc<ModelDir>, Bytes)>, WorkerError> {
     let (models, plan) = (core.content.models.clone(), request.plan.clone());
-    let opened = blocking(move || models.open(&plan.model, &plan.fingerprint));
+    let opened = blocking(move || {
+        let model = models.open(&plan.model, &plan.fingerprint)?;
+        Ok::<_, WorkerError>(model.with_activations(plan.activations)?)
+    });
     match opened.await? {
         Ok(model) => {
             let model = Arc::new(model);
@@ -487,6 +490,7 @@ async fn hold(
     let threads = device.threads.clamp(1, core.grant.threads);
     let key = HeldKey {
         fingerprint: model.fingerprint().to_owned(),
+        activations: request.plan.activations,
         holds: device.holds().into_owned(),
         threads,
         kept,
@@ -520,7 +524,10 @@ async fn hold(
             let way = transition(&graph, formats, Some(&old.key.holds), &device.holds());
             // What comes from disk is read anew.
             let held = old.key.streaming.is_none() && key.streaming.is_none();
-            held && old.key.fingerprint == key.fingerprint && way.peak <= granted
+            // What is held in blocks is no part of what is held as f32.
+            let exact = |key: &HeldKey| key.activations == Activations::F32;
+            let alike = exact(&old.key) == exact(&key);
+            held && alike && old.key.fingerprint == key.fingerprint && way.peak <= granted
         };
         // Whoever still reports on a run may hold the executor: then its shard goes with it.
         let old = held.take().filter(fits).and_then(|old| Arc::into_inner(old.executor));

@@ -109,7 +109,7 @@ pub(crate) async fn probe(
 ) -> Result<v1::ProbeReply, WorkerError> {
     let v1::ProbeRequest { peer, link, compute, bulk_ms } = request;
     let asked = (bulk_ms > 0).then(|| bulk_ms.min(LONGEST_BULK));
-    let link: LinkType = link.parse().map_err(|why| WorkerError::Link { why })?;
+    let link: LinkType = link.parse().map_err(|why| WorkerError::Setting { why })?;
     let v1::Peer { name, address, plain_port } = peer.ok_or(WorkerError::NoPeer)?;
     let peer = DeviceName::new(name).map_err(|_| WorkerError::NoPeer)?;
     let measuring = Measuring::begin(core)?;

@@ -9,7 +9,7 @@ use crate::{
     error::WorkerError,
     tasks::{blocking, computing},
 };
-use galaxy_common::Bytes;
+use galaxy_common::{Activations, Bytes};
 use galaxy_engine::measure::{
     MeasureError,
     profile::{self, Measured, Setting},
@@ -71,7 +71,10 @@ async fn measured(
     request: v1::ProfileRequest,
     events: &Events,
 ) -> Result<v1::profile_event::Event, WorkerError> {
-    let v1::ProfileRequest { model, fingerprint, threads, max_rows, memory_bytes } = request;
+    let v1::ProfileRequest { model, fingerprint, threads, max_rows, memory_bytes, activations } =
+        request;
+    let activations: Activations =
+        activations.parse().map_err(|why| WorkerError::Setting { why })?;
     let measuring = Measuring::begin(core)?;
     let asked = u16::try_from(threads).ok().filter(|&threads| threads > 0);
     let setting = Setting {
@@ -85,7 +88,11 @@ async fn measured(
         time: profile::TIME,
     };
     let (models, name, print) = (core.content.models.clone(), model, fingerprint.clone());
-    let opened = match blocking(move || models.open(&name, &print)).await? {
+    let open = move || {
+        let model = models.open(&name, &print)?;
+        Ok::<_, WorkerError>(model.with_activations(activations)?)
+    };
+    let opened = match blocking(open).await? {
         Ok(model) => (Arc::new(model), None),
         Err(error) if core.content.cache.is_some() && error.is_absent_model() => {
             let waiting = core.content.desk.wait();

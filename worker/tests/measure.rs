@@ -132,6 +132,7 @@ impl Pair {
             threads: 0,
             max_rows: 64,
             memory_bytes: 0,
+            activations: "a16".to_owned(),
         }
     }
 

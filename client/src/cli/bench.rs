@@ -6,12 +6,12 @@ mod quality;
 use super::{
     Kernels,
     failure::Failure,
-    in_process::{self, open_model},
+    in_process::{self, Rounding, open_model},
     json, print, progress,
     table::{row, table},
 };
 use clap::{Args, Subcommand, builder::PossibleValuesParser};
-use galaxy_common::{Bytes, Kernel, Spread, WeightFormat};
+use galaxy_common::{Activations, Bytes, Kernel, Spread, WeightFormat};
 use galaxy_engine::{
     compute::kernels::instructions::Instructions,
     measure::{self, Bench, Cut, Part, Timed, Work},
@@ -96,6 +96,10 @@ struct KernelsArgs {
     /// Kernel threads. Default: the cores of this machine.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
+    /// To what rows are rounded that are multiplied with weights of few bits: a16, a8 or f32 (not at all). Default:
+    /// a16.
+    #[arg(long, value_name = "A", requires = "model")]
+    activations: Option<Activations>,
     /// How made-up weights are held: f32, f16 or bf16. Default: as the well-known model has them.
     #[arg(long, value_name = "FORMAT")]
     format: Option<WeightFormat>,
@@ -182,8 +186,10 @@ fn kernels(args: &KernelsArgs) -> Result<Findings, Failure> {
     // The made-up model stays until nothing reads it any more.
     let (dir, layers, _made) = match &args.model {
         Some(path) => {
-            let dir = open_model(path, args.weights_format)?;
-            let layers = measure::copies(layer_bytes(dir.spec(), dir.formats().most()));
+            let activations = args.activations.unwrap_or_default();
+            let rounding = Rounding { weights: args.weights_format, activations };
+            let dir = open_model(path, rounding)?;
+            let layers = measure::copies(layer_bytes(dir.spec(), dir.formats().widest()));
             (dir, layers, None)
         }
         None => {
@@ -240,7 +246,7 @@ fn made_up(args: &KernelsArgs) -> Result<(Arc<ModelDir>, u32, tempfile::TempDir)
         let needs = shape.bytes();
         Failure::new(e.to_string()).todo(format!("made-up weights take {needs}; set TMPDIR"))
     })?;
-    Ok((open_model(place.path(), None)?, layers, place))
+    Ok((open_model(place.path(), Rounding::default())?, layers, place))
 }
 
 /// Bytes of the matrices of a layer.

@@ -8,7 +8,7 @@ use super::{
 };
 use clap::Args;
 use galaxy_client::{GenerateOptions, Token};
-use galaxy_common::{Cache, Sampling, Text, WireType};
+use galaxy_common::{Cache, CacheType, Sampling, Text};
 use galaxy_engine::generate::{Goal, Told, token};
 use galaxy_model::{
     HeadSpec, ModelDir,
@@ -27,10 +27,10 @@ pub struct DecoderArgs {
     /// Most rows of the prompt that go through at a time. Default: 256; a cluster's are its max_rows.
     #[arg(long, value_name = "ROWS", requires = "model", value_parser = clap::value_parser!(u32).range(1..=65536))]
     chunk: Option<u32>,
-    /// How keys and values are kept: f32, or f16 (half the bytes, and lossy). Default: f32; a
+    /// How keys and values are kept: f32, or f16 or q8 (half the bytes, or a quarter, and lossy). Default: f32; a
     /// cluster's are kept as its file says.
     #[arg(long, value_name = "W", requires = "model")]
-    cache: Option<WireType>,
+    cache: Option<CacheType>,
     #[command(flatten)]
     local: Local,
 }
@@ -85,9 +85,9 @@ impl Decoder {
     /// Opens a model directory or a GGUF file.
     ///
     /// # Errors
-    /// When it cannot be read, or makes no text.
+    /// When it cannot be read, makes no text, or the arguments do not go with it.
     pub fn open(path: &Path, args: &DecoderArgs) -> Result<Self, Failure> {
-        let model = in_process::open_model(path, args.local.weights_format)?;
+        let model = in_process::open_model(path, args.local.rounding())?;
         let (spec, place) = (model.spec(), model.opened().display().to_string());
         if !spec.causal || !matches!(spec.head, HeadSpec::Language { .. }) {
             let what = format!("this model ({}) makes no text", spec.family);
@@ -160,7 +160,7 @@ impl Decoder {
     /// # Errors
     /// When they cannot be loaded, or the arguments do not go together.
     pub fn start(self, args: &DecoderArgs, rows: u32) -> Result<Generator, Failure> {
-        let values = args.cache.unwrap_or(WireType::F32);
+        let values = args.cache.unwrap_or(CacheType::F32);
         let cache = Cache { rows: Cache::taken(rows), values };
         let chunk = args.chunk.unwrap_or(CHUNK).min(rows).max(1);
         let settings = args.local.settings()?;

@@ -3,7 +3,7 @@
 use super::{
     Connection, Kernels,
     failure::Failure,
-    in_process::{self, InProcess, Settings},
+    in_process::{self, InProcess, Rounding, Settings},
     json, loopback, milliseconds, print, progress, status,
     table::table,
     trace::{self, Summary},
@@ -175,7 +175,7 @@ fn on_this_machine(status: &ClusterStatus) -> bool {
 
 /// The sentences' vectors by one device of this process.
 fn reference(path: &Path) -> Result<Vec<Vec<f32>>, Failure> {
-    let model = in_process::open_model(path, None)?;
+    let model = in_process::open_model(path, Rounding::default())?;
     let sentence = model.sentence().map_err(in_process::model_failure)?;
     let mut tokenizer = Tokenizer::open(model.path()).map_err(in_process::model_failure)?;
     if sentence.lower_case {

@@ -2,7 +2,9 @@
 
 use super::{failure::Failure, tell};
 use galaxy_client::{Input, Output, Tensor};
-use galaxy_common::{BatchShape, Bytes, Cache, DeviceName, Strategy, Wanted, WireType};
+use galaxy_common::{
+    Activations, BatchShape, Bytes, Cache, DeviceName, Strategy, Wanted, WireType,
+};
 use galaxy_engine::{compute::Inputs, local::LocalCluster, merge::Merged};
 use galaxy_graph::share::{Member, Terms, plan};
 use galaxy_model::{
@@ -25,8 +27,8 @@ pub struct Settings {
     pub shares: Vec<f64>,
     /// Kernel threads of each device.
     pub threads: u16,
-    /// To what matrices are rounded as they are read, where they are.
-    pub weights_format: Option<Quantisation>,
+    /// How far weights and activations are rounded.
+    pub rounding: Rounding,
 }
 
 impl Settings {
@@ -38,7 +40,7 @@ impl Settings {
             wire: WireType::F32,
             shares: vec![1.0],
             threads: cores(),
-            weights_format: None,
+            rounding: Rounding::default(),
         }
     }
 }
@@ -55,13 +57,27 @@ pub struct InProcess {
     cluster: LocalCluster,
 }
 
-/// Opens a model directory, to be rounded if that is asked, and says what in it may not do what its author meant.
-pub fn open_model(
-    path: &Path,
-    weights_format: Option<Quantisation>,
-) -> Result<Arc<ModelDir>, Failure> {
-    let opened = ModelDir::open(path).and_then(|model| model.quantised_to(weights_format));
-    let model = opened.map_err(model_failure)?;
+/// How far weights and activations are rounded beyond what the files say.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Rounding {
+    /// To what matrices are rounded as they are read, if at all.
+    pub weights: Option<Quantisation>,
+    /// To what rows are rounded that are multiplied with weights of few bits.
+    pub activations: Activations,
+}
+
+impl Rounding {
+    /// That of weights alone.
+    pub fn of_weights(weights: Option<Quantisation>) -> Self {
+        Self { weights, ..Self::default() }
+    }
+}
+
+/// Opens a model directory for devices that round so far, and says what in it may not do what its author meant.
+pub fn open_model(path: &Path, rounding: Rounding) -> Result<Arc<ModelDir>, Failure> {
+    let model = ModelDir::open(path).and_then(|model| model.quantised_to(rounding.weights));
+    let model = model.and_then(|model| model.with_activations(rounding.activations));
+    let model = model.map_err(model_failure)?;
     for warning in model.warnings() {
         tell(&format!("warning: {warning}"));
     }

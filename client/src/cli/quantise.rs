@@ -2,7 +2,7 @@
 
 use super::{
     failure::Failure,
-    in_process::{model_failure, open_model},
+    in_process::{Rounding, model_failure, open_model},
     json, print,
     table::{row, table},
     tell,
@@ -65,7 +65,7 @@ pub async fn quantise(args: QuantiseArgs) -> Result<(), Failure> {
 }
 
 fn done(args: &QuantiseArgs) -> Result<String, Failure> {
-    let model = open_model(&args.model, Some(args.format))?;
+    let model = open_model(&args.model, Rounding::of_weights(Some(args.format)))?;
     let bar = bar();
     let rounded = match &args.o {
         Some(path) => {
@@ -193,14 +193,14 @@ mod tests {
             let said = done(&args(tiny(), Some(path.clone()), format)).unwrap();
             assert!(said.contains("attention output") && said.contains("wrote"), "{said}");
             let tokens = |path: &Path| {
-                let model = open_model(path, None).unwrap();
+                let model = open_model(path, Rounding::default()).unwrap();
                 let tokenizer = Tokenizer::open(model.path()).unwrap();
                 tokenizer.encode("Each device, at 12:30 — says ünï", None).unwrap()
             };
             let ids = tokens(&path);
             assert_eq!(ids, tokens(&tiny()));
             let logits = |path: &Path, format| {
-                let model = open_model(path, format).unwrap();
+                let model = open_model(path, Rounding::of_weights(format)).unwrap();
                 let rows = ids.len() as u32;
                 let one = InProcess::start(model, &Settings::single(), rows, Cache::NONE);
                 one.unwrap().run(0, &Input::Ids(ids.clone()), Output::AllLogits).unwrap().values

@@ -11,7 +11,7 @@ use super::{
 };
 use clap::Args;
 use galaxy_client::{Input, Output, Tensors};
-use galaxy_common::{Cache, Strategy, WireType, plan::MAX_DEVICES};
+use galaxy_common::{Activations, Cache, Strategy, WireType, plan::MAX_DEVICES};
 use galaxy_model::Quantisation;
 use std::path::PathBuf;
 
@@ -97,6 +97,10 @@ pub(super) struct Local {
     /// them.
     #[arg(long, value_name = "BITS", requires = "model")]
     pub(super) weights_format: Option<Quantisation>,
+    /// To what rows are rounded that are multiplied with weights of few bits: a16, a8 (faster, and lossy), or f32
+    /// (not at all: such weights are held as f32). Default: a16.
+    #[arg(long, value_name = "A", requires = "model")]
+    activations: Option<Activations>,
     /// Relative share of work of each device, like 2,1,1. Default: equal.
     #[arg(long, value_name = "LIST", requires = "model", value_delimiter = ',')]
     share: Vec<f64>,
@@ -108,6 +112,12 @@ pub(super) struct Local {
 }
 
 impl Local {
+    /// How far weights and activations are rounded.
+    pub(super) fn rounding(&self) -> in_process::Rounding {
+        let activations = self.activations.unwrap_or_default();
+        in_process::Rounding { weights: self.weights_format, activations }
+    }
+
     pub(super) fn settings(&self) -> Result<Settings, Failure> {
         self.kernels.limit()?;
         // clap allows at most 128 devices, and more shares than that are wrong anyway.
@@ -138,7 +148,7 @@ impl Local {
             wire: self.wire.unwrap_or(WireType::F32),
             shares,
             threads: self.threads.unwrap_or((in_process::cores() / devices).max(1)),
-            weights_format: self.weights_format,
+            rounding: self.rounding(),
         })
     }
 }
@@ -200,7 +210,7 @@ fn here(
     sequences: &[Input],
     output: Output,
 ) -> Result<Tensors, Failure> {
-    let model = in_process::open_model(path, settings.weights_format)?;
+    let model = in_process::open_model(path, settings.rounding)?;
     // All of them before anything is loaded: a wrong id should not cost a minute first.
     let mut max_rows = 1;
     for (index, input) in (0..).zip(sequences) {

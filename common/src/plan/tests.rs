@@ -33,6 +33,7 @@ fn bounds_are_within_what_a_program_and_a_model_may_have() {
         exchange: Exchange::Ring,
         link: LinkType::Tls,
         wire: WireType::F32,
+        activations: Activations::default(),
         tiles: 1,
         max_rows: MAX_ROWS,
         cache: Cache::NONE,

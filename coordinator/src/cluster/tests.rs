@@ -74,6 +74,16 @@ fn without_shares_profiles_decide_and_auto_is_the_strategy() {
 }
 
 #[test]
+fn what_loses_digits_is_said_by_name() {
+    let of = |more: &str| with("tiles = 4", more);
+    assert_eq!(of("").unwrap().activations, Activations::A16);
+    assert_eq!(of("activations = \"a8\"").unwrap().activations, Activations::A8);
+    assert_eq!(of("activations = \"f32\"").unwrap().activations, Activations::F32);
+    let error = of("activations = \"q8\"").unwrap_err().to_string();
+    assert!(error.contains("known are a16 a8 f32"), "{error}");
+}
+
+#[test]
 fn links_are_of_one_type_or_of_the_better_one() {
     use LinkType::{Plain, Quic, Tls};
     let links = |more: &str| with("tiles = 4", more).unwrap().links();

@@ -180,6 +180,7 @@ async fn device(
         threads: worker.threads.into(),
         max_rows,
         memory_bytes: worker.device.memory.0,
+        activations: model.formats().activations().to_string(),
     };
     let asked = tokio::time::timeout(SILENCE, worker.connection.profile(request)).await;
     let mut events = asked.map_err(silent)?.map_err(refused)?.into_inner();

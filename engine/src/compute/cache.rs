@@ -3,7 +3,8 @@
 //! A block has keys and values of its rows in every layer of the device: layer after layer, keys and then
 //! values of the device's heads. Values are `[rows, columns]`. Keys are `[groups, columns, GROUP]`: of
 //! [`GROUP`] neighbouring rows each column stands together, so that the scores of a query with all of them
-//! are sums of vectors, column after column, whatever the number of queries.
+//! are sums of vectors, column after column, whatever the number of queries. In 8 bits each has scales of its own,
+//! one for each 32 columns of a head, which stand as they would if they were the columns: keys and then values.
 //!
 //! Which blocks a text has, and in which order, is said when it begins ([`galaxy_common::BlockTables`]), for as
 //! many rows as it may have: texts may share blocks. A block takes memory from the first text that has it to
@@ -13,10 +14,10 @@ use super::{
     call::Misfit,
     kernels::{
         area::{Area, Extent},
-        vector,
+        eighths, vector,
     },
 };
-use galaxy_common::{Bytes, Cache, Head, Span, WireType};
+use galaxy_common::{Bytes, Cache, CacheType, Head, Span};
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 /// Rows of a block.
@@ -32,12 +33,13 @@ pub(crate) struct KvCache {
     layers: Vec<(usize, usize)>,
     /// Values of a block.
     block: usize,
-    values: WireType,
+    values: CacheType,
+    head_width: usize,
     /// By their numbers.
     blocks: Vec<Block>,
     tables: BTreeMap<u32, Arc<[u32]>>,
-    /// One row in 16 bits, on its way into a block.
-    narrow: Vec<u16>,
+    /// One row in fewer bits, on its way into a block.
+    narrow: Values,
 }
 
 /// Some rows of a text, in all layers.
@@ -52,6 +54,7 @@ struct Block {
 enum Values {
     F32(Vec<f32>),
     F16(Vec<u16>),
+    Q8 { codes: Vec<i8>, scales: Vec<f32> },
 }
 
 impl KvCache {
@@ -71,13 +74,17 @@ impl KvCache {
         let layers: Vec<_> = kv_heads.map(layer).collect();
         let widest = layers.iter().map(|(_, width)| *width).max().unwrap_or(0);
         let blocks = (0..cache.blocks()).map(|_| Block { stored: None, users: 0 }).collect();
-        let narrow = vec![0; if cache.values == WireType::F16 { widest } else { 0 }];
-        Self { layers, block, values: cache.values, blocks, tables: BTreeMap::new(), narrow }
+        let (values, head_width) = (cache.values, (head_width as usize).max(1));
+        let widest = if values == CacheType::F32 { 0 } else { widest };
+        // Some kilobytes.
+        let narrow = Values::new(values, widest, head_width).unwrap_or(Values::F32(Vec::new()));
+        let tables = BTreeMap::new();
+        Self { layers, block, values, head_width, blocks, tables, narrow }
     }
 
-    /// Whether keys and values are kept with fewer bits than they are made with.
-    pub(crate) fn rounds(&self) -> bool {
-        self.values != WireType::F32
+    /// How keys and values are kept.
+    pub(crate) fn kept_as(&self) -> CacheType {
+        self.values
     }
 
     /// Takes room for a text of `rows` rows in the blocks of its table, in place of the table that it has.
@@ -93,7 +100,7 @@ impl KvCache {
         for (at, block) in table.iter().enumerate() {
             let block = &mut self.blocks[*block as usize];
             if block.stored.is_none() {
-                let Ok(values) = Values::new(self.values, self.block) else {
+                let Ok(values) = Values::new(self.values, self.block, self.head_width) else {
                     self.unbind(&table[..at]);
                     return Err(Misfit::Why("there is no memory for its keys and values"));
                 };
@@ -134,7 +141,8 @@ impl KvCache {
     /// What all texts have.
     pub(crate) fn held(&self) -> Bytes {
         let taken = self.blocks.iter().filter(|block| block.stored.is_some()).count();
-        Bytes(taken as u64 * self.block as u64 * u64::from(self.values.width()))
+        let head = self.values.bytes(self.head_width as u32);
+        Bytes(taken as u64 * (self.block / self.head_width) as u64 * head)
     }
 
     /// Writes keys | values of rows of a text, from row `first` of it on.
@@ -145,22 +153,31 @@ impl KvCache {
         first: u32,
         rows: Area<'_>,
     ) -> Result<(), Misfit> {
-        let no_room = Misfit::Why("there is no room for the keys and values of its rows");
+        let no_room = || Misfit::Why("there is no room for the keys and values of its rows");
         let &(begin, width) =
             self.layers.get(layer as usize).ok_or(Misfit::Why("the model has no such layer"))?;
         let table = self.tables.get(&slot);
-        let (Some(table), true) = (table, width == rows.columns()) else { return Err(no_room) };
+        let (Some(table), true) = (table, width == rows.columns()) else { return Err(no_room()) };
         for row in 0..rows.rows() {
             let at = first as usize + row;
             let block = table.get(at / ROWS).and_then(|block| self.blocks.get_mut(*block as usize));
-            match block.and_then(|block| block.stored.as_mut()) {
-                Some(Values::F32(values)) => put(&mut values[begin..], at % ROWS, rows.row(row)),
-                Some(Values::F16(bits)) => {
-                    let narrow = &mut self.narrow[..width];
-                    vector::narrow_f16(rows.row(row), narrow);
+            let stored = block.and_then(|block| block.stored.as_mut()).ok_or_else(no_room)?;
+            let row = rows.row(row);
+            match (stored, &mut self.narrow) {
+                (Values::F32(values), _) => put(&mut values[begin..], at % ROWS, row),
+                (Values::F16(bits), Values::F16(narrow)) => {
+                    let narrow = &mut narrow[..width];
+                    vector::narrow_f16(row, narrow);
                     put(&mut bits[begin..], at % ROWS, narrow);
                 }
-                None => return Err(no_room),
+                (Values::Q8 { codes, scales }, Values::Q8 { codes: narrow, scales: of_row }) => {
+                    let (narrow, first) = (&mut narrow[..width], scales_of(begin, self.head_width));
+                    let of_row = &mut of_row[..scales_of(width, self.head_width)];
+                    vector::narrow_heads(row, self.head_width, narrow, of_row);
+                    put(&mut codes[begin..], at % ROWS, narrow);
+                    put(&mut scales[first..], at % ROWS, of_row);
+                }
+                _ => return Err(no_room()),
             }
         }
         Ok(())
@@ -174,17 +191,36 @@ impl KvCache {
         if table.len() * ROWS < rows {
             return Err(Misfit::Why("the rows before it are not kept"));
         }
-        Ok(Past { blocks: &self.blocks, table, begin, columns: width / 2, rows })
+        let (blocks, head_width) = (&self.blocks[..], self.head_width);
+        let scales = Scales {
+            begin: scales_of(begin, head_width),
+            columns: scales_of(width / 2, head_width),
+            of_head: scales_of(head_width, head_width),
+        };
+        Ok(Past { blocks, table, begin, columns: width / 2, rows, head_width, scales })
     }
 }
 
 impl Values {
-    fn new(values: WireType, len: usize) -> Result<Self, std::collections::TryReserveError> {
+    /// So many zeros, in heads of `head_width` columns.
+    fn new(
+        values: CacheType,
+        len: usize,
+        head_width: usize,
+    ) -> Result<Self, std::collections::TryReserveError> {
         Ok(match values {
-            WireType::F32 => Self::F32(zeros(len)?),
-            WireType::F16 => Self::F16(zeros(len)?),
+            CacheType::F32 => Self::F32(zeros(len)?),
+            CacheType::F16 => Self::F16(zeros(len)?),
+            CacheType::Q8 => {
+                Self::Q8 { codes: zeros(len)?, scales: zeros(scales_of(len, head_width))? }
+            }
         })
     }
+}
+
+/// Scales of so many values of whole heads.
+fn scales_of(values: usize, head_width: usize) -> usize {
+    values / head_width * head_width.div_ceil(eighths::GROUP)
 }
 
 fn zeros<T: Clone + Default>(len: usize) -> Result<Vec<T>, std::collections::TryReserveError> {
@@ -215,6 +251,16 @@ pub(crate) struct Past<'a> {
     /// Columns of the keys of a row, and of its values.
     columns: usize,
     rows: usize,
+    head_width: usize,
+    scales: Scales,
+}
+
+/// Where scales are in a layer: as `begin` and `columns` say of values.
+#[derive(Clone, Copy)]
+struct Scales {
+    begin: usize,
+    columns: usize,
+    of_head: usize,
 }
 
 /// Values of a block as it has them.
@@ -224,11 +270,28 @@ pub(crate) enum Stored<'a> {
     F32(&'a [f32]),
     /// 16 bits each.
     F16(&'a [u16]),
+    /// 8 bits each, of whole heads.
+    Q8 {
+        codes: &'a [i8],
+        scales: &'a [f32],
+        /// How many these are.
+        heads: usize,
+        /// Whether each column of [`GROUP`] rows stands together.
+        group: bool,
+    },
 }
 
 impl<'a> Past<'a> {
     /// No rows.
-    pub(crate) const NONE: Self = Self { blocks: &[], table: &[], begin: 0, columns: 0, rows: 0 };
+    pub(crate) const NONE: Self = Self {
+        blocks: &[],
+        table: &[],
+        begin: 0,
+        columns: 0,
+        rows: 0,
+        head_width: 1,
+        scales: Scales { begin: 0, columns: 0, of_head: 0 },
+    };
 
     pub(crate) fn rows(&self) -> usize {
         self.rows
@@ -259,20 +322,45 @@ impl<'a> Past<'a> {
         block.stored.as_ref().expect("a block that a text has")
     }
 
-    /// Some columns of the keys of the rows from `group * GROUP` on: `[columns, GROUP]`. Those of rows that
+    /// Some heads of the keys of the rows from `group * GROUP` on: `[columns, GROUP]`. Those of rows that
     /// were not kept are any.
     #[inline(always)]
     pub(crate) fn keys(&self, group: usize, column: usize, columns: usize) -> Stored<'a> {
-        let in_block = group % (ROWS / GROUP);
-        let start = self.begin + (in_block * self.columns + column) * GROUP;
-        self.of(group * GROUP).some(start, columns * GROUP)
+        let line = group % (ROWS / GROUP) * GROUP;
+        self.some(group * GROUP, line, GROUP, (column, columns))
     }
 
-    /// Some columns of the values of a row.
+    /// Some heads of the values of a row.
     #[inline(always)]
     pub(crate) fn value(&self, row: usize, column: usize, columns: usize) -> Stored<'a> {
-        let start = self.begin + self.columns * (ROWS + row % ROWS) + column;
-        self.of(row).some(start, columns)
+        self.some(row, ROWS + row % ROWS, 1, (column, columns))
+    }
+
+    /// Some heads, `side` rows side by side, from line `line` of a layer on in the block of a row.
+    #[inline(always)]
+    fn some(
+        &self,
+        row: usize,
+        line: usize,
+        side: usize,
+        (column, columns): (usize, usize),
+    ) -> Stored<'a> {
+        let start = self.begin + self.columns * line + column * side;
+        let count = columns * side;
+        match self.of(row) {
+            Values::F32(values) => Stored::F32(&values[start..start + count]),
+            Values::F16(bits) => Stored::F16(&bits[start..start + count]),
+            Values::Q8 { codes, scales } => {
+                let codes = &codes[start..start + count];
+                // For each row: more divisions, or wider ones, would be felt.
+                let heads = |columns: usize| (columns as u32 / self.head_width as u32) as usize;
+                let start = self.scales.begin + self.scales.columns * line;
+                let start = start + heads(column) * self.scales.of_head * side;
+                let heads = if columns == self.head_width { 1 } else { heads(columns) };
+                let scales = &scales[start..][..heads * self.scales.of_head * side];
+                Stored::Q8 { codes, scales, heads, group: side == GROUP }
+            }
+        }
     }
 
     /// Some columns of the values of rows of one block, where they stand in 32 bits.
@@ -290,16 +378,6 @@ impl<'a> Past<'a> {
     }
 }
 
-impl Values {
-    #[inline(always)]
-    fn some(&self, start: usize, count: usize) -> Stored<'_> {
-        match self {
-            Self::F32(values) => Stored::F32(&values[start..start + count]),
-            Self::F16(bits) => Stored::F16(&bits[start..start + count]),
-        }
-    }
-}
-
 impl Stored<'_> {
     /// Copies them in 32 bits.
     #[inline(always)]
@@ -307,7 +385,35 @@ impl Stored<'_> {
         match self {
             Self::F32(values) => out.copy_from_slice(values),
             Self::F16(bits) => vector::widen_f16(bits, out),
+            Self::Q8 { codes, scales, heads: 1, group } => widen_head(codes, scales, group, out),
+            Self::Q8 { codes, scales, heads, group } => {
+                let (width, each) = (codes.len() / heads.max(1), scales.len() / heads.max(1));
+                for head in 0..heads {
+                    let place = head * width..(head + 1) * width;
+                    let scales = &scales[head * each..][..each];
+                    widen_head(&codes[place.clone()], scales, group, &mut out[place]);
+                }
+            }
         }
+    }
+}
+
+/// Values in 8 bits of one head, whose columns of [`GROUP`] rows may stand together.
+#[inline(always)]
+fn widen_head(codes: &[i8], scales: &[f32], group: bool, out: &mut [f32]) {
+    match group {
+        true => eighths::widen_side_by_side::<GROUP>(codes, scales, out),
+        false => eighths::widen(codes, scales, out),
+    }
+}
+
+/// Rounds columns of a head as they are kept.
+#[inline(always)]
+pub(crate) fn round(kept: CacheType, head: &mut [f32]) {
+    match kept {
+        CacheType::F32 => {}
+        CacheType::F16 => vector::round_f16(head),
+        CacheType::Q8 => eighths::round(head),
     }
 }
 
@@ -319,7 +425,7 @@ mod tests {
     #[test]
     fn rows_come_back_and_blocks_are_given_back() {
         let heads = [Span::new(0, 2), Span::new(1, 1), Span::new(0, 1)];
-        for values in [WireType::F32, WireType::F16] {
+        for values in [CacheType::F32, CacheType::F16, CacheType::Q8] {
             let mut cache = KvCache::new(Cache { rows: 4 * 192 + 5, values }, heads.into_iter(), 3);
             assert_eq!(cache.held(), Bytes(0));
             let table = |blocks: &[u32]| Arc::<[u32]>::from(blocks);
@@ -328,21 +434,26 @@ mod tests {
             assert!(cache.bind(9, 1, &table(&[4])).is_err(), "no such block");
             assert!(cache.bind(9, 1, &table(&[1; 5])).is_err(), "more blocks than there are");
             assert!(cache.bind(9, 1, &table(&[2])).is_ok());
-            let per_row = u64::from(values.width()) * (2 * 2 + 2) * 3;
+            let per_row = values.bytes(3) * (2 * 2 + 2);
             assert_eq!(cache.held(), Bytes(3 * 192 * per_row));
             let rows: Vec<f32> = (0..20 * 6).map(|value| value as f32 / 4.0).collect();
+            let kept = |row: &[f32]| {
+                let mut row = row.to_vec();
+                row.chunks_mut(3).for_each(|head| round(values, head));
+                row
+            };
             assert!(cache.keep(7, 2, 185, whole(&rows, 20, 6)).is_ok());
             assert!(cache.keep(7, 2, 380, whole(&rows, 20, 6)).is_err(), "beyond its blocks");
             assert!(cache.keep(7, 0, 0, whole(&rows, 20, 6)).is_err(), "another width");
             assert!(cache.keep(8, 2, 0, whole(&rows, 20, 6)).is_err(), "no such text");
             let past = cache.past(7, 2, 205).ok().expect("kept");
             for row in 185..205 {
-                let want = &rows[(row - 185) * 6..][..6];
-                let (mut group, mut values) = ([0.0; 3 * GROUP], [0.0; 3]);
+                let want = kept(&rows[(row - 185) * 6..][..6]);
+                let (mut group, mut value) = ([0.0; 3 * GROUP], [0.0; 3]);
                 past.keys(row / GROUP, 0, 3).widen(&mut group);
-                past.value(row, 0, 3).widen(&mut values);
+                past.value(row, 0, 3).widen(&mut value);
                 let keys = [0, 1, 2].map(|column| group[column * GROUP + row % GROUP]);
-                assert_eq!((&keys[..], &values[..]), want.split_at(3), "{row}");
+                assert_eq!((&keys[..], &value[..]), want.split_at(3), "{row}");
             }
             assert!(cache.past(7, 2, 385).is_err());
             // Another text has the first block, too, and keeps it.
@@ -352,9 +463,9 @@ mod tests {
             cache.release(7);
             cache.release(7);
             assert_eq!(cache.held(), Bytes(2 * 192 * per_row));
-            let mut values = [0.0; 3];
-            cache.past(5, 2, 190).ok().expect("kept").value(185, 0, 3).widen(&mut values);
-            assert_eq!(values, rows[3..6]);
+            let mut value = [0.0; 3];
+            cache.past(5, 2, 190).ok().expect("kept").value(185, 0, 3).widen(&mut value);
+            assert_eq!(value[..], kept(&rows[3..6]));
             cache.release(5);
             assert_eq!(cache.held(), Bytes(192 * per_row));
             assert!(cache.past(7, 2, 1).is_err());

@@ -280,7 +280,7 @@ impl CpuEngine {
         let area = match embed.patches {
             Some((patches, product, class)) => {
                 let HeldProduct { matrices, bias, .. } = self.held(product)?;
-                let matrix = matrices.first().ok_or(NO_MATRIX)?;
+                let matrix = by(call, matrices.first().ok_or(NO_MATRIX)?)?;
                 let class = self.shard.vector(class).ok_or(NO_MATRIX)?;
                 let (count, width) = (out.rows(), patches.values() as usize);
                 let extent = Extent { start: 0, rows: count, columns: width, stride: width };
@@ -378,6 +378,7 @@ impl CpuEngine {
                 let inputs = within.as_ref().map(|within| &within.inputs);
                 let of_run = (inputs, from..from + own.len());
                 let (matrix, epilogue) = matrix(&self.shard, (operator, of), of_run, loaded)?;
+                let matrix = by(call, matrix)?;
                 let width = matrix.columns();
                 let fits = (left.columns(), left.rows()) == (matrix.layout.inputs, out.rows());
                 if !fits || width == 0 || width > own.len() {
@@ -513,7 +514,8 @@ impl CpuEngine {
             OutputKind::Token => Err(Misfit::Why("a token is in no tensor")),
             OutputKind::Classes => {
                 alike(1, hidden as usize, from)?;
-                classify(&self.shard, &self.threads, &self.products, &mut self.few, from, out)
+                let engine = (&self.shard, &self.threads, &self.products);
+                classify(call, engine, &mut self.few, from, out)
             }
         }
     }
@@ -583,10 +585,15 @@ fn matrix<'a>(
     Ok((part, Epilogue::of(bias.as_deref(), of.gated, curve).part(columns)))
 }
 
+/// A matrix, for rows that are rounded as the program says.
+fn by<'m>(call: &Call<'_>, matrix: impl Into<AnyMatrix<'m>>) -> Result<AnyMatrix<'m>, Misfit> {
+    let why = "its rows are not to be rounded, and its weights are held in blocks of few bits";
+    matrix.into().by(call.program.activations).ok_or(Misfit::Why(why))
+}
+
 fn classify(
-    shard: &Shard,
-    threads: &Threads,
-    scratch: &dense::Scratch,
+    call: &Call<'_>,
+    (shard, threads, scratch): (&Shard, &Threads, &dense::Scratch),
     few: &mut Vec<f32>,
     row: Area<'_>,
     out: &mut [f32],
@@ -613,7 +620,8 @@ fn classify(
             None => None,
         };
         let Some(area) = AreaMut::new(few, single(dense.outputs)) else { return Err(room) };
-        dense::product(threads, scratch, row, dense, area, Epilogue::of(bias, false, curve));
+        let epilogue = Epilogue::of(bias, false, curve);
+        dense::product(threads, scratch, row, by(call, dense)?, area, epilogue);
         if let Some(norm) = &classes.norm {
             norm_of(shard, norm)?.apply(&mut few[..dense.outputs]);
         }
@@ -624,6 +632,7 @@ fn classify(
         return Err(room);
     }
     let Some(area) = AreaMut::new(out, single(output.outputs)) else { return Err(room) };
-    dense::product(threads, scratch, row, output, area, Epilogue::of(bias, false, None));
+    let epilogue = Epilogue::of(bias, false, None);
+    dense::product(threads, scratch, row, by(call, output)?, area, epilogue);
     Ok(())
 }

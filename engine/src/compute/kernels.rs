@@ -17,6 +17,7 @@ pub(crate) mod blocks;
 pub(crate) mod ceiling;
 pub(crate) mod curve;
 pub(crate) mod dense;
+pub(crate) mod eighths;
 pub mod instructions;
 pub(crate) mod lines;
 pub(crate) mod micro;

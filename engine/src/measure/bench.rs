@@ -389,7 +389,7 @@ impl Describe<'_> {
         let first =
             operator.operate().weights().first().map(|id| self.graph.weights[id.0 as usize]);
         match first {
-            Some(Weight::Matrix(matrix)) => self.formats.of(matrix),
+            Some(Weight::Matrix(matrix)) => self.formats.held(matrix),
             _ => WeightFormat::F32,
         }
     }

@@ -124,7 +124,7 @@ pub fn measure(
     })?;
     let engine = setting.engine.start(shard, setting.threads, Cache::NONE)?;
     let alone = setting.threads == 1 && setting.engine == EngineChoice::Cpu;
-    let mut stand = Stand::new(engine, spec, sample, alone)?;
+    let mut stand = Stand::new(engine, (spec, dir.formats().activations()), sample, alone)?;
     tracing::debug!(
         copies = stand.sample().copies(), rows = stand.sample().rows, slots = %stand.slots(),
         "measuring"

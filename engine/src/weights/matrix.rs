@@ -6,7 +6,7 @@ use crate::compute::kernels::{
     lines::{Lines, NoMemory},
     micro::{Format, each_format},
 };
-use galaxy_common::{Bytes, WeightFormat};
+use galaxy_common::{Activations, Bytes, WeightFormat};
 use galaxy_graph::holdings::{Run, WeightSlice};
 use std::ops::Range;
 
@@ -147,6 +147,8 @@ impl<'a, F: Format> Panels<'a, F> {
 pub(crate) struct AnyMatrix<'a> {
     pub(crate) layout: Layout,
     pub(crate) format: WeightFormat,
+    /// To what rows are rounded that are multiplied with values in blocks.
+    pub(crate) activations: Activations,
     /// The first of the inputs that panels have, and how many these are.
     within: (usize, usize),
     /// As many as the layout says with all inputs of its panels, aligned to 4. Of values in blocks the codes,
@@ -167,7 +169,14 @@ impl<'a> AnyMatrix<'a> {
     fn whole(layout: Layout, format: WeightFormat, bytes: &'a [u8]) -> Self {
         let codes = layout.blocks(format).map_or(bytes.len(), |blocks| blocks.codes());
         let (bytes, headers) = bytes.split_at(codes);
-        Self { layout, format, within: (0, layout.inputs), bytes, headers }
+        let activations = Activations::default();
+        Self { layout, format, activations, within: (0, layout.inputs), bytes, headers }
+    }
+
+    /// The same, for rows that are rounded so; none where they are not to be rounded, and would have to be.
+    pub(crate) fn by(self, activations: Activations) -> Option<Self> {
+        let exact = activations == Activations::F32;
+        (!exact || self.format.block().is_none()).then_some(Self { activations, ..self })
     }
 
     /// Its panels, where values stand in blocks.

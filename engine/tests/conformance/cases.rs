@@ -181,6 +181,7 @@ fn plan(dir: &ModelDir, strategy: Strategy, split: &Split, tiles: u16, wire: Wir
         exchange: Exchange::Ring,
         link: LinkType::Tls,
         wire,
+        activations: galaxy_common::Activations::default(),
         tiles,
         max_rows: 512,
         cache: Cache::NONE,

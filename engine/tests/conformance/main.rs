@@ -15,7 +15,7 @@ use cases::{Case, cases};
 use driver::Pair;
 use galaxy_common::{
     BatchShape, Breadth, Bytes, Cache, DevicePlan, Epoch, Plan, Sampling, Segment, SequenceNumber,
-    Span, Wanted, WireType, plan::Phase,
+    Span, Wanted, plan::Phase,
 };
 use galaxy_engine::{
     choose::Text,
@@ -162,7 +162,7 @@ fn makes_tokens(choice: EngineChoice) {
             golden[name].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
         };
         let (prompt, want) = (ids("prompt"), ids("generated"));
-        let cache = Cache { rows: Cache::BLOCK, values: WireType::F32 };
+        let cache = Cache { rows: Cache::BLOCK, values: galaxy_common::CacheType::F32 };
         let plan = Plan { cache, ..cases(&dir)[0].plan.clone() };
         assert_eq!(plan.ring.len(), 1);
         let engine = choice.start(load(&dir, &plan.ring[0]), 1, cache).unwrap();

@@ -8,7 +8,8 @@ use crate::program::{
     Slot, SlotId, Tensor, TensorId, Wait,
 };
 use galaxy_common::{
-    Assignment, Bytes, Column, MAX_PAYLOAD_BYTES, Plan, Rank, Row, Span, WireType, plan::Phase,
+    Activations, Assignment, Bytes, Column, MAX_PAYLOAD_BYTES, Plan, Rank, Row, Span, WireType,
+    plan::Phase,
 };
 use smallvec::SmallVec;
 use std::{collections::BTreeMap, sync::Arc};
@@ -21,6 +22,7 @@ pub(crate) struct Builder {
     rank: Rank,
     phase: Phase,
     wire: WireType,
+    activations: Activations,
     tensors: Vec<Tensor>,
     operations: Vec<Operation>,
     lanes: Vec<(Lane, Vec<OpId>)>,
@@ -69,6 +71,7 @@ impl Builder {
             rank,
             phase,
             wire: plan.wire,
+            activations: plan.activations,
             tensors: Vec::new(),
             operations: Vec::new(),
             // The compute lane is always there and always first.
@@ -265,6 +268,7 @@ impl Builder {
             rank: self.rank,
             phase: self.phase,
             wire: self.wire,
+            activations: self.activations,
             tensors: self.tensors,
             slots,
             operations: self.operations,

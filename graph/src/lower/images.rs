@@ -173,6 +173,7 @@ fn plan(devices: usize, wire: WireType) -> Plan {
         exchange: Exchange::Direct,
         link: LinkType::Plain,
         wire,
+        activations: galaxy_common::Activations::default(),
         tiles: 1,
         max_rows: 64,
         cache: Cache::NONE,

@@ -2,7 +2,7 @@
 
 use super::{language, plan, spec};
 use galaxy_common::{
-    BatchShape, Breadth, Cache, Plan, Segment, Span, Strategy, Wanted, WireType, plan::Phase,
+    BatchShape, Breadth, Cache, Plan, Segment, Span, Strategy, Wanted, plan::Phase,
 };
 use galaxy_graph::{
     Program, VerifyError, lower,
@@ -38,7 +38,7 @@ pub(super) fn go_once(plan: &Plan, phase: Phase, programs: &[Program]) {
 fn case() -> (ModelSpec, Plan) {
     let spec = ModelSpec { vocabulary: 5000, ..spec(12, true, true, 3, language()) };
     let plan = plan(Strategy::Galaxy, 2, &spec, &[[2, 2, 1, 1], [1, 1, 1, 1], [1, 1, 1, 0]]);
-    (spec, Plan { cache: Cache { rows: 1 << 20, values: WireType::F16 }, ..plan })
+    (spec, Plan { cache: Cache { rows: 1 << 20, values: galaxy_common::CacheType::F16 }, ..plan })
 }
 
 /// One row for each sequence, with its number of candidates.

@@ -148,6 +148,7 @@ impl<'a> Making<'a> {
             rank: Rank(rank as u16),
             phase: Phase::Prefill,
             wire: WireType::F32,
+            activations: galaxy_common::Activations::default(),
             tensors: vec![],
             slots: vec![],
             operations: vec![],

@@ -130,6 +130,7 @@ fn plan(strategy: Strategy, tiles: u16, spec: &ModelSpec, weights: &[[u32; 4]]) 
         exchange: Exchange::Ring,
         link: LinkType::Tls,
         wire: WireType::F32,
+        activations: galaxy_common::Activations::default(),
         tiles,
         max_rows: 400,
         cache: Cache::NONE,
@@ -360,7 +361,7 @@ proptest! {
     fn programs_of_texts_that_go_on_verify((mut spec, mut plan, shape) in any_plan(), seed: u64) {
         prop_assume!(matches!(spec.head, HeadSpec::Language { .. }));
         spec.causal = true;
-        plan.cache = Cache { rows: 1 << 20, values: WireType::F16 };
+        plan.cache = Cache { rows: 1 << 20, values: galaxy_common::CacheType::F16 };
         let breadths = [Breadth::Few, Breadth::Many, Breadth::All];
         let goes_on = |(at, s): (usize, &Segment)| {
             let wanted = if s.wanted == Wanted::Hidden { Wanted::Nothing } else { Wanted::Token(breadths[at % 3]) };

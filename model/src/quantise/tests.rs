@@ -183,7 +183,7 @@ fn what_cannot_be_rounded_is_refused() {
     assert!(said.contains("mixed.gguf") && said.contains("already"), "{said}");
     // Rows of 42 and 50 values.
     let odd = ModelDir::open(&golden("bert")).expect("a model").quantised(Quantisation::Q8);
-    assert!(matches!(odd, Err(ModelError::NoBlocks { .. })), "{odd:?}");
+    assert!(matches!(odd, Err(ModelError::NoneFit { .. })), "{odd:?}");
 }
 
 #[test]

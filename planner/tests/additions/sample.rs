@@ -146,8 +146,10 @@ pub fn addition(seed: u64, low: u64, high: u64) -> Addition {
         (true, 0..=1) => {
             after.workload.wanted = Wanted::LastLogits;
             after.workload.made = [16, 64, 256][dice.whole(0, 2) as usize];
-            after.allowed.cache =
-                Cache { rows: Cache::taken(length + after.workload.made), values: WireType::F32 };
+            after.allowed.cache = Cache {
+                rows: Cache::taken(length + after.workload.made),
+                values: galaxy_common::CacheType::F32,
+            };
             format!("{length} tokens and {} more", after.workload.made)
         }
         (causal, which) => {

@@ -198,7 +198,7 @@ impl Case {
             wire: WireType::F32,
             tiles: 1,
             max_rows: rows,
-            cache: Cache { rows: kept, values: WireType::F32 },
+            cache: Cache { rows: kept, values: galaxy_common::CacheType::F32 },
         };
         let device = Member {
             name: DeviceName::new("device")?,

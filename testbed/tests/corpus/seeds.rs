@@ -371,6 +371,7 @@ fn mixed() -> Plan {
         exchange: Exchange::Direct,
         link: LinkType::Plain,
         wire: WireType::F16,
+        activations: galaxy_common::Activations::default(),
         tiles: 2,
         max_rows: 8,
         cache: Cache::NONE,
@@ -429,6 +430,7 @@ fn messages(add: Add<'_>) {
         threads: 2,
         max_rows: 512,
         memory_bytes: 1 << 30,
+        activations: "a16".to_owned(),
     };
     add("worker", "profile", numbered(3, &profile.encode_to_vec()));
 

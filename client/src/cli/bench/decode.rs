@@ -6,8 +6,8 @@ use crate::cli::{
 };
 use clap::Args;
 use galaxy_common::{
-    BatchShape, Breadth, Bytes, Cache, Sampling, Segment, Spread, Text, Wanted, WireType,
-    plan::Phase,
+    Activations, BatchShape, Breadth, Bytes, Cache, CacheType, Sampling, Segment, Spread, Text,
+    Wanted, plan::Phase,
 };
 use galaxy_engine::{
     compute::kernels::instructions::Instructions,
@@ -48,6 +48,13 @@ pub struct DecodeArgs {
     /// Rows before the first token.
     #[arg(long, value_name = "ROWS", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=65536))]
     past: u32,
+    /// To what rows are rounded that are multiplied with weights of few bits: a16, a8 or f32 (not at all). Default:
+    /// a16.
+    #[arg(long, value_name = "A")]
+    activations: Option<Activations>,
+    /// How keys and values are kept: f32, f16 or q8. Default: f32.
+    #[arg(long, value_name = "TYPE")]
+    cache: Option<CacheType>,
     /// Stints of 16 tokens.
     #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=1000))]
     stints: u32,
@@ -74,7 +81,9 @@ pub struct Findings {
 
 /// Makes tokens, and reads memory between.
 pub fn measured(args: &DecodeArgs) -> Result<Findings, Failure> {
-    let model = in_process::open_model(&args.model, args.weights_format)?;
+    let activations = args.activations.unwrap_or_default();
+    let rounding = in_process::Rounding { weights: args.weights_format, activations };
+    let model = in_process::open_model(&args.model, rounding)?;
     let spec = model.spec();
     let threads = args.threads.unwrap_or(in_process::cores());
     let made = args.stints.saturating_add(1) * STINT + 1;
@@ -84,7 +93,7 @@ pub fn measured(args: &DecodeArgs) -> Result<Findings, Failure> {
         let what = format!("{rows} rows, and {limited_by} has {limit}");
         return Err(Failure::usage(what).todo("lower --past or --stints"));
     }
-    let cache = Cache { rows: Cache::taken(rows), values: WireType::F32 };
+    let cache = Cache { rows: Cache::taken(rows), values: args.cache.unwrap_or(CacheType::F32) };
     let settings = Settings { threads, ..Settings::single() };
     let alone = InProcess::start(model.clone(), &settings, args.past, cache)?;
     let cluster = alone.cluster();
@@ -170,7 +179,16 @@ mod tests {
 
     fn args(past: u32, stints: u32) -> DecodeArgs {
         let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tiny-galaxy").into();
-        DecodeArgs { model, threads: Some(1), weights_format: None, past, stints, json: false }
+        DecodeArgs {
+            model,
+            threads: Some(1),
+            weights_format: None,
+            past,
+            activations: None,
+            cache: None,
+            stints,
+            json: false,
+        }
     }
 
     #[test]

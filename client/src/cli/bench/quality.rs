@@ -2,7 +2,7 @@
 
 use crate::cli::{
     failure::Failure,
-    in_process::{self, InProcess, Settings},
+    in_process::{self, InProcess, Rounding, Settings},
     table::{row, table},
 };
 use clap::Args;
@@ -96,7 +96,7 @@ enum Measured {
 
 /// Runs the model as it is, and rounded to each format.
 pub fn measured(args: &QualityArgs) -> Result<Findings, Failure> {
-    let model = in_process::open_model(&args.model, None)?;
+    let model = in_process::open_model(&args.model, Rounding::default())?;
     let tokenizer = Tokenizer::open(model.path()).map_err(in_process::model_failure)?;
     let limit = args.tokens.min(model.spec().position_limit()) as usize;
     let mut texts = Vec::new();
@@ -116,7 +116,7 @@ pub fn measured(args: &QualityArgs) -> Result<Findings, Failure> {
     let mut exact = start(&model)?;
     let mut lines = Vec::new();
     for format in &args.formats {
-        let other = in_process::open_model(&args.model, Some(*format))?;
+        let other = in_process::open_model(&args.model, Rounding::of_weights(Some(*format)))?;
         let mut rounded = start(&other)?;
         let decodes = matches!(model.spec().head, HeadSpec::Language { .. });
         let measured = match decodes {

@@ -3,7 +3,7 @@
 use super::{Case, bytes};
 use crate::cli::{duration, failure::Failure};
 use galaxy_common::{
-    DeviceName, LinkRate, RateError, Reading, Strategy, WireType,
+    CacheType, DeviceName, LinkRate, RateError, Reading, Strategy, WireType,
     plan::{LinkType, MAX_DEVICES, MAX_TILES},
     shape::MAX_ROWS,
 };
@@ -125,7 +125,7 @@ fn case(file: File, base: &Path) -> Result<Case, String> {
             tiles: file.tiles,
             exchange: None,
             max_rows,
-            cache: galaxy_coord::placement::cache_for(&spec, None, WireType::F32),
+            cache: galaxy_coord::placement::cache_for(&spec, None, CacheType::F32),
             reading: reading?,
         },
         fingerprint: model.clone(),

@@ -4,7 +4,7 @@ use crate::cli::{
     milliseconds,
     table::{row, table},
 };
-use galaxy_common::{Bytes, DeviceName, Layout, LinkProfile, Span, Strategy, Unit};
+use galaxy_common::{Activations, Bytes, DeviceName, Layout, LinkProfile, Span, Strategy, Unit};
 use galaxy_coord::placement::modes;
 use galaxy_model::{Formats, ModelSpec};
 use galaxy_planner::{Planned, PlanningError, Workload};
@@ -57,6 +57,9 @@ pub fn planned(
         let _ = write!(out, " and {made} tokens made for each, {rate:.1} tokens/s");
     }
     out.push('\n');
+    if plan.activations != Activations::default() {
+        let _ = writeln!(out, "activations {}", plan.activations);
+    }
     if plan.ring.len() > 1 {
         let _ = write!(
             out,

@@ -24,7 +24,7 @@ use super::{
     threads::Threads,
 };
 pub(crate) use distances::DistanceTable;
-use galaxy_common::{BatchShape, Cache, Row, Segment, Span};
+use galaxy_common::{BatchShape, Cache, CacheType, Row, Segment, Span};
 use galaxy_graph::operators::Attention;
 use lanes::Lanes;
 use rten_simd::{Isa, SimdOp, ops::BitOps};
@@ -320,10 +320,10 @@ impl Job<'_> {
                 let columns = heads.len() * layout.width;
                 let (row, height) = (own.start() - rows.start(), own.len() as usize);
                 let column = heads.start * layout.width - first_column;
-                let (past, rounded) = self.past(part);
+                let (past, kept_as) = self.past(part);
                 let lanes = Lanes {
                     past,
-                    rounded,
+                    kept_as,
                     column: layout.key(kv_head),
                     queries: self.sources.query(own, layout.query(heads.start), columns),
                     keys: self.sources.key(seen, layout.key(kv_head)),
@@ -349,14 +349,14 @@ impl Job<'_> {
 }
 
 impl<'a> Job<'a> {
-    /// The rows of a text that were kept before this batch, and whether those of the batch, too, are kept with
-    /// fewer bits than they have.
-    fn past(&self, part: Part) -> (Past<'a>, bool) {
+    /// The rows of a text that were kept before this batch, and how those of the batch, too, are kept: as they are
+    /// if they are not.
+    fn past(&self, part: Part) -> (Past<'a>, CacheType) {
         let Some(cache) = self.sources.cache.filter(|_| part.kept) else {
-            return (Past::NONE, false);
+            return (Past::NONE, CacheType::F32);
         };
         let past = cache.past(part.slot, self.sources.layer, part.past);
-        (past.unwrap_or(Past::NONE), cache.rounds())
+        (past.unwrap_or(Past::NONE), cache.kept_as())
     }
 }
 

@@ -1,7 +1,7 @@
 //! Products of rows with a matrix whose values stand in blocks of few bits, on one thread.
 //!
 //! Rows are rounded to whole numbers, 32 inputs at a time, each with a scale of its own: to 16 bits (an error of
-//! 1/65278 of the largest of the 32). Products of codes with them are summed as whole numbers, exactly, and what 32
+//! 1/65278 of the largest of the 32), or by name to 8 (1/254 of it). Products of codes with them are summed as whole numbers, exactly, and what 32
 //! inputs give is added in f32, group after group: the same for every number of rows.
 // Hot path: no locks, no logging, no allocation once the scratch has grown.
 #![allow(unsafe_code)]
@@ -24,19 +24,21 @@ use super::{
 };
 use crate::weights::PANEL;
 use coding::{Coding, each_coding};
-use galaxy_common::{WeightBlock, WeightFormat};
+use galaxy_common::{Activations, WeightBlock, WeightFormat};
 use rten_simd::Isa;
 use std::ops::Range;
 use vectors::{Arrays, Vectors};
 
 /// Inputs that share a scale of activations.
 pub(crate) const GROUP: usize = WeightBlock::GROUP as usize;
-/// The number that the largest of a group of activations becomes: both halves of it are signed bytes.
+/// The number that the largest of a group of activations becomes: both halves of it are signed bytes,
 const MOST: i16 = 127 * 256 + 127;
-/// Bytes of a group of packed activations, as `dot` of [`Vectors`] reads them.
-const PACKED: usize = 2 * GROUP;
+/// or it is one.
+const MOST_8: i16 = 127;
 /// Bytes of a group of a row, rounded: packed activations, and a tail behind them.
-const RECORD: usize = PACKED + size_of::<Tail>();
+const fn record<V: Vectors>() -> usize {
+    V::PACKED + size_of::<Tail>()
+}
 
 /// What stands behind packed activations of a group.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -72,9 +74,9 @@ pub(crate) struct BlockPanels<'a> {
 }
 
 impl<'a> BlockPanels<'a> {
-    /// The same, for a product by these instructions.
-    pub(crate) fn by(self, instructions: Instructions) -> BlockOperand<'a> {
-        BlockOperand { panels: self, kernel: Kernel::of(instructions, self.format) }
+    /// The same, for a product by these instructions with rows that are rounded so.
+    pub(crate) fn by(self, instructions: Instructions, to: Activations) -> BlockOperand<'a> {
+        BlockOperand { panels: self, kernel: Kernel::of(instructions, self.format, to) }
     }
 }
 
@@ -90,7 +92,11 @@ pub(crate) struct BlockOperand<'a> {
 struct Kernel {
     // SAFETY: declarations; what both ask stands at `sum` and `round` below.
     sum: unsafe fn(Tile),
-    round: unsafe fn(&[f32], *mut u8, usize),
+    round: unsafe fn(&[f32], *mut u8, usize, i16),
+    /// Bytes of a rounded group of a row.
+    record: usize,
+    /// What the largest of a group becomes.
+    most: i16,
 }
 
 /// Some rows times some groups of inputs of a panel.
@@ -257,7 +263,7 @@ impl<V: Vectors> Group<V> {
         let offset = if Self::signed::<C>() { V::BIAS - C::OFFSET } else { -C::OFFSET };
         // SAFETY: a record has packed values and a tail.
         unsafe {
-            let tail = |record: *const u8| record.add(PACKED).cast::<Tail>().read_unaligned();
+            let tail = |record: *const u8| record.add(V::PACKED).cast::<Tail>().read_unaligned();
             let mut dots = [[v.start(0); 2]; ROWS];
             for (dots, record) in dots.iter_mut().zip(records) {
                 let [low, high] = tail(record).sums;
@@ -308,7 +314,7 @@ unsafe fn few<V: Vectors, C: Coding, const ROWS: usize>(v: V, tile: Tile, column
             let group = Group::read::<C>(v, &tile, at, column);
             let mut records = [tile.rows; ROWS];
             for (row, from) in records.iter_mut().enumerate() {
-                *from = tile.rows.add((at * ROWS + row) * RECORD);
+                *from = tile.rows.add((at * ROWS + row) * record::<V>());
             }
             sums = group.add::<C, ROWS>(v, records, sums);
         }
@@ -355,22 +361,23 @@ unsafe fn one<V: Vectors, C: Coding>(
 ) {
     // SAFETY: as this function's.
     unsafe {
-        let record = tile.rows.add((at * tile.count + row) * RECORD);
+        let record = tile.rows.add((at * tile.count + row) * record::<V>());
         let place = tile.sums.add(row * PAIR + column);
         let [sum] = group.add::<C, 1>(v, [record], [v.floats(place)]);
         v.store(place, sum);
     }
 }
 
-/// Rounds the inputs of a row, group by group, to records `apart` bytes from one another. What is not finite makes
-/// the scale of its group something that is not a number, and so the whole product of the row.
+/// Rounds the inputs of a row, group by group, to records `apart` bytes from one another: the largest of a group
+/// becomes `most`. What is not finite makes the scale of its group something that is not a number, and so the whole
+/// product of the row.
 ///
 /// # Safety
 /// `out` has room for a record of `V` for each whole group of `row`.
 // SAFETY: callers promise what is asked above.
 #[inline(always)]
-unsafe fn round<V: Vectors>(row: &[f32], out: *mut u8, apart: usize) {
-    let most = f32::from(MOST);
+unsafe fn round<V: Vectors>(row: &[f32], out: *mut u8, apart: usize, most: i16) {
+    let most = f32::from(most);
     for (at, group) in row.as_chunks::<GROUP>().0.iter().enumerate() {
         // Eight of each, so that none waits for the one before it.
         let (mut largest, mut poison) = ([0.0f32; 8], [0.0f32; 8]);
@@ -393,8 +400,8 @@ unsafe fn round<V: Vectors>(row: &[f32], out: *mut u8, apart: usize) {
         let sum = |half: &[i16]| half.iter().map(|value| i32::from(*value)).sum::<i32>();
         let scale = if by > 0.0 { largest / most } else { 0.0 } + poison;
         // SAFETY: by the promise; a record is the packed values and a tail.
-        let record = unsafe { std::slice::from_raw_parts_mut(out.add(at * apart), RECORD) };
-        let (packed, tail) = record.split_at_mut(PACKED);
+        let record = unsafe { std::slice::from_raw_parts_mut(out.add(at * apart), record::<V>()) };
+        let (packed, tail) = record.split_at_mut(V::PACKED);
         V::pack(&whole, packed);
         let sums = [sum(low), sum(high)];
         let all = scale * (sums[0] + sums[1]) as f32;
@@ -416,62 +423,79 @@ macro_rules! kernels {
             }
             // SAFETY: to be called only where the processor has these; otherwise as `super::round`.
             #[target_feature(enable = $features)]
-            pub(super) unsafe fn round(row: &[f32], out: *mut u8, apart: usize) {
+            pub(super) unsafe fn round(row: &[f32], out: *mut u8, apart: usize, most: i16) {
                 // SAFETY: as above.
-                unsafe { super::round::<$v>(row, out, apart) }
+                unsafe { super::round::<$v>(row, out, apart, most) }
             }
-            pub(super) fn kernel<C: Coding>() -> Kernel {
-                Kernel { sum: sum::<C>, round }
+            pub(super) fn kernel<C: Coding>(most: i16) -> Kernel {
+                Kernel { sum: sum::<C>, round, record: record::<$v>(), most }
             }
         }
     )+ };
 }
 #[cfg(target_arch = "aarch64")]
 kernels! {
-    neon_dot: "neon,dotprod", neon::NeonDot;
+    neon_dot: "neon,dotprod", neon::NeonDot::<2>;
+    neon_dot_8: "neon,dotprod", neon::NeonDot::<1>;
     neon_plain: "neon", neon::Neon;
 }
 #[cfg(target_arch = "x86_64")]
 kernels! {
-    avx512: "avx512f,avx512vl,avx512bw,avx512dq,avx512vnni,f16c", x86::Avx512;
-    avx_vnni: "avx,avx2,fma,f16c,avxvnni", x86::AvxVnni;
+    avx512: "avx512f,avx512vl,avx512bw,avx512dq,avx512vnni,f16c", x86::Avx512::<2>;
+    avx512_8: "avx512f,avx512vl,avx512bw,avx512dq,avx512vnni,f16c", x86::Avx512::<1>;
+    avx_vnni: "avx,avx2,fma,f16c,avxvnni", x86::AvxVnni::<2>;
+    avx_vnni_8: "avx,avx2,fma,f16c,avxvnni", x86::AvxVnni::<1>;
     avx2: "avx,avx2,fma,f16c", x86::Avx2;
 }
 
-/// Low bytes of activations, then high bytes: `value = 256 * high + low`, both signed.
+/// Low bytes of activations, then high bytes: `value = 256 * high + low`, both signed. In one plane there are low
+/// bytes alone.
 #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), expect(dead_code))]
 fn pack_planes(group: &[i16; GROUP], out: &mut [u8]) {
     let (low, high) = out.split_at_mut(GROUP);
-    for ((low, high), value) in low.iter_mut().zip(high).zip(group) {
+    for (low, value) in low.iter_mut().zip(group) {
         *low = *value as u8;
+    }
+    for (high, value) in high.iter_mut().zip(group) {
         *high = ((i32::from(*value) + 128) >> 8) as u8;
     }
 }
 
 impl Kernel {
-    fn of(instructions: Instructions, format: WeightFormat) -> Self {
-        each_coding!(format, C => Self::by::<C>(instructions), unreachable!("{format} has no blocks"))
+    fn of(instructions: Instructions, format: WeightFormat, to: Activations) -> Self {
+        each_coding!(
+            format,
+            C => Self::by::<C>(instructions, to == Activations::A8),
+            unreachable!("{format} has no blocks")
+        )
     }
 
-    fn by<C: Coding>(instructions: Instructions) -> Self {
+    /// One for rows of 8 bits is another only where there are instructions for them.
+    fn by<C: Coding>(instructions: Instructions, eight: bool) -> Self {
+        let most = if eight { MOST_8 } else { MOST };
         #[cfg(target_arch = "x86_64")]
         match instructions {
             Instructions::Avx512 if std::is_x86_feature_detected!("avx512vnni") => {
-                return avx512::kernel::<C>();
+                return match eight {
+                    true => avx512_8::kernel::<C>(most),
+                    false => avx512::kernel::<C>(most),
+                };
             }
             Instructions::Avx512 | Instructions::Avx2 => {
-                return match std::is_x86_feature_detected!("avxvnni") {
-                    true => avx_vnni::kernel::<C>(),
-                    false => avx2::kernel::<C>(),
+                return match (std::is_x86_feature_detected!("avxvnni"), eight) {
+                    (true, true) => avx_vnni_8::kernel::<C>(most),
+                    (true, false) => avx_vnni::kernel::<C>(most),
+                    (false, _) => avx2::kernel::<C>(most),
                 };
             }
             _ => {}
         }
         #[cfg(target_arch = "aarch64")]
         if instructions == Instructions::Neon {
-            return match std::arch::is_aarch64_feature_detected!("dotprod") {
-                true => neon_dot::kernel::<C>(),
-                false => neon_plain::kernel::<C>(),
+            return match (std::arch::is_aarch64_feature_detected!("dotprod"), eight) {
+                (true, true) => neon_dot_8::kernel::<C>(most),
+                (true, false) => neon_dot::kernel::<C>(most),
+                (false, _) => neon_plain::kernel::<C>(most),
             };
         }
         let _ = instructions;
@@ -480,7 +504,8 @@ impl Kernel {
             // SAFETY: as above.
             unsafe { sum::<_, C>(Arrays, tile) }
         }
-        Self { sum: sum_arrays::<C>, round: round::<Arrays> }
+        let record = record::<Arrays>();
+        Self { sum: sum_arrays::<C>, round: round::<Arrays>, record, most }
     }
 }
 
@@ -498,7 +523,7 @@ impl Operand for BlockOperand<'_> {
     /// As many rows at a time as there is room for with all inputs: to read codes again costs less than to round
     /// rows again.
     fn parts(&self, rows: usize) -> (usize, usize) {
-        let row = self.panels.inputs / GROUP * RECORD;
+        let row = self.panels.inputs / GROUP * self.kernel.record;
         let most = (MOST_PACKED / row.max(1)).clamp(1, MOST_ROWS);
         (rows.div_ceil(most), 1)
     }
@@ -506,14 +531,15 @@ impl Operand for BlockOperand<'_> {
     #[inline(always)]
     fn pack<I: Isa>(&self, _: I, left: Area<'_>, part: &Part, to: &mut Lines<f32>) {
         let (rows, inputs) = (part.rows.clone(), part.inputs.clone());
-        let size = rows.len() * (inputs.len() / GROUP) * RECORD;
+        let Kernel { round, record, most, .. } = self.kernel;
+        let size = rows.len() * (inputs.len() / GROUP) * record;
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(to.grow(size.div_ceil(size_of::<f32>())));
         for (at, row) in rows.clone().enumerate() {
             let row = &left.row(row)[inputs.clone()];
-            let out = bytes[at * RECORD..].as_mut_ptr();
+            let out = bytes[at * record..].as_mut_ptr();
             // SAFETY: the kernel is one of this processor; there is room for all groups of all rows, those of
             // a row as far apart as there are rows, and this is row `at`.
-            unsafe { (self.kernel.round)(row, out, rows.len() * RECORD) };
+            unsafe { round(row, out, rows.len() * record, most) };
         }
     }
 
@@ -530,7 +556,7 @@ impl Operand for BlockOperand<'_> {
         let rows = part.rows.len();
         let groups = part.inputs.len() / GROUP;
         let first = self.panels.first + part.inputs.start / GROUP;
-        let size = rows * groups * RECORD;
+        let size = rows * groups * self.kernel.record;
         assert!(size <= size_of_val(packed) && rows * PAIR <= sums.len());
         for panel in 0..(self.panels.count - 2 * pair).min(2) {
             let (codes, headers) = self.panels.of(2 * pair + panel, first..first + groups);

@@ -67,7 +67,7 @@ pub(super) fn on(
     let gated = matrix.layout.gated;
     let common = Common { instructions, threads, scratch, gated, epilogue };
     match matrix.blocks() {
-        Some(panels) => common.divide(left, panels.by(instructions), out),
+        Some(panels) => common.divide(left, panels.by(instructions, matrix.activations), out),
         None => each_format!(matrix.format, F => common.divide(left, matrix.panels::<F>(), out)),
     }
 }

@@ -4,7 +4,7 @@
 //! vector loops too.
 // Hot path: no locks, no logging, no allocation.
 
-use super::instructions::run;
+use super::{eighths, instructions::run};
 use half::slice::HalfFloatSliceExt;
 use rten_simd::{
     Isa, Simd, SimdOp,
@@ -93,6 +93,17 @@ row_loop!(
     /// Widens bfloat16.
     widen_bf16, WidenBf16, (bits: &'a [u16], out: &'a mut [f32]), {
         for (o, b) in out.iter_mut().zip(bits) { *o = f32::from_bits(u32::from(*b) << 16); }
+    }
+);
+
+row_loop!(
+    /// Rounds heads of `width` columns to 8 bits, each with scales of its own.
+    narrow_heads, NarrowHeads, (row: &'a [f32], width: usize, codes: &'a mut [i8], scales: &'a mut [f32]), {
+        let heads = row.chunks_exact(width).zip(codes.chunks_exact_mut(width));
+        let scales = scales.chunks_exact_mut(width.div_ceil(eighths::GROUP));
+        for ((head, codes), scales) in heads.zip(scales) {
+            eighths::narrow(head, codes, scales);
+        }
     }
 );
 

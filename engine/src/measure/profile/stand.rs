@@ -7,8 +7,8 @@ use crate::{
     measure::MeasureError,
 };
 use galaxy_common::{
-    Assignment, BatchShape, BlockAssignment, Bytes, Column, Head, Kernel, Rank, Row, Span, Wanted,
-    WireType, plan::Phase,
+    Activations, Assignment, BatchShape, BlockAssignment, Bytes, Column, Head, Kernel, Rank, Row,
+    Span, Wanted, WireType, plan::Phase,
 };
 use galaxy_graph::{
     Program,
@@ -68,7 +68,7 @@ impl Stand {
     /// does.
     pub(super) fn new(
         mut engine: Box<dyn Engine>,
-        spec: &ModelSpec,
+        (spec, activations): (&ModelSpec, Activations),
         sample: Sample,
         alone: bool,
     ) -> Result<Self, MeasureError> {
@@ -118,6 +118,7 @@ impl Stand {
             rank: Rank(0),
             phase: Phase::Prefill,
             wire: WireType::F32,
+            activations,
             tensors,
             slots,
             operations: Vec::new(),

@@ -131,6 +131,7 @@ fn round_trips() -> Program {
         rank: Rank(0),
         phase: Phase::Prefill,
         wire: WireType::F32,
+        activations: galaxy_common::Activations::default(),
         tensors: vec![
             tensor(Role::Normed, Memory::Device, 0),
             tensor(Role::RowTile, Memory::Staging, 1),

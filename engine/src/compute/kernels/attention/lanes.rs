@@ -3,13 +3,14 @@
 
 use super::{
     super::{
-        super::cache::{GROUP, Past, Stored},
+        super::cache::{GROUP, Past, Stored, round},
         area::{Area, Extent, grow},
-        vector,
+        eighths,
     },
     distances::Distances,
     fetch,
 };
+use galaxy_common::CacheType;
 use rten_simd::{Isa, ops::BitOps};
 use std::ops::Range;
 
@@ -25,9 +26,9 @@ pub(super) struct Lanes<'a> {
     pub(super) queries: Area<'a>,
     /// What was kept of earlier rows,
     pub(super) past: Past<'a>,
-    /// whether rows of the batch are to be read as they will be kept, so that a row sees the same whether it comes
-    /// with those before it or after them,
-    pub(super) rounded: bool,
+    /// how rows of the batch will be kept: they are read so, that a row sees the same whether it comes with those
+    /// before it or after them,
+    pub(super) kept_as: CacheType,
     /// and the column of its keys, and of its values, with which those of the head begin.
     pub(super) column: usize,
     /// Of the batch: `[seen, width]`
@@ -110,9 +111,14 @@ impl<'a> Lanes<'a> {
             }
         }
         for key in first.max(own)..end.min(own + self.keys.rows()) {
-            let places = room[key - first..].iter_mut().step_by(GROUP);
-            for (place, key) in places.zip(self.keys.row(key - own)) {
-                *place = if self.rounded { half::f16::from_f32(*key).to_f32() } else { *key };
+            let mut some = [0.0; eighths::GROUP];
+            let groups = self.keys.row(key - own).chunks(eighths::GROUP);
+            for (at, columns) in groups.enumerate() {
+                let some = &mut some[..columns.len()];
+                some.copy_from_slice(columns);
+                round(self.kept_as, some);
+                let places = room[at * eighths::GROUP * GROUP + key - first..].iter_mut();
+                places.step_by(GROUP).zip(some).for_each(|(place, key)| *place = *key);
             }
         }
         &room[..width * GROUP]
@@ -134,7 +140,7 @@ impl<'a> Lanes<'a> {
         let (past, width) = (self.past.rows(), self.width);
         let own = self.own(&which);
         let own = self.keys.part(own.start, own.len(), 0, width);
-        if !copied && !self.rounded && own.rows() == which.len() {
+        if !copied && !self.rounds() && own.rows() == which.len() {
             return own;
         }
         grow(room, (most + GROUP) * width);
@@ -152,9 +158,7 @@ impl<'a> Lanes<'a> {
         let (kept, before) = self.before(&which, own.rows());
         rows[kept * width..before * width].fill(0.0);
         copy(isa, own, &mut rows[before * width..], width);
-        if self.rounded {
-            vector::round_f16(&mut rows[before * width..which.len() * width]);
-        }
+        self.round(&mut rows[before * width..which.len() * width], width);
         rows_of(rows, which.len(), width)
     }
 
@@ -180,7 +184,7 @@ impl<'a> Lanes<'a> {
             0 => Some(own),
             _ => self.past.area(which.start..which.start + kept, self.column, width),
         };
-        let together = [kept, own.rows()].contains(&which.len()) && !self.rounded;
+        let together = [kept, own.rows()].contains(&which.len()) && !self.rounds();
         if let (true, Some(area)) = (together && !copied, area) {
             return area;
         }
@@ -198,9 +202,7 @@ impl<'a> Lanes<'a> {
         }
         rows[kept * padded..before * padded].fill(0.0);
         copy(isa, own, &mut rows[before * padded..], padded);
-        if self.rounded {
-            vector::round_f16(&mut rows[before * padded..which.len() * padded]);
-        }
+        self.round(&mut rows[before * padded..which.len() * padded], padded);
         rows_of(rows, which.len(), padded)
     }
 
@@ -210,6 +212,22 @@ impl<'a> Lanes<'a> {
     fn before(&self, which: &Range<usize>, own: usize) -> (usize, usize) {
         let kept = which.end.min(self.past.rows()).saturating_sub(which.start);
         (kept, which.len() - own)
+    }
+
+    /// Whether rows are kept with fewer bits than they have.
+    #[inline(always)]
+    fn rounds(&self) -> bool {
+        self.kept_as != CacheType::F32
+    }
+
+    /// Rounds rows of the batch as they will be kept, which are `stride` apart.
+    #[inline(always)]
+    fn round(&self, rows: &mut [f32], stride: usize) {
+        if self.rounds() {
+            for row in rows.chunks_exact_mut(stride) {
+                round(self.kept_as, &mut row[..self.width]);
+            }
+        }
     }
 
     /// What scores are capped by, in those units.

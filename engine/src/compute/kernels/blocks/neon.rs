@@ -8,9 +8,9 @@ use std::arch::{aarch64::*, asm};
 /// NEON: a quarter of a panel. Activations are 16 bits wide.
 #[derive(Clone, Copy)]
 pub(crate) struct Neon;
-/// NEON with products of four bytes: a quarter of a panel. Activations are in two planes of 8 bits.
+/// NEON with products of four bytes: a quarter of a panel. Activations are in planes of 8 bits.
 #[derive(Clone, Copy)]
-pub(crate) struct NeonDot;
+pub(crate) struct NeonDot<const PLANES: usize>;
 
 /// What both have in common.
 macro_rules! quarter_panels {
@@ -131,11 +131,12 @@ impl Vectors for Neon {
     }
 }
 
-impl Vectors for NeonDot {
+impl<const PLANES: usize> Vectors for NeonDot<PLANES> {
     const LANES: usize = 4;
+    const PACKED: usize = 32 * PLANES;
     const BIAS: i32 = 128;
     type Codes = uint8x16_t;
-    type Sum = [int32x4_t; 2];
+    type Sum = [int32x4_t; PLANES];
     type Floats = float32x4_t;
 
     fn pack(group: &[i16; 32], out: &mut [u8]) {
@@ -146,7 +147,7 @@ impl Vectors for NeonDot {
     vectors! {
         fn signed_codes(self, codes: uint8x16_t) -> uint8x16_t { veorq_u8(codes, vdupq_n_u8(0x80)) }
         fn start(self, from: i32) -> Self::Sum {
-            let mut sum = [vdupq_n_s32(0); 2];
+            let mut sum = [vdupq_n_s32(0); PLANES];
             sum[0] = vdupq_n_s32(from);
             sum
         }
@@ -161,8 +162,11 @@ impl Vectors for NeonDot {
             sum
         }
         fn end(self, sum: Self::Sum) -> float32x4_t {
-            let [low, high] = sum;
-            vcvtq_f32_s32(vaddq_s32(low, vshlq_n_s32::<8>(high)))
+            let mut all = sum[0];
+            for high in &sum[1..] {
+                all = vaddq_s32(all, vshlq_n_s32::<8>(*high));
+            }
+            vcvtq_f32_s32(all)
         }
     }
 }

@@ -14,7 +14,7 @@ use super::{
     place::BlockLayout,
 };
 use crate::weights::{AnyMatrix, HeldMatrix, Layout, Window};
-use galaxy_common::{WeightBlock, WeightFormat};
+use galaxy_common::{Activations, WeightBlock, WeightFormat};
 
 fn formats() -> impl Iterator<Item = (WeightFormat, WeightBlock)> {
     WeightFormat::ALL.into_iter().filter_map(|format| Some((format, format.block()?)))
@@ -110,9 +110,22 @@ fn reference(x: &[f32], matrix: &HeldMatrix) -> Vec<f64> {
     x.chunks(matrix.inputs).flat_map(row).collect()
 }
 
-/// What rounding an activation of at most 1 to 16 bits may move its product by, of the weight: half of a step, and
-/// as much again for sums in f32.
-const BOUND: f64 = 2.0 * 0.5 / 32639.0;
+/// What rounding an activation of at most 1 may move its product by, of the weight: half of a step, and as much
+/// again, of the smaller one, for sums in f32.
+fn bound(activations: Activations) -> f64 {
+    let half = |most: f64| 0.5 / most;
+    match activations {
+        Activations::A8 => half(127.0) + half(32639.0),
+        _ => 2.0 * half(32639.0),
+    }
+}
+
+/// Those that rows are rounded to.
+const ROUNDED: [Activations; 2] = [Activations::A16, Activations::A8];
+
+fn by(matrix: &HeldMatrix, activations: Activations) -> AnyMatrix<'_> {
+    AnyMatrix::from(matrix).by(activations).expect("rows are rounded")
+}
 
 #[test]
 fn products_are_near_those_of_the_values() {
@@ -134,13 +147,15 @@ fn products_are_near_those_of_the_values() {
             let wide = matrix.wide();
             let weights =
                 |column| wide.iter().skip(column).step_by(outputs).map(|w| f64::from(w.abs()));
-            let bounds: Vec<f64> = (0..outputs).map(|c| BOUND * weights(c).sum::<f64>()).collect();
-            for instructions in Instructions::all() {
-                let got = product(instructions, 2, &x, (&matrix).into(), Epilogue::default());
+            let bounds: Vec<f64> = (0..outputs).map(|c| weights(c).sum::<f64>()).collect();
+            for (instructions, to) in Instructions::all().flat_map(|i| ROUNDED.map(|to| (i, to))) {
+                let got = product(instructions, 2, &x, by(&matrix, to), Epilogue::default());
                 for (at, (got, want)) in got.iter().zip(&want).enumerate() {
                     let off = (f64::from(*got) - want).abs();
-                    let what = format!("{format} by {instructions}, {rows}x{inputs}x{outputs}");
-                    assert!(off <= bounds[at % outputs], "{what}: at {at} {got} and not {want}");
+                    let what =
+                        format!("{format} {to} by {instructions}, {rows}x{inputs}x{outputs}");
+                    let bound = bound(to) * bounds[at % outputs];
+                    assert!(off <= bound, "{what}: at {at} {got} and not {want}");
                 }
             }
         }
@@ -156,10 +171,10 @@ fn a_row_of_blocks_is_the_same_to_the_bit_whatever_stands_beside_it() {
             let matrix = file.held(0, inputs, outputs, gated);
             let x = random.values(200 * inputs);
             let epilogue = || Epilogue::of(None, gated, Some(Curve::Silu));
-            for instructions in Instructions::all() {
+            for (instructions, to) in Instructions::all().flat_map(|i| ROUNDED.map(|to| (i, to))) {
                 let run = |first: usize, rows: usize, threads| {
                     let x = &x[first * inputs..][..rows * inputs];
-                    product(instructions, threads, x, (&matrix).into(), epilogue())
+                    product(instructions, threads, x, by(&matrix, to), epilogue())
                 };
                 let want = run(0, 200, 1);
                 let columns = matrix.columns();
@@ -170,7 +185,10 @@ fn a_row_of_blocks_is_the_same_to_the_bit_whatever_stands_beside_it() {
                         let got = run(first, rows, threads);
                         let want = &want[first * columns..][..rows * columns];
                         let same = got.iter().zip(want).all(|(a, b)| a.to_bits() == b.to_bits());
-                        assert!(same, "{format} by {instructions}, rows {first}+{rows} x{threads}");
+                        assert!(
+                            same,
+                            "{format} {to} by {instructions}, rows {first}+{rows} x{threads}"
+                        );
                     }
                 }
             }
@@ -236,12 +254,10 @@ fn what_is_not_finite_is_not_hidden() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let mut x = random.values(96);
             x[40] = bad;
-            for instructions in Instructions::all() {
-                let got = product(instructions, 1, &x, (&matrix).into(), Epilogue::default());
-                assert!(
-                    got.iter().all(|value| value.is_nan()),
-                    "{format} by {instructions}: {bad}"
-                );
+            for (instructions, to) in Instructions::all().flat_map(|i| ROUNDED.map(|to| (i, to))) {
+                let got = product(instructions, 1, &x, by(&matrix, to), Epilogue::default());
+                let all = got.iter().all(|value| value.is_nan());
+                assert!(all, "{format} {to} by {instructions}: {bad}");
             }
         }
         for small in [0.0, 1e-38, -1e-44] {
@@ -282,5 +298,27 @@ fn a_layout_is_as_large_as_its_format_says() {
             assert_eq!(3 * (codes + headers), held, "{format} {block:?}");
             assert_eq!(layout.codes(), 3 * codes);
         }
+    }
+}
+
+#[test]
+fn eight_bits_give_the_same_by_all_instructions() {
+    let mut random = Random::default();
+    for (format, _) in formats() {
+        // Of one group each sum is a whole number times two scales.
+        let file = File::new(&mut random, format, 32, 48);
+        let matrix = file.held(0, 32, 48, false);
+        let x = random.values(3 * 32);
+        let of = |instructions| {
+            product(instructions, 1, &x, by(&matrix, Activations::A8), Epilogue::default())
+        };
+        let want = of(Instructions::Portable);
+        for instructions in Instructions::all() {
+            for (got, want) in of(instructions).iter().zip(&want) {
+                let off = (got - want).abs();
+                assert!(off <= 1e-6 * want.abs().max(1e-2), "{format} by {instructions}");
+            }
+        }
+        assert!(AnyMatrix::from(&matrix).by(Activations::F32).is_none(), "{format}");
     }
 }

@@ -23,6 +23,8 @@ macro_rules! declared {
 pub(crate) trait Vectors: Copy {
     /// Columns of a vector: a divisor of [`PANEL`].
     const LANES: usize;
+    /// Bytes of 32 packed activations: of 16 bits each, unless they are said to have 8.
+    const PACKED: usize = 64;
     /// What `signed_codes` takes from codes.
     const BIAS: i32 = 0;
     /// Four codes of each column.
@@ -32,7 +34,7 @@ pub(crate) trait Vectors: Copy {
     /// A number for each column.
     type Floats: Copy;
 
-    /// Packs 32 activations.
+    /// Packs 32 activations into [`Vectors::PACKED`] bytes.
     fn pack(group: &[i16; 32], out: &mut [u8]);
 
     /// Fetches a line to the first-level cache, if there are instructions for it: a hint, which may point anywhere.

@@ -11,14 +11,15 @@ fn fetch(line: *const u8) {
     unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
 }
 
-/// AVX-512 with VNNI: a whole panel. Activations are in two planes of 8 bits.
+/// AVX-512 with VNNI: a whole panel. Activations are in planes of 8 bits.
 #[derive(Clone, Copy)]
-pub(crate) struct Avx512;
+pub(crate) struct Avx512<const PLANES: usize>;
 
-impl Vectors for Avx512 {
+impl<const PLANES: usize> Vectors for Avx512<PLANES> {
     const LANES: usize = 16;
+    const PACKED: usize = 32 * PLANES;
     type Codes = __m512i;
-    type Sum = [__m512i; 2];
+    type Sum = [__m512i; PLANES];
     type Floats = __m512;
 
     #[inline(always)]
@@ -58,7 +59,7 @@ impl Vectors for Avx512 {
             _mm512_shuffle_epi8(table, codes)
         }
         fn start(self, from: i32) -> Self::Sum {
-            let mut sum = [_mm512_setzero_si512(); 2];
+            let mut sum = [_mm512_setzero_si512(); PLANES];
             sum[0] = _mm512_set1_epi32(from);
             sum
         }
@@ -71,8 +72,11 @@ impl Vectors for Avx512 {
             sum
         }
         fn end(self, sum: Self::Sum) -> __m512 {
-            let [low, high] = sum;
-            _mm512_cvtepi32_ps(_mm512_add_epi32(low, _mm512_slli_epi32::<8>(high)))
+            let mut all = sum[0];
+            for high in &sum[1..] {
+                all = _mm512_add_epi32(all, _mm512_slli_epi32::<8>(*high));
+            }
+            _mm512_cvtepi32_ps(all)
         }
         fn zero(self) -> __m512 { _mm512_setzero_ps() }
         fn splat(self, value: f32) -> __m512 { _mm512_set1_ps(value) }
@@ -126,9 +130,9 @@ unsafe fn low_and_top(low: __m128i, top: __m128i) -> __m128i {
 /// AVX2: half a panel. Activations are 16 bits wide.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2;
-/// AVX2 with VNNI: half a panel. Activations are in two planes of 8 bits.
+/// AVX2 with VNNI: half a panel. Activations are in planes of 8 bits.
 #[derive(Clone, Copy)]
-pub(crate) struct AvxVnni;
+pub(crate) struct AvxVnni<const PLANES: usize>;
 
 /// What both have in common.
 macro_rules! half_panels {
@@ -233,10 +237,11 @@ impl Vectors for Avx2 {
     }
 }
 
-impl Vectors for AvxVnni {
+impl<const PLANES: usize> Vectors for AvxVnni<PLANES> {
     const LANES: usize = 8;
+    const PACKED: usize = 32 * PLANES;
     type Codes = __m256i;
-    type Sum = [__m256i; 2];
+    type Sum = [__m256i; PLANES];
     type Floats = __m256;
 
     #[inline(always)]
@@ -250,7 +255,7 @@ impl Vectors for AvxVnni {
     half_panels!();
     vectors! {
         fn start(self, from: i32) -> Self::Sum {
-            let mut sum = [_mm256_setzero_si256(); 2];
+            let mut sum = [_mm256_setzero_si256(); PLANES];
             sum[0] = _mm256_set1_epi32(from);
             sum
         }
@@ -263,8 +268,11 @@ impl Vectors for AvxVnni {
             sum
         }
         fn end(self, sum: Self::Sum) -> __m256 {
-            let [low, high] = sum;
-            _mm256_cvtepi32_ps(_mm256_add_epi32(low, _mm256_slli_epi32::<8>(high)))
+            let mut all = sum[0];
+            for high in &sum[1..] {
+                all = _mm256_add_epi32(all, _mm256_slli_epi32::<8>(*high));
+            }
+            _mm256_cvtepi32_ps(all)
         }
     }
 }

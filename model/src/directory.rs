@@ -14,7 +14,7 @@ use crate::{
     quantise::{Quantisation, named_fingerprint, of_fingerprint},
     recognise, sentence,
     spec::*,
-    store::{Arrivals, Listed, MAX_JSON_BYTES, OF_GGUF, Store, read_bounded},
+    store::{Arrivals, Listed, MAX_JSON_BYTES, OF_GGUF, Store, of_gguf, read_bounded},
     tensor::{Matrix, Table, Vector},
 };
 use galaxy_common::{Activations, WeightFormat};
@@ -127,11 +127,9 @@ impl ModelDir {
     /// # Errors
     /// As [`ModelDir::open`].
     pub(crate) fn open_gguf(file: &Path) -> Result<Self, ModelError> {
-        let parts = gguf::parts(file)?;
+        let mut parts = gguf::parts(file)?;
+        gguf::read_divisors(&mut parts)?;
         let view = View::write(&parts[0].2, file)?;
-        let has = |name: &&str| parts[0].2.rows(name).is_some();
-        let divisors = [gguf::DIVISORS].into_iter().find(has);
-        let stretches = gguf::STRETCHES.into_iter().filter(has).count() == 2;
         let unknown = parts[0].2.unknown();
         let store = Store::of_gguf(parts)?;
         let bytes = read_bounded(&view.path().join("config.json"), MAX_JSON_BYTES)?;
@@ -144,14 +142,6 @@ impl ModelDir {
         let mut model = Self::assemble(file, base_name(file), fingerprint, &bytes, store)?;
         // Such files have the weights themselves.
         model.spec.norms_from_one = false;
-        if let Some(divisors) = divisors {
-            // Longer waves for long texts (Llama 3.1).
-            model.divide_frequencies(divisors, false)?;
-        } else if stretches {
-            let [short, long] = gguf::STRETCHES;
-            model.divide_frequencies(short, false)?;
-            model.divide_frequencies(long, true)?;
-        }
         let mut model = model.checked()?;
         model.warnings.extend(model.unused()?);
         if !unknown.is_empty() {
@@ -164,35 +154,11 @@ impl ModelDir {
         Ok(model)
     }
 
-    /// Divides frequencies, or those of long texts, by what a tensor of the file says.
-    fn divide_frequencies(&mut self, by: &str, of_long: bool) -> Result<(), ModelError> {
-        let wrong = |why: String| ModelError::Gguf { path: self.path.clone(), why };
-        let frequencies = match &mut self.spec.positions {
-            Positions::Rotary { inverse_frequencies, .. } if !of_long => inverse_frequencies,
-            Positions::Rotary { long: Some(long), .. } if of_long => &mut long.inverse_frequencies,
-            _ => return Ok(()),
-        };
-        let (tensor, format) = self.store.tensor(by, &[frequencies.len() as u64])?;
-        let mut bytes = vec![0; tensor.bytes as usize];
-        self.store.read_at(tensor.shard, &mut bytes, tensor.offset)?;
-        if format.block().is_some() {
-            return Err(wrong(format!("{by} is in {format}: F32 is wanted")));
-        }
-        let mut divisors = vec![0.0; frequencies.len()];
-        widen(format, &bytes, &mut divisors);
-        if divisors.iter().any(|by| !(1e-6..=1e6).contains(by)) {
-            return Err(wrong(format!("{by} divides by what no model has")));
-        }
-        frequencies.iter_mut().zip(divisors).for_each(|(inverse, by)| *inverse /= by);
-        Ok(())
-    }
-
     /// Opens a model whose `data` arrives in pieces. Nothing of it need be there: who reads waits
     /// for it. `path` is for messages.
     ///
     /// # Errors
-    /// As [`ModelDir::open`], [`ModelError::Manifest`] for a manifest that does not fit its own config, and
-    /// [`ModelError::Unsent`] for that of a GGUF file.
+    /// As [`ModelDir::open`], and [`ModelError::Manifest`] for a manifest that does not fit its own config.
     pub fn arriving(
         manifest: &Manifest,
         path: &Path,
@@ -210,13 +176,13 @@ impl ModelDir {
 
     /// What a manifest says of its model, without any data.
     pub(crate) fn outline(manifest: &Manifest, path: &Path) -> Result<Self, ModelError> {
-        if manifest.tensors().iter().any(|tensor| tensor.dtype.starts_with(OF_GGUF)) {
-            return Err(ModelError::Unsent { model: manifest.name().to_owned() });
-        }
+        let of_gguf = manifest.tensors().iter().any(|tensor| tensor.dtype.starts_with(OF_GGUF));
         let store = Store::outline(path, manifest.tensors())?;
         let name = manifest.name().to_owned();
         let fingerprint = manifest.fingerprint().to_owned();
-        Self::assemble(path, name, fingerprint, manifest.config(), store)
+        let mut model = Self::assemble(path, name, fingerprint, manifest.config(), store)?;
+        model.spec.norms_from_one &= !of_gguf;
+        Ok(model)
     }
 
     /// Reads the config, and finds out how tensors are called.
@@ -412,7 +378,10 @@ impl ModelDir {
             height: shape[0],
             tile: match tensor.tile {
                 0 => shape[1],
-                bytes => bytes / stored.bytes(1, 1),
+                bytes => match stored.block() {
+                    Some(block) => bytes / u64::from(block.bytes) * u64::from(block.values),
+                    None => bytes / stored.bytes(1, 1),
+                },
             },
             first_output,
             paired: tensor.paired,
@@ -543,9 +512,9 @@ impl ModelDir {
     }
     /// A tensor as a manifest lists it.
     pub(crate) fn listed(&self, name: &str) -> Result<Listed, ModelError> {
-        let (_, mut listed) = self.store.listed(name)?;
+        let (tensor, mut listed) = self.store.listed(name)?;
         if self.view.is_some() {
-            listed.dtype.insert_str(0, OF_GGUF);
+            listed.dtype = of_gguf(&listed.dtype, tensor.paired);
         }
         Ok(listed)
     }

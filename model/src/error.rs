@@ -32,14 +32,6 @@ pub enum ModelError {
         /// What.
         why: String,
     },
-    /// Weights that are read where they are, and not sent.
-    #[error(
-        "{model:?} is a GGUF file, which is not sent to devices: give each of them the file, with --models"
-    )]
-    Unsent {
-        /// What the file is called.
-        model: String,
-    },
     /// A model that no GGUF file is written of.
     #[error("no GGUF file is written of {path}: {why}")]
     Unwritten {

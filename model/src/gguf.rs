@@ -8,11 +8,14 @@ mod tokenizer;
 mod view;
 mod write;
 
-pub(crate) use config::STRETCHES;
+use config::STRETCHES;
 pub(crate) use names::renamed;
 pub(crate) use view::View;
 
-use crate::error::{HeaderProblem, ModelError};
+use crate::{
+    error::{HeaderProblem, ModelError},
+    matrix::widen,
+};
 use galaxy_common::WeightFormat;
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -36,6 +39,8 @@ const MAX_PARTS: u32 = 1024;
 const MAX_LIST: u64 = 1 << 22;
 /// Lists in lists.
 const MAX_DEPTH: u32 = 4;
+/// Of what divides frequencies.
+const MAX_DIVISORS_BYTES: u64 = 1 << 18;
 /// Where a file says nothing.
 const ALIGNMENT: u64 = 32;
 
@@ -91,6 +96,13 @@ impl Kind {
                 None => format!("GGUF type {number}"),
             },
         }
+    }
+
+    /// Bytes of a tensor of this shape, the slowest side first; none where no whole blocks fit.
+    pub(crate) fn bytes_of(self, shape: &[u64]) -> Option<u64> {
+        let (row, sides) = shape.split_last()?;
+        let rows = sides.iter().try_fold(1u64, |rows, side| rows.checked_mul(*side))?;
+        self.bytes(*row, rows)
     }
 
     /// Bytes of rows of so many values; none where no whole blocks fit, or nobody knows.
@@ -152,6 +164,8 @@ pub(crate) struct Gguf {
     pub(crate) tensors: Vec<Listed>,
     /// Rows of all tensors, by their names in the file; of the first part, of all parts.
     rows: HashMap<String, u64>,
+    /// What divides frequencies of positions, by the names of its tensors: of the first part, once it was read.
+    divisors: BTreeMap<String, Vec<f32>>,
 }
 
 impl Gguf {
@@ -328,7 +342,7 @@ impl Head<'_> {
         let rows =
             |tensor: &Listed| (tensor.name.clone(), tensor.shape.first().copied().unwrap_or(1));
         let rows = listed.iter().map(rows).collect();
-        Ok(Gguf { fields, tensors: listed, rows })
+        Ok(Gguf { fields, tensors: listed, rows, divisors: BTreeMap::new() })
     }
 
     fn tensor(&mut self) -> Result<Listed, Problem> {
@@ -425,7 +439,7 @@ impl Head<'_> {
 }
 
 /// What divides the inverse frequencies of positions.
-pub(crate) const DIVISORS: &str = "rope_freqs.weight";
+const DIVISORS: &str = "rope_freqs.weight";
 
 /// Whether a tensor says how positions are stretched.
 pub(crate) fn is_of_positions(name: &str) -> bool {
@@ -491,4 +505,38 @@ pub(crate) fn parts(path: &Path) -> Result<Vec<(PathBuf, File, Gguf)>, ModelErro
     let rows: Vec<_> = parts.iter().flat_map(|(.., gguf)| gguf.rows.clone()).collect();
     parts[0].2.rows.extend(rows);
     Ok(parts)
+}
+
+/// Reads what divides frequencies of positions into the head of the first part: a checkpoint has it in its config.
+///
+/// # Errors
+/// When the file cannot be read, or divides by what no model has.
+pub(crate) fn read_divisors(parts: &mut [(PathBuf, File, Gguf)]) -> Result<(), ModelError> {
+    let mut found = BTreeMap::new();
+    for (path, file, gguf) in parts.iter() {
+        for tensor in gguf.tensors.iter().filter(|tensor| is_of_positions(&tensor.name)) {
+            let wrong = |why: &str| ModelError::Gguf {
+                path: path.clone(),
+                why: format!("{} {why}", tensor.name),
+            };
+            let Kind::Known(format) = tensor.kind else { return Err(wrong("is of no known type")) };
+            let fits = tensor.shape.len() == 1 && tensor.bytes <= MAX_DIVISORS_BYTES;
+            if !fits || format.block().is_some() {
+                return Err(wrong("is no short list of numbers"));
+            }
+            let mut bytes = vec![0; tensor.bytes as usize];
+            let read = file.read_exact_at(&mut bytes, tensor.offset);
+            read.map_err(|source| ModelError::Io { path: path.clone(), source })?;
+            let mut divisors = vec![0.0; tensor.shape[0] as usize];
+            widen(format, &bytes, &mut divisors);
+            if divisors.iter().any(|by| !(1e-6..=1e6).contains(by)) {
+                return Err(wrong("divides by what no model has"));
+            }
+            found.insert(tensor.name.clone(), divisors);
+        }
+    }
+    if let Some((.., first)) = parts.first_mut() {
+        first.divisors = found;
+    }
+    Ok(())
 }

@@ -272,6 +272,62 @@ mod tests {
     }
 
     #[test]
+    fn gguf_files_in_pieces_read_as_they_do() {
+        let dir = tempfile::tempdir().unwrap();
+        let of_file = |path: &Path| {
+            let model = ModelDir::open(path).unwrap();
+            let config = fs::read(model.path().join("config.json")).unwrap();
+            let go_on = &mut |_, _| ControlFlow::Continue(());
+            let manifest = Manifest::of(&model, config, go_on).unwrap().unwrap();
+            let manifest = Manifest::from_bytes(&manifest.to_bytes().unwrap()).unwrap();
+            let data = data(&model, &dir.path().join("data"));
+            let other = ModelDir::arriving(&manifest, dir.path(), data, Arc::new(AllThere));
+            let other = other.unwrap();
+            assert_eq!((model.spec(), model.formats()), (other.spec(), other.formats()));
+            for which in Matrix::all(model.spec()) {
+                let read = |model: &ModelDir| {
+                    let source = model.matrix(which).unwrap();
+                    let (inputs, outputs) = (source.rows(), source.columns());
+                    let (mut some, mut wide) = (Vec::new(), vec![0.0; (3 * inputs) as usize]);
+                    if source.format().block().is_some() {
+                        source
+                            .read_raw_rows(inputs / 3..inputs - 5, 1..outputs, &mut some)
+                            .unwrap();
+                    }
+                    let scratch = &mut Vec::new();
+                    source.read_f32(0..inputs, 2..5, &mut wide, 3, 0, scratch).unwrap();
+                    (some, wide)
+                };
+                assert!(read(&model) == read(&other), "{which:?}");
+            }
+            for which in Vector::all(model.spec()) {
+                assert_eq!(model.vector(which).unwrap(), other.vector(which).unwrap(), "{which:?}");
+            }
+            model.pieces().unwrap().cuts().iter().filter(|cut| cut.tile > 0).count()
+        };
+        for name in ["tiny", "mixed"] {
+            of_file(&golden("").parent().unwrap().join(format!("gguf/{name}.gguf")));
+        }
+        // Rows of queries in pairs, and matrices in tiles of blocks.
+        let shape = crate::shape::Shape {
+            family: "llama",
+            kv_heads: 2,
+            vocabulary: 300,
+            inner: 2048,
+            ..crate::shape::Shape::bert(1, 1024, 8)
+        };
+        for bits in crate::Quantisation::ALL {
+            let from = dir.path().join(bits.name());
+            fs::create_dir(&from).unwrap();
+            shape.write(&from, u64::MAX, &mut |_| {}).unwrap();
+            let model = ModelDir::open(&from).unwrap().quantised(bits).unwrap();
+            let file = dir.path().join(format!("{bits}.gguf"));
+            model.write_gguf(&file, &mut |_, _| {}).unwrap();
+            assert_eq!(of_file(&file), 2, "{bits}");
+        }
+    }
+
+    #[test]
     fn what_is_not_there_is_an_error_that_says_why() {
         let (model, manifest) = manifest(&golden("bert"));
         let dir = tempfile::tempdir().unwrap();

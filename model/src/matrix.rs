@@ -204,7 +204,7 @@ impl MatrixSource<'_> {
         if self.rounds() {
             return self.rounded_rows(inputs, output..output + 1, out);
         }
-        self.store.read_at(self.shard, out, part.start + self.place(part.rows.start) * part.pitch)
+        self.read_row(part.rows.start, &part.blocks, out)
     }
 
     /// Reads the blocks of some outputs, as [`MatrixSource::read_raw_blocks`] those of one, one output after
@@ -227,11 +227,33 @@ impl MatrixSource<'_> {
         if self.rounds() {
             return self.rounded_rows(inputs, outputs, out);
         }
-        if self.paired == 0 && part.bytes == part.pitch {
-            return self.store.read_at(self.shard, out, part.start + part.rows.start * part.pitch);
+        let pitch = self.format.bytes(self.pitch, 1);
+        if self.paired == 0 && part.bytes == pitch && self.tile == self.pitch {
+            return self.store.read_at(self.shard, out, self.offset + part.rows.start * pitch);
         }
         for (row, out) in part.rows.zip(out.chunks_exact_mut(part.bytes as usize)) {
-            self.store.read_at(self.shard, out, part.start + self.place(row) * part.pitch)?;
+            self.read_row(row, &part.blocks, out)?;
+        }
+        Ok(())
+    }
+
+    /// Reads some blocks of a row from where they stand: in one tile or in several.
+    fn read_row(&self, row: u64, blocks: &Range<u64>, out: &mut [u8]) -> Result<(), ModelError> {
+        let Some(WeightBlock { values, bytes: size, .. }) = self.format.block() else {
+            return Ok(());
+        };
+        let (values, size, row) = (u64::from(values), u64::from(size), self.place(row));
+        let (of_tile, all) = ((self.tile / values).max(1), self.pitch / values);
+        let (mut from, mut out) = (blocks.start, out);
+        while from < blocks.end {
+            let begin = from / of_tile * of_tile;
+            let end = all.min(begin + of_tile);
+            let to = blocks.end.min(end);
+            // All rows of a tile stand before the next one.
+            let place = begin * self.height + row * (end - begin) + (from - begin);
+            let (some, rest) = out.split_at_mut(((to - from) * size) as usize);
+            self.store.read_at(self.shard, some, self.offset + place * size)?;
+            (from, out) = (to, rest);
         }
         Ok(())
     }
@@ -243,12 +265,11 @@ impl MatrixSource<'_> {
         };
         self.check(&inputs, &outputs)?;
         let first = u64::from(inputs.start / block.values);
-        let end = u64::from(inputs.end.div_ceil(block.values)).max(first);
+        let end = if inputs.is_empty() { first } else { inputs.end.div_ceil(block.values).into() };
         let (of_output, bytes) = (self.first_output, u64::from(block.bytes));
         Ok(Part {
-            start: self.offset + first * bytes,
-            bytes: if inputs.is_empty() { 0 } else { (end - first) * bytes },
-            pitch: self.format.bytes(self.pitch, 1),
+            blocks: first..end,
+            bytes: (end - first) * bytes,
             rows: of_output + u64::from(outputs.start)..of_output + u64::from(outputs.end),
         })
     }
@@ -341,17 +362,15 @@ impl MatrixSource<'_> {
         if rows.is_empty() || columns.is_empty() {
             return Ok(());
         }
-        let row_bytes = self.pitch / values * size;
         let most = (BUFFER_BYTES / size).max(1);
         let (first, end) = (columns.start / values, columns.end.div_ceil(values));
         let mut wide = [0.0; blocks::MOST_VALUES];
         for (place, row) in (at..).zip(rows) {
-            let start = self.offset + self.place(row) * row_bytes;
             for block in (first..end).step_by(most as usize) {
                 let count = most.min(end - block);
                 scratch.resize(scratch.len().max((count * size) as usize), 0);
                 let bytes = &mut scratch[..(count * size) as usize];
-                self.store.read_at(self.shard, bytes, start + block * size)?;
+                self.read_row(row, &(block..block + count), bytes)?;
                 for (block, bytes) in (block..).zip(bytes.chunks_exact(size as usize)) {
                     decode(self.format, bytes, &mut wide[..values as usize]);
                     let begin = block * values;
@@ -438,12 +457,10 @@ pub(crate) fn in_pairs(at: u64, width: u64) -> u64 {
 
 /// Blocks of some stored rows.
 struct Part {
-    /// Where those of the first row of all lie in the file.
-    start: u64,
+    /// Which of a row.
+    blocks: Range<u64>,
     /// Bytes of those of one row.
     bytes: u64,
-    /// Bytes of a whole row.
-    pitch: u64,
     rows: Range<u64>,
 }
 

@@ -23,6 +23,8 @@ const PIECE_BYTES: u64 = 256 << 10;
 pub const MAX_PIECE_BYTES: u64 = 4 << 20;
 /// The narrowest run of a row in a tile: below, reading runs costs more than it spares.
 const LEAST_RUN: u64 = 128;
+/// The same of values that stand in blocks: so many of them.
+const BLOCKS_OF: u64 = 256;
 
 /// Which side of a matrix devices share.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -97,9 +99,9 @@ impl Pieces {
         Self { cuts: Vec::new(), places: HashMap::new(), starts: vec![0], most }
     }
 
-    /// Adds a tensor of stored rows, unless it is there already. False if there are too many bytes
-    /// or pieces.
-    fn add(&mut self, name: &str, rows: u64, row_bytes: u64, tiled: bool) -> bool {
+    /// Adds a tensor of stored rows, unless it is there already: in tiles of whole multiples of so many bytes of a
+    /// row, or cut by bytes. False if there are too many bytes or pieces.
+    fn add(&mut self, name: &str, rows: u64, row_bytes: u64, tiled: Option<u64>) -> bool {
         if self.places.contains_key(name) {
             return true;
         }
@@ -107,9 +109,9 @@ impl Pieces {
         let Some(end) = rows.checked_mul(row_bytes).and_then(|bytes| at.checked_add(bytes)) else {
             return false;
         };
-        // Whole multiples of the least run, so that tiles begin where panels do.
-        let run = (PIECE_BYTES / rows.max(1)).max(LEAST_RUN) / LEAST_RUN * LEAST_RUN;
-        let tiled = tiled && run < row_bytes && rows * run <= MAX_PIECE_BYTES;
+        let least = tiled.unwrap_or(LEAST_RUN).max(1);
+        let run = (PIECE_BYTES / rows.max(1)).max(least) / least * least;
+        let tiled = tiled.is_some() && run < row_bytes && rows * run <= MAX_PIECE_BYTES;
         let step = if tiled { rows * run } else { PIECE_BYTES };
         if self.starts.len() as u64 + (end - at) / step > self.most {
             return false;
@@ -201,20 +203,26 @@ impl ModelDir {
         for which in Vector::all(self.spec()) {
             let name = self.vector_name(which)?;
             let bytes = self.tensor_bytes(&name)?;
-            pieces.add(&name, 1, bytes, false).then_some(()).ok_or_else(large)?;
+            pieces.add(&name, 1, bytes, None).then_some(()).ok_or_else(large)?;
         }
         for which in Matrix::all(self.spec()) {
             let source = self.matrix(which)?;
             // Whatever its values stand in.
             let row_bytes = self.tensor_bytes(&source.name)? / source.height.max(1);
             let tiled = (source.storage == Storage::OutputRows) == (split(which) == Split::Inputs);
-            let added = pieces.add(&source.name, source.height, row_bytes, tiled);
+            // Tiles begin where panels do, and between blocks.
+            let least = match source.stored.block() {
+                Some(block) => u64::from(block.bytes) * BLOCKS_OF.div_ceil(block.values.into()),
+                None => LEAST_RUN,
+            };
+            let least = tiled.then_some(least);
+            let added = pieces.add(&source.name, source.height, row_bytes, least);
             added.then_some(()).ok_or_else(large)?;
         }
         for table in tables(self.spec()) {
             let (name, rows, _) = self.table(table)?;
             let row_bytes = self.tensor_bytes(&name)? / u64::from(rows.max(1));
-            let added = pieces.add(&name, rows.into(), row_bytes, false);
+            let added = pieces.add(&name, rows.into(), row_bytes, None);
             added.then_some(()).ok_or_else(large)?;
         }
         Ok(pieces)
@@ -248,7 +256,12 @@ impl ModelDir {
         Ok(match cut.tile {
             0 => cut.run(rows.start * cut.row_bytes..rows.end * cut.row_bytes),
             tile => {
-                let of = |column: u64| cut.first + (source.stored.bytes(1, column) / tile) as u32;
+                // Of a value in a block, where that begins.
+                let byte = |column: u64| match source.stored.block() {
+                    Some(block) => column / u64::from(block.values) * u64::from(block.bytes),
+                    None => source.stored.bytes(1, column),
+                };
+                let of = |column: u64| cut.first + (byte(column) / tile) as u32;
                 of(columns.start)..of(columns.end - 1) + 1
             }
         })
@@ -327,18 +340,21 @@ mod tests {
     #[test]
     fn a_tensor_is_cut_once_by_bytes_or_by_tiles() {
         let mut pieces = Pieces::new(MOST_PIECES);
-        assert!(pieces.add("a", 1, 100, false));
-        assert!(pieces.add("rows", 1024, 4096, false));
-        assert!(pieces.add("tiles", 1024, 4096, true));
-        assert!(pieces.add("a", 5, 5, true), "there already");
-        assert!(pieces.add("none", 0, 12, true) && pieces.add("narrow", 3, 100, true));
+        assert!(pieces.add("a", 1, 100, None));
+        assert!(pieces.add("rows", 1024, 4096, None));
+        assert!(pieces.add("tiles", 1024, 4096, Some(LEAST_RUN)));
+        assert!(pieces.add("a", 5, 5, Some(LEAST_RUN)), "there already");
+        assert!(
+            pieces.add("none", 0, 12, Some(LEAST_RUN))
+                && pieces.add("narrow", 3, 100, Some(LEAST_RUN))
+        );
         assert_eq!(pieces.count(), 1 + 16 + 16 + 1);
         assert_eq!(pieces.cut("rows").unwrap().tile, 0);
         assert_eq!(pieces.cut("tiles").unwrap().tile, 256);
         assert_eq!(pieces.cut("narrow").unwrap().tile, 0, "one piece anyway");
         assert_eq!(pieces.bytes(3), 256 << 10);
-        assert!(!pieces.add("absurd", u64::MAX, 2, false));
-        assert!(!pieces.add("absurd", 1 << 30, 1 << 30, false));
+        assert!(!pieces.add("absurd", u64::MAX, 2, None));
+        assert!(!pieces.add("absurd", 1 << 30, 1 << 30, None));
         assert_eq!(pieces.span(99), 0..0);
     }
 
@@ -368,7 +384,7 @@ mod tests {
         fn pieces_follow_one_another(sizes in prop::collection::vec((0u64..3000, 0u64..5000, any::<bool>()), 1..6)) {
             let mut pieces = Pieces::new(MOST_PIECES);
             for (i, (rows, row_bytes, tiled)) in sizes.iter().enumerate() {
-                prop_assert!(pieces.add(&i.to_string(), *rows, *row_bytes, *tiled));
+                prop_assert!(pieces.add(&i.to_string(), *rows, *row_bytes, tiled.then_some(LEAST_RUN)));
             }
             let total: u64 = sizes.iter().map(|(rows, bytes, _)| rows * bytes).sum();
             prop_assert_eq!(pieces.total(), total);

@@ -190,7 +190,11 @@ impl Store {
             let wrong = |problem| ModelError::Header { path: path.to_owned(), problem };
             let impossible = || wrong(HeaderProblem::Impossible { tensor: name.clone() });
             let count = shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
-            let bytes = bits(dtype).and_then(|bits| Some(count?.checked_mul(bits)? / 8));
+            let of_gguf = from_gguf(dtype);
+            let bytes = match of_gguf {
+                Some((format, _)) => Kind::Known(format).bytes_of(shape),
+                None => bits(dtype).and_then(|bits| Some(count?.checked_mul(bits)? / 8)),
+            };
             let tensor = Tensor {
                 shard: 0,
                 dtype: dtype.clone(),
@@ -198,9 +202,13 @@ impl Store {
                 offset: 0,
                 bytes: bytes.ok_or_else(impossible)?,
                 tile: 0,
-                format: format(dtype),
-                paired: 0,
+                format: of_gguf.map(|(format, _)| format).or_else(|| format(dtype)),
+                paired: of_gguf.map_or(0, |(_, paired)| paired),
             };
+            let rows = shape.first().copied().unwrap_or(0);
+            if tensor.paired > 0 && !rows.is_multiple_of(tensor.paired.saturating_mul(2)) {
+                return Err(impossible());
+            }
             if known.insert(name.clone(), tensor).is_some() {
                 return Err(wrong(HeaderProblem::Twice { tensor: name.clone() }));
             }
@@ -446,6 +454,25 @@ pub(crate) struct Listed {
 /// What stands before the types of tensors of a GGUF file in a manifest: whoever has the file compares it with that,
 /// and pieces of it are of no use yet to whoever has not.
 pub(crate) const OF_GGUF: &str = "GGUF ";
+
+/// How a manifest says the type of a tensor of such a file, whose rows may stand in pairs by so many heads.
+pub(crate) fn of_gguf(dtype: &str, paired: u64) -> String {
+    match paired {
+        0 => format!("{OF_GGUF}{dtype}"),
+        heads => format!("{OF_GGUF}{dtype} in pairs of {heads}"),
+    }
+}
+
+/// The same read: none where it is of no such file, or of no known type.
+fn from_gguf(dtype: &str) -> Option<(WeightFormat, u64)> {
+    let text = dtype.strip_prefix(OF_GGUF)?;
+    let (name, paired) = match text.split_once(" in pairs of ") {
+        Some((name, heads)) => (name, heads.parse().ok()?),
+        None => (text, 0),
+    };
+    let known = |format: &WeightFormat| format.name().eq_ignore_ascii_case(name);
+    Some((WeightFormat::ALL.into_iter().find(known)?, paired))
+}
 
 /// Bytes of one sample: a block that every disk reads at once.
 const SAMPLE_BYTES: u64 = 4096;

@@ -106,3 +106,18 @@ async fn devices_without_the_model_round_what_they_are_brought() {
     let have = cluster.client().await.unwrap().run(&tokens, Output::Hidden).await.unwrap();
     assert_eq!(have.tensors, want.tensors, "the same files, the same plan, the same bits");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gguf_file_is_brought_to_devices_that_have_it_not() {
+    let model = root().join("testdata/gguf/mixed.gguf");
+    let tokens = [[5u32, 17, 9, 30, 2]];
+    let setup = || Setup { shares: vec![1.0, 2.0], ..Setup::new(&model) };
+    let with = TestCluster::start(setup()).unwrap();
+    let want = with.client().await.unwrap().run(&tokens, Output::Hidden).await.unwrap();
+    drop(with);
+    let caches = tempfile::tempdir().unwrap();
+    let cluster =
+        TestCluster::start(Setup { caches: Some(caches.path().to_owned()), ..setup() }).unwrap();
+    let have = cluster.client().await.unwrap().run(&tokens, Output::Hidden).await.unwrap();
+    assert_eq!(have.tensors, want.tensors, "the same blocks, the same plan, the same bits");
+}

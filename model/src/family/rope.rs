@@ -84,6 +84,8 @@ pub(super) fn rotary(config: &Fields<'_>, turns: Turns) -> Result<Positions, Mod
         }),
         _ => None,
     };
+    // No text is long where those of the model's training were as long as any.
+    let long = long.filter(|long| long.above < limit);
     let inverse_frequencies = rule.finite(frequencies)?;
     let scale = scale as f32;
     if !scale.is_finite() {

@@ -1,6 +1,6 @@
 //! The config of a model whose weights are in a GGUF file, as its checkpoint would have it.
 
-use super::{Gguf, Value};
+use super::{DIVISORS, Gguf, Value};
 use serde_json::{Map, Value as Json, json};
 use std::collections::BTreeMap;
 
@@ -70,7 +70,6 @@ const KNOWN: [&str; 24] = [
 const PAIRED: [&str; 2] = ["llama", "smollm3"];
 /// More than any model has.
 const MAX_LAYERS: u64 = 4096;
-const MAX_PAIRS: usize = 1 << 16;
 
 impl Gguf {
     /// What it calls its kind of model.
@@ -224,15 +223,24 @@ impl Gguf {
         };
         let name = field("rope.scaling.attn_factor");
         let scale = self.number(&name);
-        if let Some(pairs) = self.rows(STRETCHES[0]).filter(|_| self.rows(STRETCHES[1]).is_some()) {
-            // What the tensors say follows when they are read.
-            let ones = vec![1.0; usize::try_from(pairs).unwrap_or(0).min(MAX_PAIRS)];
+        // Each pair of columns has a divisor of its own: for short texts and for long ones, or for all.
+        let divisors = |name: &str| self.divisors.get(name);
+        let both = divisors(STRETCHES[0]).zip(divisors(STRETCHES[1]));
+        let one = divisors(DIVISORS).map(|all| (all, all));
+        if let Some((short, long)) = both.or(one) {
+            if let Some(other) = self
+                .text(&field("rope.scaling.type"))
+                .filter(|kind| !["none", "longrope", "llama3"].contains(kind))
+            {
+                return Err(format!("positions are stretched twice: by {other:?} and by tensors"));
+            }
             let mut scaling = json!({
-                "attention_factor": scale.unwrap_or(1.0), "long_factor": ones,
-                "rope_type": "longrope", "short_factor": ones,
+                "attention_factor": scale.unwrap_or(1.0), "long_factor": long,
+                "rope_type": "longrope", "short_factor": short,
             });
             let original = field("rope.scaling.original_context_length");
-            if let Some(rows) = self.whole(&original) {
+            let original = self.whole(&original).filter(|_| both.is_some());
+            if let Some(rows) = original {
                 scaling["original_max_position_embeddings"] = json!(rows);
             }
             return Ok(Some(scaling));

@@ -83,6 +83,7 @@ impl FrameHeader {
         out[5] = match self.wire {
             WireType::F32 => 0,
             WireType::F16 => 1,
+            WireType::Q8 => 2,
         };
         out[6..8].copy_from_slice(&self.tile.to_le_bytes());
         out[8..12].copy_from_slice(&self.transfer.to_le_bytes());
@@ -109,6 +110,7 @@ impl FrameHeader {
         let wire = match bytes[5] {
             0 => WireType::F32,
             1 => WireType::F16,
+            2 => WireType::Q8,
             code => return Err(FrameError::Wire { code }),
         };
         let word = |at: usize| {

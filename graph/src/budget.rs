@@ -228,11 +228,11 @@ pub fn rounded(spec: &ModelSpec, plan: &Plan, program: &Program, needs: Needs) -
         match tensor.memory {
             Memory::Device => {
                 let slot = &mut slots[tensor.slot.0 as usize];
-                *slot = (tensor.element.bytes() * width * u64::from(1 + more(rows))).max(*slot);
+                *slot = (tensor.element.row(width) * u64::from(1 + more(rows))).max(*slot);
             }
             // All slots of tiles are of the size of the largest.
             Memory::Staging if tensor.role != Role::Candidates => {
-                let bytes = width * tensor.element.bytes();
+                let bytes = tensor.element.row(width);
                 tile = (bytes * u64::from(rows + more(rows))).max(tile);
             }
             Memory::Staging | Memory::Stream => {}

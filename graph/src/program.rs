@@ -56,6 +56,7 @@ impl Memory {
         match (self, wire) {
             (Self::Device, _) | (Self::Staging, WireType::F32) => Element::F32,
             (Self::Staging, WireType::F16) => Element::F16,
+            (Self::Staging, WireType::Q8) => Element::Q8,
             (Self::Stream, _) => Element::Byte,
         }
     }
@@ -68,17 +69,20 @@ pub enum Element {
     F32,
     /// IEEE 16-bit float.
     F16,
+    /// A whole number of 8 bits, with a scale for each 32 of a row ([`WireType::Q8`]).
+    Q8,
     /// A byte that is no number, as of weights in the format of their piece.
     Byte,
 }
 
 impl Element {
-    /// Bytes of one.
-    pub const fn bytes(self) -> u64 {
+    /// Bytes of a row of so many.
+    pub const fn row(self, values: u64) -> u64 {
         match self {
-            Self::F32 => 4,
-            Self::F16 => 2,
-            Self::Byte => 1,
+            Self::F32 => WireType::F32.row(values),
+            Self::F16 => WireType::F16.row(values),
+            Self::Q8 => WireType::Q8.row(values),
+            Self::Byte => values,
         }
     }
 }
@@ -103,7 +107,7 @@ pub struct Tensor {
 impl Tensor {
     /// Bytes of all of it.
     pub fn bytes(&self) -> u64 {
-        u64::from(self.rows.len()) * u64::from(self.width) * self.element.bytes()
+        u64::from(self.rows.len()) * self.element.row(self.width.into())
     }
 }
 
@@ -465,7 +469,7 @@ impl Program {
     /// Bytes of a region.
     pub fn region_bytes(&self, region: &Region) -> u64 {
         let element = self.tensor(region.tensor).element;
-        u64::from(region.rows.len()) * u64::from(region.columns.len()) * element.bytes()
+        u64::from(region.rows.len()) * element.row(region.columns.len().into())
     }
     /// Bytes of all slots: what the program takes besides weights that stay.
     pub fn slot_bytes(&self, memory: Memory) -> Bytes {

@@ -400,7 +400,7 @@ pub(crate) fn problem(
     let n = units.rows as usize;
     let alone = d == 1;
     let mean_rows = mean(loads, &Load::rows);
-    let bytes = f64::from(spec.hidden) * f64::from(means.wire.width());
+    let bytes = means.wire.row(spec.hidden.into()) as f64;
     let hops = match means.exchange {
         Exchange::Ring => (d - 1) as f64,
         Exchange::Direct => 1.0,

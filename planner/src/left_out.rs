@@ -299,9 +299,7 @@ fn of_others(rings: &Rings<'_>, plan: &Plan, traits: &Traits) -> String {
         return format!("the plan needs no more devices; {speed}");
     }
     let request = rings.request;
-    let bytes = mean(&rings.loads, &Load::rows)
-        * f64::from(request.spec.hidden)
-        * f64::from(plan.wire.width());
+    let bytes = mean(&rings.loads, &Load::rows) * plan.wire.row(request.spec.hidden.into()) as f64;
     let way = |l: &LinkProfile| l.latency + bytes / l.busy_rate * 1e9;
     let between = plan.ring.windows(2).filter_map(|pair| {
         let link = request.profile.link(&pair[0].name, &pair[1].name, plan.link).ok()?;

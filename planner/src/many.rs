@@ -237,11 +237,12 @@ fn cheapest(rings: &mut Rings<'_>, sets: Vec<Vec<usize>>, by_rows: ByRows) -> Op
 /// A few ways that stand for all.
 fn some_ways(rings: &Rings<'_>, devices: usize) -> Vec<Means> {
     let all = means(rings.request, devices);
-    let narrow = all.iter().map(|m| m.wire.width()).min();
+    let bytes = |m: &Means| m.wire.row(rings.request.spec.hidden.into());
+    let narrow = all.iter().map(bytes).min();
     let most = all.iter().map(|m| m.tiles).max().unwrap_or(1).min(4);
     let few = |m: &Means| m.tiles == most || m.tiles == 1;
     let some: Vec<Means> =
-        all.iter().copied().filter(|m| Some(m.wire.width()) == narrow && few(m)).collect();
+        all.iter().copied().filter(|m| Some(bytes(m)) == narrow && few(m)).collect();
     if some.is_empty() { all } else { some }
 }
 

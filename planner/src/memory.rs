@@ -211,10 +211,10 @@ impl Memory {
         let (gathered, staged) = if devices == 1 {
             (1, 0)
         } else {
-            (if runs == 1 { 2 } else { 3 }, 2 * u64::from(means.wire.width()))
+            (if runs == 1 { 2 } else { 3 }, 2 * means.wire.row(spec.hidden.into()))
         };
         let gathered = gathered * rows.div_ceil(runs) * row;
-        let staging = staged * rows * u64::from(spec.hidden);
+        let staging = staged * rows;
         let mut total = self.base(spec, threads, allowed.max_rows);
         total += own * row * live + gathered + staging;
         match spec.head {

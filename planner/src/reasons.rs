@@ -68,8 +68,10 @@ fn cut(plan: &Plan) -> String {
     if plan.exchange == Exchange::Direct {
         text += ", tiles straight to everyone";
     }
-    if plan.wire == WireType::F16 {
-        text += ", 16 bits on the wire";
+    match plan.wire {
+        WireType::F32 => {}
+        WireType::F16 => text += ", 16 bits on the wire",
+        WireType::Q8 => text += ", 8 bits on the wire",
     }
     match plan.link {
         LinkType::Tls => {}

@@ -62,8 +62,7 @@ pub(crate) fn plan(
     let parts = parts(request, means, *texts);
     let stages = (0..n).map(|d| stage(request, memory, loads, d, parts));
     let stages = stages.collect::<Result<Vec<Stage>, _>>()?;
-    let bytes =
-        mean(loads, &Load::rows) * f64::from(request.spec.hidden) * f64::from(means.wire.width());
+    let bytes = mean(loads, &Load::rows) * means.wire.row(request.spec.hidden.into()) as f64;
     // Nanoseconds of all rows from one device to another; endless where they cannot reach. Kernels
     // wait meanwhile, so that bytes do not delay them.
     let way = |from: usize, to: usize| {

@@ -90,7 +90,7 @@ pub(super) struct Local {
     /// Tiles of each device's rows; 1 means no overlap. Default: 4.
     #[arg(long, value_name = "T", requires = "model", value_parser = clap::value_parser!(u16).range(1..=64))]
     tiles: Option<u16>,
-    /// How activations travel: f32, or f16 (half the bytes, and lossy). Default: f32.
+    /// How activations travel: f32, f16 (half the bytes, and lossy), or q8 (28% of them, and lossier). Default: f32.
     #[arg(long, value_name = "W", requires = "model")]
     wire: Option<WireType>,
     /// Round the model's matrices to q8, q6 or q4 as they are read, which is lossy. Default: as its files have

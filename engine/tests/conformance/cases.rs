@@ -39,6 +39,8 @@ pub fn cases(dir: &ModelDir) -> Vec<Case> {
         }
         cases.push(case(Strategy::Galaxy, split, 2, WireType::F16, &few));
         cases.push(case(Strategy::Sequence, split, 2, WireType::F16, &few));
+        cases.push(case(Strategy::Galaxy, split, 2, WireType::Q8, &few));
+        cases.push(case(Strategy::Sequence, split, 2, WireType::Q8, &few));
         for (strategy, tiles) in [(Strategy::Sequence, 1), (Strategy::Sequence, 2)] {
             cases.push(case(strategy, split, tiles, WireType::F32, &few));
         }

@@ -15,6 +15,8 @@ const LIMIT: f64 = 2e-6;
 const HALF: f64 = 4.9e-4;
 /// Half of the least number of 16 bits: what is smaller becomes that or nothing.
 const LEAST_HALF: f64 = 3e-8;
+/// The same of numbers of 8 bits, whose largest is 127.
+const EIGHTH: f64 = 1.0 / 253.0;
 /// What passes where nothing is rounded to 16 bits.
 const EXACT: (f64, f64) = (LIMIT, 0.0);
 
@@ -167,10 +169,12 @@ impl Device<'_> {
             worst = worst.max(compare(&values, &given.values, EXACT));
         }
         if let Some((tile, region)) = output.zip(writes) {
-            let got = decode(program.wire, tile.bytes(size(&region)));
+            let columns = region.columns.len() as usize;
+            let got = decode(program.wire, columns, tile.bytes(size(&region)));
             let limit = match program.wire {
                 WireType::F32 => EXACT,
                 WireType::F16 => (LIMIT + HALF, LEAST_HALF),
+                WireType::Q8 => (LIMIT + EIGHTH, 0.0),
             };
             let error = compare(&got, &given.values, limit);
             if program.wire == WireType::F32 {

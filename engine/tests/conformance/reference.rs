@@ -6,7 +6,7 @@ use galaxy_engine::compute::{Binding, Inputs};
 use galaxy_graph::{
     lower::kv_span,
     operators::{OperatorGraph, OperatorId, Weight, WeightId},
-    program::{OpKind, Operation, OutputKind, Program, Reduce, Region, TensorId},
+    program::{Memory, OpKind, Operation, OutputKind, Program, Reduce, Region, TensorId},
 };
 use galaxy_model::{
     Activation, ClassActivation, HeadSpec, LAPLACE_DEVIATION, LAPLACE_MEAN, Matrix, ModelDir,
@@ -187,7 +187,11 @@ impl Reference {
     ) -> Given {
         self.scale = 0.0;
         let rows = |this: &Self, at: usize| this.read(program, &operation.reads[at]);
-        let tile = || decode(program.wire, staged.expect("a staged tile"));
+        let staged_columns = || {
+            let staged = |r: &&Region| program.tensor(r.tensor).memory == Memory::Staging;
+            operation.reads.iter().find(staged).expect("a staged tile").columns.len() as usize
+        };
+        let tile = || decode(program.wire, staged_columns(), staged.expect("a staged tile"));
         let mut values = Vec::new();
         let mut written = Vec::new();
         match operation.kind {
@@ -694,7 +698,7 @@ impl Reference {
 }
 
 /// The values of a tile in wire format.
-pub fn decode(wire: WireType, bytes: &[u8]) -> Vec<f64> {
+pub fn decode(wire: WireType, columns: usize, bytes: &[u8]) -> Vec<f64> {
     match wire {
         WireType::F32 => bytes
             .chunks_exact(4)
@@ -704,5 +708,17 @@ pub fn decode(wire: WireType, bytes: &[u8]) -> Vec<f64> {
             .chunks_exact(2)
             .map(|b| half::f16::from_le_bytes(b.try_into().unwrap()).to_f64())
             .collect(),
+        // Of each row the scales of 32 values each, then these.
+        WireType::Q8 => {
+            let row = |row: &[u8]| -> Vec<f64> {
+                let (scales, values) = row.split_at(4 * columns.div_ceil(32));
+                let scale = |at: usize| {
+                    f64::from(f32::from_le_bytes(scales[4 * at..][..4].try_into().unwrap()))
+                };
+                let value = |at: usize| f64::from(values[at] as i8) * scale(at / 32);
+                (0..columns).map(value).collect()
+            };
+            bytes.chunks_exact(wire.row(columns as u64) as usize).flat_map(row).collect()
+        }
     }
 }

@@ -109,7 +109,7 @@ impl Builder {
 
     /// A tile of `bytes` that are no values.
     pub fn bytes_tile(&mut self, role: Role, bytes: u64) -> Value {
-        let width = bytes.div_ceil(u64::from(self.wire.width()));
+        let width = self.wire.values(bytes);
         self.tensor(role, Span::first(1), u32::try_from(width).unwrap_or(u32::MAX))
     }
 
@@ -131,7 +131,7 @@ impl Builder {
         let needs = |operator: &Operator| operator.operate().workspace(Sizes::of(operation));
         let bytes = operator.map_or(0, needs);
         if bytes > 0 {
-            let width = u32::try_from(bytes.div_ceil(Element::F32.bytes())).unwrap_or(u32::MAX);
+            let width = u32::try_from(bytes.div_ceil(Element::F32.row(1))).unwrap_or(u32::MAX);
             let workspace = self.tensor(Role::Workspace, Span::first(1), width).all();
             let operation = self.operations.last_mut().expect("it was pushed");
             operation.writes.push(workspace);

@@ -42,7 +42,7 @@ impl Device<'_> {
     pub(super) fn staggers(&self) -> Option<usize> {
         let tiles = self.tiles.iter().map(Vec::len).max().unwrap_or(0);
         let rows = self.tiles.iter().flatten().map(|t| t.len()).max().unwrap_or(0);
-        let row = u64::from(self.hidden()) * u64::from(self.plan.wire.width());
+        let row = self.plan.wire.row(self.hidden().into());
         let plain = !self.plan.any_sequence() && self.plan.exchange == Exchange::Ring;
         let worth = tiles >= LEAST_TILES && u64::from(rows) * row >= LEAST_BYTES;
         (self.ring.len() > 1 && plain && worth).then_some(tiles)

@@ -3,6 +3,7 @@
 
 use super::{
     area::{Area, AreaMut, WireRows},
+    eighths,
     threads::Threads,
     vector,
 };
@@ -14,11 +15,24 @@ compile_error!("tiles are little endian, and are used where they lie");
 /// Values of a row that are widened at a time, on the stack.
 const PIECE: usize = 256;
 
+const _: () = assert!(PIECE.is_multiple_of(eighths::GROUP));
+
 /// Rows in wire format, `columns` values each.
 #[derive(Clone, Copy)]
 pub(crate) enum Tile<'a> {
-    F32 { values: &'a [f32], columns: usize },
-    F16 { bits: &'a [u16], columns: usize },
+    F32 {
+        values: &'a [f32],
+        columns: usize,
+    },
+    F16 {
+        bits: &'a [u16],
+        columns: usize,
+    },
+    /// Of each row the scales of its groups, then its values.
+    Q8 {
+        bytes: &'a [u8],
+        columns: usize,
+    },
 }
 
 impl<'a> Tile<'a> {
@@ -39,6 +53,7 @@ impl<'a> Tile<'a> {
                 let bits = bytemuck::try_cast_slice(bytes).ok()?;
                 Some(Self::F16 { bits, columns })
             }
+            WireType::Q8 => aligned(wire, bytes).then_some(Self::Q8 { bytes, columns }),
         }
     }
 }
@@ -46,17 +61,34 @@ impl<'a> Tile<'a> {
 impl Tile<'_> {
     /// Rows and columns.
     pub(crate) fn shape(&self) -> (usize, usize) {
-        let (len, columns) = match *self {
-            Self::F32 { values, columns } => (values.len(), columns),
-            Self::F16 { bits, columns } => (bits.len(), columns),
+        let (len, each, columns) = match *self {
+            Self::F32 { values, columns } => (values.len(), columns, columns),
+            Self::F16 { bits, columns } => (bits.len(), columns, columns),
+            Self::Q8 { bytes, columns } => (bytes.len(), row_bytes(WireType::Q8, columns), columns),
         };
-        (len.checked_div(columns).unwrap_or(0), columns)
+        (len.checked_div(each).unwrap_or(0), columns)
     }
 }
 
 /// Bytes of rows in wire format.
 pub(crate) fn tile_bytes(wire: WireType, rows: usize, columns: usize) -> Option<usize> {
-    rows.checked_mul(columns)?.checked_mul(wire.width() as usize)
+    rows.checked_mul(columns)?.checked_mul(4)?;
+    rows.checked_mul(row_bytes(wire, columns))
+}
+
+fn row_bytes(wire: WireType, columns: usize) -> usize {
+    wire.row(columns as u64) as usize
+}
+
+/// Scales and values of a row of 8 bits.
+fn eight(row: &[u8], columns: usize) -> (&[f32], &[i8]) {
+    let (scales, values) = row.split_at(4 * columns.div_ceil(eighths::GROUP));
+    (bytemuck::cast_slice(scales), &bytemuck::cast_slice(values)[..columns])
+}
+
+fn eight_mut(row: &mut [u8], columns: usize) -> (&mut [f32], &mut [i8]) {
+    let (scales, values) = row.split_at_mut(4 * columns.div_ceil(eighths::GROUP));
+    (bytemuck::cast_slice_mut(scales), &mut bytemuck::cast_slice_mut(values)[..columns])
 }
 
 /// Runs `work` on pieces of a row of the tile: (first column, values).
@@ -68,6 +100,17 @@ fn pieces(tile: Tile<'_>, row: usize, mut work: impl FnMut(usize, &[f32])) {
             for (at, bits) in bits[row * columns..][..columns].chunks(PIECE).enumerate() {
                 let wide = &mut wide[..bits.len()];
                 vector::widen_f16(bits, wide);
+                work(at * PIECE, wide);
+            }
+        }
+        Tile::Q8 { bytes, columns } => {
+            let mut wide = [0.0; PIECE];
+            let width = row_bytes(WireType::Q8, columns);
+            let (scales, codes) = eight(&bytes[row * width..][..width], columns);
+            let scales = scales.chunks(PIECE / eighths::GROUP);
+            for ((at, codes), scales) in codes.chunks(PIECE).enumerate().zip(scales) {
+                let wide = &mut wide[..codes.len()];
+                eighths::widen(codes, scales, wide);
                 work(at * PIECE, wide);
             }
         }
@@ -128,7 +171,7 @@ pub(crate) fn export(
     wire: WireType,
     out: &mut [u8],
 ) {
-    let width = rows.columns() * wire.width() as usize;
+    let (columns, width) = (rows.columns(), row_bytes(wire, rows.columns()));
     let values = rows.rows() * rows.columns();
     threads.each(WireRows { bytes: out, width }, 1, values, |first, out| {
         for (at, out) in out.bytes.chunks_exact_mut(width.max(1)).enumerate() {
@@ -156,6 +199,21 @@ pub(crate) fn export(
                         vector::narrow_f16(sum, &mut out[at..at + values.len()]);
                     });
                 }
+                WireType::Q8 => {
+                    let (scales, codes) = eight_mut(out, columns);
+                    let Some(tile) = staged else {
+                        eighths::narrow(row, codes, scales);
+                        continue;
+                    };
+                    pieces(tile, source, |at, values| {
+                        let mut sum = [0.0; PIECE];
+                        let sum = &mut sum[..values.len()];
+                        sum.copy_from_slice(&row[at..at + values.len()]);
+                        vector::add(sum, values);
+                        let codes = &mut codes[at..at + values.len()];
+                        eighths::narrow(sum, codes, &mut scales[at / eighths::GROUP..]);
+                    });
+                }
             }
         }
     });
@@ -163,7 +221,7 @@ pub(crate) fn export(
 
 /// Whether a staging buffer can be used in place.
 pub(crate) fn aligned(wire: WireType, bytes: &[u8]) -> bool {
-    bytes.as_ptr().addr().is_multiple_of(wire.width() as usize)
+    bytes.as_ptr().addr().is_multiple_of(wire.alignment())
 }
 
 #[cfg(test)]
@@ -173,12 +231,12 @@ mod tests {
     #[test]
     fn tiles_go_out_and_come_back() {
         let mut random = Random::default();
-        for wire in [WireType::F32, WireType::F16] {
+        for wire in [WireType::F32, WireType::F16, WireType::Q8] {
             for (rows, columns) in [(1, 1), (1, 7), (5, 300), (64, 513)] {
                 let threads = Threads::new(2);
                 let (values, more) = (random.values(rows * columns), random.values(rows * columns));
                 let bytes = tile_bytes(wire, rows, columns).expect("small");
-                let mut first = vec![0.0_f32; rows * columns];
+                let mut first = vec![0.0_f32; bytes.div_ceil(4)];
                 let mut second = first.clone();
                 let first: &mut [u8] = &mut bytemuck::cast_slice_mut(&mut first)[..bytes];
                 let second: &mut [u8] = &mut bytemuck::cast_slice_mut(&mut second)[..bytes];
@@ -189,13 +247,18 @@ mod tests {
                 let tile = Tile::new(second, wire, rows, columns).expect("a tile");
                 let mut out = vec![f32::NAN; rows * columns];
                 import(&threads, tile, whole_mut(&mut out, rows, columns));
-                let round = |v: f32| match wire {
-                    WireType::F32 => v,
-                    WireType::F16 => half::f16::from_f32(v).to_f32(),
+                let round = |values: &[f32]| -> Vec<f32> {
+                    let mut values = values.to_vec();
+                    match wire {
+                        WireType::F32 => {}
+                        WireType::F16 => vector::round_f16(&mut values),
+                        WireType::Q8 => values.chunks_mut(columns).for_each(eighths::round),
+                    }
+                    values
                 };
                 // To the bit: what is on the wire is rounded once for each export.
-                let sums = values.iter().zip(&more).map(|(v, m)| round(m + round(*v)));
-                let sums: Vec<f32> = sums.collect();
+                let sums: Vec<f32> = round(&values).iter().zip(&more).map(|(v, m)| m + v).collect();
+                let sums = round(&sums);
                 assert_eq!(out, sums, "{wire} {rows}x{columns}");
                 let first = whole(&more, rows, columns);
                 add(&threads, first, tile, whole_mut(&mut out, rows, columns));

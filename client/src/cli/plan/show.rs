@@ -4,8 +4,12 @@ use crate::cli::{
     milliseconds,
     table::{row, table},
 };
-use galaxy_common::{Activations, Bytes, DeviceName, Layout, LinkProfile, Span, Strategy, Unit};
+use galaxy_common::{
+    Activations, Bytes, DeviceName, DevicePlan, Layout, LinkProfile, Span, Strategy, Unit,
+    WeightFormat,
+};
 use galaxy_coord::placement::modes;
+use galaxy_graph::operators::OperatorGraph;
 use galaxy_model::{Formats, ModelSpec};
 use galaxy_planner::{Planned, PlanningError, Workload};
 use serde_json::{Value, json};
@@ -72,7 +76,10 @@ pub fn planned(
         }
         out.push('\n');
     }
-    let _ = write!(out, "\n{}\n{}\n", parts(planned), times(planned));
+    let graph = OperatorGraph::of(spec);
+    let parts = parts(planned, (&graph, formats));
+    let _ = write!(out, "\n{parts}\n{}\n", times(planned));
+    out += &smaller(planned, (&graph, formats));
     if let Some(table) = reading(planned, (spec, formats)) {
         let _ = writeln!(out, "{table}");
     }
@@ -157,12 +164,63 @@ fn listed(names: &[&str]) -> String {
     }
 }
 
+/// Bytes of the matrices that a device holds, by their formats; the largest first.
+fn weights(
+    device: &DevicePlan,
+    (graph, formats): (&OperatorGraph, &Formats),
+) -> Vec<(WeightFormat, u64)> {
+    let mut all: Vec<(WeightFormat, u64)> = Vec::new();
+    let holds = device.holds();
+    for (_, product) in graph.shared() {
+        for run in product.runs(formats, &graph.slices(product, &holds)) {
+            match all.iter_mut().find(|(format, _)| *format == run.format) {
+                Some((_, bytes)) => *bytes += run.bytes(),
+                None => all.push((run.format, run.bytes())),
+            }
+        }
+    }
+    all.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+    all.retain(|(_, bytes)| *bytes > 0);
+    all
+}
+
+/// What weights would take that were rounded as they are read, where they are not in few bits already.
+fn smaller(planned: &Planned, (graph, formats): (&OperatorGraph, &Formats)) -> String {
+    let all = |formats: &Formats| -> u64 {
+        let ring = planned.plan.ring.iter();
+        ring.flat_map(|device| weights(device, (graph, formats))).map(|(_, bytes)| bytes).sum()
+    };
+    let few = |(format, _): &(WeightFormat, u64)| format.block().is_some();
+    if planned.plan.ring.iter().flat_map(|d| weights(d, (graph, formats))).any(|of| few(&of)) {
+        return String::new();
+    }
+    let [eight, four] = [WeightFormat::Q8_0, WeightFormat::Q4_0]
+        .map(|format| Bytes(all(&Formats::all(format).with_activations(formats.activations()))));
+    let now = Bytes(all(formats));
+    if eight >= now {
+        return String::new();
+    }
+    format!(
+        "weights take {now}: rounded they would take about {eight} (weights_format = \"q8\") or {four} (\"q4\")\n"
+    )
+}
+
 /// Who does what, and the memory for it.
-fn parts(planned: &Planned) -> String {
+fn parts(planned: &Planned, of: (&OperatorGraph, &Formats)) -> String {
     let stages = planned.plan.layout == Layout::Stages;
-    let head = ["device", "layers", "heads", "columns", "rows", "vocabulary", "needs", "grants"];
+    let head = [
+        "device",
+        "layers",
+        "heads",
+        "columns",
+        "rows",
+        "vocabulary",
+        "weights",
+        "needs",
+        "grants",
+    ];
     let mut rows = vec![row(head)];
-    let weights: u32 = planned.plan.ring.iter().map(|d| d.prefill.row_weight).sum();
+    let all_rows: u32 = planned.plan.ring.iter().map(|d| d.prefill.row_weight).sum();
     for (rank, device) in planned.plan.ring.iter().enumerate() {
         let part = &device.prefill;
         let held: Vec<_> =
@@ -174,7 +232,7 @@ fn parts(planned: &Planned) -> String {
         // Layers may be cut differently: then all that it ever computes.
         let heads: Vec<String> = distinct(held.iter().map(|b| span(b.heads)));
         let columns: Vec<String> = distinct(held.iter().map(|b| span(b.columns)));
-        let share = f64::from(part.row_weight) / f64::from(weights.max(1));
+        let share = f64::from(part.row_weight) / f64::from(all_rows.max(1));
         rows.push(vec![
             device.name.to_string(),
             layers,
@@ -182,6 +240,7 @@ fn parts(planned: &Planned) -> String {
             joined(&columns),
             if stages { "all".to_owned() } else { format!("{:.0}%", share * 100.0) },
             span(part.vocabulary),
+            joined(&weights(device, of).iter().map(in_words).collect::<Vec<_>>()),
             planned.needs.get(rank).map_or(String::new(), |n| n.total().to_string()),
             device.budget.to_string(),
         ]);
@@ -223,6 +282,10 @@ fn reading(planned: &Planned, (spec, formats): (&ModelSpec, &Formats)) -> Option
         ]);
     }
     (rows.len() > 1).then(|| table(&rows))
+}
+
+fn in_words((format, bytes): &(WeightFormat, u64)) -> String {
+    format!("{} {format}", Bytes(*bytes))
 }
 
 fn distinct(items: impl Iterator<Item = String>) -> Vec<String> {

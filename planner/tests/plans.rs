@@ -175,7 +175,9 @@ fn many_texts_go_to_devices_as_a_whole() {
             let sent: u64 = planned.prediction.devices.iter().map(|device| device.sent).sum();
             assert!(sent == 0 || (texts, speeds) == (16, alike), "{}", planned.what);
             let plan = &planned.plan;
-            assert!(plan.ring.len() == 3 && plan.modes.iter().all(|m| m.attention == m.mlp));
+            // Where it does, a block may be cut as that takes least.
+            let alike = plan.modes.iter().all(|modes| modes.attention == modes.mlp);
+            assert!(plan.ring.len() == 3 && (sent > 0 || alike), "{}", planned.what);
         }
     }
 }

@@ -162,6 +162,18 @@ fn weights(planned: &galaxy_planner::Planned) -> Vec<u32> {
     planned.plan.ring.iter().map(|device| device.prefill.row_weight).collect()
 }
 
+/// The same where each text is one device's, at best.
+fn whole_texts(texts: u32, speeds: [f64; 3]) -> f64 {
+    let mut given = [0.0; 3];
+    for _ in 0..texts {
+        let end = |at: &usize| (given[*at] + 1.0) / speeds[*at];
+        let first = (0..3).min_by(|a, b| end(a).total_cmp(&end(b))).unwrap();
+        given[first] += 1.0;
+    }
+    let end = given.iter().zip(speeds).map(|(texts, speed)| texts / speed).fold(0.0, f64::max);
+    f64::from(texts) / end / speeds.iter().sum::<f64>()
+}
+
 #[test]
 fn many_texts_go_to_devices_as_a_whole() {
     let alike = [15.0; 3];
@@ -171,9 +183,12 @@ fn many_texts_go_to_devices_as_a_whole() {
             let mut question = embedding(texts, speeds, 125e6);
             let (planned, gain) = gain(&mut question);
             assert!(gain > 0.9, "{texts} texts: {gain:.3} by {}", planned.what);
-            // Nothing but results leaves a device, unless that beats 6, 5 and 5 of 16 texts: 16 of 18 parts.
+            // Nothing but results leaves a device, unless that beats whole texts, as of 6, 5 and 5 of 16: 16 of
+            // 18 parts.
             let sent: u64 = planned.prediction.devices.iter().map(|device| device.sent).sum();
-            assert!(sent == 0 || (texts, speeds) == (16, alike), "{}", planned.what);
+            let whole = whole_texts(texts, speeds);
+            let what = format!("{texts} texts: {gain:.3}, whole {whole:.3}, {}", planned.what);
+            assert!(sent == 0 || gain > whole, "{what}");
             let plan = &planned.plan;
             // Where it does, a block may be cut as that takes least.
             let alike = plan.modes.iter().all(|modes| modes.attention == modes.mlp);

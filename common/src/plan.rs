@@ -133,7 +133,7 @@ pub enum WireType {
 
 impl WireType {
     /// Values of a row that share a scale, where they have one. The last ones of a row may be fewer.
-    pub const GROUP: u64 = 32;
+    pub const GROUP: u64 = CacheType::GROUP as u64;
 
     /// Bytes of a row of so many values: scales stand before them, and rows begin at multiples of four bytes.
     pub const fn row(self, values: u64) -> u64 {

@@ -14,7 +14,7 @@ use crate::{
     quantise::{Quantisation, named_fingerprint, of_fingerprint},
     recognise, sentence,
     spec::*,
-    store::{Arrivals, Listed, MAX_JSON_BYTES, OF_GGUF, Store, of_gguf, read_bounded},
+    store::{Arrivals, Listed, MAX_JSON_BYTES, Store, read_bounded},
     tensor::{Matrix, Table, Vector},
 };
 use galaxy_common::{Activations, WeightFormat};
@@ -139,9 +139,7 @@ impl ModelDir {
         store.digest(&mut hasher)?;
         let fingerprint = hasher.finalize().to_hex().to_string();
         // For messages: as if the config stood in the file.
-        let mut model = Self::assemble(file, base_name(file), fingerprint, &bytes, store)?;
-        // Such files have the weights themselves.
-        model.spec.norms_from_one = false;
+        let model = Self::assemble(file, base_name(file), fingerprint, &bytes, store)?;
         let mut model = model.checked()?;
         model.warnings.extend(model.unused()?);
         if !unknown.is_empty() {
@@ -176,13 +174,10 @@ impl ModelDir {
 
     /// What a manifest says of its model, without any data.
     pub(crate) fn outline(manifest: &Manifest, path: &Path) -> Result<Self, ModelError> {
-        let of_gguf = manifest.tensors().iter().any(|tensor| tensor.dtype.starts_with(OF_GGUF));
         let store = Store::outline(path, manifest.tensors())?;
         let name = manifest.name().to_owned();
         let fingerprint = manifest.fingerprint().to_owned();
-        let mut model = Self::assemble(path, name, fingerprint, manifest.config(), store)?;
-        model.spec.norms_from_one &= !of_gguf;
-        Ok(model)
+        Self::assemble(path, name, fingerprint, manifest.config(), store)
     }
 
     /// Reads the config, and finds out how tensors are called.
@@ -197,6 +192,8 @@ impl ModelDir {
         let value = config::parse(&config_path, config)?;
         let config = Fields::new(&config_path, &value)?;
         let Described { family, mut spec, mut warnings } = family::read(&config)?;
+        // Such files have the weights themselves.
+        spec.norms_from_one &= !store.is_of_gguf();
         let first = match spec.patches {
             Some(_) => family.names.position,
             None => family.names.word,
@@ -512,11 +509,7 @@ impl ModelDir {
     }
     /// A tensor as a manifest lists it.
     pub(crate) fn listed(&self, name: &str) -> Result<Listed, ModelError> {
-        let (tensor, mut listed) = self.store.listed(name)?;
-        if self.view.is_some() {
-            listed.dtype = of_gguf(&listed.dtype, tensor.paired);
-        }
-        Ok(listed)
+        self.store.listed(name).map(|(_, listed)| listed)
     }
 
     pub(crate) fn table(&self, table: Table) -> Result<(String, u32, Run), ModelError> {

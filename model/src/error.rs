@@ -1,6 +1,6 @@
 //! What can be wrong with a model directory, or with a question about it.
 
-use crate::quantise::Quantisation;
+use crate::{quantise::Quantisation, store::OF_GGUF};
 use galaxy_common::WeightFormat;
 use std::{io, path::PathBuf};
 
@@ -211,7 +211,7 @@ pub enum ModelError {
         have: Vec<u64>,
     },
     /// A tensor whose values this build cannot read.
-    #[error("{path}: tensor {tensor:?} holds {dtype} values; known are F32, F16, BF16")]
+    #[error("{path}: tensor {tensor:?} holds {dtype} values; known are {}", known(dtype))]
     TensorType {
         /// Which file.
         path: PathBuf,
@@ -302,6 +302,14 @@ pub enum ModelError {
         /// Special tokens that are always added.
         special: usize,
     },
+}
+
+/// Types of values that are read from files of its kind: in GGUF files, from blocks, too.
+fn known(dtype: &str) -> String {
+    let read = |format: &WeightFormat| dtype.starts_with(OF_GGUF) || format.block().is_none();
+    let names =
+        WeightFormat::ALL.into_iter().filter(read).map(|format| format.name().to_uppercase());
+    names.collect::<Vec<_>>().join(", ")
 }
 
 impl ModelError {

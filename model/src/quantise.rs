@@ -142,10 +142,6 @@ impl ModelDir {
     /// # Errors
     /// When it has matrices of few bits already, or none whose rows have whole blocks.
     pub fn quantised(mut self, to: Quantisation) -> Result<Self, ModelError> {
-        if let Some(already) = self.quantisation() {
-            let have = already.name().to_owned();
-            return Err(ModelError::FewBits { path: self.opened().to_owned(), have });
-        }
         let mut any = false;
         for which in Matrix::all(self.spec()) {
             let source = self.matrix(which)?;

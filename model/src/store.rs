@@ -165,7 +165,7 @@ impl Store {
                 };
                 let tensor = Tensor {
                     shard,
-                    dtype: listed.kind.name(),
+                    dtype: of_gguf(&listed.kind.name(), paired),
                     shape: listed.shape,
                     offset: listed.offset,
                     bytes: listed.bytes,
@@ -233,7 +233,12 @@ impl Store {
         }
     }
 
-    /// A tensor by name, whatever its type.
+    /// Whether its tensors are those of a GGUF file, here or elsewhere.
+    pub(crate) fn is_of_gguf(&self) -> bool {
+        self.tensors.values().any(|tensor| tensor.dtype.starts_with(OF_GGUF))
+    }
+
+    /// A tensor by name, whatever its type, and how a manifest lists it.
     pub(crate) fn listed(&self, name: &str) -> Result<(&Tensor, Listed), ModelError> {
         let tensor = self.tensors.get(name).ok_or_else(|| ModelError::MissingTensor {
             path: self.directory.clone(),
@@ -451,12 +456,11 @@ pub(crate) struct Listed {
     pub(crate) shape: Vec<u64>,
 }
 
-/// What stands before the types of tensors of a GGUF file in a manifest: whoever has the file compares it with that,
-/// and pieces of it are of no use yet to whoever has not.
+/// What stands before the types of tensors of a GGUF file, in messages and in a manifest.
 pub(crate) const OF_GGUF: &str = "GGUF ";
 
-/// How a manifest says the type of a tensor of such a file, whose rows may stand in pairs by so many heads.
-pub(crate) fn of_gguf(dtype: &str, paired: u64) -> String {
+/// The type of a tensor of such a file, whose rows may stand in pairs by so many heads.
+fn of_gguf(dtype: &str, paired: u64) -> String {
     match paired {
         0 => format!("{OF_GGUF}{dtype}"),
         heads => format!("{OF_GGUF}{dtype} in pairs of {heads}"),

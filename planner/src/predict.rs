@@ -96,15 +96,11 @@ fn run(
     shape: &BatchShape,
 ) -> Result<Run, PlanningError> {
     let spec = request.spec;
+    let layers = if plan.any_sequence() { LAYERS_BY_ROWS } else { LAYERS };
     let longest = shape.segments().iter().map(|text| text.past + text.rows).max().unwrap_or(0);
-    let layers = match plan.any_sequence() {
-        // Layers are unlike one another where some see less.
-        _ if !spec.sees_alike(longest) => u32::MAX,
-        true => LAYERS_BY_ROWS,
-        false => LAYERS,
-    };
-    if plan.layout == Layout::Stages || plan.ring.iter().any(|device| device.streaming.is_some()) {
-        // Whole: stages are unlike one another, and so are layers of which not all stays.
+    let streams = plan.ring.iter().any(|device| device.streaming.is_some());
+    if plan.layout == Layout::Stages || streams || !spec.sees_alike(longest) {
+        // Whole: stages are unlike one another, and so are layers of which not all stays, or some see less.
         return Ok(simulated(request, spec, plan, phase, shape)?.0);
     }
     let (short_spec, short) = short::shortened(spec, plan, |all| all.min(layers));

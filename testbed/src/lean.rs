@@ -190,7 +190,7 @@ async fn profiled(options: &Options, granted: Bytes) -> Result<()> {
         threads: 0,
         max_rows: 512,
         memory_bytes: granted.0,
-        activations: "a16".to_owned(),
+        activations: galaxy_common::Activations::default().to_string(),
     };
     let before = status(worker.id(), "VmHWM")?;
     let asked = WorkerClient::new(channel).profile(request).await;

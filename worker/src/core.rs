@@ -94,7 +94,7 @@ pub(crate) struct Held {
 #[derive(Clone, PartialEq)]
 pub(crate) struct HeldKey {
     pub(crate) fingerprint: String,
-    /// How weights of few bits are held.
+    /// To what rows are rounded: weights in blocks are held as f32 where they are not.
     pub(crate) activations: Activations,
     pub(crate) holds: Assignment,
     pub(crate) threads: u16,

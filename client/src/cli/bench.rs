@@ -11,13 +11,13 @@ use super::{
     table::{row, table},
 };
 use clap::{Args, Subcommand, builder::PossibleValuesParser};
-use galaxy_common::{Activations, Bytes, Kernel, Spread, WeightFormat};
+use galaxy_common::{Bytes, Kernel, Spread, WeightFormat};
 use galaxy_engine::{
     compute::kernels::instructions::Instructions,
     measure::{self, Bench, Cut, Part, Timed, Work},
 };
 use galaxy_model::{
-    ModelDir, ModelSpec, Quantisation,
+    ModelDir, ModelSpec,
     shape::{self, SHARD_BYTES, Shape},
 };
 use serde::Serialize;
@@ -96,16 +96,11 @@ struct KernelsArgs {
     /// Kernel threads. Default: the cores of this machine.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
-    /// To what rows are rounded that are multiplied with weights of few bits: a16, a8 or f32 (not at all). Default:
-    /// a16.
-    #[arg(long, value_name = "A", requires = "model")]
-    activations: Option<Activations>,
     /// How made-up weights are held: f32, f16 or bf16. Default: as the well-known model has them.
     #[arg(long, value_name = "FORMAT")]
     format: Option<WeightFormat>,
-    /// Round the matrices of --model to q8, q6 or q4 as they are read.
-    #[arg(long, value_name = "BITS", requires = "model")]
-    weights_format: Option<Quantisation>,
+    #[command(flatten)]
+    rounding: Rounding,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -186,9 +181,7 @@ fn kernels(args: &KernelsArgs) -> Result<Findings, Failure> {
     // The made-up model stays until nothing reads it any more.
     let (dir, layers, _made) = match &args.model {
         Some(path) => {
-            let activations = args.activations.unwrap_or_default();
-            let rounding = Rounding { weights: args.weights_format, activations };
-            let dir = open_model(path, rounding)?;
+            let dir = open_model(path, args.rounding)?;
             let layers = measure::copies(layer_bytes(dir.spec(), dir.formats().widest()));
             (dir, layers, None)
         }

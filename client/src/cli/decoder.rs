@@ -87,7 +87,7 @@ impl Decoder {
     /// # Errors
     /// When it cannot be read, makes no text, or the arguments do not go with it.
     pub fn open(path: &Path, args: &DecoderArgs) -> Result<Self, Failure> {
-        let model = in_process::open_model(path, args.local.rounding())?;
+        let model = in_process::open_model(path, args.local.rounding)?;
         let (spec, place) = (model.spec(), model.opened().display().to_string());
         if !spec.causal || !matches!(spec.head, HeadSpec::Language { .. }) {
             let what = format!("this model ({}) makes no text", spec.family);

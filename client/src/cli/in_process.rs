@@ -1,6 +1,7 @@
 //! A model run by workers of this process, over in-memory links.
 
 use super::{failure::Failure, tell};
+use clap::Args;
 use galaxy_client::{Input, Output, Tensor};
 use galaxy_common::{
     Activations, BatchShape, Bytes, Cache, DeviceName, Strategy, Wanted, WireType,
@@ -27,8 +28,6 @@ pub struct Settings {
     pub shares: Vec<f64>,
     /// Kernel threads of each device.
     pub threads: u16,
-    /// How far weights and activations are rounded.
-    pub rounding: Rounding,
 }
 
 impl Settings {
@@ -40,7 +39,6 @@ impl Settings {
             wire: WireType::F32,
             shares: vec![1.0],
             threads: cores(),
-            rounding: Rounding::default(),
         }
     }
 }
@@ -58,12 +56,16 @@ pub struct InProcess {
 }
 
 /// How far weights and activations are rounded beyond what the files say.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Args, Clone, Copy, Debug, Default)]
 pub struct Rounding {
-    /// To what matrices are rounded as they are read, if at all.
-    pub weights: Option<Quantisation>,
-    /// To what rows are rounded that are multiplied with weights of few bits.
-    pub activations: Activations,
+    /// Round the model's matrices to q8, q6 or q4 as they are read, which is lossy. Default: as its files have
+    /// them.
+    #[arg(long = "weights-format", value_name = "BITS", requires = "model")]
+    weights: Option<Quantisation>,
+    /// To what rows are rounded that are multiplied with weights of few bits: a16, a8 (faster, and lossy), or f32
+    /// (not at all: such weights are held as f32).
+    #[arg(long, value_name = "A", requires = "model", default_value_t)]
+    activations: Activations,
 }
 
 impl Rounding {

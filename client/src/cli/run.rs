@@ -5,15 +5,14 @@ use super::{
     failure::Failure,
     ids::Ids,
     images,
-    in_process::{self, InProcess, Settings},
+    in_process::{self, InProcess, Rounding, Settings},
     print, progress,
     tensors::{Destination, as_json},
 };
 use clap::Args;
 use galaxy_client::{Input, Output, Tensors};
-use galaxy_common::{Activations, Cache, Strategy, WireType, plan::MAX_DEVICES};
-use galaxy_model::Quantisation;
-use std::path::PathBuf;
+use galaxy_common::{Cache, Strategy, WireType, plan::MAX_DEVICES};
+use std::path::{Path, PathBuf};
 
 const SHAPES: &str = "\
 Results are one JSON object, on stdout or in FILE.json:
@@ -93,14 +92,8 @@ pub(super) struct Local {
     /// How activations travel: f32, f16 (half the bytes, and lossy), or q8 (28% of them, and lossier). Default: f32.
     #[arg(long, value_name = "W", requires = "model")]
     wire: Option<WireType>,
-    /// Round the model's matrices to q8, q6 or q4 as they are read, which is lossy. Default: as its files have
-    /// them.
-    #[arg(long, value_name = "BITS", requires = "model")]
-    pub(super) weights_format: Option<Quantisation>,
-    /// To what rows are rounded that are multiplied with weights of few bits: a16, a8 (faster, and lossy), or f32
-    /// (not at all: such weights are held as f32). Default: a16.
-    #[arg(long, value_name = "A", requires = "model")]
-    activations: Option<Activations>,
+    #[command(flatten)]
+    pub(super) rounding: Rounding,
     /// Relative share of work of each device, like 2,1,1. Default: equal.
     #[arg(long, value_name = "LIST", requires = "model", value_delimiter = ',')]
     share: Vec<f64>,
@@ -112,12 +105,6 @@ pub(super) struct Local {
 }
 
 impl Local {
-    /// How far weights and activations are rounded.
-    pub(super) fn rounding(&self) -> in_process::Rounding {
-        let activations = self.activations.unwrap_or_default();
-        in_process::Rounding { weights: self.weights_format, activations }
-    }
-
     pub(super) fn settings(&self) -> Result<Settings, Failure> {
         self.kernels.limit()?;
         // clap allows at most 128 devices, and more shares than that are wrong anyway.
@@ -148,7 +135,6 @@ impl Local {
             wire: self.wire.unwrap_or(WireType::F32),
             shares,
             threads: self.threads.unwrap_or((in_process::cores() / devices).max(1)),
-            rounding: self.rounding(),
         })
     }
 }
@@ -177,9 +163,8 @@ pub async fn run(args: RunArgs) -> Result<(), Failure> {
     }
     let tensors = match args.model {
         Some(path) => {
-            let settings = args.local.settings()?;
-            let work =
-                tokio::task::spawn_blocking(move || here(&path, &settings, &sequences, output));
+            let local = args.local;
+            let work = tokio::task::spawn_blocking(move || here(&path, &local, &sequences, output));
             progress::watch("running in this process", work)
                 .await
                 .map_err(|e| Failure::new(format!("the run broke off: {e}")))??
@@ -205,18 +190,19 @@ pub async fn run(args: RunArgs) -> Result<(), Failure> {
 
 /// Runs sequences on workers of this process.
 fn here(
-    path: &std::path::Path,
-    settings: &Settings,
+    path: &Path,
+    local: &Local,
     sequences: &[Input],
     output: Output,
 ) -> Result<Tensors, Failure> {
-    let model = in_process::open_model(path, settings.rounding)?;
+    let settings = local.settings()?;
+    let model = in_process::open_model(path, local.rounding)?;
     // All of them before anything is loaded: a wrong id should not cost a minute first.
     let mut max_rows = 1;
     for (index, input) in (0..).zip(sequences) {
         max_rows = in_process::rows(&model, index, input)?.0.max(max_rows);
     }
-    let mut cluster = InProcess::start(model, settings, max_rows, Cache::NONE)?;
+    let mut cluster = InProcess::start(model, &settings, max_rows, Cache::NONE)?;
     let tensors = (0..)
         .zip(sequences)
         .map(|(index, input)| cluster.run(index, input, output))
@@ -236,9 +222,12 @@ mod tests {
         run: RunArgs,
     }
 
-    fn settings(line: &str) -> Result<Settings, Failure> {
+    fn local(line: &str) -> Local {
         let line = format!("galaxy --ids 1 --model m {line}");
-        Only::try_parse_from(line.split_whitespace()).unwrap().run.local.settings()
+        Only::try_parse_from(line.split_whitespace()).unwrap().run.local
+    }
+    fn settings(line: &str) -> Result<Settings, Failure> {
+        local(line).settings()
     }
 
     #[test]
@@ -271,9 +260,9 @@ mod tests {
             std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/golden/bert");
         let sequences = [vec![5, 17, 9], vec![1; 20]].map(Input::Ids);
         for output in [Output::Hidden, Output::Logits, Output::Pooled] {
-            let one = here(&model, &settings("").unwrap(), &sequences, output).unwrap();
+            let one = here(&model, &local(""), &sequences, output).unwrap();
             let three = "--share 3,2,1 --threads 1 --tiles 2";
-            let three = here(&model, &settings(three).unwrap(), &sequences, output).unwrap();
+            let three = here(&model, &local(three), &sequences, output).unwrap();
             assert_eq!(one.tensors.len(), 2);
             for (a, b) in one.tensors.iter().zip(&three.tensors) {
                 assert_near(a, b, &output.to_string());
@@ -286,7 +275,7 @@ mod tests {
         let golden = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/golden");
         let sequences = [vec![5, 17, 9], vec![1; 20]].map(Input::Ids);
         let run = |model: &str, line: &str| {
-            here(&golden.join(model), &settings(line).unwrap(), &sequences, Output::Hidden).unwrap()
+            here(&golden.join(model), &local(line), &sequences, Output::Hidden).unwrap()
         };
         for model in ["bert", "llama"] {
             let one = run(model, "");
@@ -314,8 +303,7 @@ mod tests {
     fn an_unknown_token_is_named() {
         let model =
             std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/golden/bert");
-        let failure =
-            here(&model, &settings("").unwrap(), &[Input::Ids(vec![1 << 30])], Output::Hidden);
+        let failure = here(&model, &local(""), &[Input::Ids(vec![1 << 30])], Output::Hidden);
         assert!(failure.unwrap_err().to_string().contains("token id 1073741824 is unknown"));
     }
 }

@@ -228,10 +228,8 @@ impl Runner {
                     let bias = self.weights.vector(*bias).ok_or(NO_MATRIX)?.clone();
                     sum = Some(sum.map_or(bias.clone(), |sum| sum + bias));
                 }
-                if let (Some((weight, epsilon)), Some(rows)) = (add.norm, &sum) {
-                    let weight = self.weights.vector(weight).ok_or(NO_MATRIX)?;
-                    let norm = Norm { kind: NormKind::Rms, epsilon, weight, bias: None };
-                    sum = Some(norm.apply(rows.clone()));
+                if let (Some(norm), Some(rows)) = (&add.norm, &sum) {
+                    sum = Some(self.norm_of(norm)?.apply(rows.clone()));
                 }
                 if let Some(sum) = sum {
                     residual = residual + sum;

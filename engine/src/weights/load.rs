@@ -31,7 +31,7 @@ struct Place<'a, T> {
 
 /// Values of a block of rows that wait to be spread over panels: 1 MB in f32.
 const SPREAD: usize = 1 << 18;
-/// Panels of rounded values that wait to be spread: half as much where rows are long.
+/// Panels of outputs whose values are rounded together, where a checkpoint has a row for each input.
 const PANELS: usize = 16;
 
 /// Fills the window of a matrix from `input` and `column` on with `part`.

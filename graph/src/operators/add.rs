@@ -1,6 +1,6 @@
 //! Residual additions.
 
-use super::{Axes, Content, Operate, OperatorId, Unlike, ValueId, WeightId};
+use super::{Axes, Content, Norm, Operate, OperatorId, Unlike, ValueId, WeightId};
 use galaxy_common::{Share, Span};
 use smallvec::SmallVec;
 
@@ -20,9 +20,8 @@ pub struct Add {
     pub terms: SmallVec<[ValueId; 2]>,
     /// Biases of the products.
     pub biases: SmallVec<[WeightId; 2]>,
-    /// The norm of what is added, by its root mean square: what columns are scaled by, and what is added to the
-    /// mean square.
-    pub norm: Option<(WeightId, f32)>,
+    /// The norm of what is added.
+    pub norm: Option<Norm>,
 }
 
 impl Operate for Add {
@@ -36,7 +35,8 @@ impl Operate for Add {
         self.output
     }
     fn weights(&self) -> SmallVec<[WeightId; 8]> {
-        self.biases.iter().copied().chain(self.norm.map(|(weight, _)| weight)).collect()
+        let norm = self.norm.iter().flat_map(Operate::weights);
+        self.biases.iter().copied().chain(norm).collect()
     }
     fn shape(&self, read: &[Axes]) -> Result<Axes, String> {
         let own = Axes::Text { columns: self.width };

@@ -161,15 +161,19 @@ impl<'a> Build<'a> {
     }
 
     fn norm_of(&mut self, input: ValueId, output: ValueId, [weight, bias]: [Vector; 2]) -> Norm {
-        Norm {
-            input,
-            output,
-            width: self.spec.hidden,
-            kind: self.spec.norm,
-            epsilon: self.spec.norm_epsilon,
-            weight: self.vector(weight),
-            bias: self.vector_if(bias),
-        }
+        let (weight, bias) = (self.vector(weight), self.vector_if(bias));
+        self.norm_by(input, output, weight, bias)
+    }
+
+    fn norm_by(
+        &self,
+        input: ValueId,
+        output: ValueId,
+        weight: WeightId,
+        bias: Option<WeightId>,
+    ) -> Norm {
+        let (width, kind, epsilon) = (self.spec.hidden, self.spec.norm, self.spec.norm_epsilon);
+        Norm { input, output, width, kind, epsilon, weight, bias }
     }
 
     fn norm(&mut self, input: ValueId, vectors: [Vector; 2]) -> (ValueId, Option<OperatorId>) {
@@ -364,6 +368,7 @@ impl<'a> Build<'a> {
         };
         let made: SmallVec<[_; 2]> = sums.iter().map(|(id, _)| (*id, product(*id))).collect();
         let shares = |cut: Option<Cut>| cut.map_or(1, |cut| cut.count);
+        let sum_norm = self.vector_if(sum_norm);
         let add = Add {
             residual: carried.residual,
             output,
@@ -371,7 +376,7 @@ impl<'a> Build<'a> {
             sums: made.iter().map(|(id, (_, cut))| (*id, shares(*cut))).collect(),
             terms: made.iter().map(|(_, (value, _))| *value).collect(),
             biases: sums.iter().filter_map(|(_, bias)| self.vector_if(*bias)).collect(),
-            norm: self.vector_if(sum_norm).map(|weight| (weight, self.spec.norm_epsilon)),
+            norm: sum_norm.map(|weight| self.norm_by(output, output, weight, None)),
         };
         let add = self.operator(Operator::Add(add));
         let (rows, id) = self.norm(output, norm);

@@ -12,7 +12,7 @@ use half::f16;
 const TRIED: i32 = 5;
 /// From one of them to the next.
 const STEP: f32 = 0.02;
-/// Sums that are made beside each other, so that they are made in vectors.
+/// How many partial sums a sum is made of, so that the compiler makes them in vectors.
 const LANES: usize = 8;
 /// Most bytes of a block that is made here.
 const MOST_BYTES: usize = 210;

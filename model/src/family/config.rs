@@ -223,22 +223,24 @@ pub(super) fn llama(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelErr
 }
 
 pub(super) fn mistral(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError> {
-    let defaults = Defaults { kv_heads: Some(8), rows: 131_072, ..Defaults::default() };
+    let turns = Turns::new(131_072);
+    let defaults = Defaults { kv_heads: Some(8), turns, ..Defaults::default() };
     let spec = gated(config, top, defaults)?;
     let window = window(config, Some(4096))?;
     Ok(ModelSpec { kinds: kinds::windowed(&spec, window), ..spec })
 }
 
 pub(super) fn qwen2(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError> {
-    let defaults = Defaults { kv_heads: Some(32), rows: 32_768, ..Defaults::default() };
+    let turns = Turns::new(32_768);
+    let defaults = Defaults { kv_heads: Some(32), turns, ..Defaults::default() };
     let spec = gated(config, top, defaults)?;
     Ok(ModelSpec { qkv_bias: true, kinds: some_windows(config, &spec)?, ..spec })
 }
 
 pub(super) fn qwen3(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError> {
     let bias = config.flag("attention_bias", false)?;
-    let head_width = Some(128);
-    let defaults = Defaults { head_width, kv_heads: Some(32), rows: 32_768, ..Defaults::default() };
+    let (head_width, turns) = (Some(128), Turns::new(32_768));
+    let defaults = Defaults { head_width, kv_heads: Some(32), turns, ..Defaults::default() };
     let spec = gated(config, top, defaults)?;
     Ok(ModelSpec {
         head_norm: true,
@@ -253,9 +255,8 @@ pub(super) fn qwen3(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelErr
 pub(super) fn smollm3(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError> {
     let bias = config.flag("attention_bias", false)?;
     let mlp_bias = config.flag("mlp_bias", false)?;
-    let theta = 2_000_000.0;
-    let defaults =
-        Defaults { kv_heads: Some(4), rows: 32_768, theta, tied: true, ..Defaults::default() };
+    let turns = Turns { theta: ("rope_theta", 2_000_000.0), ..Turns::new(32_768) };
+    let defaults = Defaults { kv_heads: Some(4), turns, tied: true, ..Defaults::default() };
     let spec = gated(config, top, defaults)?;
     let window = match config.flag("use_sliding_window", false)? {
         true => window(config, None)?,
@@ -273,44 +274,40 @@ pub(super) fn smollm3(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelE
 
 /// As Llama, but queries, keys and values are one tensor, and so are gate and up.
 pub(super) fn phi3(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError> {
-    let defaults = Defaults { rows: 4096, epsilon: 1e-5, partly: true, ..Defaults::default() };
+    let turns = Turns { partly: true, ..Turns::new(4096) };
+    let defaults = Defaults { turns, epsilon: 1e-5, ..Defaults::default() };
     let spec = gated(config, top, defaults)?;
     let window = window(config, None)?;
     Ok(ModelSpec { kinds: kinds::windowed(&spec, window), ..spec })
 }
 
 pub(super) fn gemma2(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError> {
-    let spec = gemma(config, top, 8192)?;
+    let spec = gemma(config, top, Turns::new(8192))?;
     let sliding = kinds::sliding(config, spec.layers, |layer| layer % 2 == 0)?;
     let window = window(config, Some(4096))?;
     let kinds = kinds::list(&spec, &sliding, window, |_| Rotation::Usual);
-    let positions = rotary(config, Turns::new(spec.head_width, 8192))?;
     let score_cap = cap(config, "attn_logit_softcapping", Some(50.0))?;
     let logit_cap = cap(config, "final_logit_softcapping", Some(30.0))?;
-    Ok(ModelSpec { kinds, positions, score_cap, logit_cap, ..spec })
+    Ok(ModelSpec { kinds, score_cap, logit_cap, ..spec })
 }
 
 /// As Gemma 2, but heads are normed instead of scores capped, and layers with windows have positions of
 /// their own.
 pub(super) fn gemma3(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError> {
-    let spec = gemma(config, top, 131_072)?;
+    let [whole, local] = ["full_attention", "sliding_attention"];
+    let turns = Turns { layers: Some(whole), ..Turns::new(131_072) };
+    let spec = gemma(config, top, Turns { theta: ("rope_theta", 1_000_000.0), ..turns })?;
     let pattern = config.count_or_none(&["sliding_window_pattern"], MAX_LAYERS)?.unwrap_or(6);
-    let pattern =
-        config.count_or_none(&["_sliding_window_pattern"], MAX_LAYERS)?.unwrap_or(pattern);
     let sliding = kinds::sliding(config, spec.layers, |layer| (layer + 1) % pattern != 0)?;
     let window = window(config, Some(4096))?;
     // The window of both sides together.
     let window = window.map(|all| if spec.causal { all } else { all / 2 });
-    let [whole, local] = ["full_attention", "sliding_attention"];
-    let turns = Turns::new(spec.head_width, 131_072);
-    let theta = ("rope_theta", 1_000_000.0);
-    let positions = rotary(config, Turns { layers: Some(whole), theta, ..turns })?;
     let theta = ("rope_local_base_freq", 10_000.0);
-    let local = rotary(config, Turns { layers: Some(local), theta, ..turns })?;
+    let turns = Turns { layers: Some(local), theta, ..turns };
+    let local = rotary(config, spec.head_width, turns)?;
     Ok(ModelSpec {
         head_norm: true,
         kinds: kinds::local(&spec, &sliding, window),
-        positions,
         local_positions: Some(local),
         logit_cap: cap(config, "final_logit_softcapping", None)?,
         ..spec
@@ -318,16 +315,15 @@ pub(super) fn gemma3(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelEr
 }
 
 /// What all Gemmas have: norms around blocks, whose weights are stored less by one, and scaled embeddings.
-fn gemma(config: &Fields<'_>, top: Top, rows: u32) -> Result<ModelSpec, ModelError> {
+fn gemma(config: &Fields<'_>, top: Top, turns: Turns) -> Result<ModelSpec, ModelError> {
     let bias = config.flag("attention_bias", false)?;
     let causal = !config.flag("use_bidirectional_attention", false)? && causal(config)?;
     let defaults = Defaults {
         head_width: Some(256),
         kv_heads: Some(4),
-        rows,
+        turns,
         tied: true,
         activation: (&["hidden_activation"], Activation::GeluTanh),
-        turned: false,
         ..Defaults::default()
     };
     let spec = gated(config, top, defaults)?;
@@ -366,11 +362,11 @@ pub(super) fn modernbert(config: &Fields<'_>, top: Top) -> Result<ModelSpec, Mod
     let sliding = kinds::sliding(config, sizes.layers, |layer| layer % every != 0)?;
     let window = config.count_or_none(&["local_attention"], MAX_POSITIONS)?.unwrap_or(128) / 2;
     let [whole, local] = ["full_attention", "sliding_attention"];
-    let turns = Turns::new(head_width, 8192);
+    let turns = Turns { scaled_alike: true, ..Turns::new(8192) };
     let theta = ("global_rope_theta", 160_000.0);
-    let positions = rotary(config, Turns { layers: Some(whole), theta, ..turns })?;
+    let positions = rotary(config, head_width, Turns { layers: Some(whole), theta, ..turns })?;
     let theta = ("local_rope_theta", 10_000.0);
-    let local = rotary(config, Turns { layers: Some(local), theta, ..turns })?;
+    let local = rotary(config, head_width, Turns { layers: Some(local), theta, ..turns })?;
     let spec = ModelSpec {
         inner: config.count(&["intermediate_size"], MAX_INNER)?,
         norm_place: NormPlace::Pre,
@@ -422,14 +418,8 @@ struct Defaults {
     head_width: Option<u32>,
     /// Where the field is not there at all; null means as many as there are heads.
     kv_heads: Option<u32>,
-    /// Rows of a text.
-    rows: u32,
-    /// The base of rotary frequencies.
-    theta: f64,
-    /// Whether the first columns of a head may be rotated alone.
-    partly: bool,
-    /// Whether positions are read as Llama's are.
-    turned: bool,
+    /// Its rotary positions, or those of its layers that see all.
+    turns: Turns,
     epsilon: f64,
     /// Whether the language head is the embedding table.
     tied: bool,
@@ -442,10 +432,7 @@ impl Default for Defaults {
         Self {
             head_width: None,
             kv_heads: None,
-            rows: 2048,
-            theta: 10_000.0,
-            partly: false,
-            turned: true,
+            turns: Turns::new(2048),
             epsilon: 1e-6,
             tied: false,
             activation: (&["hidden_act"], Activation::Silu),
@@ -479,11 +466,6 @@ fn gated(config: &Fields<'_>, top: Top, defaults: Defaults) -> Result<ModelSpec,
         layers: config.count(&["num_hidden_layers"], MAX_LAYERS)?,
         vocabulary: config.count(&["vocab_size"], MAX_VOCABULARY)?,
     };
-    let turns = Turns {
-        theta: ("rope_theta", defaults.theta),
-        partly: defaults.partly,
-        ..Turns::new(head_width, defaults.rows)
-    };
     Ok(ModelSpec {
         kv_heads,
         inner: config.count(&["intermediate_size"], MAX_INNER)?,
@@ -493,10 +475,7 @@ fn gated(config: &Fields<'_>, top: Top, defaults: Defaults) -> Result<ModelSpec,
         activation: activation(config, defaults.activation.0, defaults.activation.1)?,
         gated: true,
         causal: causal(config)?,
-        positions: match defaults.turned {
-            true => rotary(config, turns)?,
-            false => Positions::Learned { rows: 0, offset: 0 },
-        },
+        positions: rotary(config, head_width, defaults.turns)?,
         embedding_norm: false,
         qkv_bias: false,
         attention_output_bias: false,

@@ -371,7 +371,8 @@ const GEMMA2: Table = &[("attn_logit_softcapping", Read)];
 const GEMMA3: Table = &[
     ("attn_logit_softcapping", Only(&[], "Gemma 3 is run without caps of scores")),
     ("sliding_window_pattern", Read),
-    ("_sliding_window_pattern", Read),
+    // Of saved files, which have layer_types, too.
+    ("_sliding_window_pattern", Needless),
     ("rope_local_base_freq", Read),
 ];
 

@@ -11,23 +11,23 @@ use std::f64::consts::TAU;
 /// What rotary positions are made of, besides what the config says of them.
 #[derive(Clone, Copy)]
 pub(super) struct Turns {
-    /// Columns of a head.
-    pub head_width: u32,
     /// Rows of a text where the config does not say how many.
     pub limit: u32,
     /// The kind of layers whose they are, where kinds have their own.
     pub layers: Option<&'static str>,
     /// The field of the base of frequencies, and what it is where there is none.
     pub theta: (&'static str, f64),
+    /// Whether the one scaling of an older file is that of every kind of layers, and not only of those that see all.
+    pub scaled_alike: bool,
     /// Whether the first columns of a head may be rotated alone.
     pub partly: bool,
 }
 
 impl Turns {
     /// Those of all layers, as Llama has them.
-    pub(super) fn new(head_width: u32, limit: u32) -> Self {
+    pub(super) fn new(limit: u32) -> Self {
         let theta = ("rope_theta", 10_000.0);
-        Self { head_width, limit, layers: None, theta, partly: false }
+        Self { limit, layers: None, theta, scaled_alike: false, partly: false }
     }
 }
 
@@ -35,15 +35,19 @@ const KINDS: &str = "default, linear, dynamic, llama3, yarn, longrope, proportio
 /// Names of layers that parameters may stand under, each kind of layer with its own.
 const LAYERS: [&str; 2] = ["full_attention", "sliding_attention"];
 
-/// Rotary positions of a config.
-pub(super) fn rotary(config: &Fields<'_>, turns: Turns) -> Result<Positions, ModelError> {
-    let Turns { mut head_width, limit, .. } = turns;
+/// Rotary positions of a config, for heads of so many columns.
+pub(super) fn rotary(
+    config: &Fields<'_>,
+    mut head_width: u32,
+    turns: Turns,
+) -> Result<Positions, ModelError> {
+    let limit = turns.limit;
     if head_width % 2 == 1 {
         let problem = format!("is {head_width}: rotary positions need an even width");
         return Err(config.wrong("head_dim", problem));
     }
     let limit = config.count_or_none(&["max_position_embeddings"], MAX_POSITIONS)?.unwrap_or(limit);
-    let parameters = parameters(config, turns.layers)?;
+    let parameters = parameters(config, turns)?;
     let named = match parameters {
         Some(fields) => fields.positive_or_none(&["rope_theta"])?,
         None => None,
@@ -97,10 +101,7 @@ pub(super) fn rotary(config: &Fields<'_>, turns: Turns) -> Result<Positions, Mod
 
 /// The object that says how positions are rotated: `rope_parameters` of `transformers` 5, or
 /// `rope_scaling` from before, which counts where a config has both.
-fn parameters<'a>(
-    config: &Fields<'a>,
-    layers: Option<&'static str>,
-) -> Result<Option<Fields<'a>>, ModelError> {
+fn parameters<'a>(config: &Fields<'a>, turns: Turns) -> Result<Option<Fields<'a>>, ModelError> {
     let scaling =
         config.inner(&["rope_scaling"])?.filter(|fields| fields.entries().next().is_some());
     let Some(fields) = (match scaling {
@@ -109,8 +110,9 @@ fn parameters<'a>(
     }) else {
         return Ok(None);
     };
-    if let Some(layers) = layers {
-        return of_layers(config, fields, layers, scaling.is_some());
+    if let Some(layers) = turns.layers {
+        let whole = turns.scaled_alike || layers == LAYERS[0];
+        return of_layers(config, fields, layers, scaling.map(|_| whole));
     }
     let mut of_layers = Vec::new();
     for name in LAYERS {
@@ -126,20 +128,20 @@ fn parameters<'a>(
     }
 }
 
-/// The parameters of one kind of layers, of a config that has them by kinds; in older files there is but one
-/// scaling, which is that of layers that see all.
+/// The parameters of one kind of layers, of a config that has them by kinds. In older files there is but one
+/// scaling: whether it is theirs, if it is that.
 fn of_layers<'a>(
     config: &Fields<'_>,
     fields: Fields<'a>,
     layers: &'static str,
-    scaling: bool,
+    scaling: Option<bool>,
 ) -> Result<Option<Fields<'a>>, ModelError> {
     let by_kinds = LAYERS.iter().any(|name| fields.get(&[name]).is_some());
     match (by_kinds, scaling) {
         (true, _) => fields.inner(&[layers]),
-        (false, true) => Ok((layers == LAYERS[0]).then_some(fields)),
-        (false, false) if fields.entries().next().is_none() => Ok(None),
-        (false, false) => Err(config.wrong(
+        (false, Some(theirs)) => Ok(theirs.then_some(fields)),
+        (false, None) if fields.entries().next().is_none() => Ok(None),
+        (false, None) => Err(config.wrong(
             "rope_parameters",
             "must have the parameters of full_attention and of sliding_attention",
         )),

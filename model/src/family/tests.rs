@@ -267,9 +267,32 @@ fn layers_of_gemma_have_positions_by_their_kind() {
     assert_eq!(both_ways.sees(0), (Some(3), Some(3)));
     let error = gemma(json!({ "attn_logit_softcapping": 50.0 })).expect_err("a cap").to_string();
     assert!(error.contains("attn_logit_softcapping"), "{error}");
+    let saved = gemma(json!({ "_sliding_window_pattern": 1 })).expect("a spec");
+    assert_eq!(saved.kinds, spec.kinds, "what counts is without the line");
     let flat = json!({ "rope_parameters": { "rope_type": "linear", "factor": 2.0 } });
     let error = gemma(flat).expect_err("one for all").to_string();
     assert!(error.contains("full_attention and of sliding_attention"), "{error}");
+}
+
+#[test]
+fn an_old_scaling_is_that_of_all_layers_of_modernbert() {
+    let spec = |changes: Value| {
+        let base = json!({
+            "model_type": "modernbert", "vocab_size": 10, "hidden_size": 8, "num_hidden_layers": 2,
+            "num_attention_heads": 2, "intermediate_size": 6, "global_rope_theta": 100.0,
+            "local_rope_theta": 400.0,
+        });
+        read_spec(&over(base, changes)).expect("a spec")
+    };
+    let slow = |spec: &ModelSpec| {
+        [0, 1].map(|layer| match spec.rotary(layer) {
+            Some(Positions::Rotary { inverse_frequencies, .. }) => inverse_frequencies[1],
+            other => panic!("{other:?}"),
+        })
+    };
+    close(&slow(&spec(json!({}))), &[0.1, 0.05]);
+    let scaled = json!({ "rope_scaling": { "rope_type": "linear", "factor": 8.0 } });
+    close(&slow(&spec(scaled)), &[0.1 / 8.0, 0.05 / 8.0]);
 }
 
 #[test]

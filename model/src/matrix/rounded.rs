@@ -39,9 +39,10 @@ impl MatrixSource<'_> {
             let columns = first..outputs.end.min(first.saturating_add(width));
             for input in inputs.clone().step_by(height as usize) {
                 let rows = input..inputs.end.min(input.saturating_add(height));
-                strip.resize(rows.len() * columns.len(), 0.0);
                 let stride = columns.len();
-                self.read_stored(rows.clone(), columns.clone(), &mut strip, stride, 0, scratch)?;
+                strip.resize(rows.len() * stride, 0.0);
+                let window = self.window(rows, columns.clone(), strip.len(), stride, 0)?;
+                self.read_window(window, &mut strip, scratch)?;
                 for (at, output) in columns.clone().enumerate() {
                     run.clear();
                     run.extend(strip[at..].iter().step_by(stride));

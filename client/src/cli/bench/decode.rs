@@ -2,12 +2,12 @@
 
 use crate::cli::{
     failure::Failure,
-    in_process::{self, InProcess, Settings},
+    in_process::{self, InProcess, Rounding, Settings},
 };
 use clap::Args;
 use galaxy_common::{
-    Activations, BatchShape, Breadth, Bytes, Cache, CacheType, Sampling, Segment, Spread, Text,
-    Wanted, plan::Phase,
+    BatchShape, Breadth, Bytes, Cache, CacheType, Sampling, Segment, Spread, Text, Wanted,
+    plan::Phase,
 };
 use galaxy_engine::{
     compute::kernels::instructions::Instructions,
@@ -16,7 +16,6 @@ use galaxy_engine::{
     measure,
 };
 use galaxy_graph::{budget, operators::OperatorGraph, program::Lane};
-use galaxy_model::Quantisation;
 use serde::Serialize;
 use std::{fmt::Write as _, path::PathBuf};
 
@@ -39,19 +38,14 @@ pub struct DecodeArgs {
     /// The model's directory: a decoder.
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
-    /// Round the model's matrices to q8, q6 or q4 as they are read.
-    #[arg(long, value_name = "BITS")]
-    weights_format: Option<Quantisation>,
+    #[command(flatten)]
+    rounding: Rounding,
     /// Kernel threads. Default: the cores of this machine.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
     /// Rows before the first token.
     #[arg(long, value_name = "ROWS", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=65536))]
     past: u32,
-    /// To what rows are rounded that are multiplied with weights of few bits: a16, a8 or f32 (not at all). Default:
-    /// a16.
-    #[arg(long, value_name = "A")]
-    activations: Option<Activations>,
     /// How keys and values are kept: f32, f16 or q8. Default: f32.
     #[arg(long, value_name = "TYPE")]
     cache: Option<CacheType>,
@@ -81,9 +75,7 @@ pub struct Findings {
 
 /// Makes tokens, and reads memory between.
 pub fn measured(args: &DecodeArgs) -> Result<Findings, Failure> {
-    let activations = args.activations.unwrap_or_default();
-    let rounding = in_process::Rounding { weights: args.weights_format, activations };
-    let model = in_process::open_model(&args.model, rounding)?;
+    let model = in_process::open_model(&args.model, args.rounding)?;
     let spec = model.spec();
     let threads = args.threads.unwrap_or(in_process::cores());
     let made = args.stints.saturating_add(1) * STINT + 1;
@@ -182,9 +174,8 @@ mod tests {
         DecodeArgs {
             model,
             threads: Some(1),
-            weights_format: None,
+            rounding: Rounding::default(),
             past,
-            activations: None,
             cache: None,
             stints,
             json: false,

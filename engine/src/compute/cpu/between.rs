@@ -1,16 +1,15 @@
 //! What is done to rows between products: residual additions, and wire format.
 
-use super::{CpuEngine, alike};
+use super::{CpuEngine, alike, norm_of};
 use crate::compute::{
     Staged,
-    call::{Call, Misfit, NO_MATRIX, NO_OPERATOR},
+    call::{Call, Misfit, NO_OPERATOR},
     kernels::{
-        rows::{self, Joined, Norm},
+        rows::{self, Joined},
         wire::{self, Tile},
     },
 };
 use galaxy_graph::operators::OperatorId;
-use galaxy_model::NormKind;
 
 /// A residual addition with its norm, as an operation says it.
 #[derive(Clone, Copy)]
@@ -72,11 +71,8 @@ impl CpuEngine {
         let add = self.shard.graph.add(add).ok_or(NO_OPERATOR)?;
         let mut biases = add.biases.iter().map(|id| self.shard.vector(*id));
         let biases = [biases.next().flatten(), biases.next().flatten()];
-        let sum_norm = match add.norm {
-            Some((weight, epsilon)) => {
-                let weight = self.shard.vector(weight).ok_or(NO_MATRIX)?;
-                Some(Norm { kind: NormKind::Rms, epsilon, weight, bias: None })
-            }
+        let sum_norm = match &add.norm {
+            Some(norm) => Some(norm_of(&self.shard, norm)?),
             None => None,
         };
         let norm = self.norm(norm, columns)?;

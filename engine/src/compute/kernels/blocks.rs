@@ -1,8 +1,9 @@
 //! Products of rows with a matrix whose values stand in blocks of few bits, on one thread.
 //!
 //! Rows are rounded to whole numbers, 32 inputs at a time, each with a scale of its own: to 16 bits (an error of
-//! 1/65278 of the largest of the 32), or by name to 8 (1/254 of it). Products of codes with them are summed as whole numbers, exactly, and what 32
-//! inputs give is added in f32, group after group: the same for every number of rows.
+//! 1/65278 of the largest of the 32), or to 8 where that is asked for (1/254 of it). Products of codes with them are
+//! summed as whole numbers, exactly, and what 32 inputs give is added in f32, group after group: the same for every
+//! number of rows.
 // Hot path: no locks, no logging, no allocation once the scratch has grown.
 #![allow(unsafe_code)]
 

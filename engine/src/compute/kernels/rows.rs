@@ -87,8 +87,8 @@ pub(crate) struct Joined<'a> {
     pub(crate) norm: Norm<'a>,
 }
 
-/// residual' = residual + biases + (partial + staged), all but the residual normed where they are. With `normed` it takes the normed rows,
-/// without it the residual itself is normed.
+/// residual' = residual + biases + (partial + staged); what is added is normed first where there is a norm of it.
+/// `normed` takes the normed rows; without it the residual itself is normed.
 pub(crate) fn join(
     threads: &Threads,
     joined: Joined<'_>,

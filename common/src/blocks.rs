@@ -35,10 +35,24 @@ impl BlockTables {
         Some(self.tables.get(&slot).cloned().unwrap_or(table))
     }
 
+    /// How many blocks a sequence has.
+    pub fn held(&self, slot: u32) -> usize {
+        self.tables.get(&slot).map_or(0, |table| table.len())
+    }
+
     /// Takes back the blocks of a sequence.
     pub fn give(&mut self, slot: u32) {
+        self.keep(slot, 0);
+    }
+
+    /// Takes back all but so many blocks of a sequence.
+    pub fn keep(&mut self, slot: u32, blocks: usize) {
         let table = self.tables.remove(&slot).unwrap_or_default();
-        self.free.extend(table.iter().rev());
+        let (kept, rest) = table.split_at(blocks.min(table.len()));
+        self.free.extend(rest.iter().rev());
+        if !kept.is_empty() {
+            self.tables.insert(slot, kept.into());
+        }
     }
 
     /// Blocks that no sequence has.
@@ -65,7 +79,11 @@ mod tests {
         assert_eq!(tables.free(), 1);
         tables.give(8);
         tables.give(8);
-        assert_eq!(tables.free(), 3);
+        assert_eq!((tables.free(), tables.held(3), tables.held(8)), (3, 2, 0));
+        tables.keep(3, 1);
+        tables.keep(3, 5);
+        assert_eq!((tables.free(), tables.held(3)), (4, 1));
+        assert_eq!(tables.take(3, 2 * Cache::BLOCK).as_deref(), Some(&[0, 3][..]));
         assert_eq!(tables.take(9, 3 * Cache::BLOCK).as_deref(), Some(&[1, 2, 4][..]));
         assert_eq!(tables.take(10, 0).as_deref(), Some(&[][..]));
         assert_eq!(tables.take(11, 1), None);

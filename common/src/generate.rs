@@ -97,13 +97,21 @@ pub struct Text {
     pub prompt: usize,
 }
 
-/// Tokens that are made of a text at a time.
+/// A decode burst: tokens that are generated for the sequences of a batch in one execution, until one of the
+/// sequences has what it is to get.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Stint {
-    /// By the programs that are lowered for many rows, or for one.
+pub struct Burst {
+    /// Whether the programs are those that are lowered for many rows, or for one row of each sequence.
     pub phase: Phase,
-    /// How many; more than one only from a single row.
+    /// What each sequence is to get of which a token is wanted, in the order of the batch.
+    pub goals: Vec<TokenGoal>,
+}
+
+/// The tokens that one sequence gets in a burst.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TokenGoal {
+    /// How many; more than one only from single rows.
     pub count: u32,
-    /// None is made behind one of these.
+    /// Tokens that end the sequence: none is generated behind one of these.
     pub stop: Arc<[u32]>,
 }

@@ -28,7 +28,7 @@ pub use assignment::{Assignment, BlockAssignment, DevicePlan};
 pub use blocks::BlockTables;
 pub use format::{UnknownFormat, WeightBlock, WeightFormat};
 pub use frame::{FrameError, FrameHeader, HEADER_BYTES, MAX_PAYLOAD_BYTES};
-pub use generate::{GenerateOptions, GeneratedToken, Prompt, Stint, Text};
+pub use generate::{Burst, GenerateOptions, GeneratedToken, Prompt, Text, TokenGoal};
 pub use ids::{DeviceName, Epoch, NameError, Rank, RequestId, SequenceNumber};
 pub use plan::{
     Activations, Cache, CacheType, Exchange, Layout, LinkType, Mode, Modes, Plan, PlanError,

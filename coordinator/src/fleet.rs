@@ -7,7 +7,7 @@ pub use local::LocalFleet;
 pub use remote::{Loading, Notice, Planning, ProfileSource, RemoteFleet};
 
 use galaxy_common::{
-    BatchShape, Breadth, Bytes, Cache, DeviceName, Epoch, Row, SequenceNumber, Span, Stint, Text,
+    BatchShape, Breadth, Burst, Bytes, Cache, DeviceName, Epoch, Row, SequenceNumber, Span, Text,
     plan::{DevicePlan, Phase, Plan, Strategy},
 };
 use galaxy_engine::{compute::Inputs, generate::Told};
@@ -52,33 +52,38 @@ pub struct Task {
     pub shape: BatchShape,
     /// with these rows.
     pub inputs: Inputs,
-    /// Of a text that goes on.
-    pub going: Option<Going>,
+    /// The sequences whose keys and values are kept: one for each segment, or none where nothing is.
+    pub cached: Vec<CachedSequence>,
+    /// The tokens that are generated for those of which the shape wants some.
+    pub burst: Option<Burst>,
 }
 
 impl Task {
     /// A program that leaves nothing behind.
     pub fn new(shape: BatchShape, inputs: impl Into<Inputs>) -> Self {
-        Self { shape, inputs: inputs.into(), going: None }
+        Self { shape, inputs: inputs.into(), cached: Vec::new(), burst: None }
     }
 
     /// What its programs are lowered for.
     pub fn phase(&self) -> Phase {
-        let stint = self.going.as_ref().and_then(|going| going.stint.as_ref());
-        stint.map_or(Phase::Prefill, |stint| stint.phase)
+        self.burst.as_ref().map_or(Phase::Prefill, |burst| burst.phase)
+    }
+
+    /// Who is told of the tokens of each sequence that gets some, in the order of the batch.
+    pub fn listeners(&self) -> Vec<mpsc::UnboundedSender<Told>> {
+        let of = |(at, ..): (usize, _, _)| self.cached.get(at).map(|cached| cached.tell.clone());
+        self.shape.choices().filter_map(of).collect()
     }
 }
 
-/// A text that goes on.
+/// A sequence whose keys and values are kept.
 #[derive(Debug, Clone)]
-pub struct Going {
-    /// How it begins,
-    pub begins: Option<Arc<Text>>,
-    /// or the epoch in which it is kept.
-    pub epoch: Epoch,
-    /// What is made of it; nothing of a chunk of a prompt.
-    pub stint: Option<Stint>,
-    /// Is told of each token as it is made.
+pub struct CachedSequence {
+    /// The sequence with the rows that it has room for from now on, where it begins or gets more.
+    pub room: Option<Arc<Text>>,
+    /// In which epoch its past is kept; none of one that begins.
+    pub kept: Option<Epoch>,
+    /// Is told of each token as it is generated.
     pub tell: mpsc::UnboundedSender<Told>,
 }
 
@@ -125,8 +130,10 @@ pub struct Run {
     pub devices: Vec<DeviceRun>,
     /// From dispatch to the last result.
     pub took: Duration,
-    /// How many candidates the last token took, if any were made.
-    pub breadth: Option<Breadth>,
+    /// Tokens that were generated for each sequence that gets some.
+    pub tokens: u32,
+    /// How many candidates the last of them took of each of these sequences.
+    pub breadths: Vec<Breadth>,
 }
 
 /// When the operations of one program started and ended on one device.

@@ -68,6 +68,6 @@ pub fn trace(
 /// # Errors
 /// As the program that made it.
 pub fn told(token: &[u8], vocabulary: u32) -> Result<v1::GenerateEvent, Status> {
-    let told = execute::told(token, vocabulary, 1, &mut Vec::new())?;
-    Ok(api::generated(Said::Token(generate::token(&told, String::new()))))
+    let told = execute::told(token, vocabulary, 1)?;
+    Ok(api::generated(Said::Token(generate::token(&told[0], String::new()))))
 }

@@ -1,7 +1,7 @@
 //! The coordinator: the one place that clients ask.
 //!
 //! A request comes in through [`api`], is checked and turned into batches by [`session`], waits
-//! in [`admission`], and runs on the [`fleet`]: on workers over gRPC, whose presence
+//! in [`admission`], and runs on the [`fleet`] (sequences that generate tokens together, as `scheduler` decides): on workers over gRPC, whose presence
 //! [`membership`] follows and whose parts [`placement`] cuts from the [`cluster`] file or from profiles,
 //! or on engines in this process. What devices and links can do is measured by [`profile`]; [`drift`]
 //! sees when a device does it no more. Workers without the model are brought what they need of it
@@ -26,6 +26,7 @@ pub mod placement;
 pub mod profile;
 pub mod reception;
 pub mod registry;
+mod scheduler;
 pub mod session;
 mod supply;
 pub mod trace;

@@ -10,7 +10,7 @@ mod reading;
 mod report;
 mod texts;
 
-pub use generate::{Finish, Listener, Said};
+pub use generate::{Finish, Listener, Said, Sequences};
 pub use limits::{Limits, MAX_RESULT_BYTES, MAX_TEXTS};
 pub use raw::{Input, RunOutput, Tensor, Tensors};
 pub use report::Report;
@@ -20,7 +20,6 @@ use crate::{
     admission::Admission,
     client_memory::{Caller, ClientMemory},
     error::RequestError,
-    fair::Fair,
     fleet::{DeviceView, Fleet, Outlook, Readiness, blocking},
     trace::{Trace, TraceLog},
 };
@@ -28,6 +27,7 @@ use answer::Answer;
 use files::Files;
 use galaxy_common::RequestId;
 use galaxy_model::{ModelDir, ModelSpec};
+use generate::Steps;
 use std::{
     future::Future,
     sync::{
@@ -61,8 +61,8 @@ struct Inner {
     limits: Limits,
     files: Files,
     log: Mutex<TraceLog>,
-    /// Room for texts that go on, in rows.
-    room: Fair,
+    /// Sequences that generate tokens.
+    steps: Arc<Steps>,
     counts: Counts,
 }
 
@@ -93,7 +93,7 @@ impl Session {
         let inner = Inner {
             admission: Admission::new(limits.queue),
             memory: memory.clone(),
-            room: Fair::new(fleet.outlook().cache.rows),
+            steps: Steps::new(),
             log: Mutex::new(TraceLog::default()),
             counts: Counts::default(),
             files: Files::open(&model),
@@ -137,6 +137,10 @@ impl Session {
     /// The queue.
     pub fn admission(&self) -> &Admission {
         &self.inner.admission
+    }
+    /// The sequences that generate tokens.
+    pub fn sequences(&self) -> Sequences {
+        self.inner.steps.sequences()
     }
     /// Requests that were answered, and requests that failed.
     pub fn counts(&self) -> (u64, u64) {

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use galaxy_common::{
-    Bytes, Cache, DeviceName, Epoch, GenerateOptions, SequenceNumber, Wanted,
+    Bytes, Cache, DeviceName, Epoch, GenerateOptions, SamplingParams, SequenceNumber, Wanted,
     plan::{Plan, Strategy, WireType},
 };
 use galaxy_coord::{
@@ -483,6 +483,71 @@ async fn a_text_that_waits_for_room_is_told_so() {
     };
     assert!(matches!(first, Said::Begun { .. }), "{first:?}");
     assert!((5..100).contains(&waits), "{waits}");
+}
+
+/// The tokens of a prompt of so many rows, which is another for each seed, chosen at random by it.
+async fn drawn(session: &Session, prompt: u32, seed: u64) -> Vec<u32> {
+    let sampling = SamplingParams {
+        temperature: Some(0.9),
+        seed: Some(seed),
+        presence: Some(0.2),
+        ..SamplingParams::default()
+    };
+    let options = GenerateOptions {
+        max_tokens: 60,
+        ignore_end: true,
+        sampling,
+        fallback: None,
+        ..GenerateOptions::default()
+    };
+    let ids: Vec<u32> = (0..prompt).map(|at| (at * 7 + seed as u32 * 13 + 5) % 90).collect();
+    let (listener, mut said) = mpsc::channel(1000);
+    session.generate(ids.into(), options, None, listener).await;
+    let mut tokens = Vec::new();
+    loop {
+        match said.recv().await.unwrap().unwrap() {
+            Said::Token(token) => tokens.push(token.token),
+            Said::Done { finish, .. } => {
+                assert_eq!((finish.to_string().as_str(), tokens.len()), ("length", 60));
+                return tokens;
+            }
+            Said::Begun { .. } | Said::Waiting => {}
+        }
+    }
+}
+
+/// Alone, in a crowd, and where room is so short that sequences are evicted, the same seed gives the same tokens.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crowd_changes_nothing() {
+    let prompts = [3, 150, 40, 170, 7, 133, 60, 190];
+    let model = Arc::new(ModelDir::open(&checkpoint("llama")).unwrap());
+    for (shares, blocks, short) in
+        [(&[1.0][..], 16, false), (&[1.0], 5, true), (&[1.0, 2.0], 16, false)]
+    {
+        let rows = blocks * Cache::BLOCK;
+        let cache = Cache { rows, values: galaxy_common::CacheType::F16 };
+        let strategy = if shares.len() == 1 { Strategy::Local } else { Strategy::Galaxy };
+        let plan = plan_with(&model, shares, strategy, cache);
+        let fleet = Arc::new(LocalFleet::open(model.clone(), plan).unwrap());
+        let session = Session::new(model.clone(), fleet, Limits { queue: 64, ..LIMITS });
+        let mut alone = Vec::new();
+        for (seed, prompt) in (0..).zip(prompts) {
+            alone.push(drawn(&session, prompt, seed).await);
+        }
+        assert_eq!(session.sequences().evicted, 0);
+        let crowd = (0..).zip(prompts).map(|(seed, prompt)| {
+            let session = session.clone();
+            tokio::spawn(async move { drawn(&session, prompt, seed).await })
+        });
+        let crowd: Vec<_> = crowd.collect();
+        for (task, alone) in crowd.into_iter().zip(&alone) {
+            assert_eq!(task.await.unwrap(), *alone, "{shares:?}, {blocks} blocks");
+        }
+        let after = session.sequences();
+        assert_eq!(after.evicted > 0, short, "{after:?}");
+        assert!(after.together > 3, "{after:?}");
+        assert_eq!((after.waiting, after.running), (0, 0));
+    }
 }
 
 /// It reads nothing of what is said: that is given up after a while, and the next text has room.

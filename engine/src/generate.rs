@@ -10,7 +10,7 @@ use crate::{
     compute::Inputs,
     executor::{Choice, Executor, Job, RunError, RunReport, Step},
 };
-use galaxy_common::{BatchShape, Breadth, GeneratedToken, Segment, Stint, Wanted};
+use galaxy_common::{BatchShape, Breadth, GeneratedToken, Segment, TokenGoal, Wanted};
 use galaxy_graph::Program;
 use std::sync::Arc;
 
@@ -39,8 +39,8 @@ pub struct Goal {
     pub mask: Option<TokenMask>,
 }
 
-impl From<&Stint> for Goal {
-    fn from(Stint { count, stop, .. }: &Stint) -> Self {
+impl From<&TokenGoal> for Goal {
+    fn from(TokenGoal { count, stop }: &TokenGoal) -> Self {
         Self { count: *count, stop: stop.clone(), mask: None }
     }
 }

@@ -188,7 +188,7 @@ fn most(
     let mut shapes: Vec<(Phase, BatchShape)> =
         widest(spec, plan)?.into_iter().map(|shape| (Phase::Prefill, shape)).collect();
     if plan.cache.rows > 0 {
-        let step = widest_step()?;
+        let step = widest_step(plan)?;
         shapes.extend([Phase::Prefill, Phase::Decode].map(|phase| (phase, step.clone())));
     }
     for (phase, shape) in shapes {
@@ -240,6 +240,8 @@ pub fn rounded(spec: &ModelSpec, plan: &Plan, program: &Program, needs: Needs) -
     }
     let staged = program.slots.iter().filter(|slot| slot.memory == Memory::Staging);
     let staged: u64 = staged.map(|slot| tile.saturating_sub(slot.bytes)).sum();
+    // Keys and values of texts that end elsewhere may come in one tile more.
+    let staged = staged + if moves(plan) && plan.any_sequence() { tile } else { 0 };
     let embedded = u64::from(more(program.embedded().len()));
     let pixels = spec.patches.map_or(0, |patches| embedded * u64::from(patches.values()) * 8);
     Needs {
@@ -302,22 +304,28 @@ pub fn widest(spec: &ModelSpec, plan: &Plan) -> Result<Vec<BatchShape>, LowerErr
     // more rows at once than one text of all, be it longer than any may be; and in parts of unlike
     // sizes tensors of one do not fit into slots of another.
     let tiles = Span::<Row>::first(all).cut(u32::from(plan.tiles)).map(|tile| tile.len());
-    let parts = [vec![all], vec![all / 2, all - all / 2], vec![all / 4, all - all / 4]];
-    let parts = parts.into_iter().chain([vec![all - all / 4, all / 4], tiles.collect()]);
-    parts.map(shape).collect()
+    let two = |first: u32| vec![first, all - first];
+    let fifths = (u64::from(all) * 2 / 5) as u32;
+    let parts = [vec![all], two(all / 2), two(all / 4), two(all - all / 4), two(fifths)];
+    parts.into_iter().chain([two(all - fifths), tiles.collect()]).map(shape).collect()
 }
 
-/// Sequences of a decode step that devices are asked for: until a scheduler asks for more, one.
-const SEQUENCES: u32 = 1;
+/// Sequences of which one step generates tokens, at most.
+pub const SEQUENCES: u32 = 16;
+
+/// How many sequences a step of a plan may generate tokens for: no more than its cache has blocks for.
+pub fn sequences(plan: &Plan) -> u32 {
+    plan.cache.blocks().min(plan.max_rows).clamp(1, SEQUENCES)
+}
 
 /// The decode step that takes most: all its sequences are asked for many candidates, and one for all. No more
 /// are asked for all at a time, since that is of the size of the vocabulary.
-fn widest_step() -> Result<BatchShape, LowerError> {
+fn widest_step(plan: &Plan) -> Result<BatchShape, LowerError> {
     let segment = |slot| {
         let wanted = Wanted::Token(if slot == 0 { Breadth::All } else { Breadth::Many });
         Segment { slot, past: 0, kept: true, rows: 1, wanted }
     };
-    Ok(BatchShape::new((0..SEQUENCES).map(segment).collect())?)
+    Ok(BatchShape::new((0..sequences(plan)).map(segment).collect())?)
 }
 
 /// What `device` keeps of texts that go on, at most: keys and values of its heads in whole blocks, angles

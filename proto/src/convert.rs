@@ -2,7 +2,7 @@
 
 mod generate;
 
-pub use generate::{generate_options, generate_request};
+pub use generate::{generate_options, generate_request, going_text, text};
 
 use crate::v1;
 use galaxy_common::{BatchShape, Breadth, Pooling, Segment, ShapeError, Wanted, shape::MAX_ROWS};

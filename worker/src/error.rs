@@ -77,9 +77,9 @@ pub enum WorkerError {
     /// A model that is not here, and does not come.
     #[error(transparent)]
     Content(#[from] ContentError),
-    /// Tokens that cannot be made so.
+    /// Tokens that cannot be generated so.
     #[error("{why}")]
-    Making {
+    Burst {
         /// Why not.
         why: String,
     },
@@ -300,7 +300,7 @@ impl WorkerError {
             | Self::Types { .. }
             | Self::Token { .. }
             | Self::Squares { .. } => (Code::InvalidArgument, "invalid_argument", false),
-            Self::Making { .. } => (Code::InvalidArgument, "invalid_argument", false),
+            Self::Burst { .. } => (Code::InvalidArgument, "invalid_argument", false),
             Self::Lower(_) => (Code::InvalidArgument, "cannot_lower", false),
             Self::Digest => (Code::FailedPrecondition, "digest_mismatch", false),
             Self::Run { source, .. } => match source {

@@ -1,17 +1,18 @@
 //! Execute: one program, in sequence order, its results in pieces.
 
 use crate::{
+    burst::{Decode, checked},
     core::{Active, Core},
     error::WorkerError,
-    making::{Making, checked},
     state::Turn,
     tasks::{blocking, lock},
 };
 use bytes::Bytes;
-use galaxy_common::{BatchShape, Epoch, SequenceNumber, Text, Wanted, plan::Phase};
+use galaxy_common::{BatchShape, Breadth, Epoch, SequenceNumber, Text, Wanted, plan::Phase};
 use galaxy_engine::{
     compute::{Binding, Inputs},
     executor::{Job, RunError, RunReport},
+    generate::Generated,
 };
 use galaxy_graph::{
     Program,
@@ -25,7 +26,7 @@ use tokio::{sync::mpsc, time::Instant};
 use tonic::Status;
 
 /// Programs that are kept: requests come in a few shapes.
-pub(crate) const LOWERED: usize = 16;
+pub(crate) const LOWERED: usize = 32;
 /// Timelines that are kept, for `galaxy trace`.
 const TIMELINES: usize = 32;
 /// Bytes of a piece of a result: far below the limit of a message, far above its overhead.
@@ -115,9 +116,9 @@ pub(crate) struct Asked {
     sequence: SequenceNumber,
     digest: Vec<u8>,
     pub(crate) shape: BatchShape,
-    /// A text that begins, and the blocks of the cache that it takes.
-    pub(crate) begins: Option<(Text, Arc<[u32]>)>,
-    making: Option<Making>,
+    /// Sequences that begin, and the blocks of the cache that each takes.
+    pub(crate) begins: Vec<(Text, Arc<[u32]>)>,
+    decode: Option<Decode>,
     pub(crate) left: Duration,
 }
 
@@ -140,12 +141,11 @@ impl Asked {
             ms => Duration::from_millis(ms).min(LONGEST),
         };
         let shape = convert::shape(request.segments, tokens.len())?;
-        let making = request.making.map(|making| Making::read(making, &shape)).transpose()?;
-        let blocks: Arc<[u32]> = request.blocks.into();
-        let begins = request.begins.map(Text::try_from).transpose()?.map(|text| (text, blocks));
+        let decode = request.burst.map(|burst| Decode::read(burst, &shape)).transpose()?;
+        let begins = request.begins.into_iter().map(convert::text).collect::<Result<_, _>>()?;
         let (epoch, sequence) = (Epoch(request.epoch), SequenceNumber(request.sequence));
         let rows = Rows { tokens, types, squares: patches, first: first_row };
-        Ok((Self { epoch, sequence, digest, shape, begins, making, left }, rows))
+        Ok((Self { epoch, sequence, digest, shape, begins, decode, left }, rows))
     }
 }
 
@@ -161,10 +161,10 @@ pub(crate) struct Execution {
 /// What came of an execution.
 struct Ran {
     report: RunReport,
-    /// Tokens that were made,
-    made: Vec<u32>,
-    /// and what the last of them took.
-    wanted: v1::Wanted,
+    /// Tokens that were generated, of each step those of all sequences.
+    tokens: Vec<u32>,
+    /// How many candidates the last token of each sequence took.
+    breadths: Vec<Breadth>,
 }
 
 impl Execution {
@@ -182,16 +182,16 @@ impl Execution {
             .filter(|active| active.epoch == epoch)
             .ok_or(WorkerError::Refused(crate::state::Refusal::NotPlaced { epoch }))?;
         let spec = active.model.spec();
-        if let Some((text, blocks)) = asked.begins.take() {
-            asked.begins = Some((checked(text, spec.vocabulary)?, blocks));
+        for (text, _) in &mut asked.begins {
+            *text = checked(text.clone(), spec.vocabulary)?;
         }
         let inputs = inputs(spec, &asked.shape, rows)?;
         Ok(Self { place, active, asked, inputs, deadline })
     }
 
-    /// How many tokens may be told of, one by one.
-    pub(crate) fn tokens(&self) -> usize {
-        self.asked.making.as_ref().map_or(0, |making| making.stint.count as usize)
+    /// How many steps may be told of, one by one.
+    pub(crate) fn steps(&self) -> usize {
+        self.asked.decode.as_ref().map_or(0, Decode::steps)
     }
 
     /// Runs it and reports into `events`. Once it runs, it runs to its end or to a Cancel: the other
@@ -229,8 +229,8 @@ impl Execution {
 
     async fn finish(self, events: Events) -> Result<(Ran, Arc<Active>), WorkerError> {
         let Self { place, active, asked, inputs, deadline } = self;
-        let Asked { digest, shape, begins, making, .. } = asked;
-        let phase = making.as_ref().map_or(Phase::Prefill, |making| making.stint.phase);
+        let Asked { digest, shape, begins, decode, .. } = asked;
+        let phase = decode.as_ref().map_or(Phase::Prefill, Decode::phase);
         let (lowering, wanted) = (active.clone(), shape.clone());
         let (ours, program) = blocking(move || lowering.lower(phase, &wanted)).await??;
         if digest != ours {
@@ -257,17 +257,17 @@ impl Execution {
         let lowering = active.clone();
         let result = place.core.running.programs.run(move || {
             let run = || {
-                begins.map_or(Ok(()), |(text, blocks)| executor.begin(text, blocks))?;
-                match making {
+                let begin = |(text, blocks)| executor.begin(text, blocks);
+                begins.into_iter().try_for_each(begin)?;
+                match decode {
                     None => {
                         let report = executor.run(job)?;
-                        Ok(Ran { report, made: Vec::new(), wanted: v1::Wanted::Unspecified })
+                        Ok(Ran { report, tokens: Vec::new(), breadths: Vec::new() })
                     }
-                    Some(making) => {
-                        let (told, made) = making.run(&executor, job, &lowering, &events)?;
-                        let breadth = told.breadths.first().copied().map(Wanted::Token);
-                        let wanted = breadth.map_or(v1::Wanted::Unspecified, Into::into);
-                        Ok(Ran { report: told.report, made, wanted })
+                    Some(decode) => {
+                        let (told, tokens) = decode.run(&executor, job, &lowering, &events)?;
+                        let Generated { report, breadths, .. } = told;
+                        Ok(Ran { report, tokens, breadths })
                     }
                 }
             };
@@ -359,7 +359,8 @@ impl Active {
 
 /// Sends results in pieces, then what they cost. False when nobody listens.
 async fn send_all(events: &Events, ran: Ran, active: &Active) -> bool {
-    let Ran { report, made, wanted } = ran;
+    let Ran { report, tokens, breadths } = ran;
+    let wanted = |breadth: Breadth| v1::Wanted::from(Wanted::Token(breadth)).into();
     for (output, values) in report.outputs.iter().enumerate() {
         let mut offset = 0;
         for part in values.chunks(PIECE_BYTES / 4) {
@@ -384,8 +385,8 @@ async fn send_all(events: &Events, ran: Ran, active: &Active) -> bool {
         lanes: report.lanes.iter().map(lane).collect(),
         bytes_sent: report.bytes_sent,
         bytes_received: report.bytes_received,
-        made,
-        wanted: wanted.into(),
+        tokens,
+        wanted: breadths.into_iter().map(wanted).collect(),
     };
     let event = v1::execute_event::Event::Done(done);
     events.send(Ok(v1::ExecuteEvent { event: Some(event) })).await.is_ok()

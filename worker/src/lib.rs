@@ -13,10 +13,10 @@
 //! Async tasks do no tensor maths; whatever blocks runs on threads of its own.
 
 mod announce;
+mod burst;
 mod content;
 mod core;
 mod execute;
-mod making;
 mod place;
 mod probe;
 mod profile;

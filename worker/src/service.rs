@@ -118,7 +118,7 @@ impl Worker for Control {
     async fn execute(&self, request: Request<v1::ExecuteRequest>) -> Answer<Self::ExecuteStream> {
         let execution = Execution::admit(&self.0, request.into_inner())
             .map_err(|error| error.into_status(&self.0.name))?;
-        let (events, stream) = mpsc::channel(EVENTS + execution.tokens());
+        let (events, stream) = mpsc::channel(EVENTS + execution.steps());
         self.0.tasks.spawn(execution.run(events));
         Ok(Response::new(ReceiverStream::new(stream)))
     }

@@ -2,6 +2,7 @@
 
 mod decode;
 mod quality;
+mod serve;
 
 use super::{
     Kernels,
@@ -77,6 +78,9 @@ enum What {
     /// Says what a model loses when its matrices are rounded to few bits.
     #[command(after_long_help = quality::MEANING)]
     Quality(quality::QualityArgs),
+    /// Says how a coordinator answers many clients at once: tokens per second, and latency over load.
+    #[command(after_long_help = serve::MEANING)]
+    Serve(serve::ServeArgs),
 }
 
 /// Arguments of `galaxy bench kernels`.
@@ -169,6 +173,7 @@ pub async fn bench(args: BenchArgs) -> Result<(), Failure> {
                 if args.json { json(&findings) } else { Ok(quality::text(&findings)) }
             }),
         ),
+        What::Serve(args) => return serve::measure(&args).await,
     };
     let said = progress::watch(now, tokio::task::spawn_blocking(work))
         .await

@@ -1,11 +1,11 @@
 //! A fleet in this process: the engine on threads of our own, over links in memory.
 
 use super::{
-    BoxFuture, DeviceCost, DeviceRun, DeviceView, Fleet, Going, Outlook, Readiness, Run, Task,
-    Timeline, blocking,
+    BoxFuture, DeviceCost, DeviceRun, DeviceView, Fleet, Outlook, Readiness, Run, Task, Timeline,
+    blocking,
 };
 use crate::error::RequestError;
-use galaxy_common::{Breadth, Bytes, Epoch, SequenceNumber, plan::Plan};
+use galaxy_common::{Breadth, Burst, Bytes, Epoch, SequenceNumber, plan::Plan};
 use galaxy_engine::{
     compute::{Inputs, kernels::instructions::Instructions},
     executor::{RunError, RunReport},
@@ -91,38 +91,41 @@ fn cost(report: &RunReport) -> DeviceCost {
     }
 }
 
-type Ran = (Vec<Arc<Program>>, Vec<RunReport>, Option<Breadth>);
+/// Programs and reports by rank, tokens of each sequence that gets some, and candidates that the last took.
+type Ran = (Vec<Arc<Program>>, Vec<RunReport>, u32, Vec<Breadth>);
 
 /// Runs a program on all devices. Blocks.
 fn run(cluster: &LocalCluster, task: Task, deadline: Option<Instant>) -> Result<Ran, LocalError> {
-    let begins = task.going.as_ref().and_then(|going| going.begins.clone());
+    let begins = task.cached.iter().filter(|cached| cached.kept.is_none());
+    let begins: Vec<_> = begins.filter_map(|cached| cached.room.clone()).collect();
     let ran = begin_and_run(cluster, task, deadline);
-    if let (Err(_), Some(text)) = (&ran, begins) {
-        // Nobody knows of a text that did not begin.
-        cluster.end(text.slot);
+    if ran.is_err() {
+        // Nobody knows of a sequence that did not begin.
+        begins.iter().for_each(|text| cluster.end(text.slot));
     }
     ran
 }
 
 fn begin_and_run(
     cluster: &LocalCluster,
-    Task { shape, inputs, going }: Task,
+    task: Task,
     deadline: Option<Instant>,
 ) -> Result<Ran, LocalError> {
-    if let Some(text) = going.as_ref().and_then(|going| going.begins.as_ref()) {
-        cluster.begin(text)?;
-    }
-    if let (Some(Going { stint: Some(stint), tell, .. }), Inputs::Tokens(tokens)) = (going, &inputs)
-    {
-        let goals = [Goal::from(&stint)];
+    let mut room = task.cached.iter().filter_map(|cached| cached.room.as_ref());
+    room.try_for_each(|text| cluster.begin(text))?;
+    if let (Some(Burst { phase, goals }), Inputs::Tokens(tokens)) = (&task.burst, &task.inputs) {
+        let goals: Vec<Goal> = goals.iter().map(Goal::from).collect();
         let Made { told, breadths, programs, reports } =
-            cluster.make(stint.phase, &shape, tokens, &goals, deadline)?;
-        // Whoever does not listen any more misses nothing.
-        told.into_iter().flatten().for_each(|told| tell.send(told).unwrap_or_default());
-        return Ok((programs, reports, breadths.first().copied()));
+            cluster.make(*phase, &task.shape, tokens, &goals, deadline)?;
+        let tokens = told.first().map_or(0, Vec::len) as u32;
+        for (tell, told) in task.listeners().iter().zip(told) {
+            // Whoever does not listen any more misses nothing.
+            told.into_iter().for_each(|told| tell.send(told).unwrap_or_default());
+        }
+        return Ok((programs, reports, tokens, breadths));
     }
-    let (programs, reports) = cluster.execute(&shape, inputs, deadline)?;
-    Ok((programs, reports, None))
+    let (programs, reports) = cluster.execute(&task.shape, task.inputs, deadline)?;
+    Ok((programs, reports, 0, Vec::new()))
 }
 
 impl Fleet for LocalFleet {
@@ -146,7 +149,7 @@ impl Fleet for LocalFleet {
             let cluster = self.cluster.clone();
             let begun = Instant::now();
             let deadline = begun.checked_add(limit);
-            let (programs, reports, breadth) =
+            let (programs, reports, tokens, breadths) =
                 blocking(move || run(&cluster, task, deadline)).await?.map_err(|e| match e {
                     LocalError::Run(RunError::Deadline) => {
                         RequestError::Deadline { allowed: limit, ours: true }
@@ -170,7 +173,8 @@ impl Fleet for LocalFleet {
             let mut kept = self.timelines.lock().unwrap_or_else(PoisonError::into_inner);
             kept.truncate(TIMELINES - 1);
             kept.push_front((sequence, times));
-            Ok(Run { epoch: EPOCH, sequence, plan: self.plan.clone(), devices, took, breadth })
+            let (epoch, plan) = (EPOCH, self.plan.clone());
+            Ok(Run { epoch, sequence, plan, devices, took, tokens, breadths })
         })
     }
 

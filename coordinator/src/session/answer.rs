@@ -3,6 +3,7 @@
 use super::{
     GRACE, READY_WAIT, Report, Session, Tensor,
     batch::{Sequence, pack, readable},
+    generate::Stepped,
 };
 use crate::{
     admission::{Ticket, Turn},
@@ -88,7 +89,9 @@ impl<'a> Answer<'a> {
 
     /// Waits for the turn and runs one program.
     async fn program(&mut self, task: Task) -> Result<Run, RequestError> {
+        let waiting = Instant::now();
         let turn = self.turn().await?;
+        self.report.queue += waiting.elapsed();
         self.run_in(turn, task).await
     }
 
@@ -96,7 +99,7 @@ impl<'a> Answer<'a> {
     ///
     /// # Cancel safety
     /// Dropping the future leaves the queue.
-    pub(super) async fn turn(&mut self) -> Result<Turn, RequestError> {
+    pub(super) async fn turn(&self) -> Result<Turn, RequestError> {
         let waiting = Instant::now();
         let ran = || self.session.inner.counts.programs.load(Ordering::Relaxed);
         let (mut until, mut before) = (waiting + READY_WAIT, ran());
@@ -114,12 +117,24 @@ impl<'a> Answer<'a> {
                 (until, before) = (now + READY_WAIT, ran());
             }
         };
-        self.report.queue += waiting.elapsed();
         Ok(turn)
     }
 
+    /// Notes a step that a sequence of the request took part in.
+    pub(super) fn ran(&mut self, step: &Stepped) {
+        self.report.queue += step.queued;
+        self.report.add(&step.run);
+        self.programs.push(TracedProgram {
+            epoch: step.run.epoch,
+            sequence: step.run.sequence,
+            plan: step.run.plan.clone(),
+            phase: step.phase,
+            shape: step.shape.clone(),
+        });
+    }
+
     /// Runs one program in its turn.
-    pub(super) async fn run_in(&mut self, turn: Turn, task: Task) -> Result<Run, RequestError> {
+    async fn run_in(&mut self, turn: Turn, task: Task) -> Result<Run, RequestError> {
         let session = self.session.clone();
         let (shape, phase) = (task.shape.clone(), task.phase());
         // Longer if the caller gives more, and not shorter: what overruns it ends the epoch for all. It is over

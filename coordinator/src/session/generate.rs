@@ -1,19 +1,25 @@
-//! Texts that go on: stints of tokens, in turns with other requests, over changes of the plan.
+//! Sequences that generate tokens: in steps together with those of others, over changes of the plan.
 
+mod steps;
 mod telling;
 mod way;
 
 pub use telling::{Finish, Listener, Said};
 
-use super::{READY_WAIT, Session, answer::Answer};
+pub use steps::Sequences;
+pub(super) use steps::{Stepped, Steps};
+
+use super::{Session, answer::Answer};
 use crate::error::RequestError;
-use galaxy_common::{Cache, GenerateOptions, Prompt};
+use galaxy_common::{GenerateOptions, Prompt};
+use galaxy_engine::generate::Told;
 use galaxy_proto::WAITING;
 use std::time::Duration;
+use steps::{Answered, Between, Came, Place};
 use telling::Telling;
 use tokio::{
-    sync::mpsc,
-    time::{Instant, interval, sleep_until, timeout_at},
+    sync::mpsc::{self, UnboundedReceiver},
+    time::{Instant, interval_at, sleep_until},
 };
 use way::Way;
 
@@ -34,8 +40,8 @@ fn passes(error: &RequestError) -> bool {
 }
 
 impl Session {
-    /// Goes on with a text, and says each token as it is made. Ends when nobody listens any more,
-    /// after the stint that runs then. Runs to its end even where the cluster changes its plan or
+    /// Generates tokens behind a prompt, and says each as it comes. Ends when nobody listens any more,
+    /// after the step that runs then. Runs to its end even where the cluster changes its plan or
     /// loses a device meanwhile, if within 30 s that comes back or the others go on without it.
     ///
     /// # Cancel safety
@@ -69,47 +75,20 @@ impl Session {
         let mut answer = self.begin()?;
         let (mut way, stop, tokenized) = self.way(prompt, options).await?;
         answer.tokenized(tokenized);
-        let rows = Cache::taken(way.text.rows);
-        let room = self.inner.room.take(self.caller.who(), rows);
-        let waits = async {
-            let mut ticks = interval(WAITING);
-            loop {
-                ticks.tick().await;
-                // One that does not read now reads later.
-                drop(listener.try_send(Ok(Said::Waiting)));
-            }
-        };
-        let _room = tokio::select! {
-            biased;
-            room = timeout_at(deadline, room) => room.map_err(|_| late.clone())?,
-            // Whoever goes meanwhile leaves the queue.
-            () = listener.closed() => return Ok(()),
-            never = waits => match never {},
-        };
-        // Who is told that it begins is not told to try again.
-        tokio::select! {
-            biased;
-            ready = self.ready(Instant::now() + READY_WAIT) => ready?,
-            () = listener.closed() => return Ok(()),
-            () = sleep_until(deadline) => return Err(late),
-        }
         let tokenizer = self.inner.files.tokenizer().ok();
         let stream = tokenizer.map(|tokenizer| tokenizer.stream(way.behind()));
-        let readable = stream.is_some();
-        let mut telling = Telling::new(stream, stop, listener, &self.inner.room);
         let said = Said::Begun {
             request: answer.request(),
             prompt: way.text.prompt as u32,
             seed: way.text.sampling.seed,
-            text: readable,
+            text: stream.is_some(),
         };
-        let result = match telling.say(said).await {
-            true => self.stints(&mut way, &mut answer, &mut telling, (deadline, late)).await,
-            false => Ok(None),
-        };
+        let mut telling = Telling::new(stream, stop, listener, &self.inner.steps, said);
+        let result = self.steps(&mut way, &mut answer, &mut telling, (deadline, late)).await;
         if let Some((epoch, _)) = way.kept {
             self.inner.fleet.forget(epoch, way.text.slot).await;
         }
+        self.inner.steps.depart(way.age);
         answer.count(way.text.tokens.len() as u64);
         let report = answer.end();
         if let Some(finish) = result? {
@@ -119,8 +98,8 @@ impl Session {
         Ok(())
     }
 
-    /// Makes all tokens. Nothing when nobody listens any more.
-    async fn stints(
+    /// Generates all tokens. Nothing when nobody listens any more.
+    async fn steps(
         &self,
         way: &mut Way,
         answer: &mut Answer<'_>,
@@ -128,6 +107,7 @@ impl Session {
         (deadline, late): (Instant, RequestError),
     ) -> Result<Option<Finish>, RequestError> {
         let mut patience = None;
+        let mut between: Option<Between> = None;
         loop {
             if way.left() == 0 {
                 return Ok(Some(Finish::Length));
@@ -139,70 +119,153 @@ impl Session {
                 return Err(late);
             }
             let (tell, mut told) = mpsc::unbounded_channel();
-            // What a program may have depends on the plan, which may be another.
-            let task = way.next(self.outlook().max_rows, tell)?;
-            let (before, segment) = (way.made(), task.shape.segments()[0]);
-            let begun = Instant::now();
-            let turn = tokio::select! {
-                turn = answer.turn() => turn,
-                // Nobody waits in the queue for who does not want it.
-                () = telling.listener.closed() => return Ok(None),
-                () = sleep_until(deadline) => return Err(late),
-            };
-            let ran = {
-                let running = async { answer.run_in(turn?, task).await };
-                tokio::pin!(running);
-                loop {
-                    tokio::select! {
-                        biased;
-                        Some(one) = told.recv() => telling.take(way, one),
-                        ran = &mut running => break ran,
-                    }
-                }
+            let (before, begun) = (way.made(), Instant::now());
+            let place = self.inner.steps.wait(self.caller.who(), way.wish(tell));
+            drop(between.take());
+            let came = self.step(place, way, answer, telling, &mut told, deadline).await;
+            let Answered { came, between: still } = match came {
+                Ok(Some(answered)) => answered,
+                Ok(None) => return Ok(None),
+                Err(None) => return Err(late),
+                Err(Some(error)) => Answered {
+                    came: Came::Step(Err(error), 1),
+                    between: self.inner.steps.between(),
+                },
             };
             while let Ok(one) = told.try_recv() {
                 telling.take(way, one);
-            }
-            if let Some(finish) = telling.finish.take() {
-                if let (Ok(run), None) = (&ran, way.kept) {
-                    // Where room is to be given back.
-                    way.kept = Some((run.epoch, 0));
-                }
-                telling.flush().await;
-                return finish.map(Some);
             }
             let made = way.made() - before;
             if made > 0 {
                 patience = None;
             }
-            match ran {
-                Ok(run) => {
+            match came {
+                Came::Evicted => way.kept = None,
+                Came::Step(Ok(step), _) => {
+                    answer.ran(&step);
                     // The last token has gone through no layer yet.
-                    let rows = segment.rows + made.saturating_sub(1);
-                    way.kept = Some((run.epoch, segment.past + rows));
-                    way.breadth = run.breadth.unwrap_or(way.breadth);
+                    let rows = step.rows + made.saturating_sub(1);
+                    let past = way.kept.map_or(0, |(_, past)| past);
+                    way.kept = Some((step.run.epoch, past + rows));
+                    way.breadth = step.breadth.unwrap_or(way.breadth);
+                    way.alone = false;
+                    telling.begin();
                     // What goes well is no waiting.
                     if let Some(until) = &mut patience {
                         *until += begun.elapsed();
                     }
                 }
+                // Others that came with it had been kept in an epoch that is over.
+                Came::Step(Err(RequestError::TextLost { .. }), _) if way.kept.is_none() => {}
                 // Once something was told, or is kept.
-                Err(error)
+                Came::Step(Err(error), _)
                     if passes(&error)
                         && (way.kept.is_some() || patience.is_some() || way.made() > 0) =>
                 {
                     way.kept = None;
                     let until = *patience.get_or_insert_with(|| Instant::now() + PATIENCE);
-                    if Instant::now() >= until {
+                    if telling.finish.is_none() && Instant::now() >= until {
                         return Err(error);
                     }
                     tracing::info!(request = %answer.request(), %error, "a text begins again");
-                    tokio::time::sleep(PAUSE).await;
+                    drop(still);
+                    if telling.finish.is_none() {
+                        tokio::time::sleep(PAUSE).await;
+                    }
+                    if let Some(finish) = self.said(telling).await? {
+                        return Ok(finish);
+                    }
+                    continue;
                 }
-                Err(error) => return Err(error),
+                // It may be because of another one.
+                Came::Step(Err(error), together) if together > 1 && !passes(&error) => {
+                    way.alone = true;
+                }
+                Came::Step(Err(error), _) => {
+                    if telling.finish.is_none() {
+                        return Err(error);
+                    }
+                }
             }
-            if !telling.flush().await {
-                return Ok(None);
+            // Nobody waits for one that ends, or whose client does not keep up.
+            between = (telling.finish.is_none() && !telling.waits()).then_some(still);
+            if let Some(finish) = self.said(telling).await? {
+                return Ok(finish);
+            }
+        }
+    }
+
+    /// Says what waits to be said. Some when the sequence ends by that: because of a token, or since nobody
+    /// listens any more.
+    async fn said(
+        &self,
+        telling: &mut Telling<'_>,
+    ) -> Result<Option<Option<Finish>>, RequestError> {
+        let heard = telling.flush().await;
+        match telling.finish.take() {
+            Some(finish) => finish.map(|finish| Some(Some(finish))),
+            None if !heard => Ok(Some(None)),
+            None => Ok(None),
+        }
+    }
+
+    /// Waits until a step has run with a sequence, and runs steps for all while it has the turn. None when nobody
+    /// listens any more; an error of none when it is late, or that of the turn.
+    async fn step(
+        &self,
+        mut place: Place,
+        way: &mut Way,
+        answer: &mut Answer<'_>,
+        telling: &mut Telling<'_>,
+        told: &mut UnboundedReceiver<Told>,
+        deadline: Instant,
+    ) -> Result<Option<Answered>, Option<RequestError>> {
+        let mut changes = self.inner.steps.changes();
+        // Whether there may be something to run, and whether the sequence can leave: not while a step with it runs.
+        let (mut runnable, mut free) = (true, true);
+        let mut ticks = interval_at(Instant::now() + WAITING, WAITING);
+        let broke = || RequestError::Internal { why: "a step broke off".to_owned() };
+        loop {
+            let turn = {
+                let turn = async {
+                    if !runnable {
+                        drop(changes.changed().await);
+                    }
+                    answer.turn().await
+                };
+                tokio::pin!(turn);
+                loop {
+                    tokio::select! {
+                        biased;
+                        Some(one) = told.recv() => telling.take(way, one),
+                        answered = &mut place.answer => {
+                            return answered.map(Some).map_err(|_| Some(broke()));
+                        }
+                        turn = &mut turn, if free => break turn,
+                        // Nobody waits in the queue for who does not want it.
+                        () = telling.listener.closed(), if free => match place.leave() {
+                            true => return Ok(None),
+                            false => free = false,
+                        },
+                        () = sleep_until(deadline), if free => match place.leave() {
+                            true => return Err(None),
+                            false => free = false,
+                        },
+                        _ = ticks.tick() => telling.tick(),
+                    }
+                }
+            };
+            match turn {
+                // A step with it has ended just now: its answer comes.
+                _ if !place.waits() => free = false,
+                Ok(turn) => {
+                    changes.mark_unchanged();
+                    runnable = self.lead(turn).await;
+                }
+                Err(error) => match place.leave() {
+                    true => return Err(Some(error)),
+                    false => free = false,
+                },
             }
         }
     }

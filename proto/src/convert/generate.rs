@@ -3,8 +3,10 @@
 use super::ConvertError;
 use crate::v1;
 use galaxy_common::{
-    Fallback, GenerateOptions, GeneratedToken, Prompt, SamplingParams, Stint, Text, plan::Phase,
+    Burst, Fallback, GenerateOptions, GeneratedToken, Prompt, SamplingParams, Text, TokenGoal,
+    plan::Phase,
 };
+use std::sync::Arc;
 
 /// What a coordinator is asked of a text that goes on.
 pub fn generate_request(prompt: Prompt, options: GenerateOptions) -> v1::GenerateRequest {
@@ -88,36 +90,41 @@ impl From<v1::GeneratedToken> for GeneratedToken {
     }
 }
 
-impl TryFrom<&Text> for v1::GoingText {
-    type Error = ConvertError;
-    fn try_from(text: &Text) -> Result<Self, ConvertError> {
-        let Text { slot, rows, sampling, tokens, prompt } = text;
-        let tokens = if sampling.looks_back() { tokens.clone() } else { Vec::new() };
-        let sampling = postcard::to_stdvec(sampling).map_err(|_| ConvertError::Sampling)?;
-        Ok(Self { slot: *slot, rows: *rows, sampling, tokens, prompt: *prompt as u32 })
+/// A sequence that begins, with the blocks of the cache that hold its rows.
+///
+/// # Errors
+/// When its sampling settings cannot be written.
+pub fn going_text(text: &Text, blocks: &[u32]) -> Result<v1::GoingText, ConvertError> {
+    let Text { slot, rows, sampling, tokens, prompt } = text;
+    let tokens = if sampling.looks_back() { tokens.clone() } else { Vec::new() };
+    let sampling = postcard::to_stdvec(sampling).map_err(|_| ConvertError::Sampling)?;
+    let (prompt, blocks) = (*prompt as u32, blocks.to_vec());
+    Ok(v1::GoingText { slot: *slot, rows: *rows, sampling, tokens, prompt, blocks })
+}
+
+/// A sequence that begins, with the blocks of the cache that hold its rows.
+///
+/// # Errors
+/// When its sampling settings cannot be read.
+pub fn text(text: v1::GoingText) -> Result<(Text, Arc<[u32]>), ConvertError> {
+    let v1::GoingText { slot, rows, sampling, tokens, prompt, blocks } = text;
+    let sampling = postcard::from_bytes(&sampling).map_err(|_| ConvertError::Sampling)?;
+    Ok((Text { slot, rows, sampling, tokens, prompt: prompt as usize }, blocks.into()))
+}
+
+impl From<&Burst> for v1::Burst {
+    fn from(Burst { phase, goals }: &Burst) -> Self {
+        let goal = |goal: &TokenGoal| v1::TokenGoal { count: goal.count, stop: goal.stop.to_vec() };
+        let (goals, decode) = (goals.iter().map(goal).collect(), *phase == Phase::Decode);
+        Self { goals, decode, tell: false }
     }
 }
 
-impl TryFrom<v1::GoingText> for Text {
-    type Error = ConvertError;
-    fn try_from(text: v1::GoingText) -> Result<Self, ConvertError> {
-        let v1::GoingText { slot, rows, sampling, tokens, prompt } = text;
-        let sampling = postcard::from_bytes(&sampling).map_err(|_| ConvertError::Sampling)?;
-        Ok(Self { slot, rows, sampling, tokens, prompt: prompt as usize })
-    }
-}
-
-impl From<&Stint> for v1::Making {
-    fn from(Stint { phase, count, stop }: &Stint) -> Self {
-        let decode = *phase == Phase::Decode;
-        Self { count: *count, stop: stop.to_vec(), decode, tell: false }
-    }
-}
-
-impl From<v1::Making> for Stint {
-    fn from(v1::Making { count, stop, decode, .. }: v1::Making) -> Self {
+impl From<v1::Burst> for Burst {
+    fn from(v1::Burst { goals, decode, .. }: v1::Burst) -> Self {
         let phase = if decode { Phase::Decode } else { Phase::Prefill };
-        Self { phase, count, stop: stop.into() }
+        let goal = |goal: v1::TokenGoal| TokenGoal { count: goal.count, stop: goal.stop.into() };
+        Self { phase, goals: goals.into_iter().map(goal).collect() }
     }
 }
 
@@ -170,24 +177,26 @@ mod tests {
     }
 
     #[test]
-    fn texts_and_stints_survive() {
-        let mut text = Text {
+    fn sequences_and_bursts_survive() {
+        let mut begun = Text {
             slot: 3,
             rows: 9,
             sampling: sampling().complete(1),
             tokens: vec![5, 6],
             prompt: 1,
         };
-        let survives = |text: &Text| Text::try_from(v1::GoingText::try_from(text)?);
-        assert_eq!(survives(&text).as_ref(), Ok(&text));
-        text.sampling = Sampling::greedy();
-        let without = Text { tokens: Vec::new(), ..text.clone() };
-        assert_eq!(survives(&text), Ok(without), "nothing looks back at its tokens");
+        let blocks = Arc::from([4, 1]);
+        let survives = |begun: &Text| text(going_text(begun, &[4, 1])?);
+        assert_eq!(survives(&begun), Ok((begun.clone(), Arc::clone(&blocks))));
+        begun.sampling = Sampling::greedy();
+        let without = Text { tokens: Vec::new(), ..begun.clone() };
+        assert_eq!(survives(&begun), Ok((without, blocks)), "nothing looks back at its tokens");
         let unread = v1::GoingText { sampling: vec![1], ..Default::default() };
-        assert_eq!(Text::try_from(unread), Err(ConvertError::Sampling));
+        assert_eq!(text(unread), Err(ConvertError::Sampling));
         for phase in [Phase::Prefill, Phase::Decode] {
-            let stint = Stint { phase, count: 16, stop: [2, 7].into() };
-            assert_eq!(Stint::from(v1::Making::from(&stint)), stint);
+            let goal = |count| TokenGoal { count, stop: [2, 7].into() };
+            let burst = Burst { phase, goals: vec![goal(16), goal(1)] };
+            assert_eq!(Burst::from(v1::Burst::from(&burst)), burst);
         }
     }
 }

@@ -28,53 +28,50 @@ impl Tables {
     }
 }
 
-/// The blocks of a sequence that begins. They are given back where it does not come to that.
+/// The blocks of sequences that begin or get more. They are given back where it does not come to that.
 pub(super) struct Taken<'a> {
     tables: &'a Tables,
     epoch: Epoch,
-    slot: u32,
-    table: Arc<[u32]>,
-    kept: bool,
+    /// Each with how many it had before.
+    slots: Vec<(u32, usize)>,
 }
 
 impl<'a> Taken<'a> {
-    /// Takes blocks for all rows that a sequence may have.
+    /// None yet.
+    pub(super) fn new(tables: &'a Tables, epoch: Epoch) -> Self {
+        Self { tables, epoch, slots: Vec::new() }
+    }
+
+    /// Takes blocks for all rows that a sequence may have: their numbers, in order of rows.
     ///
     /// # Errors
     /// When not so many are free.
-    pub(super) fn take(
-        tables: &'a Tables,
-        epoch: Epoch,
-        plan: &Plan,
-        text: &Text,
-    ) -> Result<Self, RequestError> {
-        let mut current = tables.lock();
-        if current.0 != epoch {
-            *current = (epoch, BlockTables::new(plan.cache));
+    pub(super) fn take(&mut self, plan: &Plan, text: &Text) -> Result<Arc<[u32]>, RequestError> {
+        let mut current = self.tables.lock();
+        if current.0 != self.epoch {
+            *current = (self.epoch, BlockTables::new(plan.cache));
         }
         let (slot, rows) = (text.slot, text.rows);
+        let had = current.1.held(slot);
         let table = current.1.take(slot, rows).ok_or_else(|| {
             let (rows, limit) = (Cache::taken(rows), plan.cache.rows);
             RequestError::Invalid { why: LowerError::Cache { rows, limit }.to_string() }
         })?;
-        Ok(Self { tables, epoch, slot, table, kept: false })
+        self.slots.push((slot, had));
+        Ok(table)
     }
 
-    /// Their numbers, in order of rows.
-    pub(super) fn table(&self) -> &[u32] {
-        &self.table
-    }
-
-    /// Leaves them to the sequence, which has begun.
+    /// Leaves them to the sequences, which have begun.
     pub(super) fn keep(&mut self) {
-        self.kept = true;
+        self.slots.clear();
     }
 }
 
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
-        if !self.kept {
-            self.tables.give(self.epoch, self.slot);
+        let mut tables = self.tables.lock();
+        if tables.0 == self.epoch {
+            self.slots.iter().for_each(|(slot, had)| tables.1.keep(*slot, *had));
         }
     }
 }

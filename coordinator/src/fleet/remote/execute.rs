@@ -15,12 +15,11 @@ use crate::{
 };
 use galaxy_common::{Breadth, ClusterProfile, DeviceName, Epoch, Plan, SequenceNumber, Wanted};
 use galaxy_engine::{compute::Inputs, generate::Told};
+use galaxy_graph::program::TOKEN_VALUES;
 use galaxy_proto::{
     convert::{self, bytes, segments},
     fault::{Fault, from_status},
-    v1::{
-        ExecuteDone, ExecuteRequest, ForgetRequest, GoingText, Making, OutputPiece, execute_event,
-    },
+    v1::{self, ExecuteDone, ExecuteRequest, ForgetRequest, OutputPiece, execute_event},
 };
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -71,11 +70,9 @@ pub(super) async fn execute(
     };
     let mut readiness = shared.readiness.subscribe();
     let epoch = ready(&mut readiness, until).await?;
-    match &task.going {
-        Some(going) if going.begins.is_none() && going.epoch != epoch => {
-            return Err(RequestError::TextLost { epoch: going.epoch });
-        }
-        _ => {}
+    let mut kept = task.cached.iter().filter_map(|cached| cached.kept);
+    if let Some(epoch) = kept.find(|kept| *kept != epoch) {
+        return Err(RequestError::TextLost { epoch });
     }
     let (placement, profile) = {
         let board = shared.board();
@@ -95,27 +92,21 @@ pub(super) async fn execute(
         timeout_ms: u64::try_from(limit.saturating_add(LONGER).as_millis()).unwrap_or(u64::MAX),
         ..ExecuteRequest::default()
     };
-    let mut taken = None;
-    if let Some(going) = &task.going {
-        if let Some(text) = &going.begins {
-            let blocks = Taken::take(&shared.tables, epoch, &plan, text)?;
-            request.blocks = blocks.table().to_vec();
-            taken = Some(blocks);
-        }
-        let begins = going.begins.as_deref().map(GoingText::try_from).transpose();
-        request.begins =
-            begins.map_err(|error| RequestError::Internal { why: error.to_string() })?;
-        request.making = going.stint.as_ref().map(Making::from);
+    let mut taken = Taken::new(&shared.tables, epoch);
+    for text in task.cached.iter().filter_map(|cached| cached.room.as_deref()) {
+        let begins = convert::going_text(text, &taken.take(&plan, text)?);
+        let begins = begins.map_err(|error| RequestError::Internal { why: error.to_string() })?;
+        request.begins.push(begins);
     }
+    request.burst = task.burst.as_ref().map(v1::Burst::from);
     let mut program = Program { shared, epoch, ring: &ring, dispatch: &dispatch, readiness };
     let calls = program.call(&request, &task)?;
-    let (devices, made, breadth) = program.results(calls, limit, until).await?;
-    if let Some(taken) = &mut taken {
-        taken.keep();
-    }
-    // Weights from disk are read anew for each token.
-    program.observe(&devices, made.len().max(1) as f64);
-    Ok(Run { epoch, sequence, plan, devices, took: begun.elapsed(), breadth })
+    let (devices, all, breadths) = program.results(calls, limit, until).await?;
+    taken.keep();
+    let tokens = all.checked_div(breadths.len()).unwrap_or(0) as u32;
+    // Weights from disk are read anew for each step.
+    program.observe(&devices, f64::from(tokens.max(1)));
+    Ok(Run { epoch, sequence, plan, devices, took: begun.elapsed(), tokens, breadths })
 }
 
 /// The epoch in which programs may run, once they may.
@@ -147,7 +138,7 @@ async fn dispatch(
     task: &Task,
 ) -> Result<Arc<Dispatch>, RequestError> {
     // How long a program takes that keeps what it made is not told by profiles yet.
-    let (phase, plain) = (task.phase(), task.going.is_none());
+    let (phase, plain) = (task.phase(), task.cached.is_empty());
     let (shared, plan, shape) = (shared.clone(), plan.clone(), task.shape.clone());
     blocking(move || {
         shared.lowered.dispatch(&plan, phase, &shape, |programs| {
@@ -195,13 +186,12 @@ impl Program<'_> {
                 let (rows, width) = o.extent(spec.hidden, labels);
                 rows as usize * width as usize
             });
-            // One of them tells, the others say in the end what they have made.
-            let going = task.going.as_ref().filter(|_| rank == 0);
-            let tell = going.map(|going| going.tell.clone());
+            // One of them tells, the others say in the end what they have generated.
+            let tell = if rank == 0 { task.listeners() } else { Vec::new() };
             let (sizes, shared) = (sizes.collect(), self.shared.clone());
             // Pixels go to the rows' owners.
-            let making = request.making.clone().map(|m| Making { tell: tell.is_some(), ..m });
-            let request = ExecuteRequest { making, ..request.clone() };
+            let burst = request.burst.clone().map(|b| v1::Burst { tell: !tell.is_empty(), ..b });
+            let request = ExecuteRequest { burst, ..request.clone() };
             let request = match task.inputs.part(spec, self.dispatch.embedded[rank]) {
                 Inputs::Tokens(tokens) => ExecuteRequest { tokens: tokens.to_vec(), ..request },
                 Inputs::Typed { tokens, types } => {
@@ -220,15 +210,15 @@ impl Program<'_> {
         Ok(calls)
     }
 
-    /// Waits for all devices: what each gave, which tokens were made, and how many candidates that took.
+    /// Waits for all devices: what each gave, how many tokens were generated, and how many candidates that took.
     async fn results(
         &mut self,
         mut calls: Calls,
         limit: Duration,
         until: Instant,
-    ) -> Result<(Vec<DeviceRun>, Vec<u32>, Option<Breadth>), RequestError> {
+    ) -> Result<(Vec<DeviceRun>, usize, Vec<Breadth>), RequestError> {
         let mut results: Vec<Option<DeviceRun>> = vec![None; self.ring.len()];
-        let (mut made, mut breadth) = (None, None);
+        let (mut tokens, mut breadths) = (None, Vec::new());
         loop {
             let (rank, attempt, answer) = tokio::select! {
                 joined = calls.join_next() => match joined {
@@ -261,8 +251,8 @@ impl Program<'_> {
                     return Err(verdict(shared, &mut self.readiness, epoch, device, failure).await);
                 }
             };
-            breadth = breadth_of(&done);
-            if *made.get_or_insert_with(|| done.made.clone()) != done.made {
+            breadths = breadths_of(&done);
+            if *tokens.get_or_insert_with(|| done.tokens.clone()) != done.tokens {
                 let reason = "it has chosen other tokens than another device".to_owned();
                 return Err(self.failed(device, reason).await);
             }
@@ -272,7 +262,7 @@ impl Program<'_> {
         }
         let devices: Option<Vec<_>> = results.into_iter().collect();
         let missing = || RequestError::Internal { why: "a device has no result".to_owned() };
-        Ok((devices.ok_or_else(missing)?, made.unwrap_or_default(), breadth))
+        Ok((devices.ok_or_else(missing)?, tokens.map_or(0, |tokens| tokens.len()), breadths))
     }
 
     /// Tells the driver how long kernels and loaders worked, beside what was predicted.
@@ -303,11 +293,13 @@ impl Program<'_> {
     }
 }
 
-fn breadth_of(done: &ExecuteDone) -> Option<Breadth> {
-    match convert::wanted(done.wanted) {
-        Ok(Wanted::Token(breadth)) => Some(breadth),
-        _ => None,
-    }
+fn breadths_of(done: &ExecuteDone) -> Vec<Breadth> {
+    let breadth = |wanted: &i32| match convert::wanted(*wanted) {
+        Ok(Wanted::Token(breadth)) => breadth,
+        // A guess that costs little where it is wrong.
+        _ => Breadth::Few,
+    };
+    done.wanted.iter().map(breadth).collect()
 }
 
 /// Gives back the room of a text on every device of an epoch: when this is over all have heard it, or the
@@ -414,11 +406,12 @@ async fn run_on(
     mut connection: Connection,
     request: ExecuteRequest,
     sizes: Vec<usize>,
-    tell: Option<UnboundedSender<Told>>,
+    tell: Vec<UnboundedSender<Told>>,
 ) -> Result<(Vec<Vec<f32>>, ExecuteDone), Status> {
     let mut values: Vec<Vec<f32>> = sizes.iter().map(|n| Vec::with_capacity(*n)).collect();
-    let most = request.making.as_ref().map_or(0, |making| making.count);
-    let mut made = Vec::new();
+    let goals = request.burst.as_ref().map_or(&[][..], |burst| &burst.goals);
+    let most = goals.iter().map(|goal| goal.count).max().unwrap_or(0) as usize * goals.len();
+    let mut tokens = Vec::new();
     let mut events = connection.execute(request).await?.into_inner();
     while let Some(event) = events.message().await? {
         match event.event {
@@ -426,11 +419,15 @@ async fn run_on(
                 shared.tell(Event::Heard { device, attempt }).await;
                 take(&mut values, &sizes, &piece)?;
             }
-            Some(execute_event::Event::Token(token)) => {
+            Some(execute_event::Event::Tokens(step)) => {
                 shared.tell(Event::Heard { device, attempt }).await;
-                let told = told(&token, shared.model.spec().vocabulary, most, &mut made)?;
-                // Whoever does not listen any more misses nothing.
-                if let Some(tell) = &tell {
+                let step = told(&step, shared.model.spec().vocabulary, tell.len())?;
+                tokens.extend(step.iter().map(|told| told[0] as u32));
+                if tokens.len() > most {
+                    return Err(short());
+                }
+                for (tell, told) in tell.iter().zip(step) {
+                    // Whoever does not listen any more misses nothing.
                     tell.send(told).unwrap_or_default();
                 }
             }
@@ -439,7 +436,7 @@ async fn run_on(
                 drop(events.message().await);
                 let whole = values.iter().zip(&sizes).all(|(v, n)| v.len() == *n);
                 // What was told is what the other devices have made, too.
-                let same = tell.is_none() || made == done.made;
+                let same = tell.is_empty() || tokens == done.tokens;
                 return if whole && same { Ok((values, done)) } else { Err(short()) };
             }
             None => {}
@@ -452,21 +449,17 @@ fn short() -> Status {
     Status::data_loss("its result is not what the program says")
 }
 
-/// What is told of a token: one of the vocabulary, and of at most so many that are made.
-pub(crate) fn told(
-    token: &[u8],
-    vocabulary: u32,
-    most: u32,
-    made: &mut Vec<u32>,
-) -> Result<Told, Status> {
-    let told: Told = convert::floats(token).try_into().map_err(|_| short())?;
+/// What is told of the tokens of a step: each one of the vocabulary, for so many sequences.
+pub(crate) fn told(step: &[u8], vocabulary: u32, sequences: usize) -> Result<Vec<Told>, Status> {
+    let values = convert::floats(step);
+    let (told, rest) = values.as_chunks::<{ TOKEN_VALUES as usize }>();
     // Ids of all vocabularies are whole in f32.
-    let known = (0.0..vocabulary as f32).contains(&told[0]);
-    if !known || made.len() >= most as usize {
+    let known = |told: &Told| (0.0..vocabulary as f32).contains(&told[0]);
+    let whole = rest.is_empty() && step.len().is_multiple_of(4) && told.len() == sequences;
+    if !whole || !told.iter().all(known) {
         return Err(short());
     }
-    made.push(told[0] as u32);
-    Ok(told)
+    Ok(told.to_vec())
 }
 
 /// Appends a piece to its output. Pieces of an output come in order.
@@ -506,7 +499,6 @@ fn cost(done: &ExecuteDone) -> DeviceCost {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use galaxy_graph::program::TOKEN_VALUES;
 
     fn piece(output: u32, offset: u64, values: &[f32]) -> OutputPiece {
         let data = values.iter().flat_map(|v| v.to_le_bytes()).collect();
@@ -520,15 +512,16 @@ mod tests {
             told[0] = id;
             bytes(&told)
         };
-        let mut made = Vec::new();
         for bad in [token(97.0), token(-1.0), token(f32::NAN), vec![0; 4], Vec::new()] {
-            assert!(told(&bad, 97, 2, &mut made).is_err(), "{bad:?}");
+            assert!(told(&bad, 97, 1).is_err(), "{bad:?}");
         }
-        for id in [96, 0] {
-            assert!(told(&token(id as f32), 97, 2, &mut made).is_ok(), "{id}");
+        let two = [token(96.0), token(0.0)].concat();
+        let step = told(&two, 97, 2).expect("two tokens of the vocabulary");
+        assert_eq!(step.iter().map(|told| told[0]).collect::<Vec<_>>(), [96.0, 0.0]);
+        for (bytes, sequences) in [(&two[..], 1), (&two, 3), (&two[..two.len() - 1], 2), (&[], 2)] {
+            assert!(told(bytes, 97, sequences).is_err(), "{sequences}");
         }
-        assert!(told(&token(1.0), 97, 2, &mut made).is_err(), "a third");
-        assert_eq!(made, [96, 0]);
+        assert!(told(&[token(1.0), token(97.0)].concat(), 97, 2).is_err(), "one that is not known");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What is said of a text that goes on, to whoever listens.
 
-use super::{PATIENCE, way::Way};
-use crate::{error::RequestError, fair::Fair, session::Report};
+use super::{PATIENCE, steps::Steps, way::Way};
+use crate::{error::RequestError, session::Report};
 use galaxy_common::{GeneratedToken, RequestId};
 use galaxy_engine::generate::{Told, token};
 use galaxy_model::{generation::Ending, tokenizer::TextStream};
@@ -73,8 +73,10 @@ pub(super) struct Telling<'a> {
     /// The text has ended, or cannot be read.
     pub(super) finish: Option<Result<Finish, RequestError>>,
     pub(super) listener: &'a Listener,
-    /// What others may wait for.
-    room: &'a Fair,
+    /// Where others may wait for its room.
+    steps: &'a Steps,
+    /// What is said first, until it is.
+    begins: Option<Said>,
 }
 
 impl<'a> Telling<'a> {
@@ -83,10 +85,29 @@ impl<'a> Telling<'a> {
         stream: Option<TextStream<'a>>,
         stop: Vec<String>,
         listener: &'a Listener,
-        room: &'a Fair,
+        steps: &'a Steps,
+        begins: Said,
     ) -> Self {
-        let (ending, queue) = (Ending::new(stop), VecDeque::new());
-        Self { stream, ending, queue, finish: None, listener, room }
+        let (ending, queue, begins) = (Ending::new(stop), VecDeque::new(), Some(begins));
+        Self { stream, ending, queue, finish: None, listener, steps, begins }
+    }
+
+    /// Says that it has begun, if that was not said.
+    pub(super) fn begin(&mut self) {
+        self.queue.extend(self.begins.take());
+        self.send();
+    }
+
+    /// Says that it waits, before it has begun. One that does not read now reads later.
+    pub(super) fn tick(&mut self) {
+        if self.begins.is_some() {
+            drop(self.listener.try_send(Ok(Said::Waiting)));
+        }
+    }
+
+    /// Whether the listener has had no room for something.
+    pub(super) fn waits(&self) -> bool {
+        !self.queue.is_empty()
     }
 
     /// Takes a token into the text, if that has not ended, and says it if there is room.
@@ -94,6 +115,7 @@ impl<'a> Telling<'a> {
         if self.finish.is_some() {
             return;
         }
+        self.begin();
         let id = told[0] as u32;
         Arc::make_mut(&mut way.text).tokens.push(id);
         let mut text = String::new();
@@ -112,6 +134,11 @@ impl<'a> Telling<'a> {
             }
         }
         self.queue.push_back(Said::Token(token(&told, text)));
+        self.send();
+    }
+
+    /// Says of what waits what there is room for.
+    pub(super) fn send(&mut self) {
         while let Some(said) = self.queue.pop_front() {
             use mpsc::error::TrySendError::{Closed, Full};
             match self.listener.try_send(Ok(said)) {
@@ -139,7 +166,7 @@ impl<'a> Telling<'a> {
             if let Ok(permit) = timeout(UNREAD, self.listener.reserve()).await {
                 return permit.ok();
             }
-            if self.room.waiting() > 0 {
+            if self.steps.starving() {
                 return None;
             }
         }

@@ -1,14 +1,12 @@
-//! What is known of a text that goes on, and what of it goes through next.
+//! What is known of a sequence that generates tokens, and what it waits for.
 
+use super::steps::Wish;
 use crate::{
     error::{self, RequestError},
-    fleet::{Going, Task},
     session::Session,
 };
-use galaxy_common::{
-    BatchShape, Breadth, Epoch, GenerateOptions, Prompt, Segment, Stint, Text, Wanted, plan::Phase,
-};
-use galaxy_engine::generate::{STINT, Told};
+use galaxy_common::{Breadth, Epoch, GenerateOptions, Prompt, Text};
+use galaxy_engine::generate::Told;
 use galaxy_model::{HeadSpec, generation::SettingsError};
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -20,9 +18,11 @@ use tokio::sync::mpsc;
 const STOPS: usize = 16;
 const STOP_BYTES: usize = 256;
 
-/// A text on its way.
+/// A sequence on its way.
 pub(super) struct Way {
-    /// With its prompt, and what was made.
+    /// Its place among all sequences by the time when they came.
+    pub(super) age: u64,
+    /// With its prompt, what was generated, and the rows that it may have in the end.
     pub(super) text: Arc<Text>,
     /// Whether the prompt was written, and not given as tokens.
     written: bool,
@@ -31,6 +31,8 @@ pub(super) struct Way {
     /// Rows that are kept, and in which epoch.
     pub(super) kept: Option<(Epoch, u32)>,
     pub(super) breadth: Breadth,
+    /// Whether it is to run without others, since a step with them has failed.
+    pub(super) alone: bool,
 }
 
 impl Way {
@@ -49,28 +51,18 @@ impl Way {
         self.text.rows - self.text.tokens.len() as u32
     }
 
-    /// The rows that go through next: at most so many. Tells of what is made.
-    pub(super) fn next(
-        &self,
-        chunk: u32,
-        tell: mpsc::UnboundedSender<Told>,
-    ) -> Result<Task, RequestError> {
-        let (epoch, past) = self.kept.unwrap_or_default();
-        let left = self.text.tokens.len() as u32 - past;
-        let rows = left.min(chunk.max(1));
-        let (phase, count) = match left == 1 && past > 0 {
-            true => (Phase::Decode, STINT.min(self.left())),
-            false => (Phase::Prefill, 1),
-        };
-        let stint = (left == rows).then(|| Stint { phase, count, stop: self.ends.clone() });
-        let wanted = stint.as_ref().map_or(Wanted::Nothing, |_| Wanted::Token(self.breadth));
-        let segment = Segment { slot: self.text.slot, past, kept: true, rows, wanted };
-        let shape = BatchShape::new(vec![segment])
-            .map_err(|e| RequestError::Internal { why: e.to_string() })?;
-        let some = &self.text.tokens[past as usize..(past + rows) as usize];
-        let begins = self.kept.is_none().then(|| self.text.clone());
-        let going = Going { begins, epoch, stint, tell };
-        Ok(Task { going: Some(going), ..Task::new(shape, some) })
+    /// What it waits for, and who is told of its tokens.
+    pub(super) fn wish(&self, tell: mpsc::UnboundedSender<Told>) -> Wish {
+        Wish {
+            age: self.age,
+            text: self.text.clone(),
+            kept: self.kept,
+            left: self.left(),
+            breadth: self.breadth,
+            ends: self.ends.clone(),
+            alone: self.alone,
+            tell,
+        }
     }
 }
 
@@ -169,7 +161,8 @@ impl Session {
         let slot = self.inner.counts.texts.fetch_add(1, Ordering::Relaxed);
         let text = Text { slot, rows: prompt as u32 + most, sampling, tokens, prompt };
         let (text, ends) = (Arc::new(text), ends.into());
-        let way = Way { text, written, ends, kept: None, breadth: Breadth::Few };
+        let (age, breadth) = (self.inner.steps.arrive(), Breadth::Few);
+        let way = Way { age, text, written, ends, kept: None, breadth, alone: false };
         Ok((way, stop, took))
     }
 }

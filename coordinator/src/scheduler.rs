@@ -1,0 +1,439 @@
+//! The scheduler: which sequences take part in the next step, with how many rows and for how many tokens, and whose
+//! room in the key-value cache is taken for that.
+//!
+//! It is pure: what waits goes in, the next step comes out, and what a step took is told to it. Sequences of which
+//! one row is to be run (the last token) decode together, in bursts. Prompts are read in chunks, several
+//! together where they are short. Where both wait, they take turns: single decode steps, and between them chunks
+//! of prompts that take about one and a half times as long. Clients take turns, and the sequences of one client
+//! in the order in which they came to wait.
+//!
+//! Room is given for what is needed now, in whole blocks. Where there is none, the youngest sequence is evicted:
+//! it is computed again later. The oldest is never evicted, so that it always ends.
+
+use galaxy_common::{Cache, plan::Phase};
+use std::{collections::HashMap, hash::Hash, time::Duration};
+
+/// Tokens of a decode burst, at most.
+const LONGEST_BURST: u32 = 16;
+/// How long a decode burst is to take at most: for so long others wait, and so much is computed in vain for a client
+/// that is gone.
+const BURST: f64 = 0.25;
+/// How long a chunk of prompts may take beside sequences that decode, in steps of these.
+const CHUNK_STEPS: f64 = 1.5;
+/// The fewest rows of such a chunk: fewer take as long, since all weights are read for them.
+const LEAST_CHUNK: u32 = 16;
+/// Rows of prompts that are read together where nothing is known of their speed, or where several wait: products
+/// of so many rows are as fast for each as those of more.
+const TOGETHER: u32 = 256;
+
+/// A sequence that waits for its next step.
+#[derive(Debug, Clone)]
+pub struct Waiting<K> {
+    /// Whose it is.
+    pub client: K,
+    /// Its place among all sequences by the time when they came: the oldest has the least.
+    pub age: u64,
+    /// Rows of it that are in the cache.
+    pub past: u32,
+    /// Rows that are to be run: of its prompt, or of its last token.
+    pub rows: u32,
+    /// Tokens that it may get still.
+    pub left: u32,
+    /// Blocks of the cache that it has.
+    pub blocks: u32,
+    /// Whether it is to run without others: a step with others has failed.
+    pub alone: bool,
+}
+
+impl<K> Waiting<K> {
+    /// Whether its next row is that of the token that was chosen last.
+    fn decodes(&self) -> bool {
+        self.past > 0 && self.rows == 1
+    }
+}
+
+/// What steps may have.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Rows of a program.
+    pub rows: u32,
+    /// Sequences of which one step may generate tokens.
+    pub sequences: u32,
+    /// Blocks of the cache that no sequence has.
+    pub free: u32,
+}
+
+/// What one sequence does in a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// Which of those that wait.
+    pub index: usize,
+    /// Rows of it that are run.
+    pub rows: u32,
+    /// Tokens that are generated, at most; none where rows of its prompt are left.
+    pub count: Option<u32>,
+    /// Blocks that it is to have.
+    pub blocks: u32,
+}
+
+/// What happens next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Step {
+    /// Sequences whose room is taken from them first.
+    pub evicted: Vec<usize>,
+    /// Those that take part.
+    pub parts: Vec<Part>,
+    /// By which programs.
+    pub phase: Phase,
+}
+
+impl Step {
+    fn rows(&self) -> u32 {
+        self.parts.iter().map(|part| part.rows).sum()
+    }
+}
+
+/// Decides on steps by what earlier ones took.
+#[derive(Debug, Default)]
+pub struct Scheduler {
+    /// Seconds of a decode step.
+    step: Option<f64>,
+    /// Seconds of a row of a prompt.
+    row: Option<f64>,
+    /// Whether the last step read prompts.
+    read: bool,
+}
+
+/// A running mean that follows changes within a few values.
+fn follow(mean: &mut Option<f64>, value: f64) {
+    *mean = Some(mean.map_or(value, |mean| mean + (value - mean) / 4.0));
+}
+
+impl Scheduler {
+    /// The next step of what waits, in the order in which it came to wait. None where nothing has room.
+    pub fn next<K: Hash + Eq>(&self, waiting: &[Waiting<K>], limits: Limits) -> Option<Step> {
+        let mut order = fair(waiting);
+        // Who cannot have room keeps nobody.
+        order.retain(|index| may_have_room(waiting, *index, limits.free));
+        let (decoding, prompts): (Vec<_>, Vec<_>) =
+            order.into_iter().partition(|index| waiting[*index].decodes());
+        // In turns.
+        let (phase, wanted) = match decoding.is_empty() || !(self.read || prompts.is_empty()) {
+            true => (Phase::Prefill, self.reading(waiting, &prompts, decoding.is_empty(), limits)),
+            false => (Phase::Decode, self.decoding(waiting, &decoding, prompts.is_empty(), limits)),
+        };
+        let (evicted, parts) = with_room(waiting, wanted, limits.free);
+        (!parts.is_empty()).then_some(Step { evicted, parts, phase })
+    }
+
+    /// What sequences that decode would do together.
+    fn decoding<K>(
+        &self,
+        waiting: &[Waiting<K>],
+        order: &[usize],
+        undisturbed: bool,
+        limits: Limits,
+    ) -> Vec<Part> {
+        let burst = match self.step {
+            _ if !undisturbed => 1,
+            Some(step) => ((BURST / step) as u32).clamp(1, LONGEST_BURST),
+            None => LONGEST_BURST,
+        };
+        let part = |index: &usize| {
+            let count = burst.min(waiting[*index].left).max(1);
+            let blocks = (waiting[*index].past + count).div_ceil(Cache::BLOCK);
+            Part { index: *index, rows: 1, count: Some(count), blocks }
+        };
+        let most = limits.sequences.min(limits.rows) as usize;
+        together(waiting, order).take(most).map(part).collect()
+    }
+
+    /// What prompts would be read together.
+    fn reading<K>(
+        &self,
+        waiting: &[Waiting<K>],
+        order: &[usize],
+        undisturbed: bool,
+        limits: Limits,
+    ) -> Vec<Part> {
+        let budget = match (self.step, self.row) {
+            _ if undisturbed && order.len() < 2 => limits.rows,
+            (Some(step), Some(row)) if !undisturbed => {
+                let rows = (CHUNK_STEPS * step / row) as u32;
+                (rows / LEAST_CHUNK * LEAST_CHUNK).max(LEAST_CHUNK)
+            }
+            _ => TOGETHER,
+        };
+        let mut left = budget.min(limits.rows);
+        let mut parts = Vec::new();
+        for index in together(waiting, order).take(limits.sequences as usize) {
+            let of = &waiting[*index];
+            let rows = of.rows.min(left);
+            if rows == 0 {
+                break;
+            }
+            left -= rows;
+            let count = (rows == of.rows).then_some(1);
+            // Whoever begins has room for all of its prompt.
+            let blocks = (of.past + of.rows).div_ceil(Cache::BLOCK);
+            parts.push(Part { index: *index, rows, count, blocks });
+        }
+        parts
+    }
+
+    /// Notes what a step took that ran; a burst may end early.
+    pub fn ran(&mut self, step: &Step, steps: u32, took: Duration) {
+        self.read = step.phase == Phase::Prefill;
+        let took = took.as_secs_f64();
+        match step.phase {
+            Phase::Decode => follow(&mut self.step, took / f64::from(steps.max(1))),
+            Phase::Prefill => follow(&mut self.row, took / f64::from(step.rows().max(1))),
+        }
+    }
+}
+
+/// The first in the order of clients in turns, and of each client in the order in which they came to wait.
+fn fair<K: Hash + Eq>(waiting: &[Waiting<K>]) -> Vec<usize> {
+    let mut of_client: HashMap<&K, usize> = HashMap::new();
+    let mut order: Vec<_> = waiting.iter().enumerate().collect();
+    order.sort_by_cached_key(|(index, of)| {
+        let before = of_client.entry(&of.client).or_default();
+        *before += 1;
+        (*before, *index)
+    });
+    order.into_iter().map(|(index, _)| index).collect()
+}
+
+/// Those that may run with the first: all that need not run alone, or it alone.
+fn together<'a, K>(
+    waiting: &'a [Waiting<K>],
+    order: &'a [usize],
+) -> impl Iterator<Item = &'a usize> {
+    let alone = order.first().is_some_and(|first| waiting[*first].alone);
+    let others = order.iter().enumerate();
+    let may = move |(at, index): &(usize, &usize)| *at == 0 || (!alone && !waiting[**index].alone);
+    others.filter(may).map(|(_, index)| index)
+}
+
+/// Whether there is room for a sequence's next rows, or could be if all younger ones were evicted.
+fn may_have_room<K>(waiting: &[Waiting<K>], index: usize, free: u32) -> bool {
+    let of = &waiting[index];
+    let needs = (of.past + of.rows).div_ceil(Cache::BLOCK);
+    let younger = waiting.iter().filter(|other| other.age > of.age);
+    needs <= of.blocks + free + younger.map(|other| other.blocks).sum::<u32>()
+}
+
+/// Gives room to those that are to run, the oldest first. Those without it do not run, or for fewer tokens; for
+/// an older one a younger one is evicted.
+fn with_room<K>(
+    waiting: &[Waiting<K>],
+    wanted: Vec<Part>,
+    mut free: u32,
+) -> (Vec<usize>, Vec<Part>) {
+    let mut evicted: Vec<usize> = Vec::new();
+    let mut oldest: Vec<usize> = (0..wanted.len()).collect();
+    oldest.sort_by_key(|at| waiting[wanted[*at].index].age);
+    let mut runs: Vec<Option<Part>> = vec![None; wanted.len()];
+    for at in oldest {
+        let mut part = wanted[at];
+        let of = &waiting[part.index];
+        if evicted.contains(&part.index) {
+            continue;
+        }
+        let more = part.blocks.saturating_sub(of.blocks);
+        if of.decodes() && more > free {
+            // For as many tokens as it has room for.
+            let room = (of.blocks + free) * Cache::BLOCK;
+            let count = part.count.unwrap_or(1).min(room.saturating_sub(of.past)).max(1);
+            part.count = Some(count);
+            part.blocks = (of.past + count).div_ceil(Cache::BLOCK);
+        }
+        let more = part.blocks.saturating_sub(of.blocks);
+        let mut victims = Vec::new();
+        let mut freed = 0;
+        while free + freed < more {
+            let victim = (0..waiting.len())
+                .filter(|other| waiting[*other].age > of.age && waiting[*other].blocks > 0)
+                .filter(|other| !evicted.contains(other) && !victims.contains(other))
+                .max_by_key(|other| waiting[*other].age);
+            let Some(victim) = victim else { break };
+            freed += waiting[victim].blocks;
+            victims.push(victim);
+        }
+        if free + freed < more {
+            continue;
+        }
+        free = free + freed - more;
+        evicted.extend(victims);
+        part.blocks = part.blocks.max(of.blocks);
+        runs[at] = Some(part);
+    }
+    let parts = runs.into_iter().flatten().collect();
+    (evicted, parts)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const LIMITS: Limits = Limits { rows: 512, sequences: 16, free: 100 };
+
+    fn prompt(age: u64, rows: u32) -> Waiting<u8> {
+        Waiting { client: 0, age, past: 0, rows, left: 50, blocks: 0, alone: false }
+    }
+
+    fn decoding(age: u64, past: u32) -> Waiting<u8> {
+        let blocks = past.div_ceil(Cache::BLOCK);
+        Waiting { client: 0, age, past, rows: 1, left: 50, blocks, alone: false }
+    }
+
+    fn indices(step: &Step) -> Vec<usize> {
+        step.parts.iter().map(|part| part.index).collect()
+    }
+
+    #[test]
+    fn sequences_decode_together_in_bursts() {
+        let mut scheduler = Scheduler::default();
+        let waiting = [decoding(1, 10), decoding(2, 300), Waiting { left: 3, ..decoding(3, 5) }];
+        let step = scheduler.next(&waiting, LIMITS).unwrap();
+        assert_eq!((step.phase, indices(&step)), (Phase::Decode, vec![0, 1, 2]));
+        let counts: Vec<_> = step.parts.iter().map(|part| part.count).collect();
+        assert_eq!(counts, [Some(16), Some(16), Some(3)]);
+        // Slow steps make short bursts.
+        scheduler.ran(&step, 3, Duration::from_millis(300));
+        let step = scheduler.next(&waiting, LIMITS).unwrap();
+        assert_eq!(step.parts[0].count, Some(2));
+        let few = Limits { sequences: 2, ..LIMITS };
+        assert_eq!(indices(&scheduler.next(&waiting, few).unwrap()), [0, 1]);
+        assert_eq!(scheduler.next::<u8>(&[], LIMITS), None);
+    }
+
+    #[test]
+    fn prompts_are_read_in_chunks_between_decode_steps() {
+        let mut scheduler = Scheduler::default();
+        let long = [prompt(1, 2000)];
+        let step = scheduler.next(&long, LIMITS).unwrap();
+        assert_eq!((step.parts[0].rows, step.parts[0].count), (512, None));
+        assert_eq!(step.parts[0].blocks, 11, "for all of it");
+        scheduler.ran(&step, 1, Duration::from_secs(2));
+        let both = [decoding(0, 7), prompt(1, 2000)];
+        let step = scheduler.next(&both, LIMITS).unwrap();
+        assert_eq!((step.phase, step.parts[0].count), (Phase::Decode, Some(1)));
+        scheduler.ran(&step, 1, Duration::from_millis(200));
+        let step = scheduler.next(&both, LIMITS).unwrap();
+        assert_eq!((step.phase, indices(&step)), (Phase::Prefill, vec![1]));
+        // 0.3 s of rows of 3.9 ms, in multiples of 16.
+        assert_eq!(step.parts[0].rows, 64);
+        scheduler.ran(&step, 1, Duration::from_millis(300));
+        assert_eq!(scheduler.next(&both, LIMITS).unwrap().phase, Phase::Decode);
+        let short = [prompt(1, 20), prompt(2, 30), prompt(3, 400), prompt(4, 10)];
+        let step = scheduler.next(&short, LIMITS).unwrap();
+        let rows: Vec<_> = step.parts.iter().map(|part| (part.rows, part.count)).collect();
+        assert_eq!(rows, [(20, Some(1)), (30, Some(1)), (206, None)]);
+    }
+
+    #[test]
+    fn clients_take_turns() {
+        let scheduler = Scheduler::default();
+        let mut waiting: Vec<_> = (0..20).map(|age| decoding(age, 9)).collect();
+        waiting.extend((20..22).map(|age| Waiting { client: 1, ..decoding(age, 9) }));
+        let few = Limits { sequences: 4, ..LIMITS };
+        assert_eq!(indices(&scheduler.next(&waiting, few).unwrap()), [0, 20, 1, 21]);
+    }
+
+    #[test]
+    fn who_failed_with_others_runs_alone() {
+        let scheduler = Scheduler::default();
+        let alone = |of| Waiting { alone: true, ..of };
+        let first = [alone(decoding(1, 9)), decoding(2, 9)];
+        assert_eq!(indices(&scheduler.next(&first, LIMITS).unwrap()), [0]);
+        let second = [decoding(1, 9), alone(decoding(2, 9)), decoding(3, 9)];
+        assert_eq!(indices(&scheduler.next(&second, LIMITS).unwrap()), [0, 2]);
+    }
+
+    #[test]
+    fn the_youngest_is_evicted_for_an_older_one() {
+        let scheduler = Scheduler::default();
+        let full = Limits { free: 0, ..LIMITS };
+        let waiting = [decoding(5, 100), decoding(1, 192), decoding(3, 384)];
+        let step = scheduler.next(&waiting, full).unwrap();
+        // The first has room in its block; the oldest needs one, and takes that of the youngest.
+        assert_eq!(step.evicted, [0]);
+        assert_eq!(indices(&step), [1]);
+        assert_eq!(step.parts[0].blocks, 2);
+        // A prompt takes room from those that came later, and else waits while the others go on.
+        let waiting = [decoding(1, 100), prompt(2, 100)];
+        let step = scheduler.next(&waiting, full).unwrap();
+        assert_eq!((step.evicted.len(), indices(&step)), (0, vec![0]));
+        assert_eq!(scheduler.next(&[prompt(1, 100)], full), None);
+        // One that nearly fills its room gets as many tokens as it has room for.
+        let step = scheduler.next(&[decoding(1, 185)], full).unwrap();
+        assert_eq!(step.parts[0].count, Some(7));
+    }
+
+    proptest! {
+        /// Sequences come in any order, with any lengths and little room; every step fits, and all end.
+        #[test]
+        fn all_sequences_end(
+            sequences in prop::collection::vec((1u32..500, 1u32..300, 0u8..3), 1..12),
+            blocks in 5u32..12,
+            rows in 16u32..600,
+            most in 1u32..5,
+        ) {
+            let mut scheduler = Scheduler::default();
+            let mut queue: Vec<(Waiting<u8>, u32)> = Vec::new();
+            for (age, (prompt, left, client)) in sequences.into_iter().enumerate() {
+                let age = age as u64;
+                let waiting =
+                    Waiting { client, age, past: 0, rows: prompt, left, blocks: 0, alone: false };
+                queue.push((waiting, prompt));
+            }
+            let mut steps = 0;
+            while !queue.is_empty() {
+                steps += 1;
+                prop_assert!(steps < 100_000, "{queue:?}");
+                let free = blocks - queue.iter().map(|(of, _)| of.blocks).sum::<u32>();
+                let waiting: Vec<_> = queue.iter().map(|(of, _)| of.clone()).collect();
+                let limits = Limits { rows, sequences: most, free };
+                let step = scheduler.next(&waiting, limits).expect("something runs");
+                prop_assert!(step.rows() <= rows && step.parts.len() <= most as usize);
+                let oldest = queue.iter().map(|(of, _)| of.age).min();
+                for index in &step.evicted {
+                    let (of, tokens) = &mut queue[*index];
+                    prop_assert!(Some(of.age) != oldest && of.blocks > 0);
+                    (of.past, of.rows, of.blocks) = (0, *tokens, 0);
+                }
+                let made = step.parts.iter().filter_map(|part| part.count).min().unwrap_or(1);
+                scheduler.ran(&step, made, Duration::from_millis(u64::from(10 * made)));
+                for part in &step.parts {
+                    prop_assert!(!step.evicted.contains(&part.index));
+                    let (of, tokens) = &mut queue[part.index];
+                    of.blocks = part.blocks;
+                    match part.count {
+                        None => (of.past, of.rows) = (of.past + part.rows, of.rows - part.rows),
+                        Some(_) => {
+                            of.past += part.rows + made - 1;
+                            of.rows = 1;
+                            of.left -= made;
+                            *tokens += made;
+                        }
+                    }
+                    prop_assert!(of.past <= of.blocks * Cache::BLOCK);
+                }
+                prop_assert!(queue.iter().map(|(of, _)| of.blocks).sum::<u32>() <= blocks);
+                // Those that ran wait behind the others.
+                let ran: Vec<_> = step.parts.iter().map(|part| queue[part.index].0.age).collect();
+                let (mut behind, mut before) = (Vec::new(), Vec::new());
+                for entry in queue {
+                    let to = if ran.contains(&entry.0.age) { &mut behind } else { &mut before };
+                    to.push(entry);
+                }
+                before.append(&mut behind);
+                before.retain(|(of, _)| of.left > 0);
+                queue = before;
+            }
+        }
+    }
+}

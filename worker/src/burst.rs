@@ -1,0 +1,171 @@
+//! Decode bursts: what a request says of the tokens that are to be generated, and this device's part of them.
+
+use crate::{core::Active, error::WorkerError, execute::Events};
+use bytes::Bytes;
+use galaxy_common::{BatchShape, Burst, Text, plan::Phase};
+use galaxy_engine::{
+    compute::Inputs,
+    executor::{Executor, Job},
+    generate::{Generated, Generation, Goal},
+};
+use galaxy_graph::{budget::SEQUENCES, program::TOKEN_VALUES};
+use galaxy_proto::v1;
+
+/// Tokens that one execution may generate for a sequence.
+const MOST: u32 = 64;
+
+/// Tokens to generate, and whether each step is told of.
+pub(crate) struct Decode {
+    burst: Burst,
+    tell: bool,
+}
+
+fn wrong(why: String) -> WorkerError {
+    WorkerError::Burst { why }
+}
+
+/// Checks a sequence that begins, of a vocabulary of so many tokens.
+pub(crate) fn checked(text: Text, vocabulary: u32) -> Result<Text, WorkerError> {
+    let sampling = text.sampling.checked(vocabulary);
+    let sampling = sampling.map_err(|error| wrong(error.to_string()))?;
+    if text.tokens.len() > text.rows as usize {
+        return Err(wrong("a sequence has more tokens than room is taken for".to_owned()));
+    }
+    Ok(Text { sampling, ..text })
+}
+
+impl Decode {
+    /// Checks what is to be generated from a batch.
+    pub(crate) fn read(burst: v1::Burst, shape: &BatchShape) -> Result<Self, WorkerError> {
+        let (tell, burst) = (burst.tell, Burst::from(burst));
+        let (goals, choices) = (burst.goals.len(), shape.choices().count());
+        let longest = burst.goals.iter().map(|goal| goal.count).max().unwrap_or(0);
+        let why = if goals == 0 || goals != choices {
+            format!("{goals} sequences are to get tokens, and {choices} of the batch want some")
+        } else if goals > SEQUENCES as usize {
+            format!("{goals} sequences are to get tokens, and {SEQUENCES} may at a time")
+        } else if burst.goals.iter().any(|goal| goal.count == 0) {
+            "no tokens are to be generated for a sequence".to_owned()
+        } else if longest > MOST {
+            format!("{longest} tokens are to be generated, and {MOST} may be at a time")
+        } else if longest > 1 && shape.rows() as usize != goals {
+            "more than one token is generated from single rows only".to_owned()
+        } else {
+            return Ok(Self { burst, tell });
+        };
+        Err(wrong(why))
+    }
+
+    /// For which programs.
+    pub(crate) fn phase(&self) -> Phase {
+        self.burst.phase
+    }
+
+    /// How many steps may be told of.
+    pub(crate) fn steps(&self) -> usize {
+        self.burst.goals.iter().map(|goal| goal.count as usize).max().unwrap_or(0)
+    }
+
+    /// Generates them from what `job` begins with: what came of it, and the tokens, of each step those of all
+    /// sequences.
+    pub(crate) fn run(
+        self,
+        executor: &Executor,
+        job: Job,
+        active: &Active,
+        events: &Events,
+    ) -> Result<(Generated, Vec<u32>), WorkerError> {
+        let Self { burst: Burst { phase, goals }, tell } = self;
+        match job.binding.inputs {
+            Inputs::Tokens(_) => {}
+            Inputs::Typed { .. } => return Err(wrong("a pair of texts does not go on".to_owned())),
+            Inputs::Patches { .. } => {
+                return Err(wrong("a model of images makes no text".to_owned()));
+            }
+        }
+        let sequences = goals.len();
+        let mut tokens = Vec::with_capacity(sequences * MOST as usize);
+        let mut step = Vec::with_capacity(sequences * TOKEN_VALUES as usize);
+        let generation = Generation { first: job, goals: goals.iter().map(Goal::from).collect() };
+        let program = |shape: &BatchShape| active.lower(phase, shape).map(|(_, program)| program);
+        let generated = generation.run(executor, program, |at, told| {
+            tokens.push(told[0] as u32);
+            step.extend_from_slice(told);
+            if at + 1 == sequences {
+                if tell {
+                    // There is room for all of them; whoever hung up misses nothing.
+                    drop(events.try_send(Ok(event(&step))));
+                }
+                step.clear();
+            }
+            None
+        })?;
+        Ok((generated, tokens))
+    }
+}
+
+fn event(step: &[f32]) -> v1::ExecuteEvent {
+    let bytes = Bytes::copy_from_slice(bytemuck::cast_slice(step));
+    v1::ExecuteEvent { event: Some(v1::execute_event::Event::Tokens(bytes)) }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use galaxy_common::{Breadth, Sampling, Segment, Wanted};
+    use galaxy_proto::convert;
+
+    fn shape(rows: u32, wanted: &[Wanted]) -> BatchShape {
+        let segment = |(slot, wanted): (u32, &Wanted)| Segment {
+            slot,
+            past: 0,
+            kept: true,
+            rows,
+            wanted: *wanted,
+        };
+        BatchShape::new((0..).zip(wanted).map(segment).collect()).unwrap()
+    }
+
+    #[test]
+    fn absurd_requests_are_refused() {
+        let token = Wanted::Token(Breadth::Few);
+        let read = |counts: &[u32], rows, wanted: &[Wanted]| {
+            let goal = |count: &u32| v1::TokenGoal { count: *count, stop: vec![] };
+            let goals = counts.iter().map(goal).collect();
+            let burst = v1::Burst { goals, decode: true, tell: true };
+            Decode::read(burst, &shape(rows, wanted)).map(|d| d.steps()).map_err(|e| e.to_string())
+        };
+        assert_eq!(read(&[64], 1, &[token]), Ok(64));
+        assert_eq!(read(&[1], 9, &[token]), Ok(1));
+        assert_eq!(read(&[3, 7], 1, &[token, token]), Ok(7));
+        assert_eq!(read(&[1, 1], 5, &[token, Wanted::Nothing, token]), Ok(1));
+        for (counts, rows, wanted, says) in [
+            (&[0][..], 1, &[token][..], "no tokens"),
+            (&[65], 1, &[token], "64 may be"),
+            (&[u32::MAX], 1, &[token], "64 may be"),
+            (&[2], 9, &[token], "single rows"),
+            (&[2, 2], 1, &[token, Wanted::Nothing, token], "single rows"),
+            (&[1], 9, &[Wanted::Nothing], "0 of the batch"),
+            (&[], 9, &[Wanted::Nothing], "0 sequences"),
+            (&[1], 1, &[token, token], "2 of the batch"),
+            (&[1; 99], 1, &[token; 99], "may at a time"),
+        ] {
+            let error = read(counts, rows, wanted).unwrap_err();
+            assert!(error.contains(says), "{error}");
+        }
+        let begins = |text: v1::GoingText| checked(convert::text(text)?.0, 10);
+        let refused = |text: v1::GoingText| begins(text).unwrap_err().to_string();
+        let sampling = |s: &Sampling| postcard::to_stdvec(s).unwrap();
+        let good = v1::GoingText {
+            rows: 4,
+            sampling: sampling(&Sampling::greedy()),
+            ..v1::GoingText::default()
+        };
+        assert!(begins(good.clone()).is_ok());
+        assert!(refused(v1::GoingText { sampling: vec![1], ..good.clone() }).contains("version"));
+        let hot = sampling(&Sampling { temperature: f32::NAN, ..Sampling::greedy() });
+        assert!(refused(v1::GoingText { sampling: hot, ..good.clone() }).contains("temperature"));
+        assert!(refused(v1::GoingText { tokens: vec![1; 5], ..good }).contains("room"));
+    }
+}

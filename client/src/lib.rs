@@ -47,7 +47,7 @@ pub use input::{EmbedOptions, Input, Prefix, TooLong};
 pub use members::{Invitation, Member};
 pub use parts::MAX_TEXTS_PER_PART;
 pub use retry::RetryPolicy;
-pub use status::{ClusterStatus, DeviceStatus};
+pub use status::{ClusterStatus, DeviceStatus, SequencesStatus};
 pub use trace::{DeviceTrace, LaneTrace, Trace, hidden_communication};
 
 /// The example of docs/api.md compiles.

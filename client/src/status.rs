@@ -51,6 +51,31 @@ pub struct ClusterStatus {
     pub served: u64,
     /// Requests that failed.
     pub failed: u64,
+    /// The sequences that generate tokens.
+    pub sequences: SequencesStatus,
+}
+
+/// The sequences that generate tokens, and the blocks of the KV cache that they share.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct SequencesStatus {
+    /// How many wait for a step.
+    pub waiting: u32,
+    /// How many are in the step that runs.
+    pub running: u32,
+    /// The most that were in one step.
+    pub most: u32,
+    /// How many lost their blocks to an older one, and were computed again.
+    pub evicted: u64,
+    /// How many began with rows that were in the KV cache,
+    pub prefixes: u64,
+    /// and how many rows these were.
+    pub prefix_rows: u64,
+    /// Blocks of the KV cache.
+    pub blocks: u32,
+    /// Blocks that no sequence has which goes on.
+    pub free: u32,
+    /// Tokens that were generated.
+    pub tokens: u64,
 }
 
 /// Writes a duration as a number of milliseconds, if there is one.
@@ -121,6 +146,22 @@ impl From<v1::StatusReply> for ClusterStatus {
             queued: wire.queued,
             served: wire.served,
             failed: wire.failed,
+            sequences: wire.sequences.unwrap_or_default().into(),
+        }
+    }
+}
+impl From<v1::SequencesStatus> for SequencesStatus {
+    fn from(wire: v1::SequencesStatus) -> Self {
+        Self {
+            waiting: wire.waiting,
+            running: wire.running,
+            most: wire.most,
+            evicted: wire.evicted,
+            prefixes: wire.prefixes,
+            prefix_rows: wire.prefix_rows,
+            blocks: wire.blocks,
+            free: wire.free,
+            tokens: wire.tokens,
         }
     }
 }

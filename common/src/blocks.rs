@@ -12,6 +12,8 @@ use std::{collections::BTreeMap, sync::Arc};
 pub struct BlockTables {
     /// The next to be handed out stands last.
     free: Vec<u32>,
+    /// How many sequences have each block.
+    users: Vec<u32>,
     /// By the slot of the sequence.
     tables: BTreeMap<u32, Arc<[u32]>>,
 }
@@ -19,7 +21,8 @@ pub struct BlockTables {
 impl BlockTables {
     /// All blocks of a cache, none of them taken.
     pub fn new(cache: Cache) -> Self {
-        Self { free: (0..cache.blocks()).rev().collect(), tables: BTreeMap::new() }
+        let users = vec![0; cache.blocks() as usize];
+        Self { free: (0..cache.blocks()).rev().collect(), users, tables: BTreeMap::new() }
     }
 
     /// A table for a sequence of so many rows: the blocks that it has, and as many more as it needs. None where
@@ -29,10 +32,33 @@ impl BlockTables {
         let table = self.tables.get(&slot).cloned().unwrap_or_default();
         if wanted > table.len() {
             let rest = self.free.len().checked_sub(wanted - table.len())?;
-            let more = self.free.drain(rest..).rev();
+            let more: Vec<u32> = self.free.drain(rest..).rev().collect();
+            more.iter().for_each(|block| self.users[*block as usize] += 1);
             self.tables.insert(slot, table.iter().copied().chain(more).collect());
         }
         Some(self.tables.get(&slot).cloned().unwrap_or(table))
+    }
+
+    /// Gives a sequence that has no blocks the first so many of another: both have them.
+    pub fn share(&mut self, slot: u32, of: u32, blocks: usize) {
+        let table = self.tables.get(&of).cloned().unwrap_or_default();
+        let shared = &table[..blocks.min(table.len())];
+        shared.iter().for_each(|block| self.users[*block as usize] += 1);
+        self.give(slot);
+        self.tables.insert(slot, shared.into());
+    }
+
+    /// How many blocks none but these sequences have.
+    pub fn only_of(&self, slots: impl Iterator<Item = u32>) -> usize {
+        let mut users = self.users.clone();
+        let tables = slots.filter_map(|slot| self.tables.get(&slot));
+        let mut only = 0;
+        for block in tables.flat_map(|table| table.iter()) {
+            let users = &mut users[*block as usize];
+            *users -= 1;
+            only += usize::from(*users == 0);
+        }
+        only
     }
 
     /// How many blocks a sequence has.
@@ -49,7 +75,13 @@ impl BlockTables {
     pub fn keep(&mut self, slot: u32, blocks: usize) {
         let table = self.tables.remove(&slot).unwrap_or_default();
         let (kept, rest) = table.split_at(blocks.min(table.len()));
-        self.free.extend(rest.iter().rev());
+        for block in rest.iter().rev() {
+            let users = &mut self.users[*block as usize];
+            *users -= 1;
+            if *users == 0 {
+                self.free.push(*block);
+            }
+        }
         if !kept.is_empty() {
             self.tables.insert(slot, kept.into());
         }
@@ -87,5 +119,15 @@ mod tests {
         assert_eq!(tables.take(9, 3 * Cache::BLOCK).as_deref(), Some(&[1, 2, 4][..]));
         assert_eq!(tables.take(10, 0).as_deref(), Some(&[][..]));
         assert_eq!(tables.take(11, 1), None);
+        // What two have is free when both have given it back.
+        tables.share(12, 9, 2);
+        assert_eq!(tables.take(12, 2 * Cache::BLOCK).as_deref(), Some(&[1, 2][..]));
+        assert_eq!((tables.only_of([9].into_iter()), tables.only_of([9, 12].into_iter())), (1, 3));
+        tables.give(9);
+        assert_eq!(tables.free(), 1);
+        tables.keep(12, 1);
+        assert_eq!(tables.free(), 2);
+        tables.give(12);
+        assert_eq!(tables.free(), 3);
     }
 }

@@ -12,7 +12,7 @@ use crate::{
     placement,
     reception::{Reception, Update},
     registry::Registry,
-    session::{Embed, Input, Items, Prefix, Report, RunOutput, Said, Session, Tensors},
+    session::{Embed, Input, Items, Prefix, Report, RunOutput, Said, Sequences, Session, Tensors},
     trace::DeviceSum,
 };
 use galaxy_common::Wanted;
@@ -357,6 +357,7 @@ impl Galaxy for Api {
             queued: u32::try_from(self.session.admission().queued()).unwrap_or(u32::MAX),
             served,
             failed,
+            sequences: Some(sequences(self.session.sequences())),
         }))
     }
 
@@ -506,6 +507,21 @@ fn report(report: Report) -> v1::RequestReport {
         tokens: u32::try_from(report.tokens).unwrap_or(u32::MAX),
         programs: report.programs,
         devices: devices.collect(),
+    }
+}
+
+fn sequences(of: Sequences) -> v1::SequencesStatus {
+    let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+    v1::SequencesStatus {
+        waiting: count(of.waiting),
+        running: count(of.running),
+        most: count(of.together),
+        evicted: of.evicted,
+        prefixes: of.prefixes,
+        prefix_rows: of.prefix_rows,
+        blocks: of.blocks,
+        free: of.free,
+        tokens: of.tokens,
     }
 }
 

@@ -79,9 +79,10 @@ impl Task {
 /// A sequence whose keys and values are kept.
 #[derive(Debug, Clone)]
 pub struct CachedSequence {
-    /// The sequence with the rows that it has room for from now on, where it begins or gets more.
-    pub room: Option<Arc<Text>>,
-    /// In which epoch its past is kept; none of one that begins.
+    /// Where it begins or gets more room: the sequence with the rows that it has room for from now on, and the
+    /// blocks that these are in.
+    pub room: Option<(Arc<Text>, Arc<[u32]>)>,
+    /// In which epoch its past is kept; none of one without.
     pub kept: Option<Epoch>,
     /// Is told of each token as it is generated.
     pub tell: mpsc::UnboundedSender<Told>,

@@ -20,6 +20,7 @@ mod fair;
 pub mod fleet;
 #[doc(hidden)]
 pub mod fuzz;
+mod kv_blocks;
 mod members;
 pub mod membership;
 pub mod placement;

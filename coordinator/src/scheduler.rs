@@ -41,6 +41,8 @@ pub struct Waiting<K> {
     pub left: u32,
     /// Blocks of the cache that it has.
     pub blocks: u32,
+    /// Whether it begins: rows that are in the cache are those of others.
+    pub begins: bool,
     /// Whether it is to run without others: a step with others has failed.
     pub alone: bool,
 }
@@ -48,7 +50,7 @@ pub struct Waiting<K> {
 impl<K> Waiting<K> {
     /// Whether its next row is that of the token that was chosen last.
     fn decodes(&self) -> bool {
-        self.past > 0 && self.rows == 1
+        !self.begins && self.past > 0 && self.rows == 1
     }
 }
 
@@ -87,6 +89,7 @@ pub struct Step {
     pub phase: Phase,
 }
 
+#[cfg(test)]
 impl Step {
     fn rows(&self) -> u32 {
         self.parts.iter().map(|part| part.rows).sum()
@@ -182,12 +185,12 @@ impl Scheduler {
     }
 
     /// Notes what a step took that ran; a burst may end early.
-    pub fn ran(&mut self, step: &Step, steps: u32, took: Duration) {
-        self.read = step.phase == Phase::Prefill;
+    pub fn ran(&mut self, phase: Phase, rows: u32, steps: u32, took: Duration) {
+        self.read = phase == Phase::Prefill;
         let took = took.as_secs_f64();
-        match step.phase {
+        match phase {
             Phase::Decode => follow(&mut self.step, took / f64::from(steps.max(1))),
-            Phase::Prefill => follow(&mut self.row, took / f64::from(step.rows().max(1))),
+            Phase::Prefill => follow(&mut self.row, took / f64::from(rows.max(1))),
         }
     }
 }
@@ -281,12 +284,12 @@ mod tests {
     const LIMITS: Limits = Limits { rows: 512, sequences: 16, free: 100 };
 
     fn prompt(age: u64, rows: u32) -> Waiting<u8> {
-        Waiting { client: 0, age, past: 0, rows, left: 50, blocks: 0, alone: false }
+        Waiting { client: 0, age, past: 0, rows, left: 50, blocks: 0, begins: true, alone: false }
     }
 
     fn decoding(age: u64, past: u32) -> Waiting<u8> {
         let blocks = past.div_ceil(Cache::BLOCK);
-        Waiting { client: 0, age, past, rows: 1, left: 50, blocks, alone: false }
+        Waiting { client: 0, age, past, rows: 1, left: 50, blocks, begins: false, alone: false }
     }
 
     fn indices(step: &Step) -> Vec<usize> {
@@ -302,7 +305,7 @@ mod tests {
         let counts: Vec<_> = step.parts.iter().map(|part| part.count).collect();
         assert_eq!(counts, [Some(16), Some(16), Some(3)]);
         // Slow steps make short bursts.
-        scheduler.ran(&step, 3, Duration::from_millis(300));
+        scheduler.ran(step.phase, step.rows(), 3, Duration::from_millis(300));
         let step = scheduler.next(&waiting, LIMITS).unwrap();
         assert_eq!(step.parts[0].count, Some(2));
         let few = Limits { sequences: 2, ..LIMITS };
@@ -317,16 +320,16 @@ mod tests {
         let step = scheduler.next(&long, LIMITS).unwrap();
         assert_eq!((step.parts[0].rows, step.parts[0].count), (512, None));
         assert_eq!(step.parts[0].blocks, 11, "for all of it");
-        scheduler.ran(&step, 1, Duration::from_secs(2));
+        scheduler.ran(step.phase, step.rows(), 1, Duration::from_secs(2));
         let both = [decoding(0, 7), prompt(1, 2000)];
         let step = scheduler.next(&both, LIMITS).unwrap();
         assert_eq!((step.phase, step.parts[0].count), (Phase::Decode, Some(1)));
-        scheduler.ran(&step, 1, Duration::from_millis(200));
+        scheduler.ran(step.phase, step.rows(), 1, Duration::from_millis(200));
         let step = scheduler.next(&both, LIMITS).unwrap();
         assert_eq!((step.phase, indices(&step)), (Phase::Prefill, vec![1]));
         // 0.3 s of rows of 3.9 ms, in multiples of 16.
         assert_eq!(step.parts[0].rows, 64);
-        scheduler.ran(&step, 1, Duration::from_millis(300));
+        scheduler.ran(step.phase, step.rows(), 1, Duration::from_millis(300));
         assert_eq!(scheduler.next(&both, LIMITS).unwrap().phase, Phase::Decode);
         let short = [prompt(1, 20), prompt(2, 30), prompt(3, 400), prompt(4, 10)];
         let step = scheduler.next(&short, LIMITS).unwrap();
@@ -386,9 +389,7 @@ mod tests {
             let mut queue: Vec<(Waiting<u8>, u32)> = Vec::new();
             for (age, (prompt, left, client)) in sequences.into_iter().enumerate() {
                 let age = age as u64;
-                let waiting =
-                    Waiting { client, age, past: 0, rows: prompt, left, blocks: 0, alone: false };
-                queue.push((waiting, prompt));
+                queue.push((Waiting { client, age, left, ..self::prompt(age, prompt) }, prompt));
             }
             let mut steps = 0;
             while !queue.is_empty() {
@@ -403,14 +404,14 @@ mod tests {
                 for index in &step.evicted {
                     let (of, tokens) = &mut queue[*index];
                     prop_assert!(Some(of.age) != oldest && of.blocks > 0);
-                    (of.past, of.rows, of.blocks) = (0, *tokens, 0);
+                    (of.past, of.rows, of.blocks, of.begins) = (0, *tokens, 0, true);
                 }
                 let made = step.parts.iter().filter_map(|part| part.count).min().unwrap_or(1);
-                scheduler.ran(&step, made, Duration::from_millis(u64::from(10 * made)));
+                scheduler.ran(step.phase, step.rows(), made, Duration::from_millis(u64::from(10 * made)));
                 for part in &step.parts {
                     prop_assert!(!step.evicted.contains(&part.index));
                     let (of, tokens) = &mut queue[part.index];
-                    of.blocks = part.blocks;
+                    (of.blocks, of.begins) = (part.blocks, false);
                     match part.count {
                         None => (of.past, of.rows) = (of.past + part.rows, of.rows - part.rows),
                         Some(_) => {

@@ -9,6 +9,7 @@ mod raw;
 mod reading;
 mod report;
 mod texts;
+mod together;
 
 pub use generate::{Finish, Listener, Said, Sequences};
 pub use limits::{Limits, MAX_RESULT_BYTES, MAX_TEXTS};
@@ -36,6 +37,7 @@ use std::{
     },
     time::Duration,
 };
+use together::Together;
 use tokio::time::Instant;
 
 /// How long a request waits for a cluster that is not ready. A loss takes up to 3 s to be seen, and
@@ -61,6 +63,8 @@ struct Inner {
     limits: Limits,
     files: Files,
     log: Mutex<TraceLog>,
+    /// Batches of requests that wait for the turn.
+    together: Together,
     /// Sequences that generate tokens.
     steps: Arc<Steps>,
     counts: Counts,
@@ -93,6 +97,7 @@ impl Session {
         let inner = Inner {
             admission: Admission::new(limits.queue),
             memory: memory.clone(),
+            together: Together::default(),
             steps: Steps::new(),
             log: Mutex::new(TraceLog::default()),
             counts: Counts::default(),

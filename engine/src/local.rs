@@ -324,6 +324,14 @@ impl LocalCluster {
             let (rows, limit) = (Cache::taken(rows), self.plan.cache.rows);
             LowerError::Cache { rows, limit }
         })?;
+        self.begin_in(text, &blocks)
+    }
+
+    /// Gives a text these blocks on all devices, whose tables are the caller's matter.
+    ///
+    /// # Errors
+    /// When a device does not have them.
+    pub fn begin_in(&self, text: &Text, blocks: &Arc<[u32]>) -> Result<(), LocalError> {
         let begin = |executor: &Executor| executor.begin(text.clone(), blocks.clone());
         Ok(self.executors.iter().try_for_each(begin)?)
     }

@@ -458,6 +458,13 @@ impl ModelSpec {
         (window.map(|window| window.before), ahead)
     }
 
+    /// Whether rows are turned by how many come behind them, so that the same beginning of two texts is not
+    /// the same in the model.
+    pub fn turns_by_length(&self) -> bool {
+        let long = |of: &Positions| matches!(of, Positions::Rotary { long: Some(_), .. });
+        long(&self.positions) || self.local_positions.as_ref().is_some_and(long)
+    }
+
     /// Whether rows see the same in all layers, in texts of so many rows.
     pub fn sees_alike(&self, rows: u32) -> bool {
         let narrow = |window: Option<SlidingWindow>| {

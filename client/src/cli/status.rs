@@ -7,7 +7,7 @@ use super::{
     table::{row, table},
 };
 use clap::Args;
-use galaxy_client::{ClusterStatus, DeviceStatus};
+use galaxy_client::{ClusterStatus, DeviceStatus, SequencesStatus};
 use galaxy_common::Bytes;
 use std::{fmt::Write as _, ops::Range};
 
@@ -78,12 +78,30 @@ fn show(status: &ClusterStatus) -> String {
         "  {} queued, {} served, {} failed",
         status.queued, status.served, status.failed
     );
+    if status.context > 0 {
+        out += &sequences(&status.sequences);
+    }
     let _ = writeln!(
         out,
         "  coordinator {} (commit {}, protocol {})",
         status.version, status.commit, status.protocol
     );
     out + &devices(&status.devices)
+}
+
+/// What is generated, and where.
+fn sequences(of: &SequencesStatus) -> String {
+    let mut out = format!(
+        "  sequences: {} running, {} waiting, at most {} in a step; {} tokens generated\n  KV cache: {} of {} blocks free",
+        of.running, of.waiting, of.most, of.tokens, of.free, of.blocks
+    );
+    if of.prefixes > 0 {
+        let _ = write!(out, "; {} prompts began with {} rows of it", of.prefixes, of.prefix_rows);
+    }
+    if of.evicted > 0 {
+        let _ = write!(out, "; {} evictions: raise cache_rows", of.evicted);
+    }
+    out + "\n"
 }
 
 /// The plan in force.

@@ -96,23 +96,8 @@ type Ran = (Vec<Arc<Program>>, Vec<RunReport>, u32, Vec<Breadth>);
 
 /// Runs a program on all devices. Blocks.
 fn run(cluster: &LocalCluster, task: Task, deadline: Option<Instant>) -> Result<Ran, LocalError> {
-    let begins = task.cached.iter().filter(|cached| cached.kept.is_none());
-    let begins: Vec<_> = begins.filter_map(|cached| cached.room.clone()).collect();
-    let ran = begin_and_run(cluster, task, deadline);
-    if ran.is_err() {
-        // Nobody knows of a sequence that did not begin.
-        begins.iter().for_each(|text| cluster.end(text.slot));
-    }
-    ran
-}
-
-fn begin_and_run(
-    cluster: &LocalCluster,
-    task: Task,
-    deadline: Option<Instant>,
-) -> Result<Ran, LocalError> {
     let mut room = task.cached.iter().filter_map(|cached| cached.room.as_ref());
-    room.try_for_each(|text| cluster.begin(text))?;
+    room.try_for_each(|(text, blocks)| cluster.begin_in(text, blocks))?;
     if let (Some(Burst { phase, goals }), Inputs::Tokens(tokens)) = (&task.burst, &task.inputs) {
         let goals: Vec<Goal> = goals.iter().map(Goal::from).collect();
         let Made { told, breadths, programs, reports } =

@@ -3,7 +3,6 @@
 //! One task, the driver, owns the membership, performs its actions and keeps the board that
 //! everyone else reads. Executions read the board and watch the readiness.
 
-mod blocks;
 mod board;
 mod calls;
 mod driver;
@@ -75,7 +74,6 @@ pub(crate) struct Shared {
     /// Read while a program runs, written by who changes the plan between programs.
     gate: Arc<tokio::sync::RwLock<()>>,
     sequence: AtomicU64,
-    tables: blocks::Tables,
     /// When something last came of the places that devices take.
     placing: Mutex<tokio::time::Instant>,
     origin: Instant,
@@ -175,7 +173,6 @@ impl RemoteFleet {
             gate: Arc::default(),
             placing: Mutex::new(tokio::time::Instant::now()),
             sequence: AtomicU64::new(0),
-            tables: blocks::Tables::default(),
             origin: Instant::now(),
             listener,
             stop: Notify::new(),

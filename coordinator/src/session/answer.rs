@@ -2,18 +2,18 @@
 
 use super::{
     GRACE, READY_WAIT, Report, Session, Tensor,
-    batch::{Sequence, pack, readable},
+    batch::{Batch, Sequence, pack, readable},
     generate::Stepped,
+    together::Shared,
 };
 use crate::{
     admission::{Ticket, Turn},
     error::RequestError,
-    fleet::{Readiness, Run, Task, blocking},
+    fleet::{Readiness, Run, blocking},
     trace::TracedProgram,
 };
-use galaxy_common::{BatchShape, RequestId, Segment, Wanted};
-use galaxy_engine::merge::{Merged, merge};
-use galaxy_graph::program::Output;
+use galaxy_common::{BatchShape, RequestId, Segment, Wanted, plan::Phase};
+use galaxy_engine::merge::Merged;
 use galaxy_model::sentence::{SentenceConfig, VectorForm};
 use std::{
     sync::{Arc, PoisonError, atomic::Ordering},
@@ -63,14 +63,13 @@ impl<'a> Answer<'a> {
         let sequences = readable(self.session.spec(), sequences, wanted)?;
         let mut results: Vec<Option<Tensor>> = vec![None; sequences.len()];
         for batch in pack(&sequences, max_rows, wanted)? {
-            let task = Task::new(batch.shape.clone(), batch.inputs.clone());
-            let run = self.program(task).await?;
-            let (session, outcome) = (self.session.clone(), outcome.clone());
-            let (shape, indices) = (batch.shape, batch.indices.clone());
-            let merged =
-                blocking(move || session.merged(&run, &shape, &indices, &outcome)).await??;
-            for (index, tensor) in batch.indices.into_iter().zip(merged) {
-                results[index] = Some(tensor);
+            let batch = Arc::new(batch);
+            let results_of = self.shared(&batch, wanted).await?;
+            let (session, outcome, of) = (self.session.clone(), outcome.clone(), batch.clone());
+            let finish = move || session.finished(results_of, &of, &outcome);
+            let finished = blocking(finish).await??;
+            for (index, tensor) in batch.indices.iter().zip(finished) {
+                results[*index] = Some(tensor);
             }
         }
         let missing = || RequestError::Internal { why: "a sequence has no result".to_owned() };
@@ -87,12 +86,52 @@ impl<'a> Answer<'a> {
         self.report.request
     }
 
-    /// Waits for the turn and runs one program.
-    async fn program(&mut self, task: Task) -> Result<Run, RequestError> {
-        let waiting = Instant::now();
-        let turn = self.turn().await?;
-        self.report.queue += waiting.elapsed();
-        self.run_in(turn, task).await
+    /// Runs a batch, in its turn or in that of another that takes it along.
+    async fn shared(
+        &mut self,
+        batch: &Arc<Batch>,
+        wanted: Wanted,
+    ) -> Result<Vec<Merged>, RequestError> {
+        let (session, waiting) = (self.session, Instant::now());
+        // Longer if the caller gives more, and not shorter: what overruns it ends the epoch for all. It is over
+        // before the caller's time is: who has no result is named.
+        let left = self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let left = left.unwrap_or_default().saturating_sub(GRACE);
+        let limit = session.inner.limits.timeout.max(left);
+        let mut alone = false;
+        loop {
+            let together = &session.inner.together;
+            let mut place = together.wait(session.caller.who(), batch, wanted, limit);
+            let mut runs = false;
+            let answered = loop {
+                tokio::select! {
+                    biased;
+                    answered = &mut place.answer => break answered,
+                    turn = self.turn(), if !runs => {
+                        match turn {
+                            Ok(turn) => session.run_together(turn, &place, alone),
+                            Err(error) if place.waits() => return Err(error),
+                            Err(_) => {}
+                        }
+                        runs = true;
+                    }
+                }
+            };
+            let broke = |_| RequestError::Internal { why: "a program broke off".to_owned() };
+            match answered.map_err(broke)? {
+                (Ok(Shared { run, shape, results }), _) => {
+                    self.report.queue += waiting.elapsed().saturating_sub(run.took);
+                    self.note(&run, Phase::Prefill, shape);
+                    return Ok(results);
+                }
+                // It may be because of another.
+                (Err(error), others) if others > 0 && !error.retryable() => {
+                    tracing::info!(request = %self.report.request, %error, "runs alone");
+                    alone = true;
+                }
+                (Err(error), _) => return Err(error),
+            }
+        }
     }
 
     /// Waits for the turn, and for a cluster that is ready.
@@ -123,45 +162,13 @@ impl<'a> Answer<'a> {
     /// Notes a step that a sequence of the request took part in.
     pub(super) fn ran(&mut self, step: &Stepped) {
         self.report.queue += step.queued;
-        self.report.add(&step.run);
-        self.programs.push(TracedProgram {
-            epoch: step.run.epoch,
-            sequence: step.run.sequence,
-            plan: step.run.plan.clone(),
-            phase: step.phase,
-            shape: step.shape.clone(),
-        });
+        self.note(&step.run, step.phase, step.shape.clone());
     }
 
-    /// Runs one program in its turn.
-    async fn run_in(&mut self, turn: Turn, task: Task) -> Result<Run, RequestError> {
-        let session = self.session.clone();
-        let (shape, phase) = (task.shape.clone(), task.phase());
-        // Longer if the caller gives more, and not shorter: what overruns it ends the epoch for all. It is over
-        // before the caller's time is: who has no result is named.
-        let left = self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let left = left.unwrap_or_default().saturating_sub(GRACE);
-        let limit = self.session.inner.limits.timeout.max(left);
-        // A task of its own: the program runs to its end, whoever still waits for it.
-        let task = tokio::spawn(async move {
-            let run = session.inner.fleet.execute(task, limit).await;
-            if run.is_ok() {
-                session.inner.counts.programs.fetch_add(1, Ordering::Relaxed);
-            }
-            drop(turn);
-            run
-        });
-        let broke = |e| RequestError::Internal { why: format!("a task broke off: {e}") };
-        let run = task.await.map_err(broke)??;
-        self.report.add(&run);
-        self.programs.push(TracedProgram {
-            epoch: run.epoch,
-            sequence: run.sequence,
-            plan: run.plan.clone(),
-            phase,
-            shape,
-        });
-        Ok(run)
+    fn note(&mut self, run: &Run, phase: Phase, shape: BatchShape) {
+        self.report.add(run);
+        let (epoch, sequence, plan) = (run.epoch, run.sequence, run.plan.clone());
+        self.programs.push(TracedProgram { epoch, sequence, plan, phase, shape });
     }
 
     /// Remembers the request for traces.
@@ -173,20 +180,14 @@ impl<'a> Answer<'a> {
 }
 
 impl Session {
-    /// The results of one program, one for each segment: those of the request's sequences `indices`.
-    /// Blocks.
-    fn merged(
+    /// What becomes of the results of a batch. Blocks.
+    fn finished(
         &self,
-        run: &Run,
-        shape: &BatchShape,
-        indices: &[usize],
+        results: Vec<Merged>,
+        batch: &Batch,
         outcome: &Outcome,
     ) -> Result<Vec<Tensor>, RequestError> {
-        let parts: Vec<(&[Output], &[Vec<f32>])> =
-            run.devices.iter().map(|d| (&d.outputs[..], &d.values[..])).collect();
-        let merged = merge(self.spec(), shape, &parts)
-            .map_err(|e| RequestError::Internal { why: e.to_string() })?;
-        let of = merged.into_iter().zip(shape.segments()).zip(indices);
+        let of = results.into_iter().zip(batch.shape.segments()).zip(&batch.indices);
         let tensor = |((merged, segment), index): ((Merged, &Segment), &usize)| match outcome {
             Outcome::Vectors(vectors) => vectors.tensor(self.spec().hidden, *index, merged),
             Outcome::AsItIs => Ok(self.tensor(segment, merged)),

@@ -85,10 +85,10 @@ impl Session {
         };
         let mut telling = Telling::new(stream, stop, listener, &self.inner.steps, said);
         let result = self.steps(&mut way, &mut answer, &mut telling, (deadline, late)).await;
-        if let Some((epoch, _)) = way.kept {
-            self.inner.fleet.forget(epoch, way.text.slot).await;
+        let (epoch, forgotten) = self.inner.steps.depart(self.caller.who(), &way);
+        for slot in forgotten {
+            self.inner.fleet.forget(epoch, slot).await;
         }
-        self.inner.steps.depart(way.age);
         answer.count(way.text.tokens.len() as u64);
         let report = answer.end();
         if let Some(finish) = result? {
@@ -144,9 +144,8 @@ impl Session {
                 Came::Step(Ok(step), _) => {
                     answer.ran(&step);
                     // The last token has gone through no layer yet.
-                    let rows = step.rows + made.saturating_sub(1);
-                    let past = way.kept.map_or(0, |(_, past)| past);
-                    way.kept = Some((step.run.epoch, past + rows));
+                    let rows = step.past + step.rows + made.saturating_sub(1);
+                    way.kept = Some((step.run.epoch, rows));
                     way.breadth = step.breadth.unwrap_or(way.breadth);
                     way.alone = false;
                     telling.begin();

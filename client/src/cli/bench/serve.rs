@@ -7,7 +7,7 @@ use crate::cli::{
     table::{row, table},
 };
 use clap::Args;
-use galaxy_client::{Client, GenerateOptions, Generated, Prompt};
+use galaxy_client::{Client, ClientError, EmbedOptions, GenerateOptions, Generated, Prompt};
 use galaxy_common::{SamplingParams, Spread};
 use serde::Serialize;
 use std::{
@@ -42,6 +42,9 @@ pub(super) struct ServeArgs {
     /// Tokens of a prompt: a number, or from one to another as in 16-256.
     #[arg(long, value_name = "N|N-N", default_value = "16-128", value_parser = lengths)]
     prompt: (u32, u32),
+    /// Ask for embeddings instead of generated tokens; with them, one request with all texts is measured, too.
+    #[arg(long, conflicts_with = "tokens")]
+    embed: bool,
     /// Tokens of an answer: a number, or from one to another.
     #[arg(long, value_name = "N|N-N", default_value = "32-64", value_parser = lengths)]
     tokens: (u32, u32),
@@ -132,7 +135,7 @@ impl Draw {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
-        ((self.0 >> 32) * u64::from(end) >> 32) as u32
+        (((self.0 >> 32) * u64::from(end)) >> 32) as u32
     }
 
     fn of(&mut self, (from, to): (u32, u32)) -> u32 {
@@ -145,6 +148,9 @@ pub(super) async fn measure(args: &ServeArgs) -> Result<(), Failure> {
     let client = args.connection.open().await?;
     let status = client.status().await?;
     let vocabulary = status.devices.iter().map(|device| device.vocabulary.end).max().unwrap_or(0);
+    if args.embed {
+        return embed(args, &client, &status.model).await;
+    }
     if status.context == 0 || vocabulary == 0 {
         let what = format!("model {} generates no text here", status.model);
         return Err(Failure::new(what).todo("measure a cluster whose model is a decoder"));
@@ -248,6 +254,85 @@ async fn stream(
     Ok(seen)
 }
 
+/// Texts per second of some clients, or of one request with all texts.
+#[derive(Serialize)]
+struct Rate {
+    /// None: one request with all texts.
+    clients: Option<u32>,
+    texts: usize,
+    seconds: f64,
+    texts_per_second: f64,
+    /// From a request to its vectors, in ms.
+    latency: Times,
+}
+
+/// Ids that any model knows.
+const KNOWN: u32 = 90;
+
+/// `galaxy bench serve --embed`.
+async fn embed(args: &ServeArgs, client: &Client, model: &str) -> Result<(), Failure> {
+    let texts = |at: u32| -> Vec<Vec<u32>> {
+        let mut draw = Draw::new(args.seed.wrapping_add(u64::from(at) << 20));
+        let mut text = || (0..draw.of(args.prompt)).map(|_| 1 + draw.below(KNOWN - 1)).collect();
+        (0..args.requests).map(|_| text()).collect()
+    };
+    client.embed_ids(&texts(0), EmbedOptions::default()).await?;
+    let mut rates = Vec::new();
+    for &clients in &args.clients {
+        let (mut tasks, begun) = (JoinSet::new(), Instant::now());
+        for at in 0..clients {
+            let (client, texts) = (client.clone(), texts(at));
+            tasks.spawn(async move {
+                let mut times = Vec::with_capacity(texts.len());
+                for text in texts {
+                    let begun = Instant::now();
+                    client.embed_ids(&[text], EmbedOptions::default()).await?;
+                    times.push(begun.elapsed());
+                }
+                Ok::<_, ClientError>(times)
+            });
+        }
+        let mut times = Vec::new();
+        let all = async {
+            while let Some(of) = tasks.join_next().await {
+                let broke = |e| Failure::new(format!("a client broke off: {e}"));
+                times.extend(of.map_err(broke)??);
+            }
+            Ok::<_, Failure>(())
+        };
+        progress::watch("asking as many clients would", all).await?;
+        rates.push(Rate::of(Some(clients), times.len(), begun.elapsed(), &times));
+    }
+    let most = args.clients.iter().max().copied().unwrap_or(1);
+    let all: Vec<Vec<u32>> = (0..most).flat_map(texts).collect();
+    let begun = Instant::now();
+    client.embed_ids(&all, EmbedOptions::default()).await?;
+    let took = begun.elapsed();
+    rates.push(Rate::of(None, all.len(), took, &[took]));
+    if args.json {
+        return print(&json(&rates)?);
+    }
+    let mut rows = vec![row(["clients", "texts", "texts/s", "latency ms", "95%"])];
+    rows.extend(rates.iter().map(|rate| {
+        vec![
+            rate.clients.map_or("one request".to_owned(), |clients| clients.to_string()),
+            rate.texts.to_string(),
+            format!("{:.1}", rate.texts_per_second),
+            format!("{:.1}", rate.latency.spread.median),
+            format!("{:.1}", rate.latency.p95),
+        ]
+    }));
+    print(&format!("{model}\n\n{}", table(&rows)))
+}
+
+impl Rate {
+    fn of(clients: Option<u32>, texts: usize, took: Duration, times: &[Duration]) -> Self {
+        let seconds = took.as_secs_f64();
+        let texts_per_second = texts as f64 / seconds;
+        Self { clients, texts, seconds, texts_per_second, latency: Times::of(times) }
+    }
+}
+
 fn text(findings: &Findings) -> String {
     let mut rows = vec![row([
         "clients", "requests", "tokens/s", "first ms", "95%", "next ms", "95%", "gap ms",
@@ -273,9 +358,12 @@ fn text(findings: &Findings) -> String {
 const SIZE: (f64, f64) = (760.0, 420.0);
 const MARGIN: (f64, f64, f64, f64) = (70.0, 150.0, 50.0, 50.0);
 
+/// A median and the time that 95 of 100 are within.
+type Line = fn(&Level) -> (f64, f64);
+
 /// Latency over the number of clients: medians as lines, and up from them the times that 95 of 100 are within.
 fn plot(findings: &Findings) -> String {
-    let series: [(&str, &str, fn(&Level) -> (f64, f64)); 3] = [
+    let series: [(&str, &str, Line); 3] = [
         ("first token", "#1b6ca8", |level| (level.first.spread.median, level.first.p95)),
         ("next token", "#c0561a", |level| (level.next.spread.median, level.next.p95)),
         ("longest gap", "#777777", |level| (level.longest_gap_ms, level.longest_gap_ms)),

@@ -2,7 +2,6 @@
 
 use super::{
     Message, Shared,
-    blocks::Taken,
     calls::{broke_off, gone},
 };
 use crate::{
@@ -92,9 +91,8 @@ pub(super) async fn execute(
         timeout_ms: u64::try_from(limit.saturating_add(LONGER).as_millis()).unwrap_or(u64::MAX),
         ..ExecuteRequest::default()
     };
-    let mut taken = Taken::new(&shared.tables, epoch);
-    for text in task.cached.iter().filter_map(|cached| cached.room.as_deref()) {
-        let begins = convert::going_text(text, &taken.take(&plan, text)?);
+    for (text, blocks) in task.cached.iter().filter_map(|cached| cached.room.as_ref()) {
+        let begins = convert::going_text(text, blocks);
         let begins = begins.map_err(|error| RequestError::Internal { why: error.to_string() })?;
         request.begins.push(begins);
     }
@@ -102,7 +100,6 @@ pub(super) async fn execute(
     let mut program = Program { shared, epoch, ring: &ring, dispatch: &dispatch, readiness };
     let calls = program.call(&request, &task)?;
     let (devices, all, breadths) = program.results(calls, limit, until).await?;
-    taken.keep();
     let tokens = all.checked_div(breadths.len()).unwrap_or(0) as u32;
     // Weights from disk are read anew for each step.
     program.observe(&devices, f64::from(tokens.max(1)));
@@ -326,7 +323,6 @@ pub(super) async fn forget(shared: &Shared, epoch: Epoch, slot: u32) {
         told = told => told,
         () = left(&mut readiness, epoch) => return,
     };
-    shared.tables.give(epoch, slot);
     if let Some(device) = told.into_iter().flatten().next() {
         // One that is gone ends the epoch by itself.
         drop(tokio::time::timeout(VERDICT, left(&mut readiness, epoch)).await);

@@ -1,12 +1,14 @@
 //! Where the sequences of all requests meet: each says what it waits for, and whoever has the turn runs the next
 //! step of all of them.
 
+use super::way::Way;
 use crate::{
     admission::Turn,
     client_memory::Who,
     error::RequestError,
     fleet::{CachedSequence, Outlook, Readiness, Run, Task},
-    scheduler::{Limits, Part, Scheduler, Step, Waiting},
+    kv_blocks::{Got, KvBlocks, Prefix},
+    scheduler::{Limits, Part, Scheduler, Waiting},
     session::Session,
 };
 use galaxy_common::{
@@ -15,7 +17,6 @@ use galaxy_common::{
 use galaxy_engine::generate::Told;
 use galaxy_graph::budget;
 use std::{
-    collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
     time::Duration,
 };
@@ -41,8 +42,7 @@ struct State {
     /// Places that were given to sequences by the time when they came, and to those that wait.
     ages: u64,
     numbers: u64,
-    /// Blocks of the cache that sequences have, by age, and in which epoch.
-    blocks: HashMap<u64, (Epoch, u32)>,
+    blocks: KvBlocks,
     /// How many had no room when somebody looked last.
     starving: usize,
     /// How many are in the step that runs.
@@ -50,6 +50,11 @@ struct State {
     /// The most that were in one step, and how many were evicted, since the beginning.
     together: usize,
     evicted: u64,
+    /// Sequences that began with rows that were there already, and how many rows.
+    prefixes: u64,
+    prefix_rows: u64,
+    /// Tokens that were generated.
+    tokens: u64,
 }
 
 /// The sequences that generate tokens.
@@ -63,6 +68,16 @@ pub struct Sequences {
     pub together: usize,
     /// How many lost their room to an older one since the beginning.
     pub evicted: u64,
+    /// How many began with rows that were in the cache already, since the beginning,
+    pub prefixes: u64,
+    /// and how many rows these were.
+    pub prefix_rows: u64,
+    /// Blocks of the key-value cache,
+    pub blocks: u32,
+    /// and how many of them no sequence has that goes on.
+    pub free: u32,
+    /// Tokens that were generated since the beginning.
+    pub tokens: u64,
 }
 
 struct Entry {
@@ -88,6 +103,8 @@ pub(super) struct Wish {
     pub(super) ends: Arc<[u32]>,
     /// Whether it is to run without others.
     pub(super) alone: bool,
+    /// Whether rows are the same whatever comes behind them, so that others may begin with them.
+    pub(super) reusable: bool,
     /// Is told of its tokens.
     pub(super) tell: mpsc::UnboundedSender<Told>,
 }
@@ -111,7 +128,9 @@ pub(in crate::session) struct Stepped {
     pub(in crate::session) run: Arc<Run>,
     pub(in crate::session) phase: Phase,
     pub(in crate::session) shape: BatchShape,
-    /// Rows of this sequence.
+    /// Rows of this sequence that were in the cache,
+    pub(super) past: u32,
+    /// and those that were run.
     pub(super) rows: u32,
     /// Candidates that its last token took, if it got some.
     pub(super) breadth: Option<Breadth>,
@@ -165,12 +184,30 @@ impl Drop for Place {
 
 /// What is to run next, and for whom.
 struct Next {
-    step: Step,
+    phase: Phase,
     epoch: Epoch,
     evicted: Vec<Entry>,
-    entries: Vec<Entry>,
+    forgets: Forgets,
+    chosen: Vec<Chosen>,
     between: Vec<Between>,
-    task: Task,
+    task: Option<Task>,
+}
+
+/// A sequence that takes part in a step.
+struct Chosen {
+    part: Part,
+    entry: Entry,
+    /// Rows of it that are in the cache.
+    past: u32,
+    /// Its blocks, where devices do not know of all.
+    table: Option<Arc<[u32]>>,
+}
+
+/// Slots that devices have to forget before a step, and behind it.
+#[derive(Default)]
+struct Forgets {
+    before: Vec<u32>,
+    after: Vec<u32>,
 }
 
 impl Steps {
@@ -200,10 +237,24 @@ impl Steps {
         state.ages
     }
 
-    /// A sequence that came has ended, and no device keeps anything of it.
-    pub(super) fn depart(&self, age: u64) {
-        self.lock().blocks.remove(&age);
+    /// A sequence has ended. Its rows stay where they are until their room is needed, so that another may begin
+    /// with them. Gives an epoch and what devices have to forget of it.
+    pub(super) fn depart(&self, client: &Who, way: &Way) -> (Epoch, Vec<u32>) {
+        let mut state = self.lock();
+        let (slot, epoch) = (way.text.slot, state.blocks.epoch());
+        let forgotten = match way.kept.filter(|(of, _)| *of == epoch && way.reusable) {
+            Some((_, rows)) => {
+                let tokens = way.text.tokens[..rows as usize].to_vec();
+                state.blocks.end(slot, client.clone(), tokens)
+            }
+            None => {
+                state.blocks.give(slot);
+                vec![slot]
+            }
+        };
+        drop(state);
         self.change();
+        (epoch, forgotten)
     }
 
     /// Whether some wait for room that others have.
@@ -219,8 +270,20 @@ impl Steps {
     /// What there is.
     pub(in crate::session) fn sequences(&self) -> Sequences {
         let state = self.lock();
-        let State { running, together, evicted, .. } = *state;
-        Sequences { waiting: state.waiting.len(), running, together, evicted }
+        let State { running, together, evicted, prefixes, prefix_rows, tokens, .. } = *state;
+        let (blocks, free) = (state.blocks.all(), state.blocks.free());
+        let waiting = state.waiting.len();
+        Sequences {
+            waiting,
+            running,
+            together,
+            evicted,
+            prefixes,
+            prefix_rows,
+            blocks,
+            free,
+            tokens,
+        }
     }
 
     /// Waits for a step.
@@ -249,23 +312,27 @@ impl Steps {
             let came = Came::Step(Err(error), 1);
             drop(answer.send(Answered { came, between: Between::new(self) }));
         }
-        let has = |age| state.blocks.get(&age).filter(|has| has.0 == epoch).map_or(0, |has| has.1);
+        state.blocks.enter(epoch, outlook.cache);
+        let prefixes: Vec<Option<Prefix>> =
+            state.waiting.iter().map(|entry| prefix_of(&state.blocks, entry)).collect();
         let waiting: Vec<Waiting<&Who>> = state
             .waiting
             .iter()
-            .map(|Entry { client, wish, .. }| {
-                let past = wish.kept.map_or(0, |(_, rows)| rows);
+            .zip(&prefixes)
+            .map(|(Entry { client, wish, .. }, prefix)| {
+                let there = prefix.map_or(0, |prefix| prefix.rows);
+                let past = wish.kept.map_or(there, |(_, rows)| rows);
                 let rows = wish.text.tokens.len() as u32 - past;
-                let blocks = if wish.kept.is_some() { has(wish.age) } else { 0 };
+                let begins = wish.kept.is_none();
+                let blocks = if begins { 0 } else { state.blocks.held(wish.text.slot) };
                 let (age, left, alone) = (wish.age, wish.left, wish.alone);
-                Waiting { client, age, past, rows, left, blocks, alone }
+                Waiting { client, age, past, rows, left, blocks, begins, alone }
             })
             .collect();
-        let taken: u32 = state.blocks.values().filter(|has| has.0 == epoch).map(|has| has.1).sum();
         let limits = Limits {
             rows: outlook.max_rows,
             sequences: outlook.plan.as_deref().map_or(1, budget::sequences),
-            free: outlook.cache.blocks().saturating_sub(taken),
+            free: state.blocks.free(),
         };
         let step = state.scheduler.next(&waiting, limits);
         let starving = waiting.iter().enumerate().filter(|(index, of)| {
@@ -278,44 +345,78 @@ impl Steps {
         let step = step?;
         // By their places among those that wait.
         let mut all: Vec<_> = std::mem::take(&mut state.waiting).into_iter().map(Some).collect();
-        let mut take = |index: usize| all[index].take();
-        let evicted: Vec<_> = step.evicted.iter().filter_map(|index| take(*index)).collect();
-        let mut chosen: Vec<_> =
-            step.parts.iter().filter_map(|part| Some((*part, take(part.index)?))).collect();
+        let evicted: Vec<_> = step.evicted.iter().filter_map(|index| all[*index].take()).collect();
+        let mut forgets = Forgets::default();
+        for entry in &evicted {
+            state.blocks.give(entry.wish.text.slot);
+            forgets.before.push(entry.wish.text.slot);
+        }
+        let sources = step.parts.iter().filter_map(|part| prefixes[part.index]);
+        let sources: Vec<u32> = sources.map(|prefix| prefix.of).collect();
+        let mut chosen = Vec::with_capacity(step.parts.len());
+        for part in step.parts {
+            let Some(entry) = all[part.index].take() else { continue };
+            let (slot, prefix) = (entry.wish.text.slot, prefixes[part.index]);
+            if entry.wish.kept.is_none() {
+                state.blocks.give(slot);
+            }
+            // Another may have taken over what it would begin with.
+            let there = prefix.is_none() || prefix_of(&state.blocks, &entry) == prefix;
+            let rows = part.blocks * Cache::BLOCK;
+            let got = there.then(|| state.blocks.take(slot, prefix, rows, &sources)).flatten();
+            let Some(Got { table, before, after }) = got else {
+                all[part.index] = Some(entry);
+                continue;
+            };
+            forgets.before.extend(before);
+            forgets.after.extend(after);
+            state.prefixes += u64::from(prefix.is_some());
+            state.prefix_rows += u64::from(prefix.map_or(0, |prefix| prefix.rows));
+            chosen.push(Chosen {
+                part,
+                entry,
+                past: prefix.map_or(0, |prefix| prefix.rows),
+                table,
+            });
+        }
         state.waiting = all.into_iter().flatten().collect();
         // Steps whose sequences need as many candidates are the same programs, whichever need them.
-        chosen.sort_by_key(|(part, entry)| {
+        chosen.sort_by_key(|Chosen { part, entry, .. }| {
             (std::cmp::Reverse(entry.wish.breadth), part.count.is_none())
         });
-        let task = task(&chosen, step.phase, |age| {
-            state.blocks.get(&age).filter(|has| has.0 == epoch).map_or(0, |has| has.1)
-        });
-        let (parts, entries): (Vec<_>, Vec<_>) = chosen.into_iter().unzip();
-        let between = entries.iter().map(|_| Between::new(self)).collect();
-        state.running = entries.len();
-        state.together = state.together.max(entries.len());
+        let task = task(&mut chosen, step.phase, epoch);
+        let between = chosen.iter().map(|_| Between::new(self)).collect();
+        state.running = chosen.len();
+        state.together = state.together.max(chosen.len());
         state.evicted += evicted.len() as u64;
-        let step = Step { parts, ..step };
-        Some(Next { step, epoch, evicted, entries, between, task: task? })
+        Some(Next { phase: step.phase, epoch, evicted, forgets, chosen, between, task })
     }
 
-    /// Notes what a step took and which blocks its sequences have now.
-    fn ran(&self, step: &Step, entries: &[Entry], run: &Run) {
+    /// Notes what a step took, and that devices know of the blocks of its sequences.
+    fn ran(&self, phase: Phase, chosen: &[Chosen], run: &Run) {
         let mut state = self.lock();
-        state.scheduler.ran(step, run.tokens, run.took);
-        for (part, entry) in step.parts.iter().zip(entries) {
-            state.blocks.insert(entry.wish.age, (run.epoch, part.blocks));
+        let rows = chosen.iter().map(|chosen| chosen.part.rows).sum();
+        state.scheduler.ran(phase, rows, run.tokens, run.took);
+        state.tokens += u64::from(run.tokens) * run.breadths.len() as u64;
+        if state.blocks.epoch() == run.epoch {
+            chosen.iter().for_each(|chosen| state.blocks.told(chosen.entry.wish.text.slot));
         }
     }
 }
 
-/// The program of a step; `has` says how many blocks a sequence has, by its age.
-fn task(chosen: &[(Part, Entry)], phase: Phase, has: impl Fn(u64) -> u32) -> Option<Task> {
+/// The rows that are there of what a sequence begins with: they are not run again.
+fn prefix_of(blocks: &KvBlocks, Entry { client, wish, .. }: &Entry) -> Option<Prefix> {
+    let begins = wish.kept.is_none() && wish.reusable;
+    begins.then(|| blocks.prefix(client, &wish.text.tokens)).flatten()
+}
+
+/// The program of a step of an epoch; none of no sequences.
+fn task(chosen: &mut [Chosen], phase: Phase, epoch: Epoch) -> Option<Task> {
     let (mut segments, mut rows) = (Vec::new(), Vec::new());
     let (mut cached, mut goals) = (Vec::new(), Vec::new());
     let mut all = false;
-    for (part, Entry { wish, .. }) in chosen {
-        let past = wish.kept.map_or(0, |(_, rows)| rows);
+    for Chosen { part, entry: Entry { wish, .. }, past, table } in chosen {
+        *past = wish.kept.map_or(*past, |(_, rows)| rows);
         // Only one at a time is asked for all candidates.
         let breadth = match wish.breadth {
             Breadth::All if all => Breadth::Many,
@@ -330,13 +431,15 @@ fn task(chosen: &[(Part, Entry)], phase: Phase, has: impl Fn(u64) -> u32) -> Opt
             }
         };
         let slot = wish.text.slot;
-        segments.push(Segment { slot, past, kept: true, rows: part.rows, wanted });
-        rows.extend_from_slice(&wish.text.tokens[past as usize..(past + part.rows) as usize]);
-        let grows = wish.kept.is_none() || part.blocks > has(wish.age);
-        let room = || Text { rows: part.blocks * Cache::BLOCK, ..Text::clone(&wish.text) };
+        segments.push(Segment { slot, past: *past, kept: true, rows: part.rows, wanted });
+        rows.extend_from_slice(&wish.text.tokens[*past as usize..(*past + part.rows) as usize]);
+        let room = |table: Arc<[u32]>| {
+            let rows = table.len() as u32 * Cache::BLOCK;
+            (Arc::new(Text { rows, ..Text::clone(&wish.text) }), table)
+        };
         cached.push(CachedSequence {
-            room: grows.then(|| Arc::new(room())),
-            kept: wish.kept.map(|(epoch, _)| epoch),
+            room: table.take().map(room),
+            kept: (*past > 0).then_some(epoch),
             tell: wish.tell.clone(),
         });
     }
@@ -362,31 +465,37 @@ impl Session {
     }
 
     async fn run_step(self, turn: Turn, next: Next) {
-        let Next { step, epoch, evicted, entries, between, task } = next;
+        let Next { phase, epoch, evicted, forgets, chosen, between, task } = next;
         let steps = &self.inner.steps;
-        for Entry { wish, answer, .. } in evicted {
-            self.inner.fleet.forget(epoch, wish.text.slot).await;
-            steps.lock().blocks.remove(&wish.age);
+        for slot in forgets.before {
+            self.inner.fleet.forget(epoch, slot).await;
+        }
+        for Entry { answer, .. } in evicted {
             let answered = Answered { came: Came::Evicted, between: Between::new(steps) };
             drop(answer.send(answered));
         }
+        let Some(task) = task else { return steps.change() };
         let (shape, begun) = (task.shape.clone(), Instant::now());
         let result = self.inner.fleet.execute(task, self.inner.limits.timeout).await;
         let result = result.map(Arc::new);
         if let Ok(run) = &result {
             self.inner.counts.programs.fetch_add(1, Ordering::Relaxed);
-            steps.ran(&step, &entries, run);
+            steps.ran(phase, &chosen, run);
+        }
+        for slot in forgets.after {
+            self.inner.fleet.forget(epoch, slot).await;
         }
         steps.lock().running = 0;
         drop(turn);
-        let together = entries.len();
+        let together = chosen.len();
         let mut breadths = result.iter().flat_map(|run| run.breadths.clone());
-        for ((entry, part), between) in entries.into_iter().zip(&step.parts).zip(between) {
+        for (Chosen { part, entry, past, .. }, between) in chosen.into_iter().zip(between) {
             let breadth = part.count.and_then(|_| breadths.next());
             let stepped = |run: &Arc<Run>| Stepped {
                 run: run.clone(),
-                phase: step.phase,
+                phase,
                 shape: shape.clone(),
+                past,
                 rows: part.rows,
                 breadth,
                 queued: begun.saturating_duration_since(entry.since),

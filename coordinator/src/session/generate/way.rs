@@ -33,6 +33,8 @@ pub(super) struct Way {
     pub(super) breadth: Breadth,
     /// Whether it is to run without others, since a step with them has failed.
     pub(super) alone: bool,
+    /// Whether its rows are the same whatever comes behind them.
+    pub(super) reusable: bool,
 }
 
 impl Way {
@@ -61,6 +63,7 @@ impl Way {
             breadth: self.breadth,
             ends: self.ends.clone(),
             alone: self.alone,
+            reusable: self.reusable,
             tell,
         }
     }
@@ -162,7 +165,8 @@ impl Session {
         let text = Text { slot, rows: prompt as u32 + most, sampling, tokens, prompt };
         let (text, ends) = (Arc::new(text), ends.into());
         let (age, breadth) = (self.inner.steps.arrive(), Breadth::Few);
-        let way = Way { age, text, written, ends, kept: None, breadth, alone: false };
+        let (alone, reusable) = (false, !spec.turns_by_length());
+        let way = Way { age, text, written, ends, kept: None, breadth, alone, reusable };
         Ok((way, stop, took))
     }
 }

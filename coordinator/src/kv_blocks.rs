@@ -1,0 +1,307 @@
+//! Which sequence has which blocks of the devices' key-value caches, and which rows of ended sequences are there
+//! still: the prefix cache.
+//!
+//! Pure: what devices are told, and in which order, is the caller's matter. Blocks have the same numbers on all
+//! devices, and are those of an epoch: with the next one all are free. Sequences that begin alike share whole blocks.
+//! A block that is not full is shared with none; a sequence that goes on behind another that has ended gets
+//! that one's last block too, and the other is given up.
+
+use crate::client_memory::Who;
+use galaxy_common::{BlockTables, Cache, Epoch};
+use std::{collections::BTreeMap, sync::Arc};
+
+/// The fewest rows of another sequence's last block that are worth to be taken over.
+const LEAST: usize = 16;
+
+/// The blocks of an epoch.
+pub struct KvBlocks {
+    epoch: Epoch,
+    cache: Cache,
+    tables: BlockTables,
+    /// How many blocks of each sequence devices know of, by slot.
+    told: BTreeMap<u32, usize>,
+    /// Sequences that have ended, the one that was of use longest ago first.
+    ended: Vec<Ended>,
+}
+
+/// A sequence that has ended, whose rows are kept until their blocks are needed.
+struct Ended {
+    slot: u32,
+    /// Whose it was: others get nothing of it.
+    client: Who,
+    /// The tokens of its rows.
+    tokens: Vec<u32>,
+}
+
+/// Rows that are there of what a sequence begins with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Prefix {
+    /// The slot of the sequence that has ended of which they are.
+    pub of: u32,
+    /// How many they are.
+    pub rows: u32,
+    /// Whether that one's last block is taken over, and it is given up.
+    last: bool,
+}
+
+/// The blocks that a sequence gets.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Got {
+    /// All of them, in order of rows; none where devices know of all.
+    pub table: Option<Arc<[u32]>>,
+    /// Slots of ended sequences that devices have to forget before they run what the blocks are for,
+    pub before: Vec<u32>,
+    /// and of one that they have to forget behind it.
+    pub after: Option<u32>,
+}
+
+impl Default for KvBlocks {
+    fn default() -> Self {
+        let (epoch, cache, tables) = (Epoch::default(), Cache::NONE, BlockTables::new(Cache::NONE));
+        Self { epoch, cache, tables, told: BTreeMap::new(), ended: Vec::new() }
+    }
+}
+
+impl KvBlocks {
+    /// Lets go of all that was in another epoch.
+    pub fn enter(&mut self, epoch: Epoch, cache: Cache) {
+        if (self.epoch, self.cache) != (epoch, cache) {
+            let tables = BlockTables::new(cache);
+            *self = Self { epoch, cache, tables, ..Self::default() };
+        }
+    }
+
+    /// The epoch whose blocks these are.
+    pub fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// Blocks in all.
+    pub fn all(&self) -> u32 {
+        self.cache.blocks()
+    }
+
+    /// Blocks that no sequence has which goes on.
+    pub fn free(&self) -> u32 {
+        let of_ended = self.ended.iter().map(|ended| ended.slot);
+        (self.tables.free() + self.tables.only_of(of_ended)) as u32
+    }
+
+    /// Blocks of a sequence.
+    pub fn held(&self, slot: u32) -> u32 {
+        self.tables.held(slot) as u32
+    }
+
+    /// The rows that are there of what a sequence begins with, of a client whose own they are. One row at least is
+    /// run anew: its logits are not kept.
+    pub fn prefix(&self, client: &Who, tokens: &[u32]) -> Option<Prefix> {
+        let of = |ended: &Ended| {
+            let alike = tokens.iter().zip(&ended.tokens).take_while(|(a, b)| a == b).count();
+            let rows = alike.min(tokens.len().saturating_sub(1));
+            let block = Cache::BLOCK as usize;
+            let (whole, rest) = (rows / block * block, rows % block);
+            // Not where more is given up than found.
+            let last = rest >= LEAST.max(ended.tokens.len() - rows);
+            let rows = if last { rows } else { whole } as u32;
+            Prefix { of: ended.slot, rows, last }
+        };
+        let own = self.ended.iter().filter(|ended| ended.client == *client);
+        own.map(of).filter(|prefix| prefix.rows > 0).max_by_key(|prefix| prefix.rows)
+    }
+
+    /// Gives a sequence blocks for so many rows; where it begins, the first of them with the rows of `prefix`. Room
+    /// comes from ended sequences, the one that was of use longest ago first, but not from those that are
+    /// `needed`. None where there is none; then it has what it had.
+    pub fn take(
+        &mut self,
+        slot: u32,
+        prefix: Option<Prefix>,
+        rows: u32,
+        needed: &[u32],
+    ) -> Option<Got> {
+        let had = self.tables.held(slot);
+        if let Some(Prefix { of, rows, .. }) = prefix {
+            self.tables.share(slot, of, rows.div_ceil(Cache::BLOCK) as usize);
+        }
+        let source = prefix.map(|prefix| prefix.of);
+        let spared = |ended: &&Ended| !needed.contains(&ended.slot) && source != Some(ended.slot);
+        let spared: Vec<u32> = self.ended.iter().filter(spared).map(|ended| ended.slot).collect();
+        let more = (rows.div_ceil(Cache::BLOCK)).saturating_sub(self.held(slot)) as usize;
+        if more > self.tables.free() + self.tables.only_of(spared.iter().copied()) {
+            self.tables.keep(slot, had);
+            return None;
+        }
+        let mut got = Got { table: None, before: Vec::new(), after: None };
+        let mut spared = spared.into_iter();
+        let table = loop {
+            match self.tables.take(slot, rows) {
+                Some(table) => break table,
+                None => {
+                    let oldest = spared.next()?;
+                    self.drop_ended(oldest);
+                    got.before.push(oldest);
+                }
+            }
+        };
+        if let Some(of) = source {
+            match prefix.is_some_and(|prefix| prefix.last) {
+                true => {
+                    self.drop_ended(of);
+                    got.after = Some(of);
+                }
+                // It was of use now.
+                false => self.ended.sort_by_key(|ended| ended.slot == of),
+            }
+        }
+        got.table = (table.len() > self.told.get(&slot).copied().unwrap_or(0)).then_some(table);
+        Some(got)
+    }
+
+    /// Notes that devices know which blocks a sequence has.
+    pub fn told(&mut self, slot: u32) {
+        let held = self.tables.held(slot);
+        if held > 0 {
+            self.told.insert(slot, held);
+        }
+    }
+
+    /// Takes back the blocks of a sequence, of which nothing is kept.
+    pub fn give(&mut self, slot: u32) {
+        self.tables.give(slot);
+        self.told.remove(&slot);
+    }
+
+    /// A sequence has ended, whose rows in the cache are of these tokens: they are kept until their room is needed.
+    /// Gives the slots that devices have to forget.
+    pub fn end(&mut self, slot: u32, client: Who, tokens: Vec<u32>) -> Vec<u32> {
+        let mut forgotten = Vec::new();
+        if tokens.len() < LEAST {
+            self.give(slot);
+            return vec![slot];
+        }
+        // One that another is the beginning of is of no more use.
+        let covered = |ended: &Ended| ended.client == client && tokens.starts_with(&ended.tokens);
+        let of_no_use: Vec<_> = self.ended.iter().filter(|e| covered(e)).map(|e| e.slot).collect();
+        self.ended.push(Ended { slot, client, tokens });
+        // Devices have room to choose tokens by for as many sequences as there are blocks.
+        let most = self.cache.blocks() as usize / 2;
+        let oldest = self.ended.len().saturating_sub(most.max(1));
+        forgotten.extend(of_no_use);
+        forgotten.extend(self.ended.iter().take(oldest).map(|ended| ended.slot));
+        forgotten.sort_unstable();
+        forgotten.dedup();
+        forgotten.iter().for_each(|slot| self.drop_ended(*slot));
+        forgotten
+    }
+
+    fn drop_ended(&mut self, slot: u32) {
+        self.ended.retain(|ended| ended.slot != slot);
+        self.give(slot);
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use galaxy_common::CacheType;
+
+    const BLOCK: u32 = Cache::BLOCK;
+
+    fn blocks(count: u32) -> KvBlocks {
+        let mut kv = KvBlocks::default();
+        kv.enter(Epoch(1), Cache { rows: count * BLOCK, values: CacheType::F32 });
+        kv
+    }
+
+    fn tokens(rows: u32) -> Vec<u32> {
+        (0..rows).collect()
+    }
+
+    fn table(got: Got) -> Vec<u32> {
+        got.table.unwrap().to_vec()
+    }
+
+    #[test]
+    fn the_next_turn_finds_all_rows_of_the_last() {
+        let mut kv = blocks(6);
+        assert_eq!(table(kv.take(1, None, 400, &[]).unwrap()), [0, 1, 2]);
+        kv.told(1);
+        assert_eq!(kv.take(1, None, 500, &[]).unwrap().table, None, "devices know of its blocks");
+        assert!(kv.end(1, None, tokens(500)).is_empty());
+        assert_eq!((kv.free(), kv.held(1)), (6, 3));
+        let mut next = tokens(500);
+        next.extend([9; 40]);
+        let prefix = kv.prefix(&None, &next).unwrap();
+        assert_eq!((prefix.rows, prefix.last), (500, true));
+        let got = kv.take(2, Some(prefix), 540, &[]).unwrap();
+        assert_eq!((got.before.len(), got.after), (0, Some(1)));
+        assert_eq!(table(got), [0, 1, 2]);
+        assert_eq!(kv.free(), 3);
+        // The same prompt once more: its last row is run anew.
+        assert!(kv.end(2, None, tokens(500)).is_empty());
+        assert_eq!(kv.prefix(&None, &tokens(500)).unwrap().rows, 499);
+        // Another's rows are nobody else's.
+        let other = Some((
+            galaxy_common::DeviceName::new("x").unwrap(),
+            galaxy_proto::identity::Role::Client,
+        ));
+        assert_eq!(kv.prefix(&other, &tokens(500)), None);
+    }
+
+    #[test]
+    fn sequences_that_begin_alike_share_whole_blocks() {
+        let mut kv = blocks(8);
+        kv.take(1, None, 900, &[]).unwrap();
+        assert!(kv.end(1, None, tokens(900)).is_empty());
+        let mut other = tokens(400);
+        other.extend([7; 300]);
+        let prefix = kv.prefix(&None, &other).unwrap();
+        assert_eq!((prefix.rows, prefix.last), (2 * BLOCK, false));
+        let got = kv.take(2, Some(prefix), 700, &[]).unwrap();
+        assert_eq!((got.before.len(), got.after), (0, None));
+        assert_eq!(table(got), [0, 1, 5, 6]);
+        // Of eight blocks one is free, and three are those of the first alone.
+        assert_eq!(kv.free(), 4);
+        assert_eq!(kv.prefix(&None, &tokens(900)).unwrap().rows, 899, "it is there still");
+        // Room comes from ended ones; what they share stays.
+        let got = kv.take(3, None, 4 * BLOCK, &[]).unwrap();
+        assert_eq!(got.before, [1]);
+        assert_eq!(kv.free(), 0);
+        assert_eq!(kv.take(4, None, 1, &[]), None);
+        kv.give(2);
+        assert_eq!(kv.free(), 4);
+    }
+
+    #[test]
+    fn the_one_of_use_longest_ago_goes_first() {
+        let mut kv = blocks(8);
+        for slot in 1..=3 {
+            let own: Vec<u32> = (0..300).map(|row| row + 1000 * slot).collect();
+            kv.take(slot, None, 300, &[]).unwrap();
+            assert!(kv.end(slot, None, own).is_empty());
+        }
+        let mut next: Vec<u32> = (1000..1300).collect();
+        next.truncate(250);
+        let prefix = kv.prefix(&None, &next).unwrap();
+        // It would be given up for a part of it: of its first block both have the use.
+        assert_eq!((prefix.rows, prefix.last), (249, true));
+        let got = kv.take(9, Some(prefix), 600, &[]).unwrap();
+        assert_eq!((got.after, kv.free()), (Some(1), 4));
+        assert_eq!(kv.take(10, None, 2 * BLOCK, &[2]).unwrap().before, [3]);
+        assert_eq!(kv.take(11, None, BLOCK, &[2]), None);
+        assert_eq!(kv.held(11), 0);
+        // One that another begins with is of no more use; there are half as many as blocks at most.
+        let mut kv = blocks(6);
+        for (slot, rows, gone) in [(1, 20, vec![]), (2, 30, vec![1]), (3, 5, vec![3])] {
+            kv.take(slot, None, rows, &[]).unwrap();
+            assert_eq!(kv.end(slot, None, tokens(rows)), gone);
+        }
+        for (slot, gone) in [(4, vec![]), (5, vec![]), (6, vec![2])] {
+            kv.take(slot, None, 20, &[]).unwrap();
+            assert_eq!(kv.end(slot, None, vec![slot; 20]), gone);
+        }
+        kv.enter(Epoch(2), kv.cache);
+        assert_eq!((kv.free(), kv.prefix(&None, &tokens(30))), (6, None));
+    }
+}

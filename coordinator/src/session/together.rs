@@ -1,0 +1,212 @@
+//! Batches of several requests in one program: whoever has the turn takes along what waits and fits.
+//!
+//! Nobody waits for others to come: what is there when the turn is, goes together. A row's result does not depend
+//! on the rows beside it, so nobody's result changes.
+
+use super::{Session, batch::Batch};
+use crate::{
+    admission::Turn,
+    client_memory::Who,
+    error::RequestError,
+    fleet::{Run, Task, blocking},
+};
+use galaxy_common::{BatchShape, Segment, Wanted};
+use galaxy_engine::{
+    compute::Inputs,
+    merge::{Merged, merge},
+};
+use galaxy_graph::program::Output;
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
+    time::Duration,
+};
+use tokio::sync::oneshot;
+
+/// The batches that wait for the turn, in the order in which they came.
+#[derive(Default)]
+pub(super) struct Together(Mutex<Waiting>);
+
+#[derive(Default)]
+struct Waiting {
+    number: u64,
+    batches: Vec<Entry>,
+}
+
+struct Entry {
+    number: u64,
+    client: Who,
+    wanted: Wanted,
+    batch: Arc<Batch>,
+    /// How long its program may take.
+    limit: Duration,
+    answer: oneshot::Sender<Answered>,
+}
+
+/// What came of a batch, among so many others in its program.
+pub(super) type Answered = (Result<Shared, RequestError>, usize);
+
+/// A batch's part of a program that ran.
+pub(super) struct Shared {
+    pub(super) run: Arc<Run>,
+    /// Of the whole program.
+    pub(super) shape: BatchShape,
+    /// One for each segment of the batch.
+    pub(super) results: Vec<Merged>,
+}
+
+/// A batch that waits; it leaves when this is dropped.
+pub(super) struct Place<'a> {
+    of: &'a Together,
+    number: u64,
+    pub(super) answer: oneshot::Receiver<Answered>,
+}
+
+impl Place<'_> {
+    /// Whether no program runs with it.
+    pub(super) fn waits(&self) -> bool {
+        self.of.lock().batches.iter().any(|entry| entry.number == self.number)
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.of.lock().batches.retain(|entry| entry.number != self.number);
+    }
+}
+
+impl Together {
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for the turn.
+    pub(super) fn wait(
+        &self,
+        client: &Who,
+        batch: &Arc<Batch>,
+        wanted: Wanted,
+        limit: Duration,
+    ) -> Place<'_> {
+        let (sender, answer) = oneshot::channel();
+        let mut waiting = self.lock();
+        waiting.number += 1;
+        let (number, client, batch) = (waiting.number, client.clone(), batch.clone());
+        waiting.batches.push(Entry { number, client, wanted, batch, limit, answer: sender });
+        Place { of: self, number, answer }
+    }
+
+    /// Takes a batch, and with it those of the same kind for which its program has room, of clients in turns.
+    fn take(&self, number: u64, max_rows: u32, alone: bool) -> Vec<Entry> {
+        let mut waiting = self.lock();
+        let Some(at) = waiting.batches.iter().position(|entry| entry.number == number) else {
+            return Vec::new();
+        };
+        let first = waiting.batches.remove(at);
+        if alone || !first.joins() {
+            return vec![first];
+        }
+        let mut of_client: HashMap<&Who, usize> = HashMap::from([(&first.client, 1)]);
+        let mut order: Vec<(usize, u64)> = Vec::new();
+        for entry in waiting.batches.iter().filter(|e| e.wanted == first.wanted && e.joins()) {
+            let before = of_client.entry(&entry.client).or_default();
+            order.push((*before, entry.number));
+            *before += 1;
+        }
+        order.sort_unstable();
+        let mut rows = first.batch.shape.rows();
+        let mut taken = vec![first];
+        for (_, number) in order {
+            let Some(at) = waiting.batches.iter().position(|e| e.number == number) else {
+                continue;
+            };
+            let more = waiting.batches[at].batch.shape.rows();
+            if rows + more <= max_rows {
+                rows += more;
+                taken.push(waiting.batches.remove(at));
+            }
+        }
+        taken
+    }
+}
+
+impl Entry {
+    /// Whether others may be in its program: images fill one by themselves.
+    fn joins(&self) -> bool {
+        !matches!(self.batch.inputs, Inputs::Patches { .. })
+    }
+}
+
+/// The program of some batches, one behind another.
+fn task(entries: &[Entry]) -> Result<Task, RequestError> {
+    if let [Entry { batch, .. }] = entries {
+        return Ok(Task::new(batch.shape.clone(), batch.inputs.clone()));
+    }
+    let segments = entries.iter().flat_map(|entry| entry.batch.shape.segments());
+    let placed = |(slot, segment): (u32, &Segment)| Segment { slot, ..*segment };
+    let shape = BatchShape::new((0..).zip(segments).map(placed).collect());
+    let shape = shape.map_err(|e| RequestError::Internal { why: e.to_string() })?;
+    let (mut ids, mut kinds) = (Vec::new(), Vec::new());
+    for entry in entries {
+        match &entry.batch.inputs {
+            Inputs::Tokens(tokens) => ids.extend_from_slice(tokens),
+            Inputs::Typed { tokens, types } => {
+                ids.extend_from_slice(tokens);
+                kinds.extend_from_slice(types);
+            }
+            Inputs::Patches { .. } => {
+                let why = "images are to share a program".to_owned();
+                return Err(RequestError::Internal { why });
+            }
+        }
+        kinds.resize(ids.len(), 0);
+    }
+    Ok(Task::new(shape, Inputs::typed(ids, kinds)))
+}
+
+impl Session {
+    /// Runs a batch in its turn, and others that wait with it, unless it is to run alone.
+    pub(super) fn run_together(&self, turn: Turn, place: &Place<'_>, alone: bool) {
+        if !place.waits() {
+            return;
+        }
+        let entries = self.inner.together.take(place.number, self.outlook().max_rows, alone);
+        // A task of its own: the program runs to its end, whoever still waits for it.
+        tokio::spawn(self.clone().run_batches(turn, entries));
+    }
+
+    async fn run_batches(self, turn: Turn, entries: Vec<Entry>) {
+        let limit = entries.iter().map(|entry| entry.limit).max().unwrap_or_default();
+        let ran = async {
+            let task = task(&entries)?;
+            let shape = task.shape.clone();
+            let run = Arc::new(self.inner.fleet.execute(task, limit).await?);
+            self.inner.counts.programs.fetch_add(1, Ordering::Relaxed);
+            drop(turn);
+            let (session, of, whole) = (self.clone(), run.clone(), shape.clone());
+            let results = blocking(move || session.merged(&of, &whole)).await??;
+            Ok((run, shape, results))
+        };
+        let ran: Result<_, RequestError> = ran.await;
+        let (ran, mut results) = match ran {
+            Ok((run, shape, results)) => (Ok((run, shape)), results.into_iter()),
+            Err(error) => (Err(error), Vec::new().into_iter()),
+        };
+        let others = entries.len().saturating_sub(1);
+        for Entry { batch, answer, .. } in entries {
+            let results: Vec<Merged> = results.by_ref().take(batch.indices.len()).collect();
+            let shared = match &ran {
+                Ok((run, shape)) => Ok(Shared { run: run.clone(), shape: shape.clone(), results }),
+                Err(error) => Err(error.clone()),
+            };
+            drop(answer.send((shared, others)));
+        }
+    }
+
+    /// The results of a program, one for each segment. Blocks.
+    fn merged(&self, run: &Run, shape: &BatchShape) -> Result<Vec<Merged>, RequestError> {
+        let parts: Vec<(&[Output], &[Vec<f32>])> =
+            run.devices.iter().map(|d| (&d.outputs[..], &d.values[..])).collect();
+        merge(self.spec(), shape, &parts).map_err(|e| RequestError::Internal { why: e.to_string() })
+    }
+}

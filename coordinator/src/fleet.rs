@@ -82,8 +82,8 @@ pub struct CachedSequence {
     /// Where it begins or gets more room: the sequence with the rows that it has room for from now on, and the
     /// blocks that these are in.
     pub room: Option<(Arc<Text>, Arc<[u32]>)>,
-    /// In which epoch its past is kept; none of one without.
-    pub kept: Option<Epoch>,
+    /// The epoch whose blocks these are, and in which its past is.
+    pub epoch: Epoch,
     /// Is told of each token as it is generated.
     pub tell: mpsc::UnboundedSender<Told>,
 }

@@ -69,8 +69,9 @@ pub(super) async fn execute(
     };
     let mut readiness = shared.readiness.subscribe();
     let epoch = ready(&mut readiness, until).await?;
-    let mut kept = task.cached.iter().filter_map(|cached| cached.kept);
-    if let Some(epoch) = kept.find(|kept| *kept != epoch) {
+    // Blocks of another epoch may be others by now.
+    let mut epochs = task.cached.iter().map(|cached| cached.epoch);
+    if let Some(epoch) = epochs.find(|of| *of != epoch) {
         return Err(RequestError::TextLost { epoch });
     }
     let (placement, profile) = {

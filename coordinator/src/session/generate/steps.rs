@@ -439,7 +439,7 @@ fn task(chosen: &mut [Chosen], phase: Phase, epoch: Epoch) -> Option<Task> {
         };
         cached.push(CachedSequence {
             room: table.take().map(room),
-            kept: (*past > 0).then_some(epoch),
+            epoch,
             tell: wish.tell.clone(),
         });
     }

@@ -123,6 +123,8 @@ pub struct Report {
     pub execute: Duration,
     /// Tokens run.
     pub tokens: u64,
+    /// Tokens of prompts that were in the KV cache already, and were not run.
+    pub cached: u64,
     /// Programs run.
     pub programs: u64,
     /// What each device did.
@@ -158,6 +160,7 @@ impl Report {
         self.tokenize += part.tokenize;
         self.execute += part.execute;
         self.tokens = self.tokens.saturating_add(part.tokens);
+        self.cached = self.cached.saturating_add(part.cached);
         self.programs = self.programs.saturating_add(part.programs);
         for device in part.devices {
             match self.devices.iter_mut().find(|d| d.device == device.device) {
@@ -192,6 +195,7 @@ impl From<v1::RequestReport> for Report {
             tokenize: Duration::from_nanos(wire.tokenize_ns),
             execute: Duration::from_nanos(wire.execute_ns),
             tokens: u64::from(wire.tokens),
+            cached: u64::from(wire.cached),
             programs: u64::from(wire.programs),
             devices: wire.devices.into_iter().map(device).collect(),
         }

@@ -507,6 +507,7 @@ fn report(report: Report) -> v1::RequestReport {
         tokens: u32::try_from(report.tokens).unwrap_or(u32::MAX),
         programs: report.programs,
         devices: devices.collect(),
+        cached: report.cached,
     }
 }
 

@@ -142,8 +142,22 @@ async fn texts_are_those_of_the_sdk() {
             json!({ "index": index, "text": want, "logprobs": null, "finish_reason": "length" });
         assert_eq!(answer["choices"][index], choice);
     }
-    let usage = json!({ "prompt_tokens": 19, "completion_tokens": 24, "total_tokens": 43 });
+    let details = json!({ "cached_tokens": 0 });
+    let usage = json!({
+        "prompt_tokens": 19,
+        "completion_tokens": 24,
+        "total_tokens": 43,
+        "prompt_tokens_details": details,
+    });
     assert_eq!(answer["usage"], usage);
+    // The same prompt once more is in the KV cache, but for its last token.
+    let long = "Each device holds a part of the model, and all of them ";
+    let again = json!({ "model": "tiny-chat", "prompt": long, "max_tokens": 2, "temperature": 0 });
+    let cached = [0, 1].map(|_| {
+        let (_, answer) = post(&address, "/v1/completions", &again);
+        answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64()
+    });
+    assert_eq!(cached, [Some(0), Some(long.len() as u64 - 1)]);
 
     // And as they come.
     body["stream"] = true.into();

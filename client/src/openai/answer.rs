@@ -6,13 +6,20 @@ use serde_json::{Value, json};
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Usage {
     pub prompt: u64,
+    /// How many of the prompt's were in the KV cache already.
+    pub cached: u64,
     pub made: u64,
 }
 
 impl Usage {
     fn json(self) -> Value {
-        let Self { prompt, made } = self;
-        json!({ "prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made })
+        let Self { prompt, cached, made } = self;
+        json!({
+            "prompt_tokens": prompt,
+            "completion_tokens": made,
+            "total_tokens": prompt + made,
+            "prompt_tokens_details": { "cached_tokens": cached },
+        })
     }
 }
 

@@ -162,6 +162,9 @@ impl<'a> Answer<'a> {
     /// Notes a step that a sequence of the request took part in.
     pub(super) fn ran(&mut self, step: &Stepped) {
         self.report.queue += step.queued;
+        if self.report.programs == 0 {
+            self.report.cached = step.past;
+        }
         self.note(&step.run, step.phase, step.shape.clone());
     }
 

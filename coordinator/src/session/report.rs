@@ -19,6 +19,8 @@ pub struct Report {
     pub execute: Duration,
     /// Tokens in all, or rows of images.
     pub tokens: u64,
+    /// Tokens of a prompt that were in the key-value cache already.
+    pub cached: u32,
     /// Programs.
     pub programs: u32,
     /// Sums over the programs, by device.

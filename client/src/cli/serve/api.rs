@@ -317,6 +317,7 @@ impl Texts {
                     return Ok(Some((self.index, Piece::Text(token.text))));
                 }
                 Some(Generated::Done(done)) => {
+                    self.usage.cached += done.report.cached;
                     return Ok(Some((self.index, Piece::End(done.text, done.finish))));
                 }
                 None => {}

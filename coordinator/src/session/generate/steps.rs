@@ -129,7 +129,7 @@ pub(in crate::session) struct Stepped {
     pub(in crate::session) phase: Phase,
     pub(in crate::session) shape: BatchShape,
     /// Rows of this sequence that were in the cache,
-    pub(super) past: u32,
+    pub(in crate::session) past: u32,
     /// and those that were run.
     pub(super) rows: u32,
     /// Candidates that its last token took, if it got some.

@@ -36,6 +36,11 @@ pub(crate) const GROUP: usize = WeightBlock::GROUP as usize;
 const MOST: i16 = 127 * 256 + 127;
 /// or it is one.
 const MOST_8: i16 = 127;
+/// The bit of the sign.
+const SIGN: u32 = 1 << 31;
+/// From here on, numbers of 32 bits are whole, up to twice as large: what is added to it is rounded, ties to even,
+/// and stands in the lowest bits. Half of that range is below zero.
+const WHOLE: f32 = (3 << 22) as f32;
 /// Bytes of a group of a row, rounded: packed activations, and a tail behind them.
 const fn record<V: Vectors>() -> usize {
     V::PACKED + size_of::<Tail>()
@@ -380,31 +385,39 @@ unsafe fn one<V: Vectors, C: Coding>(
 unsafe fn round<V: Vectors>(row: &[f32], out: *mut u8, apart: usize, most: i16) {
     let most = f32::from(most);
     for (at, group) in row.as_chunks::<GROUP>().0.iter().enumerate() {
-        // Eight of each, so that none waits for the one before it.
-        let (mut largest, mut poison) = ([0.0f32; 8], [0.0f32; 8]);
+        // As bits, sizes are in the same order, and what is not finite is larger than all others.
+        let mut sizes = [0u32; 8];
         for eight in group.as_chunks::<8>().0 {
-            for ((largest, poison), value) in largest.iter_mut().zip(&mut poison).zip(eight) {
-                let size = value.abs();
-                *largest = if size > *largest { size } else { *largest };
-                *poison += value * 0.0;
+            for (size, value) in sizes.iter_mut().zip(eight) {
+                *size = (*size).max(value.to_bits() & !SIGN);
             }
         }
-        let largest = largest.into_iter().fold(0.0f32, f32::max);
-        let poison: f32 = poison.into_iter().sum();
+        let largest = f32::from_bits(sizes.into_iter().fold(0, u32::max));
+        let finite = largest.is_finite();
         // Smaller numbers have no inverse.
-        let by = if largest < 1e-30 { 0.0 } else { most / largest };
-        let mut whole = [0i16; GROUP];
-        for (whole, value) in whole.iter_mut().zip(group) {
-            *whole = (value * by).round_ties_even() as i16;
+        let by = if finite && largest >= 1e-30 { most / largest } else { 0.0 };
+        let mut whole = [0i32; GROUP];
+        if finite {
+            for (whole, value) in whole.iter_mut().zip(group) {
+                *whole = (value * by + WHOLE).to_bits().wrapping_sub(WHOLE.to_bits()) as i32;
+            }
         }
-        let (low, high) = whole.split_at(GROUP / 2);
-        let sum = |half: &[i16]| half.iter().map(|value| i32::from(*value)).sum::<i32>();
-        let scale = if by > 0.0 { largest / most } else { 0.0 } + poison;
+        let mut sums = [0; 2];
+        for (sum, half) in sums.iter_mut().zip(whole.as_chunks::<{ GROUP / 2 }>().0) {
+            let (one, other) = half.split_at(GROUP / 4);
+            let pairs: [i32; GROUP / 4] = std::array::from_fn(|at| one[at] + other[at]);
+            *sum = pairs.into_iter().sum();
+        }
+        let whole = whole.map(|value| value as i16);
+        let scale = match finite {
+            true if by > 0.0 => largest / most,
+            true => 0.0,
+            false => f32::NAN,
+        };
         // SAFETY: by the promise; a record is the packed values and a tail.
         let record = unsafe { std::slice::from_raw_parts_mut(out.add(at * apart), record::<V>()) };
         let (packed, tail) = record.split_at_mut(V::PACKED);
         V::pack(&whole, packed);
-        let sums = [sum(low), sum(high)];
         let all = scale * (sums[0] + sums[1]) as f32;
         tail.copy_from_slice(bytemuck::bytes_of(&Tail { by: scale, all, sums }));
     }

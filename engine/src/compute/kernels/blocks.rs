@@ -146,6 +146,10 @@ impl Tile {
     }
 }
 
+/// So many rows are multiplied four at a time, their sums in registers: to read codes again, which are near by then,
+/// takes less time than to load and store sums with each group.
+const SOME: usize = 16;
+
 /// Adds to sums.
 ///
 /// # Safety
@@ -155,14 +159,20 @@ impl Tile {
 #[inline(always)]
 unsafe fn sum<V: Vectors, C: Coding>(v: V, tile: Tile) {
     for column in (0..PANEL).step_by(V::LANES) {
-        // SAFETY: as this function's.
-        unsafe {
-            match tile.count {
-                1 => few::<V, C, 1>(v, tile, column),
-                2 => few::<V, C, 2>(v, tile, column),
-                3 => few::<V, C, 3>(v, tile, column),
-                4 => few::<V, C, 4>(v, tile, column),
-                _ => many::<V, C>(v, tile, column),
+        if tile.count > SOME {
+            // SAFETY: as this function's.
+            unsafe { many::<V, C>(v, tile, column) };
+            continue;
+        }
+        for first in (0..tile.count).step_by(4) {
+            // SAFETY: as this function's; these rows are among those of the tile.
+            unsafe {
+                match tile.count - first {
+                    1 => few::<V, C, 1>(v, tile, column, first),
+                    2 => few::<V, C, 2>(v, tile, column, first),
+                    3 => few::<V, C, 3>(v, tile, column, first),
+                    _ => few::<V, C, 4>(v, tile, column, first),
+                }
             }
         }
     }
@@ -298,34 +308,40 @@ impl<V: Vectors> Group<V> {
     }
 }
 
-/// [`sum`] of so few rows that their sums stay in registers.
+/// [`sum`] of so few rows, from the `first` on, that their sums stay in registers.
 ///
 /// # Safety
-/// As there.
+/// As there, and the tile has these rows.
 // SAFETY: callers promise what is asked above.
 #[inline(always)]
-unsafe fn few<V: Vectors, C: Coding, const ROWS: usize>(v: V, tile: Tile, column: usize) {
+unsafe fn few<V: Vectors, C: Coding, const ROWS: usize>(
+    v: V,
+    tile: Tile,
+    column: usize,
+    first: usize,
+) {
     // SAFETY: as this function's.
     unsafe {
+        let place = tile.sums.add(first * PAIR + column);
         let mut sums = [v.zero(); ROWS];
         if tile.add {
             for (row, sum) in sums.iter_mut().enumerate() {
-                *sum = v.floats(tile.sums.add(row * PAIR + column));
+                *sum = v.floats(place.add(row * PAIR));
             }
         }
         for at in 0..tile.groups {
-            if column == 0 {
+            if column == 0 && first == 0 {
                 tile.fetch::<V, C>(v, at);
             }
             let group = Group::read::<C>(v, &tile, at, column);
             let mut records = [tile.rows; ROWS];
             for (row, from) in records.iter_mut().enumerate() {
-                *from = tile.rows.add((at * ROWS + row) * record::<V>());
+                *from = tile.rows.add((at * tile.count + first + row) * record::<V>());
             }
             sums = group.add::<C, ROWS>(v, records, sums);
         }
         for (row, sum) in sums.into_iter().enumerate() {
-            v.store(tile.sums.add(row * PAIR + column), sum);
+            v.store(place.add(row * PAIR), sum);
         }
     }
 }
@@ -404,11 +420,12 @@ unsafe fn round<V: Vectors>(row: &[f32], out: *mut u8, apart: usize, most: i16) 
         }
         let mut sums = [0; 2];
         for (sum, half) in sums.iter_mut().zip(whole.as_chunks::<{ GROUP / 2 }>().0) {
-            let (one, other) = half.split_at(GROUP / 4);
-            let pairs: [i32; GROUP / 4] = std::array::from_fn(|at| one[at] + other[at]);
-            *sum = pairs.into_iter().sum();
+            *sum = half.iter().sum();
         }
-        let whole = whole.map(|value| value as i16);
+        let mut short = [0i16; GROUP];
+        for (short, whole) in short.iter_mut().zip(&whole) {
+            *short = *whole as i16;
+        }
         let scale = match finite {
             true if by > 0.0 => largest / most,
             true => 0.0,
@@ -417,7 +434,7 @@ unsafe fn round<V: Vectors>(row: &[f32], out: *mut u8, apart: usize, most: i16) 
         // SAFETY: by the promise; a record is the packed values and a tail.
         let record = unsafe { std::slice::from_raw_parts_mut(out.add(at * apart), record::<V>()) };
         let (packed, tail) = record.split_at_mut(V::PACKED);
-        V::pack(&whole, packed);
+        V::pack(&short, packed);
         let all = scale * (sums[0] + sums[1]) as f32;
         tail.copy_from_slice(bytemuck::bytes_of(&Tail { by: scale, all, sums }));
     }
@@ -465,6 +482,7 @@ kernels! {
 /// Low bytes of activations, then high bytes: `value = 256 * high + low`, both signed. In one plane there are low
 /// bytes alone.
 #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), expect(dead_code))]
+#[inline(always)]
 fn pack_planes(group: &[i16; GROUP], out: &mut [u8]) {
     let (low, high) = out.split_at_mut(GROUP);
     for (low, value) in low.iter_mut().zip(group) {

@@ -4,7 +4,7 @@
 //! It is pure: what waits goes in, the next step comes out, and what a step took is told to it. Sequences of which
 //! one row is to be run (the last token) decode together, in bursts. Prompts are read in chunks, several
 //! together where they are short. Where both wait, they take turns: single decode steps, and between them chunks
-//! of prompts that take about one and a half times as long. Clients take turns, and the sequences of one client
+//! of prompts that take a little longer. Clients take turns, and the sequences of one client
 //! in the order in which they came to wait.
 //!
 //! Room is given for what is needed now, in whole blocks. Where there is none, the youngest sequence is evicted:
@@ -19,7 +19,7 @@ const LONGEST_BURST: u32 = 16;
 /// that is gone.
 const BURST: f64 = 0.25;
 /// How long a chunk of prompts may take beside sequences that decode, in steps of these.
-const CHUNK_STEPS: f64 = 1.5;
+const CHUNK_STEPS: f64 = 1.25;
 /// The fewest rows of such a chunk: fewer take as long, since all weights are read for them.
 const LEAST_CHUNK: u32 = 16;
 /// Rows of prompts that are read together where nothing is known of their speed, or where several wait: products
@@ -165,6 +165,7 @@ impl Scheduler {
                 let rows = (CHUNK_STEPS * step / row) as u32;
                 (rows / LEAST_CHUNK * LEAST_CHUNK).max(LEAST_CHUNK)
             }
+            _ if !undisturbed => LEAST_CHUNK,
             _ => TOGETHER,
         };
         let mut left = budget.min(limits.rows);
@@ -327,7 +328,7 @@ mod tests {
         scheduler.ran(step.phase, step.rows(), 1, Duration::from_millis(200));
         let step = scheduler.next(&both, LIMITS).unwrap();
         assert_eq!((step.phase, indices(&step)), (Phase::Prefill, vec![1]));
-        // 0.3 s of rows of 3.9 ms, in multiples of 16.
+        // A quarter of a second of rows of 3.9 ms, in multiples of 16.
         assert_eq!(step.parts[0].rows, 64);
         scheduler.ran(step.phase, step.rows(), 1, Duration::from_millis(300));
         assert_eq!(scheduler.next(&both, LIMITS).unwrap().phase, Phase::Decode);

@@ -386,7 +386,7 @@ fn plot(findings: &Findings) -> String {
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {} {}\" \
          font-family=\"DejaVu Sans, Verdana, sans-serif\" font-size=\"13\">\n\
          <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
-         <text x=\"{left}\" y=\"28\" font-size=\"15\">Latency over load: {} on {}</text>\n",
+         <text x=\"{left}\" y=\"24\" font-size=\"15\">Latency over load: {} on {}</text>\n",
         SIZE.0,
         SIZE.1,
         escaped(&findings.model),
@@ -404,7 +404,7 @@ fn plot(findings: &Findings) -> String {
     }
     for (at, level) in findings.levels.iter().enumerate() {
         let (x, clients) = (x(at), level.clients);
-        let (names, rates) = (top + height + 20.0, top - 6.0);
+        let (names, rates) = (top + height + 20.0, top - 13.0);
         let rate = level.tokens_per_second;
         svg += &format!(
             "<text x=\"{x:.1}\" y=\"{names:.1}\" text-anchor=\"middle\">{clients}</text>\

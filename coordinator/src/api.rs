@@ -516,7 +516,7 @@ fn sequences(of: Sequences) -> v1::SequencesStatus {
     v1::SequencesStatus {
         waiting: count(of.waiting),
         running: count(of.running),
-        most: count(of.together),
+        most: count(of.most),
         evicted: of.evicted,
         prefixes: of.prefixes,
         prefix_rows: of.prefix_rows,

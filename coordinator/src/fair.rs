@@ -6,12 +6,27 @@
 use crate::client_memory::Who;
 use std::{
     collections::{HashMap, VecDeque},
+    hash::Hash,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 use tokio::sync::oneshot;
 
 /// Clients whose last turn is remembered.
 const REMEMBERED: usize = 1024;
+
+/// The order of what these clients have, of all at once: clients in turns, and what one client has in the order in
+/// which it stands here.
+pub(crate) fn in_turns<K: Hash + Eq>(clients: impl IntoIterator<Item = K>) -> Vec<usize> {
+    let mut of_client: HashMap<K, usize> = HashMap::new();
+    let turn = |(index, client): (usize, K)| {
+        let before = of_client.entry(client).or_default();
+        *before += 1;
+        (*before, index)
+    };
+    let mut order: Vec<_> = clients.into_iter().enumerate().map(turn).collect();
+    order.sort_unstable();
+    order.into_iter().map(|(_, index)| index).collect()
+}
 
 /// So much of something. Copies are the same.
 #[derive(Clone, Debug)]
@@ -149,6 +164,12 @@ mod tests {
 
     fn client(name: &str) -> Who {
         Some((DeviceName::new(name).unwrap(), Role::Client))
+    }
+
+    #[test]
+    fn what_clients_have_is_ordered_in_turns() {
+        assert_eq!(in_turns([7, 7, 7, 1, 7, 1, 2]), [0, 3, 6, 1, 5, 2, 4]);
+        assert_eq!(in_turns::<u8>([]), Vec::<usize>::new());
     }
 
     #[tokio::test]

@@ -165,28 +165,29 @@ impl KvBlocks {
         }
     }
 
-    /// Takes back the blocks of a sequence, of which nothing is kept.
-    pub fn give(&mut self, slot: u32) {
+    /// Takes back the blocks of a sequence, of which nothing is kept. False where it had none, so that devices
+    /// know nothing of it.
+    pub fn give(&mut self, slot: u32) -> bool {
+        let had = self.held(slot) > 0;
         self.tables.give(slot);
         self.told.remove(&slot);
+        had
     }
 
     /// A sequence has ended, whose rows in the cache are of these tokens: they are kept until their room is needed.
     /// Gives the slots that devices have to forget.
     pub fn end(&mut self, slot: u32, client: Who, tokens: Vec<u32>) -> Vec<u32> {
-        let mut forgotten = Vec::new();
         if tokens.len() < LEAST {
-            self.give(slot);
-            return vec![slot];
+            return if self.give(slot) { vec![slot] } else { Vec::new() };
         }
         // One that another is the beginning of is of no more use.
         let covered = |ended: &Ended| ended.client == client && tokens.starts_with(&ended.tokens);
-        let of_no_use: Vec<_> = self.ended.iter().filter(|e| covered(e)).map(|e| e.slot).collect();
+        let of_no_use = self.ended.iter().filter(|ended| covered(ended));
+        let mut forgotten: Vec<u32> = of_no_use.map(|ended| ended.slot).collect();
         self.ended.push(Ended { slot, client, tokens });
-        // Devices have room to choose tokens by for as many sequences as there are blocks.
-        let most = self.cache.blocks() as usize / 2;
-        let oldest = self.ended.len().saturating_sub(most.max(1));
-        forgotten.extend(of_no_use);
+        // What tokens are chosen with has room for as many sequences as there are blocks, those that go on among them.
+        let most = (self.all() as usize / 2).max(1);
+        let oldest = self.ended.len().saturating_sub(most);
         forgotten.extend(self.ended.iter().take(oldest).map(|ended| ended.slot));
         forgotten.sort_unstable();
         forgotten.dedup();
@@ -269,7 +270,7 @@ mod tests {
         assert_eq!(got.before, [1]);
         assert_eq!(kv.free(), 0);
         assert_eq!(kv.take(4, None, 1, &[]), None);
-        kv.give(2);
+        assert!(kv.give(2) && !kv.give(2) && !kv.give(4));
         assert_eq!(kv.free(), 4);
     }
 

@@ -4,17 +4,17 @@
 //! It is pure: what waits goes in, the next step comes out, and what a step took is told to it. Sequences of which
 //! one row is to be run (the last token) decode together, in bursts. Prompts are read in chunks, several
 //! together where they are short. Where both wait, they take turns: single decode steps, and between them chunks
-//! of prompts that take a little longer. Clients take turns, and the sequences of one client
-//! in the order in which they came to wait.
+//! of prompts that take a little longer. Clients take turns, and the sequences of one client in the order in which
+//! they came to wait.
 //!
 //! Room is given for what is needed now, in whole blocks. Where there is none, the youngest sequence is evicted:
 //! it is computed again later. The oldest is never evicted, so that it always ends.
 
+use crate::fair::in_turns;
 use galaxy_common::{Cache, plan::Phase};
-use std::{collections::HashMap, hash::Hash, time::Duration};
+use galaxy_engine::generate::STINT;
+use std::{hash::Hash, time::Duration};
 
-/// Tokens of a decode burst, at most.
-const LONGEST_BURST: u32 = 16;
 /// How long a decode burst is to take at most: for so long others wait, and so much is computed in vain for a client
 /// that is gone.
 const BURST: f64 = 0.25;
@@ -115,7 +115,7 @@ fn follow(mean: &mut Option<f64>, value: f64) {
 impl Scheduler {
     /// The next step of what waits, in the order in which it came to wait. None where nothing has room.
     pub fn next<K: Hash + Eq>(&self, waiting: &[Waiting<K>], limits: Limits) -> Option<Step> {
-        let mut order = fair(waiting);
+        let mut order = in_turns(waiting.iter().map(|of| &of.client));
         // Who cannot have room keeps nobody.
         order.retain(|index| may_have_room(waiting, *index, limits.free));
         let (decoding, prompts): (Vec<_>, Vec<_>) =
@@ -139,8 +139,8 @@ impl Scheduler {
     ) -> Vec<Part> {
         let burst = match self.step {
             _ if !undisturbed => 1,
-            Some(step) => ((BURST / step) as u32).clamp(1, LONGEST_BURST),
-            None => LONGEST_BURST,
+            Some(step) => ((BURST / step) as u32).clamp(1, STINT),
+            None => STINT,
         };
         let part = |index: &usize| {
             let count = burst.min(waiting[*index].left).max(1);
@@ -194,18 +194,6 @@ impl Scheduler {
             Phase::Prefill => follow(&mut self.row, took / f64::from(rows.max(1))),
         }
     }
-}
-
-/// The first in the order of clients in turns, and of each client in the order in which they came to wait.
-fn fair<K: Hash + Eq>(waiting: &[Waiting<K>]) -> Vec<usize> {
-    let mut of_client: HashMap<&K, usize> = HashMap::new();
-    let mut order: Vec<_> = waiting.iter().enumerate().collect();
-    order.sort_by_cached_key(|(index, of)| {
-        let before = of_client.entry(&of.client).or_default();
-        *before += 1;
-        (*before, *index)
-    });
-    order.into_iter().map(|(index, _)| index).collect()
 }
 
 /// Those that may run with the first: all that need not run alone, or it alone.

@@ -1,7 +1,7 @@
 //! A request on its way through the queue and the fleet.
 
 use super::{
-    GRACE, READY_WAIT, Report, Session, Tensor,
+    READY_WAIT, Report, Session, Tensor,
     batch::{Batch, Sequence, pack, readable},
     generate::Stepped,
     together::Shared,
@@ -64,9 +64,9 @@ impl<'a> Answer<'a> {
         let mut results: Vec<Option<Tensor>> = vec![None; sequences.len()];
         for batch in pack(&sequences, max_rows, wanted)? {
             let batch = Arc::new(batch);
-            let results_of = self.shared(&batch, wanted).await?;
+            let merged = self.shared(&batch, wanted).await?;
             let (session, outcome, of) = (self.session.clone(), outcome.clone(), batch.clone());
-            let finish = move || session.finished(results_of, &of, &outcome);
+            let finish = move || session.finished(merged, &of, &outcome);
             let finished = blocking(finish).await??;
             for (index, tensor) in batch.indices.iter().zip(finished) {
                 results[*index] = Some(tensor);
@@ -93,15 +93,10 @@ impl<'a> Answer<'a> {
         wanted: Wanted,
     ) -> Result<Vec<Merged>, RequestError> {
         let (session, waiting) = (self.session, Instant::now());
-        // Longer if the caller gives more, and not shorter: what overruns it ends the epoch for all. It is over
-        // before the caller's time is: who has no result is named.
-        let left = self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let left = left.unwrap_or_default().saturating_sub(GRACE);
-        let limit = session.inner.limits.timeout.max(left);
         let mut alone = false;
         loop {
             let together = &session.inner.together;
-            let mut place = together.wait(session.caller.who(), batch, wanted, limit);
+            let mut place = together.wait(session.caller.who(), batch, wanted, self.deadline);
             let mut runs = false;
             let answered = loop {
                 tokio::select! {

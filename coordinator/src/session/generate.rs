@@ -15,7 +15,7 @@ use galaxy_common::{GenerateOptions, Prompt};
 use galaxy_engine::generate::Told;
 use galaxy_proto::WAITING;
 use std::time::Duration;
-use steps::{Answered, Between, Came, Place};
+use steps::{Answered, Between, Came, WaitingSequence};
 use telling::Telling;
 use tokio::{
     sync::mpsc::{self, UnboundedReceiver},
@@ -27,17 +27,6 @@ use way::Way;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Between looks at a cluster that is gone.
 const PAUSE: Duration = Duration::from_millis(100);
-
-/// Whether a text may go on after this.
-fn passes(error: &RequestError) -> bool {
-    match error {
-        RequestError::DeviceFailed { retryable, .. } => *retryable,
-        RequestError::Unavailable { .. }
-        | RequestError::DeviceLost { .. }
-        | RequestError::TextLost { .. } => true,
-        _ => false,
-    }
-}
 
 impl Session {
     /// Generates tokens behind a prompt, and says each as it comes. Ends when nobody listens any more,
@@ -122,16 +111,8 @@ impl Session {
             let (before, begun) = (way.made(), Instant::now());
             let place = self.inner.steps.wait(self.caller.who(), way.wish(tell));
             drop(between.take());
-            let came = self.step(place, way, answer, telling, &mut told, deadline).await;
-            let Answered { came, between: still } = match came {
-                Ok(Some(answered)) => answered,
-                Ok(None) => return Ok(None),
-                Err(None) => return Err(late),
-                Err(Some(error)) => Answered {
-                    came: Came::Step(Err(error), 1),
-                    between: self.inner.steps.between(),
-                },
-            };
+            let stepped = self.step(place, way, answer, telling, &mut told, (deadline, &late));
+            let Some(Answered { came, between: still }) = stepped.await? else { return Ok(None) };
             while let Ok(one) = told.try_recv() {
                 telling.take(way, one);
             }
@@ -139,55 +120,38 @@ impl Session {
             if made > 0 {
                 patience = None;
             }
-            match came {
-                Came::Evicted => way.kept = None,
+            let failed = match came {
+                Came::Evicted => {
+                    way.kept = None;
+                    None
+                }
                 Came::Step(Ok(step), _) => {
                     answer.ran(&step);
-                    // The last token has gone through no layer yet.
-                    let rows = step.past + step.rows + made.saturating_sub(1);
-                    way.kept = Some((step.run.epoch, rows));
-                    way.breadth = step.breadth.unwrap_or(way.breadth);
-                    way.alone = false;
+                    way.ran(&step, made);
                     telling.begin();
                     // What goes well is no waiting.
                     if let Some(until) = &mut patience {
                         *until += begun.elapsed();
                     }
+                    None
                 }
-                // Others that came with it had been kept in an epoch that is over.
-                Came::Step(Err(RequestError::TextLost { .. }), _) if way.kept.is_none() => {}
-                // Once something was told, or is kept.
-                Came::Step(Err(error), _)
-                    if passes(&error)
-                        && (way.kept.is_some() || patience.is_some() || way.made() > 0) =>
-                {
-                    way.kept = None;
-                    let until = *patience.get_or_insert_with(|| Instant::now() + PATIENCE);
-                    if telling.finish.is_none() && Instant::now() >= until {
-                        return Err(error);
-                    }
-                    tracing::info!(request = %answer.request(), %error, "a text begins again");
-                    drop(still);
-                    if telling.finish.is_none() {
-                        tokio::time::sleep(PAUSE).await;
-                    }
-                    if let Some(finish) = self.said(telling).await? {
-                        return Ok(finish);
-                    }
-                    continue;
+                // It has all that it needs.
+                Came::Step(Err(_), _) if telling.finish.is_some() => None,
+                Came::Step(Err(error), together) => {
+                    way.failed(error, together, patience.is_some())?
                 }
-                // It may be because of another one.
-                Came::Step(Err(error), together) if together > 1 && !passes(&error) => {
-                    way.alone = true;
-                }
-                Came::Step(Err(error), _) => {
-                    if telling.finish.is_none() {
-                        return Err(error);
-                    }
-                }
-            }
+            };
             // Nobody waits for one that ends, or whose client does not keep up.
-            between = (telling.finish.is_none() && !telling.waits()).then_some(still);
+            let waits = failed.is_none() && telling.finish.is_none() && !telling.waits();
+            between = waits.then_some(still);
+            if let Some(error) = failed {
+                let until = *patience.get_or_insert_with(|| Instant::now() + PATIENCE);
+                if Instant::now() >= until {
+                    return Err(error);
+                }
+                tracing::info!(request = %answer.request(), %error, "a sequence begins again");
+                tokio::time::sleep(PAUSE).await;
+            }
             if let Some(finish) = self.said(telling).await? {
                 return Ok(finish);
             }
@@ -209,21 +173,21 @@ impl Session {
     }
 
     /// Waits until a step has run with a sequence, and runs steps for all while it has the turn. None when nobody
-    /// listens any more; an error of none when it is late, or that of the turn.
+    /// listens any more.
     async fn step(
         &self,
-        mut place: Place,
+        mut place: WaitingSequence,
         way: &mut Way,
-        answer: &mut Answer<'_>,
+        answer: &Answer<'_>,
         telling: &mut Telling<'_>,
         told: &mut UnboundedReceiver<Told>,
-        deadline: Instant,
-    ) -> Result<Option<Answered>, Option<RequestError>> {
+        (deadline, late): (Instant, &RequestError),
+    ) -> Result<Option<Answered>, RequestError> {
         let mut changes = self.inner.steps.changes();
         // Whether there may be something to run, and whether the sequence can leave: not while a step with it runs.
         let (mut runnable, mut free) = (true, true);
         let mut ticks = interval_at(Instant::now() + WAITING, WAITING);
-        let broke = || RequestError::Internal { why: "a step broke off".to_owned() };
+        let broke = |_| RequestError::Internal { why: "a step broke off".to_owned() };
         loop {
             let turn = {
                 let turn = async {
@@ -238,7 +202,7 @@ impl Session {
                         biased;
                         Some(one) = told.recv() => telling.take(way, one),
                         answered = &mut place.answer => {
-                            return answered.map(Some).map_err(|_| Some(broke()));
+                            return answered.map(Some).map_err(broke);
                         }
                         turn = &mut turn, if free => break turn,
                         // Nobody waits in the queue for who does not want it.
@@ -247,10 +211,13 @@ impl Session {
                             false => free = false,
                         },
                         () = sleep_until(deadline), if free => match place.leave() {
-                            true => return Err(None),
+                            true => return Err(late.clone()),
                             false => free = false,
                         },
-                        _ = ticks.tick() => telling.tick(),
+                        _ = ticks.tick() => match place.waits() {
+                            true => telling.waiting(),
+                            false => telling.begin(),
+                        },
                     }
                 }
             };
@@ -261,10 +228,11 @@ impl Session {
                     changes.mark_unchanged();
                     runnable = self.lead(turn).await;
                 }
-                Err(error) => match place.leave() {
-                    true => return Err(Some(error)),
-                    false => free = false,
-                },
+                Err(error) => {
+                    place.leave();
+                    let (came, between) = (Came::Step(Err(error), 1), self.inner.steps.between());
+                    return Ok(Some(Answered { came, between }));
+                }
             }
         }
     }

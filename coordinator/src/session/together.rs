@@ -3,11 +3,12 @@
 //! Nobody waits for others to come: what is there when the turn is, goes together. A row's result does not depend
 //! on the rows beside it, so nobody's result changes.
 
-use super::{Session, batch::Batch};
+use super::{GRACE, Session, batch::Batch};
 use crate::{
     admission::Turn,
     client_memory::Who,
     error::RequestError,
+    fair::in_turns,
     fleet::{Run, Task, blocking},
 };
 use galaxy_common::{BatchShape, Segment, Wanted};
@@ -16,19 +17,16 @@ use galaxy_engine::{
     merge::{Merged, merge},
 };
 use galaxy_graph::program::Output;
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
-    time::Duration,
-};
-use tokio::sync::oneshot;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering};
+use tokio::{sync::oneshot, time::Instant};
 
 /// The batches that wait for the turn, in the order in which they came.
 #[derive(Default)]
-pub(super) struct Together(Mutex<Waiting>);
+pub(super) struct Together(Mutex<Queue>);
 
 #[derive(Default)]
-struct Waiting {
+struct Queue {
+    /// Of who came last.
     number: u64,
     batches: Vec<Entry>,
 }
@@ -38,8 +36,8 @@ struct Entry {
     client: Who,
     wanted: Wanted,
     batch: Arc<Batch>,
-    /// How long its program may take.
-    limit: Duration,
+    /// Until when the caller wants it, if it says.
+    deadline: Option<Instant>,
     answer: oneshot::Sender<Answered>,
 }
 
@@ -56,27 +54,27 @@ pub(super) struct Shared {
 }
 
 /// A batch that waits; it leaves when this is dropped.
-pub(super) struct Place<'a> {
+pub(super) struct WaitingBatch<'a> {
     of: &'a Together,
     number: u64,
     pub(super) answer: oneshot::Receiver<Answered>,
 }
 
-impl Place<'_> {
+impl WaitingBatch<'_> {
     /// Whether no program runs with it.
     pub(super) fn waits(&self) -> bool {
         self.of.lock().batches.iter().any(|entry| entry.number == self.number)
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for WaitingBatch<'_> {
     fn drop(&mut self) {
         self.of.lock().batches.retain(|entry| entry.number != self.number);
     }
 }
 
 impl Together {
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -86,46 +84,42 @@ impl Together {
         client: &Who,
         batch: &Arc<Batch>,
         wanted: Wanted,
-        limit: Duration,
-    ) -> Place<'_> {
+        deadline: Option<Instant>,
+    ) -> WaitingBatch<'_> {
         let (sender, answer) = oneshot::channel();
-        let mut waiting = self.lock();
-        waiting.number += 1;
-        let (number, client, batch) = (waiting.number, client.clone(), batch.clone());
-        waiting.batches.push(Entry { number, client, wanted, batch, limit, answer: sender });
-        Place { of: self, number, answer }
+        let mut queue = self.lock();
+        queue.number += 1;
+        let (number, client, batch) = (queue.number, client.clone(), batch.clone());
+        queue.batches.push(Entry { number, client, wanted, batch, deadline, answer: sender });
+        WaitingBatch { of: self, number, answer }
     }
 
     /// Takes a batch, and with it those of the same kind for which its program has room, of clients in turns.
     fn take(&self, number: u64, max_rows: u32, alone: bool) -> Vec<Entry> {
-        let mut waiting = self.lock();
-        let Some(at) = waiting.batches.iter().position(|entry| entry.number == number) else {
+        let mut queue = self.lock();
+        let Some(at) = queue.batches.iter().position(|entry| entry.number == number) else {
             return Vec::new();
         };
-        let first = waiting.batches.remove(at);
-        if alone || !first.joins() {
-            return vec![first];
-        }
-        let mut of_client: HashMap<&Who, usize> = HashMap::from([(&first.client, 1)]);
-        let mut order: Vec<(usize, u64)> = Vec::new();
-        for entry in waiting.batches.iter().filter(|e| e.wanted == first.wanted && e.joins()) {
-            let before = of_client.entry(&entry.client).or_default();
-            order.push((*before, entry.number));
-            *before += 1;
-        }
-        order.sort_unstable();
-        let mut rows = first.batch.shape.rows();
-        let mut taken = vec![first];
-        for (_, number) in order {
-            let Some(at) = waiting.batches.iter().position(|e| e.number == number) else {
-                continue;
-            };
-            let more = waiting.batches[at].batch.shape.rows();
-            if rows + more <= max_rows {
+        let first = queue.batches.remove(at);
+        let (wanted, joins) = (first.wanted, !alone && first.joins());
+        let may = |entry: &mut Entry| joins && entry.wanted == wanted && entry.joins();
+        // The first has the turn; clients take turns behind it.
+        let mut all = vec![Some(first)];
+        all.extend(queue.batches.extract_if(.., may).map(Some));
+        let order = in_turns(all.iter().flatten().map(|entry| entry.client.clone()));
+        let (mut rows, mut taken) = (0, Vec::new());
+        for at in order {
+            let Some(entry) = all[at].take() else { continue };
+            let more = entry.batch.shape.rows();
+            if taken.is_empty() || rows + more <= max_rows {
                 rows += more;
-                taken.push(waiting.batches.remove(at));
+                taken.push(entry);
+            } else {
+                all[at] = Some(entry);
             }
         }
+        queue.batches.extend(all.into_iter().flatten());
+        queue.batches.sort_by_key(|entry| entry.number);
         taken
     }
 }
@@ -166,7 +160,7 @@ fn task(entries: &[Entry]) -> Result<Task, RequestError> {
 
 impl Session {
     /// Runs a batch in its turn, and others that wait with it, unless it is to run alone.
-    pub(super) fn run_together(&self, turn: Turn, place: &Place<'_>, alone: bool) {
+    pub(super) fn run_together(&self, turn: Turn, place: &WaitingBatch<'_>, alone: bool) {
         if !place.waits() {
             return;
         }
@@ -176,7 +170,13 @@ impl Session {
     }
 
     async fn run_batches(self, turn: Turn, entries: Vec<Entry>) {
-        let limit = entries.iter().map(|entry| entry.limit).max().unwrap_or_default();
+        // Longer if a caller gives more, and not shorter: what overruns it ends the epoch for all. It is over before
+        // the caller's time is: who has no result is named.
+        let now = Instant::now();
+        let left =
+            |deadline: Instant| deadline.saturating_duration_since(now).saturating_sub(GRACE);
+        let left = entries.iter().filter_map(|entry| entry.deadline).map(left).max();
+        let limit = self.inner.limits.timeout.max(left.unwrap_or_default());
         let ran = async {
             let task = task(&entries)?;
             let shape = task.shape.clone();

@@ -43,7 +43,7 @@ pub(super) struct ServeArgs {
     #[arg(long, value_name = "N|N-N", default_value = "16-128", value_parser = lengths)]
     prompt: (u32, u32),
     /// Ask for embeddings instead of generated tokens; with them, one request with all texts is measured, too.
-    #[arg(long, conflicts_with = "tokens")]
+    #[arg(long, conflicts_with_all = ["tokens", "plot"])]
     embed: bool,
     /// Tokens of an answer: a number, or from one to another.
     #[arg(long, value_name = "N|N-N", default_value = "32-64", value_parser = lengths)]

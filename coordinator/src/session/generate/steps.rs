@@ -5,10 +5,10 @@ use super::way::Way;
 use crate::{
     admission::Turn,
     client_memory::Who,
-    error::RequestError,
+    error::{self, RequestError},
     fleet::{CachedSequence, Outlook, Readiness, Run, Task},
     kv_blocks::{Got, KvBlocks, Prefix},
-    scheduler::{Limits, Part, Scheduler, Waiting},
+    scheduler::{Limits, Part, Scheduler, Step, Waiting},
     session::Session,
 };
 use galaxy_common::{
@@ -45,16 +45,8 @@ struct State {
     blocks: KvBlocks,
     /// How many had no room when somebody looked last.
     starving: usize,
-    /// How many are in the step that runs.
-    running: usize,
-    /// The most that were in one step, and how many were evicted, since the beginning.
-    together: usize,
-    evicted: u64,
-    /// Sequences that began with rows that were there already, and how many rows.
-    prefixes: u64,
-    prefix_rows: u64,
-    /// Tokens that were generated.
-    tokens: u64,
+    /// What is counted of them; what can be seen is filled in when somebody asks.
+    counts: Sequences,
 }
 
 /// The sequences that generate tokens.
@@ -65,7 +57,7 @@ pub struct Sequences {
     /// How many are in the step that runs.
     pub running: usize,
     /// The most that were in one step since the beginning.
-    pub together: usize,
+    pub most: usize,
     /// How many lost their room to an older one since the beginning.
     pub evicted: u64,
     /// How many began with rows that were in the cache already, since the beginning,
@@ -141,13 +133,6 @@ pub(in crate::session) struct Stepped {
 /// A sequence that has had a step and may wait for another.
 pub(super) struct Between(Arc<Steps>);
 
-impl Between {
-    fn new(steps: &Arc<Steps>) -> Self {
-        steps.between.send_modify(|between| *between += 1);
-        Self(steps.clone())
-    }
-}
-
 impl Drop for Between {
     fn drop(&mut self) {
         self.0.between.send_modify(|between| *between -= 1);
@@ -155,13 +140,13 @@ impl Drop for Between {
 }
 
 /// A sequence that waits; it leaves when this is dropped.
-pub(super) struct Place {
+pub(super) struct WaitingSequence {
     steps: Arc<Steps>,
     number: u64,
     pub(super) answer: oneshot::Receiver<Answered>,
 }
 
-impl Place {
+impl WaitingSequence {
     /// Whether no step runs with the sequence.
     pub(super) fn waits(&self) -> bool {
         self.steps.lock().waiting.iter().any(|entry| entry.number == self.number)
@@ -176,7 +161,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for WaitingSequence {
     fn drop(&mut self) {
         self.leave();
     }
@@ -186,9 +171,7 @@ impl Drop for Place {
 struct Next {
     phase: Phase,
     epoch: Epoch,
-    evicted: Vec<Entry>,
-    forgets: Forgets,
-    chosen: Vec<Chosen>,
+    taken: Taken,
     between: Vec<Between>,
     task: Option<Task>,
 }
@@ -197,16 +180,22 @@ struct Next {
 struct Chosen {
     part: Part,
     entry: Entry,
-    /// Rows of it that are in the cache.
+    /// Rows of it that are in the cache, its own or those that it begins with.
     past: u32,
     /// Its blocks, where devices do not know of all.
     table: Option<Arc<[u32]>>,
 }
 
-/// Slots that devices have to forget before a step, and behind it.
+/// Sequences that were taken out of those that wait.
 #[derive(Default)]
-struct Forgets {
+struct Taken {
+    /// Those whose room is another's.
+    evicted: Vec<Entry>,
+    /// Those of a step.
+    chosen: Vec<Chosen>,
+    /// Slots that devices have to forget before the step,
     before: Vec<u32>,
+    /// and behind it.
     after: Vec<u32>,
 }
 
@@ -247,10 +236,8 @@ impl Steps {
                 let tokens = way.text.tokens[..rows as usize].to_vec();
                 state.blocks.end(slot, client.clone(), tokens)
             }
-            None => {
-                state.blocks.give(slot);
-                vec![slot]
-            }
+            None if state.blocks.give(slot) => vec![slot],
+            None => Vec::new(),
         };
         drop(state);
         self.change();
@@ -264,30 +251,23 @@ impl Steps {
 
     /// Makes the next step wait for a sequence.
     pub(super) fn between(self: &Arc<Self>) -> Between {
-        Between::new(self)
+        self.between.send_modify(|between| *between += 1);
+        Between(self.clone())
     }
 
     /// What there is.
     pub(in crate::session) fn sequences(&self) -> Sequences {
         let state = self.lock();
-        let State { running, together, evicted, prefixes, prefix_rows, tokens, .. } = *state;
-        let (blocks, free) = (state.blocks.all(), state.blocks.free());
-        let waiting = state.waiting.len();
         Sequences {
-            waiting,
-            running,
-            together,
-            evicted,
-            prefixes,
-            prefix_rows,
-            blocks,
-            free,
-            tokens,
+            waiting: state.waiting.len(),
+            blocks: state.blocks.all(),
+            free: state.blocks.free(),
+            ..state.counts
         }
     }
 
     /// Waits for a step.
-    pub(super) fn wait(self: &Arc<Self>, client: &Who, wish: Wish) -> Place {
+    pub(super) fn wait(self: &Arc<Self>, client: &Who, wish: Wish) -> WaitingSequence {
         let (sender, answer) = oneshot::channel();
         let mut state = self.lock();
         state.numbers += 1;
@@ -296,100 +276,46 @@ impl Steps {
         state.waiting.push(Entry { number, client, wish, since, answer: sender });
         drop(state);
         self.change();
-        Place { steps: self.clone(), number, answer }
+        WaitingSequence { steps: self.clone(), number, answer }
     }
 
     /// Takes what is to run next out of those that wait. None where nothing can run.
     fn next(self: &Arc<Self>, outlook: &Outlook, ready: Option<Epoch>) -> Option<Next> {
         let mut state = self.lock();
-        let kept = |entry: &Entry| entry.wish.kept.map(|(epoch, _)| epoch);
-        let known = state.waiting.iter().filter_map(kept).max();
-        let epoch = ready.or(known).unwrap_or_default();
-        let lost: Vec<_> =
-            state.waiting.extract_if(.., |e| kept(e).is_some_and(|of| of != epoch)).collect();
-        for Entry { wish, answer, .. } in lost {
-            let error = RequestError::TextLost { epoch: wish.kept.unwrap_or_default().0 };
-            let came = Came::Step(Err(error), 1);
-            drop(answer.send(Answered { came, between: Between::new(self) }));
+        let kept = state.waiting.iter().filter_map(|entry| entry.wish.kept);
+        let epoch = ready.or(kept.map(|(epoch, _)| epoch).max()).unwrap_or_default();
+        let (cache, sequences) = match outlook.plan.as_deref() {
+            Some(plan) => (plan.cache, budget::sequences(plan)),
+            None => (outlook.cache, 1),
+        };
+        state.blocks.enter(epoch, cache);
+        for (entry, error) in state.refused(ready.is_some()) {
+            let answered = Answered { came: Came::Step(Err(error), 1), between: self.between() };
+            drop(entry.answer.send(answered));
         }
-        state.blocks.enter(epoch, outlook.cache);
         let prefixes: Vec<Option<Prefix>> =
             state.waiting.iter().map(|entry| prefix_of(&state.blocks, entry)).collect();
-        let waiting: Vec<Waiting<&Who>> = state
-            .waiting
-            .iter()
-            .zip(&prefixes)
-            .map(|(Entry { client, wish, .. }, prefix)| {
-                let there = prefix.map_or(0, |prefix| prefix.rows);
-                let past = wish.kept.map_or(there, |(_, rows)| rows);
-                let rows = wish.text.tokens.len() as u32 - past;
-                let begins = wish.kept.is_none();
-                let blocks = if begins { 0 } else { state.blocks.held(wish.text.slot) };
-                let (age, left, alone) = (wish.age, wish.left, wish.alone);
-                Waiting { client, age, past, rows, left, blocks, begins, alone }
-            })
-            .collect();
-        let limits = Limits {
-            rows: outlook.max_rows,
-            sequences: outlook.plan.as_deref().map_or(1, budget::sequences),
-            free: state.blocks.free(),
-        };
-        let step = state.scheduler.next(&waiting, limits);
-        let starving = waiting.iter().enumerate().filter(|(index, of)| {
-            let runs = step.iter().flat_map(|step| &step.parts).any(|part| part.index == *index);
-            !runs && (of.past + of.rows).div_ceil(Cache::BLOCK) > of.blocks + limits.free
-        });
-        let starving = starving.count();
-        drop(waiting);
-        state.starving = starving;
-        let step = step?;
-        // By their places among those that wait.
-        let mut all: Vec<_> = std::mem::take(&mut state.waiting).into_iter().map(Some).collect();
-        let evicted: Vec<_> = step.evicted.iter().filter_map(|index| all[*index].take()).collect();
-        let mut forgets = Forgets::default();
-        for entry in &evicted {
-            state.blocks.give(entry.wish.text.slot);
-            forgets.before.push(entry.wish.text.slot);
-        }
-        let sources = step.parts.iter().filter_map(|part| prefixes[part.index]);
-        let sources: Vec<u32> = sources.map(|prefix| prefix.of).collect();
-        let mut chosen = Vec::with_capacity(step.parts.len());
-        for part in step.parts {
-            let Some(entry) = all[part.index].take() else { continue };
-            let (slot, prefix) = (entry.wish.text.slot, prefixes[part.index]);
-            if entry.wish.kept.is_none() {
-                state.blocks.give(slot);
-            }
-            // Another may have taken over what it would begin with.
-            let there = prefix.is_none() || prefix_of(&state.blocks, &entry) == prefix;
-            let rows = part.blocks * Cache::BLOCK;
-            let got = there.then(|| state.blocks.take(slot, prefix, rows, &sources)).flatten();
-            let Some(Got { table, before, after }) = got else {
-                all[part.index] = Some(entry);
-                continue;
+        let limits = Limits { rows: outlook.max_rows, sequences, free: state.blocks.free() };
+        let (step, starving) = {
+            let waiting = state.seen(&prefixes);
+            let step = state.scheduler.next(&waiting, limits);
+            let runs = |at| step.iter().flat_map(|step| &step.parts).any(|part| part.index == at);
+            let starves = |(at, of): &(usize, &Waiting<&Who>)| {
+                !runs(*at) && (of.past + of.rows).div_ceil(Cache::BLOCK) > of.blocks + limits.free
             };
-            forgets.before.extend(before);
-            forgets.after.extend(after);
-            state.prefixes += u64::from(prefix.is_some());
-            state.prefix_rows += u64::from(prefix.map_or(0, |prefix| prefix.rows));
-            chosen.push(Chosen {
-                part,
-                entry,
-                past: prefix.map_or(0, |prefix| prefix.rows),
-                table,
-            });
-        }
-        state.waiting = all.into_iter().flatten().collect();
+            let starving = waiting.iter().enumerate().filter(starves).count();
+            (step, starving)
+        };
+        state.starving = starving;
+        let Step { evicted, parts, phase } = step?;
+        let mut taken = state.taken(evicted, parts, &prefixes);
         // Steps whose sequences need as many candidates are the same programs, whichever need them.
-        chosen.sort_by_key(|Chosen { part, entry, .. }| {
+        taken.chosen.sort_by_key(|Chosen { part, entry, .. }| {
             (std::cmp::Reverse(entry.wish.breadth), part.count.is_none())
         });
-        let task = task(&mut chosen, step.phase, epoch);
-        let between = chosen.iter().map(|_| Between::new(self)).collect();
-        state.running = chosen.len();
-        state.together = state.together.max(chosen.len());
-        state.evicted += evicted.len() as u64;
-        Some(Next { phase: step.phase, epoch, evicted, forgets, chosen, between, task })
+        let between = taken.chosen.iter().map(|_| self.between()).collect();
+        let task = task(&taken.chosen, phase, epoch);
+        Some(Next { phase, epoch, taken, between, task })
     }
 
     /// Notes what a step took, and that devices know of the blocks of its sequences.
@@ -397,10 +323,88 @@ impl Steps {
         let mut state = self.lock();
         let rows = chosen.iter().map(|chosen| chosen.part.rows).sum();
         state.scheduler.ran(phase, rows, run.tokens, run.took);
-        state.tokens += u64::from(run.tokens) * run.breadths.len() as u64;
-        if state.blocks.epoch() == run.epoch {
-            chosen.iter().for_each(|chosen| state.blocks.told(chosen.entry.wish.text.slot));
+        state.counts.tokens += u64::from(run.tokens) * run.breadths.len() as u64;
+        chosen.iter().for_each(|chosen| state.blocks.told(chosen.entry.wish.text.slot));
+    }
+}
+
+impl State {
+    /// Takes out those that cannot go on as they are, and says why: what was kept of them is gone, or, where the
+    /// plan is known, its cache is too small for them.
+    fn refused(&mut self, planned: bool) -> Vec<(Entry, RequestError)> {
+        let (epoch, rows) = (self.blocks.epoch(), self.blocks.all() * Cache::BLOCK);
+        let why = |Entry { wish, .. }: &Entry| match wish.kept {
+            Some((of, _)) if of != epoch => Some(RequestError::TextLost { epoch: of }),
+            _ if planned && wish.text.tokens.len() > rows as usize => {
+                let (what, tokens) = ("the sequence".to_owned(), wish.text.tokens.len());
+                let limited_by = error::CACHE_ROWS;
+                Some(RequestError::TooLong { what, tokens, limit: rows, limited_by })
+            }
+            _ => None,
+        };
+        let refused = |entry: Entry| why(&entry).map(|error| (entry, error));
+        self.waiting.extract_if(.., |entry| why(entry).is_some()).filter_map(refused).collect()
+    }
+
+    /// Those that wait, as the scheduler sees them.
+    fn seen(&self, prefixes: &[Option<Prefix>]) -> Vec<Waiting<&Who>> {
+        let all = self.waiting.iter().zip(prefixes);
+        all.map(|(Entry { client, wish, .. }, prefix)| {
+            let there = prefix.map_or(0, |prefix| prefix.rows);
+            let past = wish.kept.map_or(there, |(_, rows)| rows);
+            let rows = wish.text.tokens.len() as u32 - past;
+            let begins = wish.kept.is_none();
+            let blocks = if begins { 0 } else { self.blocks.held(wish.text.slot) };
+            let (age, left, alone) = (wish.age, wish.left, wish.alone);
+            Waiting { client, age, past, rows, left, blocks, begins, alone }
+        })
+        .collect()
+    }
+
+    /// Takes the sequences of a step out of those that wait, by their places among them, and gives them their
+    /// blocks. Where a sequence's are not to be had after all, it waits on.
+    fn taken(
+        &mut self,
+        evicted: Vec<usize>,
+        parts: Vec<Part>,
+        prefixes: &[Option<Prefix>],
+    ) -> Taken {
+        let mut all: Vec<_> = std::mem::take(&mut self.waiting).into_iter().map(Some).collect();
+        let evicted = evicted.into_iter().filter_map(|index| all[index].take()).collect();
+        let mut taken = Taken { evicted, ..Taken::default() };
+        for entry in &taken.evicted {
+            self.blocks.give(entry.wish.text.slot);
+            taken.before.push(entry.wish.text.slot);
         }
+        let sources = parts.iter().filter_map(|part| prefixes[part.index]);
+        let sources: Vec<u32> = sources.map(|prefix| prefix.of).collect();
+        for part in parts {
+            let Some(entry) = all[part.index].take() else { continue };
+            let (slot, prefix) = (entry.wish.text.slot, prefixes[part.index]);
+            if entry.wish.kept.is_none() {
+                self.blocks.give(slot);
+            }
+            // Another may have taken over what it would begin with.
+            let there = prefix.is_none() || prefix_of(&self.blocks, &entry) == prefix;
+            let rows = part.blocks * Cache::BLOCK;
+            let got = there.then(|| self.blocks.take(slot, prefix, rows, &sources)).flatten();
+            let Some(Got { table, before, after }) = got else {
+                all[part.index] = Some(entry);
+                continue;
+            };
+            taken.before.extend(before);
+            taken.after.extend(after);
+            let there = prefix.map_or(0, |prefix| prefix.rows);
+            self.counts.prefixes += u64::from(prefix.is_some());
+            self.counts.prefix_rows += u64::from(there);
+            let past = entry.wish.kept.map_or(there, |(_, rows)| rows);
+            taken.chosen.push(Chosen { part, entry, past, table });
+        }
+        self.waiting = all.into_iter().flatten().collect();
+        self.counts.running = taken.chosen.len();
+        self.counts.most = self.counts.most.max(taken.chosen.len());
+        self.counts.evicted += taken.evicted.len() as u64;
+        taken
     }
 }
 
@@ -411,12 +415,11 @@ fn prefix_of(blocks: &KvBlocks, Entry { client, wish, .. }: &Entry) -> Option<Pr
 }
 
 /// The program of a step of an epoch; none of no sequences.
-fn task(chosen: &mut [Chosen], phase: Phase, epoch: Epoch) -> Option<Task> {
+fn task(chosen: &[Chosen], phase: Phase, epoch: Epoch) -> Option<Task> {
     let (mut segments, mut rows) = (Vec::new(), Vec::new());
     let (mut cached, mut goals) = (Vec::new(), Vec::new());
     let mut all = false;
     for Chosen { part, entry: Entry { wish, .. }, past, table } in chosen {
-        *past = wish.kept.map_or(*past, |(_, rows)| rows);
         // Only one at a time is asked for all candidates.
         let breadth = match wish.breadth {
             Breadth::All if all => Breadth::Many,
@@ -438,7 +441,7 @@ fn task(chosen: &mut [Chosen], phase: Phase, epoch: Epoch) -> Option<Task> {
             (Arc::new(Text { rows, ..Text::clone(&wish.text) }), table)
         };
         cached.push(CachedSequence {
-            room: table.take().map(room),
+            room: table.clone().map(room),
             epoch,
             tell: wish.tell.clone(),
         });
@@ -465,13 +468,14 @@ impl Session {
     }
 
     async fn run_step(self, turn: Turn, next: Next) {
-        let Next { phase, epoch, evicted, forgets, chosen, between, task } = next;
+        let Next { phase, epoch, taken, between, task } = next;
+        let Taken { evicted, chosen, before, after } = taken;
         let steps = &self.inner.steps;
-        for slot in forgets.before {
+        for slot in before {
             self.inner.fleet.forget(epoch, slot).await;
         }
         for Entry { answer, .. } in evicted {
-            let answered = Answered { came: Came::Evicted, between: Between::new(steps) };
+            let answered = Answered { came: Came::Evicted, between: steps.between() };
             drop(answer.send(answered));
         }
         let Some(task) = task else { return steps.change() };
@@ -482,10 +486,10 @@ impl Session {
             self.inner.counts.programs.fetch_add(1, Ordering::Relaxed);
             steps.ran(phase, &chosen, run);
         }
-        for slot in forgets.after {
+        for slot in after {
             self.inner.fleet.forget(epoch, slot).await;
         }
-        steps.lock().running = 0;
+        steps.lock().counts.running = 0;
         drop(turn);
         let together = chosen.len();
         let mut breadths = result.iter().flat_map(|run| run.breadths.clone());

@@ -99,7 +99,7 @@ impl<'a> Telling<'a> {
     }
 
     /// Says that it waits, before it has begun. One that does not read now reads later.
-    pub(super) fn tick(&mut self) {
+    pub(super) fn waiting(&mut self) {
         if self.begins.is_some() {
             drop(self.listener.try_send(Ok(Said::Waiting)));
         }
@@ -138,7 +138,7 @@ impl<'a> Telling<'a> {
     }
 
     /// Says of what waits what there is room for.
-    pub(super) fn send(&mut self) {
+    fn send(&mut self) {
         while let Some(said) = self.queue.pop_front() {
             use mpsc::error::TrySendError::{Closed, Full};
             match self.listener.try_send(Ok(said)) {

@@ -1,6 +1,6 @@
 //! What is known of a sequence that generates tokens, and what it waits for.
 
-use super::steps::Wish;
+use super::steps::{Stepped, Wish};
 use crate::{
     error::{self, RequestError},
     session::Session,
@@ -17,6 +17,17 @@ use tokio::sync::mpsc;
 /// Stops that a request may have, and bytes of one.
 const STOPS: usize = 16;
 const STOP_BYTES: usize = 256;
+
+/// Whether a sequence may go on after this.
+fn passes(error: &RequestError) -> bool {
+    match error {
+        RequestError::DeviceFailed { retryable, .. } => *retryable,
+        RequestError::Unavailable { .. }
+        | RequestError::DeviceLost { .. }
+        | RequestError::TextLost { .. } => true,
+        _ => false,
+    }
+}
 
 /// A sequence on its way.
 pub(super) struct Way {
@@ -51,6 +62,41 @@ impl Way {
     /// How many there is room for still.
     pub(super) fn left(&self) -> u32 {
         self.text.rows - self.text.tokens.len() as u32
+    }
+
+    /// Notes a step that ran, which gave so many tokens.
+    pub(super) fn ran(&mut self, step: &Stepped, made: u32) {
+        // The last token has gone through no layer yet.
+        let rows = step.past + step.rows + made.saturating_sub(1);
+        self.kept = Some((step.run.epoch, rows));
+        self.breadth = step.breadth.unwrap_or(self.breadth);
+        self.alone = false;
+    }
+
+    /// Notes a step that failed, among so many sequences. Some where it may be tried again when its cluster is
+    /// back, which `waits` says it did already; none where it may be at once.
+    pub(super) fn failed(
+        &mut self,
+        error: RequestError,
+        together: usize,
+        waits: bool,
+    ) -> Result<Option<RequestError>, RequestError> {
+        let begun = self.kept.is_some() || self.made() > 0 || waits;
+        match error {
+            // Others that came with it had been kept in an epoch that is over.
+            RequestError::TextLost { .. } if self.kept.is_none() => Ok(None),
+            // Once something was told, or is kept.
+            error if passes(&error) && begun => {
+                self.kept = None;
+                Ok(Some(error))
+            }
+            // It may be because of another one.
+            error if together > 1 && !passes(&error) => {
+                self.alone = true;
+                Ok(None)
+            }
+            error => Err(error),
+        }
     }
 
     /// What it waits for, and who is told of its tokens.

@@ -148,7 +148,7 @@ impl Tile {
 
 /// So many rows are multiplied four at a time, their sums in registers: to read codes again, which are near by then,
 /// takes less time than to load and store sums with each group.
-const SOME: usize = 16;
+const BY_FOUR: usize = 16;
 
 /// Adds to sums.
 ///
@@ -159,7 +159,7 @@ const SOME: usize = 16;
 #[inline(always)]
 unsafe fn sum<V: Vectors, C: Coding>(v: V, tile: Tile) {
     for column in (0..PANEL).step_by(V::LANES) {
-        if tile.count > SOME {
+        if tile.count > BY_FOUR {
             // SAFETY: as this function's.
             unsafe { many::<V, C>(v, tile, column) };
             continue;

@@ -1,0 +1,216 @@
+//! Many requests at once: what each gets does not depend on the others.
+
+use super::{LIMITS, checkpoint, golden, plan, plan_with};
+use galaxy_common::{
+    Cache, CacheType, Epoch, GenerateOptions, Pooling, SamplingParams, SequenceNumber, Wanted,
+    plan::Strategy,
+};
+use galaxy_coord::{
+    Fleet, Input, Limits, LocalFleet, RequestError, RunOutput, Session,
+    fleet::{BoxFuture, DeviceView, Outlook, Readiness, Run, Task, Timeline},
+    session::Said,
+};
+use galaxy_model::ModelDir;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+use tokio::sync::{Semaphore, mpsc, watch};
+
+/// Devices of this process whose programs wait until they may run.
+struct Held {
+    devices: LocalFleet,
+    may: Semaphore,
+    runs: AtomicUsize,
+}
+
+impl Fleet for Held {
+    fn readiness(&self) -> watch::Receiver<Readiness> {
+        self.devices.readiness()
+    }
+    fn outlook(&self) -> Outlook {
+        self.devices.outlook()
+    }
+    fn execute(&self, task: Task, limit: Duration) -> BoxFuture<'_, Result<Run, RequestError>> {
+        Box::pin(async move {
+            self.may.acquire().await.unwrap().forget();
+            self.runs.fetch_add(1, Ordering::SeqCst);
+            self.devices.execute(task, limit).await
+        })
+    }
+    fn forget(&self, epoch: Epoch, slot: u32) -> BoxFuture<'_, ()> {
+        self.devices.forget(epoch, slot)
+    }
+    fn timelines(
+        &self,
+        epoch: Epoch,
+        sequence: SequenceNumber,
+    ) -> BoxFuture<'_, Result<Vec<Timeline>, RequestError>> {
+        self.devices.timelines(epoch, sequence)
+    }
+    fn devices(&self) -> Vec<DeviceView> {
+        self.devices.devices()
+    }
+    fn close(&self) -> BoxFuture<'_, ()> {
+        self.devices.close()
+    }
+}
+
+/// What waits for the turn goes through together, as far as a program has room, and gives what it gives alone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_that_wait_share_programs() {
+    let model = Arc::new(ModelDir::open(&golden()).unwrap());
+    let open = || {
+        let plan = plan(&model, &[1.0, 1.0], Strategy::Galaxy);
+        let devices = LocalFleet::open(model.clone(), plan).unwrap();
+        let (may, runs) = (Semaphore::new(0), AtomicUsize::new(0));
+        let fleet = Arc::new(Held { devices, may, runs });
+        let limits = Limits { queue: 64, ..LIMITS };
+        (fleet.clone(), Session::new(model.clone(), fleet, limits))
+    };
+    let (free, alone) = open();
+    free.may.add_permits(100);
+    let (held, session) = open();
+    let ask = |session: &Session, at: u32| {
+        let session = session.clone();
+        // The last kind wants something else, and cannot be in one program with the others.
+        let wanted = if at == 9 { Wanted::Pooled(Pooling::Mean) } else { Wanted::Hidden };
+        async move {
+            let ids = |text: u32| (0..3 + at * 2).map(|row| (row * 5 + at + text) % 90).collect();
+            let inputs = (0..1 + at % 2).map(|text| Input::Tokens(ids(text))).collect();
+            let output = RunOutput::Wanted(wanted);
+            let result = session.run(inputs, output, None).await.unwrap();
+            result
+                .tensors
+                .into_iter()
+                .map(|tensor| (tensor.shape, tensor.values))
+                .collect::<Vec<_>>()
+        }
+    };
+    let mut tasks = Vec::new();
+    for at in 0..10 {
+        tasks.push(tokio::spawn(ask(&session, at)));
+        // The first has the turn, and the others wait for it.
+        while session.admission().queued() < at as usize {
+            tokio::task::yield_now().await;
+        }
+    }
+    held.may.add_permits(100);
+    for (at, task) in (0..).zip(tasks) {
+        assert_eq!(task.await.unwrap(), ask(&alone, at).await, "{at}");
+    }
+    assert_eq!(free.runs.load(Ordering::SeqCst), 10);
+    // 140 rows of a program: the first alone, most of the others, the rest, and the other kind.
+    let runs = held.runs.load(Ordering::SeqCst);
+    assert!((3..=4).contains(&runs), "{runs} programs");
+}
+
+/// The tokens of a prompt of so many rows, which is another for each seed, chosen at random by it.
+async fn drawn(session: &Session, prompt: u32, seed: u64) -> Vec<u32> {
+    let ids = (0..prompt).map(|at| (at * 7 + seed as u32 * 13 + 5) % 90);
+    behind(session, ids.collect(), seed).await
+}
+
+/// The tokens that are chosen at random by a seed behind a prompt.
+async fn behind(session: &Session, ids: Vec<u32>, seed: u64) -> Vec<u32> {
+    let sampling = SamplingParams {
+        temperature: Some(0.9),
+        seed: Some(seed),
+        presence: Some(0.2),
+        ..SamplingParams::default()
+    };
+    let options = GenerateOptions {
+        max_tokens: 60,
+        ignore_end: true,
+        sampling,
+        fallback: None,
+        ..GenerateOptions::default()
+    };
+    let (listener, mut said) = mpsc::channel(1000);
+    session.generate(ids.into(), options, None, listener).await;
+    let mut tokens = Vec::new();
+    loop {
+        match said.recv().await.unwrap().unwrap() {
+            Said::Token(token) => tokens.push(token.token),
+            Said::Done { finish, .. } => {
+                assert_eq!((finish.to_string().as_str(), tokens.len()), ("length", 60));
+                return tokens;
+            }
+            Said::Begun { .. } | Said::Waiting => {}
+        }
+    }
+}
+
+/// Alone, in a crowd, and where room is so short that sequences are evicted, the same seed gives the same tokens.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crowd_changes_nothing() {
+    let prompts = [3, 150, 40, 170, 7, 133, 60, 190];
+    let model = Arc::new(ModelDir::open(&checkpoint("llama")).unwrap());
+    for (shares, blocks, short) in
+        [(&[1.0][..], 16, false), (&[1.0], 5, true), (&[1.0, 2.0], 16, false)]
+    {
+        let rows = blocks * Cache::BLOCK;
+        let cache = Cache { rows, values: CacheType::F16 };
+        let strategy = if shares.len() == 1 { Strategy::Local } else { Strategy::Galaxy };
+        let plan = plan_with(&model, shares, strategy, cache);
+        let fleet = Arc::new(LocalFleet::open(model.clone(), plan).unwrap());
+        let session = Session::new(model.clone(), fleet, Limits { queue: 64, ..LIMITS });
+        let mut alone = Vec::new();
+        for (seed, prompt) in (0..).zip(prompts) {
+            alone.push(drawn(&session, prompt, seed).await);
+        }
+        assert_eq!(session.sequences().evicted, 0);
+        let crowd = (0..).zip(prompts).map(|(seed, prompt)| {
+            let session = session.clone();
+            tokio::spawn(async move { drawn(&session, prompt, seed).await })
+        });
+        let crowd: Vec<_> = crowd.collect();
+        for (task, alone) in crowd.into_iter().zip(&alone) {
+            assert_eq!(task.await.unwrap(), *alone, "{shares:?}, {blocks} blocks");
+        }
+        let after = session.sequences();
+        assert_eq!(after.evicted > 0, short, "{after:?}");
+        assert!(after.most > 3, "{after:?}");
+        assert_eq!((after.waiting, after.running), (0, 0));
+    }
+}
+
+/// Of the next turn of a chat, its new rows are run and no others, and nothing else comes of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_next_turn_finds_the_rows_of_the_last() {
+    let model = Arc::new(ModelDir::open(&checkpoint("llama")).unwrap());
+    for shares in [&[1.0][..], &[1.0, 2.0]] {
+        let cache = Cache { rows: 6 * Cache::BLOCK, values: CacheType::F32 };
+        let strategy = if shares.len() == 1 { Strategy::Local } else { Strategy::Galaxy };
+        let plan = plan_with(&model, shares, strategy, cache);
+        let open = || {
+            let fleet = Arc::new(LocalFleet::open(model.clone(), plan.clone()).unwrap());
+            Session::new(model.clone(), fleet, Limits { queue: 64, ..LIMITS })
+        };
+        let session = open();
+        let mut chat: Vec<u32> = (0..100).map(|at| at * 3 % 89).collect();
+        let mut rows = 0;
+        for turn in 0..4u32 {
+            let (before, prompt) = (chat.len() as u64, chat.clone());
+            let tokens = behind(&session, prompt.clone(), 3).await;
+            assert_eq!(tokens, behind(&open(), prompt, 3).await, "turn {turn} of {shares:?}");
+            chat.extend(tokens);
+            chat.extend((0..20).map(|at| (at * 11 + turn) % 89));
+            let after = session.sequences();
+            assert_eq!((after.prefixes, after.prefix_rows), (u64::from(turn), rows), "{after:?}");
+            // The last token of a turn was not run.
+            rows += before + 59;
+        }
+        // Another chat that begins like this one has its first block.
+        let mut other = chat[..230].to_vec();
+        other.extend([9; 100]);
+        let tokens = behind(&session, other.clone(), 4).await;
+        assert_eq!(tokens, behind(&open(), other, 4).await, "{shares:?}");
+        let rows = rows - (chat.len() as u64 - 20 - 1) + u64::from(Cache::BLOCK);
+        assert_eq!(session.sequences().prefix_rows, rows);
+        assert_eq!(session.sequences().free, 6, "ended ones give their room");
+    }
+}

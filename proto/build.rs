@@ -11,7 +11,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let descriptors = protox::compile(&files, ["."])?;
     tonic_prost_build::configure()
         .bytes(".galaxy.v1.OutputPiece.data")
-        .bytes(".galaxy.v1.ExecuteEvent.tokens")
+        .bytes(".galaxy.v1.GeneratedStep.tokens")
         .bytes(".galaxy.v1.Piece.data")
         .compile_fds(descriptors)?;
 

@@ -76,6 +76,10 @@ pub struct SequencesStatus {
     pub free: u32,
     /// Tokens that were generated.
     pub tokens: u64,
+    /// Rows that were drafted, of what might follow,
+    pub drafted: u64,
+    /// and how many of them were right.
+    pub accepted: u64,
 }
 
 /// Writes a duration as a number of milliseconds, if there is one.
@@ -162,6 +166,8 @@ impl From<v1::SequencesStatus> for SequencesStatus {
             blocks: wire.blocks,
             free: wire.free,
             tokens: wire.tokens,
+            drafted: wire.drafted,
+            accepted: wire.accepted,
         }
     }
 }

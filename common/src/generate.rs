@@ -91,20 +91,22 @@ pub struct Text {
     pub rows: u32,
     /// How tokens are chosen.
     pub sampling: Sampling,
-    /// Its tokens so far, if any of that looks back.
+    /// Its tokens so far. May be left out: then penalties see none of them, and nothing is drafted from them.
     pub tokens: Vec<u32>,
     /// How many of them were asked with; the others were chosen.
     pub prompt: usize,
 }
 
 /// A decode burst: tokens that are generated for the sequences of a batch in one execution, until one of the
-/// sequences has what it is to get.
+/// sequences has what it is to get, and each has one at least.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Burst {
     /// Whether the programs are those that are lowered for many rows, or for one row of each sequence.
     pub phase: Phase,
     /// What each sequence is to get of which a token is wanted, in the order of the batch.
     pub goals: Vec<TokenGoal>,
+    /// What one more row takes of the time of a step, where drafts may be verified.
+    pub row_cost: Option<f32>,
 }
 
 /// The tokens that one sequence gets in a burst.

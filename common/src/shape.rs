@@ -93,6 +93,19 @@ pub struct Segment {
     pub wanted: Wanted,
 }
 
+impl Segment {
+    /// Whether programs are the same for both.
+    fn lowers_as(&self, other: &Self) -> bool {
+        (self.kept, self.rows, self.wanted) == (other.kept, other.rows, other.wanted)
+    }
+
+    /// Whether it is the row behind the one row of another, of the same sequence.
+    fn drafted_behind(&self, other: &Self) -> bool {
+        let kept = self.kept && other.kept && self.slot == other.slot;
+        kept && (self.rows, other.rows) == (1, 1) && self.past.checked_sub(1) == Some(other.past)
+    }
+}
+
 /// A batch: segments one behind another, without padding.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(try_from = "Vec<Segment>", into = "Vec<Segment>")]
@@ -112,7 +125,7 @@ pub enum ShapeError {
         /// Which segment.
         index: usize,
     },
-    /// Two segments that would write the same rows.
+    /// Two segments that would write the same rows, or of which the second does not continue the first.
     #[error("slot {slot} stands twice in a batch")]
     Slot {
         /// Which.
@@ -142,7 +155,8 @@ impl BatchShape {
     ///
     /// # Errors
     /// When there is none, one is empty or has a past and keeps nothing, two keep the same slot, or
-    /// there are more than [`MAX_ROWS`] rows.
+    /// there are more than [`MAX_ROWS`] rows. Single rows of a slot may stand one behind another: the last token of
+    /// a sequence and a draft of those that follow it.
     pub fn new(segments: Vec<Segment>) -> Result<Self, ShapeError> {
         if segments.is_empty() {
             return Err(ShapeError::Empty);
@@ -153,7 +167,9 @@ impl BatchShape {
         if let Some(index) = segments.iter().position(|s| s.past > 0 && !s.kept) {
             return Err(ShapeError::Past { index });
         }
-        let mut slots: Vec<u32> = segments.iter().filter(|s| s.kept).map(|s| s.slot).collect();
+        let drafted = |at: usize| at > 0 && segments[at].drafted_behind(&segments[at - 1]);
+        let kept = segments.iter().enumerate().filter(|(at, s)| s.kept && !drafted(*at));
+        let mut slots: Vec<u32> = kept.map(|(_, s)| s.slot).collect();
         slots.sort_unstable();
         if let Some(pair) = slots.windows(2).find(|pair| pair[0] == pair[1]) {
             return Err(ShapeError::Slot { slot: pair[0] });
@@ -178,17 +194,19 @@ impl BatchShape {
     }
     /// Whether it is lowered to the same programs as `other`.
     pub fn lowers_as(&self, other: &Self) -> bool {
-        let alike =
-            |(a, b): (&Segment, &Segment)| (a.kept, a.rows, a.wanted) == (b.kept, b.rows, b.wanted);
+        let alike = |(a, b): (&Segment, &Segment)| a.lowers_as(b);
         self.segments.len() == other.segments.len()
             && self.segments.iter().zip(&other.segments).all(alike)
     }
-    /// Takes the rows of every segment into its past: what follows this batch has as many more. Gives
-    /// no more than counters hold.
-    pub fn advance(&mut self) {
-        for segment in self.segments.iter_mut().filter(|s| s.kept) {
-            segment.past = segment.past.saturating_add(segment.rows);
+    /// Binds other segments that lower to the same programs, without an allocation. False where these do not.
+    pub fn rebind(&mut self, segments: &[Segment]) -> bool {
+        let alike = |(a, b): (&Segment, &Segment)| a.lowers_as(b);
+        let same =
+            self.segments.len() == segments.len() && self.segments.iter().zip(segments).all(alike);
+        if same {
+            self.segments.copy_from_slice(segments);
         }
+        same
     }
     /// The segments in row order.
     pub fn segments(&self) -> &[Segment] {

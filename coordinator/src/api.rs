@@ -523,6 +523,8 @@ fn sequences(of: Sequences) -> v1::SequencesStatus {
         blocks: of.blocks,
         free: of.free,
         tokens: of.tokens,
+        drafted: of.drafted,
+        accepted: of.accepted,
     }
 }
 

@@ -75,6 +75,7 @@ const CLUSTER_KEYS: &[&str] = &[
     "max_rows",
     "queue",
     "client_memory",
+    "speculation",
     "link",
     "plain",
     "timeout",
@@ -119,6 +120,8 @@ pub struct Cluster {
     pub queue: usize,
     /// What the requests of one client may hold in the coordinator's memory.
     pub client_memory: Bytes,
+    /// Whether drafts of what may follow a sequence are verified where that pays.
+    pub speculation: bool,
     /// What ring links are made of; none is given if that is measured, with `link = "auto"`.
     pub link: Option<LinkType>,
     /// Whether ring links may go without TLS.
@@ -447,6 +450,7 @@ impl Cluster {
             max_rows,
             queue: cluster.whole("queue", 1, 65_536)?.map_or(DEFAULT_QUEUE, |q| q as usize),
             client_memory: cluster.parsed("client_memory")?.unwrap_or(DEFAULT_CLIENT_MEMORY),
+            speculation: cluster.switch("speculation")?.unwrap_or(true),
             link: match cluster.text("link")? {
                 Some(AUTO) => None,
                 _ => Some(cluster.parsed("link")?.unwrap_or(LinkType::Tls)),

@@ -118,6 +118,21 @@ pub struct DeviceRun {
     pub cost: DeviceCost,
 }
 
+/// What became of a burst.
+#[derive(Debug, Clone, Default)]
+pub struct Decoded {
+    /// Tokens that were generated, for all sequences together,
+    pub tokens: u32,
+    /// in so many steps,
+    pub steps: u32,
+    /// which had so many rows together.
+    pub rows: u32,
+    /// The shape of the last step, where that had other rows than the first.
+    pub last: Option<BatchShape>,
+    /// How many candidates the last token of each sequence took.
+    pub breadths: Vec<Breadth>,
+}
+
 /// A program that ran on every device.
 #[derive(Debug, Clone)]
 pub struct Run {
@@ -131,10 +146,8 @@ pub struct Run {
     pub devices: Vec<DeviceRun>,
     /// From dispatch to the last result.
     pub took: Duration,
-    /// Tokens that were generated for each sequence that gets some.
-    pub tokens: u32,
-    /// How many candidates the last of them took of each of these sequences.
-    pub breadths: Vec<Breadth>,
+    /// What became of its burst, if it had one.
+    pub decoded: Decoded,
 }
 
 /// When the operations of one program started and ended on one device.

@@ -68,6 +68,7 @@ pub fn trace(
 /// # Errors
 /// As the program that made it.
 pub fn told(token: &[u8], vocabulary: u32) -> Result<v1::GenerateEvent, Status> {
-    let told = execute::told(token, vocabulary, 1)?;
-    Ok(api::generated(Said::Token(generate::token(&told[0], String::new()))))
+    let step = v1::GeneratedStep { counts: vec![1], tokens: token.to_vec().into() };
+    let told = execute::told(&step, vocabulary, 1)?;
+    Ok(api::generated(Said::Token(generate::token(&told[0].1, String::new()))))
 }

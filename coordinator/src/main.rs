@@ -152,8 +152,8 @@ async fn cluster(file: &Path, flags: &Flags) -> Result<()> {
     let identity = coordinator(&cluster.identity)?;
     let model = told(cluster.open_model()?);
     let listen = flags.listen.as_deref().unwrap_or(&cluster.listen).to_owned();
-    let Cluster { queue, timeout, client_memory, .. } = cluster;
-    let limits = Limits { queue, timeout, client_memory };
+    let Cluster { queue, timeout, client_memory, speculation: drafts, .. } = cluster;
+    let limits = Limits { queue, timeout, client_memory, drafts };
     let name = cluster.name.clone();
     say(&format!(
         "cluster {name}: {} on {} devices by {}{}",
@@ -226,6 +226,7 @@ async fn embedded(path: &Path, flags: &Flags) -> Result<()> {
             queue: DEFAULT_QUEUE,
             timeout: DEFAULT_TIMEOUT,
             client_memory: DEFAULT_CLIENT_MEMORY,
+            drafts: true,
         };
         Ok::<_, anyhow::Error>(Session::new(opened, Arc::new(fleet) as Arc<dyn Fleet>, limits))
     });

@@ -15,9 +15,16 @@ use galaxy_common::{Cache, plan::Phase};
 use galaxy_engine::generate::STINT;
 use std::{hash::Hash, time::Duration};
 
+mod pace;
+
+use pace::Pace;
+pub use pace::Ran;
+
 /// How long a decode burst is to take at most: for so long others wait, and so much is computed in vain for a client
 /// that is gone.
 const BURST: f64 = 0.25;
+/// Tokens of a burst at most, for each sequence: where drafts are right, its steps give several.
+const MOST: u32 = 64;
 /// How long a chunk of prompts may take beside sequences that decode, in steps of these.
 const CHUNK_STEPS: f64 = 1.25;
 /// The fewest rows of such a chunk: fewer take as long, since all weights are read for them.
@@ -63,6 +70,8 @@ pub struct Limits {
     pub sequences: u32,
     /// Blocks of the cache that no sequence has.
     pub free: u32,
+    /// Whether drafts may be verified.
+    pub drafts: bool,
 }
 
 /// What one sequence does in a step.
@@ -79,7 +88,7 @@ pub struct Part {
 }
 
 /// What happens next.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Step {
     /// Sequences whose room is taken from them first.
     pub evicted: Vec<usize>,
@@ -87,6 +96,8 @@ pub struct Step {
     pub parts: Vec<Part>,
     /// By which programs.
     pub phase: Phase,
+    /// What one more row takes of the time of the step, where drafts may be verified.
+    pub row_cost: Option<f32>,
 }
 
 #[cfg(test)]
@@ -99,17 +110,10 @@ impl Step {
 /// Decides on steps by what earlier ones took.
 #[derive(Debug, Default)]
 pub struct Scheduler {
-    /// Seconds of a decode step.
-    step: Option<f64>,
-    /// Seconds of a row of a prompt.
-    row: Option<f64>,
+    /// How long steps take.
+    pace: Pace,
     /// Whether the last step read prompts.
     read: bool,
-}
-
-/// A running mean that follows changes within a few values.
-fn follow(mean: &mut Option<f64>, value: f64) {
-    *mean = Some(mean.map_or(value, |mean| mean + (value - mean) / 4.0));
 }
 
 impl Scheduler {
@@ -122,11 +126,13 @@ impl Scheduler {
             order.into_iter().partition(|index| waiting[*index].decodes());
         // In turns.
         let (phase, wanted) = match decoding.is_empty() || !(self.read || prompts.is_empty()) {
-            true => (Phase::Prefill, self.reading(waiting, &prompts, decoding.is_empty(), limits)),
+            true => (Phase::Prefill, self.reading(waiting, &prompts, decoding.len(), limits)),
             false => (Phase::Decode, self.decoding(waiting, &decoding, prompts.is_empty(), limits)),
         };
         let (evicted, parts) = with_room(waiting, wanted, limits.free);
-        (!parts.is_empty()).then_some(Step { evicted, parts, phase })
+        let drafts = limits.drafts && phase == Phase::Decode;
+        let row_cost = drafts.then(|| self.pace.row_cost(parts.len()));
+        (!parts.is_empty()).then_some(Step { evicted, parts, phase, row_cost })
     }
 
     /// What sequences that decode would do together.
@@ -137,9 +143,10 @@ impl Scheduler {
         undisturbed: bool,
         limits: Limits,
     ) -> Vec<Part> {
-        let burst = match self.step {
+        let most = limits.sequences.min(limits.rows) as usize;
+        let burst = match self.pace.step(order.len().min(most)) {
             _ if !undisturbed => 1,
-            Some(step) => ((BURST / step) as u32).clamp(1, STINT),
+            Some(step) => self.pace.tokens(((BURST / step) as u32).clamp(1, STINT)).min(MOST),
             None => STINT,
         };
         let part = |index: &usize| {
@@ -147,7 +154,6 @@ impl Scheduler {
             let blocks = (waiting[*index].past + count).div_ceil(Cache::BLOCK);
             Part { index: *index, rows: 1, count: Some(count), blocks }
         };
-        let most = limits.sequences.min(limits.rows) as usize;
         together(waiting, order).take(most).map(part).collect()
     }
 
@@ -156,10 +162,11 @@ impl Scheduler {
         &self,
         waiting: &[Waiting<K>],
         order: &[usize],
-        undisturbed: bool,
+        decoding: usize,
         limits: Limits,
     ) -> Vec<Part> {
-        let budget = match (self.step, self.row) {
+        let undisturbed = decoding == 0;
+        let budget = match (self.pace.step(decoding), self.pace.row()) {
             _ if undisturbed && order.len() < 2 => limits.rows,
             (Some(step), Some(row)) if !undisturbed => {
                 let rows = (CHUNK_STEPS * step / row) as u32;
@@ -186,12 +193,11 @@ impl Scheduler {
     }
 
     /// Notes what a step took that ran; a burst may end early.
-    pub fn ran(&mut self, phase: Phase, rows: u32, steps: u32, took: Duration) {
+    pub fn ran(&mut self, phase: Phase, ran: Ran, took: Duration) {
         self.read = phase == Phase::Prefill;
-        let took = took.as_secs_f64();
         match phase {
-            Phase::Decode => follow(&mut self.step, took / f64::from(steps.max(1))),
-            Phase::Prefill => follow(&mut self.row, took / f64::from(rows.max(1))),
+            Phase::Decode => self.pace.decoded(ran, took),
+            Phase::Prefill => self.pace.read(ran.rows, took),
         }
     }
 }
@@ -270,7 +276,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const LIMITS: Limits = Limits { rows: 512, sequences: 16, free: 100 };
+    const LIMITS: Limits = Limits { rows: 512, sequences: 16, free: 100, drafts: true };
 
     fn prompt(age: u64, rows: u32) -> Waiting<u8> {
         Waiting { client: 0, age, past: 0, rows, left: 50, blocks: 0, begins: true, alone: false }
@@ -279,6 +285,12 @@ mod tests {
     fn decoding(age: u64, past: u32) -> Waiting<u8> {
         let blocks = past.div_ceil(Cache::BLOCK);
         Waiting { client: 0, age, past, rows: 1, left: 50, blocks, begins: false, alone: false }
+    }
+
+    fn ran(step: &Step, steps: u32) -> Ran {
+        let sequences = step.parts.len() as u32;
+        let rows = if step.phase == Phase::Decode { steps * sequences } else { step.rows() };
+        Ran { rows, steps, sequences, tokens: steps * sequences }
     }
 
     fn indices(step: &Step) -> Vec<usize> {
@@ -294,7 +306,7 @@ mod tests {
         let counts: Vec<_> = step.parts.iter().map(|part| part.count).collect();
         assert_eq!(counts, [Some(16), Some(16), Some(3)]);
         // Slow steps make short bursts.
-        scheduler.ran(step.phase, step.rows(), 3, Duration::from_millis(300));
+        scheduler.ran(step.phase, ran(&step, 3), Duration::from_millis(300));
         let step = scheduler.next(&waiting, LIMITS).unwrap();
         assert_eq!(step.parts[0].count, Some(2));
         let few = Limits { sequences: 2, ..LIMITS };
@@ -309,16 +321,16 @@ mod tests {
         let step = scheduler.next(&long, LIMITS).unwrap();
         assert_eq!((step.parts[0].rows, step.parts[0].count), (512, None));
         assert_eq!(step.parts[0].blocks, 11, "for all of it");
-        scheduler.ran(step.phase, step.rows(), 1, Duration::from_secs(2));
+        scheduler.ran(step.phase, ran(&step, 1), Duration::from_secs(2));
         let both = [decoding(0, 7), prompt(1, 2000)];
         let step = scheduler.next(&both, LIMITS).unwrap();
         assert_eq!((step.phase, step.parts[0].count), (Phase::Decode, Some(1)));
-        scheduler.ran(step.phase, step.rows(), 1, Duration::from_millis(200));
+        scheduler.ran(step.phase, ran(&step, 1), Duration::from_millis(200));
         let step = scheduler.next(&both, LIMITS).unwrap();
         assert_eq!((step.phase, indices(&step)), (Phase::Prefill, vec![1]));
         // A quarter of a second of rows of 3.9 ms, in multiples of 16.
         assert_eq!(step.parts[0].rows, 64);
-        scheduler.ran(step.phase, step.rows(), 1, Duration::from_millis(300));
+        scheduler.ran(step.phase, ran(&step, 1), Duration::from_millis(300));
         assert_eq!(scheduler.next(&both, LIMITS).unwrap().phase, Phase::Decode);
         let short = [prompt(1, 20), prompt(2, 30), prompt(3, 400), prompt(4, 10)];
         let step = scheduler.next(&short, LIMITS).unwrap();
@@ -386,7 +398,7 @@ mod tests {
                 prop_assert!(steps < 100_000, "{queue:?}");
                 let free = blocks - queue.iter().map(|(of, _)| of.blocks).sum::<u32>();
                 let waiting: Vec<_> = queue.iter().map(|(of, _)| of.clone()).collect();
-                let limits = Limits { rows, sequences: most, free };
+                let limits = Limits { rows, sequences: most, free, drafts: true };
                 let step = scheduler.next(&waiting, limits).expect("something runs");
                 prop_assert!(step.rows() <= rows && step.parts.len() <= most as usize);
                 let oldest = queue.iter().map(|(of, _)| of.age).min();
@@ -396,7 +408,8 @@ mod tests {
                     (of.past, of.rows, of.blocks, of.begins) = (0, *tokens, 0, true);
                 }
                 let made = step.parts.iter().filter_map(|part| part.count).min().unwrap_or(1);
-                scheduler.ran(step.phase, step.rows(), made, Duration::from_millis(u64::from(10 * made)));
+                let took = Duration::from_millis(u64::from(10 * made));
+                scheduler.ran(step.phase, ran(&step, made), took);
                 for part in &step.parts {
                     prop_assert!(!step.evicted.contains(&part.index));
                     let (of, tokens) = &mut queue[part.index];

@@ -76,7 +76,7 @@ impl World {
         let session = Session::new(
             model,
             fleet,
-            Limits { queue: 8, timeout: LONG, client_memory: DEFAULT_CLIENT_MEMORY },
+            Limits { queue: 8, timeout: LONG, client_memory: DEFAULT_CLIENT_MEMORY, drafts: true },
         );
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();

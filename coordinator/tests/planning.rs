@@ -137,6 +137,7 @@ impl World {
             queue: 64,
             timeout: Duration::from_secs(60),
             client_memory: DEFAULT_CLIENT_MEMORY,
+            drafts: true,
         };
         let session = Session::new(model, Arc::new(fleet.unwrap()) as Arc<dyn Fleet>, limits);
         Self { workers, servers, addresses, session, notices, keys }

@@ -50,7 +50,7 @@ impl World {
         Session::new(
             model,
             fleet,
-            Limits { queue: 8, timeout, client_memory: DEFAULT_CLIENT_MEMORY },
+            Limits { queue: 8, timeout, client_memory: DEFAULT_CLIENT_MEMORY, drafts: true },
         )
     }
 
@@ -272,6 +272,7 @@ async fn devices_come_and_go_while_the_cluster_runs() {
         queue: 8,
         timeout: Duration::from_secs(300),
         client_memory: DEFAULT_CLIENT_MEMORY,
+        drafts: true,
     };
     let session = Session::new(model, fleet.clone(), limits);
     run(&session).await.unwrap();
@@ -317,6 +318,7 @@ async fn a_worker_that_was_off_is_told_who_was_removed_before_it_has_a_place() {
         queue: 8,
         timeout: Duration::from_secs(300),
         client_memory: DEFAULT_CLIENT_MEMORY,
+        drafts: true,
     };
     let session = Session::new(model, fleet, limits);
     run(&session).await.unwrap();

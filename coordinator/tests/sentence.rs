@@ -72,7 +72,12 @@ fn session(name: &str) -> Session {
     Session::new(
         model,
         fleet,
-        Limits { queue: 2, timeout: Duration::from_secs(60), client_memory: DEFAULT_CLIENT_MEMORY },
+        Limits {
+            queue: 2,
+            timeout: Duration::from_secs(60),
+            client_memory: DEFAULT_CLIENT_MEMORY,
+            drafts: true,
+        },
     )
 }
 

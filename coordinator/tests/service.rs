@@ -41,8 +41,12 @@ use tonic::transport::Channel;
 
 /// Only something that hangs takes so long, on whatever machine.
 const LONG: Duration = Duration::from_secs(240);
-const LIMITS: Limits =
-    Limits { queue: 2, timeout: Duration::from_secs(60), client_memory: DEFAULT_CLIENT_MEMORY };
+const LIMITS: Limits = Limits {
+    queue: 2,
+    timeout: Duration::from_secs(60),
+    client_memory: DEFAULT_CLIENT_MEMORY,
+    drafts: true,
+};
 const MAX_ROWS: u32 = 140;
 
 fn golden() -> PathBuf {

@@ -64,15 +64,19 @@ pub(crate) struct Chooser {
     /// Logits after penalties, where there are any.
     scores: Vec<f32>,
     best: Vec<Candidate>,
-    /// From all devices.
+    /// The last choice and its position. It counts once a later position is asked for: a step that runs
+    /// again, because candidates did not prove the choice for another sequence, makes the same one.
+    last: Option<(u32, u32)>,
+}
+
+/// The candidates for a token that were collected from all devices.
+#[derive(Debug)]
+pub(crate) struct Gathered {
     candidates: Vec<Candidate>,
     /// The least likely that a device named which has more of them.
     floor: f32,
     /// Over all devices, of logits and of scores.
     sums: [f64; 2],
-    /// The last choice and its position. It counts once a later position is asked for: a step that runs
-    /// again, because candidates did not prove the choice for another sequence, makes the same one.
-    last: Option<(u32, u32)>,
 }
 
 /// A choice.
@@ -80,6 +84,42 @@ pub(crate) struct Chooser {
 pub(crate) struct Chosen {
     pub token: u32,
     pub proved: bool,
+}
+
+impl Default for Gathered {
+    fn default() -> Self {
+        let (floor, sums) = (f32::NEG_INFINITY, [f64::NEG_INFINITY; 2]);
+        Self { candidates: Vec::new(), floor, sums }
+    }
+}
+
+impl Gathered {
+    /// Forgets the candidates.
+    pub(crate) fn begin(&mut self) {
+        self.candidates.clear();
+        self.floor = f32::NEG_INFINITY;
+        self.sums = [f64::NEG_INFINITY; 2];
+    }
+
+    /// Adds those of a device, which the tile begins with, and gives what follows them. None where the tile
+    /// is none.
+    pub(crate) fn collect<'t>(&mut self, tile: &'t [u8]) -> Option<&'t [u8]> {
+        let Part { floor, sums, candidates, rest } = read(tile)?;
+        self.floor = self.floor.max(floor);
+        for (all, sum) in self.sums.iter_mut().zip(sums) {
+            *all = log_add(*all, f64::from(sum));
+        }
+        let (candidates, _) = candidates.as_chunks::<EACH>();
+        let candidates = candidates.iter().map(Candidate::read);
+        self.candidates.extend(candidates.filter(|candidate| !candidate.score.is_nan()));
+        Some(rest)
+    }
+
+    /// The score of the likeliest of all that were collected. None where no logit is a number; minus
+    /// infinity where every token is left out.
+    pub(crate) fn best(&self) -> Option<f32> {
+        self.candidates.iter().map(|candidate| candidate.score).reduce(f32::max)
+    }
 }
 
 impl Chooser {
@@ -96,9 +136,6 @@ impl Chooser {
             counts,
             scores: Vec::with_capacity(if adjusts { slice as usize } else { 0 }),
             best: Vec::new(),
-            candidates: Vec::new(),
-            floor: f32::NEG_INFINITY,
-            sums: [f64::NEG_INFINITY; 2],
             last: None,
         };
         if looks_back {
@@ -205,38 +242,16 @@ impl Chooser {
         }
     }
 
-    /// Forgets the candidates of the last choice.
-    pub(crate) fn begin(&mut self) {
-        self.candidates.clear();
-        self.floor = f32::NEG_INFINITY;
-        self.sums = [f64::NEG_INFINITY; 2];
-    }
-
-    /// Adds those of a device, which the tile begins with, and gives what follows them. None where the tile
-    /// is none.
-    pub(crate) fn collect<'t>(&mut self, tile: &'t [u8]) -> Option<&'t [u8]> {
-        let Part { floor, sums, candidates, rest } = read(tile)?;
-        self.floor = self.floor.max(floor);
-        for (all, sum) in self.sums.iter_mut().zip(sums) {
-            *all = log_add(*all, f64::from(sum));
-        }
-        let (candidates, _) = candidates.as_chunks::<EACH>();
-        let candidates = candidates.iter().map(Candidate::read);
-        self.candidates.extend(candidates.filter(|candidate| !candidate.score.is_nan()));
-        Some(rest)
-    }
-
-    /// The score of the likeliest of all that were collected. None where no logit is a number; minus
-    /// infinity where every token is left out.
-    pub(crate) fn best(&self) -> Option<f32> {
-        self.candidates.iter().map(|candidate| candidate.score).reduce(f32::max)
-    }
-
     /// Chooses the token at `position` from what was collected, and tells of it: [`TOKEN_VALUES`]. None
     /// where no logit is a number.
-    pub(crate) fn choose(&mut self, position: u32, told: &mut [f32]) -> Option<Chosen> {
-        self.candidates.sort_unstable_by(Candidate::order);
-        let (chosen, proved) = self.take(position)?;
+    pub(crate) fn choose(
+        &mut self,
+        gathered: &mut Gathered,
+        position: u32,
+        told: &mut [f32],
+    ) -> Option<Chosen> {
+        gathered.candidates.sort_unstable_by(Candidate::order);
+        let (chosen, proved) = self.take(gathered, position)?;
         if proved && self.sampling.looks_back() {
             self.last = Some((position, chosen.token));
         }
@@ -244,12 +259,12 @@ impl Chooser {
         // What is left out has no probability, also where everything is.
         let logprob = |logit: f32| match logit {
             f32::NEG_INFINITY => logit,
-            logit => (f64::from(logit) - self.sums[0]).min(0.0) as f32,
+            logit => (f64::from(logit) - gathered.sums[0]).min(0.0) as f32,
         };
         told.fill(0.0);
         let wanted = self.sampling.logprobs as usize;
         let mut largest = [Candidate::default(); MOST_LOGPROBS as usize];
-        let largest = largest_logits(&mut largest[..wanted], self.candidates.iter().copied());
+        let largest = largest_logits(&mut largest[..wanted], gathered.candidates.iter().copied());
         let head = [
             chosen.token as f32,
             logprob(chosen.logit),
@@ -264,8 +279,8 @@ impl Chooser {
     }
 
     /// The choice, and whether the candidates prove it.
-    fn take(&self, position: u32) -> Option<(Candidate, bool)> {
-        let all = &self.candidates[..];
+    fn take(&self, gathered: &Gathered, position: u32) -> Option<(Candidate, bool)> {
+        let all = &gathered.candidates[..];
         let best = *all.first()?;
         let Sampling { temperature, top_k, top_p, min_p, seed, .. } = self.sampling;
         if temperature == 0.0 {
@@ -280,11 +295,11 @@ impl Chooser {
             return Some((draw(all)?, true));
         }
         // Of these no device has left any out.
-        let sure = match self.floor {
+        let sure = match gathered.floor {
             f32::NEG_INFINITY => all.len(),
             floor => all.partition_point(|candidate| candidate.score >= floor),
         };
-        let complete = sure == all.len() && self.floor == f32::NEG_INFINITY;
+        let complete = sure == all.len() && gathered.floor == f32::NEG_INFINITY;
         let mut left = &all[..sure];
         let mut proved = complete;
         if top_k > 0 {
@@ -293,7 +308,7 @@ impl Chooser {
         }
         if top_p < 1.0 {
             let whole = match top_k {
-                0 => self.sums[1],
+                0 => gathered.sums[1],
                 _ => left.iter().fold(f64::NEG_INFINITY, |sum, c| log_add(sum, c.score.into())),
             };
             let mut mass = 0.0;

@@ -13,8 +13,9 @@ mod lanes;
 mod run;
 
 use crate::{
-    choose::{Text, TokenMask},
+    choose::Text,
     compute::{Binding, ComputeError, Engine},
+    draft::{Histories, Kept},
     link::{LinkError, Links},
     staging::Staging,
     stream::StreamError,
@@ -60,13 +61,13 @@ pub type Choice = [f32; TOKEN_VALUES as usize];
 pub enum Step {
     /// Nothing.
     Done,
-    /// The next one, with the tokens that were chosen.
+    /// The next one, as it is bound now.
     Next,
 }
 
-/// What is asked between steps: it gets each choice of the batch, and the mask that holds for the next one of
-/// each, to be replaced where another does.
-pub type Next<'a> = dyn FnMut(&[Choice], &mut [Option<TokenMask>]) -> Step + 'a;
+/// What is asked between steps: it gets each choice of the batch, and binds the next step where one is to follow.
+/// That has the same program: as many segments of as many rows, of which the same is wanted.
+pub type Next<'a> = dyn FnMut(&[Choice], &mut Binding) -> Step + 'a;
 
 /// What a run gave.
 #[derive(Debug)]
@@ -197,6 +198,8 @@ pub struct Executor {
     started: Instant,
     compute: Mutex<Worker<Box<dyn Engine>, Work>>,
     gone: Arc<Mutex<Gone>>,
+    /// The tokens of the sequences.
+    histories: Mutex<Kept>,
     loaders: Mutex<Vec<Worker>>,
     connected: Mutex<Connected>,
     /// One program at a time; keeps the staging memory of the last for the next.
@@ -231,6 +234,7 @@ impl Executor {
             started: Instant::now(),
             compute: Mutex::new(compute),
             gone,
+            histories: Mutex::default(),
             loaders: Mutex::new(loaders),
             connected: Mutex::new(Connected {
                 epoch: Epoch::default(),
@@ -314,6 +318,7 @@ impl Executor {
     /// # Errors
     /// When there is no room for it.
     pub fn begin(&self, text: Text, blocks: Arc<[u32]>) -> Result<(), RunError> {
+        lock(&self.histories).begin(&text);
         let (answer, answered) = sync_channel(1);
         lock(&self.compute).give(Work::Begin(Box::new((text, blocks)), answer))?;
         Ok(answered.recv().map_err(|_| RunError::Stopped)??)
@@ -322,6 +327,7 @@ impl Executor {
     /// Forgets a text, or all, when what runs is through: before anything else runs or begins. Waits for
     /// nothing.
     pub fn end(&self, slot: Option<u32>) {
+        lock(&self.histories).end(slot);
         let mut gone = lock(&self.gone);
         match slot {
             Some(slot) => gone.slots.push(slot),
@@ -337,12 +343,21 @@ impl Executor {
         self.run_steps(job, &mut |_, _| Step::Done)
     }
 
-    /// Runs a program of which tokens are wanted again and again, each time with the tokens that it chose, as
-    /// `next` says: it is called on this thread, which drives the lanes. Between steps nothing is allocated.
+    /// Takes the tokens of sequences, while these run.
+    pub(crate) fn take_histories(&self, slots: impl Iterator<Item = u32>) -> Histories {
+        lock(&self.histories).take(slots)
+    }
+
+    /// Puts the tokens of sequences back, but those of sequences that have ended since.
+    pub(crate) fn put_histories(&self, histories: &mut Histories) {
+        lock(&self.histories).put(histories);
+    }
+
+    /// Runs a program of which tokens are wanted again and again, as `next` binds it: it is called on this
+    /// thread, which drives the lanes. Between steps nothing is allocated.
     ///
     /// # Errors
-    /// As [`Executor::run`]; when a step is to follow a batch that has other rows than those of one token for
-    /// each choice.
+    /// As [`Executor::run`].
     pub fn run_steps(&self, job: Job, next: &mut Next<'_>) -> Result<RunReport, RunError> {
         let mut turn = lock(&self.turn);
         let program = job.program.clone();
@@ -354,8 +369,6 @@ impl Executor {
             }
         };
         let choices = job.binding.shape.choices().count();
-        let mut masks = job.binding.masks.clone();
-        masks.resize(choices, None);
         let mut told = vec![[0.0; TOKEN_VALUES as usize]; choices];
         let run = Arc::new(Run::new(job, staging.clone(), self.started));
         let started = self.clock();
@@ -369,13 +382,9 @@ impl Executor {
             }
             run.add_use(&mut lanes);
             run.chosen(&mut told);
-            match next(&told, &mut masks) {
+            match run.bind(|binding| next(&told, binding)) {
                 Step::Done => break Ok(self.report(&run, started, steps, lanes)),
-                Step::Next if run.may_go_on() => run.advance(&told, &masks),
-                Step::Next => {
-                    let why = "a step follows single rows only, each with its token".to_owned();
-                    break Err(RunError::Program(why));
-                }
+                Step::Next => run.advance(),
             }
         };
         lock(&self.connected).current = None;

@@ -1,17 +1,18 @@
 //! Making tokens: one device's part, which is every other device's, too.
 //!
 //! A program of one row for each sequence runs again and again, each time with the tokens that it chose. Where
-//! candidates did not prove the choice for a sequence, the same rows run once more with a program that names
-//! more for it; every device finds that out by itself, from the same tiles. What was proved for the others stays
-//! as it is: each choice is told, and counts, once.
+//! candidates did not prove the choice for a sequence, its row runs once more with a program that names more for
+//! it; where a draft says what may follow a sequence, its rows run beside the last token's. Every device finds
+//! both out by itself, from the same tiles and the same tokens. Each choice is told, and counts, once.
 
 use crate::{
     choose::TokenMask,
-    compute::Inputs,
+    compute::{Binding, Inputs},
+    draft::{Histories, Lookup, share},
     executor::{Choice, Executor, Job, RunError, RunReport, Step},
 };
 use galaxy_common::{BatchShape, Breadth, GeneratedToken, Segment, TokenGoal, Wanted};
-use galaxy_graph::Program;
+use galaxy_graph::{Program, program::TOKEN_VALUES};
 use std::sync::Arc;
 
 /// What is told of a token.
@@ -45,29 +46,59 @@ impl From<&TokenGoal> for Goal {
     }
 }
 
-/// Tokens to make for the sequences of a batch, until one of them has what is wanted of it.
+/// Where drafts are verified.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Drafting {
+    /// What one more row takes of the time of a step.
+    pub row_cost: f32,
+    /// Rows of a step, at most.
+    pub rows: u32,
+}
+
+/// Tokens to make for the sequences of a batch, until one of them has what is wanted of it, and each has one.
 pub struct Generation {
     /// The first step: rows of a prompt, or of the last token of each sequence.
     pub first: Job,
     /// For each choice of its batch ([`BatchShape::choices`]).
     pub goals: Vec<Goal>,
+    /// Whether more rows than one of each sequence may run in a step.
+    pub drafting: Option<Drafting>,
 }
 
 /// What came of it.
 #[derive(Debug)]
 pub struct Generated {
-    /// From the first step to the last; results and timeline are of the last.
+    /// From the first step to the last; the timeline is of the last, and results are the last token of each sequence.
     pub report: RunReport,
-    /// How many tokens were made for each sequence: for all as many.
-    pub count: u32,
+    /// The shape of the last step, where that had other rows than the first.
+    pub last: Option<BatchShape>,
+    /// How many tokens were made for each sequence.
+    pub counts: Vec<u32>,
     /// How many candidates the last choice for each sequence needed of each device: a good guess for the
     /// next.
     pub breadths: Vec<Breadth>,
+    /// Steps that ran,
+    pub steps: u32,
+    /// and rows of all of them.
+    pub rows: u32,
+}
+
+/// Is told of what is made.
+pub trait Listener {
+    /// A token was made for the sequence of this number. A mask that is given holds from its next token on.
+    fn token(&mut self, at: usize, told: &Told) -> Option<TokenMask>;
+    /// All tokens of a step were told.
+    fn step(&mut self) {}
+}
+
+impl<F: FnMut(usize, &Told) -> Option<TokenMask>> Listener for F {
+    fn token(&mut self, at: usize, told: &Told) -> Option<TokenMask> {
+        self(at, told)
+    }
 }
 
 impl Generation {
-    /// Makes tokens, and tells of each: `tell` gets the number of the sequence, and may give a mask that holds
-    /// for it from the next token on. `program` gives this device's program for another shape than the first.
+    /// Makes tokens, and tells of each. `program` gives this device's program for another shape than the first.
     ///
     /// # Errors
     /// When a program is not to be had, goals do not fit the batch, or a run fails.
@@ -75,122 +106,316 @@ impl Generation {
         self,
         executor: &Executor,
         mut program: impl FnMut(&BatchShape) -> Result<Arc<Program>, E>,
-        mut tell: impl FnMut(usize, &Told) -> Option<TokenMask>,
+        mut listener: impl Listener,
     ) -> Result<Generated, E> {
-        let Self { first: mut job, goals } = self;
+        let Self { first: mut job, goals, drafting } = self;
         let shape = &job.binding.shape;
         if goals.is_empty() || goals.len() != shape.choices().count() {
             let why = "not as many goals as tokens that are wanted of the batch".to_owned();
             return Err(RunError::Program(why).into());
         }
-        if shape.rows() as usize != goals.len() && goals.iter().any(|goal| goal.count > 1) {
+        let single = shape.rows() as usize == goals.len();
+        if !single && goals.iter().any(|goal| goal.count > 1) {
             let why = "more than one token is made from single rows only".to_owned();
             return Err(RunError::Program(why).into());
         }
         job.binding.masks = goals.iter().map(|goal| goal.mask.clone()).collect();
-        let (mut progress, mut before) = (Progress::new(goals), None::<RunReport>);
+        let slots = shape.choices().map(|(_, segment, _)| segment.slot);
+        let mut taken = Taken { histories: executor.take_histories(slots), executor };
+        let histories = &mut taken.histories;
+        let mut progress = Progress::new(goals, &job.binding, drafting.filter(|_| single));
+        progress.sequences.iter().for_each(|of| of.begin(&job.binding, histories));
+        if single {
+            progress.draft(histories);
+            progress.arrange();
+            if !progress.rebind(&mut job.binding) {
+                job.program = program(&job.binding.shape)?;
+            }
+        }
+        let mut before = None::<RunReport>;
         loop {
-            progress.steps = 0;
-            let (run, masks) = (job.clone(), &mut job.binding.masks);
-            let mut report = executor.run_steps(run, &mut |told, next| {
-                let step = progress.step(told, next, &mut tell);
-                masks.clone_from_slice(next);
-                step
-            })?;
+            let binding = &mut job.binding;
+            let mut report = executor.run_steps(
+                Job { program: job.program.clone(), binding: binding.clone(), ..job },
+                &mut |told, bound| {
+                    progress.take(told, histories, &mut listener);
+                    if progress.is_over() {
+                        return Step::Done;
+                    }
+                    progress.draft(histories);
+                    progress.arrange();
+                    match progress.rebind(bound) {
+                        true => Step::Next,
+                        false => Step::Done,
+                    }
+                },
+            )?;
             if let Some(before) = &before {
                 report.follow(before);
             }
-            let shape = &job.binding.shape;
-            if progress.over {
-                let breadths = shape.choices().map(|(.., breadth)| breadth).collect();
-                return Ok(Generated { report, count: progress.made, breadths });
+            progress.check()?;
+            if progress.is_over() {
+                let Progress { sequences, steps, rows, .. } = progress;
+                let drafted = single && progress.segments.len() != sequences.len();
+                let last =
+                    drafted.then(|| BatchShape::new(progress.segments.clone()).ok()).flatten();
+                if single && !report.outputs.is_empty() {
+                    report.outputs = sequences.iter().map(|of| of.last.to_vec()).collect();
+                }
+                let counts = sequences.iter().map(|of| of.made).collect();
+                let breadths = sequences.iter().map(|of| of.needed).collect();
+                return Ok(Generated { report, last, counts, breadths, steps, rows });
             }
             before = Some(report);
-            job.binding.shape = progress.again(shape)?;
-            job.program = program(&job.binding.shape)?;
-            if progress.steps > 0 {
-                job.binding.inputs = Inputs::from(progress.last.as_slice());
-            }
+            progress.rebind(binding);
+            job.program = program(&binding.shape)?;
+        }
+    }
+}
+
+/// The tokens of the sequences that run.
+struct Taken<'a> {
+    executor: &'a Executor,
+    histories: Histories,
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        self.executor.put_histories(&mut self.histories);
+    }
+}
+
+/// How far a sequence is.
+struct Sequence {
+    goal: Goal,
+    /// The segment of its next row, or of the rows of its prompt.
+    segment: Segment,
+    /// Where its rows begin in the batch, as long as that has rows of prompts.
+    first: usize,
+    /// The last token, whose row is the next.
+    token: u32,
+    /// Candidates that its last choice took.
+    needed: Breadth,
+    /// Tokens that were told,
+    made: u32,
+    /// and what was told of the last of them.
+    last: Told,
+    /// Whether it has what is wanted of it.
+    over: bool,
+    drafted: Vec<u32>,
+}
+
+impl Sequence {
+    /// Candidates that its choice is made from now.
+    fn breadth(&self) -> Breadth {
+        match self.segment.wanted {
+            Wanted::Token(breadth) => breadth,
+            _ => Breadth::Few,
+        }
+    }
+
+    /// Its segment, which may be asked for all candidates or not.
+    fn asked(&self, all: bool) -> Segment {
+        let most = if all { Breadth::All } else { Breadth::Many };
+        Segment { wanted: Wanted::Token(self.breadth().min(most)), ..self.segment }
+    }
+
+    /// Rows that may be drafted behind its next.
+    fn room(&self) -> u32 {
+        let alone = self.over || self.goal.mask.is_some() || self.breadth() == Breadth::All;
+        if alone { 0 } else { self.goal.count.saturating_sub(self.made + 1) }
+    }
+
+    fn begin(&self, binding: &Binding, histories: &mut Histories) {
+        if let Inputs::Tokens(tokens) = &binding.inputs {
+            let rows = self.first..self.first + self.segment.rows as usize;
+            let rows = tokens.get(rows).unwrap_or_default();
+            histories.runs(self.segment.slot, self.segment.past, rows);
         }
     }
 }
 
 /// How far the sequences of a batch are.
 struct Progress {
-    goals: Vec<Goal>,
-    /// Choices of the step at hand that are proved.
-    proved: Vec<Option<Told>>,
-    /// The last tokens that were told.
-    last: Vec<u32>,
-    /// Tokens that were told, of each sequence.
-    made: u32,
-    /// How many of them came of the run at hand.
+    sequences: Vec<Sequence>,
+    drafting: Option<Drafting>,
+    lookups: Vec<Option<Lookup>>,
+    drafts: Vec<u32>,
+    /// All segments of the next step,
+    segments: Vec<Segment>,
+    /// the tokens of their rows, where all are single ones,
+    tokens: Vec<u32>,
+    /// and the mask of each choice.
+    masks: Vec<Option<TokenMask>>,
+    /// Whether all rows are single ones.
+    single: bool,
     steps: u32,
-    /// Whether choices of the step at hand are not proved yet.
-    lacks: bool,
-    /// Whether a sequence has what is wanted of it.
-    over: bool,
+    rows: u32,
+    /// Where all candidates do not prove a choice.
+    failed: bool,
 }
 
 impl Progress {
-    fn new(goals: Vec<Goal>) -> Self {
-        let (proved, last) = (vec![None; goals.len()], vec![0; goals.len()]);
-        Self { goals, proved, last, made: 0, steps: 0, lacks: false, over: false }
+    fn new(goals: Vec<Goal>, binding: &Binding, drafting: Option<Drafting>) -> Self {
+        let shape = &binding.shape;
+        let most = drafting.map_or(0, |of| of.rows as usize).max(shape.segments().len());
+        let placed = shape.placed().map(|(rows, segment)| (rows.start() as usize, *segment));
+        let choices = placed.filter(|(_, segment)| matches!(segment.wanted, Wanted::Token(_)));
+        let tokens = match &binding.inputs {
+            Inputs::Tokens(tokens) => &tokens[..],
+            _ => &[],
+        };
+        let sequence = |((first, segment), goal): ((usize, Segment), Goal)| {
+            let (token, needed) = (tokens.get(first).copied().unwrap_or(0), Breadth::Few);
+            let drafted = Vec::with_capacity(if drafting.is_some() { most } else { 0 });
+            let (made, last, over) = (0, [0.0; TOKEN_VALUES as usize], false);
+            Sequence { goal, segment, first, token, needed, made, last, over, drafted }
+        };
+        let sequences: Vec<_> = choices.zip(goals).map(sequence).collect();
+        Self {
+            lookups: Vec::with_capacity(sequences.len()),
+            drafts: Vec::with_capacity(sequences.len()),
+            segments: shape.segments().to_vec(),
+            tokens: Vec::with_capacity(most),
+            masks: Vec::with_capacity(most),
+            single: shape.rows() as usize == sequences.len(),
+            sequences,
+            drafting,
+            steps: 0,
+            rows: 0,
+            failed: false,
+        }
     }
 
-    /// Takes what a step has chosen. Once all is proved, tells of it and clears it away.
-    fn step(
-        &mut self,
-        told: &[Told],
-        masks: &mut [Option<TokenMask>],
-        tell: &mut impl FnMut(usize, &Told) -> Option<TokenMask>,
-    ) -> Step {
-        let is_proved = |told: &Told| told[2] > 0.0;
-        for (proved, told) in self.proved.iter_mut().zip(told) {
-            *proved = proved.or_else(|| is_proved(told).then_some(*told));
-        }
-        self.lacks = self.proved.iter().any(Option::is_none);
-        if self.lacks {
-            return Step::Done;
-        }
-        (self.made, self.steps) = (self.made + 1, self.steps + 1);
-        for (at, proved) in self.proved.iter_mut().enumerate() {
-            let Some(told) = proved.take() else { continue };
-            if let Some(mask) = tell(at, &told) {
-                masks[at] = Some(mask);
-            }
-            let (goal, token) = (&self.goals[at], told[0] as u32);
-            self.over |= self.made >= goal.count || goal.stop.contains(&token);
-            self.last[at] = token;
-        }
-        // A choice that was proved by an earlier run of the step may not be by this one.
-        if self.over || !told.iter().all(is_proved) { Step::Done } else { Step::Next }
+    /// Whether a sequence has what is wanted of it, and each has a token.
+    fn is_over(&self) -> bool {
+        let begun = self.sequences.iter().all(|of| of.made > 0);
+        self.failed || begun && self.sequences.iter().any(|of| of.over)
     }
 
-    /// The batch to go on with after a run that ended early. Its steps became past, and sequences whose choice
-    /// is not proved are asked for more candidates. Only one is asked for all at a time: budgets have room for
-    /// that.
-    fn again(&self, shape: &BatchShape) -> Result<BatchShape, RunError> {
-        let mut segments: Vec<Segment> = shape.segments().to_vec();
-        let mut open = self.proved.iter().map(|proved| self.lacks && proved.is_none());
-        let mut choices = shape.choices().zip(open.clone());
-        let all = choices.find(|((.., breadth), open)| *open && *breadth == Breadth::Many);
-        let all = all.map(|((index, ..), _)| index);
-        for (index, segment) in segments.iter_mut().enumerate() {
-            segment.past = segment.past.saturating_add(segment.rows * self.steps);
-            let Wanted::Token(breadth) = &mut segment.wanted else { continue };
-            *breadth = match (*breadth, open.next().unwrap_or(false)) {
-                (Breadth::Few, true) => Breadth::Many,
-                (Breadth::Many, true) if all == Some(index) => Breadth::All,
-                (Breadth::All, false) if all.is_some() => Breadth::Many,
-                (Breadth::All, true) => {
-                    let why = "all candidates do not prove a choice".to_owned();
-                    return Err(RunError::Program(why));
+    fn check(&self) -> Result<(), RunError> {
+        let why = || RunError::Program("all candidates do not prove a choice".to_owned());
+        if self.failed { Err(why()) } else { Ok(()) }
+    }
+
+    /// Takes what a step has chosen behind each row, and tells of what is proved and follows what was told before.
+    fn take(&mut self, told: &[Told], histories: &mut Histories, listener: &mut impl Listener) {
+        self.steps += 1;
+        self.rows += self.segments.iter().map(|segment| segment.rows).sum::<u32>();
+        let choices = self.segments.iter().filter_map(|segment| match segment.wanted {
+            Wanted::Token(breadth) => Some(breadth),
+            _ => None,
+        });
+        let mut told = told.iter().zip(choices);
+        for (at, of) in self.sequences.iter_mut().enumerate() {
+            let slot = of.segment.slot;
+            let (mut right, mut follows) = (0, !of.over);
+            for row in 0..=of.drafted.len() {
+                let Some((told, asked)) = told.next() else { break };
+                if !follows {
+                    continue;
                 }
-                (breadth, _) => breadth,
-            };
+                if told[2] <= 0.0 {
+                    // It is asked for more candidates, and the same row runs again.
+                    follows = false;
+                    // Others may have been asked for all before it.
+                    if row == 0 && asked == of.breadth() {
+                        let wider = asked.wider();
+                        self.failed |= wider.is_none();
+                        of.segment.wanted = Wanted::Token(wider.unwrap_or(Breadth::All));
+                    }
+                    continue;
+                }
+                let token = told[0] as u32;
+                of.needed = asked;
+                (of.made, of.last) = (of.made + 1, *told);
+                histories.push(slot, token);
+                if let Some(mask) = listener.token(at, told) {
+                    of.goal.mask = Some(mask);
+                }
+                of.over = of.made >= of.goal.count || of.goal.stop.contains(&token);
+                if !of.over {
+                    of.segment.past = of.segment.past.saturating_add(of.segment.rows);
+                    of.token = token;
+                }
+                follows = !of.over && of.drafted.get(row) == Some(&token);
+                right += u32::from(follows);
+            }
+            if let Some(lookup) = self.lookups.get(at).copied().flatten() {
+                histories.learn(slot, &lookup, of.drafted.len() as u32, right);
+            }
         }
-        BatchShape::new(segments).map_err(|error| RunError::Program(error.to_string()))
+        listener.step();
+    }
+
+    /// Drafts what may follow each sequence.
+    fn draft(&mut self, histories: &Histories) {
+        let Some(Drafting { row_cost, rows }) = self.drafting else { return };
+        let room = rows.saturating_sub(self.sequences.len() as u32);
+        self.lookups.clear();
+        let look_up = |of: &Sequence| histories.look_up(of.segment.slot, of.room());
+        self.lookups.extend(self.sequences.iter().map(look_up));
+        share(&self.lookups, row_cost, room, &mut self.drafts);
+        let drafts = self.lookups.iter().zip(&self.drafts);
+        for (of, (lookup, rows)) in self.sequences.iter_mut().zip(drafts) {
+            of.drafted.clear();
+            if let Some(lookup) = lookup {
+                let slot = of.segment.slot;
+                let token = |at| histories.drafted(slot, lookup, at);
+                of.drafted.extend((0..*rows as usize).map(token));
+            }
+        }
+    }
+
+    /// Puts the segments of the next step together. Only one is asked for all candidates at a time, which is as far
+    /// as none of the others: budgets have room for that.
+    fn arrange(&mut self) {
+        self.masks.clear();
+        let open = self.sequences.iter().enumerate().filter(|(_, of)| of.breadth() == Breadth::All);
+        let all = open.min_by_key(|(_, of)| (of.over, of.made)).map(|(at, _)| at);
+        if !self.single {
+            let is_choice = |segment: &&mut Segment| matches!(segment.wanted, Wanted::Token(_));
+            let choices = self.segments.iter_mut().filter(is_choice).zip(&self.sequences);
+            for (at, (segment, of)) in choices.enumerate() {
+                *segment = of.asked(all == Some(at));
+                self.masks.push(of.goal.mask.clone());
+            }
+            return;
+        }
+        self.segments.clear();
+        self.tokens.clear();
+        for (at, of) in self.sequences.iter().enumerate() {
+            let mut segment = of.asked(all == Some(at));
+            for token in [of.token].iter().chain(&of.drafted) {
+                self.segments.push(segment);
+                self.tokens.push(*token);
+                self.masks.push(of.goal.mask.clone());
+                segment.past += 1;
+            }
+        }
+    }
+
+    /// Binds the next step, where the same programs run it; nothing is allocated then, if the batch's tokens are
+    /// nobody else's. Else it is bound all the same, for other programs.
+    fn rebind(&self, binding: &mut Binding) -> bool {
+        let same = binding.shape.rebind(&self.segments);
+        if !same && let Ok(shape) = BatchShape::new(self.segments.clone()) {
+            binding.shape = shape;
+        }
+        self.masks.clone_into(&mut binding.masks);
+        if !self.single {
+            return same;
+        }
+        match &mut binding.inputs {
+            Inputs::Tokens(tokens) => match Arc::get_mut(tokens) {
+                Some(tokens) if tokens.len() == self.tokens.len() => {
+                    tokens.copy_from_slice(&self.tokens);
+                }
+                _ => *tokens = self.tokens.as_slice().into(),
+            },
+            inputs => *inputs = Inputs::from(self.tokens.as_slice()),
+        }
+        same
     }
 }
 
@@ -198,48 +423,82 @@ impl Progress {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use galaxy_common::{Sampling, Text};
 
-    /// Sequences whose choices are proved by so many candidates, over some steps: each token is told once, in
-    /// order, and no two are asked for all candidates at a time.
+    /// What a model says that answers each token with the next number, proved by so many candidates.
+    fn chosen(shape: &BatchShape, tokens: &[u32], needed: &[Breadth]) -> Vec<Told> {
+        let choices = shape.choices().zip(tokens).map(|((_, segment, have), token)| {
+            let mut choice = [0.0; 44];
+            choice[0] = ((token + 1) % 10) as f32;
+            choice[1] = segment.past as f32;
+            choice[2] = f32::from(u8::from(have >= needed[segment.slot as usize]));
+            choice
+        });
+        choices.collect()
+    }
+
+    /// Sequences whose choices are proved by so many candidates, with drafts and without: each token is told once,
+    /// in order, and no two are asked for all candidates at a time.
     #[test]
     fn each_choice_is_told_once_however_often_a_step_runs() {
         use Breadth::{All, Few, Many};
         let needed = [Few, All, Many, All, Few];
-        let segment =
-            |slot| Segment { slot, past: 9, kept: true, rows: 1, wanted: Wanted::Token(Few) };
-        let mut shape = BatchShape::new((0..5).map(segment).collect()).unwrap();
-        let mut progress = Progress::new(vec![Goal { count: 4, ..Goal::default() }; 5]);
-        let (mut masks, mut told) = (vec![None; 5], Vec::new());
-        let mut runs = 0;
-        while !progress.over {
-            runs += 1;
-            progress.steps = 0;
-            let asked_for_all = shape.choices().filter(|(.., breadth)| *breadth == All);
-            assert!(asked_for_all.count() <= 1);
-            let mut bound = shape.clone();
-            loop {
-                let choices = bound.choices().zip(needed).map(|((at, segment, have), need)| {
-                    let mut choice = [0.0; 44];
-                    choice[0] = (100 * segment.past as usize + at) as f32;
-                    choice[2] = f32::from(u8::from(have >= need));
-                    choice
-                });
-                let choices: Vec<Told> = choices.collect();
-                let mut tell = |at, one: &Told| {
-                    told.push((at, one[0] as usize));
+        let goals = vec![Goal { count: 14, ..Goal::default() }; 5];
+        let mut steps = Vec::new();
+        for drafting in [None, Some(Drafting { row_cost: 0.01, rows: 16 })] {
+            let segment =
+                |slot| Segment { slot, past: 19, kept: true, rows: 1, wanted: Wanted::Token(Few) };
+            let shape = BatchShape::new((0..5).map(segment).collect()).unwrap();
+            let mut binding = Binding::new(shape, &[0; 5][..]);
+            let mut histories = Histories::default();
+            for slot in 0..5 {
+                let (sampling, prompt) = (Sampling::greedy(), 20);
+                // Slot 4 has seen no number before.
+                let tokens = (0..20).map(|at| if slot == 4 { 50 + at } else { (at + 1) % 10 });
+                let tokens = tokens.collect();
+                histories.begin(&Text { slot, rows: 99, sampling, tokens, prompt });
+            }
+            let mut progress = Progress::new(goals.clone(), &binding, drafting);
+            progress.sequences.iter().for_each(|of| of.begin(&binding, &mut histories));
+            let mut told = vec![Vec::new(); 5];
+            while !progress.is_over() {
+                progress.draft(&histories);
+                progress.arrange();
+                progress.rebind(&mut binding);
+                assert!(binding.shape.rows() <= 16);
+                let asked_for_all = binding.shape.choices().filter(|(.., of)| *of == All);
+                assert!(asked_for_all.count() <= 1);
+                let Inputs::Tokens(tokens) = &binding.inputs else { panic!("no tokens") };
+                let choices = chosen(&binding.shape, tokens, &needed);
+                let mut tell = |at: usize, one: &Told| {
+                    told[at].push((one[0] as u32, one[1] as u32));
                     None
                 };
-                match progress.step(&choices, &mut masks, &mut tell) {
-                    Step::Next => bound.advance(),
-                    Step::Done => break,
-                }
+                progress.take(&choices, &mut histories, &mut tell);
             }
-            if !progress.over {
-                shape = progress.again(&shape).unwrap();
+            progress.check().unwrap();
+            for (told, of) in told.iter().zip(&progress.sequences) {
+                let want = (0..of.made).map(|at| ((1 + at) % 10, 19 + at));
+                assert!(of.made > 0 && told.iter().copied().eq(want), "{told:?}");
             }
+            assert_eq!(progress.sequences.iter().map(|of| of.made).max(), Some(14));
+            let breadths: Vec<_> = progress.sequences.iter().map(|of| of.needed).collect();
+            assert_eq!(breadths, needed);
+            steps.push((progress.steps, progress.rows));
         }
-        let want = (9..13).flat_map(|past| (0..5).map(move |at| (at, 100 * past + at)));
-        assert_eq!(told, want.collect::<Vec<_>>());
-        assert!(runs < 16, "{runs} runs for 4 steps");
+        assert!(steps[1].0 < steps[0].0 && steps[1].1 > steps[1].0 * 5, "{steps:?}");
+    }
+
+    #[test]
+    fn a_choice_that_nothing_proves_is_an_error() {
+        let wanted = Wanted::Token(Breadth::All);
+        let segment = Segment { slot: 0, past: 3, kept: true, rows: 1, wanted };
+        let shape = BatchShape::new(vec![segment]).unwrap();
+        let binding = Binding::new(shape, &[7][..]);
+        let mut progress =
+            Progress::new(vec![Goal { count: 3, ..Goal::default() }], &binding, None);
+        let mut tell = |_: usize, _: &Told| None;
+        progress.take(&[[0.0; 44]], &mut Histories::default(), &mut tell);
+        assert!(progress.is_over() && progress.check().is_err());
     }
 }

@@ -6,6 +6,7 @@
 
 pub mod choose;
 pub mod compute;
+mod draft;
 pub mod executor;
 pub mod generate;
 pub mod link;

@@ -8,7 +8,7 @@ use crate::{
         cpu::CpuEngine,
     },
     executor::{Executor, Job, RunError, RunReport},
-    generate::{Generation, Goal, STINT, Told},
+    generate::{Drafting, Generated, Generation, Goal, STINT, Told},
     link::{Links, memory},
     merge::{MergeError, Merged, merge},
     stream::Stream,
@@ -19,7 +19,7 @@ use galaxy_common::{
     plan::Phase,
 };
 use galaxy_graph::{
-    LowerError, Lowered, Program, Selected, Selection, links, operators::OperatorGraph,
+    LowerError, Lowered, Program, Selected, Selection, budget, links, operators::OperatorGraph,
 };
 use galaxy_model::ModelDir;
 use std::{
@@ -55,10 +55,16 @@ pub enum LocalError {
 /// Tokens that were made.
 #[derive(Debug)]
 pub struct Made {
-    /// What is told of each token of each sequence: of all as many.
+    /// What is told of each token of each sequence.
     pub told: Vec<Vec<Told>>,
+    /// The shape of the last step, where that had other rows than the first.
+    pub last: Option<BatchShape>,
     /// What the last token of each sequence took of candidates.
     pub breadths: Vec<Breadth>,
+    /// Steps that ran,
+    pub steps: u32,
+    /// and rows of all of them.
+    pub rows: u32,
     /// The programs that ran last, by rank,
     pub programs: Vec<Arc<Program>>,
     /// and what they took.
@@ -66,7 +72,7 @@ pub struct Made {
 }
 
 /// Programs are kept for this many shapes.
-const KEPT: usize = 8;
+const KEPT: usize = 32;
 
 /// All devices of a plan in this process.
 pub struct LocalCluster {
@@ -359,7 +365,25 @@ impl LocalCluster {
         goals: &[Goal],
         deadline: Option<Instant>,
     ) -> Result<Made, LocalError> {
-        self.steps(&mut self.lock(), phase, shape, tokens, goals, deadline)
+        self.make_drafting(phase, shape, tokens, (goals, None), deadline)
+    }
+
+    /// The same, where one more row takes so much of the time of a step: drafts are verified that make tokens come
+    /// sooner.
+    ///
+    /// # Errors
+    /// As [`LocalCluster::execute`].
+    pub fn make_drafting(
+        &self,
+        phase: Phase,
+        shape: &BatchShape,
+        tokens: &[u32],
+        (goals, row_cost): (&[Goal], Option<f32>),
+        deadline: Option<Instant>,
+    ) -> Result<Made, LocalError> {
+        let rows = budget::sequences(self.plan());
+        let drafting = row_cost.map(|row_cost| Drafting { row_cost, rows });
+        self.steps(&mut self.lock(), phase, shape, tokens, (goals, drafting), deadline)
     }
 
     fn go_on(
@@ -395,7 +419,7 @@ impl LocalCluster {
                 let told;
                 let goals = [goal(1)];
                 Made { told, breadths, .. } =
-                    self.steps(state, Phase::Prefill, &shape, chunk, &goals, None)?;
+                    self.steps(state, Phase::Prefill, &shape, chunk, (&goals, None), None)?;
                 told[0].iter().for_each(|told| now = tell(told));
             } else {
                 let shape = segment(past, rows, Wanted::Nothing)?;
@@ -416,7 +440,7 @@ impl LocalCluster {
             let goals = [goal(STINT.min(*count - made))];
             let told;
             Made { told, breadths, .. } =
-                self.steps(state, Phase::Decode, &shape, &[last], &goals, None)?;
+                self.steps(state, Phase::Decode, &shape, &[last], (&goals, None), None)?;
             for told in &told[0] {
                 if !now.2 {
                     now = tell(told);
@@ -433,7 +457,7 @@ impl LocalCluster {
         phase: Phase,
         shape: &BatchShape,
         tokens: &[u32],
-        goals: &[Goal],
+        (goals, drafting): (&[Goal], Option<Drafting>),
         deadline: Option<Instant>,
     ) -> Result<Made, LocalError> {
         let first = self.lowered(phase, shape)?;
@@ -444,6 +468,7 @@ impl LocalCluster {
             let generation = Generation {
                 first: Job { epoch, sequence, program, binding, deadline },
                 goals: goals.to_vec(),
+                drafting,
             };
             let mut last = first.clone();
             let program = |shape: &BatchShape| {
@@ -467,8 +492,9 @@ impl LocalCluster {
         let mut all = all.into_iter();
         let (told, first, programs) = all.next().ok_or(RunError::Stopped)?;
         let others = all.map(|(_, generated, _)| generated.report);
-        let reports = [first.report].into_iter().chain(others).collect();
-        Ok(Made { told, breadths: first.breadths, programs, reports })
+        let Generated { report, last, breadths, steps, rows, .. } = first;
+        let reports = [report].into_iter().chain(others).collect();
+        Ok(Made { told, last, breadths, steps, rows, programs, reports })
     }
 
     /// Runs one batch and puts the results together: one for each segment.

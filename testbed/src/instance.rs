@@ -586,6 +586,7 @@ impl Testbed {
             max_rows: cluster::DEFAULT_MAX_ROWS,
             queue: 4,
             client_memory: galaxy_coord::client_memory::DEFAULT_CLIENT_MEMORY,
+            speculation: false,
             link: Some(LinkType::Tls),
             plain: false,
             lossy: false,

@@ -126,6 +126,7 @@ impl Bench {
             max_rows,
             queue: 4,
             client_memory: DEFAULT_CLIENT_MEMORY,
+            speculation: true,
             link: Some(LinkType::Tls),
             plain: false,
             lossy: false,

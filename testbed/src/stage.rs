@@ -180,7 +180,13 @@ impl Stage {
             }
             Err(other) => return Ok(Err(Refusal::Plan(other.to_string()))),
         };
-        let limits = Limits { queue: 4, timeout: MAKING, client_memory: DEFAULT_CLIENT_MEMORY };
+        let limits = Limits {
+            queue: 4,
+            timeout: MAKING,
+            client_memory: DEFAULT_CLIENT_MEMORY,
+            // Experiments compare steps, and models with random weights repeat themselves.
+            drafts: false,
+        };
         let session = Session::new(model.clone(), fleet.clone(), limits);
         Ok(Ok(Placed { stage: self, fleet, session, model: model.clone(), programs: None }))
     }

@@ -2,13 +2,17 @@
 
 use crate::{core::Active, error::WorkerError, execute::Events};
 use bytes::Bytes;
-use galaxy_common::{BatchShape, Burst, Text, plan::Phase};
+use galaxy_common::{BatchShape, Burst, Text, TokenGoal, plan::Phase};
 use galaxy_engine::{
+    choose::TokenMask,
     compute::Inputs,
     executor::{Executor, Job},
-    generate::{Generated, Generation, Goal},
+    generate::{Drafting, Generated, Generation, Goal, Listener, Told},
 };
-use galaxy_graph::{budget::SEQUENCES, program::TOKEN_VALUES};
+use galaxy_graph::{
+    budget::{self, SEQUENCES},
+    program::TOKEN_VALUES,
+};
 use galaxy_proto::v1;
 
 /// Tokens that one execution may generate for a sequence.
@@ -38,12 +42,16 @@ impl Decode {
     /// Checks what is to be generated from a batch.
     pub(crate) fn read(burst: v1::Burst, shape: &BatchShape) -> Result<Self, WorkerError> {
         let (tell, burst) = (burst.tell, Burst::from(burst));
+        let mut slots: Vec<u32> = shape.choices().map(|(_, segment, _)| segment.slot).collect();
+        slots.sort_unstable();
         let (goals, choices) = (burst.goals.len(), shape.choices().count());
         let longest = burst.goals.iter().map(|goal| goal.count).max().unwrap_or(0);
         let why = if goals == 0 || goals != choices {
             format!("{goals} sequences are to get tokens, and {choices} of the batch want some")
         } else if goals > SEQUENCES as usize {
             format!("{goals} sequences are to get tokens, and {SEQUENCES} may at a time")
+        } else if slots.windows(2).any(|pair| pair[0] == pair[1]) {
+            "two tokens of a step are wanted of one sequence".to_owned()
         } else if burst.goals.iter().any(|goal| goal.count == 0) {
             "no tokens are to be generated for a sequence".to_owned()
         } else if longest > MOST {
@@ -61,13 +69,12 @@ impl Decode {
         self.burst.phase
     }
 
-    /// How many steps may be told of.
+    /// How many steps may be told of: others than the last generate something, for one of them at least.
     pub(crate) fn steps(&self) -> usize {
-        self.burst.goals.iter().map(|goal| goal.count as usize).max().unwrap_or(0)
+        self.burst.goals.iter().map(|goal| goal.count as usize).sum()
     }
 
-    /// Generates them from what `job` begins with: what came of it, and the tokens, of each step those of all
-    /// sequences.
+    /// Generates them from what `job` begins with: what came of it, and the tokens, of one sequence behind another.
     pub(crate) fn run(
         self,
         executor: &Executor,
@@ -75,7 +82,7 @@ impl Decode {
         active: &Active,
         events: &Events,
     ) -> Result<(Generated, Vec<u32>), WorkerError> {
-        let Self { burst: Burst { phase, goals }, tell } = self;
+        let Self { burst: Burst { phase, goals, row_cost }, tell } = self;
         match job.binding.inputs {
             Inputs::Tokens(_) => {}
             Inputs::Typed { .. } => return Err(wrong("a pair of texts does not go on".to_owned())),
@@ -83,30 +90,53 @@ impl Decode {
                 return Err(wrong("a model of images makes no text".to_owned()));
             }
         }
-        let sequences = goals.len();
-        let mut tokens = Vec::with_capacity(sequences * MOST as usize);
-        let mut step = Vec::with_capacity(sequences * TOKEN_VALUES as usize);
-        let generation = Generation { first: job, goals: goals.iter().map(Goal::from).collect() };
+        let most = budget::sequences(&active.plan);
+        let room = |goal: &TokenGoal| Vec::with_capacity(goal.count as usize);
+        let mut told = Steps {
+            tokens: goals.iter().map(room).collect(),
+            step: Vec::with_capacity(most as usize * TOKEN_VALUES as usize),
+            counts: vec![0; goals.len()],
+            events: tell.then_some(events),
+        };
+        let drafting = row_cost.map(|row_cost| Drafting { row_cost, rows: most });
+        let goals = goals.iter().map(Goal::from).collect();
+        let generation = Generation { first: job, goals, drafting };
         let program = |shape: &BatchShape| active.lower(phase, shape).map(|(_, program)| program);
-        let generated = generation.run(executor, program, |at, told| {
-            tokens.push(told[0] as u32);
-            step.extend_from_slice(told);
-            if at + 1 == sequences {
-                if tell {
-                    // There is room for all of them; whoever hung up misses nothing.
-                    drop(events.try_send(Ok(event(&step))));
-                }
-                step.clear();
-            }
-            None
-        })?;
-        Ok((generated, tokens))
+        let generated = generation.run(executor, program, &mut told)?;
+        Ok((generated, told.tokens.concat()))
     }
 }
 
-fn event(step: &[f32]) -> v1::ExecuteEvent {
-    let bytes = Bytes::copy_from_slice(bytemuck::cast_slice(step));
-    v1::ExecuteEvent { event: Some(v1::execute_event::Event::Tokens(bytes)) }
+/// Tells of each step.
+struct Steps<'a> {
+    /// The tokens of each sequence.
+    tokens: Vec<Vec<u32>>,
+    /// What is told of those of the step at hand,
+    step: Vec<f32>,
+    /// and how many of each sequence there are.
+    counts: Vec<u32>,
+    events: Option<&'a Events>,
+}
+
+impl Listener for &mut Steps<'_> {
+    fn token(&mut self, at: usize, told: &Told) -> Option<TokenMask> {
+        self.tokens[at].push(told[0] as u32);
+        self.step.extend_from_slice(told);
+        self.counts[at] += 1;
+        None
+    }
+
+    fn step(&mut self) {
+        if let Some(events) = self.events.filter(|_| !self.step.is_empty()) {
+            let tokens = Bytes::copy_from_slice(bytemuck::cast_slice(&self.step));
+            let step = v1::GeneratedStep { counts: self.counts.clone(), tokens };
+            let event = v1::ExecuteEvent { event: Some(v1::execute_event::Event::Step(step)) };
+            // There is room for all of them; whoever hung up misses nothing.
+            drop(events.try_send(Ok(event)));
+        }
+        self.step.clear();
+        self.counts.fill(0);
+    }
 }
 
 #[cfg(test)]
@@ -133,13 +163,13 @@ mod tests {
         let read = |counts: &[u32], rows, wanted: &[Wanted]| {
             let goal = |count: &u32| v1::TokenGoal { count: *count, stop: vec![] };
             let goals = counts.iter().map(goal).collect();
-            let burst = v1::Burst { goals, decode: true, tell: true };
+            let burst = v1::Burst { goals, decode: true, tell: true, row_cost: 0.5 };
             Decode::read(burst, &shape(rows, wanted)).map(|d| d.steps()).map_err(|e| e.to_string())
         };
         assert_eq!(read(&[64], 1, &[token]), Ok(64));
         assert_eq!(read(&[1], 9, &[token]), Ok(1));
-        assert_eq!(read(&[3, 7], 1, &[token, token]), Ok(7));
-        assert_eq!(read(&[1, 1], 5, &[token, Wanted::Nothing, token]), Ok(1));
+        assert_eq!(read(&[3, 7], 1, &[token, token]), Ok(10));
+        assert_eq!(read(&[1, 1], 5, &[token, Wanted::Nothing, token]), Ok(2));
         for (counts, rows, wanted, says) in [
             (&[0][..], 1, &[token][..], "no tokens"),
             (&[65], 1, &[token], "64 may be"),
@@ -154,6 +184,12 @@ mod tests {
             let error = read(counts, rows, wanted).unwrap_err();
             assert!(error.contains(says), "{error}");
         }
+        let twice = |past| Segment { slot: 4, past, kept: true, rows: 1, wanted: token };
+        let twice = BatchShape::new(vec![twice(7), twice(8)]).unwrap();
+        let goals = vec![v1::TokenGoal { count: 1, stop: vec![] }; 2];
+        let burst = v1::Burst { goals, decode: true, tell: true, row_cost: 0.0 };
+        let error = Decode::read(burst, &twice).map(|d| d.steps()).unwrap_err().to_string();
+        assert!(error.contains("of one sequence"), "{error}");
         let begins = |text: v1::GoingText| checked(convert::text(text)?.0, 10);
         let refused = |text: v1::GoingText| begins(text).unwrap_err().to_string();
         let sampling = |s: &Sampling| postcard::to_stdvec(s).unwrap();

@@ -161,10 +161,21 @@ pub(crate) struct Execution {
 /// What came of an execution.
 struct Ran {
     report: RunReport,
-    /// Tokens that were generated, of each step those of all sequences.
+    /// What was generated, with the tokens, of one sequence behind another.
+    decoded: Decoded,
+}
+
+/// What a burst has generated.
+#[derive(Default)]
+struct Decoded {
     tokens: Vec<u32>,
+    counts: Vec<u32>,
     /// How many candidates the last token of each sequence took.
     breadths: Vec<Breadth>,
+    steps: u32,
+    rows: u32,
+    /// The shape of the last step, where that had other rows than the first.
+    last: Option<BatchShape>,
 }
 
 impl Execution {
@@ -262,12 +273,13 @@ impl Execution {
                 match decode {
                     None => {
                         let report = executor.run(job)?;
-                        Ok(Ran { report, tokens: Vec::new(), breadths: Vec::new() })
+                        Ok(Ran { report, decoded: Decoded::default() })
                     }
                     Some(decode) => {
                         let (told, tokens) = decode.run(&executor, job, &lowering, &events)?;
-                        let Generated { report, breadths, .. } = told;
-                        Ok(Ran { report, tokens, breadths })
+                        let Generated { report, last, counts, breadths, steps, rows } = told;
+                        let decoded = Decoded { tokens, counts, breadths, steps, rows, last };
+                        Ok(Ran { report, decoded })
                     }
                 }
             };
@@ -359,7 +371,7 @@ impl Active {
 
 /// Sends results in pieces, then what they cost. False when nobody listens.
 async fn send_all(events: &Events, ran: Ran, active: &Active) -> bool {
-    let Ran { report, tokens, breadths } = ran;
+    let Ran { report, decoded: Decoded { tokens, counts, breadths, steps, rows, last } } = ran;
     let wanted = |breadth: Breadth| v1::Wanted::from(Wanted::Token(breadth)).into();
     for (output, values) in report.outputs.iter().enumerate() {
         let mut offset = 0;
@@ -387,6 +399,10 @@ async fn send_all(events: &Events, ran: Ran, active: &Active) -> bool {
         bytes_received: report.bytes_received,
         tokens,
         wanted: breadths.into_iter().map(wanted).collect(),
+        counts,
+        steps,
+        rows,
+        last: last.as_ref().map(convert::segments).unwrap_or_default(),
     };
     let event = v1::execute_event::Event::Done(done);
     events.send(Ok(v1::ExecuteEvent { event: Some(event) })).await.is_ok()

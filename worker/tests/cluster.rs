@@ -229,7 +229,7 @@ async fn execute(
                 let values = piece.data.chunks_exact(4);
                 output.extend(values.map(|v| f32::from_le_bytes(v.try_into().unwrap())));
             }
-            v1::execute_event::Event::Tokens(_) => panic!("no token was asked for"),
+            v1::execute_event::Event::Step(_) => panic!("no token was asked for"),
             v1::execute_event::Event::Done(done) => {
                 assert!(done.lanes.iter().any(|lane| lane.lane == "compute"));
                 return Ok(outputs);

@@ -1,6 +1,7 @@
 //! `galaxy bench`: what this device can do, and what the kernels make of it.
 
 mod decode;
+mod pairs;
 mod quality;
 mod serve;
 
@@ -81,6 +82,9 @@ enum What {
     /// Says how a coordinator answers many clients at once: tokens per second, and latency over load.
     #[command(after_long_help = serve::MEANING)]
     Serve(serve::ServeArgs),
+    /// Compares two coordinators that answer the same prompts in turns.
+    #[command(after_long_help = pairs::MEANING)]
+    Pairs(pairs::PairsArgs),
 }
 
 /// Arguments of `galaxy bench kernels`.
@@ -174,6 +178,7 @@ pub async fn bench(args: BenchArgs) -> Result<(), Failure> {
             }),
         ),
         What::Serve(args) => return serve::measure(&args).await,
+        What::Pairs(args) => return pairs::measure(&args).await,
     };
     let said = progress::watch(now, tokio::task::spawn_blocking(work))
         .await

@@ -57,6 +57,11 @@ impl Connection {
         Self { listens: Some(address), ..self }
     }
 
+    /// The same, of a coordinator at this address.
+    pub(super) fn at(self, address: String) -> Self {
+        Self { coordinator: Some(address), ..self }
+    }
+
     /// Connects as a client.
     pub(super) async fn open(&self) -> Result<Client, Failure> {
         self.open_as(&[Role::Client, Role::Admin]).await

@@ -98,6 +98,9 @@ fn sequences(of: &SequencesStatus) -> String {
     if of.prefixes > 0 {
         let _ = write!(out, "; {} prompts began with {} rows of it", of.prefixes, of.prefix_rows);
     }
+    if of.drafted > 0 {
+        let _ = write!(out, "; {} of {} drafted tokens were right", of.accepted, of.drafted);
+    }
     if of.evicted > 0 {
         let _ = write!(out, "; {} evictions: raise cache_rows", of.evicted);
     }

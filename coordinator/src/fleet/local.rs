@@ -1,11 +1,11 @@
 //! A fleet in this process: the engine on threads of our own, over links in memory.
 
 use super::{
-    BoxFuture, DeviceCost, DeviceRun, DeviceView, Fleet, Outlook, Readiness, Run, Task, Timeline,
-    blocking,
+    BoxFuture, Decoded, DeviceCost, DeviceRun, DeviceView, Fleet, Outlook, Readiness, Run, Task,
+    Timeline, blocking,
 };
 use crate::error::RequestError;
-use galaxy_common::{Breadth, Burst, Bytes, Epoch, SequenceNumber, plan::Plan};
+use galaxy_common::{Burst, Bytes, Epoch, SequenceNumber, plan::Plan};
 use galaxy_engine::{
     compute::{Inputs, kernels::instructions::Instructions},
     executor::{RunError, RunReport},
@@ -91,26 +91,28 @@ fn cost(report: &RunReport) -> DeviceCost {
     }
 }
 
-/// Programs and reports by rank, tokens of each sequence that gets some, and candidates that the last took.
-type Ran = (Vec<Arc<Program>>, Vec<RunReport>, u32, Vec<Breadth>);
+/// Programs and reports by rank, and what became of the burst.
+type Ran = (Vec<Arc<Program>>, Vec<RunReport>, Decoded);
 
 /// Runs a program on all devices. Blocks.
 fn run(cluster: &LocalCluster, task: Task, deadline: Option<Instant>) -> Result<Ran, LocalError> {
     let mut room = task.cached.iter().filter_map(|cached| cached.room.as_ref());
     room.try_for_each(|(text, blocks)| cluster.begin_in(text, blocks))?;
-    if let (Some(Burst { phase, goals }), Inputs::Tokens(tokens)) = (&task.burst, &task.inputs) {
+    if let (Some(burst), Inputs::Tokens(tokens)) = (&task.burst, &task.inputs) {
+        let Burst { phase, goals, row_cost } = burst;
         let goals: Vec<Goal> = goals.iter().map(Goal::from).collect();
-        let Made { told, breadths, programs, reports } =
-            cluster.make(*phase, &task.shape, tokens, &goals, deadline)?;
-        let tokens = told.first().map_or(0, Vec::len) as u32;
+        let wanted = (&goals[..], *row_cost);
+        let Made { told, last, breadths, steps, rows, programs, reports } =
+            cluster.make_drafting(*phase, &task.shape, tokens, wanted, deadline)?;
+        let tokens = told.iter().map(Vec::len).sum::<usize>() as u32;
         for (tell, told) in task.listeners().iter().zip(told) {
             // Whoever does not listen any more misses nothing.
             told.into_iter().for_each(|told| tell.send(told).unwrap_or_default());
         }
-        return Ok((programs, reports, tokens, breadths));
+        return Ok((programs, reports, Decoded { tokens, steps, rows, last, breadths }));
     }
     let (programs, reports) = cluster.execute(&task.shape, task.inputs, deadline)?;
-    Ok((programs, reports, 0, Vec::new()))
+    Ok((programs, reports, Decoded::default()))
 }
 
 impl Fleet for LocalFleet {
@@ -134,7 +136,7 @@ impl Fleet for LocalFleet {
             let cluster = self.cluster.clone();
             let begun = Instant::now();
             let deadline = begun.checked_add(limit);
-            let (programs, reports, tokens, breadths) =
+            let (programs, reports, decoded) =
                 blocking(move || run(&cluster, task, deadline)).await?.map_err(|e| match e {
                     LocalError::Run(RunError::Deadline) => {
                         RequestError::Deadline { allowed: limit, ours: true }
@@ -159,7 +161,7 @@ impl Fleet for LocalFleet {
             kept.truncate(TIMELINES - 1);
             kept.push_front((sequence, times));
             let (epoch, plan) = (EPOCH, self.plan.clone());
-            Ok(Run { epoch, sequence, plan, devices, took, tokens, breadths })
+            Ok(Run { epoch, sequence, plan, devices, took, decoded })
         })
     }
 

@@ -19,6 +19,8 @@ pub struct Limits {
     pub timeout: Duration,
     /// What one client may hold of this process's memory.
     pub client_memory: Bytes,
+    /// Whether drafts of what may follow a sequence are verified where that pays.
+    pub drafts: bool,
 }
 
 impl Session {

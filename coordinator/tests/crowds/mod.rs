@@ -129,14 +129,20 @@ async fn behind(session: &Session, ids: Vec<u32>, seed: u64) -> Vec<u32> {
         fallback: None,
         ..GenerateOptions::default()
     };
+    generated(session, ids, options).await
+}
+
+/// As many tokens behind a prompt as are asked for.
+async fn generated(session: &Session, ids: Vec<u32>, options: GenerateOptions) -> Vec<u32> {
     let (listener, mut said) = mpsc::channel(1000);
+    let most = options.max_tokens as usize;
     session.generate(ids.into(), options, None, listener).await;
     let mut tokens = Vec::new();
     loop {
         match said.recv().await.unwrap().unwrap() {
             Said::Token(token) => tokens.push(token.token),
             Said::Done { finish, .. } => {
-                assert_eq!((finish.to_string().as_str(), tokens.len()), ("length", 60));
+                assert_eq!((finish.to_string().as_str(), tokens.len()), ("length", most));
                 return tokens;
             }
             Said::Begun { .. } | Said::Waiting => {}
@@ -213,4 +219,118 @@ async fn the_next_turn_finds_the_rows_of_the_last() {
         assert_eq!(session.sequences().prefix_rows, rows);
         assert_eq!(session.sequences().free, 6, "ended ones give their room");
     }
+}
+
+/// Sequences that repeat themselves: their tokens are drafted, alone and in a crowd, and they get the tokens
+/// that they get without.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn drafts_change_nothing_in_a_crowd() {
+    let model = Arc::new(ModelDir::open(&checkpoint("llama")).unwrap());
+    for (shares, strategy) in [
+        (&[1.0][..], Strategy::Local),
+        (&[1.0, 2.0], Strategy::Galaxy),
+        (&[1.0, 1.0], Strategy::Pipeline),
+    ] {
+        let cache = Cache { rows: 12 * Cache::BLOCK, values: CacheType::F16 };
+        let plan = plan_with(&model, shares, strategy, cache);
+        let open = |drafts| {
+            let fleet = Arc::new(LocalFleet::open(model.clone(), plan.clone()).unwrap());
+            Session::new(model.clone(), fleet, Limits { queue: 64, drafts, ..LIMITS })
+        };
+        let (session, plain) = (open(true), open(false));
+        let of = |session: &Session, seed: u32| {
+            let session = session.clone();
+            let options = GenerateOptions {
+                max_tokens: 90,
+                ignore_end: true,
+                sampling: SamplingParams {
+                    temperature: Some(if seed.is_multiple_of(2) { 0.0 } else { 0.6 }),
+                    seed: Some(seed.into()),
+                    // What repeats itself sooner or later.
+                    bias: (0..4).map(|at| (20 + 3 * at + seed, 6.0)).collect(),
+                    ..SamplingParams::default()
+                },
+                fallback: None,
+                ..GenerateOptions::default()
+            };
+            let ids = (0..20 + seed).map(|at| (at * 7 + seed * 13) % 90).collect::<Vec<_>>();
+            async move { generated(&session, ids, options).await }
+        };
+        let mut want = Vec::new();
+        for seed in 0..6 {
+            want.push(of(&plain, seed).await);
+            assert_eq!(of(&session, seed).await, want[seed as usize], "{seed}, {strategy}");
+        }
+        let counts = session.sequences();
+        assert!((1..=counts.drafted).contains(&counts.accepted), "{counts:?}");
+        let crowd: Vec<_> = (0..6).map(|seed| tokio::spawn(of(&session, seed))).collect();
+        for (task, want) in crowd.into_iter().zip(&want) {
+            assert_eq!(task.await.unwrap(), *want, "{strategy}");
+        }
+        assert_eq!((plain.sequences().drafted, plain.sequences().accepted), (0, 0));
+        assert_eq!(session.sequences().tokens, 12 * 90);
+    }
+}
+
+/// Sequences of any length, of which clients leave many at any time, give back all that they had. GALAXY_SEQUENCES
+/// says how many; with 10,000 it shows the process's memory, too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_comes_and_goes_leaves_nothing() {
+    let many = std::env::var("GALAXY_SEQUENCES").map_or(200, |n| n.parse::<u32>().unwrap());
+    let resident = || {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        line.unwrap_or("unknown").trim().to_owned()
+    };
+    let model = Arc::new(ModelDir::open(&checkpoint("llama")).unwrap());
+    let cache = Cache { rows: 8 * Cache::BLOCK, values: CacheType::F16 };
+    let plan = plan_with(&model, &[1.0, 1.0], Strategy::Galaxy, cache);
+    let fleet = Arc::new(LocalFleet::open(model.clone(), plan).unwrap());
+    let session = Session::new(model.clone(), fleet, Limits { queue: 64, ..LIMITS });
+    let clients = (0..12u32).map(|client| {
+        let session = session.clone();
+        tokio::spawn(async move {
+            let mut state = client * 7919 + 1;
+            let mut draw = move |end: u32| {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (state >> 8) % end
+            };
+            for at in (client..many).step_by(12) {
+                let ids: Vec<u32> = (0..1 + draw(150)).map(|_| draw(90)).collect();
+                let options = GenerateOptions {
+                    max_tokens: 1 + draw(40),
+                    ignore_end: true,
+                    sampling: SamplingParams {
+                        temperature: Some(draw(2) as f32),
+                        seed: Some(at.into()),
+                        ..SamplingParams::default()
+                    },
+                    fallback: None,
+                    ..GenerateOptions::default()
+                };
+                let (listener, mut said) = mpsc::channel(8);
+                let session = session.clone();
+                let answer = tokio::spawn(async move {
+                    session.generate(ids.into(), options, None, listener).await
+                });
+                // Some are read to their end, and some are left somewhere before it.
+                let mut heard = if draw(2) == 0 { u32::MAX } else { draw(30) };
+                while heard > 0 && said.recv().await.transpose().unwrap().is_some() {
+                    heard -= 1;
+                }
+                drop(said);
+                answer.await.unwrap();
+                if at % (many / 10).max(1) == 0 {
+                    println!("{at} sequences: {}", resident());
+                }
+            }
+        })
+    });
+    for client in clients.collect::<Vec<_>>() {
+        client.await.unwrap();
+    }
+    let after = session.sequences();
+    assert_eq!((after.waiting, after.running), (0, 0), "{after:?}");
+    assert_eq!((after.free, session.admission().queued()), (8, 0), "{after:?}");
+    println!("{many} sequences: {}; {after:?}", resident());
 }

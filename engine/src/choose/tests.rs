@@ -45,10 +45,10 @@ fn choose_of(
         tiles.push(tile);
     }
     let mut chooser = Chooser::new(text, 0);
-    chooser.begin();
-    assert!(tiles.iter().all(|tile| chooser.collect(tile).is_some()));
+    let mut gathered = Gathered::default();
+    assert!(tiles.iter().all(|tile| gathered.collect(tile).is_some()));
     let mut told = vec![f32::NAN; TOKEN_VALUES as usize];
-    (chooser.choose(position, &mut told).expect("numbers"), told)
+    (chooser.choose(&mut gathered, position, &mut told).expect("numbers"), told)
 }
 
 /// Probabilities after all bounds, as they are defined, of whole logits.
@@ -160,14 +160,14 @@ fn flat_distributions_are_not_proved_by_few() {
 #[test]
 fn tiles_of_others_are_checked() {
     let mut chooser = Chooser::new(&text(Sampling::greedy(), &[], 0), 0);
-    chooser.begin();
+    let mut gathered = Gathered::default();
     for tile in [&[][..], &[0; 15], &[1; 16], &[0xff; 64]] {
-        assert_eq!(chooser.collect(tile), None, "{tile:?}");
+        assert_eq!(gathered.collect(tile), None, "{tile:?}");
     }
     // What follows belongs to the next choice.
-    assert_eq!(chooser.collect(&[0; 19]), Some(&[0; 3][..]));
+    assert_eq!(gathered.collect(&[0; 19]), Some(&[0; 3][..]));
     let mut told = vec![0.0; TOKEN_VALUES as usize];
-    assert_eq!(chooser.choose(0, &mut told), None, "nobody named any");
+    assert_eq!(chooser.choose(&mut gathered, 0, &mut told), None, "nobody named any");
     let (chosen, told) = choose(
         &text(Sampling { logprobs: 2, ..Sampling::greedy() }, &[], 0),
         &[f32::NAN, 1.0, 3.0, f32::NAN],
@@ -238,9 +238,9 @@ fn a_choice_that_is_made_again_counts_once() {
         let mut tile = vec![0; candidates_bytes(3) as usize];
         let mut at = |position| {
             chooser.shortlist((&[4.0, 3.5, 0.0], 0), position, Breadth::Few, None, &mut tile);
-            chooser.begin();
-            assert!(chooser.collect(&tile).is_some());
-            chooser.choose(position, &mut told).expect("numbers").token
+            let mut gathered = Gathered::default();
+            assert!(gathered.collect(&tile).is_some());
+            chooser.choose(&mut gathered, position, &mut told).expect("numbers").token
         };
         let mut many = |position| (0..again).map(|_| at(position)).last().expect("some");
         (1..9).map(&mut many).collect()

@@ -6,7 +6,7 @@ use super::{
     kernels::area::Area,
 };
 use crate::{
-    choose::{Chooser, Text},
+    choose::{Chooser, Gathered, Text},
     compute::ComputeError,
     weights::Shard,
 };
@@ -21,6 +21,8 @@ const NO_TILE: Misfit = Misfit::Why("the tile of candidates is not there");
 pub(crate) struct Texts {
     pub(crate) cache: KvCache,
     choosers: BTreeMap<u32, Chooser>,
+    /// Candidates for each choice of a batch: several may be of one sequence, whose tokens are drafted.
+    gathered: Vec<Gathered>,
     /// How many rows each was asked with.
     asked: BTreeMap<u32, u32>,
     /// Tokens of the vocabulary that the device has logits for.
@@ -37,7 +39,8 @@ pub(crate) fn texts(shard: &Shard, cache: Cache) -> Texts {
 
 impl Texts {
     fn new(cache: KvCache, slice: u32) -> Self {
-        Self { cache, choosers: BTreeMap::new(), asked: BTreeMap::new(), slice }
+        let (choosers, asked) = (BTreeMap::new(), BTreeMap::new());
+        Self { cache, choosers, gathered: Vec::new(), asked, slice }
     }
 
     /// Takes room for a text, more or any, in these blocks.
@@ -68,7 +71,7 @@ impl Texts {
 
     /// Forgets candidates of a run that ended before it chose.
     pub(crate) fn forget_candidates(&mut self) {
-        self.choosers.values_mut().for_each(Chooser::begin);
+        self.gathered.iter_mut().for_each(Gathered::begin);
     }
 
     /// How many rows the text of a slot was asked with.
@@ -142,9 +145,12 @@ impl Texts {
     /// Adds a device's candidates.
     pub(crate) fn collect(&mut self, call: &Call<'_>, tile: Option<&[u8]>) -> Result<(), Misfit> {
         let mut left = tile.ok_or(NO_TILE)?;
-        for (_, segment, _) in call.binding.shape.choices() {
-            let (chooser, _) = self.of(segment)?;
-            left = chooser.collect(left).ok_or(Misfit::Why("a tile of candidates is none"))?;
+        for (at, _) in call.binding.shape.choices().enumerate() {
+            if at == self.gathered.len() {
+                self.gathered.push(Gathered::default());
+            }
+            let rest = self.gathered[at].collect(left);
+            left = rest.ok_or(Misfit::Why("a tile of candidates is none"))?;
         }
         Ok(())
     }
@@ -159,13 +165,17 @@ impl Texts {
         let mut result = Ok(());
         for (at, (_, segment, _)) in call.binding.shape.choices().enumerate() {
             let told = told.next().ok_or(Misfit::Why("the result has no room"))?;
+            let mut gathered = self.gathered.get_mut(at).map(std::mem::take).unwrap_or_default();
             let (chooser, position) = self.of(segment)?;
             let masked = call.binding.mask(at).is_some();
-            let chosen = match chooser.best() {
+            let chosen = match gathered.best() {
                 Some(f32::NEG_INFINITY) if masked => Err(Misfit::NoToken(segment.slot)),
-                _ => chooser.choose(position, told).ok_or(NO_NUMBER).map(|_| ()),
+                _ => chooser.choose(&mut gathered, position, told).ok_or(NO_NUMBER).map(|_| ()),
             };
-            chooser.begin();
+            gathered.begin();
+            if let Some(room) = self.gathered.get_mut(at) {
+                *room = gathered;
+            }
             result = result.and(chosen);
         }
         result

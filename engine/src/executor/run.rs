@@ -1,11 +1,7 @@
 //! One run: what its lanes share.
 
 use super::{Choice, Job, RunError};
-use crate::{
-    choose::TokenMask,
-    compute::{Binding, Inputs},
-    staging::Staging,
-};
+use crate::{compute::Binding, staging::Staging};
 use galaxy_common::{Epoch, SequenceNumber};
 use galaxy_graph::{
     Program,
@@ -124,26 +120,17 @@ impl Run {
         transfer ^ (self.step.load(Ordering::Relaxed) << 22)
     }
 
-    /// Makes ready for the next step, after one that went well: the rows of this one become past, and what
-    /// was chosen are the next, behind which `masks` hold. Nothing is allocated, if the batch's tokens are
-    /// nobody else's.
-    pub fn advance(&self, told: &[Choice], masks: &[Option<TokenMask>]) {
+    /// Binds the next step, after one that went well.
+    pub fn bind<T>(&self, bind: impl FnOnce(&mut Binding) -> T) -> T {
+        bind(&mut self.binding.write().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Makes ready for the next step, after one that went well.
+    pub fn advance(&self) {
         self.step.fetch_add(1, Ordering::Relaxed);
         let mut state = self.lock();
         state.done.fill(0);
         state.asleep.fill(None);
-        drop(state);
-        let mut binding = self.binding.write().unwrap_or_else(PoisonError::into_inner);
-        binding.shape.advance();
-        masks.clone_into(&mut binding.masks);
-        if let Inputs::Tokens(tokens) = &mut binding.inputs {
-            let chosen = told.iter().map(|told| told[0] as u32);
-            match Arc::get_mut(tokens) {
-                Some(tokens) => tokens.iter_mut().zip(chosen).for_each(|(own, next)| *own = next),
-                // Somebody else looks at them.
-                None => *tokens = chosen.collect(),
-            }
-        }
     }
 
     /// What a lane fills for an output or a choice, with room for `values`.
@@ -179,13 +166,6 @@ impl Run {
         let outcome = &self.lock().outcome;
         let (all, _) = outcome.told.as_chunks();
         told.iter_mut().zip(all).for_each(|(told, values)| *told = *values);
-    }
-
-    /// Whether each segment is one row of which a token is wanted, so that another step may follow.
-    pub fn may_go_on(&self) -> bool {
-        let binding = self.binding();
-        let rows = binding.shape.rows() as usize;
-        rows == binding.shape.segments().len() && rows == binding.shape.choices().count()
     }
 
     /// Adds how the lanes spent their time in the step that ended.

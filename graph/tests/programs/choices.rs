@@ -6,10 +6,11 @@ use galaxy_common::{
 };
 use galaxy_graph::{
     Program, VerifyError, lower,
-    program::{OpKind, Operation, Role, candidates_bytes},
+    program::{Lane, OpKind, Operation, Role, candidates_bytes},
     verify,
 };
 use galaxy_model::{Formats, ModelSpec};
+use std::collections::BTreeMap;
 
 fn candidates(program: &Program, op: &Operation) -> bool {
     let mut regions = op.reads.iter().chain(&op.writes);
@@ -32,6 +33,33 @@ pub(super) fn go_once(plan: &Plan, phase: Phase, programs: &[Program]) {
         assert_eq!(count(program, sent), others);
         assert_eq!(count(program, |op| op.kind == OpKind::Collect), having);
         assert_eq!(count(program, |op| op.kind == OpKind::Choose), 1);
+    }
+}
+
+/// Makes sure that all rows before one are in the cache when it attends: it may be a draft of what follows the
+/// one before it.
+pub(super) fn keeps_before_it_attends(program: &Program, shape: &BatchShape) {
+    let lane = program.lanes.iter().find(|(lane, _)| *lane == Lane::Compute);
+    let mut kept = BTreeMap::new();
+    for id in lane.iter().flat_map(|(_, operations)| operations) {
+        let op = program.operation(*id);
+        match op.kind {
+            OpKind::Keep { operator, .. } => {
+                let rows = op.reads[0].rows;
+                let before = kept.entry(operator).or_insert(rows);
+                // Behind those that were kept so far.
+                assert!(rows == *before || rows.start() == before.end(), "{rows:?}, {before:?}");
+                *before = Span::new(before.start(), rows.end());
+            }
+            OpKind::Attend { operator, .. } => {
+                let last = op.reads[0].rows.end();
+                let of_kept = shape.placed().filter(|(rows, s)| s.kept && rows.start() < last);
+                let Some((rows, _)) = of_kept.last() else { continue };
+                let there = kept.get(&operator).map_or(0, |kept| kept.end());
+                assert!(there >= rows.end().min(last), "{operator:?}: {there} of {rows:?}");
+            }
+            _ => {}
+        }
     }
 }
 

@@ -377,6 +377,9 @@ proptest! {
             if shape.choices().next().is_some() {
                 choices::go_once(&plan, phase, &programs);
             }
+            if phase == Phase::Decode {
+                programs.iter().for_each(|program| choices::keeps_before_it_attends(program, shape));
+            }
             for window in [0, 500, u64::MAX] {
                 prop_assert!(simulate(&programs, &Random(seed, window)).is_ok());
             }

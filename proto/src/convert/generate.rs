@@ -96,7 +96,7 @@ impl From<v1::GeneratedToken> for GeneratedToken {
 /// When its sampling settings cannot be written.
 pub fn going_text(text: &Text, blocks: &[u32]) -> Result<v1::GoingText, ConvertError> {
     let Text { slot, rows, sampling, tokens, prompt } = text;
-    let tokens = if sampling.looks_back() { tokens.clone() } else { Vec::new() };
+    let tokens = tokens.clone();
     let sampling = postcard::to_stdvec(sampling).map_err(|_| ConvertError::Sampling)?;
     let (prompt, blocks) = (*prompt as u32, blocks.to_vec());
     Ok(v1::GoingText { slot: *slot, rows: *rows, sampling, tokens, prompt, blocks })
@@ -113,18 +113,19 @@ pub fn text(text: v1::GoingText) -> Result<(Text, Arc<[u32]>), ConvertError> {
 }
 
 impl From<&Burst> for v1::Burst {
-    fn from(Burst { phase, goals }: &Burst) -> Self {
+    fn from(Burst { phase, goals, row_cost }: &Burst) -> Self {
         let goal = |goal: &TokenGoal| v1::TokenGoal { count: goal.count, stop: goal.stop.to_vec() };
         let (goals, decode) = (goals.iter().map(goal).collect(), *phase == Phase::Decode);
-        Self { goals, decode, tell: false }
+        Self { goals, decode, tell: false, row_cost: row_cost.unwrap_or(0.0) }
     }
 }
 
 impl From<v1::Burst> for Burst {
-    fn from(v1::Burst { goals, decode, .. }: v1::Burst) -> Self {
+    fn from(v1::Burst { goals, decode, row_cost, .. }: v1::Burst) -> Self {
         let phase = if decode { Phase::Decode } else { Phase::Prefill };
+        let row_cost = Some(row_cost).filter(|cost| cost.is_finite() && *cost > 0.0);
         let goal = |goal: v1::TokenGoal| TokenGoal { count: goal.count, stop: goal.stop.into() };
-        Self { phase, goals: goals.into_iter().map(goal).collect() }
+        Self { phase, goals: goals.into_iter().map(goal).collect(), row_cost }
     }
 }
 
@@ -189,14 +190,15 @@ mod tests {
         let survives = |begun: &Text| text(going_text(begun, &[4, 1])?);
         assert_eq!(survives(&begun), Ok((begun.clone(), Arc::clone(&blocks))));
         begun.sampling = Sampling::greedy();
-        let without = Text { tokens: Vec::new(), ..begun.clone() };
-        assert_eq!(survives(&begun), Ok((without, blocks)), "nothing looks back at its tokens");
+        assert_eq!(survives(&begun), Ok((begun.clone(), blocks)));
         let unread = v1::GoingText { sampling: vec![1], ..Default::default() };
         assert_eq!(text(unread), Err(ConvertError::Sampling));
         for phase in [Phase::Prefill, Phase::Decode] {
             let goal = |count| TokenGoal { count, stop: [2, 7].into() };
-            let burst = Burst { phase, goals: vec![goal(16), goal(1)] };
-            assert_eq!(Burst::from(v1::Burst::from(&burst)), burst);
+            for row_cost in [None, Some(0.25)] {
+                let burst = Burst { phase, goals: vec![goal(16), goal(1)], row_cost };
+                assert_eq!(Burst::from(v1::Burst::from(&burst)), burst);
+            }
         }
     }
 }

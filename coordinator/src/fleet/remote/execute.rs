@@ -8,17 +8,21 @@ use crate::{
     connection::Connection,
     drift::{Sample, disk_of, kernels_of},
     error::RequestError,
-    fleet::{DeviceCost, DeviceRun, Dispatch, Readiness, Run, Task, blocking},
+    fleet::{Decoded, DeviceCost, DeviceRun, Dispatch, Readiness, Run, Task, blocking},
     membership::{Event, Index},
     placement::{self, Busy},
 };
-use galaxy_common::{Breadth, ClusterProfile, DeviceName, Epoch, Plan, SequenceNumber, Wanted};
+use galaxy_common::{
+    BatchShape, Breadth, ClusterProfile, DeviceName, Epoch, Plan, SequenceNumber, Wanted,
+};
 use galaxy_engine::{compute::Inputs, generate::Told};
-use galaxy_graph::program::TOKEN_VALUES;
+use galaxy_graph::{budget::SEQUENCES, program::TOKEN_VALUES};
 use galaxy_proto::{
     convert::{self, bytes, segments},
     fault::{Fault, from_status},
-    v1::{self, ExecuteDone, ExecuteRequest, ForgetRequest, OutputPiece, execute_event},
+    v1::{
+        self, ExecuteDone, ExecuteRequest, ForgetRequest, GeneratedStep, OutputPiece, execute_event,
+    },
 };
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -100,11 +104,10 @@ pub(super) async fn execute(
     request.burst = task.burst.as_ref().map(v1::Burst::from);
     let mut program = Program { shared, epoch, ring: &ring, dispatch: &dispatch, readiness };
     let calls = program.call(&request, &task)?;
-    let (devices, all, breadths) = program.results(calls, limit, until).await?;
-    let tokens = all.checked_div(breadths.len()).unwrap_or(0) as u32;
+    let (devices, decoded) = program.results(calls, limit, until).await?;
     // Weights from disk are read anew for each step.
-    program.observe(&devices, f64::from(tokens.max(1)));
-    Ok(Run { epoch, sequence, plan, devices, took: begun.elapsed(), tokens, breadths })
+    program.observe(&devices, f64::from(decoded.steps.max(1)));
+    Ok(Run { epoch, sequence, plan, devices, took: begun.elapsed(), decoded })
 }
 
 /// The epoch in which programs may run, once they may.
@@ -208,15 +211,15 @@ impl Program<'_> {
         Ok(calls)
     }
 
-    /// Waits for all devices: what each gave, how many tokens were generated, and how many candidates that took.
+    /// Waits for all devices: what each gave, and what became of the burst.
     async fn results(
         &mut self,
         mut calls: Calls,
         limit: Duration,
         until: Instant,
-    ) -> Result<(Vec<DeviceRun>, usize, Vec<Breadth>), RequestError> {
+    ) -> Result<(Vec<DeviceRun>, Decoded), RequestError> {
         let mut results: Vec<Option<DeviceRun>> = vec![None; self.ring.len()];
-        let (mut tokens, mut breadths) = (None, Vec::new());
+        let (mut tokens, mut decoded) = (None, Decoded::default());
         loop {
             let (rank, attempt, answer) = tokio::select! {
                 joined = calls.join_next() => match joined {
@@ -249,7 +252,13 @@ impl Program<'_> {
                     return Err(verdict(shared, &mut self.readiness, epoch, device, failure).await);
                 }
             };
-            breadths = breadths_of(&done);
+            decoded = Decoded {
+                tokens: done.tokens.len() as u32,
+                steps: done.steps,
+                rows: done.rows,
+                last: last_of(&done),
+                breadths: breadths_of(&done),
+            };
             if *tokens.get_or_insert_with(|| done.tokens.clone()) != done.tokens {
                 let reason = "it has chosen other tokens than another device".to_owned();
                 return Err(self.failed(device, reason).await);
@@ -260,7 +269,7 @@ impl Program<'_> {
         }
         let devices: Option<Vec<_>> = results.into_iter().collect();
         let missing = || RequestError::Internal { why: "a device has no result".to_owned() };
-        Ok((devices.ok_or_else(missing)?, tokens.map_or(0, |tokens| tokens.len()), breadths))
+        Ok((devices.ok_or_else(missing)?, decoded))
     }
 
     /// Tells the driver how long kernels and loaders worked, beside what was predicted.
@@ -289,6 +298,13 @@ impl Program<'_> {
         let device = self.shared.device(device).name.clone();
         RequestError::DeviceFailed { device, reason, retryable: true }
     }
+}
+
+/// The last step, if that is one that drafts may have.
+fn last_of(done: &ExecuteDone) -> Option<BatchShape> {
+    let few = (1..=SEQUENCES as usize).contains(&done.last.len());
+    let shape = few.then(|| convert::shape(done.last.clone(), done.last.len()).ok()).flatten();
+    shape.filter(|shape| shape.rows() as usize == shape.segments().len())
 }
 
 fn breadths_of(done: &ExecuteDone) -> Vec<Breadth> {
@@ -407,8 +423,8 @@ async fn run_on(
 ) -> Result<(Vec<Vec<f32>>, ExecuteDone), Status> {
     let mut values: Vec<Vec<f32>> = sizes.iter().map(|n| Vec::with_capacity(*n)).collect();
     let goals = request.burst.as_ref().map_or(&[][..], |burst| &burst.goals);
-    let most = goals.iter().map(|goal| goal.count).max().unwrap_or(0) as usize * goals.len();
-    let mut tokens = Vec::new();
+    let most: Vec<u32> = goals.iter().map(|goal| goal.count).collect();
+    let mut tokens: Vec<Vec<u32>> = vec![Vec::new(); tell.len()];
     let mut events = connection.execute(request).await?.into_inner();
     while let Some(event) = events.message().await? {
         match event.event {
@@ -416,16 +432,16 @@ async fn run_on(
                 shared.tell(Event::Heard { device, attempt }).await;
                 take(&mut values, &sizes, &piece)?;
             }
-            Some(execute_event::Event::Tokens(step)) => {
+            Some(execute_event::Event::Step(step)) => {
                 shared.tell(Event::Heard { device, attempt }).await;
                 let step = told(&step, shared.model.spec().vocabulary, tell.len())?;
-                tokens.extend(step.iter().map(|told| told[0] as u32));
-                if tokens.len() > most {
-                    return Err(short());
-                }
-                for (tell, told) in tell.iter().zip(step) {
+                for (at, told) in step {
+                    tokens[at].push(told[0] as u32);
+                    if tokens[at].len() > most.get(at).map_or(0, |most| *most as usize) {
+                        return Err(short());
+                    }
                     // Whoever does not listen any more misses nothing.
-                    tell.send(told).unwrap_or_default();
+                    tell[at].send(told).unwrap_or_default();
                 }
             }
             Some(execute_event::Event::Done(done)) => {
@@ -433,7 +449,9 @@ async fn run_on(
                 drop(events.message().await);
                 let whole = values.iter().zip(&sizes).all(|(v, n)| v.len() == *n);
                 // What was told is what the other devices have made, too.
-                let same = tell.is_empty() || tokens == done.tokens;
+                let counts = tokens.iter().map(|tokens| tokens.len() as u32);
+                let same = tell.is_empty()
+                    || tokens.concat() == done.tokens && counts.eq(done.counts.iter().copied());
                 return if whole && same { Ok((values, done)) } else { Err(short()) };
             }
             None => {}
@@ -446,17 +464,23 @@ fn short() -> Status {
     Status::data_loss("its result is not what the program says")
 }
 
-/// What is told of the tokens of a step: each one of the vocabulary, for so many sequences.
-pub(crate) fn told(step: &[u8], vocabulary: u32, sequences: usize) -> Result<Vec<Told>, Status> {
-    let values = convert::floats(step);
+/// What is told of the tokens of a step: each with its sequence, of so many, and one of the vocabulary.
+pub(crate) fn told(
+    GeneratedStep { counts, tokens }: &GeneratedStep,
+    vocabulary: u32,
+    sequences: usize,
+) -> Result<Vec<(usize, Told)>, Status> {
+    let values = convert::floats(tokens);
     let (told, rest) = values.as_chunks::<{ TOKEN_VALUES as usize }>();
     // Ids of all vocabularies are whole in f32.
     let known = |told: &Told| (0.0..vocabulary as f32).contains(&told[0]);
-    let whole = rest.is_empty() && step.len().is_multiple_of(4) && told.len() == sequences;
-    if !whole || !told.iter().all(known) {
+    let all: u64 = counts.iter().map(|count| u64::from(*count)).sum();
+    let whole = rest.is_empty() && tokens.len().is_multiple_of(4) && told.len() as u64 == all;
+    if !whole || counts.len() != sequences || !told.iter().all(known) {
         return Err(short());
     }
-    Ok(told.to_vec())
+    let of = counts.iter().enumerate().flat_map(|(at, n)| std::iter::repeat_n(at, *n as usize));
+    Ok(of.zip(told.iter().copied()).collect())
 }
 
 /// Appends a piece to its output. Pieces of an output come in order.
@@ -509,16 +533,32 @@ mod tests {
             told[0] = id;
             bytes(&told)
         };
+        let step = |counts: &[u32], tokens: &[u8]| {
+            let (counts, tokens) = (counts.to_vec(), tokens.to_vec().into());
+            GeneratedStep { counts, tokens }
+        };
         for bad in [token(97.0), token(-1.0), token(f32::NAN), vec![0; 4], Vec::new()] {
-            assert!(told(&bad, 97, 1).is_err(), "{bad:?}");
+            assert!(told(&step(&[1], &bad), 97, 1).is_err(), "{bad:?}");
         }
-        let two = [token(96.0), token(0.0)].concat();
-        let step = told(&two, 97, 2).expect("two tokens of the vocabulary");
-        assert_eq!(step.iter().map(|told| told[0]).collect::<Vec<_>>(), [96.0, 0.0]);
-        for (bytes, sequences) in [(&two[..], 1), (&two, 3), (&two[..two.len() - 1], 2), (&[], 2)] {
-            assert!(told(bytes, 97, sequences).is_err(), "{sequences}");
+        let three = [token(96.0), token(0.0), token(5.0)].concat();
+        let good = told(&step(&[2, 0, 1], &three), 97, 3).expect("tokens of the vocabulary");
+        let good: Vec<_> = good.iter().map(|(at, told)| (*at, told[0])).collect();
+        assert_eq!(good, [(0, 96.0), (0, 0.0), (2, 5.0)]);
+        let cut = &three[..three.len() - 1];
+        let huge = [u32::MAX, u32::MAX, 5];
+        for (counts, tokens, sequences) in [
+            (&[1, 1, 1][..], &three[..], 2),
+            (&[1, 2], &three, 3),
+            (&[1, 1], &three, 2),
+            (&[3, 3], &three, 2),
+            (&[1, 1, 1], cut, 3),
+            (&huge, &three, 3),
+            (&[], &three, 0),
+        ] {
+            assert!(told(&step(counts, tokens), 97, sequences).is_err(), "{counts:?} {sequences}");
         }
-        assert!(told(&[token(1.0), token(97.0)].concat(), 97, 2).is_err(), "one that is not known");
+        let unknown = [token(1.0), token(97.0)].concat();
+        assert!(told(&step(&[1, 1], &unknown), 97, 2).is_err(), "one that is not known");
     }
 
     #[test]

@@ -6,9 +6,9 @@ use crate::{
     admission::Turn,
     client_memory::Who,
     error::{self, RequestError},
-    fleet::{CachedSequence, Outlook, Readiness, Run, Task},
+    fleet::{CachedSequence, Decoded, Outlook, Readiness, Run, Task},
     kv_blocks::{Got, KvBlocks, Prefix},
-    scheduler::{Limits, Part, Scheduler, Step, Waiting},
+    scheduler::{Limits, Part, Ran, Scheduler, Step, Waiting},
     session::Session,
 };
 use galaxy_common::{
@@ -70,6 +70,10 @@ pub struct Sequences {
     pub free: u32,
     /// Tokens that were generated since the beginning.
     pub tokens: u64,
+    /// Rows that were drafted since the beginning,
+    pub drafted: u64,
+    /// and how many of them were right.
+    pub accepted: u64,
 }
 
 struct Entry {
@@ -280,7 +284,12 @@ impl Steps {
     }
 
     /// Takes what is to run next out of those that wait. None where nothing can run.
-    fn next(self: &Arc<Self>, outlook: &Outlook, ready: Option<Epoch>) -> Option<Next> {
+    fn next(
+        self: &Arc<Self>,
+        outlook: &Outlook,
+        ready: Option<Epoch>,
+        drafts: bool,
+    ) -> Option<Next> {
         let mut state = self.lock();
         let kept = state.waiting.iter().filter_map(|entry| entry.wish.kept);
         let epoch = ready.or(kept.map(|(epoch, _)| epoch).max()).unwrap_or_default();
@@ -295,7 +304,8 @@ impl Steps {
         }
         let prefixes: Vec<Option<Prefix>> =
             state.waiting.iter().map(|entry| prefix_of(&state.blocks, entry)).collect();
-        let limits = Limits { rows: outlook.max_rows, sequences, free: state.blocks.free() };
+        let (rows, free) = (outlook.max_rows, state.blocks.free());
+        let limits = Limits { rows, sequences, free, drafts };
         let (step, starving) = {
             let waiting = state.seen(&prefixes);
             let step = state.scheduler.next(&waiting, limits);
@@ -307,23 +317,35 @@ impl Steps {
             (step, starving)
         };
         state.starving = starving;
-        let Step { evicted, parts, phase } = step?;
+        let Step { evicted, parts, phase, row_cost } = step?;
         let mut taken = state.taken(evicted, parts, &prefixes);
         // Steps whose sequences need as many candidates are the same programs, whichever need them.
         taken.chosen.sort_by_key(|Chosen { part, entry, .. }| {
             (std::cmp::Reverse(entry.wish.breadth), part.count.is_none())
         });
         let between = taken.chosen.iter().map(|_| self.between()).collect();
-        let task = task(&taken.chosen, phase, epoch);
+        let task = task(&taken.chosen, (phase, row_cost), epoch);
         Some(Next { phase, epoch, taken, between, task })
     }
 
     /// Notes what a step took, and that devices know of the blocks of its sequences.
     fn ran(&self, phase: Phase, chosen: &[Chosen], run: &Run) {
         let mut state = self.lock();
-        let rows = chosen.iter().map(|chosen| chosen.part.rows).sum();
-        state.scheduler.ran(phase, rows, run.tokens, run.took);
-        state.counts.tokens += u64::from(run.tokens) * run.breadths.len() as u64;
+        let sequences = chosen.len() as u32;
+        let ran = match run.decoded {
+            Decoded { tokens, steps, rows, .. } if phase == Phase::Decode => {
+                let plain = tokens.min(steps * sequences);
+                state.counts.drafted += u64::from(rows.saturating_sub(steps * sequences));
+                state.counts.accepted += u64::from(tokens - plain);
+                Ran { rows, steps, sequences, tokens }
+            }
+            Decoded { tokens, .. } => {
+                let rows = chosen.iter().map(|chosen| chosen.part.rows).sum();
+                Ran { rows, steps: 1, sequences, tokens }
+            }
+        };
+        state.scheduler.ran(phase, ran, run.took);
+        state.counts.tokens += u64::from(run.decoded.tokens);
         chosen.iter().for_each(|chosen| state.blocks.told(chosen.entry.wish.text.slot));
     }
 }
@@ -415,7 +437,7 @@ fn prefix_of(blocks: &KvBlocks, Entry { client, wish, .. }: &Entry) -> Option<Pr
 }
 
 /// The program of a step of an epoch; none of no sequences.
-fn task(chosen: &[Chosen], phase: Phase, epoch: Epoch) -> Option<Task> {
+fn task(chosen: &[Chosen], (phase, row_cost): (Phase, Option<f32>), epoch: Epoch) -> Option<Task> {
     let (mut segments, mut rows) = (Vec::new(), Vec::new());
     let (mut cached, mut goals) = (Vec::new(), Vec::new());
     let mut all = false;
@@ -447,7 +469,7 @@ fn task(chosen: &[Chosen], phase: Phase, epoch: Epoch) -> Option<Task> {
         });
     }
     let shape = BatchShape::new(segments).ok()?;
-    let burst = (!goals.is_empty()).then_some(Burst { phase, goals });
+    let burst = (!goals.is_empty()).then_some(Burst { phase, goals, row_cost });
     Some(Task { cached, burst, ..Task::new(shape, rows.as_slice()) })
 }
 
@@ -461,7 +483,9 @@ impl Session {
             Readiness::Ready(epoch) => Some(epoch),
             _ => None,
         };
-        let Some(next) = steps.next(&self.outlook(), ready) else { return false };
+        let Some(next) = steps.next(&self.outlook(), ready, self.inner.limits.drafts) else {
+            return false;
+        };
         // A task of its own: the program runs to its end, whoever still waits for it.
         tokio::spawn(self.clone().run_step(turn, next));
         true
@@ -492,13 +516,13 @@ impl Session {
         steps.lock().counts.running = 0;
         drop(turn);
         let together = chosen.len();
-        let mut breadths = result.iter().flat_map(|run| run.breadths.clone());
+        let mut breadths = result.iter().flat_map(|run| run.decoded.breadths.clone());
         for (Chosen { part, entry, past, .. }, between) in chosen.into_iter().zip(between) {
             let breadth = part.count.and_then(|_| breadths.next());
             let stepped = |run: &Arc<Run>| Stepped {
                 run: run.clone(),
                 phase,
-                shape: shape.clone(),
+                shape: run.decoded.last.as_ref().unwrap_or(&shape).clone(),
                 past,
                 rows: part.rows,
                 breadth,

@@ -1,0 +1,150 @@
+//! How long steps take, as those tell that ran lately.
+
+use std::time::Duration;
+
+/// What one burst counts beside the next.
+const LATELY: f64 = 0.9;
+/// What one more row takes of a decode step before that is known,
+const ROW: f64 = 0.15;
+/// and how much that counts, in squares of rows: about one burst of a row more.
+const PRIOR: f64 = 0.5;
+/// What it takes at least.
+const LEAST: f64 = 0.004;
+
+/// A burst that ran, or a step that read prompts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ran {
+    /// Rows of all steps.
+    pub rows: u32,
+    /// Steps.
+    pub steps: u32,
+    /// Sequences that took part in each.
+    pub sequences: u32,
+    /// Tokens that were generated, for all of them together.
+    pub tokens: u32,
+}
+
+/// How long steps take: those of a decode burst by a line over their rows.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Pace {
+    /// Sums over bursts, of which each counts a little less than the one behind it: 1, rows of a step, their squares,
+    /// seconds of a step, and these times rows.
+    sums: [f64; 5],
+    /// Tokens that a step gives a sequence.
+    tokens: Option<f64>,
+    /// Seconds of a row of a prompt.
+    row: Option<f64>,
+}
+
+/// A running mean that follows changes within a few values.
+fn follow(mean: &mut Option<f64>, value: f64) {
+    *mean = Some(mean.map_or(value, |mean| mean + (value - mean) / 4.0));
+}
+
+impl Pace {
+    /// Notes what a decode burst took.
+    pub(super) fn decoded(&mut self, ran: Ran, took: Duration) {
+        let steps = f64::from(ran.steps.max(1));
+        // No step takes no time.
+        let (rows, took) = (f64::from(ran.rows) / steps, took.as_secs_f64().max(1e-9) / steps);
+        let values = [1.0, rows, rows * rows, took, rows * took];
+        for (sum, value) in self.sums.iter_mut().zip(values) {
+            *sum = *sum * LATELY + value;
+        }
+        let each = f64::from(ran.tokens) / (steps * f64::from(ran.sequences.max(1)));
+        follow(&mut self.tokens, each);
+    }
+
+    /// Notes what rows of prompts took.
+    pub(super) fn read(&mut self, rows: u32, took: Duration) {
+        follow(&mut self.row, took.as_secs_f64() / f64::from(rows.max(1)));
+    }
+
+    /// Seconds of a row of a prompt, if some ran.
+    pub(super) fn row(&self) -> Option<f64> {
+        self.row
+    }
+
+    /// Seconds of a step of one row and of each more, if some ran.
+    fn line(&self) -> Option<(f64, f64)> {
+        let [count, rows, squares, took, products] = self.sums;
+        if count <= 0.0 {
+            return None;
+        }
+        let (rows, took) = (rows / count, took / count);
+        let variance = (squares / count - rows * rows).max(0.0);
+        let covariance = products / count - rows * took;
+        let expected = ROW * took / (1.0 + ROW * (rows - 1.0));
+        let more = (covariance + PRIOR / count * expected) / (variance + PRIOR / count);
+        // A step of many rows takes no less than one of one, and no row more than the mean one.
+        let more = more.clamp(LEAST * took / rows.max(1.0), took / rows.max(1.0));
+        Some((took - (rows - 1.0) * more, more))
+    }
+
+    /// Seconds of a step that decodes so many sequences, if some ran.
+    pub(super) fn step(&self, sequences: usize) -> Option<f64> {
+        let (one, more) = self.line()?;
+        Some(one + more * sequences.saturating_sub(1) as f64)
+    }
+
+    /// What one more row takes of the time of such a step.
+    pub(super) fn row_cost(&self, sequences: usize) -> f32 {
+        let beside = sequences.saturating_sub(1) as f64;
+        let known = self.line().map(|(one, more)| more / (one + more * beside));
+        known.unwrap_or(ROW / (1.0 + ROW * beside)) as f32
+    }
+
+    /// Tokens that each sequence gets of so many steps.
+    pub(super) fn tokens(&self, steps: u32) -> u32 {
+        (f64::from(steps) * self.tokens.unwrap_or(1.0).max(1.0)) as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn burst(steps: u32, sequences: u32, rows: u32) -> Ran {
+        Ran { rows: steps * rows, steps, sequences, tokens: steps * sequences }
+    }
+
+    #[test]
+    fn the_cost_of_a_row_is_learned() {
+        let mut pace = Pace::default();
+        let near = |a: f32, b: f32| (a - b).abs() < 0.1 * b;
+        assert!(near(pace.row_cost(1), 0.15) && pace.step(1).is_none());
+        let took =
+            |rows: u32, steps: u32| Duration::from_micros(u64::from(steps * (900 + 100 * rows)));
+        // Of bursts that are all alike nothing is learned.
+        (0..9).for_each(|_| pace.decoded(burst(4, 1, 1), took(1, 4)));
+        assert!(near(pace.row_cost(1), 0.15), "{}", pace.row_cost(1));
+        for rows in [1, 4, 2, 8, 3, 5].repeat(4) {
+            pace.decoded(burst(3, 1, rows), took(rows, 3));
+        }
+        assert!(near(pace.row_cost(1), 0.1), "{}", pace.row_cost(1));
+        assert!(near(pace.row_cost(6), 1.0 / 15.0), "{}", pace.row_cost(6));
+        let step = pace.step(8).unwrap_or_default();
+        assert!((step - 0.0017).abs() < 1e-4, "{step}");
+        // Steps become slower, whatever their rows.
+        (0..40).for_each(|_| pace.decoded(burst(2, 1, 1), Duration::from_millis(20)));
+        assert!((pace.step(1).unwrap_or_default() - 0.01).abs() < 1e-3);
+    }
+
+    #[test]
+    fn bursts_are_longer_where_drafts_are_right() {
+        let mut pace = Pace::default();
+        assert_eq!(pace.tokens(16), 16);
+        let right = Ran { rows: 40, steps: 10, sequences: 2, tokens: 60 };
+        (0..20).for_each(|_| pace.decoded(right, Duration::from_millis(10)));
+        assert_eq!(pace.tokens(10), 30);
+    }
+
+    #[test]
+    fn nothing_is_learned_of_what_is_no_burst() {
+        let mut pace = Pace::default();
+        pace.read(100, Duration::from_secs(1));
+        assert_eq!((pace.row(), pace.step(3)), (Some(0.01), None));
+        pace.decoded(Ran { rows: 0, steps: 0, sequences: 0, tokens: 0 }, Duration::ZERO);
+        assert!(pace.row_cost(1).is_finite() && pace.step(1).is_some_and(f64::is_finite));
+    }
+}

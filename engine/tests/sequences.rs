@@ -392,7 +392,7 @@ fn drafts_change_how_soon_tokens_come_and_never_which() {
             assert_eq!(same, tokens);
             assert!(fewer < steps && more >= rows, "{fewer} of {steps} steps, {more} rows");
             if some.len() == 1 {
-                assert!(2 * fewer < steps, "{strategy} on {devices}: {fewer} of {steps}");
+                assert!(3 * fewer < 2 * steps, "{strategy} on {devices}: {fewer} of {steps}");
             }
             // Rows that cost as much as steps are not drafted.
             let (_, plain) = run(Some(1.0), some);

@@ -139,7 +139,7 @@ async fn behind(session: &Session, ids: Vec<u32>, seed: u64) -> Vec<u32> {
                 assert_eq!((finish.to_string().as_str(), tokens.len()), ("length", 60));
                 return tokens;
             }
-            Said::Begun { .. } | Said::Waiting => {}
+            Said::Begun { .. } | Said::Waiting { .. } => {}
         }
     }
 }

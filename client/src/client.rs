@@ -7,17 +7,26 @@ use crate::{
     input::{EmbedOptions, Input, TooLong},
     parts::parts,
     pieces::{Pieces, report},
-    retry::{RetryPolicy, jitter},
+    retry::{Attempts, RetryPolicy},
     status::ClusterStatus,
     trace::Trace,
 };
 use galaxy_common::{DeviceName, GenerateOptions, Prompt, RequestId};
 use galaxy_proto::{
-    MAX_MESSAGE_BYTES, channel, convert,
+    MAX_MESSAGE_BYTES, channel,
     identity::{Identity, Role},
     v1::{self, galaxy_client::GalaxyClient, members_client::MembersClient},
 };
-use std::{future::Future, ops::Range, path::PathBuf, time::Duration};
+use std::{
+    future::Future,
+    ops::Range,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 use tokio::time::{Instant, timeout_at};
 use tonic::transport::Channel;
 
@@ -95,8 +104,8 @@ impl Builder {
         let channel = channel::connect(&self.address, identity.as_ref(), server, patience).await?;
         let members = MembersClient::new(channel.clone());
         let stub = GalaxyClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES);
-        let encrypted = identity.is_some();
-        Ok(Client { stub, members, timeout: self.timeout, retry: self.retry, encrypted })
+        let answered = Arc::new(AtomicBool::new(identity.is_some()));
+        Ok(Client { stub, members, timeout: self.timeout, retry: self.retry, answered })
     }
 }
 
@@ -110,7 +119,8 @@ pub struct Client {
     members: MembersClient<Channel>,
     timeout: Duration,
     retry: RetryPolicy,
-    encrypted: bool,
+    /// Whether a coordinator is known to answer there, so that a connection that breaks is none that is refused.
+    answered: Arc<AtomicBool>,
 }
 
 impl Client {
@@ -129,6 +139,24 @@ impl Client {
         let mut request = tonic::Request::new(message);
         request.set_timeout(self.timeout);
         request
+    }
+
+    pub(crate) fn stub(&self) -> Stub {
+        self.stub.clone()
+    }
+    pub(crate) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+    pub(crate) fn policy(&self) -> RetryPolicy {
+        self.retry
+    }
+    /// Notes that a coordinator has answered.
+    pub(crate) fn answered(&self) {
+        self.answered.store(true, Ordering::Relaxed);
+    }
+    /// An error of the transport, in terms of what it knows nothing of.
+    pub(crate) fn explained(&self, error: ClientError) -> ClientError {
+        error.explained(!self.answered.load(Ordering::Relaxed))
     }
 
     /// The same connection with another time for each call.
@@ -365,8 +393,8 @@ impl Client {
         Ok(Tensors { tensors, report: Some(cost) })
     }
 
-    /// Goes on with a text, token by token. The time of a call is what each token may take; a text that waits
-    /// for room behind others has all that it takes.
+    /// Goes on with a text, token by token. The time of a call is what each token may take, starts of the cluster and
+    /// of its coordinator among that; a text that waits for room behind others has all that it takes.
     ///
     /// # Errors
     /// As [`Client::embed`], and `unsupported_output` when the model makes no text.
@@ -375,15 +403,7 @@ impl Client {
         prompt: impl Into<Prompt>,
         options: GenerateOptions,
     ) -> Result<Generating, ClientError> {
-        let deadline = Instant::now() + self.timeout;
-        let request = convert::generate_request(prompt.into(), options);
-        let patience = self.timeout;
-        self.attempts(deadline, false, request, |mut stub, request| async move {
-            let answer = timeout_at(deadline, stub.generate(request)).await;
-            let events = answer.map_err(|_| ClientError::Timeout { timeout: patience })??;
-            Generating::begin(events.into_inner(), deadline, patience).await
-        })
-        .await
+        Generating::begin(self.clone(), prompt.into(), options).await
     }
 
     /// What the cluster is and how it fares.
@@ -449,53 +469,21 @@ impl Client {
         F: Fn(Stub, tonic::Request<M>) -> A,
         A: Future<Output = Result<T, ClientError>>,
     {
-        self.attempts(deadline, true, message, attempt).await
-    }
-
-    /// The same. One that is not `timed` takes care of its time itself, and may go on beyond it.
-    async fn attempts<M, T, F, A>(
-        &self,
-        deadline: Instant,
-        timed: bool,
-        message: M,
-        attempt: F,
-    ) -> Result<T, ClientError>
-    where
-        M: Clone,
-        F: Fn(Stub, tonic::Request<M>) -> A,
-        A: Future<Output = Result<T, ClientError>>,
-    {
-        let timeout = self.timeout;
-        let mut failed = 0;
+        let mut attempts = Attempts::new(self, deadline);
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = attempts.left();
             if left.is_zero() {
-                return Err(ClientError::Timeout { timeout });
+                return Err(attempts.late());
             }
             let mut request = tonic::Request::new(message.clone());
-            if timed {
-                request.set_timeout(left);
-            }
-            let attempt = attempt(self.stub.clone(), request);
-            let outcome = match timed {
-                true => tokio::time::timeout(left, attempt).await,
-                false => Ok(attempt.await),
-            };
-            let error = match outcome {
-                Ok(Ok(answer)) => return Ok(answer),
-                Ok(Err(error)) => error,
-                Err(_) => return Err(ClientError::Timeout { timeout }),
-            };
-            failed += 1;
-            let left = deadline.saturating_duration_since(Instant::now());
-            // The transport and the coordinator know the deadline too, and may be first to say so.
-            if error.is_deadline(left) {
-                return Err(ClientError::Timeout { timeout });
-            }
-            let error = error.explained(self.encrypted);
-            match self.retry.pause(failed, self.retry.covers(&error), jitter(), left) {
-                Some(pause) => tokio::time::sleep(pause).await,
-                None => return Err(error),
+            request.set_timeout(left);
+            match timeout_at(deadline, attempt(self.stub(), request)).await {
+                Ok(Ok(answer)) => {
+                    self.answered();
+                    return Ok(answer);
+                }
+                Ok(Err(error)) => attempts.fails(error).await?,
+                Err(_) => return Err(attempts.late()),
             }
         }
     }
@@ -511,6 +499,9 @@ async fn collect(
         if let Some(event) = event.event {
             pieces.take(event)?;
         }
+    }
+    if !pieces.ended() {
+        return Err(ClientError::BrokenOff);
     }
     pieces.finish()
 }

@@ -1,7 +1,12 @@
 //! What can go wrong with a call.
 
-use galaxy_proto::{channel::ConnectError, fault, identity::IdentityError};
+use galaxy_proto::{
+    channel::ConnectError,
+    fault::{self, Fault},
+    identity::IdentityError,
+};
 use std::time::Duration;
+use tonic::Code;
 
 /// Why a call failed.
 ///
@@ -57,6 +62,9 @@ pub enum ClientError {
         /// What is wrong.
         what: String,
     },
+    /// The answer ended before it was complete: the coordinator ended, or is broken.
+    #[error("the coordinator's answer broke off before its end")]
+    BrokenOff,
     /// One part of a call that was sent in parts failed. Indices in `source` count within it.
     #[error("in the part of items {first} to {last}: {source}", last = first + count.saturating_sub(1))]
     Part {
@@ -79,7 +87,7 @@ impl ClientError {
             Self::Plain { .. } => "connection_broken",
             Self::Refused { code, .. } => code,
             Self::Timeout { .. } => "deadline",
-            Self::Malformed { .. } => "malformed_answer",
+            Self::Malformed { .. } | Self::BrokenOff => "malformed_answer",
             Self::Part { source, .. } => source.code(),
         }
     }
@@ -90,6 +98,7 @@ impl ClientError {
             Self::Refused { retryable, .. } => *retryable,
             Self::Connect { source, .. } => source.retryable(),
             Self::Part { source, .. } => source.retryable(),
+            Self::BrokenOff => true,
             _ => false,
         }
     }
@@ -116,10 +125,11 @@ impl ClientError {
         }
     }
 
-    /// A coordinator that wants TLS hangs up on who speaks without; the transport cannot know.
-    pub(crate) fn explained(self, encrypted: bool) -> Self {
+    /// A coordinator that wants TLS hangs up on who speaks without; the transport cannot know. `plain` says that we
+    /// do, and that nothing was ever answered.
+    pub(crate) fn explained(self, plain: bool) -> Self {
         match self {
-            Self::Refused { message, .. } if !encrypted && message.contains("transport error") => {
+            Self::Refused { message, .. } if plain && message.contains("transport error") => {
                 Self::Plain { why: message }
             }
             other => other,
@@ -127,9 +137,18 @@ impl ClientError {
     }
 }
 
+impl ClientError {
+    /// A cluster that is not ready, as a coordinator tells who waits for it.
+    pub(crate) fn unready(reason: &str, device: String) -> Self {
+        let unready =
+            Fault::new("unavailable", format!("the cluster is not ready: {reason}"), true);
+        fault::to_status(Code::Unavailable, unready.of(device)).into()
+    }
+}
+
 impl From<tonic::Status> for ClientError {
     fn from(status: tonic::Status) -> Self {
-        let fault::Fault { code, message, retryable, device } = fault::from_status(&status);
+        let Fault { code, message, retryable, device } = fault::from_status(&status);
         let device = Some(device).filter(|name| !name.is_empty());
         Self::Refused { code, message, retryable, device }
     }

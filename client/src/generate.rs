@@ -1,14 +1,13 @@
 //! Texts that go on, token by token.
 
-use crate::{answer::Report, error::ClientError, pieces::report};
+use crate::{answer::Report, client::Client, error::ClientError, pieces::report, retry::Attempts};
 use futures_util::{Stream, stream};
-use galaxy_common::{GeneratedToken, RequestId};
+use galaxy_common::{GenerateOptions, GeneratedToken, Prompt, RequestId};
 use galaxy_proto::{
-    WAITING,
+    WAITING, convert,
     v1::{self, generate_event::Event},
 };
 use serde::Serialize;
-use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 
 /// The end of a text.
@@ -32,6 +31,9 @@ pub enum Generated {
 }
 
 /// A text on its way. Dropping it ends it.
+///
+/// One whose coordinator is gone is asked for again, with the tokens that are there already, and goes on as it would
+/// have. It is another request then.
 #[derive(Debug)]
 pub struct Generating {
     /// Its number, for a trace.
@@ -42,32 +44,75 @@ pub struct Generating {
     pub seed: u64,
     /// Whether there is text; without, the model has no tokenizer, and there are only ids.
     pub text: bool,
-    events: tonic::Streaming<v1::GenerateEvent>,
-    patience: Duration,
+    asked: Asked,
+    /// What comes; nothing while no coordinator is known to go on.
+    events: Option<Events>,
     done: bool,
 }
 
-impl Generating {
-    /// Waits for the beginning until then, and if other texts have the room for as long as they have it.
-    pub(crate) async fn begin(
-        mut events: tonic::Streaming<v1::GenerateEvent>,
-        mut until: Instant,
-        patience: Duration,
-    ) -> Result<Self, ClientError> {
-        let first = loop {
-            match message(&mut events, until, patience).await? {
-                // The next sign may be as far away as they are.
-                Some(Event::Waiting(_)) => until = Instant::now() + patience + WAITING,
-                first => break first,
+type Events = tonic::Streaming<v1::GenerateEvent>;
+
+/// What a text is asked with: what has come of it, too.
+#[derive(Debug)]
+struct Asked {
+    client: Client,
+    prompt: Prompt,
+    options: GenerateOptions,
+}
+
+impl Asked {
+    /// Asks until the text begins.
+    async fn begin(
+        &self,
+        attempts: &mut Attempts<'_>,
+    ) -> Result<(Events, v1::GenerateBegun), ClientError> {
+        loop {
+            match self.attempt(attempts).await {
+                Ok(begun) => {
+                    self.client.answered();
+                    return Ok(begun);
+                }
+                Err(error) => attempts.fails(error).await?,
             }
+        }
+    }
+
+    async fn attempt(
+        &self,
+        attempts: &mut Attempts<'_>,
+    ) -> Result<(Events, v1::GenerateBegun), ClientError> {
+        let request = convert::generate_request(self.prompt.clone(), self.options.clone());
+        let mut stub = self.client.stub();
+        let answer = timeout_at(attempts.until(), stub.generate(request)).await;
+        let mut events = answer.map_err(|_| attempts.late())??.into_inner();
+        let malformed = |what: &str| ClientError::Malformed { what: what.to_owned() };
+        let Event::Begun(begun) = message(&mut events, attempts).await? else {
+            return Err(malformed("a text that goes on has no beginning"));
         };
-        let Some(Event::Begun(v1::GenerateBegun { request, prompt_tokens, seed, text })) = first
-        else {
-            let what = "a text that goes on has no beginning".to_owned();
-            return Err(ClientError::Malformed { what });
-        };
-        let request = RequestId(request);
-        Ok(Self { request, prompt_tokens, seed, text, events, patience, done: false })
+        match begun.generated as usize == self.options.generated.len() {
+            true => Ok((events, begun)),
+            false => Err(malformed("a text does not go on behind the tokens that are there")),
+        }
+    }
+
+    fn attempts(&self) -> Attempts<'_> {
+        Attempts::new(&self.client, Instant::now() + self.client.timeout())
+    }
+}
+
+impl Generating {
+    /// Waits for the beginning, and if other texts have the room for as long as they have it.
+    pub(crate) async fn begin(
+        client: Client,
+        prompt: Prompt,
+        options: GenerateOptions,
+    ) -> Result<Self, ClientError> {
+        let mut asked = Asked { client, prompt, options };
+        let (events, begun) = asked.begin(&mut asked.attempts()).await?;
+        let v1::GenerateBegun { request, prompt_tokens, seed, text, .. } = begun;
+        asked.options.sampling.seed = Some(seed);
+        let (request, events) = (RequestId(request), Some(events));
+        Ok(Self { request, prompt_tokens, seed, text, asked, events, done: false })
     }
 
     /// What comes next; nothing behind the end.
@@ -76,16 +121,38 @@ impl Generating {
     /// Nothing is lost.
     ///
     /// # Errors
-    /// As [`Client::embed`](crate::Client::embed); [`ClientError::Timeout`] when nothing comes for as
-    /// long as a call may take.
+    /// As [`Client::embed`](crate::Client::embed), also when nothing comes for as long as a call may take: what was
+    /// waited for, or [`ClientError::Timeout`]. Nothing comes behind it.
     pub async fn next(&mut self) -> Result<Option<Generated>, ClientError> {
         if self.done {
             return Ok(None);
         }
-        let until = Instant::now() + self.patience;
-        let next = generated(message(&mut self.events, until, self.patience).await?);
-        self.done = !matches!(next, Ok(Generated::Token(_)));
+        let next = self.wait().await;
+        match &next {
+            Ok(Generated::Token(token)) => self.asked.options.generated.push(token.token),
+            Ok(Generated::Done(_)) | Err(_) => self.done = true,
+        }
         next.map(Some)
+    }
+
+    async fn wait(&mut self) -> Result<Generated, ClientError> {
+        let Self { asked, events, request, .. } = self;
+        let mut attempts = asked.attempts();
+        loop {
+            let Some(coming) = events else {
+                let (coming, begun) = asked.begin(&mut attempts).await?;
+                *request = RequestId(begun.request);
+                *events = Some(coming);
+                continue;
+            };
+            match message(coming, &mut attempts).await {
+                Ok(event) => return generated(Some(event)),
+                Err(error) => {
+                    *events = None;
+                    attempts.fails(error).await?;
+                }
+            }
+        }
     }
 
     /// All of it, as a stream.
@@ -110,12 +177,21 @@ pub(crate) fn generated(event: Option<Event>) -> Result<Generated, ClientError> 
     }
 }
 
-/// The next thing that is said, if it comes until then.
-async fn message(
-    events: &mut tonic::Streaming<v1::GenerateEvent>,
-    until: Instant,
-    timeout: Duration,
-) -> Result<Option<Event>, ClientError> {
-    let event = timeout_at(until, events.message()).await;
-    Ok(event.map_err(|_| ClientError::Timeout { timeout })??.and_then(|event| event.event))
+/// The next thing that is said, but for what it waits for, if it comes in time.
+async fn message(events: &mut Events, attempts: &mut Attempts<'_>) -> Result<Event, ClientError> {
+    loop {
+        let event = timeout_at(attempts.until(), events.message()).await;
+        let event = event.map_err(|_| attempts.late())??;
+        // A connection that is closed may end what comes over it like any other end.
+        match event.and_then(|event| event.event).ok_or(ClientError::BrokenOff)? {
+            // The next sign may be as far away as others have the room.
+            Event::Waiting(v1::GenerateWaiting { unready, .. }) if unready.is_empty() => {
+                attempts.waits_until(Instant::now() + attempts.timeout() + WAITING);
+            }
+            Event::Waiting(v1::GenerateWaiting { unready, device }) => {
+                attempts.waits(ClientError::unready(&unready, device));
+            }
+            event => return Ok(event),
+        }
+    }
 }

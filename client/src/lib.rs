@@ -11,9 +11,9 @@
 //! # }
 //! ```
 //!
-//! Every call has a deadline, errors are typed ([`ClientError`]), and a call is tried again only
-//! where the coordinator's error says that a retry can help, and only within that deadline
-//! ([`RetryPolicy`]).
+//! Every call has a deadline, errors are typed ([`ClientError`]), and a call is tried again until that deadline
+//! where the error says that a retry can help ([`RetryPolicy`]): it outlives devices that are lost, and a coordinator
+//! that is started again. So does a text that goes on ([`Generating`]).
 
 mod answer;
 mod client;

@@ -23,6 +23,11 @@ impl Pieces {
         Self { count, done: Vec::new(), open: None, bytes: 0, report: None }
     }
 
+    /// Whether the last of them has come.
+    pub(crate) fn ended(&self) -> bool {
+        self.report.is_some()
+    }
+
     pub(crate) fn take(&mut self, event: Event) -> Result<(), ClientError> {
         let malformed = |what: String| ClientError::Malformed { what };
         match event {

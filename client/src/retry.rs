@@ -1,9 +1,11 @@
-//! When to try again, as a pure function.
+//! When to try again.
 
-use crate::error::ClientError;
+use crate::{client::Client, error::ClientError};
 use std::time::Duration;
+use tokio::time::Instant;
 
-/// How often, and after which pauses, a call is tried again.
+/// How often, and after which pauses, a call is tried again, or a text that goes on is asked for again. Never beyond
+/// the time that it has.
 ///
 /// The pause doubles with every failure up to `longest`; jitter takes up to half of it away, so
 /// that clients that failed together do not come back together.
@@ -15,21 +17,20 @@ pub struct RetryPolicy {
     pub first: Duration,
     /// No pause is longer.
     pub longest: Duration,
-    /// Whether to try again when a device is at fault. Such a device comes back, or is planned around, in its
-    /// own time, and the coordinator has waited for it already; so by default the caller is told at once. To
-    /// outlive a loss takes more `attempts`, too: for the cluster's patience, and for the others to load.
+    /// Whether to try again when a device is at fault, too. The coordinator has waited for it already, for as long as
+    /// it bears that.
     pub device_faults: bool,
 }
 
 impl Default for RetryPolicy {
-    /// Six attempts with about 5 seconds between the first and the last: a full queue is served,
-    /// or a coordinator started again, in less.
+    /// As often as the call's time allows, at least once in 1.6 s: a coordinator that was killed is started again, a
+    /// device comes back, a full queue is served.
     fn default() -> Self {
         Self {
-            attempts: 6,
+            attempts: u32::MAX,
             first: Duration::from_millis(200),
-            longest: Duration::from_millis(3_200),
-            device_faults: false,
+            longest: Duration::from_millis(1_600),
+            device_faults: true,
         }
     }
 }
@@ -67,6 +68,76 @@ impl RetryPolicy {
     }
 }
 
+/// The attempts of one call, which has so much time.
+pub(crate) struct Attempts<'a> {
+    client: &'a Client,
+    until: Instant,
+    failed: u32,
+    /// Why the last one failed, or what it waits for.
+    last: Option<ClientError>,
+}
+
+impl<'a> Attempts<'a> {
+    pub(crate) fn new(client: &'a Client, until: Instant) -> Self {
+        Self { client, until, failed: 0, last: None }
+    }
+
+    /// When the call's time is over.
+    pub(crate) fn until(&self) -> Instant {
+        self.until
+    }
+
+    /// How much a call has.
+    pub(crate) fn timeout(&self) -> Duration {
+        self.client.timeout()
+    }
+
+    /// What is left of it.
+    pub(crate) fn left(&self) -> Duration {
+        self.until.saturating_duration_since(Instant::now())
+    }
+
+    /// The error of a call whose time is over: what it waited for, where that is known.
+    pub(crate) fn late(&mut self) -> ClientError {
+        let timeout = self.timeout();
+        self.last.take().unwrap_or(ClientError::Timeout { timeout })
+    }
+
+    /// Notes what the coordinator says the call waits for.
+    pub(crate) fn waits(&mut self, error: ClientError) {
+        self.last = Some(error);
+    }
+
+    /// The call waits its turn: that takes nothing of its time, which is over then at the soonest.
+    pub(crate) fn waits_until(&mut self, until: Instant) {
+        self.until = self.until.max(until);
+        self.last = None;
+    }
+
+    /// Notes an attempt that failed, and waits until it is time for the next.
+    ///
+    /// # Errors
+    /// The call's, if there is to be no other attempt.
+    pub(crate) async fn fails(&mut self, error: ClientError) -> Result<(), ClientError> {
+        self.failed = self.failed.saturating_add(1);
+        let left = self.left();
+        // The transport and the coordinator know the deadline too, and may be first to say so.
+        if error.is_deadline(left) {
+            return Err(self.late());
+        }
+        let error = self.client.explained(error);
+        let policy = self.client.policy();
+        match policy.pause(self.failed, policy.covers(&error), jitter(), left) {
+            Some(pause) => {
+                self.last = Some(error);
+                tokio::time::sleep(pause).await;
+                Ok(())
+            }
+            None => Err(error),
+        }
+    }
+}
+
 /// A number in 0..1 that differs between processes and calls.
 pub(crate) fn jitter() -> f64 {
     use std::hash::{BuildHasher, Hasher, RandomState};
@@ -85,7 +156,9 @@ mod tests {
         let policy = RetryPolicy::default();
         let pauses: Vec<_> = (1..=6).map(|n| policy.pause(n, true, 0.0, AGES)).collect();
         let ms = |n| Some(Duration::from_millis(n));
-        assert_eq!(pauses, [ms(200), ms(400), ms(800), ms(1600), ms(3200), None]);
+        assert_eq!(pauses, [ms(200), ms(400), ms(800), ms(1600), ms(1600), ms(1600)]);
+        let few = RetryPolicy { attempts: 2, ..policy };
+        assert_eq!([1, 2].map(|n| few.pause(n, true, 0.0, AGES)), [ms(200), None]);
     }
 
     #[test]

@@ -29,6 +29,10 @@ struct Scripted {
     faults: Arc<Mutex<VecDeque<Status>>>,
     sizes: Arc<Mutex<Vec<usize>>>,
     timeouts: Arc<Mutex<Vec<Option<String>>>>,
+    /// Texts break off behind so many tokens.
+    breaks: Arc<Mutex<VecDeque<(usize, Status)>>>,
+    /// Texts begin from their beginning, whatever is asked.
+    forgets: bool,
     /// Embed waits for ever, and says when it began and when its caller went away.
     stuck: Option<Arc<(Notify, Notify)>>,
 }
@@ -128,21 +132,33 @@ impl Galaxy for Scripted {
     ) -> Result<Response<Self::GenerateStream>, Status> {
         use v1::generate_event::Event;
         assert!(request.metadata().get("grpc-timeout").is_none(), "a text may take its time");
-        let v1::GenerateRequest { ids, max_tokens, sampling, .. } = request.into_inner();
+        let v1::GenerateRequest { ids, max_tokens, sampling, generated, .. } = request.into_inner();
         self.next(ids.len())?;
         let seed = sampling.unwrap().seed.unwrap_or(77);
-        let begun = v1::GenerateBegun { request: 3, prompt_tokens: 2, seed, text: true };
+        let behind = if self.forgets { 0 } else { generated.len() };
+        let begun = v1::GenerateBegun {
+            request: 3,
+            prompt_tokens: 2,
+            seed,
+            text: true,
+            generated: behind as u32,
+        };
         let mut events = vec![Event::Begun(begun)];
-        for token in ids {
+        for token in ids.into_iter().skip(behind) {
             let text = format!(" {token}");
             events.push(Event::Token(v1::GeneratedToken { token, text, ..Default::default() }));
         }
-        if max_tokens > 0 {
-            let (finish, text) = ("length".to_owned(), ".".to_owned());
-            events.push(Event::Done(v1::GenerateDone { finish, text, report: report() }));
-        }
-        let events: Vec<_> =
+        let mut events: Vec<_> =
             events.into_iter().map(|e| Ok(v1::GenerateEvent { event: Some(e) })).collect();
+        // It is gone behind so many tokens.
+        if let Some((tokens, fault)) = self.breaks.lock().unwrap().pop_front() {
+            events.truncate(1 + tokens);
+            events.push(Err(fault));
+        } else if max_tokens > 0 {
+            let (finish, text) = ("length".to_owned(), ".".to_owned());
+            let done = Event::Done(v1::GenerateDone { finish, text, report: report() });
+            events.push(Ok(v1::GenerateEvent { event: Some(done) }));
+        }
         Ok(Response::new(tokio_stream::iter(events)))
     }
     async fn status(
@@ -237,7 +253,7 @@ async fn attempts_are_bounded() {
 }
 
 #[tokio::test]
-async fn a_lost_device_is_told_at_once_unless_asked_otherwise() {
+async fn a_lost_device_is_told_at_once_if_that_is_asked() {
     let service = Scripted::failing([lost(), lost()]);
     let (address, _stop) = serve(service.clone()).await;
     let error = client(address).await.embed(&["a"]).await.unwrap_err();
@@ -246,10 +262,78 @@ async fn a_lost_device_is_told_at_once_unless_asked_otherwise() {
         ("device_lost", true, Some("pi-2"))
     );
     assert_eq!(service.sizes.lock().unwrap().len(), 1);
-    let patient = RetryPolicy { device_faults: true, ..quick() };
-    let client =
-        Client::builder().address(address.to_string()).retry(patient).connect().await.unwrap();
+    let client = Client::builder().address(address.to_string()).connect().await.unwrap();
     client.embed(&["a"]).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_is_tried_until_its_time_is_over_and_says_what_it_waited_for() {
+    let service = Scripted::failing(std::iter::repeat_n((), 500).map(|()| lost()));
+    let (address, _stop) = serve(service.clone()).await;
+    let client = Client::builder().address(address.to_string()).connect().await.unwrap();
+    let error = client.embed(&["a"]).await.unwrap_err();
+    assert_eq!((error.code(), error.device()), ("device_lost", Some("pi-2")), "{error}");
+    let asked = service.sizes.lock().unwrap().len();
+    // 60 s, with pauses of 0.8 to 1.6 s.
+    assert!((36..80).contains(&asked), "{asked}");
+}
+
+/// All that comes of a text of these tokens, whose coordinators break off so.
+async fn pieces(
+    service: &Scripted,
+    tokens: &[u32],
+    breaks: &[(usize, Status)],
+) -> Result<Vec<String>, ClientError> {
+    service.breaks.lock().unwrap().extend(breaks.iter().cloned());
+    let (address, _stop) = serve(service.clone()).await;
+    let options = GenerateOptions { max_tokens: 9, ..GenerateOptions::default() };
+    let mut text = client(address).await.generate(tokens.to_vec(), options).await?;
+    let mut said = Vec::new();
+    while let Some(piece) = text.next().await? {
+        said.push(match piece {
+            Generated::Token(token) => token.text,
+            Generated::Done(done) => done.text + &done.finish,
+        });
+    }
+    Ok(said)
+}
+
+#[tokio::test]
+async fn a_text_that_breaks_off_goes_on_behind_what_is_there() {
+    let gone = || Status::unavailable("it ended");
+    let service = Scripted::default();
+    let said = pieces(&service, &[5, 17, 9], &[(0, gone()), (1, gone()), (1, lost())]).await;
+    let error = said.expect_err("a device, which this client does not wait for");
+    assert_eq!(error.code(), "device_lost");
+    let said = pieces(&service, &[5, 17, 9], &[(0, gone()), (1, gone()), (1, gone())]).await;
+    assert_eq!(said.unwrap(), [" 5", " 17", " 9", ".length"]);
+    // What the caller did wrong is not tried again.
+    let said = pieces(&service, &[5, 17, 9], &[(2, too_long())]).await;
+    assert_eq!(said.unwrap_err().code(), "text_too_long");
+}
+
+#[tokio::test]
+async fn a_text_whose_coordinator_just_ends_goes_on_too() {
+    let service = Scripted::default();
+    let (address, _stop) = serve(service.clone()).await;
+    let options = |max_tokens| GenerateOptions { max_tokens, ..GenerateOptions::default() };
+    let mut text = client(address).await.generate(vec![5, 17], options(0)).await.unwrap();
+    for want in [5, 17] {
+        let Some(Generated::Token(token)) = text.next().await.unwrap() else { panic!("a token") };
+        assert_eq!(token.token, want);
+    }
+    let error = text.next().await.unwrap_err();
+    assert_eq!((error.code(), error.retryable()), ("malformed_answer", true), "{error}");
+    assert_eq!(*service.sizes.lock().unwrap(), [2; 3], "asked once, and twice again");
+}
+
+#[tokio::test]
+async fn a_coordinator_that_begins_anew_is_not_believed() {
+    let service = Scripted { forgets: true, ..Scripted::default() };
+    let gone = Status::unavailable("it ended");
+    let error = pieces(&service, &[5, 17], &[(1, gone)]).await.unwrap_err();
+    assert_eq!(error.code(), "malformed_answer", "{error}");
+    assert!(error.to_string().contains("tokens that are there"), "{error}");
 }
 
 #[tokio::test]

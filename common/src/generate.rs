@@ -39,6 +39,9 @@ pub struct GenerateOptions {
     pub stop: Vec<String>,
     /// Whether it goes on behind a token that ends texts.
     pub ignore_end: bool,
+    /// Tokens that were generated behind the prompt already: it goes on behind them. They count as generated, and
+    /// are not told again.
+    pub generated: Vec<u32>,
     /// What is left open is as the model's `generation_config.json` says, and as this where that says nothing.
     /// Without it, the likeliest token is taken and nothing of that file holds but the tokens that end texts.
     pub fallback: Option<Fallback>,
@@ -51,6 +54,7 @@ impl Default for GenerateOptions {
             sampling: SamplingParams::default(),
             stop: Vec::new(),
             ignore_end: false,
+            generated: Vec::new(),
             fallback: Some(Fallback::default()),
         }
     }

@@ -441,12 +441,17 @@ pub(crate) fn output(request: &v1::RunRequest) -> Result<RunOutput, Status> {
 pub(crate) fn generated(said: Said) -> v1::GenerateEvent {
     use generate_event::Event;
     let event = match said {
-        Said::Waiting => Event::Waiting(v1::GenerateWaiting {}),
-        Said::Begun { request, prompt, seed, text } => Event::Begun(v1::GenerateBegun {
+        Said::Waiting { unready } => {
+            let (device, unready) = unready.unwrap_or_default();
+            let device = device.map(String::from).unwrap_or_default();
+            Event::Waiting(v1::GenerateWaiting { unready, device })
+        }
+        Said::Begun { request, prompt, seed, text, generated } => Event::Begun(v1::GenerateBegun {
             request: request.0,
             prompt_tokens: prompt,
             seed,
             text,
+            generated,
         }),
         Said::Token(token) => Event::Token(token.into()),
         Said::Done { finish, text, report: cost } => Event::Done(v1::GenerateDone {

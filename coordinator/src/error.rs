@@ -169,6 +169,14 @@ pub enum RequestError {
         /// Why.
         reason: String,
     },
+    /// The cluster will not be ready before somebody changes it.
+    #[error("there is no plan for this cluster as it is: {reason}")]
+    NoPlan {
+        /// Whose fault it is, if a device's.
+        device: Option<DeviceName>,
+        /// Why.
+        reason: String,
+    },
     /// A device was lost while the request ran.
     #[error("device {device} was lost while the request ran: {reason}")]
     DeviceLost {
@@ -233,6 +241,7 @@ impl RequestError {
             Self::Overloaded { .. } => "overloaded",
             Self::Deadline { .. } => "deadline",
             Self::Unavailable { .. } => "unavailable",
+            Self::NoPlan { .. } => "no_plan",
             Self::DeviceLost { .. } => "device_lost",
             Self::DeviceFailed { .. } => "device_failed",
             Self::TextLost { .. } => "text_lost",
@@ -256,10 +265,19 @@ impl RequestError {
         }
     }
 
+    /// Whether it is over once the cluster has mended itself, so that what ran is run again.
+    pub fn passes(&self) -> bool {
+        match self {
+            Self::DeviceFailed { retryable, .. } => *retryable,
+            Self::Unavailable { .. } | Self::DeviceLost { .. } | Self::TextLost { .. } => true,
+            _ => false,
+        }
+    }
+
     /// The device whose fault it is.
     pub fn device(&self) -> Option<&DeviceName> {
         match self {
-            Self::Unavailable { device, .. } => device.as_ref(),
+            Self::Unavailable { device, .. } | Self::NoPlan { device, .. } => device.as_ref(),
             Self::DeviceLost { device, .. } | Self::DeviceFailed { device, .. } => Some(device),
             _ => None,
         }
@@ -277,7 +295,9 @@ impl RequestError {
             | Self::RequestTooLarge { .. }
             | Self::ResultTooLarge { .. }
             | Self::UnknownToken { .. } => Code::InvalidArgument,
-            Self::UnsupportedOutput { .. } | Self::Model { .. } => Code::FailedPrecondition,
+            Self::UnsupportedOutput { .. } | Self::Model { .. } | Self::NoPlan { .. } => {
+                Code::FailedPrecondition
+            }
             Self::Overloaded { .. } | Self::ClientMemory { .. } => Code::ResourceExhausted,
             Self::Deadline { .. } => Code::DeadlineExceeded,
             Self::Unavailable { .. } | Self::DeviceLost { .. } | Self::Draining => {

@@ -42,7 +42,41 @@ pub enum Readiness {
         device: Option<DeviceName>,
         /// Why.
         reason: String,
+        /// Whether there is no plan for the devices that there are, so that waiting does not help.
+        planless: bool,
     },
+}
+
+impl Readiness {
+    /// Not now, and no device is to blame.
+    pub fn waiting(reason: impl Into<String>) -> Self {
+        Self::Waiting { device: None, reason: reason.into(), planless: false }
+    }
+
+    /// Whether programs may run, now or after a move, or else why not.
+    ///
+    /// # Errors
+    /// [`RequestError::Unavailable`], and [`RequestError::NoPlan`] where waiting does not help.
+    pub fn runs(&self) -> Result<(), RequestError> {
+        match self.clone() {
+            Self::Ready(_) | Self::Moving { .. } => Ok(()),
+            Self::Waiting { device, reason, planless: false } => {
+                Err(RequestError::Unavailable { device, reason })
+            }
+            Self::Waiting { device, reason, planless: true } => {
+                Err(RequestError::NoPlan { device, reason })
+            }
+        }
+    }
+
+    /// What programs wait for that may not run now: a device, if it is one, and why.
+    pub fn obstacle(&self) -> Option<(Option<&DeviceName>, &str)> {
+        match self {
+            Self::Ready(_) => None,
+            Self::Moving { reason } => Some((None, reason)),
+            Self::Waiting { device, reason, .. } => Some((device.as_ref(), reason)),
+        }
+    }
 }
 
 /// One program to run.

@@ -110,6 +110,8 @@ pub enum Event {
         device: Option<Index>,
         /// Why.
         reason: String,
+        /// Whether there is none for these devices as they are, so that asking again does not help.
+        lasting: bool,
     },
     /// The plan was compared with the best one for all that were there, and stays.
     Kept {
@@ -280,8 +282,10 @@ pub struct Membership {
     let_in: Vec<Index>,
     /// Whom the plan that is being made takes in.
     intake: Option<Intake>,
-    /// Why the last plan or placement failed, and who said so.
+    /// Why the last plan or placement failed, and who said so,
     refusal: Option<(Option<Index>, String)>,
+    /// and whether that was for want of any plan for all that are needed.
+    planless: bool,
     /// When something happened last.
     seen: Now,
 }
@@ -313,6 +317,7 @@ impl Membership {
             gathering: false,
             intake: None,
             refusal: None,
+            planless: false,
             seen: Now::ZERO,
         }
     }
@@ -412,8 +417,8 @@ impl Membership {
                 }
             }
             Event::Planned { round, ring } => self.planned(now, round, ring, &mut actions),
-            Event::PlanFailed { round, device, reason } => {
-                self.plan_failed(now, round, device, reason);
+            Event::PlanFailed { round, device, reason, lasting } => {
+                self.plan_failed(now, round, device, reason, lasting);
             }
             Event::Kept { begun } => self.looked(begun),
             Event::Move { begun, ring } => self.moved(now, begun, ring, &mut actions),

@@ -26,7 +26,7 @@ use crate::{
 };
 use answer::Answer;
 use files::Files;
-use galaxy_common::RequestId;
+use galaxy_common::{DeviceName, RequestId};
 use galaxy_model::{ModelDir, ModelSpec};
 use generate::Steps;
 use std::{
@@ -38,11 +38,12 @@ use std::{
     time::Duration,
 };
 use together::Together;
-use tokio::time::Instant;
 
-/// How long a request waits for a cluster that is not ready. A loss takes up to 3 s to be seen, and
-/// within 5 s its request shall know.
-const READY_WAIT: Duration = Duration::from_secs(2);
+/// Before what failed for a passing reason is tried again.
+const AGAIN: Duration = Duration::from_millis(100);
+/// By how much an answer comes before its caller's time is over, so that the caller learns what was waited for;
+/// a tenth of that time, if that is less.
+const SOONER: Duration = Duration::from_millis(200);
 /// What a request that does not say its time gets on top of the limit: a program that runs into it
 /// then ends first, and its error names a device.
 const GRACE: Duration = Duration::from_millis(500);
@@ -214,34 +215,35 @@ impl Session {
         work: impl Future<Output = Result<T, RequestError>>,
     ) -> Result<T, RequestError> {
         let allowed = timeout.unwrap_or(self.inner.limits.timeout);
-        let late = |_| {
-            // It waited for the cluster all the time, most likely: say for what.
-            self.runs()?;
-            Err(RequestError::Deadline { allowed, ours: timeout.is_none() })
+        let late = || Err(self.late(RequestError::Deadline { allowed, ours: timeout.is_none() }));
+        let wait = match timeout {
+            None => allowed.saturating_add(GRACE),
+            Some(_) => allowed.saturating_sub(SOONER.min(allowed / 10)),
         };
-        let wait = if timeout.is_none() { allowed.saturating_add(GRACE) } else { allowed };
-        let result = tokio::time::timeout(wait, work).await.unwrap_or_else(late);
+        let result = tokio::time::timeout(wait, work).await.unwrap_or_else(|_| late());
         self.inner.counts.end(result.is_ok());
         result
     }
 
-    /// Waits until programs may run, now or after a move, but not beyond `until`.
-    async fn ready(&self, until: Instant) -> Result<(), RequestError> {
+    /// Waits until programs may run, now or after a move.
+    ///
+    /// # Errors
+    /// [`RequestError::NoPlan`] when they never will as things are.
+    async fn ready(&self) -> Result<(), RequestError> {
         let mut readiness = self.inner.fleet.readiness();
-        let ready = readiness.wait_for(|r| !matches!(r, Readiness::Waiting { .. }));
-        match tokio::time::timeout_at(until, ready).await {
-            Ok(Ok(_)) => Ok(()),
-            _ => self.runs(),
-        }
+        let waits = |r: &Readiness| matches!(r, Readiness::Waiting { planless: false, .. });
+        // Without a sender the fleet is gone, and says so as a reason.
+        drop(readiness.wait_for(|r| !waits(r)).await);
+        self.readiness().runs()
     }
 
-    /// Whether programs may run, now or after a move, or else why not.
-    fn runs(&self) -> Result<(), RequestError> {
-        match self.readiness() {
-            Readiness::Ready(_) | Readiness::Moving { .. } => Ok(()),
-            Readiness::Waiting { device, reason } => {
-                Err(RequestError::Unavailable { device, reason })
-            }
-        }
+    /// The error of a request whose time is over: what it waited for, if the cluster is not ready, or else `late`.
+    fn late(&self, late: RequestError) -> RequestError {
+        let readiness = self.readiness();
+        let unready = |(device, reason): (Option<&DeviceName>, &str)| RequestError::Unavailable {
+            device: device.cloned(),
+            reason: reason.to_owned(),
+        };
+        readiness.obstacle().map_or(late, unready)
     }
 }

@@ -123,14 +123,17 @@ async fn a_worker_that_hangs_in_a_program_and_dies_is_named_and_used_again() {
     let request = tokio::spawn(async move { run(&asking).await });
     world.worker.running.notified().await;
     world.kill().await;
-    let error = request.await.unwrap().expect_err("lost");
-    assert_eq!(error.code(), "device_lost", "{error}");
-    assert_eq!(error.device().unwrap().as_str(), "solo");
-    assert!(error.retryable());
     until(&session, "\"lost\"").await;
+    // One that has little time is told of whom it waited for.
+    let error = run_within(&session, Some(Duration::from_millis(20))).await.expect_err("lost");
+    assert_eq!((error.code(), error.retryable()), ("unavailable", true), "{error}");
+    assert_eq!(error.device().unwrap().as_str(), "solo");
+    assert!(error.to_string().contains("device solo was lost"), "{error}");
+    assert!(!request.is_finished(), "it waits");
     world.worker.hang.store(false, Ordering::SeqCst);
     world.restart().await;
-    until(&session, "Ready(").await;
+    // It is run again.
+    request.await.unwrap().unwrap();
     run(&session).await.unwrap();
     session.close().await;
 }

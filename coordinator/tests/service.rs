@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod crowds;
+mod waits;
 
 use galaxy_common::{
     Bytes, Cache, DeviceName, Epoch, GenerateOptions, SequenceNumber, Wanted,
@@ -349,7 +350,7 @@ fn hidden(session: &Session, time: Option<Duration>) -> JoinHandle<Result<(), Re
 }
 
 #[tokio::test]
-async fn a_full_queue_refuses_and_a_lost_device_is_named() {
+async fn a_full_queue_refuses_and_what_was_lost_is_run_again() {
     let fleet = Paused::new();
     let mut service = Service::start(Some(fleet.clone())).await;
     let first = hidden(&service.session, None);
@@ -361,12 +362,18 @@ async fn a_full_queue_refuses_and_a_lost_device_is_named() {
     let fault = service.run(&[vec![1]], v1::Wanted::Hidden).await.expect_err("full");
     assert_eq!((fault.code.as_str(), fault.retryable), ("overloaded", true));
     fleet.proceed.notify_one();
-    assert!(matches!(first.await.unwrap(), Err(RequestError::DeviceLost { .. })));
     // The others waited at the same time: they are one program.
     fleet.started.notified().await;
+    assert_eq!(fleet.runs.load(Ordering::SeqCst), 2);
+    assert!(!first.is_finished(), "it is to run again");
+    // Until there is no plan any more.
+    let (device, reason) = (Some(DeviceName::new("dev-0").unwrap()), "it is gone".to_owned());
+    fleet.readiness.send_replace(Readiness::Waiting { device, reason, planless: true });
     fleet.proceed.notify_one();
-    for other in others {
-        assert!(matches!(other.await.unwrap(), Err(RequestError::DeviceLost { .. })));
+    let [second, third] = others;
+    for request in [first, second, third] {
+        let error = request.await.unwrap().expect_err("there is no plan");
+        assert_eq!((error.code(), error.device().unwrap().as_str()), ("no_plan", "dev-0"));
     }
     assert_eq!(fleet.runs.load(Ordering::SeqCst), 2);
     service.stop().await;
@@ -442,7 +449,11 @@ async fn deadlines_end_waits() {
     fleet.proceed.notify_one();
     let device = Some(DeviceName::new("dev-0").unwrap());
     let reason = "device dev-0 is not reachable: nobody listens".to_owned();
-    fleet.readiness.send_replace(Readiness::Waiting { device: device.clone(), reason });
+    fleet.readiness.send_replace(Readiness::Waiting {
+        device: device.clone(),
+        reason,
+        planless: false,
+    });
     let error = hidden(&service.session, Some(Duration::from_millis(5))).await.unwrap();
     let error = error.expect_err("not ready");
     assert_eq!(
@@ -485,7 +496,7 @@ async fn a_text_that_waits_for_room_is_told_so() {
     let mut waits = 0;
     let first = loop {
         match said.recv().await.unwrap().unwrap() {
-            Said::Waiting => waits += 1,
+            Said::Waiting { .. } => waits += 1,
             first => break first,
         }
     };

@@ -11,6 +11,9 @@ const MAX_MESSAGE: usize = 4000;
 /// Characters of a code, and of a device's name.
 const MAX_NAME: usize = 64;
 
+/// What tonic says of an answer without a message: its connection was closed.
+const NO_MESSAGE: &str = "Missing response message.";
+
 /// What went wrong at the other side, in a form that a program can branch on.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Fault {
@@ -71,7 +74,7 @@ pub fn from_status(status: &Status) -> Fault {
     }
     // Only a status that was made on this side has a source: the transport broke, and nobody
     // answered.
-    let broken = std::error::Error::source(status).is_some();
+    let broken = std::error::Error::source(status).is_some() || status.message() == NO_MESSAGE;
     let (code, retryable) = match status.code() {
         Code::Unknown | Code::Internal if broken => ("unavailable", true),
         Code::Unavailable => ("unavailable", true),
@@ -116,6 +119,7 @@ mod tests {
     fn a_connection_that_breaks_is_worth_a_retry() {
         let fault = from_status(&Status::from_error(Box::new(std::io::Error::other("cut off"))));
         assert_eq!((fault.code.as_str(), fault.retryable), ("unavailable", true), "{fault:?}");
+        assert!(from_status(&Status::internal(NO_MESSAGE)).retryable);
         let said = from_status(&Status::unknown("no idea"));
         assert_eq!((said.code.as_str(), said.retryable), ("internal", false));
     }

@@ -6,6 +6,7 @@ pub mod ballast;
 pub mod bound;
 pub mod calibrate;
 pub mod cgroup;
+pub mod chaos;
 pub mod coldstart;
 pub mod desk;
 pub mod drift;

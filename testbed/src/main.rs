@@ -4,8 +4,8 @@ use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
 use galaxy_common::WireType;
 use galaxy_testbed::{
-    ballast, calibrate, coldstart, desk, drift, evaluation, experiment, forward, golden, hostile,
-    inside, join, kernels, lean, links, metronome, models, probes, quotas, reader,
+    ballast, calibrate, chaos, coldstart, desk, drift, evaluation, experiment, forward, golden,
+    hostile, inside, join, kernels, lean, links, metronome, models, probes, quotas, reader,
 };
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
@@ -62,6 +62,8 @@ enum Command {
         #[arg(long)]
         half: bool,
     },
+    /// Kills, freezes and unplugs devices and the coordinator under many clients, who must not notice
+    Chaos(chaos::Options),
     /// Attacks a cluster on this machine, and measures how those fare who mean no harm
     Hostile(hostile::Options),
     /// Measures how lean a worker is: start, idle time, peak memory, memory over many requests
@@ -140,6 +142,7 @@ fn run(command: Command) -> Result<()> {
         Command::Quotas(options) => quotas::run(&options),
         Command::Reader(options) => reader::serve(&options),
         Command::Golden { full, half } => golden(full, half),
+        Command::Chaos(options) => chaos::run(&options),
         Command::Hostile(options) => hostile::run(&options),
         Command::Lean(options) => lean::run(&options),
         Command::Kernels(options) => kernels::run(&options),

@@ -6,7 +6,7 @@ use crate::{
 };
 use anyhow::{Context, Result, bail, ensure};
 use galaxy_client::{Builder, Client, RetryPolicy};
-use galaxy_common::DeviceName;
+use galaxy_common::{Bytes, DeviceName};
 use galaxy_proto::{
     channel,
     identity::{Authority, Identity, Role},
@@ -261,8 +261,19 @@ pub struct Setup {
     pub memory: &'static str,
     /// Whether the devices stand behind links of their own that can be pulled; needs root.
     pub network: bool,
+    /// Work is split by profiles, and not by shares.
+    pub planned: Option<Planned>,
     /// Devices have no model: each keeps what it is brought in a directory under this.
     pub caches: Option<PathBuf>,
+}
+
+/// What a cluster is like whose work is split by profiles.
+#[derive(Clone, Debug)]
+pub struct Planned {
+    /// What each device grants.
+    pub memory: Bytes,
+    /// More lines of the `[cluster]` table.
+    pub lines: String,
 }
 
 impl Setup {
@@ -280,13 +291,14 @@ impl Setup {
             shares: vec![3.0, 2.0, 1.0],
             memory: "1GB",
             network: false,
+            planned: None,
             caches: None,
         }
     }
 
     /// The cluster file for workers at these addresses.
     pub fn cluster_file(&self, identity: &Path, addresses: &[String]) -> String {
-        let Self { strategy, wire, tiles, link, max_rows, memory, .. } = self;
+        let Self { strategy, wire, tiles, link, max_rows, planned, .. } = self;
         let mut text = format!(
             "[cluster]\nname = \"test\"\nmodel = {:?}\nidentity = {identity:?}\n\
              strategy = \"{strategy}\"\nwire = \"{wire}\"\ntiles = {tiles}\nlink = \"{link}\"\n\
@@ -299,13 +311,21 @@ impl Setup {
         if let Some(bits) = self.weights_format {
             let _ = writeln!(text, "weights_format = \"{bits}\"");
         }
+        let mut memory = self.memory.to_owned();
+        if let Some(planned) = planned {
+            let _ = writeln!(text, "{}", planned.lines);
+            memory = format!("{}B", planned.memory.0);
+        }
         for (i, (address, share)) in addresses.iter().zip(&self.shares).enumerate() {
             // Writing to a String cannot fail.
             let _ = write!(
                 text,
                 "\n[[device]]\nname = \"d{i}\"\naddress = \"{address}\"\nmemory = \"{memory}\"\n\
-                 threads = 1\nshare = {share:?}\n"
+                 threads = 1\n"
             );
+            if planned.is_none() {
+                let _ = writeln!(text, "share = {share:?}");
+            }
         }
         text
     }
@@ -469,6 +489,18 @@ impl TestCluster {
         self.coordinator.kill()?;
         (self.coordinator, self.address) = coordinator(&self.dir.path().join("cluster.toml"))?;
         self.coordinator.line("ready: ").map(drop)
+    }
+
+    /// Starts a coordinator that was killed anew where it was, and does not wait until requests can be served.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub fn restart_coordinator_there(&mut self) -> Result<()> {
+        self.coordinator.kill()?;
+        let mut command = coordinator_command(&self.dir.path().join("cluster.toml"))?;
+        command.args(["--listen", &self.address]);
+        self.coordinator = Process::spawn("the coordinator", command)?;
+        listening(&mut self.coordinator).map(drop)
     }
 
     /// All that anyone printed, to be shown when a test fails.

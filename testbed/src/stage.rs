@@ -171,7 +171,9 @@ impl Stage {
                 let state = fleet.readiness().borrow().clone();
                 let closing = fleet.clone();
                 self.inside(async move { closing.close().await })?;
-                let Readiness::Waiting { device, reason } = state else { bail!("it came late") };
+                let Readiness::Waiting { device, reason, .. } = state else {
+                    bail!("it came late")
+                };
                 let device = device.map_or_else(String::new, |d| format!("{d}: "));
                 bail!("{name}: the devices are not ready after {PLACING:?}: {device}{reason}");
             }
@@ -246,7 +248,7 @@ impl Placed<'_> {
             let (mut tokens, mut at, mut report) = (Vec::new(), Vec::new(), None);
             while let Some(said) = said.recv().await {
                 match said? {
-                    Said::Waiting | Said::Begun { .. } => {}
+                    Said::Waiting { .. } | Said::Begun { .. } => {}
                     Said::Token(token) => {
                         tokens.push(token.token);
                         at.push(begun.elapsed());

@@ -129,7 +129,8 @@ async fn requests_after_drain() {
     // A worker that drains keeps the cluster from working, and says so.
     let mut control = cluster.control(1).await.unwrap();
     control.drain(v1::DrainRequest { off: false }).await.unwrap();
-    let refused = client.embed(&["late"]).await.unwrap_err();
+    let hurried = client.with_timeout(Duration::from_secs(3));
+    let refused = hurried.embed(&["late"]).await.unwrap_err();
     assert!(refused.code() == "unavailable" && refused.retryable(), "{refused:?}");
     assert_eq!(refused.device(), Some("d1"), "{refused:?}");
     assert!(refused.to_string().contains("draining"), "{refused}");

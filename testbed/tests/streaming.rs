@@ -147,7 +147,8 @@ async fn a_full_disk_is_said_and_room_is_enough() {
     let mut cluster = TestCluster::begin(setup("52MB", &few)).unwrap();
     cluster.coordinator.line("No space left").unwrap();
     let client = cluster.client().await.unwrap();
-    let why = made(&client).await.unwrap_err().to_string();
+    let hurried = client.with_timeout(std::time::Duration::from_secs(8));
+    let why = made(&hurried).await.unwrap_err().to_string();
     assert!(why.contains("d1"), "{why}");
     assert!(cluster.health(1).await.unwrap().resident_bytes > 0, "it lives");
     let valid = |path: &PathBuf| path.extension().is_some_and(|end| end == "shard");

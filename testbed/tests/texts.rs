@@ -10,7 +10,7 @@ use galaxy_testbed::{
     models,
     processes::{PATIENCE, Process, Setup, TestCluster, root, until},
 };
-use std::path::Path;
+use std::{path::Path, time::Duration};
 
 /// A decoder that makes some hundred tokens a second.
 fn decoder() -> std::path::PathBuf {
@@ -290,8 +290,9 @@ async fn a_text_outlives_a_device() {
         assert_eq!(finish, "length");
         assert_eq!(made, whole, "d{victim} was killed");
     }
-    // One that does not come back ends it, by name.
-    let mut text = client.generate(vec![9, 8, 7], greedy(900)).await.unwrap();
+    // One that does not come back ends it, by name, when the caller's time is over.
+    let hurried = client.with_timeout(Duration::from_secs(8));
+    let mut text = hurried.generate(vec![9, 8, 7], greedy(900)).await.unwrap();
     text.next().await.unwrap();
     cluster.workers[1].kill().unwrap();
     let error = loop {

@@ -81,6 +81,7 @@ impl From<ClientError> for Failure {
             "wrong_name" => Some("correct --coordinator, or name it with --coordinator-name"),
             "deadline" => Some("give it more time with --timeout, or look at `galaxy status`"),
             "draining" => Some("`galaxy drain --off` lets it take requests again"),
+            "no_plan" => Some("`galaxy plan` says what would help"),
             "unavailable" | "device_lost" => Some("look at `galaxy status`, then try again"),
             _ if error.retryable() => Some("try again later"),
             _ => None,

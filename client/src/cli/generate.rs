@@ -80,6 +80,7 @@ impl GenerateArgs {
             sampling: self.choice.params(self.logprobs.unwrap_or(0))?,
             stop: self.stop.clone(),
             ignore_end: self.ignore_end,
+            generated: Vec::new(),
             fallback: Some(FALLBACK),
         };
         Ok(self.choice.generation_config.apply(options))

@@ -26,7 +26,9 @@ pub fn shape(path: &str) -> Shape {
         "/galaxy.v1.Galaxy/Run" => {
             Shape { messages: &[1], numbers_inside: &[1], ..Shape::default() }
         }
-        "/galaxy.v1.Galaxy/Generate" => Shape { messages: &[4], numbers: &[2], ..Shape::default() },
+        "/galaxy.v1.Galaxy/Generate" => {
+            Shape { messages: &[4], numbers: &[2, 8], ..Shape::default() }
+        }
         _ => Shape::default(),
     }
 }
@@ -192,6 +194,9 @@ mod tests {
         assert!((36_000..40_000).contains(&extra), "{extra}");
         let prompt = v1::GenerateRequest { ids: vec![300; 1000], ..Default::default() };
         let (_, extra) = read("/galaxy.v1.Galaxy/Generate", &prompt.encode_to_vec(), 1);
+        assert!(extra >= 12_000, "{extra}");
+        let behind = v1::GenerateRequest { generated: vec![300; 1000], ..Default::default() };
+        let (_, extra) = read("/galaxy.v1.Galaxy/Generate", &behind.encode_to_vec(), 1);
         assert!(extra >= 12_000, "{extra}");
         // Numbers that do not stand together are as many.
         let apart = [0x10, 1].repeat(500);

@@ -159,7 +159,7 @@ impl RemoteFleet {
             board.placement = Some(Arc::new(placement));
         }
         let (messages, inbox) = mpsc::channel(MESSAGES);
-        let waiting = Readiness::Waiting { device: None, reason: "it is starting".to_owned() };
+        let waiting = Readiness::waiting("it is starting");
         let shared = Arc::new(Shared {
             lowered: Dispatches::new(&model),
             board: Mutex::new(board),

@@ -3,6 +3,16 @@
 use super::{Index, Membership, Stage, State};
 
 impl Membership {
+    /// Whether there is no plan for the devices that there are, though all of them are there: the cluster will not be
+    /// ready before somebody changes it.
+    pub fn is_planless(&self) -> bool {
+        let mut needed = self.needed().peekable();
+        match needed.peek() {
+            None => self.ready().is_none(),
+            Some(_) => self.planless && needed.all(|(_, member)| member.state.connected()),
+        }
+    }
+
     /// Who keeps the cluster from being ready, if it is a device, and why, in words for a person.
     pub fn obstacle(&self) -> Option<(Option<Index>, String)> {
         if self.ready().is_some() {

@@ -14,6 +14,7 @@ impl Membership {
     ) {
         if self.stage == Stage::Planning(round) {
             // There is a plan now, and why there was none is over.
+            self.planless = false;
             if matches!(self.refusal, Some((None, _))) {
                 self.refusal = None;
             }
@@ -36,6 +37,7 @@ impl Membership {
         round: u64,
         device: Option<Index>,
         reason: String,
+        lasting: bool,
     ) {
         if self.stage == Stage::Planning(round) && self.intake.is_some() {
             self.stage = Stage::Waiting;
@@ -45,6 +47,7 @@ impl Membership {
             self.moving = Moving::No;
             // Without those that are gone it is nobody's fault.
             self.refusal = Some((device.filter(|_| !self.without), reason));
+            self.planless = lasting && !self.without;
             // Those that are gone may come back at any moment.
             match self.without {
                 true => self.without_after = now + WITHOUT,
@@ -119,6 +122,7 @@ impl Membership {
     ) {
         if self.stage == Stage::Live && epoch == self.epoch {
             self.refusal = Some((Some(device), reason.clone()));
+            self.planless = false;
             let moving = self.moving;
             self.give_up(device, reason, actions);
             // Whoever said so: without those that were to be let in it would be as before.

@@ -59,7 +59,8 @@ impl World {
                 let event = match self.plan.clone() {
                     Ok(ring) => Event::Planned { round, ring },
                     Err(reason) => {
-                        Event::PlanFailed { round, device: None, reason: reason.to_owned() }
+                        let (device, reason) = (None, reason.to_owned());
+                        Event::PlanFailed { round, device, reason, lasting: true }
                     }
                 };
                 self.due.push((now + PLANNING, event));
@@ -327,12 +328,14 @@ fn a_plan_that_cannot_be_made_is_named_and_tried_again() {
     world.run(seconds(1.0));
     let (device, reason) = world.membership.obstacle().expect("no plan");
     assert!(device.is_none() && reason.contains("12 MB are missing"), "{reason}");
+    assert!(world.membership.is_planless(), "all are there");
     assert_eq!(world.membership.planning(), None, "it rests before it tries again");
     world.plan = Ok(vec![0, 1]);
     world.devices = vec![Device::Answers(Duration::from_millis(200)); 2];
     world.run(REPLACE + TICK * 3 - world.now);
     let placing = Some((Some(0), "is being placed".to_owned()));
     assert_eq!(world.membership.obstacle(), placing, "there is a plan now");
+    assert!(!world.membership.is_planless());
     world.run(TICK * 2);
     assert_eq!(world.membership.ready(), Some(Epoch(101)));
 }
@@ -495,6 +498,7 @@ fn where_the_others_cannot_go_on_it_is_waited_for() {
     let (device, reason) = world.membership.obstacle().expect("no plan");
     assert!(device == Some(2) && reason.contains("lost"), "{reason}");
     assert!(reason.contains("do not go on without it: 12 MB are missing"), "{reason}");
+    assert!(!world.membership.is_planless(), "it may come back");
     assert_eq!(plans(&world, from), 1);
     world.run(WITHOUT);
     assert_eq!(plans(&world, from), 2, "it is tried again, now and then");

@@ -1,7 +1,7 @@
 //! A request on its way through the queue and the fleet.
 
 use super::{
-    READY_WAIT, Report, Session, Tensor,
+    AGAIN, Report, SOONER, Session, Tensor,
     batch::{Batch, Sequence, pack, readable},
     generate::Stepped,
     together::Shared,
@@ -16,13 +16,10 @@ use galaxy_common::{BatchShape, RequestId, Segment, Wanted, plan::Phase};
 use galaxy_engine::merge::Merged;
 use galaxy_model::sentence::{SentenceConfig, VectorForm};
 use std::{
-    sync::{Arc, PoisonError, atomic::Ordering},
+    sync::{Arc, PoisonError},
     time::Duration,
 };
 use tokio::time::Instant;
-
-/// How long a cluster is waited for that was not ready when the turn came.
-const AGAIN: Duration = Duration::from_millis(1500);
 
 /// A request on its way.
 pub(super) struct Answer<'a> {
@@ -30,18 +27,23 @@ pub(super) struct Answer<'a> {
     ticket: Ticket,
     report: Report,
     programs: Vec<TracedProgram>,
-    /// Until when the caller wants it, if it says.
+    /// Until when the caller wants it, if it says,
     deadline: Option<Instant>,
+    /// and until when what fails is tried again.
+    again: Option<Instant>,
 }
 
 impl<'a> Answer<'a> {
     pub(super) fn new(session: &'a Session, ticket: Ticket, report: Report) -> Self {
-        Self { session, ticket, report, programs: Vec::new(), deadline: None }
+        Self { session, ticket, report, programs: Vec::new(), deadline: None, again: None }
     }
 
     /// The time that the caller gives, from now on.
     pub(super) fn within(mut self, timeout: Option<Duration>) -> Self {
-        self.deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let begun = Instant::now();
+        self.deadline = timeout.and_then(|timeout| begun.checked_add(timeout));
+        let allowed = timeout.unwrap_or(self.session.inner.limits.timeout);
+        self.again = begun.checked_add(allowed.saturating_sub(2 * AGAIN + SOONER));
         self
     }
 
@@ -119,6 +121,11 @@ impl<'a> Answer<'a> {
                     self.note(&run, Phase::Prefill, shape);
                     return Ok(results);
                 }
+                // What the cluster mends is run again.
+                (Err(error), _) if error.passes() && self.has_time() => {
+                    tracing::info!(request = %self.report.request, %error, "runs again");
+                    tokio::time::sleep(AGAIN).await;
+                }
                 // It may be because of another.
                 (Err(error), others) if others > 0 && !error.retryable() => {
                     tracing::info!(request = %self.report.request, %error, "runs alone");
@@ -129,29 +136,27 @@ impl<'a> Answer<'a> {
         }
     }
 
+    /// Whether the caller still waits when something is tried again.
+    fn has_time(&self) -> bool {
+        self.again.is_none_or(|until| Instant::now() < until)
+    }
+
     /// Waits for the turn, and for a cluster that is ready.
+    ///
+    /// # Errors
+    /// [`RequestError::NoPlan`] when it never will be as things are.
     ///
     /// # Cancel safety
     /// Dropping the future leaves the queue.
     pub(super) async fn turn(&self) -> Result<Turn, RequestError> {
-        let waiting = Instant::now();
-        let ran = || self.session.inner.counts.programs.load(Ordering::Relaxed);
-        let (mut until, mut before) = (waiting + READY_WAIT, ran());
-        let turn = loop {
-            self.session.ready(until).await?;
+        loop {
+            self.session.ready().await?;
             let turn = self.ticket.turn().await;
             // The fleet itself waits for the end of a move.
             if !matches!(self.session.readiness(), Readiness::Waiting { .. }) {
-                break turn;
+                return Ok(turn);
             }
-            // Waiting behind programs is no waiting for the cluster. One that failed has only now ended its epoch.
-            let now = Instant::now();
-            until = until.max(now + AGAIN);
-            if ran() != before {
-                (until, before) = (now + READY_WAIT, ran());
-            }
-        };
-        Ok(turn)
+        }
     }
 
     /// Notes a step that a sequence of the request took part in.

@@ -9,12 +9,12 @@ pub use telling::{Finish, Listener, Said};
 pub use steps::Sequences;
 pub(super) use steps::{Stepped, Steps};
 
-use super::{Session, answer::Answer};
-use crate::error::RequestError;
+use super::{AGAIN, Session, answer::Answer};
+use crate::{error::RequestError, fleet::Readiness};
 use galaxy_common::{GenerateOptions, Prompt};
 use galaxy_engine::generate::Told;
 use galaxy_proto::WAITING;
-use std::time::Duration;
+use std::{future::pending, time::Duration};
 use steps::{Answered, Between, Came, WaitingSequence};
 use telling::Telling;
 use tokio::{
@@ -23,15 +23,60 @@ use tokio::{
 };
 use way::Way;
 
-/// How long a text waits for its cluster to come back before it is given up.
+/// How long a client is waited for that does not read.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Between looks at a cluster that is gone.
-const PAUSE: Duration = Duration::from_millis(100);
+
+/// Until when a sequence is worked on.
+struct Until {
+    /// The time that its caller gives, if it gives any,
+    deadline: Option<Instant>,
+    /// and the error when that is over.
+    late: RequestError,
+    /// Without: how long it waits for its cluster between two tokens,
+    patience: Duration,
+    /// and until when, if it waits.
+    ready: Option<Instant>,
+}
+
+impl Until {
+    /// From now on.
+    fn of(timeout: Option<Duration>, patience: Duration) -> Self {
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let late = RequestError::Deadline { allowed: timeout.unwrap_or_default(), ours: false };
+        Self { deadline, late, patience, ready: None }
+    }
+
+    /// The cluster is not ready, or has failed: until when that is borne.
+    fn unready(&mut self) -> Instant {
+        let ours = *self.ready.get_or_insert_with(|| Instant::now() + self.patience);
+        self.deadline.unwrap_or(ours)
+    }
+
+    /// Whether a cluster in this state is waited for still, between two looks at it. While it is ready, it is
+    /// others that are waited for.
+    fn bears(&mut self, readiness: &Readiness) -> bool {
+        match readiness {
+            Readiness::Ready(_) => {
+                self.went_well(WAITING);
+                true
+            }
+            Readiness::Moving { .. } | Readiness::Waiting { .. } => Instant::now() < self.unready(),
+        }
+    }
+
+    /// What went well for so long is no waiting.
+    fn went_well(&mut self, took: Duration) {
+        if let Some(ready) = &mut self.ready {
+            *ready += took;
+        }
+    }
+}
 
 impl Session {
     /// Generates tokens behind a prompt, and says each as it comes. Ends when nobody listens any more,
-    /// after the step that runs then. Runs to its end even where the cluster changes its plan or
-    /// loses a device meanwhile, if within 30 s that comes back or the others go on without it.
+    /// after the step that runs then. Runs to its end even where the cluster starts, changes its plan or
+    /// loses a device meanwhile. Without a timeout it waits for that as long as [`super::Limits::timeout`] says from one
+    /// token to the next; waiting for room behind others counts against nothing.
     ///
     /// # Cancel safety
     /// Not to be dropped before it is done: room is given back in its end.
@@ -56,12 +101,10 @@ impl Session {
         timeout: Option<Duration>,
         listener: &Listener,
     ) -> Result<(), RequestError> {
-        let begun = Instant::now();
-        let allowed = timeout.unwrap_or(Duration::from_secs(24 * 3600));
-        let deadline = begun + allowed;
-        let late = RequestError::Deadline { allowed, ours: false };
+        let until = Until::of(timeout, self.inner.limits.timeout);
         self.generates()?;
         let mut answer = self.begin()?;
+        let generated = options.generated.clone();
         let (mut way, stop, tokenized) = self.way(prompt, options).await?;
         answer.tokenized(tokenized);
         let tokenizer = self.inner.files.tokenizer().ok();
@@ -71,9 +114,11 @@ impl Session {
             prompt: way.text.prompt as u32,
             seed: way.text.sampling.seed,
             text: stream.is_some(),
+            generated: generated.len() as u32,
         };
         let mut telling = Telling::new(stream, stop, listener, &self.inner.steps, said);
-        let result = self.steps(&mut way, &mut answer, &mut telling, (deadline, late)).await;
+        telling.resume(&mut way, &generated);
+        let result = self.steps(&mut way, &mut answer, &mut telling, until).await;
         let (epoch, forgotten) = self.inner.steps.depart(self.caller.who(), &way);
         for slot in forgotten {
             self.inner.fleet.forget(epoch, slot).await;
@@ -81,6 +126,11 @@ impl Session {
         answer.count(way.text.tokens.len() as u64);
         let report = answer.end();
         if let Some(finish) = result? {
+            // One that goes on behind all its tokens has no step.
+            telling.begin();
+            if !telling.flush().await {
+                return Ok(());
+            }
             let text = telling.rest()?;
             telling.say(Said::Done { finish, text, report }).await;
         }
@@ -93,10 +143,13 @@ impl Session {
         way: &mut Way,
         answer: &mut Answer<'_>,
         telling: &mut Telling<'_>,
-        (deadline, late): (Instant, RequestError),
+        mut until: Until,
     ) -> Result<Option<Finish>, RequestError> {
-        let mut patience = None;
         let mut between: Option<Between> = None;
+        // What goes on behind tokens may end with the last of them.
+        if let Some(finish) = self.said(telling).await? {
+            return Ok(finish);
+        }
         loop {
             if way.left() == 0 {
                 return Ok(Some(Finish::Length));
@@ -104,21 +157,21 @@ impl Session {
             if telling.listener.is_closed() {
                 return Ok(None);
             }
-            if Instant::now() >= deadline {
-                return Err(late);
+            if until.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Err(self.late(until.late));
             }
             let (tell, mut told) = mpsc::unbounded_channel();
             let (before, begun) = (way.made(), Instant::now());
             let place = self.inner.steps.wait(self.caller.who(), way.wish(tell));
             drop(between.take());
-            let stepped = self.step(place, way, answer, telling, &mut told, (deadline, &late));
+            let stepped = self.step(place, way, answer, telling, &mut told, &mut until);
             let Some(Answered { came, between: still }) = stepped.await? else { return Ok(None) };
             while let Ok(one) = told.try_recv() {
                 telling.take(way, one);
             }
             let made = way.made() - before;
             if made > 0 {
-                patience = None;
+                until.ready = None;
             }
             let failed = match came {
                 Came::Evicted => {
@@ -129,28 +182,22 @@ impl Session {
                     answer.ran(&step);
                     way.ran(&step, made);
                     telling.begin();
-                    // What goes well is no waiting.
-                    if let Some(until) = &mut patience {
-                        *until += begun.elapsed();
-                    }
+                    until.went_well(begun.elapsed());
                     None
                 }
                 // It has all that it needs.
                 Came::Step(Err(_), _) if telling.finish.is_some() => None,
-                Came::Step(Err(error), together) => {
-                    way.failed(error, together, patience.is_some())?
-                }
+                Came::Step(Err(error), together) => way.failed(error, together)?,
             };
             // Nobody waits for one that ends, or whose client does not keep up.
             let waits = failed.is_none() && telling.finish.is_none() && !telling.waits();
             between = waits.then_some(still);
             if let Some(error) = failed {
-                let until = *patience.get_or_insert_with(|| Instant::now() + PATIENCE);
-                if Instant::now() >= until {
+                if Instant::now() + AGAIN >= until.unready() {
                     return Err(error);
                 }
                 tracing::info!(request = %answer.request(), %error, "a sequence begins again");
-                tokio::time::sleep(PAUSE).await;
+                tokio::time::sleep(AGAIN).await;
             }
             if let Some(finish) = self.said(telling).await? {
                 return Ok(finish);
@@ -181,8 +228,9 @@ impl Session {
         answer: &Answer<'_>,
         telling: &mut Telling<'_>,
         told: &mut UnboundedReceiver<Told>,
-        (deadline, late): (Instant, &RequestError),
+        until: &mut Until,
     ) -> Result<Option<Answered>, RequestError> {
+        let (deadline, late) = (until.deadline, until.late.clone());
         let mut changes = self.inner.steps.changes();
         // Whether there may be something to run, and whether the sequence can leave: not while a step with it runs.
         let (mut runnable, mut free) = (true, true);
@@ -210,12 +258,18 @@ impl Session {
                             true => return Ok(None),
                             false => free = false,
                         },
-                        () = sleep_until(deadline), if free => match place.leave() {
-                            true => return Err(late.clone()),
+                        () = over(deadline), if free => match place.leave() {
+                            true => return Err(self.late(late)),
                             false => free = false,
                         },
                         _ = ticks.tick() => match place.waits() {
-                            true => telling.waiting(),
+                            true => {
+                                let readiness = self.readiness();
+                                telling.waiting(&readiness);
+                                if !until.bears(&readiness) && place.leave() {
+                                    return Err(self.late(late));
+                                }
+                            }
                             false => telling.begin(),
                         },
                     }
@@ -235,5 +289,13 @@ impl Session {
                 }
             }
         }
+    }
+}
+
+/// Waits until then; for ever, if there is no such time.
+async fn over(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => sleep_until(deadline).await,
+        None => pending().await,
     }
 }

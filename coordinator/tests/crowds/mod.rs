@@ -145,7 +145,7 @@ async fn generated(session: &Session, ids: Vec<u32>, options: GenerateOptions) -
                 assert_eq!((finish.to_string().as_str(), tokens.len()), ("length", most));
                 return tokens;
             }
-            Said::Begun { .. } | Said::Waiting => {}
+            Said::Begun { .. } | Said::Waiting { .. } => {}
         }
     }
 }

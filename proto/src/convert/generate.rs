@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 /// What a coordinator is asked of a text that goes on.
 pub fn generate_request(prompt: Prompt, options: GenerateOptions) -> v1::GenerateRequest {
-    let GenerateOptions { max_tokens, sampling, stop, ignore_end, fallback } = options;
+    let GenerateOptions { max_tokens, sampling, stop, ignore_end, generated, fallback } = options;
     let (prompt, ids) = match prompt {
         Prompt::Text(text) => (text, Vec::new()),
         Prompt::Ids(ids) => (String::new(), ids),
@@ -18,7 +18,16 @@ pub fn generate_request(prompt: Prompt, options: GenerateOptions) -> v1::Generat
     let model_defaults = fallback
         .map(|Fallback { temperature, max_tokens }| v1::ModelDefaults { temperature, max_tokens });
     let sampling = Some(sampling.into());
-    v1::GenerateRequest { prompt, ids, max_tokens, sampling, stop, ignore_end, model_defaults }
+    v1::GenerateRequest {
+        prompt,
+        ids,
+        max_tokens,
+        sampling,
+        stop,
+        ignore_end,
+        model_defaults,
+        generated,
+    }
 }
 
 /// What is asked of a text that goes on.
@@ -28,8 +37,16 @@ pub fn generate_request(prompt: Prompt, options: GenerateOptions) -> v1::Generat
 pub fn generate_options(
     request: v1::GenerateRequest,
 ) -> Result<(Prompt, GenerateOptions), ConvertError> {
-    let v1::GenerateRequest { prompt, ids, max_tokens, sampling, stop, ignore_end, model_defaults } =
-        request;
+    let v1::GenerateRequest {
+        prompt,
+        ids,
+        max_tokens,
+        sampling,
+        stop,
+        ignore_end,
+        model_defaults,
+        generated,
+    } = request;
     let prompt = match (prompt.is_empty(), ids.is_empty()) {
         (false, false) => return Err(ConvertError::Prompt),
         (true, false) => Prompt::Ids(ids),
@@ -38,7 +55,7 @@ pub fn generate_options(
     let fallback = model_defaults
         .map(|v1::ModelDefaults { temperature, max_tokens }| Fallback { temperature, max_tokens });
     let sampling = sampling.unwrap_or_default().into();
-    Ok((prompt, GenerateOptions { max_tokens, sampling, stop, ignore_end, fallback }))
+    Ok((prompt, GenerateOptions { max_tokens, sampling, stop, ignore_end, generated, fallback }))
 }
 
 impl From<SamplingParams> for v1::Sampling {
@@ -156,6 +173,7 @@ mod tests {
             sampling: sampling(),
             stop: vec!["x".to_owned()],
             ignore_end: true,
+            generated: vec![7, 300],
             fallback: Some(Fallback { temperature: 1.0, max_tokens: 16 }),
         };
         for asked in [

@@ -552,13 +552,21 @@ fn texts(add: Add<'_>) {
     add("text", "ask", numbered(0, &ask.encode_to_vec()));
     let model_defaults = Some(v1::ModelDefaults { temperature: 1.0, max_tokens: 16 });
     let ids = vec![5, 17, 9];
-    let ids = v1::GenerateRequest { ids, ignore_end: true, model_defaults, ..Default::default() };
+    let generated = vec![300, 4];
+    let ids = v1::GenerateRequest {
+        ids,
+        ignore_end: true,
+        model_defaults,
+        generated,
+        ..Default::default()
+    };
     add("text", "ask-ids", numbered(0, &ids.encode_to_vec()));
     let mut told = vec![0.0; galaxy_graph::program::TOKEN_VALUES as usize];
     told[..8].copy_from_slice(&[17.0, -0.5, 1.0, 2.0, 17.0, -0.5, 3.0, -1.5]);
     add("text", "token", numbered(1, &convert::bytes(&told)));
     use v1::generate_event::Event;
-    let begun = v1::GenerateBegun { request: 3, prompt_tokens: 2, seed: 7, text: true };
+    let begun =
+        v1::GenerateBegun { request: 3, prompt_tokens: 2, seed: 7, text: true, generated: 1 };
     let token = v1::GeneratedToken {
         token: 17,
         logprob: -0.5,
@@ -568,7 +576,7 @@ fn texts(add: Add<'_>) {
     let report = Some(v1::RequestReport::default());
     let done = v1::GenerateDone { finish: "stop".into(), text: "e".into(), report };
     let events = [
-        Event::Waiting(v1::GenerateWaiting {}),
+        Event::Waiting(v1::GenerateWaiting::default()),
         Event::Begun(begun),
         Event::Token(token),
         Event::Done(done),

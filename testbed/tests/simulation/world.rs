@@ -241,6 +241,7 @@ impl World {
             queue: cluster.queue,
             timeout: Duration::from_secs(20),
             client_memory: cluster.client_memory,
+            drafts: true,
         };
         let epoch = Epoch(u64::from(life) << 20);
         let brought = self.brought.clone();

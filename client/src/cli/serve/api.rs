@@ -33,7 +33,7 @@ use std::{
 };
 use tokio::sync::mpsc;
 
-/// How long the coordinator may take to say what it serves and how it fares.
+/// How long the coordinator may take to say how it fares.
 const STATUS: Duration = Duration::from_secs(5);
 /// What is answered, for who asks for something else.
 const ROUTES: &str = "there are POST /v1/chat/completions, /v1/completions, /v1/embeddings and /v1/rerank, and GET \
@@ -67,7 +67,6 @@ impl Api {
         chat: Option<Chat>,
         settings: GenerationConfig,
     ) -> Self {
-        let status = status.with_timeout(STATUS);
         Self(Arc::new(Inner { client, status, key, chat, settings, started: now() }))
     }
 
@@ -87,13 +86,15 @@ impl Api {
             .with_state(self)
     }
 
+    /// How the coordinator fares, if it says so soon.
     async fn status(&self) -> Result<ClusterStatus, ClientError> {
-        self.0.status.status().await
+        self.0.status.with_timeout(STATUS).status().await
     }
 
     /// The name of the model that is served, which is `asked` for, if any is.
     async fn model(&self, asked: Option<&str>) -> Result<String, ApiError> {
-        let model = self.status().await?.model;
+        // A coordinator that starts is waited for, as it is by what is asked next.
+        let model = self.0.status.status().await?.model;
         match asked {
             Some(asked) if !asked.is_empty() && asked != model => {
                 let why = format!("there is no model {asked:?} here; the cluster serves {model:?}");

@@ -185,8 +185,9 @@ impl Driver {
     fn broke_off(&mut self) {
         self.drift.dropped();
         if let Some(round) = self.membership.planning() {
-            let reason = "planning broke off".to_owned();
-            self.step(self.shared.now(), Event::PlanFailed { round, device: None, reason });
+            let (device, reason) = (None, "planning broke off".to_owned());
+            let failed = Event::PlanFailed { round, device, reason, lasting: false };
+            self.step(self.shared.now(), failed);
         }
     }
 
@@ -267,16 +268,18 @@ impl Driver {
             Ok(Made { outcome: Err((device, reason)), .. })
                 if self.membership.without() || self.membership.taking_in() =>
             {
-                return Event::PlanFailed { round, device, reason };
+                return Event::PlanFailed { round, device, reason, lasting: false };
             }
             Ok(made) => self.made.insert(made),
-            Err((device, reason)) => return Event::PlanFailed { round, device, reason },
+            Err((device, reason)) => {
+                return Event::PlanFailed { round, device, reason, lasting: false };
+            }
         };
         let placement = match &mut made.outcome {
             Ok(placement) => placement,
             Err((device, reason)) => {
                 let (device, reason) = (*device, reason.clone());
-                return Event::PlanFailed { round, device, reason };
+                return Event::PlanFailed { round, device, reason, lasting: true };
             }
         };
         let mut board = self.shared.board();
@@ -492,7 +495,7 @@ impl Driver {
     /// Ends the epoch everywhere, as far as devices answer soon.
     async fn farewell(&mut self) {
         let reason = "the coordinator ends".to_owned();
-        self.shared.readiness.send_replace(Readiness::Waiting { device: None, reason });
+        self.shared.readiness.send_replace(Readiness::waiting(reason));
         let epoch = self.membership.epoch();
         let mut farewells = JoinSet::new();
         for device in 0..self.calls.len() {

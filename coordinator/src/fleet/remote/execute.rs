@@ -117,17 +117,14 @@ async fn ready(
 ) -> Result<Epoch, RequestError> {
     loop {
         let state = readiness.borrow_and_update().clone();
-        let (device, reason) = match state {
+        state.runs()?;
+        let reason = match state {
             Readiness::Ready(epoch) => return Ok(epoch),
-            Readiness::Waiting { device, reason } => (device, reason),
-            Readiness::Moving { reason } => {
-                match tokio::time::timeout_at(until, readiness.changed()).await {
-                    Ok(Ok(())) => continue,
-                    _ => (None, reason),
-                }
-            }
+            Readiness::Moving { reason } | Readiness::Waiting { reason, .. } => reason,
         };
-        return Err(RequestError::Unavailable { device, reason });
+        if !matches!(tokio::time::timeout_at(until, readiness.changed()).await, Ok(Ok(()))) {
+            return Err(RequestError::Unavailable { device: None, reason });
+        }
     }
 }
 

@@ -1,8 +1,8 @@
 //! What is said of a text that goes on, to whoever listens.
 
 use super::{PATIENCE, steps::Steps, way::Way};
-use crate::{error::RequestError, session::Report};
-use galaxy_common::{GeneratedToken, RequestId};
+use crate::{error::RequestError, fleet::Readiness, session::Report};
+use galaxy_common::{DeviceName, GeneratedToken, RequestId};
 use galaxy_engine::generate::{Told, token};
 use galaxy_model::{generation::Ending, tokenizer::TextStream};
 use std::{collections::VecDeque, sync::Arc, time::Duration};
@@ -35,8 +35,12 @@ impl std::fmt::Display for Finish {
 /// What is said of a text that goes on.
 #[derive(Debug, Clone)]
 pub enum Said {
-    /// It waits for room behind others, before it begins. Again and again.
-    Waiting,
+    /// It waits, at its beginning or later: for room behind others, or for a cluster that is not ready. Again and
+    /// again.
+    Waiting {
+        /// Why the cluster is not ready, if it is not, and because of whom, if it is a device.
+        unready: Option<(Option<DeviceName>, String)>,
+    },
     /// First.
     Begun {
         /// The request's number.
@@ -47,6 +51,8 @@ pub enum Said {
         seed: u64,
         /// Whether there is text, and not only ids.
         text: bool,
+        /// How many tokens it goes on behind, which are not said again.
+        generated: u32,
     },
     /// A token.
     Token(GeneratedToken),
@@ -98,10 +104,23 @@ impl<'a> Telling<'a> {
         self.send();
     }
 
-    /// Says that it waits, before it has begun. One that does not read now reads later.
-    pub(super) fn waiting(&mut self) {
-        if self.begins.is_some() {
-            drop(self.listener.try_send(Ok(Said::Waiting)));
+    /// Says that it waits. One that does not read now reads later.
+    pub(super) fn waiting(&mut self, readiness: &Readiness) {
+        if self.queue.is_empty() {
+            let why = |(device, reason): (Option<&DeviceName>, &str)| {
+                (device.cloned(), reason.to_owned())
+            };
+            let unready = readiness.obstacle().map(why);
+            drop(self.listener.try_send(Ok(Said::Waiting { unready })));
+        }
+    }
+
+    /// Takes tokens into the text that were said by another.
+    pub(super) fn resume(&mut self, way: &mut Way, generated: &[u32]) {
+        for id in generated {
+            if self.finish.is_none() {
+                self.add(way, *id);
+            }
         }
     }
 
@@ -116,7 +135,14 @@ impl<'a> Telling<'a> {
             return;
         }
         self.begin();
-        let id = told[0] as u32;
+        if let Some(text) = self.add(way, told[0] as u32) {
+            self.queue.push_back(Said::Token(token(&told, text)));
+            self.send();
+        }
+    }
+
+    /// Takes a token into the text. Gives what it adds, as far as that is sure; nothing where it cannot be read.
+    fn add(&mut self, way: &mut Way, id: u32) -> Option<String> {
         Arc::make_mut(&mut way.text).tokens.push(id);
         let mut text = String::new();
         if way.ends.contains(&id) {
@@ -126,15 +152,14 @@ impl<'a> Telling<'a> {
                 Ok(piece) => text.push_str(self.ending.add(&piece)),
                 Err(error) => {
                     self.finish = Some(Err(RequestError::Model { why: error.to_string() }));
-                    return;
+                    return None;
                 }
             }
             if self.ending.stopped() {
                 self.finish = Some(Ok(Finish::Stop));
             }
         }
-        self.queue.push_back(Said::Token(token(&told, text)));
-        self.send();
+        Some(text)
     }
 
     /// Says of what waits what there is room for.

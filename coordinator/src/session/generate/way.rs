@@ -18,17 +18,6 @@ use tokio::sync::mpsc;
 const STOPS: usize = 16;
 const STOP_BYTES: usize = 256;
 
-/// Whether a sequence may go on after this.
-fn passes(error: &RequestError) -> bool {
-    match error {
-        RequestError::DeviceFailed { retryable, .. } => *retryable,
-        RequestError::Unavailable { .. }
-        | RequestError::DeviceLost { .. }
-        | RequestError::TextLost { .. } => true,
-        _ => false,
-    }
-}
-
 /// A sequence on its way.
 pub(super) struct Way {
     /// Its place among all sequences by the time when they came.
@@ -74,24 +63,21 @@ impl Way {
     }
 
     /// Notes a step that failed, among so many sequences. Some where it may be tried again when its cluster is
-    /// back, which `waits` says it did already; none where it may be at once.
+    /// back; none where it may be at once.
     pub(super) fn failed(
         &mut self,
         error: RequestError,
         together: usize,
-        waits: bool,
     ) -> Result<Option<RequestError>, RequestError> {
-        let begun = self.kept.is_some() || self.made() > 0 || waits;
         match error {
             // Others that came with it had been kept in an epoch that is over.
             RequestError::TextLost { .. } if self.kept.is_none() => Ok(None),
-            // Once something was told, or is kept.
-            error if passes(&error) && begun => {
+            error if error.passes() => {
                 self.kept = None;
                 Ok(Some(error))
             }
             // It may be because of another one.
-            error if together > 1 && !passes(&error) => {
+            _ if together > 1 => {
                 self.alone = true;
                 Ok(None)
             }
@@ -186,7 +172,7 @@ impl Session {
                 SettingsError::NoRoom { .. } => invalid(e.to_string()),
             })?;
         }
-        let GenerateOptions { sampling, max_tokens, stop, .. } = settled;
+        let GenerateOptions { sampling, max_tokens, stop, generated, .. } = settled;
         check_stop(&stop)?;
         if !stop.is_empty() {
             self.inner.files.tokenizer()?;
@@ -208,6 +194,12 @@ impl Session {
         let (prompt, room) = (tokens.len(), limit - tokens.len() as u32);
         let most = if max_tokens == 0 { room } else { max_tokens.min(room) };
         let slot = self.inner.counts.texts.fetch_add(1, Ordering::Relaxed);
+        if generated.len() > most as usize {
+            let (have, limit) = (generated.len(), (limit - prompt as u32).min(most));
+            let why = format!("{have} tokens were generated already, and {limit} are to be in all");
+            return Err(invalid(why));
+        }
+        self.check_known(0, &generated)?;
         let text = Text { slot, rows: prompt as u32 + most, sampling, tokens, prompt };
         let (text, ends) = (Arc::new(text), ends.into());
         let (age, breadth) = (self.inner.steps.arrive(), Breadth::Few);

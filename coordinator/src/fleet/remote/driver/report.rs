@@ -29,6 +29,7 @@ impl Driver {
                 State::Connected | State::Placing => {}
             }
         }
+        let planless = self.membership.is_planless();
         let readiness = match (self.membership.ready(), self.membership.obstacle()) {
             (Some(epoch), _) => Readiness::Ready(epoch),
             (None, _) if self.membership.taking_in() => {
@@ -48,12 +49,10 @@ impl Driver {
                 }
                 let name = self.shared.device(device).name.clone();
                 let reason = format!("device {name} {reason}");
-                Readiness::Waiting { device: Some(name), reason }
+                Readiness::Waiting { device: Some(name), reason, planless }
             }
-            (None, Some((None, reason))) => Readiness::Waiting { device: None, reason },
-            (None, None) => {
-                Readiness::Waiting { device: None, reason: "it is starting".to_owned() }
-            }
+            (None, Some((None, reason))) => Readiness::Waiting { device: None, reason, planless },
+            (None, None) => Readiness::waiting("it is starting"),
         };
         drop(board);
         self.shared.readiness.send_if_modified(|now| {

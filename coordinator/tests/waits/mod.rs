@@ -1,0 +1,256 @@
+//! Requests that wait for a cluster, that are run again, and texts that go on behind what another made.
+
+use super::{LIMITS, golden, plan, plan_with};
+use galaxy_common::{
+    Cache, CacheType, DeviceName, Epoch, GenerateOptions, GeneratedToken, SamplingParams,
+    SequenceNumber, Wanted, plan::Strategy,
+};
+use galaxy_coord::{
+    Fleet, Input, Limits, LocalFleet, RequestError, RunOutput, Session,
+    fleet::{BoxFuture, DeviceView, Outlook, Readiness, Run, Task, Timeline},
+    session::{Finish, Said},
+};
+use galaxy_model::ModelDir;
+use std::{
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+use tokio::sync::{mpsc, watch};
+
+/// Devices of this process that are ready when the test says so, and lose each other so many times.
+struct Shaky {
+    devices: LocalFleet,
+    readiness: watch::Sender<Readiness>,
+    losses: AtomicUsize,
+}
+
+impl Shaky {
+    fn new(devices: LocalFleet) -> Arc<Self> {
+        let readiness = watch::Sender::new(Readiness::waiting("it is starting"));
+        Arc::new(Self { devices, readiness, losses: AtomicUsize::new(0) })
+    }
+
+    fn make_ready(&self) {
+        let ready = self.devices.readiness().borrow().clone();
+        self.readiness.send_replace(ready);
+    }
+}
+
+impl Fleet for Shaky {
+    fn readiness(&self) -> watch::Receiver<Readiness> {
+        self.readiness.subscribe()
+    }
+    fn outlook(&self) -> Outlook {
+        self.devices.outlook()
+    }
+    fn execute(&self, task: Task, limit: Duration) -> BoxFuture<'_, Result<Run, RequestError>> {
+        Box::pin(async move {
+            let less = |losses: usize| losses.checked_sub(1);
+            match self.losses.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less) {
+                Err(_) => self.devices.execute(task, limit).await,
+                Ok(_) => {
+                    let device = DeviceName::new("dev-0").unwrap();
+                    Err(RequestError::DeviceLost { device, reason: "unplugged".to_owned() })
+                }
+            }
+        })
+    }
+    fn forget(&self, epoch: Epoch, slot: u32) -> BoxFuture<'_, ()> {
+        self.devices.forget(epoch, slot)
+    }
+    fn timelines(
+        &self,
+        epoch: Epoch,
+        sequence: SequenceNumber,
+    ) -> BoxFuture<'_, Result<Vec<Timeline>, RequestError>> {
+        self.devices.timelines(epoch, sequence)
+    }
+    fn devices(&self) -> Vec<DeviceView> {
+        self.devices.devices()
+    }
+    fn close(&self) -> BoxFuture<'_, ()> {
+        self.devices.close()
+    }
+}
+
+async fn hidden(session: &Session, timeout: Option<Duration>) -> Result<Vec<f32>, RequestError> {
+    let output = RunOutput::Wanted(Wanted::Hidden);
+    let done = session.run(vec![Input::Tokens(vec![5, 6, 7])], output, timeout).await?;
+    Ok(done.tensors[0].values.clone())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_waits_until_the_cluster_has_started_and_is_run_again_when_it_was_lost() {
+    let model = Arc::new(ModelDir::open(&golden()).unwrap());
+    let open = || {
+        let plan = plan(&model, &[1.0, 1.0], Strategy::Galaxy);
+        let fleet = Shaky::new(LocalFleet::open(model.clone(), plan).unwrap());
+        (fleet.clone(), Session::new(model.clone(), fleet, LIMITS))
+    };
+    let (fleet, session) = open();
+    fleet.make_ready();
+    let want = hidden(&session, None).await.unwrap();
+    let (fleet, session) = open();
+    fleet.losses.store(3, Ordering::SeqCst);
+    let waiting = tokio::spawn(async move { hidden(&session, None).await });
+    while fleet.readiness.receiver_count() == 0 {
+        tokio::task::yield_now().await;
+    }
+    assert!(!waiting.is_finished());
+    fleet.make_ready();
+    assert_eq!(waiting.await.unwrap().unwrap(), want);
+    assert_eq!(fleet.losses.load(Ordering::SeqCst), 0);
+}
+
+#[tokio::test]
+async fn where_there_is_no_plan_nobody_waits() {
+    let model = Arc::new(ModelDir::open(&golden()).unwrap());
+    let devices = LocalFleet::open(model.clone(), plan(&model, &[1.0], Strategy::Local)).unwrap();
+    let fleet = Shaky::new(devices);
+    let session = Session::new(model, fleet.clone(), LIMITS);
+    let waiting = {
+        let session = session.clone();
+        tokio::spawn(async move { hidden(&session, None).await })
+    };
+    while fleet.readiness.receiver_count() == 0 {
+        tokio::task::yield_now().await;
+    }
+    let (device, reason) = (None, "12 MB are missing".to_owned());
+    fleet.readiness.send_replace(Readiness::Waiting { device, reason, planless: true });
+    let error = waiting.await.unwrap().unwrap_err();
+    assert_eq!((error.code(), error.retryable()), ("no_plan", false));
+    assert!(error.to_string().contains("12 MB are missing"), "{error}");
+}
+
+/// What is said of a text.
+struct Heard {
+    tokens: Vec<GeneratedToken>,
+    /// What was held back of it, and why it ends.
+    rest: String,
+    finish: Finish,
+    /// How many tokens it said that it goes on behind.
+    behind: u32,
+}
+
+async fn heard(
+    session: &Session,
+    prompt: &str,
+    options: &GenerateOptions,
+) -> Result<Heard, RequestError> {
+    let (listener, mut said) = mpsc::channel(1000);
+    let prompt = prompt.into();
+    session.generate(prompt, options.clone(), None, listener).await;
+    let (mut tokens, mut behind) = (Vec::new(), 0);
+    loop {
+        match said.recv().await.unwrap()? {
+            Said::Waiting { .. } => {}
+            Said::Begun { generated, .. } => behind = generated,
+            Said::Token(token) => tokens.push(token),
+            Said::Done { finish, text: rest, .. } => {
+                return Ok(Heard { tokens, rest, finish, behind });
+            }
+        }
+    }
+}
+
+/// The demo's decoder, on one device.
+fn speaker(limits: Limits) -> (Arc<Shaky>, Session) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tiny-galaxy");
+    let model = Arc::new(ModelDir::open(&path).unwrap());
+    let cache = Cache { rows: 4 * Cache::BLOCK, values: CacheType::F32 };
+    let plan = plan_with(&model, &[1.0], Strategy::Local, cache);
+    let fleet = Shaky::new(LocalFleet::open(model.clone(), plan).unwrap());
+    (fleet.clone(), Session::new(model, fleet, limits))
+}
+
+fn options(temperature: f32) -> GenerateOptions {
+    let sampling = SamplingParams {
+        temperature: Some(temperature),
+        seed: Some(11),
+        frequency: Some(0.1),
+        ..SamplingParams::default()
+    };
+    let fallback = None;
+    GenerateOptions { max_tokens: 60, sampling, fallback, ..GenerateOptions::default() }
+}
+
+fn ids(tokens: &[GeneratedToken]) -> Vec<u32> {
+    tokens.iter().map(|token| token.token).collect()
+}
+
+fn text(tokens: &[GeneratedToken], rest: &str) -> String {
+    tokens.iter().map(|token| token.text.as_str()).chain([rest]).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_text_goes_on_behind_what_was_generated_as_it_would_have() {
+    let (fleet, session) = speaker(LIMITS);
+    fleet.make_ready();
+    for temperature in [0.0, 0.9] {
+        let all = options(temperature);
+        let whole = heard(&session, "Each device ", &all).await.unwrap();
+        let said = text(&whole.tokens, &whole.rest);
+        // With a string in the middle that ends it, across what is there and what is to come.
+        let stop = said.chars().skip(30).take(6).collect::<String>();
+        for options in [all.clone(), GenerateOptions { stop: vec![stop], ..all }] {
+            let whole = heard(&session, "Each device ", &options).await.unwrap();
+            let (tokens, said) = (ids(&whole.tokens), text(&whole.tokens, &whole.rest));
+            assert!(tokens.len() > 30 && whole.behind == 0);
+            for behind in [0, 1, 29, 32, tokens.len() - 1, tokens.len()] {
+                let generated = tokens[..behind].to_vec();
+                let options = GenerateOptions { generated, ..options.clone() };
+                let rest = heard(&session, "Each device ", &options).await.unwrap();
+                assert_eq!(ids(&rest.tokens), tokens[behind..], "behind {behind}");
+                assert_eq!((rest.finish, rest.behind as usize), (whole.finish, behind));
+                let before = text(&whole.tokens[..behind], "");
+                assert_eq!(before + &text(&rest.tokens, &rest.rest), said, "behind {behind}");
+            }
+        }
+    }
+    let end = GenerateOptions { generated: vec![65, 256], ..options(0.0) };
+    let ended = heard(&session, "Each device ", &end).await.unwrap();
+    assert_eq!((ended.tokens.len(), ended.finish), (0, Finish::Stop));
+    for (generated, word) in [(vec![65; 61], "61 tokens"), (vec![70_000], "70000")] {
+        let options = GenerateOptions { generated, ..options(0.0) };
+        let error = heard(&session, "Each device ", &options).await.map(drop).unwrap_err();
+        assert!(!error.retryable() && error.to_string().contains(word), "{error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_text_outlives_losses_from_its_beginning_on() {
+    let (fleet, session) = speaker(LIMITS);
+    fleet.make_ready();
+    let want = heard(&session, "Each device ", &options(0.9)).await.unwrap();
+    fleet.losses.store(3, Ordering::SeqCst);
+    let have = heard(&session, "Each device ", &options(0.9)).await.unwrap();
+    assert_eq!(ids(&have.tokens), ids(&want.tokens));
+    assert_eq!(fleet.losses.load(Ordering::SeqCst), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_text_without_a_deadline_waits_for_its_cluster_as_long_as_a_request() {
+    let (fleet, session) = speaker(Limits { timeout: Duration::from_secs(20), ..LIMITS });
+    let begun = tokio::time::Instant::now();
+    let error = heard(&session, "Each device ", &options(0.0)).await.map(drop).unwrap_err();
+    assert!((20..=22).contains(&begun.elapsed().as_secs()), "{:?}", begun.elapsed());
+    assert_eq!(error.to_string(), "the cluster is not ready: it is starting");
+    let (listener, mut said) = mpsc::channel(1000);
+    tokio::spawn(async move {
+        session.generate("Each device ".into(), options(0.0), None, listener).await;
+    });
+    let mut waits = 0;
+    while let Some(Ok(Said::Waiting { unready: Some((None, reason)) })) = said.recv().await {
+        assert_eq!(reason, "it is starting");
+        waits += 1;
+        if waits == 5 {
+            fleet.make_ready();
+        }
+    }
+    assert!((5..=6).contains(&waits), "{waits}");
+    assert!(matches!(said.recv().await, Some(Ok(Said::Token(_)))), "behind its beginning");
+}

@@ -1,0 +1,210 @@
+//! `galaxy-testbed chaos`: a cluster of real processes whose devices and coordinator are killed, frozen and unplugged,
+//! one after another, under many clients. Nobody may be told anything but the right answer.
+//!
+//! There are three devices, of which each two hold the model and no single one does. What clients ask has been asked
+//! before anything happened; an answer that is another one is looked at token by token.
+//!
+//! Every fault and every request is a line of the record, from the moment it is over. A run that is started again
+//! goes on to as many faults as are wanted.
+
+mod cases;
+mod crowd;
+mod faults;
+mod record;
+
+pub use cases::Outcome;
+pub use record::Summary;
+
+use crate::processes::{Planned, Setup, TestCluster};
+use anyhow::{Context, Result, ensure};
+use cases::Cases;
+use crowd::Crowd;
+use faults::Deck;
+use galaxy_common::{Bytes, Cache, CacheType, DeviceName, Plan, Strategy, WireType};
+use galaxy_graph::{
+    budget,
+    share::{self, Member, Terms},
+};
+use galaxy_model::ModelDir;
+use galaxy_proto::identity::Role;
+use record::{Line, Record, Settings};
+use std::{
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// Devices of the cluster.
+const DEVICES: usize = 3;
+/// Most rows of a program.
+const MAX_ROWS: u32 = 128;
+/// Rows of the KV cache: less than a crowd asks for, so that sequences lose their room now and then.
+const CACHE_ROWS: u32 = 16 * Cache::BLOCK;
+/// How long the cluster may take until it answers again, once nothing is broken any more.
+const RECOVERY: Duration = Duration::from_secs(180);
+/// The time that clients give a call, and a text from one token to the next.
+const TIMEOUT: Duration = Duration::from_secs(120);
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// What is broken, and under what.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Options {
+    /// The model: one that generates tokens
+    #[arg(long, default_value = "models/tiny-galaxy")]
+    pub model: PathBuf,
+    /// Faults in all, those of the record among them
+    #[arg(long, default_value_t = 300)]
+    pub faults: usize,
+    /// Clients
+    #[arg(long, default_value_t = 16)]
+    pub clients: usize,
+    /// Decides on faults and requests
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Longest time that something is broken, in ms
+    #[arg(long, default_value_t = 8000)]
+    pub outage: u64,
+    /// Longest pause between an answer after a fault and the next fault, in ms
+    #[arg(long, default_value_t = 2000)]
+    pub pause: u64,
+    /// Devices have no links of their own, which takes no root: none is unplugged
+    #[arg(long)]
+    pub loopback: bool,
+    /// The record
+    #[arg(long, default_value = "target/testbed-results/chaos.jsonl")]
+    pub output: PathBuf,
+}
+
+/// Breaks things, and prints what became of the requests.
+///
+/// # Errors
+/// When something cannot be started, the cluster does not come back, or a request went wrong.
+pub fn run(options: &Options) -> Result<()> {
+    let summary = play(options)?;
+    print!("{summary}");
+    summary.draw(&options.output.with_extension(""))?;
+    ensure!(summary.is_clean(), "requests went wrong: {} has them", options.output.display());
+    Ok(())
+}
+
+/// Breaks things, and says what became of the requests, those of the record among them.
+///
+/// # Errors
+/// When something cannot be started, or the cluster does not come back.
+pub fn play(options: &Options) -> Result<Summary> {
+    let model = Arc::new(ModelDir::open(&options.model)?);
+    let (one, memory) = memory(&model)?;
+    let settings = Settings {
+        model: model.name().to_owned(),
+        clients: options.clients,
+        seed: options.seed,
+        memory,
+        loopback: options.loopback,
+    };
+    let record = Record::open(&options.output, &settings)?;
+    let done = record.faults();
+    if done < options.faults {
+        let lines =
+            format!("patience = \"3s\"\nweights = \"preload\"\nqueue = {}", 4 * options.clients);
+        let setup = Setup {
+            max_rows: MAX_ROWS,
+            cache_rows: Some(CACHE_ROWS),
+            shares: vec![1.0; DEVICES],
+            network: !options.loopback,
+            planned: Some(Planned { memory, lines }),
+            ..Setup::new(options.model.canonicalize()?)
+        };
+        eprintln!("{DEVICES} devices of {memory}: one alone would need {one}");
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        let mut cluster = TestCluster::start(setup)?;
+        let broken = strike(options, &runtime, &mut cluster, &model, &record);
+        broken.with_context(|| cluster.output())?;
+    }
+    Ok(record.summary())
+}
+
+/// Asks everything once, and then again and again while faults happen.
+fn strike(
+    options: &Options,
+    runtime: &tokio::runtime::Runtime,
+    cluster: &mut TestCluster,
+    model: &Arc<ModelDir>,
+    record: &Arc<Record>,
+) -> Result<()> {
+    let mut clients = Vec::new();
+    for number in 0..options.clients {
+        let builder = cluster.builder(&format!("client-{number}"), Role::Client)?;
+        clients.push(runtime.block_on(builder.timeout(TIMEOUT).connect())?);
+    }
+    let cases = Cases::new(options.seed, model.clone(), plan(model, 1)?)?;
+    let cases = Arc::new(runtime.block_on(cases.asked(&clients))?);
+    eprintln!("{} requests are known, and answered", cases.len());
+    let crowd = Crowd::begin(runtime, clients, &cases, record, options.seed);
+    let mut deck = Deck::new(options.seed, !options.loopback);
+    for number in 0..options.faults {
+        let fault = deck.next(options.outage);
+        let pause = deck.pause(options.pause);
+        if number < record.faults() {
+            continue;
+        }
+        std::thread::sleep(pause);
+        let begun = Instant::now();
+        fault.strike(cluster)?;
+        let (broken, answered) = (begun.elapsed(), record.answered());
+        while record.answered() == answered {
+            ensure!(
+                begun.elapsed() < broken + RECOVERY,
+                "no answer for {RECOVERY:?} after {fault}"
+            );
+            std::thread::sleep(LOOK);
+        }
+        let mended_ms = millis(begun.elapsed().saturating_sub(broken));
+        record.add(&Line::Fault {
+            number,
+            what: fault.to_string(),
+            broken_ms: millis(broken),
+            mended_ms,
+        })?;
+        eprintln!("{:3} {fault}, answers {mended_ms} ms later; {}", number + 1, record.counts());
+    }
+    runtime.block_on(crowd.end())
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The plan of so many equal devices, in which budgets are no matter.
+fn plan(model: &ModelDir, devices: usize) -> Result<Plan> {
+    let member = |at: usize| {
+        let name = DeviceName::new(format!("d{at}"))?;
+        anyhow::Ok(Member { name, budget: Bytes(1 << 40), threads: 1, share: 1.0 })
+    };
+    let members = (0..devices).map(member).collect::<Result<Vec<_>>>()?;
+    let terms = Terms {
+        model: model.name(),
+        fingerprint: model.fingerprint(),
+        formats: model.formats(),
+        strategy: if devices == 1 { Strategy::Local } else { Strategy::Galaxy },
+        wire: WireType::F32,
+        tiles: 4,
+        max_rows: MAX_ROWS,
+        cache: Cache { rows: CACHE_ROWS, values: CacheType::F32 },
+    };
+    Ok(share::plan(model.spec(), &terms, &members)?)
+}
+
+/// What one device would need by itself, and what each is to grant: enough for two, too little for one.
+fn memory(model: &ModelDir) -> Result<(Bytes, Bytes)> {
+    let most = |devices: usize| {
+        let plan = plan(model, devices)?;
+        let needs = budget::needs_all(model.spec(), model.formats(), &plan)?;
+        anyhow::Ok(needs.iter().map(|needs| needs.total()).max().unwrap_or_default())
+    };
+    let (one, two) = (most(1)?, most(2)?);
+    ensure!(two < one, "two devices need as much as one: {two} each, and {one}");
+    // Parts need not be equal.
+    Ok((one, Bytes(two.0 + (one.0 - two.0) / 2)))
+}

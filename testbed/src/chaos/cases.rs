@@ -1,0 +1,286 @@
+//! What clients ask for, and whether they were answered rightly.
+//!
+//! Within a plan an answer is the same to the bit. Over a change of the plan sums are added up otherwise: tensors
+//! are within law 1 then, and where two tokens are as near to each other as it allows, either may be chosen. So an
+//! answer that differs from the one before is gone through token by token: one device in this process is given the
+//! tokens that came, and says which it would choose next, if that of the answer had so much more as law 1 allows.
+
+use crate::golden::{TOLERANCE, deviation};
+use anyhow::{Context, Result, ensure};
+use fastrand::Rng;
+use galaxy_client::{Client, ClientError, GenerateOptions, Generated, Output};
+use galaxy_common::{BatchShape, Plan, Sampling, SamplingParams, Text, Wanted};
+use galaxy_engine::{generate::Told, local::LocalCluster};
+use galaxy_model::ModelDir;
+use serde::{Deserialize, Serialize};
+use std::{fmt, ops::ControlFlow, sync::Arc};
+
+/// How many different requests there are.
+const CASES: usize = 48;
+/// The longest prompt, and most tokens behind one.
+const PROMPT: u32 = 120;
+const TOKENS: u32 = 96;
+
+/// What became of a request.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// The answer is the one of before.
+    Right,
+    /// It is another one by as much as law 1 allows.
+    NearTie,
+    /// It is another one.
+    Wrong,
+    /// An error was told.
+    Lost,
+    /// It has no end.
+    Hang,
+}
+
+impl Outcome {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Right, Self::NearTie, Self::Wrong, Self::Lost, Self::Hang];
+
+    /// Whether there was an answer.
+    pub fn is_answered(self) -> bool {
+        matches!(self, Self::Right | Self::NearTie | Self::Wrong)
+    }
+
+    /// Whether it is as it should be.
+    pub fn is_fine(self) -> bool {
+        matches!(self, Self::Right | Self::NearTie)
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Right => "right",
+            Self::NearTie => "right by law 1",
+            Self::Wrong => "wrong",
+            Self::Lost => "lost",
+            Self::Hang => "hang",
+        })
+    }
+}
+
+/// What is asked for.
+#[derive(Clone, PartialEq, Debug)]
+enum Case {
+    /// Tokens behind a prompt, by these settings.
+    Text { prompt: Vec<u32>, tokens: u32, sampling: SamplingParams },
+    /// Hidden states of some sequences.
+    Tensors(Vec<Vec<u32>>),
+}
+
+/// What came.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Answer {
+    /// Tokens, and the text that they are; no text where the model has no tokenizer.
+    Text(Vec<u32>, String),
+    /// The values of each sequence.
+    Tensors(Vec<Vec<f32>>),
+}
+
+/// Requests, and their answers.
+pub struct Cases {
+    cases: Vec<Case>,
+    answers: Vec<Answer>,
+    /// One device that has the whole model.
+    alone: LocalCluster,
+}
+
+impl Cases {
+    /// Some requests, which nobody has answered yet. `plan` is that of one device.
+    pub fn new(seed: u64, model: Arc<ModelDir>, plan: Plan) -> Result<Self> {
+        let mut dice = Rng::with_seed(seed);
+        // Letters, where tokens are bytes.
+        let vocabulary = model.spec().vocabulary;
+        let first = if vocabulary > 122 { 97 } else { 0 };
+        let mut ids = |most: u32| -> Vec<u32> {
+            let count = dice.u32(2..=most);
+            (0..count).map(|_| first + dice.u32(..26.min(vocabulary))).collect()
+        };
+        let mut sizes = Rng::with_seed(seed ^ 1);
+        let case = |at: usize| match at % 6 {
+            0 => Case::Tensors((0..1 + at / 6 % 4).map(|_| ids(PROMPT)).collect()),
+            kind => {
+                // As many greedy ones as others, and of these some that look back.
+                let greedy = kind < 3;
+                let sampling = SamplingParams {
+                    temperature: Some(if greedy { 0.0 } else { 0.8 }),
+                    seed: (!greedy).then_some(at as u64),
+                    frequency: (kind == 5).then_some(0.3),
+                    ..SamplingParams::default()
+                };
+                let tokens = [8, 24, 48, TOKENS][sizes.usize(..4)];
+                Case::Text { prompt: ids(PROMPT), tokens, sampling }
+            }
+        };
+        let cases = (0..CASES).map(case).collect();
+        Ok(Self { cases, answers: Vec::new(), alone: LocalCluster::open(model, plan)? })
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.cases.len()
+    }
+
+    /// Asks each once, and keeps what is answered: of a cluster to which nothing happens.
+    pub async fn asked(mut self, clients: &[Client]) -> Result<Self> {
+        for (case, client) in (0..self.len()).zip(clients.iter().cycle()) {
+            let answer = self.ask(client, case, &mut || ()).await?;
+            let outcome = self.judged(case, &answer)?;
+            ensure!(outcome.0.is_fine(), "case {case} before anything happened: {outcome:?}");
+            self.answers.push(answer);
+        }
+        Ok(self)
+    }
+
+    /// Asks, and says whenever something comes.
+    pub async fn ask(
+        &self,
+        client: &Client,
+        case: usize,
+        heard: &mut (impl FnMut() + Send),
+    ) -> Result<Answer, ClientError> {
+        let (prompt, tokens, sampling) = match &self.cases[case] {
+            Case::Text { prompt, tokens, sampling } => (prompt, *tokens, sampling),
+            Case::Tensors(sequences) => {
+                let tensors = client.run(sequences, Output::Hidden).await?.tensors;
+                heard();
+                return Ok(Answer::Tensors(tensors.into_iter().map(|t| t.values).collect()));
+            }
+        };
+        let options = GenerateOptions {
+            max_tokens: tokens,
+            sampling: sampling.clone(),
+            ignore_end: true,
+            fallback: None,
+            ..GenerateOptions::default()
+        };
+        let mut coming = client.generate(prompt.clone(), options).await?;
+        let (mut made, mut text) = (Vec::new(), String::new());
+        heard();
+        loop {
+            let next = coming.next().await?;
+            heard();
+            match next {
+                Some(Generated::Token(token)) => {
+                    made.push(token.token);
+                    text.push_str(&token.text);
+                }
+                Some(Generated::Done(done)) => {
+                    text.push_str(&done.text);
+                    return Ok(Answer::Text(made, text));
+                }
+                None => return Ok(Answer::Text(made, text)),
+            }
+        }
+    }
+
+    /// What an answer is, and what is wrong with it.
+    pub fn judge(&self, case: usize, answer: &Answer) -> Result<(Outcome, String)> {
+        if self.answers[case] == *answer {
+            return Ok((Outcome::Right, String::new()));
+        }
+        if let (Answer::Text(before, text), Answer::Text(made, other)) =
+            (&self.answers[case], answer)
+            && before == made
+        {
+            let why = format!("the same tokens are {text:?} and {other:?}");
+            return Ok((Outcome::Wrong, why));
+        }
+        self.judged(case, answer)
+    }
+
+    /// The same by what one device says.
+    fn judged(&self, case: usize, answer: &Answer) -> Result<(Outcome, String)> {
+        let why = match (&self.cases[case], answer) {
+            (Case::Tensors(sequences), Answer::Tensors(tensors)) => {
+                self.tensors(sequences, tensors)?
+            }
+            (Case::Text { prompt, tokens, sampling }, Answer::Text(made, _)) => {
+                let sampling = sampling.clone().complete(0);
+                match made.len() as u32 == *tokens {
+                    true => self.tokens(prompt, made, &sampling)?,
+                    false => {
+                        Some(format!("{} tokens came, and {tokens} were asked for", made.len()))
+                    }
+                }
+            }
+            _ => Some("the answer is of another kind".to_owned()),
+        };
+        Ok(match why {
+            None => (Outcome::NearTie, String::new()),
+            Some(why) => (Outcome::Wrong, why),
+        })
+    }
+
+    fn tensors(&self, sequences: &[Vec<u32>], tensors: &[Vec<f32>]) -> Result<Option<String>> {
+        if sequences.len() != tensors.len() {
+            return Ok(Some(format!("{} tensors of {} sequences", tensors.len(), sequences.len())));
+        }
+        for (at, (ids, values)) in sequences.iter().zip(tensors).enumerate() {
+            let shape = BatchShape::single(ids.len() as u32, Wanted::Hidden)?;
+            let want = self.alone.run(&shape, ids.as_slice())?;
+            let want = want.first().context("one sequence")?.values();
+            match deviation(values, want) {
+                Ok(off) if off <= TOLERANCE => {}
+                Ok(off) => return Ok(Some(format!("sequence {at} is off by {off:e}"))),
+                Err(error) => return Ok(Some(format!("sequence {at}: {error}"))),
+            }
+        }
+        Ok(None)
+    }
+
+    /// What is wrong with tokens behind a prompt.
+    fn tokens(&self, prompt: &[u32], made: &[u32], by: &Sampling) -> Result<Option<String>> {
+        let mut at = 0;
+        while at < made.len() {
+            let here = self.choose(prompt, &made[..at], by, made.len() - at)?;
+            let Some(other) = here.iter().zip(&made[at..]).position(|(a, b)| a != b) else {
+                return Ok(None);
+            };
+            at += other;
+            let (came, chosen) = (made[at], here[other]);
+            let tokens = [prompt, &made[..at]].concat();
+            let shape = BatchShape::single(tokens.len() as u32, Wanted::LastLogits)?;
+            let logits = self.alone.run(&shape, tokens.as_slice())?;
+            let logits = logits.first().context("one sequence")?.values();
+            let largest = logits.iter().fold(0f32, |most, logit| most.max(logit.abs()));
+            let mut raised = by.clone();
+            raised.bias.push((came, TOLERANCE * largest));
+            if self.choose(prompt, &made[..at], &raised, 1)? != [came] {
+                let apart = logits.get(chosen as usize).zip(logits.get(came as usize));
+                let apart = apart.map_or(f32::NAN, |(a, b)| (a - b) / largest);
+                return Ok(Some(format!(
+                    "token {at} is {came} instead of {chosen}, whose logit is larger by {apart:e} of the largest"
+                )));
+            }
+            at += 1;
+        }
+        Ok(None)
+    }
+
+    /// So many tokens that one device chooses behind these.
+    fn choose(
+        &self,
+        prompt: &[u32],
+        made: &[u32],
+        by: &Sampling,
+        count: usize,
+    ) -> Result<Vec<u32>> {
+        let tokens = [prompt, made].concat();
+        let rows = (tokens.len() + count) as u32;
+        let (sampling, prompt) = (by.clone(), prompt.len());
+        let text = Text { slot: 0, rows, sampling, tokens, prompt };
+        let mut chosen = Vec::new();
+        let mut tell = |told: &Told| {
+            chosen.push(told[0] as u32);
+            ControlFlow::Continue(())
+        };
+        self.alone.generate(&text, count as u32, super::MAX_ROWS, &[], &mut tell)?;
+        Ok(chosen)
+    }
+}

@@ -1,0 +1,94 @@
+//! Clients that ask again and again.
+
+use super::{
+    cases::{Cases, Outcome},
+    millis,
+    record::{Line, Record},
+};
+use anyhow::{Context, Result};
+use fastrand::Rng;
+use galaxy_client::Client;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+use tokio::{runtime::Runtime, task::JoinSet};
+
+/// A request that has no end after so long hangs.
+const HANG: Duration = Duration::from_secs(300);
+
+/// Clients that ask until they are told to end.
+pub struct Crowd {
+    over: Arc<AtomicBool>,
+    clients: JoinSet<Result<()>>,
+}
+
+impl Crowd {
+    /// Has all begin.
+    pub fn begin(
+        runtime: &Runtime,
+        clients: Vec<Client>,
+        cases: &Arc<Cases>,
+        record: &Arc<Record>,
+        seed: u64,
+    ) -> Self {
+        let over = Arc::new(AtomicBool::new(false));
+        let mut all = JoinSet::new();
+        for (number, client) in clients.into_iter().enumerate() {
+            // Another run asks otherwise, and goes on alike.
+            let dice = Rng::with_seed(seed ^ (number as u64 + 1) << 32 ^ record.answered() as u64);
+            let (over, cases, record) = (over.clone(), cases.clone(), record.clone());
+            let asking = ask(number, client, cases, record, over, dice);
+            all.spawn_on(asking, runtime.handle());
+        }
+        Self { over, clients: all }
+    }
+
+    /// Has each end with what it asks for, and waits for that.
+    pub async fn end(mut self) -> Result<()> {
+        self.over.store(true, Ordering::Relaxed);
+        while let Some(ended) = self.clients.join_next().await {
+            ended.context("a client broke off")??;
+        }
+        Ok(())
+    }
+}
+
+async fn ask(
+    number: usize,
+    client: Client,
+    cases: Arc<Cases>,
+    record: Arc<Record>,
+    over: Arc<AtomicBool>,
+    mut dice: Rng,
+) -> Result<()> {
+    while !over.load(Ordering::Relaxed) {
+        let case = dice.usize(..cases.len());
+        let begun = Instant::now();
+        let (mut last, mut waited) = (begun, Duration::ZERO);
+        let mut heard = || {
+            waited = waited.max(last.elapsed());
+            last = Instant::now();
+        };
+        let answer = tokio::time::timeout(HANG, cases.ask(&client, case, &mut heard)).await;
+        let took_ms = millis(begun.elapsed());
+        let waited_ms = millis(waited.max(last.elapsed()));
+        let (outcome, why) = match answer {
+            Err(_) => (Outcome::Hang, format!("no end within {HANG:?}")),
+            Ok(Err(error)) => (Outcome::Lost, format!("{}: {error}", error.code())),
+            Ok(Ok(answer)) => {
+                let cases = cases.clone();
+                tokio::task::spawn_blocking(move || cases.judge(case, &answer)).await??
+            }
+        };
+        if !outcome.is_fine() {
+            eprintln!("client {number}, case {case}: {outcome}: {why}");
+        }
+        let client = number;
+        record.add(&Line::Request { client, case, outcome, took_ms, waited_ms, why })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,127 @@
+//! What befalls a cluster.
+
+use crate::processes::TestCluster;
+use anyhow::{Context, Result};
+use fastrand::Rng;
+use std::{fmt, time::Duration};
+
+/// Shortest time that something is broken.
+const LEAST: u64 = 50;
+
+/// What is broken, and for how long.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Fault {
+    kind: Kind,
+    device: usize,
+    outage: Duration,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Kind {
+    Kill,
+    Freeze,
+    Unplug,
+    Coordinator,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kind, device, outage } = self;
+        match kind {
+            Kind::Kill => write!(f, "d{device} is killed"),
+            Kind::Freeze => write!(f, "d{device} is frozen"),
+            Kind::Unplug => write!(f, "d{device} is unplugged"),
+            Kind::Coordinator => write!(f, "the coordinator is killed"),
+        }?;
+        write!(f, " for {} ms", outage.as_millis())
+    }
+}
+
+impl Fault {
+    /// Breaks it, waits, and mends it.
+    pub fn strike(&self, cluster: &mut TestCluster) -> Result<()> {
+        let Self { kind, device, outage } = *self;
+        match kind {
+            Kind::Kill => {
+                cluster.workers[device].kill()?;
+                std::thread::sleep(outage);
+                cluster.restart_worker(device, &[])
+            }
+            Kind::Freeze => {
+                cluster.workers[device].signal("STOP")?;
+                std::thread::sleep(outage);
+                cluster.workers[device].signal("CONT")
+            }
+            Kind::Unplug => {
+                let plug = |plugged| {
+                    let network = cluster.network.as_ref().context("there are no links to pull")?;
+                    network.plug(device, plugged)
+                };
+                plug(false)?;
+                std::thread::sleep(outage);
+                plug(true)
+            }
+            Kind::Coordinator => {
+                cluster.coordinator.kill()?;
+                std::thread::sleep(outage);
+                cluster.restart_coordinator_there()
+            }
+        }
+    }
+}
+
+/// Faults, one after another: each kind once before any comes again, in an order by chance.
+pub struct Deck {
+    dice: Rng,
+    kinds: Vec<Kind>,
+    left: Vec<Kind>,
+}
+
+impl Deck {
+    /// `links` says whether devices have links that can be pulled.
+    pub fn new(seed: u64, links: bool) -> Self {
+        let mut kinds = vec![Kind::Kill, Kind::Freeze, Kind::Coordinator];
+        if links {
+            kinds.push(Kind::Unplug);
+        }
+        Self { dice: Rng::with_seed(seed), kinds, left: Vec::new() }
+    }
+
+    /// The next, which lasts so many ms at most. Most last less than half of that.
+    pub fn next(&mut self, outage: u64) -> Fault {
+        if self.left.is_empty() {
+            self.left.clone_from(&self.kinds);
+            self.dice.shuffle(&mut self.left);
+        }
+        let kind = self.left.pop().unwrap_or(Kind::Kill);
+        let share = self.dice.f64() * self.dice.f64();
+        let outage = Duration::from_millis(LEAST + (outage as f64 * share) as u64);
+        Fault { kind, device: self.dice.usize(..super::DEVICES), outage }
+    }
+
+    /// How long nothing happens, of so many ms at most.
+    pub fn pause(&mut self, most: u64) -> Duration {
+        Duration::from_millis(self.dice.u64(..=most))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_comes_as_often_and_the_same_each_time() {
+        let faults = |seed| {
+            let mut deck = Deck::new(seed, true);
+            (0..40).map(|_| deck.next(1000)).collect::<Vec<_>>()
+        };
+        let all = faults(3);
+        for kind in [Kind::Kill, Kind::Freeze, Kind::Unplug, Kind::Coordinator] {
+            assert_eq!(all.iter().filter(|fault| fault.kind == kind).count(), 10);
+        }
+        assert_eq!(all, faults(3));
+        assert_ne!(all, faults(4));
+        let mut without = Deck::new(3, false);
+        assert!((0..40).all(|_| without.next(1000).kind != Kind::Unplug));
+    }
+}

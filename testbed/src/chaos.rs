@@ -16,7 +16,7 @@ pub use cases::Outcome;
 pub use record::Summary;
 
 use crate::processes::{Planned, Setup, TestCluster};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use cases::Cases;
 use crowd::Crowd;
 use faults::Deck;
@@ -30,9 +30,13 @@ use galaxy_proto::identity::Role;
 use record::{Line, Record, Settings};
 use std::{
     path::PathBuf,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
+use tokio::signal::unix::{SignalKind, signal};
 
 /// Devices of the cluster.
 const DEVICES: usize = 3;
@@ -119,8 +123,8 @@ pub fn play(options: &Options) -> Result<Summary> {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         let mut cluster = TestCluster::start(setup)?;
-        let broken = strike(options, &runtime, &mut cluster, &model, &record);
-        broken.with_context(|| cluster.output())?;
+        strike(options, &runtime, &mut cluster, &model, &record)
+            .inspect_err(|_| eprintln!("{}", cluster.output()))?;
     }
     Ok(record.summary())
 }
@@ -142,6 +146,7 @@ fn strike(
     let cases = Arc::new(runtime.block_on(cases.asked(&clients))?);
     eprintln!("{} requests are known, and answered", cases.len());
     let crowd = Crowd::begin(runtime, clients, &cases, record, options.seed);
+    let told = told_to_end(runtime)?;
     let mut deck = Deck::new(options.seed, !options.loopback);
     for number in 0..options.faults {
         let fault = deck.next(options.outage);
@@ -149,6 +154,7 @@ fn strike(
         if number < record.faults() {
             continue;
         }
+        ensure!(!told.load(Ordering::Relaxed), "it was told to end: started again, it goes on");
         std::thread::sleep(pause);
         let begun = Instant::now();
         fault.strike(cluster)?;
@@ -170,6 +176,23 @@ fn strike(
         eprintln!("{:3} {fault}, answers {mended_ms} ms later; {}", number + 1, record.counts());
     }
     runtime.block_on(crowd.end())
+}
+
+/// Becomes true with Ctrl-C or SIGTERM: processes and links are removed before this one ends.
+fn told_to_end(runtime: &tokio::runtime::Runtime) -> Result<Arc<AtomicBool>> {
+    let _inside = runtime.enter();
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let told = Arc::new(AtomicBool::new(false));
+    let tell = told.clone();
+    runtime.spawn(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        tell.store(true, Ordering::Relaxed);
+    });
+    Ok(told)
 }
 
 fn millis(time: Duration) -> u64 {

@@ -33,6 +33,8 @@ struct Inner {
     by: Mutex<HashMap<Who, usize>>,
     turn: Fair,
     draining: AtomicBool,
+    /// Whether the process ends, and another may follow.
+    ending: AtomicBool,
 }
 
 impl Inner {
@@ -74,15 +76,21 @@ impl Admission {
     /// filled it and others come.
     pub fn new(queue: usize) -> Self {
         let (requests, by, turn) = (watch::Sender::new(0), Mutex::default(), Fair::new(1));
-        let draining = AtomicBool::new(false);
-        Self { inner: Arc::new(Inner { queue, requests, by, turn, draining }) }
+        let (draining, ending) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { inner: Arc::new(Inner { queue, requests, by, turn, draining, ending }) }
     }
 
     /// Lets a request in.
     ///
     /// # Errors
-    /// [`RequestError::Draining`], or [`RequestError::Overloaded`] when the queue is full.
+    /// [`RequestError::Draining`], [`RequestError::Unavailable`] when the coordinator ends, or
+    /// [`RequestError::Overloaded`] when the queue is full.
     pub fn admit(&self, who: &Who) -> Result<Ticket, RequestError> {
+        if self.inner.ending.load(Ordering::SeqCst) {
+            // Whoever tries again finds the next one.
+            let reason = "the coordinator ends".to_owned();
+            return Err(RequestError::Unavailable { device: None, reason });
+        }
         if self.draining() {
             return Err(RequestError::Draining);
         }
@@ -107,6 +115,12 @@ impl Admission {
     /// Takes no more requests, or takes them again.
     pub fn drain(&self, on: bool) {
         self.inner.draining.store(on, Ordering::SeqCst);
+    }
+
+    /// Takes no more requests, for good: the coordinator ends.
+    pub fn end(&self) {
+        self.drain(true);
+        self.inner.ending.store(true, Ordering::SeqCst);
     }
 
     /// Whether no more requests are taken.
@@ -175,7 +189,8 @@ mod tests {
         let turn = ticket.turn().await;
         drop(ticket);
         admission.drain(true);
-        assert_eq!(admission.admit(&None).err(), Some(RequestError::Draining));
+        let refused = || admission.admit(&None).err().unwrap();
+        assert_eq!((refused(), refused().retryable()), (RequestError::Draining, false));
         let mut idle = Box::pin(admission.idle());
         assert!(tokio::time::timeout(std::time::Duration::ZERO, &mut idle).await.is_err());
         // Whoever waits for the end keeps nobody out.
@@ -186,6 +201,10 @@ mod tests {
         idle.await;
         admission.drain(false);
         assert!(admission.admit(&None).is_ok());
+        // Who comes while the coordinator ends may come to the next one.
+        admission.end();
+        let error = admission.admit(&None).err().unwrap();
+        assert!(error.retryable() && error.to_string().contains("ends"), "{error}");
     }
 
     fn client(name: &str) -> Who {

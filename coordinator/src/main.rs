@@ -293,7 +293,7 @@ async fn serve(api: Api, listener: TcpListener, identity: Option<&Identity>) -> 
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let (drained, after) = tokio::sync::oneshot::channel();
-    let draining = session.clone();
+    let ending = session.clone();
     let stop = async move {
         tokio::select! {
             _ = terminate.recv() => {}
@@ -301,7 +301,7 @@ async fn serve(api: Api, listener: TcpListener, identity: Option<&Identity>) -> 
         }
         say("draining: answering what was taken, taking no more");
         tokio::select! {
-            () = draining.drain() => {}
+            () = ending.end() => {}
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }

@@ -192,6 +192,12 @@ impl Session {
         self.inner.admission.idle().await;
     }
 
+    /// The same, because the coordinator ends: who comes now may come to the next one.
+    pub async fn end(&self) {
+        self.inner.admission.end();
+        self.inner.admission.idle().await;
+    }
+
     /// Lets go of the devices.
     pub async fn close(&self) {
         self.inner.fleet.close().await;

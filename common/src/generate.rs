@@ -109,6 +109,8 @@ pub struct Burst {
     pub phase: Phase,
     /// What each sequence is to get of which a token is wanted, in the order of the batch.
     pub goals: Vec<TokenGoal>,
+    /// How many steps it has, at most: a sequence gets a token of each, and more where drafts are right.
+    pub steps: u32,
     /// What one more row takes of the time of a step, where drafts may be verified.
     pub row_cost: Option<f32>,
 }

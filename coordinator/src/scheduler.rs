@@ -13,6 +13,7 @@
 use crate::fair::in_turns;
 use galaxy_common::{Cache, plan::Phase};
 use galaxy_engine::generate::STINT;
+use galaxy_graph::budget::SEQUENCES;
 use std::{hash::Hash, time::Duration};
 
 mod pace;
@@ -74,6 +75,13 @@ pub struct Limits {
     pub drafts: bool,
 }
 
+impl Limits {
+    /// Sequences that decode together, at most.
+    fn decoding(self) -> usize {
+        self.sequences.min(self.rows) as usize
+    }
+}
+
 /// What one sequence does in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
@@ -96,6 +104,8 @@ pub struct Step {
     pub parts: Vec<Part>,
     /// By which programs.
     pub phase: Phase,
+    /// How many steps a decode burst has, at most.
+    pub steps: u32,
     /// What one more row takes of the time of the step, where drafts may be verified.
     pub row_cost: Option<f32>,
 }
@@ -125,36 +135,28 @@ impl Scheduler {
         let (decoding, prompts): (Vec<_>, Vec<_>) =
             order.into_iter().partition(|index| waiting[*index].decodes());
         // In turns.
-        let (phase, wanted) = match decoding.is_empty() || !(self.read || prompts.is_empty()) {
-            true => (Phase::Prefill, self.reading(waiting, &prompts, decoding.len(), limits)),
-            false => (Phase::Decode, self.decoding(waiting, &decoding, prompts.is_empty(), limits)),
+        let reads = decoding.is_empty() || !(self.read || prompts.is_empty());
+        let phase = if reads { Phase::Prefill } else { Phase::Decode };
+        let steps = match prompts.is_empty() {
+            true => self.burst(decoding.len(), limits),
+            false => 1,
+        };
+        let wanted = match phase {
+            Phase::Prefill => self.reading(waiting, &prompts, decoding.len(), limits),
+            Phase::Decode => decoded_together(waiting, &decoding, steps, limits),
         };
         let (evicted, parts) = with_room(waiting, wanted, limits.free);
         let drafts = limits.drafts && phase == Phase::Decode;
         let row_cost = drafts.then(|| self.pace.row_cost(parts.len()));
-        (!parts.is_empty()).then_some(Step { evicted, parts, phase, row_cost })
+        (!parts.is_empty()).then_some(Step { evicted, parts, phase, steps, row_cost })
     }
 
-    /// What sequences that decode would do together.
-    fn decoding<K>(
-        &self,
-        waiting: &[Waiting<K>],
-        order: &[usize],
-        undisturbed: bool,
-        limits: Limits,
-    ) -> Vec<Part> {
-        let most = limits.sequences.min(limits.rows) as usize;
-        let burst = match self.pace.step(order.len().min(most)) {
-            _ if !undisturbed => 1,
-            Some(step) => self.pace.tokens(((BURST / step) as u32).clamp(1, STINT)).min(MOST),
+    /// How many steps a burst of so many sequences has.
+    fn burst(&self, sequences: usize, limits: Limits) -> u32 {
+        match self.pace.step(sequences.min(limits.decoding())) {
+            Some(step) => ((BURST / step) as u32).clamp(1, STINT),
             None => STINT,
-        };
-        let part = |index: &usize| {
-            let count = burst.min(waiting[*index].left).max(1);
-            let blocks = (waiting[*index].past + count).div_ceil(Cache::BLOCK);
-            Part { index: *index, rows: 1, count: Some(count), blocks }
-        };
-        together(waiting, order).take(most).map(part).collect()
+        }
     }
 
     /// What prompts would be read together.
@@ -200,6 +202,23 @@ impl Scheduler {
             Phase::Prefill => self.pace.read(ran.rows, took),
         }
     }
+}
+
+/// What sequences that decode would do together in so many steps.
+fn decoded_together<K>(
+    waiting: &[Waiting<K>],
+    order: &[usize],
+    steps: u32,
+    limits: Limits,
+) -> Vec<Part> {
+    // A step gives several tokens where drafts are right.
+    let most = if limits.drafts { MOST.min(steps.saturating_mul(SEQUENCES)) } else { steps };
+    let part = |index: &usize| {
+        let count = most.min(waiting[*index].left).max(1);
+        let blocks = (waiting[*index].past + count).div_ceil(Cache::BLOCK);
+        Part { index: *index, rows: 1, count: Some(count), blocks }
+    };
+    together(waiting, order).take(limits.decoding()).map(part).collect()
 }
 
 /// Those that may run with the first: all that need not run alone, or it alone.
@@ -290,7 +309,7 @@ mod tests {
     fn ran(step: &Step, steps: u32) -> Ran {
         let sequences = step.parts.len() as u32;
         let rows = if step.phase == Phase::Decode { steps * sequences } else { step.rows() };
-        Ran { rows, steps, sequences, tokens: steps * sequences }
+        Ran { rows, steps }
     }
 
     fn indices(step: &Step) -> Vec<usize> {
@@ -303,12 +322,14 @@ mod tests {
         let waiting = [decoding(1, 10), decoding(2, 300), Waiting { left: 3, ..decoding(3, 5) }];
         let step = scheduler.next(&waiting, LIMITS).unwrap();
         assert_eq!((step.phase, indices(&step)), (Phase::Decode, vec![0, 1, 2]));
-        let counts: Vec<_> = step.parts.iter().map(|part| part.count).collect();
-        assert_eq!(counts, [Some(16), Some(16), Some(3)]);
+        let counts = |step: &Step| step.parts.iter().map(|part| part.count).collect::<Vec<_>>();
+        assert_eq!((step.steps, counts(&step)), (16, vec![Some(50), Some(50), Some(3)]));
+        let plain = scheduler.next(&waiting, Limits { drafts: false, ..LIMITS }).unwrap();
+        assert_eq!((plain.row_cost, counts(&plain)), (None, vec![Some(16), Some(16), Some(3)]));
         // Slow steps make short bursts.
         scheduler.ran(step.phase, ran(&step, 3), Duration::from_millis(300));
         let step = scheduler.next(&waiting, LIMITS).unwrap();
-        assert_eq!(step.parts[0].count, Some(2));
+        assert_eq!((step.steps, step.parts[0].count), (2, Some(32)));
         let few = Limits { sequences: 2, ..LIMITS };
         assert_eq!(indices(&scheduler.next(&waiting, few).unwrap()), [0, 1]);
         assert_eq!(scheduler.next::<u8>(&[], LIMITS), None);
@@ -324,7 +345,7 @@ mod tests {
         scheduler.ran(step.phase, ran(&step, 1), Duration::from_secs(2));
         let both = [decoding(0, 7), prompt(1, 2000)];
         let step = scheduler.next(&both, LIMITS).unwrap();
-        assert_eq!((step.phase, step.parts[0].count), (Phase::Decode, Some(1)));
+        assert_eq!((step.phase, step.steps), (Phase::Decode, 1));
         scheduler.ran(step.phase, ran(&step, 1), Duration::from_millis(200));
         let step = scheduler.next(&both, LIMITS).unwrap();
         assert_eq!((step.phase, indices(&step)), (Phase::Prefill, vec![1]));
@@ -408,6 +429,8 @@ mod tests {
                     (of.past, of.rows, of.blocks, of.begins) = (0, *tokens, 0, true);
                 }
                 let made = step.parts.iter().filter_map(|part| part.count).min().unwrap_or(1);
+                // Without drafts that are right, a step gives a token.
+                let made = made.min(step.steps);
                 let took = Duration::from_millis(u64::from(10 * made));
                 scheduler.ran(step.phase, ran(&step, made), took);
                 for part in &step.parts {

@@ -55,12 +55,15 @@ pub struct Drafting {
     pub rows: u32,
 }
 
-/// Tokens to make for the sequences of a batch, until one of them has what is wanted of it, and each has one.
+/// Tokens to make for the sequences of a batch, until one of them has what is wanted of it or all steps have run, and
+/// each has one.
 pub struct Generation {
     /// The first step: rows of a prompt, or of the last token of each sequence.
     pub first: Job,
     /// For each choice of its batch ([`BatchShape::choices`]).
     pub goals: Vec<Goal>,
+    /// Steps that are run, at most.
+    pub steps: u32,
     /// Whether more rows than one of each sequence may run in a step.
     pub drafting: Option<Drafting>,
 }
@@ -108,7 +111,7 @@ impl Generation {
         mut program: impl FnMut(&BatchShape) -> Result<Arc<Program>, E>,
         mut listener: impl Listener,
     ) -> Result<Generated, E> {
-        let Self { first: mut job, goals, drafting } = self;
+        let Self { first: mut job, goals, steps: most, drafting } = self;
         let shape = &job.binding.shape;
         if goals.is_empty() || goals.len() != shape.choices().count() {
             let why = "not as many goals as tokens that are wanted of the batch".to_owned();
@@ -123,7 +126,7 @@ impl Generation {
         let slots = shape.choices().map(|(_, segment, _)| segment.slot);
         let mut taken = Taken { histories: executor.take_histories(slots), executor };
         let histories = &mut taken.histories;
-        let mut progress = Progress::new(goals, &job.binding, drafting.filter(|_| single));
+        let mut progress = Progress::new(goals, &job.binding, most, drafting.filter(|_| single));
         progress.sequences.iter().for_each(|of| of.begin(&job.binding, histories));
         if single {
             progress.draft(histories);
@@ -239,6 +242,7 @@ impl Sequence {
 struct Progress {
     sequences: Vec<Sequence>,
     drafting: Option<Drafting>,
+    most_steps: u32,
     lookups: Vec<Option<Lookup>>,
     drafts: Vec<u32>,
     /// All segments of the next step,
@@ -256,7 +260,12 @@ struct Progress {
 }
 
 impl Progress {
-    fn new(goals: Vec<Goal>, binding: &Binding, drafting: Option<Drafting>) -> Self {
+    fn new(
+        goals: Vec<Goal>,
+        binding: &Binding,
+        most_steps: u32,
+        drafting: Option<Drafting>,
+    ) -> Self {
         let shape = &binding.shape;
         let most = drafting.map_or(0, |of| of.rows as usize).max(shape.segments().len());
         let placed = shape.placed().map(|(rows, segment)| (rows.start() as usize, *segment));
@@ -281,16 +290,18 @@ impl Progress {
             single: shape.rows() as usize == sequences.len(),
             sequences,
             drafting,
+            most_steps,
             steps: 0,
             rows: 0,
             failed: false,
         }
     }
 
-    /// Whether a sequence has what is wanted of it, and each has a token.
+    /// Whether a sequence has what is wanted of it or all steps have run, and each has a token.
     fn is_over(&self) -> bool {
         let begun = self.sequences.iter().all(|of| of.made > 0);
-        self.failed || begun && self.sequences.iter().any(|of| of.over)
+        let over = self.steps >= self.most_steps || self.sequences.iter().any(|of| of.over);
+        self.failed || begun && over
     }
 
     fn check(&self) -> Result<(), RunError> {
@@ -458,7 +469,7 @@ mod tests {
                 let tokens = tokens.collect();
                 histories.begin(&Text { slot, rows: 99, sampling, tokens, prompt });
             }
-            let mut progress = Progress::new(goals.clone(), &binding, drafting);
+            let mut progress = Progress::new(goals.clone(), &binding, 99, drafting);
             progress.sequences.iter().for_each(|of| of.begin(&binding, &mut histories));
             let mut told = vec![Vec::new(); 5];
             while !progress.is_over() {
@@ -496,7 +507,7 @@ mod tests {
         let shape = BatchShape::new(vec![segment]).unwrap();
         let binding = Binding::new(shape, &[7][..]);
         let mut progress =
-            Progress::new(vec![Goal { count: 3, ..Goal::default() }], &binding, None);
+            Progress::new(vec![Goal { count: 3, ..Goal::default() }], &binding, 9, None);
         let mut tell = |_: usize, _: &Told| None;
         progress.take(&[[0.0; 44]], &mut Histories::default(), &mut tell);
         assert!(progress.is_over() && progress.check().is_err());

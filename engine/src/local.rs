@@ -365,11 +365,11 @@ impl LocalCluster {
         goals: &[Goal],
         deadline: Option<Instant>,
     ) -> Result<Made, LocalError> {
-        self.make_drafting(phase, shape, tokens, (goals, None), deadline)
+        self.make_drafting(phase, shape, tokens, (goals, u32::MAX, None), deadline)
     }
 
-    /// The same, where one more row takes so much of the time of a step: drafts are verified that make tokens come
-    /// sooner.
+    /// The same in so many steps at most, where one more row takes so much of the time of one: drafts are verified that
+    /// make tokens come sooner.
     ///
     /// # Errors
     /// As [`LocalCluster::execute`].
@@ -378,12 +378,12 @@ impl LocalCluster {
         phase: Phase,
         shape: &BatchShape,
         tokens: &[u32],
-        (goals, row_cost): (&[Goal], Option<f32>),
+        (goals, steps, row_cost): (&[Goal], u32, Option<f32>),
         deadline: Option<Instant>,
     ) -> Result<Made, LocalError> {
         let rows = budget::sequences(self.plan());
         let drafting = row_cost.map(|row_cost| Drafting { row_cost, rows });
-        self.steps(&mut self.lock(), phase, shape, tokens, (goals, drafting), deadline)
+        self.steps(&mut self.lock(), phase, shape, tokens, (goals, steps, drafting), deadline)
     }
 
     fn go_on(
@@ -418,8 +418,14 @@ impl LocalCluster {
                 let shape = segment(past, rows, Wanted::Token(breadths[0]))?;
                 let told;
                 let goals = [goal(1)];
-                Made { told, breadths, .. } =
-                    self.steps(state, Phase::Prefill, &shape, chunk, (&goals, None), None)?;
+                Made { told, breadths, .. } = self.steps(
+                    state,
+                    Phase::Prefill,
+                    &shape,
+                    chunk,
+                    (&goals, u32::MAX, None),
+                    None,
+                )?;
                 told[0].iter().for_each(|told| now = tell(told));
             } else {
                 let shape = segment(past, rows, Wanted::Nothing)?;
@@ -440,7 +446,7 @@ impl LocalCluster {
             let goals = [goal(STINT.min(*count - made))];
             let told;
             Made { told, breadths, .. } =
-                self.steps(state, Phase::Decode, &shape, &[last], (&goals, None), None)?;
+                self.steps(state, Phase::Decode, &shape, &[last], (&goals, u32::MAX, None), None)?;
             for told in &told[0] {
                 if !now.2 {
                     now = tell(told);
@@ -457,7 +463,7 @@ impl LocalCluster {
         phase: Phase,
         shape: &BatchShape,
         tokens: &[u32],
-        (goals, drafting): (&[Goal], Option<Drafting>),
+        (goals, steps, drafting): (&[Goal], u32, Option<Drafting>),
         deadline: Option<Instant>,
     ) -> Result<Made, LocalError> {
         let first = self.lowered(phase, shape)?;
@@ -468,6 +474,7 @@ impl LocalCluster {
             let generation = Generation {
                 first: Job { epoch, sequence, program, binding, deadline },
                 goals: goals.to_vec(),
+                steps,
                 drafting,
             };
             let mut last = first.clone();

@@ -107,7 +107,7 @@ fn allocated(
                 deadline: None,
             };
             let goals = vec![Goal { count, ..Goal::default() }; samplings.len()];
-            let generation = Generation { first, goals, drafting: None };
+            let generation = Generation { first, goals, steps: 999, drafting: None };
             let (mut made, mut warm, mut last) = (Vec::with_capacity(1024), 0, 0);
             let tell = |at, told: &galaxy_engine::generate::Told| {
                 made.push(told[0] as u32);

@@ -168,7 +168,7 @@ fn steps(
     let last: Vec<u32> = running.iter().map(|of| *of.made.last().unwrap()).collect();
     let goals: Vec<Goal> = running.iter().map(goal).collect();
     let shape = BatchShape::new(running.iter().map(segment).collect()).unwrap();
-    let goals = (&goals[..], running.iter().find_map(|of| of.ask.row_cost));
+    let goals = (&goals[..], most, running.iter().find_map(|of| of.ask.row_cost));
     let made = cluster.make_drafting(Phase::Decode, &shape, &last, goals, None)?;
     for ((of, told), breadth) in running.iter_mut().zip(&made.told).zip(&made.breadths) {
         of.made.extend(tokens(told));

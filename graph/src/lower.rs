@@ -91,7 +91,7 @@ pub enum LowerError {
         "{rows} rows are to be kept, and this plan has a cache of {limit}: raise its rows, or ask for fewer tokens"
     )]
     Cache {
-        /// Rows, with those that fill up the last block of each text.
+        /// Rows of a text, with those that fill up its last block.
         rows: u32,
         /// Rows of the cache.
         limit: u32,
@@ -351,7 +351,8 @@ pub fn takes(spec: &ModelSpec, plan: &Plan, shape: &BatchShape) -> Result<(), Lo
     }
     let kept = shape.segments().iter().filter(|segment| segment.kept);
     let taken = kept.map(|s| Cache::taken(s.past.saturating_add(s.rows)));
-    let taken = taken.fold(0, u32::saturating_add);
+    // Texts may share blocks, and rows of a draft are those of one text: room for all is the matter of their tables.
+    let taken = taken.max().unwrap_or(0);
     if taken > 0 && !spec.causal {
         return Err(LowerError::WholeTexts { family: spec.family.clone() });
     }

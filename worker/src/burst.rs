@@ -54,6 +54,8 @@ impl Decode {
             "two tokens of a step are wanted of one sequence".to_owned()
         } else if burst.goals.iter().any(|goal| goal.count == 0) {
             "no tokens are to be generated for a sequence".to_owned()
+        } else if burst.steps == 0 {
+            "no step is to run".to_owned()
         } else if longest > MOST {
             format!("{longest} tokens are to be generated, and {MOST} may be at a time")
         } else if longest > 1 && shape.rows() as usize != goals {
@@ -82,7 +84,7 @@ impl Decode {
         active: &Active,
         events: &Events,
     ) -> Result<(Generated, Vec<u32>), WorkerError> {
-        let Self { burst: Burst { phase, goals, row_cost }, tell } = self;
+        let Self { burst: Burst { phase, goals, steps, row_cost }, tell } = self;
         match job.binding.inputs {
             Inputs::Tokens(_) => {}
             Inputs::Typed { .. } => return Err(wrong("a pair of texts does not go on".to_owned())),
@@ -100,7 +102,7 @@ impl Decode {
         };
         let drafting = row_cost.map(|row_cost| Drafting { row_cost, rows: most });
         let goals = goals.iter().map(Goal::from).collect();
-        let generation = Generation { first: job, goals, drafting };
+        let generation = Generation { first: job, goals, steps, drafting };
         let program = |shape: &BatchShape| active.lower(phase, shape).map(|(_, program)| program);
         let generated = generation.run(executor, program, &mut told)?;
         Ok((generated, told.tokens.concat()))
@@ -163,7 +165,7 @@ mod tests {
         let read = |counts: &[u32], rows, wanted: &[Wanted]| {
             let goal = |count: &u32| v1::TokenGoal { count: *count, stop: vec![] };
             let goals = counts.iter().map(goal).collect();
-            let burst = v1::Burst { goals, decode: true, tell: true, row_cost: 0.5 };
+            let burst = v1::Burst { goals, decode: true, tell: true, steps: 8, row_cost: 0.5 };
             Decode::read(burst, &shape(rows, wanted)).map(|d| d.steps()).map_err(|e| e.to_string())
         };
         assert_eq!(read(&[64], 1, &[token]), Ok(64));
@@ -187,7 +189,7 @@ mod tests {
         let twice = |past| Segment { slot: 4, past, kept: true, rows: 1, wanted: token };
         let twice = BatchShape::new(vec![twice(7), twice(8)]).unwrap();
         let goals = vec![v1::TokenGoal { count: 1, stop: vec![] }; 2];
-        let burst = v1::Burst { goals, decode: true, tell: true, row_cost: 0.0 };
+        let burst = v1::Burst { goals, decode: true, tell: true, steps: 1, row_cost: 0.0 };
         let error = Decode::read(burst, &twice).map(|d| d.steps()).unwrap_err().to_string();
         assert!(error.contains("of one sequence"), "{error}");
         let begins = |text: v1::GoingText| checked(convert::text(text)?.0, 10);

@@ -99,9 +99,9 @@ fn run(cluster: &LocalCluster, task: Task, deadline: Option<Instant>) -> Result<
     let mut room = task.cached.iter().filter_map(|cached| cached.room.as_ref());
     room.try_for_each(|(text, blocks)| cluster.begin_in(text, blocks))?;
     if let (Some(burst), Inputs::Tokens(tokens)) = (&task.burst, &task.inputs) {
-        let Burst { phase, goals, row_cost } = burst;
+        let Burst { phase, goals, steps, row_cost } = burst;
         let goals: Vec<Goal> = goals.iter().map(Goal::from).collect();
-        let wanted = (&goals[..], *row_cost);
+        let wanted = (&goals[..], *steps, *row_cost);
         let Made { told, last, breadths, steps, rows, programs, reports } =
             cluster.make_drafting(*phase, &task.shape, tokens, wanted, deadline)?;
         let tokens = told.iter().map(Vec::len).sum::<usize>() as u32;

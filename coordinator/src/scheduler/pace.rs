@@ -18,10 +18,6 @@ pub struct Ran {
     pub rows: u32,
     /// Steps.
     pub steps: u32,
-    /// Sequences that took part in each.
-    pub sequences: u32,
-    /// Tokens that were generated, for all of them together.
-    pub tokens: u32,
 }
 
 /// How long steps take: those of a decode burst by a line over their rows.
@@ -30,8 +26,6 @@ pub(super) struct Pace {
     /// Sums over bursts, of which each counts a little less than the one behind it: 1, rows of a step, their squares,
     /// seconds of a step, and these times rows.
     sums: [f64; 5],
-    /// Tokens that a step gives a sequence.
-    tokens: Option<f64>,
     /// Seconds of a row of a prompt.
     row: Option<f64>,
 }
@@ -51,8 +45,6 @@ impl Pace {
         for (sum, value) in self.sums.iter_mut().zip(values) {
             *sum = *sum * LATELY + value;
         }
-        let each = f64::from(ran.tokens) / (steps * f64::from(ran.sequences.max(1)));
-        follow(&mut self.tokens, each);
     }
 
     /// Notes what rows of prompts took.
@@ -93,19 +85,14 @@ impl Pace {
         let known = self.line().map(|(one, more)| more / (one + more * beside));
         known.unwrap_or(ROW / (1.0 + ROW * beside)) as f32
     }
-
-    /// Tokens that each sequence gets of so many steps.
-    pub(super) fn tokens(&self, steps: u32) -> u32 {
-        (f64::from(steps) * self.tokens.unwrap_or(1.0).max(1.0)) as u32
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn burst(steps: u32, sequences: u32, rows: u32) -> Ran {
-        Ran { rows: steps * rows, steps, sequences, tokens: steps * sequences }
+    fn burst(steps: u32, rows: u32) -> Ran {
+        Ran { rows: steps * rows, steps }
     }
 
     #[test]
@@ -116,27 +103,18 @@ mod tests {
         let took =
             |rows: u32, steps: u32| Duration::from_micros(u64::from(steps * (900 + 100 * rows)));
         // Of bursts that are all alike nothing is learned.
-        (0..9).for_each(|_| pace.decoded(burst(4, 1, 1), took(1, 4)));
+        (0..9).for_each(|_| pace.decoded(burst(4, 1), took(1, 4)));
         assert!(near(pace.row_cost(1), 0.15), "{}", pace.row_cost(1));
         for rows in [1, 4, 2, 8, 3, 5].repeat(4) {
-            pace.decoded(burst(3, 1, rows), took(rows, 3));
+            pace.decoded(burst(3, rows), took(rows, 3));
         }
         assert!(near(pace.row_cost(1), 0.1), "{}", pace.row_cost(1));
         assert!(near(pace.row_cost(6), 1.0 / 15.0), "{}", pace.row_cost(6));
         let step = pace.step(8).unwrap_or_default();
         assert!((step - 0.0017).abs() < 1e-4, "{step}");
         // Steps become slower, whatever their rows.
-        (0..40).for_each(|_| pace.decoded(burst(2, 1, 1), Duration::from_millis(20)));
+        (0..40).for_each(|_| pace.decoded(burst(2, 1), Duration::from_millis(20)));
         assert!((pace.step(1).unwrap_or_default() - 0.01).abs() < 1e-3);
-    }
-
-    #[test]
-    fn bursts_are_longer_where_drafts_are_right() {
-        let mut pace = Pace::default();
-        assert_eq!(pace.tokens(16), 16);
-        let right = Ran { rows: 40, steps: 10, sequences: 2, tokens: 60 };
-        (0..20).for_each(|_| pace.decoded(right, Duration::from_millis(10)));
-        assert_eq!(pace.tokens(10), 30);
     }
 
     #[test]
@@ -144,7 +122,7 @@ mod tests {
         let mut pace = Pace::default();
         pace.read(100, Duration::from_secs(1));
         assert_eq!((pace.row(), pace.step(3)), (Some(0.01), None));
-        pace.decoded(Ran { rows: 0, steps: 0, sequences: 0, tokens: 0 }, Duration::ZERO);
+        pace.decoded(Ran { rows: 0, steps: 0 }, Duration::ZERO);
         assert!(pace.row_cost(1).is_finite() && pace.step(1).is_some_and(f64::is_finite));
     }
 }

@@ -188,7 +188,7 @@ fn makes_tokens(choice: EngineChoice) {
                 deadline: None,
             };
             let goals = vec![Goal { count, ..Goal::default() }];
-            let generation = Generation { first, goals, drafting: None };
+            let generation = Generation { first, goals, steps: 999, drafting: None };
             let mut made = Vec::new();
             let tell = |_, told: &Told| {
                 made.push(told[0] as u32);

@@ -5,7 +5,7 @@ use galaxy_common::{
     BatchShape, Breadth, Cache, Plan, Segment, Span, Strategy, Wanted, plan::Phase,
 };
 use galaxy_graph::{
-    Program, VerifyError, lower,
+    LowerError, Program, VerifyError, lower,
     program::{Lane, OpKind, Operation, Role, candidates_bytes},
     verify,
 };
@@ -177,4 +177,27 @@ fn broken_choices_are_found() {
         let right = matches!(found, VerifyError::Content { .. } | VerifyError::Results { .. });
         assert!(right, "{number}: {found}");
     }
+}
+
+/// Rows of a draft are those of one text, and texts may share blocks: each has to fit the cache by itself.
+#[test]
+fn a_text_fits_the_cache_whoever_shares_its_blocks() {
+    let (spec, plan) = case();
+    let cache = Cache { rows: 3 * Cache::BLOCK, ..plan.cache };
+    let plan = Plan { cache, max_rows: 64, ..plan };
+    let wanted = Wanted::Token(Breadth::Few);
+    let row = |slot, past| Segment { slot, past, kept: true, rows: 1, wanted };
+    let lowered = |segments: Vec<Segment>| {
+        let shape = BatchShape::new(segments).unwrap();
+        lower(&spec, &Formats::default(), &plan, Phase::Decode, &shape).map(|_| ())
+    };
+    assert_eq!(lowered((0..16).map(|at| row(7, 500 + at)).collect()), Ok(()));
+    assert_eq!(lowered((0..8).map(|slot| row(slot, 400)).collect()), Ok(()));
+    let limit = cache.rows;
+    let error = LowerError::Cache { rows: limit + Cache::BLOCK, limit };
+    assert_eq!(lowered(vec![row(0, 3), row(1, limit)]), Err(error));
+    // Only single rows behind one another may be of one text.
+    let two = |a: Segment, b: Segment| BatchShape::new(vec![a, b]).is_ok();
+    assert!(two(row(1, 4), row(1, 5)) && !two(row(1, 4), row(1, 6)) && !two(row(1, 4), row(1, 4)));
+    assert!(!two(Segment { rows: 2, ..row(1, 4) }, row(1, 6)));
 }

@@ -130,19 +130,20 @@ pub fn text(text: v1::GoingText) -> Result<(Text, Arc<[u32]>), ConvertError> {
 }
 
 impl From<&Burst> for v1::Burst {
-    fn from(Burst { phase, goals, row_cost }: &Burst) -> Self {
+    fn from(Burst { phase, goals, steps, row_cost }: &Burst) -> Self {
         let goal = |goal: &TokenGoal| v1::TokenGoal { count: goal.count, stop: goal.stop.to_vec() };
         let (goals, decode) = (goals.iter().map(goal).collect(), *phase == Phase::Decode);
-        Self { goals, decode, tell: false, row_cost: row_cost.unwrap_or(0.0) }
+        let (steps, row_cost) = (*steps, row_cost.unwrap_or(0.0));
+        Self { goals, decode, tell: false, steps, row_cost }
     }
 }
 
 impl From<v1::Burst> for Burst {
-    fn from(v1::Burst { goals, decode, row_cost, .. }: v1::Burst) -> Self {
+    fn from(v1::Burst { goals, decode, steps, row_cost, .. }: v1::Burst) -> Self {
         let phase = if decode { Phase::Decode } else { Phase::Prefill };
         let row_cost = Some(row_cost).filter(|cost| cost.is_finite() && *cost > 0.0);
         let goal = |goal: v1::TokenGoal| TokenGoal { count: goal.count, stop: goal.stop.into() };
-        Self { phase, goals: goals.into_iter().map(goal).collect(), row_cost }
+        Self { phase, goals: goals.into_iter().map(goal).collect(), steps, row_cost }
     }
 }
 
@@ -214,7 +215,7 @@ mod tests {
         for phase in [Phase::Prefill, Phase::Decode] {
             let goal = |count| TokenGoal { count, stop: [2, 7].into() };
             for row_cost in [None, Some(0.25)] {
-                let burst = Burst { phase, goals: vec![goal(16), goal(1)], row_cost };
+                let burst = Burst { phase, goals: vec![goal(16), goal(1)], steps: 9, row_cost };
                 assert_eq!(Burst::from(v1::Burst::from(&burst)), burst);
             }
         }

@@ -317,14 +317,14 @@ impl Steps {
             (step, starving)
         };
         state.starving = starving;
-        let Step { evicted, parts, phase, row_cost } = step?;
+        let Step { evicted, parts, phase, steps, row_cost } = step?;
         let mut taken = state.taken(evicted, parts, &prefixes);
         // Steps whose sequences need as many candidates are the same programs, whichever need them.
         taken.chosen.sort_by_key(|Chosen { part, entry, .. }| {
             (std::cmp::Reverse(entry.wish.breadth), part.count.is_none())
         });
         let between = taken.chosen.iter().map(|_| self.between()).collect();
-        let task = task(&taken.chosen, (phase, row_cost), epoch);
+        let task = task(&taken.chosen, (phase, steps, row_cost), epoch);
         Some(Next { phase, epoch, taken, between, task })
     }
 
@@ -337,11 +337,11 @@ impl Steps {
                 let plain = tokens.min(steps * sequences);
                 state.counts.drafted += u64::from(rows.saturating_sub(steps * sequences));
                 state.counts.accepted += u64::from(tokens - plain);
-                Ran { rows, steps, sequences, tokens }
+                Ran { rows, steps }
             }
-            Decoded { tokens, .. } => {
+            _ => {
                 let rows = chosen.iter().map(|chosen| chosen.part.rows).sum();
-                Ran { rows, steps: 1, sequences, tokens }
+                Ran { rows, steps: 1 }
             }
         };
         state.scheduler.ran(phase, ran, run.took);
@@ -437,7 +437,11 @@ fn prefix_of(blocks: &KvBlocks, Entry { client, wish, .. }: &Entry) -> Option<Pr
 }
 
 /// The program of a step of an epoch; none of no sequences.
-fn task(chosen: &[Chosen], (phase, row_cost): (Phase, Option<f32>), epoch: Epoch) -> Option<Task> {
+fn task(
+    chosen: &[Chosen],
+    (phase, steps, row_cost): (Phase, u32, Option<f32>),
+    epoch: Epoch,
+) -> Option<Task> {
     let (mut segments, mut rows) = (Vec::new(), Vec::new());
     let (mut cached, mut goals) = (Vec::new(), Vec::new());
     let mut all = false;
@@ -469,7 +473,7 @@ fn task(chosen: &[Chosen], (phase, row_cost): (Phase, Option<f32>), epoch: Epoch
         });
     }
     let shape = BatchShape::new(segments).ok()?;
-    let burst = (!goals.is_empty()).then_some(Burst { phase, goals, row_cost });
+    let burst = (!goals.is_empty()).then_some(Burst { phase, goals, steps, row_cost });
     Some(Task { cached, burst, ..Task::new(shape, rows.as_slice()) })
 }
 

@@ -20,13 +20,13 @@ What the figures mean:
             lowest and the highest of all rounds
   same      whether both gave the same tokens
 
-Prompts are read from a file, with a line of --- between two. Both coordinators answer each in
+Prompts are read from a file, with a line of three dashes between two. Both coordinators answer each in
 turn, and which is first changes from round to round.";
 
 /// Arguments of `galaxy bench pairs`.
 #[derive(Args, Debug)]
 pub(super) struct PairsArgs {
-    /// File with the prompts, with a line of --- between two.
+    /// File with the prompts, with a line of three dashes between two.
     #[arg(value_name = "FILE")]
     prompts: PathBuf,
     /// Where the other coordinator listens.
@@ -71,8 +71,10 @@ struct Findings {
 
 /// The prompts of a file.
 fn prompts(text: &str) -> Vec<String> {
-    let parts = text.split("\n---\n").map(|part| part.trim_end_matches('\n'));
-    parts.filter(|part| !part.trim().is_empty()).map(str::to_owned).collect()
+    let lines: Vec<&str> = text.lines().collect();
+    let cut = |line: &&str| line.len() == 3 && line.bytes().all(|byte| byte == b'-');
+    let parts = lines.split(cut).map(|part| part.join("\n").trim_end_matches('\n').to_owned());
+    parts.filter(|part| !part.trim().is_empty()).collect()
 }
 
 /// `galaxy bench pairs`.

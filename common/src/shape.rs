@@ -94,16 +94,18 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// Whether programs are the same for both.
-    fn lowers_as(&self, other: &Self) -> bool {
-        (self.kept, self.rows, self.wanted) == (other.kept, other.rows, other.wanted)
-    }
-
     /// Whether it is the row behind the one row of another, of the same sequence.
     fn drafted_behind(&self, other: &Self) -> bool {
         let kept = self.kept && other.kept && self.slot == other.slot;
         kept && (self.rows, other.rows) == (1, 1) && self.past.checked_sub(1) == Some(other.past)
     }
+}
+
+/// Whether programs are the same for both.
+fn alike(some: &[Segment], others: &[Segment]) -> bool {
+    let alike =
+        |(a, b): (&Segment, &Segment)| (a.kept, a.rows, a.wanted) == (b.kept, b.rows, b.wanted);
+    some.len() == others.len() && some.iter().zip(others).all(alike)
 }
 
 /// A batch: segments one behind another, without padding.
@@ -194,15 +196,11 @@ impl BatchShape {
     }
     /// Whether it is lowered to the same programs as `other`.
     pub fn lowers_as(&self, other: &Self) -> bool {
-        let alike = |(a, b): (&Segment, &Segment)| a.lowers_as(b);
-        self.segments.len() == other.segments.len()
-            && self.segments.iter().zip(&other.segments).all(alike)
+        alike(&self.segments, &other.segments)
     }
     /// Binds other segments that lower to the same programs, without an allocation. False where these do not.
     pub fn rebind(&mut self, segments: &[Segment]) -> bool {
-        let alike = |(a, b): (&Segment, &Segment)| a.lowers_as(b);
-        let same =
-            self.segments.len() == segments.len() && self.segments.iter().zip(segments).all(alike);
+        let same = alike(&self.segments, segments);
         if same {
             self.segments.copy_from_slice(segments);
         }

@@ -7,10 +7,13 @@ pub use local::LocalFleet;
 pub use remote::{Loading, Notice, Planning, ProfileSource, RemoteFleet};
 
 use galaxy_common::{
-    BatchShape, Breadth, Burst, Bytes, Cache, DeviceName, Epoch, Row, SequenceNumber, Span, Text,
+    BatchShape, Burst, Bytes, Cache, DeviceName, Epoch, Row, SequenceNumber, Span, Text,
     plan::{DevicePlan, Phase, Plan, Strategy},
 };
-use galaxy_engine::{compute::Inputs, generate::Told};
+use galaxy_engine::{
+    compute::Inputs,
+    generate::{Decoded, Told},
+};
 use galaxy_graph::{Lowered, Program, digest, program::Output};
 use galaxy_model::{Formats, ModelDir, ModelSpec};
 use std::{
@@ -152,21 +155,6 @@ pub struct DeviceRun {
     pub cost: DeviceCost,
 }
 
-/// What became of a burst.
-#[derive(Debug, Clone, Default)]
-pub struct Decoded {
-    /// Tokens that were generated, for all sequences together,
-    pub tokens: u32,
-    /// in so many steps,
-    pub steps: u32,
-    /// which had so many rows together.
-    pub rows: u32,
-    /// The shape of the last step, where that had other rows than the first.
-    pub last: Option<BatchShape>,
-    /// How many candidates the last token of each sequence took.
-    pub breadths: Vec<Breadth>,
-}
-
 /// A program that ran on every device.
 #[derive(Debug, Clone)]
 pub struct Run {
@@ -180,7 +168,7 @@ pub struct Run {
     pub devices: Vec<DeviceRun>,
     /// From dispatch to the last result.
     pub took: Duration,
-    /// What became of its burst, if it had one.
+    /// What its burst has decoded, if it had one.
     pub decoded: Decoded,
 }
 

@@ -1,6 +1,7 @@
 //! The whole coordinator in this process: the API over real gRPC on loopback, engines on threads.
 #![allow(clippy::unwrap_used)]
 
+mod around;
 mod crowds;
 mod waits;
 

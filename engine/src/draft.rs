@@ -95,13 +95,11 @@ impl Kept {
 impl Histories {
     /// Takes the tokens of a sequence that begins, or has more room now.
     pub(crate) fn begin(&mut self, text: &Text) {
-        let history = self.0.entry(text.slot).or_insert_with(|| {
-            let drafts = !text.sampling.looks_back();
-            History { tokens: Vec::new(), right: BEFORE, drafts }
-        });
+        let new = History { tokens: Vec::new(), right: BEFORE, drafts: true };
+        let history = self.0.entry(text.slot).or_insert(new);
+        history.drafts = !text.sampling.looks_back();
         history.tokens.clear();
-        let rows = text.rows as usize + 1;
-        history.tokens.reserve(rows.saturating_sub(history.tokens.len()));
+        history.tokens.reserve(text.rows as usize + 1);
         history.tokens.extend_from_slice(&text.tokens);
     }
 

@@ -11,7 +11,7 @@ use crate::{
     draft::{Histories, Lookup, share},
     executor::{Choice, Executor, Job, RunError, RunReport, Step},
 };
-use galaxy_common::{BatchShape, Breadth, GeneratedToken, Segment, TokenGoal, Wanted};
+use galaxy_common::{BatchShape, Breadth, GeneratedToken, Row, Segment, Span, TokenGoal, Wanted};
 use galaxy_graph::{Program, program::TOKEN_VALUES};
 use std::sync::Arc;
 
@@ -73,8 +73,13 @@ pub struct Generation {
 pub struct Generated {
     /// From the first step to the last; the timeline is of the last, and results are the last token of each sequence.
     pub report: RunReport,
-    /// The shape of the last step, where that had other rows than the first.
-    pub last: Option<BatchShape>,
+    /// What was decoded.
+    pub decoded: Decoded,
+}
+
+/// What a burst has decoded, and in how many steps.
+#[derive(Debug, Clone, Default)]
+pub struct Decoded {
     /// How many tokens were made for each sequence.
     pub counts: Vec<u32>,
     /// How many candidates the last choice for each sequence needed of each device: a good guess for the
@@ -84,6 +89,22 @@ pub struct Generated {
     pub steps: u32,
     /// and rows of all of them.
     pub rows: u32,
+    /// The shape of the last step, where that had other rows than the first.
+    pub last: Option<BatchShape>,
+}
+
+impl Decoded {
+    /// Tokens of all sequences together.
+    pub fn tokens(&self) -> u32 {
+        self.counts.iter().sum()
+    }
+
+    /// Rows and tokens that are beyond one of each sequence in a step: those that were drafted, and those of them that
+    /// were right.
+    pub fn beyond(&self) -> (u32, u32) {
+        let one_each = self.steps.saturating_mul(self.counts.len() as u32);
+        (self.rows.saturating_sub(one_each), self.tokens().saturating_sub(one_each))
+    }
 }
 
 /// Is told of what is made.
@@ -126,8 +147,8 @@ impl Generation {
         let slots = shape.choices().map(|(_, segment, _)| segment.slot);
         let mut taken = Taken { histories: executor.take_histories(slots), executor };
         let histories = &mut taken.histories;
-        let mut progress = Progress::new(goals, &job.binding, most, drafting.filter(|_| single));
-        progress.sequences.iter().for_each(|of| of.begin(&job.binding, histories));
+        let drafting = drafting.filter(|_| single);
+        let mut progress = Progress::new(goals, &job.binding, (most, drafting), histories);
         if single {
             progress.draft(histories);
             progress.arrange();
@@ -167,7 +188,8 @@ impl Generation {
                 }
                 let counts = sequences.iter().map(|of| of.made).collect();
                 let breadths = sequences.iter().map(|of| of.needed).collect();
-                return Ok(Generated { report, last, counts, breadths, steps, rows });
+                let decoded = Decoded { counts, breadths, steps, rows, last };
+                return Ok(Generated { report, decoded });
             }
             before = Some(report);
             progress.rebind(binding);
@@ -193,8 +215,6 @@ struct Sequence {
     goal: Goal,
     /// The segment of its next row, or of the rows of its prompt.
     segment: Segment,
-    /// Where its rows begin in the batch, as long as that has rows of prompts.
-    first: usize,
     /// The last token, whose row is the next.
     token: u32,
     /// Candidates that its last choice took.
@@ -229,12 +249,25 @@ impl Sequence {
         if alone { 0 } else { self.goal.count.saturating_sub(self.made + 1) }
     }
 
-    fn begin(&self, binding: &Binding, histories: &mut Histories) {
-        if let Inputs::Tokens(tokens) = &binding.inputs {
-            let rows = self.first..self.first + self.segment.rows as usize;
-            let rows = tokens.get(rows).unwrap_or_default();
-            histories.runs(self.segment.slot, self.segment.past, rows);
+    /// Takes a choice that is proved. Whether it is what was drafted, so that the choice behind it counts, too.
+    fn take(&mut self, row: usize, told: &Told, mask: Option<TokenMask>) -> bool {
+        let token = told[0] as u32;
+        (self.made, self.last) = (self.made + 1, *told);
+        self.goal.mask = mask.or(self.goal.mask.take());
+        self.over = self.made >= self.goal.count || self.goal.stop.contains(&token);
+        if !self.over {
+            self.segment.past = self.segment.past.saturating_add(self.segment.rows);
+            self.token = token;
         }
+        // A mask is of the next choice: none that was made without it counts.
+        !self.over && self.goal.mask.is_none() && self.drafted.get(row) == Some(&token)
+    }
+
+    /// Has its row run again for more candidates than these. False where there are no more.
+    fn widen(&mut self, asked: Breadth) -> bool {
+        let wider = asked.wider();
+        self.segment.wanted = Wanted::Token(wider.unwrap_or(asked));
+        wider.is_some()
     }
 }
 
@@ -263,22 +296,24 @@ impl Progress {
     fn new(
         goals: Vec<Goal>,
         binding: &Binding,
-        most_steps: u32,
-        drafting: Option<Drafting>,
+        (most_steps, drafting): (u32, Option<Drafting>),
+        histories: &mut Histories,
     ) -> Self {
         let shape = &binding.shape;
         let most = drafting.map_or(0, |of| of.rows as usize).max(shape.segments().len());
-        let placed = shape.placed().map(|(rows, segment)| (rows.start() as usize, *segment));
-        let choices = placed.filter(|(_, segment)| matches!(segment.wanted, Wanted::Token(_)));
+        let choices = shape.placed().filter(|(_, of)| matches!(of.wanted, Wanted::Token(_)));
         let tokens = match &binding.inputs {
             Inputs::Tokens(tokens) => &tokens[..],
             _ => &[],
         };
-        let sequence = |((first, segment), goal): ((usize, Segment), Goal)| {
-            let (token, needed) = (tokens.get(first).copied().unwrap_or(0), Breadth::Few);
+        let sequence = |((rows, segment), goal): ((Span<Row>, &Segment), Goal)| {
+            let run = tokens.get(rows.start() as usize..rows.end() as usize).unwrap_or_default();
+            histories.runs(segment.slot, segment.past, run);
+            let (segment, needed) = (*segment, Breadth::Few);
+            let token = run.first().copied().unwrap_or(0);
             let drafted = Vec::with_capacity(if drafting.is_some() { most } else { 0 });
             let (made, last, over) = (0, [0.0; TOKEN_VALUES as usize], false);
-            Sequence { goal, segment, first, token, needed, made, last, over, drafted }
+            Sequence { goal, segment, token, needed, made, last, over, drafted }
         };
         let sequences: Vec<_> = choices.zip(goals).map(sequence).collect();
         Self {
@@ -326,30 +361,16 @@ impl Progress {
                 if !follows {
                     continue;
                 }
-                if told[2] <= 0.0 {
-                    // It is asked for more candidates, and the same row runs again.
-                    follows = false;
-                    // Others may have been asked for all before it.
-                    if row == 0 && asked == of.breadth() {
-                        let wider = asked.wider();
-                        self.failed |= wider.is_none();
-                        of.segment.wanted = Wanted::Token(wider.unwrap_or(Breadth::All));
-                    }
-                    continue;
+                let proved = told[2] > 0.0;
+                // Others may have been asked for all candidates before it.
+                if !proved && row == 0 && asked == of.breadth() {
+                    self.failed |= !of.widen(asked);
                 }
-                let token = told[0] as u32;
-                of.needed = asked;
-                (of.made, of.last) = (of.made + 1, *told);
-                histories.push(slot, token);
-                if let Some(mask) = listener.token(at, told) {
-                    of.goal.mask = Some(mask);
-                }
-                of.over = of.made >= of.goal.count || of.goal.stop.contains(&token);
-                if !of.over {
-                    of.segment.past = of.segment.past.saturating_add(of.segment.rows);
-                    of.token = token;
-                }
-                follows = !of.over && of.drafted.get(row) == Some(&token);
+                follows = proved && {
+                    of.needed = asked;
+                    histories.push(slot, told[0] as u32);
+                    of.take(row, told, listener.token(at, told))
+                };
                 right += u32::from(follows);
             }
             if let Some(lookup) = self.lookups.get(at).copied().flatten() {
@@ -469,8 +490,8 @@ mod tests {
                 let tokens = tokens.collect();
                 histories.begin(&Text { slot, rows: 99, sampling, tokens, prompt });
             }
-            let mut progress = Progress::new(goals.clone(), &binding, 99, drafting);
-            progress.sequences.iter().for_each(|of| of.begin(&binding, &mut histories));
+            let mut progress =
+                Progress::new(goals.clone(), &binding, (99, drafting), &mut histories);
             let mut told = vec![Vec::new(); 5];
             while !progress.is_over() {
                 progress.draft(&histories);
@@ -500,16 +521,42 @@ mod tests {
         assert!(steps[1].0 < steps[0].0 && steps[1].1 > steps[1].0 * 5, "{steps:?}");
     }
 
+    /// What was drafted before a mask came was chosen without it, and does not count.
+    #[test]
+    fn a_mask_that_comes_in_the_middle_holds_for_the_next_token() {
+        let wanted = Wanted::Token(Breadth::Few);
+        let row = |past| Segment { slot: 0, past, kept: true, rows: 1, wanted };
+        let binding = Binding::new(BatchShape::new(vec![row(3)]).unwrap(), &[7][..]);
+        let goals = vec![Goal { count: 9, ..Goal::default() }];
+        let mut histories = Histories::default();
+        let mut progress = Progress::new(goals, &binding, (9, None), &mut histories);
+        progress.sequences[0].drafted = vec![1, 2];
+        progress.segments = (3..6).map(row).collect();
+        let told = [1.0, 2.0, 3.0].map(|token| {
+            let mut told = [0.0; 44];
+            (told[0], told[2]) = (token, 1.0);
+            told
+        });
+        let mut said = Vec::new();
+        let mut tell = |_: usize, told: &Told| {
+            said.push(told[0] as u32);
+            Some(TokenMask::of(&[5]))
+        };
+        progress.take(&told, &mut histories, &mut tell);
+        assert_eq!((said, progress.sequences[0].made), (vec![1], 1));
+    }
+
     #[test]
     fn a_choice_that_nothing_proves_is_an_error() {
         let wanted = Wanted::Token(Breadth::All);
         let segment = Segment { slot: 0, past: 3, kept: true, rows: 1, wanted };
         let shape = BatchShape::new(vec![segment]).unwrap();
         let binding = Binding::new(shape, &[7][..]);
-        let mut progress =
-            Progress::new(vec![Goal { count: 3, ..Goal::default() }], &binding, 9, None);
+        let goals = vec![Goal { count: 3, ..Goal::default() }];
+        let mut histories = Histories::default();
+        let mut progress = Progress::new(goals, &binding, (9, None), &mut histories);
         let mut tell = |_: usize, _: &Told| None;
-        progress.take(&[[0.0; 44]], &mut Histories::default(), &mut tell);
+        progress.take(&[[0.0; 44]], &mut histories, &mut tell);
         assert!(progress.is_over() && progress.check().is_err());
     }
 }

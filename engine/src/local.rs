@@ -8,7 +8,7 @@ use crate::{
         cpu::CpuEngine,
     },
     executor::{Executor, Job, RunError, RunReport},
-    generate::{Drafting, Generated, Generation, Goal, STINT, Told},
+    generate::{Decoded, Drafting, Generated, Generation, Goal, STINT, Told},
     link::{Links, memory},
     merge::{MergeError, Merged, merge},
     stream::Stream,
@@ -57,14 +57,8 @@ pub enum LocalError {
 pub struct Made {
     /// What is told of each token of each sequence.
     pub told: Vec<Vec<Told>>,
-    /// The shape of the last step, where that had other rows than the first.
-    pub last: Option<BatchShape>,
-    /// What the last token of each sequence took of candidates.
-    pub breadths: Vec<Breadth>,
-    /// Steps that ran,
-    pub steps: u32,
-    /// and rows of all of them.
-    pub rows: u32,
+    /// In how many steps, and of how many candidates.
+    pub decoded: Decoded,
     /// The programs that ran last, by rank,
     pub programs: Vec<Arc<Program>>,
     /// and what they took.
@@ -410,15 +404,16 @@ impl LocalCluster {
         let rest = text.tokens.get(kept as usize..).unwrap_or_default();
         let mut chunks = rest.chunks(chunk.max(1) as usize).peekable();
         let mut now = (0, 0, true);
-        let mut breadths = vec![Breadth::Few];
+        let breadths = vec![Breadth::Few];
+        let mut decoded = Decoded { breadths, ..Decoded::default() };
         let goal = |count| Goal { count, stop: stop.clone(), mask: None };
         while let Some(chunk) = chunks.next() {
             let rows = chunk.len() as u32;
             if chunks.peek().is_none() {
-                let shape = segment(past, rows, Wanted::Token(breadths[0]))?;
+                let shape = segment(past, rows, Wanted::Token(decoded.breadths[0]))?;
                 let told;
                 let goals = [goal(1)];
-                Made { told, breadths, .. } = self.steps(
+                Made { told, decoded, .. } = self.steps(
                     state,
                     Phase::Prefill,
                     &shape,
@@ -442,10 +437,10 @@ impl LocalCluster {
         }
         while !now.2 {
             let (made, last, _) = now;
-            let shape = segment(past + made - 1, 1, Wanted::Token(breadths[0]))?;
+            let shape = segment(past + made - 1, 1, Wanted::Token(decoded.breadths[0]))?;
             let goals = [goal(STINT.min(*count - made))];
             let told;
-            Made { told, breadths, .. } =
+            Made { told, decoded, .. } =
                 self.steps(state, Phase::Decode, &shape, &[last], (&goals, u32::MAX, None), None)?;
             for told in &told[0] {
                 if !now.2 {
@@ -499,9 +494,9 @@ impl LocalCluster {
         let mut all = all.into_iter();
         let (told, first, programs) = all.next().ok_or(RunError::Stopped)?;
         let others = all.map(|(_, generated, _)| generated.report);
-        let Generated { report, last, breadths, steps, rows, .. } = first;
+        let Generated { report, decoded } = first;
         let reports = [report].into_iter().chain(others).collect();
-        Ok(Made { told, last, breadths, steps, rows, programs, reports })
+        Ok(Made { told, decoded, programs, reports })
     }
 
     /// Runs one batch and puts the results together: one for each segment.

@@ -9,7 +9,7 @@ use galaxy_engine::{
     choose::{Text, TokenMask},
     compute::ComputeError,
     executor::RunError,
-    generate::{Goal, Told},
+    generate::{Decoded, Goal, Told},
     local::{LocalCluster, LocalError, Made},
 };
 use galaxy_graph::{
@@ -144,13 +144,13 @@ fn begin<'a>(
     let goal = |(_, ask): &(u32, &Ask)| Goal { count: 1, ..ask.goal.clone() };
     let goals: Vec<Goal> = asks.iter().map(goal).collect();
     let shape = BatchShape::new(segments).unwrap();
-    let Made { told, breadths, .. } =
+    let Made { told, decoded, .. } =
         cluster.make(Phase::Prefill, &shape, &prompts, &goals, None)?;
     let running = |((told, breadth), (slot, ask)): ((Vec<Told>, Breadth), &(u32, &'a Ask))| {
         assert_eq!(told.len(), 1);
         Running { slot: *slot, ask, made: tokens(&told), breadth, mask: ask.goal.mask.clone() }
     };
-    Ok(told.into_iter().zip(breadths).zip(asks).map(running).collect())
+    Ok(told.into_iter().zip(decoded.breadths).zip(asks).map(running).collect())
 }
 
 /// Steps of all sequences until one is over, but no more than so many.
@@ -170,7 +170,7 @@ fn steps(
     let shape = BatchShape::new(running.iter().map(segment).collect()).unwrap();
     let goals = (&goals[..], most, running.iter().find_map(|of| of.ask.row_cost));
     let made = cluster.make_drafting(Phase::Decode, &shape, &last, goals, None)?;
-    for ((of, told), breadth) in running.iter_mut().zip(&made.told).zip(&made.breadths) {
+    for ((of, told), breadth) in running.iter_mut().zip(&made.told).zip(&made.decoded.breadths) {
         of.made.extend(tokens(told));
         of.breadth = *breadth;
     }
@@ -264,7 +264,7 @@ fn wider_candidates_are_for_one_sequence() {
         let mut running = begin(&cluster, &all).unwrap();
         running.iter_mut().for_each(|of| of.breadth = Breadth::Few);
         let made = steps(&cluster, &mut running, 16).unwrap();
-        assert_eq!(made.breadths, [Breadth::Few, Breadth::Many, Breadth::Few]);
+        assert_eq!(made.decoded.breadths, [Breadth::Few, Breadth::Many, Breadth::Few]);
         for (of, want) in running.iter().zip(&want) {
             assert_eq!(of.made, want[..of.made.len()], "{strategy} on {devices}");
         }
@@ -371,7 +371,8 @@ fn drafts_change_how_soon_tokens_come_and_never_which() {
             while !running.is_empty() {
                 let made = steps(&cluster, &mut running, 16).unwrap();
                 let tokens: usize = made.told.iter().map(Vec::len).sum();
-                run = (run.0 + made.steps, run.1 + made.rows, run.2 + tokens);
+                let Decoded { steps, rows, .. } = made.decoded;
+                run = (run.0 + steps, run.1 + rows, run.2 + tokens);
                 for (of, one) in running.iter().zip(&made.told) {
                     told[of.slot as usize].extend(bits(one));
                 }

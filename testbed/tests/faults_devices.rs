@@ -47,9 +47,9 @@ async fn assert_answered(cluster: &TestCluster, answer: Answer, first: &Tensors)
     assert_eq!(answer.tensors[..1], first.tensors, "the same devices give the same bits");
 }
 
-/// The error of a request that has little time while a device is gone.
-async fn error_meanwhile(cluster: &TestCluster, client: &Client) -> ClientError {
-    let hurried = client.with_timeout(Duration::from_secs(5));
+/// The error of a request that has so many seconds while a device is gone.
+async fn error_within(seconds: u64, cluster: &TestCluster, client: &Client) -> ClientError {
+    let hurried = client.with_timeout(Duration::from_secs(seconds));
     let one = sequences(1);
     let error = tokio::time::timeout(PATIENCE, hurried.run(&one, Output::Hidden)).await;
     let error = error.unwrap_or_else(|_| panic!("it hangs; {}", cluster.output()));
@@ -129,7 +129,7 @@ async fn killed(link: &'static str) {
     cluster.running(0).await.unwrap();
     cluster.workers[0].kill().unwrap();
     // One that has no time to wait is told who is missing.
-    let error = error_meanwhile(&cluster, &client).await;
+    let error = error_within(5, &cluster, &client).await;
     assert_lost(&cluster, 0, &error);
     assert_let_go(&cluster, Some(0), &before).await;
     let status = client.status().await.unwrap();
@@ -166,7 +166,7 @@ async fn frozen(link: &'static str) {
     let answers = [long_request(&client), long_request(&other)];
     cluster.running(1).await.unwrap();
     cluster.workers[1].signal("STOP").unwrap();
-    let error = error_meanwhile(&cluster, &client).await;
+    let error = error_within(5, &cluster, &client).await;
     assert_lost(&cluster, 1, &error);
     assert_let_go(&cluster, Some(1), &before).await;
     cluster.workers[1].signal("CONT").unwrap();
@@ -193,7 +193,7 @@ async fn unplugged(link: &'static str) {
     let answer = long_request(&client);
     cluster.running(2).await.unwrap();
     network.plug(2, false).unwrap();
-    let error = error_meanwhile(&cluster, &client).await;
+    let error = error_within(5, &cluster, &client).await;
     assert_lost(&cluster, 2, &error);
     assert_let_go(&cluster, Some(2), &before).await;
     network.plug(2, true).unwrap();
@@ -220,9 +220,8 @@ async fn apart(link: &'static str) {
     let answer = long_request(&client);
     cluster.running(2).await.unwrap();
     network.cut(0, 1, true).unwrap();
-    let error = error_meanwhile(&cluster, &client).await;
-    // Its program may hang still when its time is over.
-    assert!(error.retryable() || error.code() == "deadline", "{} {error}", error.code());
+    let error = error_within(30, &cluster, &client).await;
+    assert!(error.retryable(), "{} {error}", error.code());
     eprintln!("{} {error}", error.code());
     assert!(!answer.is_finished(), "it waits");
     network.cut(0, 1, false).unwrap();

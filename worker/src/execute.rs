@@ -12,7 +12,7 @@ use galaxy_common::{BatchShape, Breadth, Epoch, SequenceNumber, Text, Wanted, pl
 use galaxy_engine::{
     compute::{Binding, Inputs},
     executor::{Job, RunError, RunReport},
-    generate::Generated,
+    generate::{Decoded, Generated},
 };
 use galaxy_graph::{
     Program,
@@ -161,21 +161,9 @@ pub(crate) struct Execution {
 /// What came of an execution.
 struct Ran {
     report: RunReport,
-    /// What was generated, with the tokens, of one sequence behind another.
-    decoded: Decoded,
-}
-
-/// What a burst has generated.
-#[derive(Default)]
-struct Decoded {
+    /// Tokens that were generated, of one sequence behind another.
     tokens: Vec<u32>,
-    counts: Vec<u32>,
-    /// How many candidates the last token of each sequence took.
-    breadths: Vec<Breadth>,
-    steps: u32,
-    rows: u32,
-    /// The shape of the last step, where that had other rows than the first.
-    last: Option<BatchShape>,
+    decoded: Decoded,
 }
 
 impl Execution {
@@ -273,13 +261,12 @@ impl Execution {
                 match decode {
                     None => {
                         let report = executor.run(job)?;
-                        Ok(Ran { report, decoded: Decoded::default() })
+                        Ok(Ran { report, tokens: Vec::new(), decoded: Decoded::default() })
                     }
                     Some(decode) => {
                         let (told, tokens) = decode.run(&executor, job, &lowering, &events)?;
-                        let Generated { report, last, counts, breadths, steps, rows } = told;
-                        let decoded = Decoded { tokens, counts, breadths, steps, rows, last };
-                        Ok(Ran { report, decoded })
+                        let Generated { report, decoded } = told;
+                        Ok(Ran { report, tokens, decoded })
                     }
                 }
             };
@@ -371,7 +358,7 @@ impl Active {
 
 /// Sends results in pieces, then what they cost. False when nobody listens.
 async fn send_all(events: &Events, ran: Ran, active: &Active) -> bool {
-    let Ran { report, decoded: Decoded { tokens, counts, breadths, steps, rows, last } } = ran;
+    let Ran { report, tokens, decoded: Decoded { counts, breadths, steps, rows, last } } = ran;
     let wanted = |breadth: Breadth| v1::Wanted::from(Wanted::Token(breadth)).into();
     for (output, values) in report.outputs.iter().enumerate() {
         let mut offset = 0;

@@ -1,15 +1,15 @@
 //! A fleet in this process: the engine on threads of our own, over links in memory.
 
 use super::{
-    BoxFuture, Decoded, DeviceCost, DeviceRun, DeviceView, Fleet, Outlook, Readiness, Run, Task,
-    Timeline, blocking,
+    BoxFuture, DeviceCost, DeviceRun, DeviceView, Fleet, Outlook, Readiness, Run, Task, Timeline,
+    blocking,
 };
 use crate::error::RequestError;
 use galaxy_common::{Burst, Bytes, Epoch, SequenceNumber, plan::Plan};
 use galaxy_engine::{
     compute::{Inputs, kernels::instructions::Instructions},
     executor::{RunError, RunReport},
-    generate::Goal,
+    generate::{Decoded, Goal},
     local::{LocalCluster, LocalError, Made},
 };
 use galaxy_graph::{Program, budget, operators::OperatorGraph, program::Lane};
@@ -91,7 +91,7 @@ fn cost(report: &RunReport) -> DeviceCost {
     }
 }
 
-/// Programs and reports by rank, and what became of the burst.
+/// Programs and reports by rank, and what the burst has decoded.
 type Ran = (Vec<Arc<Program>>, Vec<RunReport>, Decoded);
 
 /// Runs a program on all devices. Blocks.
@@ -102,14 +102,13 @@ fn run(cluster: &LocalCluster, task: Task, deadline: Option<Instant>) -> Result<
         let Burst { phase, goals, steps, row_cost } = burst;
         let goals: Vec<Goal> = goals.iter().map(Goal::from).collect();
         let wanted = (&goals[..], *steps, *row_cost);
-        let Made { told, last, breadths, steps, rows, programs, reports } =
+        let Made { told, decoded, programs, reports } =
             cluster.make_drafting(*phase, &task.shape, tokens, wanted, deadline)?;
-        let tokens = told.iter().map(Vec::len).sum::<usize>() as u32;
         for (tell, told) in task.listeners().iter().zip(told) {
             // Whoever does not listen any more misses nothing.
             told.into_iter().for_each(|told| tell.send(told).unwrap_or_default());
         }
-        return Ok((programs, reports, Decoded { tokens, steps, rows, last, breadths }));
+        return Ok((programs, reports, decoded));
     }
     let (programs, reports) = cluster.execute(&task.shape, task.inputs, deadline)?;
     Ok((programs, reports, Decoded::default()))

@@ -1,61 +1,32 @@
 //! Many requests at once: what each gets does not depend on the others.
 
-use super::{LIMITS, checkpoint, golden, plan, plan_with};
+use super::{
+    LIMITS,
+    around::{Around, Before},
+    checkpoint, golden, plan, plan_with,
+};
 use galaxy_common::{
-    Cache, CacheType, Epoch, GenerateOptions, Pooling, SamplingParams, SequenceNumber, Wanted,
-    plan::Strategy,
+    Cache, CacheType, GenerateOptions, Pooling, SamplingParams, Wanted, plan::Strategy,
 };
-use galaxy_coord::{
-    Fleet, Input, Limits, LocalFleet, RequestError, RunOutput, Session,
-    fleet::{BoxFuture, DeviceView, Outlook, Readiness, Run, Task, Timeline},
-    session::Said,
-};
+use galaxy_coord::{Input, Limits, LocalFleet, RequestError, RunOutput, Session, session::Said};
 use galaxy_model::ModelDir;
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
 };
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{Semaphore, mpsc};
 
-/// Devices of this process whose programs wait until they may run.
+/// Programs wait until they may run.
 struct Held {
-    devices: LocalFleet,
     may: Semaphore,
     runs: AtomicUsize,
 }
 
-impl Fleet for Held {
-    fn readiness(&self) -> watch::Receiver<Readiness> {
-        self.devices.readiness()
-    }
-    fn outlook(&self) -> Outlook {
-        self.devices.outlook()
-    }
-    fn execute(&self, task: Task, limit: Duration) -> BoxFuture<'_, Result<Run, RequestError>> {
-        Box::pin(async move {
-            self.may.acquire().await.unwrap().forget();
-            self.runs.fetch_add(1, Ordering::SeqCst);
-            self.devices.execute(task, limit).await
-        })
-    }
-    fn forget(&self, epoch: Epoch, slot: u32) -> BoxFuture<'_, ()> {
-        self.devices.forget(epoch, slot)
-    }
-    fn timelines(
-        &self,
-        epoch: Epoch,
-        sequence: SequenceNumber,
-    ) -> BoxFuture<'_, Result<Vec<Timeline>, RequestError>> {
-        self.devices.timelines(epoch, sequence)
-    }
-    fn devices(&self) -> Vec<DeviceView> {
-        self.devices.devices()
-    }
-    fn close(&self) -> BoxFuture<'_, ()> {
-        self.devices.close()
+impl Before for Held {
+    async fn program(&self) -> Result<(), RequestError> {
+        self.may.acquire().await.unwrap().forget();
+        self.runs.fetch_add(1, Ordering::SeqCst);
+        Ok(())
     }
 }
 
@@ -67,12 +38,12 @@ async fn requests_that_wait_share_programs() {
         let plan = plan(&model, &[1.0, 1.0], Strategy::Galaxy);
         let devices = LocalFleet::open(model.clone(), plan).unwrap();
         let (may, runs) = (Semaphore::new(0), AtomicUsize::new(0));
-        let fleet = Arc::new(Held { devices, may, runs });
+        let fleet = Arc::new(Around::ready(devices, Held { may, runs }));
         let limits = Limits { queue: 64, ..LIMITS };
         (fleet.clone(), Session::new(model.clone(), fleet, limits))
     };
     let (free, alone) = open();
-    free.may.add_permits(100);
+    free.before.may.add_permits(100);
     let (held, session) = open();
     let ask = |session: &Session, at: u32| {
         let session = session.clone();
@@ -98,13 +69,13 @@ async fn requests_that_wait_share_programs() {
             tokio::task::yield_now().await;
         }
     }
-    held.may.add_permits(100);
+    held.before.may.add_permits(100);
     for (at, task) in (0..).zip(tasks) {
         assert_eq!(task.await.unwrap(), ask(&alone, at).await, "{at}");
     }
-    assert_eq!(free.runs.load(Ordering::SeqCst), 10);
+    assert_eq!(free.before.runs.load(Ordering::SeqCst), 10);
     // 140 rows of a program: the first alone, most of the others, the rest, and the other kind.
-    let runs = held.runs.load(Ordering::SeqCst);
+    let runs = held.before.runs.load(Ordering::SeqCst);
     assert!((3..=4).contains(&runs), "{runs} programs");
 }
 

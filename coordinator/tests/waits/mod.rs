@@ -1,13 +1,17 @@
 //! Requests that wait for a cluster, that are run again, and texts that go on behind what another made.
 
-use super::{LIMITS, golden, plan, plan_with};
+use super::{
+    LIMITS,
+    around::{Around, Before},
+    golden, plan, plan_with,
+};
 use galaxy_common::{
-    Cache, CacheType, DeviceName, Epoch, GenerateOptions, GeneratedToken, SamplingParams,
-    SequenceNumber, Wanted, plan::Strategy,
+    Cache, CacheType, DeviceName, GenerateOptions, GeneratedToken, SamplingParams, Wanted,
+    plan::Strategy,
 };
 use galaxy_coord::{
-    Fleet, Input, Limits, LocalFleet, RequestError, RunOutput, Session,
-    fleet::{BoxFuture, DeviceView, Outlook, Readiness, Run, Task, Timeline},
+    Input, Limits, LocalFleet, RequestError, RunOutput, Session,
+    fleet::Readiness,
     session::{Finish, Said},
 };
 use galaxy_model::ModelDir;
@@ -19,62 +23,26 @@ use std::{
     },
     time::Duration,
 };
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 
-/// Devices of this process that are ready when the test says so, and lose each other so many times.
-struct Shaky {
-    devices: LocalFleet,
-    readiness: watch::Sender<Readiness>,
-    losses: AtomicUsize,
-}
+/// Devices lose each other so many times.
+struct Losses(AtomicUsize);
 
-impl Shaky {
-    fn new(devices: LocalFleet) -> Arc<Self> {
-        let readiness = watch::Sender::new(Readiness::waiting("it is starting"));
-        Arc::new(Self { devices, readiness, losses: AtomicUsize::new(0) })
-    }
-
-    fn make_ready(&self) {
-        let ready = self.devices.readiness().borrow().clone();
-        self.readiness.send_replace(ready);
-    }
-}
-
-impl Fleet for Shaky {
-    fn readiness(&self) -> watch::Receiver<Readiness> {
-        self.readiness.subscribe()
-    }
-    fn outlook(&self) -> Outlook {
-        self.devices.outlook()
-    }
-    fn execute(&self, task: Task, limit: Duration) -> BoxFuture<'_, Result<Run, RequestError>> {
-        Box::pin(async move {
-            let less = |losses: usize| losses.checked_sub(1);
-            match self.losses.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less) {
-                Err(_) => self.devices.execute(task, limit).await,
-                Ok(_) => {
-                    let device = DeviceName::new("dev-0").unwrap();
-                    Err(RequestError::DeviceLost { device, reason: "unplugged".to_owned() })
-                }
+impl Before for Losses {
+    async fn program(&self) -> Result<(), RequestError> {
+        let less = |losses: usize| losses.checked_sub(1);
+        match self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less) {
+            Err(_) => Ok(()),
+            Ok(_) => {
+                let device = DeviceName::new("dev-0").unwrap();
+                Err(RequestError::DeviceLost { device, reason: "unplugged".to_owned() })
             }
-        })
+        }
     }
-    fn forget(&self, epoch: Epoch, slot: u32) -> BoxFuture<'_, ()> {
-        self.devices.forget(epoch, slot)
-    }
-    fn timelines(
-        &self,
-        epoch: Epoch,
-        sequence: SequenceNumber,
-    ) -> BoxFuture<'_, Result<Vec<Timeline>, RequestError>> {
-        self.devices.timelines(epoch, sequence)
-    }
-    fn devices(&self) -> Vec<DeviceView> {
-        self.devices.devices()
-    }
-    fn close(&self) -> BoxFuture<'_, ()> {
-        self.devices.close()
-    }
+}
+
+fn starting(devices: LocalFleet) -> Arc<Around<Losses>> {
+    Arc::new(Around::starting(devices, Losses(AtomicUsize::new(0))))
 }
 
 async fn hidden(session: &Session, timeout: Option<Duration>) -> Result<Vec<f32>, RequestError> {
@@ -88,14 +56,14 @@ async fn a_request_waits_until_the_cluster_has_started_and_is_run_again_when_it_
     let model = Arc::new(ModelDir::open(&golden()).unwrap());
     let open = || {
         let plan = plan(&model, &[1.0, 1.0], Strategy::Galaxy);
-        let fleet = Shaky::new(LocalFleet::open(model.clone(), plan).unwrap());
+        let fleet = starting(LocalFleet::open(model.clone(), plan).unwrap());
         (fleet.clone(), Session::new(model.clone(), fleet, LIMITS))
     };
     let (fleet, session) = open();
     fleet.make_ready();
     let want = hidden(&session, None).await.unwrap();
     let (fleet, session) = open();
-    fleet.losses.store(3, Ordering::SeqCst);
+    fleet.before.0.store(3, Ordering::SeqCst);
     let waiting = tokio::spawn(async move { hidden(&session, None).await });
     while fleet.readiness.receiver_count() == 0 {
         tokio::task::yield_now().await;
@@ -103,14 +71,14 @@ async fn a_request_waits_until_the_cluster_has_started_and_is_run_again_when_it_
     assert!(!waiting.is_finished());
     fleet.make_ready();
     assert_eq!(waiting.await.unwrap().unwrap(), want);
-    assert_eq!(fleet.losses.load(Ordering::SeqCst), 0);
+    assert_eq!(fleet.before.0.load(Ordering::SeqCst), 0);
 }
 
 #[tokio::test]
 async fn where_there_is_no_plan_nobody_waits() {
     let model = Arc::new(ModelDir::open(&golden()).unwrap());
     let devices = LocalFleet::open(model.clone(), plan(&model, &[1.0], Strategy::Local)).unwrap();
-    let fleet = Shaky::new(devices);
+    let fleet = starting(devices);
     let session = Session::new(model, fleet.clone(), LIMITS);
     let waiting = {
         let session = session.clone();
@@ -158,12 +126,12 @@ async fn heard(
 }
 
 /// The demo's decoder, on one device.
-fn speaker(limits: Limits) -> (Arc<Shaky>, Session) {
+fn speaker(limits: Limits) -> (Arc<Around<Losses>>, Session) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tiny-galaxy");
     let model = Arc::new(ModelDir::open(&path).unwrap());
     let cache = Cache { rows: 4 * Cache::BLOCK, values: CacheType::F32 };
     let plan = plan_with(&model, &[1.0], Strategy::Local, cache);
-    let fleet = Shaky::new(LocalFleet::open(model.clone(), plan).unwrap());
+    let fleet = starting(LocalFleet::open(model.clone(), plan).unwrap());
     (fleet.clone(), Session::new(model, fleet, limits))
 }
 
@@ -226,10 +194,10 @@ async fn a_text_outlives_losses_from_its_beginning_on() {
     let (fleet, session) = speaker(LIMITS);
     fleet.make_ready();
     let want = heard(&session, "Each device ", &options(0.9)).await.unwrap();
-    fleet.losses.store(3, Ordering::SeqCst);
+    fleet.before.0.store(3, Ordering::SeqCst);
     let have = heard(&session, "Each device ", &options(0.9)).await.unwrap();
     assert_eq!(ids(&have.tokens), ids(&want.tokens));
-    assert_eq!(fleet.losses.load(Ordering::SeqCst), 0);
+    assert_eq!(fleet.before.0.load(Ordering::SeqCst), 0);
 }
 
 #[tokio::test(start_paused = true)]

@@ -110,13 +110,6 @@ impl Texts {
         Ok(())
     }
 
-    /// What is known of the next token of a segment, and the position of that.
-    fn of(&mut self, segment: &Segment) -> Result<(&mut Chooser, u32), Misfit> {
-        let position = segment.past.saturating_add(segment.rows);
-        let chooser = self.choosers.get_mut(&segment.slot);
-        Ok((chooser.ok_or(Misfit::Why("nobody has said how its tokens are chosen"))?, position))
-    }
-
     /// Writes the device's candidates for the next token of each choice of the batch. `logits` gives its
     /// row of each, of the tokens from `first` on.
     pub(crate) fn shortlist<L: AsRef<[f32]>>(
@@ -134,7 +127,7 @@ impl Texts {
             if left.len() < room {
                 return Err(Misfit::Why("the tile of candidates has too little room"));
             }
-            let (chooser, position) = self.of(segment)?;
+            let (chooser, position) = chooser_of(&mut self.choosers, segment)?;
             let mask = call.binding.mask(at);
             let used = chooser.shortlist((logits, first), position, breadth, mask, left);
             left = &mut left[used..];
@@ -165,19 +158,26 @@ impl Texts {
         let mut result = Ok(());
         for (at, (_, segment, _)) in call.binding.shape.choices().enumerate() {
             let told = told.next().ok_or(Misfit::Why("the result has no room"))?;
-            let mut gathered = self.gathered.get_mut(at).map(std::mem::take).unwrap_or_default();
-            let (chooser, position) = self.of(segment)?;
+            let gathered = self.gathered.get_mut(at).ok_or(NO_TILE)?;
+            let (chooser, position) = chooser_of(&mut self.choosers, segment)?;
             let masked = call.binding.mask(at).is_some();
             let chosen = match gathered.best() {
                 Some(f32::NEG_INFINITY) if masked => Err(Misfit::NoToken(segment.slot)),
-                _ => chooser.choose(&mut gathered, position, told).ok_or(NO_NUMBER).map(|_| ()),
+                _ => chooser.choose(gathered, position, told).ok_or(NO_NUMBER).map(|_| ()),
             };
             gathered.begin();
-            if let Some(room) = self.gathered.get_mut(at) {
-                *room = gathered;
-            }
             result = result.and(chosen);
         }
         result
     }
+}
+
+/// What is known of the next token of a segment, and the position of that.
+fn chooser_of<'c>(
+    choosers: &'c mut BTreeMap<u32, Chooser>,
+    segment: &Segment,
+) -> Result<(&'c mut Chooser, u32), Misfit> {
+    let position = segment.past.saturating_add(segment.rows);
+    let chooser = choosers.get_mut(&segment.slot);
+    Ok((chooser.ok_or(Misfit::Why("nobody has said how its tokens are chosen"))?, position))
 }

@@ -102,7 +102,7 @@ pub fn measured(args: &DecodeArgs) -> Result<Findings, Failure> {
         let shape = BatchShape::new(vec![segment]).map_err(|e| Failure::new(e.to_string()))?;
         let goals = [Goal { count, ..Goal::default() }];
         let made = cluster.make(phase, &shape, tokens, &goals, None).map_err(failed)?;
-        breadth = made.breadths[0];
+        breadth = made.decoded.breadths[0];
         Ok::<Made, Failure>(made)
     };
     let last = |made: &Made| made.told[0].last().map_or(0, |told| told[0] as u32);

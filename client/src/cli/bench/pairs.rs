@@ -20,6 +20,8 @@ What the figures mean:
             lowest and the highest of all rounds
   same      whether both gave the same tokens
 
+Below them stands the ratio of the times of all prompts together, round by round.
+
 Prompts are read from a file, with a line of three dashes between two. Both coordinators answer each in
 turn, and which is first changes from round to round.";
 

@@ -8,14 +8,15 @@ use crate::{
     connection::Connection,
     drift::{Sample, disk_of, kernels_of},
     error::RequestError,
-    fleet::{Decoded, DeviceCost, DeviceRun, Dispatch, Readiness, Run, Task, blocking},
+    fleet::{DeviceCost, DeviceRun, Dispatch, Readiness, Run, Task, blocking},
     membership::{Event, Index},
     placement::{self, Busy},
 };
-use galaxy_common::{
-    BatchShape, Breadth, ClusterProfile, DeviceName, Epoch, Plan, SequenceNumber, Wanted,
+use galaxy_common::{Breadth, ClusterProfile, DeviceName, Epoch, Plan, SequenceNumber, Wanted};
+use galaxy_engine::{
+    compute::Inputs,
+    generate::{Decoded, Told},
 };
-use galaxy_engine::{compute::Inputs, generate::Told};
 use galaxy_graph::{budget::SEQUENCES, program::TOKEN_VALUES};
 use galaxy_proto::{
     convert::{self, bytes, segments},
@@ -208,7 +209,7 @@ impl Program<'_> {
         Ok(calls)
     }
 
-    /// Waits for all devices: what each gave, and what became of the burst.
+    /// Waits for all devices: what each gave, and what the burst has decoded.
     async fn results(
         &mut self,
         mut calls: Calls,
@@ -249,13 +250,7 @@ impl Program<'_> {
                     return Err(verdict(shared, &mut self.readiness, epoch, device, failure).await);
                 }
             };
-            decoded = Decoded {
-                tokens: done.tokens.len() as u32,
-                steps: done.steps,
-                rows: done.rows,
-                last: last_of(&done),
-                breadths: breadths_of(&done),
-            };
+            decoded = decoded_of(&done);
             if *tokens.get_or_insert_with(|| done.tokens.clone()) != done.tokens {
                 let reason = "it has chosen other tokens than another device".to_owned();
                 return Err(self.failed(device, reason).await);
@@ -297,20 +292,19 @@ impl Program<'_> {
     }
 }
 
-/// The last step, if that is one that drafts may have.
-fn last_of(done: &ExecuteDone) -> Option<BatchShape> {
-    let few = (1..=SEQUENCES as usize).contains(&done.last.len());
-    let shape = few.then(|| convert::shape(done.last.clone(), done.last.len()).ok()).flatten();
-    shape.filter(|shape| shape.rows() as usize == shape.segments().len())
-}
-
-fn breadths_of(done: &ExecuteDone) -> Vec<Breadth> {
+/// What a device says that it has decoded. The last step is one only if drafts may have it.
+fn decoded_of(done: &ExecuteDone) -> Decoded {
     let breadth = |wanted: &i32| match convert::wanted(*wanted) {
         Ok(Wanted::Token(breadth)) => breadth,
         // A guess that costs little where it is wrong.
         _ => Breadth::Few,
     };
-    done.wanted.iter().map(breadth).collect()
+    let breadths = done.wanted.iter().map(breadth).collect();
+    let few = (1..=SEQUENCES as usize).contains(&done.last.len());
+    let last = few.then(|| convert::shape(done.last.clone(), done.last.len()).ok()).flatten();
+    let last = last.filter(|shape| shape.rows() as usize == shape.segments().len());
+    let (counts, steps, rows) = (done.counts.clone(), done.steps, done.rows);
+    Decoded { counts, breadths, steps, rows, last }
 }
 
 /// Gives back the room of a text on every device of an epoch: when this is over all have heard it, or the
@@ -449,7 +443,9 @@ async fn run_on(
                 let counts = tokens.iter().map(|tokens| tokens.len() as u32);
                 let same = tell.is_empty()
                     || tokens.concat() == done.tokens && counts.eq(done.counts.iter().copied());
-                return if whole && same { Ok((values, done)) } else { Err(short()) };
+                let all: u64 = done.counts.iter().map(|count| u64::from(*count)).sum();
+                let counted = all == done.tokens.len() as u64;
+                return if whole && same && counted { Ok((values, done)) } else { Err(short()) };
             }
             None => {}
         }

@@ -6,7 +6,7 @@ use crate::{
     admission::Turn,
     client_memory::Who,
     error::{self, RequestError},
-    fleet::{CachedSequence, Decoded, Outlook, Readiness, Run, Task},
+    fleet::{CachedSequence, Outlook, Readiness, Run, Task},
     kv_blocks::{Got, KvBlocks, Prefix},
     scheduler::{Limits, Part, Ran, Scheduler, Step, Waiting},
     session::Session,
@@ -331,21 +331,19 @@ impl Steps {
     /// Notes what a step took, and that devices know of the blocks of its sequences.
     fn ran(&self, phase: Phase, chosen: &[Chosen], run: &Run) {
         let mut state = self.lock();
-        let sequences = chosen.len() as u32;
-        let ran = match run.decoded {
-            Decoded { tokens, steps, rows, .. } if phase == Phase::Decode => {
-                let plain = tokens.min(steps * sequences);
-                state.counts.drafted += u64::from(rows.saturating_sub(steps * sequences));
-                state.counts.accepted += u64::from(tokens - plain);
-                Ran { rows, steps }
+        let ran = match phase {
+            Phase::Decode => {
+                let (drafted, right) = run.decoded.beyond();
+                state.counts.drafted += u64::from(drafted);
+                state.counts.accepted += u64::from(right);
+                Ran { rows: run.decoded.rows, steps: run.decoded.steps }
             }
-            _ => {
-                let rows = chosen.iter().map(|chosen| chosen.part.rows).sum();
-                Ran { rows, steps: 1 }
+            Phase::Prefill => {
+                Ran { rows: chosen.iter().map(|chosen| chosen.part.rows).sum(), steps: 1 }
             }
         };
         state.scheduler.ran(phase, ran, run.took);
-        state.counts.tokens += u64::from(run.decoded.tokens);
+        state.counts.tokens += u64::from(run.decoded.tokens());
         chosen.iter().for_each(|chosen| state.blocks.told(chosen.entry.wish.text.slot));
     }
 }

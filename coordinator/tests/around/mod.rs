@@ -1,0 +1,76 @@
+//! Devices of this process, with something that a test does before each of their programs.
+
+use galaxy_common::{Epoch, SequenceNumber};
+use galaxy_coord::{
+    Fleet, LocalFleet, RequestError,
+    fleet::{BoxFuture, DeviceView, Outlook, Readiness, Run, Task, Timeline},
+};
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// What a test does before each program: it waits, or fails it.
+pub trait Before: Send + Sync {
+    /// Whether the program may run now.
+    fn program(&self) -> impl Future<Output = Result<(), RequestError>> + Send;
+}
+
+/// The devices.
+pub struct Around<B> {
+    pub devices: LocalFleet,
+    pub readiness: watch::Sender<Readiness>,
+    pub before: B,
+}
+
+impl<B: Before> Around<B> {
+    /// Devices that are not ready yet.
+    pub fn starting(devices: LocalFleet, before: B) -> Self {
+        Self {
+            devices,
+            readiness: watch::Sender::new(Readiness::waiting("it is starting")),
+            before,
+        }
+    }
+
+    /// The same, ready.
+    pub fn ready(devices: LocalFleet, before: B) -> Self {
+        let fleet = Self::starting(devices, before);
+        fleet.make_ready();
+        fleet
+    }
+
+    pub fn make_ready(&self) {
+        let ready = self.devices.readiness().borrow().clone();
+        self.readiness.send_replace(ready);
+    }
+}
+
+impl<B: Before> Fleet for Around<B> {
+    fn readiness(&self) -> watch::Receiver<Readiness> {
+        self.readiness.subscribe()
+    }
+    fn outlook(&self) -> Outlook {
+        self.devices.outlook()
+    }
+    fn execute(&self, task: Task, limit: Duration) -> BoxFuture<'_, Result<Run, RequestError>> {
+        Box::pin(async move {
+            self.before.program().await?;
+            self.devices.execute(task, limit).await
+        })
+    }
+    fn forget(&self, epoch: Epoch, slot: u32) -> BoxFuture<'_, ()> {
+        self.devices.forget(epoch, slot)
+    }
+    fn timelines(
+        &self,
+        epoch: Epoch,
+        sequence: SequenceNumber,
+    ) -> BoxFuture<'_, Result<Vec<Timeline>, RequestError>> {
+        self.devices.timelines(epoch, sequence)
+    }
+    fn devices(&self) -> Vec<DeviceView> {
+        self.devices.devices()
+    }
+    fn close(&self) -> BoxFuture<'_, ()> {
+        self.devices.close()
+    }
+}

@@ -39,6 +39,9 @@ pub struct GenerateOptions {
     pub stop: Vec<String>,
     /// Whether it goes on behind a token that ends texts.
     pub ignore_end: bool,
+    /// Which of its client's sequences come first where not all can: those with the lower number, and each ten seconds
+    /// that one has waited make its number one less. Clients take turns whatever theirs say.
+    pub priority: i32,
     /// Tokens that were generated behind the prompt already: it goes on behind them. They count as generated, and
     /// are not told again.
     pub generated: Vec<u32>,
@@ -54,6 +57,7 @@ impl Default for GenerateOptions {
             sampling: SamplingParams::default(),
             stop: Vec::new(),
             ignore_end: false,
+            priority: 0,
             generated: Vec::new(),
             fallback: Some(Fallback::default()),
         }

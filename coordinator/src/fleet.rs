@@ -236,6 +236,8 @@ pub trait Fleet: Send + Sync {
     /// Runs one program on every device. Not to be dropped before it is done: the caller gives it
     /// a task of its own, so that a program runs on all devices or on none.
     fn execute(&self, task: Task, limit: Duration) -> BoxFuture<'_, Result<Run, RequestError>>;
+    /// Asks the burst that runs to end behind its next step, if one runs. Waits for nothing.
+    fn end_burst(&self);
     /// Gives back the room of a text that goes on no more. None of its programs runs.
     fn forget(&self, epoch: Epoch, slot: u32) -> BoxFuture<'_, ()>;
     /// The measured operations of a program that ran lately, by rank.

@@ -4,8 +4,9 @@
 //! It is pure: what waits goes in, the next step comes out, and what a step took is told to it. Sequences of which
 //! one row is to be run (the last token) decode together, in bursts. Prompts are read in chunks, several
 //! together where they are short. Where both wait, they take turns: single decode steps, and between them chunks
-//! of prompts that take a little longer. Clients take turns, and the sequences of one client in the order in which
-//! they came to wait.
+//! of prompts that take a little longer. Clients take turns; the sequences of one client come by their priority, and
+//! those of one priority in the order in which they came to wait. Whoever waits gains on those that come later with a
+//! better one, so that all get theirs.
 //!
 //! Room is given for what is needed now, in whole blocks. Where there is none, the youngest sequence is evicted:
 //! it is computed again later. The oldest is never evicted, so that it always ends.
@@ -26,6 +27,8 @@ pub use pace::Ran;
 const BURST: f64 = 0.25;
 /// Tokens of a burst at most, for each sequence: where drafts are right, its steps give several.
 const MOST: u32 = 64;
+/// How long a sequence waits to come before those whose priority is better by one.
+const GAIN: Duration = Duration::from_secs(10);
 /// How long a chunk of prompts may take beside sequences that decode, in steps of these.
 const CHUNK_STEPS: f64 = 1.25;
 /// The fewest rows of such a chunk: fewer take as long, since all weights are read for them.
@@ -39,6 +42,10 @@ const TOGETHER: u32 = 256;
 pub struct Waiting<K> {
     /// Whose it is.
     pub client: K,
+    /// Which of a client's come first: those with the lower number.
+    pub priority: i32,
+    /// How long it has waited for a step.
+    pub waited: Duration,
     /// Its place among all sequences by the time when they came: the oldest has the least.
     pub age: u64,
     /// Rows of it that are in the cache.
@@ -56,6 +63,11 @@ pub struct Waiting<K> {
 }
 
 impl<K> Waiting<K> {
+    /// By what it comes among those of its client: each so many seconds that it waits are worth one.
+    fn rank(&self) -> i64 {
+        i64::from(self.priority) - (self.waited.as_secs() / GAIN.as_secs()) as i64
+    }
+
     /// Whether its next row is that of the token that was chosen last.
     fn decodes(&self) -> bool {
         !self.begins && self.past > 0 && self.rows == 1
@@ -129,7 +141,7 @@ pub struct Scheduler {
 impl Scheduler {
     /// The next step of what waits, in the order in which it came to wait. None where nothing has room.
     pub fn next<K: Hash + Eq>(&self, waiting: &[Waiting<K>], limits: Limits) -> Option<Step> {
-        let mut order = in_turns(waiting.iter().map(|of| &of.client));
+        let mut order = in_order(waiting);
         // Who cannot have room keeps nobody.
         order.retain(|index| may_have_room(waiting, *index, limits.free));
         let (decoding, prompts): (Vec<_>, Vec<_>) =
@@ -202,6 +214,14 @@ impl Scheduler {
             Phase::Prefill => self.pace.read(ran.rows, took),
         }
     }
+}
+
+/// The order of those that wait: clients in turns, and of one client by priority.
+fn in_order<K: Hash + Eq>(waiting: &[Waiting<K>]) -> Vec<usize> {
+    let mut ranked: Vec<usize> = (0..waiting.len()).collect();
+    ranked.sort_by_key(|index| waiting[*index].rank());
+    let turns = in_turns(ranked.iter().map(|index| &waiting[*index].client));
+    turns.into_iter().map(|at| ranked[at]).collect()
 }
 
 /// What sequences that decode would do together in so many steps.
@@ -298,12 +318,14 @@ mod tests {
     const LIMITS: Limits = Limits { rows: 512, sequences: 16, free: 100, drafts: true };
 
     fn prompt(age: u64, rows: u32) -> Waiting<u8> {
-        Waiting { client: 0, age, past: 0, rows, left: 50, blocks: 0, begins: true, alone: false }
+        let (client, priority, waited) = (0, 0, Duration::ZERO);
+        let (past, left, blocks, begins, alone) = (0, 50, 0, true, false);
+        Waiting { client, priority, waited, age, past, rows, left, blocks, begins, alone }
     }
 
     fn decoding(age: u64, past: u32) -> Waiting<u8> {
         let blocks = past.div_ceil(Cache::BLOCK);
-        Waiting { client: 0, age, past, rows: 1, left: 50, blocks, begins: false, alone: false }
+        Waiting { past, blocks, begins: false, ..prompt(age, 1) }
     }
 
     fn ran(step: &Step, steps: u32) -> Ran {
@@ -369,6 +391,24 @@ mod tests {
     }
 
     #[test]
+    fn those_with_a_better_priority_come_first_and_nobody_waits_for_ever() {
+        let scheduler = Scheduler::default();
+        let of = |age, priority| Waiting { priority, ..decoding(age, 9) };
+        let mut waiting = vec![of(0, 1), of(1, 0), of(2, -4), of(3, 0)];
+        // Another client's has its turn whatever it says.
+        waiting.push(Waiting { client: 1, ..of(4, 99) });
+        let order = |waiting: &[Waiting<u8>], sequences| {
+            indices(&scheduler.next(waiting, Limits { sequences, ..LIMITS }).unwrap())
+        };
+        assert_eq!(order(&waiting, 5), [2, 4, 1, 3, 0]);
+        assert_eq!(order(&waiting, 2), [2, 4]);
+        waiting[0].waited = Duration::from_secs(50);
+        assert_eq!(order(&waiting, 5), [0, 4, 2, 1, 3]);
+        let absurd = Waiting { priority: i32::MIN, waited: Duration::MAX, ..prompt(9, 1) };
+        assert!(absurd.rank() < i64::from(i32::MIN));
+    }
+
+    #[test]
     fn who_failed_with_others_runs_alone() {
         let scheduler = Scheduler::default();
         let alone = |of| Waiting { alone: true, ..of };
@@ -402,16 +442,16 @@ mod tests {
         /// Sequences come in any order, with any lengths and little room; every step fits, and all end.
         #[test]
         fn all_sequences_end(
-            sequences in prop::collection::vec((1u32..500, 1u32..300, 0u8..3), 1..12),
+            sequences in prop::collection::vec((1u32..500, 1u32..300, 0u8..3, -2i32..3), 1..12),
             blocks in 5u32..12,
             rows in 16u32..600,
             most in 1u32..5,
         ) {
             let mut scheduler = Scheduler::default();
             let mut queue: Vec<(Waiting<u8>, u32)> = Vec::new();
-            for (age, (prompt, left, client)) in sequences.into_iter().enumerate() {
+            for (age, (prompt, left, client, priority)) in sequences.into_iter().enumerate() {
                 let age = age as u64;
-                queue.push((Waiting { client, age, left, ..self::prompt(age, prompt) }, prompt));
+                queue.push((Waiting { client, priority, left, ..self::prompt(age, prompt) }, prompt));
             }
             let mut steps = 0;
             while !queue.is_empty() {

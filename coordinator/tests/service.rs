@@ -324,6 +324,7 @@ impl Fleet for Paused {
             Err(RequestError::DeviceLost { device, reason: "unplugged".to_owned() })
         })
     }
+    fn end_burst(&self) {}
     fn forget(&self, _: Epoch, _: u32) -> BoxFuture<'_, ()> {
         Box::pin(async {})
     }

@@ -24,6 +24,8 @@ use std::cmp::Ordering;
 const HEAD: usize = 16;
 /// Bytes of a candidate.
 const EACH: usize = 12;
+/// In the count that a tile begins with: the burst is to end.
+const ENDS: u32 = 1 << 31;
 
 /// A token with its logit, before penalties and after, divided by the temperature.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -77,6 +79,8 @@ pub(crate) struct Gathered {
     floor: f32,
     /// Over all devices, of logits and of scores.
     sums: [f64; 2],
+    /// Whether a device was asked to end the burst.
+    ends: bool,
 }
 
 /// A choice.
@@ -89,7 +93,7 @@ pub(crate) struct Chosen {
 impl Default for Gathered {
     fn default() -> Self {
         let (floor, sums) = (f32::NEG_INFINITY, [f64::NEG_INFINITY; 2]);
-        Self { candidates: Vec::new(), floor, sums }
+        Self { candidates: Vec::new(), floor, sums, ends: false }
     }
 }
 
@@ -99,13 +103,15 @@ impl Gathered {
         self.candidates.clear();
         self.floor = f32::NEG_INFINITY;
         self.sums = [f64::NEG_INFINITY; 2];
+        self.ends = false;
     }
 
     /// Adds those of a device, which the tile begins with, and gives what follows them. None where the tile
     /// is none.
     pub(crate) fn collect<'t>(&mut self, tile: &'t [u8]) -> Option<&'t [u8]> {
-        let Part { floor, sums, candidates, rest } = read(tile)?;
+        let Part { floor, sums, ends, candidates, rest } = read(tile)?;
         self.floor = self.floor.max(floor);
+        self.ends |= ends;
         for (all, sum) in self.sums.iter_mut().zip(sums) {
             *all = log_add(*all, f64::from(sum));
         }
@@ -269,10 +275,12 @@ impl Chooser {
             chosen.token as f32,
             logprob(chosen.logit),
             f32::from(u8::from(proved)),
+            f32::from(u8::from(gathered.ends)),
             largest.len() as f32,
         ];
-        told[..4].copy_from_slice(&head);
-        for (candidate, told) in largest.iter().zip(told[4..].chunks_exact_mut(2)) {
+        let (first, likely) = told.split_at_mut(head.len());
+        first.copy_from_slice(&head);
+        for (candidate, told) in largest.iter().zip(likely.chunks_exact_mut(2)) {
             told.copy_from_slice(&[candidate.token as f32, logprob(candidate.logit)]);
         }
         Some(Chosen { token: chosen.token, proved })
@@ -430,10 +438,18 @@ fn write(tile: &mut [u8], candidates: &[Candidate], floor: f32, sums: [f32; 2]) 
     }
 }
 
+/// Says in a tile of candidates that the burst is to end.
+pub(crate) fn end_burst(tile: &mut [u8]) {
+    if let Some(count) = tile.first_chunk_mut() {
+        *count = (u32::from_le_bytes(*count) | ENDS).to_le_bytes();
+    }
+}
+
 /// What a device says of the choice for one sequence.
 struct Part<'t> {
     floor: f32,
     sums: [f32; 2],
+    ends: bool,
     candidates: &'t [u8],
     /// What follows it in the tile.
     rest: &'t [u8],
@@ -445,13 +461,13 @@ fn read(tile: &[u8]) -> Option<Part<'_>> {
     let (words, _) = head.as_chunks();
     let word = |at: usize| words.get(at).map(|word| u32::from_le_bytes(*word));
     let value = |at| word(at).map(f32::from_bits);
-    let count = word(0)? as usize;
+    let (count, ends) = ((word(0)? & !ENDS) as usize, word(0)? & ENDS > 0);
     let (candidates, rest) = each.split_at_checked(count.checked_mul(EACH)?)?;
     let (floor, sums) = (value(1)?, [value(2)?, value(3)?]);
     if floor.is_nan() || sums.iter().any(|sum| sum.is_nan()) {
         return None;
     }
-    Some(Part { floor, sums, candidates, rest })
+    Some(Part { floor, sums, ends, candidates, rest })
 }
 
 /// The noise of one position of a text.

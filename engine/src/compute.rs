@@ -8,7 +8,10 @@ use crate::{
 use galaxy_common::{BatchShape, Bytes, Row, Span};
 use galaxy_graph::program::{Operation, Program, Slot};
 use galaxy_model::ModelSpec;
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 #[cfg(feature = "burn")]
 pub mod burn;
@@ -112,12 +115,30 @@ pub struct Binding {
     /// For each choice of the batch ([`BatchShape::choices`]), which tokens may be chosen: all without a
     /// mask. May be shorter than the choices.
     pub masks: Vec<Option<TokenMask>>,
+    /// By which others ask the burst to end.
+    pub ending: Ending,
+}
+
+/// Asks a decode burst to end early, from any thread. A device that has a slice of the vocabulary says so with its
+/// candidates, so that all devices end it behind the same step.
+#[derive(Clone, Debug, Default)]
+pub struct Ending(Arc<AtomicBool>);
+
+impl Ending {
+    /// Asks for it.
+    pub fn ask(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_asked(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
 impl Binding {
     /// Segments and their rows; every token may be chosen.
     pub fn new(shape: BatchShape, inputs: impl Into<Inputs>) -> Self {
-        Self { shape, inputs: inputs.into(), masks: Vec::new() }
+        Self { shape, inputs: inputs.into(), masks: Vec::new(), ending: Ending::default() }
     }
 
     /// Which tokens may be chosen for a choice of the batch; all without a mask.

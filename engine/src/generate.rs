@@ -20,7 +20,7 @@ pub type Told = Choice;
 
 /// A token by what is told of it, with what it adds to the text.
 pub fn token(told: &Told, text: String) -> GeneratedToken {
-    let [token, logprob, _, count, likely @ ..] = told;
+    let [token, logprob, _, _, count, likely @ ..] = told;
     let top = likely.chunks_exact(2).take(*count as usize).map(|pair| (pair[0] as u32, pair[1]));
     GeneratedToken { token: *token as u32, logprob: *logprob, top: top.collect(), text }
 }
@@ -55,8 +55,8 @@ pub struct Drafting {
     pub rows: u32,
 }
 
-/// Tokens to make for the sequences of a batch, until one of them has what is wanted of it or all steps have run, and
-/// each has one.
+/// Tokens to make for the sequences of a batch, until one of them has what is wanted of it, all steps have run or
+/// somebody asks for an end, and each has one.
 pub struct Generation {
     /// The first step: rows of a prompt, or of the last token of each sequence.
     pub first: Job,
@@ -288,6 +288,8 @@ struct Progress {
     single: bool,
     steps: u32,
     rows: u32,
+    /// Whether somebody has asked for an end.
+    ended: bool,
     /// Where all candidates do not prove a choice.
     failed: bool,
 }
@@ -328,15 +330,16 @@ impl Progress {
             most_steps,
             steps: 0,
             rows: 0,
+            ended: false,
             failed: false,
         }
     }
 
-    /// Whether a sequence has what is wanted of it or all steps have run, and each has a token.
+    /// Whether a sequence has what is wanted of it, all steps have run or an end is asked for, and each has a token.
     fn is_over(&self) -> bool {
         let begun = self.sequences.iter().all(|of| of.made > 0);
-        let over = self.steps >= self.most_steps || self.sequences.iter().any(|of| of.over);
-        self.failed || begun && over
+        let over = self.ended || self.steps >= self.most_steps;
+        self.failed || begun && (over || self.sequences.iter().any(|of| of.over))
     }
 
     fn check(&self) -> Result<(), RunError> {
@@ -347,6 +350,7 @@ impl Progress {
     /// Takes what a step has chosen behind each row, and tells of what is proved and follows what was told before.
     fn take(&mut self, told: &[Told], histories: &mut Histories, listener: &mut impl Listener) {
         self.steps += 1;
+        self.ended |= told.iter().any(|told| told[3] > 0.0);
         self.rows += self.segments.iter().map(|segment| segment.rows).sum::<u32>();
         let choices = self.segments.iter().filter_map(|segment| match segment.wanted {
             Wanted::Token(breadth) => Some(breadth),
@@ -460,7 +464,7 @@ mod tests {
     /// What a model says that answers each token with the next number, proved by so many candidates.
     fn chosen(shape: &BatchShape, tokens: &[u32], needed: &[Breadth]) -> Vec<Told> {
         let choices = shape.choices().zip(tokens).map(|((_, segment, have), token)| {
-            let mut choice = [0.0; 44];
+            let mut choice = [0.0; TOKEN_VALUES as usize];
             choice[0] = ((token + 1) % 10) as f32;
             choice[1] = segment.past as f32;
             choice[2] = f32::from(u8::from(have >= needed[segment.slot as usize]));
@@ -533,7 +537,7 @@ mod tests {
         progress.sequences[0].drafted = vec![1, 2];
         progress.segments = (3..6).map(row).collect();
         let told = [1.0, 2.0, 3.0].map(|token| {
-            let mut told = [0.0; 44];
+            let mut told = [0.0; TOKEN_VALUES as usize];
             (told[0], told[2]) = (token, 1.0);
             told
         });
@@ -556,7 +560,7 @@ mod tests {
         let mut histories = Histories::default();
         let mut progress = Progress::new(goals, &binding, (9, None), &mut histories);
         let mut tell = |_: usize, _: &Told| None;
-        progress.take(&[[0.0; 44]], &mut histories, &mut tell);
+        progress.take(&[[0.0; TOKEN_VALUES as usize]], &mut histories, &mut tell);
         assert!(progress.is_over() && progress.check().is_err());
     }
 }

@@ -3,7 +3,7 @@
 use crate::{
     choose::Text,
     compute::{
-        Binding, Inputs,
+        Binding, Ending, Inputs,
         choice::{EngineChoice, EngineError},
         cpu::CpuEngine,
     },
@@ -78,6 +78,8 @@ pub struct LocalCluster {
     /// The part of the model that batches compute with; none: all of it.
     selected: Mutex<Option<Arc<Selected>>>,
     state: Mutex<State>,
+    /// By which the burst that runs is asked to end.
+    ending: Mutex<Ending>,
     /// Who has which blocks of the cache.
     tables: Mutex<BlockTables>,
 }
@@ -115,8 +117,9 @@ impl LocalCluster {
         let tables = Mutex::new(BlockTables::new(plan.cache));
         let (plan, state) = (Arc::new(plan), Mutex::default());
         let programs = Mutex::new(Lowered::new(KEPT));
-        let selected = Mutex::default();
-        let cluster = Self { dir, plan, executors, streams, programs, selected, state, tables };
+        let (selected, ending) = (Mutex::default(), Mutex::default());
+        let cluster =
+            Self { dir, plan, executors, streams, programs, selected, state, ending, tables };
         cluster.connect(&mut cluster.lock());
         Ok(cluster)
     }
@@ -342,6 +345,11 @@ impl LocalCluster {
         self.tables().give(slot);
     }
 
+    /// Asks the burst that runs to end behind its next step.
+    pub fn end_burst(&self) {
+        self.ending.lock().unwrap_or_else(PoisonError::into_inner).ask();
+    }
+
     fn tables(&self) -> std::sync::MutexGuard<'_, BlockTables> {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -464,8 +472,11 @@ impl LocalCluster {
         let first = self.lowered(phase, shape)?;
         state.sequence = state.sequence.next();
         let (epoch, sequence) = (state.epoch, state.sequence);
+        let ending = Ending::default();
+        self.ending.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&ending);
         let all = self.on_each(state, |rank, executor| {
-            let (program, binding) = (first[rank].clone(), Binding::new(shape.clone(), tokens));
+            let program = first[rank].clone();
+            let binding = Binding { ending: ending.clone(), ..Binding::new(shape.clone(), tokens) };
             let generation = Generation {
                 first: Job { epoch, sequence, program, binding, deadline },
                 goals: goals.to_vec(),

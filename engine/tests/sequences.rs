@@ -17,7 +17,14 @@ use galaxy_graph::{
     share::{self, Member, Terms},
 };
 use galaxy_model::ModelDir;
-use std::{ops::ControlFlow, path::Path, sync::Arc};
+use std::{
+    ops::ControlFlow,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 fn open(model: &str, strategy: Strategy, devices: usize) -> LocalCluster {
     open_by(model, strategy, devices, Exchange::Ring)
@@ -344,6 +351,35 @@ fn a_mask_that_leaves_no_token_is_refused_by_name() {
                 assert_eq!(of.made, want[..of.made.len()]);
                 cluster.end(of.slot);
             }
+        }
+    }
+}
+
+/// Whoever asks a burst to end has all devices end it behind the same step, and what they have by then stays.
+#[test]
+fn a_burst_ends_on_all_devices_when_it_is_asked_to() {
+    for (strategy, devices) in RINGS {
+        let cluster = open(LLAMA, strategy, devices);
+        let asks =
+            [ask(&[3, 14, 15], Sampling::greedy(), 500), ask(&[9, 2], Sampling::greedy(), 500)];
+        let want: Vec<_> = asks.iter().map(|of| alone(&cluster, of)).collect();
+        let all: Vec<_> = (0..).zip(&asks).collect();
+        let mut running = begin(&cluster, &all).unwrap();
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    cluster.end_burst();
+                    std::thread::yield_now();
+                }
+            });
+            let made = steps(&cluster, &mut running, 400).unwrap();
+            over.store(true, Ordering::Relaxed);
+            let counts = made.decoded.counts;
+            assert!(counts.iter().all(|count| (1..400).contains(count)), "{strategy}: {counts:?}");
+        });
+        for (of, want) in running.iter().zip(&want) {
+            assert_eq!(of.made, want[..of.made.len()], "{strategy} on {devices}");
         }
     }
 }

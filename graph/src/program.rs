@@ -362,12 +362,12 @@ pub enum OutputKind {
 }
 
 /// Values of [`OutputKind::Token`]: the token, its log-probability, 1 where the candidates prove the
-/// choice or else 0, how many of the likeliest follow, and these with their log-probabilities. All numbers
-/// are small enough for f32.
-pub const TOKEN_VALUES: u32 = 4 + 2 * MOST_LOGPROBS;
+/// choice or else 0, 1 where a device was asked to end the burst or else 0, how many of the likeliest follow, and
+/// these with their log-probabilities. All numbers are small enough for f32.
+pub const TOKEN_VALUES: u32 = 5 + 2 * MOST_LOGPROBS;
 
-/// Bytes of `count` candidates for one token: how many there are, the least score that is sure, two
-/// log-sum-exps of the whole slice, and of each candidate the token and its logit before and after
+/// Bytes of `count` candidates for one token: how many there are, with the highest bit where the burst is to end,
+/// the least score that is sure, two log-sum-exps of the whole slice, and of each candidate the token and its logit before and after
 /// penalties and temperature.
 pub fn candidates_bytes(count: u32) -> u64 {
     16 + 12 * u64::from(count)

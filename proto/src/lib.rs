@@ -15,7 +15,7 @@ pub mod v1 {
 }
 
 /// The protocol that this build speaks. Coordinator and workers must speak the same.
-pub const PROTOCOL: u32 = 14;
+pub const PROTOCOL: u32 = 15;
 /// Between two signs of life of a text that waits.
 pub const WAITING: std::time::Duration = std::time::Duration::from_secs(2);
 /// The version of this build.

@@ -344,6 +344,12 @@ impl Worker for Later {
     ) -> Result<Response<Self::ExecuteStream>, Status> {
         Err(Status::unimplemented("execute"))
     }
+    async fn end_burst(
+        &self,
+        _: Request<v1::EndBurstRequest>,
+    ) -> Result<Response<v1::EndBurstReply>, Status> {
+        Err(Status::unimplemented("end_burst"))
+    }
     async fn forget(
         &self,
         _: Request<v1::ForgetRequest>,

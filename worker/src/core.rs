@@ -8,7 +8,7 @@ use crate::{
         share::{CALLERS, Shared},
     },
     error::WorkerError,
-    execute::{Ours, Timelines},
+    execute::{Endings, Ours, Timelines},
     models::Models,
     ring::Ring,
     state::State,
@@ -81,6 +81,7 @@ pub(crate) struct Running {
     active: Mutex<Option<Arc<Active>>>,
     pub(crate) programs: Programs,
     pub(crate) timelines: Mutex<Timelines>,
+    pub(crate) endings: Mutex<Endings>,
 }
 
 /// A shard in memory, inside the executor that runs it.

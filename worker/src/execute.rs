@@ -10,7 +10,7 @@ use crate::{
 use bytes::Bytes;
 use galaxy_common::{BatchShape, Breadth, Epoch, SequenceNumber, Text, Wanted, plan::Phase};
 use galaxy_engine::{
-    compute::{Binding, Inputs},
+    compute::{Binding, Ending, Inputs},
     executor::{Job, RunError, RunReport},
     generate::{Decoded, Generated},
 };
@@ -72,17 +72,32 @@ impl Timelines {
     }
 }
 
+/// By which the bursts of programs that were admitted are asked to end.
+#[derive(Default)]
+pub(crate) struct Endings(Vec<(Epoch, SequenceNumber, Ending)>);
+
+impl Endings {
+    /// Asks one of them to end.
+    pub(crate) fn ask(&self, epoch: Epoch, sequence: SequenceNumber) {
+        let of = self.0.iter().filter(|(e, s, _)| (*e, *s) == (epoch, sequence));
+        of.for_each(|(.., ending)| ending.ask());
+    }
+}
+
 /// A program's place in the queue. Leaves it when dropped, whatever happened.
 struct Place {
     core: Arc<Core>,
     epoch: Epoch,
     sequence: SequenceNumber,
+    ending: Ending,
 }
 
 impl Place {
     fn take(core: &Arc<Core>, epoch: Epoch, sequence: SequenceNumber) -> Result<Self, WorkerError> {
         core.tell(|state| state.admit(epoch, sequence))?;
-        Ok(Self { core: core.clone(), epoch, sequence })
+        let ending = Ending::default();
+        lock(&core.running.endings).0.push((epoch, sequence, ending.clone()));
+        Ok(Self { core: core.clone(), epoch, sequence, ending })
     }
 
     /// Waits until it is our turn, and starts.
@@ -106,6 +121,10 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
+        let own = (self.epoch, self.sequence);
+        lock(&self.core.running.endings)
+            .0
+            .retain(|(epoch, sequence, _)| (*epoch, *sequence) != own);
         self.core.tell(|state| state.leave(self.epoch, self.sequence));
     }
 }
@@ -249,7 +268,7 @@ impl Execution {
             epoch: place.epoch,
             sequence: place.sequence,
             program,
-            binding: Binding::new(shape, inputs),
+            binding: Binding { ending: place.ending.clone(), ..Binding::new(shape, inputs) },
             deadline: Some(deadline.into_std()),
         };
         let executor = active.executor.upgrade().ok_or_else(WorkerError::aborted)?;

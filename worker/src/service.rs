@@ -134,6 +134,12 @@ impl Worker for Control {
         Ok(Response::new(v1::ForgetReply {}))
     }
 
+    async fn end_burst(&self, request: Request<v1::EndBurstRequest>) -> Answer<v1::EndBurstReply> {
+        let v1::EndBurstRequest { epoch, sequence } = request.into_inner();
+        lock(&self.0.running.endings).ask(Epoch(epoch), SequenceNumber(sequence));
+        Ok(Response::new(v1::EndBurstReply {}))
+    }
+
     async fn health(&self, _: Request<v1::HealthRequest>) -> Answer<v1::HealthReply> {
         self.0.was_asked();
         let resident = tokio::time::timeout(RESIDENT_DEADLINE, blocking(resident_bytes)).await;

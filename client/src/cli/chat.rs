@@ -96,6 +96,7 @@ pub async fn chat(args: ChatArgs) -> Result<(), Failure> {
         sampling: args.choice.params(0)?,
         stop: args.stop.clone(),
         ignore_end: false,
+        priority: 0,
         generated: Vec::new(),
         fallback: Some(FALLBACK),
     };

@@ -59,6 +59,15 @@ pub struct GenerateArgs {
     /// Goes on behind a token that ends texts.
     #[arg(long)]
     ignore_end: bool,
+    /// Which of your texts come first where not all can: those with a lower number.
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 0,
+        allow_negative_numbers = true,
+        conflicts_with = "model"
+    )]
+    priority: i32,
     /// Print one JSON object instead of the text.
     #[arg(long)]
     json: bool,
@@ -80,6 +89,7 @@ impl GenerateArgs {
             sampling: self.choice.params(self.logprobs.unwrap_or(0))?,
             stop: self.stop.clone(),
             ignore_end: self.ignore_end,
+            priority: self.priority,
             generated: Vec::new(),
             fallback: Some(FALLBACK),
         };

@@ -143,6 +143,11 @@ impl<'a> Field<'a> {
         })
     }
 
+    /// A whole number of 32 bits, with or without a sign.
+    pub fn whole(&self) -> Result<Option<i32>, ApiError> {
+        self.read("a whole number of 32 bits", |value| i32::try_from(value.as_i64()?).ok())
+    }
+
     /// A number.
     pub fn number(&self) -> Result<Option<f32>, ApiError> {
         self.read("a number", |value| Some(value.as_f64()? as f32).filter(|n| n.is_finite()))

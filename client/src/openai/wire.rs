@@ -235,6 +235,7 @@ impl Choice {
             sampling: sampling(request)?,
             stop: stop(&request.get("stop"))?,
             ignore_end: request.get("ignore_eos").flag()?.unwrap_or(false),
+            priority: request.get("priority").whole()?.unwrap_or(0),
             generated: Vec::new(),
             fallback: Some(Fallback { temperature: TEMPERATURE, max_tokens }),
         };

@@ -164,6 +164,10 @@ impl Fleet for LocalFleet {
         })
     }
 
+    fn end_burst(&self) {
+        self.cluster.end_burst();
+    }
+
     fn forget(&self, _epoch: Epoch, slot: u32) -> BoxFuture<'_, ()> {
         self.cluster.end(slot);
         Box::pin(std::future::ready(()))

@@ -74,6 +74,8 @@ pub(crate) struct Shared {
     /// Read while a program runs, written by who changes the plan between programs.
     gate: Arc<tokio::sync::RwLock<()>>,
     sequence: AtomicU64,
+    /// The decode burst that runs, until it is asked to end.
+    burst: Mutex<Option<(Epoch, SequenceNumber)>>,
     /// When something last came of the places that devices take.
     placing: Mutex<tokio::time::Instant>,
     origin: Instant,
@@ -85,6 +87,9 @@ pub(crate) struct Shared {
 impl Shared {
     fn board(&self) -> MutexGuard<'_, Board> {
         self.board.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    fn burst(&self) -> MutexGuard<'_, Option<(Epoch, SequenceNumber)>> {
+        self.burst.lock().unwrap_or_else(PoisonError::into_inner)
     }
     /// A device has come further on its way to a place, or sets out.
     fn comes_further(&self) {
@@ -173,6 +178,7 @@ impl RemoteFleet {
             gate: Arc::default(),
             placing: Mutex::new(tokio::time::Instant::now()),
             sequence: AtomicU64::new(0),
+            burst: Mutex::default(),
             origin: Instant::now(),
             listener,
             stop: Notify::new(),
@@ -211,6 +217,10 @@ impl Fleet for RemoteFleet {
 
     fn execute(&self, task: Task, limit: Duration) -> BoxFuture<'_, Result<Run, RequestError>> {
         Box::pin(execute::execute(&self.shared, task, limit))
+    }
+
+    fn end_burst(&self) {
+        execute::end_burst(&self.shared);
     }
 
     fn forget(&self, epoch: Epoch, slot: u32) -> BoxFuture<'_, ()> {

@@ -164,6 +164,7 @@ impl Session {
             let (before, begun) = (way.made(), Instant::now());
             let place = self.inner.steps.wait(self.caller.who(), way.wish(tell));
             drop(between.take());
+            self.end_burst(false);
             let stepped = self.step(place, way, answer, telling, &mut told, &mut until);
             let Some(Answered { came, between: still }) = stepped.await? else { return Ok(None) };
             while let Ok(one) = told.try_recv() {
@@ -202,6 +203,13 @@ impl Session {
             if let Some(finish) = self.said(telling).await? {
                 return Ok(finish);
             }
+        }
+    }
+
+    /// Ends the burst that runs, where somebody who has come need not wait for it, or one of its sequences is gone.
+    fn end_burst(&self, gone: bool) {
+        if self.inner.steps.ends_burst(gone) {
+            self.inner.fleet.end_burst();
         }
     }
 
@@ -248,7 +256,12 @@ impl Session {
                 loop {
                     tokio::select! {
                         biased;
-                        Some(one) = told.recv() => telling.take(way, one),
+                        Some(one) = told.recv() => {
+                            telling.take(way, one);
+                            if telling.finish.is_some() {
+                                self.end_burst(true);
+                            }
+                        }
                         answered = &mut place.answer => {
                             return answered.map(Some).map_err(broke);
                         }
@@ -256,11 +269,17 @@ impl Session {
                         // Nobody waits in the queue for who does not want it.
                         () = telling.listener.closed(), if free => match place.leave() {
                             true => return Ok(None),
-                            false => free = false,
+                            false => {
+                                free = false;
+                                self.end_burst(true);
+                            }
                         },
                         () = over(deadline), if free => match place.leave() {
                             true => return Err(self.late(late)),
-                            false => free = false,
+                            false => {
+                                free = false;
+                                self.end_burst(true);
+                            }
                         },
                         _ = ticks.tick() => match place.waits() {
                             true => {

@@ -12,6 +12,8 @@ use tokio::sync::watch;
 pub trait Before: Send + Sync {
     /// Whether the program may run now.
     fn program(&self) -> impl Future<Output = Result<(), RequestError>> + Send;
+    /// The burst that runs is asked to end.
+    fn burst_ends(&self) {}
 }
 
 /// The devices.
@@ -56,6 +58,10 @@ impl<B: Before> Fleet for Around<B> {
             self.before.program().await?;
             self.devices.execute(task, limit).await
         })
+    }
+    fn end_burst(&self) {
+        self.before.burst_ends();
+        self.devices.end_burst();
     }
     fn forget(&self, epoch: Epoch, slot: u32) -> BoxFuture<'_, ()> {
         self.devices.forget(epoch, slot)

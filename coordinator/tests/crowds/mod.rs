@@ -19,14 +19,30 @@ use tokio::sync::{Semaphore, mpsc};
 /// Programs wait until they may run.
 struct Held {
     may: Semaphore,
+    /// How many have waited,
+    asked: AtomicUsize,
+    /// how many have run,
     runs: AtomicUsize,
+    /// and how many bursts were asked to end.
+    ended: AtomicUsize,
+}
+
+impl Held {
+    fn new() -> Self {
+        let count = || AtomicUsize::new(0);
+        Self { may: Semaphore::new(0), asked: count(), runs: count(), ended: count() }
+    }
 }
 
 impl Before for Held {
     async fn program(&self) -> Result<(), RequestError> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
         self.may.acquire().await.unwrap().forget();
         self.runs.fetch_add(1, Ordering::SeqCst);
         Ok(())
+    }
+    fn burst_ends(&self) {
+        self.ended.fetch_add(1, Ordering::SeqCst);
     }
 }
 
@@ -37,8 +53,7 @@ async fn requests_that_wait_share_programs() {
     let open = || {
         let plan = plan(&model, &[1.0, 1.0], Strategy::Galaxy);
         let devices = LocalFleet::open(model.clone(), plan).unwrap();
-        let (may, runs) = (Semaphore::new(0), AtomicUsize::new(0));
-        let fleet = Arc::new(Around::ready(devices, Held { may, runs }));
+        let fleet = Arc::new(Around::ready(devices, Held::new()));
         let limits = Limits { queue: 64, ..LIMITS };
         (fleet.clone(), Session::new(model.clone(), fleet, limits))
     };
@@ -118,6 +133,44 @@ async fn generated(session: &Session, ids: Vec<u32>, options: GenerateOptions) -
             }
             Said::Begun { .. } | Said::Waiting { .. } => {}
         }
+    }
+}
+
+/// Who comes while others decode does not wait for all of their burst, and nobody waits for who goes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_burst_ends_for_those_who_come_or_go() {
+    let model = Arc::new(ModelDir::open(&checkpoint("llama")).unwrap());
+    let cache = Cache { rows: 6 * Cache::BLOCK, values: CacheType::F32 };
+    for goes in [false, true] {
+        let plan = plan_with(&model, &[1.0, 2.0], Strategy::Galaxy, cache);
+        let devices = LocalFleet::open(model.clone(), plan).unwrap();
+        let fleet = Arc::new(Around::ready(devices, Held::new()));
+        let session = Session::new(model.clone(), fleet.clone(), Limits { queue: 64, ..LIMITS });
+        let until = async |count: &AtomicUsize, most: usize| {
+            while count.load(Ordering::SeqCst) < most {
+                tokio::task::yield_now().await;
+            }
+        };
+        let drawn = |seed| {
+            let session = session.clone();
+            tokio::spawn(async move { self::drawn(&session, 9, seed).await })
+        };
+        // The prompt is read, and the first burst waits.
+        fleet.before.may.add_permits(1);
+        let first = drawn(1);
+        until(&fleet.before.asked, 2).await;
+        assert_eq!(fleet.before.ended.load(Ordering::SeqCst), 0);
+        if goes {
+            first.abort();
+        }
+        let second = drawn(2);
+        until(&fleet.before.ended, 1).await;
+        fleet.before.may.add_permits(1000);
+        let second = second.await.unwrap();
+        if !goes {
+            assert_eq!(first.await.unwrap(), self::drawn(&session, 9, 1).await);
+        }
+        assert_eq!(second, self::drawn(&session, 9, 2).await);
     }
 }
 

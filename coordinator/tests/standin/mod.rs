@@ -171,6 +171,9 @@ impl worker_server::Worker for Control {
         let events = events.into_iter().map(|e| Ok(v1::ExecuteEvent { event: Some(e) }));
         Ok(Response::new(Box::pin(tokio_stream::iter(events))))
     }
+    async fn end_burst(&self, _: Request<v1::EndBurstRequest>) -> Answer<v1::EndBurstReply> {
+        Ok(Response::new(v1::EndBurstReply {}))
+    }
     async fn forget(&self, _: Request<v1::ForgetRequest>) -> Answer<v1::ForgetReply> {
         Ok(Response::new(v1::ForgetReply {}))
     }

@@ -176,7 +176,7 @@ fn tiles_of_others_are_checked() {
         0,
     );
     assert_eq!(chosen, Chosen { token: 2, proved: true });
-    assert_eq!((told[0], told[3], told[4], told[6]), (2.0, 2.0, 2.0, 1.0));
+    assert_eq!((told[0], told[4], told[5], told[7]), (2.0, 2.0, 2.0, 1.0));
 }
 
 #[test]
@@ -185,7 +185,7 @@ fn where_every_token_is_left_out_none_has_a_probability() {
     let (chosen, told) =
         choose(&text(sampling, &[], 0), &[f32::NEG_INFINITY; 3], &[1], Breadth::Few, 0);
     assert_eq!(chosen, Chosen { token: 0, proved: true });
-    assert_eq!((told[1], told[4], told[5]), (f32::NEG_INFINITY, 0.0, f32::NEG_INFINITY));
+    assert_eq!((told[1], told[5], told[6]), (f32::NEG_INFINITY, 0.0, f32::NEG_INFINITY));
 }
 
 /// A mask is as if the others had no logit, but for the log-probabilities that are told.

@@ -6,7 +6,7 @@ use super::{
     kernels::area::Area,
 };
 use crate::{
-    choose::{Chooser, Gathered, Text},
+    choose::{self, Chooser, Gathered, Text},
     compute::ComputeError,
     weights::Shard,
 };
@@ -120,6 +120,7 @@ impl Texts {
         tile: Option<&mut [u8]>,
     ) -> Result<(), Misfit> {
         let mut left = tile.ok_or(NO_TILE)?;
+        let ends = call.binding.ending.is_asked();
         for (at, (_, segment, breadth)) in call.binding.shape.choices().enumerate() {
             let logits = logits(at)?;
             let logits = logits.as_ref();
@@ -130,6 +131,9 @@ impl Texts {
             let (chooser, position) = chooser_of(&mut self.choosers, segment)?;
             let mask = call.binding.mask(at);
             let used = chooser.shortlist((logits, first), position, breadth, mask, left);
+            if ends {
+                choose::end_burst(left);
+            }
             left = &mut left[used..];
         }
         Ok(())

@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 /// What a coordinator is asked of a text that goes on.
 pub fn generate_request(prompt: Prompt, options: GenerateOptions) -> v1::GenerateRequest {
-    let GenerateOptions { max_tokens, sampling, stop, ignore_end, generated, fallback } = options;
+    let GenerateOptions { max_tokens, sampling, stop, ignore_end, priority, generated, fallback } =
+        options;
     let (prompt, ids) = match prompt {
         Prompt::Text(text) => (text, Vec::new()),
         Prompt::Ids(ids) => (String::new(), ids),
@@ -27,6 +28,7 @@ pub fn generate_request(prompt: Prompt, options: GenerateOptions) -> v1::Generat
         ignore_end,
         model_defaults,
         generated,
+        priority,
     }
 }
 
@@ -46,6 +48,7 @@ pub fn generate_options(
         ignore_end,
         model_defaults,
         generated,
+        priority,
     } = request;
     let prompt = match (prompt.is_empty(), ids.is_empty()) {
         (false, false) => return Err(ConvertError::Prompt),
@@ -55,7 +58,9 @@ pub fn generate_options(
     let fallback = model_defaults
         .map(|v1::ModelDefaults { temperature, max_tokens }| Fallback { temperature, max_tokens });
     let sampling = sampling.unwrap_or_default().into();
-    Ok((prompt, GenerateOptions { max_tokens, sampling, stop, ignore_end, generated, fallback }))
+    let options =
+        GenerateOptions { max_tokens, sampling, stop, ignore_end, priority, generated, fallback };
+    Ok((prompt, options))
 }
 
 impl From<SamplingParams> for v1::Sampling {
@@ -174,6 +179,7 @@ mod tests {
             sampling: sampling(),
             stop: vec!["x".to_owned()],
             ignore_end: true,
+            priority: -3,
             generated: vec![7, 300],
             fallback: Some(Fallback { temperature: 1.0, max_tokens: 16 }),
         };

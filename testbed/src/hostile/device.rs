@@ -443,6 +443,9 @@ impl Worker for Device {
     async fn forget(&self, _: Request<v1::ForgetRequest>) -> Answer<v1::ForgetReply> {
         self.no()
     }
+    async fn end_burst(&self, _: Request<v1::EndBurstRequest>) -> Answer<v1::EndBurstReply> {
+        self.no()
+    }
     async fn drain(&self, _: Request<v1::DrainRequest>) -> Answer<v1::DrainReply> {
         self.no()
     }

@@ -33,7 +33,7 @@ fn what_is_said_is_done() {
     let text = r#"{
             "prompt": [[1, 2], [3]], "max_tokens": 5, "temperature": 0.5, "top_p": 0.9, "top_k": -1, "min_p": 0.1,
             "presence_penalty": -1, "frequency_penalty": 0.25, "repetition_penalty": 1.5, "seed": -1,
-            "logit_bias": {"10": -100, "9": 5.5}, "stop": ["x", "y"], "ignore_eos": true, "logprobs": null,
+            "logit_bias": {"10": -100, "9": 5.5}, "stop": ["x", "y"], "ignore_eos": true, "logprobs": null, "priority": -2,
             "stream": true, "stream_options": {"include_usage": true}
         }"#;
     let CompletionRequest { prompts, choice } = completion(text).unwrap();
@@ -52,7 +52,9 @@ fn what_is_said_is_done() {
         logprobs: 0,
     };
     let stop = vec!["x".to_owned(), "y".to_owned()];
-    let want = GenerateOptions { max_tokens: 5, sampling, stop, ignore_end: true, ..fallback(16) };
+    let (ignore_end, priority) = (true, -2);
+    let want =
+        GenerateOptions { max_tokens: 5, sampling, stop, ignore_end, priority, ..fallback(16) };
     assert_eq!(choice.options, want);
 }
 
@@ -74,6 +76,7 @@ const OPTIONAL: &[&str] = &[
     "seed",
     "stop",
     "ignore_eos",
+    "priority",
     "chat_template_kwargs",
     "encoding_format",
     "dimensions",
@@ -156,6 +159,7 @@ fn what_cannot_be_answered_is_refused_by_name() {
             "temperature must be 0 to 100, not -1",
         ),
         (r#"{"prompt": "a", "top_p": 1.5}"#, "top_p", "0 to 1"),
+        (r#"{"prompt": "a", "priority": 0.5}"#, "priority", "whole number"),
         (r#"{"prompt": "a", "repetition_penalty": 0}"#, "repetition_penalty", "0.01 to 100"),
         (r#"{"prompt": "a", "seed": 1.5}"#, "seed", "64 bits"),
         (r#"{"prompt": "a", "seed": 1e30}"#, "seed", "64 bits"),

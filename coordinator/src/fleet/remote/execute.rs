@@ -22,7 +22,8 @@ use galaxy_proto::{
     convert::{self, bytes, segments},
     fault::{Fault, from_status},
     v1::{
-        self, ExecuteDone, ExecuteRequest, ForgetRequest, GeneratedStep, OutputPiece, execute_event,
+        self, EndBurstRequest, ExecuteDone, ExecuteRequest, ForgetRequest, GeneratedStep,
+        OutputPiece, execute_event,
     },
 };
 use std::{
@@ -45,6 +46,8 @@ const VERDICT: Duration = Duration::from_millis(1500);
 /// where it is known who is done.
 const LONGER: Duration = Duration::from_secs(1);
 
+/// How long a device may take to hear that a burst is to end: it is over by then.
+const BURST_ENDS: Duration = Duration::from_secs(2);
 /// How long a device may take to hear that a text goes on no more.
 const FORGET: Duration = Duration::from_secs(60);
 
@@ -105,7 +108,10 @@ pub(super) async fn execute(
     request.burst = task.burst.as_ref().map(v1::Burst::from);
     let mut program = Program { shared, epoch, ring: &ring, dispatch: &dispatch, readiness };
     let calls = program.call(&request, &task)?;
-    let (devices, decoded) = program.results(calls, limit, until).await?;
+    *shared.burst() = request.burst.as_ref().map(|_| (epoch, sequence));
+    let results = program.results(calls, limit, until).await;
+    *shared.burst() = None;
+    let (devices, decoded) = results?;
     // Weights from disk are read anew for each step.
     program.observe(&devices, f64::from(decoded.steps.max(1)));
     Ok(Run { epoch, sequence, plan, devices, took: begun.elapsed(), decoded })
@@ -307,6 +313,24 @@ fn decoded_of(done: &ExecuteDone) -> Decoded {
     Decoded { counts, breadths, steps, rows, last }
 }
 
+/// The devices of the placement, and the connections to them.
+fn connections(shared: &Shared) -> Vec<(Index, Option<Connection>)> {
+    let board = shared.board();
+    let ring = board.placement.iter().flat_map(|placement| &placement.ring);
+    ring.map(|device| (*device, board.entries[*device].connection.clone())).collect()
+}
+
+/// Asks the burst that runs to end, once. A device that does not hear it ends with the others, or they with it.
+pub(super) fn end_burst(shared: &Shared) {
+    let Some((epoch, sequence)) = shared.burst().take() else { return };
+    let request = EndBurstRequest { epoch: epoch.0, sequence: sequence.0 };
+    for mut connection in connections(shared).into_iter().filter_map(|(_, connection)| connection) {
+        tokio::spawn(async move {
+            drop(tokio::time::timeout(BURST_ENDS, connection.end_burst(request)).await);
+        });
+    }
+}
+
 /// Gives back the room of a text on every device of an epoch: when this is over all have heard it, or the
 /// epoch has ended, and what they keep with it.
 pub(super) async fn forget(shared: &Shared, epoch: Epoch, slot: u32) {
@@ -314,19 +338,15 @@ pub(super) async fn forget(shared: &Shared, epoch: Epoch, slot: u32) {
     if *readiness.borrow_and_update() != Readiness::Ready(epoch) {
         return;
     }
-    let ring: Vec<_> = {
-        let board = shared.board();
-        let ring = board.placement.iter().flat_map(|placement| placement.ring.clone());
-        ring.map(|device| (device, board.entries[device].connection.clone())).collect()
-    };
-    let told =
-        futures_util::future::join_all(ring.into_iter().map(|(device, connection)| async move {
+    let told = futures_util::future::join_all(connections(shared).into_iter().map(
+        |(device, connection)| async move {
             let request = ForgetRequest { epoch: epoch.0, slot };
             // Asked once, however long it takes: a call that is left early may not have been heard.
             let mut connection = connection?;
             let answer = tokio::time::timeout(FORGET, connection.forget(request)).await;
             (!matches!(answer, Ok(Ok(_)))).then_some(device)
-        }));
+        },
+    ));
     let told = tokio::select! {
         told = told => told,
         () = left(&mut readiness, epoch) => return,

@@ -45,6 +45,8 @@ struct State {
     blocks: KvBlocks,
     /// How many had no room when somebody looked last.
     starving: usize,
+    /// Whether a burst of several steps runs that nobody has asked to end.
+    burst: bool,
     /// What is counted of them; what can be seen is filled in when somebody asks.
     counts: Sequences,
 }
@@ -88,6 +90,8 @@ struct Entry {
 pub(super) struct Wish {
     /// Its place among all sequences by the time when they came.
     pub(super) age: u64,
+    /// Which of a client's come first.
+    pub(super) priority: i32,
     /// With all tokens so far.
     pub(super) text: Arc<Text>,
     /// Rows that are in the cache, and in which epoch.
@@ -253,6 +257,19 @@ impl Steps {
         self.lock().starving > 0
     }
 
+    /// Whether the burst that runs is to end, since a sequence has come that can begin or, `gone`, one of its own wants
+    /// no more. Says so once of a burst.
+    pub(super) fn ends_burst(&self, gone: bool) -> bool {
+        let mut state = self.lock();
+        let free = state.blocks.free() * Cache::BLOCK;
+        let begins = |entry: &Entry| {
+            entry.wish.kept.is_none() && entry.wish.text.tokens.len() <= free as usize
+        };
+        let ends = state.burst && (gone || state.waiting.iter().any(begins));
+        state.burst &= !ends;
+        ends
+    }
+
     /// Makes the next step wait for a sequence.
     pub(super) fn between(self: &Arc<Self>) -> Between {
         self.between.send_modify(|between| *between += 1);
@@ -318,6 +335,7 @@ impl Steps {
         };
         state.starving = starving;
         let Step { evicted, parts, phase, steps, row_cost } = step?;
+        state.burst = phase == Phase::Decode && steps > 1;
         let mut taken = state.taken(evicted, parts, &prefixes);
         // Steps whose sequences need as many candidates are the same programs, whichever need them.
         taken.chosen.sort_by_key(|Chosen { part, entry, .. }| {
@@ -368,15 +386,16 @@ impl State {
 
     /// Those that wait, as the scheduler sees them.
     fn seen(&self, prefixes: &[Option<Prefix>]) -> Vec<Waiting<&Who>> {
-        let all = self.waiting.iter().zip(prefixes);
-        all.map(|(Entry { client, wish, .. }, prefix)| {
+        let (all, now) = (self.waiting.iter().zip(prefixes), Instant::now());
+        all.map(|(Entry { client, wish, since, .. }, prefix)| {
             let there = prefix.map_or(0, |prefix| prefix.rows);
             let past = wish.kept.map_or(there, |(_, rows)| rows);
             let rows = wish.text.tokens.len() as u32 - past;
             let begins = wish.kept.is_none();
             let blocks = if begins { 0 } else { self.blocks.held(wish.text.slot) };
-            let (age, left, alone) = (wish.age, wish.left, wish.alone);
-            Waiting { client, age, past, rows, left, blocks, begins, alone }
+            let Wish { age, priority, left, alone, .. } = *wish;
+            let waited = now.saturating_duration_since(*since);
+            Waiting { client, priority, waited, age, past, rows, left, blocks, begins, alone }
         })
         .collect()
     }
@@ -515,7 +534,10 @@ impl Session {
         for slot in after {
             self.inner.fleet.forget(epoch, slot).await;
         }
-        steps.lock().counts.running = 0;
+        {
+            let mut state = steps.lock();
+            (state.counts.running, state.burst) = (0, false);
+        }
         drop(turn);
         let together = chosen.len();
         let mut breadths = result.iter().flat_map(|run| run.decoded.breadths.clone());

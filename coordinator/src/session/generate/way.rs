@@ -22,6 +22,8 @@ const STOP_BYTES: usize = 256;
 pub(super) struct Way {
     /// Its place among all sequences by the time when they came.
     pub(super) age: u64,
+    /// Which of a client's come first.
+    priority: i32,
     /// With its prompt, what was generated, and the rows that it may have in the end.
     pub(super) text: Arc<Text>,
     /// Whether the prompt was written, and not given as tokens.
@@ -89,6 +91,7 @@ impl Way {
     pub(super) fn wish(&self, tell: mpsc::UnboundedSender<Told>) -> Wish {
         Wish {
             age: self.age,
+            priority: self.priority,
             text: self.text.clone(),
             kept: self.kept,
             left: self.left(),
@@ -172,7 +175,7 @@ impl Session {
                 SettingsError::NoRoom { .. } => invalid(e.to_string()),
             })?;
         }
-        let GenerateOptions { sampling, max_tokens, stop, generated, .. } = settled;
+        let GenerateOptions { sampling, max_tokens, stop, priority, generated, .. } = settled;
         check_stop(&stop)?;
         if !stop.is_empty() {
             self.inner.files.tokenizer()?;
@@ -204,7 +207,8 @@ impl Session {
         let (text, ends) = (Arc::new(text), ends.into());
         let (age, breadth) = (self.inner.steps.arrive(), Breadth::Few);
         let (alone, reusable) = (false, !spec.turns_by_length());
-        let way = Way { age, text, written, ends, kept: None, breadth, alone, reusable };
+        let kept = None;
+        let way = Way { age, priority, text, written, ends, kept, breadth, alone, reusable };
         Ok((way, stop, took))
     }
 }

@@ -6,11 +6,20 @@ use crate::{
 };
 use anyhow::{Context, Result, bail, ensure};
 use fastrand::Rng;
-use galaxy_client::{Client, ClientError, GenerateOptions, Generated, Output};
+use futures_util::future::join_all;
+use galaxy_client::{Client, ClientError, GenerateOptions, Generated, Output, RetryPolicy};
+use galaxy_common::{
+    Bytes, Cache, CacheType, DeviceName, Plan, Sampling, Strategy, Text, WireType,
+};
+use galaxy_engine::{generate::token, local::LocalCluster};
+use galaxy_graph::share::{self, Member, Terms};
+use galaxy_model::ModelDir;
 use galaxy_testbed::golden::{self, Expected, TOLERANCE, deviation};
 use std::{
     collections::BTreeMap,
     fmt, fs,
+    ops::ControlFlow,
+    path::Path,
     sync::{Arc, Mutex, PoisonError, atomic::Ordering},
     time::Duration,
 };
@@ -46,7 +55,8 @@ const OURS: [&str; 6] =
 /// What `transformers` gave.
 pub struct Reference {
     expected: Expected,
-    /// Of decoders: prompts, and the likeliest tokens behind them.
+    /// Of decoders: prompts, and the likeliest tokens behind them. Where a model has positions for that, the last is
+    /// longer than a block of the cache.
     texts: Vec<(Vec<u32>, Vec<u32>)>,
 }
 
@@ -58,13 +68,62 @@ pub fn references() -> Result<References> {
     let read = |model| {
         let folder = golden::folder().join(model);
         let expected = Expected::read(&folder)?;
-        let texts = match fs::read(folder.join("generated.json")) {
+        let mut texts = match fs::read(folder.join("generated.json")) {
             Ok(text) => texts(&serde_json::from_slice(&text)?)?,
             Err(_) => Vec::new(),
         };
+        if !texts.is_empty() {
+            texts.extend(long_text(&folder)?);
+        }
         anyhow::Ok((model, Reference { expected, texts }))
     };
     Ok(Arc::new(MODELS.into_iter().map(read).collect::<Result<_>>()?))
+}
+
+/// A text that crosses the edge of a block, as one device alone makes it; none where a model has no room for it.
+fn long_text(folder: &Path) -> Result<Option<(Vec<u32>, Vec<u32>)>> {
+    let model = Arc::new(ModelDir::open(folder)?);
+    let (rows, prompt) = (Cache::BLOCK + 40, Cache::BLOCK as usize - 22);
+    if model.spec().position_limit() < rows {
+        return Ok(None);
+    }
+    let cluster = LocalCluster::open(model.clone(), alone(&model, rows)?)?;
+    for seed in 0..20 {
+        let tokens: Vec<u32> =
+            (0..prompt as u32).map(|at| (at * at + 7 * at + seed) % 90).collect();
+        let sampling = Sampling { logprobs: 2, ..Sampling::greedy() };
+        let text = Text { slot: 0, rows, sampling, tokens: tokens.clone(), prompt };
+        let (mut made, mut sure) = (Vec::new(), true);
+        cluster.generate(&text, 62, 64, &[], &mut |told| {
+            let token = token(told, String::new());
+            // Devices together may come to another of two that are as likely.
+            sure &= token.top[0].1 - token.top[1].1 > 0.01;
+            made.push(token.token);
+            ControlFlow::Continue(())
+        })?;
+        if sure {
+            return Ok(Some((tokens, made)));
+        }
+    }
+    bail!("{}: in every text two tokens are as likely", folder.display())
+}
+
+/// A plan of one device with a cache for so many rows.
+fn alone(model: &ModelDir, rows: u32) -> Result<Plan> {
+    let cache = Cache { rows: rows.next_multiple_of(Cache::BLOCK), values: CacheType::F32 };
+    let terms = Terms {
+        model: model.name(),
+        fingerprint: model.fingerprint(),
+        formats: model.formats(),
+        strategy: Strategy::Local,
+        wire: WireType::F32,
+        tiles: 1,
+        max_rows: 64,
+        cache,
+    };
+    let name = DeviceName::new("alone")?;
+    let member = Member { name, budget: Bytes(1 << 30), threads: 1, share: 1.0 };
+    Ok(share::plan(model.spec(), &terms, &[member])?)
 }
 
 fn texts(golden: &serde_json::Value) -> Result<Vec<(Vec<u32>, Vec<u32>)>> {
@@ -84,6 +143,10 @@ pub struct Tally {
     pub abandoned: u64,
     /// Places of devices for which they were brought pieces of the model.
     pub brought: u64,
+    /// Sequences that lost their room to an older one,
+    pub evicted: u64,
+    /// and the most that were in a step.
+    pub most: usize,
     /// Errors by their names.
     pub errors: BTreeMap<String, u64>,
     /// Virtual time.
@@ -96,6 +159,8 @@ impl Tally {
         self.texts += other.texts;
         self.abandoned += other.abandoned;
         self.brought += other.brought;
+        self.evicted += other.evicted;
+        self.most = self.most.max(other.most);
         self.lasted += other.lasted;
         for (code, count) in &other.errors {
             *self.errors.entry(code.clone()).or_default() += count;
@@ -105,10 +170,11 @@ impl Tally {
 
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { answered, texts, abandoned, brought, errors, lasted } = self;
+        let Self { answered, texts, abandoned, brought, evicted, most, errors, lasted } = self;
         write!(
             f,
-            "{answered} answered, {texts} of them texts, {abandoned} abandoned, {brought} times brought, in {:.0} s: ",
+            "{answered} answered, {texts} of them texts, {abandoned} abandoned, {brought} times brought, \
+             {evicted} times evicted, up to {most} in a step, in {:.0} s: ",
             lasted.as_secs_f64()
         )?;
         for (code, count) in errors {
@@ -223,6 +289,8 @@ pub async fn play(seed: u64, keys: Arc<Keys>, references: References) -> Result<
         tiles: dice.u16(1..=5),
         shares: (0..devices).map(|_| f64::from(dice.u32(2..=6)) / 2.0).collect(),
         have: vec![true; devices],
+        // Few: texts that run together take it from each other.
+        blocks: dice.bool().then(|| dice.u32(2..=4)),
     };
     if dice.bool() {
         setup.have.fill_with(|| dice.bool());
@@ -293,6 +361,11 @@ async fn tell(story: &Arc<Story>, dice: &mut Rng, keys: Arc<Keys>, setup: Setup)
     }
     let client = connect(story, &mut world).await?;
     recover(story, &client).await?;
+    if !story.reference_texts().is_empty() && dice.bool() {
+        let lasting = world.client_by(RECOVERY, RetryPolicy::default()).await?;
+        outlive(story, &lasting, DESK, &mut world).await?;
+        recover(story, &client).await?;
+    }
     if world.devices() > 1 && !BY_HAND.contains(&story.setup.strategy) && dice.bool() {
         // One goes for good, and the others go on without it. Or not for good.
         let device = dice.usize(1..=world.devices());
@@ -310,32 +383,41 @@ async fn tell(story: &Arc<Story>, dice: &mut Rng, keys: Arc<Keys>, setup: Setup)
         recover(story, &client).await?;
     }
     drop(client);
-    story.count(|tally| tally.brought = world.brought.load(Ordering::Relaxed));
     timeout(END, world.close()).await.context("the parties do not end")?;
+    let (evicted, most) = *world.crowds.lock().unwrap_or_else(PoisonError::into_inner);
+    story.count(|tally| {
+        (tally.brought, tally.evicted, tally.most) =
+            (world.brought.load(Ordering::Relaxed), evicted, most);
+    });
     Ok(())
 }
 
-/// A device dies in the middle of a text, which goes on.
-async fn outlive(story: &Story, client: &Client, device: Party, world: &mut World) -> Result<()> {
+/// A device, or the coordinator, which is started again, dies in the middle of a text, which goes on.
+async fn outlive(story: &Story, client: &Client, party: Party, world: &mut World) -> Result<()> {
     for _ in 0..5 {
         let (begun, has_begun) = oneshot::channel();
         let text = story.text(client, (0, 64), RECOVERY, || begun.send(()).unwrap());
         let death = async {
             let begun = has_begun.await.is_ok();
             if begun {
-                story.say(format_args!("{device} dies in the middle of a text"));
-                world.end(device, false);
+                story.say(format_args!("{party} dies in the middle of a text"));
+                world.end(party, false);
+                if party == DESK {
+                    timeout(END, world.gone()).await.context("the coordinator does not end")?;
+                    world.start(DESK).await?;
+                }
             }
-            begun
+            anyhow::Ok(begun)
         };
         match tokio::join!(text, death) {
-            (text, true) => {
-                text.context("a text ends with one of its devices")?;
+            (text, Ok(true)) => {
+                text.context("a text ends with a party that dies")?;
                 story.say("the text is whole");
                 return Ok(());
             }
             // What was broken before may be noticed only now.
-            (text, false) => story.say(format_args!("no text yet: {:?}", text.err())),
+            (_, Err(error)) => return Err(error),
+            (text, Ok(false)) => story.say(format_args!("no text yet: {:?}", text.err())),
         }
         recover(story, client).await?;
     }
@@ -377,10 +459,15 @@ async fn customer(story: Arc<Story>, client: Client, name: u32, mut dice: Rng) -
         let limit = Duration::from_millis(TIMES[dice.usize(..TIMES.len())]);
         let texts = story.reference_texts().len();
         let text = texts > 0 && dice.u32(..3) == 0;
-        let (which, count) = (dice.usize(..texts.max(1)), [3, 20, 64][dice.usize(..3)]);
+        let crowd = if dice.u32(..3) == 0 { dice.usize(2..=5) } else { 1 };
+        let these = (0..crowd).map(|_| (dice.usize(..texts.max(1)), [3, 20, 64][dice.usize(..3)]));
+        let these: Vec<_> = these.collect();
         let asked = async {
             match text {
-                true => story.text(&client, (which, count), limit, || ()).await,
+                true => {
+                    let all = these.iter().map(|of| story.text(&client, *of, limit, || ()));
+                    join_all(all).await.into_iter().collect()
+                }
                 false => story.ask(&client, &lengths, limit).await,
             }
         };
@@ -397,11 +484,11 @@ async fn customer(story: Arc<Story>, client: Client, name: u32, mut dice: Rng) -
         };
         match answer {
             Ok(()) => {
-                let what = if text { format!("{count} tokens") } else { format!("{lengths:?}") };
+                let what = if text { format!("texts {these:?}") } else { format!("{lengths:?}") };
                 story.say(format_args!("client {name}, request {request}: {what} right"));
                 story.count(|tally| {
                     tally.answered += 1;
-                    tally.texts += u64::from(text);
+                    tally.texts += if text { crowd as u64 } else { 0 };
                 });
             }
             Err(error) => {

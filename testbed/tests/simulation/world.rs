@@ -3,7 +3,7 @@
 
 use crate::network::{DESK, Network, Party, home};
 use galaxy_client::{Client, RetryPolicy};
-use galaxy_common::{Bytes, ClusterProfile, DeviceName, Epoch};
+use galaxy_common::{Bytes, Cache, ClusterProfile, DeviceName, Epoch};
 use galaxy_coord::{
     Cluster, Limits, Notice, Planning, ProfileSource, RemoteFleet, Session, api::Api,
     fleet::BoxFuture, profile,
@@ -20,7 +20,7 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -80,6 +80,8 @@ pub struct Setup {
     pub shares: Vec<f64>,
     /// Which devices have the model; the others are brought it.
     pub have: Vec<bool>,
+    /// Blocks of the cache; without, as the coordinator decides.
+    pub blocks: Option<u32>,
 }
 
 /// Until a coordinator that answers what it has taken is ended by a second signal.
@@ -129,6 +131,8 @@ pub struct World {
     caches: tempfile::TempDir,
     /// How often a device was brought pieces of the model, and had its place or was ready for it.
     pub brought: Arc<AtomicU64>,
+    /// How many sequences lost their room, and the most that were in a step.
+    pub crowds: Arc<Mutex<(u64, usize)>>,
     pub network: Network,
     fronts: Vec<SocketAddr>,
     tasks: JoinSet<()>,
@@ -156,6 +160,7 @@ impl World {
             setup,
             caches,
             brought: Arc::default(),
+            crowds: Arc::default(),
             network,
             fronts,
             tasks,
@@ -218,12 +223,15 @@ impl World {
     }
 
     async fn start_desk(&mut self, life: u8) -> anyhow::Result<SocketAddr> {
-        let Setup { model, strategy, tiles, shares, .. } = &self.setup;
+        let Setup { model, strategy, tiles, shares, blocks, .. } = &self.setup;
         let mut text = format!(
             "[cluster]\nmodel = {:?}\nidentity = {:?}\nstrategy = {strategy:?}\ntiles = {tiles}\nlink = \"tls\"\n",
             self.keys.model(model),
             self.keys.of[DESK],
         );
+        if let Some(blocks) = blocks {
+            writeln!(text, "cache_rows = {}", blocks * Cache::BLOCK)?;
+        }
         for (at, share) in shares.iter().enumerate() {
             let (device, front) = (at + 1, self.fronts[at + 1]);
             write!(
@@ -280,6 +288,11 @@ impl World {
         let network = self.network.clone();
         if party == DESK {
             let Some(Desk { session, stop, served }) = self.desk.take() else { return };
+            let seen = session.sequences();
+            {
+                let mut crowds = self.crowds.lock().unwrap_or_else(PoisonError::into_inner);
+                *crowds = (crowds.0 + seen.evicted, crowds.1.max(seen.most));
+            }
             self.leaving.spawn(async move {
                 if gently {
                     // A text may wait for a device for half a minute, and then for its client: whoever
@@ -308,13 +321,22 @@ impl World {
 
     /// A connection of a client.
     pub async fn client(&self, timeout: Duration) -> Result<Client, galaxy_client::ClientError> {
+        self.client_by(timeout, RetryPolicy::never()).await
+    }
+
+    /// A connection of a client that asks again where that helps.
+    pub async fn client_by(
+        &self,
+        timeout: Duration,
+        retry: RetryPolicy,
+    ) -> Result<Client, galaxy_client::ClientError> {
         let client =
             Client::builder().address(self.fronts[DESK].to_string()).identity(&self.keys.client);
-        client.timeout(timeout).retry(RetryPolicy::never()).connect().await
+        client.timeout(timeout).retry(retry).connect().await
     }
 
     /// Ends all, and the network.
-    pub async fn close(mut self) {
+    pub async fn close(&mut self) {
         for party in (0..self.lives.len()).filter(|party| self.alive(*party)).collect::<Vec<_>>() {
             self.end(party, false);
         }

@@ -83,8 +83,7 @@ impl KvBlocks {
 
     /// Blocks that no sequence has which goes on.
     pub fn free(&self) -> u32 {
-        let of_ended = self.ended.iter().map(|ended| ended.slot);
-        (self.tables.free() + self.tables.only_of(of_ended)) as u32
+        self.room(&self.spared(&[])) as u32
     }
 
     /// Blocks of a sequence.
@@ -93,7 +92,7 @@ impl KvBlocks {
     }
 
     /// The rows that are there of what a sequence begins with, of a client whose own they are. One row at least is
-    /// run anew: its logits are not kept.
+    /// run anew: its logits are not kept. None where the blocks that they are in are needed for the others.
     pub fn prefix(&self, client: &Who, tokens: &[u32]) -> Option<Prefix> {
         let of = |ended: &Ended| {
             let alike = tokens.iter().zip(&ended.tokens).take_while(|(a, b)| a == b).count();
@@ -105,8 +104,26 @@ impl KvBlocks {
             let rows = if last { rows } else { whole } as u32;
             Prefix { of: ended.slot, rows, last }
         };
+        // Until the rows have run the one that they are of is there, too.
+        let has_room = |prefix: &Prefix| {
+            let more =
+                (tokens.len() as u32).div_ceil(Cache::BLOCK) - prefix.rows.div_ceil(Cache::BLOCK);
+            more as usize <= self.room(&self.spared(&[prefix.of]))
+        };
         let own = self.ended.iter().filter(|ended| ended.client == *client);
-        own.map(of).filter(|prefix| prefix.rows > 0).max_by_key(|prefix| prefix.rows)
+        let found = own.map(of).filter(|prefix| prefix.rows > 0 && has_room(prefix));
+        found.max_by_key(|prefix| prefix.rows)
+    }
+
+    /// Ended sequences, but for those that are needed.
+    fn spared(&self, needed: &[u32]) -> Vec<u32> {
+        let ended = self.ended.iter().map(|ended| ended.slot);
+        ended.filter(|slot| !needed.contains(slot)).collect()
+    }
+
+    /// Blocks that are free once these are given up.
+    fn room(&self, spared: &[u32]) -> usize {
+        self.tables.free() + self.tables.only_of(spared.iter().copied())
     }
 
     /// Gives a sequence blocks for so many rows; where it begins, the first of them with the rows of `prefix`. Room
@@ -124,10 +141,10 @@ impl KvBlocks {
             self.tables.share(slot, of, rows.div_ceil(Cache::BLOCK) as usize);
         }
         let source = prefix.map(|prefix| prefix.of);
-        let spared = |ended: &&Ended| !needed.contains(&ended.slot) && source != Some(ended.slot);
-        let spared: Vec<u32> = self.ended.iter().filter(spared).map(|ended| ended.slot).collect();
+        let needed: Vec<u32> = needed.iter().copied().chain(source).collect();
+        let spared = self.spared(&needed);
         let more = (rows.div_ceil(Cache::BLOCK)).saturating_sub(self.held(slot)) as usize;
-        if more > self.tables.free() + self.tables.only_of(spared.iter().copied()) {
+        if more > self.room(&spared) {
             self.tables.keep(slot, had);
             return None;
         }

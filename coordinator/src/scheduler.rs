@@ -13,14 +13,12 @@
 
 use crate::fair::in_turns;
 use galaxy_common::{Cache, plan::Phase};
-use galaxy_engine::generate::STINT;
+use galaxy_engine::{
+    generate::STINT,
+    pace::{Pace, Ran},
+};
 use galaxy_graph::budget::SEQUENCES;
 use std::{hash::Hash, time::Duration};
-
-mod pace;
-
-use pace::Pace;
-pub use pace::Ran;
 
 /// How long a decode burst is to take at most: for so long others wait, and so much is computed in vain for a client
 /// that is gone.

@@ -13,6 +13,7 @@ pub mod link;
 pub mod local;
 pub mod measure;
 pub mod merge;
+pub mod pace;
 mod staging;
 pub mod stream;
 pub mod weights;

@@ -8,13 +8,13 @@ use crate::{
     error::{self, RequestError},
     fleet::{CachedSequence, Outlook, Readiness, Run, Task},
     kv_blocks::{Got, KvBlocks, Prefix},
-    scheduler::{Limits, Part, Ran, Scheduler, Step, Waiting},
+    scheduler::{Limits, Part, Scheduler, Step, Waiting},
     session::Session,
 };
 use galaxy_common::{
     BatchShape, Breadth, Burst, Cache, Epoch, Segment, Text, TokenGoal, Wanted, plan::Phase,
 };
-use galaxy_engine::generate::Told;
+use galaxy_engine::{generate::Told, pace::Ran};
 use galaxy_graph::budget;
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
@@ -335,8 +335,13 @@ impl Steps {
         };
         state.starving = starving;
         let Step { evicted, parts, phase, steps, row_cost } = step?;
-        state.burst = phase == Phase::Decode && steps > 1;
         let mut taken = state.taken(evicted, parts, &prefixes);
+        if taken.chosen.is_empty() && taken.evicted.is_empty() {
+            // Trying again would come to the same.
+            tracing::warn!("a step had room for nobody");
+            return None;
+        }
+        state.burst = phase == Phase::Decode && steps > 1;
         // Steps whose sequences need as many candidates are the same programs, whichever need them.
         taken.chosen.sort_by_key(|Chosen { part, entry, .. }| {
             (std::cmp::Reverse(entry.wish.breadth), part.count.is_none())
@@ -417,7 +422,9 @@ impl State {
         }
         let sources = parts.iter().filter_map(|part| prefixes[part.index]);
         let sources: Vec<u32> = sources.map(|prefix| prefix.of).collect();
-        for part in parts {
+        for (at, part) in parts.into_iter().enumerate() {
+            // The first has what it was given room for, if others lose by that what they would begin with.
+            let needed = if at == 0 { &[] } else { &sources[..] };
             let Some(entry) = all[part.index].take() else { continue };
             let (slot, prefix) = (entry.wish.text.slot, prefixes[part.index]);
             if entry.wish.kept.is_none() {
@@ -426,7 +433,7 @@ impl State {
             // Another may have taken over what it would begin with.
             let there = prefix.is_none() || prefix_of(&self.blocks, &entry) == prefix;
             let rows = part.blocks * Cache::BLOCK;
-            let got = there.then(|| self.blocks.take(slot, prefix, rows, &sources)).flatten();
+            let got = there.then(|| self.blocks.take(slot, prefix, rows, needed)).flatten();
             let Some(Got { table, before, after }) = got else {
                 all[part.index] = Some(entry);
                 continue;
@@ -556,5 +563,119 @@ impl Session {
             drop(entry.answer.send(Answered { came, between }));
         }
         steps.change();
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use galaxy_common::{Bytes, CacheType, DeviceName, Plan, Sampling, Strategy, WireType};
+    use galaxy_graph::share::{self, Member, Terms};
+    use galaxy_model::ModelDir;
+    use proptest::prelude::*;
+    use std::path::Path;
+
+    fn plan(blocks: u32) -> Plan {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/golden/llama");
+        let model = ModelDir::open(&path).unwrap();
+        let terms = Terms {
+            model: model.name(),
+            fingerprint: model.fingerprint(),
+            formats: model.formats(),
+            strategy: Strategy::Local,
+            wire: WireType::F32,
+            tiles: 1,
+            max_rows: 100,
+            cache: Cache { rows: blocks * Cache::BLOCK, values: CacheType::F32 },
+        };
+        let (name, budget) = (DeviceName::new("d").unwrap(), Bytes(1 << 30));
+        let member = Member { name, budget, threads: 1, share: 1.0 };
+        share::plan(model.spec(), &terms, &[member]).unwrap()
+    }
+
+    /// A sequence that begins as one of two others do, and goes on as that.
+    fn way(age: u64, base: u32, prompt: usize, rows: u32) -> Way {
+        let tokens = (0..prompt as u32).map(|at| at * base % 90).collect();
+        let sampling = Sampling::greedy();
+        let text = Text { slot: age as u32, rows, sampling, tokens, prompt };
+        Way::new((age, 0), text, false, [].into(), true)
+    }
+
+    proptest! {
+        /// Sequences that begin alike come and go in little room: each step has somebody, until all have ended.
+        #[test]
+        fn whoever_has_room_runs(
+            sequences in prop::collection::vec((1u32..3, 1usize..380, 1u32..300), 1..10),
+            blocks in 2u32..6,
+            at_once in 1usize..6,
+            made in 1u32..40,
+        ) {
+            let plan = plan(blocks);
+            let most = plan.cache.rows;
+            let outlook = Outlook {
+                strategy: plan.strategy,
+                max_rows: plan.max_rows,
+                cache: plan.cache,
+                plan: Some(Arc::new(plan)),
+                what: String::new(),
+                predicted: None,
+            };
+            let steps = Steps::new();
+            let all = sequences.into_iter().filter(|(_, prompt, _)| *prompt < most as usize);
+            let mut to_come = all.collect::<Vec<_>>();
+            let (mut going, mut rounds) = (Vec::<(u32, Way, WaitingSequence)>::new(), 0);
+            let (tell, _told) = mpsc::unbounded_channel();
+            loop {
+                while going.len() < at_once && let Some((base, prompt, left)) = to_come.pop() {
+                    let rows = (prompt as u32 + left).min(most);
+                    let way = way(steps.arrive(), base, prompt, rows);
+                    let place = steps.wait(&None, way.wish(tell.clone()));
+                    going.push((base, way, place));
+                }
+                if going.is_empty() {
+                    break;
+                }
+                rounds += 1;
+                prop_assert!(rounds < 10_000);
+                let next = steps.next(&outlook, Some(Epoch(1)), true);
+                let Some(Next { taken, between, phase, .. }) = next else {
+                    return Err(TestCaseError::fail("nobody runs"));
+                };
+                prop_assert!(!taken.chosen.is_empty() || !taken.evicted.is_empty());
+                let slots: Vec<u32> = taken.evicted.iter().map(|of| of.wish.text.slot).collect();
+                for (_, way, place) in &mut going {
+                    if slots.contains(&way.text.slot) {
+                        way.kept = None;
+                        *place = steps.wait(&None, way.wish(tell.clone()));
+                    }
+                }
+                drop(between);
+                for Chosen { part, entry, past, .. } in taken.chosen {
+                    let slot = entry.wish.text.slot;
+                    let at = going.iter().position(|(_, way, _)| way.text.slot == slot).unwrap();
+                    let (base, way, _) = &mut going[at];
+                    let made = part.count.map_or(0, |count| match phase {
+                        Phase::Prefill => 1,
+                        Phase::Decode => made.min(count),
+                    });
+                    let text = Arc::make_mut(&mut way.text);
+                    for _ in 0..made {
+                        text.tokens.push(text.tokens.len() as u32 * *base % 90);
+                    }
+                    let rows = past + part.rows + made.saturating_sub(1);
+                    way.kept = Some((Epoch(1), rows));
+                    prop_assert!(rows <= steps.lock().blocks.held(slot) * Cache::BLOCK);
+                    if way.left() == 0 {
+                        let (_, way, place) = going.remove(at);
+                        drop(place);
+                        steps.depart(&None, &way);
+                    } else {
+                        going[at].2 = steps.wait(&None, way.wish(tell.clone()));
+                    }
+                }
+            }
+            prop_assert_eq!(steps.sequences().free, blocks);
+        }
     }
 }

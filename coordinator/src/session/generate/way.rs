@@ -40,6 +40,18 @@ pub(super) struct Way {
 }
 
 impl Way {
+    /// One of which nothing is kept.
+    pub(super) fn new(
+        (age, priority): (u64, i32),
+        text: Text,
+        written: bool,
+        ends: Arc<[u32]>,
+        reusable: bool,
+    ) -> Self {
+        let (text, kept, breadth, alone) = (Arc::new(text), None, Breadth::Few, false);
+        Self { age, priority, text, written, ends, kept, breadth, alone, reusable }
+    }
+
     /// The tokens behind which those that are made are to be read.
     pub(super) fn behind(&self) -> &[u32] {
         if self.written { &self.text.tokens[..self.text.prompt] } else { &[] }
@@ -204,11 +216,8 @@ impl Session {
         }
         self.check_known(0, &generated)?;
         let text = Text { slot, rows: prompt as u32 + most, sampling, tokens, prompt };
-        let (text, ends) = (Arc::new(text), ends.into());
-        let (age, breadth) = (self.inner.steps.arrive(), Breadth::Few);
-        let (alone, reusable) = (false, !spec.turns_by_length());
-        let kept = None;
-        let way = Way { age, priority, text, written, ends, kept, breadth, alone, reusable };
+        let (age, reusable) = (self.inner.steps.arrive(), !spec.turns_by_length());
+        let way = Way::new((age, priority), text, written, ends.into(), reusable);
         Ok((way, stop, took))
     }
 }

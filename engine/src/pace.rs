@@ -1,4 +1,4 @@
-//! How long steps take, as those tell that ran lately.
+//! How long steps take, as those tell that ran lately: by that, whether drafted rows pay.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ pub struct Ran {
 
 /// How long steps take: those of a decode burst by a line over their rows.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Pace {
+pub struct Pace {
     /// Sums over bursts, of which each counts a little less than the one behind it: 1, rows of a step, their squares,
     /// seconds of a step, and these times rows.
     sums: [f64; 5],
@@ -37,7 +37,7 @@ fn follow(mean: &mut Option<f64>, value: f64) {
 
 impl Pace {
     /// Notes what a decode burst took.
-    pub(super) fn decoded(&mut self, ran: Ran, took: Duration) {
+    pub fn decoded(&mut self, ran: Ran, took: Duration) {
         let steps = f64::from(ran.steps.max(1));
         // No step takes no time.
         let (rows, took) = (f64::from(ran.rows) / steps, took.as_secs_f64().max(1e-9) / steps);
@@ -48,12 +48,12 @@ impl Pace {
     }
 
     /// Notes what rows of prompts took.
-    pub(super) fn read(&mut self, rows: u32, took: Duration) {
+    pub fn read(&mut self, rows: u32, took: Duration) {
         follow(&mut self.row, took.as_secs_f64() / f64::from(rows.max(1)));
     }
 
     /// Seconds of a row of a prompt, if some ran.
-    pub(super) fn row(&self) -> Option<f64> {
+    pub fn row(&self) -> Option<f64> {
         self.row
     }
 
@@ -74,13 +74,13 @@ impl Pace {
     }
 
     /// Seconds of a step that decodes so many sequences, if some ran.
-    pub(super) fn step(&self, sequences: usize) -> Option<f64> {
+    pub fn step(&self, sequences: usize) -> Option<f64> {
         let (one, more) = self.line()?;
         Some(one + more * sequences.saturating_sub(1) as f64)
     }
 
     /// What one more row takes of the time of such a step.
-    pub(super) fn row_cost(&self, sequences: usize) -> f32 {
+    pub fn row_cost(&self, sequences: usize) -> f32 {
         let beside = sequences.saturating_sub(1) as f64;
         let known = self.line().map(|(one, more)| more / (one + more * beside));
         known.unwrap_or(ROW / (1.0 + ROW * beside)) as f32

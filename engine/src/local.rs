@@ -11,6 +11,7 @@ use crate::{
     generate::{Decoded, Drafting, Generated, Generation, Goal, STINT, Told},
     link::{Links, memory},
     merge::{MergeError, Merged, merge},
+    pace::{Pace, Ran},
     stream::Stream,
     weights::{Shard, WeightError},
 };
@@ -88,6 +89,28 @@ pub struct LocalCluster {
 struct State {
     epoch: Epoch,
     sequence: SequenceNumber,
+    /// How long decode steps take.
+    pace: Pace,
+}
+
+/// Tokens that are to be made.
+struct Burst<'a> {
+    phase: Phase,
+    shape: &'a BatchShape,
+    /// What its rows are made of.
+    tokens: &'a [u32],
+    goals: &'a [Goal],
+    /// Steps at most.
+    steps: u32,
+    drafting: Option<Drafting>,
+    deadline: Option<Instant>,
+}
+
+impl<'a> Burst<'a> {
+    /// In any number of steps, without drafts.
+    fn new(phase: Phase, shape: &'a BatchShape, tokens: &'a [u32], goals: &'a [Goal]) -> Self {
+        Self { phase, shape, tokens, goals, steps: u32::MAX, drafting: None, deadline: None }
+    }
 }
 
 impl LocalCluster {
@@ -275,8 +298,9 @@ impl LocalCluster {
     }
 
     /// Goes on with a text, whose tokens so far are its prompt, until `count` tokens more or one of `stop`, or
-    /// until `tell` breaks off: it is called with what is told of each. Some more may be made by then, of which
-    /// nothing is told. The prompt goes through in chunks of at most `chunk` rows.
+    /// until `tell` breaks off: it is called with what is told of each, as it is made. Some more may be made by then, of
+    /// which nothing is told. The prompt goes through in chunks of at most `chunk` rows. What may follow is drafted
+    /// where that pays.
     ///
     /// # Errors
     /// As [`LocalCluster::execute`]; when the text does not fit the plan's cache.
@@ -385,7 +409,8 @@ impl LocalCluster {
     ) -> Result<Made, LocalError> {
         let rows = budget::sequences(self.plan());
         let drafting = row_cost.map(|row_cost| Drafting { row_cost, rows });
-        self.steps(&mut self.lock(), phase, shape, tokens, (goals, steps, drafting), deadline)
+        let burst = Burst { steps, drafting, deadline, ..Burst::new(phase, shape, tokens, goals) };
+        self.steps(&mut self.lock(), &burst, &|_, _| ControlFlow::Continue(()))
     }
 
     fn go_on(
@@ -402,34 +427,31 @@ impl LocalCluster {
             let segment = Segment { slot: text.slot, past, kept: true, rows, wanted };
             BatchShape::new(vec![segment]).map_err(LowerError::from)
         };
-        let (mut past, mut made, mut last, mut over) = (kept, 0, 0, false);
-        let mut tell = |told: &Told| {
-            (made, last) = (made + 1, told[0] as u32);
-            over = over || tell(told).is_break();
-            over |= made >= *count || stop.contains(&last);
-            (made, last, over)
+        let (mut past, most) = (kept, budget::sequences(self.plan()));
+        // Tokens that were made, the last of them, and whether that is enough.
+        let now = Mutex::new((tell, (0, 0, false)));
+        let tell = |_: usize, told: &Told| {
+            let (tell, (made, last, over)) =
+                &mut *now.lock().unwrap_or_else(PoisonError::into_inner);
+            if !*over {
+                (*made, *last) = (*made + 1, told[0] as u32);
+                *over = tell(told).is_break() || *made >= *count || stop.contains(last);
+            }
+            if *over { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
+        let so_far = || now.lock().unwrap_or_else(PoisonError::into_inner).1;
         let rest = text.tokens.get(kept as usize..).unwrap_or_default();
         let mut chunks = rest.chunks(chunk.max(1) as usize).peekable();
-        let mut now = (0, 0, true);
         let breadths = vec![Breadth::Few];
         let mut decoded = Decoded { breadths, ..Decoded::default() };
-        let goal = |count| Goal { count, stop: stop.clone(), mask: None };
+        let goal = |count| [Goal { count, stop: stop.clone(), mask: None }];
         while let Some(chunk) = chunks.next() {
             let rows = chunk.len() as u32;
             if chunks.peek().is_none() {
                 let shape = segment(past, rows, Wanted::Token(decoded.breadths[0]))?;
-                let told;
-                let goals = [goal(1)];
-                Made { told, decoded, .. } = self.steps(
-                    state,
-                    Phase::Prefill,
-                    &shape,
-                    chunk,
-                    (&goals, u32::MAX, None),
-                    None,
-                )?;
-                told[0].iter().for_each(|told| now = tell(told));
+                let goals = goal(1);
+                let burst = Burst::new(Phase::Prefill, &shape, chunk, &goals);
+                Made { decoded, .. } = self.steps(state, &burst, &tell)?;
             } else {
                 let shape = segment(past, rows, Wanted::Nothing)?;
                 let programs = self.lowered(Phase::Prefill, &shape)?;
@@ -443,32 +465,29 @@ impl LocalCluster {
             }
             past += rows;
         }
-        while !now.2 {
-            let (made, last, _) = now;
+        while let (made @ 1.., last, false) = so_far() {
             let shape = segment(past + made - 1, 1, Wanted::Token(decoded.breadths[0]))?;
-            let goals = [goal(STINT.min(*count - made))];
-            let told;
-            Made { told, decoded, .. } =
-                self.steps(state, Phase::Decode, &shape, &[last], (&goals, u32::MAX, None), None)?;
-            for told in &told[0] {
-                if !now.2 {
-                    now = tell(told);
-                }
-            }
+            let (tokens, goals) = ([last], goal(*count - made));
+            let drafting = Some(Drafting { row_cost: state.pace.row_cost(1), rows: most });
+            let burst = Burst::new(Phase::Decode, &shape, &tokens, &goals);
+            let begun = Instant::now();
+            Made { decoded, .. } =
+                self.steps(state, &Burst { steps: STINT, drafting, ..burst }, &tell)?;
+            let ran = Ran { rows: decoded.rows, steps: decoded.steps };
+            state.pace.decoded(ran, begun.elapsed());
         }
         Ok(())
     }
 
-    /// Makes tokens on all devices; what the first tells is what all tell.
+    /// Makes tokens on all devices; what the first tells, as they are made, is what all tell. Ends early where `tell`
+    /// breaks off.
     fn steps(
         &self,
         state: &mut State,
-        phase: Phase,
-        shape: &BatchShape,
-        tokens: &[u32],
-        (goals, steps, drafting): (&[Goal], u32, Option<Drafting>),
-        deadline: Option<Instant>,
+        burst: &Burst<'_>,
+        tell: &(dyn Fn(usize, &Told) -> ControlFlow<()> + Sync),
     ) -> Result<Made, LocalError> {
+        let Burst { phase, shape, tokens, goals, steps, drafting, deadline } = *burst;
         let first = self.lowered(phase, shape)?;
         state.sequence = state.sequence.next();
         let (epoch, sequence) = (state.epoch, state.sequence);
@@ -493,6 +512,9 @@ impl LocalCluster {
             let mut told = vec![Vec::new(); goals.len()];
             let tell = |at: usize, one: &Told| {
                 told[at].push(*one);
+                if rank == 0 && tell(at, one).is_break() {
+                    ending.ask();
+                }
                 None
             };
             let generated = generation.run(executor, program, tell)?;

@@ -245,12 +245,13 @@ impl Story {
             ..GenerateOptions::default()
         };
         let client = client.with_timeout(limit);
-        // It waits for as long as others have the room.
+        // It waits for as long as others have the room, or programs that run.
+        let patience = limit + ROOM;
         let beginning = client.generate(prompt.clone(), options);
-        let mut text = in_time(limit + ROOM, beginning).await?;
+        let mut text = in_time(patience, beginning).await?;
         let mut made = Vec::new();
         let finish = loop {
-            match in_time(limit, text.next()).await? {
+            match in_time(patience, text.next()).await? {
                 Some(Generated::Token(token)) => {
                     made.push(token.token);
                     begun.take().into_iter().for_each(|begun| begun());
@@ -289,6 +290,7 @@ pub async fn play(seed: u64, keys: Arc<Keys>, references: References) -> Result<
         tiles: dice.u16(1..=5),
         shares: (0..devices).map(|_| f64::from(dice.u32(2..=6)) / 2.0).collect(),
         have: vec![true; devices],
+        crowds: dice.bool(),
         // Few: texts that run together take it from each other.
         blocks: dice.bool().then(|| dice.u32(2..=4)),
     };
@@ -459,7 +461,7 @@ async fn customer(story: Arc<Story>, client: Client, name: u32, mut dice: Rng) -
         let limit = Duration::from_millis(TIMES[dice.usize(..TIMES.len())]);
         let texts = story.reference_texts().len();
         let text = texts > 0 && dice.u32(..3) == 0;
-        let crowd = if dice.u32(..3) == 0 { dice.usize(2..=5) } else { 1 };
+        let crowd = if story.setup.crowds { dice.usize(1..=6) } else { 1 };
         let these = (0..crowd).map(|_| (dice.usize(..texts.max(1)), [3, 20, 64][dice.usize(..3)]));
         let these: Vec<_> = these.collect();
         let asked = async {

@@ -80,6 +80,8 @@ pub struct Setup {
     pub shares: Vec<f64>,
     /// Which devices have the model; the others are brought it.
     pub have: Vec<bool>,
+    /// Whether clients ask for several texts at once.
+    pub crowds: bool,
     /// Blocks of the cache; without, as the coordinator decides.
     pub blocks: Option<u32>,
 }

@@ -108,11 +108,12 @@ impl KvBlocks {
         let has_room = |prefix: &Prefix| {
             let more =
                 (tokens.len() as u32).div_ceil(Cache::BLOCK) - prefix.rows.div_ceil(Cache::BLOCK);
-            more as usize <= self.room(&self.spared(&[prefix.of]))
+            let more = more as usize;
+            more <= self.tables.free() || more <= self.room(&self.spared(&[prefix.of]))
         };
         let own = self.ended.iter().filter(|ended| ended.client == *client);
-        let found = own.map(of).filter(|prefix| prefix.rows > 0 && has_room(prefix));
-        found.max_by_key(|prefix| prefix.rows)
+        let longest = own.map(of).max_by_key(|prefix| prefix.rows);
+        longest.filter(|prefix| prefix.rows > 0 && has_room(prefix))
     }
 
     /// Ended sequences, but for those that are needed.

@@ -366,9 +366,9 @@ pub enum OutputKind {
 /// these with their log-probabilities. All numbers are small enough for f32.
 pub const TOKEN_VALUES: u32 = 5 + 2 * MOST_LOGPROBS;
 
-/// Bytes of `count` candidates for one token: how many there are, with the highest bit where the burst is to end,
-/// the least score that is sure, two log-sum-exps of the whole slice, and of each candidate the token and its logit before and after
-/// penalties and temperature.
+/// Bytes of `count` candidates for one token: how many there are, with the highest bit where the burst is to
+/// end, the least score that is sure, two log-sum-exps of the whole slice, and of each candidate the token and
+/// its logit before and after penalties and temperature.
 pub fn candidates_bytes(count: u32) -> u64 {
     16 + 12 * u64::from(count)
 }

@@ -200,7 +200,10 @@ fn millis(time: Duration) -> u64 {
 }
 
 /// The plan of so many equal devices, in which budgets are no matter.
-fn plan(model: &ModelDir, devices: usize) -> Result<Plan> {
+///
+/// # Errors
+/// When the model cannot be divided among so many.
+pub fn plan(model: &ModelDir, devices: usize) -> Result<Plan> {
     let member = |at: usize| {
         let name = DeviceName::new(format!("d{at}"))?;
         anyhow::Ok(Member { name, budget: Bytes(1 << 40), threads: 1, share: 1.0 })

@@ -74,7 +74,7 @@ pub(crate) struct Shared {
     /// Read while a program runs, written by who changes the plan between programs.
     gate: Arc<tokio::sync::RwLock<()>>,
     sequence: AtomicU64,
-    /// The decode burst that runs, until it is asked to end.
+    /// The decode burst of several steps that runs, until it is asked to end.
     burst: Mutex<Option<(Epoch, SequenceNumber)>>,
     /// When something last came of the places that devices take.
     placing: Mutex<tokio::time::Instant>,

@@ -164,7 +164,10 @@ impl Session {
             let (before, begun) = (way.made(), Instant::now());
             let place = self.inner.steps.wait(self.caller.who(), way.wish(tell));
             drop(between.take());
-            self.end_burst(false);
+            // Who can begin does not wait for all of the burst that runs.
+            if way.kept.is_none() && self.inner.steps.has_room(way.text.tokens.len()) {
+                self.inner.fleet.end_burst();
+            }
             let stepped = self.step(place, way, answer, telling, &mut told, &mut until);
             let Some(Answered { came, between: still }) = stepped.await? else { return Ok(None) };
             while let Ok(one) = told.try_recv() {
@@ -206,11 +209,13 @@ impl Session {
         }
     }
 
-    /// Ends the burst that runs, where somebody who has come need not wait for it, or one of its sequences is gone.
-    fn end_burst(&self, gone: bool) {
-        if self.inner.steps.ends_burst(gone) {
+    /// Has a sequence leave that wants no more. False while a step runs with it, which ends early then.
+    fn leave(&self, place: &WaitingSequence) -> bool {
+        let left = place.leave();
+        if !left {
             self.inner.fleet.end_burst();
         }
+        left
     }
 
     /// Says what waits to be said. Some when the sequence ends by that: because of a token, or since nobody
@@ -259,7 +264,7 @@ impl Session {
                         Some(one) = told.recv() => {
                             telling.take(way, one);
                             if telling.finish.is_some() {
-                                self.end_burst(true);
+                                self.inner.fleet.end_burst();
                             }
                         }
                         answered = &mut place.answer => {
@@ -267,19 +272,13 @@ impl Session {
                         }
                         turn = &mut turn, if free => break turn,
                         // Nobody waits in the queue for who does not want it.
-                        () = telling.listener.closed(), if free => match place.leave() {
+                        () = telling.listener.closed(), if free => match self.leave(&place) {
                             true => return Ok(None),
-                            false => {
-                                free = false;
-                                self.end_burst(true);
-                            }
+                            false => free = false,
                         },
-                        () = over(deadline), if free => match place.leave() {
+                        () = over(deadline), if free => match self.leave(&place) {
                             true => return Err(self.late(late)),
-                            false => {
-                                free = false;
-                                self.end_burst(true);
-                            }
+                            false => free = false,
                         },
                         _ = ticks.tick() => match place.waits() {
                             true => {

@@ -136,42 +136,72 @@ async fn generated(session: &Session, ids: Vec<u32>, options: GenerateOptions) -
     }
 }
 
-/// Who comes while others decode does not wait for all of their burst, and nobody waits for who goes.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_burst_ends_for_those_who_come_or_go() {
-    let model = Arc::new(ModelDir::open(&checkpoint("llama")).unwrap());
+/// A session of two devices whose programs wait until they may run.
+fn held(model: &Arc<ModelDir>) -> (Arc<Around<Held>>, Session) {
     let cache = Cache { rows: 6 * Cache::BLOCK, values: CacheType::F32 };
-    for goes in [false, true] {
-        let plan = plan_with(&model, &[1.0, 2.0], Strategy::Galaxy, cache);
-        let devices = LocalFleet::open(model.clone(), plan).unwrap();
-        let fleet = Arc::new(Around::ready(devices, Held::new()));
-        let session = Session::new(model.clone(), fleet.clone(), Limits { queue: 64, ..LIMITS });
-        let until = async |count: &AtomicUsize, most: usize| {
-            while count.load(Ordering::SeqCst) < most {
-                tokio::task::yield_now().await;
-            }
-        };
-        let drawn = |seed| {
-            let session = session.clone();
-            tokio::spawn(async move { self::drawn(&session, 9, seed).await })
-        };
-        // The prompt is read, and the first burst waits.
-        fleet.before.may.add_permits(1);
-        let first = drawn(1);
-        until(&fleet.before.asked, 2).await;
-        assert_eq!(fleet.before.ended.load(Ordering::SeqCst), 0);
-        if goes {
-            first.abort();
-        }
-        let second = drawn(2);
-        until(&fleet.before.ended, 1).await;
-        fleet.before.may.add_permits(1000);
-        let second = second.await.unwrap();
-        if !goes {
-            assert_eq!(first.await.unwrap(), self::drawn(&session, 9, 1).await);
-        }
-        assert_eq!(second, self::drawn(&session, 9, 2).await);
+    let plan = plan_with(model, &[1.0, 2.0], Strategy::Galaxy, cache);
+    let devices = LocalFleet::open(model.clone(), plan).unwrap();
+    let fleet = Arc::new(Around::ready(devices, Held::new()));
+    let session = Session::new(model.clone(), fleet.clone(), Limits { queue: 64, ..LIMITS });
+    (fleet, session)
+}
+
+/// Waits until more was counted.
+async fn until_more(count: &AtomicUsize, before: usize) {
+    while count.load(Ordering::SeqCst) <= before {
+        tokio::task::yield_now().await;
     }
+}
+
+/// Lets the prompt of a sequence be read, and waits until its first burst is about to run. Gives how many bursts were
+/// asked to end by then.
+async fn first_burst(fleet: &Around<Held>) -> usize {
+    fleet.before.may.add_permits(1);
+    until_more(&fleet.before.asked, 1).await;
+    fleet.before.ended.load(Ordering::SeqCst)
+}
+
+/// Who comes while others decode does not wait for all of their burst.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_burst_ends_for_who_comes() {
+    let model = Arc::new(ModelDir::open(&checkpoint("llama")).unwrap());
+    let (fleet, session) = held(&model);
+    let drawn = |seed| {
+        let session = session.clone();
+        tokio::spawn(async move { self::drawn(&session, 9, seed).await })
+    };
+    let first = drawn(1);
+    let before = first_burst(&fleet).await;
+    let second = drawn(2);
+    until_more(&fleet.before.ended, before).await;
+    fleet.before.may.add_permits(1000);
+    let tokens = [first.await.unwrap(), second.await.unwrap()];
+    for (seed, tokens) in (1..).zip(tokens) {
+        assert_eq!(tokens, self::drawn(&session, 9, seed).await, "{seed}");
+    }
+}
+
+/// Nobody waits for the burst of who goes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_burst_ends_for_who_goes() {
+    let model = Arc::new(ModelDir::open(&checkpoint("llama")).unwrap());
+    let (fleet, session) = held(&model);
+    let (listener, said) = mpsc::channel(1000);
+    let going = tokio::spawn(async move {
+        let options = GenerateOptions {
+            max_tokens: 60,
+            ignore_end: true,
+            fallback: None,
+            ..GenerateOptions::default()
+        };
+        session.generate(vec![3, 14, 15].into(), options, None, listener).await;
+    });
+    let before = first_burst(&fleet).await;
+    drop(said);
+    until_more(&fleet.before.ended, before).await;
+    fleet.before.may.add_permits(1000);
+    going.await.unwrap();
+    assert_eq!(fleet.before.runs.load(Ordering::SeqCst), 2, "no more is run for it");
 }
 
 /// Alone, in a crowd, and where room is so short that sequences are evicted, the same seed gives the same tokens.

@@ -8,13 +8,13 @@ use anyhow::{Context, Result, bail, ensure};
 use fastrand::Rng;
 use futures_util::future::join_all;
 use galaxy_client::{Client, ClientError, GenerateOptions, Generated, Output, RetryPolicy};
-use galaxy_common::{
-    Bytes, Cache, CacheType, DeviceName, Plan, Sampling, Strategy, Text, WireType,
-};
+use galaxy_common::{Cache, Sampling, Text};
 use galaxy_engine::{generate::token, local::LocalCluster};
-use galaxy_graph::share::{self, Member, Terms};
 use galaxy_model::ModelDir;
-use galaxy_testbed::golden::{self, Expected, TOLERANCE, deviation};
+use galaxy_testbed::{
+    chaos,
+    golden::{self, Expected, TOLERANCE, deviation},
+};
 use std::{
     collections::BTreeMap,
     fmt, fs,
@@ -87,7 +87,7 @@ fn long_text(folder: &Path) -> Result<Option<(Vec<u32>, Vec<u32>)>> {
     if model.spec().position_limit() < rows {
         return Ok(None);
     }
-    let cluster = LocalCluster::open(model.clone(), alone(&model, rows)?)?;
+    let cluster = LocalCluster::open(model.clone(), chaos::plan(&model, 1)?)?;
     for seed in 0..20 {
         let tokens: Vec<u32> =
             (0..prompt as u32).map(|at| (at * at + 7 * at + seed) % 90).collect();
@@ -106,24 +106,6 @@ fn long_text(folder: &Path) -> Result<Option<(Vec<u32>, Vec<u32>)>> {
         }
     }
     bail!("{}: in every text two tokens are as likely", folder.display())
-}
-
-/// A plan of one device with a cache for so many rows.
-fn alone(model: &ModelDir, rows: u32) -> Result<Plan> {
-    let cache = Cache { rows: rows.next_multiple_of(Cache::BLOCK), values: CacheType::F32 };
-    let terms = Terms {
-        model: model.name(),
-        fingerprint: model.fingerprint(),
-        formats: model.formats(),
-        strategy: Strategy::Local,
-        wire: WireType::F32,
-        tiles: 1,
-        max_rows: 64,
-        cache,
-    };
-    let name = DeviceName::new("alone")?;
-    let member = Member { name, budget: Bytes(1 << 30), threads: 1, share: 1.0 };
-    Ok(share::plan(model.spec(), &terms, &[member])?)
 }
 
 fn texts(golden: &serde_json::Value) -> Result<Vec<(Vec<u32>, Vec<u32>)>> {
@@ -386,10 +368,9 @@ async fn tell(story: &Arc<Story>, dice: &mut Rng, keys: Arc<Keys>, setup: Setup)
     }
     drop(client);
     timeout(END, world.close()).await.context("the parties do not end")?;
-    let (evicted, most) = *world.crowds.lock().unwrap_or_else(PoisonError::into_inner);
     story.count(|tally| {
-        (tally.brought, tally.evicted, tally.most) =
-            (world.brought.load(Ordering::Relaxed), evicted, most);
+        tally.brought = world.brought.load(Ordering::Relaxed);
+        (tally.evicted, tally.most) = world.crowds;
     });
     Ok(())
 }
@@ -461,9 +442,9 @@ async fn customer(story: Arc<Story>, client: Client, name: u32, mut dice: Rng) -
         let limit = Duration::from_millis(TIMES[dice.usize(..TIMES.len())]);
         let texts = story.reference_texts().len();
         let text = texts > 0 && dice.u32(..3) == 0;
-        let crowd = if story.setup.crowds { dice.usize(1..=6) } else { 1 };
-        let these = (0..crowd).map(|_| (dice.usize(..texts.max(1)), [3, 20, 64][dice.usize(..3)]));
-        let these: Vec<_> = these.collect();
+        let crowd = if story.setup.crowds { dice.u64(1..=6) } else { 1 };
+        let mut one = || (dice.usize(..texts.max(1)), [3, 20, 64][dice.usize(..3)]);
+        let these: Vec<_> = (0..crowd).map(|_| one()).collect();
         let asked = async {
             match text {
                 true => {
@@ -489,8 +470,8 @@ async fn customer(story: Arc<Story>, client: Client, name: u32, mut dice: Rng) -
                 let what = if text { format!("texts {these:?}") } else { format!("{lengths:?}") };
                 story.say(format_args!("client {name}, request {request}: {what} right"));
                 story.count(|tally| {
-                    tally.answered += 1;
-                    tally.texts += if text { crowd as u64 } else { 0 };
+                    tally.answered += if text { crowd } else { 1 };
+                    tally.texts += if text { crowd } else { 0 };
                 });
             }
             Err(error) => {

@@ -20,7 +20,7 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -134,7 +134,7 @@ pub struct World {
     /// How often a device was brought pieces of the model, and had its place or was ready for it.
     pub brought: Arc<AtomicU64>,
     /// How many sequences lost their room, and the most that were in a step.
-    pub crowds: Arc<Mutex<(u64, usize)>>,
+    pub crowds: (u64, usize),
     pub network: Network,
     fronts: Vec<SocketAddr>,
     tasks: JoinSet<()>,
@@ -162,7 +162,7 @@ impl World {
             setup,
             caches,
             brought: Arc::default(),
-            crowds: Arc::default(),
+            crowds: (0, 0),
             network,
             fronts,
             tasks,
@@ -291,10 +291,7 @@ impl World {
         if party == DESK {
             let Some(Desk { session, stop, served }) = self.desk.take() else { return };
             let seen = session.sequences();
-            {
-                let mut crowds = self.crowds.lock().unwrap_or_else(PoisonError::into_inner);
-                *crowds = (crowds.0 + seen.evicted, crowds.1.max(seen.most));
-            }
+            self.crowds = (self.crowds.0 + seen.evicted, self.crowds.1.max(seen.most));
             self.leaving.spawn(async move {
                 if gently {
                     // A text may wait for a device for half a minute, and then for its client: whoever

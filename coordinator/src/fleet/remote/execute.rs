@@ -108,7 +108,8 @@ pub(super) async fn execute(
     request.burst = task.burst.as_ref().map(v1::Burst::from);
     let mut program = Program { shared, epoch, ring: &ring, dispatch: &dispatch, readiness };
     let calls = program.call(&request, &task)?;
-    *shared.burst() = request.burst.as_ref().map(|_| (epoch, sequence));
+    let several = task.burst.as_ref().is_some_and(|burst| burst.steps > 1);
+    *shared.burst() = several.then_some((epoch, sequence));
     let results = program.results(calls, limit, until).await;
     *shared.burst() = None;
     let (devices, decoded) = results?;

@@ -45,8 +45,6 @@ struct State {
     blocks: KvBlocks,
     /// How many had no room when somebody looked last.
     starving: usize,
-    /// Whether a burst of several steps runs that nobody has asked to end.
-    burst: bool,
     /// What is counted of them; what can be seen is filled in when somebody asks.
     counts: Sequences,
 }
@@ -257,17 +255,9 @@ impl Steps {
         self.lock().starving > 0
     }
 
-    /// Whether the burst that runs is to end, since a sequence has come that can begin or, `gone`, one of its own wants
-    /// no more. Says so once of a burst.
-    pub(super) fn ends_burst(&self, gone: bool) -> bool {
-        let mut state = self.lock();
-        let free = state.blocks.free() * Cache::BLOCK;
-        let begins = |entry: &Entry| {
-            entry.wish.kept.is_none() && entry.wish.text.tokens.len() <= free as usize
-        };
-        let ends = state.burst && (gone || state.waiting.iter().any(begins));
-        state.burst &= !ends;
-        ends
+    /// Whether there is room for so many rows that no sequence has.
+    pub(super) fn has_room(&self, rows: usize) -> bool {
+        rows <= (self.lock().blocks.free() * Cache::BLOCK) as usize
     }
 
     /// Makes the next step wait for a sequence.
@@ -337,11 +327,10 @@ impl Steps {
         let Step { evicted, parts, phase, steps, row_cost } = step?;
         let mut taken = state.taken(evicted, parts, &prefixes);
         if taken.chosen.is_empty() && taken.evicted.is_empty() {
-            // Trying again would come to the same.
-            tracing::warn!("a step had room for nobody");
+            // Trying again at once would come to the same.
+            tracing::warn!("no sequence of the next step has room in the KV cache: all wait");
             return None;
         }
-        state.burst = phase == Phase::Decode && steps > 1;
         // Steps whose sequences need as many candidates are the same programs, whichever need them.
         taken.chosen.sort_by_key(|Chosen { part, entry, .. }| {
             (std::cmp::Reverse(entry.wish.breadth), part.count.is_none())
@@ -541,10 +530,7 @@ impl Session {
         for slot in after {
             self.inner.fleet.forget(epoch, slot).await;
         }
-        {
-            let mut state = steps.lock();
-            (state.counts.running, state.burst) = (0, false);
-        }
+        steps.lock().counts.running = 0;
         drop(turn);
         let together = chosen.len();
         let mut breadths = result.iter().flat_map(|run| run.decoded.breadths.clone());

@@ -5,7 +5,7 @@
     scripts/chat.py compare DIR   the templates DIR/*.jinja, by transformers and by us
 
 Needs transformers and jinja2. The results of the first form are committed: run it only to add a
-case, and note what changed. The second form builds `client/examples/chat_template.rs`, prints each
+case, and note what changed. The second form builds `cli/examples/chat_template.rs`, prints each
 template's first chat that differs, and exits with 1 if there is one. Many public templates come inside packages, and
 none of them are committed: `pip download --no-binary llama-cpp-python --no-deps llama-cpp-python`
 brings those of llama.cpp, under `vendor/llama.cpp/models/templates`.
@@ -60,7 +60,7 @@ def reference(template: str, request: dict) -> dict:
 
 def ours(templates: dict, requests: dict) -> list:
     """What we make of each request, template by template."""
-    build = "cargo build --quiet --release --locked -p galaxy-client --example chat_template"
+    build = "cargo build --quiet --release --locked -p galaxy-cli --example chat_template"
     subprocess.run(build.split(), cwd=ROOT, check=True)
     lines = [
         json.dumps({"template": template, "tokens": TOKENS, "request": request})

@@ -21,14 +21,14 @@ ROOT = Path(__file__).resolve().parent.parent
 # A crate depends only on those before it.
 LAYERS = [
     "galaxy-common", "galaxy-proto", "galaxy-model", "galaxy-graph", "galaxy-planner",
-    "galaxy-engine", "galaxy-worker", "galaxy-coord", "galaxy-client", "galaxy-testbed",
+    "galaxy-engine", "galaxy-worker", "galaxy-coord", "galaxy-client", "galaxy-cli", "galaxy-testbed",
 ]
 # They meet through proto only.
 STRANGERS = ("galaxy-worker", "galaxy-coord")
 # Crates from outside that only some of ours may name. A name ends at "-" too: rten-simd is rten.
 OUTSIDE = {
     # The testbed plays coordinator and client.
-    "tonic": {"galaxy-proto", "galaxy-worker", "galaxy-coord", "galaxy-client", "galaxy-testbed"},
+    "tonic": {"galaxy-proto", "galaxy-worker", "galaxy-coord", "galaxy-client", "galaxy-cli", "galaxy-testbed"},
     "rten": {"galaxy-engine"},
     "burn": {"galaxy-engine"},
     "quinn": {"galaxy-worker"},
@@ -47,17 +47,17 @@ PLACES = {
     "a socket": (
         r"\b(quinn|TcpStream|TcpListener|UdpSocket|UnixStream|UnixListener)\b",
         (
-            "worker/src/ring", "proto/src/door", "proto/src/channel.rs", "client/src/cli/serve.rs",
+            "worker/src/ring", "proto/src/door", "proto/src/channel.rs", "cli/src/serve.rs",
             # Who joins, on both sides.
             "proto/src/join/dial.rs", "coordinator/src/reception.rs",
             # They bind the port that the door then takes.
             "worker/src/serve.rs", "coordinator/src/main.rs", "coordinator/src/api.rs",
             # It measures what loopback carries.
-            "client/src/cli/loopback.rs",
+            "cli/src/loopback.rs",
             "testbed/",
         ),
         "links live under worker/src/ring, connections under proto/src/door and channel.rs, HTTP under "
-        "client/src/cli/serve.rs",
+        "cli/src/serve.rs",
     ),
 }
 

@@ -21,12 +21,8 @@ mod error;
 #[doc(hidden)]
 pub mod fuzz;
 mod generate;
-#[doc(hidden)]
-pub mod hub;
 mod input;
 mod members;
-#[doc(hidden)]
-pub mod openai;
 mod parts;
 mod pieces;
 mod retry;

@@ -1,7 +1,7 @@
 //! What a Hub of models says: lists of files, headers, addresses, and files that name others.
 
 use super::{Input, good};
-use galaxy_client::hub::{
+use galaxy_cli::hub::{
     address::Address,
     answer::{self, ContentRange, Digest, Listing},
 };

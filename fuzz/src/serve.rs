@@ -1,15 +1,13 @@
 //! What programs ask of `galaxy serve`.
 
 use super::{Input, good};
-use galaxy_client::{
-    GenerateOptions,
-    openai::{
-        chat::Template,
-        error::ApiError,
-        rerank::RerankRequest,
-        wire::{ChatRequest, CompletionRequest, EmbeddingInput, EmbeddingRequest},
-    },
+use galaxy_cli::openai::{
+    chat::Template,
+    error::ApiError,
+    rerank::RerankRequest,
+    wire::{ChatRequest, CompletionRequest, EmbeddingInput, EmbeddingRequest},
 };
+use galaxy_client::GenerateOptions;
 use std::collections::BTreeMap;
 
 /// What templates in the wild do with messages: compare roles, call methods of strings, refuse, go by what

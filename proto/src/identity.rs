@@ -3,16 +3,20 @@
 //! A certificate carries a role and a name as the DNS name `NAME.ROLE.galaxy`. Peers are known by
 //! it and never by their address. TLS 1.3 only, mutual always.
 
+#[cfg(feature = "members")]
 mod authority;
 mod denied;
 mod held;
 
+#[cfg(feature = "members")]
 pub use authority::Authority;
+#[cfg(feature = "members")]
 pub(crate) use authority::{pem, store};
 pub use denied::{Denied, NotRemoved, Removed};
 pub use held::Identity;
 
 use galaxy_common::{DeviceName, NameError, private::PrivateError};
+use ring::digest::{SHA256, digest};
 use rustls::{
     crypto::CryptoProvider,
     pki_types::{CertificateDer, ServerName, UnixTime},
@@ -182,6 +186,7 @@ pub enum IdentityError {
         source: rustls::Error,
     },
     /// Certificates cannot be made.
+    #[cfg(feature = "members")]
     #[error("a certificate could not be made: {source}")]
     Make {
         /// Why.
@@ -217,6 +222,13 @@ pub fn server_name(name: &DeviceName, role: Role) -> ServerName<'static> {
     ServerName::try_from(dns_name(name, role)).expect(
         "a device name is one DNS label of at most 48 bytes, so with a role it is a DNS name",
     )
+}
+
+/// SHA-256 of a SubjectPublicKeyInfo: what keys are known by.
+pub(crate) fn fingerprint(info: &[u8]) -> [u8; 32] {
+    let mut out = [0; 32];
+    out.copy_from_slice(digest(&SHA256, info).as_ref());
+    out
 }
 
 /// The DNS name of a certificate.

@@ -34,7 +34,6 @@ pub use home::{Contact, home, identity_in};
 pub use line::{InvitationId, Line, LineError, NoRandomness, Pin, Secret};
 pub use message::{Ask, Grant, Greeting, MAX_BYTES, Malformed, Message, Refusal};
 pub use proof::{AskError, Asked, Binding, EXPORTER, Proof};
-pub(crate) use request::fingerprint;
 pub use request::{PublicKey, Request, RequestError};
 pub use vet::{VetError, Vetted, vet};
 pub use wire::{WireError, receive, send};

@@ -6,6 +6,7 @@ pub mod convert;
 pub mod door;
 pub mod fault;
 pub mod identity;
+#[cfg(feature = "members")]
 pub mod join;
 
 /// Generated from `proto/galaxy/v1/*.proto`.

@@ -2,7 +2,7 @@
 //! the reference implementation of GGUF reads (`scripts/golden-smollm2.py`).
 #![allow(clippy::unwrap_used)]
 
-use galaxy_client::openai::chat::{Chat, Message, TemplateArguments};
+use galaxy_cli::openai::chat::{Chat, Message, TemplateArguments};
 use galaxy_common::{Bytes, Cache, DeviceName, Sampling, Strategy, Text, WireType};
 use galaxy_engine::{generate::Told, local::LocalCluster};
 use galaxy_graph::share::{self, Member, Terms};

@@ -1,7 +1,7 @@
 //! Who was removed from a cluster: certificates that are refused though the authority issued them.
 
-use super::{Role, peer};
-use crate::{join::fingerprint, v1::DenyRequest};
+use super::{Role, fingerprint, peer};
+use crate::v1::DenyRequest;
 use galaxy_common::{
     DeviceName,
     replace::{PUBLIC, replace},

@@ -3,14 +3,12 @@
 //! Of a request only the public key counts; name and role come from the invitation. So one that asks for anything more,
 //! a subject, names, or to be an authority, is refused by that, before anything is signed.
 
+use crate::identity::fingerprint;
 use rcgen::{
     CertificateParams, DistinguishedName, KeyPair, PKCS_ECDSA_P256_SHA256, PublicKeyData,
     SignatureAlgorithm,
 };
-use ring::{
-    digest::{SHA256, digest},
-    signature::{ECDSA_P256_SHA256_ASN1, UnparsedPublicKey},
-};
+use ring::signature::{ECDSA_P256_SHA256_ASN1, UnparsedPublicKey};
 
 /// What stands before the point of a P-256 key in its SubjectPublicKeyInfo (RFC 5480).
 const P256: [u8; 26] = [
@@ -42,13 +40,6 @@ impl PublicKey {
     pub fn fingerprint(&self) -> [u8; 32] {
         fingerprint(&self.info())
     }
-}
-
-/// SHA-256 of a SubjectPublicKeyInfo: what keys are known by.
-pub(crate) fn fingerprint(info: &[u8]) -> [u8; 32] {
-    let mut out = [0; 32];
-    out.copy_from_slice(digest(&SHA256, info).as_ref());
-    out
 }
 
 impl PublicKeyData for PublicKey {

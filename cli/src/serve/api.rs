@@ -1,0 +1,442 @@
+//! The routes, and who may use them.
+
+use super::limits::MAX_BYTES;
+use crate::generation_config::GenerationConfig;
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    extract::{DefaultBodyLimit, Path, Request, State, rejection::BytesRejection},
+    http::{HeaderValue, Method, StatusCode, header, uri::Authority},
+    middleware::{self, Next},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use futures_util::stream;
+use galaxy_cli::openai::{
+    answer::{Form, Frame, Usage},
+    chat::Chat,
+    error::{ApiError, answer},
+    rerank::RerankRequest,
+    wire::{ChatRequest, Choice, CompletionRequest, EmbeddingInput, EmbeddingRequest},
+};
+use galaxy_client::{
+    Client, ClientError, ClusterStatus, EmbedOptions, GenerateOptions, Generated, Generating,
+    Prompt, TooLong,
+};
+use serde_json::{Value, json};
+use std::{
+    convert::Infallible,
+    net::IpAddr,
+    num::NonZeroU32,
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+use tokio::sync::mpsc;
+
+/// How long the coordinator may take to say how it fares.
+const STATUS: Duration = Duration::from_secs(5);
+/// What is answered, for who asks for something else.
+const ROUTES: &str = "there are POST /v1/chat/completions, /v1/completions, /v1/embeddings and /v1/rerank, and GET \
+                      /v1/models, /v1/models/NAME and /health";
+/// Events on their way to a program that reads slowly.
+const EVENTS: usize = 64;
+
+type Answer = Result<Response, ApiError>;
+type Received = Result<Bytes, BytesRejection>;
+
+/// What answers.
+#[derive(Clone)]
+pub struct Api(Arc<Inner>);
+
+struct Inner {
+    client: Client,
+    /// On a connection of its own: texts that run do not keep it waiting.
+    status: Client,
+    key: Option<String>,
+    chat: Option<Chat>,
+    /// Where settings come from that requests leave open.
+    settings: GenerationConfig,
+    started: u64,
+}
+
+impl Api {
+    pub fn new(
+        client: Client,
+        status: Client,
+        key: Option<String>,
+        chat: Option<Chat>,
+        settings: GenerationConfig,
+    ) -> Self {
+        Self(Arc::new(Inner { client, status, key, chat, settings, started: now() }))
+    }
+
+    pub fn router(self) -> Router {
+        Router::new()
+            .route("/health", get(health))
+            .route("/v1/models", get(models))
+            .route("/v1/models/{*name}", get(model))
+            .route("/v1/embeddings", post(embeddings))
+            .route("/v1/rerank", post(rerank))
+            .route("/v1/completions", post(completions))
+            .route("/v1/chat/completions", post(chats))
+            .fallback(nothing)
+            .method_not_allowed_fallback(other_method)
+            .layer(DefaultBodyLimit::max(MAX_BYTES))
+            .layer(middleware::from_fn_with_state(self.clone(), guard))
+            .with_state(self)
+    }
+
+    /// How the coordinator fares, if it says so soon.
+    async fn status(&self) -> Result<ClusterStatus, ClientError> {
+        self.0.status.with_timeout(STATUS).status().await
+    }
+
+    /// The name of the model that is served, which is `asked` for, if any is.
+    async fn model(&self, asked: Option<&str>) -> Result<String, ApiError> {
+        // A coordinator that starts is waited for, as it is by what is asked next.
+        let model = self.0.status.status().await?.model;
+        match asked {
+            Some(asked) if !asked.is_empty() && asked != model => {
+                let why = format!("there is no model {asked:?} here; the cluster serves {model:?}");
+                Err(ApiError::new(StatusCode::NOT_FOUND, "model_not_found", why).of("model"))
+            }
+            _ => Ok(model),
+        }
+    }
+
+    fn card(&self, model: String) -> Value {
+        json!({ "id": model, "object": "model", "created": self.0.started, "owned_by": "galaxy" })
+    }
+}
+
+/// Lets in who shows the key. Without one we listen on loopback only, and what is left to keep out are
+/// pages in a browser of this machine: they cannot send JSON elsewhere unasked, nor hide whom they call.
+async fn guard(State(api): State<Api>, request: Request, next: Next) -> Answer {
+    let headers = request.headers();
+    match &api.0.key {
+        Some(key) => {
+            let shown = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
+            if !shown.and_then(|s| s.strip_prefix(b"Bearer ")).is_some_and(|s| same(s, key)) {
+                let why = "the API key is missing or wrong";
+                return Err(ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", why));
+            }
+        }
+        None => {
+            let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
+            if !host.is_some_and(is_loopback) {
+                let why =
+                    "without an API key only this machine is answered, under the name localhost";
+                return Err(ApiError::new(StatusCode::FORBIDDEN, "wrong_host", why));
+            }
+        }
+    }
+    if request.method() == Method::POST {
+        let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
+        let kind = kind.map(|kind| kind.split(';').next().unwrap_or_default().trim());
+        if !kind.is_some_and(|kind| kind.eq_ignore_ascii_case("application/json")) {
+            let came = kind.map_or("missing".to_owned(), |kind| format!("{kind:?}"));
+            let why = format!("content-type must be application/json, and is {came}");
+            return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "not_json", why));
+        }
+    }
+    Ok(next.run(request).await)
+}
+
+/// Whether two keys are the same, in a time that does not tell where they differ.
+fn same(shown: &[u8], key: &str) -> bool {
+    let key = key.as_bytes();
+    let differences = shown.iter().zip(key).fold(0, |all, (a, b)| all | (a ^ b));
+    shown.len() == key.len() && std::hint::black_box(differences) == 0
+}
+
+/// Whether a `Host` names this machine to itself.
+fn is_loopback(host: &str) -> bool {
+    let Ok(authority) = host.parse::<Authority>() else { return false };
+    let name = authority.host().trim_start_matches('[').trim_end_matches(']');
+    name.eq_ignore_ascii_case("localhost")
+        || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+async fn nothing(request: Request) -> ApiError {
+    let why = format!("there is no {}; {ROUTES}", request.uri().path());
+    ApiError::new(StatusCode::NOT_FOUND, "not_found", why)
+}
+
+async fn other_method(request: Request) -> ApiError {
+    let why = format!("{} does not take {}; {ROUTES}", request.uri().path(), request.method());
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", why)
+}
+
+async fn health(State(api): State<Api>) -> Answer {
+    let status = api.status().await?;
+    let code = match &*status.state {
+        "ready" | "moving" => StatusCode::OK,
+        _ => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    Ok(answer(code, &json!({ "state": status.state, "model": status.model })))
+}
+
+async fn models(State(api): State<Api>) -> Answer {
+    let model = api.card(api.model(None).await?);
+    Ok(answer(StatusCode::OK, &json!({ "object": "list", "data": [model] })))
+}
+
+async fn model(State(api): State<Api>, Path(name): Path<String>) -> Answer {
+    let model = api.model(Some(&name)).await?;
+    Ok(answer(StatusCode::OK, &api.card(model)))
+}
+
+async fn embeddings(State(api): State<Api>, body: Received) -> Answer {
+    let request = EmbeddingRequest::read(&received(body)?)?;
+    let model = api.model(request.model.as_deref()).await?;
+    let options = EmbedOptions {
+        too_long: if request.truncate { TooLong::Truncate } else { TooLong::Refuse },
+        dimensions: request.dimensions.and_then(NonZeroU32::new),
+        ..EmbedOptions::default()
+    };
+    let done = match &request.input {
+        EmbeddingInput::Texts(texts) => api.0.client.embed_with(texts, options).await,
+        EmbeddingInput::Ids(ids) => api.0.client.embed_ids(ids, options).await,
+    };
+    let done = done.map_err(|error| ApiError::from(error).about("input"))?;
+    let value = request.answer(&model, &done.vectors, done.report.tokens);
+    Ok(answer(StatusCode::OK, &value))
+}
+
+async fn rerank(State(api): State<Api>, body: Received) -> Answer {
+    let request = RerankRequest::read(&received(body)?)?;
+    let model = api.model(request.model.as_deref()).await?;
+    let too_long = if request.truncate { TooLong::Truncate } else { TooLong::Refuse };
+    let (query, documents) = (&request.query, &request.documents);
+    let ranking = api.0.client.rerank(query, documents, too_long).await;
+    let ranking = ranking.map_err(|error| ApiError::from(error).about("documents"))?;
+    Ok(answer(StatusCode::OK, &request.answer(&model, &ranking)))
+}
+
+async fn completions(State(api): State<Api>, body: Received) -> Answer {
+    let CompletionRequest { prompts, choice } = CompletionRequest::read(&received(body)?)?;
+    let Choice { model, stream, usage, options } = choice;
+    let model = api.model(model.as_deref()).await?;
+    let texts = Texts::begin(&api, Form::Completion, model, prompts, options).await?;
+    texts.answer(stream, usage).await
+}
+
+async fn chats(State(api): State<Api>, body: Received) -> Answer {
+    let ChatRequest { messages, chat_template_kwargs, choice } =
+        ChatRequest::read(&received(body)?)?;
+    let Choice { model, stream, usage, options } = choice;
+    let model = api.model(model.as_deref()).await?;
+    let of = api.clone();
+    // A long one takes its time, and others are answered meanwhile.
+    let tokens = tokio::task::spawn_blocking(move || {
+        let Some(chat) = &of.0.chat else {
+            let why = "chats need the model's template: start galaxy serve with --model DIR";
+            return Err(ApiError::bad(why));
+        };
+        chat.tokens(&messages, &chat_template_kwargs)
+    });
+    let broke = |e| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", format!("{e}"));
+    let prompt = Prompt::Ids(tokens.await.map_err(broke)??);
+    let texts = Texts::begin(&api, Form::Chat, model, vec![prompt], options).await?;
+    texts.answer(stream, usage).await
+}
+
+/// The body of a request, if all of it came.
+fn received(body: Received) -> Result<Bytes, ApiError> {
+    body.map_err(|rejection| {
+        let why = match rejection.status() {
+            StatusCode::PAYLOAD_TOO_LARGE => {
+                format!("the request has more than {} MiB: send it in parts", MAX_BYTES >> 20)
+            }
+            _ => "the request broke off before its end".to_owned(),
+        };
+        ApiError::new(rejection.status(), "invalid_body", why)
+    })
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
+
+/// Texts of one request, which are made one after another. The first has begun: what is wrong with
+/// a request is told by the status of its answer.
+struct Texts {
+    client: Client,
+    frame: Frame,
+    options: GenerateOptions,
+    /// The text on its way, which has an index among the texts,
+    text: Generating,
+    index: usize,
+    /// and whether it was told that it begins.
+    begun: bool,
+    rest: std::vec::IntoIter<Prompt>,
+    usage: Usage,
+}
+
+/// What is told of a text.
+enum Piece {
+    Begin,
+    Text(String),
+    /// The last of it, and why it ends.
+    End(String, String),
+}
+
+impl Texts {
+    async fn begin(
+        api: &Api,
+        form: Form,
+        model: String,
+        prompts: Vec<Prompt>,
+        options: GenerateOptions,
+    ) -> Result<Self, ApiError> {
+        let client = api.0.client.clone();
+        let options = api.0.settings.apply(options);
+        let mut rest = prompts.into_iter();
+        let Some(prompt) = rest.next() else { return Err(ApiError::bad("there is no prompt")) };
+        let field = if form == Form::Chat { "messages" } else { "prompt" };
+        let begun = client.generate(prompt, options.clone()).await;
+        let text = begun.map_err(|error| ApiError::from(error).about(field))?;
+        if !text.text {
+            return Err(ApiError::bad("the model has no tokenizer, so that there is no text"));
+        }
+        let frame = Frame { form, request: text.request.0, created: now(), model };
+        let usage = Usage::default();
+        Ok(Self { client, frame, options, text, index: 0, begun: false, rest, usage })
+    }
+
+    /// What comes next, of which text; nothing behind the last.
+    async fn next(&mut self) -> Result<Option<(usize, Piece)>, ClientError> {
+        loop {
+            if !self.begun {
+                self.begun = true;
+                self.usage.prompt += u64::from(self.text.prompt_tokens);
+                return Ok(Some((self.index, Piece::Begin)));
+            }
+            match self.text.next().await? {
+                Some(Generated::Token(token)) => {
+                    self.usage.made += 1;
+                    return Ok(Some((self.index, Piece::Text(token.text))));
+                }
+                Some(Generated::Done(done)) => {
+                    self.usage.cached += done.report.cached;
+                    return Ok(Some((self.index, Piece::End(done.text, done.finish))));
+                }
+                None => {}
+            }
+            let Some(prompt) = self.rest.next() else { return Ok(None) };
+            self.text = self.client.generate(prompt, self.options.clone()).await?;
+            self.index += 1;
+            self.begun = false;
+        }
+    }
+
+    async fn answer(self, stream: bool, usage: bool) -> Answer {
+        if stream { Ok(self.stream(usage)) } else { self.whole().await }
+    }
+
+    async fn whole(mut self) -> Answer {
+        let mut texts: Vec<(String, String)> = Vec::new();
+        while let Some((_, piece)) = self.next().await? {
+            match (piece, texts.last_mut()) {
+                (Piece::Text(more), Some((text, _))) => text.push_str(&more),
+                (Piece::End(more, why), Some((text, finish))) => {
+                    text.push_str(&more);
+                    *finish = why;
+                }
+                (_, _) => texts.push((String::new(), String::new())),
+            }
+        }
+        Ok(answer(StatusCode::OK, &self.frame.whole(texts, self.usage)))
+    }
+
+    /// As server-sent events. A program that goes ends its texts.
+    fn stream(self, usage: bool) -> Response {
+        let (events, mut arriving) = mpsc::channel::<Bytes>(EVENTS);
+        tokio::spawn(async move {
+            tokio::select! {
+                _ = self.tell(&events, usage) => {}
+                () = events.closed() => {}
+            }
+        });
+        let told = stream::poll_fn(move |context| {
+            arriving.poll_recv(context).map(|event| event.map(Ok::<_, Infallible>))
+        });
+        let mut response = Body::from_stream(told).into_response();
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+        response
+    }
+
+    /// Tells all of it as events; an error when nobody listens any more.
+    async fn tell(
+        mut self,
+        events: &mpsc::Sender<Bytes>,
+        usage: bool,
+    ) -> Result<(), mpsc::error::SendError<Bytes>> {
+        loop {
+            let value = match self.next().await {
+                Ok(Some((_, Piece::Begin))) => self.frame.begin(),
+                Ok(Some((index, Piece::Text(text)))) => self.frame.piece(index, &text),
+                Ok(Some((index, Piece::End(text, finish)))) => {
+                    if let Some(last) = self.frame.piece(index, &text) {
+                        events.send(event(&last)).await?;
+                    }
+                    Some(self.frame.end(index, &finish))
+                }
+                Ok(None) => break,
+                // It is the last that is told.
+                Err(error) => return events.send(event(&ApiError::from(error).body())).await,
+            };
+            if let Some(value) = value {
+                events.send(event(&value)).await?;
+            }
+        }
+        if usage {
+            events.send(event(&self.frame.usage(self.usage))).await?;
+        }
+        events.send(Bytes::from_static(b"data: [DONE]\n\n")).await
+    }
+}
+
+/// A server-sent event.
+fn event(value: &Value) -> Bytes {
+    format!("data: {value}\n\n").into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_machine_is_told_from_others() {
+        for host in [
+            "localhost",
+            "localhost:8080",
+            "LOCALHOST:1",
+            "127.0.0.1:8080",
+            "[::1]:8080",
+            "127.1.2.3",
+        ] {
+            assert!(is_loopback(host), "{host}");
+        }
+        for host in [
+            "",
+            "example.com",
+            "localhost.example.com:8080",
+            "10.0.0.1:8080",
+            "[::2]",
+            "127.0.0.1.nip.io",
+        ] {
+            assert!(!is_loopback(host), "{host}");
+        }
+    }
+
+    #[test]
+    fn a_key_is_the_whole_key() {
+        assert!(same(b"secret", "secret"));
+        for shown in [&b""[..], b"secre", b"secret ", b"Secret", b"secrets"] {
+            assert!(!same(shown, "secret"), "{shown:?}");
+        }
+    }
+}
